@@ -1,0 +1,153 @@
+"""YAML files and pydantic models: how every setting of geojax is read, checked and refused.
+
+A settings class derives from `Settings`; `load_yaml` and `validate` turn a file into one, and every
+mistake in it into a one-line `UserError` that names the field's path and the nearest valid name.
+"""
+
+import difflib
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pydantic
+import yaml
+
+from geojax.errors import UserError
+
+
+class Settings(pydantic.BaseModel):
+    """Base of every settings class: frozen, unknown keys refused, docs under the fields."""
+
+    model_config = pydantic.ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
+
+
+SettingsType = TypeVar("SettingsType", bound=Settings)
+
+
+def load_yaml(path: Path) -> dict[str, Any]:
+    """The mapping that the YAML file at `path` holds.
+
+    Raises:
+        UserError: the file is missing, is not YAML, or holds something other than a mapping.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read as text ({error})") from None
+    try:
+        content = yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}" if mark else str(path)
+        what = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise UserError(f"{where}: not valid YAML: {what}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: expected a mapping of settings, found {_describe(content)}")
+    return content
+
+
+def validate(settings: type[SettingsType], content: Mapping[str, Any], source: str) -> SettingsType:
+    """`content` as an instance of `settings`; `source` (a file's name, say) opens the messages.
+
+    Raises:
+        UserError: one line with the path of the first field that is wrong, what is wrong, and the
+            nearest valid name when the key is unknown.
+    """
+    try:
+        return settings.model_validate(content)
+    except pydantic.ValidationError as error:
+        problems = [_sentence(settings, problem) for problem in error.errors()]
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise UserError(f"{source}: {problems[0]}{more}") from None
+
+
+def preset_path(kind: str, name: str) -> Path:
+    """The file of the preset `name` in `configs/<kind>/`; `kind` is "model" or "topology".
+
+    Raises:
+        UserError: there is no such preset; the message lists the nearest or all of them.
+    """
+    folder = _presets_folder() / kind
+    known = sorted(path.stem for path in folder.glob("*.yaml"))
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"there are: {', '.join(known)}"
+        raise UserError(f"no {kind} preset is called '{name}'; {hint}")
+    return folder / f"{name}.yaml"
+
+
+def _presets_folder() -> Path:
+    package = Path(__file__).resolve().parent
+    installed = package / "configs"
+    return installed if installed.is_dir() else package.parent / "configs"
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML that refuses a key given twice and reads 1e-3 as the number it looks like."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"the key '{key.value}' is given twice", key.start_mark
+                    )
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _float_pattern() -> None:
+    # YAML 1.1, which PyYAML follows, takes 1e-3 for a string because it has no dot.
+    import re
+
+    pattern = re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$")
+    _Loader.add_implicit_resolver("tag:yaml.org,2002:float", pattern, list("-+0123456789"))
+
+
+_float_pattern()
+
+
+def _sentence(settings: type[pydantic.BaseModel], problem: Any) -> str:
+    location = tuple(problem["loc"])
+    path = ".".join(str(part) for part in location) or "settings"
+    kind, given = problem["type"], problem.get("input")
+    if kind == "extra_forbidden":
+        known = _fields_at(settings, location[:-1])
+        near = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
+        hint = f"did you mean '{near[0]}'?" if near else f"known here: {', '.join(known)}"
+        return f"{path}: unknown key; {hint}"
+    if kind == "missing":
+        return f"{path}: is required and missing"
+    message = problem["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    if kind == "value_error":
+        return f"{path}: {message}"
+    return f"{path}: {message[:1].lower()}{message[1:]}, not {_describe(given)}"
+
+
+def _fields_at(settings: type[pydantic.BaseModel], location: tuple[Any, ...]) -> list[str]:
+    """The names of the fields of the settings class that lies at `location` below `settings`."""
+    current: Any = settings
+    for part in location:
+        classes = [c for c in _classes_in(current) if issubclass(c, pydantic.BaseModel)]
+        fields = [c.model_fields[part].annotation for c in classes if part in c.model_fields]
+        current = fields[0] if fields else current
+    names = [name for c in _classes_in(current) for name in getattr(c, "model_fields", {})]
+    return sorted(set(names))
+
+
+def _classes_in(annotation: Any) -> list[type]:
+    """Every class named in an annotation: `dict[str, Link] | None` holds str, Link, NoneType."""
+    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
+        return [annotation]
+    return [c for inner in typing.get_args(annotation) for c in _classes_in(inner)]
+
+
+def _describe(value: Any) -> str:
+    return "nothing" if value is None else f"{value!r} ({type(value).__name__})"
