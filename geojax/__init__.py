@@ -1,1 +1,7 @@
 """geojax: train transformers on accelerators that sit in more than one data centre."""
+
+from geojax.errors import UserError
+from geojax.mesh import AXES, make_mesh
+from geojax.topology import Topology
+
+__all__ = ["AXES", "Topology", "UserError", "make_mesh"]

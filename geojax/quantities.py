@@ -1,0 +1,82 @@
+"""Times, sizes and rates in configs: a number in the base unit, or a string with its unit.
+
+The unit stands in the field's name (`round_trip_seconds`, `bytes_per_second`), and a plain number
+is in that unit. What reads better is a number and a unit, with or without a space:
+
+    seconds             21ms   4us   0.5s         (ns, us, ms, s)
+    bytes               80GB   4MiB  512B         (B, kB, MB, GB, TB; KiB, MiB, GiB, TiB)
+    bytes per second    450GB/s   100Gbit/s       (the same, and bit/s, kbit/s ... Tbit/s)
+    FLOP per second     989TFLOP/s                (FLOP/s, kFLOP/s ... PFLOP/s)
+
+k, M, G, T and P are powers of 1000, Ki, Mi, Gi and Ti of 1024.
+
+A field annotated with one of the types below holds the number in the base unit after validation.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+_DECIMAL = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+
+_TIME_UNITS = {
+    "s": Fraction(1),
+    "ms": Fraction(1, 10**3),
+    "us": Fraction(1, 10**6),
+    "ns": Fraction(1, 10**9),
+}
+_SIZE_UNITS = {f"{prefix}B": Fraction(factor) for prefix, factor in (_DECIMAL | _BINARY).items()}
+_RATE_UNITS = {f"{unit}/s": factor for unit, factor in _SIZE_UNITS.items()} | {
+    f"{prefix}bit/s": Fraction(factor, 8) for prefix, factor in _DECIMAL.items()
+}
+_COMPUTE_UNITS = {
+    f"{prefix}FLOP/s": Fraction(factor) for prefix, factor in (_DECIMAL | {"P": 10**15}).items()
+}
+
+
+def _reader(base: str, units: Mapping[str, Fraction], example: str) -> Callable[[Any], Any]:
+    """A function that turns "21ms" into 0.021 and leaves whatever is not a string to pydantic."""
+
+    def read(value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        match = re.fullmatch(r"\s*([0-9.]+(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z/]+)\s*", value)
+        factor = units.get(match[2]) if match else None
+        if match is None or factor is None:
+            raise ValueError(f"'{value}' is not a number of {base} nor one with a unit: {example}")
+        try:
+            exact = Fraction(match[1]) * factor  # 0.1us is the float nearest to 1e-7, not two off
+        except ValueError:
+            raise ValueError(f"'{match[1]}' in '{value}' is not a number") from None
+        return int(exact) if exact.denominator == 1 else float(exact)
+
+    return read
+
+
+Seconds = Annotated[
+    float, BeforeValidator(_reader("seconds", _TIME_UNITS, "21ms, 4us, 0.5s")), Field(ge=0)
+]
+"""A duration in seconds, zero or more."""
+
+Bytes = Annotated[
+    int, BeforeValidator(_reader("bytes", _SIZE_UNITS, "80GB, 4MiB, 512B")), Field(gt=0)
+]
+"""A size in bytes, more than zero."""
+
+BytesPerSecond = Annotated[
+    float,
+    BeforeValidator(_reader("bytes per second", _RATE_UNITS, "450GB/s, 100Gbit/s")),
+    Field(gt=0),
+]
+"""A bandwidth in bytes per second, more than zero."""
+
+FlopsPerSecond = Annotated[
+    float,
+    BeforeValidator(_reader("FLOP per second", _COMPUTE_UNITS, "989TFLOP/s, 1.979PFLOP/s")),
+    Field(gt=0),
+]
+"""A rate of floating-point operations, more than zero."""

@@ -1,0 +1,307 @@
+"""Sites, the links between them, hosts and accelerators: the machine as data.
+
+One object describes the machine to everything that asks: the mesh takes the sites from it, the
+planner (without touching a device) the links and the accelerators. It comes from a YAML file, from
+the running processes, or is written in Python:
+
+    sites:
+      - name: east
+        hosts: 192
+        accelerators_per_host: 8
+        accelerator: h100-sxm
+        inside_host: {round_trip_seconds: 2us, bytes_per_second: 450GB/s}
+        between_hosts: {round_trip_seconds: 10us, bytes_per_second: 400Gbit/s}
+      - name: west
+        ...
+    links:
+      - sites: [east, west]
+        round_trip_seconds: 21ms
+        bytes_per_second: 3.2Tbit/s
+
+`geojax.quantities` says how times, sizes and rates are written.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import pydantic
+
+from geojax.accelerators import CATALOGUE, Accelerator, accelerator_named
+from geojax.errors import UserError
+from geojax.quantities import BytesPerSecond, Seconds
+from geojax.settings import Settings, load_yaml, preset_path, validate
+
+
+class Link(Settings):
+    """What carries bytes between two places."""
+
+    round_trip_seconds: Seconds
+    """Time for a small message and its answer, without queueing."""
+    bytes_per_second: BytesPerSecond
+    """Bandwidth in each direction, both directions at once."""
+
+
+class SiteLink(Link):
+    """The link between two sites, shared by everything that crosses it."""
+
+    sites: tuple[str, str]
+    """The names of the two sites."""
+    reverse_bytes_per_second: BytesPerSecond | None = None
+    """Bandwidth from the second site to the first where it differs; `bytes_per_second` is then the
+    bandwidth from the first to the second."""
+
+    def towards(self, target: str) -> Link:
+        """This link as seen by what is sent to the site `target`, one of its two."""
+        assert target in self.sites, f"{target} is no end of the link {self.sites}"
+        bandwidth = self.bytes_per_second
+        if target == self.sites[0] and self.reverse_bytes_per_second is not None:
+            bandwidth = self.reverse_bytes_per_second
+        return Link(round_trip_seconds=self.round_trip_seconds, bytes_per_second=bandwidth)
+
+
+def _from_catalogue(value: Any) -> Any:
+    return accelerator_named(value) if isinstance(value, str) else value
+
+
+class Site(Settings):
+    """One data centre, or one part of it whose accelerators see each other at full speed."""
+
+    name: str = pydantic.Field(min_length=1)
+    """The site's name: what a launcher's --site or GEOJAX_SITE gives."""
+    hosts: int = pydantic.Field(ge=1)
+    """Number of hosts."""
+    accelerators_per_host: int = pydantic.Field(ge=1)
+    """Accelerators that share the fastest links (NVLink, ICI): usually those of one machine."""
+    accelerator: Annotated[Accelerator, pydantic.BeforeValidator(_from_catalogue)]
+    """A name from the catalogue (h100-sxm, ascend-910b, simulated ...), or a mapping with `name`,
+    `peak_flops_per_second`, `memory_bytes` and `memory_bytes_per_second`."""
+    inside_host: Link | None = None
+    """What one accelerator has towards the others of its host."""
+    between_hosts: Link | None = None
+    """What one accelerator has towards accelerators of the site's other hosts (its share of the
+    host's network cards)."""
+    processes: tuple[int, ...] = ()
+    """Indices of the JAX processes that run here, host by host. Empty where it is not known yet:
+    processes then fill the sites in the order of their indices."""
+
+    @property
+    def accelerators(self) -> int:
+        """Accelerators of the whole site."""
+        return self.hosts * self.accelerators_per_host
+
+
+@dataclasses.dataclass(frozen=True)
+class Process:
+    """One running process, as it describes itself to the others."""
+
+    index: int
+    """Its JAX process index."""
+    site: str
+    """The name of the site where it runs."""
+    host: str
+    """A name that the processes of one machine share."""
+    devices: int
+    """How many devices it drives."""
+    device_kind: str
+    """How JAX names these devices."""
+
+
+class Topology(Settings):
+    """All sites and the links between them."""
+
+    name: str = "unnamed"
+    """What messages call it; of a file, the file's name without .yaml."""
+    sites: tuple[Site, ...] = pydantic.Field(min_length=1)
+    """The sites, in the order of the mesh's dc axis."""
+    links: tuple[SiteLink, ...] = ()
+    """At most one link for each pair of sites."""
+
+    @pydantic.model_validator(mode="after")
+    def _consistent(self) -> Self:
+        names = self.site_names
+        if len(set(names)) < len(names):
+            raise ValueError(f"two sites have the same name: {', '.join(names)}")
+        seen = set()
+        for link in self.links:
+            first, second = link.sites
+            for site in link.sites:
+                if site not in names:
+                    raise ValueError(
+                        f"a link names the site '{site}'; the sites are {', '.join(names)}"
+                    )
+            if first == second:
+                raise ValueError(
+                    f"a link joins '{first}' with itself; a site's own network is its between_hosts"
+                )
+            if frozenset(link.sites) in seen:
+                raise ValueError(f"there are two links between '{first}' and '{second}'")
+            seen.add(frozenset(link.sites))
+        processes = [process for site in self.sites for process in site.processes]
+        if len(set(processes)) < len(processes):
+            raise ValueError(f"a process lies in two sites: {sorted(processes)}")
+        if processes and not all(site.processes for site in self.sites):
+            raise ValueError("some sites name their processes and others do not")
+        return self
+
+    @property
+    def site_names(self) -> tuple[str, ...]:
+        """The sites' names, in the order of the dc axis."""
+        return tuple(site.name for site in self.sites)
+
+    @property
+    def accelerators(self) -> int:
+        """Accelerators of all sites together."""
+        return sum(site.accelerators for site in self.sites)
+
+    def site(self, name: str) -> Site:
+        """The site called `name`.
+
+        Raises:
+            UserError: there is none of that name.
+        """
+        for site in self.sites:
+            if site.name == name:
+                return site
+        raise UserError(
+            f"topology '{self.name}' has no site '{name}'; its sites are "
+            f"{', '.join(self.site_names)}"
+        )
+
+    def link(self, source: str, target: str) -> Link:
+        """The link between two different sites, with the bandwidth from `source` to `target`.
+
+        Raises:
+            UserError: a site is unknown, or the topology does not describe that link.
+        """
+        ends = {self.site(source).name, self.site(target).name}
+        for link in self.links:
+            if set(link.sites) == ends:
+                return link.towards(target)
+        raise UserError(
+            f"topology '{self.name}' says nothing of the link between '{source}' and '{target}'; "
+            "add its round_trip_seconds and bytes_per_second under links"
+        )
+
+    @classmethod
+    def load(cls, name_or_path: str | Path) -> "Topology":
+        """The topology in a YAML file, or the preset of that name in configs/topology.
+
+        Whatever ends in .yaml or .yml or holds a slash is a path.
+
+        Raises:
+            UserError: no such preset or file, or a mistake in it, in one line.
+        """
+        text = str(name_or_path)
+        is_path = isinstance(name_or_path, Path) or "/" in text or text.endswith((".yaml", ".yml"))
+        path = Path(name_or_path) if is_path else preset_path("topology", text)
+        return validate(cls, {"name": path.stem} | load_yaml(path), str(path))
+
+    @classmethod
+    def from_processes(
+        cls, processes: Iterable[Process], described_by: "Topology | None" = None
+    ) -> "Topology":
+        """The topology that these running processes make up.
+
+        Sites come in the order of their first process, unless `described_by` (a topology file)
+        gives an order; it then also gives accelerators, links and the size of a host, while the
+        number of hosts is what is running.
+
+        Raises:
+            UserError: hosts of one site have different numbers of devices, or a process lies in a
+                site that `described_by` does not know, or one of its sites has no process.
+        """
+        by_site: dict[str, list[Process]] = {}
+        for process in sorted(processes, key=lambda process: process.index):
+            by_site.setdefault(process.site, []).append(process)
+        if described_by is None:
+            sites = tuple(_site_of(name, members) for name, members in by_site.items())
+            return cls(name="running processes", sites=sites)
+        for name in by_site:
+            described_by.site(name)  # refuses a name that the topology does not know
+        empty = [name for name in described_by.site_names if name not in by_site]
+        if empty:
+            raise UserError(
+                f"no process runs in site '{empty[0]}' of topology '{described_by.name}'; the "
+                f"processes lie in {', '.join(by_site)}"
+            )
+        sites = tuple(_running(site, by_site[site.name]) for site in described_by.sites)
+        return described_by.model_copy(update={"sites": sites})
+
+    def fill(self, devices_of_process: Mapping[int, int]) -> "Topology":
+        """This topology with processes in every site, taken in the order of their indices.
+
+        `devices_of_process` gives each process's number of devices. For processes that do not say
+        where they run, above all those of an ahead-of-time compilation.
+
+        Raises:
+            UserError: the devices are not as many as the accelerators, or a process would lie in
+                two sites.
+        """
+        devices = sum(devices_of_process.values())
+        if devices != self.accelerators:
+            raise UserError(
+                f"topology '{self.name}' has {self.accelerators} accelerators, but there are "
+                f"{devices} devices"
+            )
+        remaining = iter(sorted(devices_of_process))
+        sites = []
+        for site in self.sites:
+            members: list[int] = []
+            held = 0
+            while held < site.accelerators:
+                members.append(next(remaining))
+                held += devices_of_process[members[-1]]
+            if held > site.accelerators:
+                raise UserError(
+                    f"process {members[-1]} would lie in two sites: site '{site.name}' of topology "
+                    f"'{self.name}' has {site.accelerators} accelerators, and the processes up to "
+                    f"that one {held} devices; a site is made of whole processes"
+                )
+            sites.append(site.model_copy(update={"processes": tuple(members)}))
+        return self.model_copy(update={"sites": tuple(sites)})
+
+
+def _host_by_host(processes: list[Process]) -> list[list[Process]]:
+    """The processes of one site grouped by host, hosts in the order of their first process."""
+    hosts: dict[str, list[Process]] = {}
+    for process in processes:
+        hosts.setdefault(process.host, []).append(process)
+    return list(hosts.values())
+
+
+def _site_of(name: str, processes: list[Process]) -> Site:
+    hosts = _host_by_host(processes)
+    sizes = sorted({sum(process.devices for process in host) for host in hosts})
+    if len(sizes) > 1:
+        raise UserError(
+            f"the hosts of site '{name}' drive {', '.join(map(str, sizes[:-1]))} and {sizes[-1]} "
+            "devices; every host of a site must drive the same number"
+        )
+    kind = processes[0].device_kind
+    known = [entry for entry in CATALOGUE.values() if kind in entry.device_kinds]
+    return Site(
+        name=name,
+        hosts=len(hosts),
+        accelerators_per_host=sizes[0],
+        accelerator=known[0] if known else Accelerator(name=kind),
+        processes=tuple(process.index for process in itertools.chain.from_iterable(hosts)),
+    )
+
+
+def _running(site: Site, processes: list[Process]) -> Site:
+    devices = sum(process.devices for process in processes)
+    if devices % site.accelerators_per_host:
+        raise UserError(
+            f"the processes in site '{site.name}' drive {devices} devices, which is not a multiple "
+            f"of its {site.accelerators_per_host} accelerators per host"
+        )
+    ordered = itertools.chain.from_iterable(_host_by_host(processes))
+    return site.model_copy(
+        update={
+            "hosts": devices // site.accelerators_per_host,
+            "processes": tuple(process.index for process in ordered),
+        }
+    )
