@@ -1,0 +1,25 @@
+"""Decoder-only transformers as functions on plain parameter trees."""
+
+from geojax.models.config import ModelConfig, RotaryScaling
+from geojax.models.parameters import (
+    Parameters,
+    decay_mask,
+    init_parameters,
+    parameter_count,
+    parameter_shapes,
+)
+from geojax.models.transformer import Batch, Remat, logits, loss_sum
+
+__all__ = [
+    "Batch",
+    "ModelConfig",
+    "Parameters",
+    "Remat",
+    "RotaryScaling",
+    "decay_mask",
+    "init_parameters",
+    "logits",
+    "loss_sum",
+    "parameter_count",
+    "parameter_shapes",
+]

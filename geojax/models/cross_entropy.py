@@ -1,0 +1,148 @@
+"""The head and its loss together: the logits never exist as a whole.
+
+The tokens are taken in chunks. For each, logits, loss and the gradient of the logits are computed
+while they are small, and the gradients with respect to the hidden states and the head's kernel are
+accumulated at once: the loss is a scalar, so the backward pass has only to scale them. Neither a
+second copy of the logits nor a third matrix product for recomputation is needed. (The idea is known
+from Liger Kernel, Hsu et al. 2024.)
+"""
+
+import functools
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from geojax.models.varying import vary_over, varying_axes
+
+CHUNK_BYTES = 512 * 2**20
+"""The most that one chunk's logits may take (but a chunk has 1024 tokens at least: the kernel's
+gradient is read and written once a chunk)."""
+LEAST_CHUNK_TOKENS = 1024
+
+
+def cross_entropy_sum(
+    hidden: jax.Array, kernel: jax.Array, targets: jax.Array, mask: jax.Array, *, tied: bool = False
+) -> jax.Array:
+    """Sum over tokens of mask * -log softmax(hidden @ kernel)[target], in at least float32.
+
+    Differentiable (reverse mode) in `hidden`, `kernel` and `mask`. A token whose mask is 0 adds
+    exactly 0 to the loss and to every gradient, even where its hidden state is not finite.
+
+    Args:
+        hidden: [..., hidden], after the final norm.
+        kernel: [hidden, vocabulary]; [vocabulary, hidden] if `tied`.
+        targets: int32 [...].
+        mask: float [...], what each token's loss is multiplied by.
+        tied: whether `kernel` is the embedding table.
+    """
+    axes = varying_axes(hidden, kernel, targets, mask)
+    wide = jnp.promote_types(hidden.dtype, jnp.float32)
+    tokens = math.prod(targets.shape)
+    flat = (hidden.reshape(tokens, -1), kernel, targets.reshape(-1), mask.reshape(-1).astype(wide))
+    return _cross_entropy_sum(tied, *vary_over(flat, axes))
+
+
+class _Chunk(NamedTuple):
+    hidden: jax.Array  # [tokens, hidden]
+    targets: jax.Array  # [tokens]
+    mask: jax.Array  # [tokens]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _cross_entropy_sum(
+    tied: bool, hidden: jax.Array, kernel: jax.Array, targets: jax.Array, mask: jax.Array
+) -> jax.Array:
+    chunks = _split(_Chunk(hidden, targets, mask), kernel.shape[0 if tied else 1])
+
+    def add(total: jax.Array, chunk: _Chunk) -> tuple[jax.Array, None]:
+        logits = _logits(chunk.hidden, kernel, tied)
+        losses = _losses(logits, chunk.targets)[0]
+        return total + _masked_sum(losses, chunk.mask), None
+
+    zero = vary_over(jnp.zeros((), mask.dtype), varying_axes(hidden))
+    return _scan(add, zero, chunks)[0]
+
+
+def _forward(
+    tied: bool, hidden: jax.Array, kernel: jax.Array, targets: jax.Array, mask: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
+    chunks = _split(_Chunk(hidden, targets, mask), kernel.shape[0 if tied else 1])
+    wide = mask.dtype
+
+    def add(
+        carry: tuple[jax.Array, jax.Array], chunk: _Chunk
+    ) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
+        total, kernel_gradient = carry
+        logits = _logits(chunk.hidden, kernel, tied)
+        losses, log_sum = _losses(logits, chunk.targets)
+        counts = chunk.mask[:, None] != 0
+        is_target = chunk.targets[:, None] == jnp.arange(logits.shape[1])[None, :]
+        softmax = jnp.exp(logits - log_sum[:, None])
+        gradient = jnp.where(counts, (softmax - is_target) * chunk.mask[:, None], 0)
+        gradient = gradient.astype(hidden.dtype)
+        kernel_side = 1 if tied else 0
+        hidden_gradient = lax.dot_general(gradient, kernel, (((1,), (1 - kernel_side,)), ((), ())))
+        # A masked token's hidden state may be anything, and 0 times infinity is not 0.
+        states = jnp.where(counts, chunk.hidden, 0)
+        pair = (gradient, states) if tied else (states, gradient)
+        share = lax.dot_general(*pair, (((0,), (0,)), ((), ())), preferred_element_type=wide)
+        total = total + _masked_sum(losses, chunk.mask)
+        return (total, kernel_gradient + share), (hidden_gradient, losses)
+
+    zeros = (jnp.zeros((), wide), jnp.zeros(kernel.shape, wide))
+    carry, outputs = _scan(add, vary_over(zeros, varying_axes(hidden)), chunks)
+    tokens = hidden.shape[0]
+    hidden_gradient = outputs[0].reshape(-1, hidden.shape[1])[:tokens]
+    losses = outputs[1].reshape(-1)[:tokens]
+    return carry[0], (hidden_gradient, carry[1].astype(kernel.dtype), losses)
+
+
+def _backward(
+    tied: bool, residuals: tuple[jax.Array, jax.Array, jax.Array], cotangent: jax.Array
+) -> tuple[jax.Array, jax.Array, None, jax.Array]:
+    hidden_gradient, kernel_gradient, losses = residuals
+    scale = cotangent.astype(hidden_gradient.dtype)
+    return hidden_gradient * scale, kernel_gradient * scale, None, losses * cotangent
+
+
+_cross_entropy_sum.defvjp(_forward, _backward)
+
+
+def _split(chunk: _Chunk, vocabulary: int) -> _Chunk:
+    """All tokens as [chunks, tokens of a chunk, ...], padded at the end with a mask of 0."""
+    tokens = chunk.targets.shape[0]
+    row_bytes = vocabulary * chunk.mask.dtype.itemsize
+    most = max(CHUNK_BYTES // row_bytes, LEAST_CHUNK_TOKENS)
+    count = max(1, math.ceil(tokens / most))
+    size = math.ceil(tokens / count)
+
+    def split(x: jax.Array) -> jax.Array:
+        padding = [(0, count * size - tokens)] + [(0, 0)] * (x.ndim - 1)
+        return jnp.pad(x, padding).reshape(count, size, *x.shape[1:])
+
+    return jax.tree.map(split, chunk)
+
+
+def _scan(body, carry, chunks):  # type: ignore[no-untyped-def]
+    """`lax.scan`, without the loop where there is one chunk."""
+    return lax.scan(body, carry, chunks, unroll=chunks.targets.shape[0] == 1)
+
+
+def _logits(hidden: jax.Array, kernel: jax.Array, tied: bool) -> jax.Array:
+    wide = jnp.promote_types(hidden.dtype, jnp.float32)
+    dims = (((1,), (1 if tied else 0,)), ((), ()))
+    return lax.dot_general(hidden, kernel, dims, preferred_element_type=wide)
+
+
+def _losses(logits: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Cross-entropy and log of the softmax's denominator of each token, both [tokens]."""
+    log_sum = jax.nn.logsumexp(logits, axis=-1)
+    target_logit = jnp.take_along_axis(logits, targets[:, None], axis=-1)[:, 0]
+    return log_sum - target_logit, log_sum
+
+
+def _masked_sum(losses: jax.Array, mask: jax.Array) -> jax.Array:
+    return jnp.sum(jnp.where(mask != 0, losses * mask, 0))

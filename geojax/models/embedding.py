@@ -1,0 +1,42 @@
+"""The token table, at the model's entrance: rows looked up, gradients summed in wide."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from geojax.models.varying import vary_over, varying_axes
+
+
+def look_up(table: jax.Array, indices: jax.Array) -> jax.Array:
+    """Rows of `table` [entries, hidden] at `indices` int32 [...]: [..., hidden].
+
+    The gradient sums the uses of an entry in at least float32: a common token is used so often in a
+    batch that a bfloat16 sum would stop growing.
+    """
+    axes = varying_axes(table, indices)
+    return _look_up(vary_over(table, axes), vary_over(indices, axes), table.dtype.name)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _look_up(table: jax.Array, indices: jax.Array, dtype: str) -> jax.Array:
+    return table[indices]
+
+
+def _forward(
+    table: jax.Array, indices: jax.Array, dtype: str
+) -> tuple[jax.Array, tuple[jax.Array, int]]:
+    return table[indices], (indices, table.shape[0])
+
+
+def _backward(
+    dtype: str, residuals: tuple[jax.Array, int], cotangent: jax.Array
+) -> tuple[jax.Array, None]:
+    indices, entries = residuals
+    wide = cotangent.astype(jnp.promote_types(cotangent.dtype, jnp.float32))
+    flat = wide.reshape(-1, wide.shape[-1])
+    total = jax.ops.segment_sum(flat, indices.reshape(-1), num_segments=entries)
+    return total.astype(dtype), None
+
+
+_look_up.defvjp(_forward, _backward)

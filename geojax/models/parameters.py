@@ -1,0 +1,121 @@
+"""The parameter tree: its shapes, its initial values, what weight decay applies to.
+
+Layers are stacked on a leading dim. Every matrix is called "kernel" and maps its second-last dim to
+its last one, the tables are called "embedding", norms have a "scale" and perhaps a "bias", so that
+weight decay and sharding can go by a leaf's name.
+"""
+
+import math
+import zlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from geojax.models.config import ModelConfig
+
+Parameters = dict[str, Any]
+"""A nested dict of arrays (or of their shapes, or of whatever goes leaf by leaf)."""
+
+
+def parameter_shapes(config: ModelConfig, dtype: Any = jnp.float32) -> Parameters:
+    """The parameter tree of `config` as `jax.ShapeDtypeStruct`s; touches no device.
+
+    With L layers, d hidden, H and K query and key-value heads of D dims, F feed-forward, V tokens:
+
+        embedding/tokens/embedding          [V, d]
+        embedding/positions/embedding       [maximum_positions, d]     learned positions only
+        layers/attention_norm/scale         [L, d]      and /bias      LayerNorm and LayerNorm1p
+        layers/attention/query/kernel       [L, d, H D] and /bias      bias: config.biases
+        layers/attention/key/kernel         [L, d, K D] and /bias
+        layers/attention/value/kernel       [L, d, K D] and /bias
+        layers/attention/output/kernel      [L, H D, d] and /bias
+        layers/feed_forward_norm/scale      [L, d]      and /bias
+        layers/feed_forward/gate/kernel     [L, d, F]   and /bias      SwiGLU only
+        layers/feed_forward/up/kernel       [L, d, F]   and /bias
+        layers/feed_forward/down/kernel     [L, F, d]   and /bias
+        final_norm/scale                    [d]         and /bias
+        head/kernel                         [d, V]                     unless the head is tied
+    """
+    hidden = config.hidden
+    query_width = config.heads * config.head_size
+    key_value_width = config.kv_heads * config.head_size
+
+    def array(*shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    def norm(*leading: int) -> Parameters:
+        scale = {"scale": array(*leading, hidden)}
+        return scale if config.norm == "rmsnorm" else scale | {"bias": array(*leading, hidden)}
+
+    def matrix(inputs: int, outputs: int) -> Parameters:
+        kernel = {"kernel": array(config.layers, inputs, outputs)}
+        return kernel | {"bias": array(config.layers, outputs)} if config.biases else kernel
+
+    tree: Parameters = {"embedding": {"tokens": {"embedding": array(config.vocabulary, hidden)}}}
+    if config.positions == "learned":
+        positions = {"embedding": array(config.maximum_positions, hidden)}
+        tree["embedding"]["positions"] = positions
+    feed_forward = {"up": matrix(hidden, config.feed_forward)}
+    if config.gated:
+        feed_forward["gate"] = matrix(hidden, config.feed_forward)
+    feed_forward["down"] = matrix(config.feed_forward, hidden)
+    tree["layers"] = {
+        "attention_norm": norm(config.layers),
+        "attention": {
+            "query": matrix(hidden, query_width),
+            "key": matrix(hidden, key_value_width),
+            "value": matrix(hidden, key_value_width),
+            "output": matrix(query_width, hidden),
+        },
+        "feed_forward_norm": norm(config.layers),
+        "feed_forward": feed_forward,
+    }
+    tree["final_norm"] = norm()
+    if not config.tied_head:
+        tree["head"] = {"kernel": array(hidden, config.vocabulary)}
+    return tree
+
+
+def parameter_count(config: ModelConfig) -> int:
+    """How many parameters the model has; a tied head counts once."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(parameter_shapes(config)))
+
+
+def init_parameters(config: ModelConfig, key: jax.Array, dtype: Any = jnp.float32) -> Parameters:
+    """Initial parameters, in the tree of `parameter_shapes`.
+
+    Matrices and tables are normal with `config.initial_deviation`; the two outputs into the
+    residual stream (attention/output, feed_forward/down) with 1/sqrt(2 layers) of it, as in GPT-2
+    ("Language Models are Unsupervised Multitask Learners", Radford et al. 2019, section 2.3) and
+    Megatron-LM. Biases are 0 and scales 1 (stored as 0 by LayerNorm1p).
+
+    Each leaf's key is folded from `key` and the leaf's path, and values are drawn in float32 and
+    then cast: they do not depend on `dtype` (but for rounding), nor, under `jax.jit` with
+    `out_shardings`, on the sharding.
+    """
+    output_deviation = config.initial_deviation / math.sqrt(2 * config.layers)
+
+    def initial(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        names = [entry.key for entry in path]
+        if names[-1] == "bias" or (names[-1] == "scale" and config.norm == "layernorm1p"):
+            return jnp.zeros(leaf.shape, dtype)
+        if names[-1] == "scale":
+            return jnp.ones(leaf.shape, dtype)
+        is_output = names[-2] in ("output", "down")
+        deviation = output_deviation if is_output else config.initial_deviation
+        leaf_key = jax.random.fold_in(key, np.uint32(zlib.crc32("/".join(names).encode())))
+        return (deviation * jax.random.normal(leaf_key, leaf.shape, jnp.float32)).astype(dtype)
+
+    return jax.tree_util.tree_map_with_path(initial, parameter_shapes(config))
+
+
+def decay_mask(tree: Parameters) -> Parameters:
+    """True where weight decay applies (matrices and tables), False at norms' scales and biases.
+
+    `tree` is a parameter tree or any tree with its leaf names.
+    """
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: path[-1].key in ("kernel", "embedding"), tree
+    )

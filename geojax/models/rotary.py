@@ -1,0 +1,53 @@
+"""Rotary positions: queries and keys turned by angles proportional to their positions."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from geojax.models.config import ModelConfig, RotaryScaling
+
+
+def rotary_frequencies(config: ModelConfig) -> np.ndarray:
+    """Radians per position of each pair of dims, float64 [rotary_dim / 2].
+
+    RoFormer (Su et al. 2021), equation 15: base^(-2 i / rotary_dim); stretched as Llama 3.1 does
+    where `config.rotary_scaling` says so.
+    """
+    exponents = np.arange(0, config.rotary_dim, 2, dtype=np.float64) / config.rotary_dim
+    frequencies = config.rotary_base**-exponents
+    return _stretch(frequencies, config.rotary_scaling) if config.rotary_scaling else frequencies
+
+
+def _stretch(frequencies: np.ndarray, scaling: RotaryScaling) -> np.ndarray:
+    turns = scaling.original_positions * frequencies / (2 * np.pi)
+    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+    keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    return frequencies * (keep + (1 - keep) / scaling.factor)
+
+
+def rotary_table(
+    positions: jax.Array, config: ModelConfig, dtype: jnp.dtype
+) -> tuple[jax.Array, jax.Array]:
+    """Cosines and sines for `positions` int32 [rows, sequence].
+
+    Each is [rows, sequence, 1, rotary_dim / 2], of `dtype` or float32, whichever is wider.
+    """
+    wide = jnp.promote_types(dtype, jnp.float32)
+    frequencies = jnp.asarray(rotary_frequencies(config), wide)
+    angles = positions.astype(wide)[:, :, None, None] * frequencies
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def rotate(x: jax.Array, table: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """`x` [rows, sequence, heads, head_dim] with the first 2 n dims of each head turned.
+
+    n is the table's last dim; dim i makes a pair with dim i + n.
+    """
+    cosine, sine = table
+    half = cosine.shape[-1]
+    wide = x.astype(cosine.dtype)
+    first, second, rest = wide[..., :half], wide[..., half : 2 * half], x[..., 2 * half :]
+    turned = jnp.concatenate(
+        [first * cosine - second * sine, second * cosine + first * sine], axis=-1
+    ).astype(x.dtype)
+    return jnp.concatenate([turned, rest], axis=-1) if rest.shape[-1] else turned

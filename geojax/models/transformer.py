@@ -1,0 +1,168 @@
+"""The whole model: embedding, scanned layers, head; logits and loss."""
+
+import functools
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from geojax.errors import UserError
+from geojax.models.config import ModelConfig
+from geojax.models.cross_entropy import cross_entropy_sum
+from geojax.models.dropout import dropout
+from geojax.models.embedding import look_up
+from geojax.models.layers import Context, layer, make_context
+from geojax.models.norm import norm
+from geojax.models.parameters import Parameters
+from geojax.models.varying import vary_over, varying_axes
+
+Batch = dict[str, jax.Array]
+"""tokens, targets, segment_ids, positions int32 [rows, sequence]; loss_mask [rows, sequence];
+row int32 [rows]."""
+
+Remat = Literal["none", "selective", "full"]
+"""What the forward pass keeps for the backward pass: everything it needs, the results of matrix
+products, or only each layer's input."""
+
+
+def loss_sum(
+    parameters: Parameters,
+    batch: Batch,
+    config: ModelConfig,
+    *,
+    dropout_key: jax.Array | None = None,
+    attention: str = "auto",
+    remat: Remat = "none",
+) -> tuple[jax.Array, jax.Array]:
+    """The masked sum of the next-token losses, and the sum of the mask.
+
+    Both sums are scalars of at least float32: their ratio over all rows of all devices is the loss.
+    Computes in the dtype of `parameters`, but norms, softmax and cross-entropy in at least float32.
+    May be called inside a `shard_map`; rows are independent of each other.
+
+    Args:
+        parameters: the tree of `parameter_shapes`.
+        batch: see `Batch`.
+        config: the model.
+        dropout_key: a JAX key that holds seed and step; None: no dropout.
+        attention: an implementation that `geojax.models.attention` knows.
+        remat: see `Remat`.
+
+    Raises:
+        UserError: the sequence is longer than learned positions reach, or `remat` is unknown.
+    """
+    hidden = final_hidden(
+        parameters, batch, config, dropout_key=dropout_key, attention=attention, remat=remat
+    )
+    mask = batch["loss_mask"].astype(jnp.promote_types(hidden.dtype, jnp.float32))
+    kernel = head_kernel(parameters, config)
+    total = cross_entropy_sum(hidden, kernel, batch["targets"], mask, tied=config.tied_head)
+    return total, mask.sum()
+
+
+def logits(
+    parameters: Parameters,
+    batch: Batch,
+    config: ModelConfig,
+    *,
+    dropout_key: jax.Array | None = None,
+    attention: str = "auto",
+    remat: Remat = "none",
+) -> jax.Array:
+    """The logits of every position, [rows, sequence, vocabulary], in at least float32.
+
+    Arguments and errors are those of `loss_sum`; targets and loss_mask are not read.
+    """
+    hidden = final_hidden(
+        parameters, batch, config, dropout_key=dropout_key, attention=attention, remat=remat
+    )
+    return head(parameters, hidden, config)
+
+
+def final_hidden(
+    parameters: Parameters,
+    batch: Batch,
+    config: ModelConfig,
+    *,
+    dropout_key: jax.Array | None,
+    attention: str,
+    remat: Remat,
+) -> jax.Array:
+    """What the head reads: [rows, sequence, hidden] after all layers and the final norm."""
+    x = embed(parameters["embedding"], batch, config, dropout_key)
+    context = make_context(batch, config, x.dtype, dropout_key)
+    x = apply_layers(parameters["layers"], x, context, config, attention=attention, remat=remat)
+    return norm(parameters["final_norm"], x, config)
+
+
+def embed(
+    parameters: Parameters, batch: Batch, config: ModelConfig, dropout_key: jax.Array | None
+) -> jax.Array:
+    """The first residual stream, [rows, sequence, hidden]."""
+    x = look_up(parameters["tokens"]["embedding"], batch["tokens"])
+    if config.positions == "learned":
+        sequence = batch["tokens"].shape[1]
+        if sequence > config.maximum_positions:
+            raise UserError(
+                f"a sequence of {sequence} tokens is longer than the model's "
+                f"{config.maximum_positions} learned positions (maximum_positions)"
+            )
+        x = x + look_up(parameters["positions"]["embedding"], batch["positions"])
+    if dropout_key is not None and config.dropout > 0:
+        x = dropout(x, jax.random.fold_in(dropout_key, 0), batch["row"], config.dropout)
+    return x
+
+
+def apply_layers(
+    layers: Parameters,
+    x: jax.Array,
+    context: Context,
+    config: ModelConfig,
+    *,
+    attention: str = "auto",
+    remat: Remat = "none",
+    first_layer: jax.Array | int = 0,
+) -> jax.Array:
+    """`x` [rows, sequence, hidden] through the stacked `layers`, whichever part of them is given.
+
+    `first_layer` is the number, in the whole model, of the first layer given.
+    """
+    count = jax.tree.leaves(layers)[0].shape[0]
+    indices = first_layer + jnp.arange(count, dtype=jnp.int32)
+
+    def body(x: jax.Array, layer_and_index: tuple[Parameters, jax.Array]) -> tuple[jax.Array, None]:
+        own, index = layer_and_index
+        return layer(own, x, index, context, config, attention), None
+
+    # The carry must vary over whatever the weights or the batch vary over.
+    x = vary_over(x, varying_axes(layers, x, context, indices))
+    return lax.scan(_remat(body, remat), x, (layers, indices))[0]
+
+
+def _remat(body, remat: Remat):  # type: ignore[no-untyped-def]
+    if remat == "none":
+        return body
+    # A scan's body cannot be merged with its backward pass, so nothing needs to prevent that.
+    checkpoint = functools.partial(jax.checkpoint, prevent_cse=False)
+    if remat == "full":
+        return checkpoint(body)
+    if remat == "selective":
+        products = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+        return checkpoint(body, policy=products)
+    raise UserError(f"remat '{remat}' is unknown; it can be none, selective or full")
+
+
+def head_kernel(parameters: Parameters, config: ModelConfig) -> jax.Array:
+    """[hidden, vocabulary], or the embedding [vocabulary, hidden] where the head is tied."""
+    if config.tied_head:
+        return parameters["embedding"]["tokens"]["embedding"]
+    return parameters["head"]["kernel"]
+
+
+def head(parameters: Parameters, hidden: jax.Array, config: ModelConfig) -> jax.Array:
+    """Logits [..., vocabulary] in at least float32 of `hidden` [..., hidden]."""
+    kernel = head_kernel(parameters, config)
+    wide = jnp.promote_types(hidden.dtype, jnp.float32)
+    equation = "...d,vd->...v" if config.tied_head else "...d,dv->...v"
+    return jnp.einsum(equation, hidden, kernel, preferred_element_type=wide)

@@ -1,0 +1,51 @@
+"""Precision policies: the dtypes of the weights in use, of the master copy, and of the sums."""
+
+import dataclasses
+import difflib
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from geojax.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """The dtypes of one training step, after "Mixed Precision Training" (Micikevicius et al. 2018).
+
+    Norms, softmax and cross-entropy choose their own dtype: never below float32, and float64 when
+    `compute_dtype` is float64.
+    """
+
+    name: str
+    """What a config calls this policy."""
+    compute_dtype: np.dtype[Any]
+    """Of the weights that the model is given, and with them of activations and matrix products."""
+    master_dtype: np.dtype[Any]
+    """Of the master weights and the optimizer's moments."""
+    reduce_dtype: np.dtype[Any]
+    """Of gradients while they are accumulated over microbatches and summed over devices."""
+
+
+_POLICIES = {
+    name: Policy(name, np.dtype(compute), np.dtype(master), np.dtype(reduce))
+    for name, compute, master, reduce in (
+        ("fp32", jnp.float32, jnp.float32, jnp.float32),
+        ("bf16", jnp.bfloat16, jnp.float32, jnp.float32),
+        ("fp64", jnp.float64, jnp.float64, jnp.float64),
+    )
+}
+
+
+def policy(name: str) -> Policy:
+    """The policy called `name`: "fp32", "bf16" or "fp64" (which needs `jax_enable_x64`).
+
+    Raises:
+        UserError: there is no such policy.
+    """
+    if name not in _POLICIES:
+        near = difflib.get_close_matches(name, _POLICIES, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"there are: {', '.join(_POLICIES)}"
+        raise UserError(f"no precision policy is called '{name}'; {hint}")
+    return _POLICIES[name]
