@@ -1,0 +1,6 @@
+"""Checkpoints: asynchronous, atomic, checksummed, restored onto any mesh; and the run directory."""
+
+from geojax.checkpoint.checkpointer import Checkpointer
+from geojax.checkpoint.run_directory import RunDirectory
+
+__all__ = ["Checkpointer", "RunDirectory"]

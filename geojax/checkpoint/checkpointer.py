@@ -1,0 +1,307 @@
+"""Saving the training state while training goes on, and restoring it onto any mesh."""
+
+import json
+import logging
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar, cast
+
+import jax
+import orbax.checkpoint as ocp
+
+from geojax.checkpoint import folder as folders
+from geojax.checkpoint import manifest
+from geojax.checkpoint.agreement import first_text, number_of_first_process
+from geojax.checkpoint.compatibility import (
+    describe_arrays,
+    refuse_other_arrays,
+    refuse_other_model,
+)
+from geojax.checkpoint.handler import RestoreState, SaveState, StateHandler
+from geojax.errors import UserError
+
+State = TypeVar("State")
+Result = TypeVar("Result")
+_logger = logging.getLogger(__name__)
+
+
+class Checkpointer:
+    """The checkpoints of one run: `folder/<step>`, the newest `keep` of them.
+
+    `save` returns when the arrays have been copied off the devices; writing, checksums, the commit
+    and the removal of old checkpoints go on in the background. A checkpoint is committed by one
+    rename and carries the checksums of its files, so a process killed at any moment leaves the
+    checkpoints before it whole, and damage done later is found.
+
+    With several processes of one JAX runtime every process calls every method, and `folder` lies
+    on a file system that they share.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keep: int = 3,
+        every_steps: int | None = None,
+        every_minutes: float | None = None,
+        report: Callable[[str], None] = _logger.warning,
+    ) -> None:
+        """Opens `folder`, which is made if needed.
+
+        Args:
+            folder: where the checkpoints lie.
+            keep: how many of them are kept.
+            every_steps: `should_save` is true for multiples of this step number.
+            every_minutes: `due` is true when the last save is at least this long ago.
+            report: takes a line about a damaged, interrupted or set aside checkpoint; called on
+                process 0 only.
+
+        Raises:
+            UserError: `folder` cannot be made, or a process does not see what process 0 writes.
+        """
+        assert keep >= 1, f"keep must be at least 1, not {keep}"
+        self.folder = Path(folder).absolute()
+        self._keep = keep
+        self._every_steps = every_steps
+        self._every_minutes = every_minutes
+        self._first_process = jax.process_index() == 0
+        self._report = report if self._first_process else lambda line: None
+        self._last_save = time.monotonic()
+        self._newest_step: int | None = None
+        self._damaged_steps: list[int] = []
+        self._open_folder()
+        self._orbax = ocp.AsyncCheckpointer(StateHandler())
+        self._background = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._saving: tuple[int, Future[None]] | None = None
+
+    def should_save(self, step: int) -> bool:
+        """Whether a checkpoint falls due at `step` by the number of steps."""
+        return self._every_steps is not None and step > 0 and step % self._every_steps == 0
+
+    def due(self, now: float | None = None) -> bool:
+        """Whether a checkpoint falls due by time; `now` in seconds of `time.monotonic()`.
+
+        Clocks differ: with several processes the caller takes one process's answer for all.
+        """
+        now = time.monotonic() if now is None else now
+        return self._every_minutes is not None and now - self._last_save >= 60 * self._every_minutes
+
+    def latest_steps(self) -> list[int]:
+        """The steps of the committed checkpoints, newest first (not looked at: one may be bad)."""
+        return folders.committed_steps(self.folder)
+
+    def save(self, step: int, state: Any, metadata: Mapping[str, Any]) -> None:
+        """Save `state` as the checkpoint of `step`, in the background.
+
+        Waits for the save before it. Does nothing when `step` is the one saved or restored last.
+        The arrays of `state` may be donated or deleted as soon as this returns.
+
+        Args:
+            step: the number of optimizer steps taken; the checkpoint's name.
+            state: a tree of jax.Arrays; what is stored are their global values, so that they can be
+                restored onto another mesh.
+            metadata: what else a resumed run needs, as JSON; "model" holds the model's config.
+
+        Raises:
+            UserError: the save before this one failed, or `folder` holds a later checkpoint.
+        """
+        self.wait()
+        if step == self._newest_step:
+            return
+        if self._first_process:
+            self._clear_the_way()
+        later = number_of_first_process(max(self.latest_steps(), default=-1))
+        if later >= step:
+            raise UserError(
+                f"{self.folder}: holds a checkpoint of step {later}, which the one of step {step} "
+                "would come before; resume from it or use another run directory"
+            )
+        arrays = _by_name(state)
+        content = {
+            "step": step,
+            "metadata": json.loads(json.dumps(dict(metadata))),
+            "arrays": describe_arrays(arrays),
+        }
+        try:
+            self._orbax.save(self.folder / str(step), args=SaveState(arrays, content=content))
+        except OSError as error:
+            raise self._save_failed(step, error) from error
+        self._newest_step, self._last_save = step, time.monotonic()
+        self._saving = step, self._background.submit(self._finish)
+
+    def wait(self) -> None:
+        """Wait until the save in the background, if there is one, is committed.
+
+        Raises:
+            UserError: it failed: the disk is full, say.
+        """
+        if self._saving is None:
+            return
+        (step, finished), self._saving = self._saving, None
+        try:
+            finished.result()
+        except Exception as error:
+            raise self._save_failed(step, error) from error
+
+    def restore(
+        self, abstract_state: State, *, model: Mapping[str, Any] | None = None
+    ) -> tuple[State, dict[str, Any]]:
+        """The state and the metadata of the newest checkpoint that is whole.
+
+        A damaged checkpoint is left where it is, one line of `report` names it, and the one before
+        it is taken.
+
+        Args:
+            abstract_state: a tree of jax.ShapeDtypeStructs with shardings, on any mesh.
+            model: the model's config; None to restore without looking at the model.
+
+        Returns:
+            The state, sharded as `abstract_state` says, and the metadata given to `save` together
+            with "step".
+
+        Raises:
+            UserError: there is no checkpoint, none is whole, or it is of another model or holds
+                other arrays (decided before any array is read).
+        """
+        self.wait()
+        wanted = _by_name(abstract_state)
+        problems: dict[int, str] = {}
+        steps = self.latest_steps()
+        while (step := number_of_first_process(steps.pop(0) if steps else -1)) >= 0:
+            try:
+                arrays, content = self._read(step, wanted, model)
+            except manifest.DamagedCheckpoint as damage:
+                problems[step] = str(damage)
+                continue
+            self._newest_step, self._damaged_steps = step, list(problems)
+            self._tell(problems, step)
+            leaves = [arrays[name] for name in wanted]
+            state = jax.tree.unflatten(jax.tree.structure(abstract_state), leaves)
+            return state, {**content["metadata"], "step": content["step"]}
+        if not problems:
+            raise UserError(f"{self.folder}: holds no checkpoint")
+        raise UserError(f"{self.folder}: holds no whole checkpoint: {_list_of(problems)}")
+
+    def close(self) -> None:
+        """Wait for the save in the background and let go of the threads."""
+        try:
+            self.wait()
+        finally:
+            self._background.shutdown()
+            self._orbax.close()
+
+    def __enter__(self) -> "Checkpointer":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _open_folder(self) -> None:
+        """Make the folder and see that every process finds there what process 0 has put there."""
+        token, problem = uuid.uuid4().hex, None
+        try:
+            if self._first_process:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                (self.folder / f".shared-{token}").touch()
+        except OSError as error:
+            problem = f"cannot be written to ({error.strerror})"
+        if problem := first_text(problem):
+            raise UserError(f"{self.folder}: {problem}")
+        token = first_text(token if self._first_process else None) or token
+        if not (self.folder / f".shared-{token}").exists():
+            problem = (
+                f"process {jax.process_index()} does not see what process 0 writes there; "
+                "checkpoints need a file system that all processes share"
+            )
+        problem = first_text(problem)
+        if self._first_process:
+            (self.folder / f".shared-{token}").unlink()
+        if problem:
+            raise UserError(f"{self.folder}: {problem}")
+
+    def _clear_the_way(self) -> None:
+        """Before the first save after a restore: what is damaged or half-written makes room."""
+        for step in self._damaged_steps:
+            target = folders.set_aside(self.folder, step)
+            self._report(f"{self.folder / str(step)}: damaged; renamed to {target.name}")
+        self._damaged_steps = []
+        for step in folders.interrupted_steps(self.folder):
+            self._report(f"{self.folder}: removed the interrupted save of step {step}")
+        folders.remove_leftovers(self.folder)
+
+    def _finish(self) -> None:
+        self._orbax.wait_until_finished()
+        if self._first_process:
+            folders.remove_old(self.folder, self._keep)
+
+    def _save_failed(self, step: int, error: Exception) -> UserError:
+        return UserError(f"{self.folder}: step {step} could not be saved: {_first_line(error)}")
+
+    def _read(
+        self, step: int, wanted: dict[str, Any], model: Mapping[str, Any] | None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The arrays of the checkpoint of `step` by name, and its manifest.
+
+        Raises:
+            DamagedCheckpoint: on every process, when any of them finds it damaged.
+        """
+        path = self.folder / str(step)
+        content = _together(lambda: manifest.read(path))
+        if model is not None:
+            refuse_other_model(path, content["metadata"].get("model"), model)
+        refuse_other_arrays(path, content["arrays"], wanted)
+        process, processes = jax.process_index(), jax.process_count()
+        _together(
+            lambda: manifest.verify(path, content["files"], process=process, processes=processes)
+        )
+        restore_args = ocp.checkpoint_utils.construct_restore_args(wanted)
+        arguments = RestoreState(wanted, restore_args=restore_args)
+        return _together(lambda: self._orbax.restore(path, args=arguments)), content
+
+    def _tell(self, problems: dict[int, str], restored: int) -> None:
+        problems = dict(problems)
+        for step in folders.interrupted_steps(self.folder):
+            if step > restored:
+                problems.setdefault(step, "its save was interrupted")
+        if problems:
+            self._report(
+                f"{self.folder}: {_list_of(problems)}; step {restored} is restored instead"
+            )
+
+
+def _together(read: Callable[[], Result]) -> Result:
+    """What `read` returns, if it succeeds on every process; else DamagedCheckpoint on every one."""
+    result, problem = None, None
+    try:
+        result = read()
+    except (manifest.DamagedCheckpoint, OSError, ValueError) as error:
+        problem = _first_line(error)
+    if problem := first_text(problem):
+        raise manifest.DamagedCheckpoint(problem)
+    return cast(Result, result)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def _list_of(problems: dict[int, str]) -> str:
+    newest_first = sorted(problems.items(), reverse=True)
+    return ", ".join(f"step {step} is not whole ({problem})" for step, problem in newest_first)
+
+
+def _by_name(state: Any) -> dict[str, Any]:
+    """The leaves of a tree by their path, as "parameters.layers.query", in the tree's order."""
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    named = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+    assert len(named) == len(leaves), "two leaves of the state have the same path"
+    return named

@@ -1,0 +1,62 @@
+"""Whether a checkpoint is of this run's model and holds this run's arrays."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from geojax.errors import UserError
+
+
+def describe_arrays(arrays: Mapping[str, Any]) -> dict[str, str]:
+    """Each array's type by name, as "float32[100,64]"."""
+    return {name: _description(array) for name, array in arrays.items()}
+
+
+def refuse_other_model(path: Path, saved: Any, given: Mapping[str, Any]) -> None:
+    """Compare the model config saved in the checkpoint at `path` with the one `given`.
+
+    Raises:
+        UserError: they differ; the message names the first field that does, and both values.
+    """
+    difference = _first_difference(saved or {}, json.loads(json.dumps(dict(given))), "model")
+    if difference is not None:
+        field, there, here = difference
+        raise UserError(
+            f"{path}: is a checkpoint of another model: {field} is {there} there and {here} here"
+        )
+
+
+def refuse_other_arrays(path: Path, saved: Mapping[str, str], wanted: Mapping[str, Any]) -> None:
+    """Compare the arrays saved in the checkpoint at `path` with the ones `wanted`.
+
+    Raises:
+        UserError: a name, shape or dtype differs; the message names the first one.
+    """
+    given = describe_arrays(wanted)
+    for name in [*given, *saved]:
+        if saved.get(name) != given.get(name):
+            there, here = saved.get(name, "absent"), given.get(name, "absent")
+            raise UserError(
+                f"{path}: the array {name} is {there} in the checkpoint and {here} in this run: "
+                "the model or the optimizer differs"
+            )
+
+
+def _description(array: Any) -> str:
+    """An array's type as "float32[100,64]"."""
+    return f"{array.dtype}[{','.join(str(size) for size in array.shape)}]"
+
+
+def _first_difference(saved: Any, given: Any, field: str) -> tuple[str, str, str] | None:
+    """The path of the first field in which two JSON documents differ, and both values."""
+    if isinstance(saved, dict) and isinstance(given, dict):
+        for key in [*given, *(key for key in saved if key not in given)]:
+            if key not in saved or key not in given:
+                there = json.dumps(saved[key]) if key in saved else "absent"
+                here = json.dumps(given[key]) if key in given else "absent"
+                return f"{field}.{key}", there, here
+            if (below := _first_difference(saved[key], given[key], f"{field}.{key}")) is not None:
+                return below
+        return None
+    return None if saved == given else (field, json.dumps(saved), json.dumps(given))

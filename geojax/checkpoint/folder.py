@@ -1,0 +1,60 @@
+"""The folder that a run's checkpoints lie in: which are there, which go, which are set aside.
+
+20/                        a committed checkpoint, by the number of its step
+30.orbax-checkpoint-tmp/   a save that was interrupted (or is going on)
+10.deleting/               an old checkpoint on its way out
+20.damaged/                found damaged at a restore, and set aside when its step came again
+"""
+
+import shutil
+from pathlib import Path
+
+INTERRUPTED = ".orbax-checkpoint-tmp"
+_DELETING = ".deleting"
+_DAMAGED = ".damaged"
+
+
+def committed_steps(folder: Path) -> list[int]:
+    """The steps of the committed checkpoints in `folder`, newest first; they may be damaged."""
+    return sorted((int(name) for name in _names(folder) if name.isdecimal()), reverse=True)
+
+
+def interrupted_steps(folder: Path) -> list[int]:
+    """The steps whose save did not come to its end, newest first."""
+    steps = (name.removesuffix(INTERRUPTED) for name in _names(folder) if INTERRUPTED in name)
+    return sorted((int(step) for step in steps if step.isdecimal()), reverse=True)
+
+
+def remove_old(folder: Path, keep: int) -> None:
+    """Delete all but the newest `keep` committed checkpoints.
+
+    Each is renamed first, so that a process killed on the way leaves no half of a checkpoint.
+    """
+    for step in committed_steps(folder)[keep:]:
+        _delete(folder / str(step))
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Delete what interrupted saves and interrupted deletions have left."""
+    for name in _names(folder):
+        if name.endswith((INTERRUPTED, _DELETING)):
+            _delete(folder / name)
+
+
+def set_aside(folder: Path, step: int) -> Path:
+    """Rename the damaged checkpoint of `step`, so that the step can be saved again."""
+    number, target = 1, folder / f"{step}{_DAMAGED}"
+    while target.exists():
+        number += 1
+        target = folder / f"{step}{_DAMAGED}-{number}"
+    return (folder / str(step)).rename(target)
+
+
+def _delete(path: Path) -> None:
+    if path.suffix != _DELETING:
+        path = path.rename(path.with_name(path.name + _DELETING))
+    shutil.rmtree(path)
+
+
+def _names(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()] if folder.is_dir() else []

@@ -1,0 +1,137 @@
+"""The manifest of a checkpoint: what it holds, and a checksum of every file of it.
+
+Orbax's storage format checks its index but not the numbers, so that a flipped bit in a weight would
+be restored without a word. `manifest.json` is the last file written into a checkpoint before it is
+renamed into place; a checkpoint without one, or one that disagrees with it, is damaged.
+
+With several processes each one checksums the files it has written itself, in its background save
+thread, while they are still in the page cache; process 0 gathers the results and adds the files
+that only it writes.
+"""
+
+import json
+import zlib
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+NAME = "manifest.json"
+
+# Orbax rewrites its own timestamps after the manifest is written; nothing is restored from them.
+_NOT_COVERED = {NAME, "_CHECKPOINT_METADATA", "commit_success.txt"}
+_BLOCK_BYTES = 4 * 2**20
+_THREADS = 8
+
+
+class DamagedCheckpoint(Exception):
+    """A checkpoint is incomplete or differs from what was written; the message says how."""
+
+
+def write_part(folder: Path, process: int) -> None:
+    """Checksum the files that `process` has written below `folder` and note the result there."""
+    own = [path for path in _files(folder) if _top(folder, path) == f"ocdbt.process_{process}"]
+    _part(folder, process).write_text(json.dumps(_checksums(folder, own)), encoding="utf-8")
+
+
+def write(folder: Path, content: Mapping[str, Any], *, processes: int = 1) -> None:
+    """Write the manifest of the checkpoint in `folder`: `content` and a checksum of every file.
+
+    `content` is JSON: "step", "metadata" and "arrays". The parts that `write_part` left on each of
+    the processes are used and removed; the files that no part covers are read.
+
+    Raises:
+        FileNotFoundError: a process's part is not there: it wrote its arrays somewhere else.
+    """
+    covered: dict[str, list[Any]] = {}
+    for part in (_part(folder, process) for process in range(processes)):
+        covered.update(json.loads(part.read_text(encoding="utf-8")))
+        part.unlink()
+    rest = [path for path in _files(folder) if str(path.relative_to(folder)) not in covered]
+    covered.update(_checksums(folder, rest))
+    document = {**content, "files": dict(sorted(covered.items()))}
+    document["checksum"] = _checksum_of(document)
+    (folder / NAME).write_text(json.dumps(document, indent=1), encoding="utf-8")
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """The manifest of the checkpoint in `folder`: "step", "metadata", "arrays" and "files".
+
+    Raises:
+        DamagedCheckpoint: it is missing or is not what `write` wrote.
+    """
+    try:
+        document = json.loads((folder / NAME).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DamagedCheckpoint(f"{NAME} is missing") from None
+    except (OSError, ValueError) as error:
+        raise DamagedCheckpoint(f"{NAME} cannot be read: {error}") from None
+    if not isinstance(document, dict) or document.pop("checksum", None) != _checksum_of(document):
+        raise DamagedCheckpoint(f"{NAME} has been changed")
+    return document
+
+
+def verify(
+    folder: Path, files: Mapping[str, list[Any]], *, process: int = 0, processes: int = 1
+) -> None:
+    """Compare the files of the checkpoint in `folder` with the manifest's `files`.
+
+    Every process looks at all sizes, which is cheap, and reads its share of the files.
+
+    Raises:
+        DamagedCheckpoint: a file is missing, or its size or checksum differs.
+    """
+    for name, (size, _) in files.items():
+        try:
+            found = (folder / name).stat().st_size
+        except OSError:
+            raise DamagedCheckpoint(f"{name} is missing") from None
+        if found != size:
+            raise DamagedCheckpoint(f"{name} has {found} bytes instead of {size}")
+    share = sorted(files)[process::processes]
+    try:
+        checksums = _checksums(folder, [folder / name for name in share])
+    except OSError as error:
+        raise DamagedCheckpoint(f"a file cannot be read: {error}") from None
+    for name in share:
+        if checksums[name] != list(files[name]):
+            raise DamagedCheckpoint(f"{name} has been changed (its checksum differs)")
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and path.relative_to(folder).parts[0] not in _NOT_COVERED
+    )
+
+
+def _part(folder: Path, process: int) -> Path:
+    return folder / f"checksums.process_{process}.json"
+
+
+def _top(folder: Path, path: Path) -> str:
+    return path.relative_to(folder).parts[0]
+
+
+def _checksums(folder: Path, paths: Iterable[Path]) -> dict[str, list[Any]]:
+    """For each file its [size in bytes, CRC-32 as eight hexadecimal digits], by relative name."""
+    paths = list(paths)
+    # zlib and file reads release the interpreter lock.
+    with ThreadPoolExecutor(_THREADS) as pool:
+        results = pool.map(_checksum, paths)
+    names = (str(path.relative_to(folder)) for path in paths)
+    return dict(zip(names, results, strict=True))
+
+
+def _checksum(path: Path) -> list[Any]:
+    size, checksum = 0, 0
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            size += len(block)
+            checksum = zlib.crc32(block, checksum)
+    return [size, f"{checksum:08x}"]
+
+
+def _checksum_of(document: Mapping[str, Any]) -> str:
+    return f"{zlib.crc32(json.dumps(document, sort_keys=True).encode()):08x}"
