@@ -1,0 +1,30 @@
+"""Text to tokens to batches.
+
+`prepare` turns files into prepared folders; a `Corpus` opens what a run's `DataSettings` name; a
+`Loader` gives the batch of any step, or this process's share of it.
+"""
+
+from geojax.data.corpus import Corpus, Source
+from geojax.data.loader import Loader
+from geojax.data.packing import Batch, pack
+from geojax.data.prepare import prepare
+from geojax.data.settings import DataSettings, PrepareSettings, PrepareSource, SourceSettings
+from geojax.data.standard_library import prepare_standard_library
+from geojax.data.storage import Prepared
+from geojax.data.tokenizer import Tokenizer
+
+__all__ = [
+    "Batch",
+    "Corpus",
+    "DataSettings",
+    "Loader",
+    "PrepareSettings",
+    "PrepareSource",
+    "Prepared",
+    "Source",
+    "SourceSettings",
+    "Tokenizer",
+    "pack",
+    "prepare",
+    "prepare_standard_library",
+]

@@ -1,0 +1,76 @@
+"""The sources that a run reads, opened and checked against each other."""
+
+from dataclasses import dataclass
+
+from geojax.data.settings import DataSettings, SourceSettings
+from geojax.data.standard_library import prepare_standard_library
+from geojax.data.storage import TRAIN, Prepared
+from geojax.data.tokenizer import Tokenizer
+from geojax.errors import UserError
+
+
+@dataclass(frozen=True)
+class Source:
+    """A prepared folder and its share of the training rows."""
+
+    name: str
+    prepared: Prepared
+    weight: float
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Sources with one tokenizer; weights sum to 1."""
+
+    sources: tuple[Source, ...]
+
+    @classmethod
+    def open(cls, settings: DataSettings, *, progress: bool = False) -> "Corpus":
+        """Open every source; a builtin corpus is prepared on first use.
+
+        Raises:
+            UserError: a source is not there, not whole, has nothing to train on, or has another
+                tokenizer than the first source.
+        """
+        opened = [(source, _open(source, settings, progress)) for source in settings.sources]
+        first, reference = opened[0]
+        for source, prepared in opened[1:]:
+            if prepared.tokenizer.fingerprint != reference.tokenizer.fingerprint:
+                raise UserError(
+                    f"sources '{first.name}' and '{source.name}' were prepared with different "
+                    "tokenizers; prepare them together, or one with the other's tokenizer.json"
+                )
+        weights = [_weight(source, prepared) for source, prepared in opened]
+        for (source, prepared), weight in zip(opened, weights, strict=True):
+            if not len(prepared.stream(TRAIN)) and (weight or source.weight is None):
+                raise UserError(
+                    f"source '{source.name}': {prepared.folder} has no tokens to train on; "
+                    "give it weight 0 to use its validation set only"
+                )
+        total = sum(weights)
+        return cls(
+            tuple(
+                Source(source.name, prepared, weight / total)
+                for (source, prepared), weight in zip(opened, weights, strict=True)
+            )
+        )
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of every source."""
+        return self.sources[0].prepared.tokenizer
+
+
+def _open(source: SourceSettings, settings: DataSettings, progress: bool) -> Prepared:
+    if source.prepared is not None:
+        return Prepared(source.prepared.expanduser())
+    return prepare_standard_library(
+        vocabulary_size=settings.vocabulary_size,
+        tokenizer=settings.tokenizer,
+        cache=settings.cache,
+        progress=progress,
+    )
+
+
+def _weight(source: SourceSettings, prepared: Prepared) -> float:
+    return len(prepared.stream(TRAIN)) if source.weight is None else source.weight

@@ -1,0 +1,149 @@
+"""From files to documents: text and JSON lines, plain or gzipped, read as a stream.
+
+A document comes as one or more `Piece`s, so that a file larger than the memory can be one document.
+"""
+
+import glob
+import gzip
+import io
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Literal, cast
+
+from geojax.errors import UserError
+
+Format = Literal["auto", "text", "jsonl"]
+
+PIECE_CHARACTERS = 1 << 18
+"""A longer document is tokenised in pieces of about this size, cut at the end of a line."""
+
+_TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst")
+_JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A run of a document's text; `first` and `last` tell whether the document begins or ends."""
+
+    text: str
+    first: bool
+    last: bool
+
+
+def find_files(patterns: Iterable[str]) -> list[Path]:
+    """The files that `patterns` (files, folders, globs with `**`) name, in order, each once.
+
+    A folder stands for the .txt, .text, .md, .rst, .jsonl, .ndjson and .json files below it,
+    gzipped ones included; hidden files are left out.
+
+    Raises:
+        UserError: a pattern names no file.
+    """
+    found: dict[Path, None] = {}
+    for pattern in patterns:
+        path = Path(pattern).expanduser()
+        if path.is_dir():
+            files = [
+                file
+                for file in sorted(path.rglob("*"))
+                if _suffix(file) in _TEXT_SUFFIXES + _JSONL_SUFFIXES
+                and not any(part.startswith(".") for part in file.relative_to(path).parts)
+                and file.is_file()
+            ]
+            wanted = "no text or JSON lines file in this folder"
+        elif path.is_file():
+            files, wanted = [path], ""
+        else:
+            matches = map(Path, sorted(glob.glob(str(path), recursive=True)))
+            files = [match for match in matches if match.is_file()]
+            wanted = "no such file"
+        if not files:
+            raise UserError(f"{pattern}: {wanted}")
+        found.update(dict.fromkeys(files))
+    return list(found)
+
+
+def read_documents(
+    path: Path,
+    *,
+    format: Format = "auto",
+    field: str = "text",
+    advance: Callable[[int], None] = lambda bytes_read: None,
+) -> Iterator[Piece]:
+    """The documents of one file: the whole of a text file, or the `field` of each JSON line.
+
+    `advance` is called with the number of bytes read from the disk since its last call. Documents
+    without a character are left out.
+
+    Raises:
+        UserError: the file cannot be read, is not UTF-8 text, or a line (its number is named) is no
+            JSON object with a text in `field`.
+    """
+    if format == "auto":
+        format = "jsonl" if _suffix(path) in _JSONL_SUFFIXES else "text"
+    try:
+        with path.open("rb") as raw:
+            plain = _unzipped(raw) if path.suffix == ".gz" else raw
+            with io.TextIOWrapper(plain, encoding="utf-8") as text:
+                pieces = _json_lines(path, text, field) if format == "jsonl" else _whole(text)
+                position = 0
+                for piece in pieces:
+                    here = raw.tell()
+                    advance(here - position)
+                    position = here
+                    yield piece
+                advance(raw.tell() - position)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text (byte {error.object[error.start]:#04x})") from None
+    except (OSError, EOFError) as error:
+        raise UserError(f"{path}: cannot be read ({error})") from None
+
+
+def split_text(text: str) -> Iterator[Piece]:
+    """A text in memory as one document."""
+    return _whole(io.StringIO(text))
+
+
+def _unzipped(raw: IO[bytes]) -> IO[bytes]:
+    return cast(IO[bytes], gzip.GzipFile(fileobj=raw))
+
+
+def _suffix(path: Path) -> str:
+    return (path.with_suffix("") if path.suffix == ".gz" else path).suffix.lower()
+
+
+def _whole(text: io.TextIOBase) -> Iterator[Piece]:
+    def take() -> str:
+        part = text.read(PIECE_CHARACTERS)
+        # A line without an end must not pull the rest of the file into memory.
+        return part + text.readline(PIECE_CHARACTERS) if part else ""
+
+    current, first = take(), True
+    while current:
+        following = take()
+        yield Piece(current, first, last=not following)
+        current, first = following, False
+
+
+def _json_lines(path: Path, lines: Iterable[str], field: str) -> Iterator[Piece]:
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise UserError(f"{path}:{number}: not valid JSON ({error})") from None
+        if not isinstance(record, dict):
+            raise UserError(f"{path}:{number}: expected an object, not {type(record).__name__}")
+        if field not in record:
+            known = ", ".join(sorted(record)) or "none"
+            raise UserError(f"{path}:{number}: has no field '{field}'; its fields are: {known}")
+        document = record[field]
+        if not isinstance(document, str):
+            kind = type(document).__name__
+            raise UserError(f"{path}:{number}: the field '{field}' is no text but {kind}")
+        # JSON can spell half of a surrogate pair, which is no character and has no UTF-8.
+        document = document.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        yield from split_text(document)

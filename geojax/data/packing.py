@@ -1,0 +1,44 @@
+"""From windows of the token stream to what a model needs to keep packed documents apart."""
+
+import numpy as np
+
+from geojax.data.tokenizer import Tokenizer
+
+Batch = dict[str, np.ndarray]
+
+
+def pack(windows: np.ndarray, tokenizer: Tokenizer) -> Batch:
+    """Inputs, targets and the documents' boundaries of `windows`.
+
+    Args:
+        windows: [rows, sequence + 1] tokens; the last one of a window is only a target.
+        tokenizer: tells which token begins a document.
+
+    Returns:
+        tokens, targets, segment_ids, positions: int32 [rows, sequence]; loss_mask: float32 [rows,
+        sequence]. A document that began before the window is its first segment, at position 0 on.
+        The loss does not count where the target begins a document: nothing that came before could
+        tell. (Where one token both ends and begins documents it does count, as the end.)
+    """
+    tokens, targets = windows[:, :-1], windows[:, 1:]
+    begins = tokens == tokenizer.bos_id
+    begins[:, 0] = True
+    index = np.arange(tokens.shape[1], dtype=np.int32)
+    beginnings = np.maximum.accumulate(np.where(begins, index, 0), axis=1)
+    if tokenizer.bos_id == tokenizer.eos_id:
+        counts = np.ones(targets.shape, bool)
+    else:
+        counts = targets != tokenizer.bos_id
+    return {
+        "tokens": np.ascontiguousarray(tokens, np.int32),
+        "targets": np.ascontiguousarray(targets, np.int32),
+        "loss_mask": counts.astype(np.float32),
+        "segment_ids": np.cumsum(begins, axis=1, dtype=np.int32),
+        "positions": (index - beginnings).astype(np.int32),
+    }
+
+
+def pad(batch: Batch, lengths: np.ndarray) -> Batch:
+    """`batch` with everything from column `lengths[row]` on as padding: segment 0, no loss."""
+    real = np.arange(batch["tokens"].shape[1]) < lengths[:, None]
+    return {name: np.where(real, values, 0).astype(values.dtype) for name, values in batch.items()}

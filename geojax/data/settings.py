@@ -1,0 +1,132 @@
+"""The `data:` section of a run's config, and what `geojax data prepare` is told."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pydantic
+
+from geojax.data.documents import Format
+from geojax.data.tokenizer import SMALLEST_VOCABULARY
+from geojax.settings import Settings
+
+Name = Annotated[str, pydantic.Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+"""Of a source: a part of a file's name and of a metric's."""
+
+
+class SourceSettings(Settings):
+    """One source of text to train on, or only to validate on (weight 0)."""
+
+    name: Name
+    """Names the source in metrics; its held-out documents are the validation set of this name."""
+    builtin: Literal["python-stdlib"] | None = None
+    """A corpus that needs no download: the source and documentation of Python's own library."""
+    prepared: Path | None = None
+    """Or a folder made by `geojax data prepare`."""
+    weight: float | None = pydantic.Field(default=None, ge=0)
+    """Share of the training rows, relative to the other sources; left out everywhere: in
+    proportion to the sources' tokens."""
+
+    @pydantic.model_validator(mode="after")
+    def _one_origin(self) -> "SourceSettings":
+        if (self.builtin is None) == (self.prepared is None):
+            raise ValueError(
+                f"source '{self.name}' needs one of prepared (a folder) and builtin (python-stdlib)"
+            )
+        return self
+
+
+class DataSettings(Settings):
+    """What a run reads.
+
+    data:
+      sources:
+        - {name: wiki, prepared: data/wiki, weight: 0.7}
+        - {name: code, prepared: data/code, weight: 0.3}
+    """
+
+    sources: tuple[SourceSettings, ...] = (SourceSettings(name="python", builtin="python-stdlib"),)
+    """Where the text comes from."""
+    validation_rows: int = pydantic.Field(default=256, gt=0)
+    """Validation reads at most so many rows of each set, evenly spaced over the set."""
+    vocabulary_size: int = pydantic.Field(default=4096, ge=SMALLEST_VOCABULARY)
+    """Of the tokenizer that is trained for a builtin corpus."""
+    tokenizer: Path | None = None
+    """A `tokenizer.json` for a builtin corpus, instead of training one."""
+    cache: Path | None = None
+    """Where builtin corpora are kept; by default the user's cache folder."""
+
+    @pydantic.model_validator(mode="after")
+    def _sources_make_a_blend(self) -> "DataSettings":
+        if not self.sources:
+            raise ValueError("name at least one source")
+        refuse_repeated([source.name for source in self.sources])
+        weights = [source.weight for source in self.sources]
+        if None in weights and any(weight is not None for weight in weights):
+            missing = next(source.name for source in self.sources if source.weight is None)
+            raise ValueError(f"give every source a weight, or none: '{missing}' has none")
+        if all(weight == 0 for weight in weights):
+            raise ValueError("every source has weight 0, so that nothing is left to train on")
+        return self
+
+
+class PrepareSource(Settings):
+    """Files that become one prepared folder."""
+
+    name: Name
+    """Of the folder below `output`."""
+    files: tuple[str, ...] = ()
+    """Files, folders and globs (`**` crosses folders)."""
+    validation_files: tuple[str, ...] = ()
+    """The same for the validation set."""
+    hold_out: float = pydantic.Field(default=0.0, ge=0, lt=1)
+    """Or the share of the documents in `files` to hold out as the validation set. A hash of the
+    text decides for each document, so that one that occurs twice is on one side only."""
+    format: Format = "auto"
+    """`text`: a file is a document; `jsonl`: a line is one; `auto` goes by the file's suffix."""
+    field: str = "text"
+    """Of a JSON line: the key of the document's text."""
+
+    @pydantic.model_validator(mode="after")
+    def _has_files(self) -> "PrepareSource":
+        if not self.files and not self.validation_files:
+            raise ValueError(f"source '{self.name}' names no files")
+        if self.hold_out and self.validation_files:
+            raise ValueError(f"source '{self.name}': give hold_out or validation_files, not both")
+        if self.hold_out and not self.files:
+            raise ValueError(f"source '{self.name}': hold_out needs files to hold out from")
+        return self
+
+
+class PrepareSettings(Settings):
+    """What `geojax data prepare` makes: a folder for each source, all with one tokenizer."""
+
+    output: Path
+    """The folder above the prepared folders."""
+    sources: tuple[PrepareSource, ...] = pydantic.Field(min_length=1)
+    """What to read."""
+    tokenizer: Path | None = None
+    """A `tokenizer.json` to use; left out, one is trained on the sources' training files."""
+    beginning_token: str | None = None
+    """The token of that file that begins a document; known names are found without it."""
+    end_token: str | None = None
+    """The token that ends a document."""
+    vocabulary_size: int = pydantic.Field(default=32768, ge=SMALLEST_VOCABULARY)
+    """Of the tokenizer that is trained."""
+    tokenizer_bytes: int = pydantic.Field(default=1 << 30, gt=0)
+    """It is trained on about so many bytes of text, taken from the start of every file."""
+
+    @pydantic.model_validator(mode="after")
+    def _makes_sense(self) -> "PrepareSettings":
+        refuse_repeated([source.name for source in self.sources])
+        if self.tokenizer is None and (self.beginning_token or self.end_token):
+            raise ValueError("beginning_token and end_token belong to a given tokenizer")
+        if self.tokenizer is None and not any(source.files for source in self.sources):
+            raise ValueError("a tokenizer is trained on training files, and no source has any")
+        return self
+
+
+def refuse_repeated(names: list[str]) -> None:
+    """Raise a ValueError that names what occurs twice in `names`."""
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"two sources are called '{name}'")

@@ -1,0 +1,116 @@
+"""The corpus that needs no download: the running Python's standard library.
+
+Its documents are the library's modules (source with docstrings) and the topics of the language
+reference that `help()` shows. Tests, tables of data and generated files are left out: what remains
+is what people wrote. It is prepared on first use and kept in the user's cache folder.
+"""
+
+import ast
+import os
+import platform
+import sysconfig
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+from geojax.data.documents import split_text
+from geojax.data.prepare import Assigned, is_held_out, progress_bar, write_prepared
+from geojax.data.storage import TRAIN, VALIDATION, VERSION, Prepared
+from geojax.data.tokenizer import Tokenizer
+from geojax.data.whole_folder import whole_folder
+from geojax.errors import UserError
+
+HOLD_OUT = 0.05
+"""Share of the documents that are the validation set."""
+
+_LEFT_OUT_FOLDERS = frozenset(
+    {
+        *("site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"),
+        "encodings",  # tables of characters
+        "pydoc_data",  # read as documentation instead
+    }
+)
+_LEFT_OUT_FILES = ("_sysconfigdata*.py", "entities.py", "*_pb2.py")
+
+
+def prepare_standard_library(
+    *,
+    vocabulary_size: int,
+    tokenizer: Path | None = None,
+    cache: Path | None = None,
+    progress: bool = False,
+) -> Prepared:
+    """The standard library as a prepared folder, prepared now unless it is in the cache.
+
+    `cache` is the folder to keep it in: by default `geojax` in the user's cache folder
+    (`$XDG_CACHE_HOME`, else `~/.cache`). Several processes may call this at once: one prepares, the
+    others wait for it. A given `tokenizer.json` is used in place of one that is trained on the
+    corpus.
+
+    Raises:
+        UserError: this Python ships without the library's source, or the cache cannot be written.
+    """
+    given = Tokenizer.load(tokenizer) if tokenizer else None
+    vocabulary = f"tokenizer-{given.fingerprint[:12]}" if given else f"vocabulary-{vocabulary_size}"
+    name = f"python-stdlib-{platform.python_version()}-{vocabulary}-v{VERSION}"
+    folder = (cache or cache_folder()) / name
+    if not folder.exists():
+        with whole_folder(folder, wait=True) as partial:
+            if partial is not None:
+                _prepare(partial, given, vocabulary_size, progress=progress)
+    return Prepared(folder)
+
+
+def cache_folder() -> Path:
+    """The folder of geojax among the user's caches."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    # The XDG specification says to ignore a relative path.
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "geojax"
+
+
+def standard_library_documents(library: Path) -> Iterator[str]:
+    """The texts of the library's modules below the folder `library`, then of its documentation."""
+    for path in sorted(library.rglob("*.py")):
+        folders = path.relative_to(library).parts[:-1]
+        if _LEFT_OUT_FOLDERS.intersection(folders) or any(map(path.match, _LEFT_OUT_FILES)):
+            continue
+        try:
+            with tokenize.open(path) as file:
+                yield file.read()
+        except (OSError, SyntaxError, UnicodeDecodeError):
+            continue  # a broken link, or a file that is meant to be no valid Python
+    yield from _topics(library / "pydoc_data" / "topics.py")
+
+
+def _topics(path: Path) -> Iterator[str]:
+    """The texts in pydoc's table of topics: `topics = {'name': 'text', ...}`."""
+    if not path.is_file():
+        return
+    for statement in ast.parse(path.read_text(encoding="utf-8")).body:
+        value = getattr(statement, "value", None)
+        if isinstance(value, ast.Dict):
+            yield from ast.literal_eval(value).values()
+
+
+def _prepare(
+    folder: Path, given: Tokenizer | None, vocabulary_size: int, *, progress: bool
+) -> None:
+    library = Path(sysconfig.get_path("stdlib"))
+    texts = [text for text in standard_library_documents(library) if text.strip()]
+    if not texts:
+        raise UserError(
+            f"{library}: this Python ships without its library's source; give prepared data"
+        )
+    held_out = [is_held_out(text, HOLD_OUT) for text in texts]
+    with progress_bar(enabled=progress) as bar:
+        task = bar.add_task("preparing python-stdlib", total=sum(map(len, texts)))
+
+        def documents() -> Iterator[Assigned]:
+            for text, held in zip(texts, held_out, strict=True):
+                for piece in split_text(text):
+                    yield Assigned(VALIDATION if held else TRAIN, piece)
+                bar.advance(task, len(text))
+
+        training = (text for text, held in zip(texts, held_out, strict=True) if not held)
+        tokenizer = given or Tokenizer.train(training, vocabulary_size=vocabulary_size)
+        write_prepared(folder, documents(), tokenizer)

@@ -1,0 +1,321 @@
+"""A prepared folder: token shards, the tokenizer, and a manifest that says what must be there.
+
+    manifest.json           format, version, counts, tokenizer, the shards of each split
+    tokenizer.json
+    train-00000.npy ...     one-dimensional, uint16 or uint32, read through a memory map
+    validation-00000.npy    absent where nothing is held out
+
+The shards of a split are one long sequence of tokens, documents one after the other, each between
+its beginning and its end token. Nothing in it depends on a sequence length.
+"""
+
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+import numpy as np
+import pydantic
+
+from geojax.data.tokenizer import Tokenizer
+from geojax.errors import UserError
+from geojax.settings import Settings, validate
+
+VERSION = 1
+SplitName = Literal["train", "validation"]
+TRAIN: Literal["train"] = "train"
+VALIDATION: Literal["validation"] = "validation"
+
+MANIFEST = "manifest.json"
+TOKENIZER = "tokenizer.json"
+
+SHARD_TOKENS = 1 << 28
+_MAPPED_SHARDS = 128
+"""Each mapped shard holds a file descriptor; the least recently used is given back."""
+
+
+class Shard(Settings):
+    """One file of tokens."""
+
+    # A plain name: a manifest cannot point out of its folder.
+    file: str = pydantic.Field(pattern=r"^(train|validation)-[0-9]{5,}\.npy$")
+    tokens: int = pydantic.Field(gt=0)
+    bytes: int = pydantic.Field(gt=0)
+    """The size of the file."""
+    sha256: str = pydantic.Field(pattern=r"^[0-9a-f]{64}$")
+    """Of the tokens, without the header of the file."""
+
+
+class Split(Settings):
+    """The documents that are trained on, or those held out."""
+
+    documents: int = pydantic.Field(ge=0)
+    shards: tuple[Shard, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in all shards."""
+        return sum(shard.tokens for shard in self.shards)
+
+
+class TokenizerEntry(Settings):
+    """What the manifest says about the tokenizer."""
+
+    sha256: str = pydantic.Field(pattern=r"^[0-9a-f]{64}$")
+    vocabulary_size: int = pydantic.Field(gt=0)
+    beginning: str
+    end: str
+
+
+class Manifest(Settings):
+    """The content of `manifest.json`."""
+
+    format: Literal["geojax-tokens"] = "geojax-tokens"
+    version: int = VERSION
+    dtype: Literal["uint16", "uint32"]
+    text_bytes: int = pydantic.Field(ge=0)
+    """Size of the text in UTF-8, all splits together."""
+    tokenizer: TokenizerEntry
+    splits: dict[SplitName, Split]
+
+    @pydantic.field_validator("version")
+    @classmethod
+    def _known_version(cls, version: int) -> int:
+        if version != VERSION:
+            raise ValueError(f"is {version} where this geojax reads {VERSION}; prepare it again")
+        return version
+
+
+class TokenStream:
+    """The tokens of one split as one sequence, mapped from its shards."""
+
+    def __init__(self, folder: Path, split: Split, dtype: str) -> None:
+        """Check that each shard is there and whole.
+
+        Raises:
+            UserError: a shard is missing, or shorter or longer than the manifest says.
+        """
+        for shard in split.shards:
+            path = folder / shard.file
+            if not path.is_file():
+                raise UserError(f"{path}: is missing although {MANIFEST} lists it")
+            size = path.stat().st_size
+            if size != shard.bytes:
+                raise UserError(
+                    f"{path}: is {size:,} bytes long where {MANIFEST} says {shard.bytes:,}; "
+                    "prepare the data again"
+                )
+        self._folder = folder
+        self._shards = split.shards
+        self._starts = np.cumsum([0, *(shard.tokens for shard in split.shards)])
+        self._dtype = dtype
+        self._mapped = functools.lru_cache(maxsize=_MAPPED_SHARDS)(self._map)
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Tokens `start` to `stop` as int32 [stop - start]."""
+        assert 0 <= start <= stop <= len(self), f"{start}:{stop} of {len(self)} tokens"
+        index = int(np.searchsorted(self._starts, start, side="right")) - 1
+        parts = []
+        while start < stop:
+            offset = int(self._starts[index])
+            part = self._mapped(index)[start - offset : stop - offset]
+            parts.append(part)
+            start, index = start + len(part), index + 1
+        return np.concatenate(parts or [np.empty(0)]).astype(np.int32)
+
+    def _map(self, index: int) -> np.ndarray:
+        shard = self._shards[index]
+        path = self._folder / shard.file
+        try:
+            tokens = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path}: not a shard of tokens ({error})") from None
+        if tokens.dtype != self._dtype or tokens.shape != (shard.tokens,):
+            raise UserError(
+                f"{path}: holds {tokens.dtype}{list(tokens.shape)} where {MANIFEST} says "
+                f"{self._dtype}[{shard.tokens}]"
+            )
+        return tokens
+
+
+class Prepared:
+    """A prepared folder, opened for reading."""
+
+    def __init__(self, folder: Path) -> None:
+        """Read the manifest and check the tokenizer and the shards against it.
+
+        Raises:
+            UserError: the folder is missing, not prepared, half prepared, damaged, or of another
+                version.
+        """
+        self.folder = folder
+        path = folder / MANIFEST
+        if not path.is_file():
+            if partial_path(folder).exists():
+                why = "its preparation was interrupted or is still running"
+            else:
+                why = f"it has no {MANIFEST}" if folder.is_dir() else "there is no such folder"
+            raise UserError(f"{folder}: not prepared data ({why}); run `geojax data prepare`")
+        try:
+            content = json.loads(path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path}: not valid JSON ({error}); prepare the data again") from None
+        if not isinstance(content, dict):
+            raise UserError(f"{path}: expected an object, not {type(content).__name__}")
+        self.manifest = validate(Manifest, content, str(path))
+        entry = self.manifest.tokenizer
+        self.tokenizer = Tokenizer.load(
+            folder / TOKENIZER, beginning=entry.beginning, end=entry.end
+        )
+        if self.tokenizer.fingerprint != entry.sha256:
+            raise UserError(f"{folder / TOKENIZER}: is not the one that {MANIFEST} was made with")
+        self._streams = {
+            name: TokenStream(folder, split, self.manifest.dtype)
+            for name, split in self.manifest.splits.items()
+        }
+        self.fingerprint: str = hashlib.sha256(self.manifest.model_dump_json().encode()).hexdigest()
+        """Equal for equal tokens and an equal tokenizer, wherever they were prepared."""
+
+    def stream(self, split: SplitName) -> TokenStream:
+        """The tokens of a split, none where the folder has no such split."""
+        empty = TokenStream(self.folder, Split(documents=0, shards=()), self.manifest.dtype)
+        return self._streams.get(split, empty)
+
+
+class SplitWriter:
+    """Appends documents' tokens to the shards of one split."""
+
+    def __init__(
+        self,
+        folder: Path,
+        name: SplitName,
+        dtype: str,
+        shard_tokens: int = SHARD_TOKENS,
+    ) -> None:
+        self._folder, self._name, self._dtype = folder, name, np.dtype(dtype)
+        self._shard_tokens = shard_tokens
+        self._shards: list[Shard] = []
+        self._current: _ShardWriter | None = None
+        self.documents = 0
+
+    def __enter__(self) -> "SplitWriter":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._current:
+            self._current.close()
+
+    def append(self, tokens: np.ndarray) -> None:
+        """Append `tokens`, in as many shards as they need."""
+        while len(tokens):
+            if self._current is None:
+                name = f"{self._name}-{len(self._shards):05}.npy"
+                self._current = _ShardWriter(self._folder / name, self._dtype)
+            room = self._shard_tokens - self._current.tokens
+            self._current.append(tokens[:room])
+            tokens = tokens[room:]
+            if self._current.tokens == self._shard_tokens:
+                self._finish_shard()
+
+    def finish(self) -> Split:
+        """Close the last shard; what the manifest says about the split."""
+        if self._current:
+            self._finish_shard()
+        return Split(documents=self.documents, shards=tuple(self._shards))
+
+    def _finish_shard(self) -> None:
+        assert self._current is not None, "there is no shard to finish"
+        self._shards.append(self._current.finish())
+        self._current = None
+
+
+class _ShardWriter:
+    """A .npy file that grows: numpy leaves room in the header for a longer shape."""
+
+    def __init__(self, path: Path, dtype: np.dtype) -> None:
+        self._path, self._dtype = path, dtype
+        self.tokens = 0
+        self._digest = hashlib.sha256()
+        self._file = path.open("wb")
+        self._header_bytes = self._write_header()
+
+    def append(self, tokens: np.ndarray) -> None:
+        content = np.ascontiguousarray(tokens, self._dtype).data
+        self._file.write(content)
+        self._digest.update(content)
+        self.tokens += len(tokens)
+
+    def finish(self) -> Shard:
+        self._file.seek(0)
+        header_bytes = self._write_header()
+        assert header_bytes == self._header_bytes, "the header outgrew its room"
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self.close()
+        return Shard(
+            file=self._path.name,
+            tokens=self.tokens,
+            bytes=self._path.stat().st_size,
+            sha256=self._digest.hexdigest(),
+        )
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write_header(self) -> int:
+        np.lib.format.write_array_header_1_0(
+            self._file,
+            {
+                "descr": np.lib.format.dtype_to_descr(self._dtype),
+                "fortran_order": False,
+                "shape": (self.tokens,),
+            },
+        )
+        return self._file.tell()
+
+
+def token_dtype(vocabulary_size: int) -> Literal["uint16", "uint32"]:
+    """The smallest type that holds every id."""
+    return "uint16" if vocabulary_size <= 1 << 16 else "uint32"
+
+
+def write_manifest(
+    folder: Path,
+    tokenizer: Tokenizer,
+    splits: Mapping[SplitName, Split],
+    text_bytes: int,
+) -> None:
+    """Write `tokenizer.json` and, last of all files, `manifest.json`."""
+    tokenizer.save(folder / TOKENIZER)
+    manifest = Manifest(
+        dtype=token_dtype(tokenizer.vocabulary_size),
+        text_bytes=text_bytes,
+        tokenizer=TokenizerEntry(
+            sha256=tokenizer.fingerprint,
+            vocabulary_size=tokenizer.vocabulary_size,
+            beginning=tokenizer.beginning,
+            end=tokenizer.end,
+        ),
+        splits=dict(splits),
+    )
+    with (folder / MANIFEST).open("w", encoding="utf-8") as file:
+        file.write(manifest.model_dump_json(indent=1) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def partial_path(folder: Path) -> Path:
+    """Where `folder` is written until it is whole."""
+    return folder.with_name(f".{folder.name}.partial")

@@ -1,0 +1,125 @@
+"""Byte-level BPE: trained here, or read from any `tokenizer.json` of the `tokenizers` library."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from geojax.errors import UserError
+
+BEGINNING = "<|begin|>"
+END = "<|end|>"
+SMALLEST_VOCABULARY = 258
+"""256 bytes, the beginning and the end of a document."""
+
+# The names that well-known tokenizers give to a document's beginning and end, most specific first.
+_KNOWN_PAIRS = (
+    (BEGINNING, END),
+    ("<|begin_of_text|>", "<|end_of_text|>"),
+    ("<s>", "</s>"),
+    ("<bos>", "<eos>"),
+    ("[BOS]", "[EOS]"),
+    ("<|endoftext|>", "<|endoftext|>"),
+)
+
+
+class Tokenizer:
+    """Text to token ids and back, with a token for the beginning and one for the end of a document.
+
+    One token may serve as both (GPT-2's `<|endoftext|>`); then it stands once between documents.
+    The object never changes, and neither does the `tokenizer.json` that it was read from: `content`
+    is saved byte for byte, so that equal tokenizers have equal fingerprints.
+    """
+
+    def __init__(
+        self, content: bytes, *, beginning: str | None = None, end: str | None = None, source: str
+    ) -> None:
+        """Read `content`, a `tokenizer.json`; `source` names it in messages.
+
+        Raises:
+            UserError: it is not such a file, or has no token of the name `beginning` or `end`; with
+                neither given, the pair is looked for among those of well-known tokenizers.
+        """
+        try:
+            self._backend = tokenizers.Tokenizer.from_buffer(content)
+        except Exception as error:  # the library raises bare Exception
+            raise UserError(f"{source}: not a tokenizer.json ({error})") from None
+        # A text that spells a special token is a text: only we place special tokens.
+        self._backend.encode_special_tokens = True
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._content = content
+        vocabulary = self._backend.get_vocab(with_added_tokens=True)
+        if beginning is None and end is None:
+            pairs = [pair for pair in _KNOWN_PAIRS if set(pair) <= vocabulary.keys()]
+            if not pairs:
+                raise UserError(
+                    f"{source}: no token for the beginning and the end of a document is known; "
+                    "name them with beginning_token and end_token"
+                )
+            beginning, end = pairs[0]
+        self.beginning = beginning if beginning is not None else str(end)
+        self.end = end if end is not None else self.beginning
+        for token in (self.beginning, self.end):
+            if token not in vocabulary:
+                raise UserError(f"{source}: has no token '{token}'")
+        self.bos_id: int = vocabulary[self.beginning]
+        self.eos_id: int = vocabulary[self.end]
+        self.vocabulary_size: int = max(vocabulary.values()) + 1
+        """One more than the largest id: the rows that an embedding needs."""
+        self.fingerprint: str = hashlib.sha256(content).hexdigest()
+
+    @classmethod
+    def load(
+        cls, path: Path, *, beginning: str | None = None, end: str | None = None
+    ) -> "Tokenizer":
+        """The tokenizer in the file `path`.
+
+        Raises:
+            UserError: as for the constructor, or the file cannot be read.
+        """
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+        return cls(content, beginning=beginning, end=end, source=str(path))
+
+    @classmethod
+    def train(cls, texts: Iterable[str], *, vocabulary_size: int) -> "Tokenizer":
+        """A byte-level BPE (Sennrich et al. 2016; over bytes, Radford et al. 2019) of `texts`.
+
+        Every text can be encoded: the 256 bytes are in the vocabulary. The vocabulary is smaller
+        than asked for where `texts` have too few distinct pairs to merge.
+        """
+        assert vocabulary_size >= SMALLEST_VOCABULARY, f"vocabulary_size is {vocabulary_size}"
+        backend = tokenizers.Tokenizer(models.BPE())
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocabulary_size,
+            special_tokens=[BEGINNING, END],
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+            show_progress=False,
+        )
+        backend.train_from_iterator(texts, trainer)
+        content = backend.to_str(pretty=True).encode()
+        return cls(content, beginning=BEGINNING, end=END, source="the trained tokenizer")
+
+    def save(self, path: Path) -> None:
+        """Write the `tokenizer.json`."""
+        path.write_bytes(self._content)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of `text`, without a document's beginning or end."""
+        return self._backend.encode(text, add_special_tokens=False).ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each of `texts`, computed by the library's own threads."""
+        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`; special tokens have none."""
+        return self._backend.decode(list(ids), skip_special_tokens=True)

@@ -1,0 +1,67 @@
+"""Write a folder so that it is either there and whole, or not there."""
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from geojax.data.storage import partial_path
+from geojax.errors import UserError
+
+
+@contextlib.contextmanager
+def whole_folder(target: Path, *, wait: bool) -> Iterator[Path | None]:
+    """An empty folder to fill that becomes `target` when the block ends without an error.
+
+    One process at a time prepares a target: with `wait` the others wait, and then find it done and
+    get None; without, they are refused. What an interrupted preparation left is wiped.
+
+    Raises:
+        UserError: `target` exists (without `wait`), another process is preparing it, or the folder
+            cannot be written.
+    """
+    partial = partial_path(target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _lock(target.with_name(f".{target.name}.lock"), target, wait=wait):
+            if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+                if not wait:
+                    raise UserError(f"{target}: exists already; remove it or choose another output")
+                yield None
+                return
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir()
+            try:
+                yield partial
+            except BaseException:
+                shutil.rmtree(partial, ignore_errors=True)
+                raise
+            # Readers see all files or none: a rename within a folder is one step.
+            partial.rename(target)
+    except OSError as error:
+        raise UserError(f"{target}: cannot be written ({error.strerror or error})") from None
+
+
+@contextlib.contextmanager
+def _lock(path: Path, target: Path, *, wait: bool) -> Iterator[None]:
+    """Hold the lock file `path`, which is removed afterwards; the system frees a dead holder's."""
+    while True:
+        with path.open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
+                raise UserError(f"{target}: is being prepared by another process") from None
+            # Whoever held it before us has removed it, and a third process may hold a new one.
+            try:
+                current = os.path.samestat(path.stat(), os.fstat(file.fileno()))
+            except FileNotFoundError:
+                current = False
+            if not current:
+                continue
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+            return
