@@ -25,14 +25,13 @@ from geojax.data.storage import (
     TRAIN,
     VALIDATION,
     Prepared,
-    Split,
     SplitName,
     SplitWriter,
     token_dtype,
     write_manifest,
 )
 from geojax.data.tokenizer import Tokenizer
-from geojax.data.whole_folder import whole_folder
+from geojax.data.whole_folder import is_taken, whole_folder
 from geojax.errors import UserError
 
 _BATCH_CHARACTERS = 1 << 22
@@ -54,7 +53,7 @@ def prepare(settings: PrepareSettings, *, progress: bool = False) -> list[Prepar
     """
     for source in settings.sources:
         folder = settings.output / source.name
-        if folder.exists():
+        if is_taken(folder):
             raise UserError(f"{folder}: exists already; remove it or choose another output")
     files = {
         source.name: (find_files(source.files), find_files(source.validation_files))
@@ -84,7 +83,7 @@ def write_prepared(folder: Path, documents: Iterable[Assigned], tokenizer: Token
     dtype = token_dtype(tokenizer.vocabulary_size)
     text_bytes = 0
     with SplitWriter(folder, TRAIN, dtype) as train, SplitWriter(folder, VALIDATION, dtype) as held:
-        writers = {TRAIN: train, VALIDATION: held}
+        writers: dict[SplitName, SplitWriter] = {TRAIN: train, VALIDATION: held}
         for batch in _batches(documents):
             ids_of_pieces = tokenizer.encode_batch([piece.text for _, piece in batch])
             for (split, piece), ids in zip(batch, ids_of_pieces, strict=True):
@@ -95,7 +94,7 @@ def write_prepared(folder: Path, documents: Iterable[Assigned], tokenizer: Token
                     ids = [*ids, tokenizer.eos_id]
                 writers[split].append(np.asarray(ids, dtype))
                 text_bytes += len(piece.text.encode())
-        splits: dict[SplitName, Split] = {name: writer.finish() for name, writer in writers.items()}
+        splits = {name: writer.finish() for name, writer in writers.items()}
     write_manifest(folder, tokenizer, splits, text_bytes)
 
 

@@ -46,8 +46,6 @@ class DataSettings(Settings):
 
     sources: tuple[SourceSettings, ...] = (SourceSettings(name="python", builtin="python-stdlib"),)
     """Where the text comes from."""
-    validation_rows: int = pydantic.Field(default=256, gt=0)
-    """Validation reads at most so many rows of each set, evenly spaced over the set."""
     vocabulary_size: int = pydantic.Field(default=4096, ge=SMALLEST_VOCABULARY)
     """Of the tokenizer that is trained for a builtin corpus."""
     tokenizer: Path | None = None
@@ -102,7 +100,7 @@ class PrepareSettings(Settings):
 
     output: Path
     """The folder above the prepared folders."""
-    sources: tuple[PrepareSource, ...] = pydantic.Field(min_length=1)
+    sources: tuple[PrepareSource, ...]
     """What to read."""
     tokenizer: Path | None = None
     """A `tokenizer.json` to use; left out, one is trained on the sources' training files."""
@@ -117,6 +115,8 @@ class PrepareSettings(Settings):
 
     @pydantic.model_validator(mode="after")
     def _makes_sense(self) -> "PrepareSettings":
+        if not self.sources:
+            raise ValueError("name at least one source")
         refuse_repeated([source.name for source in self.sources])
         if self.tokenizer is None and (self.beginning_token or self.end_token):
             raise ValueError("beginning_token and end_token belong to a given tokenizer")

@@ -17,7 +17,7 @@ from geojax.data.documents import split_text
 from geojax.data.prepare import Assigned, is_held_out, progress_bar, write_prepared
 from geojax.data.storage import TRAIN, VALIDATION, VERSION, Prepared
 from geojax.data.tokenizer import Tokenizer
-from geojax.data.whole_folder import whole_folder
+from geojax.data.whole_folder import is_taken, whole_folder
 from geojax.errors import UserError
 
 HOLD_OUT = 0.05
@@ -54,11 +54,14 @@ def prepare_standard_library(
     vocabulary = f"tokenizer-{given.fingerprint[:12]}" if given else f"vocabulary-{vocabulary_size}"
     name = f"python-stdlib-{platform.python_version()}-{vocabulary}-v{VERSION}"
     folder = (cache or cache_folder()) / name
-    if not folder.exists():
+    if not is_taken(folder):
         with whole_folder(folder, wait=True) as partial:
             if partial is not None:
                 _prepare(partial, given, vocabulary_size, progress=progress)
-    return Prepared(folder)
+    try:
+        return Prepared(folder)
+    except UserError as error:
+        raise UserError(f"{error}; remove {folder} and it is made anew") from None
 
 
 def cache_folder() -> Path:

@@ -26,7 +26,7 @@ def whole_folder(target: Path, *, wait: bool) -> Iterator[Path | None]:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with _lock(target.with_name(f".{target.name}.lock"), target, wait=wait):
-            if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+            if is_taken(target):
                 if not wait:
                     raise UserError(f"{target}: exists already; remove it or choose another output")
                 yield None
@@ -42,6 +42,11 @@ def whole_folder(target: Path, *, wait: bool) -> Iterator[Path | None]:
             partial.rename(target)
     except OSError as error:
         raise UserError(f"{target}: cannot be written ({error.strerror or error})") from None
+
+
+def is_taken(target: Path) -> bool:
+    """Whether there is something at `target` other than an empty folder."""
+    return target.exists() and not (target.is_dir() and not any(target.iterdir()))
 
 
 @contextlib.contextmanager

@@ -1,0 +1,108 @@
+"""`geojax data prepare`: from text files to token shards."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from geojax.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class PrepareCommand:
+    """Tokenise text into a folder that `geojax train` reads (`data.sources`: `prepared:`).
+
+    One source from FILES to `--output`, or several with one tokenizer as the YAML file `--config`
+    says.
+    """
+
+    files: tyro.conf.Positional[tuple[str, ...]] = ()
+    """Text files, JSON lines, folders of them, or quoted globs ('texts/**/*.txt'); .gz too."""
+
+    output: Path | None = None
+    """The folder to make."""
+
+    config: Path | None = None
+    """A YAML file with output, sources, and tokenizer or vocabulary_size; given alone."""
+
+    validation_files: tuple[str, ...] = ()
+    """Files of the validation set."""
+
+    hold_out: float = 0.0
+    """Or the share of the documents that becomes the validation set, 0.01 for instance."""
+
+    format: Literal["auto", "text", "jsonl"] = "auto"
+    """text: a file is one document; jsonl: a line is one; auto goes by the file's suffix."""
+
+    field: str = "text"
+    """Key of the text in a JSON line."""
+
+    tokenizer: Path | None = None
+    """A tokenizer.json to use; without it one is trained."""
+
+    vocabulary_size: int = 32768
+    """Of the tokenizer that is trained."""
+
+    beginning_token: str | None = None
+    """The token of the given tokenizer that begins a document, where its name is unusual."""
+
+    end_token: str | None = None
+    """The token that ends a document."""
+
+
+Command = Annotated[PrepareCommand, tyro.conf.subcommand("prepare", prefix_name=False)]
+"""What follows `geojax data`."""
+
+
+def run(command: PrepareCommand) -> int:
+    """Prepare, print what was made, and return the exit code 0."""
+    from geojax.data import PrepareSettings, prepare
+    from geojax.settings import load_yaml, validate
+
+    if command.config is not None:
+        if command != PrepareCommand(config=command.config):
+            raise UserError("--config says everything: give it alone")
+        settings = validate(PrepareSettings, load_yaml(command.config), str(command.config))
+    else:
+        settings = validate(PrepareSettings, _single_source(command), "geojax data prepare")
+    prepared = prepare(settings, progress=True)
+    table = Table("folder", "split", "documents", "tokens", "shards", box=None)
+    for each in prepared:
+        for name, split in each.manifest.splits.items():
+            if split.documents:
+                counts = (f"{split.documents:,}", f"{split.tokens:,}", str(len(split.shards)))
+                table.add_row(str(each.folder), name, *counts)
+    console = Console()
+    console.print(table)
+    tokens = sum(split.tokens for each in prepared for split in each.manifest.splits.values())
+    text_bytes = sum(each.manifest.text_bytes for each in prepared)
+    console.print(
+        f"vocabulary {prepared[0].tokenizer.vocabulary_size:,}, "
+        f"{text_bytes / tokens:.2f} bytes of text per token"
+    )
+    return 0
+
+
+def _single_source(command: PrepareCommand) -> dict[str, object]:
+    if command.output is None:
+        raise UserError("geojax data prepare: say where to with --output FOLDER")
+    output = command.output.expanduser().absolute()
+    source = {
+        "name": output.name,
+        "files": command.files,
+        "validation_files": command.validation_files,
+        "hold_out": command.hold_out,
+        "format": command.format,
+        "field": command.field,
+    }
+    return {
+        "output": output.parent,
+        "sources": [source],
+        "tokenizer": command.tokenizer,
+        "vocabulary_size": command.vocabulary_size,
+        "beginning_token": command.beginning_token,
+        "end_token": command.end_token,
+    }
