@@ -1,0 +1,104 @@
+"""Mesh axes inside a shard_map: their names and sizes, and over which of them a value varies.
+
+Under `check_vma=True` JAX types every value with the set of mesh axes that it *varies* over: along
+those the devices may hold different values. A sum over an axis takes the axis out of the set. An
+axis of size 1 can be in the set too, and then the only public way out is a collective over groups
+of one, which XLA for CPUs does not remove. `drop_single` is the cast that costs nothing.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
+
+import jax
+from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from geojax.errors import UserError
+
+AxisNames: TypeAlias = str | Sequence[str]
+"""One mesh axis, or several; their ranks are counted with the last name fastest."""
+
+
+def axis_tuple(axes: AxisNames) -> tuple[str, ...]:
+    """`axes` as a tuple of names: a lone name becomes a tuple of one."""
+    return (axes,) if isinstance(axes, str) else tuple(axes)
+
+
+def axis_sizes(axes: Iterable[str]) -> dict[str, int]:
+    """The size of each axis of the surrounding shard_map.
+
+    Raises:
+        UserError: an axis is not a manual axis here.
+    """
+    sizes = {}
+    for axis in axes:
+        try:
+            sizes[axis] = lax.axis_size(axis)
+        except NameError:
+            raise UserError(
+                f"collectives: no mesh axis '{axis}' here; call inside a jax.shard_map whose mesh "
+                "has it as a manual axis"
+            ) from None
+    return sizes
+
+
+def check_disjoint(inner: tuple[str, ...], outer: tuple[str, ...]) -> None:
+    """Raise a UserError when an axis is named twice in `inner` and `outer` together."""
+    named = inner + outer
+    twice = sorted({axis for axis in named if named.count(axis) > 1})
+    if twice:
+        raise UserError(
+            f"collectives: axis '{twice[0]}' is named twice in inner={inner} and outer={outer}; "
+            "every axis belongs to one of them, once"
+        )
+
+
+def split_by_size(axes: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...], int]:
+    """(axes longer than 1 in their order, axes of size 1, number of ranks over all of them)."""
+    sizes = axis_sizes(axes)
+    long = tuple(axis for axis in axes if sizes[axis] > 1)
+    single = tuple(axis for axis in axes if sizes[axis] == 1)
+    return long, single, math.prod(sizes.values())
+
+
+def varying_axes(x: jax.Array) -> frozenset[str]:
+    """The mesh axes that `x` varies over; empty outside shard_map and under `check_vma=False`."""
+    return frozenset(jax.typeof(x).mat.varying)
+
+
+def to_varying(x: jax.Array, axes: Iterable[str]) -> jax.Array:
+    """`x` typed as varying over `axes` too; no data moves."""
+    varying = varying_axes(x)
+    missing = tuple(axis for axis in axes if axis not in varying)
+    return lax.pcast(x, missing, to="varying") if missing else x
+
+
+def drop_single(x: jax.Array, axes: Iterable[str]) -> jax.Array:
+    """`x` typed as no longer varying over `axes`, each of size 1; no data moves.
+
+    Linear; the transpose is the cast to varying.
+    """
+    varying = varying_axes(x)
+    present = tuple(axis for axis in axes if axis in varying)
+    return _drop_single_p.bind(x, axes=present) if present else x
+
+
+_drop_single_p = Primitive("drop_single")
+
+
+def _drop_single_type(aval: Any, *, axes: tuple[str, ...]) -> Any:
+    sizes = axis_sizes(axes)
+    assert all(size == 1 for size in sizes.values()), f"drop_single over {sizes}: not of size 1"
+    return aval.update(manual_axis_type=aval.mat.update(varying=aval.mat.varying - set(axes)))
+
+
+def _drop_single_transpose(cotangent: Any, _: Any, *, axes: tuple[str, ...]) -> tuple[Any]:
+    return (lax.pcast(cotangent, axes, to="varying"),)
+
+
+_drop_single_p.def_abstract_eval(_drop_single_type)
+mlir.register_lowering(_drop_single_p, lambda context, x, *, axes: [x])
+ad.deflinear2(_drop_single_p, _drop_single_transpose)
+batching.defvectorized(_drop_single_p)
