@@ -66,7 +66,8 @@ def plan_chunks(
     """Split long leaves and merge short ones into chunks of at most the limit.
 
     Args:
-        lengths: of each leaf, in units.
+        lengths: of each leaf, in units. An empty leaf is a chunk of its own: XLA crashes on empty
+            pieces among others (seen in JAX 0.11.2).
         kinds: of each leaf; leaves of different kinds (another dtype, say) never share a chunk.
         limits: for each leaf, the most units of a chunk that it is in; equal for leaves of one
             kind. None: the leaf is a chunk of its own, neither split nor merged.
@@ -76,7 +77,7 @@ def plan_chunks(
     chunks: list[list[Piece]] = []
     last_merged: dict[Hashable, list[Piece]] = {}
     for leaf, (length, kind, limit) in enumerate(zip(lengths, kinds, limits, strict=True)):
-        if limit is None:
+        if limit is None or length == 0:
             chunks.append([Piece(leaf, 0, length)])
         elif length > limit:
             chunks.extend([piece] for piece in _split(leaf, length, limit))
