@@ -1,0 +1,42 @@
+"""Optax chains on shards, and where each leaf of the training state lives."""
+
+from geojax.optim.clip import clip_by_global_norm, global_norm
+from geojax.optim.layout import (
+    SHARD_AXES,
+    LeafLayout,
+    abstract,
+    abstract_whole,
+    bytes_per_device,
+    leaf_layout,
+    pad,
+    parameter_layouts,
+    replicated,
+    shardings,
+    trim,
+)
+from geojax.optim.optimizer import (
+    OptimizerSettings,
+    learning_rate_schedule,
+    make_optimizer,
+    optimizer_layouts,
+)
+
+__all__ = [
+    "SHARD_AXES",
+    "LeafLayout",
+    "OptimizerSettings",
+    "abstract",
+    "abstract_whole",
+    "bytes_per_device",
+    "clip_by_global_norm",
+    "global_norm",
+    "learning_rate_schedule",
+    "leaf_layout",
+    "make_optimizer",
+    "optimizer_layouts",
+    "pad",
+    "parameter_layouts",
+    "replicated",
+    "shardings",
+    "trim",
+]

@@ -1,0 +1,89 @@
+"""AdamW on shards: the settings, the learning-rate schedule and the optax chain."""
+
+from typing import Any
+
+import jax
+import optax
+import pydantic
+
+from geojax.models import decay_mask
+from geojax.optim.clip import clip_by_global_norm
+from geojax.optim.layout import SHARD_AXES, replicated
+from geojax.settings import Settings
+
+
+class OptimizerSettings(Settings):
+    """AdamW (arXiv 1711.05101) with a linear warm-up and a cosine decay (arXiv 1608.03983)."""
+
+    peak_learning_rate: pydantic.PositiveFloat = 3e-4
+    """Learning rate at the end of the warm-up."""
+
+    final_learning_rate: pydantic.NonNegativeFloat = 3e-5
+    """Learning rate at the last step."""
+
+    warmup_steps: pydantic.NonNegativeInt = 100
+    """Steps over which the learning rate rises linearly from zero."""
+
+    beta1: float = pydantic.Field(0.9, ge=0, lt=1)
+    """Decay of the first moment."""
+
+    beta2: float = pydantic.Field(0.95, ge=0, lt=1)
+    """Decay of the second moment."""
+
+    epsilon: pydantic.PositiveFloat = 1e-8
+    """Added to the root of the second moment."""
+
+    weight_decay: pydantic.NonNegativeFloat = 0.1
+    """Decoupled weight decay of matrices and embeddings; norms and biases are not decayed."""
+
+    clip_norm: pydantic.PositiveFloat | None = 1.0
+    """Gradients are scaled to at most this global norm; null leaves them as they are."""
+
+    @pydantic.model_validator(mode="after")
+    def _final_is_below_peak(self) -> "OptimizerSettings":
+        if self.final_learning_rate > self.peak_learning_rate:
+            raise ValueError(
+                f"final_learning_rate {self.final_learning_rate:g} is above peak_learning_rate "
+                f"{self.peak_learning_rate:g}"
+            )
+        return self
+
+
+def learning_rate_schedule(settings: OptimizerSettings, steps: int) -> optax.Schedule:
+    """Learning rate as a function of the step, over a run of `steps` steps."""
+    warmup = min(settings.warmup_steps, steps)
+    return optax.warmup_cosine_decay_schedule(
+        init_value=0.0 if warmup else settings.peak_learning_rate,
+        peak_value=settings.peak_learning_rate,
+        warmup_steps=warmup,
+        decay_steps=max(steps, warmup + 1),
+        end_value=settings.final_learning_rate,
+    )
+
+
+def make_optimizer(settings: OptimizerSettings, steps: int) -> optax.GradientTransformationExtraArgs:
+    """The optax chain that runs on each rank's shard, inside the step's `shard_map`."""
+    schedule = learning_rate_schedule(settings, steps)
+    clip = [clip_by_global_norm(settings.clip_norm, SHARD_AXES)] if settings.clip_norm else []
+    return optax.chain(
+        *clip,
+        optax.scale_by_adam(settings.beta1, settings.beta2, settings.epsilon),
+        optax.add_decayed_weights(settings.weight_decay, mask=decay_mask),
+        # Optax counts updates from 0, where the warm-up's rate is 0: the first update would be lost.
+        optax.scale_by_learning_rate(lambda count: schedule(count + 1)),
+    )
+
+
+def optimizer_layouts(optimizer: optax.GradientTransformation, parameter_layouts: Any) -> Any:
+    """The `LeafLayout` of each leaf of the optimizer's state: moments lie as their parameters do."""
+    parameters = jax.tree.map(
+        lambda layout: jax.ShapeDtypeStruct(layout.shape, layout.dtype), parameter_layouts
+    )
+    state = jax.eval_shape(optimizer.init, parameters)
+    return optax.tree_utils.tree_map_params(
+        optimizer,
+        lambda _, layout: layout,
+        state,
+        parameter_layouts,
+        transform_non_params=replicated,
+    )

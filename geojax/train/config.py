@@ -1,0 +1,259 @@
+"""The settings of a whole run: one YAML file, checked before any device is touched."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import pydantic
+import yaml
+
+from geojax.data import DataSettings
+from geojax.errors import UserError
+from geojax.models import ModelConfig
+from geojax.optim import OptimizerSettings
+from geojax.settings import Settings, load_yaml, validate
+
+OPTIONAL_AXES = ("stage", "context", "tensor")
+"""Mesh axes that `make_mesh` offers and the trainer does not use yet."""
+
+
+class MeshSettings(Settings):
+    """The sizes of the mesh's axes; their product is the number of devices."""
+
+    dc: pydantic.PositiveInt = 1
+    """Sites: each trains on its own share of the batch, gradients are summed across the link."""
+
+    stage: pydantic.PositiveInt = 1
+    """Pipeline stages inside a site."""
+
+    data: pydantic.PositiveInt = 1
+    """Data-parallel ranks inside a site; the training state is sharded over them."""
+
+    expert: pydantic.PositiveInt = 1
+    """Expert-parallel ranks inside a site; a dense model treats them as data-parallel ones."""
+
+    context: pydantic.PositiveInt = 1
+    """Ranks that share one sequence."""
+
+    tensor: pydantic.PositiveInt = 1
+    """Ranks that share one layer."""
+
+    @property
+    def devices(self) -> int:
+        """The number of devices that the mesh needs."""
+        return self.batch_shards * self.stage * self.context * self.tensor
+
+    @property
+    def batch_shards(self) -> int:
+        """The number of shares that the rows of a batch are cut into."""
+        return self.dc * self.data * self.expert
+
+    @pydantic.model_validator(mode="after")
+    def _trainable(self) -> "MeshSettings":
+        for axis in OPTIONAL_AXES:
+            if getattr(self, axis) > 1:
+                raise ValueError(
+                    f"{axis}={getattr(self, axis)} cannot be trained: `geojax train` spreads a "
+                    "model over dc, data and expert"
+                )
+        return self
+
+
+class BatchSettings(Settings):
+    """The global batch of one step; the same on every mesh."""
+
+    rows: pydantic.PositiveInt
+    """Sequences in the global batch, over all sites."""
+
+    sequence: pydantic.PositiveInt
+    """Tokens in a row."""
+
+    accumulation: pydantic.PositiveInt = 1
+    """Microbatches that each device runs one after the other before gradients are reduced."""
+
+
+class CommunicationSettings(Settings):
+    """How gradients and weights travel."""
+
+    chunk_bytes: pydantic.PositiveInt | None = 16 * 2**20
+    """Gradients are reduced in chunks of at most this many bytes, so that the in-site phase of one
+    overlaps with the cross-site phase of another; null keeps one chunk a leaf."""
+
+    wire_dtype: Literal["float32", "bfloat16"] | None = None
+    """What gradients are cast to while they cross the link; null sends them as they are."""
+
+
+class EvaluationSettings(Settings):
+    """Validation while training."""
+
+    every_steps: pydantic.PositiveInt = 200
+    """Steps between two validations; there is one before the first step and one after the last."""
+
+    batches: pydantic.PositiveInt = 4
+    """Global batches per validation set."""
+
+
+class CheckpointSettings(Settings):
+    """When the training state is saved; it always is at the end and on Ctrl-C."""
+
+    every_steps: pydantic.PositiveInt = 500
+    """Steps between two checkpoints."""
+
+    every_minutes: pydantic.PositiveFloat = 15.0
+    """A checkpoint is also made when the last one is this old."""
+
+    keep: pydantic.PositiveInt = 3
+    """The newest checkpoints that stay on disk."""
+
+
+class WatchdogSettings(Settings):
+    """When a step is taken for hung."""
+
+    factor: float = pydantic.Field(20.0, gt=1)
+    """A step that takes this many times the median of its predecessors is hung..."""
+
+    minimum_seconds: pydantic.PositiveFloat = 300.0
+    """...but never before this much time has passed."""
+
+
+class SampleSettings(Settings):
+    """Text that the trained model writes at the end of a run."""
+
+    prompts: tuple[str, ...] = ()
+    """What each sample starts with; none, no sample."""
+
+    tokens: pydantic.PositiveInt = 200
+    """Tokens per sample."""
+
+    temperature: pydantic.NonNegativeFloat = 0.7
+    """Zero picks the likeliest token."""
+
+
+class RunConfig(Settings):
+    """A whole run, as `geojax train` reads it."""
+
+    run_directory: Path
+    """Where checkpoints, metrics, plots and the resolved config go."""
+
+    seed: pydantic.NonNegativeInt = 0
+    """Fixes initialisation, data order and dropout, on every layout."""
+
+    steps: pydantic.PositiveInt
+    """Optimizer steps in the whole run."""
+
+    topology: str | None = None
+    """A preset's name or a YAML file that describes the sites; null: what the processes say."""
+
+    simulate_devices: pydantic.PositiveInt | None = None
+    """Simulate this many CPU devices in each process instead of using real accelerators."""
+
+    mesh: MeshSettings = MeshSettings()
+    """The layout."""
+
+    model: ModelConfig
+    """A preset's name, a mapping with `preset:` and what differs from it, or a whole description."""
+
+    data: DataSettings
+    """Sources of text, tokenizer and validation sets."""
+
+    batch: BatchSettings
+    """The global batch."""
+
+    precision: Literal["fp32", "bf16", "fp64"] = "bf16"
+    """What the weights are gathered and multiplied in; master weights are at least fp32."""
+
+    remat: Literal["none", "selective", "full"] = "none"
+    """Activations that the backward pass computes again: none, all but the matrix products, or
+    everything inside a layer."""
+
+    optimizer: OptimizerSettings = OptimizerSettings()
+    """AdamW and its schedule."""
+
+    communication: CommunicationSettings = CommunicationSettings()
+    """Chunks and wire format of the gradients."""
+
+    evaluation: EvaluationSettings = EvaluationSettings()
+    """Validation while training."""
+
+    checkpoint: CheckpointSettings = CheckpointSettings()
+    """When the state is saved."""
+
+    watchdog: WatchdogSettings = WatchdogSettings()
+    """When a step is taken for hung."""
+
+    sample: SampleSettings = SampleSettings()
+    """Text at the end of the run."""
+
+    skip_limit: pydantic.PositiveInt = 10
+    """Consecutive steps with a non-finite loss or gradient after which the run stops."""
+
+    @pydantic.field_validator("model", mode="before")
+    @classmethod
+    def _resolve_preset(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return ModelConfig.load(value)
+        if isinstance(value, dict) and "preset" in value:
+            changes = {key: change for key, change in value.items() if key != "preset"}
+            return ModelConfig.load(value["preset"]).model_dump() | changes
+        return value
+
+    @pydantic.model_validator(mode="after")
+    def _batch_divides(self) -> "RunConfig":
+        shares = self.mesh.batch_shards * self.batch.accumulation
+        if self.batch.rows % shares:
+            below = self.batch.rows // shares * shares
+            fitting = f"{below} or {below + shares}" if below else str(shares)
+            raise ValueError(
+                f"batch.rows={self.batch.rows} does not divide over dc={self.mesh.dc} x "
+                f"data={self.mesh.data} x expert={self.mesh.expert} x "
+                f"accumulation={self.batch.accumulation} = {shares}; {fitting} rows would"
+            )
+        if self.batch.sequence > self.model.maximum_positions:
+            raise ValueError(
+                f"batch.sequence={self.batch.sequence} is longer than the model's "
+                f"maximum_positions={self.model.maximum_positions}"
+            )
+        return self
+
+    @classmethod
+    def load(cls, path: Path, overrides: Sequence[str] = ()) -> "RunConfig":
+        """Read a config file and apply `--dotted.name value` overrides.
+
+        Raises:
+            UserError: one line, with the path of the field that is wrong and what would be right.
+        """
+        content = load_yaml(path)
+        for name, value in _parse_overrides(overrides):
+            _override(content, name, value)
+        return validate(cls, content, str(path))
+
+
+def _parse_overrides(arguments: Sequence[str]) -> list[tuple[str, Any]]:
+    """`--a.b 1 --c=x` as [("a.b", 1), ("c", "x")]; values are read as YAML."""
+    pairs, remaining = [], list(arguments)
+    while remaining:
+        name, equals, value = remaining.pop(0).partition("=")
+        if not name.startswith("--") or not name[2:]:
+            raise UserError(f"'{name}': expected an override such as --optimizer.warmup_steps 50")
+        if not equals:
+            if not remaining:
+                raise UserError(f"{name}: a value is missing")
+            value = remaining.pop(0)
+        try:
+            pairs.append((name[2:].replace("-", "_"), yaml.safe_load(value)))
+        except yaml.YAMLError:
+            raise UserError(f"{name}: '{value}' is not a valid YAML value") from None
+    return pairs
+
+
+def _override(content: dict[str, Any], name: str, value: Any) -> None:
+    *parents, last = name.split(".")
+    for depth, parent in enumerate(parents):
+        inner = content.setdefault(parent, {})
+        if parent == "model" and isinstance(inner, str):
+            inner = content[parent] = {"preset": inner}
+        if not isinstance(inner, dict):
+            path = ".".join(parents[: depth + 1])
+            raise UserError(f"--{name}: '{path}' is not a group of settings in the config file")
+        content = inner
+    content[last] = value

@@ -1,0 +1,48 @@
+"""Metrics of a run on disk: one JSON line a step, and TensorBoard."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tensorboardX import SummaryWriter
+
+
+class MetricsWriter:
+    """Appends to `metrics.jsonl` and to a TensorBoard log; written by one process of a run.
+
+    A resumed run continues the file: lines of steps after the restored one, which the interrupted
+    run still wrote, are dropped, so that every step stands in the file once.
+    """
+
+    def __init__(self, jsonl: Path, tensorboard: Path, step: int):
+        kept = [line for line in read_metrics(jsonl) if line["step"] <= step]
+        temporary = jsonl.with_suffix(".partial")
+        temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        temporary.replace(jsonl)
+        self._file = jsonl.open("a", encoding="utf-8")
+        self._tensorboard = SummaryWriter(str(tensorboard), purge_step=step + 1 if step else None)
+
+    def write(self, step: int, values: dict[str, Any]) -> None:
+        """Record `values` (numbers) of `step`; the line is on disk when this returns."""
+        self._file.write(json.dumps({"step": step, **values}) + "\n")
+        self._file.flush()
+        for name, value in values.items():
+            self._tensorboard.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Write out what is buffered and close both files."""
+        self._file.close()
+        self._tensorboard.close()
+
+
+def read_metrics(jsonl: Path) -> list[dict[str, Any]]:
+    """The lines of a `metrics.jsonl`; a last line that was cut off by a crash is left out."""
+    if not jsonl.exists():
+        return []
+    lines = []
+    for text in jsonl.read_text(encoding="utf-8").splitlines():
+        try:
+            lines.append(json.loads(text))
+        except json.JSONDecodeError:
+            continue
+    return lines

@@ -1,0 +1,113 @@
+"""What a run shows a person: the start-up lines, the progress bar, the curve and the summary."""
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import rich.console
+import rich.markup
+import rich.progress
+import rich.table
+from jax.sharding import Mesh
+
+from geojax.train.metrics import read_metrics
+
+
+class Progress:
+    """A progress bar with the newest figures of the run; silent on every process but the first."""
+
+    def __init__(self, console: rich.console.Console, steps: int, done: int):
+        self._bar = rich.progress.Progress(
+            rich.progress.TextColumn("step {task.completed}/{task.total}"),
+            rich.progress.BarColumn(bar_width=18),
+            rich.progress.TextColumn("{task.fields[figures]}"),
+            rich.progress.TimeRemainingColumn(compact=True),
+            console=console,
+            # Without a terminal a bar would fill the log: there, `log` prints a line now and then.
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("training", total=steps, completed=done, figures="")
+        self._console = console
+        self._steps = steps
+        self._stride = max(1, steps // 50)
+
+    def update(self, step: int, figures: Mapping[str, str]) -> None:
+        """Show the figures of `step`."""
+        text = "  ".join(f"{name} {value}" for name, value in figures.items())
+        self._bar.update(self._task, completed=step, figures=text)
+        if not self._console.is_terminal and (step % self._stride == 0 or step == self._steps):
+            self._console.print(f"step {step}/{self._steps}  {text}", highlight=False)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """The bar is on the screen inside this block."""
+        with self._bar:
+            yield
+
+
+def mesh_line(mesh: Mesh) -> str:
+    """The axes of the mesh that are in use: `dc=2 x data=4 on 8 cpu devices`."""
+    used = [f"{axis}={size}" for axis, size in mesh.shape.items() if size > 1] or ["one device"]
+    platform = mesh.devices.flat[0].platform
+    count = mesh.devices.size
+    return f"{' x '.join(used)} on {count} {platform} device{'s' if count > 1 else ''}"
+
+
+def quantity(value: float, unit: str = "") -> str:
+    """A number that a person reads at a glance: 5.1M, 1.2 GB, 830 tokens/s."""
+    for limit, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= limit:
+            return f"{value / limit:.3g}{' ' if unit else ''}{prefix}{unit}"
+    return f"{value:.3g}{' ' if unit else ''}{unit}"
+
+
+def draw_loss_curve(metrics: Path, image: Path) -> None:
+    """Draw training and validation loss by step from a `metrics.jsonl` into a PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    lines = read_metrics(metrics)
+    training = [(line["step"], line["loss"]) for line in lines if "loss" in line]
+    figure, axes = pyplot.subplots(figsize=(8, 4.5), dpi=120, layout="constrained")
+    if training:
+        steps, losses = zip(*training, strict=True)
+        axes.plot(steps, losses, color="#9bb8d3", linewidth=0.8, label="training")
+        axes.plot(steps, _smooth(losses), color="#1f5a94", linewidth=1.8, label="training, smoothed")
+    names = sorted({name for line in lines for name in line if name.startswith("validation/")})
+    for name, colour in zip(names, ("#d1495b", "#edae49", "#66a182", "#6d597a"), strict=False):
+        points = [(line["step"], line[name]) for line in lines if name in line]
+        label = name.replace("/", " ")
+        axes.plot(*zip(*points, strict=True), "o-", color=colour, markersize=5, label=label)
+        last_step, last = points[-1]
+        axes.annotate(f"{last:.3f}", (last_step, last), (0, 9), textcoords="offset points", ha="right")
+    axes.set(xlabel="step", ylabel="cross-entropy (nats per token)")
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(image)
+    pyplot.close(figure)
+
+
+def _smooth(values: tuple[float, ...]) -> list[float]:
+    """Exponential moving average over about a fiftieth of the run, without the bias at its start."""
+    decay = math.exp(-1 / max(1.0, len(values) / 50))
+    average, weight, smooth = 0.0, 0.0, []
+    for value in values:
+        average = decay * average + (1 - decay) * value
+        weight = decay * weight + (1 - decay)
+        smooth.append(average / weight)
+    return smooth
+
+
+def summary_table(title: str, rows: Mapping[str, Any]) -> rich.table.Table:
+    """The one-screen summary at the end of a run."""
+    table = rich.table.Table(title=title, show_header=False, title_justify="left", box=None)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows.items():
+        table.add_row(name, rich.markup.escape(str(value)))
+    return table
