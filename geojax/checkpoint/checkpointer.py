@@ -145,6 +145,7 @@ class Checkpointer:
         try:
             finished.result()
         except Exception as error:
+            self._newest_step = None
             raise self._save_failed(step, error) from error
 
     def restore(
@@ -273,9 +274,7 @@ class Checkpointer:
             if step > restored:
                 problems.setdefault(step, "its save was interrupted")
         if problems:
-            self._report(
-                f"{self.folder}: {_list_of(problems)}; step {restored} is restored instead"
-            )
+            self._report(f"{self.folder}: {_list_of(problems)}; restoring step {restored} instead")
 
 
 def _together(read: Callable[[], Result]) -> Result:

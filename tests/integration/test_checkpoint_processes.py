@@ -1,0 +1,110 @@
+"""Checkpoints written and read by real processes: several at once, and one that is killed."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+WORKER = Path(__file__).parent / "checkpoint_worker.py"
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+ENVIRONMENT.pop("XLA_FLAGS", None)
+
+
+def start(*arguments: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(WORKER), *map(str, arguments)],
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def run(action: str, folder: Path, dc: int, data: int, processes: int) -> list[str]:
+    """The output of every process."""
+    if processes == 1:
+        workers = [start(action, folder, dc, data)]
+    else:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            coordinator = f"127.0.0.1:{probe.getsockname()[1]}"
+        workers = [
+            start(action, folder, dc, data, coordinator, processes, process)
+            for process in range(processes)
+        ]
+    try:
+        outputs = [worker.communicate(timeout=120)[0] for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+    assert all(worker.returncode == 0 for worker in workers), "\n".join(outputs)
+    return outputs
+
+
+@pytest.mark.multiprocess
+def test_two_processes_save_and_any_number_restores(tmp_path: Path) -> None:
+    for output in run("save", tmp_path, 2, 4, processes=2):
+        assert "SAVED" in output
+    for dc, data, processes in [(2, 4, 2), (2, 4, 1), (1, 3, 1)]:
+        for output in run("restore", tmp_path, dc, data, processes):
+            assert "RESTORED 20" in output
+
+
+@pytest.mark.multiprocess
+def test_one_process_saves_and_two_restore(tmp_path: Path) -> None:
+    run("save", tmp_path, 3, 2, processes=1)
+    for output in run("restore", tmp_path, 2, 4, processes=2):
+        assert "RESTORED 20" in output
+
+
+@pytest.mark.multiprocess
+def test_two_processes_fall_back_together(tmp_path: Path) -> None:
+    run("save", tmp_path, 2, 4, processes=2)
+    damaged = max((tmp_path / "20" / "ocdbt.process_1" / "d").iterdir())
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"\0\0")
+    outputs = run("restore", tmp_path, 2, 4, processes=2)
+    assert all("RESTORED 10" in output for output in outputs)
+    assert sum("REPORT" in output for output in outputs) == 1
+
+
+@pytest.mark.multiprocess
+def test_a_folder_that_is_not_shared_is_refused(tmp_path: Path) -> None:
+    for output in run("save-privately", tmp_path, 2, 4, processes=2):
+        assert "REFUSED" in output
+        assert "process 1 does not see what process 0 writes there" in output
+
+
+@pytest.mark.multiprocess
+def test_killed_before_the_commit_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+    worker = start("save-halfway", tmp_path, 2, 4)
+    assert worker.stdout is not None
+    assert any("HALFWAY" in line for line in worker.stdout)
+    worker.kill()
+    worker.wait()
+    assert (tmp_path / "20.orbax-checkpoint-tmp").is_dir()
+
+    (output,) = run("restore", tmp_path, 1, 3, processes=1)
+    assert "RESTORED 10" in output
+    assert "step 20 is not whole (its save was interrupted); restoring step 10" in output
+    assert (tmp_path / "20.orbax-checkpoint-tmp").is_dir()
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("delay", [0.0, 0.02, 0.1])
+def test_killed_at_any_moment_of_a_save_leaves_a_whole_checkpoint(
+    tmp_path: Path, delay: float
+) -> None:
+    worker = start("save", tmp_path, 2, 4)
+    while not (tmp_path / "10").is_dir():
+        assert worker.poll() is None
+        time.sleep(0.001)
+    time.sleep(delay)
+    worker.kill()
+    worker.communicate()
+    (output,) = run("restore", tmp_path, 2, 4, processes=1)
+    assert "RESTORED" in output

@@ -1,0 +1,305 @@
+import json
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from geojax.checkpoint import Checkpointer
+from geojax.errors import UserError
+
+MODEL = {"layers": 12, "rope": {"theta": 10000.0}, "tied": True}
+METADATA = {"model": MODEL, "data": {"step": 3, "epoch": 0}, "seed": 7}
+
+
+class Moments(NamedTuple):
+    count: Any
+    mean: Any
+    nothing: Any
+
+
+def mesh(dc: int, data: int) -> Mesh:
+    devices = np.array(jax.devices()[: dc * data]).reshape(dc, data)
+    return Mesh(devices, ("dc", "data"), axis_types=(AxisType.Auto,) * 2)
+
+
+def values(scale: float = 1.0) -> dict[str, Any]:
+    generator = np.random.default_rng(0)
+    weights = generator.standard_normal((24, 6), np.float32) * scale
+    return {
+        # More than ten layers: names sort differently from numbers.
+        "parameters": [np.full((3, 12), layer * scale, np.float32) for layer in range(12)],
+        "optimizer": Moments(np.int32(5), weights.astype(jnp.bfloat16), None),
+        "weights": weights,
+    }
+
+
+def spec(leaf: Any) -> P:
+    return P() if leaf.ndim == 0 else P("data") if leaf.shape[0] == 24 else P(None, "data")
+
+
+def on(place: Mesh, scale: float = 1.0) -> dict[str, Any]:
+    return jax.tree.map(
+        lambda leaf: jax.device_put(leaf, NamedSharding(place, spec(leaf))), values(scale)
+    )
+
+
+def abstract_on(place: Mesh) -> dict[str, Any]:
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(
+            leaf.shape, leaf.dtype, sharding=NamedSharding(place, spec(leaf))
+        ),
+        values(),
+    )
+
+
+def assert_is(state: dict[str, Any], scale: float = 1.0) -> None:
+    assert jax.tree.structure(state) == jax.tree.structure(values())
+    jax.tree.map(np.testing.assert_array_equal, state, values(scale))
+
+
+def save(folder: Path, *steps: int, keep: int = 3) -> None:
+    with Checkpointer(folder, keep=keep) as checkpointer:
+        for step in steps:
+            checkpointer.save(step, on(mesh(2, 4), step), METADATA)
+
+
+def restore(folder: Path, **settings: Any) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+    lines: list[str] = []
+    with Checkpointer(folder, report=lines.append) as checkpointer:
+        state, metadata = checkpointer.restore(abstract_on(mesh(2, 4)), model=MODEL, **settings)
+    return state, metadata, lines
+
+
+@pytest.mark.parametrize(("dc", "data"), [(2, 4), (1, 3), (3, 2), (1, 1)])
+def test_restores_onto_another_mesh(tmp_path: Path, dc: int, data: int) -> None:
+    save(tmp_path, 3)
+    abstract = abstract_on(mesh(dc, data))
+    with Checkpointer(tmp_path) as checkpointer:
+        state, metadata = checkpointer.restore(abstract, model=MODEL)
+    assert_is(state, 3)
+    for leaf, wanted in zip(jax.tree.leaves(state), jax.tree.leaves(abstract), strict=True):
+        assert leaf.sharding == wanted.sharding
+    assert metadata == {**METADATA, "step": 3}
+
+
+def test_float64_is_restored_exactly(tmp_path: Path) -> None:
+    with jax.enable_x64(True):
+        state = {"weights": jnp.linspace(0.0, 1.0, 7, dtype=jnp.float64)}
+        with Checkpointer(tmp_path) as checkpointer:
+            checkpointer.save(1, state, METADATA)
+            restored, _ = checkpointer.restore(jax.eval_shape(lambda: state))
+        assert restored["weights"].dtype == jnp.float64
+        np.testing.assert_array_equal(restored["weights"], state["weights"])
+
+
+def test_arrays_may_be_donated_while_the_save_goes_on(tmp_path: Path) -> None:
+    advance = jax.jit(lambda state: jax.tree.map(lambda x: x * 0 - 1, state), donate_argnums=0)
+    with Checkpointer(tmp_path) as checkpointer:
+        state = on(mesh(2, 4))
+        checkpointer.save(1, state, METADATA)
+        for _ in range(3):
+            state = advance(state)
+        jax.block_until_ready(state)
+        checkpointer.wait()
+    assert_is(restore(tmp_path)[0])
+
+
+def test_keeps_the_newest(tmp_path: Path) -> None:
+    save(tmp_path, 1, 2, 9, 10, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["10", "9"]
+    with Checkpointer(tmp_path) as checkpointer:
+        assert checkpointer.latest_steps() == [10, 9]
+
+
+def test_the_same_step_is_saved_once(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, on(mesh(2, 4)), METADATA)
+        checkpointer.save(1, on(mesh(2, 4), 5), METADATA)
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.restore(abstract_on(mesh(2, 4)))
+        checkpointer.save(1, on(mesh(2, 4), 5), METADATA)
+    assert_is(restore(tmp_path)[0])
+
+
+def test_a_step_before_the_newest_is_refused(tmp_path: Path) -> None:
+    save(tmp_path, 5)
+    with pytest.raises(UserError, match="holds a checkpoint of step 5"):
+        save(tmp_path, 4)
+
+
+def test_when_to_save(tmp_path: Path) -> None:
+    by_steps = Checkpointer(tmp_path, every_steps=4)
+    assert [step for step in range(9) if by_steps.should_save(step)] == [4, 8]
+    assert not by_steps.due(float("inf"))
+    by_time = Checkpointer(tmp_path, every_minutes=2)
+    assert not any(by_time.should_save(step) for step in range(9))
+    now = time.monotonic()
+    assert not by_time.due()
+    assert not by_time.due(now + 118)
+    assert by_time.due(now + 121)
+
+
+def remove(name: str) -> Callable[[Path], None]:
+    def damage(checkpoint: Path) -> None:
+        path = checkpoint / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    return damage
+
+
+def largest_file(checkpoint: Path) -> Path:
+    files = (path for path in checkpoint.rglob("*") if path.is_file() and path.parent.name == "d")
+    return max(files, key=lambda path: path.stat().st_size)
+
+
+def truncate(checkpoint: Path) -> None:
+    path = largest_file(checkpoint)
+    path.write_bytes(path.read_bytes()[:-5])
+
+
+def flip_a_bit(checkpoint: Path) -> None:
+    path = largest_file(checkpoint)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 4
+    path.write_bytes(content)
+
+
+def change_the_metadata(checkpoint: Path) -> None:
+    path = checkpoint / "manifest.json"
+    path.write_text(path.read_text().replace('"seed": 7', '"seed": 8'))
+
+
+def empty(checkpoint: Path) -> None:
+    shutil.rmtree(checkpoint)
+    checkpoint.mkdir()
+
+
+DAMAGES = [
+    *map(remove, ["manifest.json", "manifest.ocdbt", "_METADATA", "d", "ocdbt.process_0"]),
+    truncate,
+    flip_a_bit,
+    change_the_metadata,
+    empty,
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    save(tmp_path, 10, 20)
+    damage(tmp_path / "20")
+    state, metadata, lines = restore(tmp_path)
+    assert_is(state, 10)
+    assert metadata["step"] == 10
+    (line,) = lines
+    assert "step 20 is not whole (" in line
+    assert line.endswith("restoring step 10 instead")
+    assert "\n" not in line
+    assert (tmp_path / "20").is_dir()
+
+
+def test_a_changed_timestamp_of_orbax_is_no_damage(tmp_path: Path) -> None:
+    save(tmp_path, 10)
+    remove("_CHECKPOINT_METADATA")(tmp_path / "10")
+    assert_is(restore(tmp_path)[0], 10)
+
+
+def test_what_is_not_whole_makes_room_when_training_goes_on(tmp_path: Path) -> None:
+    save(tmp_path, 10, 20)
+    flip_a_bit(tmp_path / "20")
+    shutil.copytree(tmp_path / "20", tmp_path / "30.orbax-checkpoint-tmp")
+    lines: list[str] = []
+    with Checkpointer(tmp_path, keep=2, report=lines.append) as checkpointer:
+        state, _ = checkpointer.restore(abstract_on(mesh(2, 4)))
+        assert "step 30 is not whole (its save was interrupted), step 20 is" in lines.pop()
+        checkpointer.save(20, state, METADATA)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["10", "20", "20.damaged"]
+    assert [line.rpartition(": ")[2] for line in lines] == [
+        "damaged; renamed to 20.damaged",
+        "removed the interrupted save of step 30",
+    ]
+    assert restore(tmp_path)[1]["step"] == 20
+
+
+def test_none_whole(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no checkpoint"):
+        restore(tmp_path)
+    save(tmp_path, 10, 20)
+    flip_a_bit(tmp_path / "20")
+    truncate(tmp_path / "10")
+    with pytest.raises(UserError, match=r"no whole checkpoint: step 20 .*, step 10 .*") as refusal:
+        restore(tmp_path)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({**MODEL, "layers": 24}, "model.layers is 12 there and 24 here"),
+        ({**MODEL, "rope": {"theta": 5e5}}, "model.rope.theta is 10000.0 there and 500000.0 here"),
+        ({**MODEL, "experts": 8}, "model.experts is absent there and 8 here"),
+        ({"layers": 12, "rope": {"theta": 1e4}}, "model.tied is true there and absent here"),
+        ({**MODEL, "rope": None}, 'model.rope is {"theta": 10000.0} there and null here'),
+    ],
+)
+def test_another_model_is_refused_before_anything_is_read(
+    tmp_path: Path, model: dict[str, Any], message: str
+) -> None:
+    save(tmp_path, 10)
+    flip_a_bit(tmp_path / "10")
+    with Checkpointer(tmp_path) as checkpointer, pytest.raises(UserError) as refusal:
+        checkpointer.restore(abstract_on(mesh(2, 4)), model=model)
+    assert str(refusal.value).endswith(message)
+
+
+def test_other_arrays_are_refused(tmp_path: Path) -> None:
+    save(tmp_path, 10)
+    abstract = abstract_on(mesh(2, 4))
+    abstract["weights"] = jax.ShapeDtypeStruct((24, 8), np.float32)
+    with Checkpointer(tmp_path) as checkpointer:
+        with pytest.raises(UserError, match=r"weights is float32\[24,6\] in the checkpoint and"):
+            checkpointer.restore(abstract)
+        del abstract["weights"]
+        with pytest.raises(UserError, match=r"weights is float32\[24,6\] .* and absent in this"):
+            checkpointer.restore(abstract)
+
+
+def test_a_failed_save_is_one_line_at_the_next_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("geojax.checkpoint.manifest.write", full)
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save(1, on(mesh(2, 4)), METADATA)
+    with pytest.raises(UserError, match=r"step 1 could not be saved: .*No space left") as refusal:
+        checkpointer.wait()
+    assert "\n" not in str(refusal.value)
+    monkeypatch.undo()
+    checkpointer.save(1, on(mesh(2, 4)), METADATA)
+    checkpointer.close()
+    assert_is(restore(tmp_path)[0])
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot be written to"):
+        Checkpointer(tmp_path / "file")
+
+
+def test_nothing_is_pickled(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    for path in tmp_path.rglob("*"):
+        assert not path.is_file() or b"numpy.core" not in path.read_bytes()
+    manifest = json.loads((tmp_path / "1" / "manifest.json").read_text())
+    assert manifest["arrays"]["optimizer.mean"] == "bfloat16[24,6]"

@@ -1,0 +1,96 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from geojax.checkpoint import RunDirectory
+from geojax.errors import UserError
+
+# Locks the run directory; with "fork" it then ends and leaves a forked child behind.
+HOLD = """
+import os, sys, time
+from pathlib import Path
+from geojax.checkpoint import RunDirectory
+RunDirectory(Path(sys.argv[1])).lock()
+if "fork" in sys.argv and os.fork():
+    os.kill(os.getpid(), 9)
+os.write(1, b"locked by %d\\n" % os.getpid())
+time.sleep(600)
+"""
+
+
+def hold(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", HOLD, str(folder), *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+    )
+
+
+def test_paths_lie_below_the_directory(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "runs" / "one")
+    assert run.path.is_dir()
+    for path in (run.config, run.checkpoints, run.metrics, run.tensorboard):
+        assert path.parent == run.path
+
+
+def test_has_checkpoint_counts_only_committed_ones(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    assert not run.has_checkpoint
+    (run.checkpoints / "10.orbax-checkpoint-tmp").mkdir(parents=True)
+    assert not run.has_checkpoint
+    (run.checkpoints / "10").mkdir()
+    assert run.has_checkpoint
+
+
+def test_the_config_is_written_whole(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    config = {"model": {"layers": 2, "name": "größe"}, "sizes": [1, 2.5, None, True]}
+    run.write_config({"old": 1})
+    run.write_config(config)
+    assert yaml.safe_load(run.config.read_text(encoding="utf-8")) == config
+    with pytest.raises(yaml.YAMLError):
+        run.write_config({"model": object()})
+    assert yaml.safe_load(run.config.read_text(encoding="utf-8")) == config
+
+
+def test_a_second_lock_is_refused_until_the_first_is_released(tmp_path: Path) -> None:
+    with RunDirectory(tmp_path).lock(), pytest.raises(UserError, match=f"process {os.getpid()} on"):
+        RunDirectory(tmp_path).lock()
+    RunDirectory(tmp_path).lock().release()
+
+
+def test_a_live_process_is_named_and_a_killed_one_lets_go(tmp_path: Path) -> None:
+    holder = hold(tmp_path)
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == f"locked by {holder.pid}\n"
+        with pytest.raises(UserError, match=f"in use by process {holder.pid} on "):
+            RunDirectory(tmp_path).lock()
+    finally:
+        holder.kill()
+        holder.wait()
+    RunDirectory(tmp_path).lock().release()
+
+
+def test_a_forked_worker_that_outlives_the_run_does_not_hold_the_lock(tmp_path: Path) -> None:
+    holder = hold(tmp_path, "fork")
+    assert holder.stdout is not None
+    worker = int(holder.stdout.readline().removeprefix("locked by "))
+    try:
+        assert holder.wait() == -9
+        os.kill(worker, 0)  # it lives
+        RunDirectory(tmp_path).lock().release()
+    finally:
+        os.kill(worker, 9)
+
+
+def test_a_file_is_no_run_directory(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    with pytest.raises(UserError, match="cannot be a run directory"):
+        RunDirectory(path)
