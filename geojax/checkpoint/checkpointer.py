@@ -13,13 +13,19 @@ from typing import Any, TypeVar, cast
 import jax
 import orbax.checkpoint as ocp
 
-from geojax.checkpoint import folder as folders
 from geojax.checkpoint import manifest
 from geojax.checkpoint.agreement import first_text, number_of_first_process
 from geojax.checkpoint.compatibility import (
     describe_arrays,
     refuse_other_arrays,
     refuse_other_model,
+)
+from geojax.checkpoint.folder import (
+    committed_steps,
+    interrupted_steps,
+    remove_leftovers,
+    remove_old,
+    set_aside,
 )
 from geojax.checkpoint.handler import RestoreState, SaveState, StateHandler
 from geojax.errors import UserError
@@ -92,7 +98,7 @@ class Checkpointer:
 
     def latest_steps(self) -> list[int]:
         """The steps of the committed checkpoints, newest first (not looked at: one may be bad)."""
-        return folders.committed_steps(self.folder)
+        return committed_steps(self.folder)
 
     def save(self, step: int, state: Any, metadata: Mapping[str, Any]) -> None:
         """Save `state` as the checkpoint of `step`, in the background.
@@ -107,7 +113,7 @@ class Checkpointer:
             metadata: what else a resumed run needs, as JSON; "model" holds the model's config.
 
         Raises:
-            UserError: the save before this one failed, or `folder` holds a later checkpoint.
+            UserError: the save before this one failed, or `folder` already holds this step or a later one.
         """
         self.wait()
         if step == self._newest_step:
@@ -117,8 +123,8 @@ class Checkpointer:
         later = number_of_first_process(max(self.latest_steps(), default=-1))
         if later >= step:
             raise UserError(
-                f"{self.folder}: holds a checkpoint of step {later}, which the one of step {step} "
-                "would come before; resume from it or use another run directory"
+                f"{self.folder}: already holds a checkpoint of step {later}, so step {step} cannot "
+                "be added; resume from it or use another run directory"
             )
         arrays = _by_name(state)
         content = {
@@ -207,42 +213,57 @@ class Checkpointer:
         self.close()
 
     def _open_folder(self) -> None:
-        """Make the folder and see that every process finds there what process 0 has put there."""
-        token, problem = uuid.uuid4().hex, None
+        problem = None
         try:
             if self._first_process:
                 self.folder.mkdir(parents=True, exist_ok=True)
-                (self.folder / f".shared-{token}").touch()
+        except OSError as error:
+            problem = f"cannot hold checkpoints ({error.strerror})"
+        if problem := first_text(problem):
+            raise UserError(f"{self.folder}: {problem}")
+        if jax.process_count() > 1:
+            self._require_shared_folder()
+
+    def _require_shared_folder(self) -> None:
+        """See that every process finds in the folder what process 0 has just put there.
+
+        Otherwise Orbax would wait for the others' files until it times out, or write only some.
+        """
+        token = first_text(uuid.uuid4().hex if self._first_process else None)
+        sign = self.folder / f".shared-{token}"
+        problem = None
+        try:
+            if self._first_process:
+                sign.touch()
         except OSError as error:
             problem = f"cannot be written to ({error.strerror})"
         if problem := first_text(problem):
             raise UserError(f"{self.folder}: {problem}")
-        token = first_text(token if self._first_process else None) or token
-        if not (self.folder / f".shared-{token}").exists():
+        if not sign.exists():
             problem = (
                 f"process {jax.process_index()} does not see what process 0 writes there; "
                 "checkpoints need a file system that all processes share"
             )
         problem = first_text(problem)
         if self._first_process:
-            (self.folder / f".shared-{token}").unlink()
+            sign.unlink()
         if problem:
             raise UserError(f"{self.folder}: {problem}")
 
     def _clear_the_way(self) -> None:
         """Before the first save after a restore: what is damaged or half-written makes room."""
         for step in self._damaged_steps:
-            target = folders.set_aside(self.folder, step)
+            target = set_aside(self.folder, step)
             self._report(f"{self.folder / str(step)}: damaged; renamed to {target.name}")
         self._damaged_steps = []
-        for step in folders.interrupted_steps(self.folder):
+        for step in interrupted_steps(self.folder):
             self._report(f"{self.folder}: removed the interrupted save of step {step}")
-        folders.remove_leftovers(self.folder)
+        remove_leftovers(self.folder)
 
     def _finish(self) -> None:
         self._orbax.wait_until_finished()
         if self._first_process:
-            folders.remove_old(self.folder, self._keep)
+            remove_old(self.folder, self._keep)
 
     def _save_failed(self, step: int, error: Exception) -> UserError:
         return UserError(f"{self.folder}: step {step} could not be saved: {_first_line(error)}")
@@ -270,7 +291,7 @@ class Checkpointer:
 
     def _tell(self, problems: dict[int, str], restored: int) -> None:
         problems = dict(problems)
-        for step in folders.interrupted_steps(self.folder):
+        for step in interrupted_steps(self.folder):
             if step > restored:
                 problems.setdefault(step, "its save was interrupted")
         if problems:

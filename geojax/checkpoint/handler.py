@@ -16,7 +16,8 @@ class StateHandler(ocp.PyTreeCheckpointHandler):
     """Saves a tree of arrays and, as the last act before the atomic rename, its manifest."""
 
     def __init__(self) -> None:
-        super().__init__()
+        # Compression takes 8% off float32 weights and made a save of 0.5 GB four times longer.
+        super().__init__(use_compression=False)
         self._content: dict[str, Any] = {}
 
     async def async_save(
