@@ -113,7 +113,8 @@ class Checkpointer:
             metadata: what else a resumed run needs, as JSON; "model" holds the model's config.
 
         Raises:
-            UserError: the save before this one failed, or `folder` already holds this step or a later one.
+            UserError: the save before this one failed, or `folder` already holds this step or a
+                later one.
         """
         self.wait()
         if step == self._newest_step:
