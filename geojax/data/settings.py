@@ -110,7 +110,7 @@ class PrepareSettings(Settings):
     """The token that ends a document."""
     vocabulary_size: int = pydantic.Field(default=32768, ge=SMALLEST_VOCABULARY)
     """Of the tokenizer that is trained."""
-    tokenizer_bytes: int = pydantic.Field(default=1 << 30, gt=0)
+    tokenizer_bytes: int = pydantic.Field(default=1 << 28, gt=0)
     """It is trained on about so many bytes of text, taken from the start of every file."""
 
     @pydantic.model_validator(mode="after")
