@@ -1,0 +1,98 @@
+"""The chunks' phases do not wait for one another, and a leaf that is its own chunk is not copied.
+
+Read from the jaxpr, where an equation waits for another when there is a path of values from one to
+the other.
+"""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from geojax.collectives import all_gather, hierarchical_all_reduce, hierarchical_reduce_scatter
+
+TREE = {
+    "big": jax.ShapeDtypeStruct((64, 16), jnp.float32),
+    "one": jax.ShapeDtypeStruct((8,), jnp.float32),
+    "two": jax.ShapeDtypeStruct((4,), jnp.float32),
+}
+CHUNK_BYTES = 1024  # big is 4096 bytes: four chunks, and a fifth with the two others
+
+
+def equations(mesh, step, *arguments):
+    """The equations of the shard_map's body."""
+    program = jax.shard_map(step, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
+    (outer,) = jax.make_jaxpr(program)(*arguments).jaxpr.eqns
+    return outer.params["jaxpr"].eqns
+
+
+def ancestors(body):
+    """For each equation the numbers of those that it waits for."""
+    made_by, waits = {}, []
+    for number, equation in enumerate(body):
+        sources = [made_by[v] for v in equation.invars if not hasattr(v, "val") and v in made_by]
+        waits.append(set(sources).union(*(waits[source] for source in sources)))
+        made_by.update(dict.fromkeys(equation.outvars, number))
+    return waits
+
+
+def numbers_of(body, *names):
+    return [number for number, equation in enumerate(body) if equation.primitive.name in names]
+
+
+def all_reduce(tree):
+    return hierarchical_all_reduce(tree, "data", "dc", chunk_bytes=CHUNK_BYTES)
+
+
+def reduce_scatter(tree):
+    return hierarchical_reduce_scatter(tree, "data", "dc", dims=0, chunk_bytes=CHUNK_BYTES)
+
+
+@pytest.mark.parametrize("operation", [all_reduce, reduce_scatter])
+def test_no_phase_of_a_chunk_waits_for_another_chunk(mesh_of, operation):
+    body = equations(mesh_of(dc=2, data=4), operation, TREE)
+    waits = ancestors(body)
+    scatters = numbers_of(body, "reduce_scatter")
+    sums = numbers_of(body, "psum", "psum_invariant")
+    gathers = numbers_of(body, "all_gather", "all_gather_invariant")
+    assert len(scatters) == len(sums) == 5
+    assert len(gathers) == (5 if operation is all_reduce else 0)
+    for phase in (scatters, sums, gathers):
+        for number in phase:
+            assert not waits[number] & (set(phase) - {number}), "waits for its own phase elsewhere"
+    for number in scatters:
+        assert not waits[number] & set(sums)
+    for number in sums:
+        assert len(waits[number] & set(scatters)) == 1
+        assert not waits[number] & set(gathers)
+    for number in gathers:
+        assert len(waits[number] & set(sums)) == 1
+
+
+def test_a_leaf_that_is_its_own_chunk_is_sent_as_it_lies(mesh_of):
+    def step(tree):
+        shards = hierarchical_reduce_scatter(tree, "data", "dc", dims=dims)
+        return all_gather(shards, "data", dims=dims, shapes=tree)
+
+    dims = {"big": 1, "one": 0, "two": 0}
+    body = equations(mesh_of(dc=2, data=4), step, TREE)
+    names = {equation.primitive.name for equation in body}
+    assert names <= {"reduce_scatter", "psum", "all_gather", "all_gather_invariant"}
+
+
+@pytest.mark.parametrize("sizes", [{"data": 1}, {"dc": 2}, {"data": 4}])
+def test_an_axis_of_size_one_emits_nothing(mesh_of, sizes):
+    def step(tree):
+        shards = reduce_scatter(tree)
+        whole = all_gather(shards, "data", dims=0, shapes=tree, chunk_bytes=CHUNK_BYTES)
+        return all_reduce(whole)
+
+    mesh = mesh_of(**sizes)
+    body = equations(mesh, step, TREE)
+    for number in numbers_of(
+        body, "psum", "psum_invariant", "reduce_scatter", "all_gather", "all_gather_invariant"
+    ):
+        params = body[number].params
+        axes = params.get("axes") or params["axis_name"]
+        axes = (axes,) if isinstance(axes, str) else axes
+        assert all(mesh.shape[axis] > 1 for axis in axes)
