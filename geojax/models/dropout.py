@@ -14,7 +14,7 @@ _ROW, _POSITION, _ELEMENT = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D
 
 
 def dropout(x: jax.Array, key: jax.Array | None, rows: jax.Array, rate: float) -> jax.Array:
-    """`x` [rows, sequence, hidden] with a share `rate` of it zeroed and the rest scaled up to match.
+    """`x` [rows, sequence, hidden] with a share `rate` of it zeroed and the rest scaled up.
 
     Args:
         x: the activations.
