@@ -165,7 +165,9 @@ def _located(
     """The topology with processes in its sites, or None where there is but one site."""
     if topology is not None and topology.sites[0].processes:
         return topology
-    if set(of_process) <= set(_registered):
+    running = set(of_process) <= set(_registered)
+    sites_named = running and all(process.site for process in _registered.values())
+    if sites_named or (running and topology is None and dc == 1):
         return Topology.from_processes(_registered.values(), described_by=topology)
     if topology is not None:
         return topology.fill({process: len(members) for process, members in of_process.items()})
@@ -192,18 +194,17 @@ def _require_product(
     if product == total:
         return
     working = []
-    # The axes that were asked for first, and data, which takes what is left over.
-    order = sorted(sizes, key=lambda axis: (sizes[axis] == 1, axis != "data"))
-    for axis in order:
+    # The axes that were asked for, and data, which takes what is left over.
+    for axis in sorted(sizes, key=lambda axis: axis == "data"):
+        if sizes[axis] == 1 and axis != "data":
+            continue
         others = product // sizes[axis]
         if total % others == 0 and (axis != "dc" or dc_is_free):
             working.append(f"{axis}={total // others}")
     used = " x ".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1) or "data=1"
     what = f"{used} makes {product} devices, but there are {total}"
     hint = (
-        f"{' or '.join(working[:3])} would work"
-        if working
-        else (f"the sizes must multiply to {total}")
+        f"{' or '.join(working)} would work" if working else (f"the sizes must multiply to {total}")
     )
     if all(device.platform == "cpu" for device in devices):
         hint += f"; or simulate {product} devices"

@@ -14,7 +14,7 @@ A field annotated with one of the types below holds the number in the base unit 
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Annotated, Any
 
@@ -38,14 +38,14 @@ _COMPUTE_UNITS = {
 }
 
 
-def _reader(base: str, units: Mapping[str, Fraction], example: str) -> Callable[[Any], Any]:
+def _reader(base: str, units: dict[str, Fraction], example: str) -> Callable[[Any], Any]:
     """A function that turns "21ms" into 0.021 and leaves whatever is not a string to pydantic."""
 
     def read(value: Any) -> Any:
         if not isinstance(value, str):
             return value
-        match = re.fullmatch(r"\s*([0-9.]+(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z/]+)\s*", value)
-        factor = units.get(match[2]) if match else None
+        match = re.fullmatch(r"\s*([0-9.]+(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z/]*)\s*", value)
+        factor = (units | {"": Fraction(1)}).get(match[2]) if match else None
         if match is None or factor is None:
             raise ValueError(f"'{value}' is not a number of {base} nor one with a unit: {example}")
         try:

@@ -99,8 +99,8 @@ class Process:
 
     index: int
     """Its JAX process index."""
-    site: str
-    """The name of the site where it runs."""
+    site: str | None
+    """The name of the site where it runs; None when nobody said so."""
     host: str
     """A name that the processes of one machine share."""
     devices: int
@@ -205,9 +205,9 @@ class Topology(Settings):
     ) -> "Topology":
         """The topology that these running processes make up.
 
-        Sites come in the order of their first process, unless `described_by` (a topology file)
-        gives an order; it then also gives accelerators, links and the size of a host, while the
-        number of hosts is what is running.
+        Processes that name no site make up one. Sites come in the order of their first process,
+        unless `described_by` (a topology file) gives an order; it then also gives accelerators,
+        links and the size of a host, while the number of hosts is what is running.
 
         Raises:
             UserError: hosts of one site have different numbers of devices, or a process lies in a
@@ -215,7 +215,7 @@ class Topology(Settings):
         """
         by_site: dict[str, list[Process]] = {}
         for process in sorted(processes, key=lambda process: process.index):
-            by_site.setdefault(process.site, []).append(process)
+            by_site.setdefault(process.site or "site", []).append(process)
         if described_by is None:
             sites = tuple(_site_of(name, members) for name, members in by_site.items())
             return cls(name="running processes", sites=sites)

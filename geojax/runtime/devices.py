@@ -5,6 +5,7 @@ import os
 import jax
 
 from geojax.errors import UserError
+from geojax.runtime.internals import backend_runs
 
 # The threads that XLA's CPU client starts, as a multiple of the devices: a collective holds one
 # thread per device while the next step's computations need others, and with fewer the process
@@ -21,21 +22,20 @@ def simulate_devices(count: int) -> None:
     device: JAX reads it when the backend starts, not when it is imported.
 
     Raises:
-        UserError: `count` is not positive, XLA_FLAGS asks for another number, or a backend with
-            other devices already runs.
+        UserError: `count` is not positive, or a backend with other devices already runs.
     """
     if count < 1:
         raise UserError(f"simulate_devices({count}): the number of devices must be at least 1")
-    if "--xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
-        raise UserError(
-            "XLA_FLAGS holds --xla_force_host_platform_device_count, which JAX refuses together "
-            f"with geojax's own setting; take it out, {count} devices are simulated anyway"
-        )
-    try:
-        jax.config.update("jax_num_cpu_devices", count)
-    except RuntimeError:  # JAX's way to say that a backend already runs
-        _require_running(count)
+    if backend_runs():
+        devices = jax.local_devices()
+        platform = devices[0].platform
+        if platform != "cpu" or len(devices) != count:
+            raise UserError(
+                f"simulate_devices({count}) comes too late: JAX already runs with {len(devices)} "
+                f"{platform} device(s); call it before the first JAX operation"
+            )
         return
+    jax.config.update("jax_num_cpu_devices", count)
     jax.config.update("jax_platforms", "cpu")
     threads = max(MINIMUM_THREADS, THREADS_PER_DEVICE * count, _threads_asked_for())
     os.environ["NPROC"] = str(threads)
@@ -44,13 +44,3 @@ def simulate_devices(count: int) -> None:
 def _threads_asked_for() -> int:
     given = os.environ.get("NPROC", "")
     return int(given) if given.isdecimal() else 0
-
-
-def _require_running(count: int) -> None:
-    devices = jax.local_devices()
-    platform = devices[0].platform
-    if platform != "cpu" or len(devices) != count:
-        raise UserError(
-            f"simulate_devices({count}) comes too late: JAX already runs with {len(devices)} "
-            f"{platform} device(s); call it before the first JAX operation"
-        )

@@ -1,0 +1,90 @@
+"""What the processes of one job tell each other outside of collectives: barriers, small notes.
+
+All of it goes through JAX's coordination service, a key-value store in process 0, and none of it
+needs a device. In a job of one process everything returns at once.
+"""
+
+import collections
+from collections.abc import Iterable, Sequence
+
+import jax
+import jax.errors
+
+from geojax.errors import UserError
+from geojax.runtime.internals import coordination_client
+from geojax.topology import Process
+
+_known: dict[int, Process] = {}
+_meetings: collections.Counter[str] = collections.Counter()
+
+
+class MissingProcessesError(UserError):
+    """Some processes did not come; `missing` holds their indices."""
+
+    def __init__(self, message: str, missing: Sequence[int]):
+        super().__init__(message)
+        self.missing = tuple(missing)
+
+
+def know_processes(processes: Iterable[Process]) -> None:
+    """Remember where the processes run, so that messages can say it."""
+    _known.clear()
+    _known.update({process.index: process for process in processes})
+
+
+def describe(processes: Iterable[int]) -> str:
+    """For a message: "process 1 (site west, host n17) and process 3"."""
+    return " and ".join(_description(process) for process in processes)
+
+
+def publish(key: str, value: str) -> None:
+    """Let every process of the job read `value` under `key`; a later value replaces it."""
+    client = coordination_client()
+    if client is not None:
+        client.key_value_set(f"geojax/{key}", value, allow_overwrite=True)
+
+
+def published(folder: str) -> dict[str, str]:
+    """What the processes have published under keys that begin with `folder`/, without it."""
+    client = coordination_client()
+    if client is None:
+        return {}
+    prefix = f"geojax/{folder}/"
+    return {key.removeprefix(prefix): value for key, value in client.key_value_dir_get(prefix)}
+
+
+def barrier(name: str, timeout_seconds: float) -> None:
+    """Wait until every process of the job has come to the barrier called `name`.
+
+    A name may be used again; the n-th call of one process meets the n-th call of the others.
+
+    Raises:
+        MissingProcessesError: some process did not come within `timeout_seconds`; it names them.
+    """
+    client = coordination_client()
+    if client is None:
+        return
+    _meetings[name] += 1
+    meeting = f"barrier/{name}/{_meetings[name]}"
+    arrival = f"{meeting}/{jax.process_index()}"
+    publish(arrival, "here")
+    try:
+        client.wait_at_barrier(f"geojax/{meeting}", int(timeout_seconds * 1000))
+    except jax.errors.JaxRuntimeError as error:
+        if "DEADLINE_EXCEEDED" not in str(error):
+            raise
+        here = {int(process) for process in published(meeting)}
+        missing = [process for process in range(jax.process_count()) if process not in here]
+        who = describe(missing) or "a process (it came just after that)"
+        raise MissingProcessesError(
+            f"barrier '{name}': {who} did not come within {timeout_seconds:g} seconds", missing
+        ) from None
+    client.key_value_delete(f"geojax/{arrival}")
+
+
+def _description(process: int) -> str:
+    known = _known.get(process)
+    if known is None:
+        return f"process {process}"
+    site = f"site {known.site}, " if known.site else ""
+    return f"process {process} ({site}host {known.host})"

@@ -1,0 +1,168 @@
+"""Which process of which job this one is: from arguments, the environment, SLURM or Kubernetes.
+
+| setting           | argument, else variable | else SLURM           | else Kubernetes      |
+|-------------------|-------------------------|----------------------|----------------------|
+| coordinator       | GEOJAX_COORDINATOR      | first host of step   | pod 0 of the job     |
+| process_count     | GEOJAX_PROCESS_COUNT    | SLURM_STEP_NUM_TASKS |                      |
+| process_id        | GEOJAX_PROCESS_ID       | SLURM_PROCID         | JOB_COMPLETION_INDEX |
+| site              | GEOJAX_SITE             |                      |                      |
+| simulated_devices | GEOJAX_SIMULATE_DEVICES |                      |                      |
+
+Where each site has its own scheduler, which numbers its processes from 0, GEOJAX_PROCESS_OFFSET
+(the number of processes in the sites before this one) is added to what SLURM or Kubernetes says,
+and GEOJAX_COORDINATOR and GEOJAX_PROCESS_COUNT are given explicitly.
+"""
+
+import socket
+from collections.abc import Callable, Mapping
+
+import pydantic
+
+from geojax.errors import UserError
+from geojax.quantities import Seconds
+from geojax.settings import Settings, validate
+
+# Kubernetes pods have ports of their own; SLURM jobs on one host need different ones.
+KUBERNETES_PORT = 61440
+_SLURM_FIRST_PORT, _SLURM_PORTS = 61440, 4096
+
+
+class ProcessSettings(Settings):
+    """This process's place in its job. None means: from the environment, else one process."""
+
+    coordinator: str | None = pydantic.Field(default=None, pattern=r"^\S+:\d+$")
+    """host:port of process 0, as the other processes reach it."""
+    process_count: int | None = pydantic.Field(default=None, ge=1)
+    """Number of processes of the job, in all sites."""
+    process_id: int | None = pydantic.Field(default=None, ge=0)
+    """Number of this process, from 0."""
+    process_offset: int = pydantic.Field(default=0, ge=0)
+    """Added to the number that SLURM or Kubernetes gives; never to `process_id`."""
+    site: str | None = pydantic.Field(default=None, min_length=1)
+    """Name of the site where this process runs."""
+    simulated_devices: int | None = pydantic.Field(default=None, ge=1)
+    """Simulate so many CPU devices in this process, instead of its accelerators."""
+    start_timeout_seconds: Seconds = 300.0
+    """How long to wait at start-up for the other processes."""
+
+
+_VARIABLES = {
+    "coordinator": "GEOJAX_COORDINATOR",
+    "process_count": "GEOJAX_PROCESS_COUNT",
+    "process_id": "GEOJAX_PROCESS_ID",
+    "process_offset": "GEOJAX_PROCESS_OFFSET",
+    "site": "GEOJAX_SITE",
+    "simulated_devices": "GEOJAX_SIMULATE_DEVICES",
+    "start_timeout_seconds": "GEOJAX_START_TIMEOUT_SECONDS",
+}
+
+
+def complete(
+    settings: ProcessSettings,
+    environment: Mapping[str, str],
+    host_name: Callable[[], str] = socket.getfqdn,
+) -> ProcessSettings:
+    """`settings` with what it leaves open filled from `environment`; see the module's table.
+
+    The result has `process_count`; with more than one process also `coordinator` and `process_id`.
+
+    Raises:
+        UserError: a variable holds something impossible, or a part of what several processes need
+            is missing; the message names the variable to set.
+    """
+    found = {
+        field: environment[variable]
+        for field, variable in _VARIABLES.items()
+        if environment.get(variable)
+    }
+    found |= settings.model_dump(exclude_unset=True, exclude_none=True)
+    merged = validate(ProcessSettings, found, "GEOJAX_* variables")
+    if merged.process_count == 1:
+        return merged
+    scheduled = _slurm(environment) or _kubernetes(environment, host_name)
+    if "process_id" in scheduled:
+        scheduled["process_id"] = int(scheduled["process_id"]) + merged.process_offset
+    merged = validate(
+        ProcessSettings,
+        scheduled | merged.model_dump(exclude_none=True),
+        "the scheduler's variables",
+    )
+    return _checked(merged, alone="process_count" not in scheduled)
+
+
+def _checked(settings: ProcessSettings, alone: bool) -> ProcessSettings:
+    count = settings.process_count
+    if count is None:
+        if settings.process_id is not None and settings.coordinator is not None:
+            raise UserError(
+                f"this is process {settings.process_id} of a job, but of how many is not known: "
+                "set GEOJAX_PROCESS_COUNT"
+            )
+        if settings.coordinator is not None:
+            raise UserError(
+                f"the coordinator is {settings.coordinator}, but of how many processes is not "
+                "known: set GEOJAX_PROCESS_COUNT and GEOJAX_PROCESS_ID"
+            )
+        return settings.model_copy(update={"process_count": 1})
+    if count == 1:
+        return settings
+    for field in ("coordinator", "process_id"):
+        if getattr(settings, field) is None:
+            raise UserError(
+                f"the job has {count} processes, but its {field} is not known: set "
+                f"{_VARIABLES[field]}"
+            )
+    assert settings.process_id is not None
+    if settings.process_id >= count:
+        raise UserError(
+            f"process_id={settings.process_id}, but the job has {count} processes, numbered from 0"
+        )
+    return settings
+
+
+def _slurm(environment: Mapping[str, str]) -> dict[str, str | int]:
+    """What a SLURM job step says; {} outside of one (a batch script is none), or with one task."""
+    try:
+        count = int(environment["SLURM_STEP_NUM_TASKS"])
+        process_id = int(environment["SLURM_PROCID"])
+        job, hosts = int(environment["SLURM_JOB_ID"]), environment["SLURM_STEP_NODELIST"]
+    except (KeyError, ValueError):
+        return {}
+    if count == 1 and not environment.get("GEOJAX_PROCESS_COUNT"):
+        return {}
+    port = _SLURM_FIRST_PORT + job % _SLURM_PORTS
+    return {
+        "coordinator": f"{first_host(hosts)}:{port}",
+        "process_count": count,
+        "process_id": process_id,
+    }
+
+
+def first_host(hosts: str) -> str:
+    """The first host of a SLURM node list: n[001-004,7],m1 gives n001."""
+    head, bracket, tail = hosts.partition("[")
+    if not bracket or "," in head:
+        return hosts.split(",")[0]
+    number = tail.split("]")[0].split(",")[0].split("-")[0]
+    suffix = tail.partition("]")[2].split(",")[0]
+    return f"{head}{number}{suffix}"
+
+
+def _kubernetes(
+    environment: Mapping[str, str], host_name: Callable[[], str]
+) -> dict[str, str | int]:
+    """What the pod of an indexed Job (alone or in a JobSet) says; {} elsewhere.
+
+    The pod's host name is <job>-<index> with the subdomain of the Job's headless service, so that
+    pod 0 is found by its name. The number of pods is nowhere in a pod's environment.
+    """
+    index = environment.get("JOB_COMPLETION_INDEX", "")
+    if "KUBERNETES_SERVICE_HOST" not in environment or not index.isdecimal():
+        return {}
+    pod, _, domain = host_name().partition(".")
+    found: dict[str, str | int] = {"process_id": int(index)}
+    if pod.endswith(f"-{index}"):
+        first = f"{pod.removesuffix(index)}0"
+        found["coordinator"] = ".".join(part for part in (first, domain) if part)
+        found["coordinator"] = f"{found['coordinator']}:{KUBERNETES_PORT}"
+    return found

@@ -1,0 +1,111 @@
+"""The start and the end of a process: devices, flags, JAX's distributed runtime, sites."""
+
+import os
+import socket
+
+import jax
+
+from geojax.errors import UserError
+from geojax.mesh import register_processes
+from geojax.runtime.coordination import barrier, know_processes
+from geojax.runtime.devices import simulate_devices
+from geojax.runtime.internals import backend_runs, coordination_client
+from geojax.runtime.launchers import ProcessSettings, complete
+from geojax.runtime.roll_call import Presence, roll_call
+from geojax.runtime.xla_flags import apply_xla_flags, expected_platform
+from geojax.topology import Process
+
+# A process that leaves early (an error in its own data, say) waits this long for the others before
+# JAX gives up on a common end; those that end well have met at a barrier before.
+_SHUTDOWN_SECONDS = 30
+# From the moment when all processes are known to be there.
+_CONNECT_SECONDS = 120
+_END_SECONDS = 600.0
+
+
+def start(settings: ProcessSettings | None = None) -> tuple[Process, ...]:
+    """Start this process's part of the job, before the first JAX operation.
+
+    What `settings` leaves open comes from GEOJAX_* variables, SLURM or Kubernetes (see
+    `geojax.runtime.launchers`). Afterwards `jax.devices()` are the devices of all processes and
+    `make_mesh` knows the sites.
+
+    Returns:
+        every process of the job, in the order of their indices.
+
+    Raises:
+        MissingProcessesError: some process did not start in time; it names them.
+        UserError: settings are missing or wrong, processes do not fit together, JAX already runs.
+    """
+    settings = complete(settings or ProcessSettings(), os.environ)
+    count, process_id = settings.process_count, settings.process_id
+    assert count is not None, "complete() gives the number of processes"
+    if count > 1 and (backend_runs() or coordination_client() is not None):
+        raise UserError(
+            "JAX already runs in this process: call geojax.runtime.start once, before the first "
+            "JAX operation"
+        )
+    if settings.simulated_devices is not None:
+        simulate_devices(settings.simulated_devices)
+    if not backend_runs():
+        apply_xla_flags(expected_platform(), count)
+    if count == 1:
+        return _register([settings.site], [socket.gethostname()])
+
+    assert process_id is not None, "complete() gives every process of several a number"
+    assert settings.coordinator is not None, "and the coordinator's address"
+    everyone = roll_call(
+        process_id, count, settings.coordinator, settings.site, settings.start_timeout_seconds
+    )
+    if expected_platform() == "cpu":
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(
+        settings.coordinator,
+        count,
+        process_id,
+        local_device_ids=_own_devices(process_id, everyone, os.environ.get("CUDA_VISIBLE_DEVICES")),
+        initialization_timeout=_CONNECT_SECONDS,
+        shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
+        cluster_detection_method="deactivate",
+    )
+    return _register(
+        [presence["site"] for presence in everyone], [presence["host"] for presence in everyone]
+    )
+
+
+def finish(timeout_seconds: float = _END_SECONDS) -> None:
+    """End the job together: wait for the other processes, then leave JAX's distributed runtime.
+
+    Raises:
+        MissingProcessesError: some process did not come within `timeout_seconds`.
+    """
+    barrier("end of the job", timeout_seconds)
+    jax.distributed.shutdown()
+
+
+def _register(sites: list[str | None], hosts: list[str]) -> tuple[Process, ...]:
+    devices: dict[int, list[jax.Device]] = {index: [] for index in range(len(sites))}
+    for device in jax.devices():
+        devices[device.process_index].append(device)
+    processes = tuple(
+        Process(index, site, host, len(devices[index]), devices[index][0].device_kind)
+        for index, (site, host) in enumerate(zip(sites, hosts, strict=True))
+    )
+    know_processes(processes)
+    register_processes(processes)
+    return processes
+
+
+def _own_devices(
+    process_id: int, everyone: list[Presence], visible: str | None
+) -> list[int] | None:
+    """Which of the visible GPUs this process takes; None for all of them.
+
+    Where the processes of one host are as many as the GPUs that each of them sees (a task per GPU
+    under SLURM), each takes one.
+    """
+    host = everyone[process_id]["host"]
+    together = [presence["process"] for presence in everyone if presence["host"] == host]
+    if visible is None or len(together) == 1 or len(visible.split(",")) != len(together):
+        return None
+    return [together.index(process_id)]

@@ -1,0 +1,95 @@
+"""All XLA flags that geojax sets, each with its reason, and the line that says what is in force.
+
+Flags go into the environment variable XLA_FLAGS, which XLA reads once, when its first backend
+starts. What the user put there stays as it is. Every flag here is known to the XLA of JAX 0.10 and
+of 0.11: an unknown one ends the process.
+"""
+
+import importlib.util
+import os
+from typing import Literal
+
+import jax
+
+from geojax.errors import UserError
+from geojax.runtime.internals import backend_runs
+
+Platform = Literal["cpu", "gpu", "tpu"]
+
+_CPU_FLAGS = {
+    # Simulated devices share a few cores, so that one may reach a collective minutes after another
+    # in a large model. XLA aborts after 40 s by default; geojax's watchdog judges slowness better.
+    "--xla_cpu_collective_call_terminate_timeout_seconds": "1200",
+    "--xla_cpu_collective_call_warn_stuck_timeout_seconds": "60",
+    "--xla_cpu_collective_timeout_seconds": "1200",
+}
+
+_CPU_SEVERAL_PROCESSES_FLAGS = {
+    # The default scheduler runs collectives in program order with everything else, so that a sum
+    # over a slow link holds up compute that does not depend on it. Without it, a 272 ms sum was
+    # hidden behind independent matrix products.
+    "--xla_cpu_enable_concurrency_optimized_scheduler": "false",
+}
+
+_GPU_FLAGS = {
+    # Start collectives as early and await them as late as their operands allow.
+    "--xla_gpu_enable_latency_hiding_scheduler": "true",
+    # XLA otherwise merges the chunks of a gradient into one collective, and the cross-site phase of
+    # one chunk could no longer overlap the in-site phase of the next.
+    "--xla_gpu_all_reduce_combine_threshold_bytes": "0",
+    "--xla_gpu_reduce_scatter_combine_threshold_bytes": "0",
+    # Several collectives in flight at once: chunks on the long link, and hops beside them.
+    "--xla_gpu_experimental_parallel_collective_overlap_limit": "4",
+}
+
+
+def recommended_flags(platform: Platform, process_count: int = 1) -> dict[str, str]:
+    """The flags that geojax sets on that platform, by name."""
+    if platform == "gpu":
+        return dict(_GPU_FLAGS)
+    if platform == "tpu":
+        return {}  # libtpu reads its own variable, LIBTPU_INIT_ARGS, and schedules well without
+    return _CPU_FLAGS | (_CPU_SEVERAL_PROCESSES_FLAGS if process_count > 1 else {})
+
+
+def apply_xla_flags(platform: Platform, process_count: int = 1) -> None:
+    """Add the recommended flags to XLA_FLAGS, except those that the user has set.
+
+    Raises:
+        UserError: a backend already runs, so that flags would be ignored.
+    """
+    given = os.environ.get("XLA_FLAGS", "").split()
+    names = {flag.split("=", 1)[0] for flag in given}
+    added = [
+        f"{name}={value}"
+        for name, value in recommended_flags(platform, process_count).items()
+        if name not in names
+    ]
+    if not added:
+        return
+    if backend_runs():
+        raise UserError(
+            "JAX already runs a backend, so XLA flags would be ignored: call geojax.runtime.start "
+            "before the first JAX operation"
+        )
+    os.environ["XLA_FLAGS"] = " ".join([*given, *added])
+
+
+def expected_platform() -> Platform:
+    """The platform on which JAX will run, found out without starting it."""
+    asked = (jax.config.jax_platforms or "").split(",")[0]  # type: ignore[attr-defined]
+    if asked in ("cpu", "tpu"):
+        return "cpu" if asked == "cpu" else "tpu"
+    if asked in ("cuda", "gpu", "rocm"):
+        return "gpu"
+    if any(importlib.util.find_spec(f"jax_cuda{major}_plugin") for major in (12, 13)):
+        return "gpu"
+    return "tpu" if importlib.util.find_spec("libtpu") else "cpu"
+
+
+def flags_in_force() -> str:
+    """One line for the log: XLA_FLAGS, and NPROC where it is set."""
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    threads = os.environ.get("NPROC")
+    line = "XLA flags: " + (" ".join(flag.removeprefix("--xla_") for flag in flags) or "none")
+    return line + (f"; NPROC={threads}" if threads else "")
