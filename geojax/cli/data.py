@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import tyro
 from rich.console import Console
@@ -51,10 +51,6 @@ class PrepareCommand:
 
     end_token: str | None = None
     """The token that ends a document."""
-
-
-Command = Annotated[PrepareCommand, tyro.conf.subcommand("prepare", prefix_name=False)]
-"""What follows `geojax data`."""
 
 
 def run(command: PrepareCommand) -> int:

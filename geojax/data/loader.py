@@ -18,6 +18,9 @@ from geojax.data.packing import Batch, pack, pad
 from geojax.data.storage import TRAIN, VALIDATION, TokenStream
 from geojax.errors import UserError
 
+_MOST_WINDOWS = 2**32
+"""Grain's shuffle permutes 32-bit numbers."""
+
 
 class Loader:
     """Batches for the rows that this process needs of each global batch.
@@ -63,15 +66,13 @@ class Loader:
         needed = corpus.tokenizer.vocabulary_size
         if vocabulary_size is not None and vocabulary_size < needed:
             raise UserError(
-                f"the model's vocabulary_size {vocabulary_size} is smaller than the tokenizer's "
+                f"the model's vocabulary of {vocabulary_size} is smaller than the tokenizer's "
                 f"{needed}; it must be at least that"
             )
-        self.corpus, self.sequence, self.global_rows, self.seed = (
-            corpus,
-            sequence,
-            global_rows,
-            seed,
-        )
+        self.corpus = corpus
+        self.sequence = sequence
+        self.global_rows = global_rows
+        self.seed = seed
         self.rows = np.asarray(rows, np.int32)
         self._validation_rows = validation_rows
         self._read_options = grain.ReadOptions(
@@ -194,6 +195,11 @@ def _blend(corpus: Corpus, sequence: int, seed: int) -> grain.MapDataset:
             raise UserError(
                 f"source '{source.name}' has {len(source.prepared.stream(TRAIN)):,} tokens to "
                 f"train on, too few for one row of {sequence}; shorten the sequence or add text"
+            )
+        if len(windows) > _MOST_WINDOWS:
+            raise UserError(
+                f"source '{source.name}' has {len(windows):,} rows of {sequence}, more than the "
+                f"{_MOST_WINDOWS:,} that can be shuffled; prepare it as several sources"
             )
         dataset = grain.MapDataset.source(windows).shuffle(seed=_source_seed(seed, source.name))
         endless.append(dataset.repeat())

@@ -223,7 +223,7 @@ def test_a_sequence_longer_than_the_corpus_is_refused(corpus):
 def test_a_vocabulary_smaller_than_the_tokenizers_is_refused(corpus):
     needed = corpus.tokenizer.vocabulary_size
     loader_of(corpus, vocabulary_size=needed)
-    with pytest.raises(UserError, match=f"vocabulary_size {needed - 1} is smaller .* {needed}"):
+    with pytest.raises(UserError, match=f"vocabulary of {needed - 1} is smaller .* {needed}"):
         loader_of(corpus, vocabulary_size=needed - 1)
 
 

@@ -68,6 +68,12 @@ def test_jsonl_round_trip(tmp_path):
     assert prepared.manifest.text_bytes == sum(len(text.encode()) for text in TEXTS)
 
 
+def test_half_a_surrogate_pair_becomes_the_replacement_character(tmp_path):
+    (tmp_path / "a.jsonl").write_text(r'{"text": "\ud83d\ude00 and \ud83d alone"}')
+    (prepared,) = prepare(settings_for(tmp_path, files=(str(tmp_path / "a.jsonl"),)))
+    assert documents_of(prepared) == ["\N{GRINNING FACE} and \N{REPLACEMENT CHARACTER} alone"]
+
+
 def test_text_files_folders_globs_and_gzip_each_once(tmp_path):
     folder = tmp_path / "texts"
     (folder / "deep" / ".git").mkdir(parents=True)
