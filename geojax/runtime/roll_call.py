@@ -65,6 +65,7 @@ class _Desk:
         self.own = own
         self.timeout_seconds = timeout_seconds
         self.present = {0: own}
+        self.seen = {0}
         self.visitors: dict[int, socket.socket] = {}
         self.unread: dict[socket.socket, bytes] = {}
         self.selector = selectors.DefaultSelector()
@@ -89,9 +90,12 @@ class _Desk:
             while len(self.present) < self.own["count"]:
                 remaining = deadline - time.monotonic()
                 if remaining <= 0:
-                    error = _missing_sentence(self.missing, self.own["count"], self.timeout_seconds)
-                    self.tell({"error": error, "missing": self.missing})
-                    raise MissingProcessesError(error, self.missing)
+                    # Some that came may have given up before: those that never came are to blame.
+                    blame = [process for process in self.missing if process not in self.seen]
+                    blame = blame or self.missing
+                    error = _missing_sentence(blame, self.own["count"], self.timeout_seconds)
+                    self.tell({"error": error, "missing": blame})
+                    raise MissingProcessesError(error, blame)
                 for key, _ in self.selector.select(timeout=min(remaining, 1.0)):
                     self.attend_to(key.fileobj)
             everyone = [self.present[process] for process in sorted(self.present)]
@@ -147,6 +151,7 @@ class _Desk:
                 f"one on host {presence['host']}"
             )
         self.present[process] = presence
+        self.seen.add(process)
         self.visitors[process] = source
         self.tell({"missing": self.missing})
 

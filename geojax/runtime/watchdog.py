@@ -25,7 +25,9 @@ from types import TracebackType
 from typing import Self
 
 import jax
+import pydantic
 
+from geojax.quantities import Seconds
 from geojax.runtime.coordination import describe, publish, published
 from geojax.settings import Settings
 
@@ -36,13 +38,13 @@ EXIT_CODE = 75
 class WatchdogSettings(Settings):
     """When a step counts as hanging."""
 
-    factor: float = 20.0
+    factor: float = pydantic.Field(default=20.0, gt=1)
     """A step may take this many times the median of the steps before it."""
-    minimum_seconds: float = 120.0
+    minimum_seconds: Seconds = 120.0
     """But never less than this: a checkpoint or a busy disk may hold up a step of milliseconds."""
-    first_step_seconds: float = 3600.0
+    first_step_seconds: Seconds = 3600.0
     """Limit of the first step, which compiles."""
-    heartbeat_seconds: float = 5.0
+    heartbeat_seconds: float = pydantic.Field(default=5.0, gt=0)
     """How often the process tells the others its step."""
 
 
@@ -124,7 +126,7 @@ class Watchdog:
         with contextlib.suppress(Exception):  # stderr may be no file
             faulthandler.dump_traceback(file=stderr, all_threads=True)
         # The store lives in process 0: when that is what died, asking fails or hangs.
-        verdict = [f"process 0 does not answer; {describe([0])} may be what is missing"]
+        verdict = [f"{describe([0])}, which holds the heartbeats, does not answer"]
         inquiry = threading.Thread(target=self._inquire, args=(verdict,), daemon=True)
         inquiry.start()
         inquiry.join(timeout=3 * self.settings.heartbeat_seconds + 5)

@@ -1,0 +1,55 @@
+import pytest
+
+from geojax.errors import UserError
+from geojax.quantities import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
+from geojax.settings import Settings, validate
+
+
+class Everything(Settings):
+    time: Seconds = 0.0
+    size: Bytes = 1
+    rate: BytesPerSecond = 1.0
+    compute: FlopsPerSecond = 1.0
+
+
+@pytest.mark.parametrize(
+    ("field", "written", "value"),
+    [
+        ("time", "21ms", 0.021),
+        ("time", "4 us", 4e-6),
+        ("time", "0.1us", 1e-7),
+        ("time", "1.5e-3s", 0.0015),
+        ("time", "300", 300.0),
+        ("time", 0.5, 0.5),
+        ("size", "80GB", 80 * 10**9),
+        ("size", "4MiB", 4 * 2**20),
+        ("size", "512B", 512),
+        ("size", 4096, 4096),
+        ("rate", "100Gbit/s", 12.5e9),
+        ("rate", "450GB/s", 450e9),
+        ("compute", "989TFLOP/s", 989e12),
+        ("compute", "1.979PFLOP/s", 1979e12),
+    ],
+)
+def test_a_number_or_a_number_with_its_unit(field, written, value):
+    read = validate(Everything, {field: written}, "test")
+    assert getattr(read, field) == value
+
+
+@pytest.mark.parametrize(
+    ("field", "written", "part"),
+    [
+        ("time", "21 minutes", "21ms"),
+        ("time", "-1ms", "not a number of seconds"),
+        ("time", "1.2.3s", "'1.2.3'"),
+        ("size", "80Gb", "80GB"),
+        ("size", "1.5B", "integer"),
+        ("size", 0, "greater than 0"),
+        ("rate", "100Gbit", "100Gbit/s"),
+        ("rate", "100Gbps", "100Gbit/s"),
+        ("compute", "1TFLOPS", "989TFLOP/s"),
+    ],
+)
+def test_what_is_no_quantity_is_refused_with_an_example(field, written, part):
+    with pytest.raises(UserError, match=f"^test: {field}: .*{part}"):
+        validate(Everything, {field: written}, "test")
