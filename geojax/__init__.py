@@ -5,3 +5,5 @@ from geojax.mesh import AXES, make_mesh
 from geojax.topology import Topology
 
 __all__ = ["AXES", "Topology", "UserError", "make_mesh"]
+
+__version__ = "0.1.0"

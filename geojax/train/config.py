@@ -11,6 +11,7 @@ from geojax.data import DataSettings
 from geojax.errors import UserError
 from geojax.models import ModelConfig
 from geojax.optim import OptimizerSettings
+from geojax.runtime import WatchdogSettings
 from geojax.settings import Settings, load_yaml, validate
 
 OPTIONAL_AXES = ("stage", "context", "tensor")
@@ -89,8 +90,8 @@ class EvaluationSettings(Settings):
     every_steps: pydantic.PositiveInt = 200
     """Steps between two validations; there is one before the first step and one after the last."""
 
-    batches: pydantic.PositiveInt = 4
-    """Global batches per validation set."""
+    rows: pydantic.PositiveInt = 256
+    """At most so many rows of each validation set are read, the same ones every time."""
 
 
 class CheckpointSettings(Settings):
@@ -104,16 +105,6 @@ class CheckpointSettings(Settings):
 
     keep: pydantic.PositiveInt = 3
     """The newest checkpoints that stay on disk."""
-
-
-class WatchdogSettings(Settings):
-    """When a step is taken for hung."""
-
-    factor: float = pydantic.Field(20.0, gt=1)
-    """A step that takes this many times the median of its predecessors is hung..."""
-
-    minimum_seconds: pydantic.PositiveFloat = 300.0
-    """...but never before this much time has passed."""
 
 
 class SampleSettings(Settings):
@@ -179,7 +170,7 @@ class RunConfig(Settings):
     """When the state is saved."""
 
     watchdog: WatchdogSettings = WatchdogSettings()
-    """When a step is taken for hung."""
+    """When a step counts as hanging."""
 
     sample: SampleSettings = SampleSettings()
     """Text at the end of the run."""

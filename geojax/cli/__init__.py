@@ -1,0 +1,1 @@
+"""The `geojax` command: one small module a verb, which parses, calls and prints."""

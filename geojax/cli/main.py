@@ -1,0 +1,50 @@
+"""The entry point: finds the verb, runs it, and turns a user's mistake into one line."""
+
+import sys
+from typing import Annotated
+
+import tyro
+
+from geojax.cli import data, train
+from geojax.errors import RunError, UserError
+
+MISTAKE, FAILURE, INTERRUPTED = 2, 1, 130
+"""Exit codes: the user can mend it; the run could not go on; Ctrl-C before training began."""
+
+
+Verb = (
+    Annotated[train.TrainCommand, tyro.conf.subcommand("train")]
+    | Annotated[data.PrepareCommand, tyro.conf.subcommand("data prepare")]
+)
+
+
+def main() -> None:
+    """Run the `geojax` command with this process's arguments, and exit."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one verb and return the exit code."""
+    if arguments[:1] == ["data"]:  # a verb of two words
+        arguments = [" ".join(arguments[:2]), *arguments[2:]]
+    verb, unknown = tyro.cli(  # type: ignore[call-overload]
+        Verb,
+        prog="geojax",
+        description="Train transformers across data centres.",
+        args=arguments,
+        return_unknown_args=True,
+    )
+    try:
+        if isinstance(verb, train.TrainCommand):
+            return train.run(verb, unknown)
+        if unknown:
+            raise UserError(f"unknown argument {unknown[0]}; see geojax data prepare --help")
+        return data.run(verb)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return MISTAKE
+    except RunError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return FAILURE
+    except KeyboardInterrupt:
+        return INTERRUPTED

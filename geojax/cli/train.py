@@ -1,0 +1,54 @@
+"""`geojax train CONFIG`: train a transformer."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from geojax.settings import validate
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainCommand:
+    """Train a transformer as CONFIG says.
+
+    Any setting of the config can be changed: `--optimizer.peak_learning_rate 1e-3`. Under
+    `jax.distributed`, every process runs this same command; where SLURM or Kubernetes started
+    them, nothing more is needed.
+    """
+
+    config: tyro.conf.Positional[Path]
+    """The YAML file of the run."""
+
+    resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Refuse to start from scratch. Without it, a run directory with a checkpoint is resumed and an
+    empty one is started."""
+
+    coordinator: str | None = None
+    """host:port of process 0."""
+
+    process_count: int | None = None
+    """Number of processes of the run, in all sites."""
+
+    process_id: int | None = None
+    """Which of them this one is, from 0."""
+
+    site: str | None = None
+    """The site that this process belongs to; GEOJAX_SITE says the same."""
+
+
+def run(command: TrainCommand, overrides: Sequence[str]) -> int:
+    """Train, and return the exit code: 0 at the end, 130 after Ctrl-C."""
+    # Imported here, so that `geojax --help` need not wait for JAX.
+    from geojax.runtime import ProcessSettings
+    from geojax.train.config import RunConfig
+
+    config = RunConfig.load(command.config, overrides)
+    from geojax.train.run import train
+
+    given = dataclasses.asdict(command) | {"simulated_devices": config.simulate_devices}
+    fields = {name: given[name] for name in ProcessSettings.model_fields if given.get(name)}
+    processes = validate(ProcessSettings, fields, "geojax train")
+    return train(config, processes, require_checkpoint=command.resume)

@@ -1,0 +1,109 @@
+"""Everything of a run that is fixed before its first step: mesh, layouts, compiled programs."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from geojax.accelerators import accelerator_of
+from geojax.collectives import Traffic, collective_traffic
+from geojax.mesh import make_mesh
+from geojax.models import model_flops, parameter_count
+from geojax.optim import (
+    bytes_per_device,
+    learning_rate_schedule,
+    make_optimizer,
+)
+from geojax.precision import policy
+from geojax.topology import Topology
+from geojax.train.batches import rows_of_process
+from geojax.train.config import RunConfig
+from geojax.train.report import mesh_line, quantity
+from geojax.train.state import TrainState, initial_state, state_layouts
+from geojax.train.step import StepPlan, batch_shape, compile_evaluation, compile_step
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A config on a mesh: where everything lies, and what runs."""
+
+    config: RunConfig
+    mesh: Mesh
+    plan: StepPlan
+    layouts: TrainState
+    optimizer: Any
+    step: jax.stages.Compiled
+    """`(state, batch, signals, seed) -> (state, metrics)`; compiled once."""
+    evaluate: jax.stages.Compiled
+    """`(parameters, batch) -> [sum of losses, number of targets]`."""
+    traffic: Traffic
+    """The collectives of one step, read from its HLO."""
+    local_rows: Sequence[int]
+    """The rows of a global batch that this process reads."""
+
+    @classmethod
+    def build(cls, config: RunConfig) -> "Program":
+        """Make the mesh and compile the step and the validation pass.
+
+        Raises:
+            UserError: the layout does not fit the devices.
+        """
+        topology = Topology.load(config.topology) if config.topology else None
+        mesh = make_mesh(topology, **config.mesh.model_dump())
+        plan = StepPlan(
+            mesh=mesh,
+            policy=policy(config.precision),
+            accumulation=config.batch.accumulation,
+            chunk_bytes=config.communication.chunk_bytes,
+            wire_dtype=config.communication.wire_dtype,
+            remat=config.remat,
+        )
+        optimizer = make_optimizer(config.optimizer, config.steps)
+        schedule = learning_rate_schedule(config.optimizer, config.steps)
+        layouts = state_layouts(config.model, optimizer, mesh, plan.policy.master_dtype)
+        batch = batch_shape(config.batch.rows, config.batch.sequence)
+        step = compile_step(layouts, config.model, plan, optimizer, schedule, batch)
+        return cls(
+            config=config,
+            mesh=mesh,
+            plan=plan,
+            layouts=layouts,
+            optimizer=optimizer,
+            step=step,
+            evaluate=compile_evaluation(layouts, config.model, plan, batch),
+            traffic=collective_traffic(step, mesh),
+            local_rows=rows_of_process(mesh, config.batch.rows),
+        )
+
+    def initial_state(self) -> TrainState:
+        """The state before the first step."""
+        config = self.config
+        return initial_state(config.model, self.optimizer, self.layouts, self.mesh, config.seed)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of a global batch, padding included."""
+        return self.config.batch.rows * self.config.batch.sequence
+
+    @property
+    def bytes_across_sites(self) -> float:
+        """Bytes that all devices of one site send over the link in one step."""
+        devices_of_site = self.mesh.devices.size // self.mesh.shape["dc"]
+        return float(self.traffic.bytes_over("dc")) * devices_of_site
+
+    def model_flops_utilisation(self, tokens_per_second: float) -> float | None:
+        """Model FLOP/s over the devices' peak in the compute dtype; None where it is not known."""
+        accelerator = accelerator_of(self.mesh.devices.flat[0])
+        peak = accelerator and accelerator.peak(self.plan.policy.compute_dtype.name)
+        if not peak:
+            return None
+        needed = model_flops(self.config.model, self.config.batch.sequence) * tokens_per_second
+        return needed / (peak * self.mesh.devices.size)
+
+    def describe(self) -> str:
+        """The line that opens a run."""
+        parameters = quantity(parameter_count(self.config.model))
+        held = quantity(bytes_per_device(self.layouts), "B")
+        return f"{mesh_line(self.mesh)}; {parameters} parameters; {held} of state per device"
