@@ -5,7 +5,9 @@ import pytest
 from geojax.errors import UserError
 from geojax.topology import Process, Topology
 
-PRESETS = sorted(path.stem for path in (Path(__file__).parents[2] / "configs/topology").glob("*.yaml"))
+PRESETS = sorted(
+    path.stem for path in (Path(__file__).parents[2] / "configs/topology").glob("*.yaml")
+)
 
 SITE = "{name: %s, hosts: 1, accelerators_per_host: 8, accelerator: h100-sxm}"
 LINK = "{sites: [%s, %s], round_trip_seconds: 1ms, bytes_per_second: 1GB/s}"

@@ -1,0 +1,81 @@
+import os
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from geojax.errors import UserError
+from geojax.runtime import simulate_devices
+
+
+def run(program, **environment):
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"JAX_PLATFORMS": "", "NPROC": ""} | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout.split()
+
+
+def test_devices_and_threads_are_set_after_jax_is_imported():
+    """XLA's thread pool is what NPROC says although jax (and jaxlib) was imported before."""
+    program = """
+import jax
+from geojax.runtime import simulate_devices
+simulate_devices(12)
+devices = jax.devices()
+import os
+names = [open(f"/proc/self/task/{task}/comm").read() for task in os.listdir("/proc/self/task")]
+print(len(devices), os.environ["NPROC"], sum("Eigen" in name for name in names))
+"""
+    assert run(program) == ["12", "48", "48"]
+
+
+def test_a_larger_nproc_is_left_alone():
+    program = """
+import os
+from geojax.runtime import simulate_devices
+simulate_devices(2)
+print(os.environ["NPROC"])
+"""
+    assert run(program, NPROC="100") == ["100"]
+    assert run(program, NPROC="3") == ["32"]
+
+
+def test_fifty_steps_in_flight_on_two_cores_do_not_starve():
+    """Without enough threads this aborts at XLA's rendezvous timeout."""
+    program = """
+import os
+os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
+from geojax.runtime import simulate_devices
+simulate_devices(8)
+import geojax, jax, jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+mesh = geojax.make_mesh(dc=2, data=4)
+spec = P(("dc", "data"))
+def step(x):
+    for _ in range(4):
+        x = jax.lax.pmean(jnp.tanh(x @ x), ("dc", "data"))
+        x = jax.lax.pcast(x, ("dc", "data"), to="varying")
+    return x
+step = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=spec, out_specs=spec))
+x = jnp.eye(8 * 64, 64)
+for _ in range(50):
+    x = step(x)
+print(bool(jnp.isfinite(x).all()))
+"""
+    assert run(program) == ["True"]
+
+
+def test_too_late_or_too_few_is_refused():
+    assert len(jax.devices()) == 8
+    simulate_devices(8)  # what already runs
+    with pytest.raises(UserError, match="too late: JAX already runs with 8 cpu"):
+        simulate_devices(4)
+    with pytest.raises(UserError, match="at least 1"):
+        simulate_devices(0)
