@@ -1,6 +1,9 @@
 """Decoder-only transformers as functions on plain parameter trees."""
 
 from geojax.models.config import ModelConfig, RotaryScaling
+from geojax.models.flops import model_flops
+from geojax.models.generate import generate
+from geojax.models.linen import Transformer
 from geojax.models.parameters import (
     Parameters,
     decay_mask,
@@ -16,10 +19,13 @@ __all__ = [
     "Parameters",
     "Remat",
     "RotaryScaling",
+    "Transformer",
     "decay_mask",
+    "generate",
     "init_parameters",
     "logits",
     "loss_sum",
+    "model_flops",
     "parameter_count",
     "parameter_shapes",
 ]

@@ -1,0 +1,64 @@
+"""The model as a Flax Linen module, for those who come with Linen's tools."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from geojax.models.config import ModelConfig
+from geojax.models.parameters import Parameters, init_parameters, parameter_shapes
+from geojax.models.transformer import Batch, Remat, logits, loss_sum
+
+
+class Transformer(nn.Module):
+    """A shell around `logits` and `loss_sum`: its "params" are the tree of `parameter_shapes`.
+
+    `Transformer(config).init(key, batch)["params"]` equals `init_parameters(config, key)`, and
+    `apply({"params": parameters}, batch)` equals `logits(parameters, batch, config)`.
+    """
+
+    config: ModelConfig
+    """Which model."""
+    dtype: Any = jnp.float32
+    """Of the parameters that `init` makes; `apply` computes in the dtype of those it is given."""
+
+    def setup(self) -> None:
+        """Declare the parameters, one entry for each top-level name of the tree."""
+        for name in parameter_shapes(self.config):
+            setattr(self, f"_{name}", self.param(name, self._initial, name))
+
+    def __call__(
+        self,
+        batch: Batch,
+        *,
+        dropout_key: jax.Array | None = None,
+        attention: str = "auto",
+        remat: Remat = "none",
+    ) -> jax.Array:
+        """Logits [rows, sequence, vocabulary]; see `geojax.models.logits`."""
+        options: dict[str, Any] = {"attention": attention, "remat": remat}
+        tree = self._parameters()
+        return logits(tree, batch, self.config, dropout_key=dropout_key, **options)
+
+    def loss_sum(
+        self,
+        batch: Batch,
+        *,
+        dropout_key: jax.Array | None = None,
+        attention: str = "auto",
+        remat: Remat = "none",
+    ) -> tuple[jax.Array, jax.Array]:
+        """Sums of loss and mask; see `geojax.models.loss_sum`. Call with `method="loss_sum"`."""
+        options: dict[str, Any] = {"attention": attention, "remat": remat}
+        tree = self._parameters()
+        return loss_sum(tree, batch, self.config, dropout_key=dropout_key, **options)
+
+    def _parameters(self) -> Parameters:
+        return {name: getattr(self, f"_{name}") for name in parameter_shapes(self.config)}
+
+    def _initial(self, _: jax.Array, name: str) -> Any:
+        # The key as the caller gave it: Linen folds a parameter's own name into what it passes.
+        assert self.scope is not None, "parameters are declared inside init or apply"
+        key = self.scope.rngs["params"].rng
+        return init_parameters(self.config, key, self.dtype)[name]

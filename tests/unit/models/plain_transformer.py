@@ -1,0 +1,113 @@
+"""The same models written once more: numpy, one head, position and layer at a time.
+
+Everything is analytic in the parameters (maxima are taken of real parts), so that a complex step
+gives derivatives that are exact to rounding: Squire and Trapp 1998.
+"""
+
+import numpy as np
+
+
+def plain_loss(parameters, batch, config):
+    """The masked sum of cross-entropies."""
+    logits = plain_logits(parameters, batch, config)
+    total = 0.0
+    for row, column in np.ndindex(*batch["targets"].shape):
+        scores = logits[row, column]
+        top = scores.real.max()
+        loss = top + np.log(np.exp(scores - top).sum()) - scores[batch["targets"][row, column]]
+        total = total + float(batch["loss_mask"][row, column]) * loss
+    return total
+
+
+def plain_logits(parameters, batch, config):
+    rows = [_row(parameters, batch, config, row) for row in range(len(batch["tokens"]))]
+    return np.stack(rows)
+
+
+def _row(parameters, batch, config, row):
+    table = parameters["embedding"]["tokens"]["embedding"]
+    x = table[batch["tokens"][row]]
+    positions, segments = batch["positions"][row], batch["segment_ids"][row]
+    if config.positions == "learned":
+        x = x + parameters["embedding"]["positions"]["embedding"][positions]
+    for index in range(config.layers):
+        own = _layer(parameters["layers"], index)
+        normed = _norm(own["attention_norm"], x, config)
+        x = x + _attention(own["attention"], normed, positions, segments, config)
+        normed = _norm(own["feed_forward_norm"], x, config)
+        x = x + _feed_forward(own["feed_forward"], normed, config)
+    x = _norm(parameters["final_norm"], x, config)
+    return x @ (table.T if config.tied_head else parameters["head"]["kernel"])
+
+
+def _layer(tree, index):
+    return {k: _layer(v, index) if isinstance(v, dict) else v[index] for k, v in tree.items()}
+
+
+def _norm(own, x, config):
+    if config.norm == "rmsnorm":
+        return x / np.sqrt((x * x).mean(1, keepdims=True) + config.norm_epsilon) * own["scale"]
+    centred = x - x.mean(1, keepdims=True)
+    normed = centred / np.sqrt((centred**2).mean(1, keepdims=True) + config.norm_epsilon)
+    scale = own["scale"] + 1 if config.norm == "layernorm1p" else own["scale"]
+    return normed * scale + own["bias"]
+
+
+def _linear(own, x):
+    return x @ own["kernel"] + own.get("bias", 0.0)
+
+
+def _attention(own, x, positions, segments, config):
+    dim, group = config.head_size, config.heads // config.kv_heads
+    query, key, value = (_linear(own[name], x) for name in ("query", "key", "value"))
+    mixed = np.zeros((len(x), config.heads * dim), dtype=np.result_type(query, key, value))
+    for head in range(config.heads):
+        of_query = slice(head * dim, (head + 1) * dim)
+        of_key = slice(head // group * dim, (head // group + 1) * dim)
+        q = np.stack([_turn(v, p, config) for v, p in zip(query[:, of_query], positions)])
+        k = np.stack([_turn(v, p, config) for v, p in zip(key[:, of_key], positions)])
+        for here in range(len(x)):
+            seen = [s for s in range(here + 1) if segments[s] == segments[here]]
+            scores = k[seen] @ q[here] / np.sqrt(dim)
+            weights = np.exp(scores - scores.real.max())
+            mixed[here, of_query] = weights @ value[seen, of_key] / weights.sum()
+    return _linear(own["output"], mixed)
+
+
+def _turn(vector, position, config):
+    if config.positions == "learned":
+        return vector
+    turned, half = vector.copy(), config.rotary_dim // 2
+    for pair in range(half):
+        frequency = config.rotary_base ** (-2 * pair / config.rotary_dim)
+        if config.rotary_scaling:
+            frequency = _stretched(frequency, config.rotary_scaling)
+        c, s = np.cos(position * frequency), np.sin(position * frequency)
+        a, b = vector[pair], vector[pair + half]
+        turned[pair], turned[pair + half] = a * c - b * s, b * c + a * s
+    return turned
+
+
+def _stretched(frequency, scaling):
+    wavelength = 2 * np.pi / frequency
+    if wavelength < scaling.original_positions / scaling.high_frequency_factor:
+        return frequency
+    if wavelength > scaling.original_positions / scaling.low_frequency_factor:
+        return frequency / scaling.factor
+    smooth = (scaling.original_positions / wavelength - scaling.low_frequency_factor) / (
+        scaling.high_frequency_factor - scaling.low_frequency_factor
+    )
+    return (1 - smooth) * frequency / scaling.factor + smooth * frequency
+
+
+def _feed_forward(own, x, config):
+    up = _linear(own["up"], x)
+    if config.activation == "swiglu":
+        gate = _linear(own["gate"], x)
+        middle = gate / (1 + np.exp(-gate)) * up
+    elif config.activation == "squared_relu":
+        middle = np.where(up.real > 0, up, 0) ** 2
+    else:
+        inner = np.sqrt(2 / np.pi) * (up + 0.044715 * up**3)
+        middle = 0.5 * up * (1 + np.tanh(inner))
+    return _linear(own["down"], middle)
