@@ -1,0 +1,83 @@
+"""One process of a job, for test_processes_mesh: does what its argument says, prints JSON."""
+
+import json
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+import geojax
+from geojax import runtime
+
+
+def mesh(topology=None):
+    """Which processes stand in which site of the mesh, and what sums over its axes give here."""
+    runtime.start()
+    topology = geojax.Topology.load(topology) if topology else None
+    mesh = geojax.make_mesh(topology, dc=2, data=jax.device_count() // 2)
+    whole = jax.NamedSharding(mesh, PartitionSpec(("dc", "data")))
+    flat = [device.process_index for device in mesh.devices.flatten()]
+    # Every device holds the number of its process, and sums it inside and across sites.
+    numbers = jax.make_array_from_callback(
+        (len(flat),), whole, lambda index: jnp.float32(flat)[index]
+    )
+
+    def sums(x):
+        return jax.lax.psum(x, "data"), jax.lax.psum(x, "dc")
+
+    program = jax.shard_map(
+        sums,
+        mesh=mesh,
+        in_specs=PartitionSpec(("dc", "data")),
+        out_specs=(PartitionSpec("dc"), PartitionSpec("data")),
+    )
+    in_site, across_sites = jax.jit(program)(numbers)
+    print(
+        json.dumps(
+            {
+                "sites": [[d.process_index for d in site.flatten()] for site in mesh.devices],
+                "in_site": float(in_site.addressable_shards[0].data[0]),
+                "across_sites": [float(s.data[0]) for s in across_sites.addressable_shards],
+            }
+        )
+    )
+    runtime.finish()
+
+
+def barrier():
+    """Process 1 comes late to the first barrier, which the others report; all meet at the next."""
+    runtime.start()
+    missing = None
+    if jax.process_index() == 1:
+        time.sleep(3)
+    else:
+        try:
+            runtime.barrier("early", timeout_seconds=1)
+        except runtime.MissingProcessesError as error:
+            missing = {"message": str(error), "missing": error.missing}
+    for _ in range(2):  # a name may be used again
+        runtime.barrier("late", timeout_seconds=60)
+    print(json.dumps(missing))
+    runtime.finish()
+
+
+def watchdog():
+    """Process 1 hangs before step 3; the watchdogs of the others say so."""
+    runtime.start()
+    settings = runtime.WatchdogSettings(factor=2, minimum_seconds=2, heartbeat_seconds=0.3)
+    with runtime.Watchdog(settings) as watchdog:
+        for step in range(6):
+            if step == 3 and jax.process_index() == 1:
+                time.sleep(60)
+            with watchdog.step(step):
+                runtime.barrier("step", timeout_seconds=120)  # as a collective would wait
+
+
+if __name__ == "__main__":
+    try:
+        {"mesh": mesh, "barrier": barrier, "watchdog": watchdog}[sys.argv[1]](*sys.argv[2:])
+    except geojax.UserError as problem:
+        print(problem, file=sys.stderr)
+        sys.exit(2)

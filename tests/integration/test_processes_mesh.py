@@ -1,0 +1,126 @@
+"""Real processes under jax.distributed on loopback: sites, barriers, start-up and watchdog."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from geojax.runtime.watchdog import EXIT_CODE
+
+pytestmark = pytest.mark.multiprocess
+
+WORKER = Path(__file__).with_name("mesh_worker.py")
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def run(*arguments, processes, count=None, devices=2, sites=None, timeout="60s"):
+    """Runs the worker in each of `processes` of a job of `count`; returns (code, output, errors)
+    of each."""
+    count = count or len(processes)
+    common = {key: value for key, value in os.environ.items() if not key.startswith("GEOJAX_")}
+    common |= {
+        "GEOJAX_COORDINATOR": f"127.0.0.1:{free_port()}",
+        "GEOJAX_PROCESS_COUNT": str(count),
+        "GEOJAX_SIMULATE_DEVICES": str(devices),
+        "GEOJAX_START_TIMEOUT_SECONDS": timeout,
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }
+    running = []
+    for index, process in enumerate(processes):
+        own = {"GEOJAX_PROCESS_ID": str(process)}
+        if sites is not None:
+            own["GEOJAX_SITE"] = sites[index]
+        running.append(
+            subprocess.Popen(
+                [sys.executable, str(WORKER), *arguments],
+                env=common | own,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    try:
+        outputs = [process.communicate(timeout=240) for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    return [(p.returncode, *output) for p, output in zip(running, outputs, strict=True)]
+
+
+def answers(outcomes):
+    for code, _, errors in outcomes:
+        assert code == 0, errors
+    return [json.loads(output.splitlines()[-1]) for _, output, _ in outcomes]
+
+
+def test_sites_are_those_of_the_processes_even_where_they_interleave():
+    given = answers(run("mesh", processes=[0, 1, 2, 3], sites=["a", "b", "a", "b"]))
+    for process, answer in enumerate(given):
+        assert answer["sites"] == [[0, 0, 2, 2], [1, 1, 3, 3]]
+        # Sum over a site's devices; and of the two devices at the same place of both sites.
+        assert answer["in_site"] == (4.0 if process in (0, 2) else 8.0)
+        assert set(answer["across_sites"]) == ({1.0} if process < 2 else {5.0})
+
+
+def test_two_processes_of_four_devices_fill_a_topology():
+    given = answers(run("mesh", "simulated-2x4", processes=[0, 1], devices=4))
+    assert all(answer["sites"] == [[0] * 4, [1] * 4] for answer in given)
+
+
+def test_a_topology_orders_the_sites_that_the_processes_name():
+    sites = ["west", "east"]
+    given = answers(run("mesh", "simulated-2x4", processes=[0, 1], devices=4, sites=sites))
+    assert all(answer["sites"] == [[1] * 4, [0] * 4] for answer in given)
+
+
+def test_two_sites_without_a_word_on_who_is_where_are_refused_everywhere():
+    for code, _, errors in run("mesh", processes=[0, 1], devices=4):
+        assert code == 2
+        assert "set GEOJAX_SITE" in errors.splitlines()[-1]
+
+
+def test_a_barrier_names_the_process_that_did_not_come():
+    given = answers(run("barrier", processes=[0, 1, 2], devices=1, sites=["a", "b", "a"]))
+    assert given[1] is None
+    for answer in (given[0], given[2]):
+        assert answer["missing"] == [1]
+        assert "barrier 'early': process 1 (site b, host " in answer["message"]
+
+
+def test_a_process_that_never_starts_is_named_in_one_line():
+    outcomes = run("mesh", processes=[0, 2], count=3, timeout="8s")
+    assert [code for code, _, _ in outcomes] == [2, 2]
+    for _, _, errors in outcomes:
+        assert errors.splitlines() == [
+            "1 of 3 processes did not start within 8 seconds: missing process 1"
+        ]
+
+
+def test_a_coordinator_that_never_comes_ends_in_one_line():
+    started = time.monotonic()
+    [(code, _, errors)] = run("mesh", processes=[1], count=2, timeout="2s")
+    assert code == 2
+    assert "process 1 could not reach the coordinator, process 0 at 127.0.0.1:" in errors
+    assert len(errors.splitlines()) == 1
+    assert time.monotonic() - started < 60
+
+
+def test_the_watchdog_names_the_process_that_hangs():
+    outcomes = run("watchdog", processes=[0, 1, 2], devices=1, sites=["a", "b", "a"])
+    assert outcomes[0][0] == EXIT_CODE
+    reports = [errors for _, _, errors in outcomes if "did not come to step 3" in errors]
+    assert len(reports) >= 1
+    for errors in reports:
+        assert "process 1 (site b, host " in errors
+        assert "step 3 has taken" in errors
+        assert "in barrier" in errors  # the stack that waits
