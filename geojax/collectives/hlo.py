@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 from geojax.errors import UserError
 
+_PARTITIONS = re.compile(r"^HloModule .*\bnum_partitions=(\d+)", re.MULTILINE)
+_REPLICAS = re.compile(r"^HloModule .*\breplica_count=(\d+)", re.MULTILINE)
 _COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[^\s(={]+) ?(?:\(.*)?\{$")
 _INSTRUCTION = re.compile(r"^\s+(?P<root>ROOT )?%?(?P<name>[^\s=]+) = (?P<rest>.*)$")
 _COMMENT = re.compile(r"/\*.*?\*/")
@@ -120,8 +122,8 @@ def parse_module(text: str) -> Module:
             "collective traffic: this is not the text of an HLO module (no ENTRY computation); "
             "give what jax.jit(f).lower(...).compile() returns, or its as_text()"
         )
-    partitions = re.search(r"^HloModule .*\bnum_partitions=(\d+)", text)
-    replicas = re.search(r"^HloModule .*\breplica_count=(\d+)", text)
+    partitions = _PARTITIONS.search(text)
+    replicas = _REPLICAS.search(text)
     if replicas and int(replicas[1]) > 1:
         raise UserError(
             f"collective traffic: the program has {replicas[1]} replicas (jax.pmap); only "
