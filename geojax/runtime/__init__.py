@@ -1,13 +1,15 @@
 """Process start-up and what watches over a run.
 
 `start` makes this process a part of its job: simulated devices, XLA flags, JAX's distributed
-runtime, who runs in which site. `barrier` and `Watchdog` name the process that is missing.
+runtime, who runs in which site. `barrier` and `Watchdog` name the process that is missing, `finish`
+ends the job together and `abandon` ends it everywhere after an error in one process.
 """
 
 from geojax.runtime.compilation_cache import enable_compilation_cache
 from geojax.runtime.coordination import MissingProcessesError, barrier, describe
 from geojax.runtime.devices import simulate_devices
 from geojax.runtime.launchers import ProcessSettings
+from geojax.runtime.peers import abandon
 from geojax.runtime.start import finish, start
 from geojax.runtime.stop_signals import StopSignals
 from geojax.runtime.watchdog import Watchdog, WatchdogSettings
@@ -19,6 +21,7 @@ __all__ = [
     "StopSignals",
     "Watchdog",
     "WatchdogSettings",
+    "abandon",
     "apply_xla_flags",
     "barrier",
     "describe",

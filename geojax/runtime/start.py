@@ -11,12 +11,13 @@ from geojax.runtime.coordination import barrier, know_processes
 from geojax.runtime.devices import simulate_devices
 from geojax.runtime.internals import backend_runs, coordination_client
 from geojax.runtime.launchers import ProcessSettings, complete
+from geojax.runtime.peers import stop_watching_peers, watch_peers
 from geojax.runtime.roll_call import Presence, roll_call
 from geojax.runtime.xla_flags import apply_xla_flags, expected_platform
 from geojax.topology import Process
 
-# A process that leaves early (an error in its own data, say) waits this long for the others before
-# JAX gives up on a common end; those that end well have met at a barrier before.
+# How long JAX waits at the exit for all processes to get there: they have met at a barrier before,
+# or one has abandoned the job.
 _SHUTDOWN_SECONDS = 30
 # From the moment when all processes are known to be there.
 _CONNECT_SECONDS = 120
@@ -68,9 +69,11 @@ def start(settings: ProcessSettings | None = None) -> tuple[Process, ...]:
         shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
         cluster_detection_method="deactivate",
     )
-    return _register(
+    processes = _register(
         [presence["site"] for presence in everyone], [presence["host"] for presence in everyone]
     )
+    watch_peers()
+    return processes
 
 
 def finish(timeout_seconds: float = _END_SECONDS) -> None:
@@ -80,6 +83,7 @@ def finish(timeout_seconds: float = _END_SECONDS) -> None:
         MissingProcessesError: some process did not come within `timeout_seconds`.
     """
     barrier("end of the job", timeout_seconds)
+    stop_watching_peers()
     jax.distributed.shutdown()
 
 

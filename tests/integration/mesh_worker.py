@@ -75,9 +75,19 @@ def watchdog():
                 runtime.barrier("step", timeout_seconds=120)  # as a collective would wait
 
 
+def failing(process):
+    """One process finds something wrong with its own input while the others wait for it."""
+    runtime.start()
+    if jax.process_index() == int(process):
+        raise geojax.UserError("my disk is empty")
+    runtime.barrier("together", timeout_seconds=100)
+
+
 if __name__ == "__main__":
+    tasks = {"mesh": mesh, "barrier": barrier, "watchdog": watchdog, "failing": failing}
     try:
-        {"mesh": mesh, "barrier": barrier, "watchdog": watchdog}[sys.argv[1]](*sys.argv[2:])
+        tasks[sys.argv[1]](*sys.argv[2:])
     except geojax.UserError as problem:
         print(problem, file=sys.stderr)
+        runtime.abandon(str(problem), 2)
         sys.exit(2)

@@ -124,3 +124,18 @@ def test_the_watchdog_names_the_process_that_hangs():
         assert "process 1 (site b, host " in errors
         assert "step 3 has taken" in errors
         assert "in barrier" in errors  # the stack that waits
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_an_error_in_one_process_ends_all_of_them_at_once_and_in_one_line(failing):
+    started = time.monotonic()
+    outcomes = run("failing", str(failing), processes=[0, 1, 2], devices=1)
+    for process, (code, _, errors) in enumerate(outcomes):
+        assert code == 2, errors
+        last = [line for line in errors.splitlines() if "Gloo" not in line][-1]
+        if process == failing:
+            assert last == "my disk is empty"
+        else:
+            assert last.startswith(f"geojax: ending, because process {failing} (host ")
+            assert last.endswith("ended: my disk is empty")
+    assert time.monotonic() - started < 60
