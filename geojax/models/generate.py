@@ -143,7 +143,8 @@ def _next_logits(
     ) -> tuple[tuple[jax.Array, _Cache], None]:
         (x, cache), (own, index) = carry, layer_and_index
         query, new_key, new_value = project_heads(own, x, rotary, config)
-        place = (index, 0, position, 0, 0)
+        zero = jnp.zeros_like(index)
+        place = (index, zero, position, zero, zero)
         cache = _Cache(
             lax.dynamic_update_slice(cache.key, new_key[None], place),
             lax.dynamic_update_slice(cache.value, new_value[None], place),

@@ -57,8 +57,9 @@ class Transformer(nn.Module):
     def _parameters(self) -> Parameters:
         return {name: getattr(self, f"_{name}") for name in parameter_shapes(self.config)}
 
-    def _initial(self, _: jax.Array, name: str) -> Any:
-        # The key as the caller gave it: Linen folds a parameter's own name into what it passes.
+    def _initial(self, given: jax.Array, name: str) -> Any:
+        # The caller's own key: `given` has the parameter's name folded in. (`apply` has none, and
+        # calls this for the shapes only.)
         assert self.scope is not None, "parameters are declared inside init or apply"
-        key = self.scope.rngs["params"].rng
+        key = self.scope.rngs["params"].rng if self.has_rng("params") else given
         return init_parameters(self.config, key, self.dtype)[name]

@@ -8,6 +8,7 @@ from small_models import FAMILIES
 
 from geojax.models import init_parameters
 
+
 @pytest.fixture(params=list(FAMILIES))
 def config(request):
     return FAMILIES[request.param]

@@ -64,14 +64,17 @@ def _attention(own, x, positions, segments, config):
     for head in range(config.heads):
         of_query = slice(head * dim, (head + 1) * dim)
         of_key = slice(head // group * dim, (head // group + 1) * dim)
-        q = np.stack([_turn(v, p, config) for v, p in zip(query[:, of_query], positions)])
-        k = np.stack([_turn(v, p, config) for v, p in zip(key[:, of_key], positions)])
+        q, k = (_turned(part, positions, config) for part in (query[:, of_query], key[:, of_key]))
         for here in range(len(x)):
             seen = [s for s in range(here + 1) if segments[s] == segments[here]]
             scores = k[seen] @ q[here] / np.sqrt(dim)
             weights = np.exp(scores - scores.real.max())
             mixed[here, of_query] = weights @ value[seen, of_key] / weights.sum()
     return _linear(own["output"], mixed)
+
+
+def _turned(vectors, positions, config):
+    return np.stack([_turn(v, p, config) for v, p in zip(vectors, positions, strict=True)])
 
 
 def _turn(vector, position, config):

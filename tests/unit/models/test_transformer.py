@@ -65,9 +65,9 @@ def test_narrow_parameters_compute_narrow_and_sum_wide(
 ):
     parameters, batch = random_parameters(config, jnp.float32), packed_batch(config)
     narrow = jax.tree.map(lambda leaf: leaf.astype(dtype), parameters)
-    (loss, _), gradients = jax.value_and_grad(
-        lambda p: loss_sum(p, batch, config), has_aux=True
-    )(narrow)
+    (loss, _), gradients = jax.value_and_grad(lambda p: loss_sum(p, batch, config), has_aux=True)(
+        narrow
+    )
     widened = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), narrow)
     want = plain_loss(widened, batch, config)
     assert loss.dtype == jnp.float32

@@ -1,0 +1,86 @@
+"""The chunked head and loss against the textbook, whatever the chunks."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from geojax.models import cross_entropy
+from geojax.models.cross_entropy import cross_entropy_sum
+
+
+def _inputs(dtype, tied, tokens=(3, 11), hidden=6, vocabulary=17):
+    random = np.random.default_rng(0)
+    states = jnp.asarray(random.standard_normal((*tokens, hidden)), dtype)
+    kernel = jnp.asarray(random.standard_normal((hidden, vocabulary)), dtype)
+    targets = jnp.asarray(random.integers(0, vocabulary, tokens), jnp.int32)
+    mask = jnp.asarray(random.choice([0, 0.5, 1], tokens), jnp.promote_types(dtype, jnp.float32))
+    return states, kernel.T if tied else kernel, targets, mask
+
+
+def _textbook(states, kernel, targets, mask, tied):
+    logits = states @ (kernel.T if tied else kernel)
+    chosen = jax.nn.log_softmax(logits)
+    return -jnp.sum(mask * jnp.take_along_axis(chosen, targets[..., None], -1)[..., 0])
+
+
+@pytest.fixture(params=[1, 5, 33, 1000], ids="chunks_of_{}".format)
+def chunk_tokens(request, monkeypatch):
+    monkeypatch.setattr(cross_entropy, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(cross_entropy, "LEAST_CHUNK_TOKENS", request.param)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_value_and_gradients(tied, chunk_tokens, x64):
+    states, kernel, targets, mask = _inputs(jnp.float64, tied)
+
+    def both(function):
+        weighted = lambda s, k, m: 0.7 * function(s, k, targets, m)  # noqa: E731
+        return jax.value_and_grad(weighted, argnums=(0, 1, 2))(states, kernel, mask)
+
+    got = both(lambda *given: cross_entropy_sum(*given, tied=tied))
+    want = both(lambda *given: _textbook(*given, tied))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12), got, want)
+    # Without differentiation a leaner program runs.
+    alone = cross_entropy_sum(states, kernel, targets, mask, tied=tied)
+    np.testing.assert_allclose(0.7 * alone, want[0], rtol=1e-12)
+
+
+def test_masked_tokens_may_be_anything():
+    states, kernel, targets, mask = _inputs(jnp.float32, tied=False)
+    mask = mask.at[1].set(0)
+    clean = jax.value_and_grad(cross_entropy_sum, argnums=(0, 1))(states, kernel, targets, mask)
+    states = states.at[1].set(jnp.nan).at[1, 3].set(jnp.inf)
+    got = jax.value_and_grad(cross_entropy_sum, argnums=(0, 1))(states, kernel, targets, mask)
+    jax.tree.map(np.testing.assert_array_equal, got, clean)
+
+
+def test_bfloat16_loses_only_the_inputs_rounding():
+    states, kernel, targets, mask = _inputs(jnp.bfloat16, tied=False, tokens=(40,))
+    wide = states.astype(jnp.float32), kernel.astype(jnp.float32)
+    got = cross_entropy_sum(states, kernel, targets, mask)
+    assert got.dtype == jnp.float32
+    np.testing.assert_allclose(got, _textbook(*wide, targets, mask, False), rtol=1e-6)
+
+
+def test_no_second_copy_of_the_logits():
+    tokens, hidden, vocabulary = 2048, 64, 4096
+    states, kernel, targets, mask = _inputs(jnp.float32, False, (tokens,), hidden, vocabulary)
+    step = jax.jit(jax.grad(cross_entropy_sum, argnums=(0, 1)))
+    logits = 4 * tokens * vocabulary
+    kernel_gradient = 4 * hidden * vocabulary
+
+    def temporaries():
+        compiled = step.lower(states, kernel, targets, mask).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    assert temporaries() < 1.2 * logits + 2 * kernel_gradient
+
+
+def test_chunks_bound_the_memory(monkeypatch):
+    states, kernel, targets, mask = _inputs(jnp.float32, False, (8192,), 16, 4096)
+    monkeypatch.setattr(cross_entropy, "CHUNK_BYTES", 1024 * 4096 * 4)
+    step = jax.jit(jax.grad(cross_entropy_sum, argnums=(0, 1)))
+    compiled = step.lower(states, kernel, targets, mask).compile()
+    logits = 4 * 8192 * 4096
+    assert compiled.memory_analysis().temp_size_in_bytes < logits / 4

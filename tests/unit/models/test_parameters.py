@@ -1,0 +1,105 @@
+"""The parameter tree: published counts, initial values, names."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+from small_models import FAMILIES
+
+import geojax
+from geojax.models import (
+    ModelConfig,
+    decay_mask,
+    init_parameters,
+    model_flops,
+    parameter_count,
+    parameter_shapes,
+)
+
+
+@pytest.mark.parametrize(
+    ("preset", "count"),
+    [
+        # Published exactly, with the weights.
+        ("llama2-7b", 6_738_415_616),
+        ("llama2-13b", 13_015_864_320),
+        ("llama2-70b", 68_976_648_192),
+        ("llama3-8b", 8_030_261_248),
+        ("llama3-70b", 70_553_706_496),
+        ("llama3-405b", 405_853_388_800),
+        # The paper's table D.1 says 174,600 million; this is what its shape gives.
+        ("gpt3-175b", 174_604_259_328),
+        ("tiny", 5_770_496),
+    ],
+)
+def test_published_counts(preset, count):
+    assert parameter_count(ModelConfig.load(preset)) == count
+
+
+@pytest.mark.parametrize(
+    ("preset", "embedding", "rest"),
+    [("nemotron4-15b", 3.2e9, 12.5e9), ("nemotron4-340b", 9.4e9, 331.6e9)],
+)
+def test_nemotron_counts_as_its_reports_split_them(preset, embedding, rest):
+    config = ModelConfig.load(preset)
+    tables = 2 * config.vocabulary * config.hidden  # the embedding and the untied head
+    # The reports print one decimal (and 3.15 as 3.2).
+    assert tables == pytest.approx(embedding, abs=0.055e9)
+    assert parameter_count(config) - tables == pytest.approx(rest, abs=0.05e9)
+
+
+def test_initial_values(config):
+    config = config.model_copy(update={"hidden": 64, "feed_forward": 256})
+    parameters = init_parameters(config, jax.random.key(0))
+    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), parameters) == jax.tree.map(
+        lambda leaf: (leaf.shape, leaf.dtype), parameter_shapes(config)
+    )
+    layers = parameters["layers"]
+    up, down = layers["feed_forward"]["up"], layers["feed_forward"]["down"]
+    assert np.std(up["kernel"]) == pytest.approx(0.02, rel=0.03)
+    assert np.std(down["kernel"]) == pytest.approx(0.02 / np.sqrt(2 * config.layers), rel=0.03)
+    assert np.abs(np.corrcoef(up["kernel"].reshape(config.layers, -1))).sum() < config.layers + 0.2
+    assert (layers["attention_norm"]["scale"] == (0 if config.norm == "layernorm1p" else 1)).all()
+    assert all((up["bias"] == 0).all() for _ in range(config.biases))
+
+
+def test_initial_values_do_not_depend_on_sharding_or_dtype():
+    config = FAMILIES["llama"]
+    key = jax.random.key(3)
+    mesh = geojax.make_mesh(dc=2, data=4)
+    sharding = NamedSharding(mesh, PartitionSpec(None, "data"))
+    whole = NamedSharding(mesh, PartitionSpec())
+    shardings = jax.tree.map(
+        lambda leaf: sharding if leaf.ndim == 3 else whole, parameter_shapes(config)
+    )
+    init = jax.jit(lambda k: init_parameters(config, k), out_shardings=shardings)
+    want = jax.jit(lambda k: init_parameters(config, k))(key)
+    jax.tree.map(np.testing.assert_array_equal, init(key), want)
+    narrow = init_parameters(config, key, jnp.bfloat16)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_array_equal(a, b.astype(jnp.bfloat16)), narrow, want
+    )
+
+
+def test_decay_mask_is_true_for_matrices_and_tables_only(config):
+    shapes = parameter_shapes(config)
+    mask = decay_mask(shapes)
+    stacked = {True: (3, 2), False: (2, 1)}  # dims with and without the layers dim
+    for (path, leaf), decays in zip(
+        jax.tree_util.tree_leaves_with_path(shapes), jax.tree.leaves(mask), strict=True
+    ):
+        in_layers = path[0].key == "layers"
+        assert leaf.ndim == stacked[decays][0 if in_layers else 1], path
+
+
+def test_model_flops_are_the_published_formulas():
+    # Narayanan et al. 2021, equation 3, without recomputation: 72 l h^2 (1 + s/6h + V/12lh).
+    config, sequence = ModelConfig.load("gpt3-175b"), 2048
+    width, layers = config.hidden, config.layers
+    want = 72 * layers * width**2 + 12 * layers * width * sequence + 6 * config.vocabulary * width
+    assert model_flops(config, sequence) == want
+    # Chowdhery et al. 2022, appendix B: 6 N + 12 L H Q T, N without the embedding and the norms.
+    config = ModelConfig.load("llama3-8b")
+    weights = 8_030_261_248 - 128256 * 4096 - 65 * 4096
+    assert model_flops(config, 8192) == 6 * weights + 12 * 32 * 32 * 128 * 8192
