@@ -1,0 +1,116 @@
+"""One tile of blocked attention, forward and backward: some query rows against some key columns.
+
+Source: T. Dao, "FlashAttention-2" (arXiv:2307.08691), algorithms 1 and 2; the online softmax is
+M. Milakov and N. Gimelshein, "Online normalizer calculation for softmax" (arXiv:1805.02867).
+
+B rows of the batch, K key heads, G query heads of each, r query positions, c key positions, D:
+
+    query, gradient [B, K, G, r, D]    key, value [B, K, c, D]    scores [B, K, G, r, c]
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+# Finite, so that a row which a whole tile masks gives exp(0) and not exp(inf - inf); the next tile
+# in which the row sees something weighs that garbage with exp(MASKED - maximum) = 0.
+MASKED = -1e30
+
+
+class Sums(NamedTuple):
+    """What the online softmax has seen so far of each query row, in at least float32."""
+
+    maximum: jax.Array
+    """[B, K, G, r, 1], the largest score."""
+
+    total: jax.Array
+    """[B, K, G, r, 1], the sum of exp(score - maximum)."""
+
+    output: jax.Array
+    """[B, K, G, r, D], the sum of exp(score - maximum) * value."""
+
+
+def forward_tile(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    allowed: jax.Array,
+    scale: float,
+    before: Sums | None,
+) -> Sums:
+    """`before` (None: nothing seen yet) and this tile, together."""
+    scores = _scores(query, key, allowed, scale)
+    maximum = scores.max(axis=-1, keepdims=True)
+    if before is not None:
+        maximum = jnp.maximum(maximum, before.maximum)
+    weights = jnp.exp(scores - maximum)
+    total = weights.sum(axis=-1, keepdims=True)
+    output = _product("bkgrc,bkcd->bkgrd", weights, value)
+    if before is not None:
+        fade = jnp.exp(before.maximum - maximum)
+        total = total + fade * before.total
+        output = output + fade * before.output
+    return Sums(maximum, total, output)
+
+
+def finish(sums: Sums) -> tuple[jax.Array, jax.Array]:
+    """The softmax-weighted values, and the log of the sum of exp(score) of each row."""
+    return sums.output / sums.total, sums.maximum + jnp.log(sums.total)
+
+
+def backward_tile(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    allowed: jax.Array,
+    scale: float,
+    gradient: jax.Array,
+    log_sum_exp: jax.Array,
+    delta: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """What this tile adds to the gradients of its query, key and value, in at least float32.
+
+    The probabilities are computed again from the scores: exp(score - log_sum_exp). `delta` is what
+    `row_delta` gives; like `log_sum_exp` it is [B, K, G, r, 1].
+    """
+    weights = jnp.exp(_scores(query, key, allowed, scale) - log_sum_exp)
+    d_value = _product("bkgrc,bkgrd->bkcd", weights, gradient)
+    d_weights = _product("bkgrd,bkcd->bkgrc", gradient, value)
+    d_scores = scale * (weights * (d_weights - delta))
+    d_query = _product("bkgrc,bkcd->bkgrd", d_scores, key)
+    d_key = _product("bkgrc,bkgrd->bkcd", d_scores, query)
+    return d_query, d_key, d_value
+
+
+def row_delta(gradient: jax.Array, output: jax.Array) -> jax.Array:
+    """sum over d of gradient * output, [..., 1]: the softmax's own term in its gradient."""
+    wide = jnp.promote_types(output.dtype, jnp.float32)
+    return jnp.sum(gradient.astype(wide) * output.astype(wide), axis=-1, keepdims=True)
+
+
+def visible(
+    row: jax.Array,
+    column: jax.Array,
+    row_segments: jax.Array | None,
+    column_segments: jax.Array | None,
+) -> jax.Array:
+    """Which scores of a tile count: [r, c], or [B, 1, 1, r, c] where there are segments.
+
+    `row` [r] and `column` [c] are positions; segments are [B, r] and [B, c].
+    """
+    causal = row[:, None] >= column[None, :]
+    if row_segments is None or column_segments is None:
+        return causal
+    same = row_segments[:, :, None] == column_segments[:, None, :]
+    return (causal & same)[:, None, None]
+
+
+def _scores(query: jax.Array, key: jax.Array, allowed: jax.Array, scale: float) -> jax.Array:
+    return jnp.where(allowed, scale * _product("bkgrd,bkcd->bkgrc", query, key), MASKED)
+
+
+def _product(equation: str, left: jax.Array, right: jax.Array) -> jax.Array:
+    """A matrix product of numbers of `right`'s dtype, summed in at least float32."""
+    wide = jnp.promote_types(right.dtype, jnp.float32)
+    return jnp.einsum(equation, left.astype(right.dtype), right, preferred_element_type=wide)
