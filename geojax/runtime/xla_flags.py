@@ -21,13 +21,12 @@ _CPU_FLAGS = {
     # in a large model. XLA aborts after 40 s by default; geojax's watchdog judges slowness better.
     "--xla_cpu_collective_call_terminate_timeout_seconds": "1200",
     "--xla_cpu_collective_call_warn_stuck_timeout_seconds": "60",
-    "--xla_cpu_collective_timeout_seconds": "1200",
 }
 
 _CPU_SEVERAL_PROCESSES_FLAGS = {
-    # The default scheduler runs collectives in program order with everything else, so that a sum
-    # over a slow link holds up compute that does not depend on it. Without it, a 272 ms sum was
-    # hidden behind independent matrix products.
+    # XLA orders operations breadth first by default, on CPUs that is "optimized for concurrency".
+    # Depth first, a program hid a 272 ms sum between processes behind matrix products that do not
+    # depend on it; breadth first it did not.
     "--xla_cpu_enable_concurrency_optimized_scheduler": "false",
 }
 
