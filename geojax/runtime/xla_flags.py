@@ -25,8 +25,8 @@ _CPU_FLAGS = {
 
 _CPU_SEVERAL_PROCESSES_FLAGS = {
     # XLA orders operations breadth first by default, on CPUs that is "optimized for concurrency".
-    # Depth first, a program hid a 272 ms sum between processes behind matrix products that do not
-    # depend on it; breadth first it did not.
+    # Depth first, a program was seen to hide a 272 ms sum between processes completely behind
+    # matrix products that do not depend on it.
     "--xla_cpu_enable_concurrency_optimized_scheduler": "false",
 }
 
