@@ -16,8 +16,9 @@ Chunks. `chunk_bytes` bounds the bytes of one message of the in-site phase: all 
 together, in the dtype that this phase sends; what crosses `outer` for it is 1/ranks of that on each
 device. Long leaves are split, short ones merged with their neighbours of the same dtype and the
 same varying axes (`geojax.collectives.chunks`). Chunks do not depend on one another, so the in-site
-phase of one may run beside the cross-site phases of others. None: every leaf is one chunk, sent as
-it lies, without a copy.
+phase of one may run beside the cross-site phases of others; the flags of `geojax.runtime` keep XLA
+for GPUs from merging them again. None: every leaf is one chunk, sent as it lies, without a copy
+unless it needs padding.
 
 Wire dtype. `wire_dtype` is what crosses `outer`, for floating-point leaves: the site's sum is
 rounded to it, summed in it by `psum`, and the result comes back in the leaf's dtype. The in-site
