@@ -62,7 +62,9 @@ def validate(settings: type[SettingsType], content: Mapping[str, Any], source: s
     try:
         return settings.model_validate(content)
     except pydantic.ValidationError as error:
-        problems = [_sentence(settings, problem) for problem in error.errors()]
+        # A misspelt required key is both unknown and missing: the first says more.
+        found = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
+        problems = [_sentence(settings, problem) for problem in found]
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise UserError(f"{source}: {problems[0]}{more}") from None
 
@@ -116,7 +118,7 @@ _float_pattern()
 
 def _sentence(settings: type[pydantic.BaseModel], problem: Any) -> str:
     location = tuple(problem["loc"])
-    path = ".".join(str(part) for part in location) or "settings"
+    path = ".".join(str(part) for part in location)
     kind, given = problem["type"], problem.get("input")
     if kind == "extra_forbidden":
         known = _fields_at(settings, location[:-1])
@@ -127,7 +129,7 @@ def _sentence(settings: type[pydantic.BaseModel], problem: Any) -> str:
         return f"{path}: is required and missing"
     message = problem["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
     if kind == "value_error":
-        return f"{path}: {message}"
+        return f"{path}: {message}" if location else message
     return f"{path}: {message[:1].lower()}{message[1:]}, not {_describe(given)}"
 
 

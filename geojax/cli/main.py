@@ -1,6 +1,7 @@
 """The entry point: finds the verb, runs it, and turns a user's mistake into one line."""
 
 import sys
+import traceback
 from typing import Annotated
 
 import tyro
@@ -27,7 +28,7 @@ def run(arguments: list[str]) -> int:
     """Run one verb and return the exit code."""
     if arguments[:1] == ["data"]:  # a verb of two words
         arguments = [" ".join(arguments[:2]), *arguments[2:]]
-    verb, unknown = tyro.cli(  # type: ignore[call-overload]
+    verb, unknown = tyro.cli(
         Verb,
         prog="geojax",
         description="Train transformers across data centres.",
@@ -41,10 +42,19 @@ def run(arguments: list[str]) -> int:
             raise UserError(f"unknown argument {unknown[0]}; see geojax data prepare --help")
         return data.run(verb)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return MISTAKE
+        return _give_up(f"error: {error}", MISTAKE)
     except RunError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return FAILURE
+        return _give_up(f"error: {error}", FAILURE)
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return _give_up("interrupted", INTERRUPTED)
+    except BaseException:
+        traceback.print_exc()
+        return _give_up("error: unexpected, see the traceback above", FAILURE)
+
+
+def _give_up(message: str, code: int) -> int:
+    """Say why; in a run of several processes the others are told too, and end as well."""
+    print(message, file=sys.stderr, flush=True)
+    if "geojax.runtime" in sys.modules:
+        sys.modules["geojax.runtime"].abandon(message, code)
+    return code

@@ -145,7 +145,7 @@ def _resize(state: Any, layouts: Any, targets: Any, resize: Any) -> Any:
     return jax.tree.map(one, state, layouts, targets)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _compiled_resize(resize: Any, layout: LeafLayout, sharding: NamedSharding) -> Any:
     return jax.jit(functools.partial(resize, layout), out_shardings=sharding)
 

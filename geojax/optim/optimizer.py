@@ -24,10 +24,10 @@ class OptimizerSettings(Settings):
     warmup_steps: pydantic.NonNegativeInt = 100
     """Steps over which the learning rate rises linearly from zero."""
 
-    beta1: float = pydantic.Field(0.9, ge=0, lt=1)
+    beta1: float = pydantic.Field(default=0.9, ge=0, lt=1)
     """Decay of the first moment."""
 
-    beta2: float = pydantic.Field(0.95, ge=0, lt=1)
+    beta2: float = pydantic.Field(default=0.95, ge=0, lt=1)
     """Decay of the second moment."""
 
     epsilon: pydantic.PositiveFloat = 1e-8
@@ -61,7 +61,9 @@ def learning_rate_schedule(settings: OptimizerSettings, steps: int) -> optax.Sch
     )
 
 
-def make_optimizer(settings: OptimizerSettings, steps: int) -> optax.GradientTransformationExtraArgs:
+def make_optimizer(
+    settings: OptimizerSettings, steps: int
+) -> optax.GradientTransformationExtraArgs:
     """The optax chain that runs on each rank's shard, inside the step's `shard_map`."""
     schedule = learning_rate_schedule(settings, steps)
     clip = [clip_by_global_norm(settings.clip_norm, SHARD_AXES)] if settings.clip_norm else []
@@ -69,13 +71,13 @@ def make_optimizer(settings: OptimizerSettings, steps: int) -> optax.GradientTra
         *clip,
         optax.scale_by_adam(settings.beta1, settings.beta2, settings.epsilon),
         optax.add_decayed_weights(settings.weight_decay, mask=decay_mask),
-        # Optax counts updates from 0, where the warm-up's rate is 0: the first update would be lost.
+        # Optax counts updates from 0, where the warm-up's rate is 0: the first would be lost.
         optax.scale_by_learning_rate(lambda count: schedule(count + 1)),
     )
 
 
 def optimizer_layouts(optimizer: optax.GradientTransformation, parameter_layouts: Any) -> Any:
-    """The `LeafLayout` of each leaf of the optimizer's state: moments lie as their parameters do."""
+    """The `LeafLayout` of each leaf of the optimizer's state: moments lie as parameters do."""
     parameters = jax.tree.map(
         lambda layout: jax.ShapeDtypeStruct(layout.shape, layout.dtype), parameter_layouts
     )

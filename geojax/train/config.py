@@ -142,7 +142,7 @@ class RunConfig(Settings):
     """The layout."""
 
     model: ModelConfig
-    """A preset's name, a mapping with `preset:` and what differs from it, or a whole description."""
+    """A preset's name, a mapping with `preset:` and what differs, or a whole description."""
 
     data: DataSettings
     """Sources of text, tokenizer and validation sets."""

@@ -14,6 +14,7 @@ from geojax.data import Loader
 from geojax.errors import RunError
 from geojax.optim import layout
 from geojax.runtime import StopSignals, Watchdog
+from geojax.runtime.compilations import CompilationCounter
 from geojax.train.batches import global_batch, global_signals
 from geojax.train.metrics import MetricsWriter
 from geojax.train.program import Program
@@ -43,6 +44,8 @@ class Loop:
     say: Callable[[str], None]
     metadata: Mapping[str, Any]
     """What a checkpoint says about the run."""
+    compilations: CompilationCounter
+    """Of the step."""
 
     def __post_init__(self) -> None:
         self.validation: dict[str, list[tuple[int, float]]] = {}
@@ -83,16 +86,16 @@ class Loop:
             self._pending.append((done, metrics))
             while len(self._pending) >= STEPS_IN_FLIGHT:
                 self._finish_oldest()
-            last = done == config.steps or self.stopped_early
             validate = done % config.evaluation.every_steps == 0 or done == config.steps
-            save = last or self._save_asked or self.checkpointer.should_save(done)
-            if validate or save:
+            if validate or self._save_asked or self.checkpointer.should_save(done):
                 self._drain()
                 if validate:
                     self._validate(state, done)
-                if save:
+                if self._save_asked or self.checkpointer.should_save(done):
                     self._save(state, done)
                 self._restart_clock()
+        self._drain()
+        self._save(state, done)
         return state
 
     def _feed(self, start: int) -> Iterator[dict[str, jax.Array]]:
@@ -100,13 +103,21 @@ class Loop:
             yield self._on_mesh(rows)
 
     def _on_mesh(self, rows: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-        program = self.program
-        return global_batch(program.mesh, program.config.batch.rows, program.local_rows, rows)
+        return global_batch(self.program.mesh, self.loader.global_rows, self.loader.rows, rows)
 
     def _finish_oldest(self) -> None:
         step, pending = self._pending.popleft()
         with self.watchdog.step(step):
-            metrics = {name: float(value) for name, value in jax.device_get(pending).items()}
+            try:
+                metrics = {name: float(value) for name, value in jax.device_get(pending).items()}
+            except jax.errors.JaxRuntimeError as error:
+                if jax.process_count() == 1:
+                    raise
+                reason = str(error).splitlines()[0]
+                raise RunError(
+                    f"step {step}: lost contact with another process of the run ({reason}); start "
+                    "all of them again and the run goes on from its newest checkpoint"
+                ) from error
         now = time.monotonic()
         seconds, self._clock = now - self._clock, now
         self._record(step, metrics, seconds)
@@ -140,6 +151,7 @@ class Loop:
             "seconds": seconds,
             "targets": metrics["targets"],
             "skipped": metrics["skipped"],
+            "compilations": self.compilations.count,
         }
         figures = {"loss": f"{metrics['loss']:.4f}", "": quantity(tokens_per_second, "tokens/s")}
         if utilisation is not None:

@@ -2,9 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from tensorboardX import SummaryWriter
+
+from geojax.checkpoint import RunDirectory
 
 
 class MetricsWriter:
@@ -14,13 +17,16 @@ class MetricsWriter:
     run still wrote, are dropped, so that every step stands in the file once.
     """
 
-    def __init__(self, jsonl: Path, tensorboard: Path, step: int):
+    def __init__(self, directory: RunDirectory, step: int):
+        jsonl = directory.metrics
         kept = [line for line in read_metrics(jsonl) if line["step"] <= step]
         temporary = jsonl.with_suffix(".partial")
         temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
         temporary.replace(jsonl)
         self._file = jsonl.open("a", encoding="utf-8")
-        self._tensorboard = SummaryWriter(str(tensorboard), purge_step=step + 1 if step else None)
+        self._tensorboard = SummaryWriter(
+            str(directory.tensorboard), purge_step=step + 1 if step else None
+        )
 
     def write(self, step: int, values: dict[str, Any]) -> None:
         """Record `values` (numbers) of `step`; the line is on disk when this returns."""
@@ -29,8 +35,15 @@ class MetricsWriter:
         for name, value in values.items():
             self._tensorboard.add_scalar(name, value, step)
 
-    def close(self) -> None:
-        """Write out what is buffered and close both files."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self._file.close()
         self._tensorboard.close()
 

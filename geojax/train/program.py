@@ -1,7 +1,6 @@
 """Everything of a run that is fixed before its first step: mesh, layouts, compiled programs."""
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -18,11 +17,20 @@ from geojax.optim import (
 )
 from geojax.precision import policy
 from geojax.topology import Topology
-from geojax.train.batches import rows_of_process
 from geojax.train.config import RunConfig
 from geojax.train.report import mesh_line, quantity
 from geojax.train.state import TrainState, initial_state, state_layouts
 from geojax.train.step import StepPlan, batch_shape, compile_evaluation, compile_step
+
+
+def make_run_mesh(config: RunConfig) -> Mesh:
+    """The mesh that `config` asks for, over the devices of all processes.
+
+    Raises:
+        UserError: the layout does not fit the devices or the topology.
+    """
+    topology = Topology.load(config.topology) if config.topology else None
+    return make_mesh(topology, **config.mesh.model_dump())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,18 +48,15 @@ class Program:
     """`(parameters, batch) -> [sum of losses, number of targets]`."""
     traffic: Traffic
     """The collectives of one step, read from its HLO."""
-    local_rows: Sequence[int]
-    """The rows of a global batch that this process reads."""
 
     @classmethod
-    def build(cls, config: RunConfig) -> "Program":
-        """Make the mesh and compile the step and the validation pass.
+    def build(cls, config: RunConfig, mesh: Mesh) -> "Program":
+        """Compile the step and the validation pass of `config` for `mesh`.
 
-        Raises:
-            UserError: the layout does not fit the devices.
+        Args:
+            config: the run.
+            mesh: from `make_run_mesh`.
         """
-        topology = Topology.load(config.topology) if config.topology else None
-        mesh = make_mesh(topology, **config.mesh.model_dump())
         plan = StepPlan(
             mesh=mesh,
             policy=policy(config.precision),
@@ -74,7 +79,6 @@ class Program:
             step=step,
             evaluate=compile_evaluation(layouts, config.model, plan, batch),
             traffic=collective_traffic(step, mesh),
-            local_rows=rows_of_process(mesh, config.batch.rows),
         )
 
     def initial_state(self) -> TrainState:

@@ -1,10 +1,10 @@
 """What a run shows a person: the start-up lines, the progress bar, the curve and the summary."""
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import rich.console
 import rich.markup
@@ -16,7 +16,7 @@ from geojax.train.metrics import read_metrics
 
 
 class Progress:
-    """A progress bar with the newest figures of the run; silent on every process but the first."""
+    """A progress bar with the newest figures of the run, on the screen while it is entered."""
 
     def __init__(self, console: rich.console.Console, steps: int, done: int):
         self._bar = rich.progress.Progress(
@@ -38,13 +38,19 @@ class Progress:
         text = "  ".join(f"{name} {value}" for name, value in figures.items())
         self._bar.update(self._task, completed=step, figures=text)
         if not self._console.is_terminal and (step % self._stride == 0 or step == self._steps):
-            self._console.print(f"step {step}/{self._steps}  {text}", highlight=False)
+            self._console.print(f"step {step}/{self._steps}  {text}")
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """The bar is on the screen inside this block."""
-        with self._bar:
-            yield
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
 
 
 def mesh_line(mesh: Mesh) -> str:
@@ -76,14 +82,18 @@ def draw_loss_curve(metrics: Path, image: Path) -> None:
     if training:
         steps, losses = zip(*training, strict=True)
         axes.plot(steps, losses, color="#9bb8d3", linewidth=0.8, label="training")
-        axes.plot(steps, _smooth(losses), color="#1f5a94", linewidth=1.8, label="training, smoothed")
+        axes.plot(
+            steps, _smooth(losses), color="#1f5a94", linewidth=1.8, label="training, smoothed"
+        )
     names = sorted({name for line in lines for name in line if name.startswith("validation/")})
     for name, colour in zip(names, ("#d1495b", "#edae49", "#66a182", "#6d597a"), strict=False):
         points = [(line["step"], line[name]) for line in lines if name in line]
         label = name.replace("/", " ")
         axes.plot(*zip(*points, strict=True), "o-", color=colour, markersize=5, label=label)
         last_step, last = points[-1]
-        axes.annotate(f"{last:.3f}", (last_step, last), (0, 9), textcoords="offset points", ha="right")
+        axes.annotate(
+            f"{last:.3f}", (last_step, last), (0, 9), textcoords="offset points", ha="right"
+        )
     axes.set(xlabel="step", ylabel="cross-entropy (nats per token)")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
@@ -93,7 +103,7 @@ def draw_loss_curve(metrics: Path, image: Path) -> None:
 
 
 def _smooth(values: tuple[float, ...]) -> list[float]:
-    """Exponential moving average over about a fiftieth of the run, without the bias at its start."""
+    """Exponential moving average over about a fiftieth of the run, unbiased at its start."""
     decay = math.exp(-1 / max(1.0, len(values) / 50))
     average, weight, smooth = 0.0, 0.0, []
     for value in values:

@@ -1,7 +1,9 @@
 """A whole run, from its config to the summary."""
 
+import contextlib
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +17,17 @@ from geojax.data import Corpus, Loader
 from geojax.data.standard_library import cache_folder
 from geojax.errors import UserError
 from geojax.optim import layout
+from geojax.runtime.compilations import CompilationCounter
+from geojax.train.batches import rows_of_process
 from geojax.train.config import RunConfig
 from geojax.train.loop import Loop
 from geojax.train.metrics import MetricsWriter
-from geojax.train.program import Program
+from geojax.train.program import Program, make_run_mesh
 from geojax.train.report import Progress, draw_loss_curve, quantity, summary_table
 from geojax.train.sample import sample_texts, whole_weights
 from geojax.train.state import TrainState
+from geojax.train.step import STEP_NAME
+
 
 def train(
     config: RunConfig, processes: runtime.ProcessSettings, *, require_checkpoint: bool = False
@@ -48,77 +54,81 @@ def train(
     runtime.enable_compilation_cache(cache_folder() / "xla")
     jax.config.update("jax_enable_x64", config.precision == "fp64")
     first = jax.process_index() == 0
-    console = rich.console.Console(quiet=not first, soft_wrap=True)
-
-    directory = RunDirectory(config.run_directory)
-    with directory:
+    console = rich.console.Console(quiet=not first, soft_wrap=True, highlight=False)
+    with contextlib.ExitStack() as stack:
+        directory = stack.enter_context(RunDirectory(config.run_directory))
         if first:
             directory.lock()
-        # The first process prepares a built-in corpus, the others find it prepared.
+        # What can be wrong is found before the step is compiled.
+        mesh = make_run_mesh(config)
         corpus = Corpus.open(config.data, progress=first)
+        loader = _open_loader(config, corpus, rows_of_process(mesh, config.batch.rows))
+        compilations = stack.enter_context(CompilationCounter(STEP_NAME))
         with console.status("compiling the step"):
-            program = Program.build(config)
-        loader = Loader(
-            corpus,
-            sequence=config.batch.sequence,
-            global_rows=config.batch.rows,
-            rows=program.local_rows,
-            seed=config.seed,
-            vocabulary_size=config.model.vocabulary,
-            validation_rows=config.evaluation.rows,
+            program = Program.build(config, mesh)
+        console.print(f"geojax {geojax.__version__}: {program.describe()}")
+        console.print(runtime.flags_in_force())
+
+        checkpointer = stack.enter_context(_open_checkpoints(config, directory, console))
+        metadata = _metadata(config, loader)
+        state, start = _restore_or_start(
+            program, checkpointer, directory, metadata, console, require_checkpoint
         )
-        console.print(f"geojax {geojax.__version__}: {program.describe()}", highlight=False)
-        console.print(runtime.flags_in_force(), highlight=False)
-
-        def say(line: str) -> None:
-            console.print(line, highlight=False)
-
-        with Checkpointer(
-            directory.checkpoints,
-            keep=config.checkpoint.keep,
-            every_steps=config.checkpoint.every_steps,
-            every_minutes=config.checkpoint.every_minutes,
-            report=say,
-        ) as checkpointer:
-            metadata = _metadata(config, loader)
-            state, start = _restore_or_start(
-                program, checkpointer, directory, metadata, say, require_checkpoint
+        if first:
+            directory.write_config(config.model_dump(mode="json"))
+        # Some collectives die when their ranks come far apart: all compile, then meet.
+        runtime.barrier("ready to train", timeout_seconds=config.watchdog.first_step_seconds)
+        with contextlib.ExitStack() as training:
+            loop = Loop(
+                program=program,
+                loader=loader,
+                checkpointer=checkpointer,
+                writer=training.enter_context(MetricsWriter(directory, start)) if first else None,
+                progress=training.enter_context(Progress(console, config.steps, start)),
+                stop_signals=training.enter_context(runtime.StopSignals()),
+                watchdog=training.enter_context(runtime.Watchdog(config.watchdog)),
+                say=console.print,
+                metadata=metadata,
+                compilations=compilations,
             )
-            if first:
-                directory.write_config(config.model_dump(mode="json"))
-            # Some collectives die when ranks come far apart: all compile, then meet.
-            runtime.barrier("ready to train", timeout_seconds=config.watchdog.first_step_seconds)
-            writer = (
-                MetricsWriter(directory.metrics, directory.tensorboard, start) if first else None
+            before_training = time.monotonic()
+            state = loop.run(state, start)
+            training_seconds = time.monotonic() - before_training
+        checkpointer.wait()
+        if loop.stopped_early:
+            console.print(
+                f"stopped at step {int(state.step)}, which is saved in {directory.path}; the same "
+                "command goes on from there"
             )
-            progress = Progress(console, config.steps, start)
-            with (
-                runtime.StopSignals() as stop_signals,
-                runtime.Watchdog(config.watchdog) as watchdog,
-            ):
-                loop = Loop(
-                    program=program,
-                    loader=loader,
-                    checkpointer=checkpointer,
-                    writer=writer,
-                    progress=progress,
-                    watchdog=watchdog,
-                    stop_signals=stop_signals,
-                    say=say,
-                    metadata=metadata,
-                )
-                before_training = time.monotonic()
-                try:
-                    with progress.running():
-                        state = loop.run(state, start)
-                finally:
-                    if writer is not None:
-                        writer.close()
-                training_seconds = time.monotonic() - before_training
-            checkpointer.wait()
-        _finish(program, loop, state, corpus, directory, console, training_seconds, started)
+        else:
+            seconds = (training_seconds, time.monotonic() - started)
+            _show_result(program, loop, state, corpus, directory, console, seconds)
     runtime.finish()
     return loop.exit_code
+
+
+def _open_loader(config: RunConfig, corpus: Corpus, rows: Sequence[int]) -> Loader:
+    return Loader(
+        corpus,
+        sequence=config.batch.sequence,
+        global_rows=config.batch.rows,
+        rows=rows,
+        seed=config.seed,
+        vocabulary_size=config.model.vocabulary,
+        validation_rows=config.evaluation.rows,
+    )
+
+
+def _open_checkpoints(
+    config: RunConfig, directory: RunDirectory, console: rich.console.Console
+) -> Checkpointer:
+    return Checkpointer(
+        directory.checkpoints,
+        keep=config.checkpoint.keep,
+        every_steps=config.checkpoint.every_steps,
+        every_minutes=config.checkpoint.every_minutes,
+        report=console.print,
+    )
 
 
 def _metadata(config: RunConfig, loader: Loader) -> dict[str, Any]:
@@ -136,7 +146,7 @@ def _restore_or_start(
     checkpointer: Checkpointer,
     directory: RunDirectory,
     metadata: dict[str, Any],
-    say: Any,
+    console: rich.console.Console,
     require_checkpoint: bool,
 ) -> tuple[TrainState, int]:
     """The state to train from, and its step."""
@@ -147,34 +157,26 @@ def _restore_or_start(
     wanted = layout.abstract_whole(program.layouts, program.mesh)
     whole, saved = checkpointer.restore(wanted, model=metadata["model"])
     step = int(saved["step"])
-    say(f"resuming from step {step} in {directory.path}")
+    console.print(f"resuming from step {step} in {directory.path}")
     if saved["data"] != metadata["data"]:
-        say(
+        console.print(
             "note: data, seed or batch differ from those of the checkpoint; the run goes on with "
             "the new ones from this step"
         )
     return layout.pad(whole, program.layouts, program.mesh), step
 
 
-def _finish(
+def _show_result(
     program: Program,
     loop: Loop,
     state: TrainState,
     corpus: Corpus,
     directory: RunDirectory,
     console: rich.console.Console,
-    training_seconds: float,
-    started: float,
+    seconds: tuple[float, float],
 ) -> None:
-    """What is left to show at the end; weights for the sample are gathered by all processes."""
+    """Sample, loss curve and summary; all processes gather the weights, the first one shows."""
     config, step = program.config, int(state.step)
-    if loop.stopped_early:
-        console.print(
-            f"stopped at step {step}, which is saved in {directory.path}; the same command goes on "
-            "from there",
-            highlight=False,
-        )
-        return
     weights = whole_weights(state, program.layouts, program.plan) if config.sample.prompts else None
     if jax.process_index() != 0:
         return
@@ -186,15 +188,15 @@ def _finish(
                 weights, config.model, corpus.tokenizer, config.sample, config.seed
             )
         (directory.path / "sample.txt").write_text("\n\n".join(texts) + "\n", encoding="utf-8")
-        console.print(f"\n{texts[0]}\n", highlight=False, markup=False)
+        console.print("", *texts, "", sep="\n", markup=False)
     console.print(
         summary_table(
             f"step {step} of {config.steps}",
             {
-                "trained": f"{training_seconds:.0f} s of {time.monotonic() - started:.0f} s, "
+                "trained": f"{seconds[0]:.0f} s of {seconds[1]:.0f} s, "
                 f"median {quantity(loop.median_tokens_per_second, 'tokens/s')}",
                 **_validation_rows(loop),
-                "skipped": f"{int(state.skipped)} steps",
+                "steps skipped": f"{int(state.skipped)}; compiled: {loop.compilations.count}",
                 "cross-site": f"{quantity(program.bytes_across_sites, 'B')} a step and direction",
                 "loss curve": _shown(curve),
                 "metrics": f"{_shown(directory.metrics)}, tensorboard --logdir "

@@ -33,6 +33,10 @@ SIGNALS = ("stop", "save")
 """What any process may ask of all of them; summed over the mesh inside the step."""
 
 
+STEP_NAME = "train_step"
+"""The name of the compiled step, in profiles and in the count of compilations."""
+
+
 @dataclasses.dataclass(frozen=True)
 class StepPlan:
     """How a step runs on a mesh: everything that shapes the program but not its result."""
@@ -163,7 +167,7 @@ def mean_gradients(
     local = jnp.stack([loss, count, *jnp.sum(signals.astype(loss.dtype), axis=0)])
     loss, count, *asked = sum_over_mesh(local)
     count = jnp.maximum(count, 1)
-    mean = jax.tree.map(lambda leaf: (leaf / count.astype(leaf.dtype)), reduced)
+    mean = jax.tree.map(lambda leaf: leaf / count.astype(leaf.dtype), reduced)
     return mean, {"loss": loss / count, "targets": count, **dict(zip(SIGNALS, asked, strict=True))}
 
 
@@ -243,15 +247,21 @@ def compile_step(
         batch: the global batch as `jax.ShapeDtypeStruct`s, without shardings.
     """
     specs = jax.tree.map(lambda place: place.spec(), layouts)
-    step = jax.shard_map(
-        functools.partial(
-            update_state,
+
+    def train_step(state: TrainState, *inputs: Any) -> tuple[TrainState, dict[str, jax.Array]]:
+        return update_state(
+            state,
+            *inputs,
             layouts=layouts,
             model=model,
             plan=plan,
             optimizer=optimizer,
             schedule=schedule,
-        ),
+        )
+
+    assert train_step.__name__ == STEP_NAME, "compilations are counted by this name"
+    program = jax.shard_map(
+        train_step,
         mesh=plan.mesh,
         in_specs=(specs, BATCH_SPEC, BATCH_SPEC, PartitionSpec()),
         out_specs=(specs, PartitionSpec()),
@@ -263,7 +273,7 @@ def compile_step(
         on_mesh(signals_shape(plan.mesh), plan.mesh),
         jax.ShapeDtypeStruct((), jnp.uint32, sharding=NamedSharding(plan.mesh, PartitionSpec())),
     )
-    return jax.jit(step, donate_argnums=0).lower(*arguments).compile()
+    return jax.jit(program, donate_argnums=0).lower(*arguments).compile()
 
 
 def compile_evaluation(

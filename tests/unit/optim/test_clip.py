@@ -22,9 +22,7 @@ def test_shards_are_clipped_by_the_norm_of_the_whole_gradient(max_norm):
         clipped, _ = clip.update(shards, clip.init(shards))
         return clipped, global_norm(shards, SHARD_AXES)
 
-    run = jax.jit(
-        jax.shard_map(local, mesh=mesh, in_specs=spec, out_specs=(spec, PartitionSpec()))
-    )
+    run = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=spec, out_specs=(spec, PartitionSpec())))
     clipped, norm = run(gradients)
     np.testing.assert_allclose(norm, optax.global_norm(gradients), rtol=1e-6)
     whole = optax.clip_by_global_norm(max_norm)

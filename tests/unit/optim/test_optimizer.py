@@ -43,7 +43,11 @@ def test_the_first_update_is_not_lost_to_a_rate_of_zero():
 def test_norms_and_biases_are_not_decayed():
     optimizer = make_optimizer(SETTINGS, 100)
     parameters = {
-        "layers": {"kernel": jnp.ones((2, 3, 3)), "bias": jnp.ones((2, 3)), "scale": jnp.ones((2, 3))}
+        "layers": {
+            "kernel": jnp.ones((2, 3, 3)),
+            "bias": jnp.ones((2, 3)),
+            "scale": jnp.ones((2, 3)),
+        }
     }
     zero = jax.tree.map(jnp.zeros_like, parameters)
     updates, _ = optimizer.update(zero, optimizer.init(parameters), parameters)

@@ -37,11 +37,17 @@ LAYOUTS = {
     "dc1-data3-accumulation4": ({"data": 3}, 4),
 }
 
+
 def setting(family, precision):
     """A model with its parameters, a batch, and a dropout key where the model has dropout."""
     model = model_of(family)
     parameters = init_parameters(model, jax.random.key(1), policy(precision).master_dtype)
-    return model, parameters, make_batch(model, ROWS, SEQUENCE), jax.random.key(7) if model.dropout else None
+    return (
+        model,
+        parameters,
+        make_batch(model, ROWS, SEQUENCE),
+        jax.random.key(7) if model.dropout else None,
+    )
 
 
 @functools.cache

@@ -1,0 +1,149 @@
+"""Whole runs of `geojax train`, as a user starts, stops, kills and resumes them."""
+
+import json
+import shutil
+import signal
+
+import numpy as np
+import pytest
+import yaml
+from support.small_runs import (
+    finish,
+    losses,
+    start,
+    start_processes,
+    train,
+    wait_for_step,
+    write_config,
+)
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory, corpus):
+    """Twenty steps without interruption, checkpoints at 10 and 20."""
+    folder = tmp_path_factory.mktemp("whole")
+    config = write_config(folder / "run.yaml", corpus, sample={"prompts": ["1 is"], "tokens": 10})
+    result = train(config)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return folder / "run", result
+
+
+def test_a_run_leaves_everything_behind(whole_run):
+    run, result = whole_run
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    trained = [line for line in lines if "loss" in line]
+    assert [line["step"] for line in trained] == list(range(1, 21))
+    assert {line["compilations"] for line in trained} == {1}, "the step is compiled once"
+    validated = {line["step"]: line["validation/sums"] for line in lines if "loss" not in line}
+    assert sorted(validated) == [0, 10, 20]
+    assert validated[20] < validated[0] - 0.1
+    assert (run / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert (run / "sample.txt").read_text().startswith("1 is")
+    assert yaml.safe_load((run / "config.yaml").read_text())["mesh"]["dc"] == 2
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["10", "20"]
+    assert "dc=2 x data=4 on 8 cpu devices" in result.stdout
+    assert result.stderr == ""
+
+
+def test_a_finished_run_is_not_trained_again(whole_run, tmp_path, corpus):
+    run, _ = whole_run
+    shutil.copytree(run, tmp_path / "run")
+    result = train(write_config(tmp_path / "run.yaml", corpus), "--resume")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert losses(tmp_path / "run") == losses(run)
+
+
+def test_a_killed_run_goes_on_with_the_same_bits(whole_run, tmp_path, corpus):
+    run, _ = whole_run
+    config = write_config(tmp_path / "run.yaml", corpus)
+    process = start(config, "--checkpoint.every_steps", "5")
+    wait_for_step(tmp_path / "run", 11, process)
+    process.send_signal(signal.SIGKILL)
+    finish(process)
+    result = train(config, "--resume")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "resuming from step" in result.stdout
+    assert losses(tmp_path / "run") == losses(run)
+
+
+@pytest.mark.parametrize("mesh", [{"dc": 1, "data": 3}, {"dc": 3, "data": 2}])
+def test_a_checkpoint_resumes_on_another_mesh(whole_run, tmp_path, corpus, mesh):
+    run, _ = whole_run
+    shutil.copytree(run, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "20")
+    devices = mesh["dc"] * mesh["data"]
+    config = write_config(tmp_path / "run.yaml", corpus, mesh=mesh, simulate_devices=devices)
+    result = train(config, "--resume")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "note:" not in result.stdout, "the same data comes in the same order"
+    expected, actual = losses(run), losses(tmp_path / "run")
+    assert sorted(actual) == sorted(expected)
+    np.testing.assert_allclose(
+        [actual[step] for step in range(1, 21)],
+        [expected[step] for step in range(1, 21)],
+        rtol=1e-5,
+    )
+
+
+def test_ctrl_c_saves_and_the_run_goes_on_from_there(whole_run, tmp_path, corpus):
+    run, _ = whole_run
+    # Validating at every step leaves time for the signal to arrive in the middle of the run.
+    config = write_config(tmp_path / "run.yaml", corpus, evaluation={"every_steps": 1, "rows": 240})
+    process = start(config)
+    wait_for_step(tmp_path / "run", 2, process)
+    process.send_signal(signal.SIGINT)
+    (printed,) = finish(process)
+    assert process.returncode == 130, printed
+    stopped = max(losses(tmp_path / "run"))
+    assert f"stopped at step {stopped}" in printed
+    assert "Traceback" not in printed
+    assert (tmp_path / "run" / "checkpoints" / str(stopped)).is_dir()
+    assert train(config).returncode == 0
+    assert losses(tmp_path / "run") == losses(run)
+
+
+@pytest.mark.multiprocess
+def test_two_processes_train_log_save_and_stop_together(whole_run, tmp_path, corpus):
+    run, _ = whole_run
+    config = write_config(tmp_path / "run.yaml", corpus, simulate_devices=4)
+    processes = start_processes(config, sites=("west", "east"))
+    first, second = finish(*processes)
+    assert [process.returncode for process in processes] == [0, 0], first + second
+    assert "step 20/20" in first
+    assert "step 20" not in second, "only the first process reports"
+    expected, actual = losses(run), losses(tmp_path / "run")
+    np.testing.assert_allclose(
+        [actual[step] for step in range(1, 21)],
+        [expected[step] for step in range(1, 21)],
+        rtol=1e-5,
+    )
+    # What two processes saved, one process goes on with.
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "20")
+    result = train(write_config(tmp_path / "run.yaml", corpus), "--resume")
+    assert result.returncode == 0, result.stdout + result.stderr
+    alone = losses(tmp_path / "run")
+    np.testing.assert_allclose(
+        [alone[step] for step in range(11, 21)],
+        [actual[step] for step in range(11, 21)],
+        rtol=1e-5,
+    )
+
+
+@pytest.mark.multiprocess
+def test_ctrl_c_in_one_process_stops_all_of_them(tmp_path, corpus):
+    config = write_config(
+        tmp_path / "run.yaml",
+        corpus,
+        simulate_devices=4,
+        steps=5000,
+        checkpoint={"every_steps": 5000},
+        evaluation={"every_steps": 5000, "rows": 24},
+    )
+    processes = start_processes(config, sites=("west", "east"))
+    wait_for_step(tmp_path / "run", 3, processes[0])
+    processes[1].send_signal(signal.SIGINT)
+    printed = finish(*processes)
+    assert [process.returncode for process in processes] == [130, 130], "".join(printed)
+    stopped = max(losses(tmp_path / "run"))
+    assert f"stopped at step {stopped}" in printed[0]
+    assert (tmp_path / "run" / "checkpoints" / str(stopped)).is_dir()

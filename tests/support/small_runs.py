@@ -1,0 +1,147 @@
+"""Runs of `geojax train` in processes of their own, on a small model and a small corpus."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import yaml
+
+from geojax.data import PrepareSettings, prepare
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TIMEOUT = 240
+
+
+def prepare_corpus(folder: Path) -> Path:
+    """A prepared corpus of a few hundred short documents; returns its folder."""
+    lines = [
+        json.dumps({"text": " ".join(f"{word} is {number * word % 17}" for word in range(30))})
+        for number in range(300)
+    ]
+    text = folder / "text.jsonl"
+    text.write_text("\n".join(lines))
+    settings = PrepareSettings(
+        output=folder,
+        sources=({"name": "sums", "files": (str(text),), "hold_out": 0.1},),
+        vocabulary_size=300,
+    )
+    return prepare(settings)[0].folder
+
+
+def write_config(path: Path, corpus: Path, **changes) -> Path:
+    """A config of a run of 20 steps on two sites of four devices, changed by `changes`."""
+    config = {
+        "run_directory": str(path.parent / "run"),
+        "steps": 20,
+        "simulate_devices": 8,
+        "mesh": {"dc": 2, "data": 4},
+        "model": {
+            "layers": 2,
+            "hidden": 36,  # divides over neither 8 nor 24 ranks: the state is padded
+            "heads": 2,
+            "head_dim": 16,
+            "feed_forward": 52,
+            "vocabulary": 301,
+            "maximum_positions": 32,
+            "dropout": 0.1,
+        },
+        "data": {"sources": [{"name": "sums", "prepared": str(corpus)}]},
+        "batch": {"rows": 24, "sequence": 32},
+        "precision": "fp32",
+        "optimizer": {"peak_learning_rate": 3e-3, "warmup_steps": 5},
+        "communication": {"chunk_bytes": 16384},
+        "evaluation": {"every_steps": 10, "rows": 24},
+        "checkpoint": {"every_steps": 10},
+    }
+    path.write_text(yaml.safe_dump(config | changes))
+    return path
+
+
+def command(config: Path, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "geojax", "train", str(config), *arguments]
+
+
+def environment(**variables: str) -> dict[str, str]:
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("GEOJAX_", "SLURM_", "XLA_", "JAX_"))
+    }
+    return clean | {"PYTHONPATH": str(REPOSITORY)} | variables
+
+
+def train(config: Path, *arguments: str) -> subprocess.CompletedProcess:
+    """Run `geojax train` to its end."""
+    return subprocess.run(
+        command(config, *arguments),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
+
+
+def start(config: Path, *arguments: str, **variables: str) -> subprocess.Popen:
+    """Start `geojax train`; stdout and stderr come together through its pipe."""
+    return subprocess.Popen(
+        command(config, *arguments),
+        env=environment(**variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def start_processes(config: Path, *arguments: str, sites: tuple[str, ...]) -> list[subprocess.Popen]:
+    """Start one process of a run for each of `sites`."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return [
+        start(
+            config,
+            *arguments,
+            GEOJAX_COORDINATOR=f"127.0.0.1:{port}",
+            GEOJAX_PROCESS_COUNT=str(len(sites)),
+            GEOJAX_PROCESS_ID=str(process),
+            GEOJAX_SITE=site,
+        )
+        for process, site in enumerate(sites)
+    ]
+
+
+def finish(*processes: subprocess.Popen) -> list[str]:
+    """What each process printed, after all have ended; none outlives the test."""
+    try:
+        return [process.communicate(timeout=TIMEOUT)[0] for process in processes]
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL)
+                process.wait()
+
+
+def losses(run: Path) -> dict[int, float]:
+    """Training loss by step, as the run wrote it."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return {line["step"]: line["loss"] for line in lines if "loss" in line}
+
+
+def wait_for_step(run: Path, step: int, process: subprocess.Popen) -> None:
+    """Until `step` stands in the metrics; fails when the process ends before."""
+    deadline = time.monotonic() + TIMEOUT
+    while time.monotonic() < deadline:
+        try:
+            if max(losses(run), default=0) >= step:
+                return
+        except (FileNotFoundError, json.JSONDecodeError):
+            pass
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.02)
+    raise AssertionError(f"step {step} did not come within {TIMEOUT} s")
