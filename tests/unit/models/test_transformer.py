@@ -15,6 +15,13 @@ def _numpy(tree):
     return jax.tree.map(np.asarray, tree)
 
 
+def _value_and_gradients(parameters, batch, config, remat="none"):
+    differentiated = jax.value_and_grad(
+        lambda p: loss_sum(p, batch, config, remat=remat), has_aux=True
+    )
+    return jax.jit(differentiated)(parameters)
+
+
 def test_logits_equal_the_plain_model(config, x64, random_parameters, packed_batch):
     parameters, batch = random_parameters(config, jnp.float64), packed_batch(config)
     got = jax.jit(lambda p: logits(p, batch, config))(parameters)
@@ -28,9 +35,7 @@ def test_loss_and_every_gradient_equal_the_plain_models(
     config, remat, x64, random_parameters, packed_batch
 ):
     parameters, batch = random_parameters(config, jnp.float64), packed_batch(config)
-    (loss, count), gradients = jax.jit(
-        jax.value_and_grad(lambda p: loss_sum(p, batch, config, remat=remat), has_aux=True)
-    )(parameters)
+    (loss, count), gradients = _value_and_gradients(parameters, batch, config, remat)
     plain = _numpy(parameters)
     want = plain_loss(plain, batch, config)
     assert loss.dtype == jnp.float64
@@ -54,7 +59,8 @@ def test_a_segment_does_not_see_its_neighbours(config, x64, random_parameters, p
     parameters, batch = random_parameters(config, jnp.float64), packed_batch(config)
     other = {**batch, "tokens": batch["tokens"].copy()}
     other["tokens"][0, :4] = (other["tokens"][0, :4] + 1) % config.vocabulary
-    before, after = (logits(parameters, b, config) for b in (batch, other))
+    read = jax.jit(lambda batch: logits(parameters, batch, config))
+    before, after = read(batch), read(other)
     np.testing.assert_array_equal(before[0, 4:], after[0, 4:])
     assert np.abs(before[0, :4] - after[0, :4]).max() > 1e-3
 
@@ -65,9 +71,7 @@ def test_narrow_parameters_compute_narrow_and_sum_wide(
 ):
     parameters, batch = random_parameters(config, jnp.float32), packed_batch(config)
     narrow = jax.tree.map(lambda leaf: leaf.astype(dtype), parameters)
-    (loss, _), gradients = jax.value_and_grad(lambda p: loss_sum(p, batch, config), has_aux=True)(
-        narrow
-    )
+    (loss, _), gradients = _value_and_gradients(narrow, batch, config)
     widened = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), narrow)
     want = plain_loss(widened, batch, config)
     assert loss.dtype == jnp.float32
@@ -80,9 +84,7 @@ def test_no_tokens_that_count_give_zero_and_finite_gradients(random_parameters, 
     batch = packed_batch(config)
     batch["loss_mask"] = np.zeros_like(batch["loss_mask"])
     parameters = random_parameters(config, jnp.float32)
-    (loss, count), gradients = jax.value_and_grad(
-        lambda p: loss_sum(p, batch, config), has_aux=True
-    )(parameters)
+    (loss, count), gradients = _value_and_gradients(parameters, batch, config)
     assert loss == 0
     assert count == 0
     assert all((leaf == 0).all() for leaf in jax.tree.leaves(gradients))
