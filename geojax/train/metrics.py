@@ -19,7 +19,7 @@ class MetricsWriter:
 
     def __init__(self, directory: RunDirectory, step: int):
         jsonl = directory.metrics
-        kept = [line for line in read_metrics(jsonl) if line["step"] <= step]
+        kept = [line for line in read_metrics(jsonl) if step and line["step"] <= step]
         temporary = jsonl.with_suffix(".partial")
         temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
         temporary.replace(jsonl)

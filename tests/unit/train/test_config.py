@@ -1,0 +1,85 @@
+import pytest
+
+from geojax.errors import UserError
+from geojax.train.config import RunConfig
+
+MINIMAL = """
+run_directory: runs/x
+steps: 10
+model: tiny
+data: {}
+batch: {rows: 8, sequence: 64}
+"""
+
+
+def load(tmp_path, text=MINIMAL, *overrides):
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    return RunConfig.load(path, overrides)
+
+
+def test_defaults_make_a_run_on_one_device(tmp_path):
+    config = load(tmp_path)
+    assert config.mesh.devices == 1
+    assert config.precision == "bf16"
+    assert config.model.layers > 0
+
+
+def test_overrides_go_anywhere_and_values_are_yaml(tmp_path):
+    config = load(
+        tmp_path,
+        MINIMAL,
+        "--optimizer.peak_learning_rate",
+        "1e-3",
+        "--mesh.dc=2",
+        "--communication.wire-dtype",
+        "bfloat16",
+        "--sample.prompts",
+        "['a', 'b']",
+    )
+    assert config.optimizer.peak_learning_rate == 1e-3
+    assert config.mesh.dc == 2
+    assert config.communication.wire_dtype == "bfloat16"
+    assert config.sample.prompts == ("a", "b")
+
+
+def test_a_preset_keeps_what_is_not_overridden(tmp_path):
+    plain = load(tmp_path)
+    changed = load(tmp_path, MINIMAL, "--model.layers", "2")
+    assert changed.model.layers == 2
+    assert changed.model.hidden == plain.model.hidden
+
+
+def test_a_resolved_config_reads_back_as_itself(tmp_path):
+    import yaml
+
+    config = load(tmp_path, MINIMAL, "--mesh.dc", "2")
+    again = load(tmp_path, yaml.safe_dump(config.model_dump(mode="json")))
+    assert again == config
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("--mesh.data", "3"), "6 or 9 rows would"),
+        (("--mesh.data", "16"), "; 16 rows would"),
+        (("--batch.accumulation", "3"), "accumulation=3 = 3; 6 or 9 rows would"),
+        (("--mesh.stage", "2"), "mesh: stage=2 cannot be trained"),
+        (("--batch.sequence", "4096"), "longer than the model's"),
+        (("--steps.x", "1"), "'steps' is not a group of settings"),
+        (("--sample.temperature", "-1"), "sample.temperature: input should be greater"),
+        (("--optimizer.beta2", "1.5"), "optimizer.beta2: input should be less than 1"),
+        (("--communication.chunk_bytes", "0"), "communication.chunk_bytes"),
+        (("--seed", "{1: 2"), "is not a valid YAML value"),
+    ],
+)
+def test_what_cannot_be_is_refused(tmp_path, overrides, message):
+    with pytest.raises(UserError) as refused:
+        load(tmp_path, MINIMAL, *overrides)
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_misspelt_required_key_is_called_unknown_not_missing(tmp_path):
+    with pytest.raises(UserError, match="stepz: unknown key; did you mean 'steps'"):
+        load(tmp_path, MINIMAL.replace("steps", "stepz"))
