@@ -1,4 +1,4 @@
-"""The one seam through which every model calls attention, and the choice of what computes it."""
+"""The one seam through which every model calls attention."""
 
 import math
 
@@ -6,9 +6,15 @@ import jax
 
 from geojax.errors import UserError
 from geojax.models.attention.blocked import blocked_attention
+from geojax.models.attention.choice import chosen_implementation
+from geojax.models.attention.cudnn import cudnn_attention
 from geojax.models.attention.reference import reference_attention
 
-IMPLEMENTATIONS = ("auto", "blocked", "reference")
+_FUNCTIONS = {
+    "blocked": blocked_attention,
+    "cudnn": cudnn_attention,
+    "reference": reference_attention,
+}
 
 
 def attention(
@@ -24,26 +30,54 @@ def attention(
 
     Args:
         query: [B, T, H, D].
-        key: [B, T, K, D]; H must be a multiple of K (grouped queries), and query head h reads
-            key head h // (H / K).
+        key: [B, T, K, D]; H must be a multiple of K (grouped queries, Ainslie et al. 2023): query
+            head h reads key head h // (H / K).
         value: [B, T, K, D].
-        segment_ids: int32 [B, T] or None. A position attends to positions with its own number
-            only. Padding is a segment like any other (number 0).
+        segment_ids: int32 [B, T], or None where each row is one document. A position attends only
+            to positions with its own number; a document is one run of equal numbers. Padding is a
+            document like any other, so its outputs are finite.
         implementation: one of `IMPLEMENTATIONS`.
-        scale: factor of the scores; 1 / sqrt(D) when None.
+        scale: factor of the scores; None: 1 / sqrt(D).
 
     Returns:
-        [B, T, H, D] in the dtype of the inputs.
+        [B, T, H, D] in the dtype of the inputs; scores, softmax and sums are in at least float32.
 
     Raises:
-        UserError: unknown implementation, or shapes that do not fit.
+        UserError: unknown implementation, one that cannot run here, or shapes that do not fit.
     """
-    scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
-    if implementation == "reference":
-        return reference_attention(query, key, value, segment_ids, scale)
-    if implementation in ("auto", "blocked"):
-        return blocked_attention(query, key, value, segment_ids, scale)
-    raise UserError(
-        f"attention: unknown implementation '{implementation}'; there are: "
-        f"{', '.join(IMPLEMENTATIONS)}"
+    _check(query, key, value, segment_ids)
+    choice = chosen_implementation(
+        query.dtype,
+        query.shape[-1],
+        packed=segment_ids is not None,
+        implementation=implementation,
     )
+    scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
+    return _FUNCTIONS[choice.name](query, key, value, segment_ids, scale)
+
+
+def _check(
+    query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array | None
+) -> None:
+    if query.ndim != 4 or key.ndim != 4 or key.shape != value.shape:
+        raise UserError(
+            f"attention: query {query.shape}, key {key.shape} and value {value.shape} must be "
+            "[B, T, H, D], [B, T, K, D] and [B, T, K, D]"
+        )
+    if (*query.shape[:2], query.shape[3]) != (*key.shape[:2], key.shape[3]):
+        raise UserError(
+            f"attention: query {query.shape} and key {key.shape} must agree in all but the heads"
+        )
+    if query.shape[2] % key.shape[2]:
+        raise UserError(
+            f"attention: {query.shape[2]} query heads are no multiple of {key.shape[2]} key heads"
+        )
+    if not query.dtype == key.dtype == value.dtype:
+        raise UserError(
+            f"attention: query, key and value must have one dtype, not {query.dtype}, {key.dtype} "
+            f"and {value.dtype}"
+        )
+    if segment_ids is not None and segment_ids.shape != query.shape[:2]:
+        raise UserError(
+            f"attention: segment_ids {segment_ids.shape} must be [B, T] = {query.shape[:2]}"
+        )
