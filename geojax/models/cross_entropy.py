@@ -9,13 +9,17 @@ from Liger Kernel, Hsu et al. 2024.)
 
 import functools
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from geojax.models.varying import vary_over, varying_axes
+
+Carry = TypeVar("Carry")
+Output = TypeVar("Output")
 
 CHUNK_BYTES = 512 * 2**20
 """The most that one chunk's logits may take (but a chunk has 1024 tokens at least: the kernel's
@@ -126,7 +130,9 @@ def _split(chunk: _Chunk, vocabulary: int) -> _Chunk:
     return jax.tree.map(split, chunk)
 
 
-def _scan(body, carry, chunks):  # type: ignore[no-untyped-def]
+def _scan(
+    body: Callable[[Carry, _Chunk], tuple[Carry, Output]], carry: Carry, chunks: _Chunk
+) -> tuple[Carry, Output]:
     """`lax.scan`, without the loop where there is one chunk."""
     return lax.scan(body, carry, chunks, unroll=chunks.targets.shape[0] == 1)
 

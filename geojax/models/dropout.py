@@ -31,8 +31,7 @@ def dropout(x: jax.Array, key: jax.Array | None, rows: jax.Array, rate: float) -
 
 def _hash(key: jax.Array, rows: jax.Array, sequence: int, hidden: int) -> jax.Array:
     """Random bits, uint32 [rows, sequence, hidden]."""
-    data = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
-    first, second = data.astype(jnp.uint32)[..., :2]
+    first, second = jax.random.key_data(key)
     of_row = _mix(first + rows.astype(jnp.uint32) * jnp.uint32(_ROW))[:, None, None]
     position = jnp.arange(sequence, dtype=jnp.uint32) * jnp.uint32(_POSITION)
     of_position = _mix(second + position)[None, :, None]

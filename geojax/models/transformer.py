@@ -1,6 +1,7 @@
 """The whole model: embedding, scanned layers, head; logits and loss."""
 
 import functools
+from collections.abc import Callable
 from typing import Literal
 
 import jax
@@ -21,9 +22,14 @@ Batch = dict[str, jax.Array]
 """tokens, targets, segment_ids, positions int32 [rows, sequence]; loss_mask [rows, sequence];
 row int32 [rows]."""
 
+Body = Callable[[jax.Array, tuple[Parameters, jax.Array]], tuple[jax.Array, None]]
+"""Of the scan over layers: the stream, a layer's parameters and its number."""
+
 Remat = Literal["none", "selective", "full"]
-"""What the forward pass keeps for the backward pass: everything it needs, the results of matrix
-products, or only each layer's input."""
+"""What the forward pass of a layer keeps for the backward pass. "none" recomputes nothing costly:
+it keeps the results of matrix products and what attention saves. "selective" drops the latter and
+runs attention's forward pass again, as in Korthikanti et al. 2022 ("Reducing Activation
+Recomputation in Large Transformer Models"). "full" keeps the layer's input only."""
 
 
 def loss_sum(
@@ -140,7 +146,7 @@ def apply_layers(
     return lax.scan(_remat(body, remat), x, (layers, indices))[0]
 
 
-def _remat(body, remat: Remat):  # type: ignore[no-untyped-def]
+def _remat(body: Body, remat: Remat) -> Body:
     if remat == "none":
         return body
     # A scan's body cannot be merged with its backward pass, so nothing needs to prevent that.

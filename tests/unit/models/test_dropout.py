@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from small_models import FAMILIES
+from model_families import FAMILIES
 
 from geojax.models import loss_sum
 from geojax.models.dropout import dropout

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_models import FAMILIES
+from model_families import FAMILIES
 
 from geojax import UserError
 from geojax.models import generate, logits

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
-from small_models import FAMILIES
+from model_families import FAMILIES
 
 import geojax
 from geojax.models import Transformer, init_parameters, logits, loss_sum

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from model_families import FAMILIES
 from plain_transformer import plain_logits, plain_loss
-from small_models import FAMILIES
 
 from geojax import UserError
 from geojax.models import logits, loss_sum
