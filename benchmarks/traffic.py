@@ -72,7 +72,7 @@ from geojax.precision import policy
 from geojax.runtime import simulate_devices
 from geojax.train.batches import global_batch, global_signals
 from geojax.train.state import initial_state, state_layouts
-from geojax.train.step import BATCH_AXES, SIGNALS, StepPlan, batch_shape, compile_step
+from geojax.train.step import BATCH_AXES, SIGNALS, StepPlan, batch_shape, lower_step
 
 RING_KINDS = ("all-reduce", "reduce-scatter", "all-gather")
 STEPS, SEED, LOSS_TOLERANCE = 2, 0, 1e-4
@@ -112,7 +112,7 @@ def geojax_step(work: Work) -> tuple[Traffic, list[float]]:
     optimizer = make_optimizer(SETTINGS, STEPS)
     layouts = state_layouts(work.model, optimizer, work.mesh, jnp.float32)
     shapes = batch_shape(work.rows, work.sequence)
-    program = compile_step(layouts, work.model, plan, optimizer, SCHEDULE, shapes)
+    program = lower_step(layouts, work.model, plan, optimizer, SCHEDULE, shapes).compile()
     state = initial_state(work.model, optimizer, layouts, work.mesh, SEED)
     batch = global_batch(work.mesh, work.rows, range(work.rows), work.batch())
     losses = []

@@ -31,7 +31,7 @@ from geojax.train.state import initial_state, state_layouts  # noqa: E402
 from geojax.train.step import (  # noqa: E402
     StepPlan,
     batch_shape,
-    compile_step,
+    lower_step,
     on_mesh,
     signals_shape,
 )
@@ -50,7 +50,8 @@ class Worker:
         layouts = state_layouts(MODEL, self.optimizer, self.mesh, np.float32)
         schedule = learning_rate_schedule(OPTIMIZER, steps)
         shapes = batch_shape(ROWS, SEQUENCE)
-        self.step = compile_step(layouts, MODEL, plan, self.optimizer, schedule, shapes)
+        lowered = lower_step(layouts, MODEL, plan, self.optimizer, schedule, shapes)
+        self.step = lowered.compile()
         self.state = initial_state(MODEL, self.optimizer, layouts, self.mesh, seed=0)
         np.savez(WORK["weights"], **dict(_named(self.state.parameters)))
         place = functools.partial(jax.tree.map, lambda x, s: jax.device_put(x, s.sharding))

@@ -127,10 +127,12 @@ def hierarchical_reduce_scatter(
         `inner` (its axes of size 1 too) and not over `outer`; over other axes as the leaf was.
 
     Raises:
-        UserError: as `hierarchical_all_reduce`; or a scalar leaf, or `dims` that do not fit.
+        UserError: as `hierarchical_all_reduce`; or a scalar leaf, `dims` that do not fit, or a leaf
+            that differs along `inner` and not along `outer`: a gradient summed there already.
     """
     axes = _resolve(inner, outer)
     leaves, structure = _summands(tree, wire_dtype)
+    _refuse_summed(tree, leaves, axes)
     leaves = [axes.drop_singles(leaf) for leaf in leaves]
     shapes = [leaf.shape for leaf in leaves]
     layouts = block_layouts(leaf_names(tree), shapes, spread_dims(dims, tree), axes.ranks)
@@ -258,6 +260,20 @@ def _summands(tree: PyTree, wire_dtype: Any) -> tuple[list[jax.Array], Any]:
         if leaf.dtype == jnp.bool_:
             raise UserError(f"collectives: leaf{name} is boolean; convert it to integers to sum it")
     return leaves, structure
+
+
+def _refuse_summed(tree: PyTree, leaves: Sequence[jax.Array], axes: _Axes) -> None:
+    """Refuse gradients that `jax.grad` has summed over `outer`, to be summed there again."""
+    for name, leaf in zip(leaf_names(tree), leaves, strict=True):
+        varying = varying_axes(leaf)
+        equal = [axis for axis in axes.outer if axis not in varying]
+        if equal and any(axis in varying for axis in axes.inner):
+            raise UserError(
+                f"collectives: leaf{name} differs along {', '.join(axes.inner)} but not along "
+                f"{', '.join(equal)}, and would be counted once for each rank there: jax.grad sums "
+                "over axes along which the weights do not vary; before it, "
+                f"jax.lax.pcast(weights, {tuple(equal)}, to='varying')"
+            )
 
 
 def _dtypes_and_kinds(leaves: Sequence[jax.Array]) -> tuple[list[Any], list[Hashable]]:

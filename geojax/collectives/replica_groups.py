@@ -5,6 +5,7 @@
 mesh['dc'=2,'data'=4] {'data'}                    all ids that differ only along these axes
 mesh['a'=8], device_ids=([3,..]) {'a':(2)4}       with the ids' order, and part of an axis:
                                                   a of size 8 = 2 x 4, of which the 4
+mesh['a'=8], device_ids=([4,2]T(1,0)) {'a'}       the ids' order as an iota, transposed
 """
 
 import itertools
@@ -16,7 +17,9 @@ from geojax.errors import UserError
 
 _IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?$")
 _MESH = re.compile(
-    r"mesh\[(?P<axes>[^\]]*)\](?:\s*,\s*device_ids=\((?P<ids>.*?)\))?\s*\{(?P<over>.*)\}$"
+    r"mesh\[(?P<axes>[^\]]*)\]"
+    r"(?:\s*,\s*device_ids=\((?P<ids>[\[\]\d,\s]*(?:T\([\d,\s]*\))?)\))?"
+    r"\s*\{(?P<over>.*)\}$"
 )
 _SIZED_AXIS = re.compile(r"'?([^'=,\s]+)'?=(\d+)")
 _AXIS_REFERENCE = re.compile(r"'?([^',:\s]+)'?(?::\((\d+)\)(\d+))?'?")
@@ -57,7 +60,11 @@ def parse_id_lists(printed: str) -> Groups:
 def _mesh_groups(axes: str, device_ids: str | None, over: str) -> Groups:
     sizes = {name: int(size) for name, size in _SIZED_AXIS.findall(axes)}
     count = int(np.prod(list(sizes.values())))
-    ids = np.arange(count) if device_ids is None else np.array(_ints(device_ids))
+    ids = np.arange(count)
+    if device_ids is not None:
+        listed, _, order = device_ids.partition("T")
+        listed_ids = np.array(_ints(listed))
+        ids = ids.reshape(listed_ids).transpose(_ints(order)) if order else listed_ids
     # Every axis is cut into (before, part, after), of which a reference takes the part; references
     # to two parts of one axis cut it at all their bounds.
     references = [

@@ -185,7 +185,7 @@ class RunConfig(Settings):
             return ModelConfig.load(value)
         if isinstance(value, dict) and "preset" in value:
             changes = {key: change for key, change in value.items() if key != "preset"}
-            return ModelConfig.load(value["preset"]).model_dump() | changes
+            return ModelConfig.load(value["preset"]).model_dump(exclude_unset=True) | changes
         return value
 
     @pydantic.model_validator(mode="after")

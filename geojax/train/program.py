@@ -20,7 +20,7 @@ from geojax.topology import Topology
 from geojax.train.config import RunConfig
 from geojax.train.report import mesh_line, quantity
 from geojax.train.state import TrainState, initial_state, state_layouts
-from geojax.train.step import StepPlan, batch_shape, compile_evaluation, compile_step
+from geojax.train.step import StepPlan, batch_shape, compile_evaluation, lower_step
 
 
 def make_run_mesh(config: RunConfig) -> Mesh:
@@ -31,6 +31,18 @@ def make_run_mesh(config: RunConfig) -> Mesh:
     """
     topology = Topology.load(config.topology) if config.topology else None
     return make_mesh(topology, **config.mesh.model_dump())
+
+
+def step_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
+    """How the step of `config` runs on `mesh`."""
+    return StepPlan(
+        mesh=mesh,
+        policy=policy(config.precision),
+        accumulation=config.batch.accumulation,
+        chunk_bytes=config.communication.chunk_bytes,
+        wire_dtype=config.communication.wire_dtype,
+        remat=config.remat,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,19 +69,12 @@ class Program:
             config: the run.
             mesh: from `make_run_mesh`.
         """
-        plan = StepPlan(
-            mesh=mesh,
-            policy=policy(config.precision),
-            accumulation=config.batch.accumulation,
-            chunk_bytes=config.communication.chunk_bytes,
-            wire_dtype=config.communication.wire_dtype,
-            remat=config.remat,
-        )
+        plan = step_plan(config, mesh)
         optimizer = make_optimizer(config.optimizer, config.steps)
         schedule = learning_rate_schedule(config.optimizer, config.steps)
         layouts = state_layouts(config.model, optimizer, mesh, plan.policy.master_dtype)
         batch = batch_shape(config.batch.rows, config.batch.sequence)
-        step = compile_step(layouts, config.model, plan, optimizer, schedule, batch)
+        step = lower_step(layouts, config.model, plan, optimizer, schedule, batch).compile()
         return cls(
             config=config,
             mesh=mesh,

@@ -18,7 +18,11 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from geojax.collectives import all_gather, hierarchical_reduce_scatter
+from geojax.collectives import (
+    all_gather,
+    hierarchical_all_reduce,
+    hierarchical_reduce_scatter,
+)
 from geojax.models import ModelConfig, loss_sum
 from geojax.optim import SHARD_AXES, global_norm, layout
 from geojax.precision import Policy
@@ -132,8 +136,9 @@ def reduce_gradients(gradients: Any, layouts: Any, plan: StepPlan) -> Any:
 
 
 def sum_over_mesh(values: jax.Array) -> jax.Array:
-    """`values` summed over all ranks that hold rows: first in the site, then across sites."""
-    return jax.lax.psum(jax.lax.psum(values, SHARD_AXES), "dc")
+    """A few numbers summed over all ranks that hold rows: first in the site, then across sites."""
+    in_site = hierarchical_all_reduce(values, SHARD_AXES, ())
+    return hierarchical_all_reduce(in_site, (), "dc")
 
 
 def mean_gradients(
@@ -226,17 +231,17 @@ def update_state(
     return after, metrics
 
 
-def compile_step(
+def lower_step(
     layouts: TrainState,
     model: ModelConfig,
     plan: StepPlan,
     optimizer: optax.GradientTransformationExtraArgs,
     schedule: optax.Schedule,
     batch: Any,
-) -> jax.stages.Compiled:
-    """The compiled step: `(state, batch, signals, seed) -> (state, metrics)`; the state is donated.
+) -> jax.stages.Lowered:
+    """The step `(state, batch, signals, seed) -> (state, metrics)`, to be compiled once.
 
-    It is compiled here and only here: called with other shapes it refuses, it never recompiles.
+    The state is donated. Compiled for these shapes, it refuses others and never recompiles.
 
     Args:
         layouts: from `state_layouts`.
@@ -273,7 +278,7 @@ def compile_step(
         on_mesh(signals_shape(plan.mesh), plan.mesh),
         jax.ShapeDtypeStruct((), jnp.uint32, sharding=NamedSharding(plan.mesh, PartitionSpec())),
     )
-    return jax.jit(program, donate_argnums=0).lower(*arguments).compile()
+    return jax.jit(program, donate_argnums=0).lower(*arguments)
 
 
 def compile_evaluation(

@@ -25,7 +25,10 @@ def refusal(result):
         (["--steps", "many"], "steps: input should be a valid integer"),
         (["--mesh.data", "5"], "does not divide over dc=2 x data=5"),
         (["--mesh.tensor", "2"], "tensor=2 cannot be trained"),
-        (["--model", "lama3-8b"], "no model preset is called 'lama3-8b'; did you mean 'llama3-8b'?"),
+        (
+            ["--model", "lama3-8b"],
+            "no model preset is called 'lama3-8b'; did you mean 'llama3-8b'?",
+        ),
         (["--batch.sequence", "64"], "batch.sequence=64 is longer than the model's"),
         (["--precision", "fp99"], "precision: input should be 'fp32', 'bf16' or 'fp64'"),
         (["--simulate_devices", "4"], "dc=2 x data=4 makes 8 devices, but there are 4"),

@@ -4,6 +4,18 @@ import numpy as np
 
 from geojax.models import ModelConfig
 
+ROWS, SEQUENCE = 24, 32
+
+LAYOUTS = {
+    "dc1-data8": ({"data": 8}, 1),
+    "dc2-data4": ({"dc": 2, "data": 4}, 1),
+    "dc4-data2": ({"dc": 4, "data": 2}, 1),
+    "dc3-data2": ({"dc": 3, "data": 2}, 1),
+    "dc2-data2-accumulation2": ({"dc": 2, "data": 2}, 2),
+    "dc2-data2-expert2": ({"dc": 2, "data": 2, "expert": 2}, 1),
+    "dc1-data3-accumulation4": ({"data": 3}, 4),
+}
+
 FAMILIES = {
     # Sizes that do not divide over 3, 4 or 8 ranks, so that padding is at work everywhere.
     "gpt3": {
@@ -29,8 +41,9 @@ def model_of(family):
     return ModelConfig(**sizes, vocabulary=61, maximum_positions=64, **FAMILIES[family])
 
 
-def make_batch(model, rows, sequence, seed=0):
+def make_batch(model, seed=0):
     """Random tokens in packed documents of random lengths, some positions without loss."""
+    rows, sequence = ROWS, SEQUENCE
     generator = np.random.default_rng(seed)
     starts = generator.random((rows, sequence)) < 0.1
     segment_ids = 1 + np.cumsum(starts, axis=1)

@@ -98,7 +98,9 @@ def start(config: Path, *arguments: str, **variables: str) -> subprocess.Popen:
     )
 
 
-def start_processes(config: Path, *arguments: str, sites: tuple[str, ...]) -> list[subprocess.Popen]:
+def start_processes(
+    config: Path, *arguments: str, sites: tuple[str, ...]
+) -> list[subprocess.Popen]:
     """Start one process of a run for each of `sites`."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
-from support.small_models import make_batch, model_of
+from support.small_models import LAYOUTS, ROWS, SEQUENCE, make_batch, model_of
 
 from geojax import make_mesh
 from geojax.models import init_parameters, loss_sum
@@ -20,22 +20,10 @@ from geojax.train.step import (
     BATCH_SPEC,
     StepPlan,
     batch_shape,
-    compile_step,
+    lower_step,
     mean_gradients,
     signals_shape,
 )
-
-ROWS, SEQUENCE = 24, 32
-
-LAYOUTS = {
-    "dc1-data8": ({"data": 8}, 1),
-    "dc2-data4": ({"dc": 2, "data": 4}, 1),
-    "dc4-data2": ({"dc": 4, "data": 2}, 1),
-    "dc3-data2": ({"dc": 3, "data": 2}, 1),
-    "dc2-data2-accumulation2": ({"dc": 2, "data": 2}, 2),
-    "dc2-data2-expert2": ({"dc": 2, "data": 2, "expert": 2}, 1),
-    "dc1-data3-accumulation4": ({"data": 3}, 4),
-}
 
 
 def setting(family, precision):
@@ -45,7 +33,7 @@ def setting(family, precision):
     return (
         model,
         parameters,
-        make_batch(model, ROWS, SEQUENCE),
+        make_batch(model),
         jax.random.key(7) if model.dropout else None,
     )
 
@@ -158,10 +146,11 @@ def train(axes, steps, *, accumulation=1, wreck=(), schedule_steps=None):
     mesh = make_mesh(devices=jax.devices()[: math.prod(axes.values())], **axes)
     plan = StepPlan(mesh, policy("fp32"), accumulation, chunk_bytes=4096)
     layouts = state_layouts(model, optimizer, mesh, plan.policy.master_dtype)
-    program = compile_step(layouts, model, plan, optimizer, schedule, batch_shape(ROWS, SEQUENCE))
+    lowered = lower_step(layouts, model, plan, optimizer, schedule, batch_shape(ROWS, SEQUENCE))
+    program = lowered.compile()
     state, history = initial_state(model, optimizer, layouts, mesh, 3), []
     for step in range(steps):
-        batch = make_batch(model, ROWS, SEQUENCE, seed=step)
+        batch = make_batch(model, seed=step)
         if step in wreck:
             batch["loss_mask"][5, 7] = np.nan
         signals = global_signals(mesh, {"stop": step == 1, "save": False})

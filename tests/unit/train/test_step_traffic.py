@@ -15,14 +15,12 @@ import re
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.small_models import model_of
-from test_equality import LAYOUTS, ROWS, SEQUENCE
+from support.small_models import LAYOUTS, ROWS, SEQUENCE, model_of
 
 from geojax import make_mesh
 from geojax.collectives import (
@@ -40,14 +38,14 @@ from geojax.optim import (
 )
 from geojax.precision import policy
 from geojax.train.config import RunConfig
-from geojax.train.program import Program, make_run_mesh
+from geojax.train.program import make_run_mesh, step_plan
 from geojax.train.state import state_layouts
-from geojax.train.step import SIGNALS, StepPlan, batch_shape, compile_step
+from geojax.train.step import SIGNALS, StepPlan, batch_shape, lower_step
 
 REPOSITORY = Path(__file__).parents[3]
 GOLDEN = REPOSITORY / "tests" / "golden" / "collectives.json"
 REWRITE = "GEOJAX_WRITE_GOLDEN"
-HOW_TO_REWRITE = f"{REWRITE}=1 python -m pytest tests/unit/train/test_traffic.py -k golden"
+HOW_TO_REWRITE = f"{REWRITE}=1 python -m pytest tests/unit/train/test_step_traffic.py -k golden"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,10 +69,13 @@ class Step:
         return collective_traffic(self.executable, self.plan.mesh)
 
 
-def lowered_only(build):
-    """What `build()` returns, except that the programs in it are lowered and not compiled."""
-    with mock.patch.object(jax.stages.Lowered, "compile", autospec=True, side_effect=lambda p: p):
-        return build()
+def lowered_step(plan, model, rows, sequence):
+    settings = OptimizerSettings()
+    optimizer = make_optimizer(settings, steps=10)
+    schedule = learning_rate_schedule(settings, steps=10)
+    layouts = state_layouts(model, optimizer, plan.mesh, plan.policy.master_dtype)
+    batch = batch_shape(rows, sequence)
+    return Step(plan, layouts, lower_step(layouts, model, plan, optimizer, schedule, batch))
 
 
 @functools.cache
@@ -84,20 +85,14 @@ def step_on(name, family="llama", precision="fp32", accumulation=None, **communi
     mesh = make_mesh(devices=jax.devices()[: math.prod(axes.values())], **axes)
     communication = {"chunk_bytes": 4096} | communication
     plan = StepPlan(mesh, policy(precision), accumulation or microbatches, **communication)
-    model, settings = model_of(family), OptimizerSettings()
-    optimizer = make_optimizer(settings, steps=10)
-    schedule = learning_rate_schedule(settings, steps=10)
-    layouts = state_layouts(model, optimizer, mesh, plan.policy.master_dtype)
-    batch = batch_shape(ROWS, SEQUENCE)
-    lowered = lowered_only(lambda: compile_step(layouts, model, plan, optimizer, schedule, batch))
-    return Step(plan, layouts, lowered)
+    return lowered_step(plan, model_of(family), ROWS, SEQUENCE)
 
 
 @functools.cache
 def step_of_config(name):
     config = RunConfig.load(REPOSITORY / "configs" / f"{name}.yaml")
-    program = lowered_only(lambda: Program.build(config, make_run_mesh(config)))
-    return Step(program.plan, program.layouts, program.step)
+    plan = step_plan(config, make_run_mesh(config))
+    return lowered_step(plan, config.model, config.batch.rows, config.batch.sequence)
 
 
 WHOLE_LEAVES = functools.partial(step_on, "dc2-data4", chunk_bytes=None)
