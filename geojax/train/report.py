@@ -88,12 +88,8 @@ def draw_loss_curve(metrics: Path, image: Path) -> None:
     names = sorted({name for line in lines for name in line if name.startswith("validation/")})
     for name, colour in zip(names, ("#d1495b", "#edae49", "#66a182", "#6d597a"), strict=False):
         points = [(line["step"], line[name]) for line in lines if name in line]
-        label = name.replace("/", " ")
+        label = f"{name.replace('/', ' ')}, at last {points[-1][1]:.3f}"
         axes.plot(*zip(*points, strict=True), "o-", color=colour, markersize=5, label=label)
-        last_step, last = points[-1]
-        axes.annotate(
-            f"{last:.3f}", (last_step, last), (0, 9), textcoords="offset points", ha="right"
-        )
     axes.set(xlabel="step", ylabel="cross-entropy (nats per token)")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)

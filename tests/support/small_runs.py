@@ -72,7 +72,7 @@ def environment(**variables: str) -> dict[str, str]:
         for name, value in os.environ.items()
         if not name.startswith(("GEOJAX_", "SLURM_", "XLA_", "JAX_"))
     }
-    return clean | {"PYTHONPATH": str(REPOSITORY)} | variables
+    return clean | {"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'tests'}"} | variables
 
 
 def train(config: Path, *arguments: str) -> subprocess.CompletedProcess:
@@ -87,10 +87,11 @@ def train(config: Path, *arguments: str) -> subprocess.CompletedProcess:
     )
 
 
-def start(config: Path, *arguments: str, **variables: str) -> subprocess.Popen:
-    """Start `geojax train`; stdout and stderr come together through its pipe."""
+def start(target: Path, *arguments: str, **variables: str) -> subprocess.Popen:
+    """Start `geojax train` on a config, or a Python program; its pipe brings stdout and stderr."""
+    line = [sys.executable, str(target), *arguments]
     return subprocess.Popen(
-        command(config, *arguments),
+        line if target.suffix == ".py" else command(target, *arguments),
         env=environment(**variables),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -99,21 +100,18 @@ def start(config: Path, *arguments: str, **variables: str) -> subprocess.Popen:
 
 
 def start_processes(
-    config: Path, *arguments: str, sites: tuple[str, ...]
+    target: Path, *arguments: str, sites: tuple[str, ...], **variables: str
 ) -> list[subprocess.Popen]:
     """Start one process of a run for each of `sites`."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    common = {
+        "GEOJAX_COORDINATOR": f"127.0.0.1:{port}",
+        "GEOJAX_PROCESS_COUNT": str(len(sites)),
+    } | variables
     return [
-        start(
-            config,
-            *arguments,
-            GEOJAX_COORDINATOR=f"127.0.0.1:{port}",
-            GEOJAX_PROCESS_COUNT=str(len(sites)),
-            GEOJAX_PROCESS_ID=str(process),
-            GEOJAX_SITE=site,
-        )
+        start(target, *arguments, GEOJAX_PROCESS_ID=str(process), GEOJAX_SITE=site, **common)
         for process, site in enumerate(sites)
     ]
 

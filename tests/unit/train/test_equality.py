@@ -1,105 +1,19 @@
 """Every layout gives the loss and the gradients of one device that knows of no layout."""
 
-import functools
 import math
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import PartitionSpec
+from support.equality import assert_equal_gradients, check_layout, on_layout
 from support.small_models import LAYOUTS, ROWS, SEQUENCE, make_batch, model_of
 
 from geojax import make_mesh
-from geojax.models import init_parameters, loss_sum
-from geojax.optim import OptimizerSettings, layout, learning_rate_schedule, make_optimizer
+from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.precision import policy
 from geojax.train.batches import global_batch, global_signals, rows_of_process
 from geojax.train.state import initial_state, state_layouts
-from geojax.train.step import (
-    BATCH_SPEC,
-    StepPlan,
-    batch_shape,
-    lower_step,
-    mean_gradients,
-    signals_shape,
-)
-
-
-def setting(family, precision):
-    """A model with its parameters, a batch, and a dropout key where the model has dropout."""
-    model = model_of(family)
-    parameters = init_parameters(model, jax.random.key(1), policy(precision).master_dtype)
-    return (
-        model,
-        parameters,
-        make_batch(model),
-        jax.random.key(7) if model.dropout else None,
-    )
-
-
-@functools.cache
-def reference(family, precision):
-    """Loss and gradient of the whole batch on one device, without a mesh or a collective."""
-    model, parameters, batch, dropout_key = setting(family, precision)
-
-    def mean(parameters):
-        loss, count = loss_sum(parameters, batch, model, dropout_key=dropout_key)
-        return loss / count
-
-    return jax.jit(jax.value_and_grad(mean))(parameters)
-
-
-def on_layout(family, precision, axes, accumulation, **communication):
-    """The same through the gradient half of the training step."""
-    model, parameters, batch, dropout_key = setting(family, precision)
-    mesh = make_mesh(devices=jax.devices()[: math.prod(axes.values())], **axes)
-    layouts = layout.parameter_layouts(parameters, mesh)
-    plan = StepPlan(mesh, policy(precision), accumulation, **communication)
-    specs = jax.tree.map(lambda place: place.spec(), layouts)
-
-    def gradients_and_metrics(shards, rows, signals):
-        return mean_gradients(
-            shards,
-            rows,
-            signals,
-            layouts=layouts,
-            model=model,
-            plan=plan,
-            dropout_key=dropout_key,
-        )
-
-    program = jax.shard_map(
-        gradients_and_metrics,
-        mesh=mesh,
-        in_specs=(specs, BATCH_SPEC, BATCH_SPEC),
-        out_specs=(specs, PartitionSpec()),
-        check_vma=True,
-    )
-    padded = jax.tree.map(lambda leaf, place: place.pad(leaf), parameters, layouts)
-    shards = jax.device_put(padded, layout.shardings(layouts, mesh))
-    rows = global_batch(mesh, ROWS, rows_of_process(mesh, ROWS), batch)
-    signals = jnp.zeros(signals_shape(mesh).shape)
-    gradients, metrics = jax.jit(program)(shards, rows, signals)
-    return metrics["loss"], layout.trim(gradients, layouts, mesh)
-
-
-def assert_equal_gradients(actual, expected, tolerance, zero_leaves=()):
-    """Each leaf within `tolerance` of its largest entry; `zero_leaves` are zero in exact arithmetic
-    and hold nothing but rounding noise, which is compared with the largest gradient of all."""
-    largest = max(np.abs(leaf).max() for leaf in jax.tree.leaves(expected))
-
-    def compare(path, leaf, wanted):
-        name = jax.tree_util.keystr(path, simple=True, separator=".")
-        leaf, wanted = np.asarray(leaf), np.asarray(wanted)
-        if name in zero_leaves:
-            noise = 10 * np.finfo(leaf.dtype).eps * largest
-            assert max(np.abs(leaf).max(), np.abs(wanted).max()) <= noise, f"{name} is not zero"
-            return
-        error = np.abs(leaf - wanted).max() / np.abs(wanted).max()
-        assert error <= tolerance, f"{name}: {error:.2e} of the largest"
-
-    jax.tree_util.tree_map_with_path(compare, actual, expected)
+from geojax.train.step import StepPlan, batch_shape, lower_step
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -113,14 +27,7 @@ def assert_equal_gradients(actual, expected, tolerance, zero_leaves=()):
     ],
 )
 def test_loss_and_gradients_equal_those_of_one_device(family, precision, tolerance, name):
-    axes, accumulation = LAYOUTS[name]
-    with jax.enable_x64(precision == "fp64"):
-        loss, gradients = reference(family, precision)
-        actual_loss, actual = on_layout(family, precision, axes, accumulation, chunk_bytes=4096)
-        assert abs(actual_loss - loss) <= tolerance * abs(loss)
-        # Softmax does not see what a key bias adds to all scores of a query alike.
-        zero = ("layers.attention.key.bias",) if family == "gpt3" else ()
-        assert_equal_gradients(actual, gradients, tolerance, zero)
+    check_layout(family, precision, tolerance, name)
 
 
 def test_a_chunk_size_changes_nothing_but_the_messages():

@@ -1,0 +1,17 @@
+"""Two processes of four devices give the loss and the gradients of one device."""
+
+from pathlib import Path
+
+import pytest
+from support.small_runs import finish, start_processes
+
+WORKER = Path(__file__).with_name("equality_worker.py")
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("layout", ["dc2-data4", "dc2-data2-expert2"])
+def test_loss_and_gradients_equal_those_of_one_device(layout):
+    processes = start_processes(WORKER, layout, sites=("west", "east"), GEOJAX_SIMULATE_DEVICES="4")
+    printed = finish(*processes)
+    assert [process.returncode for process in processes] == [0, 0], "".join(printed)
+    assert all(text.strip().endswith("equal") for text in printed)

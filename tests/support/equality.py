@@ -1,0 +1,108 @@
+"""The gradient half of the training step on a layout, and the same on one device without any."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+from support.small_models import LAYOUTS, ROWS, make_batch, model_of
+
+from geojax import make_mesh
+from geojax.models import init_parameters, loss_sum
+from geojax.optim import layout
+from geojax.precision import policy
+from geojax.train.batches import global_batch, rows_of_process
+from geojax.train.step import BATCH_SPEC, StepPlan, mean_gradients, signals_shape
+
+
+def setting(family, precision):
+    """A model with its parameters, a batch, and a dropout key where the model has dropout."""
+    model = model_of(family)
+    parameters = init_parameters(model, jax.random.key(1), policy(precision).master_dtype)
+    return (
+        model,
+        parameters,
+        make_batch(model),
+        jax.random.key(7) if model.dropout else None,
+    )
+
+
+@functools.cache
+def reference(family, precision):
+    """Loss and gradient of the whole batch on one device, without a mesh or a collective."""
+    model, parameters, batch, dropout_key = setting(family, precision)
+
+    def mean(parameters):
+        loss, count = loss_sum(parameters, batch, model, dropout_key=dropout_key)
+        return loss / count
+
+    return jax.jit(jax.value_and_grad(mean))(parameters)
+
+
+def on_layout(family, precision, axes, accumulation, **communication):
+    """The same through the gradient half of the training step."""
+    model, parameters, batch, dropout_key = setting(family, precision)
+    mesh = make_mesh(devices=jax.devices()[: math.prod(axes.values())], **axes)
+    layouts = layout.parameter_layouts(parameters, mesh)
+    plan = StepPlan(mesh, policy(precision), accumulation, **communication)
+    specs = jax.tree.map(lambda place: place.spec(), layouts)
+
+    def gradients_and_metrics(shards, rows, signals):
+        return mean_gradients(
+            shards,
+            rows,
+            signals,
+            layouts=layouts,
+            model=model,
+            plan=plan,
+            dropout_key=dropout_key,
+        )
+
+    program = jax.shard_map(
+        gradients_and_metrics,
+        mesh=mesh,
+        in_specs=(specs, BATCH_SPEC, BATCH_SPEC),
+        out_specs=(specs, PartitionSpec()),
+        check_vma=True,
+    )
+    padded = jax.tree.map(lambda leaf, place: place.pad(leaf), parameters, layouts)
+    shards = jax.device_put(padded, layout.shardings(layouts, mesh))
+    share = rows_of_process(mesh, ROWS)
+    rows = global_batch(mesh, ROWS, share, {name: leaf[share] for name, leaf in batch.items()})
+    signals = jnp.zeros(signals_shape(mesh).shape)
+    gradients, metrics = jax.jit(program)(shards, rows, signals)
+    return metrics["loss"], layout.trim(gradients, layouts, mesh)
+
+
+def assert_equal_gradients(actual, expected, tolerance, zero_leaves=()):
+    """Each leaf within `tolerance` of its largest entry; `zero_leaves` are zero in exact arithmetic
+    and hold nothing but rounding noise, which is compared with the largest gradient of all."""
+    largest = max(np.abs(leaf).max() for leaf in jax.tree.leaves(expected))
+
+    def compare(path, leaf, wanted):
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        wanted = np.asarray(wanted)
+        for shard in leaf.addressable_shards:  # with several processes, those of this one
+            value, part = np.asarray(shard.data), wanted[shard.index]
+            if name in zero_leaves:
+                noise = 10 * np.finfo(value.dtype).eps * largest
+                assert max(np.abs(value).max(), np.abs(part).max()) <= noise, f"{name} is not zero"
+                continue
+            error = np.abs(value - part).max() / np.abs(wanted).max()
+            assert error <= tolerance, f"{name}: {error:.2e} of the largest"
+
+    jax.tree_util.tree_map_with_path(compare, actual, expected)
+
+
+def check_layout(family, precision, tolerance, name):
+    """Loss and every gradient leaf of a layout against one device."""
+    axes, accumulation = LAYOUTS[name]
+    with jax.enable_x64(precision == "fp64"):
+        loss, gradients = reference(family, precision)
+        actual_loss, actual = on_layout(family, precision, axes, accumulation, chunk_bytes=4096)
+        assert abs(float(actual_loss) - float(loss)) <= tolerance * abs(float(loss))
+        # Softmax does not see what a key bias adds to all scores of a query alike.
+        zero = ("layers.attention.key.bias",) if family == "gpt3" else ()
+        assert_equal_gradients(actual, gradients, tolerance, zero)
