@@ -10,12 +10,14 @@ from geojax.accelerators import accelerator_of
 from geojax.collectives import Traffic, collective_traffic
 from geojax.mesh import make_mesh
 from geojax.models import model_flops, parameter_count
+from geojax.models.attention import chosen_implementation
 from geojax.optim import (
     bytes_per_device,
     learning_rate_schedule,
     make_optimizer,
 )
 from geojax.precision import policy
+from geojax.runtime import flags_in_force
 from geojax.topology import Topology
 from geojax.train.config import RunConfig
 from geojax.train.report import mesh_line, quantity
@@ -116,3 +118,14 @@ class Program:
         parameters = quantity(parameter_count(self.config.model))
         held = quantity(bytes_per_device(self.layouts), "B")
         return f"{mesh_line(self.mesh)}; {parameters} parameters; {held} of state per device"
+
+    def describe_choices(self) -> str:
+        """The line after it: what was chosen for this machine."""
+        attention = chosen_implementation(
+            self.plan.policy.compute_dtype,
+            self.config.model.head_size,
+            packed=True,
+            implementation=self.plan.attention,
+            platform=self.mesh.devices.flat[0].platform,
+        )
+        return f"{attention.reason}; {flags_in_force()}"

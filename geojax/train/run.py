@@ -67,7 +67,7 @@ def train(
         with console.status("compiling the step"):
             program = Program.build(config, mesh)
         console.print(f"geojax {geojax.__version__}: {program.describe()}")
-        console.print(runtime.flags_in_force())
+        console.print(program.describe_choices())
 
         checkpointer = stack.enter_context(_open_checkpoints(config, directory, console))
         metadata = _metadata(config, loader)
