@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,7 +25,9 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--output", type=Path, help="where to write the results as JSON")
+    options.add_argument(
+        "--output", type=Path, help="JSON to write, and the loss curve as a PNG beside it"
+    )
     output = options.parse_args().output
     with tempfile.TemporaryDirectory(prefix="geojax-quickstart-") as folder:
         clone = Path(folder) / "geojax"
@@ -44,7 +47,10 @@ def main() -> int:
         print(process.stdout)
         if process.returncode:
             return process.returncode
-        results = measure(clone / "runs" / "quickstart", process.stdout, total)
+        run = clone / "runs" / "quickstart"
+        results = measure(run, process.stdout, total)
+        if output is not None:
+            shutil.copy(run / "loss.png", output.with_suffix(".png"))
     for name, value, wanted, reached in results["checks"]:
         print(f"{name:42} {value:>12}   wanted {wanted:14} {'yes' if reached else 'NO'}")
     if output is not None:

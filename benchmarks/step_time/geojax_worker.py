@@ -91,7 +91,7 @@ class Worker:
             seconds[name] = repeat * min(time_calls(call, count))
         return seconds
 
-    def _attention(self):  # type: ignore[no-untyped-def]
+    def _attention(self):
         heads = (ROWS, SEQUENCE, MODEL.heads, MODEL.head_size)
         groups = (ROWS, SEQUENCE, MODEL.kv_heads, MODEL.head_size)
         segments = jnp.ones((ROWS, SEQUENCE), jnp.int32)
@@ -100,7 +100,7 @@ class Worker:
             lambda q, k, v: attention(q, k, v, segments), inputs
         )
 
-    def _products(self):  # type: ignore[no-untyped-def]
+    def _products(self):
         tokens, hidden, wide = ROWS * SEQUENCE, MODEL.hidden, MODEL.feed_forward
         head, group = MODEL.heads * MODEL.head_size, MODEL.kv_heads * MODEL.head_size
         pairs = ((hidden, head), (hidden, group), (hidden, group), (head, hidden))
@@ -112,7 +112,7 @@ class Worker:
             (states, kernels),
         )
 
-    def _loss(self):  # type: ignore[no-untyped-def]
+    def _loss(self):
         targets, mask = jnp.asarray(_batch()["targets"]), jnp.ones((ROWS, SEQUENCE))
         shapes = ((ROWS, SEQUENCE, MODEL.hidden), (MODEL.hidden, MODEL.vocabulary))
         return 1, _forward_and_backward(
@@ -120,8 +120,8 @@ class Worker:
             _random(*shapes),
         )
 
-    def _optimizer(self):  # type: ignore[no-untyped-def]
-        def update(gradients, state):  # type: ignore[no-untyped-def]
+    def _optimizer(self):
+        def update(gradients, state):
             parameters, moments = state
             norm = global_norm(gradients, SHARD_AXES)
             updates, moments = self.optimizer.update(gradients, moments, parameters, norm=norm)
@@ -162,9 +162,9 @@ def _random(*shapes: tuple[int, ...]) -> list[jax.Array]:
     return [jnp.asarray(0.1 * generator.standard_normal(s), jnp.float32) for s in shapes]
 
 
-def _forward_and_backward(function, inputs):  # type: ignore[no-untyped-def]
+def _forward_and_backward(function, inputs):
     @jax.jit
-    def both(inputs, cotangent):  # type: ignore[no-untyped-def]
+    def both(inputs, cotangent):
         output, backward = jax.vjp(function, *inputs)
         return output, backward(cotangent)
 

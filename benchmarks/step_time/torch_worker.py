@@ -154,38 +154,38 @@ class Worker:
             seconds[name] = repeat * min(time_calls(call, count))
         return seconds
 
-    def _attention(self):  # type: ignore[no-untyped-def]
+    def _attention(self):
         shape = (ROWS, SEQUENCE, HEADS, HEAD_SIZE)
         inputs = [x.transpose(1, 2) for x in _random(shape, shape, shape)]
 
-        def attend(query, key, value):  # type: ignore[no-untyped-def]
+        def attend(query, key, value):
             return F.scaled_dot_product_attention(query, key, value, is_causal=True)
 
         return _forward_and_backward(attend, inputs)
 
-    def _products(self):  # type: ignore[no-untyped-def]
+    def _products(self):
         tokens = ROWS * SEQUENCE
         layer = self.model.layers[0]
         linears = (layer.query_key_value, layer.output, layer.gate_up, layer.down)
         weights = [_random(tuple(linear.weight.shape))[0] for linear in linears]
         states = _random(*((tokens, linear.in_features) for linear in linears))
 
-        def products(*inputs):  # type: ignore[no-untyped-def]
+        def products(*inputs):
             pairs = zip(inputs[: len(linears)], inputs[len(linears) :], strict=True)
             return [F.linear(x, weight) for x, weight in pairs]
 
         return _forward_and_backward(products, states + weights)
 
-    def _loss(self):  # type: ignore[no-untyped-def]
+    def _loss(self):
         hidden, vocabulary = MODEL["hidden"], MODEL["vocabulary"]
 
-        def loss(states, weight):  # type: ignore[no-untyped-def]
+        def loss(states, weight):
             return F.cross_entropy(F.linear(states, weight), self.targets.view(-1))
 
         loss = torch.compile(loss) if WORK["compile"] else loss
         return _forward_and_backward(loss, _random((ROWS * SEQUENCE, hidden), (vocabulary, hidden)))
 
-    def _optimizer(self):  # type: ignore[no-untyped-def]
+    def _optimizer(self):
         parameters = [nn.Parameter(p.detach().clone()) for p in self.model.parameters()]
         optimizer = make_optimizer(parameters)
         gradients = [torch.ones_like(p) for p in parameters]
@@ -219,7 +219,7 @@ def _random(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
     return [(0.1 * torch.randn(s, generator=generator)).requires_grad_() for s in shapes]
 
 
-def _forward_and_backward(function, inputs):  # type: ignore[no-untyped-def]
+def _forward_and_backward(function, inputs):
     leaves = [x.detach().requires_grad_() for x in inputs]
 
     def call() -> None:

@@ -5,7 +5,6 @@ import os
 import socket
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TextIO
 
 import yaml
@@ -89,10 +88,5 @@ class RunDirectory:
     def __enter__(self) -> "RunDirectory":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.release()

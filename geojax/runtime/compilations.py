@@ -1,6 +1,5 @@
 """How often a program was compiled: once, unless its inputs change from call to call."""
 
-from types import TracebackType
 from typing import Self
 
 import jax
@@ -22,12 +21,7 @@ class CompilationCounter:
         jax.monitoring.register_event_duration_secs_listener(self._listen)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         jax.monitoring.unregister_event_duration_listener(self._listen)
 
     def _listen(self, event: str, duration_secs: float, **details: str | int) -> None:

@@ -1,7 +1,7 @@
 """A graceful stop: the first Ctrl-C or SIGTERM asks, the second Ctrl-C insists."""
 
 import signal
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Self
 
 
@@ -36,12 +36,7 @@ class StopSignals:
             self._previous[number] = signal.signal(number, self._receive)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         for number, handler in self._previous.items():
             # None stands for a handler set outside Python, which cannot be set from here again.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)  # type: ignore[arg-type]

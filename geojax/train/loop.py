@@ -127,8 +127,8 @@ class Loop:
         if metrics["skipped_in_a_row"] >= limit:
             raise RunError(
                 f"step {step}: the loss or the gradient was not finite for {limit} steps in a row; "
-                "nothing of them was applied, the newest checkpoint is from before: try a lower "
-                "optimizer.peak_learning_rate or look at the data"
+                "none of them was applied; look at the data or lower "
+                "optimizer.peak_learning_rate, and go on from the newest checkpoint"
             )
 
     def _drain(self) -> None:

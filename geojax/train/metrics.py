@@ -1,8 +1,8 @@
 """Metrics of a run on disk: one JSON line a step, and TensorBoard."""
 
 import json
+import math
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from tensorboardX import SummaryWriter
@@ -28,22 +28,22 @@ class MetricsWriter:
             str(directory.tensorboard), purge_step=step + 1 if step else None
         )
 
-    def write(self, step: int, values: dict[str, Any]) -> None:
-        """Record `values` (numbers) of `step`; the line is on disk when this returns."""
-        self._file.write(json.dumps({"step": step, **values}) + "\n")
+    def write(self, step: int, values: dict[str, float]) -> None:
+        """Record `values` (numbers) of `step`; the line is on disk when this returns.
+
+        JSON knows no infinity: a number that is not finite is written as null, and not drawn.
+        """
+        finite = {name: value for name, value in values.items() if math.isfinite(value)}
+        line = {"step": step, **{name: finite.get(name) for name in values}}
+        self._file.write(json.dumps(line) + "\n")
         self._file.flush()
-        for name, value in values.items():
+        for name, value in finite.items():
             self._tensorboard.add_scalar(name, value, step)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._file.close()
         self._tensorboard.close()
 

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import rich.console
@@ -44,12 +43,7 @@ class Progress:
         self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._bar.stop()
 
 
@@ -77,7 +71,7 @@ def draw_loss_curve(metrics: Path, image: Path) -> None:
     from matplotlib import pyplot
 
     lines = read_metrics(metrics)
-    training = [(line["step"], line["loss"]) for line in lines if "loss" in line]
+    training = [(line["step"], line["loss"]) for line in lines if line.get("loss") is not None]
     figure, axes = pyplot.subplots(figsize=(8, 4.5), dpi=120, layout="constrained")
     if training:
         steps, losses = zip(*training, strict=True)
@@ -85,9 +79,16 @@ def draw_loss_curve(metrics: Path, image: Path) -> None:
         axes.plot(
             steps, _smooth(losses), color="#1f5a94", linewidth=1.8, label="training, smoothed"
         )
-    names = sorted({name for line in lines for name in line if name.startswith("validation/")})
+    names = sorted(
+        {
+            name
+            for line in lines
+            for name, value in line.items()
+            if name.startswith("validation/") and value is not None
+        }
+    )
     for name, colour in zip(names, ("#d1495b", "#edae49", "#66a182", "#6d597a"), strict=False):
-        points = [(line["step"], line[name]) for line in lines if name in line]
+        points = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
         label = f"{name.replace('/', ' ')}, at last {points[-1][1]:.3f}"
         axes.plot(*zip(*points, strict=True), "o-", color=colour, markersize=5, label=label)
     axes.set(xlabel="step", ylabel="cross-entropy (nats per token)")

@@ -188,7 +188,7 @@ def _show_result(
                 weights, config.model, corpus.tokenizer, config.sample, config.seed
             )
         (directory.path / "sample.txt").write_text("\n\n".join(texts) + "\n", encoding="utf-8")
-        console.print("", *texts, "", sep="\n", markup=False)
+        console.print("\nThe model writes:\n", *texts, "", sep="\n", markup=False)
     console.print(
         summary_table(
             f"step {step} of {config.steps}",
@@ -196,7 +196,10 @@ def _show_result(
                 "trained": f"{seconds[0]:.0f} s of {seconds[1]:.0f} s, "
                 f"median {quantity(loop.median_tokens_per_second, 'tokens/s')}",
                 **_validation_rows(loop),
-                "steps skipped": f"{int(state.skipped)}; compiled: {loop.compilations.count}",
+                "steps skipped": int(state.skipped),
+                "step compiled": "once"
+                if (count := loop.compilations.count) == 1
+                else f"{count} times",
                 "cross-site": f"{quantity(program.bytes_across_sites, 'B')} a step and direction",
                 "loss curve": _shown(curve),
                 "metrics": f"{_shown(directory.metrics)}, tensorboard --logdir "

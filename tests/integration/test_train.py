@@ -147,3 +147,22 @@ def test_ctrl_c_in_one_process_stops_all_of_them(tmp_path, corpus):
     stopped = max(losses(tmp_path / "run"))
     assert f"stopped at step {stopped}" in printed[0]
     assert (tmp_path / "run" / "checkpoints" / str(stopped)).is_dir()
+
+
+def test_a_checkpoint_is_made_when_the_last_one_is_old(tmp_path, corpus):
+    checkpoint = {"every_steps": 1000, "every_minutes": 1e-4, "keep": 5}
+    result = train(write_config(tmp_path / "run.yaml", corpus, checkpoint=checkpoint))
+    assert result.returncode == 0, result.stdout + result.stderr
+    saved = sorted(int(path.name) for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert saved[-1] == 20
+    assert len(saved) > 1
+
+
+def test_a_run_that_diverges_stops_and_says_so(tmp_path, corpus):
+    optimizer = {"peak_learning_rate": 1e30, "final_learning_rate": 0, "warmup_steps": 0}
+    config = write_config(tmp_path / "run.yaml", corpus, optimizer=optimizer, skip_limit=3)
+    result = train(config)
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert "not finite for 3 steps in a row" in result.stderr
+    assert result.stdout.count("the step is skipped") == 3
