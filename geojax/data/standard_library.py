@@ -6,13 +6,13 @@ is what people wrote. It is prepared on first use and kept in the user's cache f
 """
 
 import ast
-import os
 import platform
 import sysconfig
 import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
+from geojax.cache import cache_folder
 from geojax.data.documents import split_text
 from geojax.data.prepare import Assigned, is_held_out, progress_bar, write_prepared
 from geojax.data.storage import TRAIN, VALIDATION, VERSION, Prepared
@@ -62,13 +62,6 @@ def prepare_standard_library(
         return Prepared(folder)
     except UserError as error:
         raise UserError(f"{error}; remove {folder} and it is made anew") from None
-
-
-def cache_folder() -> Path:
-    """The folder of geojax among the user's caches."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification says to ignore a relative path.
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "geojax"
 
 
 def standard_library_documents(library: Path) -> Iterator[str]:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import rich.console
-import rich.markup
 import rich.progress
 import rich.table
 from jax.sharding import Mesh
@@ -116,5 +115,5 @@ def summary_table(title: str, rows: Mapping[str, Any]) -> rich.table.Table:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in rows.items():
-        table.add_row(name, rich.markup.escape(str(value)))
+        table.add_row(name, str(value))
     return table

@@ -12,9 +12,9 @@ import rich.console
 
 import geojax
 from geojax import runtime
+from geojax.cache import cache_folder
 from geojax.checkpoint import Checkpointer, RunDirectory
 from geojax.data import Corpus, Loader
-from geojax.data.standard_library import cache_folder
 from geojax.errors import UserError
 from geojax.optim import layout
 from geojax.runtime.compilations import CompilationCounter
@@ -54,7 +54,7 @@ def train(
     runtime.enable_compilation_cache(cache_folder() / "xla")
     jax.config.update("jax_enable_x64", config.precision == "fp64")
     first = jax.process_index() == 0
-    console = rich.console.Console(quiet=not first, soft_wrap=True, highlight=False)
+    console = rich.console.Console(quiet=not first, soft_wrap=True, highlight=False, markup=False)
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(RunDirectory(config.run_directory))
         if first:
@@ -188,7 +188,7 @@ def _show_result(
                 weights, config.model, corpus.tokenizer, config.sample, config.seed
             )
         (directory.path / "sample.txt").write_text("\n\n".join(texts) + "\n", encoding="utf-8")
-        console.print("\nThe model writes:\n", *texts, "", sep="\n", markup=False)
+        console.print("\nThe model writes:\n", *texts, "", sep="\n")
     console.print(
         summary_table(
             f"step {step} of {config.steps}",

@@ -1,6 +1,5 @@
 import multiprocessing
 import sysconfig
-from pathlib import Path
 
 import pytest
 
@@ -48,11 +47,6 @@ def test_it_is_prepared_once_and_kept(small_library, tmp_path, monkeypatch):
     assert other.folder != first.folder
     given = prepare_standard_library(vocabulary_size=300, tokenizer=other.folder / "tokenizer.json")
     assert given.tokenizer.fingerprint == other.tokenizer.fingerprint
-
-
-def test_a_relative_cache_home_is_ignored(monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert module.cache_folder() == Path.home() / ".cache" / "geojax"
 
 
 def test_a_library_without_source_is_refused(tmp_path, monkeypatch):
