@@ -47,7 +47,7 @@ def generate(
     """
     _check(config, prompts, count, temperature, top_k)
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
-    padded = np.zeros((len(prompts), int(lengths.max()) + count), np.int32)
+    padded = np.zeros((len(prompts), int(np.max(lengths)) + count), np.int32)
     for row, prompt in enumerate(prompts):
         padded[row, : len(prompt)] = prompt
     if temperature == 0:

@@ -76,7 +76,7 @@ def apply_xla_flags(platform: Platform, process_count: int = 1) -> None:
 
 def expected_platform() -> Platform:
     """The platform on which JAX will run, found out without starting it."""
-    asked = (jax.config.jax_platforms or "").split(",")[0]  # type: ignore[attr-defined]
+    asked = (getattr(jax.config, "jax_platforms", None) or "").split(",")[0]
     if asked in ("cpu", "tpu"):
         return "cpu" if asked == "cpu" else "tpu"
     if asked in ("cuda", "gpu", "rocm"):

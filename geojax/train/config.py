@@ -126,7 +126,7 @@ class RunConfig(Settings):
     run_directory: Path
     """Where checkpoints, metrics, plots and the resolved config go."""
 
-    seed: pydantic.NonNegativeInt = 0
+    seed: int = pydantic.Field(default=0, ge=0, lt=2**32)
     """Fixes initialisation, data order and dropout, on every layout."""
 
     steps: pydantic.PositiveInt

@@ -70,8 +70,21 @@ class Loop:
         """Train from `start` to the config's last step, or until Ctrl-C; the last state is saved.
 
         Raises:
-            RunError: the loss or gradient was not finite for `skip_limit` steps in a row.
+            RunError: the loss or gradient was not finite for `skip_limit` steps in a row, or
+                another process of the run went away.
         """
+        try:
+            return self._train(state, start)
+        except jax.errors.JaxRuntimeError as error:
+            if jax.process_count() == 1:
+                raise
+            reason = str(error).splitlines()[0]
+            raise RunError(
+                f"lost contact with another process of the run ({reason}); start all of them again "
+                "and the run goes on from its newest checkpoint"
+            ) from error
+
+    def _train(self, state: TrainState, start: int) -> TrainState:
         config, done = self.program.config, start
         if start == 0:
             self._validate(state, 0)
@@ -108,16 +121,7 @@ class Loop:
     def _finish_oldest(self) -> None:
         step, pending = self._pending.popleft()
         with self.watchdog.step(step):
-            try:
-                metrics = {name: float(value) for name, value in jax.device_get(pending).items()}
-            except jax.errors.JaxRuntimeError as error:
-                if jax.process_count() == 1:
-                    raise
-                reason = str(error).splitlines()[0]
-                raise RunError(
-                    f"step {step}: lost contact with another process of the run ({reason}); start "
-                    "all of them again and the run goes on from its newest checkpoint"
-                ) from error
+            metrics = {name: float(value) for name, value in jax.device_get(pending).items()}
         now = time.monotonic()
         seconds, self._clock = now - self._clock, now
         self._record(step, metrics, seconds)
@@ -168,11 +172,12 @@ class Loop:
 
     def _validate(self, state: TrainState, step: int) -> None:
         for name in self.loader.validation_names:
-            sums = [
-                self.program.evaluate(state.parameters, self._on_mesh(rows))
-                for rows in self.loader.validation(name)
-            ]
-            loss, targets = np.sum(jax.device_get(sums), axis=0)
+            sums = []
+            for rows in self.loader.validation(name):
+                with self.watchdog.step(step):
+                    batch = self._on_mesh(rows)
+                    sums.append(jax.device_get(self.program.evaluate(state.parameters, batch)))
+            loss, targets = np.sum(sums, axis=0)
             value = float(loss / targets)
             self.validation.setdefault(name, []).append((step, value))
             if self.writer is not None:

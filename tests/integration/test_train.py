@@ -166,3 +166,23 @@ def test_a_run_that_diverges_stops_and_says_so(tmp_path, corpus):
     assert len(result.stderr.strip().splitlines()) == 1
     assert "not finite for 3 steps in a row" in result.stderr
     assert result.stdout.count("the step is skipped") == 3
+
+
+@pytest.mark.multiprocess
+def test_when_a_process_is_killed_the_other_says_so_and_the_run_can_go_on(tmp_path, corpus):
+    config = write_config(
+        tmp_path / "run.yaml",
+        corpus,
+        simulate_devices=4,
+        steps=5000,
+        evaluation={"every_steps": 5000, "rows": 24},
+    )
+    processes = start_processes(config, sites=("west", "east"))
+    wait_for_step(tmp_path / "run", 12, processes[0])
+    processes[1].send_signal(signal.SIGKILL)
+    printed, _ = finish(*processes)
+    assert processes[0].returncode == 1, printed
+    assert "error: lost contact with another process of the run" in printed
+    assert "Traceback" not in printed
+    result = train(write_config(tmp_path / "run.yaml", corpus, steps=15), "--resume")
+    assert "resuming from step" in result.stdout, result.stdout + result.stderr

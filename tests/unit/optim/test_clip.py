@@ -24,7 +24,7 @@ def test_shards_are_clipped_by_the_norm_of_the_whole_gradient(max_norm):
 
     run = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=spec, out_specs=(spec, PartitionSpec())))
     clipped, norm = run(gradients)
-    np.testing.assert_allclose(norm, optax.global_norm(gradients), rtol=1e-6)
+    np.testing.assert_allclose(norm, optax.tree.norm(gradients), rtol=1e-6)
     whole = optax.clip_by_global_norm(max_norm)
     expected, _ = whole.update(gradients, whole.init(gradients))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), clipped, expected)
