@@ -13,6 +13,7 @@ from support.small_runs import (
     start,
     start_processes,
     train,
+    wait_for,
     wait_for_step,
     write_config,
 )
@@ -178,7 +179,7 @@ def test_when_a_process_is_killed_the_other_says_so_and_the_run_can_go_on(tmp_pa
         evaluation={"every_steps": 5000, "rows": 24},
     )
     processes = start_processes(config, sites=("west", "east"))
-    wait_for_step(tmp_path / "run", 12, processes[0])
+    wait_for(lambda: (tmp_path / "run" / "checkpoints" / "10").is_dir(), processes[0])
     processes[1].send_signal(signal.SIGKILL)
     printed, _ = finish(*processes)
     assert processes[0].returncode == 1, printed

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import yaml
@@ -134,14 +135,21 @@ def losses(run: Path) -> dict[int, float]:
 
 
 def wait_for_step(run: Path, step: int, process: subprocess.Popen) -> None:
-    """Until `step` stands in the metrics; fails when the process ends before."""
-    deadline = time.monotonic() + TIMEOUT
-    while time.monotonic() < deadline:
+    """Until `step` stands in the metrics of `run`; fails when the process ends before."""
+
+    def written() -> bool:
         try:
-            if max(losses(run), default=0) >= step:
-                return
+            return max(losses(run), default=0) >= step
         except (FileNotFoundError, json.JSONDecodeError):
-            pass
+            return False
+
+    wait_for(written, process)
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen) -> None:
+    """Until `condition` holds; fails when the process ends before."""
+    deadline = time.monotonic() + TIMEOUT
+    while not condition():
         assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline, f"nothing within {TIMEOUT} s"
         time.sleep(0.02)
-    raise AssertionError(f"step {step} did not come within {TIMEOUT} s")
