@@ -8,27 +8,27 @@ from protocol import memory_bytes, pin_to_cores, reset_peak_memory, serve, time_
 WORK = json.loads(sys.argv[1])
 pin_to_cores(WORK["threads"])
 
-import functools  # noqa: E402
+import functools
 
-import jax  # noqa: E402
-import jax.numpy as jnp  # noqa: E402
-import numpy as np  # noqa: E402
-import optax  # noqa: E402
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
 
-from geojax.mesh import make_mesh  # noqa: E402
-from geojax.models import ModelConfig  # noqa: E402
-from geojax.models.attention import attention  # noqa: E402
-from geojax.models.cross_entropy import cross_entropy_sum  # noqa: E402
-from geojax.optim import (  # noqa: E402
+from geojax.mesh import make_mesh
+from geojax.models import ModelConfig
+from geojax.models.attention import attention
+from geojax.models.cross_entropy import cross_entropy_sum
+from geojax.optim import (
     SHARD_AXES,
     OptimizerSettings,
     global_norm,
     learning_rate_schedule,
     make_optimizer,
 )
-from geojax.precision import policy  # noqa: E402
-from geojax.train.state import initial_state, state_layouts  # noqa: E402
-from geojax.train.step import (  # noqa: E402
+from geojax.precision import policy
+from geojax.train.state import initial_state, state_layouts
+from geojax.train.step import (
     StepPlan,
     batch_shape,
     lower_step,

@@ -8,10 +8,10 @@ from protocol import memory_bytes, pin_to_cores, reset_peak_memory, serve, time_
 WORK = json.loads(sys.argv[1])
 pin_to_cores(WORK["threads"])
 
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-import torch.nn.functional as F  # noqa: E402
-from torch import nn  # noqa: E402
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
 
 torch.set_num_threads(WORK["threads"])
 
