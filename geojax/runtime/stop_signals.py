@@ -1,8 +1,12 @@
 """A graceful stop: the first Ctrl-C or SIGTERM asks, the second Ctrl-C insists."""
 
 import signal
+from collections.abc import Callable
 from types import FrameType
-from typing import Self
+from typing import Any, Self
+
+# What signal.signal takes and returns; None for a handler that was not set from Python.
+_Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
 class StopSignals:
@@ -19,7 +23,7 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
-        self._previous: dict[signal.Signals, object] = {}
+        self._previous: dict[signal.Signals, _Handler] = {}
 
     @property
     def requested(self) -> bool:
@@ -39,7 +43,7 @@ class StopSignals:
     def __exit__(self, *exception: object) -> None:
         for number, handler in self._previous.items():
             # None stands for a handler set outside Python, which cannot be set from here again.
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # type: ignore[arg-type]
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None and number == signal.SIGINT:

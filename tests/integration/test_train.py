@@ -130,17 +130,23 @@ def test_two_processes_train_log_save_and_stop_together(whole_run, tmp_path, cor
     )
 
 
-@pytest.mark.multiprocess
-def test_ctrl_c_in_one_process_stops_all_of_them(tmp_path, corpus):
+def start_long_run(folder, corpus, **changes):
+    """Two processes of a run that does not end by itself."""
+    evaluation = {"every_steps": 5000, "rows": 24}
     config = write_config(
-        tmp_path / "run.yaml",
+        folder / "run.yaml",
         corpus,
         simulate_devices=4,
         steps=5000,
-        checkpoint={"every_steps": 5000},
-        evaluation={"every_steps": 5000, "rows": 24},
+        evaluation=evaluation,
+        **changes,
     )
-    processes = start_processes(config, sites=("west", "east"))
+    return start_processes(config, sites=("west", "east"))
+
+
+@pytest.mark.multiprocess
+def test_ctrl_c_in_one_process_stops_all_of_them(tmp_path, corpus):
+    processes = start_long_run(tmp_path, corpus, checkpoint={"every_steps": 5000})
     wait_for_step(tmp_path / "run", 3, processes[0])
     processes[1].send_signal(signal.SIGINT)
     printed = finish(*processes)
@@ -171,14 +177,7 @@ def test_a_run_that_diverges_stops_and_says_so(tmp_path, corpus):
 
 @pytest.mark.multiprocess
 def test_when_a_process_is_killed_the_other_says_so_and_the_run_can_go_on(tmp_path, corpus):
-    config = write_config(
-        tmp_path / "run.yaml",
-        corpus,
-        simulate_devices=4,
-        steps=5000,
-        evaluation={"every_steps": 5000, "rows": 24},
-    )
-    processes = start_processes(config, sites=("west", "east"))
+    processes = start_long_run(tmp_path, corpus)
     wait_for(lambda: (tmp_path / "run" / "checkpoints" / "10").is_dir(), processes[0])
     processes[1].send_signal(signal.SIGKILL)
     printed, _ = finish(*processes)

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import AxisType
+from support.topologies import topology_of
 
 import geojax
 from geojax import mesh as mesh_module
@@ -32,22 +33,6 @@ def fake_devices(devices_of_process):
         for process, count in devices_of_process.items()
         for local in range(count)
     ]
-
-
-def topology_of(*sites):
-    return Topology.model_validate(
-        {
-            "sites": [
-                {
-                    "name": name,
-                    "hosts": hosts,
-                    "accelerators_per_host": per,
-                    "accelerator": "h100-sxm",
-                }
-                for name, hosts, per in sites
-            ]
-        }
-    )
 
 
 @pytest.fixture

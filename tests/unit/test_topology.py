@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+from support.topologies import topology_of
 
 from geojax.errors import UserError
 from geojax.topology import Process, Topology
@@ -21,23 +22,6 @@ def write(tmp_path, text):
 
 def site(name, processes=""):
     return SITE % name if not processes else f"{(SITE % name)[:-1]}, processes: [{processes}]}}"
-
-
-def topology_of(*sites, links=()):
-    return Topology.model_validate(
-        {
-            "sites": [
-                {
-                    "name": name,
-                    "hosts": hosts,
-                    "accelerators_per_host": per,
-                    "accelerator": "h100-sxm",
-                }
-                for name, hosts, per in sites
-            ],
-            "links": list(links),
-        }
-    )
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -35,7 +35,9 @@ def test_value_and_gradients(tied, chunk_tokens, x64):
     states, kernel, targets, mask = _inputs(jnp.float64, tied)
 
     def both(function):
-        weighted = lambda s, k, m: 0.7 * function(s, k, targets, m)  # noqa: E731
+        def weighted(states, kernel, mask):
+            return 0.7 * function(states, kernel, targets, mask)
+
         return jax.value_and_grad(weighted, argnums=(0, 1, 2))(states, kernel, mask)
 
     got = both(lambda *given: cross_entropy_sum(*given, tied=tied))
