@@ -74,6 +74,11 @@ def train(
         state, start = _restore_or_start(
             program, checkpointer, directory, metadata, console, require_checkpoint
         )
+        if start >= config.steps:
+            console.print(
+                f"nothing to train: the run is at step {start}, and steps is {config.steps}; raise "
+                "it to go on"
+            )
         if first:
             directory.write_config(config.model_dump(mode="json"))
         # Some collectives die when their ranks come far apart: all compile, then meet.
@@ -191,10 +196,9 @@ def _show_result(
         console.print("\nThe model writes:\n", *texts, "", sep="\n")
     console.print(
         summary_table(
-            f"step {step} of {config.steps}",
+            f"after step {step}",
             {
-                "trained": f"{seconds[0]:.0f} s of {seconds[1]:.0f} s, "
-                f"median {quantity(loop.median_tokens_per_second, 'tokens/s')}",
+                **_pace(loop, seconds),
                 **_validation_rows(loop),
                 "steps skipped": int(state.skipped),
                 "step compiled": "once"
@@ -208,6 +212,13 @@ def _show_result(
             },
         )
     )
+
+
+def _pace(loop: Loop, seconds: tuple[float, float]) -> dict[str, str]:
+    if not loop.median_tokens_per_second:
+        return {}
+    pace = quantity(loop.median_tokens_per_second, "tokens/s")
+    return {"trained": f"{seconds[0]:.0f} s of {seconds[1]:.0f} s, median {pace}"}
 
 
 def _validation_rows(loop: Loop) -> dict[str, str]:

@@ -51,6 +51,7 @@ def test_a_finished_run_is_not_trained_again(whole_run, tmp_path, corpus):
     shutil.copytree(run, tmp_path / "run")
     result = train(write_config(tmp_path / "run.yaml", corpus), "--resume")
     assert result.returncode == 0, result.stdout + result.stderr
+    assert "nothing to train: the run is at step 20" in result.stdout
     assert losses(tmp_path / "run") == losses(run)
 
 
