@@ -1,10 +1,11 @@
-"""When one process of several ends with an error, the others hear of it and end too, in one line.
+"""When one process of several ends with an error or falls silent, the others end too, in one line.
 
-Left alone they would wait in a collective until JAX's heartbeat timeout aborts them, and the failed
-process itself would wait at its exit for a common shutdown that cannot happen.
+Left alone they would wait in a collective or a barrier until JAX's heartbeat timeout aborts them,
+and a failed process itself would wait at its exit for a common shutdown that cannot happen.
 """
 
 import contextlib
+import itertools
 import os
 import sys
 import threading
@@ -16,6 +17,9 @@ from geojax.runtime.coordination import describe, publish, published
 from geojax.runtime.internals import coordination_client
 
 _POLL_SECONDS = 2.0
+# A process that was killed can leave the others in a barrier that nothing breaks. JAX would abort
+# them after 100 seconds of silence, with a stack trace; this is well before.
+_SILENCE_SECONDS = 40.0
 _over = threading.Event()
 
 
@@ -50,21 +54,56 @@ def stop_watching_peers() -> None:
 
 
 def _watch() -> None:
-    own = str(jax.process_index())
-    while not _over.wait(_POLL_SECONDS):
+    own = jax.process_index()
+    silent = _Silence(jax.process_count())
+    for beat in itertools.count():
+        if _over.wait(_POLL_SECONDS):
+            return
         try:
             abandoned = published("abandoned")
+            publish(f"alive/{own}", str(beat))
+            # Process 0 holds the key-value store: it alone reads all the signs of life.
+            missing = silent.processes(published("alive"), time.monotonic()) if own == 0 else []
         except Exception:  # process 0 is gone, which JAX deals with
             return
-        abandoned.pop(own, None)
-        if abandoned and not _over.is_set():
+        abandoned.pop(str(own), None)
+        if _over.is_set():
+            return
+        if abandoned:
             process, note = min(abandoned.items())
             exit_code, _, message = note.partition(" ")
-            print(
-                f"geojax: ending, because {describe([int(process)])} ended: {message}",
-                file=sys.stderr,
-                flush=True,
-            )
-            if own == "0":
+            _say(f"ending, because {describe([int(process)])} ended: {message}")
+            if own == 0:
                 time.sleep(2 * _POLL_SECONDS)
             os._exit(int(exit_code))
+        if missing:
+            message = (
+                f"lost contact with another process of the run: {describe(missing)} gave no sign "
+                f"of life for {_SILENCE_SECONDS:g} seconds; start all of them again and the run "
+                "goes on from its newest checkpoint"
+            )
+            _say(f"error: {message}")
+            abandon(message, exit_code=1)
+
+
+class _Silence:
+    """Since when each process has not renewed its sign of life."""
+
+    def __init__(self, count: int):
+        self._newest: list[tuple[str | None, float | None]] = [(None, None)] * count
+
+    def processes(self, signs: dict[str, str], now: float) -> list[int]:
+        """The processes that have been silent too long; `signs` is what each last published."""
+        for process, (newest, _) in enumerate(self._newest):
+            sign = signs.get(str(process))
+            if sign is not None and sign != newest:
+                self._newest[process] = (sign, now)
+        return [
+            process
+            for process, (_, since) in enumerate(self._newest)
+            if since is not None and now - since > _SILENCE_SECONDS
+        ]
+
+
+def _say(message: str) -> None:
+    print(f"geojax: {message}", file=sys.stderr, flush=True)

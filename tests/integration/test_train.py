@@ -177,6 +177,21 @@ def test_a_run_that_diverges_stops_and_says_so(tmp_path, corpus):
 
 
 @pytest.mark.multiprocess
+def test_a_process_that_falls_silent_ends_the_run_by_name(tmp_path, corpus):
+    processes = start_long_run(tmp_path, corpus)
+    try:
+        wait_for_step(tmp_path / "run", 3, processes[0])
+        processes[1].send_signal(signal.SIGSTOP)
+        printed, _ = processes[0].communicate(timeout=120)
+    finally:
+        processes[1].kill()
+        processes[1].communicate()
+    assert processes[0].returncode == 1, printed
+    assert "error: lost contact with another process of the run: process 1 (site east" in printed
+    assert "Traceback" not in printed
+
+
+@pytest.mark.multiprocess
 def test_when_a_process_is_killed_the_other_says_so_and_the_run_can_go_on(tmp_path, corpus):
     processes = start_long_run(tmp_path, corpus)
     wait_for(lambda: (tmp_path / "run" / "checkpoints" / "10").is_dir(), processes[0])
