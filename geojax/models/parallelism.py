@@ -1,4 +1,4 @@
-"""How one model is spread over the ranks that share it, as the model's functions need to know it."""
+"""How one model is spread over the ranks that share it."""
 
 import dataclasses
 from typing import Literal

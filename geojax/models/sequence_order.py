@@ -1,8 +1,8 @@
 """Which positions of a row a rank of the `context` axis holds.
 
 Under causal attention the end of a row costs more than its beginning, so `ring` and `all_gather`
-cut a row into 2 C chunks and give rank c of C the chunks c and 2 C - 1 - c (zig-zag): every rank has
-the same work. `ulysses` puts whole rows together before attention and keeps the natural order.
+cut a row into 2 C chunks and give rank c of C the chunks c and 2 C - 1 - c (zig-zag): every rank
+has the same work. `ulysses` puts whole rows together before attention and keeps the natural order.
 
     C = 2, chunks of a row  0 1 2 3      zig-zag: rank 0 holds 0 3, rank 1 holds 1 2
 """
