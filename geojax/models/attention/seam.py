@@ -9,6 +9,7 @@ from geojax.models.attention.blocked import blocked_attention
 from geojax.models.attention.choice import chosen_implementation
 from geojax.models.attention.cudnn import cudnn_attention
 from geojax.models.attention.reference import reference_attention
+from geojax.models.parallelism import ALONE, Parallelism
 
 _FUNCTIONS = {
     "blocked": blocked_attention,
@@ -25,6 +26,7 @@ def attention(
     *,
     implementation: str = "auto",
     scale: float | None = None,
+    parallelism: Parallelism = ALONE,
 ) -> jax.Array:
     """Causal softmax(scale * Q K^T) V, inside each packed document.
 
@@ -38,6 +40,8 @@ def attention(
             document like any other, so its outputs are finite.
         implementation: one of `IMPLEMENTATIONS`.
         scale: factor of the scores; None: 1 / sqrt(D).
+        parallelism: how the row is spread. With a `context` of several ranks T is this rank's share
+            of it, in the order of `geojax.models.sequence_order`.
 
     Returns:
         [B, T, H, D] in the dtype of the inputs; scores, softmax and sums are in at least float32.
@@ -52,6 +56,10 @@ def attention(
         packed=segment_ids is not None,
         implementation=implementation,
     )
+    if parallelism.context > 1:
+        raise UserError(
+            f"attention: context parallelism by {parallelism.context_method} is not there yet"
+        )
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
     return _FUNCTIONS[choice.name](query, key, value, segment_ids, scale)
 
