@@ -11,7 +11,8 @@ from geojax.models.parameters import (
     parameter_count,
     parameter_shapes,
 )
-from geojax.models.transformer import Batch, Remat, logits, loss_sum
+from geojax.models.remat import Remat
+from geojax.models.transformer import Batch, logits, loss_sum
 
 __all__ = [
     "Batch",

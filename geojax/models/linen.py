@@ -8,7 +8,8 @@ import jax.numpy as jnp
 
 from geojax.models.config import ModelConfig
 from geojax.models.parameters import Parameters, init_parameters, parameter_shapes
-from geojax.models.transformer import Batch, Remat, logits, loss_sum
+from geojax.models.remat import Remat
+from geojax.models.transformer import Batch, logits, loss_sum
 
 
 class Transformer(nn.Module):

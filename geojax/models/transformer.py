@@ -1,9 +1,5 @@
 """The whole model: embedding, scanned layers, head; logits and loss."""
 
-import functools
-from collections.abc import Callable
-from typing import Literal
-
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -16,20 +12,12 @@ from geojax.models.embedding import look_up
 from geojax.models.layers import Context, layer, make_context
 from geojax.models.norm import norm
 from geojax.models.parameters import Parameters
+from geojax.models.remat import Remat, rematerialised
 from geojax.models.varying import vary_over, varying_axes
 
 Batch = dict[str, jax.Array]
 """tokens, targets, segment_ids, positions int32 [rows, sequence]; loss_mask [rows, sequence];
 row int32 [rows]."""
-
-Body = Callable[[jax.Array, tuple[Parameters, jax.Array]], tuple[jax.Array, None]]
-"""Of the scan over layers: the stream, a layer's parameters and its number."""
-
-Remat = Literal["none", "selective", "full"]
-"""What the forward pass of a layer keeps for the backward pass. "none" recomputes nothing costly:
-it keeps the results of matrix products and what attention saves. "selective" drops the latter and
-runs attention's forward pass again, as in Korthikanti et al. 2022 ("Reducing Activation
-Recomputation in Large Transformer Models"). "full" keeps the layer's input only."""
 
 
 def loss_sum(
@@ -53,7 +41,7 @@ def loss_sum(
         config: the model.
         dropout_key: a JAX key that holds seed and step; None: no dropout.
         attention: an implementation that `geojax.models.attention` knows.
-        remat: see `Remat`.
+        remat: see `geojax.models.remat`.
 
     Raises:
         UserError: the sequence is longer than learned positions reach, or `remat` is unknown.
@@ -143,20 +131,7 @@ def apply_layers(
 
     # The carry must vary over whatever the weights or the batch vary over.
     x = vary_over(x, varying_axes(layers, x, context, indices))
-    return lax.scan(_remat(body, remat), x, (layers, indices))[0]
-
-
-def _remat(body: Body, remat: Remat) -> Body:
-    if remat == "none":
-        return body
-    # A scan's body cannot be merged with its backward pass, so nothing needs to prevent that.
-    checkpoint = functools.partial(jax.checkpoint, prevent_cse=False)
-    if remat == "full":
-        return checkpoint(body)
-    if remat == "selective":
-        products = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-        return checkpoint(body, policy=products)
-    raise UserError(f"remat '{remat}' is unknown; it can be none, selective or full")
+    return lax.scan(rematerialised(body, remat), x, (layers, indices))[0]
 
 
 def head_kernel(parameters: Parameters, config: ModelConfig) -> jax.Array:
