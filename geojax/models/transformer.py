@@ -46,13 +46,9 @@ def loss_sum(
     Raises:
         UserError: the sequence is longer than learned positions reach, or `remat` is unknown.
     """
-    hidden = final_hidden(
-        parameters, batch, config, dropout_key=dropout_key, attention=attention, remat=remat
-    )
-    mask = batch["loss_mask"].astype(jnp.promote_types(hidden.dtype, jnp.float32))
-    kernel = head_kernel(parameters, config)
-    total = cross_entropy_sum(hidden, kernel, batch["targets"], mask, tied=config.tied_head)
-    return total, mask.sum()
+    x = stream(parameters, batch, config, dropout_key=dropout_key, attention=attention, remat=remat)
+    mask = batch["loss_mask"].astype(jnp.promote_types(x.dtype, jnp.float32))
+    return head_loss(parameters, x, batch, config), mask.sum()
 
 
 def logits(
@@ -68,13 +64,11 @@ def logits(
 
     Arguments and errors are those of `loss_sum`; targets and loss_mask are not read.
     """
-    hidden = final_hidden(
-        parameters, batch, config, dropout_key=dropout_key, attention=attention, remat=remat
-    )
-    return head(parameters, hidden, config)
+    x = stream(parameters, batch, config, dropout_key=dropout_key, attention=attention, remat=remat)
+    return head(parameters, norm(parameters["final_norm"], x, config), config)
 
 
-def final_hidden(
+def stream(
     parameters: Parameters,
     batch: Batch,
     config: ModelConfig,
@@ -83,11 +77,10 @@ def final_hidden(
     attention: str,
     remat: Remat,
 ) -> jax.Array:
-    """What the head reads: [rows, sequence, hidden] after all layers and the final norm."""
+    """The residual stream after all layers, [rows, sequence, hidden]."""
     x = embed(parameters["embedding"], batch, config, dropout_key)
     context = make_context(batch, config, x.dtype, dropout_key)
-    x = apply_layers(parameters["layers"], x, context, config, attention=attention, remat=remat)
-    return norm(parameters["final_norm"], x, config)
+    return apply_layers(parameters["layers"], x, context, config, attention=attention, remat=remat)
 
 
 def embed(
@@ -132,6 +125,17 @@ def apply_layers(
     # The carry must vary over whatever the weights or the batch vary over.
     x = vary_over(x, varying_axes(layers, x, context, indices))
     return lax.scan(rematerialised(body, remat), x, (layers, indices))[0]
+
+
+def head_loss(parameters: Parameters, x: jax.Array, batch: Batch, config: ModelConfig) -> jax.Array:
+    """The masked sum of the next-token losses, from the stream `x` after all layers.
+
+    Reads of `parameters` the final norm and the kernel of the head.
+    """
+    hidden = norm(parameters["final_norm"], x, config)
+    mask = batch["loss_mask"].astype(jnp.promote_types(x.dtype, jnp.float32))
+    kernel = head_kernel(parameters, config)
+    return cross_entropy_sum(hidden, kernel, batch["targets"], mask, tied=config.tied_head)
 
 
 def head_kernel(parameters: Parameters, config: ModelConfig) -> jax.Array:
