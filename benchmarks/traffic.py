@@ -71,8 +71,9 @@ from geojax.optim import (
 from geojax.precision import policy
 from geojax.runtime import simulate_devices
 from geojax.train.batches import global_batch, global_signals
+from geojax.train.plan import BATCH_AXES, StepPlan
 from geojax.train.state import initial_state, state_layouts
-from geojax.train.step import BATCH_AXES, SIGNALS, StepPlan, batch_shape, lower_step
+from geojax.train.step import SIGNALS, batch_shape, lower_step
 
 RING_KINDS = ("all-reduce", "reduce-scatter", "all-gather")
 STEPS, SEED, LOSS_TOLERANCE = 2, 0, 1e-4
@@ -110,14 +111,14 @@ class Work:
 def geojax_step(work: Work) -> tuple[Traffic, list[float]]:
     plan = StepPlan(work.mesh, policy("fp32"), work.accumulation, work.chunk_bytes)
     optimizer = make_optimizer(SETTINGS, STEPS)
-    layouts = state_layouts(work.model, optimizer, work.mesh, jnp.float32)
+    layouts = state_layouts(work.model, optimizer, plan)
     shapes = batch_shape(work.rows, work.sequence)
     program = lower_step(layouts, work.model, plan, optimizer, SCHEDULE, shapes).compile()
     state = initial_state(work.model, optimizer, layouts, work.mesh, SEED)
-    batch = global_batch(work.mesh, work.rows, range(work.rows), work.batch())
+    batch = global_batch(plan, work.rows, range(work.rows), work.batch())
     losses = []
     for _ in range(STEPS):
-        signals = global_signals(work.mesh, dict.fromkeys(SIGNALS, False))
+        signals = global_signals(plan, dict.fromkeys(SIGNALS, False))
         state, metrics = program(state, batch, signals, np.uint32(SEED))
         losses.append(float(metrics["loss"]))
     return collective_traffic(program, work.mesh), losses
@@ -163,8 +164,8 @@ def jit_step(work: Work, *, sharded_state: bool) -> tuple[Traffic, list[float]]:
         """Cut over the devices of a site, where a dimension divides."""
         if not sharded_state or not leaf.shape:
             return everywhere
-        ranks = mesh.shape["data"]
-        layout = leaf_layout(leaf.shape, leaf.dtype, ranks, stacked=len(leaf.shape) > 2)
+        data = {"data": mesh.shape["data"]}
+        layout = leaf_layout(leaf.shape, leaf.dtype, data, stacked=len(leaf.shape) > 2)
         divides = layout.padded_shape == layout.shape
         return NamedSharding(mesh, layout.spec()) if divides else everywhere
 

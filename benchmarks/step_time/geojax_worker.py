@@ -20,21 +20,15 @@ from geojax.models import ModelConfig
 from geojax.models.attention import attention
 from geojax.models.cross_entropy import cross_entropy_sum
 from geojax.optim import (
-    SHARD_AXES,
     OptimizerSettings,
     global_norm,
     learning_rate_schedule,
     make_optimizer,
 )
 from geojax.precision import policy
+from geojax.train.plan import StepPlan
 from geojax.train.state import initial_state, state_layouts
-from geojax.train.step import (
-    StepPlan,
-    batch_shape,
-    lower_step,
-    on_mesh,
-    signals_shape,
-)
+from geojax.train.step import batch_on_mesh, batch_shape, lower_step, signals_on_mesh
 
 ROWS, SEQUENCE = WORK["rows"], WORK["sequence"]
 MODEL = ModelConfig(**WORK["model"])
@@ -47,7 +41,7 @@ class Worker:
         plan = StepPlan(mesh=self.mesh, policy=policy("fp32"), remat=WORK["remat"])
         steps = 1_000_000  # the schedule's end is far away; PyTorch's rate is constant
         self.optimizer = make_optimizer(OPTIMIZER, steps)
-        layouts = state_layouts(MODEL, self.optimizer, self.mesh, np.float32)
+        layouts = state_layouts(MODEL, self.optimizer, plan)
         schedule = learning_rate_schedule(OPTIMIZER, steps)
         shapes = batch_shape(ROWS, SEQUENCE)
         lowered = lower_step(layouts, MODEL, plan, self.optimizer, schedule, shapes)
@@ -55,9 +49,9 @@ class Worker:
         self.state = initial_state(MODEL, self.optimizer, layouts, self.mesh, seed=0)
         np.savez(WORK["weights"], **dict(_named(self.state.parameters)))
         place = functools.partial(jax.tree.map, lambda x, s: jax.device_put(x, s.sharding))
-        self.batch = place(_batch(), on_mesh(shapes, self.mesh))
-        signals = signals_shape(self.mesh)
-        self.signals = place(jnp.zeros(signals.shape, signals.dtype), on_mesh(signals, self.mesh))
+        self.batch = place(_batch(), batch_on_mesh(shapes, plan))
+        signals = signals_on_mesh(plan)
+        self.signals = place(jnp.zeros(signals.shape, signals.dtype), signals)
 
     def one_step(self) -> float:
         self.state, metrics = self.step(self.state, self.batch, self.signals, np.uint32(0))
@@ -123,7 +117,7 @@ class Worker:
     def _optimizer(self):
         def update(gradients, state):
             parameters, moments = state
-            norm = global_norm(gradients, SHARD_AXES)
+            norm = global_norm(gradients)
             updates, moments = self.optimizer.update(gradients, moments, parameters, norm=norm)
             return optax.apply_updates(parameters, updates), moments
 

@@ -3,6 +3,7 @@
 from geojax.optim.clip import clip_by_global_norm, global_norm
 from geojax.optim.layout import (
     SHARD_AXES,
+    Cut,
     LeafLayout,
     abstract,
     abstract_whole,
@@ -23,6 +24,7 @@ from geojax.optim.optimizer import (
 
 __all__ = [
     "SHARD_AXES",
+    "Cut",
     "LeafLayout",
     "OptimizerSettings",
     "abstract",

@@ -1,32 +1,40 @@
 """Clipping by the global norm of gradients that live in shards.
 
 `optax.clip_by_global_norm` inside a manual `shard_map` clips each rank by the norm of its own shard
-and would count a replicated leaf once for every rank. Here the axes are explicit.
+and would count a replicated leaf once for every rank. Here the types say what is cut.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from geojax.collectives import hierarchical_all_reduce
+from geojax.collectives.axes import varying_axes
 
-def global_norm(gradients: Any, axes: Sequence[str]) -> jax.Array:
-    """The Euclidean norm of the whole gradient, of which each rank on `axes` holds a shard.
 
-    Every leaf must be sharded over all of `axes` (padding is zero and adds nothing) and be equal
-    along the other axes. The result is the same number on every rank.
+def global_norm(gradients: Any) -> jax.Array:
+    """The Euclidean norm of the whole gradient, of which each rank holds parts.
+
+    Call it inside a `shard_map` with `check_vma=True`: a leaf is taken to be cut over the axes that
+    its type says it varies over (padding is zero and adds nothing), and equal along the others. The
+    result is the same number on every rank.
     """
-    leaves = jax.tree.leaves(gradients)
-    squares = [jnp.sum(jnp.square(leaf)) for leaf in leaves]
-    return jnp.sqrt(jax.lax.psum(jnp.sum(jnp.stack(squares)), tuple(axes)))
+    sums: dict[tuple[str, ...], list[jax.Array]] = {}
+    for leaf in jax.tree.leaves(gradients):
+        axes = tuple(sorted(varying_axes(leaf)))
+        sums.setdefault(axes, []).append(jnp.sum(jnp.square(leaf)))
+    squares = []
+    for axes, values in sums.items():
+        in_site = tuple(axis for axis in axes if axis != "dc")
+        square = hierarchical_all_reduce(jnp.sum(jnp.stack(values)), in_site, ())
+        squares.append(hierarchical_all_reduce(square, (), "dc") if "dc" in axes else square)
+    return jnp.sqrt(jnp.sum(jnp.stack(squares)))
 
 
-def clip_by_global_norm(
-    max_norm: float, axes: Sequence[str]
-) -> optax.GradientTransformationExtraArgs:
-    """Scale the sharded gradients so that the norm over `axes` is at most `max_norm`.
+def clip_by_global_norm(max_norm: float) -> optax.GradientTransformationExtraArgs:
+    """Scale the sharded gradients so that their `global_norm` is at most `max_norm`.
 
     As in Pascanu et al. (arXiv 1211.5063): a gradient within the norm is left exactly as it is.
     `update` takes `norm=`, the result of `global_norm`, from a caller who has it already: that
@@ -36,7 +44,7 @@ def clip_by_global_norm(
     def update(
         updates: Any, state: Any, parameters: Any = None, *, norm: jax.Array | None = None, **_: Any
     ) -> tuple[Any, Any]:
-        norm = global_norm(updates, axes) if norm is None else norm
+        norm = global_norm(updates) if norm is None else norm
         scale = jnp.where(norm > max_norm, max_norm / norm, jnp.ones_like(norm))
         return jax.tree.map(lambda leaf: leaf * scale.astype(leaf.dtype), updates), state
 

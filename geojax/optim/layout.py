@@ -1,9 +1,12 @@
-"""Where each leaf of the training state lives: sharded inside a site, whole in a checkpoint.
+"""Where each leaf of the training state lives: in shards on a mesh, whole in a checkpoint.
 
-A leaf is cut along one of its dimensions into as many blocks as there are ranks on the shard axes,
-and padded at the end of that dimension where it does not divide. The padding exists only on the
-devices: `trim` removes it before a save and `pad` puts it back after a restore, so a checkpoint
-holds the model's own shapes and restores onto any other mesh.
+The model cuts a leaf into *parts*, of which a rank computes with its own (tensor and expert
+parallelism). ZeRO cuts a part further into *shards* along one dimension, one for each rank that
+computes with the same part, and gathers them when they are needed.
+
+A dimension is padded at its end where it does not divide into its parts and shards. The padding
+exists only on the devices: `trim` removes it before a save and `pad` puts it back after a restore,
+so a checkpoint holds the model's own shapes and restores onto any other mesh.
 """
 
 import dataclasses
@@ -17,43 +20,78 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from geojax.models.partition import Partition
+
 SHARD_AXES = ("data", "expert")
-"""The axes inside a site over which the training state is sharded (ZeRO); never `dc`."""
+"""The axes inside a site over which the training state is sharded (ZeRO)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """A dimension that is cut into equal, contiguous blocks, one for each rank."""
+
+    dim: int
+    axes: tuple[str, ...]
+    """The mesh axes whose ranks hold the blocks, the last one fastest."""
+
+    ranks: int
+    """Over all of `axes`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LeafLayout:
-    """One leaf: its whole shape and the dimension that is cut, or None for a replicated leaf."""
+    """One leaf: its whole shape, the parts that the model cuts, and the shards that ZeRO cuts."""
 
     shape: tuple[int, ...]
     dtype: Any
-    dim: int | None
-    ranks: int
+    parts: tuple[Cut, ...] = ()
+    """The model's cuts, no two of the same dimension."""
+
+    shard: Cut | None = None
+    """ZeRO's cut of each part; None where every rank holds its part whole. Where it has the
+    dimension of a part, the part is the outer block."""
+
+    partial: bool = False
+    """Each tensor rank has the leaf whole and makes a part of its gradient."""
 
     @property
     def padded_shape(self) -> tuple[int, ...]:
-        """The shape with the cut dimension rounded up to a multiple of the ranks."""
-        if self.dim is None:
-            return self.shape
-        padded = -(-self.shape[self.dim] // self.ranks) * self.ranks
-        return (*self.shape[: self.dim], padded, *self.shape[self.dim + 1 :])
+        """The shape with each cut dimension rounded up to a multiple of its blocks."""
+        blocks = self._blocks((*self.parts, *([self.shard] if self.shard else [])))
+        sizes = zip(self.shape, blocks, strict=True)
+        return tuple(-(-size // count) * count for size, count in sizes)
+
+    @property
+    def part_shape(self) -> tuple[int, ...]:
+        """The shape of one part, padding included: all its shards together."""
+        blocks = self._blocks(self.parts)
+        return tuple(s // count for s, count in zip(self.padded_shape, blocks, strict=True))
+
+    @property
+    def gathered_shape(self) -> tuple[int, ...]:
+        """The shape of what one rank computes with: a part's padding stays, that of shards goes."""
+        cut = {part.dim for part in self.parts}
+        sizes = enumerate(zip(self.part_shape, self.shape, strict=True))
+        return tuple(part if dim in cut else whole for dim, (part, whole) in sizes)
 
     @property
     def shard_shape(self) -> tuple[int, ...]:
-        """The shape of what one device holds."""
-        shape = list(self.padded_shape)
-        if self.dim is not None:
-            shape[self.dim] //= self.ranks
-        return tuple(shape)
+        """The shape of what one device holds between steps."""
+        blocks = self._blocks((self.shard,) if self.shard else ())
+        return tuple(s // count for s, count in zip(self.part_shape, blocks, strict=True))
 
-    def spec(self, axes: Sequence[str] = SHARD_AXES) -> PartitionSpec:
+    def spec(self) -> PartitionSpec:
         """The partition spec of the padded leaf."""
-        if self.dim is None:
-            return PartitionSpec()
-        return PartitionSpec(*[None] * self.dim, tuple(axes))
+        axes = [
+            tuple(axis for cut in self._cuts() if cut.dim == dim for axis in cut.axes)
+            for dim in range(len(self.shape))
+        ]
+        while axes and not axes[-1]:
+            axes.pop()
+        return PartitionSpec(*(names or None for names in axes))
 
     def pad(self, leaf: jax.Array) -> jax.Array:
-        """The whole leaf with zeros appended along the cut dimension."""
+        """The whole leaf with zeros appended where dimensions do not divide."""
         missing = [(0, p - s) for p, s in zip(self.padded_shape, self.shape, strict=True)]
         return jnp.pad(leaf, missing) if self.padded_shape != self.shape else leaf
 
@@ -63,35 +101,104 @@ class LeafLayout:
             return leaf
         return leaf[tuple(slice(size) for size in self.shape)]
 
+    def of_layer(self) -> "LeafLayout":
+        """The layout of one layer's slice of this stacked leaf."""
 
-def leaf_layout(shape: tuple[int, ...], dtype: Any, ranks: int, *, stacked: bool) -> LeafLayout:
-    """The layout of a leaf of `shape` over `ranks` shards.
+        def inner(cut: Cut) -> Cut:
+            assert cut.dim > 0, "the layers of a stacked leaf are never cut"
+            return dataclasses.replace(cut, dim=cut.dim - 1)
 
-    The largest dimension that divides is cut; where none divides, the largest of all, which wastes
-    least. The leading dimension of a `stacked` leaf counts layers and is never cut, so that one
-    layer's weights can be gathered without the others'.
+        return dataclasses.replace(
+            self,
+            shape=self.shape[1:],
+            parts=tuple(inner(cut) for cut in self.parts),
+            shard=inner(self.shard) if self.shard else None,
+        )
+
+    def _cuts(self) -> tuple[Cut, ...]:
+        return (*self.parts, self.shard) if self.shard else self.parts
+
+    def _blocks(self, cuts: Sequence[Cut]) -> list[int]:
+        return [
+            math.prod(cut.ranks for cut in cuts if cut.dim == dim) for dim in range(len(self.shape))
+        ]
+
+
+def leaf_layout(
+    shape: Sequence[int],
+    dtype: Any,
+    shard_axes: dict[str, int],
+    *,
+    stacked: bool,
+    parts: tuple[Cut, ...] = (),
+    partial: bool = False,
+) -> LeafLayout:
+    """The layout of a leaf that the model cuts into `parts` and ZeRO shards over `shard_axes`.
+
+    The largest dimension of a part that divides is sharded; where none divides, the largest of all,
+    which wastes least. The leading dimension of a `stacked` leaf counts layers and is never
+    cut, so that one layer's weights can be gathered without the others'.
+
+    Args:
+        shape: the whole leaf's.
+        dtype: of the state's leaf.
+        shard_axes: size by name of the axes to shard over; none: each rank holds its part whole.
+        stacked: whether the leading dimension counts layers.
+        parts: the model's cuts.
+        partial: see `LeafLayout`.
     """
+    whole = LeafLayout(tuple(shape), jnp.dtype(dtype), parts, partial=partial)
+    if not shard_axes:
+        return whole
+    ranks = math.prod(shard_axes.values())
     candidates = list(range(1 if stacked else 0, len(shape)))
     assert candidates, f"a leaf of shape {shape} has no dimension to cut"
-    dividing = [dim for dim in candidates if shape[dim] % ranks == 0]
-    dim = max(dividing or candidates, key=lambda dim: shape[dim])
-    return LeafLayout(tuple(shape), jnp.dtype(dtype), dim, ranks)
+    size = whole.part_shape
+    dividing = [dim for dim in candidates if size[dim] % ranks == 0]
+    dim = max(dividing or candidates, key=lambda dim: size[dim])
+    return dataclasses.replace(whole, shard=Cut(dim, tuple(shard_axes), ranks))
 
 
-def parameter_layouts(parameters: Any, mesh: Mesh) -> Any:
-    """A `LeafLayout` for each leaf of the parameter tree (arrays or shapes), over `SHARD_AXES`."""
-    ranks = math.prod(mesh.shape[axis] for axis in SHARD_AXES)
+def parameter_layouts(
+    parameters: Any,
+    mesh: Mesh,
+    partitions: Any = None,
+    *,
+    sharded: bool = True,
+    across_sites: bool = False,
+) -> Any:
+    """A `LeafLayout` for each leaf of the parameter tree (arrays or shapes).
 
-    def layout(path: tuple[Any, ...], leaf: Any) -> LeafLayout:
-        stacked = getattr(path[0], "key", None) == "layers"
-        return leaf_layout(leaf.shape, leaf.dtype, ranks, stacked=stacked)
+    Args:
+        parameters: the tree.
+        mesh: the mesh, with all six axes.
+        partitions: the `Partition` of each leaf; None: the model cuts none.
+        sharded: whether ZeRO shards the parts, over those of `SHARD_AXES` that do not cut them.
+        across_sites: whether it shards them over `dc` too.
+    """
+    if partitions is None:
+        partitions = jax.tree.map(lambda _: Partition(), parameters)
 
-    return jax.tree_util.tree_map_with_path(layout, parameters)
+    def layout(path: tuple[Any, ...], leaf: Any, partition: Partition) -> LeafLayout:
+        parts = tuple(Cut(dim, (axis,), mesh.shape[axis]) for dim, axis in partition.cuts.items())
+        axes = [axis for axis in SHARD_AXES if axis not in partition.cuts.values()]
+        if across_sites:
+            axes.append("dc")  # the fastest: what a site gathers first is contiguous
+        return leaf_layout(
+            leaf.shape,
+            leaf.dtype,
+            {axis: mesh.shape[axis] for axis in axes} if sharded else {},
+            stacked=getattr(path[0], "key", None) == "layers",
+            parts=parts,
+            partial=partition.partial,
+        )
+
+    return jax.tree_util.tree_map_with_path(layout, parameters, partitions)
 
 
 def replicated(leaf: Any) -> LeafLayout:
     """The layout of a leaf that every device holds whole (a count, say)."""
-    return LeafLayout(tuple(leaf.shape), jnp.dtype(leaf.dtype), None, 1)
+    return LeafLayout(tuple(leaf.shape), jnp.dtype(leaf.dtype))
 
 
 def shardings(layouts: Any, mesh: Mesh) -> Any:
@@ -154,14 +261,20 @@ def _whole_sharding(layout: LeafLayout, mesh: Mesh) -> NamedSharding:
     """A sharding of the unpadded leaf over as many ranks as divide it.
 
     8,192 rows over 24 ranks are padded on the devices; without the padding they are cut over 8 of
-    them and replicated 3 times, on a mesh with the same devices in the same order.
+    them and replicated 3 times, on a mesh with the same devices in the same order in which the axis
+    of 24 is two, of 8 and of 3.
     """
-    if layout.dim is None or layout.padded_shape == layout.shape:
-        return NamedSharding(mesh, layout.spec())
-    parts = math.gcd(layout.shape[layout.dim], layout.ranks)
-    first = mesh.axis_names.index(SHARD_AXES[0])
-    last = mesh.axis_names.index(SHARD_AXES[-1])
-    outside, inside = mesh.devices.shape[:first], mesh.devices.shape[last + 1 :]
-    devices = np.reshape(mesh.devices, (*outside, parts, layout.ranks // parts, *inside))
-    names = (*mesh.axis_names[:first], "part", "copy", *mesh.axis_names[last + 1 :])
-    return NamedSharding(Mesh(devices, names), layout.spec(("part",)))
+    spec = layout.spec()
+    if layout.padded_shape == layout.shape:
+        return NamedSharding(mesh, spec)
+    parts = dict.fromkeys(mesh.axis_names, 1)
+    for size, axes in zip(layout.shape, spec, strict=False):
+        for axis in axes or ():
+            parts[axis] = math.gcd(size, mesh.shape[axis])
+            size //= parts[axis]
+            if parts[axis] < mesh.shape[axis]:
+                break  # the blocks of the axes after it would not be contiguous
+    split = [(parts[axis], mesh.shape[axis] // parts[axis]) for axis in mesh.axis_names]
+    devices = np.reshape(mesh.devices, [size for pair in split for size in pair])
+    names = [name for axis in mesh.axis_names for name in (axis, f"copies along {axis}")]
+    return NamedSharding(Mesh(devices, names), spec)

@@ -8,7 +8,7 @@ import pydantic
 
 from geojax.models import decay_mask
 from geojax.optim.clip import clip_by_global_norm
-from geojax.optim.layout import SHARD_AXES, replicated
+from geojax.optim.layout import replicated
 from geojax.settings import Settings
 
 
@@ -66,7 +66,7 @@ def make_optimizer(
 ) -> optax.GradientTransformationExtraArgs:
     """The optax chain that runs on each rank's shard, inside the step's `shard_map`."""
     schedule = learning_rate_schedule(settings, steps)
-    clip = [clip_by_global_norm(settings.clip_norm, SHARD_AXES)] if settings.clip_norm else []
+    clip = [clip_by_global_norm(settings.clip_norm)] if settings.clip_norm else []
     return optax.chain(
         *clip,
         optax.scale_by_adam(settings.beta1, settings.beta2, settings.epsilon),

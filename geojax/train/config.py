@@ -10,12 +10,10 @@ import yaml
 from geojax.data import DataSettings
 from geojax.errors import UserError
 from geojax.models import ModelConfig
+from geojax.models.parallelism import ContextMethod
 from geojax.optim import OptimizerSettings
 from geojax.runtime import WatchdogSettings
 from geojax.settings import Settings, load_yaml, validate
-
-OPTIONAL_AXES = ("stage", "context", "tensor")
-"""Mesh axes that `make_mesh` offers and the trainer does not use yet."""
 
 
 class MeshSettings(Settings):
@@ -31,7 +29,8 @@ class MeshSettings(Settings):
     """Data-parallel ranks inside a site; the training state is sharded over them."""
 
     expert: pydantic.PositiveInt = 1
-    """Expert-parallel ranks inside a site; a dense model treats them as data-parallel ones."""
+    """Ranks inside a site that share the experts of a mixture; for everything else, and for a dense
+    model, they are data-parallel ranks."""
 
     context: pydantic.PositiveInt = 1
     """Ranks that share one sequence."""
@@ -51,12 +50,50 @@ class MeshSettings(Settings):
 
     @pydantic.model_validator(mode="after")
     def _trainable(self) -> "MeshSettings":
-        for axis in OPTIONAL_AXES:
-            if getattr(self, axis) > 1:
-                raise ValueError(
-                    f"{axis}={getattr(self, axis)} cannot be trained: `geojax train` spreads a "
-                    "model over dc, data and expert"
-                )
+        if self.stage > 1:
+            raise ValueError(
+                f"stage={self.stage} cannot be trained: `geojax train` spreads a model over dc, "
+                "data, expert, context and tensor"
+            )
+        return self
+
+
+class ParallelismSettings(Settings):
+    """How the ranks of `tensor` and `context` work together."""
+
+    sequence: bool = False
+    """Sequence parallelism: between the matrix products the ranks of `tensor` share the sequence,
+    with the same bytes sent and 1/tensor of those activations."""
+
+    context_method: ContextMethod = "ring"
+    """How attention sees a sequence that the ranks of `context` share: "ring", "all_gather" or
+    "ulysses"."""
+
+
+class ZeroSettings(Settings):
+    """What data-parallel ranks inside a site share instead of each holding it whole (ZeRO)."""
+
+    stage: Literal[0, 1, 2, 3] = 1
+    """0: nothing. 1: master weights and optimizer state. 2: gradients too, reduced layer by layer.
+    3: the weights that are computed with too, gathered layer by layer."""
+
+    across_sites: bool = False
+    """Whether master weights and optimizer state are sharded over sites as well: less memory, and
+    weights cross the link in the compute dtype instead of gradients coming back."""
+
+    keep_gathered: bool = False
+    """Stage 3: keep the gathered weights for the backward pass instead of gathering them again."""
+
+    @pydantic.model_validator(mode="after")
+    def _stage_allows_the_rest(self) -> "ZeroSettings":
+        if self.across_sites and self.stage == 0:
+            raise ValueError(
+                "across_sites shards what stage 0 leaves whole; choose stage 1, 2 or 3, or leave it"
+            )
+        if self.keep_gathered and self.stage != 3:
+            raise ValueError(
+                f"keep_gathered is about stage 3, and stage is {self.stage}: leave it out"
+            )
         return self
 
 
@@ -82,6 +119,10 @@ class CommunicationSettings(Settings):
 
     wire_dtype: Literal["float32", "bfloat16"] | None = None
     """What gradients are cast to while they cross the link; null sends them as they are."""
+
+    overlap: bool = False
+    """Whether a layer's gradients are reduced while the backward pass of the layers before it runs,
+    instead of all of them after it. The program grows with the number of layers."""
 
 
 class EvaluationSettings(Settings):
@@ -143,6 +184,12 @@ class RunConfig(Settings):
 
     model: ModelConfig
     """A preset's name, a mapping with `preset:` and what differs, or a whole description."""
+
+    parallelism: ParallelismSettings = ParallelismSettings()
+    """How ranks that share a layer or a sequence work together."""
+
+    zero: ZeroSettings = ZeroSettings()
+    """What data-parallel ranks share."""
 
     data: DataSettings
     """Sources of text, tokenizer and validation sets."""

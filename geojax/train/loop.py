@@ -93,7 +93,7 @@ class Loop:
         self._restart_clock()
         while done < config.steps and not self.stopped_early:
             signals = {"stop": self.stop_signals.requested, "save": self.checkpointer.due()}
-            asked = global_signals(self.program.mesh, signals)
+            asked = global_signals(self.program.plan, signals)
             state, metrics = self.program.step(state, next(feed), asked, seed)
             done += 1
             self._pending.append((done, metrics))
@@ -116,7 +116,7 @@ class Loop:
             yield self._on_mesh(rows)
 
     def _on_mesh(self, rows: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-        return global_batch(self.program.mesh, self.loader.global_rows, self.loader.rows, rows)
+        return global_batch(self.program.plan, self.loader.global_rows, self.loader.rows, rows)
 
     def _finish_oldest(self) -> None:
         step, pending = self._pending.popleft()

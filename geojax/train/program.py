@@ -20,9 +20,10 @@ from geojax.precision import policy
 from geojax.runtime import flags_in_force
 from geojax.topology import Topology
 from geojax.train.config import RunConfig
+from geojax.train.plan import StepPlan
 from geojax.train.report import mesh_line, quantity
 from geojax.train.state import TrainState, initial_state, state_layouts
-from geojax.train.step import StepPlan, batch_shape, compile_evaluation, lower_step
+from geojax.train.step import batch_shape, compile_evaluation, lower_step
 
 
 def make_run_mesh(config: RunConfig) -> Mesh:
@@ -44,6 +45,12 @@ def step_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
         chunk_bytes=config.communication.chunk_bytes,
         wire_dtype=config.communication.wire_dtype,
         remat=config.remat,
+        sequence_parallel=config.parallelism.sequence,
+        context_method=config.parallelism.context_method,
+        zero_stage=config.zero.stage,
+        shard_across_sites=config.zero.across_sites,
+        keep_gathered=config.zero.keep_gathered,
+        overlap=config.communication.overlap,
     )
 
 
@@ -52,7 +59,6 @@ class Program:
     """A config on a mesh: where everything lies, and what runs."""
 
     config: RunConfig
-    mesh: Mesh
     plan: StepPlan
     layouts: TrainState
     optimizer: Any
@@ -64,34 +70,37 @@ class Program:
     """The collectives of one step, read from its HLO."""
 
     @classmethod
-    def build(cls, config: RunConfig, mesh: Mesh) -> "Program":
-        """Compile the step and the validation pass of `config` for `mesh`.
+    def build(cls, config: RunConfig, plan: StepPlan) -> "Program":
+        """Compile the step and the validation pass of `config`.
 
         Args:
             config: the run.
-            mesh: from `make_run_mesh`.
+            plan: from `step_plan`.
         """
-        plan = step_plan(config, mesh)
         optimizer = make_optimizer(config.optimizer, config.steps)
         schedule = learning_rate_schedule(config.optimizer, config.steps)
-        layouts = state_layouts(config.model, optimizer, mesh, plan.policy.master_dtype)
+        layouts = state_layouts(config.model, optimizer, plan)
         batch = batch_shape(config.batch.rows, config.batch.sequence)
         step = lower_step(layouts, config.model, plan, optimizer, schedule, batch).compile()
         return cls(
             config=config,
-            mesh=mesh,
             plan=plan,
             layouts=layouts,
             optimizer=optimizer,
             step=step,
             evaluate=compile_evaluation(layouts, config.model, plan, batch),
-            traffic=collective_traffic(step, mesh),
+            traffic=collective_traffic(step, plan.mesh),
         )
 
     def initial_state(self) -> TrainState:
         """The state before the first step."""
         config = self.config
         return initial_state(config.model, self.optimizer, self.layouts, self.mesh, config.seed)
+
+    @property
+    def mesh(self) -> Mesh:
+        """The devices."""
+        return self.plan.mesh
 
     @property
     def tokens_per_step(self) -> int:

@@ -22,7 +22,7 @@ from geojax.train.batches import rows_of_process
 from geojax.train.config import RunConfig
 from geojax.train.loop import Loop
 from geojax.train.metrics import MetricsWriter
-from geojax.train.program import Program, make_run_mesh
+from geojax.train.program import Program, make_run_mesh, step_plan
 from geojax.train.report import Progress, draw_loss_curve, quantity, summary_table
 from geojax.train.sample import sample_texts, whole_weights
 from geojax.train.state import TrainState
@@ -60,12 +60,12 @@ def train(
         if first:
             directory.lock()
         # What can be wrong is found before the step is compiled.
-        mesh = make_run_mesh(config)
+        plan = step_plan(config, make_run_mesh(config))
         corpus = Corpus.open(config.data, progress=first)
-        loader = _open_loader(config, corpus, rows_of_process(mesh, config.batch.rows))
+        loader = _open_loader(config, corpus, rows_of_process(plan, config.batch.rows))
         compilations = stack.enter_context(CompilationCounter(STEP_NAME))
         with console.status("compiling the step"):
-            program = Program.build(config, mesh)
+            program = Program.build(config, plan)
         console.print(f"geojax {geojax.__version__}: {program.describe()}")
         console.print(program.describe_choices())
 

@@ -3,15 +3,13 @@
 from typing import Any
 
 import jax
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
-from geojax.collectives import all_gather
 from geojax.data import Tokenizer
 from geojax.models import ModelConfig, generate
-from geojax.optim import SHARD_AXES
 from geojax.train.config import SampleSettings
+from geojax.train.plan import StepPlan
 from geojax.train.state import TrainState
-from geojax.train.step import StepPlan
 
 
 def whole_weights(state: TrainState, layouts: TrainState, plan: StepPlan) -> Any:
@@ -19,22 +17,17 @@ def whole_weights(state: TrainState, layouts: TrainState, plan: StepPlan) -> Any
 
     A collective: every process calls it. The weights must fit on one device.
     """
-    places = layouts.parameters
-    gather = jax.shard_map(
-        lambda shards: all_gather(
+    everywhere = NamedSharding(plan.mesh, PartitionSpec())
+
+    def gather(shards: Any) -> Any:
+        return jax.tree.map(
+            lambda leaf, place: place.trim(leaf.astype(plan.policy.compute_dtype)),
             shards,
-            SHARD_AXES,
-            dims=jax.tree.map(lambda place: place.dim, places),
-            shapes=jax.tree.map(lambda place: place.shape, places),
-            dtype=plan.policy.compute_dtype,
-            to="invarying",
-        ),
-        mesh=plan.mesh,
-        in_specs=(jax.tree.map(lambda place: place.spec(), places),),
-        out_specs=PartitionSpec(),
-        check_vma=True,
-    )
-    return jax.tree.map(lambda leaf: leaf.addressable_data(0), jax.jit(gather)(state.parameters))
+            layouts.parameters,
+        )
+
+    whole = jax.jit(gather, out_shardings=everywhere)(state.parameters)
+    return jax.tree.map(lambda leaf: leaf.addressable_data(0), whole)
 
 
 def sample_texts(

@@ -9,8 +9,10 @@ import optax
 from jax.sharding import Mesh
 
 from geojax.models import ModelConfig, init_parameters, parameter_shapes
+from geojax.models.partition import partitions
 from geojax.optim import layout
 from geojax.optim.optimizer import optimizer_layouts
+from geojax.train.plan import StepPlan
 
 
 @jax.tree_util.register_dataclass
@@ -22,7 +24,7 @@ class TrainState:
     """int32: steps done, skipped ones included; also the position in the data."""
 
     parameters: Any
-    """Master weights, at least fp32, sharded over (data, expert) and padded."""
+    """Master weights, at least fp32: parts, sharded over (data, expert) and padded."""
 
     optimizer: Any
     """The optax state; moments are sharded as their parameters are."""
@@ -34,13 +36,22 @@ class TrainState:
     """int32: steps skipped since the last one that was applied."""
 
 
+def parameter_layouts(model: ModelConfig, plan: StepPlan) -> Any:
+    """The `LeafLayout` of each of the model's master weights."""
+    return layout.parameter_layouts(
+        parameter_shapes(model, plan.policy.master_dtype),
+        plan.mesh,
+        partitions(model, plan.parallelism),
+        sharded=plan.zero_stage > 0,
+        across_sites=plan.shard_across_sites,
+    )
+
+
 def state_layouts(
-    model: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh, dtype: Any
+    model: ModelConfig, optimizer: optax.GradientTransformation, plan: StepPlan
 ) -> TrainState:
-    """The `LeafLayout` of every leaf of the state of `model` on `mesh`, weights in `dtype`."""
-    shapes = parameter_shapes(model)
-    masters = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), shapes)
-    parameters = layout.parameter_layouts(masters, mesh)
+    """The `LeafLayout` of every leaf of the state of `model`."""
+    parameters = parameter_layouts(model, plan)
     count = layout.replicated(jax.ShapeDtypeStruct((), jnp.int32))
     return TrainState(
         step=count,

@@ -9,8 +9,8 @@
 Nothing crosses `dc` but the gradient chunks and one vector of four sums.
 """
 
-import dataclasses
 import functools
+import math
 from typing import Any
 
 import jax
@@ -18,20 +18,13 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from geojax.collectives import (
-    all_gather,
-    hierarchical_all_reduce,
-    hierarchical_reduce_scatter,
-)
+from geojax.collectives import hierarchical_all_reduce
+from geojax.collectives.axes import to_varying
 from geojax.models import ModelConfig, loss_sum
 from geojax.optim import SHARD_AXES, global_norm, layout
-from geojax.precision import Policy
+from geojax.train.plan import BATCH_AXES, StepPlan
 from geojax.train.state import TrainState
-
-BATCH_AXES = ("dc", *SHARD_AXES)
-"""The axes over which the rows of a batch are spread."""
-
-BATCH_SPEC = PartitionSpec(BATCH_AXES)
+from geojax.train.weights import gather_weights, reduce_gradients
 
 SIGNALS = ("stop", "save")
 """What any process may ask of all of them; summed over the mesh inside the step."""
@@ -39,48 +32,6 @@ SIGNALS = ("stop", "save")
 
 STEP_NAME = "train_step"
 """The name of the compiled step, in profiles and in the count of compilations."""
-
-
-@dataclasses.dataclass(frozen=True)
-class StepPlan:
-    """How a step runs on a mesh: everything that shapes the program but not its result."""
-
-    mesh: Mesh
-    """The mesh, with all six axes."""
-
-    policy: Policy
-    """Dtypes of the weights, the compute and the reduction."""
-
-    accumulation: int = 1
-    """Microbatches per step on each device."""
-
-    chunk_bytes: int | None = None
-    """Size of a chunk of the gradient reduction; None, one chunk a leaf."""
-
-    wire_dtype: Any = None
-    """Dtype of gradients on the link between sites; None, as they are."""
-
-    remat: str = "none"
-    """Rematerialisation policy of the layers: "none", "selective" or "full"."""
-
-    attention: str = "auto"
-    """Implementation of the attention seam."""
-
-
-def gather_weights(shards: Any, layouts: Any, plan: StepPlan) -> Any:
-    """Whole weights in the compute dtype from each rank's shard; nothing crosses `dc`.
-
-    They are typed as varying over every batch axis, so that their gradient stays on the device
-    until `reduce_gradients` sums it.
-    """
-    weights = all_gather(
-        shards,
-        SHARD_AXES,
-        dims=jax.tree.map(lambda place: place.dim, layouts),
-        shapes=jax.tree.map(lambda place: place.shape, layouts),
-        dtype=plan.policy.compute_dtype,
-    )
-    return jax.tree.map(_varying_over_batch_axes, weights)
 
 
 def local_gradients(
@@ -115,7 +66,7 @@ def local_gradients(
     )  # [rows, ...] -> [microbatch, rows of one, ...]
     first = jax.tree.map(lambda leaf: leaf[0], rows)
     zero = jax.tree.map(
-        lambda leaf: _varying_over_batch_axes(jnp.zeros(leaf.shape, leaf.dtype)),
+        lambda leaf: to_varying(jnp.zeros(leaf.shape, leaf.dtype), leaf.manual_axis_type.varying),
         jax.eval_shape(one, first),
     )
     total, _ = jax.lax.scan(accumulate, zero, rows)
@@ -123,21 +74,9 @@ def local_gradients(
     return gradients, loss, count
 
 
-def reduce_gradients(gradients: Any, layouts: Any, plan: StepPlan) -> Any:
-    """Each rank's shard of the gradient, summed over sites and over the ranks in each."""
-    return hierarchical_reduce_scatter(
-        gradients,
-        SHARD_AXES,
-        "dc",
-        dims=jax.tree.map(lambda place: place.dim, layouts),
-        chunk_bytes=plan.chunk_bytes,
-        wire_dtype=plan.wire_dtype,
-    )
-
-
 def sum_over_mesh(values: jax.Array) -> jax.Array:
-    """A few numbers summed over all ranks that hold rows: first in the site, then across sites."""
-    in_site = hierarchical_all_reduce(values, SHARD_AXES, ())
+    """A few numbers summed over all ranks that hold tokens: first in the site, then across."""
+    in_site = hierarchical_all_reduce(values, (*SHARD_AXES, "context"), ())
     return hierarchical_all_reduce(in_site, (), "dc")
 
 
@@ -169,7 +108,10 @@ def mean_gradients(
     weights = gather_weights(shards, layouts, plan)
     gradients, loss, count = local_gradients(weights, batch, model, plan, dropout_key)
     reduced = reduce_gradients(gradients, layouts, plan)
-    local = jnp.stack([loss, count, *jnp.sum(signals.astype(loss.dtype), axis=0)])
+    signal = jnp.sum(signals.astype(loss.dtype), axis=0)
+    if plan.mesh.shape["context"] > 1:  # those who share rows say the same
+        signal = jnp.where(jax.lax.axis_index("context") == 0, signal, 0)
+    local = jnp.stack([loss, count, *signal])
     loss, count, *asked = sum_over_mesh(local)
     count = jnp.maximum(count, 1)
     mean = jax.tree.map(lambda leaf: leaf / count.astype(leaf.dtype), reduced)
@@ -203,7 +145,7 @@ def update_state(
         plan=plan,
         dropout_key=dropout_key if model.dropout else None,
     )
-    norm = global_norm(gradients, SHARD_AXES)
+    norm = global_norm(gradients)
     finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(norm)
     updates, optimizer_state = optimizer.update(
         gradients, state.optimizer, state.parameters, norm=norm
@@ -268,14 +210,14 @@ def lower_step(
     program = jax.shard_map(
         train_step,
         mesh=plan.mesh,
-        in_specs=(specs, BATCH_SPEC, BATCH_SPEC, PartitionSpec()),
+        in_specs=(specs, batch_specs(batch, plan), plan.row_spec, PartitionSpec()),
         out_specs=(specs, PartitionSpec()),
         check_vma=True,
     )
     arguments = (
         layout.abstract(layouts, plan.mesh),
-        on_mesh(batch, plan.mesh),
-        on_mesh(signals_shape(plan.mesh), plan.mesh),
+        batch_on_mesh(batch, plan),
+        signals_on_mesh(plan),
         jax.ShapeDtypeStruct((), jnp.uint32, sharding=NamedSharding(plan.mesh, PartitionSpec())),
     )
     return jax.jit(program, donate_argnums=0).lower(*arguments)
@@ -295,11 +237,11 @@ def compile_evaluation(
     program = jax.shard_map(
         evaluate,
         mesh=plan.mesh,
-        in_specs=(specs, BATCH_SPEC),
+        in_specs=(specs, batch_specs(batch, plan)),
         out_specs=PartitionSpec(),
         check_vma=True,
     )
-    arguments = (layout.abstract(layouts.parameters, plan.mesh), on_mesh(batch, plan.mesh))
+    arguments = (layout.abstract(layouts.parameters, plan.mesh), batch_on_mesh(batch, plan))
     return jax.jit(program).lower(*arguments).compile()
 
 
@@ -316,22 +258,26 @@ def batch_shape(rows: int, sequence: int) -> dict[str, jax.ShapeDtypeStruct]:
     }
 
 
-def signals_shape(mesh: Mesh) -> jax.ShapeDtypeStruct:
-    """The signals of all ranks that hold rows."""
-    ranks = 1
-    for axis in BATCH_AXES:
-        ranks *= mesh.shape[axis]
-    return jax.ShapeDtypeStruct((ranks, len(SIGNALS)), jnp.float32)
-
-
-def on_mesh(tree: Any, mesh: Mesh) -> Any:
-    """Shapes of a batch with the sharding of its rows."""
-    sharding = NamedSharding(mesh, BATCH_SPEC)
+def batch_specs(batch: Any, plan: StepPlan) -> Any:
+    """How each array of the batch lies on the mesh: [rows, sequence] or [rows]."""
     return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree
+        lambda leaf: plan.token_spec if len(leaf.shape) > 1 else plan.row_spec, batch
     )
 
 
-def _varying_over_batch_axes(leaf: jax.Array) -> jax.Array:
-    missing = tuple(axis for axis in BATCH_AXES if axis not in jax.typeof(leaf).mat.varying)
-    return jax.lax.pcast(leaf, missing, to="varying") if missing else leaf
+def batch_on_mesh(batch: Any, plan: StepPlan) -> Any:
+    """Shapes of a batch with their shardings."""
+    return jax.tree.map(
+        lambda leaf, spec: _on_mesh(leaf, spec, plan.mesh), batch, batch_specs(batch, plan)
+    )
+
+
+def signals_on_mesh(plan: StepPlan) -> jax.ShapeDtypeStruct:
+    """The signals of all ranks that hold rows, [ranks, len(SIGNALS)]."""
+    ranks = math.prod(plan.mesh.shape[axis] for axis in BATCH_AXES)
+    shape = jax.ShapeDtypeStruct((ranks, len(SIGNALS)), jnp.float32)
+    return _on_mesh(shape, plan.row_spec, plan.mesh)
+
+
+def _on_mesh(leaf: jax.ShapeDtypeStruct, spec: PartitionSpec, mesh: Mesh) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))

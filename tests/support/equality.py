@@ -14,7 +14,9 @@ from geojax.models import init_parameters, loss_sum
 from geojax.optim import layout
 from geojax.precision import policy
 from geojax.train.batches import global_batch, rows_of_process
-from geojax.train.step import BATCH_SPEC, StepPlan, mean_gradients, signals_shape
+from geojax.train.plan import StepPlan
+from geojax.train.state import parameter_layouts
+from geojax.train.step import batch_specs, mean_gradients, signals_on_mesh
 
 
 def setting(family, precision):
@@ -45,8 +47,8 @@ def on_layout(family, precision, axes, accumulation, **communication):
     """The same through the gradient half of the training step."""
     model, parameters, batch, dropout_key = setting(family, precision)
     mesh = make_mesh(devices=jax.devices()[: math.prod(axes.values())], **axes)
-    layouts = layout.parameter_layouts(parameters, mesh)
     plan = StepPlan(mesh, policy(precision), accumulation, **communication)
+    layouts = parameter_layouts(model, plan)
     specs = jax.tree.map(lambda place: place.spec(), layouts)
 
     def gradients_and_metrics(shards, rows, signals):
@@ -63,15 +65,15 @@ def on_layout(family, precision, axes, accumulation, **communication):
     program = jax.shard_map(
         gradients_and_metrics,
         mesh=mesh,
-        in_specs=(specs, BATCH_SPEC, BATCH_SPEC),
+        in_specs=(specs, batch_specs(batch, plan), plan.row_spec),
         out_specs=(specs, PartitionSpec()),
         check_vma=True,
     )
     padded = jax.tree.map(lambda leaf, place: place.pad(leaf), parameters, layouts)
     shards = jax.device_put(padded, layout.shardings(layouts, mesh))
-    share = rows_of_process(mesh, ROWS)
-    rows = global_batch(mesh, ROWS, share, {name: leaf[share] for name, leaf in batch.items()})
-    signals = jnp.zeros(signals_shape(mesh).shape)
+    share = rows_of_process(plan, ROWS)
+    rows = global_batch(plan, ROWS, share, {name: leaf[share] for name, leaf in batch.items()})
+    signals = jnp.zeros(signals_on_mesh(plan).shape)
     gradients, metrics = jax.jit(program)(shards, rows, signals)
     return metrics["loss"], layout.trim(gradients, layouts, mesh)
 

@@ -16,11 +16,11 @@ def test_shards_are_clipped_by_the_norm_of_the_whole_gradient(max_norm):
     gradients = {"a": generator.normal(size=(8, 3)), "b": generator.normal(size=(4,))}
     gradients = jax.tree.map(jnp.float32, gradients)
     spec = PartitionSpec(SHARD_AXES)
-    clip = clip_by_global_norm(max_norm, SHARD_AXES)
+    clip = clip_by_global_norm(max_norm)
 
     def local(shards):
         clipped, _ = clip.update(shards, clip.init(shards))
-        return clipped, global_norm(shards, SHARD_AXES)
+        return clipped, global_norm(shards)
 
     run = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=spec, out_specs=(spec, PartitionSpec())))
     clipped, norm = run(gradients)
@@ -34,11 +34,11 @@ def test_shards_are_clipped_by_the_norm_of_the_whole_gradient(max_norm):
 
 def test_a_norm_known_already_is_not_reduced_again():
     mesh = make_mesh(data=8)
-    clip = clip_by_global_norm(1.0, SHARD_AXES)
+    clip = clip_by_global_norm(1.0)
     spec = PartitionSpec(SHARD_AXES)
 
     def local(shards):
-        norm = global_norm(shards, SHARD_AXES)
+        norm = global_norm(shards)
         return clip.update(shards, clip.init(shards), norm=norm)[0]
 
     run = jax.shard_map(local, mesh=mesh, in_specs=spec, out_specs=spec)

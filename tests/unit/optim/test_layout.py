@@ -19,20 +19,21 @@ from geojax.optim import layout
 def test_a_leaf_is_cut_along_the_dimension_that_wastes_least(shape, ranks, stacked):
     if stacked and len(shape) == 1:
         shape = [*shape, 3]
-    place = layout.leaf_layout(tuple(shape), jnp.float32, ranks, stacked=stacked)
+    place = layout.leaf_layout(tuple(shape), jnp.float32, {"data": ranks}, stacked=stacked)
     candidates = shape[1:] if stacked else shape
-    assert not (stacked and place.dim == 0), "layers are never cut"
-    assert place.padded_shape[place.dim] % ranks == 0
+    dim = place.shard.dim
+    assert not (stacked and dim == 0), "layers are never cut"
+    assert place.padded_shape[dim] % ranks == 0
     waste = math.prod(place.padded_shape) / math.prod(shape)
     if any(size % ranks == 0 for size in candidates):
         assert waste == 1
     else:
-        assert shape[place.dim] == max(candidates)
+        assert shape[dim] == max(candidates)
     assert math.prod(place.shard_shape) * ranks == math.prod(place.padded_shape)
 
 
 def test_padding_leaves_the_values_alone():
-    place = layout.leaf_layout((5, 7), jnp.float32, 4, stacked=False)
+    place = layout.leaf_layout((5, 7), jnp.float32, {"data": 4}, stacked=False)
     leaf = jnp.arange(35.0).reshape(5, 7)
     padded = place.pad(leaf)
     assert padded.shape == (5, 8)

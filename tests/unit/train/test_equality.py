@@ -12,8 +12,9 @@ from geojax import make_mesh
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.precision import policy
 from geojax.train.batches import global_batch, global_signals, rows_of_process
+from geojax.train.plan import StepPlan
 from geojax.train.state import initial_state, state_layouts
-from geojax.train.step import StepPlan, batch_shape, lower_step
+from geojax.train.step import batch_shape, lower_step
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -52,7 +53,7 @@ def train(axes, steps, *, accumulation=1, wreck=(), schedule_steps=None):
     optimizer = make_optimizer(settings, schedule_steps or steps)
     mesh = make_mesh(devices=jax.devices()[: math.prod(axes.values())], **axes)
     plan = StepPlan(mesh, policy("fp32"), accumulation, chunk_bytes=4096)
-    layouts = state_layouts(model, optimizer, mesh, plan.policy.master_dtype)
+    layouts = state_layouts(model, optimizer, plan)
     lowered = lower_step(layouts, model, plan, optimizer, schedule, batch_shape(ROWS, SEQUENCE))
     program = lowered.compile()
     state, history = initial_state(model, optimizer, layouts, mesh, 3), []
@@ -60,8 +61,8 @@ def train(axes, steps, *, accumulation=1, wreck=(), schedule_steps=None):
         batch = make_batch(model, seed=step)
         if step in wreck:
             batch["loss_mask"][5, 7] = np.nan
-        signals = global_signals(mesh, {"stop": step == 1, "save": False})
-        rows_on_mesh = global_batch(mesh, ROWS, rows_of_process(mesh, ROWS), batch)
+        signals = global_signals(plan, {"stop": step == 1, "save": False})
+        rows_on_mesh = global_batch(plan, ROWS, rows_of_process(plan, ROWS), batch)
         state, metrics = program(state, rows_on_mesh, signals, np.uint32(0))
         history.append(jax.device_get(metrics))
     return state, history

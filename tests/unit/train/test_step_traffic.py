@@ -38,9 +38,10 @@ from geojax.optim import (
 )
 from geojax.precision import policy
 from geojax.train.config import RunConfig
+from geojax.train.plan import StepPlan
 from geojax.train.program import make_run_mesh, step_plan
 from geojax.train.state import state_layouts
-from geojax.train.step import SIGNALS, StepPlan, batch_shape, lower_step
+from geojax.train.step import SIGNALS, batch_shape, lower_step
 
 REPOSITORY = Path(__file__).parents[3]
 GOLDEN = REPOSITORY / "tests" / "golden" / "collectives.json"
@@ -73,7 +74,7 @@ def lowered_step(plan, model, rows, sequence):
     settings = OptimizerSettings()
     optimizer = make_optimizer(settings, steps=10)
     schedule = learning_rate_schedule(settings, steps=10)
-    layouts = state_layouts(model, optimizer, plan.mesh, plan.policy.master_dtype)
+    layouts = state_layouts(model, optimizer, plan)
     batch = batch_shape(rows, sequence)
     return Step(plan, layouts, lower_step(layouts, model, plan, optimizer, schedule, batch))
 
@@ -126,7 +127,7 @@ def expected_bytes(step, *, widened):
     def whole_leaves(dtype):
         return jax.tree.map(lambda place: jax.ShapeDtypeStruct(place.shape, dtype), layouts)
 
-    dims = jax.tree.map(lambda place: place.dim, layouts)
+    dims = jax.tree.map(lambda place: place.shard.dim, layouts)
     weights = expected_all_gather(
         whole_leaves(on_the_way(plan.policy.compute_dtype)), dims=dims, inner_ranks=ranks
     )

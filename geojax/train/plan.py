@@ -1,0 +1,84 @@
+"""How a step runs on a mesh: everything that shapes the program but not its result."""
+
+import dataclasses
+from typing import Any
+
+from jax.sharding import Mesh, PartitionSpec
+
+from geojax.models.parallelism import ContextMethod, Parallelism
+from geojax.models.transformer import Remat
+from geojax.optim import SHARD_AXES
+from geojax.precision import Policy
+
+BATCH_AXES = ("dc", *SHARD_AXES)
+"""The axes over which the rows of a batch are spread."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StepPlan:
+    """A mesh and what is done on it."""
+
+    mesh: Mesh
+    """The mesh, with all six axes."""
+
+    policy: Policy
+    """Dtypes of the weights, the compute and the reduction."""
+
+    accumulation: int = 1
+    """Microbatches per step on each device."""
+
+    chunk_bytes: int | None = None
+    """Size of a chunk of the gradient reduction; None, one chunk a leaf."""
+
+    wire_dtype: Any = None
+    """Dtype of gradients on the link between sites; None, as they are."""
+
+    remat: Remat = "none"
+    """What a layer's forward pass keeps for its backward pass."""
+
+    attention: str = "auto"
+    """Implementation of the attention seam."""
+
+    sequence_parallel: bool = False
+    """Whether the ranks of `tensor` share the sequence between the matrix products."""
+
+    context_method: ContextMethod = "ring"
+    """How attention sees a sequence that the ranks of `context` share."""
+
+    zero_stage: int = 1
+    """What is sharded over (data, expert): 0, nothing; 1, master weights and optimizer state; 2,
+    gradients too; 3, the weights that are computed with too, but for the layer at hand."""
+
+    shard_across_sites: bool = False
+    """Whether master weights and optimizer state are sharded over `dc` as well."""
+
+    keep_gathered: bool = False
+    """ZeRO 3: keep the weights that the forward pass gathered for the backward pass."""
+
+    overlap: bool = False
+    """Whether a layer's gradient is reduced while the backward pass of the layers before it runs;
+    otherwise all of them are after it."""
+
+    @property
+    def parallelism(self) -> Parallelism:
+        """How the mesh spreads the model."""
+        sizes = self.mesh.shape
+        return Parallelism(
+            tensor=sizes["tensor"],
+            sequence=self.sequence_parallel and sizes["tensor"] > 1,
+            context=sizes["context"],
+            context_method=self.context_method,
+            expert=sizes["expert"],
+        )
+
+    @property
+    def row_spec(self) -> PartitionSpec:
+        """How things that have one entry a row lie on the mesh."""
+        return PartitionSpec(BATCH_AXES)
+
+    @property
+    def token_spec(self) -> PartitionSpec:
+        """How things that have one entry a token, [rows, sequence], lie on the mesh."""
+        if self.mesh.shape["context"] == 1:
+            return self.row_spec
+        return PartitionSpec(BATCH_AXES, "context")

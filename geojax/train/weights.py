@@ -1,0 +1,201 @@
+"""Between the shards of the training state and what a rank computes with: gather and reduce.
+
+Everything here takes any subtree of the parameters with the `LeafLayout`s of its leaves, inside the
+step's `shard_map`: the whole tree, or one layer's slice.
+
+    gather    shards ─(over dc, if they are cut there)─► all_gather in the site ─► a rank's parts
+    reduce    a rank's gradient ─► psum_scatter in the site ─► psum over dc ─► shards
+
+Which axes a gradient must be summed over its type says: those along which it varies and its leaf is
+not cut. Ranks that share a part without sharding it (`context`; `tensor` for a leaf of which each
+of them makes a part of the gradient) sum their shards as one hierarchical all-reduce with the
+sites, so that each of them sends its share of the shard over `dc` and not all of it.
+"""
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from geojax.collectives import (
+    all_gather,
+    hierarchical_all_reduce,
+    hierarchical_reduce_scatter,
+)
+from geojax.collectives.axes import to_varying, varying_axes
+from geojax.mesh import AXES
+from geojax.optim import LeafLayout
+from geojax.train.plan import BATCH_AXES, StepPlan
+
+
+def gather_weights(shards: Any, layouts: Any, plan: StepPlan) -> Any:
+    """This rank's parts of the weights in the compute dtype, from each rank's shards.
+
+    Nothing crosses `dc`, unless the shards are cut over it. The weights are typed as varying over
+    every axis along which ranks see other tokens, so that their gradient stays on the device until
+    it is reduced.
+    """
+
+    def gather(key: Any, leaves: list[jax.Array], places: list[LeafLayout]) -> list[jax.Array]:
+        site_axes, across = key
+        if across:
+            leaves = _gather(
+                leaves, ("dc",), places, [_site_shape(place, plan) for place in places]
+            )
+        if site_axes is not None:
+            leaves = _gather(leaves, site_axes, places, [place.part_shape for place in places])
+        trimmed = [
+            leaf[tuple(slice(size) for size in place.gathered_shape)]
+            for leaf, place in zip(leaves, places, strict=True)
+        ]
+        return [
+            to_varying(leaf, computing_axes(place, plan))
+            for leaf, place in zip(trimmed, places, strict=True)
+        ]
+
+    cast = jax.tree.map(lambda leaf: leaf.astype(plan.policy.compute_dtype), shards)
+    return _by_group(gather, cast, layouts, lambda leaf, place: _shard_axes(place))
+
+
+def computing_axes(place: LeafLayout, plan: StepPlan) -> tuple[str, ...]:
+    """The axes that a leaf's weights are typed as varying over, beside those that cut it."""
+    context = ("context",) if plan.mesh.shape["context"] > 1 else ()
+    return (*BATCH_AXES, *context, *(("tensor",) if place.partial else ()))
+
+
+def reduce_gradients(gradients: Any, layouts: Any, plan: StepPlan) -> Any:
+    """Each rank's shard of the gradient, summed over all ranks that made a part of it."""
+
+    def reduce(key: Any, leaves: list[jax.Array], places: list[LeafLayout]) -> list[jax.Array]:
+        (site_axes, across), beside = key
+        if site_axes is None or across or any(plan.mesh.shape[axis] > 1 for axis in beside):
+            return _sum_shards(key, _scatter(site_axes, leaves, places, plan), places, plan)
+        reduced = hierarchical_reduce_scatter(
+            [_padded(leaf, place) for leaf, place in zip(leaves, places, strict=True)],
+            site_axes,
+            "dc",
+            dims=[_shard_dim(place) for place in places],
+            chunk_bytes=plan.chunk_bytes,
+            wire_dtype=plan.wire_dtype,
+        )
+        return hierarchical_all_reduce(reduced, beside, ())  # they are all of size 1
+
+    return _by_group(reduce, gradients, layouts, _reduction)
+
+
+def scatter_in_site(gradients: Any, layouts: Any, plan: StepPlan) -> Any:
+    """The first half of `reduce_gradients`: the site's shards, not yet summed over other axes.
+
+    Nothing crosses `dc`. Several such results may be added before the second half, `sum_shards`.
+    """
+
+    def scatter(key: Any, leaves: list[jax.Array], places: list[LeafLayout]) -> list[jax.Array]:
+        return _scatter(key[0], leaves, places, plan)
+
+    return _by_group(scatter, gradients, layouts, lambda leaf, place: _shard_axes(place))
+
+
+def sum_shards(shards: Any, layouts: Any, plan: StepPlan) -> Any:
+    """The second half of `reduce_gradients`, on the results of `scatter_in_site`."""
+
+    def finish(key: Any, leaves: list[jax.Array], places: list[LeafLayout]) -> list[jax.Array]:
+        return _sum_shards(key, leaves, places, plan)
+
+    return _by_group(finish, shards, layouts, _reduction)
+
+
+def _scatter(
+    site_axes: tuple[str, ...] | None,
+    leaves: list[jax.Array],
+    places: list[LeafLayout],
+    plan: StepPlan,
+) -> list[jax.Array]:
+    if site_axes is None:
+        return leaves
+    return hierarchical_reduce_scatter(
+        [_padded(leaf, place) for leaf, place in zip(leaves, places, strict=True)],
+        site_axes,
+        (),
+        dims=[_shard_dim(place) for place in places],
+        chunk_bytes=plan.chunk_bytes,
+    )
+
+
+def _sum_shards(
+    key: Any, leaves: list[jax.Array], places: list[LeafLayout], plan: StepPlan
+) -> list[jax.Array]:
+    (_, across), beside = key
+    if not across:
+        return hierarchical_all_reduce(
+            leaves, beside, "dc", chunk_bytes=plan.chunk_bytes, wire_dtype=plan.wire_dtype
+        )
+    in_site = hierarchical_all_reduce(leaves, beside, (), chunk_bytes=plan.chunk_bytes)
+    reduced = hierarchical_reduce_scatter(
+        [leaf.astype(plan.wire_dtype or leaf.dtype) for leaf in in_site],
+        "dc",
+        (),
+        dims=[_shard_dim(place) for place in places],
+        chunk_bytes=plan.chunk_bytes,
+    )
+    return [shard.astype(leaf.dtype) for shard, leaf in zip(reduced, leaves, strict=True)]
+
+
+def _gather(
+    leaves: list[jax.Array],
+    axes: tuple[str, ...],
+    places: list[LeafLayout],
+    shapes: list[tuple[int, ...]],
+) -> list[jax.Array]:
+    return all_gather(leaves, axes, dims=[_shard_dim(place) for place in places], shapes=shapes)
+
+
+def _site_shape(place: LeafLayout, plan: StepPlan) -> tuple[int, ...]:
+    """The shape of the block of a part that the sites' ranks of the same place hold together."""
+    shape = list(place.shard_shape)
+    shape[_shard_dim(place)] *= plan.mesh.shape["dc"]
+    return tuple(shape)
+
+
+def _padded(leaf: jax.Array, place: LeafLayout) -> jax.Array:
+    missing = [(0, p - s) for p, s in zip(place.part_shape, leaf.shape, strict=True)]
+    return jnp.pad(leaf, missing) if any(end for _, end in missing) else leaf
+
+
+def _shard_dim(place: LeafLayout) -> int:
+    assert place.shard is not None, "the leaf is not sharded"
+    return place.shard.dim
+
+
+def _shard_axes(place: LeafLayout) -> tuple[tuple[str, ...] | None, bool]:
+    """The axes inside a site that a part is sharded over, None if it is not; whether `dc` too."""
+    if place.shard is None:
+        return None, False
+    return tuple(axis for axis in place.shard.axes if axis != "dc"), "dc" in place.shard.axes
+
+
+def _reduction(gradient: jax.Array, place: LeafLayout) -> Any:
+    """`_shard_axes`, and the axes of the site beside them that a gradient must be summed over."""
+    site_axes, across = _shard_axes(place)
+    cut = {axis for part in place.parts for axis in part.axes} | {"dc", *(site_axes or ())}
+    beside = tuple(axis for axis in AXES if axis in varying_axes(gradient) and axis not in cut)
+    return (site_axes, across), beside
+
+
+def _by_group(
+    function: Callable[[Any, list[jax.Array], list[LeafLayout]], list[jax.Array]],
+    tree: Any,
+    layouts: Any,
+    key_of: Callable[[jax.Array, LeafLayout], Hashable],
+) -> Any:
+    """`function` on all leaves with the same key together, so that they can share chunks."""
+    leaves, structure = jax.tree.flatten(tree)
+    places = jax.tree.leaves(layouts)
+    groups: dict[Hashable, list[int]] = {}
+    for index, (leaf, place) in enumerate(zip(leaves, places, strict=True)):
+        groups.setdefault(key_of(leaf, place), []).append(index)
+    results: dict[int, jax.Array] = {}
+    for key, members in groups.items():
+        made = function(key, [leaves[i] for i in members], [places[i] for i in members])
+        results.update(zip(members, made, strict=True))
+    return jax.tree.unflatten(structure, [results[index] for index in range(len(leaves))])
