@@ -1,14 +1,12 @@
-"""Blocked attention for long sequences: one loop over square tiles, with the online softmax.
+"""Blocked attention of long sequences: one loop over square tiles, with the online softmax.
 
-The tiles on and below the diagonal are listed in a table, and one `lax.scan` walks it, so the
-program's size does not grow with the sequence. Sums of all rows live in the loop's carry, of which
-each tile updates one block in place.
-
-    (row, column) blocks:  (0,0)  (1,0) (1,1)  (2,0) (2,1) (2,2)  ...
+The tiles that count are listed in a table and one loop walks it, so the program's size does not
+grow with the sequence. Sums of all rows live in the loop's carry, of which each tile updates one
+block in place. Shapes as in `tiles`.
 """
 
-import functools
-from typing import Any
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,124 +17,151 @@ from geojax.models.attention.tiles import (
     MASKED,
     Sums,
     backward_tile,
+    causal,
     finish,
     forward_tile,
-    row_delta,
-    visible,
+    same_segment,
 )
 from geojax.models.varying import vary_over, varying_axes
 
-Residuals = tuple[Any, ...]
+Gradients = tuple[jax.Array, jax.Array, jax.Array]
+Segments = tuple[jax.Array, jax.Array] | None
+"""int32 [B, r] of the rows and [B, c] of the columns, or None where every row is one document."""
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def scanned_attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    segment_ids: jax.Array | None,
-    scale: float,
-    block: int,
-) -> jax.Array:
-    """Attention of query [B, K, G, T, D] to key and value [B, K, T, D] in tiles of `block` squared.
+class Walk(NamedTuple):
+    """Which tiles are visited, and which of their scores count."""
 
-    T must be a multiple of `block`.
+    block: int
+    """Rows, and columns, of a tile; r and c are multiples of it."""
+
+    table: np.ndarray
+    """int [tiles, 2], row and column of the tiles, counted in tiles."""
+
+    visited: jax.Array | int
+    """How many entries of the table are visited."""
+
+    allowed: Callable[[jax.Array, jax.Array], jax.Array | None]
+    """From the row and the column of a tile to what `forward_tile` calls allowed."""
+
+
+def causal_walk(length: int, segments: Segments, block: int) -> Walk:
+    """Each row with the columns up to its own: (0,0)  (1,0) (1,1)  (2,0) (2,1) (2,2)  ..."""
+    table = np.argwhere(np.tril(np.ones((length // block, length // block), bool)))
+    same = _same_segment(segments, block)
+
+    def allowed(row: jax.Array, column: jax.Array) -> jax.Array:
+        inside = jnp.arange(block)
+        seen = causal(row * block + inside, column * block + inside)
+        return seen if same is None else seen & same(row, column)
+
+    return Walk(block, table, len(table), allowed)
+
+
+def full_walk(
+    rows: int, columns: int, key_count: jax.Array | int, segments: Segments, block: int
+) -> Walk:
+    """All rows with the leading `key_count` columns: (0,0) (1,0) ...  (0,1) (1,1) ...  (0,2) ...
+
+    The tiles of one column stand together, so the walk can end with any column; it visits at least
+    one, so that every row has a sum, be it of masked scores.
     """
-    return _forward(query, key, value, segment_ids, scale, block)[0]
+    table = np.argwhere(np.ones((columns // block, rows // block), bool))[:, ::-1]
+    same = _same_segment(segments, block)
+    all_count = isinstance(key_count, int) and key_count == columns
+
+    def allowed(row: jax.Array, column: jax.Array) -> jax.Array | None:
+        if all_count:
+            return None if same is None else same(row, column)
+        counts = (column * block + jnp.arange(block) < key_count)[None, :]
+        return counts if same is None else counts & same(row, column)
+
+    visited: jax.Array | int = len(table)
+    if not isinstance(key_count, int):
+        visited = jnp.maximum(1, (key_count + block - 1) // block) * (rows // block)
+    return Walk(block, table, visited, allowed)
 
 
-def _forward(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    segment_ids: jax.Array | None,
-    scale: float,
-    block: int,
-) -> tuple[jax.Array, Residuals]:
-    queries, keys, values, segments = _cut_all(query, key, value, segment_ids, block)
+def scanned_forward(
+    query: jax.Array, key: jax.Array, value: jax.Array, walk: Walk, scale: float
+) -> tuple[jax.Array, jax.Array]:
+    """Output and log-sum-exp of all rows."""
+    queries, keys, values = _cut_all(query, key, value, walk.block)
+    table = jnp.asarray(walk.table, jnp.int32)
 
-    def visit(sums: Sums, tile: jax.Array) -> tuple[Sums, None]:
-        row, column = tile
+    def visit(index: jax.Array, sums: Sums) -> Sums:
+        row, column = table[index]
         after = forward_tile(
             queries[row],
             keys[column],
             values[column],
-            _visible(segments, row, column, block),
+            walk.allowed(row, column),
             scale,
             jax.tree.map(lambda leaf: leaf[row], sums),
         )
-        return jax.tree.map(lambda leaf, new: leaf.at[row].set(new), sums, after), None
+        return jax.tree.map(lambda leaf, new: leaf.at[row].set(new), sums, after)
 
     wide = jnp.promote_types(query.dtype, jnp.float32)
     column = jnp.zeros((*queries.shape[:-1], 1), wide)
     nothing = Sums(column + MASKED, column, jnp.zeros(queries.shape, wide))
-    nothing = vary_over(nothing, varying_axes(query, key, value, segment_ids))
-    sums, _ = lax.scan(visit, nothing, _table(queries.shape[0]))
-    output, log_sum_exp = finish(sums)
-    joined = _join(output.astype(query.dtype), 3)
-    return joined, (query, key, value, segment_ids, joined, log_sum_exp)
+    nothing = vary_over(nothing, varying_axes(query, key, value))
+    output, log_sum_exp = finish(lax.fori_loop(0, walk.visited, visit, nothing))
+    return _join(output, 3), _join(log_sum_exp, 3)
 
 
-def _backward(
-    scale: float, block: int, residuals: Residuals, gradient: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array, None]:
-    query, key, value, segment_ids, output, log_sum_exp = residuals
-    queries, keys, values, segments = _cut_all(query, key, value, segment_ids, block)
-    gradients = _cut(gradient, 3, block)
-    deltas = _cut(row_delta(gradient, output), 3, block)
+def scanned_backward(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    walk: Walk,
+    scale: float,
+    gradient: jax.Array,
+    log_sum_exp: jax.Array,
+    delta: jax.Array,
+) -> Gradients:
+    """The gradients of query, key and value; the last three arguments as in `backward_tile`."""
+    queries, keys, values = _cut_all(query, key, value, walk.block)
+    gradients, sums, deltas = (_cut(x, 3, walk.block) for x in (gradient, log_sum_exp, delta))
+    table = jnp.asarray(walk.table, jnp.int32)
 
-    def visit(sums: list[jax.Array], tile: jax.Array) -> tuple[list[jax.Array], None]:
-        row, column = tile
+    def visit(index: jax.Array, before: Gradients) -> Gradients:
+        row, column = table[index]
         added = backward_tile(
             queries[row],
             keys[column],
             values[column],
-            _visible(segments, row, column, block),
+            walk.allowed(row, column),
             scale,
             gradients[row],
-            log_sum_exp[row],
+            sums[row],
             deltas[row],
         )
-        places = (row, column, column)
-        return [s.at[p].add(new) for s, p, new in zip(sums, places, added, strict=True)], None
+        d_query, d_key, d_value = before
+        return (
+            d_query.at[row].add(added[0]),
+            d_key.at[column].add(added[1]),
+            d_value.at[column].add(added[2]),
+        )
 
-    wide = log_sum_exp.dtype
-    nothing = [jnp.zeros(blocks.shape, wide) for blocks in (queries, keys, values)]
-    nothing = vary_over(nothing, varying_axes(residuals, gradient))
-    (d_query, d_key, d_value), _ = lax.scan(visit, nothing, _table(queries.shape[0]))
-    return (
-        _join(d_query, 3).astype(query.dtype),
-        _join(d_key, 2).astype(key.dtype),
-        _join(d_value, 2).astype(value.dtype),
-        None,
-    )
+    nothing = tuple(jnp.zeros(blocks.shape, sums.dtype) for blocks in (queries, keys, values))
+    nothing = vary_over(nothing, varying_axes(query, key, value, gradient, log_sum_exp))
+    d_query, d_key, d_value = lax.fori_loop(0, walk.visited, visit, nothing)
+    return _join(d_query, 3), _join(d_key, 2), _join(d_value, 2)
 
 
-scanned_attention.defvjp(_forward, _backward)
-
-
-def _table(blocks: int) -> jax.Array:
-    """int32 [tiles, 2]: row block and column block of every tile that is not above the diagonal."""
-    return jnp.asarray(np.argwhere(np.tril(np.ones((blocks, blocks), bool))), jnp.int32)
-
-
-def _visible(
-    segments: jax.Array | None, row: jax.Array, column: jax.Array, block: int
-) -> jax.Array:
-    inside = jnp.arange(block)
-    pair = (None, None) if segments is None else (segments[row], segments[column])
-    return visible(row * block + inside, column * block + inside, *pair)
+def _same_segment(
+    segments: Segments, block: int
+) -> Callable[[jax.Array, jax.Array], jax.Array] | None:
+    if segments is None:
+        return None
+    rows, columns = (_cut(x, 1, block) for x in segments)
+    return lambda row, column: same_segment(rows[row], columns[column])
 
 
 def _cut_all(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    segment_ids: jax.Array | None,
-    block: int,
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
-    segments = None if segment_ids is None else _cut(segment_ids, 1, block)
-    return _cut(query, 3, block), _cut(key, 2, block), _cut(value, 2, block), segments
+    query: jax.Array, key: jax.Array, value: jax.Array, block: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    return _cut(query, 3, block), _cut(key, 2, block), _cut(value, 2, block)
 
 
 def _cut(x: jax.Array, dim: int, block: int) -> jax.Array:

@@ -35,7 +35,7 @@ def forward_tile(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    allowed: jax.Array,
+    allowed: jax.Array | None,
     scale: float,
     before: Sums | None,
 ) -> Sums:
@@ -63,7 +63,7 @@ def backward_tile(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    allowed: jax.Array,
+    allowed: jax.Array | None,
     scale: float,
     gradient: jax.Array,
     log_sum_exp: jax.Array,
@@ -89,25 +89,19 @@ def row_delta(gradient: jax.Array, output: jax.Array) -> jax.Array:
     return jnp.sum(gradient.astype(wide) * output.astype(wide), axis=-1, keepdims=True)
 
 
-def visible(
-    row: jax.Array,
-    column: jax.Array,
-    row_segments: jax.Array | None,
-    column_segments: jax.Array | None,
-) -> jax.Array:
-    """Which scores of a tile count: [r, c], or [B, 1, 1, r, c] where there are segments.
-
-    `row` [r] and `column` [c] are positions; segments are [B, r] and [B, c].
-    """
-    causal = row[:, None] >= column[None, :]
-    if row_segments is None or column_segments is None:
-        return causal
-    same = row_segments[:, :, None] == column_segments[:, None, :]
-    return (causal & same)[:, None, None]
+def causal(row: jax.Array, column: jax.Array) -> jax.Array:
+    """[r, c]: whether the query at position `row` [r] comes no earlier than the key at `column`."""
+    return row[:, None] >= column[None, :]
 
 
-def _scores(query: jax.Array, key: jax.Array, allowed: jax.Array, scale: float) -> jax.Array:
-    return jnp.where(allowed, scale * _product("bkgrd,bkcd->bkgrc", query, key), MASKED)
+def same_segment(row_segments: jax.Array, column_segments: jax.Array) -> jax.Array:
+    """[B, 1, 1, r, c]: whether query and key are of one segment; segments are [B, r] and [B, c]."""
+    return (row_segments[:, :, None] == column_segments[:, None, :])[:, None, None]
+
+
+def _scores(query: jax.Array, key: jax.Array, allowed: jax.Array | None, scale: float) -> jax.Array:
+    scores = scale * _product("bkgrd,bkcd->bkgrc", query, key)
+    return scores if allowed is None else jnp.where(allowed, scores, MASKED)
 
 
 def _product(equation: str, left: jax.Array, right: jax.Array) -> jax.Array:

@@ -1,59 +1,57 @@
-"""Blocked attention for short sequences: every block of query rows is a tile of its own.
+"""Blocked causal attention of short sequences: every block of query rows is a tile of its own.
 
 rows 0..63      columns 0..63          Each tile is as wide as its rows can see, so its
 rows 64..127    columns 0..127         softmax is exact at once, nothing right of the
 rows 128..191   columns 0..191         diagonal's block is computed, and every size is
 ...                                    known to the compiler.
+
+Shapes as in `tiles`, with r = c = T.
 """
 
-import functools
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from geojax.models.attention.tiles import backward_tile, finish, forward_tile, row_delta, visible
+from geojax.models.attention.tiles import (
+    backward_tile,
+    causal,
+    finish,
+    forward_tile,
+    same_segment,
+)
 
-Residuals = tuple[Any, ...]
 
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def unrolled_attention(
+def unrolled_forward(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
     segment_ids: jax.Array | None,
     scale: float,
     block: int,
-) -> jax.Array:
-    """Attention of query [B, K, G, T, D] to key and value [B, K, T, D], `block` rows at a time."""
-    return _forward(query, key, value, segment_ids, scale, block)[0]
-
-
-def _forward(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    segment_ids: jax.Array | None,
-    scale: float,
-    block: int,
-) -> tuple[jax.Array, Residuals]:
+) -> tuple[jax.Array, jax.Array]:
+    """Output and log-sum-exp of all rows, `block` of them at a time."""
     parts = []
     for start, end in _blocks(query.shape[3], block):
-        allowed = _visible(segment_ids, start, end)
+        allowed = _allowed(segment_ids, start, end)
         tile = query[:, :, :, start:end], key[:, :, :end], value[:, :, :end]
         parts.append(finish(forward_tile(*tile, allowed, scale, None)))
     output, log_sum_exp = (jnp.concatenate(part, axis=3) for part in zip(*parts, strict=True))
-    output = output.astype(query.dtype)
-    return output, (query, key, value, segment_ids, output, log_sum_exp)
+    return output, log_sum_exp
 
 
-def _backward(
-    scale: float, block: int, residuals: Residuals, gradient: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array, None]:
-    query, key, value, segment_ids, output, log_sum_exp = residuals
-    delta = row_delta(gradient, output)
+def unrolled_backward(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    segment_ids: jax.Array | None,
+    scale: float,
+    block: int,
+    gradient: jax.Array,
+    log_sum_exp: jax.Array,
+    delta: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The gradients of query, key and value; the last three arguments as in `backward_tile`."""
     d_query: list[jax.Array] = []
     d_key: jax.Array | None = None
     d_value: jax.Array | None = None
@@ -65,26 +63,18 @@ def _backward(
             query[rows],
             key[columns],
             value[columns],
-            _visible(segment_ids, start, end),
+            _allowed(segment_ids, start, end),
             scale,
             gradient[rows],
             log_sum_exp[rows],
             delta[rows],
         )
-        d_query.insert(0, d_rows.astype(query.dtype))
+        d_query.insert(0, d_rows)
         d_key = d_columns_key if d_key is None else d_key.at[columns].add(d_columns_key)
         d_value = d_columns_value if d_value is None else d_value.at[columns].add(d_columns_value)
     assert d_key is not None, "a sequence has at least one block"
     assert d_value is not None, "a sequence has at least one block"
-    return (
-        jnp.concatenate(d_query, axis=3),
-        d_key.astype(key.dtype),
-        d_value.astype(value.dtype),
-        None,
-    )
-
-
-unrolled_attention.defvjp(_forward, _backward)
+    return jnp.concatenate(d_query, axis=3), d_key, d_value
 
 
 def _blocks(length: int, block: int) -> Iterator[tuple[int, int]]:
@@ -92,8 +82,8 @@ def _blocks(length: int, block: int) -> Iterator[tuple[int, int]]:
         yield start, min(start + block, length)
 
 
-def _visible(segment_ids: jax.Array | None, start: int, end: int) -> jax.Array:
-    segments = (
-        (None, None) if segment_ids is None else (segment_ids[:, start:end], segment_ids[:, :end])
-    )
-    return visible(jnp.arange(start, end), jnp.arange(end), *segments)
+def _allowed(segment_ids: jax.Array | None, start: int, end: int) -> jax.Array:
+    allowed = causal(jnp.arange(start, end), jnp.arange(end))
+    if segment_ids is None:
+        return allowed
+    return allowed & same_segment(segment_ids[:, start:end], segment_ids[:, :end])
