@@ -5,6 +5,11 @@ while they are small, and the gradients with respect to the hidden states and th
 accumulated at once: the loss is a scalar, so the backward pass has only to scale them. Neither a
 second copy of the logits nor a third matrix product for recomputation is needed. (The idea is known
 from Liger Kernel, Hsu et al. 2024.)
+
+With tensor parallelism each rank holds some columns of the kernel. A token's softmax needs three
+numbers of all of them, the largest logit, the sum of exponentials and the target's logit: two small
+all-reduces of a chunk, forward only (Shoeybi et al. 2019, "Megatron-LM", section 3). The logits
+never leave their rank.
 """
 
 import functools
@@ -16,6 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from geojax.models.parallelism import ALONE, Parallelism
 from geojax.models.varying import vary_over, varying_axes
 
 Carry = TypeVar("Carry")
@@ -28,7 +34,14 @@ LEAST_CHUNK_TOKENS = 1024
 
 
 def cross_entropy_sum(
-    hidden: jax.Array, kernel: jax.Array, targets: jax.Array, mask: jax.Array, *, tied: bool = False
+    hidden: jax.Array,
+    kernel: jax.Array,
+    targets: jax.Array,
+    mask: jax.Array,
+    *,
+    tied: bool = False,
+    vocabulary: int | None = None,
+    parallelism: Parallelism = ALONE,
 ) -> jax.Array:
     """Sum over tokens of mask * -log softmax(hidden @ kernel)[target], in at least float32.
 
@@ -41,12 +54,26 @@ def cross_entropy_sum(
         targets: int32 [...].
         mask: float [...], what each token's loss is multiplied by.
         tied: whether `kernel` is the embedding table.
+        vocabulary: columns from this one on do not exist; None: all do.
+        parallelism: how the model is spread. With a `tensor` of several ranks `kernel` is this
+            rank's part of the vocabulary, and both it and `hidden` vary over `tensor`; the loss
+            does not, and the gradient of `hidden` is this rank's share of it.
     """
     axes = varying_axes(hidden, kernel, targets, mask)
     wide = jnp.promote_types(hidden.dtype, jnp.float32)
     tokens = math.prod(targets.shape)
-    flat = (hidden.reshape(tokens, -1), kernel, targets.reshape(-1), mask.reshape(-1).astype(wide))
-    return _cross_entropy_sum(tied, *vary_over(flat, axes))
+    states = vary_over((hidden.reshape(tokens, -1), kernel), axes)
+    labels = targets.reshape(-1), mask.reshape(-1).astype(wide)
+    labels = vary_over(labels, axes if parallelism.tensor == 1 else axes - {"tensor"})
+    head = _Head(tied, kernel.shape[0 if tied else 1], vocabulary, parallelism.tensor)
+    return _cross_entropy_sum(head, *states, *labels)
+
+
+class _Head(NamedTuple):
+    tied: bool
+    columns: int  # of this rank's kernel
+    vocabulary: int | None  # columns that exist, of all ranks together
+    ranks: int  # of `tensor`
 
 
 class _Chunk(NamedTuple):
@@ -57,47 +84,48 @@ class _Chunk(NamedTuple):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _cross_entropy_sum(
-    tied: bool, hidden: jax.Array, kernel: jax.Array, targets: jax.Array, mask: jax.Array
+    head: _Head, hidden: jax.Array, kernel: jax.Array, targets: jax.Array, mask: jax.Array
 ) -> jax.Array:
-    chunks = _split(_Chunk(hidden, targets, mask), kernel.shape[0 if tied else 1])
+    chunks = _split(_Chunk(hidden, targets, mask), head.columns)
 
     def add(total: jax.Array, chunk: _Chunk) -> tuple[jax.Array, None]:
-        logits = _logits(chunk.hidden, kernel, tied)
-        losses = _losses(logits, chunk.targets)[0]
+        logits = _logits(chunk.hidden, kernel, head)
+        losses = _losses(logits, chunk.targets, head)[0]
         return total + _masked_sum(losses, chunk.mask), None
 
-    zero = vary_over(jnp.zeros((), mask.dtype), varying_axes(hidden))
+    zero = vary_over(jnp.zeros((), mask.dtype), varying_axes(mask))
     return _scan(add, zero, chunks)[0]
 
 
 def _forward(
-    tied: bool, hidden: jax.Array, kernel: jax.Array, targets: jax.Array, mask: jax.Array
+    head: _Head, hidden: jax.Array, kernel: jax.Array, targets: jax.Array, mask: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
-    chunks = _split(_Chunk(hidden, targets, mask), kernel.shape[0 if tied else 1])
+    chunks = _split(_Chunk(hidden, targets, mask), head.columns)
     wide = mask.dtype
 
     def add(
         carry: tuple[jax.Array, jax.Array], chunk: _Chunk
     ) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
         total, kernel_gradient = carry
-        logits = _logits(chunk.hidden, kernel, tied)
-        losses, log_sum = _losses(logits, chunk.targets)
+        logits = _logits(chunk.hidden, kernel, head)
+        losses, log_sum = _losses(logits, chunk.targets, head)
         counts = chunk.mask[:, None] != 0
-        is_target = chunk.targets[:, None] == jnp.arange(logits.shape[1])[None, :]
+        is_target = chunk.targets[:, None] == _own_columns(head)[None, :]
         softmax = jnp.exp(logits - log_sum[:, None])
         gradient = jnp.where(counts, (softmax - is_target) * chunk.mask[:, None], 0)
         gradient = gradient.astype(hidden.dtype)
-        kernel_side = 1 if tied else 0
+        kernel_side = 1 if head.tied else 0
         hidden_gradient = lax.dot_general(gradient, kernel, (((1,), (1 - kernel_side,)), ((), ())))
         # A masked token's hidden state may be anything, and 0 times infinity is not 0.
         states = jnp.where(counts, chunk.hidden, 0)
-        pair = (gradient, states) if tied else (states, gradient)
+        pair = (gradient, states) if head.tied else (states, gradient)
         share = lax.dot_general(*pair, (((0,), (0,)), ((), ())), preferred_element_type=wide)
         total = total + _masked_sum(losses, chunk.mask)
         return (total, kernel_gradient + share), (hidden_gradient, losses)
 
-    zeros = (jnp.zeros((), wide), jnp.zeros(kernel.shape, wide))
-    carry, outputs = _scan(add, vary_over(zeros, varying_axes(hidden)), chunks)
+    zero = vary_over(jnp.zeros((), wide), varying_axes(mask))
+    zeros = vary_over(jnp.zeros(kernel.shape, wide), varying_axes(kernel))
+    carry, outputs = _scan(add, (zero, zeros), chunks)
     tokens = hidden.shape[0]
     hidden_gradient = outputs[0].reshape(-1, hidden.shape[1])[:tokens]
     losses = outputs[1].reshape(-1)[:tokens]
@@ -105,7 +133,7 @@ def _forward(
 
 
 def _backward(
-    tied: bool, residuals: tuple[jax.Array, jax.Array, jax.Array], cotangent: jax.Array
+    head: _Head, residuals: tuple[jax.Array, jax.Array, jax.Array], cotangent: jax.Array
 ) -> tuple[jax.Array, jax.Array, None, jax.Array]:
     hidden_gradient, kernel_gradient, losses = residuals
     scale = cotangent.astype(hidden_gradient.dtype)
@@ -115,10 +143,10 @@ def _backward(
 _cross_entropy_sum.defvjp(_forward, _backward)
 
 
-def _split(chunk: _Chunk, vocabulary: int) -> _Chunk:
+def _split(chunk: _Chunk, columns: int) -> _Chunk:
     """All tokens as [chunks, tokens of a chunk, ...], padded at the end with a mask of 0."""
     tokens = chunk.targets.shape[0]
-    row_bytes = vocabulary * chunk.mask.dtype.itemsize
+    row_bytes = columns * chunk.mask.dtype.itemsize
     most = max(CHUNK_BYTES // row_bytes, LEAST_CHUNK_TOKENS)
     count = max(1, math.ceil(tokens / most))
     size = math.ceil(tokens / count)
@@ -137,17 +165,39 @@ def _scan(
     return lax.scan(body, carry, chunks, unroll=chunks.targets.shape[0] == 1)
 
 
-def _logits(hidden: jax.Array, kernel: jax.Array, tied: bool) -> jax.Array:
+def _logits(hidden: jax.Array, kernel: jax.Array, head: _Head) -> jax.Array:
+    """[tokens, columns of this rank]; minus infinity where a column does not exist."""
     wide = jnp.promote_types(hidden.dtype, jnp.float32)
-    dims = (((1,), (1 if tied else 0,)), ((), ()))
-    return lax.dot_general(hidden, kernel, dims, preferred_element_type=wide)
+    dims = (((1,), (1 if head.tied else 0,)), ((), ()))
+    logits = lax.dot_general(hidden, kernel, dims, preferred_element_type=wide)
+    if head.vocabulary is None or head.ranks * head.columns == head.vocabulary:
+        return logits
+    return jnp.where(_own_columns(head) < head.vocabulary, logits, -jnp.inf)
 
 
-def _losses(logits: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _own_columns(head: _Head) -> jax.Array:
+    """int32 [columns]: the tokens whose logits this rank computes."""
+    columns = jnp.arange(head.columns, dtype=jnp.int32)
+    return columns if head.ranks == 1 else lax.axis_index("tensor") * head.columns + columns
+
+
+def _losses(logits: jax.Array, targets: jax.Array, head: _Head) -> tuple[jax.Array, jax.Array]:
     """Cross-entropy and log of the softmax's denominator of each token, both [tokens]."""
-    log_sum = jax.nn.logsumexp(logits, axis=-1)
-    target_logit = jnp.take_along_axis(logits, targets[:, None], axis=-1)[:, 0]
+    top = _over_ranks(lax.pmax, logits.max(-1), head)
+    exponentials = jnp.exp(logits - top[:, None]).sum(-1)
+    own = targets - _own_columns(head)[0]
+    held = (own >= 0) & (own < head.columns)
+    target_logit = jnp.take_along_axis(logits, jnp.where(held, own, 0)[:, None], axis=-1)[:, 0]
+    parts = jnp.stack([exponentials, jnp.where(held, target_logit, 0)])
+    total, target_logit = _over_ranks(lax.psum, parts, head)
+    log_sum = top + jnp.log(total)
     return log_sum - target_logit, log_sum
+
+
+def _over_ranks(
+    reduce: Callable[[jax.Array, str], jax.Array], x: jax.Array, head: _Head
+) -> jax.Array:
+    return reduce(x, "tensor") if head.ranks > 1 else x
 
 
 def _masked_sum(losses: jax.Array, mask: jax.Array) -> jax.Array:

@@ -1,10 +1,12 @@
-"""The token table, at the model's entrance: rows looked up, gradients summed in wide."""
+"""The tables at the model's entrance: rows looked up, gradients summed in wide."""
 
 import functools
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
+from geojax.models.parallelism import Parallelism
 from geojax.models.varying import vary_over, varying_axes
 
 
@@ -16,6 +18,24 @@ def look_up(table: jax.Array, indices: jax.Array) -> jax.Array:
     """
     axes = varying_axes(table, indices)
     return _look_up(vary_over(table, axes), vary_over(indices, axes), table.dtype.name)
+
+
+def look_up_own(table: jax.Array, tokens: jax.Array, parallelism: Parallelism) -> jax.Array:
+    """What this rank's part of the token table says: summed over `tensor` it is the embedding.
+
+    Args:
+        table: this rank's rows [vocabulary / tensor, hidden] of the table.
+        tokens: int32 [...], numbers in the whole vocabulary.
+        parallelism: how the model is spread.
+
+    Returns:
+        [..., hidden], zero where another rank holds the token.
+    """
+    if parallelism.tensor == 1:
+        return look_up(table, tokens)
+    own = tokens - lax.axis_index("tensor") * table.shape[0]
+    held = (own >= 0) & (own < table.shape[0])
+    return jnp.where(held[..., None], look_up(table, jnp.where(held, own, 0)), 0)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))

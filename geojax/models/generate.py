@@ -12,7 +12,6 @@ from jax import lax
 from geojax.errors import UserError
 from geojax.models.config import ModelConfig
 from geojax.models.layers import feed_forward_block, linear, project_heads
-from geojax.models.norm import norm
 from geojax.models.parameters import Parameters
 from geojax.models.rotary import rotary_table
 from geojax.models.transformer import embed, head
@@ -155,7 +154,7 @@ def _next_logits(
 
     indices = jnp.arange(config.layers, dtype=jnp.int32)
     (x, cache), _ = lax.scan(one_layer, (x, cache), (parameters["layers"], indices))
-    return head(parameters, norm(parameters["final_norm"], x[:, 0], config), config), cache
+    return head(parameters, x, config)[:, 0], cache
 
 
 def _attend(query: jax.Array, key: jax.Array, value: jax.Array, position: jax.Array) -> jax.Array:

@@ -5,33 +5,44 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from geojax.models.attention import attention
 from geojax.models.config import ModelConfig
 from geojax.models.dropout import dropout
 from geojax.models.norm import norm
+from geojax.models.parallelism import ALONE, Parallelism
 from geojax.models.parameters import Parameters
 from geojax.models.rotary import rotary_table, rotate
+from geojax.models.sequence_order import local_columns
+from geojax.models.tensor_parallel import ENTERED, enter, leave, stream_columns
 
 # The backward pass keeps the results of matrix products and recomputes what lies between them. That
 # halves the memory of a layer and, since recomputing element by element is cheaper than a round
-# trip through memory, it also takes less time (7% of a step on a CPU).
+# trip through memory, it also takes less time (7% of a step on a CPU). What came over the network
+# is kept too.
 _keep_products = functools.partial(
     jax.checkpoint,
     prevent_cse=False,
-    policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    policy=jax.checkpoint_policies.save_from_both_policies(
+        jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+        jax.checkpoint_policies.save_only_these_names(ENTERED),
+    ),
 )
 
 
-class Context(NamedTuple):
+class LayerContext(NamedTuple):
     """What every layer needs to know of the batch, the same for all of them."""
 
     segment_ids: jax.Array | None
-    """int32 [rows, sequence]; attention stays inside a segment. None: each row is one segment."""
+    """int32 [rows, columns]; attention stays inside a segment. None: each row is one segment."""
     rotary: tuple[jax.Array, jax.Array] | None
     """Cosines and sines of the positions; None where positions are learned."""
     rows: jax.Array
     """int32 [rows], the rows' indices in the global batch."""
+    columns: jax.Array
+    """int32 [columns], the positions in the row of the columns that this rank's share of the batch
+    holds (with sequence parallelism the residual stream has a part of them)."""
     dropout_key: jax.Array | None
     """Holds seed and step; None: no dropout."""
 
@@ -41,21 +52,27 @@ def make_context(
     config: ModelConfig,
     dtype: jnp.dtype,
     dropout_key: jax.Array | None = None,
-) -> Context:
+    parallelism: Parallelism = ALONE,
+) -> LayerContext:
     """The context of a batch, for layers that compute in `dtype`."""
     rotary = None
     if config.positions == "rotary":
         rotary = rotary_table(batch["positions"], config, dtype)
     key = dropout_key if config.dropout > 0 else None
-    return Context(batch["segment_ids"], rotary, batch["row"], key)
+    columns = local_columns(batch["tokens"].shape[1], parallelism)
+    return LayerContext(batch["segment_ids"], rotary, batch["row"], columns, key)
 
 
-def linear(parameters: Parameters, x: jax.Array) -> jax.Array:
-    """`x` [..., inputs] times the kernel [inputs, outputs], plus the bias if there is one."""
+def linear(parameters: Parameters, x: jax.Array, parallelism: Parallelism = ALONE) -> jax.Array:
+    """`x` [..., inputs] times the kernel [inputs, outputs], plus the bias if there is one.
+
+    With a `parallelism` of several `tensor` ranks these hold the rows of one kernel and add up
+    their products, before the bias (see `geojax.models.tensor_parallel.leave`).
+    """
     # One contracting dim: XLA for CPUs transposes its operands to contract over two, which made the
     # kernel's gradient, a contraction over rows and sequence, up to twice as slow.
     tokens = x.reshape(-1, x.shape[-1])
-    product = (tokens @ parameters["kernel"]).reshape(*x.shape[:-1], -1)
+    product = leave((tokens @ parameters["kernel"]).reshape(*x.shape[:-1], -1), parallelism)
     if "bias" not in parameters:
         return product
     # Wide, so that the bias's gradient, a sum over all tokens, is wide too.
@@ -66,18 +83,29 @@ def linear(parameters: Parameters, x: jax.Array) -> jax.Array:
 def attention_block(
     parameters: Parameters,
     x: jax.Array,
-    context: Context,
+    context: LayerContext,
     config: ModelConfig,
     implementation: str = "auto",
+    parallelism: Parallelism = ALONE,
 ) -> jax.Array:
-    """What causal grouped-query self-attention adds to the stream `x` [rows, sequence, hidden].
+    """What causal grouped-query self-attention adds to the stream `x` [rows, columns, hidden].
 
     `parameters` are a layer's: the block reads its attention_norm and attention.
     """
-    project = _keep_products(functools.partial(project_heads, config=config))
+    project = _keep_products(
+        functools.partial(project_heads, config=config, parallelism=parallelism)
+    )
     query, key, value = project(parameters, x, context.rotary)
-    mixed = attention(query, key, value, context.segment_ids, implementation=implementation)
-    return linear(parameters["attention"]["output"], mixed.reshape(*x.shape[:2], -1))
+    mixed = attention(
+        query,
+        key,
+        value,
+        context.segment_ids,
+        implementation=implementation,
+        parallelism=parallelism,
+    )
+    heads = mixed.reshape(*mixed.shape[:2], -1)
+    return linear(parameters["attention"]["output"], heads, parallelism)
 
 
 def project_heads(
@@ -85,16 +113,21 @@ def project_heads(
     x: jax.Array,
     rotary: tuple[jax.Array, jax.Array] | None,
     config: ModelConfig,
+    parallelism: Parallelism = ALONE,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """What a layer's attention reads, from the residual stream `x` [rows, sequence, hidden].
+    """What a layer's attention reads, from the residual stream `x` [rows, columns, hidden].
 
     Returns:
-        Query [rows, sequence, heads, head_dim], key and value [rows, sequence, key_value_heads,
-        head_dim]; query and key turned by their positions where those are rotary.
+        Query [rows, columns, heads, head_dim], key and value [rows, columns, key_value_heads,
+        head_dim]; query and key turned by their positions where those are rotary. With tensor
+        parallelism these are this rank's heads (at least one of keys and values), of all columns.
     """
-    normed = norm(parameters["attention_norm"], x, config)
+    normed = enter(norm(parameters["attention_norm"], x, config), parallelism)
+    own = parameters["attention"]
+    if config.kv_heads < parallelism.tensor:
+        own = own | {name: _own_head(own[name], config, parallelism) for name in ("key", "value")}
     query, key, value = (
-        linear(parameters["attention"][name], normed).reshape(*x.shape[:2], -1, config.head_size)
+        linear(own[name], normed).reshape(*normed.shape[:2], -1, config.head_size)
         for name in ("query", "key", "value")
     )
     if rotary is not None:
@@ -102,14 +135,29 @@ def project_heads(
     return query, key, value
 
 
-def feed_forward_block(parameters: Parameters, x: jax.Array, config: ModelConfig) -> jax.Array:
-    """What the feed-forward block of `config.activation` adds to the stream `x` [..., hidden].
+def _own_head(parameters: Parameters, config: ModelConfig, parallelism: Parallelism) -> Parameters:
+    """The one head that this rank's queries read, of keys or values that it holds whole."""
+    ranks_of_a_head = parallelism.tensor // config.kv_heads
+    first = lax.axis_index("tensor") // ranks_of_a_head * config.head_size
+    return {
+        name: lax.dynamic_slice_in_dim(leaf, first, config.head_size, axis=-1)
+        for name, leaf in parameters.items()
+    }
+
+
+def feed_forward_block(
+    parameters: Parameters,
+    x: jax.Array,
+    config: ModelConfig,
+    parallelism: Parallelism = ALONE,
+) -> jax.Array:
+    """What the feed-forward block of `config.activation` adds to the stream `x`.
 
     GELU (Hendrycks and Gimpel 2016, the tanh form), squared ReLU (So et al. 2021, "Primer"), or
-    SwiGLU (Shazeer 2020, "GLU Variants Improve Transformer"). `parameters` are a layer's: the block
-    reads its feed_forward_norm and feed_forward.
+    SwiGLU (Shazeer 2020, "GLU Variants Improve Transformer"). `x` is [rows, columns, hidden];
+    `parameters` are a layer's: the block reads its feed_forward_norm and feed_forward.
     """
-    normed = norm(parameters["feed_forward_norm"], x, config)
+    normed = enter(norm(parameters["feed_forward_norm"], x, config), parallelism)
     own = parameters["feed_forward"]
     up = linear(own["up"], normed)
     if config.activation == "swiglu":
@@ -118,18 +166,19 @@ def feed_forward_block(parameters: Parameters, x: jax.Array, config: ModelConfig
         middle = jnp.square(jax.nn.relu(up))
     else:
         middle = jax.nn.gelu(up, approximate=True)
-    return linear(own["down"], middle)
+    return linear(own["down"], middle, parallelism)
 
 
 def layer(
     parameters: Parameters,
     x: jax.Array,
     index: jax.Array,
-    context: Context,
+    context: LayerContext,
     config: ModelConfig,
     implementation: str = "auto",
-) -> jax.Array:
-    """One pre-norm layer on the residual stream `x` [rows, sequence, hidden].
+    parallelism: Parallelism = ALONE,
+) -> tuple[jax.Array, jax.Array | None]:
+    """One pre-norm layer on the residual stream `x` [rows, columns, hidden].
 
     Args:
         parameters: the layer's own, without the leading layers dim.
@@ -138,13 +187,21 @@ def layer(
         context: what the batch says.
         config: the model.
         implementation: of attention.
+        parallelism: how the model and the row are spread; `parameters` are this rank's parts.
+
+    Returns:
+        The stream after the layer, and the load-balancing loss of its mixture of experts for each
+        row: [rows], in at least float32, or None where the layer is dense.
     """
     keys: tuple[jax.Array | None, ...] = (None, None)
     if context.dropout_key is not None:
         layer_key = jax.random.fold_in(context.dropout_key, index + 1)  # 0 is the embedding's
         keys = tuple(jax.random.split(layer_key))
-    branch = attention_block(parameters, x, context, config, implementation)
-    x = x + dropout(branch, keys[0], context.rows, config.dropout)
-    feed_forward = _keep_products(functools.partial(feed_forward_block, config=config))
-    branch = feed_forward(parameters, x)
-    return x + dropout(branch, keys[1], context.rows, config.dropout)
+    columns = stream_columns(context.columns, parallelism, dim=0)
+    branch = attention_block(parameters, x, context, config, implementation, parallelism)
+    x = x + dropout(branch, keys[0], context.rows, columns, config.dropout)
+    feed_forward = _keep_products(
+        functools.partial(feed_forward_block, config=config, parallelism=parallelism)
+    )
+    branch, balance = feed_forward(parameters, x), None
+    return x + dropout(branch, keys[1], context.rows, columns, config.dropout), balance

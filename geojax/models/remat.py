@@ -7,6 +7,7 @@ from typing import Any, Literal
 import jax
 
 from geojax.errors import UserError
+from geojax.models.tensor_parallel import LEFT
 
 Remat = Literal["none", "selective", "full"]
 """What the forward pass of a layer keeps for the backward pass. "none" recomputes nothing costly:
@@ -30,6 +31,8 @@ def rematerialised(function: Callable[..., Any], remat: Remat) -> Callable[..., 
     if remat == "full":
         return checkpoint(function)
     if remat == "selective":
-        products = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-        return checkpoint(function, policy=products)
+        policies = jax.checkpoint_policies
+        products = policies.dots_with_no_batch_dims_saveable
+        sums = policies.save_only_these_names(LEFT)
+        return checkpoint(function, policy=policies.save_from_both_policies(products, sums))
     raise UserError(f"remat '{remat}' is unknown; it can be none, selective or full")

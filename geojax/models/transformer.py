@@ -8,16 +8,20 @@ from geojax.errors import UserError
 from geojax.models.config import ModelConfig
 from geojax.models.cross_entropy import cross_entropy_sum
 from geojax.models.dropout import dropout
-from geojax.models.embedding import look_up
-from geojax.models.layers import Context, layer, make_context
+from geojax.models.embedding import look_up, look_up_own
+from geojax.models.layers import LayerContext, layer, make_context
 from geojax.models.norm import norm
+from geojax.models.parallelism import ALONE, Parallelism
 from geojax.models.parameters import Parameters
 from geojax.models.remat import Remat, rematerialised
+from geojax.models.sequence_order import local_columns
+from geojax.models.tensor_parallel import enter, leave, stream_columns
 from geojax.models.varying import vary_over, varying_axes
 
 Batch = dict[str, jax.Array]
-"""tokens, targets, segment_ids, positions int32 [rows, sequence]; loss_mask [rows, sequence];
-row int32 [rows]."""
+"""tokens, targets, segment_ids, positions int32 [rows, columns]; loss_mask [rows, columns];
+row int32 [rows]. The columns are those of a whole row or this rank's share of it (see
+`geojax.models.sequence_order`)."""
 
 
 def loss_sum(
@@ -28,6 +32,7 @@ def loss_sum(
     dropout_key: jax.Array | None = None,
     attention: str = "auto",
     remat: Remat = "none",
+    parallelism: Parallelism = ALONE,
 ) -> tuple[jax.Array, jax.Array]:
     """The masked sum of the next-token losses, and the sum of the mask.
 
@@ -42,13 +47,23 @@ def loss_sum(
         dropout_key: a JAX key that holds seed and step; None: no dropout.
         attention: an implementation that `geojax.models.attention` knows.
         remat: see `geojax.models.remat`.
+        parallelism: how the model and its rows are spread over the ranks of the surrounding
+            `shard_map`; `parameters` and `batch` are this rank's parts.
 
     Raises:
         UserError: the sequence is longer than learned positions reach, or `remat` is unknown.
     """
-    x = stream(parameters, batch, config, dropout_key=dropout_key, attention=attention, remat=remat)
-    mask = batch["loss_mask"].astype(jnp.promote_types(x.dtype, jnp.float32))
-    return head_loss(parameters, x, batch, config), mask.sum()
+    x, _ = stream(
+        parameters,
+        batch,
+        config,
+        dropout_key=dropout_key,
+        attention=attention,
+        remat=remat,
+        parallelism=parallelism,
+    )
+    total = head_loss(parameters, x, batch, config, parallelism)
+    return total, batch["loss_mask"].astype(total.dtype).sum()
 
 
 def logits(
@@ -59,13 +74,23 @@ def logits(
     dropout_key: jax.Array | None = None,
     attention: str = "auto",
     remat: Remat = "none",
+    parallelism: Parallelism = ALONE,
 ) -> jax.Array:
-    """The logits of every position, [rows, sequence, vocabulary], in at least float32.
+    """The logits of every position, [rows, columns, vocabulary], in at least float32.
 
-    Arguments and errors are those of `loss_sum`; targets and loss_mask are not read.
+    Arguments and errors are those of `loss_sum`; targets and loss_mask are not read. With tensor
+    parallelism see `head`.
     """
-    x = stream(parameters, batch, config, dropout_key=dropout_key, attention=attention, remat=remat)
-    return head(parameters, norm(parameters["final_norm"], x, config), config)
+    x, _ = stream(
+        parameters,
+        batch,
+        config,
+        dropout_key=dropout_key,
+        attention=attention,
+        remat=remat,
+        parallelism=parallelism,
+    )
+    return head(parameters, x, config, parallelism)
 
 
 def stream(
@@ -76,66 +101,108 @@ def stream(
     dropout_key: jax.Array | None,
     attention: str,
     remat: Remat,
-) -> jax.Array:
-    """The residual stream after all layers, [rows, sequence, hidden]."""
-    x = embed(parameters["embedding"], batch, config, dropout_key)
-    context = make_context(batch, config, x.dtype, dropout_key)
-    return apply_layers(parameters["layers"], x, context, config, attention=attention, remat=remat)
+    parallelism: Parallelism,
+) -> tuple[jax.Array, jax.Array | None]:
+    """The residual stream after all layers, and the sum of their balances (see `apply_layers`)."""
+    x = embed(parameters["embedding"], batch, config, dropout_key, parallelism)
+    context = make_context(batch, config, x.dtype, dropout_key, parallelism)
+    return apply_layers(
+        parameters["layers"],
+        x,
+        context,
+        config,
+        attention=attention,
+        remat=remat,
+        parallelism=parallelism,
+    )
 
 
 def embed(
-    parameters: Parameters, batch: Batch, config: ModelConfig, dropout_key: jax.Array | None
+    parameters: Parameters,
+    batch: Batch,
+    config: ModelConfig,
+    dropout_key: jax.Array | None,
+    parallelism: Parallelism = ALONE,
 ) -> jax.Array:
-    """The first residual stream, [rows, sequence, hidden]."""
-    x = look_up(parameters["tokens"]["embedding"], batch["tokens"])
+    """The first residual stream, [rows, columns, hidden]; `parameters` are those of "embedding".
+
+    With sequence parallelism it has 1 / tensor of the columns, as it has through all layers.
+    """
+    tokens = look_up_own(parameters["tokens"]["embedding"], batch["tokens"], parallelism)
+    x = leave(tokens, parallelism)
     if config.positions == "learned":
-        sequence = batch["tokens"].shape[1]
+        sequence = batch["tokens"].shape[1] * parallelism.context
         if sequence > config.maximum_positions:
             raise UserError(
                 f"a sequence of {sequence} tokens is longer than the model's "
                 f"{config.maximum_positions} learned positions (maximum_positions)"
             )
-        x = x + look_up(parameters["positions"]["embedding"], batch["positions"])
+        positions = stream_columns(batch["positions"], parallelism, dim=1)
+        x = x + look_up(parameters["positions"]["embedding"], positions)
     if dropout_key is not None and config.dropout > 0:
-        x = dropout(x, jax.random.fold_in(dropout_key, 0), batch["row"], config.dropout)
+        columns = local_columns(batch["tokens"].shape[1], parallelism)
+        columns = stream_columns(columns, parallelism, dim=0)
+        x = dropout(x, jax.random.fold_in(dropout_key, 0), batch["row"], columns, config.dropout)
     return x
 
 
 def apply_layers(
     layers: Parameters,
     x: jax.Array,
-    context: Context,
+    context: LayerContext,
     config: ModelConfig,
     *,
     attention: str = "auto",
     remat: Remat = "none",
     first_layer: jax.Array | int = 0,
-) -> jax.Array:
-    """`x` [rows, sequence, hidden] through the stacked `layers`, whichever part of them is given.
+    parallelism: Parallelism = ALONE,
+) -> tuple[jax.Array, jax.Array | None]:
+    """`x` [rows, columns, hidden] through the stacked `layers`, whichever part of them is given.
 
     `first_layer` is the number, in the whole model, of the first layer given.
+
+    Returns:
+        The stream after them, and the sum of their balances (see `geojax.models.layers.layer`).
     """
     count = jax.tree.leaves(layers)[0].shape[0]
     indices = first_layer + jnp.arange(count, dtype=jnp.int32)
 
-    def body(x: jax.Array, layer_and_index: tuple[Parameters, jax.Array]) -> tuple[jax.Array, None]:
+    def body(
+        x: jax.Array, layer_and_index: tuple[Parameters, jax.Array]
+    ) -> tuple[jax.Array, jax.Array | None]:
         own, index = layer_and_index
-        return layer(own, x, index, context, config, attention), None
+        return layer(own, x, index, context, config, attention, parallelism)
 
-    # The carry must vary over whatever the weights or the batch vary over.
-    x = vary_over(x, varying_axes(layers, x, context, indices))
-    return lax.scan(rematerialised(body, remat), x, (layers, indices))[0]
+    # The carry must vary over whatever the weights or the batch vary over, but for `tensor`: what
+    # leaves a layer is summed over it.
+    axes = varying_axes(layers, x, context, indices)
+    if parallelism.tensor > 1 and not parallelism.sequence:
+        axes -= {"tensor"}
+    x, balances = lax.scan(rematerialised(body, remat), vary_over(x, axes), (layers, indices))
+    return x, None if balances is None else balances.sum(0)
 
 
-def head_loss(parameters: Parameters, x: jax.Array, batch: Batch, config: ModelConfig) -> jax.Array:
+def head_loss(
+    parameters: Parameters,
+    x: jax.Array,
+    batch: Batch,
+    config: ModelConfig,
+    parallelism: Parallelism = ALONE,
+) -> jax.Array:
     """The masked sum of the next-token losses, from the stream `x` after all layers.
 
-    Reads of `parameters` the final norm and the kernel of the head.
+    Reads of `parameters` the final norm and the kernel of the head. It is the sum over the columns
+    of the batch, the same on all ranks of `tensor`.
     """
-    hidden = norm(parameters["final_norm"], x, config)
-    mask = batch["loss_mask"].astype(jnp.promote_types(x.dtype, jnp.float32))
-    kernel = head_kernel(parameters, config)
-    return cross_entropy_sum(hidden, kernel, batch["targets"], mask, tied=config.tied_head)
+    return cross_entropy_sum(
+        enter(norm(parameters["final_norm"], x, config), parallelism),
+        head_kernel(parameters, config),
+        batch["targets"],
+        batch["loss_mask"],
+        tied=config.tied_head,
+        vocabulary=config.vocabulary,
+        parallelism=parallelism,
+    )
 
 
 def head_kernel(parameters: Parameters, config: ModelConfig) -> jax.Array:
@@ -145,8 +212,15 @@ def head_kernel(parameters: Parameters, config: ModelConfig) -> jax.Array:
     return parameters["head"]["kernel"]
 
 
-def head(parameters: Parameters, hidden: jax.Array, config: ModelConfig) -> jax.Array:
-    """Logits [..., vocabulary] in at least float32 of `hidden` [..., hidden]."""
+def head(
+    parameters: Parameters, x: jax.Array, config: ModelConfig, parallelism: Parallelism = ALONE
+) -> jax.Array:
+    """Logits [rows, columns, vocabulary], in at least float32, of the stream `x` after all layers.
+
+    With tensor parallelism they are this rank's part of the vocabulary, of all columns; what pads
+    the vocabulary to a multiple of `tensor` comes last.
+    """
+    hidden = enter(norm(parameters["final_norm"], x, config), parallelism)
     kernel = head_kernel(parameters, config)
     wide = jnp.promote_types(hidden.dtype, jnp.float32)
     equation = "...d,vd->...v" if config.tied_head else "...d,dv->...v"

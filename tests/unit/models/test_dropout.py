@@ -11,9 +11,9 @@ from geojax.models.dropout import dropout
 _RATE = 0.3
 
 
-def _mask(key, rows=(0, 1, 2, 3), shape=(64, 128)):
-    ones = jnp.ones((len(rows), *shape))
-    return np.asarray(dropout(ones, key, jnp.asarray(rows, jnp.int32), _RATE))
+def _mask(key, rows=(0, 1, 2, 3), columns=range(64), hidden=128):
+    ones = jnp.ones((len(rows), len(columns), hidden))
+    return np.asarray(dropout(ones, key, jnp.asarray(rows, jnp.int32), jnp.asarray(columns), _RATE))
 
 
 def test_drops_the_rate_and_keeps_the_mean():
@@ -52,10 +52,16 @@ def test_a_row_keeps_its_mask_wherever_it_is():
     np.testing.assert_array_equal(_mask(key, rows), whole[list(rows)])
 
 
+def test_a_column_keeps_its_mask_wherever_it_is():
+    key = jax.random.key(5)
+    columns = (7, 3, 12)
+    np.testing.assert_array_equal(_mask(key, columns=columns), _mask(key)[:, list(columns)])
+
+
 def test_nothing_is_drawn_without_a_key_or_a_rate():
-    x, rows = jnp.ones((2, 3, 4)), jnp.arange(2)
-    assert dropout(x, None, rows, 0.5) is x
-    assert dropout(x, jax.random.key(0), rows, 0.0) is x
+    x, rows, columns = jnp.ones((2, 3, 4)), jnp.arange(2), jnp.arange(3)
+    assert dropout(x, None, rows, columns, 0.5) is x
+    assert dropout(x, jax.random.key(0), rows, columns, 0.0) is x
 
 
 def test_the_models_dropout_is_seen_by_loss_and_reproducible(random_parameters, packed_batch):
