@@ -13,6 +13,7 @@ import numpy as np
 from jax import lax
 
 from geojax.models.parallelism import Parallelism
+from geojax.models.varying import Tree
 
 
 def column_order(sequence: int, parallelism: Parallelism) -> np.ndarray:
@@ -47,6 +48,13 @@ def local_columns(length: int, parallelism: Parallelism) -> jax.Array:
 def column_multiple(parallelism: Parallelism) -> int:
     """A sequence must be a multiple of this to be cut over `context`."""
     return parallelism.context * (2 if _zigzag(parallelism) else 1)
+
+
+def split_chunks(tree: Tree) -> tuple[Tree, Tree]:
+    """The two chunks that a rank holds in zig-zag order, of arrays [rows, columns, ...]."""
+    first = jax.tree.map(lambda x: x[:, : x.shape[1] // 2], tree)
+    second = jax.tree.map(lambda x: x[:, x.shape[1] // 2 :], tree)
+    return first, second
 
 
 def _zigzag(parallelism: Parallelism) -> bool:

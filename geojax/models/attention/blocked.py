@@ -6,10 +6,8 @@ from typing import Any
 import jax
 
 from geojax.models.attention.blocks import Block
-from geojax.models.attention.tiled import TiledKernel
+from geojax.models.attention.tiled import TILED
 from geojax.models.varying import vary_over, varying_axes
-
-_KERNEL = TiledKernel()
 
 
 def blocked_attention(
@@ -44,7 +42,7 @@ def _forward(
     scale: float,
 ) -> tuple[jax.Array, tuple[Any, ...]]:
     block = Block(query, key, value, segment_ids, segment_ids, causal=True)
-    result = _KERNEL.forward(block, scale)
+    result = TILED.forward(block, scale)
     output = result.output.astype(query.dtype)
     return output, (query, key, value, segment_ids, output, result.log_sum_exp)
 
@@ -54,7 +52,7 @@ def _backward(
 ) -> tuple[jax.Array, jax.Array, jax.Array, None]:
     query, key, value, segment_ids, output, log_sum_exp = residuals
     block = Block(query, key, value, segment_ids, segment_ids, causal=True)
-    gradients = _KERNEL.backward(block, scale, output, log_sum_exp, gradient)
+    gradients = TILED.backward(block, scale, output, log_sum_exp, gradient)
     d_query, d_key, d_value = (x.astype(query.dtype) for x in gradients)
     return d_query, d_key, d_value, None
 

@@ -6,9 +6,12 @@ import jax
 
 from geojax.errors import UserError
 from geojax.models.attention.blocked import blocked_attention
+from geojax.models.attention.blocks import Kernel
 from geojax.models.attention.choice import chosen_implementation
+from geojax.models.attention.context import context_attention
 from geojax.models.attention.cudnn import cudnn_attention
 from geojax.models.attention.reference import reference_attention
+from geojax.models.attention.tiled import TILED
 from geojax.models.parallelism import ALONE, Parallelism
 
 _FUNCTIONS = {
@@ -16,6 +19,7 @@ _FUNCTIONS = {
     "cudnn": cudnn_attention,
     "reference": reference_attention,
 }
+_KERNELS: dict[str, Kernel] = {"blocked": TILED}
 
 
 def attention(
@@ -56,12 +60,20 @@ def attention(
         packed=segment_ids is not None,
         implementation=implementation,
     )
-    if parallelism.context > 1:
-        raise UserError(
-            f"attention: context parallelism by {parallelism.context_method} is not there yet"
-        )
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
-    return _FUNCTIONS[choice.name](query, key, value, segment_ids, scale)
+    function = _FUNCTIONS[choice.name]
+    if parallelism.context == 1:
+        return function(query, key, value, segment_ids, scale)
+    return context_attention(
+        query,
+        key,
+        value,
+        segment_ids,
+        scale,
+        parallelism,
+        whole_rows=function,
+        kernel=_KERNELS.get(choice.name),
+    )
 
 
 def _check(

@@ -79,6 +79,10 @@ class TiledKernel:
         )
 
 
+TILED = TiledKernel()
+"""The kernel has no settings: one is enough."""
+
+
 def _unrolled(block: Block) -> bool:
     return block.causal and block.query.shape[1] <= LONGEST_UNROLLED
 
