@@ -4,9 +4,10 @@ Scans and custom derivatives insist that types match, varying axes included. Out
 nothing varies and everything here does nothing.
 """
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 
 from geojax.collectives import axes as mesh_axes
 
@@ -22,3 +23,19 @@ def varying_axes(*trees: object) -> frozenset[str]:
 def vary_over(tree: Tree, axes: frozenset[str]) -> Tree:
     """`tree` with every array varying over `axes` at least (backwards, this sums over them)."""
     return jax.tree.map(lambda leaf: mesh_axes.to_varying(leaf, sorted(axes)), tree)
+
+
+def zeros_of(tree: Any, *leading: int, dtype: Any = None) -> Any:
+    """Zeros in the shapes of the arrays of `tree` (or of what only has shapes), and typed as they.
+
+    Args:
+        tree: the arrays.
+        leading: dims that come before theirs.
+        dtype: of the zeros; None: each has its array's.
+    """
+
+    def zeros(leaf: jax.Array) -> jax.Array:
+        array = jnp.zeros((*leading, *leaf.shape), dtype or leaf.dtype)
+        return vary_over(array, varying_axes(leaf))
+
+    return jax.tree.map(zeros, tree)

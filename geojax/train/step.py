@@ -19,12 +19,12 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from geojax.collectives import hierarchical_all_reduce
-from geojax.collectives.axes import to_varying
 from geojax.models import ModelConfig, loss_sum
 from geojax.optim import SHARD_AXES, global_norm, layout
+from geojax.train.gradients import step_gradients
 from geojax.train.plan import BATCH_AXES, StepPlan
 from geojax.train.state import TrainState
-from geojax.train.weights import gather_weights, reduce_gradients
+from geojax.train.weights import gather_weights
 
 SIGNALS = ("stop", "save")
 """What any process may ask of all of them; summed over the mesh inside the step."""
@@ -32,46 +32,6 @@ SIGNALS = ("stop", "save")
 
 STEP_NAME = "train_step"
 """The name of the compiled step, in profiles and in the count of compilations."""
-
-
-def local_gradients(
-    weights: Any, batch: Any, model: ModelConfig, plan: StepPlan, dropout_key: jax.Array | None
-) -> tuple[Any, jax.Array, jax.Array]:
-    """Gradient, loss and target count of this device's rows, summed over its microbatches.
-
-    Returns the gradient of the *sum* of the tokens' losses, in the policy's reduction dtype, that
-    sum, and the number of targets: a mean would weigh microbatches with few targets too much.
-    """
-
-    def one(microbatch: Any) -> tuple[Any, jax.Array, jax.Array]:
-        (loss, count), gradients = jax.value_and_grad(loss_sum, has_aux=True)(
-            weights,
-            microbatch,
-            model,
-            dropout_key=dropout_key,
-            attention=plan.attention,
-            remat=plan.remat,
-        )
-        cast = jax.tree.map(lambda leaf: leaf.astype(plan.policy.reduce_dtype), gradients)
-        return cast, loss, count
-
-    if plan.accumulation == 1:
-        return one(batch)
-
-    def accumulate(total: Any, microbatch: Any) -> tuple[Any, None]:
-        return jax.tree.map(jnp.add, total, one(microbatch)), None
-
-    rows = jax.tree.map(
-        lambda leaf: leaf.reshape(plan.accumulation, -1, *leaf.shape[1:]), batch
-    )  # [rows, ...] -> [microbatch, rows of one, ...]
-    first = jax.tree.map(lambda leaf: leaf[0], rows)
-    zero = jax.tree.map(
-        lambda leaf: to_varying(jnp.zeros(leaf.shape, leaf.dtype), leaf.manual_axis_type.varying),
-        jax.eval_shape(one, first),
-    )
-    total, _ = jax.lax.scan(accumulate, zero, rows)
-    gradients, loss, count = total
-    return gradients, loss, count
 
 
 def sum_over_mesh(values: jax.Array) -> jax.Array:
@@ -105,9 +65,9 @@ def mean_gradients(
         The gradient's shards, and the scalars `loss` (mean over targets), `targets` and one per
         signal: the same numbers on every rank.
     """
-    weights = gather_weights(shards, layouts, plan)
-    gradients, loss, count = local_gradients(weights, batch, model, plan, dropout_key)
-    reduced = reduce_gradients(gradients, layouts, plan)
+    reduced, loss, count = step_gradients(
+        shards, batch, layouts=layouts, model=model, plan=plan, dropout_key=dropout_key
+    )
     signal = jnp.sum(signals.astype(loss.dtype), axis=0)
     if plan.mesh.shape["context"] > 1:  # those who share rows say the same
         signal = jnp.where(jax.lax.axis_index("context") == 0, signal, 0)

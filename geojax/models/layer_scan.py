@@ -1,0 +1,217 @@
+"""The layers of a model forwards and backwards, as two loops with explicit residuals.
+
+    forward_layers    x  ─► layer 0 ─► layer 1 ─► ... ─► x
+                            │ residuals   │ residuals
+    backward_layers  dx  ◄─ layer 0 ◄─ layer 1 ◄─ ... ◄─ dx
+                            │ gradient    │ gradient
+
+Where a layer's weights come from and where its gradient goes are said by two small objects, a
+`WeightSource` and a `GradientSink`; the loops are the same for whole weights and for weights that
+are gathered layer by layer. Both objects may leave something for the next turn of the loop (the
+weights of the next layer, the gradient of the last one), so that a message can travel while a
+layer is computed that does not wait for it.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from geojax.models.parameters import Parameters
+from geojax.models.residuals import Residuals, forward
+from geojax.models.varying import zeros_of
+
+Layer = Callable[[Parameters, jax.Array, jax.Array, Any], tuple[jax.Array, jax.Array | None]]
+"""(a layer's parameters, the stream, the layer's number, the context) to the stream and the layer's
+balance loss [rows], None without experts."""
+
+
+class WeightSource(Protocol):
+    """Gives out the weights of one layer after the other."""
+
+    def take(self, ahead: Any, index: jax.Array, following: jax.Array) -> tuple[Parameters, Any]:
+        """The weights of layer `index`, and what is carried to the turn of layer `following`.
+
+        `ahead` is what was carried to this turn.
+        """
+
+
+class GradientSink(Protocol):
+    """Takes the gradient of one layer after the other."""
+
+    def put(self, sums: Any, index: jax.Array, gradient: Parameters) -> Any:
+        """`sums` with the gradient of layer `index` in it, or on its way into it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StackedWeights:
+    """A source that holds the weights of all layers, stacked on a leading dim."""
+
+    weights: Parameters
+
+    def take(self, ahead: None, index: jax.Array, following: jax.Array) -> tuple[Parameters, None]:
+        """A slice of the stack; nothing is carried."""
+        return layer_slice(self.weights, index), None
+
+
+@dataclasses.dataclass(frozen=True)
+class StackedGradients:
+    """A sink that adds to the gradients of all layers, stacked on a leading dim."""
+
+    once: bool = False
+    """Whether each layer's gradient comes only once: it is written then, not added."""
+
+    def start(self, nothing: Parameters, count: int) -> Parameters:
+        """Sums of nothing, for `count` layers whose gradients have the types of `nothing`."""
+        return zeros_of(nothing, count)
+
+    def put(self, sums: Parameters, index: jax.Array, gradient: Parameters) -> Parameters:
+        """In place, if nobody else reads the sums."""
+        return add_at(sums, index, gradient, empty=self.once)
+
+    def finish(self, sums: Parameters) -> Parameters:
+        """The stacked gradients."""
+        return sums
+
+
+class Forward(NamedTuple):
+    """What `forward_layers` returns."""
+
+    x: jax.Array
+    """The stream after the last layer."""
+    balance: jax.Array | None
+    """[rows], the balance losses of all layers; None without experts."""
+    residuals: Residuals
+    """Of every layer, stacked."""
+    ahead: Any
+    """What the source carries to the layer that comes next."""
+    weights: Any
+    """Those of every layer, stacked; None unless they were to be kept."""
+
+
+def forward_layers(
+    layer: Layer,
+    source: WeightSource,
+    ahead: Any,
+    x: jax.Array,
+    context: Any,
+    count: int,
+    *,
+    first_layer: jax.Array | int = 0,
+    keep_weights: bool = False,
+) -> Forward:
+    """`x` through `count` layers.
+
+    Args:
+        layer: the function of a layer, under whatever rematerialisation.
+        source: of the weights of the `count` layers.
+        ahead: what `source` carries to the first layer.
+        x: the stream before the first layer, typed as varying as it is after a layer.
+        context: what every layer reads beside; given to `backward_layers` again.
+        count: the number of layers.
+        first_layer: the number of the first of them in the whole model.
+        keep_weights: whether to return the weights of all layers; the source then carries those of
+            the first layer out of the loop, else of the last one, with which the backward begins.
+    """
+
+    def body(carry: tuple[jax.Array, Any], index: jax.Array) -> tuple[tuple[jax.Array, Any], Any]:
+        x, ahead = carry
+        following = (index + 1) % count if keep_weights else jnp.minimum(index + 1, count - 1)
+        weights, ahead = source.take(ahead, index, following)
+        again = (weights, first_layer + index, context)
+        (x, balance), residuals = forward(
+            lambda weights, x: layer(weights, x, *again[1:]), weights, x, again=again
+        )
+        return (x, ahead), (balance, residuals, weights if keep_weights else None)
+
+    indices = jnp.arange(count, dtype=jnp.int32)
+    (x, ahead), (balances, residuals, weights) = lax.scan(body, (x, ahead), indices)
+    balance = None if balances is None else balances.sum(axis=0)
+    return Forward(x, balance, residuals, ahead, weights)
+
+
+class Backward(NamedTuple):
+    """What `backward_layers` returns."""
+
+    x: jax.Array
+    """The cotangent of the stream before the first layer."""
+    sums: Any
+    """The sink's sums with every layer's gradient."""
+    ahead: Any
+    """What the source carries to the layer that comes next: the first one."""
+
+
+def backward_layers(
+    source: WeightSource,
+    ahead: Any,
+    sink: GradientSink,
+    sums: Any,
+    residuals: Residuals,
+    cotangents: tuple[jax.Array, jax.Array | None],
+    context: Any,
+    count: int,
+    *,
+    first_layer: jax.Array | int = 0,
+    unroll: bool = False,
+) -> Backward:
+    """The layers of `forward_layers`, backwards.
+
+    Args:
+        source: of the same weights.
+        ahead: what `source` carries to the last layer.
+        sink: takes the gradient of every layer.
+        sums: the sink's, so far.
+        residuals: of every layer.
+        cotangents: of the stream after the last layer and of the balance loss.
+        context: as in the forward.
+        count: as in the forward.
+        first_layer: as in the forward.
+        unroll: whether the layers follow one another without a loop.
+    """
+    x_cotangent, balance_cotangent = cotangents
+
+    def body(carry: Any, turn: tuple[jax.Array, Residuals]) -> tuple[Any, None]:
+        x_cotangent, ahead, sums = carry
+        index, own = turn
+        weights, ahead = source.take(ahead, index, jnp.maximum(index - 1, 0))
+        gradient, x_cotangent = own.backward(
+            (x_cotangent, balance_cotangent), again=(weights, first_layer + index, context)
+        )
+        return (x_cotangent, ahead, sink.put(sums, index, gradient)), None
+
+    carry = (x_cotangent, ahead, sums)
+    if unroll:
+        for index in reversed(range(count)):
+            carry, _ = body(carry, (jnp.int32(index), layer_slice(residuals, index)))
+    else:
+        indices = jnp.arange(count, dtype=jnp.int32)
+        carry, _ = lax.scan(body, carry, (indices, residuals), reverse=True)
+    x, ahead, sums = carry
+    return Backward(x, sums, ahead)
+
+
+def layer_slice(stacked: Any, index: jax.Array | int) -> Any:
+    """One layer of a tree whose leaves have a leading layers dim."""
+    return jax.tree.map(
+        lambda leaf: lax.dynamic_index_in_dim(
+            leaf, index, keepdims=False, allow_negative_indices=False
+        ),
+        stacked,
+    )
+
+
+def add_at(sums: Any, index: jax.Array | int, tree: Any, *, empty: bool = False) -> Any:
+    """`tree`, cast to the dtypes of `sums`, added to one layer of it (or written, if `empty`)."""
+
+    def add(total: jax.Array, leaf: jax.Array) -> jax.Array:
+        leaf = leaf.astype(total.dtype)
+        if not empty:
+            leaf = leaf + layer_slice(total, index)
+        return lax.dynamic_update_index_in_dim(
+            total, leaf, index, axis=0, allow_negative_indices=False
+        )
+
+    return jax.tree.map(add, sums, tree)

@@ -1,0 +1,134 @@
+"""The gradient of a step: microbatch after microbatch, then reduced; or, with overlap, as it comes.
+
+microbatches 0 .. m-2    a loop; gradients are added on the device, whole (ZeRO 0 and 1) or as
+                         shards of the site (ZeRO 2 and 3); nothing crosses `dc`
+microbatch m-1           with overlap: a layer's gradient is reduced, over the sites too, while
+                         the layers before it go backwards; otherwise one more turn of the loop
+then                     what is not reduced yet is
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from geojax.models import Batch, ModelConfig, Parameters
+from geojax.models.layer_scan import (
+    StackedGradients,
+    StackedWeights,
+    WeightSource,
+    layer_slice,
+)
+from geojax.models.varying import vary_over, varying_axes, zeros_of
+from geojax.optim import LeafLayout
+from geojax.train.layerwise import (
+    GatheredWeights,
+    ReducedGradients,
+    ScatteredGradients,
+    reduce_last,
+)
+from geojax.train.plan import StepPlan
+from geojax.train.training_pass import Gradients, TrainingPass
+from geojax.train.weights import gather_weights, reduce_gradients, scatter_in_site, sum_shards
+
+
+class StepGradients(NamedTuple):
+    """What a step learns from its batch."""
+
+    gradients: Parameters
+    """Each rank's shards of the gradient of the sum over all ranks' losses, in the reduction dtype.
+    (Not of the mean: that would weigh microbatches with few targets too much.)"""
+    loss: jax.Array
+    """The sum of the losses of this rank's tokens."""
+    targets: jax.Array
+    """The number of them that count."""
+
+
+def step_gradients(
+    shards: Parameters,
+    batch: Batch,
+    *,
+    layouts: Parameters,
+    model: ModelConfig,
+    plan: StepPlan,
+    dropout_key: jax.Array | None,
+) -> StepGradients:
+    """Loss and gradient of a global batch; call it inside the step's `shard_map`.
+
+    Args:
+        shards: this rank's shard of each parameter.
+        batch: this rank's part of the global batch.
+        layouts: the `LeafLayout` of each parameter.
+        model: the model.
+        plan: how the step runs.
+        dropout_key: key of this step's dropout masks; None, no dropout.
+    """
+    run = TrainingPass(model, plan, dropout_key)
+    outer, source, ahead = _weights(shards, layouts, plan)
+    of_outer, of_layer = _without_layers(layouts), _of_layer(layouts)
+    scattered = plan.zero_stage >= 2
+    in_loop = plan.accumulation - 1 if plan.overlap else plan.accumulation
+    sink: ScatteredGradients | StackedGradients = StackedGradients(once=in_loop == 1)
+    if scattered:
+        sink = ScatteredGradients(of_layer, plan)
+
+    def in_site(gradient: Parameters) -> Parameters:
+        return scatter_in_site(gradient, of_outer, plan) if scattered else gradient
+
+    def turn(sums: Gradients, microbatch: Batch) -> tuple[Gradients, None]:
+        made = run.gradients(outer, source, sums.ahead, sink, sums.layers, microbatch)
+        loss, targets = sums.loss + made.loss, sums.targets + made.targets
+        total = jax.tree.map(jnp.add, sums.outer, in_site(made.outer))
+        return Gradients(loss, targets, total, made.layers, made.ahead), None
+
+    dtype = plan.policy.reduce_dtype
+    layer = jax.eval_shape(lambda: source.take(ahead, jnp.int32(0), jnp.int32(0))[0])
+    zero = vary_over(jnp.zeros((), run.loss_dtype), varying_axes(batch["loss_mask"]))
+    outer_sums = zeros_of(jax.eval_shape(lambda: in_site(zeros_of(outer, dtype=dtype))))
+    layer_sums = sink.start(zeros_of(layer, dtype=dtype), model.layers)
+    sums = Gradients(zero, zero, outer_sums, layer_sums, ahead)
+    microbatches = jax.tree.map(
+        lambda leaf: leaf.reshape(plan.accumulation, -1, *leaf.shape[1:]), batch
+    )  # [rows, ...] -> [microbatch, rows of one, ...]
+    if in_loop == 1:
+        sums, _ = turn(sums, layer_slice(microbatches, 0))
+    elif in_loop > 1:
+        sums, _ = lax.scan(turn, sums, jax.tree.map(lambda leaf: leaf[:in_loop], microbatches))
+    before = sums.outer | {"layers": sink.finish(sums.layers)} if in_loop else None
+    if not plan.overlap:
+        reduce = sum_shards if scattered else reduce_gradients
+        return StepGradients(reduce(before, layouts, plan), sums.loss, sums.targets)
+
+    last_sink = ReducedGradients(of_layer, plan, before and before["layers"])
+    last = run.gradients(
+        outer, source, sums.ahead, last_sink, (), layer_slice(microbatches, in_loop), unroll=True
+    )
+    reduced = {"layers": last_sink.finish(last.layers)}
+    for name, gradient in last.outer.items():
+        own = before and before[name]
+        reduced[name] = reduce_last(own, gradient, layouts[name], plan)
+    return StepGradients(reduced, sums.loss + last.loss, sums.targets + last.targets)
+
+
+def _weights(
+    shards: Parameters, layouts: Parameters, plan: StepPlan
+) -> tuple[Parameters, WeightSource, Any]:
+    """The weights outside the layers, the source of those in them, and what it carries at first.
+
+    The former are gathered once a step under ZeRO 3 too: all passes read them.
+    """
+    if plan.zero_stage < 3:
+        weights = gather_weights(shards, layouts, plan)
+        return _without_layers(weights), StackedWeights(weights["layers"]), None
+    outer = gather_weights(_without_layers(shards), _without_layers(layouts), plan)
+    source = GatheredWeights(shards["layers"], _of_layer(layouts), plan)
+    return outer, source, source.gather(jnp.int32(0))
+
+
+def _without_layers(parameters: Parameters) -> Parameters:
+    return {name: tree for name, tree in parameters.items() if name != "layers"}
+
+
+def _of_layer(layouts: Parameters) -> Parameters:
+    return jax.tree.map(LeafLayout.of_layer, layouts["layers"])

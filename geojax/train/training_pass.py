@@ -1,0 +1,138 @@
+"""A training pass: one microbatch through the model and back.
+
+    embed ─► forward over the layers ─► head and loss
+                     │ residuals             │ forward and backward at once
+    embed ◄─ backward over the layers ◄──────┘
+
+The backward is written out, not left to `jax.grad` of a loop, so that a layer's gradient can go
+where it belongs as soon as it is there.
+"""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from geojax.models import Batch, ModelConfig, Parameters
+from geojax.models.layer_scan import (
+    GradientSink,
+    StackedWeights,
+    WeightSource,
+    backward_layers,
+    forward_layers,
+)
+from geojax.models.layers import layer, make_context
+from geojax.models.remat import rematerialised
+from geojax.models.transformer import embed, head_loss
+from geojax.train.plan import StepPlan
+
+
+class Gradients(NamedTuple):
+    """What a training pass gives."""
+
+    loss: jax.Array
+    """The sum of the tokens' losses."""
+    targets: jax.Array
+    """The number of them that count."""
+    outer: Parameters
+    """The gradient of all that is not in a layer, in the reduction dtype."""
+    layers: Any
+    """The sink's sums."""
+    ahead: Any
+    """What the source carries to the first layer, if it gathers for each pass."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingPass:
+    """The pass of one model under one plan; what it reads but is not differentiated."""
+
+    model: ModelConfig
+    plan: StepPlan
+    dropout_key: jax.Array | None
+
+    @property
+    def loss_dtype(self) -> Any:
+        """Of the sum of losses."""
+        return jnp.promote_types(self.plan.policy.compute_dtype, jnp.float32)
+
+    def gradients(
+        self,
+        outer: Parameters,
+        source: WeightSource,
+        ahead: Any,
+        sink: GradientSink,
+        sums: Any,
+        batch: Batch,
+        *,
+        unroll: bool = False,
+    ) -> Gradients:
+        """Loss and gradients of a microbatch.
+
+        Args:
+            outer: this rank's weights, but for the layers.
+            source: of the layers' weights.
+            ahead: what the source carries to the first layer.
+            sink: of the layers' gradients.
+            sums: the sink's, so far.
+            batch: this rank's part of the microbatch.
+            unroll: whether the backward over the layers is unrolled.
+        """
+        model, plan = self.model, self.plan
+        x, embed_backward = jax.vjp(
+            lambda tables: embed(tables, batch, model, self.dropout_key, plan.parallelism),
+            outer["embedding"],
+        )
+        context = make_context(batch, model, x.dtype, self.dropout_key, plan.parallelism)
+        keep = plan.zero_stage == 3 and plan.keep_gathered
+        forward = forward_layers(
+            rematerialised(self._layer, plan.remat),
+            source,
+            ahead,
+            x,
+            context,
+            model.layers,
+            keep_weights=keep,
+        )
+        read = {name: outer[name] for name in self._read_by_head()}
+        loss, head_backward = jax.vjp(
+            lambda read, x: head_loss(read, x, batch, model, plan.parallelism), read, forward.x
+        )
+        own, x_cotangent = head_backward(jnp.ones_like(loss))
+        backward = backward_layers(
+            StackedWeights(forward.weights) if keep else source,
+            None if keep else forward.ahead,
+            sink,
+            sums,
+            forward.residuals,
+            (x_cotangent, None),
+            context,
+            model.layers,
+            unroll=unroll,
+        )
+        (tables,) = embed_backward(backward.x)
+        return Gradients(
+            loss,
+            batch["loss_mask"].astype(loss.dtype).sum(),
+            self._outer(own, tables),
+            backward.sums,
+            forward.ahead if keep else backward.ahead,
+        )
+
+    def _layer(
+        self, weights: Parameters, x: jax.Array, index: jax.Array, context: Any
+    ) -> tuple[jax.Array, jax.Array | None]:
+        plan = self.plan
+        return layer(weights, x, index, context, self.model, plan.attention, plan.parallelism)
+
+    def _read_by_head(self) -> tuple[str, ...]:
+        return ("final_norm", "embedding" if self.model.tied_head else "head")
+
+    def _outer(self, of_head: Parameters, tables: Parameters) -> Parameters:
+        """The gradients of the head and of the tables; a tied table gets both."""
+        cast = functools.partial(jax.tree.map, lambda x: x.astype(self.plan.policy.reduce_dtype))
+        of_head, tables = cast(of_head), cast(tables)
+        if "embedding" in of_head:
+            tables = jax.tree.map(jnp.add, tables, of_head["embedding"])
+        return of_head | {"embedding": tables}
