@@ -269,7 +269,8 @@ def _whole_sharding(layout: LeafLayout, mesh: Mesh) -> NamedSharding:
         return NamedSharding(mesh, spec)
     parts = dict.fromkeys(mesh.axis_names, 1)
     for size, axes in zip(layout.shape, spec, strict=False):
-        for axis in axes or ():
+        # A PartitionSpec turns a tuple of one name into the name.
+        for axis in (axes,) if isinstance(axes, str) else axes or ():
             parts[axis] = math.gcd(size, mesh.shape[axis])
             size //= parts[axis]
             if parts[axis] < mesh.shape[axis]:
