@@ -143,13 +143,20 @@ def _backward(
 _cross_entropy_sum.defvjp(_forward, _backward)
 
 
+def chunk_plan(tokens: int, columns: int, itemsize: int) -> tuple[int, int]:
+    """How many chunks `tokens` tokens are taken in, and how many tokens each has.
+
+    `columns` is the width of the logits on this rank, `itemsize` the bytes of one of them.
+    """
+    most = max(CHUNK_BYTES // (columns * itemsize), LEAST_CHUNK_TOKENS)
+    count = max(1, math.ceil(tokens / most))
+    return count, math.ceil(tokens / count)
+
+
 def _split(chunk: _Chunk, columns: int) -> _Chunk:
     """All tokens as [chunks, tokens of a chunk, ...], padded at the end with a mask of 0."""
     tokens = chunk.targets.shape[0]
-    row_bytes = columns * chunk.mask.dtype.itemsize
-    most = max(CHUNK_BYTES // row_bytes, LEAST_CHUNK_TOKENS)
-    count = max(1, math.ceil(tokens / most))
-    size = math.ceil(tokens / count)
+    count, size = chunk_plan(tokens, columns, chunk.mask.dtype.itemsize)
 
     def split(x: jax.Array) -> jax.Array:
         padding = [(0, count * size - tokens)] + [(0, 0)] * (x.ndim - 1)

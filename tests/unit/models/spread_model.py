@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 import geojax
+from geojax.collectives.axes import drop_single, split_by_size, to_varying, varying_axes
 from geojax.models import loss_sum
 from geojax.models.partition import partitions
 from geojax.models.sequence_order import column_order
@@ -31,13 +32,10 @@ def spread_step(config, parallelism, mesh, dropout_key=None, **options):
     """
     places = partitions(config, parallelism)
     cuts = jax.tree.map(_spec, places)
-    long = {axis for axis, size in mesh.shape.items() if size > 1}
 
     def step(parameters, batch):
         def varying(leaf, place):
-            axes = (*_BATCH_AXES, "tensor") if place.partial else _BATCH_AXES
-            missing = set(axes) & long - jax.typeof(leaf).mat.varying
-            return jax.lax.pcast(leaf, tuple(missing), to="varying") if missing else leaf
+            return to_varying(leaf, (*_BATCH_AXES, "tensor") if place.partial else _BATCH_AXES)
 
         def loss(parameters):
             return loss_sum(
@@ -108,5 +106,6 @@ def _spec(place):
 
 
 def _summed(leaf, cut):
-    axes = tuple(sorted(jax.typeof(leaf).mat.varying - cut))
-    return jax.lax.psum(leaf, axes) if axes else leaf
+    long, single, _ = split_by_size(tuple(sorted(varying_axes(leaf) - cut)))
+    leaf = drop_single(leaf, single)
+    return jax.lax.psum(leaf, long) if long else leaf
