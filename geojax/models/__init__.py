@@ -1,11 +1,12 @@
 """Decoder-only transformers as functions on plain parameter trees."""
 
-from geojax.models.config import ModelConfig, RotaryScaling
+from geojax.models.config import MixtureSettings, ModelConfig, RotaryScaling
 from geojax.models.flops import model_flops
 from geojax.models.generate import generate
 from geojax.models.linen import Transformer
 from geojax.models.parameters import (
     Parameters,
+    active_parameter_count,
     decay_mask,
     init_parameters,
     parameter_count,
@@ -16,11 +17,13 @@ from geojax.models.transformer import Batch, logits, loss_sum
 
 __all__ = [
     "Batch",
+    "MixtureSettings",
     "ModelConfig",
     "Parameters",
     "Remat",
     "RotaryScaling",
     "Transformer",
+    "active_parameter_count",
     "decay_mask",
     "generate",
     "init_parameters",

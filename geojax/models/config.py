@@ -36,6 +36,34 @@ class RotaryScaling(Settings):
         return self
 
 
+class MixtureSettings(Settings):
+    """Experts in the place of each layer's feed-forward block, a few of which each token meets."""
+
+    experts: int = pydantic.Field(gt=1)
+    """Experts of a layer among which its router chooses, each of the width `feed_forward`."""
+    experts_per_token: int = pydantic.Field(gt=0)
+    """How many of them a token goes to (k)."""
+    shared_experts: int = pydantic.Field(default=0, ge=0)
+    """Experts of the same width that every token goes to besides, without a gate."""
+    normalised_gates: bool = True
+    """Whether a token's k gates sum to 1, as in Mixtral; else they are its k largest probabilities
+    among all experts, as in DeepSeekMoE."""
+    capacity_factor: float | None = pydantic.Field(default=None, gt=0)
+    """An expert takes at most ceil(capacity_factor * sequence * k / experts) tokens of a row, the
+    first ones, and drops the others; null: it takes all."""
+    balance_coefficient: float = pydantic.Field(default=0.01, ge=0)
+    """What the sum over layers of the load-balancing loss is multiplied by in a row's loss."""
+
+    @pydantic.model_validator(mode="after")
+    def _enough_experts(self) -> Self:
+        if self.experts_per_token > self.experts:
+            raise ValueError(
+                f"experts_per_token {self.experts_per_token} is more than the {self.experts} "
+                f"experts; it can be 1 to {self.experts}"
+            )
+        return self
+
+
 class ModelConfig(Settings):
     """One decoder-only transformer; the presets in `configs/model/` are values of this class."""
 
@@ -50,7 +78,10 @@ class ModelConfig(Settings):
     head_dim: int | None = pydantic.Field(default=None, gt=0)
     """Width of one head; default: hidden / heads."""
     feed_forward: int = pydantic.Field(gt=0)
-    """Width between the two matrix products of the feed-forward block (of each half of SwiGLU)."""
+    """Width between the two matrix products of the feed-forward block (of each half of SwiGLU); in
+    a mixture that of each expert."""
+    mixture: MixtureSettings | None = None
+    """Experts in place of the feed-forward block, in every layer; null: a dense model."""
     vocabulary: int = pydantic.Field(gt=0)
     """Number of tokens."""
     maximum_positions: int = pydantic.Field(gt=0)
@@ -90,6 +121,12 @@ class ModelConfig(Settings):
         return self.head_dim or self.hidden // self.heads
 
     @property
+    def shared_width(self) -> int:
+        """Width of the feed-forward block that every token meets: all of it, or a mixture's shared
+        experts side by side."""
+        return self.feed_forward * (self.mixture.shared_experts if self.mixture else 1)
+
+    @property
     def rotary_dim(self) -> int:
         """How many of a head's dims the rotary positions turn."""
         return round(self.rotary_fraction * self.head_size)
@@ -112,6 +149,8 @@ class ModelConfig(Settings):
                 f"heads {self.heads} is not a multiple of key_value_heads {self.kv_heads}; "
                 f"key_value_heads can be {', '.join(map(str, fitting))}"
             )
+        if self.mixture is not None and self.biases:
+            raise ValueError("biases are true, and the experts of a mixture have none; set false")
         if self.positions == "rotary":
             turned = self.rotary_fraction * self.head_size
             if not math.isclose(turned, round(turned)) or round(turned) % 2:

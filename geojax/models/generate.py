@@ -11,7 +11,8 @@ from jax import lax
 
 from geojax.errors import UserError
 from geojax.models.config import ModelConfig
-from geojax.models.layers import feed_forward_block, linear, project_heads
+from geojax.models.feed_forward import linear
+from geojax.models.layers import project_heads, second_block
 from geojax.models.parameters import Parameters
 from geojax.models.rotary import rotary_table
 from geojax.models.transformer import embed, head
@@ -150,7 +151,8 @@ def _next_logits(
         )
         mixed = _attend(query, cache.key[index], cache.value[index], position)
         x = x + linear(own["attention"]["output"], mixed)
-        return (x + feed_forward_block(own, x, config), cache), None
+        branch, _ = second_block(own, x, None, position[None], config)
+        return (x + branch, cache), None
 
     indices = jnp.arange(config.layers, dtype=jnp.int32)
     (x, cache), _ = lax.scan(one_layer, (x, cache), (parameters["layers"], indices))

@@ -10,12 +10,14 @@ from jax import lax
 from geojax.models.attention import attention
 from geojax.models.config import ModelConfig
 from geojax.models.dropout import dropout
+from geojax.models.feed_forward import feed_forward_block, linear
+from geojax.models.mixture import KEPT_BY_MIXTURE, mixture_block
 from geojax.models.norm import norm
 from geojax.models.parallelism import ALONE, Parallelism
 from geojax.models.parameters import Parameters
 from geojax.models.rotary import rotary_table, rotate
 from geojax.models.sequence_order import local_columns
-from geojax.models.tensor_parallel import ENTERED, enter, leave, stream_columns
+from geojax.models.tensor_parallel import ENTERED, enter, stream_columns
 
 # The backward pass keeps the results of matrix products and recomputes what lies between them. That
 # halves the memory of a layer and, since recomputing element by element is cheaper than a round
@@ -26,7 +28,7 @@ _keep_products = functools.partial(
     prevent_cse=False,
     policy=jax.checkpoint_policies.save_from_both_policies(
         jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-        jax.checkpoint_policies.save_only_these_names(ENTERED),
+        jax.checkpoint_policies.save_only_these_names(ENTERED, *KEPT_BY_MIXTURE),
     ),
 )
 
@@ -61,23 +63,6 @@ def make_context(
     key = dropout_key if config.dropout > 0 else None
     columns = local_columns(batch["tokens"].shape[1], parallelism)
     return LayerContext(batch["segment_ids"], rotary, batch["row"], columns, key)
-
-
-def linear(parameters: Parameters, x: jax.Array, parallelism: Parallelism = ALONE) -> jax.Array:
-    """`x` [..., inputs] times the kernel [inputs, outputs], plus the bias if there is one.
-
-    With a `parallelism` of several `tensor` ranks these hold the rows of one kernel and add up
-    their products, before the bias (see `geojax.models.tensor_parallel.leave`).
-    """
-    # One contracting dim: XLA for CPUs transposes its operands to contract over two, which made the
-    # kernel's gradient, a contraction over rows and sequence, up to twice as slow.
-    tokens = x.reshape(-1, x.shape[-1])
-    product = leave((tokens @ parameters["kernel"]).reshape(*x.shape[:-1], -1), parallelism)
-    if "bias" not in parameters:
-        return product
-    # Wide, so that the bias's gradient, a sum over all tokens, is wide too.
-    wide = jnp.promote_types(x.dtype, jnp.float32)
-    return (product.astype(wide) + parameters["bias"].astype(wide)).astype(x.dtype)
 
 
 def attention_block(
@@ -145,28 +130,30 @@ def _own_head(parameters: Parameters, config: ModelConfig, parallelism: Parallel
     }
 
 
-def feed_forward_block(
+def second_block(
     parameters: Parameters,
     x: jax.Array,
+    segment_ids: jax.Array | None,
+    columns: jax.Array,
     config: ModelConfig,
     parallelism: Parallelism = ALONE,
-) -> jax.Array:
-    """What the feed-forward block of `config.activation` adds to the stream `x`.
+) -> tuple[jax.Array, jax.Array | None]:
+    """What a layer's second block adds to the stream: the dense feed-forward block or the mixture.
 
-    GELU (Hendrycks and Gimpel 2016, the tanh form), squared ReLU (So et al. 2021, "Primer"), or
-    SwiGLU (Shazeer 2020, "GLU Variants Improve Transformer"). `x` is [rows, columns, hidden];
-    `parameters` are a layer's: the block reads its feed_forward_norm and feed_forward.
+    Args:
+        parameters: the layer's own.
+        x: [rows, columns, hidden], the stream.
+        segment_ids: int32 [rows, columns] of the stream's columns, 0 for padding; None: none is.
+        columns: int32 [columns], the positions in the row of the stream's columns.
+        config: the model.
+        parallelism: how model and rows are spread.
+
+    Returns:
+        [rows, columns, hidden], and the mixture's balance loss [rows], None where it is dense.
     """
-    normed = enter(norm(parameters["feed_forward_norm"], x, config), parallelism)
-    own = parameters["feed_forward"]
-    up = linear(own["up"], normed)
-    if config.activation == "swiglu":
-        middle = jax.nn.silu(linear(own["gate"], normed)) * up
-    elif config.activation == "squared_relu":
-        middle = jnp.square(jax.nn.relu(up))
-    else:
-        middle = jax.nn.gelu(up, approximate=True)
-    return linear(own["down"], middle, parallelism)
+    if config.mixture is None:
+        return feed_forward_block(parameters, x, config, parallelism), None
+    return mixture_block(parameters, x, segment_ids, columns, config, parallelism)
 
 
 def layer(
@@ -200,8 +187,9 @@ def layer(
     columns = stream_columns(context.columns, parallelism, dim=0)
     branch = attention_block(parameters, x, context, config, implementation, parallelism)
     x = x + dropout(branch, keys[0], context.rows, columns, config.dropout)
-    feed_forward = _keep_products(
-        functools.partial(feed_forward_block, config=config, parallelism=parallelism)
-    )
-    branch, balance = feed_forward(parameters, x), None
+    segment_ids = context.segment_ids
+    if segment_ids is not None:
+        segment_ids = stream_columns(segment_ids, parallelism, dim=1)
+    second = _keep_products(functools.partial(second_block, config=config, parallelism=parallelism))
+    branch, balance = second(parameters, x, segment_ids, columns)
     return x + dropout(branch, keys[1], context.rows, columns, config.dropout), balance

@@ -37,6 +37,14 @@ def parameter_shapes(config: ModelConfig, dtype: Any = jnp.float32) -> Parameter
         layers/feed_forward/down/kernel     [L, F, d]   and /bias
         final_norm/scale                    [d]         and /bias
         head/kernel                         [d, V]                     unless the head is tied
+
+    A mixture of E experts of width F, and shared ones of S F together, has instead of feed_forward
+
+        layers/router/kernel                [L, d, E]
+        layers/experts/gate/kernel          [L, E, d, F]               SwiGLU only
+        layers/experts/up/kernel            [L, E, d, F]
+        layers/experts/down/kernel          [L, E, F, d]
+        layers/shared_experts/gate/kernel   [L, d, S F]                and up and down; if S > 0
     """
     hidden = config.hidden
     query_width = config.heads * config.head_size
@@ -49,19 +57,21 @@ def parameter_shapes(config: ModelConfig, dtype: Any = jnp.float32) -> Parameter
         scale = {"scale": array(*leading, hidden)}
         return scale if config.norm == "rmsnorm" else scale | {"bias": array(*leading, hidden)}
 
-    def matrix(inputs: int, outputs: int) -> Parameters:
-        kernel = {"kernel": array(config.layers, inputs, outputs)}
-        return kernel | {"bias": array(config.layers, outputs)} if config.biases else kernel
+    def matrix(*dims: int) -> Parameters:
+        kernel = {"kernel": array(config.layers, *dims)}
+        return kernel | {"bias": array(config.layers, dims[-1])} if config.biases else kernel
+
+    def feed_forward(width: int, *leading: int) -> Parameters:
+        block = {"up": matrix(*leading, hidden, width)}
+        if config.gated:
+            block["gate"] = matrix(*leading, hidden, width)
+        return block | {"down": matrix(*leading, width, hidden)}
 
     tree: Parameters = {"embedding": {"tokens": {"embedding": array(config.vocabulary, hidden)}}}
     if config.positions == "learned":
         positions = {"embedding": array(config.maximum_positions, hidden)}
         tree["embedding"]["positions"] = positions
-    feed_forward = {"up": matrix(hidden, config.feed_forward)}
-    if config.gated:
-        feed_forward["gate"] = matrix(hidden, config.feed_forward)
-    feed_forward["down"] = matrix(config.feed_forward, hidden)
-    tree["layers"] = {
+    layers: Parameters = {
         "attention_norm": norm(config.layers),
         "attention": {
             "query": matrix(hidden, query_width),
@@ -70,8 +80,15 @@ def parameter_shapes(config: ModelConfig, dtype: Any = jnp.float32) -> Parameter
             "output": matrix(query_width, hidden),
         },
         "feed_forward_norm": norm(config.layers),
-        "feed_forward": feed_forward,
     }
+    if config.mixture is None:
+        layers["feed_forward"] = feed_forward(config.feed_forward)
+    else:
+        layers["router"] = matrix(hidden, config.mixture.experts)
+        layers["experts"] = feed_forward(config.feed_forward, config.mixture.experts)
+        if config.mixture.shared_experts:
+            layers["shared_experts"] = feed_forward(config.shared_width)
+    tree["layers"] = layers
     tree["final_norm"] = norm()
     if not config.tied_head:
         tree["head"] = {"kernel": array(hidden, config.vocabulary)}
@@ -83,11 +100,21 @@ def parameter_count(config: ModelConfig) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(parameter_shapes(config)))
 
 
+def active_parameter_count(config: ModelConfig) -> int:
+    """How many parameters one token meets: of a mixture's experts those that it goes to."""
+    if config.mixture is None:
+        return parameter_count(config)
+    experts = jax.tree.leaves(parameter_shapes(config)["layers"]["experts"])
+    unmet = config.mixture.experts - config.mixture.experts_per_token
+    of_one = sum(math.prod(leaf.shape) for leaf in experts) // config.mixture.experts
+    return parameter_count(config) - unmet * of_one
+
+
 def init_parameters(config: ModelConfig, key: jax.Array, dtype: Any = jnp.float32) -> Parameters:
     """Initial parameters, in the tree of `parameter_shapes`.
 
     Matrices and tables are normal with `config.initial_deviation`; the two outputs into the
-    residual stream (attention/output, feed_forward/down) with 1/sqrt(2 layers) of it, as in GPT-2
+    residual stream (attention/output and every down) with 1/sqrt(2 layers) of it, as in GPT-2
     ("Language Models are Unsupervised Multitask Learners", Radford et al. 2019, section 2.3) and
     Megatron-LM. Biases are 0 and scales 1 (stored as 0 by LayerNorm1p).
 

@@ -1,7 +1,9 @@
 """Which dims of each weight are cut over the mesh axes that share a model: tensor and expert.
 
 A matrix whose output feeds an element-wise function is cut by columns, the one after it by rows, so
-that only the second's result has to be summed (Shoeybi et al. 2019, "Megatron-LM", section 3).
+that only the second's result has to be summed (Shoeybi et al. 2019, "Megatron-LM", section 3). The
+experts of a mixture are shared out whole over `expert`, and each is cut over `tensor` like a dense
+feed-forward block.
 """
 
 import dataclasses
@@ -35,6 +37,8 @@ def partitions(config: ModelConfig, parallelism: Parallelism) -> Any:
     def partition(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> Partition:
         names = [entry.key for entry in path]
         cuts = _tensor_cuts(names, len(leaf.shape)) if parallelism.tensor > 1 else {}
+        if "experts" in names and parallelism.expert > 1:
+            cuts = {1: "expert"} | cuts
         if _is_whole_head(names, config, parallelism):
             return Partition(partial=True)
         return Partition(cuts, partial=parallelism.sequence and not cuts)

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import jax
 
 from geojax.errors import UserError
+from geojax.models.mixture import KEPT_BY_MIXTURE
 from geojax.models.tensor_parallel import LEFT
 
 Remat = Literal["none", "selective", "full"]
@@ -33,6 +34,6 @@ def rematerialised(function: Callable[..., Any], remat: Remat) -> Callable[..., 
     if remat == "selective":
         policies = jax.checkpoint_policies
         products = policies.dots_with_no_batch_dims_saveable
-        sums = policies.save_only_these_names(LEFT)
-        return checkpoint(function, policy=policies.save_from_both_policies(products, sums))
+        named = policies.save_only_these_names(LEFT, *KEPT_BY_MIXTURE)
+        return checkpoint(function, policy=policies.save_from_both_policies(products, named))
     raise UserError(f"remat '{remat}' is unknown; it can be none, selective or full")

@@ -10,6 +10,7 @@ from geojax.models.cross_entropy import cross_entropy_sum
 from geojax.models.dropout import dropout
 from geojax.models.embedding import look_up, look_up_own
 from geojax.models.layers import LayerContext, layer, make_context
+from geojax.models.mixture import weighted_balance
 from geojax.models.norm import norm
 from geojax.models.parallelism import ALONE, Parallelism
 from geojax.models.parameters import Parameters
@@ -37,6 +38,7 @@ def loss_sum(
     """The masked sum of the next-token losses, and the sum of the mask.
 
     Both sums are scalars of at least float32: their ratio over all rows of all devices is the loss.
+    The former includes a mixture's balance losses, each row's times its number of targets.
     Computes in the dtype of `parameters`, but norms, softmax and cross-entropy in at least float32.
     May be called inside a `shard_map`; rows are independent of each other.
 
@@ -53,7 +55,7 @@ def loss_sum(
     Raises:
         UserError: the sequence is longer than learned positions reach, or `remat` is unknown.
     """
-    x, _ = stream(
+    x, balance = stream(
         parameters,
         batch,
         config,
@@ -62,7 +64,7 @@ def loss_sum(
         remat=remat,
         parallelism=parallelism,
     )
-    total = head_loss(parameters, x, batch, config, parallelism)
+    total = head_loss(parameters, x, batch, config, parallelism, balance)
     return total, batch["loss_mask"].astype(total.dtype).sum()
 
 
@@ -188,13 +190,15 @@ def head_loss(
     batch: Batch,
     config: ModelConfig,
     parallelism: Parallelism = ALONE,
+    balance: jax.Array | None = None,
 ) -> jax.Array:
     """The masked sum of the next-token losses, from the stream `x` after all layers.
 
     Reads of `parameters` the final norm and the kernel of the head. It is the sum over the columns
-    of the batch, the same on all ranks of `tensor`.
+    of the batch, the same on all ranks of `tensor`. A mixture's `balance` [rows], the sum over the
+    layers, is weighted and added (see `geojax.models.mixture.weighted_balance`).
     """
-    return cross_entropy_sum(
+    total = cross_entropy_sum(
         enter(norm(parameters["final_norm"], x, config), parallelism),
         head_kernel(parameters, config),
         batch["targets"],
@@ -203,6 +207,9 @@ def head_loss(
         vocabulary=config.vocabulary,
         parallelism=parallelism,
     )
+    if balance is None or config.mixture is None:
+        return total
+    return total + weighted_balance(balance, batch["loss_mask"], config.mixture)
 
 
 def head_kernel(parameters: Parameters, config: ModelConfig) -> jax.Array:

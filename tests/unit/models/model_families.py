@@ -1,6 +1,6 @@
 """A small model of each family: every feature on, odd sizes."""
 
-from geojax.models import ModelConfig, RotaryScaling
+from geojax.models import MixtureSettings, ModelConfig, RotaryScaling
 
 _SMALL = {"layers": 3, "hidden": 24, "heads": 4, "feed_forward": 40, "vocabulary": 37}
 _STRETCHED = RotaryScaling(
@@ -32,5 +32,18 @@ FAMILIES = {
         norm="layernorm1p",
         activation="squared_relu",
         rotary_fraction=0.5,
+    ),
+    "mixture": ModelConfig(
+        **_SMALL | {"feed_forward": 12},
+        head_dim=8,
+        maximum_positions=64,
+        activation="squared_relu",
+        mixture=MixtureSettings(
+            experts=8,
+            experts_per_token=3,
+            shared_experts=2,
+            normalised_gates=False,
+            balance_coefficient=0.5,
+        ),
     ),
 }

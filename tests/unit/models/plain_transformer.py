@@ -8,11 +8,16 @@ import numpy as np
 
 
 def plain_loss(parameters, batch, config):
-    """The masked sum of cross-entropies."""
-    logits = plain_logits(parameters, batch, config)
+    """The masked sum of cross-entropies, and the balance losses of a mixture."""
+    outputs = [_row(parameters, batch, config, row) for row in range(len(batch["tokens"]))]
+    logits = [logits for logits, _ in outputs]
     total = 0.0
+    if config.mixture:
+        targets = batch["loss_mask"].astype(float).sum(axis=1)
+        balances = [balance for _, balance in outputs]
+        total = config.mixture.balance_coefficient * (targets @ np.array(balances))
     for row, column in np.ndindex(*batch["targets"].shape):
-        scores = logits[row, column]
+        scores = logits[row][column]
         top = scores.real.max()
         loss = top + np.log(np.exp(scores - top).sum()) - scores[batch["targets"][row, column]]
         total = total + float(batch["loss_mask"][row, column]) * loss
@@ -20,13 +25,15 @@ def plain_loss(parameters, batch, config):
 
 
 def plain_logits(parameters, batch, config):
-    rows = [_row(parameters, batch, config, row) for row in range(len(batch["tokens"]))]
-    return np.stack(rows)
+    return np.stack(
+        [_row(parameters, batch, config, row)[0] for row in range(len(batch["tokens"]))]
+    )
 
 
 def _row(parameters, batch, config, row):
+    """Logits, and the sum of the layers' balance losses."""
     table = parameters["embedding"]["tokens"]["embedding"]
-    x = table[batch["tokens"][row]]
+    x, balance = table[batch["tokens"][row]], 0.0
     positions, segments = batch["positions"][row], batch["segment_ids"][row]
     if config.positions == "learned":
         x = x + parameters["embedding"]["positions"]["embedding"][positions]
@@ -35,9 +42,13 @@ def _row(parameters, batch, config, row):
         normed = _norm(own["attention_norm"], x, config)
         x = x + _attention(own["attention"], normed, positions, segments, config)
         normed = _norm(own["feed_forward_norm"], x, config)
-        x = x + _feed_forward(own["feed_forward"], normed, config)
+        if config.mixture:
+            added, own_balance = plain_mixture(own, normed, segments, config)
+            x, balance = x + added, balance + own_balance
+        else:
+            x = x + _feed_forward(own["feed_forward"], normed, config)
     x = _norm(parameters["final_norm"], x, config)
-    return x @ (table.T if config.tied_head else parameters["head"]["kernel"])
+    return x @ (table.T if config.tied_head else parameters["head"]["kernel"]), balance
 
 
 def _layer(tree, index):
@@ -114,3 +125,35 @@ def _feed_forward(own, x, config):
         inner = np.sqrt(2 / np.pi) * (up + 0.044715 * up**3)
         middle = 0.5 * up * (1 + np.tanh(inner))
     return _linear(own["down"], middle)
+
+
+def plain_mixture(own, x, segments, config):
+    """What the experts add to one row, and its balance loss: one token after the other."""
+    mixture = config.mixture
+    experts, choices = mixture.experts, mixture.experts_per_token
+    capacity = len(x)
+    if mixture.capacity_factor is not None:
+        capacity = np.ceil(mixture.capacity_factor * len(x) * choices / experts)
+    out = [np.zeros(x.shape[1]) for _ in x]
+    load, chosen, mass, real = np.zeros(experts), np.zeros(experts), 0.0, 0
+    for column, token in enumerate(x):
+        if mixture.shared_experts:
+            out[column] = out[column] + _feed_forward(own["shared_experts"], token, config)
+        if segments[column] == 0:
+            continue
+        scores = token @ own["router"]["kernel"]
+        weights = np.exp(scores - scores.real.max())
+        probabilities = weights / weights.sum()
+        best = sorted(range(experts), key=lambda expert: (-scores[expert].real, expert))[:choices]
+        shared_out = probabilities[best].sum() if mixture.normalised_gates else 1.0
+        for expert in best:
+            chosen[expert] += 1
+            if load[expert] < capacity:
+                load[expert] += 1
+                of_expert = _layer(own["experts"], expert)
+                gate = probabilities[expert] / shared_out
+                out[column] = out[column] + gate * _feed_forward(of_expert, token, config)
+        mass, real = mass + probabilities, real + 1
+    if real == 0:
+        return np.stack(out), 0.0
+    return np.stack(out), experts * (chosen / (choices * real)) @ (mass / real)

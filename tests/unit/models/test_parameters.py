@@ -28,6 +28,7 @@ from geojax.models import (
         ("llama3-8b", 8_030_261_248),
         ("llama3-70b", 70_553_706_496),
         ("llama3-405b", 405_853_388_800),
+        ("mixtral-8x7b", 46_702_792_704),
         # The paper's table D.1 says 174,600 million; this is what its shape gives.
         ("gpt3-175b", 174_604_259_328),
         ("tiny", 5_770_496),
@@ -56,7 +57,8 @@ def test_initial_values(config):
         lambda leaf: (leaf.shape, leaf.dtype), parameter_shapes(config)
     )
     layers = parameters["layers"]
-    up, down = layers["feed_forward"]["up"], layers["feed_forward"]["down"]
+    block = layers["experts" if config.mixture else "feed_forward"]
+    up, down = block["up"], block["down"]
     assert np.std(up["kernel"]) == pytest.approx(0.02, rel=0.03)
     assert np.std(down["kernel"]) == pytest.approx(0.02 / np.sqrt(2 * config.layers), rel=0.03)
     assert np.abs(np.corrcoef(up["kernel"].reshape(config.layers, -1))).sum() < config.layers + 0.2
@@ -85,12 +87,13 @@ def test_initial_values_do_not_depend_on_sharding_or_dtype():
 def test_decay_mask_is_true_for_matrices_and_tables_only(config):
     shapes = parameter_shapes(config)
     mask = decay_mask(shapes)
-    stacked = {True: (3, 2), False: (2, 1)}  # dims with and without the layers dim
+    dims = {True: (3, 2), False: (2, 1)}  # with and without the layers dim
     for (path, leaf), decays in zip(
         jax.tree_util.tree_leaves_with_path(shapes), jax.tree.leaves(mask), strict=True
     ):
-        in_layers = path[0].key == "layers"
-        assert leaf.ndim == stacked[decays][0 if in_layers else 1], path
+        names = [entry.key for entry in path]
+        want = dims[decays][0 if names[0] == "layers" else 1]
+        assert leaf.ndim == want + ("experts" in names), path
 
 
 def test_model_flops_are_the_published_formulas():
