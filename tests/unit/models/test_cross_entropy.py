@@ -4,9 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec
 
+import geojax
 from geojax.models import cross_entropy
 from geojax.models.cross_entropy import cross_entropy_sum
+from geojax.models.parallelism import Parallelism
 
 
 def _inputs(dtype, tied, tokens=(3, 11), hidden=6, vocabulary=17):
@@ -86,3 +89,53 @@ def test_chunks_bound_the_memory(monkeypatch):
     compiled = step.lower(states, kernel, targets, mask).compile()
     logits = 4 * 8192 * 4096
     assert compiled.memory_analysis().temp_size_in_bytes < logits / 4
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_ranks_that_share_the_vocabulary(tied, monkeypatch, x64):
+    # 17 columns on 8 ranks: the sixth has 2, the others 3 or none. Chunks of 5 tokens.
+    monkeypatch.setattr(cross_entropy, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(cross_entropy, "LEAST_CHUNK_TOKENS", 5)
+    states, kernel, targets, mask = _inputs(jnp.float64, tied)
+    mask = mask.at[1].set(0)
+    side = 0 if tied else 1
+    want = jax.value_and_grad(
+        lambda *given: _textbook(*given[:2], targets, given[2], tied), argnums=(0, 1, 2)
+    )(states, kernel, mask)
+    # What is masked may be anything, also what pads the vocabulary.
+    states = states.at[1].set(jnp.inf)
+    widths = [(0, 0), (0, 0)]
+    widths[side] = (0, 7)
+    padded = jnp.pad(kernel, widths, constant_values=3.0)
+
+    def share(states, kernel, mask):
+        def loss(states, kernel, mask):
+            entered = jax.lax.pcast(states, "tensor", to="varying")
+            return cross_entropy_sum(
+                entered,
+                kernel,
+                targets,
+                mask,
+                tied=tied,
+                vocabulary=17,
+                parallelism=Parallelism(tensor=8),
+            )
+
+        return jax.value_and_grad(loss, argnums=(0, 1, 2))(states, kernel, mask)
+
+    cut = PartitionSpec("tensor") if tied else PartitionSpec(None, "tensor")
+    whole = PartitionSpec()
+    sharded = jax.shard_map(
+        share,
+        mesh=geojax.make_mesh(tensor=8),
+        in_specs=(whole, cut, whole),
+        out_specs=(whole, (whole, cut, whole)),
+    )
+    loss, (of_states, of_kernel, of_mask) = jax.jit(sharded)(states, padded, mask)
+    np.testing.assert_allclose(loss, want[0], rtol=1e-12)
+    np.testing.assert_allclose(of_states, want[1][0], rtol=1e-12, atol=1e-12)
+    own, padding = jnp.split(of_kernel, [17], axis=side)
+    np.testing.assert_allclose(own, want[1][1], rtol=1e-12, atol=1e-12)
+    assert not padding.any()
+    counts = np.asarray(mask) != 0
+    np.testing.assert_allclose(of_mask[counts], want[1][2][counts], rtol=1e-12)
