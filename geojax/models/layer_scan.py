@@ -92,6 +92,7 @@ class Forward(NamedTuple):
     """Those of every layer, stacked; None unless they were to be kept."""
 
 
+@jax.named_scope("forward_layers")
 def forward_layers(
     layer: Layer,
     source: WeightSource,
@@ -144,6 +145,7 @@ class Backward(NamedTuple):
     """What the source carries to the layer that comes next: the first one."""
 
 
+@jax.named_scope("backward_layers")
 def backward_layers(
     source: WeightSource,
     ahead: Any,

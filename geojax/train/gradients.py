@@ -45,6 +45,7 @@ class StepGradients(NamedTuple):
     """The number of them that count."""
 
 
+@jax.named_scope("step_gradients")
 def step_gradients(
     shards: Parameters,
     batch: Batch,

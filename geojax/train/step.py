@@ -133,15 +133,15 @@ def update_state(
     return after, metrics
 
 
-def lower_step(
+def trace_step(
     layouts: TrainState,
     model: ModelConfig,
     plan: StepPlan,
     optimizer: optax.GradientTransformationExtraArgs,
     schedule: optax.Schedule,
     batch: Any,
-) -> jax.stages.Lowered:
-    """The step `(state, batch, signals, seed) -> (state, metrics)`, to be compiled once.
+) -> jax.stages.Traced:
+    """The step `(state, batch, signals, seed) -> (state, metrics)`, to be lowered and compiled once.
 
     The state is donated. Compiled for these shapes, it refuses others and never recompiles.
 
@@ -180,7 +180,12 @@ def lower_step(
         signals_on_mesh(plan),
         jax.ShapeDtypeStruct((), jnp.uint32, sharding=NamedSharding(plan.mesh, PartitionSpec())),
     )
-    return jax.jit(program, donate_argnums=0).lower(*arguments)
+    return jax.jit(program, donate_argnums=0).trace(*arguments)
+
+
+def lower_step(*what: Any) -> jax.stages.Lowered:
+    """The step of `trace_step`, which takes the same arguments, lowered for the mesh's devices."""
+    return trace_step(*what).lower()
 
 
 def compile_evaluation(

@@ -97,7 +97,11 @@ class TrainingPass:
         )
         read = {name: outer[name] for name in self._read_by_head()}
         loss, head_backward = jax.vjp(
-            lambda read, x: head_loss(read, x, batch, model, plan.parallelism), read, forward.x
+            jax.named_scope("head")(
+                lambda read, x: head_loss(read, x, batch, model, plan.parallelism)
+            ),
+            read,
+            forward.x,
         )
         own, x_cotangent = head_backward(jnp.ones_like(loss))
         backward = backward_layers(

@@ -29,6 +29,7 @@ from geojax.optim import LeafLayout
 from geojax.train.plan import BATCH_AXES, StepPlan
 
 
+@jax.named_scope("gather_weights")
 def gather_weights(shards: Any, layouts: Any, plan: StepPlan) -> Any:
     """This rank's parts of the weights in the compute dtype, from each rank's shards.
 
@@ -64,6 +65,7 @@ def computing_axes(place: LeafLayout, plan: StepPlan) -> tuple[str, ...]:
     return (*BATCH_AXES, *context, *(("tensor",) if place.partial else ()))
 
 
+@jax.named_scope("reduce_gradients")
 def reduce_gradients(gradients: Any, layouts: Any, plan: StepPlan) -> Any:
     """Each rank's shard of the gradient, summed over all ranks that made a part of it."""
 
@@ -84,6 +86,7 @@ def reduce_gradients(gradients: Any, layouts: Any, plan: StepPlan) -> Any:
     return _by_group(reduce, gradients, layouts, _reduction)
 
 
+@jax.named_scope("reduce_gradients")
 def scatter_in_site(gradients: Any, layouts: Any, plan: StepPlan) -> Any:
     """The first half of `reduce_gradients`: the site's shards, not yet summed over other axes.
 
@@ -96,6 +99,7 @@ def scatter_in_site(gradients: Any, layouts: Any, plan: StepPlan) -> Any:
     return _by_group(scatter, gradients, layouts, lambda leaf, place: _shard_axes(place))
 
 
+@jax.named_scope("reduce_gradients")
 def sum_shards(shards: Any, layouts: Any, plan: StepPlan) -> Any:
     """The second half of `reduce_gradients`, on the results of `scatter_in_site`."""
 
