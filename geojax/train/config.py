@@ -10,7 +10,8 @@ import yaml
 from geojax.data import DataSettings
 from geojax.errors import UserError
 from geojax.models import ModelConfig
-from geojax.models.parallelism import ContextMethod
+from geojax.models.parallel_sizes import check_parallelism
+from geojax.models.parallelism import ContextMethod, Parallelism
 from geojax.optim import OptimizerSettings
 from geojax.runtime import WatchdogSettings
 from geojax.settings import Settings, load_yaml, validate
@@ -234,6 +235,22 @@ class RunConfig(Settings):
             changes = {key: change for key, change in value.items() if key != "preset"}
             return ModelConfig.load(value["preset"]).model_dump(exclude_unset=True) | changes
         return value
+
+    @property
+    def spread(self) -> Parallelism:
+        """How the mesh spreads the model and its rows."""
+        return Parallelism(
+            tensor=self.mesh.tensor,
+            sequence=self.parallelism.sequence and self.mesh.tensor > 1,
+            context=self.mesh.context,
+            context_method=self.parallelism.context_method,
+            expert=self.mesh.expert,
+        )
+
+    @pydantic.model_validator(mode="after")
+    def _model_can_be_spread(self) -> "RunConfig":
+        check_parallelism(self.model, self.spread, self.batch.sequence)
+        return self
 
     @pydantic.model_validator(mode="after")
     def _batch_divides(self) -> "RunConfig":

@@ -112,6 +112,14 @@ def step_gradients(
     return StepGradients(reduced, sums.loss + last.loss, sums.targets + last.targets)
 
 
+def batch_loss(
+    shards: Parameters, batch: Batch, *, layouts: Parameters, model: ModelConfig, plan: StepPlan
+) -> tuple[jax.Array, jax.Array]:
+    """The sum of the losses of this rank's tokens, without dropout, and the number that count."""
+    outer, source, ahead = _weights(shards, layouts, plan)
+    return TrainingPass(model, plan, None).loss(outer, source, ahead, batch)
+
+
 def _weights(
     shards: Parameters, layouts: Parameters, plan: StepPlan
 ) -> tuple[Parameters, WeightSource, Any]:

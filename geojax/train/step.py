@@ -19,12 +19,11 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from geojax.collectives import hierarchical_all_reduce
-from geojax.models import ModelConfig, loss_sum
+from geojax.models import ModelConfig
 from geojax.optim import SHARD_AXES, global_norm, layout
-from geojax.train.gradients import step_gradients
+from geojax.train.gradients import batch_loss, step_gradients
 from geojax.train.plan import BATCH_AXES, StepPlan
 from geojax.train.state import TrainState
-from geojax.train.weights import gather_weights
 
 SIGNALS = ("stop", "save")
 """What any process may ask of all of them; summed over the mesh inside the step."""
@@ -195,9 +194,8 @@ def compile_evaluation(
     specs = jax.tree.map(lambda place: place.spec(), layouts.parameters)
 
     def evaluate(shards: Any, rows: Any) -> jax.Array:
-        weights = gather_weights(shards, layouts.parameters, plan)
-        loss, count = loss_sum(weights, rows, model, attention=plan.attention)
-        return sum_over_mesh(jnp.stack([loss, count]))
+        sums = batch_loss(shards, rows, layouts=layouts.parameters, model=model, plan=plan)
+        return sum_over_mesh(jnp.stack(sums))
 
     program = jax.shard_map(
         evaluate,

@@ -98,19 +98,22 @@ class TrainingPass:
         read = {name: outer[name] for name in self._read_by_head()}
         loss, head_backward = jax.vjp(
             jax.named_scope("head")(
-                lambda read, x: head_loss(read, x, batch, model, plan.parallelism)
+                lambda read, x, balance: head_loss(
+                    read, x, batch, model, plan.parallelism, balance
+                )
             ),
             read,
             forward.x,
+            forward.balance,
         )
-        own, x_cotangent = head_backward(jnp.ones_like(loss))
+        own, *cotangents = head_backward(jnp.ones_like(loss))
         backward = backward_layers(
             StackedWeights(forward.weights) if keep else source,
             None if keep else forward.ahead,
             sink,
             sums,
             forward.residuals,
-            (x_cotangent, None),
+            tuple(cotangents),
             context,
             model.layers,
             unroll=unroll,
@@ -123,6 +126,17 @@ class TrainingPass:
             backward.sums,
             forward.ahead if keep else backward.ahead,
         )
+
+    def loss(
+        self, outer: Parameters, source: WeightSource, ahead: Any, batch: Batch
+    ) -> tuple[jax.Array, jax.Array]:
+        """The sum of the tokens' losses and the number of them that count, forwards only."""
+        model, plan = self.model, self.plan
+        x = embed(outer["embedding"], batch, model, self.dropout_key, plan.parallelism)
+        context = make_context(batch, model, x.dtype, self.dropout_key, plan.parallelism)
+        x = forward_layers(self._layer, source, ahead, x, context, model.layers).x
+        loss = head_loss(outer, x, batch, model, plan.parallelism)
+        return loss, batch["loss_mask"].astype(loss.dtype).sum()
 
     def _layer(
         self, weights: Parameters, x: jax.Array, index: jax.Array, context: Any

@@ -1,6 +1,7 @@
 """Whole runs of `geojax train`, as a user starts, stops, kills and resumes them."""
 
 import json
+import math
 import shutil
 import signal
 
@@ -68,14 +69,29 @@ def test_a_killed_run_goes_on_with_the_same_bits(whole_run, tmp_path, corpus):
     assert losses(tmp_path / "run") == losses(run)
 
 
-@pytest.mark.parametrize("mesh", [{"dc": 1, "data": 3}, {"dc": 3, "data": 2}])
-def test_a_checkpoint_resumes_on_another_mesh(whole_run, tmp_path, corpus, mesh):
+@pytest.mark.parametrize(
+    ("mesh", "changes"),
+    [
+        ({"data": 3}, {}),
+        ({"dc": 3, "data": 2}, {}),
+        (
+            {"dc": 2, "data": 2, "tensor": 2},
+            {"zero": {"stage": 3}, "parallelism": {"sequence": True}, "remat": "full"},
+        ),
+        (
+            {"data": 2, "context": 2},
+            {"zero": {"stage": 2}, "communication": {"overlap": True}},
+        ),
+    ],
+    ids=["data3", "dc3-data2", "tensor2-zero3", "context2-zero2"],
+)
+def test_a_checkpoint_resumes_on_another_layout(whole_run, tmp_path, corpus, mesh, changes):
     run, _ = whole_run
     shutil.copytree(run, tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "20")
-    devices = mesh["dc"] * mesh["data"]
-    config = write_config(tmp_path / "run.yaml", corpus, mesh=mesh, simulate_devices=devices)
-    result = train(config, "--resume")
+    devices = math.prod(mesh.values())
+    settings = {"mesh": mesh, "simulate_devices": devices} | changes
+    result = train(write_config(tmp_path / "run.yaml", corpus, **settings), "--resume")
     assert result.returncode == 0, result.stdout + result.stderr
     assert "note:" not in result.stdout, "the same data comes in the same order"
     expected, actual = losses(run), losses(tmp_path / "run")

@@ -43,11 +43,16 @@ def reference(family, precision):
     return jax.jit(jax.value_and_grad(mean))(parameters)
 
 
-def on_layout(family, precision, axes, accumulation, **communication):
+def on_layout(family, precision, axes, accumulation, **options):
     """The same through the gradient half of the training step."""
     model, parameters, batch, dropout_key = setting(family, precision)
     mesh = make_mesh(devices=jax.devices()[: math.prod(axes.values())], **axes)
-    plan = StepPlan(mesh, policy(precision), accumulation, **communication)
+    plan = StepPlan(mesh, policy(precision), accumulation, **options)
+    return gradients_of_step(model, parameters, batch, dropout_key, plan)
+
+
+def gradients_of_step(model, parameters, batch, dropout_key, plan):
+    """Loss and gradient of a batch through the gradient half of the training step."""
     layouts = parameter_layouts(model, plan)
     specs = jax.tree.map(lambda place: place.spec(), layouts)
 
@@ -64,18 +69,19 @@ def on_layout(family, precision, axes, accumulation, **communication):
 
     program = jax.shard_map(
         gradients_and_metrics,
-        mesh=mesh,
+        mesh=plan.mesh,
         in_specs=(specs, batch_specs(batch, plan), plan.row_spec),
         out_specs=(specs, PartitionSpec()),
         check_vma=True,
     )
     padded = jax.tree.map(lambda leaf, place: place.pad(leaf), parameters, layouts)
-    shards = jax.device_put(padded, layout.shardings(layouts, mesh))
-    share = rows_of_process(plan, ROWS)
-    rows = global_batch(plan, ROWS, share, {name: leaf[share] for name, leaf in batch.items()})
+    shards = jax.device_put(padded, layout.shardings(layouts, plan.mesh))
+    count = len(batch["row"])
+    share = rows_of_process(plan, count)
+    rows = global_batch(plan, count, share, {name: leaf[share] for name, leaf in batch.items()})
     signals = jnp.zeros(signals_on_mesh(plan).shape)
     gradients, metrics = jax.jit(program)(shards, rows, signals)
-    return metrics["loss"], layout.trim(gradients, layouts, mesh)
+    return metrics["loss"], layout.trim(gradients, layouts, plan.mesh)
 
 
 def assert_equal_gradients(actual, expected, tolerance, zero_leaves=()):

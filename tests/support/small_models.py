@@ -41,9 +41,8 @@ def model_of(family):
     return ModelConfig(**sizes, vocabulary=61, maximum_positions=64, **FAMILIES[family])
 
 
-def make_batch(model, seed=0):
+def make_batch(model, seed=0, rows=ROWS, sequence=SEQUENCE):
     """Random tokens in packed documents of random lengths, some positions without loss."""
-    rows, sequence = ROWS, SEQUENCE
     generator = np.random.default_rng(seed)
     starts = generator.random((rows, sequence)) < 0.1
     segment_ids = 1 + np.cumsum(starts, axis=1)

@@ -1,0 +1,128 @@
+"""Layouts and models drawn at random: everything that may be combined, in any combination."""
+
+import dataclasses
+import random
+
+from geojax.errors import UserError
+from geojax.mesh import AXES
+from geojax.models import ModelConfig
+from geojax.models.parallelism import Parallelism
+from geojax.models.parallel_sizes import check_parallelism
+
+DEVICES, ROWS, SEQUENCE = 8, 16, 32
+_LAYOUT_AXES = tuple(axis for axis in AXES if axis != "stage")
+_SIZES = {
+    # The vocabulary divides over no number of ranks.
+    "layers": 2,
+    "hidden": 24,
+    "heads": 8,
+    "head_dim": 4,
+    "feed_forward": 40,
+    "vocabulary": 61,
+    "maximum_positions": 64,
+}
+_FAMILIES = {
+    "gpt3": {
+        "norm": "layernorm",
+        "activation": "gelu",
+        "positions": "learned",
+        "biases": True,
+        "tied_head": True,
+    },
+    "llama": {"norm": "rmsnorm", "activation": "swiglu"},
+    "nemotron": {"norm": "layernorm1p", "activation": "squared_relu", "rotary_fraction": 0.5},
+}
+_MIXTURES = {
+    "dense": None,
+    "dropless": {"experts": 8, "experts_per_token": 2},
+    "capacity": {
+        "experts": 8,
+        "experts_per_token": 2,
+        "shared_experts": 1,
+        "capacity_factor": 1.0,
+    },
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Draw:
+    """One combination; `repr` says it all."""
+
+    family: str
+    mixture: str
+    key_value_heads: int
+    dropout: float
+    axes: tuple[tuple[str, int], ...]
+    accumulation: int
+    options: tuple[tuple[str, object], ...]
+    """Of the `StepPlan`."""
+
+    def model(self) -> ModelConfig:
+        mixture = _MIXTURES[self.mixture]
+        return ModelConfig(
+            **_SIZES,
+            **_FAMILIES[self.family],
+            key_value_heads=self.key_value_heads,
+            dropout=self.dropout,
+            **({} if mixture is None else {"mixture": mixture}),
+        )
+
+
+def draw(seed: int, index: int) -> Draw:
+    """The `index`-th draw of `seed`: a combination that the checks of layouts accept."""
+    generator = random.Random(f"{seed}/{index}")
+    while True:
+        candidate = _candidate(generator)
+        try:
+            check_parallelism(candidate.model(), _parallelism(candidate), SEQUENCE)
+        except UserError:
+            continue
+        return candidate
+
+
+def _candidate(generator: random.Random) -> Draw:
+    axes = _factors(generator)
+    family = generator.choice(list(_FAMILIES))
+    stage = generator.choice([0, 1, 2, 3])
+    options = {
+        "zero_stage": stage,
+        "remat": generator.choice(["none", "selective", "full"]),
+        "overlap": generator.random() < 0.3,
+        "chunk_bytes": generator.choice([None, 2048]),
+    }
+    if axes["tensor"] > 1:
+        options["sequence_parallel"] = generator.random() < 0.5
+    if axes["context"] > 1:
+        options["context_method"] = generator.choice(["ring", "all_gather", "ulysses"])
+    if stage > 0 and axes["dc"] > 1:
+        options["shard_across_sites"] = generator.random() < 0.3
+    if stage == 3:
+        options["keep_gathered"] = generator.random() < 0.5
+    return Draw(
+        family=family,
+        mixture=generator.choice(list(_MIXTURES)),
+        key_value_heads=generator.choice([2, 8]),
+        dropout=generator.choice([0.0, 0.1]),
+        axes=tuple(axes.items()),
+        accumulation=generator.choice([1, 2]),
+        options=tuple(options.items()),
+    )
+
+
+def _factors(generator: random.Random) -> dict[str, int]:
+    """Sizes of the axes whose product is `DEVICES`: each factor of two goes to some axis."""
+    axes = dict.fromkeys(_LAYOUT_AXES, 1)
+    for _ in range(DEVICES.bit_length() - 1):
+        axes[generator.choice(_LAYOUT_AXES)] *= 2
+    return axes
+
+
+def _parallelism(drawn: Draw) -> Parallelism:
+    axes, options = dict(drawn.axes), dict(drawn.options)
+    return Parallelism(
+        tensor=axes["tensor"],
+        sequence=bool(options.get("sequence_parallel", False)),
+        context=axes["context"],
+        context_method=options.get("context_method", "ring"),
+        expert=axes["expert"],
+    )
