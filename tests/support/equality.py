@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
-from support.small_models import LAYOUTS, ROWS, make_batch, model_of
+from support.small_models import LAYOUTS, make_batch, model_of
 
 from geojax import make_mesh
 from geojax.models import init_parameters, loss_sum
