@@ -83,7 +83,7 @@ class LeafLayout:
     def spec(self) -> PartitionSpec:
         """The partition spec of the padded leaf."""
         axes = [
-            tuple(axis for cut in self._cuts() if cut.dim == dim for axis in cut.axes)
+            tuple(axis for cut in self.cuts if cut.dim == dim for axis in cut.axes)
             for dim in range(len(self.shape))
         ]
         while axes and not axes[-1]:
@@ -115,7 +115,9 @@ class LeafLayout:
             shard=inner(self.shard) if self.shard else None,
         )
 
-    def _cuts(self) -> tuple[Cut, ...]:
+    @property
+    def cuts(self) -> tuple[Cut, ...]:
+        """The cuts of parts, then that of shards."""
         return (*self.parts, self.shard) if self.shard else self.parts
 
     def _blocks(self, cuts: Sequence[Cut]) -> list[int]:

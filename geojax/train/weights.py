@@ -56,7 +56,7 @@ def gather_weights(shards: Any, layouts: Any, plan: StepPlan) -> Any:
         ]
 
     cast = jax.tree.map(lambda leaf: leaf.astype(plan.policy.compute_dtype), shards)
-    return _by_group(gather, cast, layouts, lambda leaf, place: _shard_axes(place))
+    return _by_group(gather, cast, layouts, lambda leaf, place: shard_axes(place))
 
 
 def computing_axes(place: LeafLayout, plan: StepPlan) -> tuple[str, ...]:
@@ -96,7 +96,7 @@ def scatter_in_site(gradients: Any, layouts: Any, plan: StepPlan) -> Any:
     def scatter(key: Any, leaves: list[jax.Array], places: list[LeafLayout]) -> list[jax.Array]:
         return _scatter(key[0], leaves, places, plan)
 
-    return _by_group(scatter, gradients, layouts, lambda leaf, place: _shard_axes(place))
+    return _by_group(scatter, gradients, layouts, lambda leaf, place: shard_axes(place))
 
 
 @jax.named_scope("reduce_gradients")
@@ -171,7 +171,7 @@ def _shard_dim(place: LeafLayout) -> int:
     return place.shard.dim
 
 
-def _shard_axes(place: LeafLayout) -> tuple[tuple[str, ...] | None, bool]:
+def shard_axes(place: LeafLayout) -> tuple[tuple[str, ...] | None, bool]:
     """The axes inside a site that a part is sharded over, None if it is not; whether `dc` too."""
     if place.shard is None:
         return None, False
@@ -180,7 +180,7 @@ def _shard_axes(place: LeafLayout) -> tuple[tuple[str, ...] | None, bool]:
 
 def _reduction(gradient: jax.Array, place: LeafLayout) -> Any:
     """`_shard_axes`, and the axes of the site beside them that a gradient must be summed over."""
-    site_axes, across = _shard_axes(place)
+    site_axes, across = shard_axes(place)
     cut = {axis for part in place.parts for axis in part.axes} | {"dc", *(site_axes or ())}
     beside = tuple(axis for axis in AXES if axis in varying_axes(gradient) and axis not in cut)
     return (site_axes, across), beside

@@ -1,0 +1,243 @@
+"""What a training step sends, by formula: to plan with, and to compare with what a program holds.
+
+With S bytes of a rank's parts in the dtype that is sent, n ranks that share them (ZeRO), o sites, c
+ranks beside them that compute with the same parts (context; tensor, for leaves that its ranks hold
+whole and make parts of the gradient of), L layers and m microbatches, a device sends in a step
+
+    gather weights    stage 1, 2            (n - 1) / n S
+                      stage 3               (2 m + 1 / L) times that for the layers; m + 1 / L if the
+                                            gathered weights are kept
+    scatter gradients stage 1               (n - 1) / n S
+                      stage 2, 3            m + 1 / L times that for the layers, m for the rest
+    sum the shards                          2 (c - 1) / c S / n beside, 2 (o - 1) / o S / (n c) over dc
+
+and stage 0 sums S over all n c ranks like shards. The 1 / L are the turn in which the software
+pipeline of the layers fills or drains. With the state sharded over sites too, each device sends
+(o - 1) / o S / n of gradients and as much of weights over dc.
+"""
+
+import collections
+import math
+from collections.abc import Iterable
+from fractions import Fraction
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from geojax.collectives import expected_all_reduce
+from geojax.collectives.conventions import (
+    all_gather_bytes,
+    all_reduce_bytes,
+    reduce_scatter_bytes,
+)
+from geojax.mesh import AXES
+from geojax.models import ModelConfig
+from geojax.models.attention.context_traffic import expected_context_bytes
+from geojax.models.tensor_traffic import expected_tensor_bytes
+from geojax.optim import SHARD_AXES, LeafLayout
+from geojax.train.plan import BATCH_AXES, StepPlan
+from geojax.train.weights import computing_axes, shard_axes
+
+Axes = tuple[str, ...]
+Sent = collections.Counter[Axes]
+"""Bytes that a device sends by the axes, longer than 1, of the collectives."""
+
+
+def expected_step_bytes(
+    model: ModelConfig, layouts: Any, plan: StepPlan, *, rows: int, sequence: int, scalars: int
+) -> Sent:
+    """What one device sends in one step of a dense model.
+
+    Args:
+        model: the model.
+        layouts: the `LeafLayout` of each parameter.
+        plan: how the step runs.
+        rows: of the global batch.
+        sequence: columns of a row.
+        scalars: the numbers, loss and targets among them, that are summed over the batch.
+    """
+    total: Sent = collections.Counter()
+    for part in (
+        _weights(model, layouts, plan),
+        _gradients(model, layouts, plan),
+        _activations(model, plan, rows=rows, sequence=sequence),
+        _numbers(layouts, plan, scalars),
+    ):
+        total.update(part)
+    return collections.Counter({axes: count for axes, count in total.items() if count})
+
+
+def _weights(model: ModelConfig, layouts: Any, plan: StepPlan) -> Sent:
+    passes = plan.accumulation * (1 if plan.keep_gathered else 2)
+    turns = model.layers
+    if plan.zero_stage == 3:
+        turns = 1 + passes * model.layers
+        if plan.overlap and not plan.keep_gathered:
+            # Without a loop nobody asks for the layer before the first, and the compiler sees that
+            # the first layer's weights are those that the step began with.
+            turns -= 2
+    return _times(
+        lambda places: _gather(places, plan), layouts, layers=Fraction(turns, model.layers), rest=1
+    )
+
+
+def _gradients(model: ModelConfig, layouts: Any, plan: StepPlan) -> Sent:
+    scatters = Fraction(1)
+    rest = 1
+    if plan.zero_stage >= 2:
+        looped = plan.accumulation - (1 if plan.overlap else 0)
+        fills = 1 if looped else 0
+        scatters = Fraction(plan.accumulation * model.layers + fills, model.layers)
+        rest = plan.accumulation
+    sent = _times(lambda places: _scatter(places, plan), layouts, layers=scatters, rest=rest)
+    if plan.overlap:
+        of_layer = jax.tree.map(LeafLayout.of_layer, layouts["layers"])
+        for _ in range(model.layers):
+            sent.update(_sum_shards(jax.tree.leaves(of_layer), plan))
+        for name, tree in layouts.items():
+            if name != "layers":
+                sent.update(_sum_shards(jax.tree.leaves(tree), plan))
+    else:
+        sent.update(_sum_shards(jax.tree.leaves(layouts), plan))
+    return sent
+
+
+def _times(function: Any, layouts: Any, *, layers: Fraction, rest: int) -> Sent:
+    sent: Sent = collections.Counter()
+    for name, tree in layouts.items():
+        factor = layers if name == "layers" else rest
+        for axes, count in function(jax.tree.leaves(tree)).items():
+            sent[axes] += count * factor
+    return sent
+
+
+def _gather(places: Iterable[LeafLayout], plan: StepPlan) -> Sent:
+    sent: Sent = collections.Counter()
+    size = plan.policy.compute_dtype.itemsize
+    for place in places:
+        site_axes, across = shard_axes(place)
+        held = math.prod(place.shard_shape) * size
+        if across:
+            sites = plan.mesh.shape["dc"]
+            sent[_long(("dc",), plan)] += all_gather_bytes(held, sites)
+            held *= sites
+        if site_axes is not None:
+            sent[_long(site_axes, plan)] += all_gather_bytes(held, _ranks(site_axes, plan))
+    return sent
+
+
+def _scatter(places: Iterable[LeafLayout], plan: StepPlan) -> Sent:
+    sent: Sent = collections.Counter()
+    for place in places:
+        site_axes, _ = shard_axes(place)
+        if site_axes is not None:
+            whole = math.prod(place.part_shape) * plan.policy.reduce_dtype.itemsize
+            sent[_long(site_axes, plan)] += reduce_scatter_bytes(whole, _ranks(site_axes, plan))
+    return sent
+
+
+def _sum_shards(places: list[LeafLayout], plan: StepPlan) -> Sent:
+    """Sums over the axes beside those of the shards, and over sites."""
+    sent: Sent = collections.Counter()
+    groups: dict[Any, list[LeafLayout]] = {}
+    for place in places:
+        site_axes, across = shard_axes(place)
+        groups.setdefault((site_axes, across, _beside(place, plan)), []).append(place)
+    sites = plan.mesh.shape["dc"]
+    for (site_axes, across, beside), members in groups.items():
+        shards = [_site_shard(place, site_axes, plan) for place in members]
+        summed = expected_all_reduce(
+            shards,
+            inner_ranks=_ranks(beside, plan),
+            outer_ranks=1 if across else sites,
+            chunk_bytes=plan.chunk_bytes,
+            wire_dtype=plan.wire_dtype,
+        )
+        sent[_long(beside, plan)] += summed.inner
+        sent[_long(("dc",), plan)] += summed.outer
+        if across:
+            wire = jnp.dtype(plan.wire_dtype or plan.policy.reduce_dtype).itemsize
+            whole = sum(shard.size for shard in shards) * wire
+            sent[_long(("dc",), plan)] += reduce_scatter_bytes(whole, sites)
+    return sent
+
+
+def _beside(place: LeafLayout, plan: StepPlan) -> Axes:
+    """The axes of a site that a shard's gradient is summed over."""
+    cut = {axis for part in place.parts for axis in part.axes} | {"dc"}
+    cut |= set(shard_axes(place)[0] or ())
+    computing = computing_axes(place, plan)
+    return tuple(axis for axis in AXES if axis in computing and axis not in cut)
+
+
+def _site_shard(
+    place: LeafLayout, site_axes: Axes | None, plan: StepPlan
+) -> jax.ShapeDtypeStruct:
+    shape = list(place.gathered_shape if site_axes is None else place.part_shape)
+    if place.shard is not None:
+        shape[place.shard.dim] //= _ranks(site_axes or (), plan)
+    return jax.ShapeDtypeStruct(tuple(shape), plan.policy.reduce_dtype)
+
+
+def _activations(model: ModelConfig, plan: StepPlan, *, rows: int, sequence: int) -> Sent:
+    """What the model's own parallelism sends, in all microbatches."""
+    parallelism = plan.parallelism
+    microbatch = rows // (_ranks(BATCH_AXES, plan) * plan.accumulation)
+    tensor = expected_tensor_bytes(
+        model,
+        parallelism,
+        rows=microbatch,
+        columns=sequence // parallelism.context,
+        dtype=plan.policy.compute_dtype,
+        remat=plan.remat,
+    )
+    attention = expected_context_bytes(
+        parallelism,
+        rows=microbatch,
+        sequence=sequence,
+        heads=model.heads // parallelism.tensor,
+        key_heads=max(model.kv_heads // parallelism.tensor, 1),
+        head_size=model.head_size,
+        dtype=plan.policy.compute_dtype,
+        packed=True,
+    )
+    forwards = 1 if plan.remat == "none" else 2
+    context = model.layers * (forwards * attention.forward + attention.backward)
+    return collections.Counter(
+        {
+            _long(("tensor",), plan): tensor * plan.accumulation,
+            _long(("context",), plan): context * plan.accumulation,
+        }
+    )
+
+
+def _numbers(layouts: Any, plan: StepPlan, scalars: int) -> Sent:
+    """Loss, targets and signals; and the norm of the gradient."""
+    sent: Sent = collections.Counter()
+
+    def add(axes: Axes, payload: int) -> None:
+        in_site = _long((axis for axis in axes if axis != "dc"), plan)
+        sent[in_site] += all_reduce_bytes(payload, _ranks(in_site, plan))
+        if "dc" in axes:
+            sent[_long(("dc",), plan)] += all_reduce_bytes(payload, plan.mesh.shape["dc"])
+
+    wide = jnp.promote_types(plan.policy.compute_dtype, jnp.float32).itemsize
+    add((*BATCH_AXES, "context"), scalars * wide)
+    norms = {
+        frozenset(axis for cut in place.cuts for axis in cut.axes)
+        for place in jax.tree.leaves(layouts)
+    }
+    for axes in norms:
+        add(tuple(axes), plan.policy.reduce_dtype.itemsize)
+    return sent
+
+
+def _ranks(axes: Iterable[str], plan: StepPlan) -> int:
+    return math.prod(plan.mesh.shape[axis] for axis in axes)
+
+
+def _long(axes: Iterable[str], plan: StepPlan) -> Axes:
+    """In the mesh's order, as `collective_traffic` names them."""
+    named = set(axes)
+    return tuple(axis for axis in AXES if axis in named and plan.mesh.shape[axis] > 1)

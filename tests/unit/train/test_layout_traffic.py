@@ -1,0 +1,77 @@
+"""What a step sends over each mesh axis is byte for byte the formula, on every kind of layout."""
+
+import jax
+import pytest
+from support.drawn_layouts import Draw
+
+from geojax import make_mesh
+from geojax.collectives import collective_traffic
+from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
+from geojax.precision import policy
+from geojax.train.expected_traffic import expected_step_bytes
+from geojax.train.plan import StepPlan
+from geojax.train.state import state_layouts
+from geojax.train.step import SIGNALS, batch_shape, lower_step
+
+ROWS, SEQUENCE = 16, 32
+SITES = {"dc": 2, "data": 4}
+LAYOUTS = {
+    "zero 0": (SITES, {"zero_stage": 0}),
+    "zero 1": (SITES, {"zero_stage": 1}),
+    "zero 2": (SITES, {"zero_stage": 2, "accumulation": 2}),
+    "zero 3": (SITES, {"zero_stage": 3, "accumulation": 2}),
+    "zero 3, weights kept": (SITES, {"zero_stage": 3, "keep_gathered": True}),
+    "zero 1 across sites": (SITES, {"shard_across_sites": True}),
+    "zero 3 across sites": (SITES, {"zero_stage": 3, "shard_across_sites": True}),
+    "overlap": (SITES, {"overlap": True}),
+    "overlap, zero 2": (SITES, {"overlap": True, "zero_stage": 2, "accumulation": 2}),
+    "overlap, zero 3": (SITES, {"overlap": True, "zero_stage": 3}),
+    "tensor": ({"dc": 2, "data": 2, "tensor": 2}, {"accumulation": 2}),
+    "tensor, more ranks than key heads": ({"dc": 2, "tensor": 4}, {"remat": "full"}),
+    "sequence": ({"dc": 2, "data": 2, "tensor": 2}, {"sequence_parallel": True}),
+    "sequence, selective": (
+        {"dc": 2, "tensor": 4},
+        {"sequence_parallel": True, "remat": "selective", "zero_stage": 3},
+    ),
+    "ring": ({"dc": 2, "context": 4}, {"context_method": "ring"}),
+    "gathered keys": (
+        {"dc": 2, "data": 2, "context": 2},
+        {"context_method": "all_gather", "zero_stage": 2},
+    ),
+    "ulysses": (
+        {"dc": 2, "data": 2, "context": 2},
+        {"context_method": "ulysses", "remat": "full", "accumulation": 2},
+    ),
+    "context and tensor": (
+        {"data": 2, "context": 2, "tensor": 2},
+        {"sequence_parallel": True, "zero_stage": 3},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_bytes_over_each_axis_are_those_of_the_formula(name):
+    axes, options = LAYOUTS[name]
+    model = Draw("llama", "dense", 2, 0.0, (), 1, ()).model()
+    plan = StepPlan(make_mesh(**axes), policy("fp32"), chunk_bytes=4096, **options)
+    settings = OptimizerSettings()
+    optimizer, schedule = make_optimizer(settings, 10), learning_rate_schedule(settings, 10)
+    layouts = state_layouts(model, optimizer, plan)
+    batch = batch_shape(ROWS, SEQUENCE)
+    step = lower_step(layouts, model, plan, optimizer, schedule, batch).compile()
+    sent = {
+        axes: sum(total.bytes_sent for total in kinds.values())
+        for axes, kinds in collective_traffic(step, plan.mesh).sums().items()
+    }
+    expected = expected_step_bytes(
+        model,
+        layouts.parameters,
+        plan,
+        rows=ROWS,
+        sequence=SEQUENCE,
+        scalars=2 + len(SIGNALS),
+    )
+    assert sent == dict(expected)
+    flat = [axes for axes in sent if "dc" in axes and len(axes) > 1]
+    assert not flat, "what crosses sites is summed inside them first"
+    jax.clear_caches()
