@@ -89,8 +89,16 @@ def attention_block(
         implementation=implementation,
         parallelism=parallelism,
     )
-    heads = mixed.reshape(*mixed.shape[:2], -1)
-    return linear(parameters["attention"]["output"], heads, parallelism)
+    return _put_together(parameters["attention"]["output"], mixed, parallelism)
+
+
+@functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=2)
+def _put_together(parameters: Parameters, mixed: jax.Array, parallelism: Parallelism) -> jax.Array:
+    """The heads [rows, columns, heads, head_dim] through the output matrix.
+
+    What attention returns is kept by attention already, and not once more in another shape.
+    """
+    return linear(parameters, mixed.reshape(*mixed.shape[:2], -1), parallelism)
 
 
 def project_heads(

@@ -41,7 +41,8 @@ def partitions(config: ModelConfig, parallelism: Parallelism) -> Any:
             cuts = {1: "expert"} | cuts
         if _is_whole_head(names, config, parallelism):
             return Partition(partial=True)
-        return Partition(cuts, partial=parallelism.sequence and not cuts)
+        shares_stream = parallelism.sequence and parallelism.tensor > 1
+        return Partition(cuts, partial=shares_stream and "tensor" not in cuts.values())
 
     return jax.tree_util.tree_map_with_path(partition, parameter_shapes(config))
 

@@ -11,10 +11,21 @@ from geojax.models.mixture import KEPT_BY_MIXTURE
 from geojax.models.tensor_parallel import LEFT
 
 Remat = Literal["none", "selective", "full"]
-"""What the forward pass of a layer keeps for the backward pass. "none" recomputes nothing costly:
-it keeps the results of matrix products and what attention saves. "selective" drops the latter and
-runs attention's forward pass again, as in Korthikanti et al. 2022 ("Reducing Activation
-Recomputation in Large Transformer Models"). "full" keeps the layer's input only."""
+"""What the forward pass of a layer keeps for the backward pass.
+
+none: recomputes nothing costly and sends nothing twice. Kept are the results of matrix products,
+what attention saves, and what the residual stream became on entering and on leaving the products
+that ranks of `tensor` share (with sequence parallelism the gathered columns, which are as large as
+without it).
+
+selective: drops what attention saves and runs its forward pass again, messages over `context`
+included, as in Korthikanti et al. 2022 ("Reducing Activation Recomputation in Large Transformer
+Models"). With sequence parallelism it keeps a rank's own columns alone, and gathers the others
+again: all that it keeps is 1 / tensor of the whole.
+
+full: keeps the layer's input only. The forward pass runs again with all of its messages, but for
+the last sum over `tensor`, which no gradient needs.
+"""
 
 
 def rematerialised(function: Callable[..., Any], remat: Remat) -> Callable[..., Any]:
