@@ -1,0 +1,1 @@
+"""The two sides of `benchmarks/layouts.py` and what both of them train."""

@@ -1,0 +1,86 @@
+"""What is compared: ten layouts of one model, one batch, one optimizer."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from geojax import make_mesh
+from geojax.models import ModelConfig
+from geojax.optim import OptimizerSettings, learning_rate_schedule
+from geojax.precision import policy
+from geojax.train.plan import StepPlan
+
+SEED, STEPS = 0, 100
+SETTINGS = OptimizerSettings(warmup_steps=0)
+SCHEDULE = learning_rate_schedule(SETTINGS, STEPS)
+
+DEVICES, ROWS, SEQUENCE = 8, 8, 256
+MODEL = ModelConfig(
+    layers=4,
+    hidden=256,
+    heads=8,
+    key_value_heads=4,
+    feed_forward=704,
+    vocabulary=2048,
+    maximum_positions=SEQUENCE,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """One row of the table."""
+
+    axes: dict[str, Any]
+    """The sizes of the mesh axes that are not 1."""
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Of the `StepPlan`."""
+
+    def __str__(self) -> str:
+        sizes = " ".join(f"{axis}={size}" for axis, size in self.axes.items())
+        return ", ".join([sizes, *(_WORDS[option] for option in self.options.items())])
+
+    def plan(self, accumulation: int) -> StepPlan:
+        """The layout on a mesh of simulated devices, in fp32."""
+        mesh = make_mesh(**self.axes)
+        return StepPlan(mesh, policy("fp32"), accumulation=accumulation, **self.options)
+
+
+_WORDS = {
+    ("zero_stage", 1): "ZeRO 1",
+    ("zero_stage", 2): "ZeRO 2",
+    ("zero_stage", 3): "ZeRO 3",
+    ("sequence_parallel", True): "sequence parallel",
+    ("context_method", "ring"): "ring",
+    ("context_method", "all_gather"): "all-gather",
+    ("context_method", "ulysses"): "Ulysses",
+}
+
+LAYOUTS = (
+    Layout({"dc": 2, "data": 4}, {"zero_stage": 1}),
+    Layout({"dc": 2, "data": 4}, {"zero_stage": 2}),
+    Layout({"dc": 2, "data": 4}, {"zero_stage": 3}),
+    Layout({"data": 4, "tensor": 2}),
+    Layout({"data": 4, "tensor": 2}, {"sequence_parallel": True}),
+    Layout({"dc": 2, "data": 2, "tensor": 2}, {"zero_stage": 3}),
+    Layout({"data": 4, "context": 2}, {"context_method": "ring"}),
+    Layout({"data": 4, "context": 2}, {"context_method": "all_gather"}),
+    Layout({"data": 4, "context": 2}, {"context_method": "ulysses"}),
+    Layout({"dc": 2, "data": 2, "context": 2}, {"context_method": "all_gather"}),
+)
+
+
+def host_batch() -> dict[str, np.ndarray]:
+    """Random tokens, one document a row; the same batch every step."""
+    shape = (ROWS, SEQUENCE)
+    tokens = np.random.default_rng(SEED).integers(
+        MODEL.vocabulary, size=(ROWS, SEQUENCE + 1), dtype=np.int32
+    )
+    return {
+        "tokens": tokens[:, :-1],
+        "targets": tokens[:, 1:],
+        "loss_mask": np.ones(shape, np.float32),
+        "segment_ids": np.ones(shape, np.int32),
+        "positions": np.broadcast_to(np.arange(SEQUENCE, dtype=np.int32), shape),
+        "row": np.arange(ROWS, dtype=np.int32),
+    }
