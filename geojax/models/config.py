@@ -102,7 +102,7 @@ class ModelConfig(Settings):
     rotary_scaling: RotaryScaling | None = None
     """Llama 3.1's stretch of the frequencies, if any."""
     biases: bool = False
-    """Whether matrix products have a bias."""
+    """Whether matrix products have a bias; those of a mixture have none."""
     tied_head: bool = False
     """Whether the output head is the transpose of the token embedding."""
     dropout: float = pydantic.Field(default=0.0, ge=0, lt=1)
@@ -149,8 +149,6 @@ class ModelConfig(Settings):
                 f"heads {self.heads} is not a multiple of key_value_heads {self.kv_heads}; "
                 f"key_value_heads can be {', '.join(map(str, fitting))}"
             )
-        if self.mixture is not None and self.biases:
-            raise ValueError("biases are true, and the experts of a mixture have none; set false")
         if self.positions == "rotary":
             turned = self.rotary_fraction * self.head_size
             if not math.isclose(turned, round(turned)) or round(turned) % 2:

@@ -57,15 +57,16 @@ def parameter_shapes(config: ModelConfig, dtype: Any = jnp.float32) -> Parameter
         scale = {"scale": array(*leading, hidden)}
         return scale if config.norm == "rmsnorm" else scale | {"bias": array(*leading, hidden)}
 
-    def matrix(*dims: int) -> Parameters:
+    def matrix(*dims: int, bias: bool = config.biases) -> Parameters:
         kernel = {"kernel": array(config.layers, *dims)}
-        return kernel | {"bias": array(config.layers, dims[-1])} if config.biases else kernel
+        return kernel | {"bias": array(config.layers, dims[-1])} if bias else kernel
 
     def feed_forward(width: int, *leading: int) -> Parameters:
-        block = {"up": matrix(*leading, hidden, width)}
+        bias = config.biases and config.mixture is None
+        block = {"up": matrix(*leading, hidden, width, bias=bias)}
         if config.gated:
-            block["gate"] = matrix(*leading, hidden, width)
-        return block | {"down": matrix(*leading, width, hidden)}
+            block["gate"] = matrix(*leading, hidden, width, bias=bias)
+        return block | {"down": matrix(*leading, width, hidden, bias=bias)}
 
     tree: Parameters = {"embedding": {"tokens": {"embedding": array(config.vocabulary, hidden)}}}
     if config.positions == "learned":
@@ -84,7 +85,7 @@ def parameter_shapes(config: ModelConfig, dtype: Any = jnp.float32) -> Parameter
     if config.mixture is None:
         layers["feed_forward"] = feed_forward(config.feed_forward)
     else:
-        layers["router"] = matrix(hidden, config.mixture.experts)
+        layers["router"] = matrix(hidden, config.mixture.experts, bias=False)
         layers["experts"] = feed_forward(config.feed_forward, config.mixture.experts)
         if config.mixture.shared_experts:
             layers["shared_experts"] = feed_forward(config.shared_width)

@@ -3,20 +3,15 @@
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 from geojax.models.config import MixtureSettings
 from geojax.models.mixture.router import Routing
+from geojax.models.mixture.rows import row_axes
 from geojax.models.parallelism import Parallelism
 
-
-def row_axes(parallelism: Parallelism) -> tuple[str, ...]:
-    """The mesh axes whose ranks hold different columns of the same rows."""
-    axes = []
-    if parallelism.context > 1:
-        axes.append("context")
-    if parallelism.tensor > 1 and parallelism.sequence:
-        axes.append("tensor")
-    return tuple(axes)
+COUNTS = "expert_counts"
+"""Name of what is summed over the ranks that share rows, for rematerialisation policies."""
 
 
 def balance_loss(routing: Routing, real: jax.Array | None, parallelism: Parallelism) -> jax.Array:
@@ -49,7 +44,7 @@ def balance_loss(routing: Routing, real: jax.Array | None, parallelism: Parallel
         axis=1,
     )
     axes = row_axes(parallelism)
-    sums = lax.psum(sums, axes) if axes else sums
+    sums = checkpoint_name(lax.psum(sums, axes), COUNTS) if axes else sums
     count = jnp.maximum(sums[:, 2 * experts], 1)
     choices = routing.experts.shape[2]
     product = jnp.sum(sums[:, :experts] * sums[:, experts : 2 * experts], axis=1)

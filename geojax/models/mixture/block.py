@@ -8,20 +8,26 @@ Every choice is made in the norm's output of the rank that holds the token, so t
 drops and the balance loss are the same on every layout.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
-from geojax.errors import UserError
 from geojax.models.config import ModelConfig
 from geojax.models.feed_forward import activated, linear
 from geojax.models.mixture.balance import balance_loss
 from geojax.models.mixture.capacity import drop
-from geojax.models.mixture.experts import apply_experts
+from geojax.models.mixture.exchange import PLACES, exchange_experts, most_to_a_rank
+from geojax.models.mixture.experts import Tokens, apply_experts
 from geojax.models.mixture.router import Routing, route
+from geojax.models.mixture.rows import row_length
 from geojax.models.norm import norm
 from geojax.models.parallelism import ALONE, Parallelism
 from geojax.models.parameters import Parameters
 from geojax.models.tensor_parallel import enter, leave
+from geojax.models.varying import vary_over
 
 
 def mixture_block(
@@ -58,7 +64,7 @@ def mixture_block(
     if real is not None:
         experts = jnp.where(real[..., None], experts, settings.experts)
     experts = drop(experts, columns, settings, parallelism)
-    routing = routing._replace(experts=experts)
+    routing = routing._replace(experts=checkpoint_name(experts, PLACES))
     return _apply(parameters, normed, routing, config, parallelism), balance
 
 
@@ -69,22 +75,58 @@ def _apply(
     config: ModelConfig,
     parallelism: Parallelism,
 ) -> jax.Array:
-    """The routed experts and the shared ones, [rows, columns, hidden]."""
-    if parallelism.expert > 1:
-        raise UserError("mixture: expert parallelism is not there yet")
-    x, experts, gates = (
-        enter(each, parallelism) for each in (normed, routing.experts, routing.gates)
-    )
-    tokens = x.reshape(-1, x.shape[-1])
-    choices = experts.shape[-1]
-    routed = apply_experts(
-        parameters["experts"],
-        tokens,
-        experts.reshape(-1, choices),
-        gates.reshape(-1, choices),
-        config,
-    ).reshape(x.shape)
+    """What the experts that the tokens go to add, and the shared ones: [rows, columns, hidden]."""
+    if parallelism.expert == 1:
+        stream = Tokens(normed, routing.experts, routing.gates)
+        stream = jax.tree.map(lambda leaf: enter(leaf, parallelism), stream)
+        routed = apply_experts(parameters["experts"], _without_rows(stream), config)
+        added = routed.reshape(stream.x.shape)
+        if "shared_experts" in parameters:
+            added += _shared(parameters["shared_experts"], stream.x, config)
+        return leave(added.astype(normed.dtype), parallelism)
+    added = _travel(parameters["experts"], normed, routing, config, parallelism)
     if "shared_experts" in parameters:
-        own = parameters["shared_experts"]
-        routed += linear(own["down"], activated(own, x, config))
-    return leave(routed.astype(x.dtype), parallelism)
+        entered = enter(normed, parallelism)
+        added += leave(_shared(parameters["shared_experts"], entered, config), parallelism)
+    return added
+
+
+def _shared(parameters: Parameters, x: jax.Array, config: ModelConfig) -> jax.Array:
+    """This rank's part of the shared experts, which side by side are one dense block."""
+    return linear(parameters["down"], activated(parameters, x, config))
+
+
+def _without_rows(tokens: Tokens) -> Tokens:
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, leaf.shape[-1]), tokens)
+
+
+def _travel(
+    parameters: Parameters,
+    normed: jax.Array,
+    routing: Routing,
+    config: ModelConfig,
+    parallelism: Parallelism,
+) -> jax.Array:
+    """The stream's tokens to experts on other ranks and back: [rows, columns, hidden]."""
+    rows, columns, hidden = normed.shape
+    tokens = _without_rows(Tokens(normed, routing.experts, routing.gates))
+    # Without sequence parallelism the ranks of `tensor` hold the same tokens: each sends a share.
+    shared_out = parallelism.tensor > 1 and not parallelism.sequence
+    if shared_out:
+        share = functools.partial(_share, ranks=parallelism.tensor)
+        nowhere = routing.probabilities.shape[-1]
+        tokens = Tokens(share(tokens.x), share(tokens.experts, fill=nowhere), share(tokens.gates))
+    sequence = row_length(columns, parallelism)
+    most = most_to_a_rank(tokens.x.shape[0], rows, sequence, config, parallelism)
+    out = exchange_experts(parameters, tokens, most, config, parallelism).astype(normed.dtype)
+    if shared_out:
+        out = lax.all_gather(out, "tensor", axis=0, tiled=True, to="invarying")[: rows * columns]
+    return out.reshape(rows, columns, hidden)
+
+
+def _share(x: jax.Array, *, ranks: int, fill: int = 0) -> jax.Array:
+    """This `tensor` rank's share of `x` [N, ...], filled up to a multiple of `ranks`."""
+    size = -(-x.shape[0] // ranks)
+    widths = [(0, ranks * size - x.shape[0])] + [(0, 0)] * (x.ndim - 1)
+    padded = jnp.pad(vary_over(x, frozenset({"tensor"})), widths, constant_values=fill)
+    return lax.dynamic_slice_in_dim(padded, lax.axis_index("tensor") * size, size)

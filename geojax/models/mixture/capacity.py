@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from geojax.models.config import MixtureSettings
-from geojax.models.mixture.balance import row_axes
+from geojax.models.mixture.rows import row_axes, row_length
 from geojax.models.parallelism import Parallelism
 
 
@@ -55,18 +55,13 @@ def drop(
     of_run = chosen.reshape(rows, runs, length // runs, none)
     before = jnp.cumsum(of_run, axis=2, dtype=jnp.int32) - of_run  # in the same run
     first = columns.reshape(runs, -1)[:, 0]
-    axes = row_axes(parallelism)
     counts, firsts = of_run.sum(axis=2, dtype=jnp.int32), first
-    for axis in reversed(axes):
+    for axis in reversed(row_axes(parallelism)):
         counts = lax.all_gather(counts, axis, axis=1, tiled=True)
         firsts = lax.all_gather(firsts, axis, tiled=True)
     earlier = (firsts[None, :] < first[:, None]).astype(jnp.int32)  # [own runs, all runs]
     before = before + jnp.einsum("oa,rae->roe", earlier, counts)[:, :, None]
     before = before.reshape(rows, length, none)
     here = jnp.take_along_axis(before, jnp.minimum(experts, none - 1), axis=2)
-    capacity = row_capacity(length * _ranks(axes, parallelism), settings)
+    capacity = row_capacity(row_length(length, parallelism), settings)
     return jnp.where(here < capacity, experts, none)
-
-
-def _ranks(axes: tuple[str, ...], parallelism: Parallelism) -> int:
-    return math.prod(getattr(parallelism, axis) for axis in axes)

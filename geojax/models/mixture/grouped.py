@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from geojax.models.varying import vary_over, varying_axes
@@ -152,4 +153,4 @@ def _kernels_gradient(
     return _walk(used, body, zero).astype(kernels.dtype)
 
 
-_walk = functools.partial(lax.fori_loop, jnp.int32(0))
+_walk = functools.partial(lax.fori_loop, np.int32(0))

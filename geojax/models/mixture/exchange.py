@@ -1,0 +1,254 @@
+"""Tokens travel to the ranks of `expert` that hold their experts, and the results travel back.
+
+A token goes to every expert that it chose (a rank that holds two of them gets it twice), by
+`all_to_all` inside the site. Shapes are static and the router's choices are not, so a message has a
+window of W places for each pair of ranks, one and a half times what it would hold if all experts
+were equally busy. Nearly always one exchange of such windows takes every token. If a pair of ranks
+has more for each other, all ranks exchange further windows until nothing is left: no token is ever
+dropped here, an imbalance costs time and not memory.
+
+    N tokens a rank, k experts a token, R ranks      W = ceil(1.5 k N / R) or the most there can be
+    buffers                                          R W places of a token's width: 1.5 k N
+    one buffer for the worst case would have         R N min(k, experts of a rank) places
+
+The further exchanges keep nothing for the backward pass, which repeats them. With tensor
+parallelism each of its ranks sends its share of the tokens (with sequence parallelism those of its
+stream), so that nothing crosses `expert` twice, and the windows are gathered over `tensor` where
+they arrive.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+from geojax.models.config import ModelConfig
+from geojax.models.mixture.capacity import row_capacity
+from geojax.models.mixture.experts import Tokens, apply_experts
+from geojax.models.mixture.permute import Places, collect, spread
+from geojax.models.parallelism import Parallelism
+from geojax.models.parameters import Parameters
+from geojax.models.varying import vary_over, varying_axes, zeros_of
+
+RECEIVED = "expert_received"
+PLACES = "expert_places"
+"""Names of what an exchange brings, and of where it goes, for rematerialisation policies."""
+
+Total = TypeVar("Total")
+
+_SLACK = 1.5
+
+
+class Windows(NamedTuple):
+    """Static sizes of an exchange."""
+
+    places: int
+    """Of one window (W)."""
+    exchanges: int
+    """The most that can be needed."""
+
+
+def windows(tokens: int, most: int, config: ModelConfig, parallelism: Parallelism) -> Windows:
+    """The windows for `tokens` tokens a rank, of which a rank of experts gets `most` at the most.
+
+    `most` counts a token once for each of its experts there.
+    """
+    assert config.mixture is not None, "the model has no mixture"
+    even = tokens * config.mixture.experts_per_token / parallelism.expert
+    places = max(1, min(math.ceil(_SLACK * even), most))
+    return Windows(places, max(1, -(-most // places)))
+
+
+def most_to_a_rank(
+    tokens: int, rows: int, sequence: int, config: ModelConfig, parallelism: Parallelism
+) -> int:
+    """How often `tokens` tokens, of `rows` rows of `sequence` tokens, can go to one rank."""
+    settings = config.mixture
+    assert settings is not None, "the model has no mixture"
+    held = settings.experts // parallelism.expert
+    limit = rows * held * row_capacity(sequence, settings)
+    return min(tokens * min(settings.experts_per_token, held), limit)
+
+
+class _Plan(NamedTuple):
+    """Where each choice of a token goes: A = N k choices, R ranks."""
+
+    queue: jax.Array
+    """int32 [A], its number among those that go to the same rank."""
+    rank: jax.Array
+    """int32 [A], that rank; R for none."""
+    local: jax.Array
+    """int32 [A], the expert's number on that rank."""
+    needed: jax.Array
+    """int32 [], how many exchanges it takes, on all ranks the same."""
+
+
+def exchange_experts(
+    parameters: Parameters,
+    tokens: Tokens,
+    most: int,
+    config: ModelConfig,
+    parallelism: Parallelism,
+) -> jax.Array:
+    """The sum of each token's experts, times their gates, wherever the experts are.
+
+    Args:
+        parameters: this rank's part of the experts: E / expert of them, 1 / tensor of their width.
+        tokens: this rank's (those of another rank of `tensor` are others); `experts` counts all E.
+        most: how many of the N k choices can fall on one rank's experts.
+        config: the model.
+        parallelism: how the model is spread, `expert` > 1.
+
+    Returns:
+        [N, hidden] in at least float32.
+    """
+    sizes = windows(tokens.x.shape[0], most, config, parallelism)
+    axes = varying_axes(parameters, tokens)
+    parameters, (x, experts, gates) = vary_over((parameters, tokens), axes)
+    plan = _plan(experts, sizes, config, parallelism)
+    exchange = functools.partial(_exchange, sizes.places, config, parallelism)
+    first = exchange(parameters, x, gates, plan, jnp.int32(0))
+    if sizes.exchanges == 1:
+        return first
+    return first + _further(exchange, sizes.exchanges, parameters, x, gates, plan)
+
+
+def _plan(
+    experts: jax.Array, sizes: Windows, config: ModelConfig, parallelism: Parallelism
+) -> _Plan:
+    assert config.mixture is not None, "the model has no mixture"
+    held = config.mixture.experts // parallelism.expert
+    flat = experts.reshape(-1)
+    rank = flat // held  # none is rank R
+    order = jnp.argsort(rank, stable=True).astype(jnp.int32)
+    in_order = rank[order]
+    ranks = jnp.arange(parallelism.expert + 1, dtype=jnp.int32)
+    starts = jnp.searchsorted(in_order, ranks).astype(jnp.int32)
+    queue = jnp.arange(flat.shape[0], dtype=jnp.int32) - starts[in_order]
+    queue = jnp.zeros_like(queue).at[order].set(queue, unique_indices=True)
+    longest = jnp.max(starts[1:] - starts[:-1])
+    if sizes.exchanges > 1:
+        sharing = ("expert", "tensor") if parallelism.tensor > 1 else ("expert",)
+        longest = lax.pmax(longest, sharing)
+    plan = _Plan(queue, rank, flat % held, -(-longest // sizes.places))
+    return jax.tree.map(lambda leaf: checkpoint_name(leaf, PLACES), plan)
+
+
+def _exchange(
+    places: int,
+    config: ModelConfig,
+    parallelism: Parallelism,
+    parameters: Parameters,
+    x: jax.Array,
+    gates: jax.Array,
+    plan: _Plan,
+    number: jax.Array,
+) -> jax.Array:
+    """What the choices of exchange `number` add to each token: [N, hidden], at least float32."""
+    tokens, choices = gates.shape
+    total = parallelism.expert * places
+    inside = (plan.queue // places == number) & (plan.rank < parallelism.expert)
+    place = jnp.where(inside, plan.rank * places + plan.queue % places, total)
+    nobody = vary_over(jnp.full(total, tokens * choices, jnp.int32), varying_axes(place))
+    numbers = jnp.arange(tokens * choices, dtype=jnp.int32)
+    choice_at = nobody.at[place].set(numbers, mode="drop", unique_indices=True)
+    of_choice = Places(place[:, None], choice_at)
+    of_token = Places(place.reshape(tokens, choices), choice_at // choices)
+    held = parameters["down"]["kernel"].shape[0]
+    local = plan.local.at[choice_at].get(mode="fill", fill_value=held)
+    send = functools.partial(_to_experts, parallelism=parallelism)
+    received = Tokens(
+        send(spread(x, of_token)),
+        send(local)[:, None],
+        send(spread(gates.reshape(-1, 1), of_choice)),
+    )
+    out = apply_experts(parameters, received, config)
+    return collect(_to_tokens(out.astype(x.dtype), parallelism), of_token)
+
+
+def _to_experts(windows: jax.Array, parallelism: Parallelism) -> jax.Array:
+    """[R W, ...] to the ranks that hold the experts; [tensor R W, ...] from all ranks."""
+    windows = lax.all_to_all(windows, "expert", split_axis=0, concat_axis=0, tiled=True)
+    if parallelism.tensor > 1:
+        windows = lax.all_gather(windows, "tensor", axis=0, tiled=True)
+    return checkpoint_name(windows, RECEIVED)
+
+
+def _to_tokens(windows: jax.Array, parallelism: Parallelism) -> jax.Array:
+    """Back to the ranks that hold the tokens, summed over the parts of the experts' width."""
+    if parallelism.tensor > 1:
+        windows = lax.psum_scatter(windows, "tensor", scatter_dimension=0, tiled=True)
+    return lax.all_to_all(windows, "expert", split_axis=0, concat_axis=0, tiled=True)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _further(
+    exchange: functools.partial[jax.Array],
+    exchanges: int,
+    parameters: Parameters,
+    x: jax.Array,
+    gates: jax.Array,
+    plan: _Plan,
+) -> jax.Array:
+    """The sum of all exchanges after the first, most often none."""
+
+    def add(total: jax.Array, number: jax.Array) -> jax.Array:
+        return total + exchange(parameters, x, gates, plan, number)
+
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    return _repeat(add, zeros_of(x, dtype=wide), plan.needed, exchanges)
+
+
+_Inputs = tuple[Parameters, jax.Array, jax.Array, _Plan]
+
+
+def _further_forward(
+    exchange: functools.partial[jax.Array],
+    exchanges: int,
+    parameters: Parameters,
+    x: jax.Array,
+    gates: jax.Array,
+    plan: _Plan,
+) -> tuple[jax.Array, _Inputs]:
+    inputs = (parameters, x, gates, plan)
+    return _further(exchange, exchanges, *inputs), inputs
+
+
+def _further_backward(
+    exchange: functools.partial[jax.Array], exchanges: int, inputs: _Inputs, cotangent: jax.Array
+) -> tuple[Parameters, jax.Array, jax.Array, None]:
+    *differentiated, plan = inputs
+
+    def add(sums: list[jax.Array], number: jax.Array) -> list[jax.Array]:
+        _, backward = jax.vjp(lambda *args: exchange(*args, plan, number), *differentiated)
+        return jax.tree.map(lambda s, x: s + x.astype(s.dtype), sums, list(backward(cotangent)))
+
+    wide = jnp.promote_types(cotangent.dtype, jnp.float32)
+    sums = _repeat(add, zeros_of(differentiated, dtype=wide), plan.needed, exchanges)
+    return *jax.tree.map(lambda s, x: s.astype(x.dtype), sums, differentiated), None
+
+
+_further.defvjp(_further_forward, _further_backward)
+
+
+def _repeat(
+    add: Callable[[Total, jax.Array], Total], total: Total, needed: jax.Array, exchanges: int
+) -> Total:
+    """`total` with exchanges 1 to `needed` added.
+
+    A loop of known length whose turns may do nothing: what it can send at the most is in the
+    program, for whoever counts.
+    """
+
+    def turn(total: Total, number: jax.Array) -> tuple[Total, None]:
+        return lax.cond(number < needed, lambda: add(total, number), lambda: total), None
+
+    def turns() -> Total:
+        return lax.scan(turn, total, jnp.arange(1, exchanges, dtype=jnp.int32))[0]
+
+    return lax.cond(needed > 1, turns, lambda: total)
