@@ -5,6 +5,7 @@ import collections
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.extend.core import jaxprs_in_params
 from model_families import FAMILIES
 from spread_model import assert_close, mesh_of, spread, spread_step
 
@@ -133,3 +134,32 @@ def _traffic(config, parallelism, remat, parameters, packed_batch, compiled=Fals
     step = spread_step(config, parallelism, mesh, _KEY, remat=remat)
     program = step.lower(*spread(parameters, batch, config, parallelism))
     return collective_traffic(program.compile() if compiled else program, mesh)
+
+
+@pytest.mark.parametrize("remat", ["selective", "full"])
+def test_with_a_shared_stream_a_layer_keeps_its_share_alone(remat, random_parameters, packed_batch):
+    config = _wide("gpt3")
+    parameters = random_parameters(config, jnp.float32)
+    batch = packed_batch(config, rows=2, sequence=16)
+
+    def kept(tensor):
+        parallelism = Parallelism(tensor=tensor, sequence=True)
+        step = spread_step(config, parallelism, mesh_of(parallelism), _KEY, remat=remat)
+        program = jax.make_jaxpr(step)(*spread(parameters, batch, config, parallelism))
+        forward = next(_scans(program.jaxpr, config.layers))
+        body = next(iter(jaxprs_in_params(forward.params)))
+        return sum(
+            stacked.aval.size * stacked.aval.dtype.itemsize
+            for stacked, one in zip(forward.outvars, body.outvars, strict=True)
+            if stacked.aval.ndim > one.aval.ndim
+        )
+
+    assert 4 * kept(4) == kept(1) > 0
+
+
+def _scans(jaxpr, length):
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "scan" and equation.params["length"] == length:
+            yield equation
+        for inner in jaxprs_in_params(equation.params):
+            yield from _scans(inner, length)
