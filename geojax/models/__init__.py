@@ -4,6 +4,8 @@ from geojax.models.config import MixtureSettings, ModelConfig, RotaryScaling
 from geojax.models.flops import model_flops
 from geojax.models.generate import generate
 from geojax.models.linen import Transformer
+from geojax.models.parallel_sizes import check_parallelism
+from geojax.models.parallelism import ALONE, Parallelism
 from geojax.models.parameters import (
     Parameters,
     active_parameter_count,
@@ -12,18 +14,23 @@ from geojax.models.parameters import (
     parameter_count,
     parameter_shapes,
 )
+from geojax.models.partition import Partition, partitions
 from geojax.models.remat import Remat
 from geojax.models.transformer import Batch, logits, loss_sum
 
 __all__ = [
+    "ALONE",
     "Batch",
     "MixtureSettings",
     "ModelConfig",
+    "Parallelism",
     "Parameters",
+    "Partition",
     "Remat",
     "RotaryScaling",
     "Transformer",
     "active_parameter_count",
+    "check_parallelism",
     "decay_mask",
     "generate",
     "init_parameters",
@@ -32,4 +39,5 @@ __all__ = [
     "model_flops",
     "parameter_count",
     "parameter_shapes",
+    "partitions",
 ]

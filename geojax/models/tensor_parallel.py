@@ -2,9 +2,9 @@
 
 Between `enter` and `leave` each rank of `tensor` works on its own heads, its own part of the
 feed-forward width or its own part of the vocabulary, for every column of the row. Outside, it works
-on the residual stream. These are the conjugate operators f and g of Shoeybi et al. 2019
-("Megatron-LM", section 3) and, with sequence parallelism, g and its conjugate of Korthikanti et al.
-2022 ("Reducing Activation Recomputation in Large Transformer Models", section 4.2.2):
+on the residual stream. `enter` and `leave` are the conjugate operators f and g of Shoeybi et al.
+2019 ("Megatron-LM", section 3) and, with sequence parallelism, g and its conjugate of Korthikanti
+et al. 2022 ("Reducing Activation Recomputation in Large Transformer Models", section 4.2.2):
 
                         forward             backward
     enter               nothing             all-reduce
@@ -16,11 +16,10 @@ on the residual stream. These are the conjugate operators f and g of Shoeybi et 
       rank 0: columns                   0 1 2 3                    0 1
       rank 1: columns                   0 1 2 3                    2 3
 
-An all-reduce sends what a reduce-scatter and an all-gather send, so both rows of the table cost the
-same. For a stream of S = rows * columns * hidden * itemsize bytes and t ranks, one block (or the
-head) that enters and leaves once sends in forward and backward together
-
-    4 * (t - 1) / t * S
+An all-reduce sends what a reduce-scatter and an all-gather send, so that sequence parallelism costs
+no byte: for a stream of S = rows * columns * hidden * itemsize bytes and t ranks, forward and
+backward of a block, which enters once and leaves once, send 4 (t - 1) / t S (`tensor_traffic` has
+the whole model's bytes). Sums are in the dtype of the stream, as Megatron's are.
 
 The backward pass is JAX's own transposition: a value that does not vary over `tensor` has a
 gradient that does not, so the cast to varying is what sums it.
