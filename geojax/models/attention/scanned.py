@@ -35,11 +35,11 @@ class Walk(NamedTuple):
     block: int
     """Rows, and columns, of a tile; r and c are multiples of it."""
 
-    table: np.ndarray
-    """int [tiles, 2], row and column of the tiles, counted in tiles."""
+    tiles: jax.Array | int
+    """How many are visited."""
 
-    visited: jax.Array | int
-    """How many entries of the table are visited."""
+    tile: Callable[[jax.Array], tuple[jax.Array, jax.Array]]
+    """From the number of a tile on the walk to its row and column, counted in tiles."""
 
     allowed: Callable[[jax.Array, jax.Array], jax.Array | None]
     """From the row and the column of a tile to what `forward_tile` calls allowed."""
@@ -55,7 +55,8 @@ def causal_walk(length: int, segments: Segments, block: int) -> Walk:
         seen = causal(row * block + inside, column * block + inside)
         return seen if same is None else seen & same(row, column)
 
-    return Walk(block, table, len(table), allowed)
+    entries = jnp.asarray(table, jnp.int32)
+    return Walk(block, len(table), lambda number: tuple(entries[number]), allowed)
 
 
 def full_walk(
@@ -66,7 +67,8 @@ def full_walk(
     The tiles of one column stand together, so the walk can end with any column; it visits at least
     one, so that every row has a sum, be it of masked scores.
     """
-    table = np.argwhere(np.ones((columns // block, rows // block), bool))[:, ::-1]
+    high = rows // block
+    wide: jax.Array | int = columns // block
     same = _same_segment(segments, block)
     all_count = isinstance(key_count, int) and key_count == columns
 
@@ -76,10 +78,9 @@ def full_walk(
         counts = (column * block + jnp.arange(block) < key_count)[None, :]
         return counts if same is None else counts & same(row, column)
 
-    visited: jax.Array | int = len(table)
     if not isinstance(key_count, int):
-        visited = jnp.maximum(1, (key_count + block - 1) // block) * (rows // block)
-    return Walk(block, table, visited, allowed)
+        wide = jnp.maximum(1, (key_count + block - 1) // block)
+    return Walk(block, high * wide, lambda number: (number % high, number // high), allowed)
 
 
 def scanned_forward(
@@ -87,10 +88,9 @@ def scanned_forward(
 ) -> tuple[jax.Array, jax.Array]:
     """Output and log-sum-exp of all rows."""
     queries, keys, values = _cut_all(query, key, value, walk.block)
-    table = jnp.asarray(walk.table, jnp.int32)
 
-    def visit(index: jax.Array, sums: Sums) -> Sums:
-        row, column = table[index]
+    def visit(number: jax.Array, sums: Sums) -> Sums:
+        row, column = walk.tile(number)
         after = forward_tile(
             queries[row],
             keys[column],
@@ -105,7 +105,7 @@ def scanned_forward(
     column = jnp.zeros((*queries.shape[:-1], 1), wide)
     nothing = Sums(column + MASKED, column, jnp.zeros(queries.shape, wide))
     nothing = vary_over(nothing, varying_axes(query, key, value))
-    output, log_sum_exp = finish(lax.fori_loop(0, walk.visited, visit, nothing))
+    output, log_sum_exp = finish(lax.fori_loop(0, walk.tiles, visit, nothing))
     return _join(output, 3), _join(log_sum_exp, 3)
 
 
@@ -122,10 +122,9 @@ def scanned_backward(
     """The gradients of query, key and value; the last three arguments as in `backward_tile`."""
     queries, keys, values = _cut_all(query, key, value, walk.block)
     gradients, sums, deltas = (_cut(x, 3, walk.block) for x in (gradient, log_sum_exp, delta))
-    table = jnp.asarray(walk.table, jnp.int32)
 
-    def visit(index: jax.Array, before: Gradients) -> Gradients:
-        row, column = table[index]
+    def visit(number: jax.Array, before: Gradients) -> Gradients:
+        row, column = walk.tile(number)
         added = backward_tile(
             queries[row],
             keys[column],
@@ -145,7 +144,7 @@ def scanned_backward(
 
     nothing = tuple(jnp.zeros(blocks.shape, sums.dtype) for blocks in (queries, keys, values))
     nothing = vary_over(nothing, varying_axes(query, key, value, gradient, log_sum_exp))
-    d_query, d_key, d_value = lax.fori_loop(0, walk.visited, visit, nothing)
+    d_query, d_key, d_value = lax.fori_loop(0, walk.tiles, visit, nothing)
     return _join(d_query, 3), _join(d_key, 2), _join(d_value, 2)
 
 
