@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from geojax.cli import data, train
+from geojax.cli import data, memory, train
 from geojax.errors import RunError, UserError
 
 MISTAKE, FAILURE, INTERRUPTED = 2, 1, 130
@@ -15,6 +15,7 @@ MISTAKE, FAILURE, INTERRUPTED = 2, 1, 130
 
 Verb = (
     Annotated[train.TrainCommand, tyro.conf.subcommand("train")]
+    | Annotated[memory.MemoryCommand, tyro.conf.subcommand("memory")]
     | Annotated[data.PrepareCommand, tyro.conf.subcommand("data prepare")]
 )
 
@@ -38,6 +39,8 @@ def run(arguments: list[str]) -> int:
     try:
         if isinstance(verb, train.TrainCommand):
             return train.run(verb, unknown)
+        if isinstance(verb, memory.MemoryCommand):
+            return memory.run(verb, unknown)
         if unknown:
             raise UserError(f"unknown argument {unknown[0]}; see geojax data prepare --help")
         return data.run(verb)

@@ -1,0 +1,1 @@
+"""What a run will need, said before a device is touched."""

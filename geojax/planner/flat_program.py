@@ -1,0 +1,170 @@
+"""A traced program as one list of operations on buffers, the way a compiler sees it.
+
+Calls are written out in place, and what only renames a buffer (a reshape, a cast of its type's
+axes) disappears. Loops and branches keep their bodies, each a flat program of its own.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.extend import core
+
+from geojax.planner import primitives
+
+
+class Buffer:
+    """A value of the program: so many bytes, if it lies in memory at all."""
+
+    __slots__ = ("dtype", "kind", "shape", "whole")
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any):
+        self.shape, self.dtype = shape, dtype
+        self.kind = ""
+        self.whole = False  # whether it passes an optimization barrier, and so lies in memory
+
+    @property
+    def bytes(self) -> int:
+        """What it takes where it lies in memory."""
+        itemsize: int = getattr(self.dtype, "itemsize", 0)
+        return self.size * itemsize
+
+    @property
+    def size(self) -> int:
+        """Its number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def floating(self) -> bool:
+        """Whether it holds floating-point numbers."""
+        return self.dtype is not None and jax.dtypes.issubdtype(self.dtype, jax.numpy.floating)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Operation:
+    """One equation."""
+
+    name: str
+    scopes: tuple[str, ...]
+    """The `jax.named_scope`s and loops that it stands in, outermost first. That of a derivative is
+    between what JAX calls its parts: ("transpose", "jvp", "head")."""
+    inputs: tuple[Buffer, ...]
+    """Without literals."""
+    outputs: tuple[Buffer, ...]
+    parameters: dict[str, Any]
+
+    @property
+    def fusible(self) -> bool:
+        """Whether it can be computed where its result is read."""
+        return self.name not in primitives.READS_MEMORY | primitives.REDUCES | primitives.IN_PLACE
+
+    @property
+    def reads_memory(self) -> bool:
+        """Whether its operands have to lie in memory."""
+        return self.name in primitives.READS_MEMORY
+
+    @property
+    def in_place(self) -> bool:
+        """Whether a result may take the place of an operand that nobody reads later."""
+        return self.fusible or self.name in primitives.IN_PLACE
+
+    @property
+    def expensive(self) -> bool:
+        """Whether it is not computed twice."""
+        return self.name in primitives.EXPENSIVE
+
+
+@dataclasses.dataclass(frozen=True)
+class FlatProgram:
+    """The operations of a program or of a loop's body, in order."""
+
+    constants: tuple[Buffer, ...]
+    inputs: tuple[Buffer, ...]
+    operations: tuple[Operation, ...]
+    outputs: tuple[Buffer | None, ...]
+    """None: a literal."""
+
+
+def flatten(jaxpr: core.Jaxpr | core.ClosedJaxpr, scopes: tuple[str, ...] = ()) -> FlatProgram:
+    """`jaxpr`, which stands in `scopes`, as a flat program."""
+    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    buffers: dict[Any, Buffer] = {}
+    constants, inputs = (
+        tuple(buffers.setdefault(variable, _buffer(variable)) for variable in variables)
+        for variables in (inner.constvars, inner.invars)
+    )
+    operations: list[Operation] = []
+    _append(inner, buffers, operations, scopes)
+    return FlatProgram(constants, inputs, tuple(operations), tuple(_read(inner.outvars, buffers)))
+
+
+def _append(
+    jaxpr: Any,
+    buffers: dict[Any, Buffer],
+    operations: list[Operation],
+    outer_scopes: tuple[str, ...],
+) -> None:
+    for equation in jaxpr.eqns:
+        own = re.split("[/()]", str(equation.source_info.name_stack))
+        scopes = (*outer_scopes, *(scope for scope in own if scope))
+        name = equation.primitive.name
+        inputs = _read(equation.invars, buffers)
+        called = _called(equation)
+        if called is not None:
+            inside: dict[Any, Buffer] = {
+                variable: _buffer(variable) for variable in called.constvars
+            }
+            for variable, buffer in zip(called.invars, inputs, strict=True):
+                inside[variable] = buffer or _buffer(variable)
+            _append(called, inside, operations, scopes)
+            for variable, result in zip(
+                equation.outvars, _read(called.outvars, inside), strict=True
+            ):
+                buffers[variable] = result or _buffer(variable)
+        elif name in primitives.RENAMES and all(buffer is not None for buffer in inputs):
+            for variable, buffer in zip(equation.outvars, inputs, strict=False):
+                assert buffer is not None, "literals are not renamed"
+                buffer.whole |= name == "optimization_barrier"
+                buffers[variable] = buffer
+        else:
+            outputs = tuple(_buffer(variable) for variable in equation.outvars)
+            buffers.update(zip(equation.outvars, outputs, strict=True))
+            known = tuple(buffer for buffer in inputs if buffer is not None)
+            if name in ("scan", "while", "cond"):  # positions matter: literals become buffers
+                known = tuple(
+                    buffer or _buffer(variable)
+                    for buffer, variable in zip(inputs, equation.invars, strict=True)
+                )
+            operations.append(Operation(name, scopes, known, outputs, equation.params))
+
+
+def _called(equation: Any) -> Any:
+    """The jaxpr that an equation only calls, or None."""
+    if equation.primitive.name in primitives.READS_MEMORY:
+        return None
+    for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
+        called = equation.params.get(key)
+        if called is not None:
+            return getattr(called, "jaxpr", called)
+    return None
+
+
+def _read(variables: Sequence[Any], buffers: dict[Any, Buffer]) -> list[Buffer | None]:
+    return [
+        None if isinstance(variable, core.Literal) else buffers[variable] for variable in variables
+    ]
+
+
+def _buffer(variable: Any) -> Buffer:
+    aval = variable.aval
+    return Buffer(tuple(getattr(aval, "shape", ())), _plain_dtype(aval))
+
+
+def _plain_dtype(aval: Any) -> Any:
+    dtype = getattr(aval, "dtype", None)
+    if dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        return jax.numpy.dtype("uint64")  # a key: two words
+    return dtype

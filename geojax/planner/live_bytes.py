@@ -1,0 +1,270 @@
+"""How many bytes of buffers a program holds at once: its peak, and what lies there then.
+
+The operations run in the order in which they were written, and these are the compiler's rules that
+count:
+
+- What is computed element by element is computed where it is read (fusion): it takes no memory
+  unless it is a result, an operand of something that reads memory (a matrix product, a
+  collective, a loop), or expensive and read more than once.
+- What depends on nothing (zeros) is made when it is first read.
+- A buffer is freed after its last reader. A result that is computed element by element from an
+  operand of the same size that nobody reads later takes that operand's place.
+- A loop holds its carry once, and all that it stacks from its beginning on.
+- The arguments of the whole program are held throughout; a result that is donated an argument takes
+  its place.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+
+from geojax.planner.flat_program import Buffer, FlatProgram, Operation, flatten
+
+
+@dataclasses.dataclass(frozen=True)
+class Accounting:
+    """How the bytes of a program are told apart."""
+
+    kind: Callable[[Operation, Buffer], str]
+    """What a new buffer is. What a loop carries stays what it was."""
+    phase: Callable[[Operation], str]
+    """The part of the program that an operation belongs to."""
+    wide: bool = False
+    """Whether what is computed in 16-bit floats lies in memory as 32-bit ones."""
+
+    def bytes(self, buffer: Buffer) -> int:
+        """What a computed buffer takes."""
+        return max(buffer.bytes, 4 * buffer.size) if self.wide and buffer.floating else buffer.bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Moment:
+    """What a program holds when a phase of it holds most."""
+
+    bytes: int
+    by_kind: Counter[str]
+
+
+def peaks(
+    program: FlatProgram, accounting: Accounting, donated: Mapping[int, int] | None = None
+) -> dict[str, Moment]:
+    """For each phase of `program`, whose inputs have their kinds, when it holds most.
+
+    Args:
+        program: the whole program: its inputs are held throughout.
+        accounting: how its bytes are told apart.
+        donated: for results, by position, the position of the input whose place they take.
+    """
+    walk = _Walk(program, accounting, pinned=frozenset(program.inputs))
+    for result, place in (donated or {}).items():
+        buffer = program.outputs[result]
+        if buffer is not None:
+            walk.donated[buffer] = program.inputs[place]
+    return walk.run()
+
+
+class _Walk:
+    """One program, or one turn of a loop's body."""
+
+    def __init__(
+        self,
+        program: FlatProgram,
+        accounting: Accounting,
+        *,
+        pinned: frozenset[Buffer] = frozenset(),
+        outside: frozenset[Buffer] = frozenset(),
+    ):
+        """`pinned` inputs are never freed; those `outside` are counted by who runs the loop."""
+        self.donated: dict[Buffer, Buffer] = {}
+        self._program, self._accounting = program, accounting
+        self._kept = pinned | outside | frozenset(b for b in program.outputs if b is not None)
+        self._fusion = _Fusion(program)
+        self._held: dict[Buffer, int] = {
+            buffer: buffer.bytes if buffer in pinned else accounting.bytes(buffer)
+            for buffer in (*program.constants, *program.inputs)
+            if buffer not in outside
+        }
+        self._not_made_yet: set[Buffer] = set()
+        self._peaks: dict[str, Moment] = {}
+
+    def run(self) -> dict[str, Moment]:
+        for index, operation in enumerate(self._program.operations):
+            dying = {
+                buffer
+                for buffer in self._fusion.reads[index]
+                if self._fusion.last_read[buffer] == index and buffer not in self._kept
+            }
+            for buffer in self._fusion.reads[index] & self._not_made_yet:
+                self._not_made_yet.remove(buffer)
+                self._held[buffer] = self._accounting.bytes(buffer)
+            if operation.name in ("scan", "while"):
+                self._loop(operation, dying)
+            elif operation.name == "cond":
+                self._branches(operation)
+            else:
+                self._compute(index, operation, dying)
+            for buffer in dying:
+                self._held.pop(buffer, None)
+            for buffer in operation.outputs:
+                if buffer not in self._kept and buffer not in self._fusion.last_read:
+                    self._held.pop(buffer, None)
+        return self._peaks
+
+    def _compute(self, index: int, operation: Operation, dying: set[Buffer]) -> None:
+        new = [buffer for buffer in operation.outputs if buffer in self._fusion.in_memory]
+        for buffer in new:
+            buffer.kind = self._accounting.kind(operation, buffer)
+            if operation.fusible and not operation.inputs and buffer not in self._kept:
+                self._not_made_yet.add(buffer)  # zeros, for instance: they need wait for nothing
+                continue
+            argument = self.donated.get(buffer)
+            if argument is not None and self._fusion.last_read.get(argument, -1) <= index:
+                self._held[buffer] = 0
+                continue
+            place = self._place(operation, buffer, dying)
+            if place is not None:
+                dying.remove(place)
+                del self._held[place]
+            self._held[buffer] = self._accounting.bytes(buffer)
+        if new:
+            self._note(self._accounting.phase(operation))
+
+    def _place(
+        self, operation: Operation, buffer: Buffer, dying: Iterable[Buffer]
+    ) -> Buffer | None:
+        if not operation.in_place:
+            return None
+        fitting = (old for old in dying if old.bytes == buffer.bytes and old in self._held)
+        return next(fitting, None)
+
+    def _loop(self, operation: Operation, dying: set[Buffer]) -> None:
+        loop = _loop_of(operation)
+        body = loop.body
+        carried = body.inputs[loop.constants : loop.constants + loop.carried]
+        initial = operation.inputs[loop.first :][: loop.carried]
+        for inside, outer in zip(carried, initial, strict=True):
+            inside.kind = outer.kind
+            if outer in dying and outer in self._held:
+                dying.remove(outer)
+                del self._held[outer]
+        stacked = operation.outputs[loop.carried :]
+        for buffer in stacked:
+            buffer.kind = self._accounting.kind(operation, buffer)
+            self._held[buffer] = self._accounting.bytes(buffer)
+        shared = operation.inputs[loop.first - loop.constants : loop.first]
+        for inside, outer in zip(body.inputs, shared, strict=False):
+            inside.kind = outer.kind
+        outside = frozenset(body.inputs) - frozenset(carried)
+        turn = _Walk(body, self._accounting, outside=outside).run()
+        self._note_inner(turn)
+        for buffer, inside in zip(operation.outputs, carried, strict=False):
+            buffer.kind = inside.kind or self._accounting.kind(operation, buffer)
+            self._held[buffer] = self._accounting.bytes(buffer)
+
+    def _branches(self, operation: Operation) -> None:
+        for branch in operation.parameters["branches"]:
+            program = flatten(branch, operation.scopes)
+            for inside, outer in zip(program.inputs, operation.inputs[1:], strict=True):
+                inside.kind = outer.kind
+            turn = _Walk(program, self._accounting, outside=frozenset(program.inputs)).run()
+            self._note_inner(turn)
+        for buffer in operation.outputs:
+            buffer.kind = self._accounting.kind(operation, buffer)
+            self._held[buffer] = self._accounting.bytes(buffer)
+
+    def _note(self, phase: str, inner: Moment | None = None) -> None:
+        total = sum(self._held.values()) + (inner.bytes if inner else 0)
+        if phase in self._peaks and total <= self._peaks[phase].bytes:
+            return
+        kinds: Counter[str] = Counter(inner.by_kind if inner else ())
+        for buffer, held in self._held.items():
+            kinds[buffer.kind] += held
+        self._peaks[phase] = Moment(total, kinds)
+
+    def _note_inner(self, turn: dict[str, Moment]) -> None:
+        for phase, moment in turn.items():
+            self._note(phase, moment)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Loop:
+    body: FlatProgram
+    first: int  # position of the first initial value among the operation's inputs
+    constants: int  # of the body
+    carried: int
+
+
+def _loop_of(operation: Operation) -> _Loop:
+    parameters, scopes = operation.parameters, (*operation.scopes, operation.name)
+    if operation.name == "while":
+        tests, constants = parameters["cond_nconsts"], parameters["body_nconsts"]
+        body = flatten(parameters["body_jaxpr"], scopes)
+        return _Loop(body, tests + constants, constants, len(body.inputs) - constants)
+    constants, carried = parameters["num_consts"], parameters["num_carry"]
+    body = flatten(parameters["jaxpr"], scopes)
+    slices = tuple(
+        Operation("dynamic_slice", scopes, (Buffer((), None),), (own,), {})
+        for own in body.inputs[constants + carried :]
+    )
+    stacks = tuple(buffer for slice_ in slices for buffer in slice_.inputs)
+    body = FlatProgram(
+        body.constants,
+        (*body.inputs[: constants + carried], *stacks),
+        (*slices, *body.operations),
+        body.outputs,
+    )
+    return _Loop(body, constants, constants, carried)
+
+
+class _Fusion:
+    """Which results lie in memory, and what is read when."""
+
+    def __init__(self, program: FlatProgram):
+        self.in_memory: set[Buffer] = set()
+        """Among the results of operations."""
+        self.reads: list[set[Buffer]] = []
+        """What each operation reads from memory; nothing where it is computed elsewhere."""
+        self.last_read: dict[Buffer, int] = {}
+        """The position of the last operation that reads a buffer."""
+        self._computed_again: set[Buffer] = set()  # results, for readers inside the program
+        self._find_results_in_memory(program)
+        self._find_reads(program)
+
+    def _find_results_in_memory(self, program: FlatProgram) -> None:
+        results = {buffer for buffer in program.outputs if buffer is not None}
+        readers: dict[Buffer, set[Operation]] = {}
+        needed_in_memory: set[Buffer] = set()
+        for operation in reversed(program.operations):
+            own_readers: set[Operation] = set()
+            for buffer in operation.outputs:
+                of_it = readers.get(buffer, set())
+                several = operation.expensive and len(of_it) > 1
+                if not operation.fusible or buffer in needed_in_memory or buffer.whole or several:
+                    self.in_memory.add(buffer)
+                    own_readers.add(operation)
+                elif buffer in results:
+                    self.in_memory.add(buffer)
+                    self._computed_again.add(buffer)
+                    own_readers |= of_it | {operation}
+                else:
+                    own_readers |= of_it
+            for buffer in operation.inputs:
+                readers.setdefault(buffer, set()).update(own_readers)
+                if operation.reads_memory:
+                    needed_in_memory.add(buffer)
+
+    def _find_reads(self, program: FlatProgram) -> None:
+        sources: dict[Buffer, frozenset[Buffer]] = {
+            buffer: frozenset((buffer,)) for buffer in (*program.constants, *program.inputs)
+        }
+        for index, operation in enumerate(program.operations):
+            read: frozenset[Buffer] = frozenset().union(
+                *(sources.get(buffer, frozenset()) for buffer in operation.inputs)
+            )
+            runs = operation.reads_memory or any(b in self.in_memory for b in operation.outputs)
+            self.reads.append(set(read) if runs else set())
+            if runs:
+                self.last_read.update(dict.fromkeys(read, index))
+            for buffer in operation.outputs:
+                itself = buffer in self.in_memory and buffer not in self._computed_again
+                sources[buffer] = frozenset((buffer,)) if itself else read
