@@ -7,6 +7,7 @@ import optax
 import pydantic
 
 from geojax.models import decay_mask
+from geojax.optim.adam import scale_by_adam
 from geojax.optim.clip import clip_by_global_norm
 from geojax.optim.layout import replicated
 from geojax.settings import Settings
@@ -69,7 +70,7 @@ def make_optimizer(
     clip = [clip_by_global_norm(settings.clip_norm)] if settings.clip_norm else []
     return optax.chain(
         *clip,
-        optax.scale_by_adam(settings.beta1, settings.beta2, settings.epsilon),
+        scale_by_adam(settings.beta1, settings.beta2, settings.epsilon),
         optax.add_decayed_weights(settings.weight_decay, mask=decay_mask),
         # Optax counts updates from 0, where the warm-up's rate is 0: the first would be lost.
         optax.scale_by_learning_rate(lambda count: schedule(count + 1)),

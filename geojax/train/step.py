@@ -107,18 +107,21 @@ def update_state(
     norm = global_norm(gradients)
     finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(norm)
     updates, optimizer_state = optimizer.update(
-        gradients, state.optimizer, state.parameters, norm=norm
+        gradients, state.optimizer, state.parameters, norm=norm, finite=finite
     )
     parameters = optax.apply_updates(state.parameters, updates)
 
     def keep(new: Any, old: Any) -> Any:
         return jax.tree.map(functools.partial(jnp.where, finite), new, old)
 
+    def keep_count(new: jax.Array, old: jax.Array) -> Any:
+        return keep(new, old) if new.ndim == 0 else new  # moments were kept, in place
+
     skip = 1 - finite.astype(jnp.int32)
     after = TrainState(
         step=state.step + 1,
         parameters=keep(parameters, state.parameters),
-        optimizer=keep(optimizer_state, state.optimizer),
+        optimizer=jax.tree.map(keep_count, optimizer_state, state.optimizer),
         skipped=state.skipped + skip,
         skipped_in_a_row=(state.skipped_in_a_row + 1) * skip,
     )
@@ -140,7 +143,7 @@ def trace_step(
     schedule: optax.Schedule,
     batch: Any,
 ) -> jax.stages.Traced:
-    """The step `(state, batch, signals, seed) -> (state, metrics)`, to be lowered and compiled once.
+    """The step `(state, batch, signals, seed) -> (state, metrics)`, to be lowered and compiled.
 
     The state is donated. Compiled for these shapes, it refuses others and never recompiles.
 
