@@ -1,4 +1,4 @@
-"""cuDNN's flash attention: what it can do, and the call without packing.
+"""cuDNN's flash attention: what it can do.
 
 Nothing here needs a GPU to be traced, so a machine that has none can compile for one; it needs the
 CUDA libraries of `jax[cuda13]`.
@@ -7,8 +7,7 @@ CUDA libraries of `jax[cuda13]`.
 import jax
 import jax.numpy as jnp
 
-from geojax.models.attention.cudnn_packed import libraries_version, packed_attention
-from geojax.models.varying import vary_over, varying_axes
+from geojax.models.attention.cudnn_primitives import libraries_version
 
 # The version that jax's own test of the packed layout asks for.
 _LEAST_VERSION_FOR_PACKING = 90600
@@ -36,24 +35,6 @@ def obstacle(dtype: jnp.dtype, head_size: int, *, packed: bool) -> str | None:
     if packed and version < _LEAST_VERSION_FOR_PACKING:
         return f"packed documents need cuDNN 9.6 or later, and this is {version}"
     return None
-
-
-def cudnn_attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    segment_ids: jax.Array | None,
-    scale: float,
-) -> jax.Array:
-    """Causal attention by cuDNN; shapes as in `attention`. Ask `obstacle` before."""
-    if segment_ids is None:
-        result: jax.Array = jax.nn.dot_product_attention(
-            query, key, value, scale=scale, is_causal=True, implementation="cudnn"
-        )
-        return result
-    axes = varying_axes(query, key, value, segment_ids)
-    query, key, value, segment_ids = vary_over((query, key, value, segment_ids), axes)
-    return packed_attention(query, key, value, segment_ids, scale)
 
 
 def _capability() -> tuple[int, ...]:

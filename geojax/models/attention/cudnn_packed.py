@@ -1,103 +1,74 @@
-"""cuDNN's flash attention for packed documents, by sequence offsets: no mask, no bias.
+"""cuDNN's flash attention for packed documents: no mask, no bias, but where each begins.
 
-cuDNN takes the packed rows as many short sequences: where each begins and how long it is. JAX has
-no public function for that layout, so this module binds JAX's own (private) primitives; their
-names and parameters are the same in JAX 0.10 and 0.11, and a test checks that.
+cuDNN takes the packed rows as many short sequences. It lays their log-sum-exps one after the other,
+each with room for a whole row; here they are moved to where the positions are, and back.
 """
-
-import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
-from jax._src.cudnn import fused_attention_stablehlo as binding
 
-from geojax.models.attention.blocked import blocked_attention
-from geojax.models.varying import vary_over, varying_axes
+from geojax.models.attention.cudnn_primitives import (
+    PADDING_CAUSAL,
+    Sequences,
+    flash_backward,
+    flash_forward,
+)
 
 MOST_SEGMENTS = 32
-"""Segments of one row that cuDNN is compiled for. It saves one float per segment, head and
-position: 128 bytes beside the kilobyte of query, key, value and output of a head of 128 dims. A
-batch in which some row has more segments is computed by the blocked implementation."""
+"""Segments of one row that cuDNN is compiled for: for so many it writes one float per head and
+position. A batch in which some row has more is computed by the tiled kernel."""
 
 # JAX 0.10 takes the query's heads for the key's when it turns positions into offsets.
 _NEEDS_ALL_HEADS = jax.__version_info__ < (0, 11)
 
 
-def libraries_version() -> int | None:
-    """The version of the cuDNN that JAX has, 90600 for 9.6.0; None if it has none."""
-    try:
-        return int(binding.check_cudnn_version())
-    except RuntimeError:
-        return None
+def few_segments(segment_ids: jax.Array) -> jax.Array:
+    """bool []: whether no row of `segment_ids` [B, T] has more than `MOST_SEGMENTS`."""
+    return jnp.all(jnp.sum(_begins(segment_ids), axis=1) <= MOST_SEGMENTS)
 
 
-def packed_attention(
+def packed_forward(
     query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array, scale: float
-) -> jax.Array:
-    """Attention inside each run of equal `segment_ids`; shapes as in `attention`."""
-    if _NEEDS_ALL_HEADS:
-        repeats = query.shape[2] // key.shape[2]
-        key, value = (jnp.repeat(x, repeats, axis=2) for x in (key, value))
-    return _packed_attention(query, key, value, segment_ids, scale)
+) -> tuple[jax.Array, jax.Array]:
+    """Causal attention inside each run of equal `segment_ids` [B, T], of which there are few.
+
+    Query [B, T, H, D]; key, value [B, T, K, D]. Returns the output and the log-sum-exp, [B, T, H].
+    """
+    key, value = (_repeated(x, query) for x in (key, value))
+    sequences = _sequences(segment_ids)
+    output, statistics = flash_forward(query, key, value, sequences, PADDING_CAUSAL, scale)
+    sequence, place = _places(segment_ids)
+    return output, statistics[sequence, :, place]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _packed_attention(
-    query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array, scale: float
-) -> jax.Array:
-    return _forward(query, key, value, segment_ids, scale)[0]
-
-
-def _forward(
-    query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array, scale: float
-) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    rows, length, heads, _ = query.shape
-
-    def by_cudnn() -> tuple[jax.Array, jax.Array]:
-        output, statistics = binding._dot_product_attention_fwd_p_wrapper.bind(
-            *_operands(query, key, value, segment_ids), is_training=True, **_parameters(scale)
-        )
-        return output, statistics
-
-    def by_blocks() -> tuple[jax.Array, jax.Array]:
-        unused = jnp.zeros((rows * MOST_SEGMENTS, heads, length), jnp.float32)
-        output = blocked_attention(query, key, value, segment_ids, scale)
-        return output, vary_over(unused, varying_axes(output))
-
-    output, statistics = lax.cond(_few_segments(segment_ids), by_cudnn, by_blocks)
-    return output, (query, key, value, segment_ids, output, statistics)
-
-
-def _backward(
-    scale: float, residuals: tuple[jax.Array, ...], gradient: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array, None]:
-    query, key, value, segment_ids, output, statistics = residuals
-
-    def by_cudnn() -> tuple[jax.Array, ...]:
-        gradients = binding._dot_product_attention_bwd_p_wrapper.bind(
-            *_operands(query, key, value, segment_ids),
-            statistics,
-            output,
-            gradient,
-            **_parameters(scale),
-        )
-        return tuple(gradients)
-
-    def by_blocks() -> tuple[jax.Array, ...]:
-        # Such batches are rare: to compute the forward pass again costs less than to keep its
-        # residuals beside cuDNN's in every step.
-        def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-            return blocked_attention(query, key, value, segment_ids, scale)
-
-        return jax.vjp(attend, query, key, value)[1](gradient)
-
-    d_query, d_key, d_value = lax.cond(_few_segments(segment_ids), by_cudnn, by_blocks)
-    return d_query, d_key, d_value, None
-
-
-_packed_attention.defvjp(_forward, _backward)
+def packed_backward(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    segment_ids: jax.Array,
+    scale: float,
+    output: jax.Array,
+    log_sum_exp: jax.Array,
+    gradient: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The gradients of query, key and value; the last three arguments as `packed_forward` has them,
+    but the output and the log-sum-exp may be those over more keys than these."""
+    rows, length, heads = log_sum_exp.shape
+    sequence, place = _places(segment_ids)
+    statistics = jnp.zeros((rows * MOST_SEGMENTS, heads, length), log_sum_exp.dtype)
+    statistics = statistics.at[sequence, :, place].set(log_sum_exp, unique_indices=True)
+    d_query, d_key, d_value = flash_backward(
+        query,
+        _repeated(key, query),
+        _repeated(value, query),
+        _sequences(segment_ids),
+        PADDING_CAUSAL,
+        scale,
+        output,
+        statistics,
+        gradient,
+    )
+    return d_query, _sum_repeated(d_key, key), _sum_repeated(d_value, value)
 
 
 def segment_layout(segment_ids: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:
@@ -123,31 +94,35 @@ def segment_layout(segment_ids: jax.Array, most: int) -> tuple[jax.Array, jax.Ar
     return starts.astype(jnp.int32), lengths.astype(jnp.int32)
 
 
+def _sequences(segment_ids: jax.Array) -> Sequences:
+    starts, lengths = segment_layout(segment_ids, MOST_SEGMENTS)
+    return Sequences(lengths, lengths, starts, starts)
+
+
+def _places(segment_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """int32 [B, T], of each position: its run's number among those of all rows, and how far it is
+    from where the run begins."""
+    begins = _begins(segment_ids)
+    sequence = jnp.cumsum(begins.ravel()).reshape(begins.shape) - 1
+    position = jnp.arange(segment_ids.shape[1])
+    start = jax.lax.cummax(jnp.where(begins, position, 0), axis=1)
+    return sequence, position - start
+
+
 def _begins(segment_ids: jax.Array) -> jax.Array:
     first = jnp.ones_like(segment_ids[:, :1], bool)
     return jnp.concatenate([first, segment_ids[:, 1:] != segment_ids[:, :-1]], axis=1)
 
 
-def _few_segments(segment_ids: jax.Array) -> jax.Array:
-    return jnp.all(jnp.sum(_begins(segment_ids), axis=1) <= MOST_SEGMENTS)
+def _repeated(x: jax.Array, query: jax.Array) -> jax.Array:
+    """Key or value with as many heads as the query, where JAX needs that."""
+    return jnp.repeat(x, query.shape[2] // x.shape[2], axis=2) if _NEEDS_ALL_HEADS else x
 
 
-def _operands(
-    query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array
-) -> tuple[jax.Array, ...]:
-    """Query, key, value, bias, lengths and offsets of queries and of keys, two page tables."""
-    starts, lengths = segment_layout(segment_ids, MOST_SEGMENTS)
-    unused = jnp.zeros(0, query.dtype)
-    return query, key, value, unused, lengths, lengths, starts, starts, unused, unused
-
-
-def _parameters(scale: float) -> dict[str, Any]:
-    return {
-        "scale": scale,
-        "seed": 0,
-        "dropout_rate": 0.0,
-        "variadic_args": (False, False),
-        "mask_type": binding.MaskType.PADDING_CAUSAL,
-        "layout": binding.AttentionLayout.BTNH.value,
-        "sliding_window_length": None,
-    }
+def _sum_repeated(gradient: jax.Array, x: jax.Array) -> jax.Array:
+    """The transpose of `_repeated`, in at least float32 where there is something to sum."""
+    if gradient.shape == x.shape:
+        return gradient
+    rows, length, heads, size = x.shape
+    wide = jnp.promote_types(gradient.dtype, jnp.float32)
+    return jnp.sum(gradient.reshape(rows, length, heads, -1, size), axis=3, dtype=wide)

@@ -1,25 +1,22 @@
 """The one seam through which every model calls attention."""
 
+import functools
 import math
 
 import jax
 
 from geojax.errors import UserError
-from geojax.models.attention.blocked import blocked_attention
 from geojax.models.attention.blocks import Kernel
 from geojax.models.attention.choice import chosen_implementation
 from geojax.models.attention.context import context_attention
-from geojax.models.attention.cudnn import cudnn_attention
+from geojax.models.attention.cudnn_kernel import CUDNN
 from geojax.models.attention.reference import reference_attention
 from geojax.models.attention.tiled import TILED
+from geojax.models.attention.ulysses import Attention
+from geojax.models.attention.whole_rows import whole_row_attention
 from geojax.models.parallelism import ALONE, Parallelism
 
-_FUNCTIONS = {
-    "blocked": blocked_attention,
-    "cudnn": cudnn_attention,
-    "reference": reference_attention,
-}
-_KERNELS: dict[str, Kernel] = {"blocked": TILED}
+_KERNELS: dict[str, Kernel] = {"blocked": TILED, "cudnn": CUDNN}
 
 
 def attention(
@@ -61,9 +58,12 @@ def attention(
         implementation=implementation,
     )
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
-    function = _FUNCTIONS[choice.name]
+    kernel = _KERNELS.get(choice.name)
+    whole_rows: Attention = reference_attention
+    if kernel is not None:
+        whole_rows = functools.partial(whole_row_attention, kernel=kernel)
     if parallelism.context == 1:
-        return function(query, key, value, segment_ids, scale)
+        return whole_rows(query, key, value, segment_ids, scale)
     return context_attention(
         query,
         key,
@@ -71,8 +71,8 @@ def attention(
         segment_ids,
         scale,
         parallelism,
-        whole_rows=function,
-        kernel=_KERNELS.get(choice.name),
+        whole_rows=whole_rows,
+        kernel=kernel,
     )
 
 

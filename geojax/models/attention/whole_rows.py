@@ -1,37 +1,39 @@
-"""Blocked causal attention in plain JAX: the whole row is one block of the tiled kernel."""
+"""Attention of rows that a device holds whole: each is one block of a kernel."""
 
 import functools
 from typing import Any
 
 import jax
 
-from geojax.models.attention.blocks import Block
-from geojax.models.attention.tiled import TILED
+from geojax.models.attention.blocks import Block, Kernel
 from geojax.models.varying import vary_over, varying_axes
 
 
-def blocked_attention(
+def whole_row_attention(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
     segment_ids: jax.Array | None,
     scale: float,
+    *,
+    kernel: Kernel,
 ) -> jax.Array:
     """Causal attention without the score matrix; shapes as in `attention`."""
     axes = varying_axes(query, key, value, segment_ids)
     operands = vary_over((query, key, value, segment_ids), axes)
-    return _blocked_attention(*operands, scale)
+    return _whole_row_attention(*operands, scale, kernel)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _blocked_attention(
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def _whole_row_attention(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
     segment_ids: jax.Array | None,
     scale: float,
+    kernel: Kernel,
 ) -> jax.Array:
-    return _forward(query, key, value, segment_ids, scale)[0]
+    return _forward(query, key, value, segment_ids, scale, kernel)[0]
 
 
 def _forward(
@@ -40,21 +42,22 @@ def _forward(
     value: jax.Array,
     segment_ids: jax.Array | None,
     scale: float,
+    kernel: Kernel,
 ) -> tuple[jax.Array, tuple[Any, ...]]:
     block = Block(query, key, value, segment_ids, segment_ids, causal=True)
-    result = TILED.forward(block, scale)
+    result = kernel.forward(block, scale)
     output = result.output.astype(query.dtype)
     return output, (query, key, value, segment_ids, output, result.log_sum_exp)
 
 
 def _backward(
-    scale: float, residuals: tuple[Any, ...], gradient: jax.Array
+    scale: float, kernel: Kernel, residuals: tuple[Any, ...], gradient: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, None]:
     query, key, value, segment_ids, output, log_sum_exp = residuals
     block = Block(query, key, value, segment_ids, segment_ids, causal=True)
-    gradients = TILED.backward(block, scale, output, log_sum_exp, gradient)
+    gradients = kernel.backward(block, scale, output, log_sum_exp, gradient)
     d_query, d_key, d_value = (x.astype(query.dtype) for x in gradients)
     return d_query, d_key, d_value, None
 
 
-_blocked_attention.defvjp(_forward, _backward)
+_whole_row_attention.defvjp(_forward, _backward)

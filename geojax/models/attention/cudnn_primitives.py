@@ -1,0 +1,113 @@
+"""cuDNN's flash attention as JAX binds it, with the log-sum-exp that JAX keeps to itself.
+
+`jax.nn.dot_product_attention` does not take sequences that begin inside a row, and its backward
+pass cannot be given a log-sum-exp over more keys than its own. So this module binds JAX's own
+(private) primitives; their names and parameters are the same in JAX 0.10 and 0.11, and a test
+checks that.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax._src.cudnn import fused_attention_stablehlo as binding
+
+CAUSAL = binding.MaskType.CAUSAL
+NO_MASK = binding.MaskType.NO_MASK
+PADDING = binding.MaskType.PADDING
+PADDING_CAUSAL = binding.MaskType.PADDING_CAUSAL
+
+
+class Sequences(NamedTuple):
+    """Which positions of the B rows of query and key count, int32.
+
+    Either one sequence a row, which begins at position 0: lengths [B] and no starts. Or up to M of
+    them: lengths [B, M] and starts [B, M + 1], -1 where there are no more.
+    """
+
+    query_lengths: jax.Array
+    key_lengths: jax.Array
+    query_starts: jax.Array | None = None
+    key_starts: jax.Array | None = None
+
+
+def libraries_version() -> int | None:
+    """The version of the cuDNN that JAX has, 90600 for 9.6.0; None if it has none."""
+    try:
+        return int(binding.check_cudnn_version())
+    except RuntimeError:
+        return None
+
+
+def flash_forward(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    sequences: Sequences | None,
+    mask: binding.MaskType,
+    scale: float,
+) -> tuple[jax.Array, jax.Array]:
+    """Attention, where the position counts; anything elsewhere.
+
+    Args:
+        query: [B, q, H, D].
+        key: [B, k, K, D].
+        value: [B, k, K, D].
+        sequences: for the masks PADDING and PADDING_CAUSAL.
+        mask: one of this module's; the causal ones begin at the start of each sequence.
+        scale: of the scores.
+
+    Returns:
+        Output [B, q, H, D] and log-sum-exp: float32 [B, H, q], or [B M, H, q] where rows hold
+        several sequences: there all sequences of all rows follow each other without gaps.
+    """
+    output, log_sum_exp = binding._dot_product_attention_fwd_p_wrapper.bind(
+        *_operands(query, key, value, sequences), is_training=True, **parameters(mask, scale)
+    )
+    return output, log_sum_exp
+
+
+def flash_backward(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    sequences: Sequences | None,
+    mask: binding.MaskType,
+    scale: float,
+    output: jax.Array,
+    log_sum_exp: jax.Array,
+    gradient: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The gradients of query, key and value, where the position counts; anything elsewhere.
+
+    `output` and `log_sum_exp` may be those over more keys than these: then the gradients are what
+    these keys add.
+    """
+    operands = _operands(query, key, value, sequences)
+    d_query, d_key, d_value = binding._dot_product_attention_bwd_p_wrapper.bind(
+        *operands, log_sum_exp, output, gradient, **parameters(mask, scale)
+    )
+    return d_query, d_key, d_value
+
+
+def parameters(mask: binding.MaskType, scale: float) -> dict[str, Any]:
+    """What both primitives are called with."""
+    return {
+        "scale": scale,
+        "seed": 0,
+        "dropout_rate": 0.0,
+        "variadic_args": (False, False),
+        "mask_type": mask,
+        "layout": binding.AttentionLayout.BTNH.value,
+        "sliding_window_length": None,
+    }
+
+
+def _operands(
+    query: jax.Array, key: jax.Array, value: jax.Array, sequences: Sequences | None
+) -> tuple[jax.Array, ...]:
+    """Query, key, value, bias, lengths and starts of queries and of keys, two page tables."""
+    unused = jnp.zeros(0, query.dtype)
+    given = Sequences(unused, unused) if sequences is None else sequences
+    places = (unused if x is None else x for x in given)
+    return query, key, value, unused, *places, unused, unused

@@ -1,0 +1,175 @@
+import inspect
+import os
+import shutil
+import subprocess
+import sys
+
+import emulated_cudnn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax._src.cudnn import fused_attention_stablehlo as binding
+from spread_rows import (
+    arrays,
+    assert_equal,
+    documents,
+    in_rank_order,
+    in_row_order,
+    output_and_gradients,
+    spread,
+)
+
+from geojax.models.attention import cudnn, cudnn_primitives
+from geojax.models.attention.blocks import Block
+from geojax.models.attention.cudnn_kernel import CUDNN
+from geojax.models.attention.cudnn_packed import MOST_SEGMENTS, segment_layout
+from geojax.models.attention.tiled import TILED
+from geojax.models.parallelism import Parallelism
+
+
+@pytest.fixture
+def emulated(monkeypatch):
+    """cuDNN in plain JAX, for any dtype."""
+    emulated_cudnn.install(monkeypatch)
+    monkeypatch.setattr(cudnn, "obstacle", lambda *_, **__: None)
+    with jax.enable_x64(True):
+        yield
+
+
+def test_segment_layout_finds_the_runs():
+    segment_ids = jnp.asarray([[1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 1, 1], [1, 2, 3, 4, 0, 0]])
+    starts, lengths = segment_layout(segment_ids, 5)
+    assert starts.tolist() == [[0, 2, 5, -1, -1, -1], [0, -1, -1, -1, -1, -1], [0, 1, 2, 3, 4, -1]]
+    assert lengths.tolist() == [[2, 3, 1, -1, -1], [6, -1, -1, -1, -1], [1, 1, 1, 1, 2]]
+    assert starts.dtype == lengths.dtype == jnp.int32
+
+
+def test_segment_layout_with_every_place_taken():
+    starts, lengths = segment_layout(jnp.asarray([[1, 1, 2]]), 2)
+    assert starts.tolist() == [[0, 2, -1]]
+    assert lengths.tolist() == [[2, 1]]
+
+
+def test_the_private_binding_is_what_we_bind():
+    forward = inspect.signature(binding._dot_product_attention_fwd_impl).parameters
+    backward = inspect.signature(binding._dot_product_attention_bwd_impl).parameters
+    operands = (
+        "query key value bias q_seqlen kv_seqlen q_offsets kv_offsets page_table_k page_table_v"
+    )
+    named = set(cudnn_primitives.parameters(cudnn_primitives.CAUSAL, 1.0))
+    assert list(forward)[:10] == operands.split()
+    assert set(list(forward)[10:]) == named | {"is_training"}
+    assert list(backward)[:13] == [*operands.split(), "activation", "fwd_output", "grad_output"]
+    assert set(list(backward)[13:]) == named
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_types_agree_forward_and_backward(monkeypatch, packed):
+    """With JAX's own primitives, traced: on CPUs the types are all that can be checked."""
+    monkeypatch.setattr(cudnn, "libraries_version", lambda: 91000)
+    length = 3 * MOST_SEGMENTS
+    query = jax.ShapeDtypeStruct((2, length, 4, 8), jnp.bfloat16)
+    key = jax.ShapeDtypeStruct((2, length, 2, 8), jnp.bfloat16)
+    segment_ids = jax.ShapeDtypeStruct((2, length), jnp.int32) if packed else None
+
+    def gradients(query, key, value, segment_ids):
+        return output_and_gradients(
+            query, key, value, query, segment_ids, implementation="cudnn", scale=0.5
+        )
+
+    shapes = jax.eval_shape(gradients, query, key, key, segment_ids)
+    assert [(x.shape, x.dtype) for x in shapes] == [
+        (x.shape, x.dtype) for x in (query, query, key, key)
+    ]
+    program = str(jax.make_jaxpr(gradients)(query, key, key, segment_ids))
+    assert f"[2,4,{length},{length}]" not in program
+    # What is saved for the backward pass has one number per position and head.
+    assert f"f32[{2 * MOST_SEGMENTS},4,{length}]" not in program or packed
+
+
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("packed", [False, True])
+def test_whole_rows(packed):
+    operands = [*arrays(3, 40, heads=4, key_heads=2), documents(3, 40) if packed else None]
+    expected = output_and_gradients(*operands, implementation="reference")
+    assert_equal(output_and_gradients(*operands, implementation="cudnn"), expected, 1e-12)
+
+
+@pytest.mark.usefixtures("emulated")
+def test_rows_of_many_documents_are_tiled():
+    segment_ids = jnp.asarray([range(MOST_SEGMENTS + 1), [0] * (MOST_SEGMENTS + 1)], jnp.int32)
+    operands = [*arrays(2, MOST_SEGMENTS + 1, heads=4, key_heads=2), segment_ids]
+    expected = output_and_gradients(*operands, implementation="reference")
+    assert_equal(output_and_gradients(*operands, implementation="cudnn"), expected, 1e-12)
+
+
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("method", ["ring", "all_gather"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_rows_that_ranks_share(method, packed):
+    operands = [*arrays(2, 64, heads=4, key_heads=2), documents(2, 64) if packed else None]
+    expected = output_and_gradients(*operands, implementation="blocked")
+    parallelism = Parallelism(context=4, context_method=method)
+    _, program = spread(parallelism, packed=packed, implementation="cudnn")
+    actual = in_row_order(parallelism, program(*in_rank_order(parallelism, operands)))
+    assert_equal(actual, expected, 1e-10)
+
+
+@pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="needs an NVIDIA GPU")
+def test_cudnn_equals_the_reference_on_a_gpu():
+    """In a process of its own: this one simulates CPU devices."""
+    environment = os.environ | {"JAX_PLATFORMS": "cuda"}
+    subprocess.run([sys.executable, __file__], env=environment, check=True, timeout=300)
+
+
+def compare_on_a_gpu(packed, key_heads):
+    operands = arrays(2, 512, heads=4, key_heads=key_heads, size=64, dtype=jnp.bfloat16)
+    segment_ids = documents(2, 512) if packed else None
+
+    def results(implementation, dtype):
+        wide = [x.astype(dtype) for x in operands]
+        return output_and_gradients(*wide, segment_ids, implementation=implementation)
+
+    with jax.default_matmul_precision("highest"):
+        expected = results("reference", jnp.float32)
+    for one, other in zip(results("cudnn", jnp.bfloat16), expected, strict=True):
+        np.testing.assert_allclose(one.astype(np.float32), other, rtol=2**-6, atol=2**-5)
+
+
+def compare_blocks_on_a_gpu(packed, key_count):
+    """Keys that lie before the queries, some of a document that goes on, maybe none that count."""
+    query, _, _, cotangent = arrays(2, 256, heads=4, key_heads=2, size=64, dtype=jnp.bfloat16)
+    _, key, value, _ = arrays(2, 512, heads=4, key_heads=2, size=64, dtype=jnp.bfloat16)
+    segments = documents(2, 768) if packed else None
+    pieces = (None, None) if segments is None else (segments[:, 512:], segments[:, :512])
+    block = Block(query, key, value, *pieces, causal=False, key_count=key_count)
+    wide = block._replace(**{n: getattr(block, n).astype(jnp.float32) for n in block._fields[:3]})
+    with jax.default_matmul_precision("highest"):
+        expected = TILED.forward(wide, 0.125)
+        # As if the queries had seen as much again, elsewhere: their log-sum-exp is larger by log 2.
+        finite = expected.log_sum_exp > -1e20
+        total = jnp.where(finite, expected.log_sum_exp, 0) + jnp.log(2)
+        output = jnp.where(finite, expected.output, 0)
+        saved = output, total, cotangent.astype(jnp.float32)
+        wanted = TILED.backward(wide, 0.125, *saved)
+    actual = CUDNN.forward(block, 0.125)
+    np.testing.assert_array_equal(actual.log_sum_exp > -1e20, finite)
+    np.testing.assert_allclose(
+        jnp.where(finite, actual.log_sum_exp, 0),
+        jnp.where(finite, expected.log_sum_exp, 0),
+        atol=2**-8,
+    )
+    np.testing.assert_allclose(jnp.where(finite, actual.output, 0), output, rtol=2**-6, atol=2**-5)
+    narrow = output.astype(jnp.bfloat16), total, cotangent
+    for one, other in zip(CUDNN.backward(block, 0.125, *narrow), wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2**-6, atol=2**-5)
+
+
+if __name__ == "__main__":
+    for packed in (False, True):
+        for key_heads in (4, 2):
+            compare_on_a_gpu(packed, key_heads)
+        for key_count in (None, 300, 0):
+            count = None if key_count is None else jnp.int32(key_count)
+            compare_blocks_on_a_gpu(packed, count)
