@@ -1,4 +1,4 @@
-"""Adam on shards, with moments that are updated in place."""
+"""Optax's Adam with moments that are updated in place."""
 
 from typing import Any
 
@@ -10,20 +10,16 @@ import optax
 def scale_by_adam(
     beta1: float, beta2: float, epsilon: float
 ) -> optax.GradientTransformationExtraArgs:
-    """Adam's direction (Kingma and Ba, arXiv 1412.6980), and its moments.
+    """`optax.scale_by_adam` (Kingma and Ba, arXiv 1412.6980), in which a moment is computed once.
 
-    The formula and the state are those of `optax.scale_by_adam`. But each new moment is computed
-    once, and the direction reads that one. Left to itself, a compiler computes moments again where
-    it computes the weights, from the old ones, so that these cannot be overwritten: XLA for CPUs
-    then keeps a copy of both, 8 bytes a parameter.
+    Left to itself, a compiler computes new moments again where it computes the weights, from the
+    old ones, so that these cannot be overwritten: XLA for CPUs then keeps a copy of both, 8 bytes a
+    parameter. Here a barrier stands between the moments and what reads them.
 
     `update` takes `finite=`, a bool: where it is False the moments stay as they are. (To choose
     between new and old ones afterwards would be another reader of the old ones.)
     """
-
-    def init(parameters: Any) -> optax.ScaleByAdamState:
-        first, second = (jax.tree.map(jnp.zeros_like, parameters) for _ in range(2))
-        return optax.ScaleByAdamState(jnp.zeros((), jnp.int32), first, second)
+    adam = optax.scale_by_adam(beta1, beta2, epsilon)
 
     def update(
         gradients: Any,
@@ -34,25 +30,17 @@ def scale_by_adam(
         **_: Any,
     ) -> tuple[Any, optax.ScaleByAdamState]:
         count = state.count + 1
-
-        def moments(gradient: jax.Array, first: jax.Array, second: jax.Array) -> Any:
-            new = (
-                beta1 * first + (1 - beta1) * gradient,
-                beta2 * second + (1 - beta2) * jnp.square(gradient),
-            )
-            kept = [jnp.where(finite, *pair) for pair in zip(new, (first, second), strict=True)]
-            return tuple(jax.lax.optimization_barrier(kept))
-
-        def direction(first: jax.Array, second: jax.Array) -> jax.Array:
-            steps = count.astype(first.dtype)
-            unbiased = first / (1 - beta1**steps), second / (1 - beta2**steps)
-            return unbiased[0] / (jnp.sqrt(unbiased[1]) + epsilon)
-
-        pairs = jax.tree.map(moments, gradients, state.mu, state.nu)
-        first, second = jax.tree.transpose(
-            jax.tree.structure(gradients), jax.tree.structure((0, 0)), pairs
+        new = (
+            optax.tree.update_moment(gradients, state.mu, beta1, 1),
+            optax.tree.update_moment_per_elem_norm(gradients, state.nu, beta2, 2),
         )
-        directions = jax.tree.map(direction, first, second)
+        kept = jax.tree.map(lambda *pair: jnp.where(finite, *pair), new, (state.mu, state.nu))
+        first, second = jax.tree.map(jax.lax.optimization_barrier, kept)
+        directions = jax.tree.map(
+            lambda mean, square: mean / (jnp.sqrt(square) + epsilon),
+            optax.tree.bias_correction(first, beta1, count),
+            optax.tree.bias_correction(second, beta2, count),
+        )
         return directions, optax.ScaleByAdamState(count, first, second)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return optax.GradientTransformationExtraArgs(adam.init, update)
