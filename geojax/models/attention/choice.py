@@ -2,17 +2,15 @@
 
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from geojax.errors import UserError
 from geojax.models.attention import cudnn
+from geojax.models.platform import GPU_PLATFORMS, target_platform
 
 IMPLEMENTATIONS = ("auto", "blocked", "cudnn", "reference")
 """auto: cuDNN where it can, else blocked. blocked: plain JAX, memory linear in the sequence,
 anywhere. cudnn: flash attention on NVIDIA GPUs. reference: plain softmax, for tests."""
-
-_GPU_PLATFORMS = ("gpu", "cuda")
 
 
 class Choice(NamedTuple):
@@ -55,19 +53,8 @@ def chosen_implementation(
             raise UserError(f"attention: cudnn cannot be used, {obstacle}; use blocked or auto")
         return Choice("cudnn", "attention: cudnn, as asked")
     platform = platform or target_platform()
-    if platform not in _GPU_PLATFORMS:
+    if platform not in GPU_PLATFORMS:
         return Choice("blocked", f"attention: blocked, for platform {platform}")
     if obstacle:
         return Choice("blocked", f"attention: blocked, since {obstacle}")
     return Choice("cudnn", "attention: cudnn flash attention")
-
-
-def target_platform() -> str:
-    """The platform of the program that is being traced: "cpu", "gpu", "tpu" ...
-
-    Inside a `shard_map` it is that of the mesh's devices, which may be a topology that this machine
-    does not have (an ahead-of-time compile); elsewhere it is JAX's default.
-    """
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    platform = getattr(device, "platform", None)
-    return platform or jax.default_backend()

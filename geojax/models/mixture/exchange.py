@@ -2,14 +2,13 @@
 
 A token goes to every expert that it chose (a rank that holds two of them gets it twice), by
 `all_to_all` inside the site. Shapes are static and the router's choices are not, so a message has a
-window of W places for each pair of ranks, one and a half times what it would hold if all experts
-were equally busy. Nearly always one exchange of such windows takes every token. If a pair of ranks
-has more for each other, all ranks exchange further windows until nothing is left: no token is ever
-dropped here, an imbalance costs time and not memory.
+window of W places for each pair of ranks, a quarter more than it needs when all experts are equally
+busy. If some pair of ranks has more for each other, all ranks exchange further windows, a quarter
+as large, until nothing is left: no token is dropped here, an imbalance costs time and not memory.
 
-    N tokens a rank, k experts a token, R ranks      W = ceil(1.5 k N / R) or the most there can be
-    buffers                                          R W places of a token's width: 1.5 k N
-    one buffer for the worst case would have         R N min(k, experts of a rank) places
+    N tokens a rank, k experts a token, R ranks    W = ceil(1.25 k N / R), or the most there can be
+    buffers                                        R W places of a token's width: 1.25 k N
+    one buffer for the worst case would have       R N min(k, experts of a rank) places
 
 The further exchanges keep nothing for the backward pass, which repeats them. With tensor
 parallelism each of its ranks sends its share of the tokens (with sequence parallelism those of its
@@ -41,16 +40,19 @@ PLACES = "expert_places"
 
 Total = TypeVar("Total")
 
-_SLACK = 1.5
+_SLACK = 1.25
+_FURTHER = 0.25
 
 
 class Windows(NamedTuple):
     """Static sizes of an exchange."""
 
-    places: int
-    """Of one window (W)."""
+    first: int
+    """Places of a window of the first exchange (W)."""
+    further: int
+    """Places of a window of any further exchange."""
     exchanges: int
-    """The most that can be needed."""
+    """The most further exchanges that can be needed."""
 
 
 def windows(tokens: int, most: int, config: ModelConfig, parallelism: Parallelism) -> Windows:
@@ -60,8 +62,9 @@ def windows(tokens: int, most: int, config: ModelConfig, parallelism: Parallelis
     """
     assert config.mixture is not None, "the model has no mixture"
     even = tokens * config.mixture.experts_per_token / parallelism.expert
-    places = max(1, min(math.ceil(_SLACK * even), most))
-    return Windows(places, max(1, -(-most // places)))
+    first = max(1, min(math.ceil(_SLACK * even), most))
+    further = math.ceil(_FURTHER * first)
+    return Windows(first, further, -(-(most - first) // further))
 
 
 def most_to_a_rank(
@@ -85,7 +88,7 @@ class _Plan(NamedTuple):
     local: jax.Array
     """int32 [A], the expert's number on that rank."""
     needed: jax.Array
-    """int32 [], how many exchanges it takes, on all ranks the same."""
+    """int32 [], how many further exchanges it takes, on all ranks the same."""
 
 
 def exchange_experts(
@@ -111,11 +114,11 @@ def exchange_experts(
     axes = varying_axes(parameters, tokens)
     parameters, (x, experts, gates) = vary_over((parameters, tokens), axes)
     plan = _plan(experts, sizes, config, parallelism)
-    exchange = functools.partial(_exchange, sizes.places, config, parallelism)
-    first = exchange(parameters, x, gates, plan, jnp.int32(0))
-    if sizes.exchanges == 1:
-        return first
-    return first + _further(exchange, sizes.exchanges, parameters, x, gates, plan)
+    exchange = functools.partial(_exchange, config, parallelism)
+    total = exchange(parameters, x, gates, plan, 0, sizes.first)
+    if sizes.exchanges:
+        total += _further(exchange, sizes, parameters, x, gates, plan)
+    return total
 
 
 def _plan(
@@ -131,29 +134,31 @@ def _plan(
     starts = jnp.searchsorted(in_order, ranks).astype(jnp.int32)
     queue = jnp.arange(flat.shape[0], dtype=jnp.int32) - starts[in_order]
     queue = jnp.zeros_like(queue).at[order].set(queue, unique_indices=True)
-    longest = jnp.max(starts[1:] - starts[:-1])
-    if sizes.exchanges > 1:
+    waiting = jnp.maximum(jnp.max(starts[1:] - starts[:-1]) - sizes.first, 0)
+    if sizes.exchanges:
         sharing = ("expert", "tensor") if parallelism.tensor > 1 else ("expert",)
-        longest = lax.pmax(longest, sharing)
-    plan = _Plan(queue, rank, flat % held, -(-longest // sizes.places))
+        waiting = lax.pmax(waiting, sharing)
+    plan = _Plan(queue, rank, flat % held, -(-waiting // sizes.further))
     return jax.tree.map(lambda leaf: checkpoint_name(leaf, PLACES), plan)
 
 
 def _exchange(
-    places: int,
     config: ModelConfig,
     parallelism: Parallelism,
     parameters: Parameters,
     x: jax.Array,
     gates: jax.Array,
     plan: _Plan,
-    number: jax.Array,
+    start: jax.Array | int,
+    places: int,
 ) -> jax.Array:
-    """What the choices of exchange `number` add to each token: [N, hidden], at least float32."""
+    """What those choices add to each token whose numbers in their queues are `start` and the next
+    `places`: [N, hidden] in at least float32."""
     tokens, choices = gates.shape
     total = parallelism.expert * places
-    inside = (plan.queue // places == number) & (plan.rank < parallelism.expert)
-    place = jnp.where(inside, plan.rank * places + plan.queue % places, total)
+    window = plan.queue - start
+    inside = (window >= 0) & (window < places) & (plan.rank < parallelism.expert)
+    place = jnp.where(inside, plan.rank * places + window, total)
     nobody = vary_over(jnp.full(total, tokens * choices, jnp.int32), varying_axes(place))
     numbers = jnp.arange(tokens * choices, dtype=jnp.int32)
     choice_at = nobody.at[place].set(numbers, mode="drop", unique_indices=True)
@@ -189,19 +194,20 @@ def _to_tokens(windows: jax.Array, parallelism: Parallelism) -> jax.Array:
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _further(
     exchange: functools.partial[jax.Array],
-    exchanges: int,
+    sizes: Windows,
     parameters: Parameters,
     x: jax.Array,
     gates: jax.Array,
     plan: _Plan,
 ) -> jax.Array:
-    """The sum of all exchanges after the first, most often none."""
+    """The sum of all further exchanges, most often none."""
 
     def add(total: jax.Array, number: jax.Array) -> jax.Array:
-        return total + exchange(parameters, x, gates, plan, number)
+        start = sizes.first + number * sizes.further
+        return total + exchange(parameters, x, gates, plan, start, sizes.further)
 
     wide = jnp.promote_types(x.dtype, jnp.float32)
-    return _repeat(add, zeros_of(x, dtype=wide), plan.needed, exchanges)
+    return _repeat(add, zeros_of(x, dtype=wide), plan.needed, sizes.exchanges)
 
 
 _Inputs = tuple[Parameters, jax.Array, jax.Array, _Plan]
@@ -209,27 +215,30 @@ _Inputs = tuple[Parameters, jax.Array, jax.Array, _Plan]
 
 def _further_forward(
     exchange: functools.partial[jax.Array],
-    exchanges: int,
+    sizes: Windows,
     parameters: Parameters,
     x: jax.Array,
     gates: jax.Array,
     plan: _Plan,
 ) -> tuple[jax.Array, _Inputs]:
     inputs = (parameters, x, gates, plan)
-    return _further(exchange, exchanges, *inputs), inputs
+    return _further(exchange, sizes, *inputs), inputs
 
 
 def _further_backward(
-    exchange: functools.partial[jax.Array], exchanges: int, inputs: _Inputs, cotangent: jax.Array
+    exchange: functools.partial[jax.Array], sizes: Windows, inputs: _Inputs, cotangent: jax.Array
 ) -> tuple[Parameters, jax.Array, jax.Array, None]:
     *differentiated, plan = inputs
 
     def add(sums: list[jax.Array], number: jax.Array) -> list[jax.Array]:
-        _, backward = jax.vjp(lambda *args: exchange(*args, plan, number), *differentiated)
+        start = sizes.first + number * sizes.further
+        _, backward = jax.vjp(
+            lambda *inputs: exchange(*inputs, plan, start, sizes.further), *differentiated
+        )
         return jax.tree.map(lambda s, x: s + x.astype(s.dtype), sums, list(backward(cotangent)))
 
     wide = jnp.promote_types(cotangent.dtype, jnp.float32)
-    sums = _repeat(add, zeros_of(differentiated, dtype=wide), plan.needed, exchanges)
+    sums = _repeat(add, zeros_of(differentiated, dtype=wide), plan.needed, sizes.exchanges)
     return *jax.tree.map(lambda s, x: s.astype(x.dtype), sums, differentiated), None
 
 
@@ -239,7 +248,7 @@ _further.defvjp(_further_forward, _further_backward)
 def _repeat(
     add: Callable[[Total, jax.Array], Total], total: Total, needed: jax.Array, exchanges: int
 ) -> Total:
-    """`total` with exchanges 1 to `needed` added.
+    """`total` with the first `needed` of the further exchanges added.
 
     A loop of known length whose turns may do nothing: what it can send at the most is in the
     program, for whoever counts.
@@ -249,6 +258,6 @@ def _repeat(
         return lax.cond(number < needed, lambda: add(total, number), lambda: total), None
 
     def turns() -> Total:
-        return lax.scan(turn, total, jnp.arange(1, exchanges, dtype=jnp.int32))[0]
+        return lax.scan(turn, total, jnp.arange(exchanges, dtype=jnp.int32))[0]
 
-    return lax.cond(needed > 1, turns, lambda: total)
+    return lax.cond(needed > 0, turns, lambda: total)

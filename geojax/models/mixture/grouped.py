@@ -3,9 +3,10 @@
 The rows of an expert are laid next to each other and filled up with zero rows to whole blocks of
 `block_rows`, so that a block meets one kernel:
 
-    E = 3 experts, blocks of 4 rows     block   0      1      2      3
-                                        expert  0      0      1      2      4 blocks are used,
-                                        rows    aaaa   a...   bbb.   cccc   others are left out
+    E = 3 experts, blocks of 4 rows     block   0      1      2      3      4
+                                        expert  0      0      1      2
+                                        rows    aaaa   a...   bbb.   cccc
+                                        ends           2      3      4      the rest is not used
 
 A product walks the blocks that are used, whatever their number: an imbalance costs no memory and no
 work beyond the rows that there are. (`jax.lax.ragged_dot` would multiply every row with every
@@ -15,26 +16,25 @@ kernels' gradient, XLA for GPUs runs it.) Blocks of rows of one expert are the i
 """
 
 import functools
-from typing import NamedTuple
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax import lax
 
+from geojax.models.mixture import grouped_loops, grouped_triton
+from geojax.models.platform import GPU_PLATFORMS, target_platform
 from geojax.models.varying import vary_over, varying_axes
 
 _LARGEST_BLOCK = 256
-_SMALLEST_BLOCK = 8
+_SMALLEST_BLOCK = 16
 
 
 class Blocks(NamedTuple):
     """Which rows stand where, for A assignments of rows to E experts and S places in blocks."""
 
-    owner: jax.Array
-    """int32 [S / block_rows], the expert of each block."""
-    used: jax.Array
-    """int32 [], how many blocks hold rows; they are the first ones."""
+    ends: jax.Array
+    """int32 [E], the block behind each expert's last one; the first expert's blocks come first."""
     places: jax.Array
     """int32 [A], where each assignment's row stands; S where it has none."""
     origins: jax.Array
@@ -62,16 +62,14 @@ def lay_out(assigned: jax.Array, experts: int) -> Blocks:
     in_order = assigned[order]
     starts = jnp.searchsorted(in_order, jnp.arange(experts + 1, dtype=jnp.int32)).astype(jnp.int32)
     of_expert = -(-(starts[1:] - starts[:-1]) // size)  # blocks
-    last = jnp.cumsum(of_expert, dtype=jnp.int32)
+    ends = jnp.cumsum(of_expert, dtype=jnp.int32)
     # What belongs to no expert comes last in the order and gets a place behind the last block.
-    shift = jnp.append(size * (last - of_expert) - starts[:-1], blocks * size)
+    shift = jnp.append(size * (ends - of_expert) - starts[:-1], blocks * size)
     places = jnp.arange(in_order.shape[0], dtype=jnp.int32) + shift[in_order]
     places = jnp.minimum(places, blocks * size)
-    owner = jnp.searchsorted(last, jnp.arange(blocks, dtype=jnp.int32), side="right")
     nowhere = jnp.full(blocks * size, assigned.shape[0], jnp.int32)
     return Blocks(
-        owner=jnp.minimum(owner.astype(jnp.int32), experts - 1),
-        used=last[-1],
+        ends=ends,
         places=jnp.zeros_like(places).at[order].set(places, unique_indices=True),
         origins=nowhere.at[places].set(order, mode="drop"),
     )
@@ -90,67 +88,38 @@ def grouped_product(rows: jax.Array, kernels: jax.Array, blocks: Blocks) -> jax.
     Returns:
         [S, outputs] in the dtype of `rows`; 0 where there is no assignment.
     """
-    axes = varying_axes(rows, kernels, blocks)
-    return _product(*vary_over((rows, kernels, blocks.owner, blocks.used), axes))
+    size = block_rows(blocks.places.shape[0], kernels.shape[0])
+    axes = varying_axes(rows, kernels, blocks.ends)
+    return _product(size, *vary_over((rows, kernels, blocks.ends), axes))
 
 
-@jax.custom_vjp
-def _product(rows: jax.Array, kernels: jax.Array, owner: jax.Array, used: jax.Array) -> jax.Array:
-    return _multiply(rows, kernels, owner, used, contracting=0)
+def _functions(dtype: Any) -> ModuleType:
+    """Who runs the products: Triton kernels on a GPU that has the dtype, loops anywhere else."""
+    on_gpu = target_platform() in GPU_PLATFORMS
+    return grouped_triton if on_gpu and jnp.dtype(dtype).itemsize <= 4 else grouped_loops
 
 
-_Residuals = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _product(size: int, rows: jax.Array, kernels: jax.Array, ends: jax.Array) -> jax.Array:
+    return _functions(rows.dtype).multiply(size, rows, kernels, ends, contracting=0)
+
+
+_Residuals = tuple[jax.Array, jax.Array, jax.Array]
 
 
 def _forward(
-    rows: jax.Array, kernels: jax.Array, owner: jax.Array, used: jax.Array
+    size: int, rows: jax.Array, kernels: jax.Array, ends: jax.Array
 ) -> tuple[jax.Array, _Residuals]:
-    return _product(rows, kernels, owner, used), (rows, kernels, owner, used)
+    return _product(size, rows, kernels, ends), (rows, kernels, ends)
 
 
 def _backward(
-    residuals: _Residuals, cotangent: jax.Array
-) -> tuple[jax.Array, jax.Array, None, None]:
-    rows, kernels, owner, used = residuals
-    of_rows = _multiply(cotangent, kernels, owner, used, contracting=1)
-    return of_rows, _kernels_gradient(rows, cotangent, kernels, owner, used), None, None
+    size: int, residuals: _Residuals, cotangent: jax.Array
+) -> tuple[jax.Array, jax.Array, None]:
+    rows, kernels, ends = residuals
+    functions = _functions(rows.dtype)
+    of_rows = functions.multiply(size, cotangent, kernels, ends, contracting=1)
+    return of_rows, functions.kernels_gradient(size, rows, cotangent, kernels, ends), None
 
 
 _product.defvjp(_forward, _backward)
-
-
-def _multiply(
-    rows: jax.Array, kernels: jax.Array, owner: jax.Array, used: jax.Array, *, contracting: int
-) -> jax.Array:
-    """[S, outputs]: each block times its kernel, over the kernel's dim `contracting` of two."""
-    size = rows.shape[0] // owner.shape[0]
-    wide = jnp.promote_types(rows.dtype, jnp.float32)
-
-    def body(index: jax.Array, out: jax.Array) -> jax.Array:
-        block = lax.dynamic_slice_in_dim(rows, index * size, size)
-        dims = (((1,), (contracting,)), ((), ()))
-        product = lax.dot_general(block, kernels[owner[index]], dims, preferred_element_type=wide)
-        return lax.dynamic_update_slice_in_dim(out, product.astype(out.dtype), index * size, 0)
-
-    empty = jnp.zeros((rows.shape[0], kernels.shape[2 - contracting]), rows.dtype)
-    return _walk(used, body, vary_over(empty, varying_axes(rows)))
-
-
-def _kernels_gradient(
-    rows: jax.Array, cotangent: jax.Array, kernels: jax.Array, owner: jax.Array, used: jax.Array
-) -> jax.Array:
-    """[E, inputs, outputs]: for each expert the sum over its rows of row^T times cotangent."""
-    size = rows.shape[0] // owner.shape[0]
-    wide = jnp.promote_types(kernels.dtype, jnp.float32)
-
-    def body(index: jax.Array, total: jax.Array) -> jax.Array:
-        block, change = (lax.dynamic_slice_in_dim(x, index * size, size) for x in (rows, cotangent))
-        dims = (((0,), (0,)), ((), ()))
-        product = lax.dot_general(block, change, dims, preferred_element_type=wide)
-        return total.at[owner[index]].add(product)
-
-    zero = vary_over(jnp.zeros(kernels.shape, wide), varying_axes(rows))
-    return _walk(used, body, zero).astype(kernels.dtype)
-
-
-_walk = functools.partial(lax.fori_loop, np.int32(0))

@@ -5,7 +5,7 @@ import pytest
 from geojax.errors import UserError
 from geojax.mesh import make_mesh
 from geojax.models.attention import attention, chosen_implementation, cudnn
-from geojax.models.attention.choice import target_platform
+from geojax.models.platform import target_platform
 
 
 @pytest.fixture
