@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import AxisType
+from support.h100 import h100_devices, needs_cuda
 from support.topologies import topology_of
 
 import geojax
@@ -218,36 +219,15 @@ def test_devices_of_a_tpu_topology_compiled_ahead_of_time():
     assert [len({d.slice_index for d in site.flatten()}) for site in mesh.devices] == [1, 1]
 
 
-H100_TARGET = """
-gpu_device_info {
-  threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048 core_count: 132
-  shared_memory_per_block: 49152 shared_memory_per_core: 233472 fpus_per_core: 128
-  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
-  memory_bandwidth: 3352320000000 l2_cache_size: 52428800 clock_rate_ghz: 1.98
-  device_memory_size: 84942979072 shared_memory_per_block_optin: 232448
-  cuda_compute_capability { major: 9 }
-  registers_per_core_limit: 65536 registers_per_block_limit: 65536
-}
-platform_name: "CUDA"
-dnn_version_info { major: 9 minor: 10 patch: 0 }
-device_description_str: "NVIDIA H100 80GB HBM3"
-"""
-
-
-@pytest.mark.skipif(not importlib.util.find_spec("jax_cuda13_plugin"), reason="needs jax[cuda13]")
+@needs_cuda
 def test_devices_of_a_gpu_topology_compiled_ahead_of_time():
-    from jax.experimental import topologies
-
-    description = topologies.get_topology_desc(
-        "h100", platform="cuda", target_config=H100_TARGET, topology="2x192x8"
-    )
     mesh = make_mesh(
         Topology.load("two-h100-sites"),
         dc=2,
         stage=12,
         data=16,
         tensor=8,
-        devices=description.devices,
+        devices=h100_devices(2, 192),
     )
     first, second = processes_of(mesh)
     assert (max(first), min(second)) == (191, 192)
