@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from geojax.planner.flat_program import Buffer, FlatProgram, Operation, flatten
+from geojax.planner.fusion import Turn, turns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +30,8 @@ class Accounting:
     """What a new buffer is. What a loop carries stays what it was."""
     phase: Callable[[Operation], str]
     """The part of the program that an operation belongs to."""
+    breadth_first: bool = False
+    """Whether operations run breadth first and not in the order in which they were written."""
     wide: bool = False
     """Whether what is computed in 16-bit floats lies in memory as 32-bit ones."""
 
@@ -76,9 +79,12 @@ class _Walk:
     ):
         """`pinned` inputs are never freed; those `outside` are counted by who runs the loop."""
         self.donated: dict[Buffer, Buffer] = {}
-        self._program, self._accounting = program, accounting
+        self._accounting = accounting
         self._kept = pinned | outside | frozenset(b for b in program.outputs if b is not None)
-        self._fusion = _Fusion(program)
+        self._turns = turns(program, breadth_first=accounting.breadth_first)
+        self._last_read = {
+            buffer: index for index, turn in enumerate(self._turns) for buffer in turn.reads
+        }
         self._held: dict[Buffer, int] = {
             buffer: buffer.bytes if buffer in pinned else accounting.bytes(buffer)
             for buffer in (*program.constants, *program.inputs)
@@ -88,13 +94,14 @@ class _Walk:
         self._peaks: dict[str, Moment] = {}
 
     def run(self) -> dict[str, Moment]:
-        for index, operation in enumerate(self._program.operations):
+        for index, turn in enumerate(self._turns):
+            operation = turn.operation
             dying = {
                 buffer
-                for buffer in self._fusion.reads[index]
-                if self._fusion.last_read[buffer] == index and buffer not in self._kept
+                for buffer in turn.reads
+                if self._last_read[buffer] == index and buffer not in self._kept
             }
-            for buffer in self._fusion.reads[index] & self._not_made_yet:
+            for buffer in turn.reads & self._not_made_yet:
                 self._not_made_yet.remove(buffer)
                 self._held[buffer] = self._accounting.bytes(buffer)
             if operation.name in ("scan", "while"):
@@ -102,23 +109,23 @@ class _Walk:
             elif operation.name == "cond":
                 self._branches(operation)
             else:
-                self._compute(index, operation, dying)
+                self._compute(index, turn, dying)
             for buffer in dying:
                 self._held.pop(buffer, None)
             for buffer in operation.outputs:
-                if buffer not in self._kept and buffer not in self._fusion.last_read:
+                if buffer not in self._kept and buffer not in self._last_read:
                     self._held.pop(buffer, None)
         return self._peaks
 
-    def _compute(self, index: int, operation: Operation, dying: set[Buffer]) -> None:
-        new = [buffer for buffer in operation.outputs if buffer in self._fusion.in_memory]
-        for buffer in new:
+    def _compute(self, index: int, turn: Turn, dying: set[Buffer]) -> None:
+        operation = turn.operation
+        for buffer in turn.results:
             buffer.kind = self._accounting.kind(operation, buffer)
             if operation.fusible and not operation.inputs and buffer not in self._kept:
                 self._not_made_yet.add(buffer)  # zeros, for instance: they need wait for nothing
                 continue
             argument = self.donated.get(buffer)
-            if argument is not None and self._fusion.last_read.get(argument, -1) <= index:
+            if argument is not None and self._last_read.get(argument, -1) <= index:
                 self._held[buffer] = 0
                 continue
             place = self._place(operation, buffer, dying)
@@ -126,8 +133,7 @@ class _Walk:
                 dying.remove(place)
                 del self._held[place]
             self._held[buffer] = self._accounting.bytes(buffer)
-        if new:
-            self._note(self._accounting.phase(operation))
+        self._note(self._accounting.phase(operation))
 
     def _place(
         self, operation: Operation, buffer: Buffer, dying: Iterable[Buffer]
@@ -214,57 +220,3 @@ def _loop_of(operation: Operation) -> _Loop:
         body.outputs,
     )
     return _Loop(body, constants, constants, carried)
-
-
-class _Fusion:
-    """Which results lie in memory, and what is read when."""
-
-    def __init__(self, program: FlatProgram):
-        self.in_memory: set[Buffer] = set()
-        """Among the results of operations."""
-        self.reads: list[set[Buffer]] = []
-        """What each operation reads from memory; nothing where it is computed elsewhere."""
-        self.last_read: dict[Buffer, int] = {}
-        """The position of the last operation that reads a buffer."""
-        self._computed_again: set[Buffer] = set()  # results, for readers inside the program
-        self._find_results_in_memory(program)
-        self._find_reads(program)
-
-    def _find_results_in_memory(self, program: FlatProgram) -> None:
-        results = {buffer for buffer in program.outputs if buffer is not None}
-        readers: dict[Buffer, set[Operation]] = {}
-        needed_in_memory: set[Buffer] = set()
-        for operation in reversed(program.operations):
-            own_readers: set[Operation] = set()
-            for buffer in operation.outputs:
-                of_it = readers.get(buffer, set())
-                several = operation.expensive and len(of_it) > 1
-                if not operation.fusible or buffer in needed_in_memory or buffer.whole or several:
-                    self.in_memory.add(buffer)
-                    own_readers.add(operation)
-                elif buffer in results:
-                    self.in_memory.add(buffer)
-                    self._computed_again.add(buffer)
-                    own_readers |= of_it | {operation}
-                else:
-                    own_readers |= of_it
-            for buffer in operation.inputs:
-                readers.setdefault(buffer, set()).update(own_readers)
-                if operation.reads_memory:
-                    needed_in_memory.add(buffer)
-
-    def _find_reads(self, program: FlatProgram) -> None:
-        sources: dict[Buffer, frozenset[Buffer]] = {
-            buffer: frozenset((buffer,)) for buffer in (*program.constants, *program.inputs)
-        }
-        for index, operation in enumerate(program.operations):
-            read: frozenset[Buffer] = frozenset().union(
-                *(sources.get(buffer, frozenset()) for buffer in operation.inputs)
-            )
-            runs = operation.reads_memory or any(b in self.in_memory for b in operation.outputs)
-            self.reads.append(set(read) if runs else set())
-            if runs:
-                self.last_read.update(dict.fromkeys(read, index))
-            for buffer in operation.outputs:
-                itself = buffer in self.in_memory and buffer not in self._computed_again
-                sources[buffer] = frozenset((buffer,)) if itself else read

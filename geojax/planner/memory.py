@@ -118,7 +118,7 @@ class TracedStep:
             kinds = {"parameters": "master weights", "optimizer": "optimizer moments"}
             if buffer.shape:  # a count is none of these
                 buffer.kind = kinds.get(path[0].name, buffer.kind)
-        accounting = Accounting(_Kinds(self.layouts.parameters).kind, phase_of, wide)
+        accounting = Accounting(_Kinds(self.layouts.parameters).kind, phase_of, wide, wide)
         donated = {position: position for position in range(len(leaves))}
         return StepMemory(peaks(program, accounting, donated), parameter_count(self.config.model))
 
