@@ -4,12 +4,12 @@ With S bytes of a rank's parts in the dtype that is sent, n ranks that share the
 ranks beside them that compute with the same parts (context; tensor, for leaves that its ranks hold
 whole and make parts of the gradient of), L layers and m microbatches, a device sends in a step
 
-    gather weights    stage 1, 2            (n - 1) / n S
-                      stage 3               (2 m + 1 / L) times that for the layers; m + 1 / L if the
-                                            gathered weights are kept
-    scatter gradients stage 1               (n - 1) / n S
-                      stage 2, 3            m + 1 / L times that for the layers, m for the rest
-    sum the shards                          2 (c - 1) / c S / n beside, 2 (o - 1) / o S / (n c) over dc
+    gather weights     stage 1, 2    (n - 1) / n S
+                       stage 3       2 m + 1 / L times that for the layers; m + 1 / L if the
+                                     gathered weights are kept
+    scatter gradients  stage 1       (n - 1) / n S
+                       stage 2, 3    m + 1 / L times that for the layers, m for the rest
+    sum the shards                   2 (c - 1) / c S / n beside, 2 (o - 1) / o S / (n c) over dc
 
 and stage 0 sums S over all n c ranks like shards. The 1 / L are the turn in which the software
 pipeline of the layers fills or drains. With the state sharded over sites too, each device sends
@@ -35,18 +35,18 @@ from geojax.mesh import AXES
 from geojax.models import ModelConfig
 from geojax.models.attention.context_traffic import expected_context_bytes
 from geojax.models.tensor_traffic import expected_tensor_bytes
-from geojax.optim import SHARD_AXES, LeafLayout
+from geojax.optim import LeafLayout
 from geojax.train.plan import BATCH_AXES, StepPlan
 from geojax.train.weights import computing_axes, shard_axes
 
 Axes = tuple[str, ...]
-Sent = collections.Counter[Axes]
+Sent = collections.defaultdict[Axes, Fraction]
 """Bytes that a device sends by the axes, longer than 1, of the collectives."""
 
 
 def expected_step_bytes(
     model: ModelConfig, layouts: Any, plan: StepPlan, *, rows: int, sequence: int, scalars: int
-) -> Sent:
+) -> dict[Axes, Fraction]:
     """What one device sends in one step of a dense model.
 
     Args:
@@ -57,15 +57,15 @@ def expected_step_bytes(
         sequence: columns of a row.
         scalars: the numbers, loss and targets among them, that are summed over the batch.
     """
-    total: Sent = collections.Counter()
+    total = _nothing()
     for part in (
         _weights(model, layouts, plan),
         _gradients(model, layouts, plan),
         _activations(model, plan, rows=rows, sequence=sequence),
         _numbers(layouts, plan, scalars),
     ):
-        total.update(part)
-    return collections.Counter({axes: count for axes, count in total.items() if count})
+        _add(total, part)
+    return {axes: count for axes, count in total.items() if count}
 
 
 def _weights(model: ModelConfig, layouts: Any, plan: StepPlan) -> Sent:
@@ -94,26 +94,25 @@ def _gradients(model: ModelConfig, layouts: Any, plan: StepPlan) -> Sent:
     if plan.overlap:
         of_layer = jax.tree.map(LeafLayout.of_layer, layouts["layers"])
         for _ in range(model.layers):
-            sent.update(_sum_shards(jax.tree.leaves(of_layer), plan))
+            _add(sent, _sum_shards(jax.tree.leaves(of_layer), plan))
         for name, tree in layouts.items():
             if name != "layers":
-                sent.update(_sum_shards(jax.tree.leaves(tree), plan))
+                _add(sent, _sum_shards(jax.tree.leaves(tree), plan))
     else:
-        sent.update(_sum_shards(jax.tree.leaves(layouts), plan))
+        _add(sent, _sum_shards(jax.tree.leaves(layouts), plan))
     return sent
 
 
 def _times(function: Any, layouts: Any, *, layers: Fraction, rest: int) -> Sent:
-    sent: Sent = collections.Counter()
+    sent = _nothing()
     for name, tree in layouts.items():
-        factor = layers if name == "layers" else rest
-        for axes, count in function(jax.tree.leaves(tree)).items():
-            sent[axes] += count * factor
+        factor = layers if name == "layers" else Fraction(rest)
+        _add(sent, function(jax.tree.leaves(tree)), factor)
     return sent
 
 
 def _gather(places: Iterable[LeafLayout], plan: StepPlan) -> Sent:
-    sent: Sent = collections.Counter()
+    sent = _nothing()
     size = plan.policy.compute_dtype.itemsize
     for place in places:
         site_axes, across = shard_axes(place)
@@ -128,7 +127,7 @@ def _gather(places: Iterable[LeafLayout], plan: StepPlan) -> Sent:
 
 
 def _scatter(places: Iterable[LeafLayout], plan: StepPlan) -> Sent:
-    sent: Sent = collections.Counter()
+    sent = _nothing()
     for place in places:
         site_axes, _ = shard_axes(place)
         if site_axes is not None:
@@ -139,7 +138,7 @@ def _scatter(places: Iterable[LeafLayout], plan: StepPlan) -> Sent:
 
 def _sum_shards(places: list[LeafLayout], plan: StepPlan) -> Sent:
     """Sums over the axes beside those of the shards, and over sites."""
-    sent: Sent = collections.Counter()
+    sent = _nothing()
     groups: dict[Any, list[LeafLayout]] = {}
     for place in places:
         site_axes, across = shard_axes(place)
@@ -171,9 +170,7 @@ def _beside(place: LeafLayout, plan: StepPlan) -> Axes:
     return tuple(axis for axis in AXES if axis in computing and axis not in cut)
 
 
-def _site_shard(
-    place: LeafLayout, site_axes: Axes | None, plan: StepPlan
-) -> jax.ShapeDtypeStruct:
+def _site_shard(place: LeafLayout, site_axes: Axes | None, plan: StepPlan) -> jax.ShapeDtypeStruct:
     shape = list(place.gathered_shape if site_axes is None else place.part_shape)
     if place.shard is not None:
         shape[place.shard.dim] //= _ranks(site_axes or (), plan)
@@ -204,17 +201,15 @@ def _activations(model: ModelConfig, plan: StepPlan, *, rows: int, sequence: int
     )
     forwards = 1 if plan.remat == "none" else 2
     context = model.layers * (forwards * attention.forward + attention.backward)
-    return collections.Counter(
-        {
-            _long(("tensor",), plan): tensor * plan.accumulation,
-            _long(("context",), plan): context * plan.accumulation,
-        }
-    )
+    sent = _nothing()
+    sent[_long(("tensor",), plan)] += tensor * plan.accumulation
+    sent[_long(("context",), plan)] += context * plan.accumulation
+    return sent
 
 
 def _numbers(layouts: Any, plan: StepPlan, scalars: int) -> Sent:
     """Loss, targets and signals; and the norm of the gradient."""
-    sent: Sent = collections.Counter()
+    sent = _nothing()
 
     def add(axes: Axes, payload: int) -> None:
         in_site = _long((axis for axis in axes if axis != "dc"), plan)
@@ -231,6 +226,15 @@ def _numbers(layouts: Any, plan: StepPlan, scalars: int) -> Sent:
     for axes in norms:
         add(tuple(axes), plan.policy.reduce_dtype.itemsize)
     return sent
+
+
+def _nothing() -> Sent:
+    return collections.defaultdict(Fraction)
+
+
+def _add(total: Sent, sent: Sent, times: Fraction = Fraction(1)) -> None:
+    for axes, count in sent.items():
+        total[axes] += count * times
 
 
 def _ranks(axes: Iterable[str], plan: StepPlan) -> int:

@@ -41,6 +41,8 @@ class StepGradients(NamedTuple):
     (Not of the mean: that would weigh microbatches with few targets too much.)"""
     loss: jax.Array
     """The sum of the losses of this rank's tokens."""
+    balance: jax.Array | None
+    """What a mixture's balance adds to it; None for a dense model."""
     targets: jax.Array
     """The number of them that count."""
 
@@ -79,16 +81,17 @@ def step_gradients(
 
     def turn(sums: Gradients, microbatch: Batch) -> tuple[Gradients, None]:
         made = run.gradients(outer, source, sums.ahead, sink, sums.layers, microbatch)
-        loss, targets = sums.loss + made.loss, sums.targets + made.targets
+        loss, balance, targets = jax.tree.map(jnp.add, _numbers(sums), _numbers(made))
         total = jax.tree.map(jnp.add, sums.outer, in_site(made.outer))
-        return Gradients(loss, targets, total, made.layers, made.ahead), None
+        return Gradients(loss, balance, targets, total, made.layers, made.ahead), None
 
     dtype = plan.policy.reduce_dtype
     layer = jax.eval_shape(lambda: source.take(ahead, jnp.int32(0), jnp.int32(0))[0])
     zero = vary_over(jnp.zeros((), run.loss_dtype), varying_axes(batch["loss_mask"]))
     outer_sums = zeros_of(jax.eval_shape(lambda: in_site(zeros_of(outer, dtype=dtype))))
     layer_sums = sink.start(zeros_of(layer, dtype=dtype), model.layers)
-    sums = Gradients(zero, zero, outer_sums, layer_sums, ahead)
+    balance = None if model.mixture is None else zero
+    sums = Gradients(zero, balance, zero, outer_sums, layer_sums, ahead)
     microbatches = jax.tree.map(
         lambda leaf: leaf.reshape(plan.accumulation, -1, *leaf.shape[1:]), batch
     )  # [rows, ...] -> [microbatch, rows of one, ...]
@@ -99,7 +102,7 @@ def step_gradients(
     before = sums.outer | {"layers": sink.finish(sums.layers)} if in_loop else None
     if not plan.overlap:
         reduce = sum_shards if scattered else reduce_gradients
-        return StepGradients(reduce(before, layouts, plan), sums.loss, sums.targets)
+        return StepGradients(reduce(before, layouts, plan), *_numbers(sums))
 
     last_sink = ReducedGradients(of_layer, plan, before and before["layers"])
     last = run.gradients(
@@ -109,7 +112,11 @@ def step_gradients(
     for name, gradient in last.outer.items():
         own = before and before[name]
         reduced[name] = reduce_last(own, gradient, layouts[name], plan)
-    return StepGradients(reduced, sums.loss + last.loss, sums.targets + last.targets)
+    return StepGradients(reduced, *jax.tree.map(jnp.add, _numbers(sums), _numbers(last)))
+
+
+def _numbers(made: Gradients) -> tuple[jax.Array, jax.Array | None, jax.Array]:
+    return made.loss, made.balance, made.targets
 
 
 def batch_loss(

@@ -157,6 +157,8 @@ class Loop:
             "skipped": metrics["skipped"],
             "compilations": self.compilations.count,
         }
+        if "balance_loss" in metrics:
+            values["balance_loss"] = metrics["balance_loss"]
         figures = {"loss": f"{metrics['loss']:.4f}", "": quantity(tokens_per_second, "tokens/s")}
         if utilisation is not None:
             values["mfu"] = utilisation

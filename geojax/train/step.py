@@ -61,20 +61,26 @@ def mean_gradients(
         dropout_key: key of this step's dropout masks; None, no dropout.
 
     Returns:
-        The gradient's shards, and the scalars `loss` (mean over targets), `targets` and one per
-        signal: the same numbers on every rank.
+        The gradient's shards, and the scalars `loss` (mean over targets), `targets`, one per signal
+        and, of a mixture, `balance_loss` (what the balance of its experts adds to the loss): the
+        same numbers on every rank.
     """
-    reduced, loss, count = step_gradients(
+    made = step_gradients(
         shards, batch, layouts=layouts, model=model, plan=plan, dropout_key=dropout_key
     )
-    signal = jnp.sum(signals.astype(loss.dtype), axis=0)
+    signal = jnp.sum(signals.astype(made.loss.dtype), axis=0)
     if plan.mesh.shape["context"] > 1:  # those who share rows say the same
         signal = jnp.where(jax.lax.axis_index("context") == 0, signal, 0)
-    local = jnp.stack([loss, count, *signal])
-    loss, count, *asked = sum_over_mesh(local)
+    balance = [] if made.balance is None else [made.balance]
+    local = jnp.stack([made.loss, made.targets, *signal, *balance])
+    loss, count, *others = sum_over_mesh(local)
     count = jnp.maximum(count, 1)
-    mean = jax.tree.map(lambda leaf: leaf / count.astype(leaf.dtype), reduced)
-    return mean, {"loss": loss / count, "targets": count, **dict(zip(SIGNALS, asked, strict=True))}
+    mean = jax.tree.map(lambda leaf: leaf / count.astype(leaf.dtype), made.gradients)
+    metrics = {"loss": loss / count, "targets": count}
+    metrics |= dict(zip(SIGNALS, others[: len(SIGNALS)], strict=True))
+    if balance:
+        metrics["balance_loss"] = others[-1] / count
+    return mean, metrics
 
 
 def update_state(

@@ -24,6 +24,7 @@ from geojax.models.layer_scan import (
     forward_layers,
 )
 from geojax.models.layers import layer, make_context
+from geojax.models.mixture import weighted_balance
 from geojax.models.remat import rematerialised
 from geojax.models.transformer import embed, head_loss
 from geojax.train.plan import StepPlan
@@ -34,6 +35,8 @@ class Gradients(NamedTuple):
 
     loss: jax.Array
     """The sum of the tokens' losses."""
+    balance: jax.Array | None
+    """What a mixture's balance adds to it; None for a dense model."""
     targets: jax.Array
     """The number of them that count."""
     outer: Parameters
@@ -96,17 +99,14 @@ class TrainingPass:
             keep_weights=keep,
         )
         read = {name: outer[name] for name in self._read_by_head()}
-        loss, head_backward = jax.vjp(
-            jax.named_scope("head")(
-                lambda read, x, balance: head_loss(
-                    read, x, batch, model, plan.parallelism, balance
-                )
-            ),
+        total, head_backward, (loss, balance) = jax.vjp(
+            functools.partial(self._losses, batch=batch),
             read,
             forward.x,
             forward.balance,
+            has_aux=True,
         )
-        own, *cotangents = head_backward(jnp.ones_like(loss))
+        own, *cotangents = head_backward(jnp.ones_like(total))
         backward = backward_layers(
             StackedWeights(forward.weights) if keep else source,
             None if keep else forward.ahead,
@@ -121,6 +121,7 @@ class TrainingPass:
         (tables,) = embed_backward(backward.x)
         return Gradients(
             loss,
+            balance,
             batch["loss_mask"].astype(loss.dtype).sum(),
             self._outer(own, tables),
             backward.sums,
@@ -137,6 +138,17 @@ class TrainingPass:
         x = forward_layers(self._layer, source, ahead, x, context, model.layers).x
         loss = head_loss(outer, x, batch, model, plan.parallelism)
         return loss, batch["loss_mask"].astype(loss.dtype).sum()
+
+    @jax.named_scope("head")
+    def _losses(
+        self, read: Parameters, x: jax.Array, balance: jax.Array | None, *, batch: Batch
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array | None]]:
+        """What is differentiated; and its parts, the tokens' losses and the experts' balance."""
+        loss = head_loss(read, x, batch, self.model, self.plan.parallelism)
+        if balance is None or self.model.mixture is None:
+            return loss, (loss, None)
+        weighted = weighted_balance(balance, batch["loss_mask"], self.model.mixture)
+        return loss + weighted, (loss, weighted)
 
     def _layer(
         self, weights: Parameters, x: jax.Array, index: jax.Array, context: Any

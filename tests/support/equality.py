@@ -81,7 +81,8 @@ def gradients_of_step(model, parameters, batch, dropout_key, plan):
     rows = global_batch(plan, count, share, {name: leaf[share] for name, leaf in batch.items()})
     signals = jnp.zeros(signals_on_mesh(plan).shape)
     gradients, metrics = jax.jit(program)(shards, rows, signals)
-    return metrics["loss"], layout.trim(gradients, layouts, plan.mesh)
+    loss = metrics["loss"] + metrics.get("balance_loss", 0)
+    return loss, layout.trim(gradients, layouts, plan.mesh)
 
 
 def assert_equal_gradients(actual, expected, tolerance, zero_leaves=()):

@@ -71,7 +71,7 @@ def test_bytes_over_each_axis_are_those_of_the_formula(name):
         sequence=SEQUENCE,
         scalars=2 + len(SIGNALS),
     )
-    assert sent == dict(expected)
+    assert sent == expected
     flat = [axes for axes in sent if "dc" in axes and len(axes) > 1]
     assert not flat, "what crosses sites is summed inside them first"
     jax.clear_caches()
