@@ -5,11 +5,13 @@ from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from geojax.models.config import MixtureSettings
 from geojax.models.mixture.rows import row_axes, row_length
 from geojax.models.parallelism import Parallelism
+from geojax.models.sequence_order import column_order
 
 
 def row_capacity(sequence: int, settings: MixtureSettings) -> int:
@@ -55,13 +57,14 @@ def drop(
     of_run = chosen.reshape(rows, runs, length // runs, none)
     before = jnp.cumsum(of_run, axis=2, dtype=jnp.int32) - of_run  # in the same run
     first = columns.reshape(runs, -1)[:, 0]
-    counts, firsts = of_run.sum(axis=2, dtype=jnp.int32), first
+    counts = of_run.sum(axis=2, dtype=jnp.int32)
     for axis in reversed(row_axes(parallelism)):
         counts = lax.all_gather(counts, axis, axis=1, tiled=True)
-        firsts = lax.all_gather(firsts, axis, tiled=True)
+    order = column_order(row_length(length, parallelism), parallelism)
+    firsts = order.reshape(-1, length // runs)[:, 0].astype(np.int32)  # of all ranks, in turn
     earlier = (firsts[None, :] < first[:, None]).astype(jnp.int32)  # [own runs, all runs]
     before = before + jnp.einsum("oa,rae->roe", earlier, counts)[:, :, None]
     before = before.reshape(rows, length, none)
     here = jnp.take_along_axis(before, jnp.minimum(experts, none - 1), axis=2)
-    capacity = row_capacity(row_length(length, parallelism), settings)
+    capacity = row_capacity(len(order), settings)
     return jnp.where(here < capacity, experts, none)
