@@ -8,7 +8,7 @@ needs_cuda = pytest.mark.skipif(
     not importlib.util.find_spec("jax_cuda13_plugin"), reason="needs jax[cuda13]"
 )
 
-_TARGET = """
+H100_TARGET = """
 gpu_device_info {
   threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048 core_count: 132
   shared_memory_per_block: 49152 shared_memory_per_core: 233472 fpus_per_core: 128
@@ -29,5 +29,5 @@ def h100_devices(sites, hosts, per_host=8):
     from jax.experimental import topologies
 
     return topologies.get_topology_desc(
-        "h100", platform="cuda", target_config=_TARGET, topology=f"{sites}x{hosts}x{per_host}"
+        "h100", platform="cuda", target_config=H100_TARGET, topology=f"{sites}x{hosts}x{per_host}"
     ).devices

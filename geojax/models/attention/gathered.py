@@ -72,7 +72,8 @@ def _backward(
 
     def of_keys(index: int) -> jax.Array:
         """Of the key or of the value: what the other ranks make comes by way of the sum."""
-        far = _sum_and_scatter(of_past[0][index] + of_past[1][index], ranks)
+        by_first, by_second = (past[index] for past in of_past)
+        far = _sum_and_scatter(by_second.at[:, : by_first.shape[1]].add(by_first), ranks)
         return far + jnp.concatenate([own[index] for own in of_own], axis=1)
 
     d_query = jnp.concatenate(
@@ -101,13 +102,16 @@ def _blocks(
     chunk = query.shape[1] // 2
     rank = lax.axis_index("context")
     own = split_chunks((query, key, value, segment_ids))
-    result = []
-    for number, (queries, keys, values, segments) in zip(
-        (rank, 2 * ranks - 1 - rank), own, strict=True
-    ):
-        before = Block(queries, *gathered[:2], segments, gathered[2], False, number * chunk)
-        result.append((before, Block(queries, keys, values, segments, segments, causal=True)))
-    return result
+    # A first chunk is in the first half of the row, and so is all that it sees.
+    seen = split_chunks(gathered)[0], gathered
+    numbers = rank, 2 * ranks - 1 - rank
+    return [
+        (
+            Block(queries, past[0], past[1], segments, past[2], False, number * chunk),
+            Block(queries, keys, values, segments, segments, causal=True),
+        )
+        for number, past, (queries, keys, values, segments) in zip(numbers, seen, own, strict=True)
+    ]
 
 
 def _gather(x: jax.Array) -> jax.Array:

@@ -109,18 +109,3 @@ def test_bfloat16_is_summed_in_float32(method):
         assert one.dtype == jnp.bfloat16
         # Two roundings to 8 bits, of the probabilities and of the result, of numbers up to ~3.
         np.testing.assert_allclose(one.astype(np.float32), other, rtol=2**-7, atol=2**-6)
-
-
-@pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("method", METHODS)
-def test_documents_do_not_see_each_other(method):
-    """A document from the middle of one chunk to the middle of another, alone in a row."""
-    parallelism = Parallelism(context=4, context_method=method)
-    query, key, value, cotangent = arrays(1, 64, heads=4, key_heads=2)
-    segment_ids = jnp.asarray(np.repeat([[1, 2, 0]], [20, 31, 13], axis=1), jnp.int32)
-    _, program = spread(parallelism, packed=True)
-    operands = in_rank_order(parallelism, [query, key, value, cotangent, segment_ids])
-    together = in_row_order(parallelism, program(*operands))
-    alone = [x[:, 20:51] for x in (query, key, value, cotangent)]
-    expected = output_and_gradients(*alone, None, implementation="reference")
-    assert_equal([x[:, 20:51] for x in together], expected, 1e-12)
