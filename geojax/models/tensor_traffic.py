@@ -17,7 +17,9 @@ of the forward pass again (see `geojax.models.remat`):
     selective     nothing                         2: what entered is gathered again
     full          2: what left attention          3: both
 
-Gradients of weights that the ranks hold whole are not counted here.
+A mixture of experts takes the place of the second entering and leaving, and sends what
+`geojax.models.mixture.traffic` says. Gradients of weights that the ranks hold whole are not counted
+here.
 """
 
 from fractions import Fraction
@@ -54,7 +56,7 @@ def expected_tensor_bytes(
     """What one device sends over `tensor` in forward and backward of one microbatch.
 
     Args:
-        config: a dense model.
+        config: the model; the mixtures in its layers are not counted.
         parallelism: how it is spread.
         rows: of the microbatch on a device.
         columns: of a row, on a device (1 / context of them).
@@ -65,7 +67,10 @@ def expected_tensor_bytes(
     if ranks == 1:
         return Fraction(0)
     stream = rows * columns * config.hidden * jnp.dtype(dtype).itemsize
-    halves = config.layers * (8 + _RUN_AGAIN[remat, parallelism.sequence]) + 4
+    of_layer = 8 + _RUN_AGAIN[remat, parallelism.sequence]
+    if config.mixture is not None:
+        of_layer -= 5 if parallelism.sequence and remat != "none" else 4
+    halves = config.layers * of_layer + 4
     wide = jnp.promote_types(dtype, jnp.float32).itemsize
     chunks, tokens = chunk_plan(rows * columns, -(-config.vocabulary // ranks), wide)
     loss = all_reduce_bytes(3 * wide * chunks * tokens, ranks)

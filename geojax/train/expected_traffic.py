@@ -18,7 +18,7 @@ pipeline of the layers fills or drains. With the state sharded over sites too, e
 
 import collections
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -34,6 +34,7 @@ from geojax.collectives.conventions import (
 from geojax.mesh import AXES
 from geojax.models import ModelConfig
 from geojax.models.attention.context_traffic import expected_context_bytes
+from geojax.models.mixture.traffic import expected_mixture_bytes
 from geojax.models.tensor_traffic import expected_tensor_bytes
 from geojax.optim import LeafLayout
 from geojax.train.plan import BATCH_AXES, StepPlan
@@ -47,7 +48,7 @@ Sent = collections.defaultdict[Axes, Fraction]
 def expected_step_bytes(
     model: ModelConfig, layouts: Any, plan: StepPlan, *, rows: int, sequence: int, scalars: int
 ) -> dict[Axes, Fraction]:
-    """What one device sends in one step of a dense model.
+    """What one device sends in one step, but for a mixture's further exchanges.
 
     Args:
         model: the model.
@@ -204,6 +205,21 @@ def _activations(model: ModelConfig, plan: StepPlan, *, rows: int, sequence: int
     sent = _nothing()
     sent[_long(("tensor",), plan)] += tensor * plan.accumulation
     sent[_long(("context",), plan)] += context * plan.accumulation
+    if model.mixture is None:
+        return sent
+    mixture = expected_mixture_bytes(
+        model,
+        parallelism,
+        rows=microbatch,
+        columns=sequence // parallelism.context,
+        dtype=plan.policy.compute_dtype,
+        remat=plan.remat,
+    )
+    _add(sent, mixture, Fraction(model.layers * plan.accumulation))
+    # The gradient of the balance, of which each rank weighs what it has of the row.
+    wide = jnp.promote_types(plan.policy.compute_dtype, jnp.float32).itemsize
+    weighed = all_reduce_bytes(microbatch * wide, parallelism.context)
+    sent[_long(("context",), plan)] += weighed * plan.accumulation
     return sent
 
 
@@ -232,7 +248,7 @@ def _nothing() -> Sent:
     return collections.defaultdict(Fraction)
 
 
-def _add(total: Sent, sent: Sent, times: Fraction = Fraction(1)) -> None:
+def _add(total: Sent, sent: Mapping[Axes, Fraction], times: Fraction = Fraction(1)) -> None:
     for axes, count in sent.items():
         total[axes] += count * times
 

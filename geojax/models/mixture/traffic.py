@@ -18,6 +18,7 @@ With one rank of `expert` nothing travels, and the stream is entered and left as
 """
 
 import collections
+from fractions import Fraction
 from typing import Any
 
 import jax.numpy as jnp
@@ -35,7 +36,7 @@ from geojax.models.parallelism import Parallelism
 from geojax.models.remat import Remat
 
 Axes = tuple[str, ...]
-Sent = collections.Counter[Axes]
+Sent = dict[Axes, Fraction]
 """Bytes that a device sends by the axes, longer than 1, of the collectives."""
 
 
@@ -61,19 +62,19 @@ def expected_mixture_bytes(
     assert config.mixture is not None, "the model has no mixture"
     ranks = parallelism.tensor
     stream = columns // ranks if parallelism.sequence else columns
-    sent: Sent = collections.Counter()
-    for part in (
-        _counts(config, parallelism, rows, stream, dtype, remat),
-        _travel(config, parallelism, rows, stream, dtype, remat)
-        if parallelism.expert > 1
-        else _choices(config, parallelism, rows * columns, dtype, remat),
-    ):
-        sent.update(part)
+    sent: Sent = collections.defaultdict(Fraction)
+    sent.update(_counts(config, parallelism, rows, stream, dtype, remat))
+    if parallelism.expert > 1:
+        tokens = _travel(config, parallelism, rows, stream, dtype, remat)
+    else:
+        tokens = _choices(config, parallelism, rows * columns, dtype, remat)
+    for axes, count in tokens.items():
+        sent[axes] += count
     if ranks > 1 and (parallelism.expert == 1 or config.mixture.shared_experts):
         again = 1 if parallelism.sequence and remat != "none" else 0
         half = reduce_scatter_bytes(rows * columns * config.hidden * _size(dtype), ranks)
         sent["tensor",] += (4 + again) * half
-    return collections.Counter({axes: count for axes, count in sent.items() if count})
+    return {axes: count for axes, count in sent.items() if count}
 
 
 def _travel(
@@ -91,7 +92,7 @@ def _travel(
     if remat == "full":
         place += there
     window = experts * sizes.first
-    sent: Sent = collections.Counter()
+    sent: Sent = collections.defaultdict(Fraction)
     sent["expert",] = all_to_all_bytes(window * place, experts)
     if ranks > 1:
         sent["tensor",] = all_gather_bytes(window * place, ranks)
@@ -113,14 +114,14 @@ def _choices(
     assert config.mixture is not None
     ranks, choices = parallelism.tensor, tokens * config.mixture.experts_per_token
     if ranks == 1:
-        return collections.Counter()
+        return {}
     gates = choices * _wide(dtype)
     if not parallelism.sequence:
-        return collections.Counter({("tensor",): all_reduce_bytes(gates, ranks)})
+        return {("tensor",): all_reduce_bytes(gates, ranks)}
     entered = reduce_scatter_bytes(gates + 4 * choices, ranks)
     passes = 1 if remat == "none" else 2
     left = reduce_scatter_bytes(gates, ranks)
-    return collections.Counter({("tensor",): passes * entered + left})
+    return {("tensor",): passes * entered + left}
 
 
 def _counts(
@@ -131,7 +132,7 @@ def _counts(
     axes = row_axes(parallelism)
     sizes = {axis: getattr(parallelism, axis) for axis in axes}
     passes = 2 if remat == "full" else 1
-    sent: Sent = collections.Counter()
+    sent: Sent = collections.defaultdict(Fraction)
     if not axes:
         return sent
     experts = config.mixture.experts
