@@ -64,7 +64,9 @@ def loss_sum(
         remat=remat,
         parallelism=parallelism,
     )
-    total = head_loss(parameters, x, batch, config, parallelism, balance)
+    total = head_loss(parameters, x, batch, config, parallelism)
+    if balance is not None and config.mixture is not None:
+        total += weighted_balance(balance, batch["loss_mask"], config.mixture)
     return total, batch["loss_mask"].astype(total.dtype).sum()
 
 
@@ -190,15 +192,13 @@ def head_loss(
     batch: Batch,
     config: ModelConfig,
     parallelism: Parallelism = ALONE,
-    balance: jax.Array | None = None,
 ) -> jax.Array:
     """The masked sum of the next-token losses, from the stream `x` after all layers.
 
     Reads of `parameters` the final norm and the kernel of the head. It is the sum over the columns
-    of the batch, the same on all ranks of `tensor`. A mixture's `balance` [rows], the sum over the
-    layers, is weighted and added (see `geojax.models.mixture.weighted_balance`).
+    of the batch, the same on all ranks of `tensor`.
     """
-    total = cross_entropy_sum(
+    return cross_entropy_sum(
         enter(norm(parameters["final_norm"], x, config), parallelism),
         head_kernel(parameters, config),
         batch["targets"],
@@ -207,9 +207,6 @@ def head_loss(
         vocabulary=config.vocabulary,
         parallelism=parallelism,
     )
-    if balance is None or config.mixture is None:
-        return total
-    return total + weighted_balance(balance, batch["loss_mask"], config.mixture)
 
 
 def head_kernel(parameters: Parameters, config: ModelConfig) -> jax.Array:

@@ -1,0 +1,101 @@
+"""Small models with mixtures of every kind, their parameters, and layouts of the block alone."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+from spread_model import mesh_of
+
+from geojax.collectives.axes import to_varying
+from geojax.models import MixtureSettings, ModelConfig, init_parameters
+from geojax.models.mixture import mixture_block
+from geojax.models.partition import partitions
+from geojax.models.remat import rematerialised
+from geojax.models.sequence_order import local_columns
+from geojax.models.tensor_parallel import stream_columns
+
+_SIZES = {
+    "layers": 2,
+    "hidden": 24,
+    "heads": 4,
+    "head_dim": 8,
+    "feed_forward": 12,
+    "vocabulary": 37,
+    "maximum_positions": 64,
+}
+_FINE = {
+    "experts": 8,
+    "experts_per_token": 3,
+    "shared_experts": 1,
+    "normalised_gates": False,
+    "balance_coefficient": 0.5,
+}
+MIXTURES = {
+    "mixtral": {"experts": 4, "experts_per_token": 2, "balance_coefficient": 0.5},
+    "fine": _FINE,
+    "capacity": _FINE | {"capacity_factor": 1.0},
+}
+
+
+def model_with(mixture, **changes):
+    return ModelConfig(**_SIZES | changes, mixture=MixtureSettings(**MIXTURES[mixture]))
+
+
+def uneven_parameters(config, dtype=jnp.float64):
+    """Far from their initial values; the router sends most tokens to the first two experts.
+
+    The logits of these are large and opposite: one of them is every token's best.
+    """
+    random = np.random.default_rng(3)
+    parameters = jax.tree.map(
+        lambda leaf: leaf + jnp.asarray(0.2 * random.standard_normal(leaf.shape), dtype),
+        init_parameters(config, jax.random.key(3), dtype),
+    )
+    router = parameters["layers"]["router"]
+    first = 10 * router["kernel"][:, :, :1]
+    router["kernel"] = jnp.concatenate([first, -first, router["kernel"][:, :, 2:]], axis=2)
+    return parameters
+
+
+def spread_blocks(config, parallelism, remat="none", **axes):
+    """A mesh and a program on it: mixture after mixture of all layers, forwards and backwards.
+
+    The program takes the layers' parameters, the stream [rows, columns, hidden] and segment ids,
+    and returns nothing that would have to be summed.
+    """
+    mesh = mesh_of(parallelism, **axes)
+    places = partitions(config, parallelism)["layers"]
+    batch_axes = ("dc", "data", "expert", "context")
+
+    def varying(leaf, place):
+        return to_varying(leaf, (*batch_axes, "tensor") if place.partial else batch_axes)
+
+    def program(parameters, x, segment_ids):
+        parameters = jax.tree.map(varying, parameters, places)
+        columns = local_columns(x.shape[1], parallelism)
+        x, segment_ids = (stream_columns(part, parallelism, dim=1) for part in (x, segment_ids))
+        columns = stream_columns(columns, parallelism, dim=0)
+
+        def block(own, x):
+            return mixture_block(own, x, segment_ids, columns, config, parallelism)
+
+        def body(x, own):
+            added, balance = rematerialised(block, remat)(own, x)
+            return x + added, balance
+
+        out, backward = jax.vjp(lambda *args: jax.lax.scan(body, *args), x, parameters)
+        gradients = backward(out)
+        return jax.tree.map(lambda leaf: to_varying(leaf, mesh.axis_names)[None], gradients)
+
+    def cut(place):
+        dims = range(max(place.cuts, default=0) + 1)
+        return PartitionSpec(*(place.cuts.get(dim) for dim in dims))
+
+    rows = PartitionSpec(("dc", "data", "expert"), "context")
+    sharded = jax.shard_map(
+        program,
+        mesh=mesh,
+        in_specs=(jax.tree.map(cut, places), rows, rows),
+        out_specs=PartitionSpec(mesh.axis_names),
+    )
+    return mesh, jax.jit(sharded)
