@@ -95,8 +95,9 @@ def _rectangle(block: Block) -> _Rectangle | None:
     if block.query_segments is None or block.key_segments is None:
         if block.key_count is None:
             return None
-        count = jnp.broadcast_to(block.key_count, rows)
-        return _Rectangle(jnp.where(count > 0, queries, 0), count, jnp.zeros_like(count))
+        count = jnp.broadcast_to(block.key_count, rows).astype(jnp.int32)
+        sees = jnp.full_like(count, queries)
+        return _Rectangle(jnp.where(count > 0, sees, 0), count, jnp.zeros_like(count))
     end = keys if block.key_count is None else block.key_count
     shared = block.query_segments[:, :1]
     seen = (block.key_segments == shared) & (jnp.arange(keys) < end)

@@ -64,6 +64,7 @@ def layout(query, key, places, mask_type):
         counts = jnp.ones(query.shape[:2], bool), jnp.ones(key.shape[:2], bool)
         pairs = causal if mask_type == kinds.CAUSAL else jnp.ones_like(causal)
         return counts, pairs[None, None], None, None
+    assert query_lengths.dtype == key_lengths.dtype == jnp.int32
     if query_starts.ndim == 1:
         assert mask_type == kinds.PADDING
         counts = (

@@ -27,7 +27,7 @@ def float64():
 
 @pytest.fixture
 def small_tiles(monkeypatch):
-    """Many tiles to a chunk, the last one padded: what long sequences have."""
+    """Rows longer than what is unrolled, many tiles to a chunk, the last one padded."""
     monkeypatch.setattr(tiled, "LONGEST_UNROLLED", 4)
     monkeypatch.setattr(tiled, "SCANNED_BLOCK", 5)
 
@@ -77,15 +77,6 @@ def test_chunks_of_many_tiles(method, context, packed):
     operands = [*arrays(2, length, heads=4, key_heads=4), documents(2, length) if packed else None]
     parallelism = Parallelism(context=context, context_method=method)
     check(parallelism, operands, implementation="reference")
-
-
-@pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("method", METHODS)
-def test_long_rows(method):
-    """Longer than what is unrolled, on each rank."""
-    length = 2 * (tiled.LONGEST_UNROLLED + 100)
-    operands = [*arrays(1, length, heads=2, key_heads=2, size=4), documents(1, length)]
-    check(Parallelism(context=2, context_method=method), operands)
 
 
 @pytest.mark.usefixtures("float64")
