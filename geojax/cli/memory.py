@@ -135,7 +135,7 @@ def _compared(step: "TracedStep") -> str:
     if count > MOST_SIMULATED_DEVICES:
         return f"not compiled: {count} devices are more than the {MOST_SIMULATED_DEVICES} simulated"
     compiled = compiled_memory(step.config)
-    estimate = step.memory(wide=True).bytes
+    estimate = step.memory(on_cpu=True).bytes
     return (
         f"XLA for {count} simulated CPU devices: {quantity(compiled.arguments, 'B')} arguments + "
         f"{quantity(compiled.results, 'B')} results + {quantity(compiled.temporaries, 'B')} "
@@ -145,5 +145,4 @@ def _compared(step: "TracedStep") -> str:
 
 
 def _widened(step: "TracedStep") -> str:
-    narrow = step.plan.policy.compute_dtype.itemsize == 2
-    return " (with the 32 bits in which CPUs compute 16-bit floats)" if narrow else ""
+    return "" if step.on_cpu else " (as XLA for CPUs orders it, and with 32 bits for 16-bit floats)"

@@ -103,13 +103,19 @@ class TracedStep:
         program = trace_step(layouts, config.model, plan, optimizer, schedule, batch)
         return cls(config, plan, layouts, program)
 
-    def memory(self, *, wide: bool = False) -> StepMemory:
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the step is meant for (simulated) CPU devices."""
+        return bool(self.plan.mesh.abstract_device.platform == "cpu")  # type: ignore[attr-defined]
+
+    def memory(self, *, on_cpu: bool | None = None) -> StepMemory:
         """What a device holds.
 
         Args:
-            wide: count what is computed in 16-bit floats as 32-bit ones, which XLA for CPUs makes
-                of them.
+            on_cpu: whether to count what XLA for CPUs makes of the program: it orders operations
+                breadth first and computes 16-bit floats as 32-bit ones. None: if it is for CPUs.
         """
+        cpu = self.on_cpu if on_cpu is None else on_cpu
         program = flatten(_of_one_device(self.program.jaxpr.jaxpr))
         leaves = jax.tree_util.tree_leaves_with_path(self.layouts)
         for buffer in program.inputs:
@@ -118,7 +124,9 @@ class TracedStep:
             kinds = {"parameters": "master weights", "optimizer": "optimizer moments"}
             if buffer.shape:  # a count is none of these
                 buffer.kind = kinds.get(path[0].name, buffer.kind)
-        accounting = Accounting(_Kinds(self.layouts.parameters).kind, phase_of, wide, wide)
+        accounting = Accounting(
+            _Kinds(self.layouts.parameters).kind, phase_of, breadth_first=cpu, wide=cpu
+        )
         donated = {position: position for position in range(len(leaves))}
         return StepMemory(peaks(program, accounting, donated), parameter_count(self.config.model))
 
