@@ -29,6 +29,7 @@ from jax.ad_checkpoint import checkpoint_name
 from geojax.models.config import ModelConfig
 from geojax.models.mixture.capacity import row_capacity
 from geojax.models.mixture.experts import Tokens, apply_experts
+from geojax.models.mixture.grouped import count_each
 from geojax.models.mixture.permute import Places, collect, spread
 from geojax.models.parallelism import Parallelism
 from geojax.models.parameters import Parameters
@@ -129,12 +130,11 @@ def _plan(
     flat = experts.reshape(-1)
     rank = flat // held  # none is rank R
     order = jnp.argsort(rank, stable=True).astype(jnp.int32)
-    in_order = rank[order]
-    ranks = jnp.arange(parallelism.expert + 1, dtype=jnp.int32)
-    starts = jnp.searchsorted(in_order, ranks).astype(jnp.int32)
-    queue = jnp.arange(flat.shape[0], dtype=jnp.int32) - starts[in_order]
+    counts = count_each(rank, parallelism.expert)
+    starts = jnp.pad(jnp.cumsum(counts, dtype=jnp.int32), (1, 0))  # in the order
+    queue = jnp.arange(flat.shape[0], dtype=jnp.int32) - starts[rank[order]]
     queue = jnp.zeros_like(queue).at[order].set(queue, unique_indices=True)
-    waiting = jnp.maximum(jnp.max(starts[1:] - starts[:-1]) - sizes.first, 0)
+    waiting = jnp.maximum(jnp.max(counts) - sizes.first, 0)
     if sizes.exchanges:
         sharing = ("expert", "tensor") if parallelism.tensor > 1 else ("expert",)
         waiting = lax.pmax(waiting, sharing)

@@ -59,13 +59,14 @@ def lay_out(assigned: jax.Array, experts: int) -> Blocks:
     size = block_rows(assigned.shape[0], experts)
     blocks = (assigned.shape[0] + experts * (size - 1)) // size
     order = jnp.argsort(assigned, stable=True).astype(jnp.int32)
-    in_order = assigned[order]
-    starts = jnp.searchsorted(in_order, jnp.arange(experts + 1, dtype=jnp.int32)).astype(jnp.int32)
-    of_expert = -(-(starts[1:] - starts[:-1]) // size)  # blocks
+    counts = count_each(assigned, experts)
+    of_expert = -(-counts // size)  # blocks
     ends = jnp.cumsum(of_expert, dtype=jnp.int32)
+    starts = jnp.cumsum(counts, dtype=jnp.int32) - counts  # in the order
     # What belongs to no expert comes last in the order and gets a place behind the last block.
-    shift = jnp.append(size * (ends - of_expert) - starts[:-1], blocks * size)
-    places = jnp.arange(in_order.shape[0], dtype=jnp.int32) + shift[in_order]
+    shift = size * (ends - of_expert) - starts
+    shift = jnp.pad(shift, (0, 1), constant_values=blocks * size)
+    places = jnp.arange(order.shape[0], dtype=jnp.int32) + shift[assigned[order]]
     places = jnp.minimum(places, blocks * size)
     nowhere = jnp.full(blocks * size, assigned.shape[0], jnp.int32)
     return Blocks(
@@ -73,6 +74,12 @@ def lay_out(assigned: jax.Array, experts: int) -> Blocks:
         places=jnp.zeros_like(places).at[order].set(places, unique_indices=True),
         origins=nowhere.at[places].set(order, mode="drop"),
     )
+
+
+def count_each(numbers: jax.Array, limit: int) -> jax.Array:
+    """int32 [limit], how often each of 0 to `limit` - 1 is in `numbers` int32 [A]."""
+    each = jnp.arange(limit, dtype=jnp.int32)
+    return jnp.sum(numbers == each[:, None], axis=1, dtype=jnp.int32)
 
 
 def grouped_product(rows: jax.Array, kernels: jax.Array, blocks: Blocks) -> jax.Array:

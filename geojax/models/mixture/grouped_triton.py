@@ -36,7 +36,7 @@ def multiply(
     outputs = kernels.shape[2 - contracting]
     row_tiles, column_tiles = rows.shape[0] // tile, -(-outputs // _TILE)
     blocks = jnp.arange(rows.shape[0] // size, dtype=jnp.int32)
-    owner = jnp.searchsorted(ends, blocks, side="right").astype(jnp.int32)
+    owner = jnp.sum(ends <= blocks[:, None], axis=1, dtype=jnp.int32)
     inner = _inner(rows.dtype)
     wide = jnp.promote_types(rows.dtype, jnp.float32)
 

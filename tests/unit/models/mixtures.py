@@ -4,10 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
-from spread_model import mesh_of
 
 from geojax.collectives.axes import to_varying
-from geojax.models import MixtureSettings, ModelConfig, init_parameters
+from geojax.models import MixtureSettings, ModelConfig, init_parameters, parameter_shapes
 from geojax.models.mixture import mixture_block
 from geojax.models.partition import partitions
 from geojax.models.remat import rematerialised
@@ -57,13 +56,12 @@ def uneven_parameters(config, dtype=jnp.float64):
     return parameters
 
 
-def spread_blocks(config, parallelism, remat="none", **axes):
-    """A mesh and a program on it: mixture after mixture of all layers, forwards and backwards.
+def spread_blocks(config, parallelism, mesh, remat="none"):
+    """A program on `mesh`: mixture after mixture of all layers, forwards and backwards.
 
     The program takes the layers' parameters, the stream [rows, columns, hidden] and segment ids,
     and returns nothing that would have to be summed.
     """
-    mesh = mesh_of(parallelism, **axes)
     places = partitions(config, parallelism)["layers"]
     batch_axes = ("dc", "data", "expert", "context")
 
@@ -87,15 +85,30 @@ def spread_blocks(config, parallelism, remat="none", **axes):
         gradients = backward(out)
         return jax.tree.map(lambda leaf: to_varying(leaf, mesh.axis_names)[None], gradients)
 
+    sharded = jax.shard_map(
+        program,
+        mesh=mesh,
+        in_specs=block_specs(config, parallelism),
+        out_specs=PartitionSpec(mesh.axis_names),
+    )
+    return jax.jit(sharded)
+
+
+def block_specs(config, parallelism):
+    """Of what the program of `spread_blocks` takes."""
+
     def cut(place):
         dims = range(max(place.cuts, default=0) + 1)
         return PartitionSpec(*(place.cuts.get(dim) for dim in dims))
 
     rows = PartitionSpec(("dc", "data", "expert"), "context")
-    sharded = jax.shard_map(
-        program,
-        mesh=mesh,
-        in_specs=(jax.tree.map(cut, places), rows, rows),
-        out_specs=PartitionSpec(mesh.axis_names),
+    return jax.tree.map(cut, partitions(config, parallelism)["layers"]), rows, rows
+
+
+def block_inputs(config, rows, columns, dtype):
+    """The shapes of what the program takes."""
+    return (
+        parameter_shapes(config, dtype)["layers"],
+        jax.ShapeDtypeStruct((rows, columns, config.hidden), dtype),
+        jax.ShapeDtypeStruct((rows, columns), jnp.int32),
     )
-    return mesh, jax.jit(sharded)

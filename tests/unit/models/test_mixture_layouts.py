@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
-from mixtures import model_with, spread_blocks, uneven_parameters
+from mixtures import block_inputs, model_with, spread_blocks, uneven_parameters
 from spread_model import assert_close, mesh_of, spread, spread_step
 
 from geojax.collectives import collective_traffic
-from geojax.models import MixtureSettings, loss_sum, parameter_shapes
+from geojax.models import MixtureSettings, loss_sum
 from geojax.models.mixture.capacity import drop
 from geojax.models.mixture.exchange import most_to_a_rank, windows
 from geojax.models.mixture.traffic import expected_mixture_bytes
@@ -102,16 +102,11 @@ def test_who_is_dropped_does_not_depend_on_who_holds_the_columns(tensor, context
 )
 def test_bytes_are_the_formulas(mixture, parallelism, axes, remat):
     config = model_with(mixture)
-    mesh, program = spread_blocks(config, parallelism, remat, **axes)
+    mesh = mesh_of(parallelism, **axes)
+    program = spread_blocks(config, parallelism, mesh, remat)
     rows, columns = 2 * mesh.size // (parallelism.context * parallelism.tensor), 16
-    traffic = collective_traffic(
-        program.lower(
-            parameter_shapes(config, jnp.bfloat16)["layers"],
-            jax.ShapeDtypeStruct((rows, columns, config.hidden), jnp.bfloat16),
-            jax.ShapeDtypeStruct((rows, columns), jnp.int32),
-        ),
-        mesh,
-    )
+    inputs = block_inputs(config, rows, columns, jnp.bfloat16)
+    traffic = collective_traffic(program.lower(*inputs), mesh)
     assert not traffic.over("dc")
     assert not traffic.over("data")
     sent = collections.Counter()
