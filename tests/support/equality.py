@@ -51,7 +51,7 @@ def on_layout(family, precision, axes, accumulation, **options):
     return gradients_of_step(model, parameters, batch, dropout_key, plan)
 
 
-def gradients_of_step(model, parameters, batch, dropout_key, plan):
+def gradients_of_step(model, parameters, batch, dropout_key, plan, compiler_options=None):
     """Loss and gradient of a batch through the gradient half of the training step."""
     layouts = parameter_layouts(model, plan)
     specs = jax.tree.map(lambda place: place.spec(), layouts)
@@ -80,7 +80,8 @@ def gradients_of_step(model, parameters, batch, dropout_key, plan):
     share = rows_of_process(plan, count)
     rows = global_batch(plan, count, share, {name: leaf[share] for name, leaf in batch.items()})
     signals = jnp.zeros(signals_on_mesh(plan).shape)
-    gradients, metrics = jax.jit(program)(shards, rows, signals)
+    compiled = jax.jit(program, compiler_options=compiler_options)
+    gradients, metrics = compiled(shards, rows, signals)
     loss = metrics["loss"] + metrics.get("balance_loss", 0)
     return loss, layout.trim(gradients, layouts, plan.mesh)
 
