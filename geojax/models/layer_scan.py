@@ -40,10 +40,17 @@ class WeightSource(Protocol):
 
 
 class GradientSink(Protocol):
-    """Takes the gradient of one layer after the other."""
+    """Takes the gradients of the layers, those of a turn of the loop together."""
 
-    def put(self, sums: Any, index: jax.Array, gradient: Parameters) -> Any:
-        """`sums` with the gradient of layer `index` in it, or on its way into it."""
+    @property
+    def turns_to_fill(self) -> int:
+        """After so many turns the structure of the sums stays as it is."""
+
+    def put(self, sums: Any, first: jax.Array, gradients: Parameters) -> Any:
+        """`sums` with the gradients in them, or on their way into them.
+
+        `gradients` are those of the layers from `first` on, stacked.
+        """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,16 +68,20 @@ class StackedWeights:
 class StackedGradients:
     """A sink that adds to the gradients of all layers, stacked on a leading dim."""
 
+    dtype: Any
+    """Of the sums."""
     once: bool = False
     """Whether each layer's gradient comes only once: it is written then, not added."""
 
-    def start(self, nothing: Parameters, count: int) -> Parameters:
-        """Sums of nothing, for `count` layers whose gradients have the types of `nothing`."""
-        return zeros_of(nothing, count)
+    turns_to_fill = 0
 
-    def put(self, sums: Parameters, index: jax.Array, gradient: Parameters) -> Parameters:
+    def start(self, layer: Parameters, count: int) -> Parameters:
+        """Sums of nothing, for `count` layers whose weights have the types of `layer`."""
+        return zeros_of(layer, count, dtype=self.dtype)
+
+    def put(self, sums: Parameters, first: jax.Array, gradients: Parameters) -> Parameters:
         """In place, if nobody else reads the sums."""
-        return add_at(sums, index, gradient, empty=self.once)
+        return add_at(sums, first, gradients, empty=self.once)
 
     def finish(self, sums: Parameters) -> Parameters:
         """The stacked gradients."""
@@ -157,7 +168,7 @@ def backward_layers(
     count: int,
     *,
     first_layer: jax.Array | int = 0,
-    unroll: bool = False,
+    together: int = 1,
 ) -> Backward:
     """The layers of `forward_layers`, backwards.
 
@@ -171,27 +182,36 @@ def backward_layers(
         context: as in the forward.
         count: as in the forward.
         first_layer: as in the forward.
-        unroll: whether the layers follow one another without a loop.
+        together: the layers of a turn, whose gradients `sink` takes together; divides `count`.
     """
     x_cotangent, balance_cotangent = cotangents
 
-    def body(carry: Any, turn: tuple[jax.Array, Residuals]) -> tuple[Any, None]:
-        x_cotangent, ahead, sums = carry
-        index, own = turn
+    def of_layer(
+        carry: tuple[jax.Array, Any], own: tuple[jax.Array, Residuals]
+    ) -> tuple[tuple[jax.Array, Any], Parameters]:
+        x_cotangent, ahead = carry
+        index, residuals = own
         weights, ahead = source.take(ahead, index, jnp.maximum(index - 1, 0))
-        gradient, x_cotangent = own.backward(
+        gradient, x_cotangent = residuals.backward(
             (x_cotangent, balance_cotangent), again=(weights, first_layer + index, context)
         )
-        return (x_cotangent, ahead, sink.put(sums, index, gradient)), None
+        return (x_cotangent, ahead), gradient
 
-    carry = (x_cotangent, ahead, sums)
-    if unroll:
-        for index in reversed(range(count)):
-            carry, _ = body(carry, (jnp.int32(index), layer_slice(residuals, index)))
-    else:
-        indices = jnp.arange(count, dtype=jnp.int32)
-        carry, _ = lax.scan(body, carry, (indices, residuals), reverse=True)
-    x, ahead, sums = carry
+    def turn(carry: tuple[Any, Any], layers: tuple[jax.Array, Residuals]) -> tuple[Any, None]:
+        state, sums = carry
+        state, gradients = lax.scan(of_layer, state, layers, reverse=True, unroll=together == 1)
+        return (state, sink.put(sums, layers[0][0], gradients)), None
+
+    layers = (jnp.arange(count, dtype=jnp.int32), residuals)
+    turns = jax.tree.map(lambda leaf: leaf.reshape(-1, together, *leaf.shape[1:]), layers)
+    in_loop = max(count // together - sink.turns_to_fill, 0)
+    carry = ((x_cotangent, ahead), sums)
+    for number in reversed(range(in_loop, count // together)):
+        carry, _ = turn(carry, layer_slice(turns, number))
+    if in_loop:
+        rest = jax.tree.map(lambda leaf: leaf[:in_loop], turns)
+        carry, _ = lax.scan(turn, carry, rest, reverse=True)
+    (x, ahead), sums = carry
     return Backward(x, sums, ahead)
 
 
@@ -205,15 +225,26 @@ def layer_slice(stacked: Any, index: jax.Array | int) -> Any:
     )
 
 
-def add_at(sums: Any, index: jax.Array | int, tree: Any, *, empty: bool = False) -> Any:
-    """`tree`, cast to the dtypes of `sums`, added to one layer of it (or written, if `empty`)."""
+def layers_slice(stacked: Any, first: jax.Array, count: int) -> Any:
+    """`count` layers, from `first` on, of a tree whose leaves have a leading layers dim."""
+    return jax.tree.map(
+        lambda leaf: lax.dynamic_slice_in_dim(leaf, first, count, allow_negative_indices=False),
+        stacked,
+    )
+
+
+def add_at(sums: Any, first: jax.Array, tree: Any, *, empty: bool = False) -> Any:
+    """`tree`, stacked layers from `first` on, added to those layers of `sums`, in its dtypes.
+
+    If `sums` are `empty` there, it is written.
+    """
 
     def add(total: jax.Array, leaf: jax.Array) -> jax.Array:
         leaf = leaf.astype(total.dtype)
         if not empty:
-            leaf = leaf + layer_slice(total, index)
-        return lax.dynamic_update_index_in_dim(
-            total, leaf, index, axis=0, allow_negative_indices=False
+            leaf = leaf + layers_slice(total, first, leaf.shape[0])
+        return lax.dynamic_update_slice_in_dim(
+            total, leaf, first, axis=0, allow_negative_indices=False
         )
 
     return jax.tree.map(add, sums, tree)

@@ -115,6 +115,10 @@ class LeafLayout:
             shard=inner(self.shard) if self.shard else None,
         )
 
+    def of_layers(self, count: int) -> "LeafLayout":
+        """The layout of `count` layers of this stacked leaf, stacked."""
+        return dataclasses.replace(self, shape=(count, *self.shape[1:]))
+
     @property
     def cuts(self) -> tuple[Cut, ...]:
         """The cuts of parts, then that of shards."""

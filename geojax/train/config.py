@@ -123,7 +123,11 @@ class CommunicationSettings(Settings):
 
     overlap: bool = False
     """Whether a layer's gradients are reduced while the backward pass of the layers before it runs,
-    instead of all of them after it. The program grows with the number of layers."""
+    instead of all of them after it. They are one chunk then, whatever `chunk_bytes`."""
+
+    overlap_layers: pydantic.PositiveInt = 1
+    """With overlap: layers whose gradients travel together, while the backward pass of as many
+    layers runs. It should last longer than a message takes between sites."""
 
 
 class EvaluationSettings(Settings):
@@ -250,6 +254,17 @@ class RunConfig(Settings):
     @pydantic.model_validator(mode="after")
     def _model_can_be_spread(self) -> "RunConfig":
         check_parallelism(self.model, self.spread, self.batch.sequence)
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _layers_divide(self) -> "RunConfig":
+        layers, together = self.model.layers, self.communication.overlap_layers
+        if layers % together:
+            fitting = ", ".join(str(n) for n in range(1, layers + 1) if layers % n == 0)
+            raise ValueError(
+                f"communication.overlap_layers={together} does not divide the model's {layers} "
+                f"layers; {fitting} would"
+            )
         return self
 
     @pydantic.model_validator(mode="after")

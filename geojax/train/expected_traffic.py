@@ -74,10 +74,6 @@ def _weights(model: ModelConfig, layouts: Any, plan: StepPlan) -> Sent:
     turns = model.layers
     if plan.zero_stage == 3:
         turns = 1 + passes * model.layers
-        if plan.overlap and not plan.keep_gathered:
-            # Without a loop nobody asks for the layer before the first, and the compiler sees that
-            # the first layer's weights are those that the step began with.
-            turns -= 2
     return _times(
         lambda places: _gather(places, plan), layouts, layers=Fraction(turns, model.layers), rest=1
     )
@@ -93,9 +89,10 @@ def _gradients(model: ModelConfig, layouts: Any, plan: StepPlan) -> Sent:
         rest = plan.accumulation
     sent = _times(lambda places: _scatter(places, plan), layouts, layers=scatters, rest=rest)
     if plan.overlap:
-        of_layer = jax.tree.map(LeafLayout.of_layer, layouts["layers"])
-        for _ in range(model.layers):
-            _add(sent, _sum_shards(jax.tree.leaves(of_layer), plan))
+        together = plan.overlap_layers
+        of_turn = jax.tree.map(lambda place: place.of_layers(together), layouts["layers"])
+        for _ in range(model.layers // together):
+            _add(sent, _sum_shards(jax.tree.leaves(of_turn), plan.one_message))
         for name, tree in layouts.items():
             if name != "layers":
                 _add(sent, _sum_shards(jax.tree.leaves(tree), plan))

@@ -2,8 +2,9 @@
 
 microbatches 0 .. m-2    a loop; gradients are added on the device, whole (ZeRO 0 and 1) or as
                          shards of the site (ZeRO 2 and 3); nothing crosses `dc`
-microbatch m-1           with overlap: a layer's gradient is reduced, over the sites too, while
-                         the layers before it go backwards; otherwise one more turn of the loop
+microbatch m-1           with overlap: a layer's gradient is reduced, over the sites too, while the
+                         layers before it go backwards, which is a loop over layers and in no other;
+                         otherwise one more turn of the loop over microbatches
 then                     what is not reduced yet is
 """
 
@@ -26,7 +27,7 @@ from geojax.train.layerwise import (
     GatheredWeights,
     ReducedGradients,
     ScatteredGradients,
-    reduce_last,
+    site_shards,
 )
 from geojax.train.plan import StepPlan
 from geojax.train.training_pass import Gradients, TrainingPass
@@ -69,12 +70,14 @@ def step_gradients(
     """
     run = TrainingPass(model, plan, dropout_key)
     outer, source, ahead = _weights(shards, layouts, plan)
-    of_outer, of_layer = _without_layers(layouts), _of_layer(layouts)
+    of_outer = _without_layers(layouts)
     scattered = plan.zero_stage >= 2
     in_loop = plan.accumulation - 1 if plan.overlap else plan.accumulation
-    sink: ScatteredGradients | StackedGradients = StackedGradients(once=in_loop == 1)
+    sink: ScatteredGradients | StackedGradients = StackedGradients(
+        plan.policy.reduce_dtype, once=in_loop == 1
+    )
     if scattered:
-        sink = ScatteredGradients(of_layer, plan)
+        sink = ScatteredGradients(_of_layers(layouts, 1), plan)
 
     def in_site(gradient: Parameters) -> Parameters:
         return scatter_in_site(gradient, of_outer, plan) if scattered else gradient
@@ -89,7 +92,7 @@ def step_gradients(
     layer = jax.eval_shape(lambda: source.take(ahead, jnp.int32(0), jnp.int32(0))[0])
     zero = vary_over(jnp.zeros((), run.loss_dtype), varying_axes(batch["loss_mask"]))
     outer_sums = zeros_of(jax.eval_shape(lambda: in_site(zeros_of(outer, dtype=dtype))))
-    layer_sums = sink.start(zeros_of(layer, dtype=dtype), model.layers)
+    layer_sums = sink.start(layer, model.layers)
     balance = None if model.mixture is None else zero
     sums = Gradients(zero, balance, zero, outer_sums, layer_sums, ahead)
     microbatches = jax.tree.map(
@@ -104,14 +107,21 @@ def step_gradients(
         reduce = sum_shards if scattered else reduce_gradients
         return StepGradients(reduce(before, layouts, plan), *_numbers(sums))
 
-    last_sink = ReducedGradients(of_layer, plan, before and before["layers"])
+    together = plan.overlap_layers
+    last_sink = ReducedGradients(_of_layers(layouts, together), plan, before and before["layers"])
     last = run.gradients(
-        outer, source, sums.ahead, last_sink, (), layer_slice(microbatches, in_loop), unroll=True
+        outer,
+        source,
+        sums.ahead,
+        last_sink,
+        last_sink.start(layer, model.layers),
+        layer_slice(microbatches, in_loop),
+        together=together,
     )
     reduced = {"layers": last_sink.finish(last.layers)}
     for name, gradient in last.outer.items():
-        own = before and before[name]
-        reduced[name] = reduce_last(own, gradient, layouts[name], plan)
+        shards = site_shards(before and before[name], gradient, layouts[name], plan)
+        reduced[name] = sum_shards(shards, layouts[name], plan)
     return StepGradients(reduced, *jax.tree.map(jnp.add, _numbers(sums), _numbers(last)))
 
 
@@ -138,7 +148,8 @@ def _weights(
         weights = gather_weights(shards, layouts, plan)
         return _without_layers(weights), StackedWeights(weights["layers"]), None
     outer = gather_weights(_without_layers(shards), _without_layers(layouts), plan)
-    source = GatheredWeights(shards["layers"], _of_layer(layouts), plan)
+    of_layer = jax.tree.map(LeafLayout.of_layer, layouts["layers"])
+    source = GatheredWeights(shards["layers"], of_layer, plan)
     return outer, source, source.gather(jnp.int32(0))
 
 
@@ -146,5 +157,6 @@ def _without_layers(parameters: Parameters) -> Parameters:
     return {name: tree for name, tree in parameters.items() if name != "layers"}
 
 
-def _of_layer(layouts: Parameters) -> Parameters:
-    return jax.tree.map(LeafLayout.of_layer, layouts["layers"])
+def _of_layers(layouts: Parameters, count: int) -> Parameters:
+    """The layouts of `count` layers, stacked, out of all of them."""
+    return jax.tree.map(lambda place: place.of_layers(count), layouts["layers"])

@@ -1,11 +1,12 @@
-"""Gradients that are reduced, and weights that are gathered, one layer at a time.
+"""Gradients that are reduced, and weights that are gathered, layer by layer.
 
 The sources and sinks of `geojax.models.layer_scan` for a state in shards. Each message is issued in
 the turn of a layer whose computation does not wait for it, and what it brings is used later:
 
     forward    turn l     compute layer l          gather the weights of layer l+1
     backward   turn l     compute layer l          gather the weights of layer l-1
-                                                   reduce the gradient of layer l+1
+                                                   scatter the gradient of layer l+1
+                                                   sum the shards of layer l+2 over the sites
 
 (Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models".)
 """
@@ -16,11 +17,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from geojax.models.layer_scan import add_at, layer_slice
+from geojax.models.layer_scan import add_at, layer_slice, layers_slice
 from geojax.models.parameters import Parameters
 from geojax.models.varying import zeros_of
 from geojax.train.plan import StepPlan
-from geojax.train.weights import gather_weights, reduce_gradients, scatter_in_site, sum_shards
+from geojax.train.weights import gather_weights, scatter_in_site, sum_shards
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +51,7 @@ class ScatteredSums(NamedTuple):
     shards: Parameters
     """Stacked, summed over the ranks of a site that share a layer's weights."""
     pending: Parameters
-    """The whole gradient of one layer."""
+    """The whole gradient of one layer, stacked alone."""
     layer: jax.Array
     """The number of that layer."""
 
@@ -60,54 +61,100 @@ class ScatteredGradients:
     """A sink that keeps shards of the gradients, and one layer's gradient whole (ZeRO 2)."""
 
     layouts: Any
-    """Of one layer."""
+    """Of one layer, stacked alone."""
     plan: StepPlan
 
-    def start(self, nothing: Parameters, count: int) -> ScatteredSums:
-        """Sums of nothing, for `count` layers whose gradients are like `nothing`, all zero."""
-        shards = jax.eval_shape(lambda: scatter_in_site(nothing, self.layouts, self.plan))
-        stacked = zeros_of(shards, count)
-        return ScatteredSums(stacked, nothing, jnp.int32(0))
+    turns_to_fill = 0
 
-    def put(self, sums: ScatteredSums, index: jax.Array, gradient: Parameters) -> ScatteredSums:
+    def start(self, layer: Parameters, count: int) -> ScatteredSums:
+        """Sums of nothing, for `count` layers whose weights have the types of `layer`."""
+        pending = zeros_of(layer, 1)
+        shard = jax.eval_shape(lambda: layer_slice(self._scatter(pending), 0))
+        return ScatteredSums(zeros_of(shard, count), pending, jnp.int32(0))
+
+    def put(self, sums: ScatteredSums, first: jax.Array, gradients: Parameters) -> ScatteredSums:
         """Reduces the gradient that came before this one, and leaves this one for the next turn."""
-        pending = jax.tree.map(lambda leaf, old: leaf.astype(old.dtype), gradient, sums.pending)
-        return ScatteredSums(self.finish(sums), pending, index)
+        return ScatteredSums(self.finish(sums), gradients, first)
 
     def finish(self, sums: ScatteredSums) -> Parameters:
         """The shards with the pending gradient in them."""
-        reduced = scatter_in_site(sums.pending, self.layouts, self.plan)
-        return add_at(sums.shards, sums.layer, reduced)
+        return add_at(sums.shards, sums.layer, self._scatter(sums.pending))
+
+    def _scatter(self, whole: Parameters) -> Parameters:
+        return site_shards(None, whole, self.layouts, self.plan)
+
+
+class ReducedSums(NamedTuple):
+    """The gradients of all layers, but for those that are on their way."""
+
+    reduced: Parameters
+    """The shards of what is summed over everybody, stacked."""
+    whole: Parameters | None
+    """The gradients of the last turn."""
+    shards: Parameters | None
+    """Those of the turn before it, summed over the site."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ReducedGradients:
-    """A sink that reduces each layer's gradient all the way, over the sites too.
+    """A sink that reduces gradients all the way, over the sites too: of a step's last microbatch.
 
-    For a backward whose loop is unrolled, of the last microbatch of a step: no reduction is awaited
-    before all layers are done.
+    A pipeline over three turns. Both messages of a turn are made of what it begins with, and
+    nothing in it waits for what they bring: they may travel as long as it lasts. Each is one chunk:
+    of several, a compiler would start some only when others are done.
+
+        turn t      backward of layers t      scatter gradients t+1    sum shards t+2 over sites
+        turn t-1    backward of layers t-1    scatter gradients t      sum shards t+1 over sites
     """
 
     layouts: Any
-    """Of one layer."""
+    """Of a turn's layers, stacked."""
     plan: StepPlan
     before: Parameters | None
     """The gradients of the microbatches before, stacked: whole, or shards from ZeRO 2 on."""
 
-    def put(
-        self, sums: tuple[Parameters, ...], index: jax.Array, gradient: Parameters
-    ) -> tuple[Parameters, ...]:
-        """`sums` are the shards of the layers from the last one down to this one."""
-        before = None if self.before is None else layer_slice(self.before, index)
-        return (*sums, reduce_last(before, gradient, self.layouts, self.plan))
+    turns_to_fill = 2
 
-    def finish(self, sums: tuple[Parameters, ...]) -> Parameters:
-        """The shards of all layers, stacked."""
-        return jax.tree.map(lambda *shards: jnp.stack(shards[::-1]), *sums)
+    def start(self, layer: Parameters, count: int) -> ReducedSums:
+        """Sums of nothing, for `count` layers whose weights have the types of `layer`."""
+        whole = zeros_of(layer, self.plan.overlap_layers)
+        shard = jax.eval_shape(
+            lambda: layer_slice(self._sum(self._scatter(whole, jnp.int32(0))), 0)
+        )
+        return ReducedSums(zeros_of(shard, count), None, None)
+
+    def put(self, sums: ReducedSums, first: jax.Array, gradients: Parameters) -> ReducedSums:
+        """Sends on what the last two turns left, and leaves these gradients for the next one."""
+        together = self.plan.overlap_layers
+        reduced = sums.reduced
+        if sums.shards is not None:
+            reduced = add_at(reduced, first + 2 * together, self._sum(sums.shards), empty=True)
+        shards = None if sums.whole is None else self._scatter(sums.whole, first + together)
+        return ReducedSums(reduced, gradients, shards)
+
+    def finish(self, sums: ReducedSums) -> Parameters:
+        """The shards of all layers: what the last two turns left is sent on."""
+        assert sums.whole is not None, "there is at least one turn"
+        first = jnp.int32(0)
+        shards = self._scatter(sums.whole, first)
+        reduced = sums.reduced
+        if sums.shards is not None:
+            second = first + self.plan.overlap_layers
+            reduced = add_at(reduced, second, self._sum(sums.shards), empty=True)
+        return add_at(reduced, first, self._sum(shards), empty=True)
+
+    def _scatter(self, whole: Parameters, first: jax.Array) -> Parameters:
+        before = self.before
+        if before is not None:
+            before = layers_slice(before, first, self.plan.overlap_layers)
+        return site_shards(before, whole, self.layouts, self.plan.one_message)
+
+    def _sum(self, shards: Parameters) -> Parameters:
+        return sum_shards(shards, self.layouts, self.plan.one_message)
 
 
-def reduce_last(before: Any, gradient: Any, layouts: Any, plan: StepPlan) -> Any:
-    """Each rank's shard of the sum over microbatches and ranks, of any subtree of the parameters.
+def site_shards(before: Any, gradient: Any, layouts: Any, plan: StepPlan) -> Any:
+    """Each rank's shard of the sum over microbatches and the site, of a subtree of the parameters.
 
     Args:
         before: of all microbatches but the last: whole, or shards from ZeRO 2 on; None, of none.
@@ -115,11 +162,9 @@ def reduce_last(before: Any, gradient: Any, layouts: Any, plan: StepPlan) -> Any
         layouts: of the subtree.
         plan: how the step runs.
     """
-    gradient = jax.tree.map(lambda leaf: leaf.astype(plan.policy.reduce_dtype), gradient)
+    whole = jax.tree.map(lambda leaf: leaf.astype(plan.policy.reduce_dtype), gradient)
     if before is None:
-        return reduce_gradients(gradient, layouts, plan)
+        return scatter_in_site(whole, layouts, plan)
     if plan.zero_stage < 2:
-        total = jax.tree.map(jnp.add, before, gradient)
-        return reduce_gradients(total, layouts, plan)
-    shards = scatter_in_site(gradient, layouts, plan)
-    return sum_shards(jax.tree.map(jnp.add, before, shards), layouts, plan)
+        return scatter_in_site(jax.tree.map(jnp.add, before, whole), layouts, plan)
+    return jax.tree.map(jnp.add, before, scatter_in_site(whole, layouts, plan))

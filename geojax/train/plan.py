@@ -1,6 +1,7 @@
 """How a step runs on a mesh: everything that shapes the program but not its result."""
 
 import dataclasses
+import sys
 from typing import Any
 
 from jax.sharding import Mesh, PartitionSpec
@@ -59,6 +60,11 @@ class StepPlan:
     """Whether a layer's gradient is reduced while the backward pass of the layers before it runs;
     otherwise all of them are after it."""
 
+    overlap_layers: int = 1
+    """With overlap: layers whose gradients travel together, while the backward pass of as many
+    layers runs. The more, the longer may a round trip between sites be that is hidden. It divides
+    the model's layers."""
+
     @property
     def parallelism(self) -> Parallelism:
         """How the mesh spreads the model."""
@@ -70,6 +76,11 @@ class StepPlan:
             context_method=self.context_method,
             expert=sizes["expert"],
         )
+
+    @property
+    def one_message(self) -> "StepPlan":
+        """The plan under which what is reduced together is one chunk, whatever its size."""
+        return dataclasses.replace(self, chunk_bytes=sys.maxsize)
 
     @property
     def row_spec(self) -> PartitionSpec:

@@ -51,6 +51,7 @@ def step_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
         shard_across_sites=config.zero.across_sites,
         keep_gathered=config.zero.keep_gathered,
         overlap=config.communication.overlap,
+        overlap_layers=config.communication.overlap_layers,
     )
 
 

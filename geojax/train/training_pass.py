@@ -69,7 +69,7 @@ class TrainingPass:
         sums: Any,
         batch: Batch,
         *,
-        unroll: bool = False,
+        together: int = 1,
     ) -> Gradients:
         """Loss and gradients of a microbatch.
 
@@ -80,7 +80,7 @@ class TrainingPass:
             sink: of the layers' gradients.
             sums: the sink's, so far.
             batch: this rank's part of the microbatch.
-            unroll: whether the backward over the layers is unrolled.
+            together: layers whose gradients the sink takes together.
         """
         model, plan = self.model, self.plan
         x, embed_backward = jax.vjp(
@@ -116,7 +116,7 @@ class TrainingPass:
             tuple(cotangents),
             context,
             model.layers,
-            unroll=unroll,
+            together=together,
         )
         (tables,) = embed_backward(backward.x)
         return Gradients(

@@ -68,6 +68,7 @@ def test_a_resolved_config_reads_back_as_itself(tmp_path):
         (("--mesh.tensor", "3"), "tensor can be"),
         (("--mesh.context", "3"), "sequence"),
         (("--zero.stage", "4"), "zero.stage"),
+        (("--communication.overlap_layers", "5"), "6 layers; 1, 2, 3, 6 would"),
         (("--zero.keep_gathered", "true"), "zero: keep_gathered is about stage 3"),
         (("--zero", "{stage: 0, across_sites: true}"), "choose stage 1, 2 or 3"),
         (("--batch.sequence", "4096"), "longer than the model's"),
