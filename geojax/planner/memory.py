@@ -19,7 +19,7 @@ from geojax.collectives import collective_traffic
 from geojax.mesh import AXES
 from geojax.models import parameter_count
 from geojax.optim import LeafLayout, learning_rate_schedule, make_optimizer
-from geojax.planner.flat_program import Buffer, Operation, flatten
+from geojax.planner.flat_program import Buffer, FlatProgram, Operation, flatten
 from geojax.planner.live_bytes import Accounting, Moment, peaks
 from geojax.runtime.xla_flags import expected_platform
 from geojax.topology import Topology
@@ -116,18 +116,22 @@ class TracedStep:
                 breadth first and computes 16-bit floats as 32-bit ones. None: if it is for CPUs.
         """
         cpu = self.on_cpu if on_cpu is None else on_cpu
-        program = flatten(_of_one_device(self.program.jaxpr.jaxpr))
+        program, arguments = _of_one_device(self.program.jaxpr.jaxpr)
         leaves = jax.tree_util.tree_leaves_with_path(self.layouts)
         for buffer in program.inputs:
             buffer.kind = "batch, counters"
-        for buffer, (path, _) in zip(program.inputs, leaves, strict=False):
+        for position, (path, leaf) in zip(arguments, leaves, strict=False):
+            buffer = program.inputs[position]
+            assert buffer.shape == leaf.shard_shape, "the state comes first, in its order"
             kinds = {"parameters": "master weights", "optimizer": "optimizer moments"}
             if buffer.shape:  # a count is none of these
                 buffer.kind = kinds.get(path[0].name, buffer.kind)
         accounting = Accounting(
             _Kinds(self.layouts.parameters).kind, phase_of, breadth_first=cpu, wide=cpu
         )
-        donated = {position: position for position in range(len(leaves))}
+        donated = dict(
+            enumerate(arguments[: len(leaves)])
+        )  # the new state takes the old one's place
         return StepMemory(peaks(program, accounting, donated), parameter_count(self.config.model))
 
     def bytes_across_sites(self) -> int:
@@ -215,9 +219,14 @@ def _abstractly(make: Callable[[], Result]) -> Result:
     return made[0]
 
 
-def _of_one_device(jaxpr: Any) -> Any:
-    """The body of the `shard_map` that a traced step consists of."""
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "shard_map":
-            return equation.params["jaxpr"]
-    raise AssertionError("a step is one shard_map")
+def _of_one_device(jaxpr: Any) -> tuple[FlatProgram, list[int]]:
+    """What each device runs, and where among its inputs the step's arguments are.
+
+    Its other inputs are constants, which JAX hands to a `shard_map` from outside.
+    """
+    equations = [each for each in jaxpr.eqns if each.primitive.name == "shard_map"]
+    assert len(equations) == 1, "a step is one shard_map"
+    (equation,) = equations
+    assert equation.outvars == jaxpr.outvars, "and nothing else"
+    program = flatten(equation.params["jaxpr"])
+    return program, [equation.invars.index(variable) for variable in jaxpr.invars]

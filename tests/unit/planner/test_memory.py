@@ -1,0 +1,158 @@
+"""The table of `geojax memory` against XLA's own account of the compiled step."""
+
+import functools
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+from geojax.models import parameter_count
+from geojax.optim import LeafLayout, bytes_per_device
+from geojax.planner.compiled import compiled_memory
+from geojax.planner.memory import TracedStep
+from geojax.train.config import RunConfig
+
+QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
+SITE = ("--mesh.dc", "2", "--mesh.data", "2")
+EXPERTS = ("--model.mixture.experts", "4", "--model.mixture.experts_per_token", "2")
+
+LAYOUTS = {
+    "quickstart": (),
+    "everything again": ("--remat", "full"),
+    "two microbatches": ("--batch.rows", "16", "--batch.accumulation", "2"),
+    "bf16": ("--precision", "bf16", "--remat", "selective"),
+    "overlap": ("--communication.overlap", "true"),
+    "sharded across sites": ("--zero.stage", "3", "--zero.across_sites", "true"),
+    "tensor": (*SITE, "--mesh.tensor", "2", "--parallelism.sequence", "true"),
+    "context": (*SITE, "--mesh.context", "2", "--batch.sequence", "512"),
+    "experts": (*SITE, "--mesh.expert", "2", *EXPERTS),
+}
+
+# Many parameters and few tokens: what ZeRO shards is most of what is held.
+LARGE = ("--model.layers", "16", "--model.vocabulary", "512", "--batch.sequence", "64")
+
+
+@functools.cache
+def config_of(*overrides):
+    return RunConfig.load(QUICKSTART, overrides)
+
+
+@functools.cache
+def compiled(*overrides):
+    return compiled_memory(config_of(*overrides))
+
+
+@functools.cache
+def stage(number):
+    return (*LARGE, "--zero.stage", str(number))
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_estimate_is_within_a_tenth_of_what_xla_says(name):
+    estimate = TracedStep.of(config_of(*LAYOUTS[name])).memory()
+    assert estimate.bytes == pytest.approx(compiled(*LAYOUTS[name]).bytes, rel=0.1)
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_so_it_is_for_every_stage_of_zero(number):
+    step = TracedStep.of(config_of(*stage(number)))
+    measured = compiled(*stage(number))
+    assert step.memory().bytes == pytest.approx(measured.bytes, rel=0.1)
+    batch = 64 * 5 * 4 + 2 * 4  # a row and the signals; only dropout reads its number and the seed
+    assert measured.arguments == bytes_per_device(step.layouts) + batch
+
+
+def size(shape):
+    return math.prod(shape) * 4
+
+
+def held_by_formula(number, layouts):
+    """State, gathered weights and gradients of a device, in float32, during the backward pass."""
+    layers = [leaf.of_layer() for leaf in jax.tree.leaves(layouts["layers"])]
+    outer = jax.tree.leaves({name: tree for name, tree in layouts.items() if name != "layers"})
+    count = jax.tree.leaves(layouts["layers"])[0].shape[0]
+
+    def sums(shape):
+        return [sum(size(getattr(leaf, shape)) for leaf in leaves) for leaves in (outer, layers)]
+
+    (outer_whole, layer_whole), (outer_shard, layer_shard) = sums("part_shape"), sums("shard_shape")
+    whole = outer_whole + count * layer_whole
+    state = 3 * (outer_shard + count * layer_shard)
+    if number == 0:
+        return state + whole  # it computes with the master weights
+    if number == 1:
+        return state + whole + whole
+    pending = layer_whole  # of the layer before, on its way
+    gradients = outer_whole + count * layer_shard + pending
+    # Stage 3: the weights of this layer and of the next one.
+    return state + gradients + (whole if number == 2 else outer_whole + 2 * layer_whole)
+
+
+def test_the_peak_falls_with_the_stage_as_the_formula_says():
+    totals = [compiled(*stage(number)).bytes for number in range(4)]
+    assert totals == sorted(totals, reverse=True)
+    formula = [
+        held_by_formula(number, TracedStep.of(config_of(*stage(number))).layouts.parameters)
+        for number in range(4)
+    ]
+    for lower, higher in ((0, 1), (1, 2), (2, 3)):
+        fallen = totals[lower] - totals[higher]
+        expected = formula[lower] - formula[higher]
+        assert fallen == pytest.approx(expected, abs=0.05 * totals[0])
+
+
+def test_eighteen_bytes_a_parameter_without_zero_in_mixed_precision():
+    """bf16 weights 2, fp32 gradients 4, master weights 4, two moments 8: the Megatron deck's count.
+
+    Gradients and weights are held together from the second microbatch's forward pass on.
+    """
+    options = ("--zero.stage", "0", "--precision", "bf16", "--batch.rows", "16")
+    config = config_of(*options, "--batch.accumulation", "2")
+    forward = TracedStep.of(config).memory(on_cpu=False).phases["forward"].by_kind
+    parts = {"gathered weights": 2, "gradients": 4, "master weights": 4, "optimizer moments": 8}
+    parameters = parameter_count(config.model)
+    assert {kind: forward[kind] / parameters for kind in parts} == pytest.approx(parts, rel=1e-3)
+
+
+def test_tensor_and_expert_ranks_hold_their_part_of_the_state():
+    whole = TracedStep.of(config_of("--mesh.dc", "2", "--mesh.data", "4", *EXPERTS))
+    parts = TracedStep.of(config_of(*LAYOUTS["experts"]))
+    for step in (whole, parts):
+        assert step.memory().by_kind["master weights"] == sum(
+            size(leaf.shard_shape)
+            for leaf in jax.tree.leaves(step.layouts.parameters)
+            if isinstance(leaf, LeafLayout)
+        )
+
+
+def test_sharding_across_sites_holds_less_and_sends_weights_instead_of_gradients():
+    default, across = (
+        TracedStep.of(config_of("--precision", "bf16", "--zero.across_sites", choice))
+        for choice in ("false", "true")
+    )
+    kinds = ("master weights", "optimizer moments")
+    first, second = (
+        sum(step.memory().by_kind[kind] for kind in kinds) for step in (default, across)
+    )
+    assert second == pytest.approx(first / 2, rel=1e-3)
+    # With two sites: all-reduce of 1/4 of the fp32 gradient, 2 (2 - 1) / 2 of it; or its
+    # reduce-scatter, half of that, and the all-gather of as many bf16 weights.
+    parameters = parameter_count(default.config.model)
+    assert default.bytes_across_sites() == pytest.approx(parameters / 4 * 4, rel=1e-3)
+    assert across.bytes_across_sites() == pytest.approx(parameters / 4 * (2 + 1), rel=1e-2)
+
+
+def test_the_table_touches_no_device():
+    program = (
+        "from pathlib import Path\n"
+        "from geojax.planner.memory import TracedStep\n"
+        "from geojax.runtime.internals import backend_runs\n"
+        "from geojax.train.config import RunConfig\n"
+        f"config = RunConfig.load(Path({str(QUICKSTART)!r}))\n"
+        "assert TracedStep.of(config).memory().bytes > 0\n"
+        "assert not backend_runs()\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=QUICKSTART.parents[1])
