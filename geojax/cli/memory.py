@@ -82,10 +82,10 @@ def _table(memory: "StepMemory") -> Table:
         (prefix, unit) for prefix, unit in _UNITS.items() if memory.bytes >= unit or unit == 1
     )
     phases = [name for name in PHASES.values() if name in memory.phases]
-    table = Table(f"{prefix}B of a device", *phases, "B/param", box=None, pad_edge=False)
-    table.columns[0].no_wrap = True
-    for column in table.columns[1:]:
-        column.justify = "right"
+    table = Table(box=None, pad_edge=False, padding=(0, 0, 0, 1))
+    table.add_column(f"{prefix}B of a device", no_wrap=True)
+    for heading in (*phases, "B/param"):
+        table.add_column(heading, justify="right", no_wrap=True, min_width=len(heading))
     for kind in KINDS:
         held = [memory.phases[phase].by_kind[kind] for phase in phases]
         if any(held):
