@@ -74,9 +74,12 @@ def _weights(model: ModelConfig, layouts: Any, plan: StepPlan) -> Sent:
     turns = model.layers
     if plan.zero_stage == 3:
         turns = 1 + passes * model.layers
-    return _times(
+    sent = _across_sites(jax.tree.leaves(layouts), plan)
+    in_site = _times(
         lambda places: _gather(places, plan), layouts, layers=Fraction(turns, model.layers), rest=1
     )
+    _add(sent, in_site)
+    return sent
 
 
 def _gradients(model: ModelConfig, layouts: Any, plan: StepPlan) -> Sent:
@@ -109,17 +112,22 @@ def _times(function: Any, layouts: Any, *, layers: Fraction, rest: int) -> Sent:
     return sent
 
 
+def _across_sites(places: Iterable[LeafLayout], plan: StepPlan) -> Sent:
+    sent = _nothing()
+    for place in places:
+        if shard_axes(place)[1]:
+            held = math.prod(place.shard_shape) * plan.policy.compute_dtype.itemsize
+            sent[_long(("dc",), plan)] += all_gather_bytes(held, plan.mesh.shape["dc"])
+    return sent
+
+
 def _gather(places: Iterable[LeafLayout], plan: StepPlan) -> Sent:
     sent = _nothing()
-    size = plan.policy.compute_dtype.itemsize
     for place in places:
         site_axes, across = shard_axes(place)
-        held = math.prod(place.shard_shape) * size
-        if across:
-            sites = plan.mesh.shape["dc"]
-            sent[_long(("dc",), plan)] += all_gather_bytes(held, sites)
-            held *= sites
         if site_axes is not None:
+            held = math.prod(place.shard_shape) * plan.policy.compute_dtype.itemsize
+            held *= plan.mesh.shape["dc"] if across else 1
             sent[_long(site_axes, plan)] += all_gather_bytes(held, _ranks(site_axes, plan))
     return sent
 

@@ -31,7 +31,13 @@ from geojax.train.layerwise import (
 )
 from geojax.train.plan import StepPlan
 from geojax.train.training_pass import Gradients, TrainingPass
-from geojax.train.weights import gather_weights, reduce_gradients, scatter_in_site, sum_shards
+from geojax.train.weights import (
+    gather_across_sites,
+    gather_weights,
+    reduce_gradients,
+    scatter_in_site,
+    sum_shards,
+)
 
 
 class StepGradients(NamedTuple):
@@ -142,14 +148,16 @@ def _weights(
 ) -> tuple[Parameters, WeightSource, Any]:
     """The weights outside the layers, the source of those in them, and what it carries at first.
 
-    The former are gathered once a step under ZeRO 3 too: all passes read them.
+    The former are gathered once a step under ZeRO 3 too: all passes read them. Between sites all
+    are, where they are cut over them: no loop does that.
     """
     if plan.zero_stage < 3:
         weights = gather_weights(shards, layouts, plan)
         return _without_layers(weights), StackedWeights(weights["layers"]), None
     outer = gather_weights(_without_layers(shards), _without_layers(layouts), plan)
     of_layer = jax.tree.map(LeafLayout.of_layer, layouts["layers"])
-    source = GatheredWeights(shards["layers"], of_layer, plan)
+    in_site = gather_across_sites(shards["layers"], layouts["layers"], plan)
+    source = GatheredWeights(in_site, of_layer, plan)
     return outer, source, source.gather(jnp.int32(0))
 
 

@@ -21,7 +21,7 @@ from geojax.models.layer_scan import add_at, layer_slice, layers_slice
 from geojax.models.parameters import Parameters
 from geojax.models.varying import zeros_of
 from geojax.train.plan import StepPlan
-from geojax.train.weights import gather_weights, scatter_in_site, sum_shards
+from geojax.train.weights import gather_in_site, scatter_in_site, sum_shards
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,14 +29,14 @@ class GatheredWeights:
     """A source that gathers the weights of one layer from the shards of all of them (ZeRO 3)."""
 
     shards: Parameters
-    """Stacked on a leading layers dim."""
+    """Stacked on a leading layers dim; nothing of them is at another site alone."""
     layouts: Any
     """Of one layer."""
     plan: StepPlan
 
     def gather(self, index: jax.Array) -> Parameters:
         """The weights of layer `index`: what is carried to its turn."""
-        return gather_weights(layer_slice(self.shards, index), self.layouts, self.plan)
+        return gather_in_site(layer_slice(self.shards, index), self.layouts, self.plan)
 
     def take(
         self, ahead: Parameters, index: jax.Array, following: jax.Array

@@ -29,7 +29,6 @@ from geojax.optim import LeafLayout
 from geojax.train.plan import BATCH_AXES, StepPlan
 
 
-@jax.named_scope("gather_weights")
 def gather_weights(shards: Any, layouts: Any, plan: StepPlan) -> Any:
     """This rank's parts of the weights in the compute dtype, from each rank's shards.
 
@@ -37,13 +36,34 @@ def gather_weights(shards: Any, layouts: Any, plan: StepPlan) -> Any:
     every axis along which ranks see other tokens, so that their gradient stays on the device until
     it is reduced.
     """
+    return gather_in_site(gather_across_sites(shards, layouts, plan), layouts, plan)
 
-    def gather(key: Any, leaves: list[jax.Array], places: list[LeafLayout]) -> list[jax.Array]:
-        site_axes, across = key
-        if across:
-            leaves = _gather(
-                leaves, ("dc",), places, [_site_shape(place, plan) for place in places]
-            )
+
+@jax.named_scope("gather_weights")
+def gather_across_sites(shards: Any, layouts: Any, plan: StepPlan) -> Any:
+    """The first half of `gather_weights`: what is cut over `dc` too, as if it were not.
+
+    That is in the compute dtype then, and all else as it was. Of stacked layers, one layer after
+    the other may take the second half.
+    """
+
+    def gather(across: Any, leaves: list[jax.Array], places: list[LeafLayout]) -> list[jax.Array]:
+        if not across:
+            return leaves
+        cast = [leaf.astype(plan.policy.compute_dtype) for leaf in leaves]
+        return _gather(cast, ("dc",), places, [_site_shape(place, plan) for place in places])
+
+    return _by_group(gather, shards, layouts, lambda leaf, place: shard_axes(place)[1])
+
+
+@jax.named_scope("gather_weights")
+def gather_in_site(shards: Any, layouts: Any, plan: StepPlan) -> Any:
+    """The second half of `gather_weights`, on the result of the first; nothing crosses `dc`."""
+
+    def gather(
+        site_axes: Any, leaves: list[jax.Array], places: list[LeafLayout]
+    ) -> list[jax.Array]:
+        leaves = [leaf.astype(plan.policy.compute_dtype) for leaf in leaves]
         if site_axes is not None:
             leaves = _gather(leaves, site_axes, places, [place.part_shape for place in places])
         trimmed = [
@@ -55,8 +75,7 @@ def gather_weights(shards: Any, layouts: Any, plan: StepPlan) -> Any:
             for leaf, place in zip(trimmed, places, strict=True)
         ]
 
-    cast = jax.tree.map(lambda leaf: leaf.astype(plan.policy.compute_dtype), shards)
-    return _by_group(gather, cast, layouts, lambda leaf, place: shard_axes(place))
+    return _by_group(gather, shards, layouts, lambda leaf, place: shard_axes(place)[0])
 
 
 def computing_axes(place: LeafLayout, plan: StepPlan) -> tuple[str, ...]:

@@ -19,8 +19,9 @@ from geojax.train.state import parameter_layouts
 from geojax.train.step import batch_shape, batch_specs
 
 LAYERS = 4
-SUMS, SCATTERS = {"psum", "psum_invariant"}, {"reduce_scatter"}
-PRODUCTS = {"dot_general"}
+PRODUCTS, SCATTERS = {"dot_general"}, {"reduce_scatter"}
+SUMS = {"psum over dc", "psum_invariant over dc"}
+GATHERS = {"all_gather over dc", "all_gather_invariant over dc"}
 
 
 def traced(**options):
@@ -56,10 +57,9 @@ def inner(equation):
 
 
 def names(equation):
-    """The primitives of an equation and of all that it holds, sums only if they cross sites."""
-    axes = equation.params.get("axes", ())
-    if equation.primitive.name not in SUMS or "dc" in axes:
-        yield equation.primitive.name
+    """The primitives of an equation and of all that it holds, and which of them cross sites."""
+    axes = equation.params.get("axes") or equation.params.get("axis_name") or ()
+    yield equation.primitive.name + (" over dc" if "dc" in axes else "")
     for jaxpr in inner(equation):
         for held in jaxpr.eqns:
             yield from names(held)
@@ -122,6 +122,11 @@ def test_messages_and_products_of_a_turn_do_not_wait_for_each_other(options):
         assert not waits[number] & scatters or options.get("zero_stage") == 0
 
 
-def test_without_overlap_nothing_crosses_sites_in_a_loop():
-    for body, _ in loops(traced(accumulation=2)):
-        assert not any(SUMS & set(names(equation)) for equation in body.eqns)
+@pytest.mark.parametrize("options", [{}, {"zero_stage": 3, "shard_across_sites": True}])
+def test_without_overlap_nothing_crosses_sites_in_a_loop(options):
+    crossing = SUMS | GATHERS | {f"{name} over dc" for name in SCATTERS}
+    jaxpr = traced(accumulation=2, **options)
+    held = [set(names(equation)) for body, _ in loops(jaxpr) for equation in body.eqns]
+    assert held
+    assert not [found & crossing for found in held if found & crossing]
+    assert [found for found in map(set, map(names, jaxpr.eqns)) if found & crossing]
