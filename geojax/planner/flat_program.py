@@ -142,7 +142,9 @@ def _append(
 
 
 def _called(equation: Any) -> Any:
-    """The jaxpr that an equation only calls, or None."""
+    """The jaxpr that an equation only calls, or None; a loop of one turn is a call."""
+    if equation.primitive.name == "scan" and equation.params["length"] == 1:
+        return equation.params["jaxpr"].jaxpr
     if equation.primitive.name in primitives.READS_MEMORY:
         return None
     for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):

@@ -149,7 +149,7 @@ class _Walk:
         carried = body.inputs[loop.constants : loop.constants + loop.carried]
         initial = operation.inputs[loop.first :][: loop.carried]
         for inside, outer in zip(carried, initial, strict=True):
-            inside.kind = outer.kind
+            inside.kind = outer.kind or self._accounting.kind(operation, inside)
             if outer in dying and outer in self._held:
                 dying.remove(outer)
                 del self._held[outer]

@@ -153,7 +153,7 @@ class _Kinds:
     def __init__(self, parameters: Any):
         leaves = jax.tree.leaves(parameters)
         self._of_weights = {
-            shape
+            _without_ones(shape)
             for leaf in (*leaves, *map(LeafLayout.of_layer, jax.tree.leaves(parameters["layers"])))
             for shape in (leaf.shard_shape, leaf.part_shape, leaf.gathered_shape)
         }
@@ -164,7 +164,7 @@ class _Kinds:
             return "batch, counters"
         scopes = operation.scopes
         innermost = next((scope for scope in reversed(scopes) if scope in PHASES), "")
-        of_a_weight = buffer.shape in self._of_weights
+        of_a_weight = _without_ones(buffer.shape) in self._of_weights
         in_loop = innermost != "" and scopes[-1] in ("scan", "while", "body")
         if innermost == "gather_weights":
             return "gathered weights"
@@ -179,6 +179,11 @@ class _Kinds:
         if innermost == "step_gradients" or (innermost == "forward_layers" and not in_loop):
             return "activations"
         return "a layer at work"
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape without dims of one entry: a loop over layers may work on groups of one."""
+    return tuple(size for size in shape if size > 1)
 
 
 def accelerator_of(config: RunConfig) -> Accelerator | None:
