@@ -86,13 +86,14 @@ def _table(memory: "StepMemory") -> Table:
     table.add_column(f"{prefix}B of a device", no_wrap=True)
     for heading in (*phases, "B/param"):
         table.add_column(heading, justify="right", no_wrap=True, min_width=len(heading))
-    for kind in KINDS:
-        held = [memory.phases[phase].by_kind[kind] for phase in phases]
-        if any(held):
-            cells = (f"{each / unit:.2f}" if each else "" for each in held)
-            table.add_row(kind, *cells, f"{memory.by_kind[kind] / memory.parameters:.2f}")
-    totals = (f"{memory.phases[phase].bytes / unit:.2f}" for phase in phases)
-    table.add_row("total", *totals, f"{memory.bytes / memory.parameters:.2f}")
+    for kind in (*KINDS, "total"):
+        moments = [memory.phases[phase] for phase in phases]
+        held = [each.bytes if kind == "total" else each.by_kind[kind] for each in moments]
+        share = held[phases.index(memory.phase)] / memory.parameters
+        cells = [f"{each / unit:.2f}" for each in held]
+        if any(float(cell) for cell in cells):
+            shown = (cell if float(cell) else "" for cell in cells)
+            table.add_row(kind, *shown, f"{share:.3g}" if share else "")
     return table
 
 
