@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from geojax.models.parameters import Parameters
@@ -187,30 +188,27 @@ def backward_layers(
     x_cotangent, balance_cotangent = cotangents
 
     def of_layer(
-        carry: tuple[jax.Array, Any], own: tuple[jax.Array, Residuals]
+        carry: tuple[jax.Array, Any], index: jax.Array
     ) -> tuple[tuple[jax.Array, Any], Parameters]:
         x_cotangent, ahead = carry
-        index, residuals = own
         weights, ahead = source.take(ahead, index, jnp.maximum(index - 1, 0))
-        gradient, x_cotangent = residuals.backward(
+        gradient, x_cotangent = layer_slice(residuals, index).backward(
             (x_cotangent, balance_cotangent), again=(weights, first_layer + index, context)
         )
         return (x_cotangent, ahead), gradient
 
-    def turn(carry: tuple[Any, Any], layers: tuple[jax.Array, Residuals]) -> tuple[Any, None]:
+    def turn(carry: tuple[Any, Any], indices: jax.Array) -> tuple[Any, None]:
         state, sums = carry
-        state, gradients = lax.scan(of_layer, state, layers, reverse=True, unroll=together == 1)
-        return (state, sink.put(sums, layers[0][0], gradients)), None
+        state, gradients = lax.scan(of_layer, state, indices, reverse=True, unroll=together == 1)
+        return (state, sink.put(sums, indices[0], gradients)), None
 
-    layers = (jnp.arange(count, dtype=jnp.int32), residuals)
-    turns = jax.tree.map(lambda leaf: leaf.reshape(-1, together, *leaf.shape[1:]), layers)
-    in_loop = max(count // together - sink.turns_to_fill, 0)
+    turns = np.arange(count, dtype=np.int32).reshape(-1, together)
+    in_loop = max(len(turns) - sink.turns_to_fill, 0)
     carry = ((x_cotangent, ahead), sums)
-    for number in reversed(range(in_loop, count // together)):
-        carry, _ = turn(carry, layer_slice(turns, number))
+    for indices in turns[in_loop:][::-1]:
+        carry, _ = turn(carry, jnp.asarray(indices))
     if in_loop:
-        rest = jax.tree.map(lambda leaf: leaf[:in_loop], turns)
-        carry, _ = lax.scan(turn, carry, rest, reverse=True)
+        carry, _ = lax.scan(turn, carry, jnp.asarray(turns[:in_loop]), reverse=True)
     (x, ahead), sums = carry
     return Backward(x, sums, ahead)
 

@@ -66,3 +66,17 @@ def test_the_sums_over_sites_are_in_flight_while_layers_go_backwards(hosts, opti
         assert flight.collective.executions == turns - 2, "two turns fill the pipeline"
         assert 2 * flight.products > flight.products_around, "most of the layer is computed beside"
     assert over_sites
+
+
+@needs_cuda
+def test_the_weights_of_the_next_layer_come_while_a_layer_is_computed():
+    program, mesh = compiled_step(1, zero_stage=3)
+    gathers = [
+        flight
+        for flight in flights(program, mesh)
+        if flight.collective.kind == "all-gather" and flight.collective.in_loop
+    ]
+    loops = {flight.collective.executions for flight in gathers}
+    assert loops == {LAYERS, LAYERS - 2}, "forwards and, but for the turns before, backwards"
+    beside = [flight.collective.payload_bytes for flight in gathers if flight.products]
+    assert sum(beside) > 0.8 * sum(flight.collective.payload_bytes for flight in gathers)
