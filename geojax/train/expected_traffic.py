@@ -219,6 +219,7 @@ def _activations(model: ModelConfig, plan: StepPlan, *, rows: int, sequence: int
         columns=sequence // parallelism.context,
         dtype=plan.policy.compute_dtype,
         remat=plan.remat,
+        platform=plan.mesh.devices.flat[0].platform,
     )
     _add(sent, mixture, Fraction(model.layers * plan.accumulation))
     # The gradient of the balance, of which each rank weighs what it has of the row.

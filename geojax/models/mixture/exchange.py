@@ -10,6 +10,10 @@ as large, until nothing is left: no token is dropped here, an imbalance costs ti
     buffers                                        R W places of a token's width: 1.25 k N
     one buffer for the worst case would have       R N min(k, experts of a rank) places
 
+On CPUs W is the most there can be. Whether there are further exchanges is a branch of the program,
+and XLA's runtime for CPUs does not keep the collectives of a branch in one order with those beside
+it: simulated devices were seen to abort.
+
 The further exchanges keep nothing for the backward pass, which repeats them. With tensor
 parallelism each of its ranks sends its share of the tokens (with sequence parallelism those of its
 stream), so that nothing crosses `expert` twice, and the windows are gathered over `tensor` where
@@ -33,7 +37,8 @@ from geojax.models.mixture.grouped import count_each
 from geojax.models.mixture.permute import Places, collect, spread
 from geojax.models.parallelism import Parallelism
 from geojax.models.parameters import Parameters
-from geojax.models.varying import vary_over, varying_axes, zeros_of
+from geojax.models.platform import target_platform
+from geojax.models.varying import vary_over, varying_axes
 
 RECEIVED = "expert_received"
 PLACES = "expert_places"
@@ -56,16 +61,28 @@ class Windows(NamedTuple):
     """The most further exchanges that can be needed."""
 
 
-def windows(tokens: int, most: int, config: ModelConfig, parallelism: Parallelism) -> Windows:
-    """The windows for `tokens` tokens a rank, of which a rank of experts gets `most` at the most.
+def windows(
+    tokens: int, most: int, config: ModelConfig, parallelism: Parallelism, platform: str
+) -> Windows:
+    """The sizes for a rank that sends `tokens` tokens.
 
-    `most` counts a token once for each of its experts there.
+    Args:
+        tokens: the rank's (N).
+        most: how many can go to one rank, each counted for every expert that it has there.
+        config: the model.
+        parallelism: how it is spread.
+        platform: what the program is compiled for.
     """
     assert config.mixture is not None, "the model has no mixture"
     even = tokens * config.mixture.experts_per_token / parallelism.expert
-    first = max(1, min(math.ceil(_SLACK * even), most))
+    first = min(math.ceil(_SLACK * even), most) if _may_branch(platform) else most
+    first = max(first, 1)
     further = math.ceil(_FURTHER * first)
-    return Windows(first, further, -(-(most - first) // further))
+    return Windows(first, further, max(-(-(most - first) // further), 0))
+
+
+def _may_branch(platform: str) -> bool:
+    return platform != "cpu"
 
 
 def most_to_a_rank(
@@ -111,15 +128,11 @@ def exchange_experts(
     Returns:
         [N, hidden] in at least float32.
     """
-    sizes = windows(tokens.x.shape[0], most, config, parallelism)
+    sizes = windows(tokens.x.shape[0], most, config, parallelism, target_platform())
     axes = varying_axes(parameters, tokens)
     parameters, (x, experts, gates) = vary_over((parameters, tokens), axes)
     plan = _plan(experts, sizes, config, parallelism)
-    exchange = functools.partial(_exchange, config, parallelism)
-    total = exchange(parameters, x, gates, plan, 0, sizes.first)
-    if sizes.exchanges:
-        total += _further(exchange, sizes, parameters, x, gates, plan)
-    return total
+    return _exchanges(config, parallelism, sizes, parameters, x, gates, plan)
 
 
 def _plan(
@@ -145,12 +158,12 @@ def _plan(
 def _exchange(
     config: ModelConfig,
     parallelism: Parallelism,
-    parameters: Parameters,
-    x: jax.Array,
-    gates: jax.Array,
     plan: _Plan,
     start: jax.Array | int,
     places: int,
+    parameters: Parameters,
+    x: jax.Array,
+    gates: jax.Array,
 ) -> jax.Array:
     """What those choices add to each token whose numbers in their queues are `start` and the next
     `places`: [N, hidden] in at least float32."""
@@ -191,73 +204,82 @@ def _to_tokens(windows: jax.Array, parallelism: Parallelism) -> jax.Array:
     return lax.all_to_all(windows, "expert", split_axis=0, concat_axis=0, tiled=True)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _further(
-    exchange: functools.partial[jax.Array],
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _exchanges(
+    config: ModelConfig,
+    parallelism: Parallelism,
     sizes: Windows,
     parameters: Parameters,
     x: jax.Array,
     gates: jax.Array,
     plan: _Plan,
 ) -> jax.Array:
-    """The sum of all further exchanges, most often none."""
-
-    def add(total: jax.Array, number: jax.Array) -> jax.Array:
-        start = sizes.first + number * sizes.further
-        return total + exchange(parameters, x, gates, plan, start, sizes.further)
-
-    wide = jnp.promote_types(x.dtype, jnp.float32)
-    return _repeat(add, zeros_of(x, dtype=wide), plan.needed, sizes.exchanges)
+    """All exchanges, one after the other: [N, hidden] in at least float32."""
+    return _forward(config, parallelism, sizes, parameters, x, gates, plan)[0]
 
 
-_Inputs = tuple[Parameters, jax.Array, jax.Array, _Plan]
+_Inputs = tuple[Parameters, jax.Array, jax.Array]
+_Residuals = tuple[Callable[[jax.Array], _Inputs], _Inputs, _Plan]
 
 
-def _further_forward(
-    exchange: functools.partial[jax.Array],
+def _forward(
+    config: ModelConfig,
+    parallelism: Parallelism,
     sizes: Windows,
     parameters: Parameters,
     x: jax.Array,
     gates: jax.Array,
     plan: _Plan,
-) -> tuple[jax.Array, _Inputs]:
-    inputs = (parameters, x, gates, plan)
-    return _further(exchange, sizes, *inputs), inputs
+) -> tuple[jax.Array, _Residuals]:
+    exchange = functools.partial(_exchange, config, parallelism, plan)
+    inputs = (parameters, x, gates)
+    first, backward = jax.vjp(functools.partial(exchange, 0, sizes.first), *inputs)
+
+    def add(total: jax.Array, start: jax.Array) -> jax.Array:
+        return total + exchange(start, sizes.further, *inputs)
+
+    return _repeat(add, first, plan.needed, sizes), (backward, inputs, plan)
 
 
-def _further_backward(
-    exchange: functools.partial[jax.Array], sizes: Windows, inputs: _Inputs, cotangent: jax.Array
+def _backward(
+    config: ModelConfig,
+    parallelism: Parallelism,
+    sizes: Windows,
+    residuals: _Residuals,
+    cotangent: jax.Array,
 ) -> tuple[Parameters, jax.Array, jax.Array, None]:
-    *differentiated, plan = inputs
+    backward, inputs, plan = residuals
+    exchange = functools.partial(_exchange, config, parallelism, plan)
 
-    def add(sums: list[jax.Array], number: jax.Array) -> list[jax.Array]:
-        start = sizes.first + number * sizes.further
-        _, backward = jax.vjp(
-            lambda *inputs: exchange(*inputs, plan, start, sizes.further), *differentiated
-        )
-        return jax.tree.map(lambda s, x: s + x.astype(s.dtype), sums, list(backward(cotangent)))
+    def add(sums: _Inputs, start: jax.Array) -> _Inputs:
+        _, backward = jax.vjp(functools.partial(exchange, start, sizes.further), *inputs)
+        return jax.tree.map(lambda s, new: s + new.astype(s.dtype), sums, backward(cotangent))
 
-    wide = jnp.promote_types(cotangent.dtype, jnp.float32)
-    sums = _repeat(add, zeros_of(differentiated, dtype=wide), plan.needed, sizes.exchanges)
-    return *jax.tree.map(lambda s, x: s.astype(x.dtype), sums, differentiated), None
+    sums = _repeat(add, backward(cotangent), plan.needed, sizes)
+    return *sums, None
 
 
-_further.defvjp(_further_forward, _further_backward)
+_exchanges.defvjp(_forward, _backward)
 
 
 def _repeat(
-    add: Callable[[Total, jax.Array], Total], total: Total, needed: jax.Array, exchanges: int
+    add: Callable[[Total, jax.Array], Total], total: Total, needed: jax.Array, sizes: Windows
 ) -> Total:
-    """`total` with the first `needed` of the further exchanges added.
+    """`total` with the first `needed` of the further exchanges added, in at least float32.
 
     A loop of known length whose turns may do nothing: what it can send at the most is in the
     program, for whoever counts.
     """
+    if sizes.exchanges == 0:
+        return total
 
     def turn(total: Total, number: jax.Array) -> tuple[Total, None]:
-        return lax.cond(number < needed, lambda: add(total, number), lambda: total), None
+        start = sizes.first + number * sizes.further
+        return lax.cond(number < needed, lambda: add(total, start), lambda: total), None
 
     def turns() -> Total:
-        return lax.scan(turn, total, jnp.arange(exchanges, dtype=jnp.int32))[0]
+        wide = jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), total)
+        sums, _ = lax.scan(turn, wide, jnp.arange(sizes.exchanges, dtype=jnp.int32))
+        return jax.tree.map(lambda s, x: s.astype(x.dtype), sums, total)
 
     return lax.cond(needed > 0, turns, lambda: total)

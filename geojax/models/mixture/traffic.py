@@ -33,6 +33,7 @@ from geojax.models.config import ModelConfig
 from geojax.models.mixture.exchange import most_to_a_rank, windows
 from geojax.models.mixture.rows import row_axes, row_length
 from geojax.models.parallelism import Parallelism
+from geojax.models.platform import target_platform
 from geojax.models.remat import Remat
 
 Axes = tuple[str, ...]
@@ -48,6 +49,7 @@ def expected_mixture_bytes(
     columns: int,
     dtype: Any,
     remat: Remat = "none",
+    platform: str | None = None,
 ) -> Sent:
     """What one device sends in forward and backward of the mixture of one layer.
 
@@ -58,14 +60,16 @@ def expected_mixture_bytes(
         columns: of a row, on a device (1 / context of them).
         dtype: that the model computes in.
         remat: what the forward pass keeps.
+        platform: what the program is compiled for; None: what `target_platform` says.
     """
     assert config.mixture is not None, "the model has no mixture"
+    platform = platform or target_platform()
     ranks = parallelism.tensor
     stream = columns // ranks if parallelism.sequence else columns
     sent: Sent = collections.defaultdict(Fraction)
     sent.update(_counts(config, parallelism, rows, stream, dtype, remat))
     if parallelism.expert > 1:
-        tokens = _travel(config, parallelism, rows, stream, dtype, remat)
+        tokens = _travel(config, parallelism, rows, stream, dtype, remat, platform)
     else:
         tokens = _choices(config, parallelism, rows * columns, dtype, remat)
     for axes, count in tokens.items():
@@ -78,14 +82,20 @@ def expected_mixture_bytes(
 
 
 def _travel(
-    config: ModelConfig, parallelism: Parallelism, rows: int, stream: int, dtype: Any, remat: Remat
+    config: ModelConfig,
+    parallelism: Parallelism,
+    rows: int,
+    stream: int,
+    dtype: Any,
+    remat: Remat,
+    platform: str,
 ) -> Sent:
     """The first exchange, and the largest number of tokens that wait for further ones."""
     assert config.mixture is not None
     ranks, experts = parallelism.tensor, parallelism.expert
     share = rows * stream if parallelism.sequence else -(-rows * stream // ranks)
     most = most_to_a_rank(share, rows, row_length(stream, parallelism), config, parallelism)
-    sizes = windows(share, most, config, parallelism)
+    sizes = windows(share, most, config, parallelism, platform)
     row, gate = config.hidden * _size(dtype), _wide(dtype)
     there, back = row + gate + 4, row
     place = there + back + (row + gate) + row  # forwards, and backwards without experts' numbers
