@@ -30,6 +30,13 @@ PIECES = ("context", *BATCH_AXES)
 ATTENTION_ROWS = 64
 """Query rows that are computed at a time where a row is in pieces, each with the columns before."""
 
+# As geojax without rematerialisation does: what lies between matrix products is computed again.
+_keep_products = functools.partial(
+    jax.checkpoint,
+    prevent_cse=False,
+    policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class AutomaticModel:
@@ -76,20 +83,28 @@ class AutomaticModel:
     def _layer(
         self, own: Any, x: jax.Array, rotary: tuple[jax.Array, jax.Array], segments: jax.Array
     ) -> jax.Array:
+        query, key, value = _keep_products(self._project)(own, x, rotary)
+        mixed = self._attention(query, key, value, segments).reshape(*x.shape[:2], -1)
+        x = x + self._stream(self._linear(mixed, own["attention"]["output"]["kernel"]))
+        return x + _keep_products(self._feed_forward)(own, x)
+
+    def _project(
+        self, own: Any, x: jax.Array, rotary: tuple[jax.Array, jax.Array]
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
         normed = self._whole(norm(own["attention_norm"], x, self.config))
         query, key, value = (
             self._heads(normed, own["attention"][name]["kernel"])
             for name in ("query", "key", "value")
         )
-        mixed = self._attention(rotate(query, rotary), rotate(key, rotary), value, segments)
-        mixed = mixed.reshape(*x.shape[:2], -1)
-        x = x + self._stream(self._linear(mixed, own["attention"]["output"]["kernel"]))
+        return rotate(query, rotary), rotate(key, rotary), value
+
+    def _feed_forward(self, own: Any, x: jax.Array) -> jax.Array:
         normed = self._whole(norm(own["feed_forward_norm"], x, self.config))
         kernels = own["feed_forward"]
         gate = self._linear(normed, kernels["gate"]["kernel"])
         up = self._linear(normed, kernels["up"]["kernel"])
         middle = self._put(jax.nn.silu(gate) * up, PIECES, None, "tensor")
-        return x + self._stream(self._linear(middle, kernels["down"]["kernel"]))
+        return self._stream(self._linear(middle, kernels["down"]["kernel"]))
 
     def _linear(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
         product = x.reshape(-1, x.shape[-1]) @ kernel
