@@ -1,0 +1,61 @@
+"""`geojax memory` as a person runs it."""
+
+from pathlib import Path
+
+import pytest
+
+from geojax.cli.main import run
+
+QUICKSTART = str(Path(__file__).parents[3] / "configs" / "quickstart.yaml")
+
+H100_SITES = """
+sites:
+  - {name: east, hosts: 1, accelerators_per_host: 4, accelerator: h100-sxm}
+  - {name: west, hosts: 1, accelerators_per_host: 4, accelerator: h100-sxm}
+"""
+
+
+def printed(capsys, *arguments):
+    assert run(["memory", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_table_is_compared_with_xla(capsys):
+    out = printed(capsys, QUICKSTART)
+    assert "5.77M parameters, dc=2 x data=4, ZeRO 1, remat none, fp32" in out
+    for kind in ("master weights", "optimizer moments", "gathered weights", "gradients", "total"):
+        assert f"\n{kind} " in out
+    assert "zero.across_sites false: " in out
+    assert "zero.across_sites true: " in out
+    (line,) = [line for line in out.splitlines() if line.startswith("XLA for 8 simulated")]
+    assert 0.9 < float(line.rpartition("ratio ")[2]) < 1.1
+
+
+@pytest.mark.parametrize(
+    ("model", "verdict"),
+    [("tiny", "fits into the 80 GB of h100-sxm"), ("llama3-70b", "does not fit into the 80 GB")],
+)
+def test_it_says_whether_the_step_fits(capsys, tmp_path, model, verdict):
+    topology = tmp_path / "sites.yaml"
+    topology.write_text(H100_SITES)
+    machine = ("--simulate-devices", "null", "--topology", str(topology))
+    options = ("--precision", "bf16", "--communication.chunk-bytes", "null")
+    out = printed(capsys, QUICKSTART, "--no-compile", "--model", model, *machine, *options)
+    assert verdict in out
+    assert "XLA" not in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nowhere.yaml",), "error: nowhere.yaml: no such file"),
+        ((QUICKSTART, "--zero.stag", "3"), "did you mean 'stage'?"),
+        ((QUICKSTART, "--mesh.tensor", "3"), "tensor can be 1, 2 or 4"),
+        ((QUICKSTART, "--topology", "simulated-4x2"), "dc must be 4"),
+    ],
+)
+def test_a_mistake_is_one_line(capsys, arguments, message):
+    assert run(["memory", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
