@@ -141,9 +141,10 @@ def leaf_layout(
 ) -> LeafLayout:
     """The layout of a leaf that the model cuts into `parts` and ZeRO shards over `shard_axes`.
 
-    The largest dimension of a part that divides is sharded; where none divides, the largest of all,
-    which wastes least. The leading dimension of a `stacked` leaf counts layers and is never
-    cut, so that one layer's weights can be gathered without the others'.
+    The first dimension of a part that divides is sharded, since the further out it is, the longer
+    are the pieces in memory that are put together and taken apart around every message; where none
+    divides, the largest of all, which wastes least. The leading dimension of a `stacked` leaf
+    counts layers and is never cut, so that one layer's weights can be gathered without the others'.
 
     Args:
         shape: the whole leaf's.
@@ -161,7 +162,7 @@ def leaf_layout(
     assert candidates, f"a leaf of shape {shape} has no dimension to cut"
     size = whole.part_shape
     dividing = [dim for dim in candidates if size[dim] % ranks == 0]
-    dim = max(dividing or candidates, key=lambda dim: size[dim])
+    dim = dividing[0] if dividing else max(candidates, key=lambda dim: size[dim])
     return dataclasses.replace(whole, shard=Cut(dim, tuple(shard_axes), ranks))
 
 
