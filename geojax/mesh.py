@@ -95,12 +95,17 @@ def make_mesh(
     return Mesh(array.reshape(tuple(sizes.values())), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
+def require_sites(topology: Topology, dc: int) -> None:
+    """Raise a UserError unless `dc` is the number of the topology's sites."""
+    _require_dc(dc, topology.site_names, f"topology '{topology.name}' has")
+
+
 def _simulated_sites(
     topology: Topology | None, sizes: dict[str, int], devices: list[jax.Device]
 ) -> tuple[list[list[jax.Device]], int]:
     """One process's devices cut into dc sites of equal size; and the size of a host."""
     if topology is not None:
-        _require_dc(sizes["dc"], topology.site_names, f"topology '{topology.name}' has")
+        require_sites(topology, sizes["dc"])
     _require_product(sizes, devices, dc_is_free=topology is None)
     share = len(devices) // sizes["dc"]
     sites = [devices[start : start + share] for start in range(0, len(devices), share)]

@@ -86,6 +86,8 @@ class FlatProgram:
     operations: tuple[Operation, ...]
     outputs: tuple[Buffer | None, ...]
     """None: a literal."""
+    output_dims: tuple[int, ...]
+    """The number of dims of each."""
 
 
 def flatten(jaxpr: core.Jaxpr | core.ClosedJaxpr, scopes: tuple[str, ...] = ()) -> FlatProgram:
@@ -98,7 +100,13 @@ def flatten(jaxpr: core.Jaxpr | core.ClosedJaxpr, scopes: tuple[str, ...] = ()) 
     )
     operations: list[Operation] = []
     _append(inner, buffers, operations, scopes)
-    return FlatProgram(constants, inputs, tuple(operations), tuple(_read(inner.outvars, buffers)))
+    return FlatProgram(
+        constants,
+        inputs,
+        tuple(operations),
+        tuple(_read(inner.outvars, buffers)),
+        tuple(len(variable.aval.shape) for variable in inner.outvars),
+    )
 
 
 def _append(
@@ -144,7 +152,8 @@ def _append(
 def _called(equation: Any) -> Any:
     """The jaxpr that an equation only calls, or None; a loop of one turn is a call."""
     if equation.primitive.name == "scan" and equation.params["length"] == 1:
-        return equation.params["jaxpr"].jaxpr
+        body = equation.params["jaxpr"]
+        return getattr(body, "jaxpr", body)
     if equation.primitive.name in primitives.READS_MEMORY:
         return None
     for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):

@@ -206,8 +206,18 @@ def _loop_of(operation: Operation) -> _Loop:
         tests, constants = parameters["cond_nconsts"], parameters["body_nconsts"]
         body = flatten(parameters["body_jaxpr"], scopes)
         return _Loop(body, tests + constants, constants, len(body.inputs) - constants)
-    constants, carried = parameters["num_consts"], parameters["num_carry"]
     body = flatten(parameters["jaxpr"], scopes)
+    # What is sliced has one dim more outside, and so has what is stacked. (The parameters that
+    # count them differ between versions of JAX.)
+    outside = [len(buffer.shape) for buffer in operation.inputs]
+    sliced = sum(
+        dims > len(buffer.shape) for dims, buffer in zip(outside, body.inputs, strict=True)
+    )
+    carried = sum(
+        len(buffer.shape) == dims
+        for buffer, dims in zip(operation.outputs, body.output_dims, strict=True)
+    )
+    constants = len(body.inputs) - carried - sliced
     slices = tuple(
         Operation("dynamic_slice", scopes, (Buffer((), None),), (own,), {})
         for own in body.inputs[constants + carried :]
@@ -218,5 +228,6 @@ def _loop_of(operation: Operation) -> _Loop:
         (*body.inputs[: constants + carried], *stacks),
         (*slices, *body.operations),
         body.outputs,
+        body.output_dims,
     )
     return _Loop(body, constants, constants, carried)

@@ -16,7 +16,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh
 
 from geojax.accelerators import Accelerator
 from geojax.collectives import collective_traffic
-from geojax.mesh import AXES
+from geojax.mesh import AXES, require_sites
 from geojax.models import parameter_count
 from geojax.optim import LeafLayout, learning_rate_schedule, make_optimizer
 from geojax.planner.flat_program import Buffer, FlatProgram, Operation, flatten
@@ -94,7 +94,13 @@ class TracedStep:
 
     @classmethod
     def of(cls, config: RunConfig) -> "TracedStep":
-        """Trace the step of `config`; no device is touched."""
+        """Trace the step of `config`; no device is touched.
+
+        Raises:
+            UserError: dc is not the number of the topology's sites.
+        """
+        if config.topology is not None:
+            require_sites(Topology.load(config.topology), config.mesh.dc)
         plan = step_plan(config, cast(Mesh, _mesh_without_devices(config)))
         optimizer = make_optimizer(config.optimizer, config.steps)
         layouts = _abstractly(lambda: state_layouts(config.model, optimizer, plan))
