@@ -105,7 +105,7 @@ def flatten(jaxpr: core.Jaxpr | core.ClosedJaxpr, scopes: tuple[str, ...] = ()) 
         inputs,
         tuple(operations),
         tuple(_read(inner.outvars, buffers)),
-        tuple(len(variable.aval.shape) for variable in inner.outvars),
+        tuple(len(_buffer(variable).shape) for variable in inner.outvars),
     )
 
 

@@ -34,10 +34,20 @@ class Accounting:
     """Whether operations run breadth first and not in the order in which they were written."""
     wide: bool = False
     """Whether what is computed in 16-bit floats lies in memory as 32-bit ones."""
+    wide_stacks: bool = False
+    """Whether what loops stack does so too."""
 
     def bytes(self, buffer: Buffer) -> int:
         """What a computed buffer takes."""
-        return max(buffer.bytes, 4 * buffer.size) if self.wide and buffer.floating else buffer.bytes
+        return _widened(buffer) if self.wide else buffer.bytes
+
+    def stack_bytes(self, buffer: Buffer) -> int:
+        """What a buffer takes that a loop stacks."""
+        return _widened(buffer) if self.wide_stacks else buffer.bytes
+
+
+def _widened(buffer: Buffer) -> int:
+    return max(buffer.bytes, 4 * buffer.size) if buffer.floating else buffer.bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +166,7 @@ class _Walk:
         stacked = operation.outputs[loop.carried :]
         for buffer in stacked:
             buffer.kind = self._accounting.kind(operation, buffer)
-            self._held[buffer] = self._accounting.bytes(buffer)
+            self._held[buffer] = self._accounting.stack_bytes(buffer)
         shared = operation.inputs[loop.first - loop.constants : loop.first]
         for inside, outer in zip(body.inputs, shared, strict=False):
             inside.kind = outer.kind

@@ -133,11 +133,14 @@ class TracedStep:
             if buffer.shape:  # a count is none of these
                 buffer.kind = kinds.get(path[0].name, buffer.kind)
         accounting = Accounting(
-            _Kinds(self.layouts.parameters).kind, phase_of, breadth_first=cpu, wide=cpu
+            _Kinds(self.layouts.parameters).kind,
+            phase_of,
+            breadth_first=cpu,
+            wide=cpu,
+            wide_stacks=cpu and jax.__version_info__ < (0, 11),
         )
-        donated = dict(
-            enumerate(arguments[: len(leaves)])
-        )  # the new state takes the old one's place
+        # The new state takes the old one's place.
+        donated = dict(enumerate(arguments[: len(leaves)]))
         return StepMemory(peaks(program, accounting, donated), parameter_count(self.config.model))
 
     def bytes_across_sites(self) -> int:
