@@ -1,0 +1,1 @@
+"""Pipelines: schedules as data, their simulation and their execution."""

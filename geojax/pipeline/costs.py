@@ -1,0 +1,46 @@
+"""What the pieces of a pipeline cost: the time of each chunk's work, and of each hop."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Hop:
+    """A message from one chunk to the next one, or back."""
+
+    latency: float = 0.0
+    """Seconds from the last byte's departure to its arrival: half a round trip."""
+    transfer: float = 0.0
+    """Seconds that the message occupies the link: bytes / bandwidth."""
+    link: str | None = None
+    """What it travels over; None: a network inside a site, where messages do not wait for each other.
+    Messages over the same link in the same direction do, first come, first served."""
+
+    @property
+    def seconds(self) -> float:
+        """From departure to arrival on an idle link."""
+        return self.latency + self.transfer
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+    """The times of one microbatch, in seconds."""
+
+    forward: tuple[float, ...]
+    """Of each chunk, in the model's order."""
+    backward: tuple[float, ...]
+    """Of each chunk, the gradient of its input."""
+    weight: tuple[float, ...]
+    """Of each chunk, the gradient of its weights. A backward that is not split takes both."""
+    hops: tuple[Hop, ...]
+    """Between chunk c and chunk c+1, one for each pair; the same forwards and backwards."""
+    half_duplex: bool = False
+    """Whether the two directions of a link share its bandwidth."""
+
+    @classmethod
+    def uniform(
+        cls, chunks: int, forward: float, backward: float, weight: float = 0.0, hop: Hop = Hop()
+    ) -> "Costs":
+        """The same for every chunk and every hop."""
+        return cls(
+            (forward,) * chunks, (backward,) * chunks, (weight,) * chunks, (hop,) * (chunks - 1)
+        )

@@ -1,0 +1,119 @@
+"""Pipeline schedules as plain data: what every stage does, in which order.
+
+The model's layers are cut into *chunks*, numbered in the model's order; a `Placement` says which
+stage holds which. A stage works through its list of `Action`s; when it begins one is decided by
+whoever walks the schedule: the simulator, a loop of ticks (`TickTable`), a host.
+
+    one_f_one_b, 2 stages, 3 microbatches
+    stage 0    F0 F1 B0 F2 B1 B2
+    stage 1    F0 B0 F1 B1 F2 B2
+"""
+
+import dataclasses
+import enum
+from collections.abc import Iterator
+
+
+class Kind(enum.Enum):
+    """What a stage does with a microbatch."""
+
+    FORWARD = "F"
+    BACKWARD = "B"
+    """The gradient of the chunk's input; where the backward is not split, that of its weights too."""
+    WEIGHT = "W"
+    """The gradient of the chunk's weights, where the backward is split."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Action:
+    """One piece of work of a stage."""
+
+    kind: Kind
+    microbatch: int
+    chunk: int
+    """In the model's order, over all stages."""
+
+    def __str__(self) -> str:
+        return f"{self.kind.value}{self.microbatch}.{self.chunk}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Which stage holds which chunk."""
+
+    stages: int
+    stage_of: tuple[int, ...]
+    """The stage of each chunk."""
+
+    def __post_init__(self) -> None:
+        assert set(self.stage_of) == set(range(self.stages)), "every stage holds a chunk"
+
+    @property
+    def chunks(self) -> int:
+        """The number of chunks, of all stages."""
+        return len(self.stage_of)
+
+    def chunks_of(self, stage: int) -> tuple[int, ...]:
+        """The chunks that a stage holds, in the model's order."""
+        return tuple(chunk for chunk, holder in enumerate(self.stage_of) if holder == stage)
+
+    @property
+    def chunks_per_stage(self) -> int:
+        """The most that any stage holds."""
+        return max(len(self.chunks_of(stage)) for stage in range(self.stages))
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """For each stage the order in which it works."""
+
+    name: str
+    placement: Placement
+    microbatches: int
+    split_backward: bool
+    """Whether the gradients of weights are actions of their own."""
+    orders: tuple[tuple[Action, ...], ...]
+    """For each stage."""
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """What every microbatch needs in every chunk, in that order."""
+        kinds = tuple(Kind)
+        return kinds if self.split_backward else kinds[:2]
+
+    def actions(self) -> Iterator[tuple[int, Action]]:
+        """Every action with its stage."""
+        for stage, order in enumerate(self.orders):
+            for action in order:
+                yield stage, action
+
+
+@dataclasses.dataclass(frozen=True)
+class TickTable:
+    """A schedule whose stages work in lock-step: the tick in which each action runs.
+
+    In one tick a stage runs at most one action of each kind, the forward before the backward before
+    the weights' gradient: a backward may follow its own forward in the same tick. What a chunk makes in
+    tick t, the next chunk can use `hop_ticks` later; with one tick the message travels between two ticks,
+    with two or more while ticks are computed.
+    """
+
+    schedule: Schedule
+    hop_ticks: tuple[int, ...]
+    """Between chunk c and chunk c+1, in both directions, at least 1; of a chunk and its successor on
+    the same stage 1."""
+    starts: tuple[tuple[int, ...], ...]
+    """For each stage, the tick of each action of its order; never falling."""
+
+    @property
+    def ticks(self) -> int:
+        """How many there are."""
+        return 1 + max(order[-1] for order in self.starts)
+
+    def actions(self) -> Iterator[tuple[int, int, Action]]:
+        """Every action with its tick and stage."""
+        for stage, (order, starts) in enumerate(
+            zip(self.schedule.orders, self.starts, strict=True)
+        ):
+            for action, tick in zip(order, starts, strict=True):
+                yield tick, stage, action
