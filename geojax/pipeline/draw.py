@@ -1,0 +1,176 @@
+"""Timelines as a picture: a row for each stage, schedules under each other on one time axis."""
+
+import itertools
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection, PolyCollection
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import EngFormatter
+
+from geojax.pipeline.schedule import Kind, Placement
+from geojax.pipeline.timeline import Message, Span, Timeline
+
+_COLOURS = {Kind.FORWARD: "#4f8fc7", Kind.BACKWARD: "#e39a3b", Kind.WEIGHT: "#6fae75"}
+_NAMES = {
+    Kind.FORWARD: "F: forward",
+    Kind.BACKWARD: "B: backward",
+    Kind.WEIGHT: "W: weight gradient",
+}
+_DARK = {Kind.FORWARD: "#1d4e79", Kind.BACKWARD: "#a35a00"}
+_IDLE = "#e4e4e4"
+
+_WIDTH, _DPI = 16.0, 120  # inches, pixels per inch
+_SITE_GAP = 0.9  # in rows: there the messages between sites are seen
+_ROW, _PANEL = 0.26, 3.6  # inches: the height of a row, and of the rows of one panel at most
+_DIGIT = 0.062  # inches that a digit of the numbers takes
+Polygon = list[tuple[float, float]]
+
+
+def draw_timelines(timelines: Sequence[Timeline], sites: Sequence[str]) -> Figure:
+    """A panel for each timeline, all on the same time axis.
+
+    Args:
+        timelines: at least one, all of pipelines of the same stages.
+        sites: the name of each stage's site; stages of one site lie together.
+    """
+    stages = timelines[0].schedule.placement.stages
+    assert all(each.schedule.placement.stages == stages for each in timelines)
+    assert len(sites) == stages, "every stage lies in a site"
+    tops = _tops(sites)
+    panel = min(_PANEL, _ROW * (tops[-1] + 1))
+    height = (panel + 0.42) * len(timelines) + 0.9
+    figure = Figure(figsize=(_WIDTH, height), dpi=_DPI, layout="constrained")
+    panels = figure.subplots(len(timelines), sharex=True, squeeze=False)[:, 0]
+    longest = max(timeline.seconds for timeline in timelines)
+    for axes, timeline in zip(panels, timelines, strict=True):
+        _draw(axes, timeline, tops, longest, panel / (tops[-1] + 1))
+        _label_rows(axes, tops, sites)
+        axes.set_title(_title(timeline), loc="left", fontsize=10)
+    panels[-1].set_xlim(0, longest)
+    panels[-1].xaxis.set_major_formatter(EngFormatter("s"))
+    figure.legend(handles=_legend(timelines), loc="outside upper right", ncols=6, frameon=False)
+    return figure
+
+
+def save_timelines(timelines: Sequence[Timeline], sites: Sequence[str], image: Path) -> None:
+    """Write `draw_timelines` as a PNG."""
+    draw_timelines(timelines, sites).savefig(image)
+
+
+def _draw(
+    axes: Axes, timeline: Timeline, tops: Sequence[float], longest: float, row: float
+) -> None:
+    end = timeline.seconds
+    idle = [_box(0, end, top) for top in tops]
+    axes.add_collection(PolyCollection(idle, facecolor=_IDLE, linewidth=0))
+    placement = timeline.schedule.placement
+    inches = (_WIDTH - 1.2) / longest  # of a second
+    spans = timeline.spans
+    shortest = min(span.end - span.start for span in spans if span.end > span.start)
+    outline = 0.4 if shortest * inches > 0.03 else 0.0  # finer work would be all outline
+    axes.add_collection(
+        PolyCollection(
+            [_box(span.start, span.end, tops[span.stage]) for span in spans],
+            facecolor=[_shade(span, placement) for span in spans],
+            edgecolor="white",
+            linewidth=outline,
+        )
+    )
+    for span in spans:
+        text = str(span.action.microbatch)
+        if (span.end - span.start) * inches > _DIGIT * (len(text) + 0.4) and row > 0.13:
+            axes.text(
+                (span.start + span.end) / 2,
+                tops[span.stage] + 0.45,
+                text,
+                fontsize=min(7.0, 40 * row),
+                ha="center",
+                va="center",
+                clip_on=True,
+            )
+    for kind, colour in _DARK.items():
+        crossing = [
+            message
+            for message in timeline.messages
+            if message.link is not None and message.action.kind is kind
+        ]
+        lines = [_slanted(message, tops) for message in crossing]
+        axes.add_collection(LineCollection(lines, colors=colour, linewidths=0.6, alpha=0.75))
+    axes.axvline(end, color="#444444", linewidth=0.8)
+    axes.set_ylim(tops[-1] + 1, -0.1)
+
+
+def _slanted(message: Message, tops: Sequence[float]) -> Polygon:
+    """From the edge of the sender's row to the facing edge of the receiver's."""
+    down = message.target > message.source
+    return [
+        (message.start, tops[message.source] + (0.9 if down else 0.0)),
+        (message.end, tops[message.target] + (0.0 if down else 0.9)),
+    ]
+
+
+def _box(start: float, end: float, top: float) -> Polygon:
+    return [(start, top), (end, top), (end, top + 0.9), (start, top + 0.9)]
+
+
+def _tops(sites: Sequence[str]) -> list[float]:
+    """Where the row of each stage begins, in rows from above."""
+    tops = [0.0]
+    for before, site in itertools.pairwise(sites):
+        tops.append(tops[-1] + 1 + (_SITE_GAP if site != before else 0))
+    return tops
+
+
+def _label_rows(axes: Axes, tops: Sequence[float], sites: Sequence[str]) -> None:
+    stride = 1 if len(tops) <= 16 else 4
+    shown = range(0, len(tops), stride)
+    axes.set_yticks([tops[stage] + 0.45 for stage in shown], [str(stage) for stage in shown])
+    axes.tick_params(axis="y", length=0, labelsize=8)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    for site in dict.fromkeys(sites):
+        rows = [top for top, name in zip(tops, sites, strict=True) if name == site]
+        middle = (rows[0] + rows[-1] + 0.9) / 2
+        axes.annotate(
+            site,
+            (0, middle),
+            xytext=(-26, 0),
+            xycoords=axes.get_yaxis_transform(),
+            textcoords="offset points",
+            rotation=90,
+            ha="center",
+            va="center",
+            fontsize=8,
+        )
+
+
+def _shade(span: Span, placement: Placement) -> tuple[float, float, float]:
+    """Of a stage's several chunks, the later ones are lighter."""
+    chunks = placement.chunks_of(span.stage)
+    lighter = 0.55 * chunks.index(span.action.chunk) / max(1, len(chunks))
+    red, green, blue = (c + (1 - c) * lighter for c in to_rgb(_COLOURS[span.action.kind]))
+    return red, green, blue
+
+
+def _title(timeline: Timeline) -> str:
+    seconds = EngFormatter("s", places=1)(timeline.seconds)
+    return (
+        f"{timeline.schedule.name}: {seconds}, bubble {timeline.bubble_ratio:.1%} "
+        f"({timeline.bubble_across_sites:.1%} by crossing sites), "
+        f"at most {max(timeline.in_flight)} in flight"
+    )
+
+
+def _legend(timelines: Iterable[Timeline]) -> list[Artist]:
+    kinds = {span.action.kind for timeline in timelines for span in timeline.spans}
+    work = [Patch(color=_COLOURS[kind], label=_NAMES[kind]) for kind in Kind if kind in kinds]
+    messages = [
+        Line2D([], [], color=_DARK[kind], linewidth=1, label=f"{what} between sites")
+        for kind, what in ((Kind.FORWARD, "activations"), (Kind.BACKWARD, "their gradients"))
+    ]
+    return [*work, Patch(color=_IDLE, label="idle (the bubble)"), *messages]

@@ -1,0 +1,116 @@
+"""Timelines as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open.
+
+The format is the JSON array of the "Trace Event Format" document (Google, 2016): complete events
+(`X`) for work and for sending, flow events (`s`, `t`, `f`) for messages, metadata (`M`) for names.
+Each timeline is a process of the trace; its stages and the directions of its links are threads.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from geojax.pipeline.schedule import Action, Kind
+from geojax.pipeline.timeline import Message, Timeline
+
+Event = dict[str, Any]
+
+_NAMES = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward", Kind.WEIGHT: "weight gradient"}
+_COLOURS = {  # names that trace viewers know
+    Kind.FORWARD: "thread_state_running",
+    Kind.BACKWARD: "thread_state_iowait",
+    Kind.WEIGHT: "thread_state_runnable",
+}
+
+
+def write_trace(timelines: Sequence[Timeline], path: Path) -> None:
+    """Write all timelines into one trace, one event a line; they start together, at 0."""
+    events = (event for group in enumerate(timelines, 1) for event in trace_events(*group))
+    with path.open("w", encoding="utf-8") as file:
+        file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
+        for number, event in enumerate(events):
+            file.write((",\n" if number else "") + json.dumps(event, separators=(",", ":")))
+        file.write("\n]}\n")
+
+
+def trace_events(process: int, timeline: Timeline) -> Iterator[Event]:
+    """The events of one timeline, as the trace's process number `process`; times in microseconds.
+
+    A message is an arrow from the work that made it to the work that uses it, by way of the
+    sending on its link's track if it crosses between sites. That slice lasts while the link is
+    busy; when the message has arrived stands in its arguments.
+    """
+    schedule = timeline.schedule
+    stages = schedule.placement.stages
+    directions = sorted(timeline.link_use)
+    title = f"{schedule.name}: {timeline.seconds:.6g} s, bubble {timeline.bubble_ratio:.2%}"
+    yield _name("process", process, 0, title)
+    tracks = [f"stage {stage}" for stage in range(stages)]
+    tracks += [f"link {link}, {source} to {target}" for link, source, target in directions]
+    for track, name in enumerate(tracks):
+        yield _name("thread", process, track, name)
+        yield _event("M", process, track, name="thread_sort_index", args={"sort_index": track})
+    for span in timeline.spans:
+        action = span.action
+        yield _event(
+            "X",
+            process,
+            span.stage,
+            name=str(action),
+            cat=_NAMES[action.kind],
+            cname=_COLOURS[action.kind],
+            ts=_microseconds(span.start),
+            dur=_microseconds(span.end - span.start),
+            args={"microbatch": action.microbatch, "chunk": action.chunk},
+        )
+    span_of = {span.action: span for span in timeline.spans}
+    for number, message in enumerate(timeline.messages):
+        yield from _message_events(process, number, message, stages, directions, span_of)
+
+
+def _message_events(
+    process: int,
+    number: int,
+    message: Message,
+    stages: int,
+    directions: list[tuple[str, int, int]],
+    span_of: dict[Action, Any],
+) -> Iterator[Event]:
+    arrow = {"id": f"{process}.{number}", "cat": "message", "name": str(message.action)}
+    # An arrow belongs to the slice in which its ends lie: viewers draw it from that slice's end.
+    made = span_of[message.action]
+    yield _event("s", process, message.source, ts=_microseconds(made.start), **arrow)
+    if message.link is not None:
+        track = stages + directions.index((message.link, message.source, message.target))
+        start = _microseconds(message.start)
+        yield _event(
+            "X",
+            process,
+            track,
+            name=str(message.action),
+            cat="sending",
+            ts=start,
+            dur=_microseconds(message.sent - message.start),
+            args={"arrives_us": _microseconds(message.end)},
+        )
+        yield _event("t", process, track, ts=start, **arrow)
+    used = span_of[_user(message.action)]
+    yield _event("f", process, message.target, bp="e", ts=_microseconds(used.start), **arrow)
+
+
+def _user(action: Action) -> Action:
+    """The work that waits for what `action` sends."""
+    step = 1 if action.kind is Kind.FORWARD else -1
+    return Action(action.kind, action.microbatch, action.chunk + step)
+
+
+def _event(phase: str, process: int, track: int, **rest: Any) -> Event:
+    return {"ph": phase, "pid": process, "tid": track, **rest}
+
+
+def _name(what: str, process: int, track: int, name: str) -> Event:
+    return _event("M", process, track, name=f"{what}_name", args={"name": name})
+
+
+def _microseconds(seconds: float) -> float:
+    return round(seconds * 1e6, 3)  # Perfetto counts whole nanoseconds
