@@ -28,7 +28,7 @@ _IDLE = "#e4e4e4"
 _WIDTH, _DPI = 16.0, 120  # inches, pixels per inch
 _SITE_GAP = 0.9  # in rows: there the messages between sites are seen
 _ROW, _PANEL = 0.26, 3.6  # inches: the height of a row, and of the rows of one panel at most
-_DIGIT = 0.062  # inches that a digit of the numbers takes
+_LARGEST, _SMALLEST = 7.0, 4.8  # points: the size of the numbers; smaller ones are left out
 Polygon = list[tuple[float, float]]
 
 
@@ -83,17 +83,7 @@ def _draw(
         )
     )
     for span in spans:
-        text = str(span.action.microbatch)
-        if (span.end - span.start) * inches > _DIGIT * (len(text) + 0.4) and row > 0.13:
-            axes.text(
-                (span.start + span.end) / 2,
-                tops[span.stage] + 0.45,
-                text,
-                fontsize=min(7.0, 40 * row),
-                ha="center",
-                va="center",
-                clip_on=True,
-            )
+        _number(axes, span, tops[span.stage], (span.end - span.start) * inches, row)
     for kind, colour in _DARK.items():
         crossing = [
             message
@@ -104,6 +94,16 @@ def _draw(
         axes.add_collection(LineCollection(lines, colors=colour, linewidths=0.6, alpha=0.75))
     axes.axvline(end, color="#444444", linewidth=0.8)
     axes.set_ylim(tops[-1] + 1, -0.1)
+
+
+def _number(axes: Axes, span: Span, top: float, width: float, height: float) -> None:
+    """The microbatch, where its number fits into a box of that many inches."""
+    text = str(span.action.microbatch)
+    points = 72 * min(width / (0.62 * len(text) + 0.25), 0.6 * height)
+    if points >= _SMALLEST:
+        middle = (span.start + span.end) / 2
+        size = min(points, _LARGEST)
+        axes.text(middle, top + 0.46, text, fontsize=size, ha="center", va="center", clip_on=True)
 
 
 def _slanted(message: Message, tops: Sequence[float]) -> Polygon:
