@@ -113,7 +113,7 @@ class StagedModel:
         costs = self._costs(placement)
         if self.stage_seconds is None:
             return costs
-        plain = self._costs(Placement(self.stages, tuple(range(self.stages))))
+        plain = self._costs(Placement.linear(self.stages))
         work = zip(plain.forward, plain.backward, plain.weight, strict=True)
         factor = self.stage_seconds / max(map(sum, work))
         forward, backward, weight = (

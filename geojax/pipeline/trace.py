@@ -16,6 +16,7 @@ from geojax.pipeline.timeline import Message, Timeline
 Event = dict[str, Any]
 
 _NAMES = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward", Kind.WEIGHT: "weight gradient"}
+_DIRECTIONS = {(0, 1): "to later stages", (1, 0): "to earlier stages"}
 _COLOURS = {  # names that trace viewers know
     Kind.FORWARD: "thread_state_running",
     Kind.BACKWARD: "thread_state_iowait",
@@ -42,11 +43,11 @@ def trace_events(process: int, timeline: Timeline) -> Iterator[Event]:
     """
     schedule = timeline.schedule
     stages = schedule.placement.stages
-    directions = sorted(timeline.link_use)
+    directions = sorted(timeline.link_use)  # of each link first towards later stages, then back
     title = f"{schedule.name}: {timeline.seconds:.6g} s, bubble {timeline.bubble_ratio:.2%}"
     yield _name("process", process, 0, title)
     tracks = [f"stage {stage}" for stage in range(stages)]
-    tracks += [f"link {link}, {source} to {target}" for link, source, target in directions]
+    tracks += [f"link {link}, {_DIRECTIONS[source, target]}" for link, source, target in directions]
     for track, name in enumerate(tracks):
         yield _name("thread", process, track, name)
         yield _event("M", process, track, name="thread_sort_index", args={"sort_index": track})
@@ -81,7 +82,8 @@ def _message_events(
     made = span_of[message.action]
     yield _event("s", process, message.source, ts=_microseconds(made.start), **arrow)
     if message.link is not None:
-        track = stages + directions.index((message.link, message.source, message.target))
+        way = (0, 1) if message.target > message.source else (1, 0)
+        track = stages + directions.index((message.link, *way))
         start = _microseconds(message.start)
         yield _event(
             "X",

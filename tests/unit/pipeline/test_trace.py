@@ -28,7 +28,10 @@ def test_tracks_are_named(events):
     for process in (1, 2):
         tracks = [names[process, track] for track in range(4)]
         assert tracks[:2] == ["stage 0", "stage 1"]
-        assert tracks[2:] == ["link east-west, 0 to 1", "link east-west, 1 to 0"]
+        assert tracks[2:] == [
+            "link east-west, to later stages",
+            "link east-west, to earlier stages",
+        ]
     titles = [event["args"]["name"] for event in events if event["name"] == "process_name"]
     assert titles == ["one at a time: 26 s, bubble 76.92%", "one at a time: 13 s, bubble 76.92%"]
 
