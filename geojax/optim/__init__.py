@@ -21,12 +21,14 @@ from geojax.optim.optimizer import (
     make_optimizer,
     optimizer_layouts,
 )
+from geojax.optim.stage_rows import StageRows
 
 __all__ = [
     "SHARD_AXES",
     "Cut",
     "LeafLayout",
     "OptimizerSettings",
+    "StageRows",
     "abstract",
     "abstract_whole",
     "bytes_per_device",

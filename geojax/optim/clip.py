@@ -12,15 +12,23 @@ import optax
 
 from geojax.collectives import hierarchical_all_reduce
 from geojax.collectives.axes import varying_axes
+from geojax.optim.layout import LeafLayout
 
 
-def global_norm(gradients: Any) -> jax.Array:
+def global_norm(gradients: Any, layouts: Any = None) -> jax.Array:
     """The Euclidean norm of the whole gradient, of which each rank holds parts.
 
     Call it inside a `shard_map` with `check_vma=True`: a leaf is taken to be cut over the axes that
     its type says it varies over (padding is zero and adds nothing), and equal along the others. The
     result is the same number on every rank.
+
+    Args:
+        gradients: this rank's shards.
+        layouts: the `LeafLayout` of each; what two stages of a pipeline hold counts once. None:
+            there is no pipeline.
     """
+    if layouts is not None:
+        gradients = jax.tree.map(_counted_once, gradients, layouts)
     sums: dict[tuple[str, ...], list[jax.Array]] = {}
     for leaf in jax.tree.leaves(gradients):
         axes = tuple(sorted(varying_axes(leaf)))
@@ -33,12 +41,17 @@ def global_norm(gradients: Any) -> jax.Array:
     return jnp.sqrt(jnp.sum(jnp.stack(squares)))
 
 
+def _counted_once(shard: jax.Array, place: LeafLayout) -> jax.Array:
+    return shard if place.stages is None else place.stages.count_once(shard)
+
+
 def clip_by_global_norm(max_norm: float) -> optax.GradientTransformationExtraArgs:
     """Scale the sharded gradients so that their `global_norm` is at most `max_norm`.
 
     As in Pascanu et al. (arXiv 1211.5063): a gradient within the norm is left exactly as it is.
     `update` takes `norm=`, the result of `global_norm`, from a caller who has it already: that
-    saves the reduction.
+    saves the reduction. With a pipeline it is needed, since only the layouts tell what two stages
+    hold.
     """
 
     def update(

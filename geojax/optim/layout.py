@@ -6,7 +6,8 @@ computes with the same part, and gathers them when they are needed.
 
 A dimension is padded at its end where it does not divide into its parts and shards. The padding
 exists only on the devices: `trim` removes it before a save and `pad` puts it back after a restore,
-so a checkpoint holds the model's own shapes and restores onto any other mesh.
+so a checkpoint holds the model's own shapes and restores onto any other mesh. With a pipeline they
+also bring the rows of a leaf, its layers, to the stages that hold them (`StageRows`) and back.
 """
 
 import dataclasses
@@ -21,6 +22,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from geojax.models.partition import Partition
+from geojax.optim.stage_rows import EMPTY, StageRows
 
 SHARD_AXES = ("data", "expert")
 """The axes inside a site over which the training state is sharded (ZeRO)."""
@@ -54,55 +56,89 @@ class LeafLayout:
     partial: bool = False
     """Each tensor rank has the leaf whole and makes a part of its gradient."""
 
+    stages: StageRows | None = None
+    """Which rows the stages of a pipeline hold; None where there is no pipeline. On the devices a
+    leaf that does not count layers gets a leading dimension of stages then. `parts` and `shard` go
+    by the dimensions of `shape`, without it."""
+
+    @property
+    def stage_shape(self) -> tuple[int, ...]:
+        """The shape of what one stage holds, whole and without padding but for empty rows."""
+        if self.stages is None or not self.stages.stacked:
+            return self.shape
+        return (self.stages.rows_per_stage, *self.shape[1:])
+
     @property
     def padded_shape(self) -> tuple[int, ...]:
-        """The shape with each cut dimension rounded up to a multiple of its blocks."""
-        blocks = self._blocks((*self.parts, *([self.shard] if self.shard else [])))
-        sizes = zip(self.shape, blocks, strict=True)
-        return tuple(-(-size // count) * count for size, count in sizes)
+        """The shape on the devices: each cut dimension rounded up to a multiple of its blocks, and
+        the rows of all stages."""
+        padded = self._rounded(self.stage_shape)
+        if self.stages is None:
+            return padded
+        rows = self.stages.stages * self.stages.rows_per_stage
+        return (rows, *(padded[1:] if self.stages.stacked else padded))
 
     @property
     def part_shape(self) -> tuple[int, ...]:
-        """The shape of one part, padding included: all its shards together."""
+        """The shape of one part of what a stage holds, padding included: all its shards together.
+        A leaf that does not count layers has its own dimensions here, no leading one."""
         blocks = self._blocks(self.parts)
-        return tuple(s // count for s, count in zip(self.padded_shape, blocks, strict=True))
+        padded = self._rounded(self.stage_shape)
+        return tuple(s // count for s, count in zip(padded, blocks, strict=True))
 
     @property
     def gathered_shape(self) -> tuple[int, ...]:
         """The shape of what one rank computes with: a part's padding stays, that of shards goes."""
         cut = {part.dim for part in self.parts}
-        sizes = enumerate(zip(self.part_shape, self.shape, strict=True))
+        sizes = enumerate(zip(self.part_shape, self.stage_shape, strict=True))
         return tuple(part if dim in cut else whole for dim, (part, whole) in sizes)
 
     @property
     def shard_shape(self) -> tuple[int, ...]:
         """The shape of what one device holds between steps."""
         blocks = self._blocks((self.shard,) if self.shard else ())
-        return tuple(s // count for s, count in zip(self.part_shape, blocks, strict=True))
+        shard = tuple(s // count for s, count in zip(self.part_shape, blocks, strict=True))
+        return (1, *shard) if self.has_stage_dim else shard
+
+    @property
+    def has_stage_dim(self) -> bool:
+        """Whether the leaf has a leading dimension on the devices that it lacks in the model."""
+        return self.stages is not None and not self.stages.stacked
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the leaf on the devices is the model's, without padding and in its order."""
+        in_order = self.stages is None or self.stages.is_order_of_leaf
+        return in_order and self.padded_shape == self.shape
 
     def spec(self) -> PartitionSpec:
         """The partition spec of the padded leaf."""
-        axes = [
-            tuple(axis for cut in self.cuts if cut.dim == dim for axis in cut.axes)
-            for dim in range(len(self.shape))
-        ]
-        while axes and not axes[-1]:
-            axes.pop()
-        return PartitionSpec(*(names or None for names in axes))
+        axes = self._axes()
+        if self.stages is not None and not self.stages.stacked:
+            axes.insert(0, self.stages.axes)
+        return _partition_spec(axes)
+
+    def whole_spec(self) -> PartitionSpec:
+        """The partition spec of the model's leaf, if it divided."""
+        return _partition_spec(self._axes())
 
     def pad(self, leaf: jax.Array) -> jax.Array:
-        """The whole leaf with zeros appended where dimensions do not divide."""
-        missing = [(0, p - s) for p, s in zip(self.padded_shape, self.shape, strict=True)]
-        return jnp.pad(leaf, missing) if self.padded_shape != self.shape else leaf
+        """The model's leaf as it is on the devices: zeros appended where dimensions do not divide,
+        and rows brought to their stages."""
+        padded = self._rounded(self.shape)
+        if padded != self.shape:
+            leaf = jnp.pad(leaf, [(0, p - s) for p, s in zip(padded, self.shape, strict=True)])
+        return leaf if self.stages is None else self.stages.spread(leaf)
 
     def trim(self, leaf: jax.Array) -> jax.Array:
-        """The padded leaf without its padding."""
-        if self.padded_shape == self.shape:
+        """The inverse of `pad`: the model's leaf, in its order."""
+        leaf = leaf if self.stages is None else self.stages.collect(leaf)
+        if leaf.shape == self.shape:
             return leaf
         return leaf[tuple(slice(size) for size in self.shape)]
 
     def of_layer(self) -> "LeafLayout":
-        """The layout of one layer's slice of this stacked leaf."""
+        """The layout of one layer's slice of this stacked leaf; with a pipeline, on its stage."""
 
         def inner(cut: Cut) -> Cut:
             assert cut.dim > 0, "the layers of a stacked leaf are never cut"
@@ -113,21 +149,45 @@ class LeafLayout:
             shape=self.shape[1:],
             parts=tuple(inner(cut) for cut in self.parts),
             shard=inner(self.shard) if self.shard else None,
+            stages=None,
         )
 
     def of_layers(self, count: int) -> "LeafLayout":
-        """The layout of `count` layers of this stacked leaf, stacked."""
-        return dataclasses.replace(self, shape=(count, *self.shape[1:]))
+        """The layout of `count` layers of this stacked leaf, stacked; with a pipeline, on their
+        stage."""
+        return dataclasses.replace(self, shape=(count, *self.shape[1:]), stages=None)
 
     @property
     def cuts(self) -> tuple[Cut, ...]:
         """The cuts of parts, then that of shards."""
         return (*self.parts, self.shard) if self.shard else self.parts
 
+    def _axes(self) -> list[tuple[str, ...]]:
+        """For each dimension of `shape` the mesh axes that cut it."""
+        axes = [
+            tuple(axis for cut in self.cuts if cut.dim == dim for axis in cut.axes)
+            for dim in range(len(self.shape))
+        ]
+        if self.stages is not None and self.stages.stacked:
+            assert not axes[0], "the layers of a stacked leaf are cut by stages alone"
+            axes[0] = self.stages.axes
+        return axes
+
+    def _rounded(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """`shape` with each cut dimension rounded up to a multiple of its blocks."""
+        sizes = zip(shape, self._blocks(self.cuts), strict=True)
+        return tuple(-(-size // count) * count for size, count in sizes)
+
     def _blocks(self, cuts: Sequence[Cut]) -> list[int]:
         return [
             math.prod(cut.ranks for cut in cuts if cut.dim == dim) for dim in range(len(self.shape))
         ]
+
+
+def _partition_spec(axes: list[tuple[str, ...]]) -> PartitionSpec:
+    """Of the mesh axes of each dimension; dimensions at the end that are not cut are left out."""
+    cut = [dim for dim, names in enumerate(axes) if names]
+    return PartitionSpec(*(names or None for names in axes[: max(cut, default=-1) + 1]))
 
 
 def leaf_layout(
@@ -138,6 +198,7 @@ def leaf_layout(
     stacked: bool,
     parts: tuple[Cut, ...] = (),
     partial: bool = False,
+    stages: StageRows | None = None,
 ) -> LeafLayout:
     """The layout of a leaf that the model cuts into `parts` and ZeRO shards over `shard_axes`.
 
@@ -153,8 +214,12 @@ def leaf_layout(
         stacked: whether the leading dimension counts layers.
         parts: the model's cuts.
         partial: see `LeafLayout`.
+        stages: see `LeafLayout`.
     """
-    whole = LeafLayout(tuple(shape), jnp.dtype(dtype), parts, partial=partial)
+    whole = LeafLayout(tuple(shape), jnp.dtype(dtype), parts, partial=partial, stages=stages)
+    if stages is not None and stacked:
+        held = len(set(stages.order) - {EMPTY})
+        assert held == shape[0], f"the stages hold {held} of {shape[0]} layers"
     if not shard_axes:
         return whole
     ranks = math.prod(shard_axes.values())
@@ -173,6 +238,7 @@ def parameter_layouts(
     *,
     sharded: bool = True,
     across_sites: bool = False,
+    stages: Any = None,
 ) -> Any:
     """A `LeafLayout` for each leaf of the parameter tree (arrays or shapes).
 
@@ -182,11 +248,16 @@ def parameter_layouts(
         partitions: the `Partition` of each leaf; None: the model cuts none.
         sharded: whether ZeRO shards the parts, over those of `SHARD_AXES` that do not cut them.
         across_sites: whether it shards them over `dc` too.
+        stages: the `StageRows` of each leaf; None: there is no pipeline.
     """
     if partitions is None:
         partitions = jax.tree.map(lambda _: Partition(), parameters)
+    if stages is None:
+        stages = jax.tree.map(lambda _: None, parameters)
 
-    def layout(path: tuple[Any, ...], leaf: Any, partition: Partition) -> LeafLayout:
+    def layout(
+        path: tuple[Any, ...], leaf: Any, partition: Partition, rows: StageRows | None
+    ) -> LeafLayout:
         parts = tuple(Cut(dim, (axis,), mesh.shape[axis]) for dim, axis in partition.cuts.items())
         axes = [axis for axis in SHARD_AXES if axis not in partition.cuts.values()]
         if across_sites:
@@ -198,9 +269,10 @@ def parameter_layouts(
             stacked=getattr(path[0], "key", None) == "layers",
             parts=parts,
             partial=partition.partial,
+            stages=rows,
         )
 
-    return jax.tree_util.tree_map_with_path(layout, parameters, partitions)
+    return jax.tree_util.tree_map_with_path(layout, parameters, partitions, stages)
 
 
 def replicated(leaf: Any) -> LeafLayout:
@@ -240,8 +312,8 @@ def abstract_whole(layouts: Any, mesh: Mesh) -> Any:
 
 
 def trim(state: Any, layouts: Any, mesh: Mesh) -> Any:
-    """The state without padding, sharded as in `abstract_whole`; leaves without padding are shared
-    with `state`, not copied."""
+    """The state without padding, sharded as in `abstract_whole`; leaves that are `is_whole` are
+    shared with `state`, not copied."""
     return _resize(state, layouts, abstract_whole(layouts, mesh), LeafLayout.trim)
 
 
@@ -252,7 +324,7 @@ def pad(state: Any, layouts: Any, mesh: Mesh) -> Any:
 
 def _resize(state: Any, layouts: Any, targets: Any, resize: Any) -> Any:
     def one(leaf: jax.Array, layout: LeafLayout, target: jax.ShapeDtypeStruct) -> jax.Array:
-        if layout.padded_shape == layout.shape:
+        if layout.is_whole:
             return leaf
         return _compiled_resize(resize, layout, target.sharding)(leaf)
 
@@ -271,8 +343,8 @@ def _whole_sharding(layout: LeafLayout, mesh: Mesh) -> NamedSharding:
     them and replicated 3 times, on a mesh with the same devices in the same order in which the axis
     of 24 is two, of 8 and of 3.
     """
-    spec = layout.spec()
-    if layout.padded_shape == layout.shape:
+    spec = layout.whole_spec()
+    if layout.is_whole:
         return NamedSharding(mesh, spec)
     parts = dict.fromkeys(mesh.axis_names, 1)
     for size, axes in zip(layout.shape, spec, strict=False):
