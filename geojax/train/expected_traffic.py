@@ -37,7 +37,7 @@ from geojax.models.attention.context_traffic import expected_context_bytes
 from geojax.models.mixture.traffic import expected_mixture_bytes
 from geojax.models.tensor_traffic import expected_tensor_bytes
 from geojax.optim import LeafLayout
-from geojax.train.plan import BATCH_AXES, StepPlan
+from geojax.train.plan import StepPlan
 from geojax.train.weights import computing_axes, shard_axes
 
 Axes = tuple[str, ...]
@@ -148,9 +148,10 @@ def _sum_shards(places: list[LeafLayout], plan: StepPlan) -> Sent:
     groups: dict[Any, list[LeafLayout]] = {}
     for place in places:
         site_axes, across = shard_axes(place)
-        groups.setdefault((site_axes, across, _beside(place, plan)), []).append(place)
-    sites = plan.mesh.shape["dc"]
-    for (site_axes, across, beside), members in groups.items():
+        key = (site_axes, across, _beside(place, plan), _shared(place))
+        groups.setdefault(key, []).append(place)
+    for (site_axes, across, beside, shared), members in groups.items():
+        sites = plan.mesh.shape["dc"] if plan.outer_axes or shared else 1
         shards = [_site_shard(place, site_axes, plan) for place in members]
         summed = expected_all_reduce(
             shards,
@@ -172,8 +173,13 @@ def _beside(place: LeafLayout, plan: StepPlan) -> Axes:
     """The axes of a site that a shard's gradient is summed over."""
     cut = {axis for part in place.parts for axis in part.axes} | {"dc"}
     cut |= set(shard_axes(place)[0] or ())
-    computing = computing_axes(place, plan)
+    computing = {*computing_axes(place, plan), *(plan.stage_axes if _shared(place) else ())}
     return tuple(axis for axis in AXES if axis in computing and axis not in cut)
+
+
+def _shared(place: LeafLayout) -> bool:
+    """Whether two stages of a pipeline make parts of the gradient."""
+    return place.stages is not None and place.stages.shared
 
 
 def _site_shard(place: LeafLayout, site_axes: Axes | None, plan: StepPlan) -> jax.ShapeDtypeStruct:
@@ -186,7 +192,7 @@ def _site_shard(place: LeafLayout, site_axes: Axes | None, plan: StepPlan) -> ja
 def _activations(model: ModelConfig, plan: StepPlan, *, rows: int, sequence: int) -> Sent:
     """What the model's own parallelism sends, in all microbatches."""
     parallelism = plan.parallelism
-    microbatch = rows // (_ranks(BATCH_AXES, plan) * plan.accumulation)
+    microbatch = rows // (_ranks(plan.batch_axes, plan) * plan.accumulation)
     tensor = expected_tensor_bytes(
         model,
         parallelism,
@@ -240,9 +246,9 @@ def _numbers(layouts: Any, plan: StepPlan, scalars: int) -> Sent:
             sent[_long(("dc",), plan)] += all_reduce_bytes(payload, plan.mesh.shape["dc"])
 
     wide = jnp.promote_types(plan.policy.compute_dtype, jnp.float32).itemsize
-    add((*BATCH_AXES, "context"), scalars * wide)
+    add(tuple(axis for axis in AXES if axis != "tensor"), scalars * wide)
     norms = {
-        frozenset(axis for cut in place.cuts for axis in cut.axes)
+        frozenset(plan.stage_axes).union(*(cut.axes for cut in place.cuts))
         for place in jax.tree.leaves(layouts)
     }
     for axes in norms:

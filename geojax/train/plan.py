@@ -1,18 +1,25 @@
 """How a step runs on a mesh: everything that shapes the program but not its result."""
 
 import dataclasses
+import math
 import sys
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from jax.sharding import Mesh, PartitionSpec
 
+from geojax.mesh import AXES
 from geojax.models.parallelism import ContextMethod, Parallelism
 from geojax.models.transformer import Remat
 from geojax.optim import SHARD_AXES
 from geojax.precision import Policy
+from geojax.train.stages import StagedLayers
 
 BATCH_AXES = ("dc", *SHARD_AXES)
-"""The axes over which the rows of a batch are spread."""
+"""The axes over which the rows of a batch are spread; where sites are stages, the last of them."""
+
+DcRole: TypeAlias = Literal["data", "stage"]
+"""What sites are to each other: "data", each trains on its share of the batch; "stage", each holds
+a part of the pipeline."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +72,37 @@ class StepPlan:
     layers runs. The more, the longer may a round trip between sites be that is hidden. It divides
     the model's layers."""
 
+    dc_role: DcRole = "data"
+    """What sites are to each other."""
+
+    staged_layers: StagedLayers | None = None
+    """How pipeline stages share the layers; None: there is no pipeline."""
+
+    def __post_init__(self) -> None:
+        assert self.staged_layers or self.dc_role == "data", "sites are stages of no pipeline"
+        if self.staged_layers:
+            stages = math.prod(self.mesh.shape[axis] for axis in self.stage_axes)
+            held = self.staged_layers.placement.stages
+            assert stages == held, f"{held} stages, and {stages} along {self.stage_axes}"
+        assert not (self.shard_across_sites and self.dc_role == "stage"), "sites hold other layers"
+
+    @property
+    def stage_axes(self) -> tuple[str, ...]:
+        """The axes that number the stages of a pipeline; none without one."""
+        if self.staged_layers is None:
+            return ()
+        return ("dc", "stage") if self.dc_role == "stage" else ("stage",)
+
+    @property
+    def batch_axes(self) -> tuple[str, ...]:
+        """The axes over which the rows of a batch are spread."""
+        return tuple(axis for axis in BATCH_AXES if axis not in self.stage_axes)
+
+    @property
+    def outer_axes(self) -> tuple[str, ...]:
+        """The axes between sites over which gradients are summed: `dc`, unless it is of stages."""
+        return tuple(axis for axis in ("dc",) if axis in self.batch_axes)
+
     @property
     def parallelism(self) -> Parallelism:
         """How the mesh spreads the model."""
@@ -85,11 +123,17 @@ class StepPlan:
     @property
     def row_spec(self) -> PartitionSpec:
         """How things that have one entry a row lie on the mesh."""
-        return PartitionSpec(BATCH_AXES)
+        return PartitionSpec(self.batch_axes)
+
+    @property
+    def signal_spec(self) -> PartitionSpec:
+        """How what the processes ask of each other lies on the mesh: one row for each rank, but for
+        those of `tensor`, which share a host. So every process has a row of its own."""
+        return PartitionSpec(tuple(axis for axis in AXES if axis != "tensor"))
 
     @property
     def token_spec(self) -> PartitionSpec:
         """How things that have one entry a token, [rows, sequence], lie on the mesh."""
         if self.mesh.shape["context"] == 1:
             return self.row_spec
-        return PartitionSpec(BATCH_AXES, "context")
+        return PartitionSpec(self.batch_axes, "context")

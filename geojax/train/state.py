@@ -13,6 +13,7 @@ from geojax.models.partition import partitions
 from geojax.optim import layout
 from geojax.optim.optimizer import optimizer_layouts
 from geojax.train.plan import StepPlan
+from geojax.train.stages import stage_rows
 
 
 @jax.tree_util.register_dataclass
@@ -24,7 +25,8 @@ class TrainState:
     """int32: steps done, skipped ones included; also the position in the data."""
 
     parameters: Any
-    """Master weights, at least fp32: parts, sharded over (data, expert) and padded."""
+    """Master weights, at least fp32: parts, sharded over (data, expert), padded, on the stages that
+    use them."""
 
     optimizer: Any
     """The optax state; moments are sharded as their parameters are."""
@@ -38,12 +40,16 @@ class TrainState:
 
 def parameter_layouts(model: ModelConfig, plan: StepPlan) -> Any:
     """The `LeafLayout` of each of the model's master weights."""
+    stages = None
+    if plan.staged_layers:
+        stages = stage_rows(model, plan.staged_layers, plan.stage_axes)
     return layout.parameter_layouts(
         parameter_shapes(model, plan.policy.master_dtype),
         plan.mesh,
         partitions(model, plan.parallelism),
         sharded=plan.zero_stage > 0,
         across_sites=plan.shard_across_sites,
+        stages=stages,
     )
 
 

@@ -10,7 +10,6 @@ Nothing crosses `dc` but the gradient chunks and one vector of four sums.
 """
 
 import functools
-import math
 from typing import Any
 
 import jax
@@ -22,7 +21,7 @@ from geojax.collectives import hierarchical_all_reduce
 from geojax.models import ModelConfig
 from geojax.optim import SHARD_AXES, global_norm, layout
 from geojax.train.gradients import batch_loss, step_gradients
-from geojax.train.plan import BATCH_AXES, StepPlan
+from geojax.train.plan import StepPlan
 from geojax.train.state import TrainState
 
 SIGNALS = ("stop", "save")
@@ -34,8 +33,8 @@ STEP_NAME = "train_step"
 
 
 def sum_over_mesh(values: jax.Array) -> jax.Array:
-    """A few numbers summed over all ranks that hold tokens: first in the site, then across."""
-    in_site = hierarchical_all_reduce(values, (*SHARD_AXES, "context"), ())
+    """A few numbers summed over all ranks that hold tokens or stages: in the site, then across."""
+    in_site = hierarchical_all_reduce(values, ("stage", *SHARD_AXES, "context"), ())
     return hierarchical_all_reduce(in_site, (), "dc")
 
 
@@ -69,8 +68,6 @@ def mean_gradients(
         shards, batch, layouts=layouts, model=model, plan=plan, dropout_key=dropout_key
     )
     signal = jnp.sum(signals.astype(made.loss.dtype), axis=0)
-    if plan.mesh.shape["context"] > 1:  # those who share rows say the same
-        signal = jnp.where(jax.lax.axis_index("context") == 0, signal, 0)
     balance = [] if made.balance is None else [made.balance]
     local = jnp.stack([made.loss, made.targets, *signal, *balance])
     loss, count, *others = sum_over_mesh(local)
@@ -110,7 +107,7 @@ def update_state(
         plan=plan,
         dropout_key=dropout_key if model.dropout else None,
     )
-    norm = global_norm(gradients)
+    norm = global_norm(gradients, layouts.parameters)
     finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(norm)
     updates, optimizer_state = optimizer.update(
         gradients, state.optimizer, state.parameters, norm=norm, finite=finite
@@ -178,7 +175,7 @@ def trace_step(
     program = jax.shard_map(
         train_step,
         mesh=plan.mesh,
-        in_specs=(specs, batch_specs(batch, plan), plan.row_spec, PartitionSpec()),
+        in_specs=(specs, batch_specs(batch, plan), plan.signal_spec, PartitionSpec()),
         out_specs=(specs, PartitionSpec()),
         check_vma=True,
     )
@@ -245,10 +242,10 @@ def batch_on_mesh(batch: Any, plan: StepPlan) -> Any:
 
 
 def signals_on_mesh(plan: StepPlan) -> jax.ShapeDtypeStruct:
-    """The signals of all ranks that hold rows, [ranks, len(SIGNALS)]."""
-    ranks = math.prod(plan.mesh.shape[axis] for axis in BATCH_AXES)
+    """The signals of all ranks that have a row of them, [ranks, len(SIGNALS)]."""
+    ranks = plan.mesh.size // plan.mesh.shape["tensor"]
     shape = jax.ShapeDtypeStruct((ranks, len(SIGNALS)), jnp.float32)
-    return _on_mesh(shape, plan.row_spec, plan.mesh)
+    return _on_mesh(shape, plan.signal_spec, plan.mesh)
 
 
 def _on_mesh(leaf: jax.ShapeDtypeStruct, spec: PartitionSpec, mesh: Mesh) -> jax.ShapeDtypeStruct:

@@ -10,8 +10,13 @@ Which axes a gradient must be summed over its type says: those along which it va
 not cut. Ranks that share a part without sharding it (`context`; `tensor` for a leaf of which each
 of them makes a part of the gradient) sum their shards as one hierarchical all-reduce with the
 sites, so that each of them sends its share of the shard over `dc` and not all of it.
+
+With a pipeline a leaf is cut over the stages and not summed over them, but for a tied table, of
+whose gradient two stages make a part each. Where sites are stages nothing else here crosses `dc`.
 """
 
+import functools
+import math
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -26,7 +31,7 @@ from geojax.collectives import (
 from geojax.collectives.axes import to_varying, varying_axes
 from geojax.mesh import AXES
 from geojax.optim import LeafLayout
-from geojax.train.plan import BATCH_AXES, StepPlan
+from geojax.train.plan import StepPlan
 
 
 def gather_weights(shards: Any, layouts: Any, plan: StepPlan) -> Any:
@@ -43,11 +48,15 @@ def gather_weights(shards: Any, layouts: Any, plan: StepPlan) -> Any:
 def gather_across_sites(shards: Any, layouts: Any, plan: StepPlan) -> Any:
     """The first half of `gather_weights`: what is cut over `dc` too, as if it were not.
 
-    That is in the compute dtype then, and all else as it was. Of stacked layers, one layer after
-    the other may take the second half.
+    That is in the compute dtype then, and all else as it was, but without a dimension of stages. Of
+    stacked layers, one layer after the other may take the second half.
     """
 
     def gather(across: Any, leaves: list[jax.Array], places: list[LeafLayout]) -> list[jax.Array]:
+        leaves = [
+            leaf[0] if place.has_stage_dim else leaf
+            for leaf, place in zip(leaves, places, strict=True)
+        ]
         if not across:
             return leaves
         cast = [leaf.astype(plan.policy.compute_dtype) for leaf in leaves]
@@ -79,9 +88,10 @@ def gather_in_site(shards: Any, layouts: Any, plan: StepPlan) -> Any:
 
 
 def computing_axes(place: LeafLayout, plan: StepPlan) -> tuple[str, ...]:
-    """The axes that a leaf's weights are typed as varying over, beside those that cut it."""
+    """The axes that a leaf's weights are typed as varying over, beside those that cut it (and the
+    stages of a pipeline)."""
     context = ("context",) if plan.mesh.shape["context"] > 1 else ()
-    return (*BATCH_AXES, *context, *(("tensor",) if place.partial else ()))
+    return (*plan.batch_axes, *context, *(("tensor",) if place.partial else ()))
 
 
 @jax.named_scope("reduce_gradients")
@@ -89,20 +99,22 @@ def reduce_gradients(gradients: Any, layouts: Any, plan: StepPlan) -> Any:
     """Each rank's shard of the gradient, summed over all ranks that made a part of it."""
 
     def reduce(key: Any, leaves: list[jax.Array], places: list[LeafLayout]) -> list[jax.Array]:
-        (site_axes, across), beside = key
-        if site_axes is None or across or any(plan.mesh.shape[axis] > 1 for axis in beside):
+        (site_axes, across), beside, shared = key
+        long = any(plan.mesh.shape[axis] > 1 for axis in beside)
+        if site_axes is None or across or shared or long:
             return _sum_shards(key, _scatter(site_axes, leaves, places, plan), places, plan)
         reduced = hierarchical_reduce_scatter(
             [_padded(leaf, place) for leaf, place in zip(leaves, places, strict=True)],
             site_axes,
-            "dc",
+            plan.outer_axes,
             dims=[_shard_dim(place) for place in places],
             chunk_bytes=plan.chunk_bytes,
             wire_dtype=plan.wire_dtype,
         )
-        return hierarchical_all_reduce(reduced, beside, ())  # they are all of size 1
+        reduced = hierarchical_all_reduce(reduced, beside, ())  # they are all of size 1
+        return [_on_stage(leaf, place) for leaf, place in zip(reduced, places, strict=True)]
 
-    return _by_group(reduce, gradients, layouts, _reduction)
+    return _by_group(reduce, gradients, layouts, functools.partial(_reduction, plan=plan))
 
 
 @jax.named_scope("reduce_gradients")
@@ -125,7 +137,7 @@ def sum_shards(shards: Any, layouts: Any, plan: StepPlan) -> Any:
     def finish(key: Any, leaves: list[jax.Array], places: list[LeafLayout]) -> list[jax.Array]:
         return _sum_shards(key, leaves, places, plan)
 
-    return _by_group(finish, shards, layouts, _reduction)
+    return _by_group(finish, shards, layouts, functools.partial(_reduction, plan=plan))
 
 
 def _scatter(
@@ -148,20 +160,40 @@ def _scatter(
 def _sum_shards(
     key: Any, leaves: list[jax.Array], places: list[LeafLayout], plan: StepPlan
 ) -> list[jax.Array]:
-    (_, across), beside = key
-    if not across:
-        return hierarchical_all_reduce(
-            leaves, beside, "dc", chunk_bytes=plan.chunk_bytes, wire_dtype=plan.wire_dtype
+    (_, across), beside, shared = key
+    if shared:  # a stage that does not hold the leaf has computed with zeros, perhaps to no end
+        leaves = [_held(leaf, place) for leaf, place in zip(leaves, places, strict=True)]
+    if across:
+        in_site = hierarchical_all_reduce(leaves, beside, (), chunk_bytes=plan.chunk_bytes)
+        shards = hierarchical_reduce_scatter(
+            [leaf.astype(plan.wire_dtype or leaf.dtype) for leaf in in_site],
+            "dc",
+            (),
+            dims=[_shard_dim(place) for place in places],
+            chunk_bytes=plan.chunk_bytes,
         )
-    in_site = hierarchical_all_reduce(leaves, beside, (), chunk_bytes=plan.chunk_bytes)
-    reduced = hierarchical_reduce_scatter(
-        [leaf.astype(plan.wire_dtype or leaf.dtype) for leaf in in_site],
-        "dc",
-        (),
-        dims=[_shard_dim(place) for place in places],
-        chunk_bytes=plan.chunk_bytes,
-    )
-    return [shard.astype(leaf.dtype) for shard, leaf in zip(reduced, leaves, strict=True)]
+        summed = [shard.astype(leaf.dtype) for shard, leaf in zip(shards, leaves, strict=True)]
+    else:
+        outer = "dc" if shared else plan.outer_axes
+        summed = hierarchical_all_reduce(
+            leaves, beside, outer, chunk_bytes=plan.chunk_bytes, wire_dtype=plan.wire_dtype
+        )
+    return [_on_stage(leaf, place) for leaf, place in zip(summed, places, strict=True)]
+
+
+def _held(leaf: jax.Array, place: LeafLayout) -> jax.Array:
+    """A stage's part of a leaf, zero where it holds none."""
+    if place.stages is None:
+        return leaf
+    return place.stages.hold(leaf[None])[0] if place.has_stage_dim else place.stages.hold(leaf)
+
+
+def _on_stage(leaf: jax.Array, place: LeafLayout) -> jax.Array:
+    """A reduced gradient as its weights lie between steps."""
+    if place.stages is None:
+        return leaf
+    held = _held(to_varying(leaf, place.stages.axes), place)
+    return held[None] if place.has_stage_dim else held
 
 
 def _gather(
@@ -175,8 +207,10 @@ def _gather(
 
 def _site_shape(place: LeafLayout, plan: StepPlan) -> tuple[int, ...]:
     """The shape of the block of a part that the sites' ranks of the same place hold together."""
-    shape = list(place.shard_shape)
-    shape[_shard_dim(place)] *= plan.mesh.shape["dc"]
+    shape = list(place.part_shape)
+    shape[_shard_dim(place)] //= math.prod(
+        plan.mesh.shape[axis] for axis in shard_axes(place)[0] or ()
+    )
     return tuple(shape)
 
 
@@ -197,12 +231,16 @@ def shard_axes(place: LeafLayout) -> tuple[tuple[str, ...] | None, bool]:
     return tuple(axis for axis in place.shard.axes if axis != "dc"), "dc" in place.shard.axes
 
 
-def _reduction(gradient: jax.Array, place: LeafLayout) -> Any:
-    """`_shard_axes`, and the axes of the site beside them that a gradient must be summed over."""
+def _reduction(gradient: jax.Array, place: LeafLayout, plan: StepPlan) -> Any:
+    """`shard_axes`, the axes of the site beside them that a gradient must be summed over, and
+    whether two stages make parts of it."""
     site_axes, across = shard_axes(place)
+    shared = place.stages is not None and place.stages.shared
     cut = {axis for part in place.parts for axis in part.axes} | {"dc", *(site_axes or ())}
+    if not shared:
+        cut |= set(plan.stage_axes)
     beside = tuple(axis for axis in AXES if axis in varying_axes(gradient) and axis not in cut)
-    return (site_axes, across), beside
+    return (site_axes, across), beside, shared
 
 
 def _by_group(
