@@ -1,6 +1,9 @@
 """What the pieces of a pipeline cost: the time of each chunk's work, and of each hop."""
 
 import dataclasses
+from collections.abc import Callable
+
+from geojax.pipeline.schedule import Placement
 
 
 @dataclasses.dataclass(frozen=True)
@@ -12,8 +15,8 @@ class Hop:
     transfer: float = 0.0
     """Seconds that the message occupies the link: bytes / bandwidth."""
     link: str | None = None
-    """What it travels over; None: a network inside a site, where messages do not wait for each other.
-    Messages over the same link in the same direction do, first come, first served."""
+    """What it travels over; None: a network inside a site, where messages do not wait for each
+    other. Messages over the same link in the same direction do, first come, first served."""
 
     @property
     def seconds(self) -> float:
@@ -36,6 +39,11 @@ class Costs:
     half_duplex: bool = False
     """Whether the two directions of a link share its bandwidth."""
 
+    def __post_init__(self) -> None:
+        chunks = len(self.forward)
+        assert len(self.backward) == len(self.weight) == chunks, "every chunk has its three times"
+        assert len(self.hops) == chunks - 1, "one hop for each pair of neighbouring chunks"
+
     @classmethod
     def uniform(
         cls, chunks: int, forward: float, backward: float, weight: float = 0.0, hop: Hop = Hop()
@@ -43,4 +51,35 @@ class Costs:
         """The same for every chunk and every hop."""
         return cls(
             (forward,) * chunks, (backward,) * chunks, (weight,) * chunks, (hop,) * (chunks - 1)
+        )
+
+    @classmethod
+    def of_stages(
+        cls,
+        placement: Placement,
+        forward: float,
+        backward: float,
+        weight: float,
+        hop: Callable[[int, int], Hop],
+    ) -> "Costs":
+        """Of stages that are all alike, each divided evenly into its chunks.
+
+        `forward`, `backward` and `weight` are a whole stage's; `hop(source, target)` is what joins
+        two different stages. A chunk and its successor on the same stage need no message.
+        """
+        stage_of = placement.stage_of
+        parts = [len(placement.chunks_of(stage)) for stage in stage_of]
+        pairs = zip(stage_of, stage_of[1:], strict=False)
+        return cls(
+            tuple(forward / part for part in parts),
+            tuple(backward / part for part in parts),
+            tuple(weight / part for part in parts),
+            tuple(Hop() if source == target else hop(source, target) for source, target in pairs),
+        )
+
+    @property
+    def inside_sites(self) -> "Costs":
+        """The same pipeline if messages over links took no time."""
+        return dataclasses.replace(
+            self, hops=tuple(hop if hop.link is None else Hop() for hop in self.hops)
         )

@@ -11,7 +11,8 @@ whoever walks the schedule: the simulator, a loop of ticks (`TickTable`), a host
 
 import dataclasses
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 
 class Kind(enum.Enum):
@@ -19,13 +20,16 @@ class Kind(enum.Enum):
 
     FORWARD = "F"
     BACKWARD = "B"
-    """The gradient of the chunk's input; where the backward is not split, that of its weights too."""
+    """The gradient of the chunk's input; where the backward is not split, of its weights too."""
     WEIGHT = "W"
     """The gradient of the chunk's weights, where the backward is split."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Action:
+KIND_RANK = {kind: rank for rank, kind in enumerate(Kind)}
+"""The order in which a chunk needs its actions of one microbatch."""
+
+
+class Action(NamedTuple):
     """One piece of work of a stage."""
 
     kind: Kind
@@ -47,6 +51,34 @@ class Placement:
 
     def __post_init__(self) -> None:
         assert set(self.stage_of) == set(range(self.stages)), "every stage holds a chunk"
+
+    @classmethod
+    def linear(cls, stages: int) -> "Placement":
+        """One chunk a stage."""
+        return cls(stages, tuple(range(stages)))
+
+    @classmethod
+    def interleaved(cls, stages_per_site: Sequence[int], chunks_per_stage: int) -> "Placement":
+        """Chunks dealt out in turn to the stages of a site, site after site.
+
+        The model runs through all chunks of a site before it crosses to the next one: every cut is
+        crossed once, in one direction. Two sites of two stages, two chunks a stage:
+
+            chunk  0 1 2 3 4 5 6 7
+            stage  0 1 0 1 2 3 2 3
+        """
+        stage_of: list[int] = []
+        first = 0
+        for count in stages_per_site:
+            stage_of += list(range(first, first + count)) * chunks_per_stage
+            first += count
+        return cls(first, tuple(stage_of))
+
+    @classmethod
+    def vee(cls, stages: int) -> "Placement":
+        """Two chunks a stage, down and up again: the first stage holds the first and the last."""
+        down = tuple(range(stages))
+        return cls(stages, down + down[::-1])
 
     @property
     def chunks(self) -> int:
@@ -81,6 +113,26 @@ class Schedule:
         kinds = tuple(Kind)
         return kinds if self.split_backward else kinds[:2]
 
+    @property
+    def in_flight(self) -> tuple[int, ...]:
+        """For each stage the most (microbatch, chunk) pairs whose residuals it holds at a time.
+
+        They are held from the beginning of the forward to the end of the backward, or of the
+        gradient of the weights where that is an action of its own.
+        """
+        last = self.kinds[-1]
+        peaks = []
+        for order in self.orders:
+            held = peak = 0
+            for action in order:
+                if action.kind is Kind.FORWARD:
+                    held += 1
+                    peak = max(peak, held)
+                elif action.kind is last:
+                    held -= 1
+            peaks.append(peak)
+        return tuple(peaks)
+
     def actions(self) -> Iterator[tuple[int, Action]]:
         """Every action with its stage."""
         for stage, order in enumerate(self.orders):
@@ -93,15 +145,15 @@ class TickTable:
     """A schedule whose stages work in lock-step: the tick in which each action runs.
 
     In one tick a stage runs at most one action of each kind, the forward before the backward before
-    the weights' gradient: a backward may follow its own forward in the same tick. What a chunk makes in
-    tick t, the next chunk can use `hop_ticks` later; with one tick the message travels between two ticks,
-    with two or more while ticks are computed.
+    the weights' gradient: a backward may follow its own forward in the same tick. What a chunk
+    makes in tick t, the next chunk can use `hop_ticks` later; with one tick the message travels
+    between two ticks, with two or more while ticks are computed.
     """
 
     schedule: Schedule
     hop_ticks: tuple[int, ...]
-    """Between chunk c and chunk c+1, in both directions, at least 1; of a chunk and its successor on
-    the same stage 1."""
+    """Between chunk c and chunk c+1, in both directions, at least 1; of a chunk and its successor
+    on the same stage 1."""
     starts: tuple[tuple[int, ...], ...]
     """For each stage, the tick of each action of its order; never falling."""
 

@@ -1,12 +1,12 @@
 """When everything happened: what the simulator returns, and pictures show."""
 
 import dataclasses
+from typing import NamedTuple
 
 from geojax.pipeline.schedule import Action, Schedule
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """A stage at work."""
 
     stage: int
@@ -15,8 +15,7 @@ class Span:
     end: float
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     """What travels from one chunk to the next one, or back."""
 
     action: Action
@@ -42,16 +41,28 @@ class Timeline:
     spans: tuple[Span, ...]
     """In the order in which they start."""
     messages: tuple[Message, ...]
+    """In the order in which they were made."""
     seconds: float
     """Of the iteration."""
     bubble_ratio: float
     """The share of its time in which the busiest stage is idle: 1 - work / seconds."""
     bubble_inside_sites: float
-    """The part of the ratio that there would be without latency and transfers across sites."""
+    """The part of the ratio that is idle time even if messages between sites took no time."""
     bubble_across_sites: float
     """The rest of it."""
     in_flight: tuple[int, ...]
-    """For each stage, the most (microbatch, chunk) pairs whose forward it has begun and whose backward
-    (the weights' part too) it has not ended."""
+    """For each stage, the most (microbatch, chunk) pairs whose forward it has begun and whose
+    backward (the weights' part too) it has not ended."""
     link_use: dict[tuple[str, int, int], float]
-    """For each link and direction (source site's side, target's), the share of time in which it sends."""
+    """For each link and direction, the share of time in which it sends: (link, 0, 1) towards later
+    stages, (link, 1, 0) towards earlier ones."""
+
+    @property
+    def stage_seconds(self) -> tuple[float, ...]:
+        """For each stage, the time from the start of its first action to the end of its last."""
+        first = [self.seconds] * self.schedule.placement.stages
+        last = [0.0] * self.schedule.placement.stages
+        for stage, _, start, end in self.spans:
+            first[stage] = min(first[stage], start)
+            last[stage] = max(last[stage], end)
+        return tuple(end - start for start, end in zip(first, last, strict=True))

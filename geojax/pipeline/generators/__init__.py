@@ -1,0 +1,1 @@
+"""Generators: pipeline schedules from counts, costs and a memory limit."""

@@ -1,0 +1,75 @@
+"""Schedules that differ in one thing: how many forwards a stage runs before its first backward.
+
+    gpipe              all of them
+    one_f_one_b        one for each stage behind it
+    extended_warmup    as many more as the messages of a round trip over a slow cut take
+
+All orders are strict: after the warm-up forwards and backwards alternate.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+
+from geojax.pipeline.costs import Costs
+from geojax.pipeline.schedule import Action, Kind, Placement, Schedule
+
+
+def gpipe(stages: int, microbatches: int) -> Schedule:
+    """All forwards, then all backwards (Huang et al., 2019).
+
+    Every stage holds all microbatches.
+    """
+    return with_warmups("gpipe", [microbatches] * stages, microbatches)
+
+
+def one_f_one_b(stages: int, microbatches: int) -> Schedule:
+    """One forward for each stage behind, then forwards and backwards in turn (PipeDream-Flush).
+
+    The first stage holds as many microbatches as there are stages (Narayanan et al., 2021, section
+    2.2.1).
+    """
+    return with_warmups("one_f_one_b", list(range(stages))[::-1], microbatches)
+
+
+def extended_warmup(microbatches: int, costs: Costs, limit: int | None = None) -> Schedule:
+    """GeoPipe: more forwards before the first backward upstream of every slow hop.
+
+    A hop of H seconds keeps a microbatch away for 2 H longer, in which its stages have time for
+    2 H / (f + b) others: so many more forwards (rounded up) run first on all stages before the hop,
+    summed over the hops behind a stage. Iteration time is then (m + p - 1)(f + b) + 2 sum H, the
+    least that is possible where a backward is not split.
+
+    `costs` are those of one chunk a stage; of unequal ones the slowest counts. `limit` caps what a
+    stage holds.
+    """
+    assert limit is None or limit >= 1, "a stage holds one microbatch at least"
+    period = max(
+        forward + backward + weight
+        for forward, backward, weight in zip(
+            costs.forward, costs.backward, costs.weight, strict=True
+        )
+    )
+    # What rounding left over a whole number of periods is no reason for one more.
+    more = [math.ceil(2 * hop.seconds / period * (1 - 1e-12)) for hop in costs.hops]
+    behind = itertools.accumulate([0] + [1 + extra for extra in more[::-1]])
+    warmups = list(behind)[::-1]
+    if limit is not None:
+        warmups = [min(count, limit - 1) for count in warmups]
+    return with_warmups("extended_warmup", warmups, microbatches)
+
+
+def with_warmups(name: str, warmups: Sequence[int], microbatches: int) -> Schedule:
+    """One chunk a stage; each runs its number of forwards, then one more and a backward in turn."""
+    orders = []
+    for stage, warmup in enumerate(warmups):
+        first = min(warmup, microbatches)
+        order = [Action(Kind.FORWARD, i, stage) for i in range(first)]
+        for i in range(first, microbatches):
+            order.append(Action(Kind.FORWARD, i, stage))
+            order.append(Action(Kind.BACKWARD, i - first, stage))
+        order += [
+            Action(Kind.BACKWARD, i, stage) for i in range(microbatches - first, microbatches)
+        ]
+        orders.append(tuple(order))
+    return Schedule(name, Placement.linear(len(warmups)), microbatches, False, tuple(orders))

@@ -1,0 +1,61 @@
+"""What a table of ticks takes where stages work in lock-step, as one program of all stages does."""
+
+from geojax.pipeline.costs import Costs
+from geojax.pipeline.schedule import KIND_RANK, Action, Kind, TickTable
+from geojax.pipeline.simulator import Links, durations_of, timeline_of
+from geojax.pipeline.timeline import Message, Timeline
+
+
+def lock_step(table: TickTable, costs: Costs) -> Timeline:
+    """One iteration in which every stage begins a tick when all have ended the one before.
+
+    A tick lasts as long as its busiest stage. What a tick made leaves at its end, and may travel
+    until the tick begins that is the hop's ticks later: that one waits for it if it must.
+    """
+    starts, messages, seconds = _run(table, costs)
+    if any(hop.link is not None for hop in costs.hops):
+        inside = _run(table, costs.inside_sites)[2]
+    else:
+        inside = seconds
+    return timeline_of(table.schedule, costs, starts, messages, seconds, inside)
+
+
+def lock_step_seconds(table: TickTable, costs: Costs) -> float:
+    """The iteration time alone, for those who compare many tables."""
+    return _run(table, costs)[2]
+
+
+def _run(table: TickTable, costs: Costs) -> tuple[list[list[float]], list[Message], float]:
+    schedule, stage_of = table.schedule, table.schedule.placement.stage_of
+    durations = durations_of(schedule, costs)
+    by_tick: list[list[tuple[int, Action]]] = [[] for _ in range(table.ticks)]
+    for tick, stage, action in table.actions():
+        by_tick[tick].append((stage, action))
+    links = Links(costs)
+    arrived: dict[Action, float] = {}
+    starts: list[list[float]] = [[] for _ in schedule.orders]
+    messages: list[Message] = []
+    now = 0.0
+    for actions in by_tick:
+        for _, action in actions:
+            now = max(now, arrived.pop(action, 0.0))
+        busy_until = dict.fromkeys((stage for stage, _ in actions), now)
+        for stage, action in sorted(actions, key=lambda entry: KIND_RANK[entry[1].kind]):
+            starts[stage].append(busy_until[stage])
+            busy_until[stage] += durations[action.kind][action.chunk]
+        now = max(busy_until.values(), default=now)
+        for stage, action in actions:
+            kind, microbatch, chunk = action
+            following = chunk + (1 if kind is Kind.FORWARD else -1)
+            if kind is Kind.WEIGHT or not 0 <= following < len(stage_of):
+                continue
+            hop, target = costs.hops[min(chunk, following)], stage_of[following]
+            start, sent = now, now + hop.transfer
+            if hop.link is not None:
+                start, sent = links.send(hop.link, stage < target, now, hop.transfer)
+            arrived[Action(kind, microbatch, following)] = sent + hop.latency
+            if stage != target:
+                messages.append(
+                    Message(action, stage, target, start, sent, sent + hop.latency, hop.link)
+                )
+    return starts, messages, now
