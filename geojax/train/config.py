@@ -1,5 +1,6 @@
 """The settings of a whole run: one YAML file, checked before any device is touched."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -15,13 +16,15 @@ from geojax.models.parallelism import ContextMethod, Parallelism
 from geojax.optim import OptimizerSettings
 from geojax.runtime import WatchdogSettings
 from geojax.settings import Settings, load_yaml, validate
+from geojax.train.pipeline_settings import PipelineSettings, check_stages
 
 
 class MeshSettings(Settings):
     """The sizes of the mesh's axes; their product is the number of devices."""
 
     dc: pydantic.PositiveInt = 1
-    """Sites: each trains on its own share of the batch, gradients are summed across the link."""
+    """Sites: each trains on its own share of the batch, gradients are summed across the link;
+    unless `pipeline.dc_role` says otherwise."""
 
     stage: pydantic.PositiveInt = 1
     """Pipeline stages inside a site."""
@@ -42,12 +45,7 @@ class MeshSettings(Settings):
     @property
     def devices(self) -> int:
         """The number of devices that the mesh needs."""
-        return self.batch_shards * self.stage * self.context * self.tensor
-
-    @property
-    def batch_shards(self) -> int:
-        """The number of shares that the rows of a batch are cut into."""
-        return self.dc * self.data * self.expert
+        return math.prod(self.model_dump().values())
 
     @pydantic.model_validator(mode="after")
     def _trainable(self) -> "MeshSettings":
@@ -108,7 +106,7 @@ class BatchSettings(Settings):
     """Tokens in a row."""
 
     accumulation: pydantic.PositiveInt = 1
-    """Microbatches that each device runs one after the other before gradients are reduced."""
+    """Microbatches that each device, or a pipeline, runs before gradients are reduced."""
 
 
 class CommunicationSettings(Settings):
@@ -193,6 +191,9 @@ class RunConfig(Settings):
     parallelism: ParallelismSettings = ParallelismSettings()
     """How ranks that share a layer or a sequence work together."""
 
+    pipeline: PipelineSettings = PipelineSettings()
+    """What stages do, and in which order."""
+
     zero: ZeroSettings = ZeroSettings()
     """What data-parallel ranks share."""
 
@@ -268,20 +269,43 @@ class RunConfig(Settings):
         return self
 
     @pydantic.model_validator(mode="after")
+    def _stages_fit(self) -> "RunConfig":
+        mesh, layers = self.mesh, self.model.layers
+        check_stages(self.pipeline, dc=mesh.dc, stage=mesh.stage, layers=layers)
+        if self.pipeline.dc_role == "stage" and self.zero.across_sites:
+            raise ValueError(
+                "zero.across_sites shards over sites what each of them holds, and with "
+                "pipeline.dc_role=stage they hold different layers: leave it out"
+            )
+        return self
+
+    @pydantic.model_validator(mode="after")
     def _batch_divides(self) -> "RunConfig":
-        shares = self.mesh.batch_shards * self.batch.accumulation
+        axes = ("dc", "data", "expert") if self.pipeline.dc_role == "data" else ("data", "expert")
+        sizes = {axis: getattr(self.mesh, axis) for axis in axes}
+        sizes["accumulation"] = self.batch.accumulation
+        shares = math.prod(sizes.values())
         if self.batch.rows % shares:
             below = self.batch.rows // shares * shares
             fitting = f"{below} or {below + shares}" if below else str(shares)
+            product = " x ".join(f"{name}={size}" for name, size in sizes.items())
             raise ValueError(
-                f"batch.rows={self.batch.rows} does not divide over dc={self.mesh.dc} x "
-                f"data={self.mesh.data} x expert={self.mesh.expert} x "
-                f"accumulation={self.batch.accumulation} = {shares}; {fitting} rows would"
+                f"batch.rows={self.batch.rows} does not divide over {product} = {shares}; "
+                f"{fitting} rows would"
             )
         if self.batch.sequence > self.model.maximum_positions:
             raise ValueError(
                 f"batch.sequence={self.batch.sequence} is longer than the model's "
                 f"maximum_positions={self.model.maximum_positions}"
+            )
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _sites_are_trainable(self) -> "RunConfig":
+        if self.pipeline.dc_role == "stage":
+            raise ValueError(
+                "pipeline.dc_role=stage cannot be trained: in `geojax train` the sites share the "
+                "batch, which is dc_role data"
             )
         return self
 

@@ -2,6 +2,7 @@ import pytest
 
 from geojax.errors import UserError
 from geojax.train.config import RunConfig
+from geojax.train.pipeline_settings import PipelineSettings, check_stages
 
 MINIMAL = """
 run_directory: runs/x
@@ -71,6 +72,33 @@ def test_a_resolved_config_reads_back_as_itself(tmp_path):
         (("--communication.overlap_layers", "5"), "6 layers; 1, 2, 3, 6 would"),
         (("--zero.keep_gathered", "true"), "zero: keep_gathered is about stage 3"),
         (("--zero", "{stage: 0, across_sites: true}"), "choose stage 1, 2 or 3"),
+        (("--pipeline", "{dc_role: stage}"), "pipeline.dc_role=stage cannot be trained"),
+        (("--pipeline", "{schedule: zbv}"), "pipeline: chunks=1, but schedule zbv"),
+        (("--pipeline.chunks", "2"), "with schedule one_f_one_b a stage holds one chunk"),
+        (
+            ("--pipeline", "{schedule: interleaved, chunks: 2}"),
+            "pipeline: chunks is about stages, and there is one",
+        ),
+        (
+            ("--mesh.dc", "2", "--pipeline", "{dc_role: stage, layers: [3, 2]}"),
+            "the model has 6 layers in mesh.dc=2 = 2 chunks; [3, 3] would work",
+        ),
+        (
+            ("--mesh.dc", "8", "--pipeline", "{dc_role: stage}"),
+            "mesh.dc=8 = 8 chunks need a layer each, and the model has 6; 6 stages are the most",
+        ),
+        (
+            ("--mesh.dc=2", "--pipeline={dc_role: stage, schedule: interleaved, chunks: 4}"),
+            "the model has 6; chunks can be up to 3",
+        ),
+        (
+            ("--mesh.dc=2", "--pipeline={dc_role: stage}", "--zero.across_sites=true"),
+            "zero.across_sites shards over sites what each of them holds",
+        ),
+        (
+            ("--mesh.dc=2", "--mesh.data=3", "--pipeline={dc_role: stage}"),
+            "does not divide over data=3 x expert=1 x accumulation=1 = 3; 6 or 9 rows would",
+        ),
         (("--batch.sequence", "4096"), "longer than the model's"),
         (("--steps.x", "1"), "'steps' is not a group of settings"),
         (("--sample.temperature", "-1"), "sample.temperature: input should be greater"),
@@ -89,3 +117,13 @@ def test_what_cannot_be_is_refused(tmp_path, overrides, message):
 def test_a_misspelt_required_key_is_called_unknown_not_missing(tmp_path):
     with pytest.raises(UserError, match="stepz: unknown key; did you mean 'steps'"):
         load(tmp_path, MINIMAL.replace("steps", "stepz"))
+
+
+@pytest.mark.parametrize("role", ["data", "stage"])
+def test_layers_are_given_for_every_chunk(role):
+    stages = 4 if role == "stage" else 2
+    settings = PipelineSettings(dc_role=role, layers=(2, *[1] * (stages - 1)))
+    assert settings.stages(dc=2, stage=2) == stages
+    check_stages(settings, dc=2, stage=2, layers=stages + 1)
+    with pytest.raises(UserError, match=f"= {stages} chunks; .* would work"):
+        check_stages(settings, dc=2, stage=2, layers=stages)
