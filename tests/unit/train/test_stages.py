@@ -16,14 +16,15 @@ from jax.sharding import PartitionSpec
 from support.small_models import make_batch, model_of
 
 from geojax import make_mesh
-from geojax.collectives import collective_traffic, expected_all_reduce
+from geojax.collectives import collective_traffic
 from geojax.collectives.conventions import all_reduce_bytes
 from geojax.models import init_parameters
-from geojax.optim import SHARD_AXES, global_norm, layout
+from geojax.optim import global_norm, layout
 from geojax.optim.stage_rows import EMPTY
 from geojax.pipeline.schedule import Placement
 from geojax.precision import policy
 from geojax.train.batches import global_batch, global_signals, rows_of_process
+from geojax.train.expected_traffic import expected_step_bytes
 from geojax.train.plan import StepPlan
 from geojax.train.stages import StagedLayers, stage_rows
 from geojax.train.state import parameter_layouts
@@ -159,26 +160,24 @@ def test_gradients_are_summed_over_those_that_make_a_part_of_them(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_only_a_tied_table_crosses_between_sites_that_are_stages(name):
+def test_bytes_over_each_axis_are_those_of_the_formula(name):
     plan, layouts, *_, compiled = run(name)
-    traffic = collective_traffic(compiled, plan.mesh)
-    assert not any(collective.in_loop for collective in traffic.collectives)
-    if plan.dc_role == "data":
-        return
-    item = plan.policy.reduce_dtype.itemsize
-    sites = plan.mesh.shape["dc"]
-    beside = ("stage", "context", *(SHARD_AXES if plan.zero_stage == 0 else ()))
-    leaves = jax.tree.leaves(layouts)
-    tables = [place for place in leaves if place.stages.shared]
-    assert len(tables) == (CASES[name].family == "gpt3")
-    summed = expected_all_reduce(
-        [jax.ShapeDtypeStruct(place.shard_shape, plan.policy.reduce_dtype) for place in tables],
-        inner_ranks=math.prod(plan.mesh.shape[axis] for axis in beside),
-        outer_ranks=sites,
-        chunk_bytes=plan.chunk_bytes,
-    )
-    norms = {frozenset(axis for cut in place.cuts for axis in cut.axes) for place in leaves}
-    assert traffic.bytes_over("dc") == summed.outer + len(norms) * all_reduce_bytes(item, sites)
+    _, model = plan_and_model(CASES[name])
+    of_activations = {("tensor",), ("context",)}
+    sent = {
+        axes: sum(total.bytes_sent for total in kinds.values())
+        for axes, kinds in collective_traffic(compiled, plan.mesh).sums().items()
+    }
+    expected = expected_step_bytes(model, layouts, plan, rows=24, sequence=32, scalars=0)
+    for axes in (sent.keys() | expected.keys()) - of_activations:
+        assert sent.get(axes, 0) == expected.get(axes, 0), axes
+    assert not [axes for axes in sent if "dc" in axes and len(axes) > 1]
+
+
+def test_only_a_tied_table_crosses_between_sites_that_are_stages():
+    plan, *_, compiled = run("untied")
+    norm = all_reduce_bytes(plan.policy.reduce_dtype.itemsize, plan.mesh.shape["dc"])
+    assert collective_traffic(compiled, plan.mesh).bytes_over("dc") == norm
 
 
 def test_rows_go_chunk_after_chunk():
