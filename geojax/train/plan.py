@@ -127,8 +127,8 @@ class StepPlan:
 
     @property
     def signal_spec(self) -> PartitionSpec:
-        """How what the processes ask of each other lies on the mesh: one row for each rank, but for
-        those of `tensor`, which share a host. So every process has a row of its own."""
+        """How what the processes ask of each other lies on the mesh: one row for each rank, which
+        only the ranks of `tensor` share."""
         return PartitionSpec(tuple(axis for axis in AXES if axis != "tensor"))
 
     @property

@@ -11,6 +11,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import PartitionSpec
 from support.small_models import make_batch, model_of
@@ -19,7 +20,7 @@ from geojax import make_mesh
 from geojax.collectives import collective_traffic
 from geojax.collectives.conventions import all_reduce_bytes
 from geojax.models import init_parameters
-from geojax.optim import global_norm, layout
+from geojax.optim import OptimizerSettings, global_norm, layout, make_optimizer
 from geojax.optim.stage_rows import EMPTY
 from geojax.pipeline.schedule import Placement
 from geojax.precision import policy
@@ -172,6 +173,24 @@ def test_bytes_over_each_axis_are_those_of_the_formula(name):
     for axes in (sent.keys() | expected.keys()) - of_activations:
         assert sent.get(axes, 0) == expected.get(axes, 0), axes
     assert not [axes for axes in sent if "dc" in axes and len(axes) > 1]
+
+
+def test_an_update_keeps_empty_rows_empty_and_holders_equal():
+    plan, layouts, whole, summed, norm, _ = run("interleaved")
+    optimizer = make_optimizer(OptimizerSettings(peak_learning_rate=0.1), steps=10)
+
+    @jax.jit
+    def update(state):
+        updates, _ = optimizer.update(summed, optimizer.init(state), state, norm=norm)
+        return optax.apply_updates(state, updates)
+
+    with jax.enable_x64(True):
+        updated = update(layout.pad(whole, layouts, plan.mesh))
+        trimmed = layout.trim(updated, layouts, plan.mesh)
+        again = layout.pad(trimmed, layouts, plan.mesh)
+        jax.tree.map(np.testing.assert_array_equal, updated, again)
+        changed = jax.tree.map(lambda new, old: bool(jnp.all(new != old)), trimmed, whole)
+        assert jax.tree.all(changed)
 
 
 def test_only_a_tied_table_crosses_between_sites_that_are_stages():
