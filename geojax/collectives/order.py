@@ -13,11 +13,11 @@ Tree = TypeVar("Tree")
 def after(tree: Tree, token: jax.Array) -> Tree:
     """`tree`; collectives on it begin when `token` has been computed.
 
-    On CPUs `tree` is made to depend on `token`, and is NaN where that is NaN; elsewhere this does
-    nothing. XLA's runtime for CPUs begins the collectives of one computation in the same order on
-    all devices, but a loop has begun when its first turn has: of a collective behind a loop that
-    does not wait for it, and the collectives in the loop, one device may begin the one first and
-    another the others, and simulated devices then wait for each other for ever.
+    On CPUs `tree` is made to depend on `token`, with the same values; elsewhere this does nothing.
+    XLA's runtime for CPUs begins the collectives of one computation in the same order on all
+    devices, but a loop has begun when its first turn has: of a collective behind a loop that does
+    not wait for it, and the collectives in the loop, one device may begin the one first and another
+    the others, and simulated devices then wait for each other for ever.
 
     Args:
         tree: arrays of floating-point numbers.
@@ -34,7 +34,8 @@ def _type(aval: Any, _: Any) -> Any:
 
 
 def _depend(x: jax.Array, token: jax.Array) -> jax.Array:
-    return jnp.where(jnp.isnan(token.ravel()[0]), jnp.nan, x).astype(x.dtype)
+    number = jnp.nan_to_num(token.ravel()[0])
+    return jnp.where(jnp.isnan(number), jnp.nan, x).astype(x.dtype)  # it never is: XLA can't know
 
 
 _after_p.def_abstract_eval(_type)
