@@ -15,12 +15,14 @@ from geojax.collectives.hierarchical import (
     hierarchical_all_reduce,
     hierarchical_reduce_scatter,
 )
+from geojax.collectives.order import after
 from geojax.collectives.traffic import Collective, Traffic, collective_traffic
 
 __all__ = [
     "Collective",
     "PhaseBytes",
     "Traffic",
+    "after",
     "all_gather",
     "collective_traffic",
     "expected_all_gather",

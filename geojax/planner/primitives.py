@@ -54,6 +54,7 @@ READS_MEMORY = (
 
 RENAMES = frozenset(
     (
+        "after",
         "bitcast_convert_type",
         "copy",
         "copy_p",

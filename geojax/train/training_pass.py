@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from geojax.collectives import after
 from geojax.models import Batch, ModelConfig, Parameters
 from geojax.models.layer_scan import (
     GradientSink,
@@ -119,10 +120,12 @@ class TrainingPass:
             together=together,
         )
         (tables,) = embed_backward(backward.x)
+        targets = batch["loss_mask"].astype(loss.dtype).sum()
+        own, loss, balance, targets = after((own, loss, balance, targets), backward.x)
         return Gradients(
             loss,
             balance,
-            batch["loss_mask"].astype(loss.dtype).sum(),
+            targets,
             self._outer(own, tables),
             backward.sums,
             forward.ahead if keep else backward.ahead,
