@@ -1,1 +1,31 @@
-"""Pipelines: schedules as data, their simulation and their execution."""
+"""Pipelines: schedules as data, their simulation and their execution.
+
+Nothing here imports JAX: the executor has modules of its own.
+"""
+
+from geojax.pipeline.costs import Costs as Costs
+from geojax.pipeline.costs import Hop as Hop
+from geojax.pipeline.generators import TICK_SCHEDULES as TICK_SCHEDULES
+from geojax.pipeline.generators import extended_warmup as extended_warmup
+from geojax.pipeline.generators import gpipe as gpipe
+from geojax.pipeline.generators import interleaved as interleaved
+from geojax.pipeline.generators import latency_hiding as latency_hiding
+from geojax.pipeline.generators import one_f_one_b as one_f_one_b
+from geojax.pipeline.generators import tick_table as tick_table
+from geojax.pipeline.generators import zbv as zbv
+from geojax.pipeline.generators import zero_bubble_h1 as zero_bubble_h1
+from geojax.pipeline.generators import zero_bubble_h2 as zero_bubble_h2
+from geojax.pipeline.lock_step import lock_step as lock_step
+from geojax.pipeline.schedule import Action as Action
+from geojax.pipeline.schedule import Kind as Kind
+from geojax.pipeline.schedule import Placement as Placement
+from geojax.pipeline.schedule import Schedule as Schedule
+from geojax.pipeline.schedule import TickTable as TickTable
+from geojax.pipeline.simulator import simulate as simulate
+from geojax.pipeline.timeline import Message as Message
+from geojax.pipeline.timeline import Span as Span
+from geojax.pipeline.timeline import Timeline as Timeline
+from geojax.pipeline.validate import Invariant as Invariant
+from geojax.pipeline.validate import ScheduleError as ScheduleError
+from geojax.pipeline.validate import validate as validate
+from geojax.pipeline.validate import validate_table as validate_table

@@ -1,6 +1,7 @@
 """What the pieces of a pipeline cost: the time of each chunk's work, and of each hop."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 
 from geojax.pipeline.schedule import Placement
@@ -69,7 +70,7 @@ class Costs:
         """
         stage_of = placement.stage_of
         parts = [len(placement.chunks_of(stage)) for stage in stage_of]
-        pairs = zip(stage_of, stage_of[1:], strict=False)
+        pairs = itertools.pairwise(stage_of)
         return cls(
             tuple(forward / part for part in parts),
             tuple(backward / part for part in parts),

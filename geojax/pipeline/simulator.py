@@ -153,7 +153,7 @@ def _run(schedule: Schedule, costs: Costs) -> _Run:
         now, stage = heapq.heappop(running)
         order, place = orders[stage], position[stage]
         action = order[place]
-        piece, microbatch = divmod(action, count)  # piece: kind and chunk
+        piece = action // count  # which kind, in which chunk
         woken = -1
         if piece < last_forward:
             hop, following = costs.hops[piece], action + count

@@ -1,1 +1,12 @@
 """Generators: pipeline schedules from counts, costs and a memory limit."""
+
+from geojax.pipeline.generators.interleaved import interleaved as interleaved
+from geojax.pipeline.generators.latency_hiding import latency_hiding as latency_hiding
+from geojax.pipeline.generators.tick_tables import TICK_SCHEDULES as TICK_SCHEDULES
+from geojax.pipeline.generators.tick_tables import tick_table as tick_table
+from geojax.pipeline.generators.warmup import extended_warmup as extended_warmup
+from geojax.pipeline.generators.warmup import gpipe as gpipe
+from geojax.pipeline.generators.warmup import one_f_one_b as one_f_one_b
+from geojax.pipeline.generators.zero_bubble import zero_bubble_h1 as zero_bubble_h1
+from geojax.pipeline.generators.zero_bubble import zero_bubble_h2 as zero_bubble_h2
+from geojax.pipeline.generators.zero_bubble_v import zbv as zbv

@@ -27,30 +27,24 @@ def interleaved(
         behind = sum(stages_per_site[site + 1 :]) * chunks_per_stage
         ahead = (chunks_per_stage - 1) * group
         warmups += [ahead + 2 * (count - 1 - stage) + behind for stage in range(count)]
-    return with_groups(stages_per_site, chunks_per_stage, microbatches, group, warmups)
+    if microbatches % group:
+        raise UserError(
+            f"{microbatches} microbatches cannot be interleaved in groups of {group}, the stages "
+            f"of a site: take a multiple of {group}"
+        )
+    placement = Placement.interleaved(stages_per_site, chunks_per_stage)
+    return with_groups(placement, microbatches, group, warmups)
 
 
 def with_groups(
-    stages_per_site: Sequence[int],
-    chunks_per_stage: int,
-    microbatches: int,
-    group: int,
-    warmups: Sequence[int],
+    placement: Placement, microbatches: int, group: int, warmups: Sequence[int]
 ) -> Schedule:
     """The orders of `interleaved` for any size of a group and any number of first forwards.
 
     `warmups` counts, for each stage, the chunks' forwards that come before the first pair of a
-    forward and a backward.
-
-    Raises:
-        UserError: the microbatches are not a multiple of the group.
+    forward and a backward. The microbatches are a multiple of the group.
     """
-    if microbatches % group:
-        raise UserError(
-            f"{microbatches} microbatches cannot be interleaved over sites of up to "
-            f"{max(stages_per_site)} stages in groups of {group}: take a multiple of {group}"
-        )
-    placement = Placement.interleaved(stages_per_site, chunks_per_stage)
+    assert microbatches % group == 0, "groups are whole"
     orders = []
     for stage, warmup in enumerate(warmups):
         chunks = placement.chunks_of(stage)

@@ -1,0 +1,97 @@
+"""The best order for a memory limit, among many, by the simulator."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator
+
+from geojax.errors import UserError
+from geojax.pipeline.costs import Costs
+from geojax.pipeline.generators.greedy import greedy
+from geojax.pipeline.generators.warmup import extended_warmup, gpipe, one_f_one_b
+from geojax.pipeline.generators.zero_bubble import zero_bubble_h1, zero_bubble_h2
+from geojax.pipeline.schedule import Kind, Schedule
+from geojax.pipeline.simulator import iteration_seconds
+
+_PATIENCE = (0.0, 0.25, 0.5)
+
+
+def latency_hiding(
+    microbatches: int, costs: Costs, limit: int, *, split_backward: bool = False
+) -> Schedule:
+    """The fastest schedule found that keeps every stage within `limit` microbatches.
+
+    Candidates are greedy orders (they differ in how the limit is spread over the stages, and in
+    how long a stage waits for a backward that is on its way) and the fixed schedules that meet the
+    limit; each is timed by the simulator. By Little's law no schedule passes more than `limit`
+    microbatches in the time that one needs to go through all stages and back, so that m of them
+    take about (m - 1) max(f + b, (p (f + b) + 2 sum H) / limit) + p (f + b) + 2 sum H.
+
+    `costs` are those of one chunk a stage. With `split_backward` the gradients of weights are
+    actions of their own.
+
+    Raises:
+        UserError: the limit is less than one microbatch.
+    """
+    if limit < 1:
+        raise UserError(f"a stage cannot hold {limit} microbatches at most: the least limit is 1")
+    schedules = candidates(microbatches, costs, limit, split_backward=split_backward)
+    best = min(schedules, key=lambda schedule: iteration_seconds(schedule, costs))
+    return dataclasses.replace(best, name="latency_hiding")
+
+
+def candidates(
+    microbatches: int, costs: Costs, limit: int, *, split_backward: bool
+) -> Iterator[Schedule]:
+    """What `latency_hiding` chooses from."""
+    stages = len(costs.forward)
+    fixed = [
+        gpipe(stages, microbatches),
+        one_f_one_b(stages, microbatches),
+        extended_warmup(microbatches, costs, limit),
+    ]
+    if split_backward:
+        fixed = [with_split_backward(schedule) for schedule in fixed]
+        fixed += [zero_bubble_h1(stages, microbatches), zero_bubble_h2(stages, microbatches)]
+    yield from (schedule for schedule in fixed if max(schedule.in_flight) <= limit)
+    for limits, patience in itertools.product(limit_spreads(costs, limit), _PATIENCE):
+        yield greedy(microbatches, costs, limits, patience=patience, split_backward=split_backward)
+
+
+def with_split_backward(schedule: Schedule) -> Schedule:
+    """The same order, where each gradient of weights follows the gradient of its input at once.
+
+    What the stage before waits for leaves that much earlier.
+    """
+    orders = tuple(
+        tuple(
+            part
+            for action in order
+            for part in (
+                [action, action._replace(kind=Kind.WEIGHT)]
+                if action.kind is Kind.BACKWARD
+                else [action]
+            )
+        )
+        for order in schedule.orders
+    )
+    return dataclasses.replace(schedule, split_backward=True, orders=orders)
+
+
+def limit_spreads(costs: Costs, limit: int) -> list[tuple[int, ...]]:
+    """Ways to spread a limit over the stages.
+
+    The limit for all; no more than keeps a stage busy while a microbatch goes through the stages
+    behind it and back; and the limit in proportion to that way, with one to spare.
+    """
+    work = list(map(sum, zip(costs.forward, costs.backward, costs.weight, strict=True)))
+    period = max(work)
+    hops = [2 * hop.seconds for hop in costs.hops] + [0.0]
+    ways = list(
+        itertools.accumulate(
+            own + behind for own, behind in zip(work[::-1], hops[::-1], strict=True)
+        )
+    )[::-1]
+    enough = tuple(min(limit, math.ceil(way / period * (1 - 1e-12))) for way in ways)
+    share = tuple(min(limit, 1 + math.ceil(limit * way / ways[0])) for way in ways)
+    return list(dict.fromkeys([(limit,) * len(ways), enough, share]))
