@@ -24,6 +24,9 @@ class Kind(enum.Enum):
     WEIGHT = "W"
     """The gradient of the chunk's weights, where the backward is split."""
 
+    # Actions are keys by the hundred thousand, and the hash of an enum's name takes most of that.
+    __hash__ = object.__hash__
+
 
 KIND_RANK = {kind: rank for rank, kind in enumerate(Kind)}
 """The order in which a chunk needs its actions of one microbatch."""

@@ -7,6 +7,9 @@ not wait for each other.
 """
 
 import heapq
+import itertools
+import math
+import operator
 from typing import NamedTuple
 
 from geojax.pipeline.costs import Costs
@@ -21,12 +24,12 @@ def simulate(schedule: Schedule, costs: Costs) -> Timeline:
     Raises:
         ScheduleError: the schedule cannot finish; `validate` names the rule that it breaks.
     """
-    run = _run(schedule, costs)
+    messages: list[Message] = []
+    starts, seconds = _run(schedule, costs, messages)
+    inside = seconds
     if any(hop.link is not None for hop in costs.hops):
-        inside = _run(schedule, costs.inside_sites).seconds
-    else:
-        inside = run.seconds
-    return timeline_of(schedule, costs, run.starts, run.messages, run.seconds, inside)
+        inside = iteration_seconds(schedule, costs.inside_sites)
+    return timeline_of(schedule, costs, starts, messages, seconds, inside)
 
 
 def iteration_seconds(schedule: Schedule, costs: Costs) -> float:
@@ -35,7 +38,7 @@ def iteration_seconds(schedule: Schedule, costs: Costs) -> float:
     Raises:
         ScheduleError: the schedule cannot finish.
     """
-    return _run(schedule, costs).seconds
+    return _run(schedule, costs, None)[1]
 
 
 def durations_of(schedule: Schedule, costs: Costs) -> dict[Kind, tuple[float, ...]]:
@@ -62,12 +65,14 @@ def timeline_of(
     `seconds_inside` is the iteration time if messages over links took no time.
     """
     durations = durations_of(schedule, costs)
-    spans = [
-        Span(stage, action, start, start + durations[action.kind][action.chunk])
-        for stage, order in enumerate(schedule.orders)
-        for action, start in zip(order, starts[stage], strict=True)
-    ]
-    spans.sort(key=lambda span: span.start)
+    spans: list[Span] = []
+    for stage, (order, begins) in enumerate(zip(schedule.orders, starts, strict=True)):
+        ends = [
+            start + durations[kind][chunk]
+            for (kind, _, chunk), start in zip(order, begins, strict=True)
+        ]
+        spans.extend(map(Span, itertools.repeat(stage), order, begins, ends))
+    spans.sort(key=operator.itemgetter(2))  # by their start
     work = [0.0] * schedule.placement.stages
     for chunk, stage in enumerate(schedule.placement.stage_of):
         work[stage] += schedule.microbatches * sum(
@@ -91,13 +96,6 @@ def timeline_of(
     )
 
 
-class _Run(NamedTuple):
-    starts: list[list[float]]
-    """For each stage, of each action of its order."""
-    messages: list[Message]
-    seconds: float
-
-
 class Links:
     """When links can send: one message at a time in each direction, in the order of asking."""
 
@@ -116,93 +114,120 @@ class Links:
         return start, start + transfer
 
 
-def _run(schedule: Schedule, costs: Costs) -> _Run:
+class _Piece(NamedTuple):
+    """What follows when a stage has done one kind of action in one chunk."""
+
+    next_piece: int
+    """The piece that needs it, of the same microbatch; -1: none does."""
+    target: int
+    """The stage of that one."""
+    seconds: float
+    """What this one takes."""
+    latency: float
+    transfer: float
+    link: str | None
+
+
+def _pieces(schedule: Schedule, costs: Costs) -> list[_Piece]:
+    """Of every kind and chunk; those of forwards first, then those of backwards."""
+    stage_of, chunks = schedule.placement.stage_of, schedule.placement.chunks
+    durations = durations_of(schedule, costs)
+    pieces = []
+    for rank, kind in enumerate(schedule.kinds):
+        step = 1 if kind is Kind.FORWARD else -1
+        for chunk, seconds in enumerate(durations[kind]):
+            neighbour = chunk + step
+            if kind is not Kind.WEIGHT and 0 <= neighbour < chunks:
+                hop = costs.hops[min(chunk, neighbour)]
+                pieces.append(
+                    _Piece(
+                        rank * chunks + neighbour,
+                        stage_of[neighbour],
+                        seconds,
+                        hop.latency,
+                        hop.transfer,
+                        hop.link,
+                    )
+                )
+            else:
+                turns = kind is Kind.FORWARD  # the last chunk's forward: its backward is next
+                following = chunks + chunk if turns else -1
+                pieces.append(_Piece(following, stage_of[chunk], seconds, 0.0, 0.0, None))
+    return pieces
+
+
+def _run(
+    schedule: Schedule, costs: Costs, messages: list[Message] | None
+) -> tuple[list[list[float]], float]:
     """Begin every action as soon as its stage and its input are there.
 
-    An action is known by a number: (rank of its kind * chunks + chunk) * microbatches + microbatch.
+    Returns when each action of each stage's order begins, and when all have ended. Messages are
+    appended to `messages`.
+
+    An action is known by a number, piece * microbatches + microbatch.
     """
     placement, count = schedule.placement, schedule.microbatches
-    chunks, stage_of = placement.chunks, placement.stage_of
+    chunks = placement.chunks
     assert len(costs.forward) == chunks, "costs and placement have the same chunks"
-    durations = durations_of(schedule, costs)
-    kinds = schedule.kinds
-    rank = {kind: index for index, kind in enumerate(kinds)}
+    first_of = {kind: rank * chunks for rank, kind in enumerate(schedule.kinds)}
     orders = [
-        [(rank[kind] * chunks + chunk) * count + i for kind, i, chunk in order]
+        [(first_of[kind] + chunk) * count + microbatch for kind, microbatch, chunk in order]
         for order in schedule.orders
     ]
-    seconds_of = [duration for kind in kinds for duration in durations[kind]]
-    last_forward, first_weight = chunks - 1, 2 * chunks
-
-    arrived: list[float | None] = [None] * (len(kinds) * chunks * count)
+    pieces = _pieces(schedule, costs)
+    backwards, weights = chunks, 2 * chunks if schedule.split_backward else len(pieces)
+    never = math.inf
+    arrived = [never] * (len(pieces) * count)
     arrived[:count] = [0.0] * count  # the input of the first chunk
     links = Links(costs)
     position = [0] * placement.stages
-    waits_for = [order[0] if order else -1 for order in orders]
+    waits_for = [-1] * placement.stages  # the action that an idle stage cannot begin yet
     starts: list[list[float]] = [[] for _ in orders]
-    messages: list[Message] = []
     running: list[tuple[float, int]] = []  # when each busy stage will be free
+    push, pop = heapq.heappush, heapq.heappop
 
-    for stage, first in enumerate(waits_for):
-        if first >= 0 and (ready := arrived[first]) is not None:
-            waits_for[stage] = -1
-            starts[stage].append(ready)
-            heapq.heappush(running, (ready + seconds_of[first // count], stage))
+    for stage, order in enumerate(orders):
+        if arrived[order[0]] is never:
+            waits_for[stage] = order[0]
+        else:
+            starts[stage].append(0.0)
+            push(running, (pieces[order[0] // count].seconds, stage))
     now = 0.0
     while running:
-        now, stage = heapq.heappop(running)
+        now, stage = pop(running)
         order, place = orders[stage], position[stage]
         action = order[place]
-        piece = action // count  # which kind, in which chunk
-        woken = -1
-        if piece < last_forward:
-            hop, following = costs.hops[piece], action + count
-        elif piece == last_forward:
-            hop, following = None, action + chunks * count
-        elif piece < first_weight:
-            chunk = piece - chunks
-            if len(kinds) == 3:  # its weights' gradient, on the same stage
-                arrived[action + chunks * count] = now
-            if chunk:
-                hop, following = costs.hops[chunk - 1], action - count
-            else:
-                hop, following = None, -1
-        else:
-            hop, following = None, -1
-        if following >= 0:
-            arrival = now
-            if hop is not None:
-                target = stage_of[following // count % chunks]
-                start = sent = now
-                if hop.link is not None:
-                    start, sent = links.send(hop.link, stage < target, now, hop.transfer)
-                    arrival = sent + hop.latency
-                else:
-                    sent = now + hop.transfer
-                    arrival = sent + hop.latency
-                if target != stage:
-                    made = schedule.orders[stage][place]
-                    messages.append(Message(made, stage, target, start, sent, arrival, hop.link))
-                if waits_for[target] == following:
-                    woken = target
+        piece = action // count
+        next_piece, target, _, latency, transfer, link = pieces[piece]
+        if backwards <= piece < weights < len(pieces):
+            arrived[action + chunks * count] = now  # its weights' gradient, on the same stage
+        if next_piece >= 0:
+            start, sent = now, now + transfer
+            if link is not None:
+                start, sent = links.send(link, stage < target, now, transfer)
+            arrival = sent + latency
+            following = action + (next_piece - piece) * count
             arrived[following] = arrival
-            if woken >= 0:
-                waits_for[woken] = -1
-                # It may have waited since long ago, but for nothing that came earlier than now.
-                starts[woken].append(arrival)
-                heapq.heappush(running, (arrival + seconds_of[following // count], woken))
+            if messages is not None and target != stage:
+                made = schedule.orders[stage][place]
+                messages.append(Message(made, stage, target, start, sent, arrival, link))
+            if waits_for[target] == following:
+                waits_for[target] = -1
+                starts[target].append(arrival)
+                push(running, (arrival + pieces[next_piece].seconds, target))
         place += 1
         position[stage] = place
         if place < len(order):
             action = order[place]
-            ready = arrived[action]
-            if ready is None:
+            begin = arrived[action]
+            if begin is never:
                 waits_for[stage] = action
             else:
-                begin = ready if ready > now else now
+                if begin < now:
+                    begin = now
                 starts[stage].append(begin)
-                heapq.heappush(running, (begin + seconds_of[action // count], stage))
-    if any(waits >= 0 for waits in waits_for):
+                push(running, (begin + pieces[action // count].seconds, stage))
+    if max(waits_for) >= 0:
         validate(schedule)
         raise AssertionError("a schedule that keeps the rules finishes")
-    return _Run(starts, messages, now)
+    return starts, now
