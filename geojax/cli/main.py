@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from geojax.cli import data, memory, train
+from geojax.cli import data, memory, simulate, train
 from geojax.errors import RunError, UserError
 
 MISTAKE, FAILURE, INTERRUPTED = 2, 1, 130
@@ -16,6 +16,7 @@ MISTAKE, FAILURE, INTERRUPTED = 2, 1, 130
 Verb = (
     Annotated[train.TrainCommand, tyro.conf.subcommand("train")]
     | Annotated[memory.MemoryCommand, tyro.conf.subcommand("memory")]
+    | Annotated[simulate.SimulateCommand, tyro.conf.subcommand("simulate")]
     | Annotated[data.PrepareCommand, tyro.conf.subcommand("data prepare")]
 )
 
@@ -41,6 +42,8 @@ def run(arguments: list[str]) -> int:
             return train.run(verb, unknown)
         if isinstance(verb, memory.MemoryCommand):
             return memory.run(verb, unknown)
+        if isinstance(verb, simulate.SimulateCommand):
+            return simulate.run(verb, unknown)
         if unknown:
             raise UserError(f"unknown argument {unknown[0]}; see geojax data prepare --help")
         return data.run(verb)

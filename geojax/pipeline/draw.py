@@ -28,7 +28,7 @@ _IDLE = "#e4e4e4"
 _WIDTH, _DPI = 16.0, 120  # inches, pixels per inch
 _SITE_GAP = 0.9  # in rows: there the messages between sites are seen
 _ROW, _PANEL = 0.26, 3.6  # inches: the height of a row, and of the rows of one panel at most
-_LARGEST, _SMALLEST = 7.0, 4.8  # points: the size of the numbers; smaller ones are left out
+_LARGEST, _SMALLEST = 7.0, 4.8  # points: the size of numbers; where they are smaller, none
 Polygon = list[tuple[float, float]]
 
 
@@ -82,8 +82,20 @@ def _draw(
             linewidth=outline,
         )
     )
+    digits = len(str(timeline.schedule.microbatches - 1))
     for span in spans:
-        _number(axes, span, tops[span.stage], (span.end - span.start) * inches, row)
+        width = (span.end - span.start) * inches
+        points = 72 * min(width / (0.62 * digits + 0.25), 0.6 * row)
+        if points >= _SMALLEST:
+            axes.text(
+                (span.start + span.end) / 2,
+                tops[span.stage] + 0.46,
+                str(span.action.microbatch),
+                fontsize=min(points, _LARGEST),
+                ha="center",
+                va="center",
+                clip_on=True,
+            )
     for kind, colour in _DARK.items():
         crossing = [
             message
@@ -94,16 +106,6 @@ def _draw(
         axes.add_collection(LineCollection(lines, colors=colour, linewidths=0.6, alpha=0.75))
     axes.axvline(end, color="#444444", linewidth=0.8)
     axes.set_ylim(tops[-1] + 1, -0.1)
-
-
-def _number(axes: Axes, span: Span, top: float, width: float, height: float) -> None:
-    """The microbatch, where its number fits into a box of that many inches."""
-    text = str(span.action.microbatch)
-    points = 72 * min(width / (0.62 * len(text) + 0.25), 0.6 * height)
-    if points >= _SMALLEST:
-        middle = (span.start + span.end) / 2
-        size = min(points, _LARGEST)
-        axes.text(middle, top + 0.46, text, fontsize=size, ha="center", va="center", clip_on=True)
 
 
 def _slanted(message: Message, tops: Sequence[float]) -> Polygon:
@@ -158,11 +160,14 @@ def _shade(span: Span, placement: Placement) -> tuple[float, float, float]:
 
 
 def _title(timeline: Timeline) -> str:
-    seconds = EngFormatter("s", places=1)(timeline.seconds)
+    schedule = timeline.schedule
+    seconds = EngFormatter("s", places=2)(timeline.seconds)
+    chunks = schedule.placement.chunks_per_stage
+    of_what = "microbatches" if chunks == 1 else f"microbatches' chunks ({chunks} a stage)"
     return (
-        f"{timeline.schedule.name}: {seconds}, bubble {timeline.bubble_ratio:.1%} "
-        f"({timeline.bubble_across_sites:.1%} by crossing sites), "
-        f"at most {max(timeline.in_flight)} in flight"
+        f"{schedule.name}: {seconds}, bubble {timeline.bubble_ratio:.1%} "
+        f"({timeline.bubble_across_sites:.1%} by crossing sites), at most "
+        f"{max(timeline.in_flight)} {of_what} in flight"
     )
 
 

@@ -181,7 +181,8 @@ class StagedModel:
             return 1.0  # only proportions matter
         raise UserError(
             f"nothing is known of the {self.dtype} peak of accelerator '{site.accelerator.name}' "
-            f"of site '{site.name}'; name another accelerator, or give the measured time of a stage"
+            f"of site '{site.name}'; name one to compute with (--accelerator h100-sxm), or give "
+            "a stage's measured time (--stage-seconds 20ms)"
         )
 
     def _hop(self, source: int, target: int) -> Hop:

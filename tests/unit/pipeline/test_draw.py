@@ -56,7 +56,7 @@ def test_schedules_share_the_time_axis_and_the_legend(tmp_path):
     labels = [text.get_text() for text in legend.get_texts()]
     assert labels[:2] == ["F: forward", "B: backward"]  # nothing splits the backward here
     assert "idle (the bubble)" in labels
-    assert lower.get_title(loc="left").startswith("one at a time: 13.0 s, bubble 76.9%")
+    assert lower.get_title(loc="left").startswith("one at a time: 13.00 s, bubble 76.9%")
 
 
 @pytest.mark.parametrize("microbatches", [4, 400])

@@ -1,0 +1,138 @@
+"""All schedules on one pipeline, timed with stages on their own and with stages in lock-step."""
+
+import contextlib
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from fractions import Fraction
+
+from geojax.errors import UserError
+from geojax.pipeline.costs import Costs
+from geojax.pipeline.generators.interleaved import interleaved
+from geojax.pipeline.generators.latency_hiding import latency_hiding
+from geojax.pipeline.generators.tick_tables import tick_table
+from geojax.pipeline.generators.warmup import extended_warmup, gpipe, one_f_one_b
+from geojax.pipeline.generators.zero_bubble import zero_bubble_h1, zero_bubble_h2
+from geojax.pipeline.generators.zero_bubble_v import zbv
+from geojax.pipeline.lock_step import lock_step
+from geojax.pipeline.schedule import Placement, Schedule
+from geojax.pipeline.simulator import simulate
+from geojax.pipeline.staged_model import StagedModel
+from geojax.pipeline.timeline import Timeline
+
+_SPLIT = "split"
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One schedule."""
+
+    event_driven: Timeline
+    """Each stage begins what it can begin."""
+    lock_step: Timeline | None
+    """All stages wait for each other at every tick; None: it would hold more then."""
+
+    @property
+    def name(self) -> str:
+        """What the table calls it."""
+        return self.event_driven.schedule.name
+
+    @property
+    def held(self) -> Fraction:
+        """The most that a stage has in flight, in microbatches of the whole stage."""
+        placement = self.event_driven.schedule.placement
+        return max(
+            Fraction(pairs, len(placement.chunks_of(stage)))
+            for stage, pairs in enumerate(self.event_driven.in_flight)
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """What all schedules make of one pipeline."""
+
+    entries: tuple[Entry, ...]
+    left_out: dict[str, str]
+    """Schedules that this pipeline cannot have, and why."""
+
+    def best(self, memory_limit: int, *, in_lock_step: bool) -> tuple[str, float] | None:
+        """The name and the seconds of the fastest that holds at most so many microbatches; None:
+        all hold more."""
+        found = [
+            (timeline.seconds, entry.name)
+            for entry in self.entries
+            for timeline in [entry.lock_step if in_lock_step else entry.event_driven]
+            if timeline is not None and entry.held <= memory_limit
+        ]
+        return min(found)[::-1] if found else None
+
+
+def compare(
+    staged: StagedModel, microbatches: int, memory_limit: int, chunks_per_stage: int
+) -> Comparison:
+    """Generate and time all schedules.
+
+    Args:
+        staged: the pipeline.
+        microbatches: of an iteration.
+        memory_limit: the most microbatches that `latency_hiding` may keep on a stage; the others
+            keep what they keep.
+        chunks_per_stage: of the interleaved schedule.
+
+    Raises:
+        UserError: the pipeline cannot be had at all (`StagedModel.costs`), or the limit is none.
+    """
+    stages, sites = staged.stages, [staged.stages_per_site] * len(staged.topology.sites)
+    linear = staged.costs(Placement.linear(stages))
+    hide = functools.partial(latency_hiding, microbatches, linear, memory_limit)
+    makers: dict[str, Callable[[], Schedule]] = {
+        "gpipe": lambda: gpipe(stages, microbatches),
+        "one_f_one_b": lambda: one_f_one_b(stages, microbatches),
+        "interleaved": lambda: interleaved(sites, chunks_per_stage, microbatches),
+        "zero_bubble_h1": lambda: zero_bubble_h1(stages, microbatches),
+        "zero_bubble_h2": lambda: zero_bubble_h2(stages, microbatches),
+        "zbv": lambda: zbv(stages, microbatches),
+        "extended_warmup": lambda: extended_warmup(microbatches, linear),
+        "latency_hiding": hide,
+        f"latency_hiding, {_SPLIT}": lambda: hide(split_backward=True),
+    }
+    entries, left_out = [], {}
+    for name, make in makers.items():
+        try:
+            schedule = dataclasses.replace(make(), name=name)
+            costs = staged.costs(schedule.placement)
+            entries.append(Entry(simulate(schedule, costs), in_lock_step(schedule, costs)))
+        except UserError as reason:  # of this schedule alone: the linear placement has its costs
+            left_out[name] = str(reason)
+    return Comparison(tuple(entries), left_out)
+
+
+def in_lock_step(schedule: Schedule, costs: Costs) -> Timeline | None:
+    """What the executor of one program makes of a schedule's name, in the schedule's memory.
+
+    A message between sites travels between two ticks, or while as many ticks are computed as it
+    takes; the faster of these is taken. None: in ticks the schedule holds more.
+    """
+    name, _, split = schedule.name.partition(", ")
+    limit = max(schedule.in_flight)
+    work = list(zip(costs.forward, costs.backward, costs.weight, strict=True))
+    ticks = {max(map(sum, work)), max(max(f, b + w) for f, b, w in work), math.inf}
+    timelines = []
+    for tick in ticks:
+        hop_ticks = [
+            1 if hop.link is None or tick == math.inf else 1 + math.ceil(hop.seconds / tick)
+            for hop in costs.hops
+        ]
+        with contextlib.suppress(UserError):  # over the limit
+            table = tick_table(
+                name,
+                schedule.placement,
+                schedule.microbatches,
+                hop_ticks,
+                limit,
+                costs=costs,
+                split_backward=split == _SPLIT,
+            )
+            timelines.append(lock_step(table, costs))
+    return min(timelines, key=lambda timeline: timeline.seconds, default=None)
