@@ -29,6 +29,7 @@ from geojax.train.layerwise import (
     ScatteredGradients,
     site_shards,
 )
+from geojax.train.pipelined import pipeline_gradients
 from geojax.train.plan import StepPlan
 from geojax.train.training_pass import Gradients, TrainingPass
 from geojax.train.weights import (
@@ -74,6 +75,15 @@ def step_gradients(
         plan: how the step runs.
         dropout_key: key of this step's dropout masks; None, no dropout.
     """
+    microbatches = jax.tree.map(
+        lambda leaf: leaf.reshape(plan.accumulation, -1, *leaf.shape[1:]), batch
+    )  # [rows, ...] -> [microbatch, rows of one, ...]
+    if plan.staged_layers is not None:
+        staged = pipeline_gradients(
+            shards, microbatches, layouts=layouts, model=model, plan=plan, dropout_key=dropout_key
+        )
+        whole = staged.outer | {"layers": staged.layers}
+        return StepGradients(reduce_gradients(whole, layouts, plan), *_numbers(staged))
     run = TrainingPass(model, plan, dropout_key)
     outer, source, ahead = _weights(shards, layouts, plan)
     of_outer = _without_layers(layouts)
@@ -101,9 +111,6 @@ def step_gradients(
     layer_sums = sink.start(layer, model.layers)
     balance = None if model.mixture is None else zero
     sums = Gradients(zero, balance, zero, outer_sums, layer_sums, ahead)
-    microbatches = jax.tree.map(
-        lambda leaf: leaf.reshape(plan.accumulation, -1, *leaf.shape[1:]), batch
-    )  # [rows, ...] -> [microbatch, rows of one, ...]
     if in_loop == 1:
         sums, _ = turn(sums, layer_slice(microbatches, 0))
     elif in_loop > 1:

@@ -11,6 +11,7 @@ from geojax.mesh import AXES
 from geojax.models.parallelism import ContextMethod, Parallelism
 from geojax.models.transformer import Remat
 from geojax.optim import SHARD_AXES
+from geojax.pipeline.tick_program import TickProgram
 from geojax.precision import Policy
 from geojax.train.stages import StagedLayers
 
@@ -77,6 +78,9 @@ class StepPlan:
 
     staged_layers: StagedLayers | None = None
     """How pipeline stages share the layers; None: there is no pipeline."""
+
+    tick_program: TickProgram | None = None
+    """What the stages of the pipeline do, tick by tick."""
 
     def __post_init__(self) -> None:
         assert self.staged_layers or self.dc_role == "data", "sites are stages of no pipeline"

@@ -91,7 +91,7 @@ class TrainingPass:
         context = make_context(batch, model, x.dtype, self.dropout_key, plan.parallelism)
         keep = plan.zero_stage == 3 and plan.keep_gathered
         forward = forward_layers(
-            rematerialised(self._layer, plan.remat),
+            rematerialised(self.layer, plan.remat),
             source,
             ahead,
             x,
@@ -99,7 +99,7 @@ class TrainingPass:
             model.layers,
             keep_weights=keep,
         )
-        read = {name: outer[name] for name in self._read_by_head()}
+        read = {name: outer[name] for name in self.read_by_head}
         total, head_backward, (loss, balance) = jax.vjp(
             functools.partial(self._losses, batch=batch),
             read,
@@ -126,7 +126,7 @@ class TrainingPass:
             loss,
             balance,
             targets,
-            self._outer(own, tables),
+            self.outer_gradients(own, tables),
             backward.sums,
             forward.ahead if keep else backward.ahead,
         )
@@ -138,7 +138,7 @@ class TrainingPass:
         model, plan = self.model, self.plan
         x = embed(outer["embedding"], batch, model, self.dropout_key, plan.parallelism)
         context = make_context(batch, model, x.dtype, self.dropout_key, plan.parallelism)
-        x = forward_layers(self._layer, source, ahead, x, context, model.layers).x
+        x = forward_layers(self.layer, source, ahead, x, context, model.layers).x
         loss = head_loss(outer, x, batch, model, plan.parallelism)
         return loss, batch["loss_mask"].astype(loss.dtype).sum()
 
@@ -153,16 +153,19 @@ class TrainingPass:
         weighted = weighted_balance(balance, batch["loss_mask"], self.model.mixture)
         return loss + weighted, (loss, weighted)
 
-    def _layer(
+    def layer(
         self, weights: Parameters, x: jax.Array, index: jax.Array, context: Any
     ) -> tuple[jax.Array, jax.Array | None]:
+        """One layer, without rematerialisation."""
         plan = self.plan
         return layer(weights, x, index, context, self.model, plan.attention, plan.parallelism)
 
-    def _read_by_head(self) -> tuple[str, ...]:
+    @property
+    def read_by_head(self) -> tuple[str, ...]:
+        """The parts of the parameters that the head reads."""
         return ("final_norm", "embedding" if self.model.tied_head else "head")
 
-    def _outer(self, of_head: Parameters, tables: Parameters) -> Parameters:
+    def outer_gradients(self, of_head: Parameters, tables: Parameters) -> Parameters:
         """The gradients of the head and of the tables; a tied table gets both."""
         cast = functools.partial(jax.tree.map, lambda x: x.astype(self.plan.policy.reduce_dtype))
         of_head, tables = cast(of_head), cast(tables)

@@ -70,7 +70,7 @@ def gradients_of_step(model, parameters, batch, dropout_key, plan, compiler_opti
     program = jax.shard_map(
         gradients_and_metrics,
         mesh=plan.mesh,
-        in_specs=(specs, batch_specs(batch, plan), plan.row_spec),
+        in_specs=(specs, batch_specs(batch, plan), plan.signal_spec),
         out_specs=(specs, PartitionSpec()),
         check_vma=True,
     )

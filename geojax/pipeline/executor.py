@@ -1,0 +1,439 @@
+"""One SPMD program that walks a table of ticks: a loop with a forward and a backward in each turn.
+
+    tick t    send what tick t-1 made (delayed channels)
+              forward of a chunk: stream and residuals of a microbatch
+              backward of a chunk: its cotangent and, summed, the gradients of its weights
+              send what this tick made (the other channels)
+
+A delayed message and the work of its tick do not wait for each other. Residuals lie in rings of
+slots that are updated in place. Every stage runs the same program on its own column of the table; a
+stage without work either takes a branch that does nothing, or (`branch_free`) computes on what
+nobody reads. Buffers begin as NaN, so that what leaks from a bubble is seen.
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from geojax.collectives import after
+from geojax.models.layer_scan import add_at, layer_slice
+from geojax.models.residuals import Residuals, forward
+from geojax.models.varying import vary_over, varying_axes, zeros_of
+from geojax.pipeline.schedule import Kind
+from geojax.pipeline.stage_functions import (
+    Microbatch,
+    PipelineGradients,
+    StageFunctions,
+    StageWeights,
+)
+from geojax.pipeline.tick_program import NOTHING, Segment, TickProgram
+
+Tree = TypeVar("Tree")
+
+Cells = dict[str, jax.Array]
+"""One tick's row of a stage's column of the table: int32 scalars."""
+
+
+class _State(NamedTuple):
+    """What passes from tick to tick on a stage."""
+
+    inputs: jax.Array
+    """[slots, *stream]: see `geojax.pipeline.tick_program`."""
+    cotangents: jax.Array
+    residuals: list[jax.Array]
+    """Each [slots, layers of a chunk, ...]."""
+    made: dict[str, jax.Array]
+    """By kind of action what the last tick made, for the delayed channels."""
+    loss: jax.Array
+    balance: jax.Array | None
+    sums: StageWeights
+    """The gradients so far."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Executor:
+    """A pipeline of one model, to be run inside a step's `shard_map`."""
+
+    program: TickProgram
+    functions: StageFunctions
+    axes: tuple[str, ...]
+    """The mesh axes that number the stages."""
+    layers_per_chunk: tuple[int, ...]
+    """In the model's order."""
+    sum_dtype: Any
+    """Of the gradients' sums."""
+
+    def gradients(self, weights: StageWeights, microbatches: Microbatch) -> PipelineGradients:
+        """Loss and gradients of all microbatches.
+
+        Args:
+            weights: this rank's, typed as varying over the stage axes and over all axes along which
+                ranks see other rows.
+            microbatches: of this rank, each leaf [microbatches, rows, ...].
+        """
+        return _Run(self, weights, microbatches).gradients()
+
+
+class _Run:
+    """One trace of the program."""
+
+    def __init__(self, executor: Executor, weights: StageWeights, microbatches: Microbatch):
+        self._functions, self._program = executor.functions, executor.program
+        self._axes, self._sum_dtype = executor.axes, executor.sum_dtype
+        self._weights, self._microbatches = weights, microbatches
+        self._stage = lax.axis_index(self._axes)
+        self._placement = self._program.ticks.schedule.placement
+        self._count_layers(executor.layers_per_chunk)
+        microbatch = self._microbatch(self._stage * 0)
+        self._stream = self._stream_type(microbatch)
+        layer = jax.eval_shape(
+            self._layer_forward,
+            layer_slice(weights.layers, 0),
+            self._stream,
+            self._stage,
+            jax.eval_shape(self._functions.context, microbatch),
+        )
+        (_, self._balance), self._layer_residuals = layer
+
+    def _count_layers(self, layers_per_chunk: tuple[int, ...]) -> None:
+        """For each chunk of this stage the number of its layers and that of the first of them."""
+        placement = self._placement
+        assert len(layers_per_chunk) == placement.chunks, "one number of layers for each chunk"
+        self._rows_per_chunk = max(layers_per_chunk)
+        shape = (placement.stages, placement.chunks_per_stage)
+        counts, firsts = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+        for stage in range(placement.stages):
+            for number, chunk in enumerate(placement.chunks_of(stage)):
+                counts[stage, number] = layers_per_chunk[chunk]
+                firsts[stage, number] = sum(layers_per_chunk[:chunk])
+        self._firsts = jnp.asarray(firsts)[self._stage]
+        self._counts = jnp.asarray(counts)[self._stage]
+        self._even = len(set(layers_per_chunk)) == 1
+
+    def _stream_type(self, microbatch: Microbatch) -> jax.ShapeDtypeStruct:
+        """A stream as it is between layers: what it varies over no layer changes."""
+        stream = jax.eval_shape(self._functions.embed, self._weights.first, microbatch)
+        context = jax.eval_shape(self._functions.context, microbatch)
+        layer = layer_slice(self._weights.layers, 0)
+        axes = varying_axes(stream) | frozenset(self._axes)
+        while True:
+            typed = jax.eval_shape(functools.partial(vary_over, axes=axes), stream)
+            behind = jax.eval_shape(self._layer_forward, layer, typed, self._stage, context)[0][0]
+            if varying_axes(behind) <= axes:
+                return typed
+            axes |= varying_axes(behind)
+
+    def gradients(self) -> PipelineGradients:
+        own = {
+            name: lax.dynamic_index_in_dim(jnp.asarray(column), self._stage, 1, keepdims=False)
+            for name, column in self._program.columns.items()
+        }
+        state = self._start()
+        for segment in self._program.segments:
+            ticks = slice(segment.first, segment.first + segment.count)
+            cells = {name: column[ticks] for name, column in own.items()}
+            state, _ = lax.scan(functools.partial(self._tick, segment), state, cells)
+        return PipelineGradients(state.loss, state.balance, state.sums)
+
+    def _start(self) -> _State:
+        slots = self._program.slots
+        microbatch = jax.eval_shape(self._microbatch, self._stage)
+        loss = jax.eval_shape(self._functions.head, self._weights.last, self._stream, microbatch)
+        balance = None
+        if self._balance is not None:
+            assert self._functions.balance is not None, "layers have a balance: it is weighed"
+            balance = jax.eval_shape(self._functions.balance, self._balance, microbatch)
+        delayed = {channel.kind.value for channel in self._program.channels if channel.delayed}
+        axes = frozenset(self._axes)
+        return _State(
+            _nan_of(self._stream, max(slots["inputs"], 1)),
+            _nan_of(self._stream, max(slots["cotangents"], 1)),
+            [
+                _nan_of(leaf, slots["residuals"], self._rows_per_chunk)
+                for leaf in self._layer_residuals.saved
+            ],
+            {kind: _nan_of(self._stream) for kind in sorted(delayed)},
+            vary_over(zeros_of(loss), axes),
+            None if balance is None else vary_over(zeros_of(balance), axes),
+            zeros_of(self._weights, dtype=self._sum_dtype),
+        )
+
+    def _tick(self, segment: Segment, state: _State, cells: Cells) -> tuple[_State, None]:
+        channels = self._program.channels
+        arrived = {
+            number: self._send(number, state.made[channels[number].kind.value])
+            for number in segment.channels
+            if channels[number].delayed
+        }
+        made = {}
+        if Kind.FORWARD in segment.kinds:
+            state, made["F"] = self._forward(state, cells, list(arrived.values()))
+        if Kind.BACKWARD in segment.kinds:
+            tokens = [*arrived.values(), *made.values()]
+            state, made["B"] = self._backward(state, cells, tokens)
+        ordered = dict(made)
+        for kind in made:
+            for other in made.values():
+                ordered[kind] = after(ordered[kind], other)
+        for number in segment.channels:
+            if not channels[number].delayed:
+                arrived[number] = self._send(number, ordered[channels[number].kind.value])
+        inputs, cotangents = state.inputs, state.cotangents
+        for number, stream in arrived.items():
+            slot = cells[f"channel.{number}"]
+            if channels[number].kind is Kind.FORWARD:
+                inputs = _put(inputs, stream, slot)
+            else:
+                cotangents = _put(cotangents, stream, slot)
+        kept = state.made | {kind: made[kind] for kind in state.made if kind in made}
+        return state._replace(inputs=inputs, cotangents=cotangents, made=kept), None
+
+    def _send(self, number: int, stream: jax.Array) -> jax.Array:
+        return lax.ppermute(stream, self._axes, self._program.channels[number].pairs)
+
+    def _forward(
+        self, state: _State, cells: Cells, before: list[jax.Array]
+    ) -> tuple[_State, jax.Array]:
+        """A chunk forwards, if the tick has one for this stage: the state, and the stream."""
+        valid = cells["F.microbatch"] != NOTHING
+
+        def do(state: _State) -> tuple[_State, jax.Array]:
+            microbatch = self._microbatch(cells["F.microbatch"])
+            arrived = functools.reduce(after, before, _get(state.inputs, cells["F.input"]))
+            x = lax.cond(
+                cells["F.first"] == 1,
+                lambda: self._typed(self._functions.embed(self._weights.first, microbatch)),
+                lambda: arrived,
+            )
+            x, balance, residuals = self._layers(x, state.residuals, cells, microbatch)
+            total = state.balance
+            if balance is not None and total is not None and self._functions.balance is not None:
+                added = jnp.where(valid, self._functions.balance(balance, microbatch), 0)
+                total = _like(total + added, total)
+            state = state._replace(residuals=residuals, balance=total)
+            cotangents = _put(
+                state.cotangents, x, jnp.where(cells["F.last"] == 1, cells["F.output"], NOTHING)
+            )
+            inputs = state.inputs
+            if self._hands_over:
+                slot = jnp.where(cells["F.last"] == 1, NOTHING, cells["F.output"])
+                inputs = _put(inputs, x, slot)
+            return state._replace(inputs=inputs, cotangents=cotangents), x
+
+        return self._maybe(valid, do, state)
+
+    def _layers(
+        self, x: jax.Array, residuals: list[jax.Array], cells: Cells, microbatch: Microbatch
+    ) -> tuple[jax.Array, jax.Array | None, list[jax.Array]]:
+        """`x` through the layers of a chunk; their balances; and the rings with their residuals."""
+        count, first_layer, first_row = self._of_chunk(cells["F.chunk"])
+        slot = jnp.maximum(cells["F.residuals"], 0)
+        context = self._functions.context(microbatch)
+
+        def body(index: jax.Array, carry: Any) -> Any:
+            x, total, rings = carry
+            weights = layer_slice(self._weights.layers, first_row + index)
+            (x, balance), made = self._layer_forward(weights, x, first_layer + index, context)
+            assert len(made.saved) == len(rings), "a layer keeps the same whenever it is traced"
+            rings = [
+                lax.dynamic_update_slice(
+                    ring,
+                    _like(leaf, ring)[None, None],
+                    (slot, index, *[jnp.int32(0)] * leaf.ndim),
+                    allow_negative_indices=False,
+                )
+                for ring, leaf in zip(rings, made.saved, strict=True)
+            ]
+            if total is not None:
+                total = _like(total + balance, total)
+            return self._typed(x), total, rings
+
+        start = None if self._balance is None else zeros_of(self._balance)
+        if start is not None:
+            start = vary_over(start, varying_axes(self._stream) & varying_axes(self._balance))
+        x, balance, rings = lax.fori_loop(jnp.int32(0), count, body, (x, start, residuals))
+        return x, balance, rings
+
+    def _backward(
+        self, state: _State, cells: Cells, before: list[jax.Array]
+    ) -> tuple[_State, jax.Array]:
+        """A chunk backwards, if the tick has one for this stage: the state, and its cotangent."""
+        valid = cells["B.microbatch"] != NOTHING
+
+        def do(state: _State) -> tuple[_State, jax.Array]:
+            microbatch = self._microbatch(cells["B.microbatch"])
+            arrived = functools.reduce(after, before, _get(state.cotangents, cells["B.input"]))
+            is_last = valid & (cells["B.last"] == 1)
+            cotangent, loss, last = lax.cond(
+                is_last, self._head, lambda x, loss, sums, _: (x, loss, sums),
+                arrived, state.loss, state.sums.last, microbatch,
+            )  # fmt: skip
+            cotangent, layers = self._layers_back(cotangent, state, cells, microbatch, valid)
+            is_first = valid & (cells["B.first"] == 1)
+            first = lax.cond(
+                is_first, self._embed_back, lambda x, sums, _: sums,
+                cotangent, state.sums.first, microbatch,
+            )  # fmt: skip
+            cotangents = state.cotangents
+            if self._hands_over:
+                cotangents = _put(cotangents, cotangent, cells["B.output"])
+            sums = StageWeights(first, layers, last)
+            return state._replace(cotangents=cotangents, loss=loss, sums=sums), cotangent
+
+        return self._maybe(valid, do, state)
+
+    def _head(
+        self, x: jax.Array, loss: jax.Array, sums: Any, microbatch: Microbatch
+    ) -> tuple[jax.Array, jax.Array, Any]:
+        """The head, forwards and backwards: the cotangent of its input `x`, and all sums."""
+        head = self._functions.head
+        total, backward = jax.vjp(lambda last, x: head(last, x, microbatch), self._weights.last, x)
+        gradient, cotangent = backward(jnp.ones_like(total))
+        return self._typed(cotangent), _like(loss + total, loss), _add(sums, gradient)
+
+    def _embed_back(self, cotangent: jax.Array, sums: Any, microbatch: Microbatch) -> Any:
+        stream, backward = jax.vjp(
+            lambda first: self._functions.embed(first, microbatch), self._weights.first
+        )
+        missing = varying_axes(cotangent) - varying_axes(stream)
+        assert not missing, f"a stream that varies over {missing} after the first layer, not before"
+        (gradient,) = backward(cotangent)
+        return _add(sums, gradient)
+
+    def _layers_back(
+        self,
+        cotangent: jax.Array,
+        state: _State,
+        cells: Cells,
+        microbatch: Microbatch,
+        valid: jax.Array,
+    ) -> tuple[jax.Array, Any]:
+        """The layers of a chunk backwards: the cotangent before them, and the gradients' sums."""
+        count, first_layer, first_row = self._of_chunk(cells["B.chunk"])
+        slot = jnp.maximum(cells["B.residuals"], 0)
+        context = self._functions.context(microbatch)
+        of_balance = self._balance_cotangent(microbatch)
+
+        def body(turn: jax.Array, carry: Any) -> Any:
+            cotangent, sums = carry
+            index = count - 1 - turn
+            row = first_row + index
+            weights = layer_slice(self._weights.layers, row)
+            saved = [_at(ring, slot, index) for ring in state.residuals]
+            residuals = Residuals(saved, self._layer_residuals.rebuild)
+            gradient, cotangent = residuals.backward(
+                (cotangent, of_balance), again=(weights, first_layer + index, context)
+            )
+            if self._program.branch_free:
+                gradient = jax.tree.map(lambda leaf: jnp.where(valid, leaf, 0), gradient)
+            sums = _add_row(sums, row, gradient)
+            return self._typed(cotangent), sums
+
+        carry = (cotangent, state.sums.layers)
+        cotangent, sums = lax.fori_loop(jnp.int32(0), count, body, carry)
+        return cotangent, sums
+
+    def _balance_cotangent(self, microbatch: Microbatch) -> jax.Array | None:
+        if self._balance is None or self._functions.balance is None:
+            return None
+        weigh = self._functions.balance
+        value, backward = jax.vjp(lambda x: weigh(x, microbatch), zeros_of(self._balance))
+        (cotangent,) = backward(jnp.ones_like(value))
+        return vary_over(cotangent, varying_axes(self._balance))
+
+    def _layer_forward(
+        self, weights: Any, x: jax.Array, number: jax.Array, context: Any
+    ) -> tuple[tuple[jax.Array, jax.Array | None], Residuals]:
+        again = (weights, number, context)
+        return forward(
+            lambda weights, x: self._functions.layer(weights, x, number, context),
+            weights,
+            x,
+            again=again,
+        )
+
+    def _of_chunk(self, chunk: jax.Array) -> tuple[Any, jax.Array, jax.Array]:
+        """Of one of this stage's chunks the number of layers, the first one's number, its row."""
+        chunk = jnp.maximum(chunk, 0)
+        count = jnp.int32(self._rows_per_chunk) if self._even else self._counts[chunk]
+        return count, self._firsts[chunk], chunk * self._rows_per_chunk
+
+    def _microbatch(self, number: jax.Array) -> Microbatch:
+        return layer_slice(self._microbatches, jnp.maximum(number, 0))
+
+    def _maybe(self, valid: jax.Array, do: Any, state: _State) -> tuple[_State, jax.Array]:
+        """`do` if there is something to do, or in any case."""
+
+        def typed(state: _State) -> tuple[_State, jax.Array]:
+            after_it, made = do(state)
+            return jax.tree.map(_like, after_it, state), self._typed(made)
+
+        def skip(state: _State) -> tuple[_State, jax.Array]:
+            return state, zeros_of(self._stream)
+
+        return typed(state) if self._program.branch_free else lax.cond(valid, typed, skip, state)
+
+    @property
+    def _hands_over(self) -> bool:
+        """Whether a stage holds two chunks that follow one another."""
+        stage_of = self._placement.stage_of
+        return any(a == b for a, b in itertools.pairwise(stage_of))
+
+    def _typed(self, x: jax.Array) -> jax.Array:
+        return _like(x, self._stream)
+
+
+def _nan_of(leaf: Any, *leading: int) -> jax.Array:
+    """A buffer of NaN (of what has none, zeros), typed as `leaf`."""
+    if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+        return zeros_of(leaf, *leading)
+    full = jnp.full((*leading, *leaf.shape), math.nan, leaf.dtype)
+    return vary_over(full, varying_axes(leaf))
+
+
+def _like(x: jax.Array, typed: Any) -> jax.Array:
+    """`x` varying over whatever `typed` varies over."""
+    more = varying_axes(x) - varying_axes(typed)
+    assert not more, f"varies over {sorted(more)} too"
+    return vary_over(x, varying_axes(typed))
+
+
+def _get(ring: jax.Array, slot: jax.Array) -> jax.Array:
+    return lax.dynamic_index_in_dim(
+        ring, jnp.maximum(slot, 0), keepdims=False, allow_negative_indices=False
+    )
+
+
+def _at(ring: jax.Array, slot: jax.Array, index: jax.Array) -> jax.Array:
+    zero = jnp.int32(0)
+    start = (slot, index, *[zero] * (ring.ndim - 2))
+    sizes = (1, 1, *ring.shape[2:])
+    return lax.dynamic_slice(ring, start, sizes, allow_negative_indices=False)[0, 0]
+
+
+def _put(ring: jax.Array, value: jax.Array, slot: jax.Array) -> jax.Array:
+    """`ring` with `value` in a slot; as it was where there is none."""
+    value = jnp.where(slot == NOTHING, _get(ring, slot), value)
+    return lax.dynamic_update_index_in_dim(
+        ring, _like(value, ring), jnp.maximum(slot, 0), 0, allow_negative_indices=False
+    )
+
+
+def _add(sums: Tree, gradient: Any) -> Tree:
+    def add(total: jax.Array, leaf: jax.Array) -> jax.Array:
+        return _like(total + leaf.astype(total.dtype), total)
+
+    return jax.tree.map(add, sums, gradient)
+
+
+def _add_row(sums: Tree, row: jax.Array, gradient: Any) -> Tree:
+    stacked = jax.tree.map(lambda leaf: leaf[None], gradient)
+    added: Tree = add_at(sums, row, stacked)
+    return jax.tree.map(_like, added, sums)

@@ -1,0 +1,286 @@
+"""A table of ticks as a loop over them reads it: what each stage does, sends, and where it puts it.
+
+Every stage has rings of slots for what waits:
+
+    inputs        streams that arrived and whose forward has not begun
+    cotangents    their gradients, and of the last chunk the streams that go into the head
+    residuals     what a forward keeps for its backward (and for the gradients of the weights)
+    held          what a backward keeps for the gradients of the weights, where they are apart
+
+Slots are dealt out by colouring the intervals from the first write to the last read, which takes
+the fewest that there can be on a stage; every stage has as many as the one that needs most.
+
+Messages travel in *channels*, each a permutation of stages. What is used in the very next tick is
+sent when it has been made; what has two ticks or more is sent in the tick after, while that is
+computed: then transfer and work do not wait for each other.
+"""
+
+import dataclasses
+import heapq
+import itertools
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from geojax.pipeline.schedule import Action, Kind, TickTable
+
+NOTHING = -1
+"""No microbatch, no slot."""
+
+# A tick in four moments: the forward, the backward, the gradients of weights, arrivals.
+_FORWARD, _BACKWARD, _WEIGHT, _ARRIVAL = range(4)
+_MOMENTS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Channel:
+    """Messages that travel together: each stage sends at most one and gets at most one."""
+
+    kind: Kind
+    """What makes them: forwards make streams, backwards cotangents."""
+    pairs: tuple[tuple[int, int], ...]
+    """(sending stage, receiving stage)."""
+    delayed: bool
+    """Whether a message leaves in the tick after the one that made it, while that is computed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """Consecutive ticks that one loop runs."""
+
+    first: int
+    count: int
+    kinds: tuple[Kind, ...]
+    """What any stage does in any of them."""
+    channels: tuple[int, ...]
+    """By which anything arrives."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TickProgram:
+    """What a loop over ticks needs to know, int32 [ticks, stages] each; `NOTHING` for none."""
+
+    ticks: TickTable
+    branch_free: bool
+    """Whether stages without work compute on whatever lies in a slot that they may overwrite."""
+    columns: Mapping[str, np.ndarray]
+    """For each kind k of action: `k.microbatch`; `k.chunk` (its number on the stage); `k.input`,
+    `k.residuals`, `k.held` (the slots that it reads or writes); `k.output` (the slot on the same
+    stage that its result goes to, of the next chunk or of the head), `k.first` and `k.last` (1
+    where it is the model's first or last chunk). And `channel.N`: the slot of what arrives."""
+    channels: tuple[Channel, ...]
+    segments: tuple[Segment, ...]
+    slots: Mapping[str, int]
+    """Of each ring."""
+
+    @classmethod
+    def of(cls, ticks: TickTable, *, branch_free: bool) -> "TickProgram":
+        """The program of a table; without branches, its backwards must not be split."""
+        assert not (branch_free and ticks.schedule.split_backward), "three units in every tick"
+        return _Builder(ticks, branch_free).build()
+
+
+class _Builder:
+    def __init__(self, ticks: TickTable, branch_free: bool):
+        self._table, self._branch_free = ticks, branch_free
+        schedule = ticks.schedule
+        self._placement = schedule.placement
+        self._stage_of = self._placement.stage_of
+        self._tick = {action: tick for tick, _, action in ticks.actions()}
+        self._kinds = schedule.kinds
+        shape = (ticks.ticks, self._placement.stages)
+        fields = ("microbatch", "chunk", "input", "residuals", "held", "output", "first", "last")
+        names = [f"{kind.value}.{field}" for kind in self._kinds for field in fields]
+        self._columns = {name: np.full(shape, NOTHING, np.int32) for name in names}
+        self._channels = _channels(ticks)
+
+    def build(self) -> TickProgram:
+        for tick, stage, action in self._table.actions():
+            self._describe(tick, stage, action)
+        slots = {
+            "inputs": self._deal(self._inputs()),
+            "cotangents": self._deal(self._cotangents()),
+            "residuals": self._deal(self._residuals()),
+            "held": self._deal(self._held()),
+        }
+        columns = {name: _read_only(column) for name, column in self._columns.items()}
+        return TickProgram(
+            self._table, self._branch_free, columns, self._channels, self._segments(), slots
+        )
+
+    def _describe(self, tick: int, stage: int, action: Action) -> None:
+        kind, last = action.kind.value, self._placement.chunks - 1
+        local = self._placement.chunks_of(stage).index(action.chunk)
+        self._columns[f"{kind}.microbatch"][tick, stage] = action.microbatch
+        self._columns[f"{kind}.chunk"][tick, stage] = local
+        self._columns[f"{kind}.first"][tick, stage] = action.chunk == 0
+        self._columns[f"{kind}.last"][tick, stage] = action.chunk == last
+
+    def _hops(self, kind: Kind) -> Iterable[tuple[Action, Action]]:
+        """Each action of a kind and the one that reads what it makes."""
+        chunks = self._placement.chunks
+        for microbatch, chunk in itertools.product(
+            range(self._table.schedule.microbatches), range(chunks - 1)
+        ):
+            pair = (Action(kind, microbatch, chunk), Action(kind, microbatch, chunk + 1))
+            yield pair if kind is Kind.FORWARD else pair[::-1]
+
+    def _arrivals(self, kind: Kind) -> "Iterable[_Interval]":
+        """Of everything that one chunk makes for the next one, on the stage that reads it."""
+        moment = _FORWARD if kind is Kind.FORWARD else _BACKWARD
+        for made, read in self._hops(kind):
+            source, target = self._stage_of[made.chunk], self._stage_of[read.chunk]
+            end = self._at(read, moment)
+            reads = (f"{kind.value}.input", self._tick[read])
+            if source == target:
+                writes = (f"{kind.value}.output", self._tick[made])
+                yield _Interval(target, self._at(made, moment), end, (writes, reads))
+                continue
+            number = self._channel_of(kind, source, target, made, read)
+            arrival = self._tick[made] + self._channels[number].delayed
+            writes = (f"channel.{number}", arrival)
+            yield _Interval(target, _MOMENTS * arrival + _ARRIVAL, end, (writes, reads))
+
+    def _inputs(self) -> "Iterable[_Interval]":
+        return self._arrivals(Kind.FORWARD)
+
+    def _cotangents(self) -> "Iterable[_Interval]":
+        yield from self._arrivals(Kind.BACKWARD)
+        last = self._placement.chunks - 1
+        for microbatch in range(self._table.schedule.microbatches):
+            made, read = (Action(kind, microbatch, last) for kind in self._kinds[:2])
+            cells = (("F.output", self._tick[made]), ("B.input", self._tick[read]))
+            start, end = self._at(made, _FORWARD), self._at(read, _BACKWARD)
+            yield _Interval(self._stage_of[last], start, end, cells)
+
+    def _residuals(self) -> "Iterable[_Interval]":
+        for forward, *later in self._of_each_chunk():
+            cells = [(f"{each.kind.value}.residuals", self._tick[each]) for each in later]
+            cells.append(("F.residuals", self._tick[forward]))
+            end = self._at(later[-1], _WEIGHT if len(later) > 1 else _BACKWARD)
+            stage = self._stage_of[forward.chunk]
+            yield _Interval(stage, self._at(forward, _FORWARD), end, tuple(cells))
+        if not self._branch_free:
+            return
+        idle = self._columns["F.microbatch"] == NOTHING
+        for segment in self._segments():
+            if Kind.FORWARD in segment.kinds:
+                within = np.zeros_like(idle)
+                within[segment.first : segment.first + segment.count] = True
+                for tick, stage in np.argwhere(idle & within).tolist():
+                    moment = _MOMENTS * tick + _FORWARD
+                    yield _Interval(stage, moment, moment, (("F.residuals", tick),))
+
+    def _held(self) -> "Iterable[_Interval]":
+        for _, backward, *weight in self._of_each_chunk():
+            for each in weight:
+                cells = (("B.held", self._tick[backward]), ("W.held", self._tick[each]))
+                start, end = self._at(backward, _BACKWARD), self._at(each, _WEIGHT)
+                yield _Interval(self._stage_of[each.chunk], start, end, cells)
+
+    def _of_each_chunk(self) -> Iterable[list[Action]]:
+        schedule = self._table.schedule
+        for microbatch, chunk in itertools.product(
+            range(schedule.microbatches), range(self._placement.chunks)
+        ):
+            yield [Action(kind, microbatch, chunk) for kind in self._kinds]
+
+    def _at(self, action: Action, moment: int) -> int:
+        return _MOMENTS * self._tick[action] + moment
+
+    def _channel_of(self, kind: Kind, source: int, target: int, made: Action, read: Action) -> int:
+        pair = (source, target)
+        delayed = self._table.hop_ticks[min(made.chunk, read.chunk)] > 1
+        for number, channel in enumerate(self._channels):
+            if (channel.kind, channel.delayed) == (kind, delayed) and pair in channel.pairs:
+                return number
+        raise AssertionError(f"no channel for {made}")
+
+    def _deal(self, intervals: "Iterable[_Interval]") -> int:
+        """Slots for all intervals, written into the columns; how many it takes."""
+        most = 0
+        by_stage: dict[int, list[_Interval]] = {}
+        for interval in intervals:
+            by_stage.setdefault(interval.stage, []).append(interval)
+        for stage, members in by_stage.items():
+            count = 0
+            free: list[int] = []
+            busy: list[tuple[int, int]] = []
+            for interval in sorted(members, key=lambda each: (each.start, each.end)):
+                while busy and busy[0][0] < interval.start:
+                    heapq.heappush(free, heapq.heappop(busy)[1])
+                if not free:
+                    free.append(count)
+                    count += 1
+                slot = heapq.heappop(free)
+                heapq.heappush(busy, (interval.end, slot))
+                for name, tick in interval.cells:
+                    column = self._columns.setdefault(
+                        name, np.full_like(self._columns["F.microbatch"], NOTHING)
+                    )
+                    column[tick, stage] = slot
+            most = max(most, count)
+        return most
+
+    def _segments(self) -> tuple[Segment, ...]:
+        busy = {
+            kind: (self._columns[f"{kind.value}.microbatch"] != NOTHING).any(axis=1)
+            for kind in self._kinds
+        }
+        arrives = np.zeros((self._table.ticks, len(self._channels)), bool)
+        for kind in self._kinds[:2]:
+            for made, read in self._hops(kind):
+                source, target = self._stage_of[made.chunk], self._stage_of[read.chunk]
+                if source != target:
+                    number = self._channel_of(kind, source, target, made, read)
+                    arrives[self._tick[made] + self._channels[number].delayed, number] = True
+        does = np.stack([busy[kind] for kind in self._kinds], axis=1)
+        if not self._branch_free:  # a stage that has nothing to do costs nothing: one loop
+            return (self._segment(0, len(does), does, arrives),)
+        edges = [0, *(np.flatnonzero((does[1:] != does[:-1]).any(axis=1)) + 1).tolist(), len(does)]
+        return tuple(self._segment(*pair, does, arrives) for pair in itertools.pairwise(edges))
+
+    def _segment(self, first: int, end: int, does: np.ndarray, arrives: np.ndarray) -> Segment:
+        return Segment(
+            first,
+            end - first,
+            tuple(self._kinds[index] for index in np.flatnonzero(does[first:end].any(axis=0))),
+            tuple(np.flatnonzero(arrives[first:end].any(axis=0)).tolist()),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Interval:
+    """What lies in a slot from one moment to another, both included."""
+
+    stage: int
+    start: int
+    end: int
+    cells: tuple[tuple[str, int], ...]
+    """(column, tick) where the slot is named."""
+
+
+def _channels(table: TickTable) -> tuple[Channel, ...]:
+    """The fewest (dealt out greedily) permutations that carry all hops."""
+    stage_of = table.schedule.placement.stage_of
+    channels: list[tuple[Kind, bool, list[tuple[int, int]]]] = []
+    for kind in (Kind.FORWARD, Kind.BACKWARD):
+        for chunk, (before, behind) in enumerate(itertools.pairwise(stage_of)):
+            if before == behind:
+                continue
+            pair = (before, behind) if kind is Kind.FORWARD else (behind, before)
+            delayed = table.hop_ticks[chunk] > 1
+            for own_kind, own_delayed, pairs in channels:
+                fits = all(pair[0] != a and pair[1] != b for a, b in pairs)
+                if (own_kind, own_delayed) == (kind, delayed) and (fits or pair in pairs):
+                    if pair not in pairs:
+                        pairs.append(pair)
+                    break
+            else:
+                channels.append((kind, delayed, [pair]))
+    return tuple(Channel(kind, tuple(pairs), delayed) for kind, delayed, pairs in channels)
+
+
+def _read_only(column: np.ndarray) -> np.ndarray:
+    column.flags.writeable = False
+    return column

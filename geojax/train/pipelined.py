@@ -1,0 +1,83 @@
+"""The gradient of a step whose layers lie on pipeline stages."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from geojax.models import Batch, ModelConfig, Parameters
+from geojax.models.layers import make_context
+from geojax.models.mixture import weighted_balance
+from geojax.models.remat import rematerialised
+from geojax.models.transformer import embed, head_loss
+from geojax.pipeline.executor import Executor
+from geojax.pipeline.stage_functions import StageFunctions, StageWeights
+from geojax.train.plan import StepPlan
+from geojax.train.training_pass import Gradients, TrainingPass
+from geojax.train.weights import gather_weights
+
+
+def pipeline_gradients(
+    shards: Parameters,
+    microbatches: Batch,
+    *,
+    layouts: Parameters,
+    model: ModelConfig,
+    plan: StepPlan,
+    dropout_key: jax.Array | None,
+) -> Gradients:
+    """Loss and gradients of a step's microbatches, on this stage; nothing of them is reduced yet.
+
+    Weights are gathered inside the site once a step, all of a stage's (ZeRO 0 or 1).
+
+    Args:
+        shards: this rank's shard of each parameter.
+        microbatches: this rank's rows, [microbatch, rows, ...].
+        layouts: the `LeafLayout` of each parameter.
+        model: the model.
+        plan: how the step runs.
+        dropout_key: key of this step's dropout masks; None, no dropout.
+    """
+    assert plan.staged_layers is not None, "there is a pipeline"
+    assert plan.tick_program is not None, "which has a table"
+    run = TrainingPass(model, plan, dropout_key)
+    weights = gather_weights(shards, layouts, plan)
+    executor = Executor(
+        plan.tick_program,
+        stage_functions(run),
+        plan.stage_axes,
+        plan.staged_layers.layers_per_chunk,
+        plan.policy.reduce_dtype,
+    )
+    last = {name: weights[name] for name in run.read_by_head}
+    held = StageWeights(weights["embedding"], weights["layers"], last)
+    made = executor.gradients(held, microbatches)
+    outer = run.outer_gradients(made.weights.last, made.weights.first)
+    is_last = lax.axis_index(plan.stage_axes) == plan.staged_layers.last_stage
+    targets = jnp.where(is_last, microbatches["loss_mask"].astype(made.loss.dtype).sum(), 0)
+    return Gradients(made.loss, made.balance, targets, outer, made.weights.layers, None)
+
+
+def stage_functions(run: TrainingPass) -> StageFunctions:
+    """The pieces of a model for the executor."""
+    model, plan = run.model, run.plan
+    settings, parallelism = model.mixture, plan.parallelism
+
+    def weigh(balance: jax.Array, batch: Batch) -> jax.Array:
+        assert settings is not None, "only mixtures have a balance"
+        return weighted_balance(balance, batch["loss_mask"], settings)
+
+    return StageFunctions(
+        embed=lambda first, batch: embed(first, batch, model, run.dropout_key, parallelism),
+        context=functools.partial(
+            make_context,
+            config=model,
+            dtype=plan.policy.compute_dtype,
+            dropout_key=run.dropout_key,
+            parallelism=parallelism,
+        ),
+        layer=rematerialised(run.layer, plan.remat),
+        head=lambda last, x, batch: head_loss(last, x, batch, model, parallelism),
+        balance=None if settings is None else weigh,
+    )
