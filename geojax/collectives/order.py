@@ -15,13 +15,13 @@ def after(tree: Tree, token: jax.Array) -> Tree:
 
     On CPUs `tree` is made to depend on `token`, with the same values; elsewhere this does nothing.
     XLA's runtime for CPUs begins the collectives of one computation in the same order on all
-    devices, but a loop has begun when its first turn has: of a collective behind a loop that does
-    not wait for it, and the collectives in the loop, one device may begin the one first and another
-    the others, and simulated devices then wait for each other for ever.
+    devices, but a loop has begun when its first turn has: of the collectives in a loop and those in
+    or behind another that does not wait for it, one device may begin the one first and another the
+    other, and simulated devices then wait for each other for ever.
 
     Args:
-        tree: arrays of floating-point numbers.
-        token: an array of such.
+        tree: arrays.
+        token: an array of floating-point numbers.
     """
     return jax.tree.map(lambda leaf: _after_p.bind(leaf, token), tree)
 
@@ -35,7 +35,7 @@ def _type(aval: Any, _: Any) -> Any:
 
 def _depend(x: jax.Array, token: jax.Array) -> jax.Array:
     number = jnp.nan_to_num(token.ravel()[0])
-    return jnp.where(jnp.isnan(number), jnp.nan, x).astype(x.dtype)  # it never is: XLA can't know
+    return jnp.where(jnp.isnan(number), jnp.zeros_like(x), x)  # it never is, but who knows that?
 
 
 _after_p.def_abstract_eval(_type)

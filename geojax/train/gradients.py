@@ -129,6 +129,7 @@ def step_gradients(
         last_sink,
         last_sink.start(layer, model.layers),
         layer_slice(microbatches, in_loop),
+        behind=sums.loss if in_loop else None,
         together=together,
     )
     reduced = {"layers": last_sink.finish(last.layers)}

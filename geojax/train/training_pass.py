@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from geojax.collectives import after
 from geojax.models import Batch, ModelConfig, Parameters
@@ -70,6 +71,7 @@ class TrainingPass:
         sums: Any,
         batch: Batch,
         *,
+        behind: jax.Array | None = None,
         together: int = 1,
     ) -> Gradients:
         """Loss and gradients of a microbatch.
@@ -81,9 +83,14 @@ class TrainingPass:
             sink: of the layers' gradients.
             sums: the sink's, so far.
             batch: this rank's part of the microbatch.
+            behind: a result of the pass that has to be over when this one begins: of two at once,
+                both would hold their residuals.
             together: layers whose gradients the sink takes together.
         """
         model, plan = self.model, self.plan
+        if behind is not None:
+            batch, behind = lax.optimization_barrier((batch, behind))
+            batch = after(batch, behind)
         x, embed_backward = jax.vjp(
             lambda tables: embed(tables, batch, model, self.dropout_key, plan.parallelism),
             outer["embedding"],
