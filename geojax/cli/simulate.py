@@ -28,8 +28,8 @@ class SimulateCommand:
     """Compare all pipeline schedules for CONFIG, whose pipeline runs through all of its sites.
 
     Times follow from the model's operations, the accelerators' peaks and the links of the topology;
-    nothing runs. Writes timelines.png, trace.json (for ui.perfetto.dev) and bandwidth.png. Any
-    setting of the config can be changed: `--mesh.data 4`.
+    nothing runs. Writes timelines.png and lock-step.png, both as trace.json (for ui.perfetto.dev),
+    and bandwidth.png. Any setting of the config can be changed: `--mesh.data 4`.
     """
 
     config: tyro.conf.Positional[Path]
@@ -100,10 +100,12 @@ def run(command: SimulateCommand, overrides: Sequence[str]) -> int:
     except OSError as error:
         raise UserError(f"--output {folder}: cannot be made ({error.strerror})") from None
     timelines = [entry.event_driven for entry in comparison.entries]
+    in_step = [entry.lock_step for entry in comparison.entries if entry.lock_step is not None]
     with console.status("drawing"):
         save_timelines(timelines, staged.site_of, folder / "timelines.png")
-        write_trace(timelines, folder / "trace.json")
-    written = ["timelines.png", "trace.json (open it at ui.perfetto.dev)"]
+        save_timelines(in_step, staged.site_of, folder / "lock-step.png")
+        write_trace([*timelines, *in_step], folder / "trace.json")
+    written = ["timelines.png", "lock-step.png", "trace.json (open it at ui.perfetto.dev)"]
     if len(topology.sites) > 1:
         with console.status("looking for the bandwidth point"):
             console.print(_bandwidth(staged, limit, folder / "bandwidth.png"))

@@ -135,4 +135,8 @@ def in_lock_step(schedule: Schedule, costs: Costs) -> Timeline | None:
                 split_backward=split == _SPLIT,
             )
             timelines.append(lock_step(table, costs))
-    return min(timelines, key=lambda timeline: timeline.seconds, default=None)
+    if not timelines:
+        return None
+    best = min(timelines, key=lambda timeline: timeline.seconds)
+    titled = dataclasses.replace(best.schedule, name=f"{schedule.name}, lock-step")
+    return dataclasses.replace(best, schedule=titled)

@@ -31,8 +31,10 @@ def test_schedules_are_compared_and_drawn(capsys, tmp_path):
 
     trace = json.loads((folder / "trace.json").read_text())["traceEvents"]
     titles = [event["args"]["name"] for event in trace if event["name"] == "process_name"]
-    assert [title.partition(":")[0] for title in titles[:2]] == ["gpipe", "one_f_one_b"]
-    for name in ("timelines.png", "bandwidth.png"):
+    names = [title.partition(":")[0] for title in titles]
+    assert names[:2] == ["gpipe", "one_f_one_b"]
+    assert "one_f_one_b, lock-step" in names
+    for name in ("timelines.png", "lock-step.png", "bandwidth.png"):
         assert matplotlib.image.imread(folder / name).std() > 0.05
 
 
