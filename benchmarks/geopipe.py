@@ -11,8 +11,7 @@ The bubble ratio is the share of the iteration in which a stage is idle, and a r
 extended warm-up needs; in each of its cells are, in percent:
 
     extended warm-up                 p + ceil(2 (latency + transfer) / (f + b)) microbatches on the
-                                     first stage, more than 1F1B's p; cut down to p it is slower
-                                     than 1F1B
+                                     first stage, where 1F1B has p
     latency hiding                   within the same memory
     latency hiding, split            the same, with the gradients of weights as work of their own
     latency hiding, 1F1B's memory    within p, split

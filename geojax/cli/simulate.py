@@ -45,8 +45,8 @@ class SimulateCommand:
     """The most microbatches that a stage may hold; default: pipeline.memory_limit, or the number of
     stages, which 1F1B holds."""
 
-    chunks_per_stage: int = 2
-    """Virtual stages of the interleaved schedule."""
+    chunks_per_stage: int | None = None
+    """Virtual stages of the interleaved schedule; default: pipeline.chunks, at least 2."""
 
     accelerator: str | None = None
     """Compute as if every site had these (h100-sxm, ascend-910b ...)."""
@@ -144,6 +144,8 @@ def _options(command: SimulateCommand, config: "RunConfig", sites: int) -> _Opti
     if given["memory_limit"] is None:
         stages = given["stages_per_site"] * sites
         given["memory_limit"] = config.pipeline.memory_limit or stages
+    if given["chunks_per_stage"] is None:
+        given["chunks_per_stage"] = max(2, config.pipeline.chunks)
     options = validate(_Options, given, "geojax simulate")
     if rows % options.microbatches:
         fitting = [count for count in range(1, rows + 1) if rows % count == 0]
@@ -182,6 +184,7 @@ def _staged_model(config: "RunConfig", topology: "Topology", options: _Options) 
         remat=config.remat,
         efficiency=options.efficiency,
         stage_seconds=options.stage_seconds,
+        given_layers=config.pipeline.layers,
     )
 
 

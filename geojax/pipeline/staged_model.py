@@ -1,25 +1,22 @@
 """A model cut into stages that lie in the sites of a topology: what each chunk and each hop costs.
 
-Times come from operations, as `geojax.models.flops` counts them, and the accelerator's peak: a
-forward pass takes 2 operations for each weight of a kernel and token, so do the gradient of the
-input and that of the weights; the two products of attention have no weights, so all of their
-backward is the input's. What keeps an accelerator from its peak (memory, collectives over tensor
-and context, the host) is one number, the efficiency.
+Times come from operations (`geojax.pipeline.model_costs`) and the accelerators' peaks. What keeps
+an accelerator from its peak (memory, collectives over tensor and context, the host) is one number,
+the efficiency.
 """
 
 import dataclasses
-import functools
 import itertools
 
 import jax.numpy as jnp
 
 from geojax.errors import UserError
 from geojax.models.config import ModelConfig
-from geojax.models.flops import model_flops
 from geojax.models.parallelism import ALONE, Parallelism
 from geojax.models.remat import Remat
 from geojax.pipeline.balance import balanced_layers
 from geojax.pipeline.costs import Costs, Hop
+from geojax.pipeline.model_costs import head_operations, layer_operations
 from geojax.pipeline.schedule import Placement
 from geojax.topology import Link, Site, Topology
 
@@ -52,6 +49,9 @@ class StagedModel:
     stage_seconds: float | None = None
     """If it was measured: forward and backward of a microbatch on the slowest stage, with one chunk
     a stage. Peaks then matter only where sites differ, and the efficiency not at all."""
+
+    given_layers: tuple[int, ...] | None = None
+    """Layers of each chunk, for placements of so many chunks; others are balanced by cost."""
 
     def __post_init__(self) -> None:
         for site in self.topology.sites:
@@ -89,17 +89,19 @@ class StagedModel:
         return once if self.parallelism.sequence else once * self.parallelism.tensor
 
     def layers(self, placement: Placement) -> tuple[int, ...]:
-        """The layers of each chunk: the slowest chunk is as fast as it can be.
+        """The layers of each chunk: those given, or so that the slowest is as fast as it can be.
 
         Raises:
             UserError: there are more chunks than layers, or a site's peak is unknown.
         """
+        if self.given_layers is not None and len(self.given_layers) == placement.chunks:
+            return self.given_layers
         rates = [self._rate(stage) for stage in placement.stage_of]
         return balanced_layers(
             [sum(self._layer)] * self.model.layers,
             placement.chunks,
             before=sum(self._embedding_seconds) * rates[0],
-            after=3 * self._head,
+            after=sum(self._head),
             speeds=rates,
         )
 
@@ -123,12 +125,12 @@ class StagedModel:
         return Costs(forward, backward, weight, costs.hops)
 
     def _costs(self, placement: Placement) -> Costs:
-        times = []
+        times, layer = [], self._layer
         for count, stage in zip(self.layers(placement), placement.stage_of, strict=True):
             rate = self._rate(stage)
-            times.append([count * operations / rate for operations in self._layer])
-        last = self._head / self._rate(placement.stage_of[-1])
-        times[-1] = [seconds + last for seconds in times[-1]]
+            times.append([count * operations / rate for operations in layer])
+        for kind, operations in enumerate(self._head):
+            times[-1][kind] += operations / self._rate(placement.stage_of[-1])
         look_up, scatter = self._embedding_seconds
         times[0][0] += look_up
         times[0][2] += scatter
@@ -136,20 +138,16 @@ class StagedModel:
         pairs = itertools.pairwise(placement.stage_of)
         return Costs(forward, backward, weight, tuple(self._hop(*pair) for pair in pairs))
 
-    @functools.cached_property
-    def _layer(self) -> tuple[float, float, float]:
+    @property
+    def _layer(self) -> list[float]:
         """Operations of one layer on one device: forward, gradient of the input, of the weights."""
-        model, tokens = self.model, self._tokens
-        attention = 4 * model.heads * model.head_size * self.sequence * tokens
-        of_layers = model_flops(model, self.sequence) * tokens - 3 * self._head
-        kernels = of_layers / model.layers / 3 - attention
-        again = {"none": 0.0, "selective": attention, "full": kernels + attention}[self.remat]
-        return kernels + attention, kernels + 2 * attention + again, kernels
+        parts = layer_operations(self.model, self.sequence, self.remat)
+        return [self._tokens * operations for operations in parts]
 
     @property
-    def _head(self) -> float:
-        """Operations of the head on one device; each of the two gradients takes as many."""
-        return 2.0 * self.model.hidden * self.model.vocabulary * self._tokens
+    def _head(self) -> list[float]:
+        """The same of the head."""
+        return [self._tokens * operations for operations in head_operations(self.model)]
 
     @property
     def _tokens(self) -> float:

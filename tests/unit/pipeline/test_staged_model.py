@@ -8,6 +8,7 @@ from geojax.errors import UserError
 from geojax.models import ModelConfig
 from geojax.models.flops import model_flops
 from geojax.models.parallelism import Parallelism
+from geojax.pipeline.model_costs import layers_by_operations
 from geojax.pipeline.schedule import Placement
 from geojax.pipeline.staged_model import StagedModel
 from geojax.settings import validate
@@ -78,9 +79,19 @@ def test_the_head_takes_the_place_of_layers_on_the_last_stage():
     config = ModelConfig.load("llama3-8b")  # a vocabulary of 128256 weighs as much as 2.4 layers
     pipeline = staged(model=config)
     assert pipeline.layers(Placement.linear(4)) == (8, 9, 9, 6)
+    assert layers_by_operations(config, 4096, 4) == (8, 9, 9, 6)
+    assert layers_by_operations(config, 4096, 4, "full") == (8, 8, 9, 7)  # layers weigh more
     costs = pipeline.costs(Placement.linear(4))
     head = 2 * 4096 * 128256 * 4096 / 8 / (0.5 * PEAK)
     assert costs.weight[3] == pytest.approx(costs.weight[2] * 6 / 9 + head)
+
+
+def test_given_layers_are_those_of_placements_with_so_many_chunks():
+    pipeline = staged(given_layers=(10, 20, 30, 20))
+    assert pipeline.layers(Placement.linear(4)) == (10, 20, 30, 20)
+    forward = pipeline.costs(Placement.linear(4)).forward
+    assert forward[2] == pytest.approx(1.5 * forward[1])
+    assert pipeline.layers(Placement.vee(4)) == (10,) * 8
 
 
 def test_a_site_of_slower_accelerators_gets_fewer_layers():
