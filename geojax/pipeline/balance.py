@@ -48,7 +48,7 @@ def balanced_layers(
         # Sums that differ by rounding alone must tie, or noise would choose between equal cuts.
         return np.where(end > first, np.round((work + extra) / pace[stage] / scale, 12), np.inf)
 
-    scale = float(until[-1] + before + after) / float(pace.min()) or 1.0
+    scale = float(until[-1] + before + after) / float(np.min(pace)) or 1.0
     times = [stage_times(stage) for stage in range(stages)]
     slowest = np.where(np.arange(layers + 1) == 0, 0.0, np.inf)  # by the number of layers placed
     for time in times:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
@@ -22,7 +23,7 @@ def draw_bandwidth(sweep: BandwidthSweep, links: Mapping[str, float]) -> Figure:
     figure = Figure(figsize=(10, 5.5), dpi=120, layout="constrained")
     axes = figure.subplots()
     ratios = sweep.periods / sweep.work
-    worst = min(max(float(ratios.max()), 1.3), 4.0)  # beyond, all is equally bad
+    worst = min(max(float(np.max(ratios)), 1.3), 4.0)  # beyond, all is equally bad
     rows = range(len(sweep.memory_limits))
     shades = axes.pcolormesh(
         sweep.bandwidths, rows, ratios, norm=LogNorm(1.0, worst), cmap="YlOrRd", shading="nearest"
