@@ -195,11 +195,12 @@ def _heading(staged: "StagedModel", options: _Options) -> str:
 
     placement = Placement.linear(staged.stages)
     costs = staged.costs(placement)
-    sites = ", ".join(staged.topology.site_names)
+    names = staged.topology.site_names
+    sites = f"each of {', '.join(names)}" if len(names) > 1 else names[0]
     layers = " ".join(map(str, staged.layers(placement)))
     lines = [
         f"{quantity(parameter_count(staged.model))} parameters in {staged.stages} stages, "
-        f"{staged.stages_per_site} in each of {sites}; layers of each: {layers}",
+        f"{staged.stages_per_site} in {sites}; layers of each: {layers}",
         f"devices of a stage: {staged.devices} (data {staged.data}); microbatches: "
         f"{options.microbatches} of {staged.rows} x {staged.sequence} tokens a data-parallel rank",
         f"a stage's forward {_range(costs.forward)}, backward {_range(costs.backward)}, "
