@@ -101,18 +101,27 @@ def sweep(
             links do not matter.
         hop_bytes: what crosses a link for each microbatch.
         bandwidths: bytes per second, rising; points are looked for between them.
-        memory_limits: the most microbatches that a stage may have in flight.
+        memory_limits: the most microbatches that a stage may have in flight, rising.
     """
-    rows, points = [], []
-    for limit in memory_limits:
+    rates = (*bandwidths, math.inf)
+    found = np.array(
+        [[_period_at(costs, hop_bytes, limit, rate) for rate in rates] for limit in memory_limits]
+    )
+    # What was found for less memory or bandwidth can be had with more, too.
+    periods = np.minimum.accumulate(np.minimum.accumulate(found, axis=0), axis=1)
+    points = []
+    for limit, row in zip(memory_limits, periods, strict=True):
+        longest = (1 + TOLERANCE) * row[-1]
         period = functools.partial(_period_at, costs, hop_bytes, limit)
-        rows.append([period(bandwidth) for bandwidth in bandwidths])
-        simulated = _least_enough(period, bandwidths, rows[-1])
+        simulated = _least_enough(period, longest, rates, int(np.argmax(row <= longest)))
         formula = closed_form(costs, hop_bytes, limit)
         points.append(BandwidthPoint(limit, simulated, formula))
-    work = max(_work(costs))
     return BandwidthSweep(
-        tuple(bandwidths), tuple(memory_limits), np.array(rows), work, tuple(points)
+        tuple(bandwidths),
+        tuple(memory_limits),
+        periods[:, :-1],
+        max(_work(costs)),
+        tuple(points),
     )
 
 
@@ -121,18 +130,12 @@ def _period_at(costs: Costs, hop_bytes: float, limit: int, bandwidth: float) -> 
 
 
 def _least_enough(
-    period: Callable[[float], float], bandwidths: Sequence[float], periods: Sequence[float]
+    period: Callable[[float], float], longest: float, rates: Sequence[float], enough: int
 ) -> float:
-    """The smallest bandwidth from which on periods are as good as without any limit."""
-    longest = (1 + TOLERANCE) * period(math.inf)
-    enough = len(bandwidths)
-    while enough and periods[enough - 1] <= longest:
-        enough -= 1
-    if enough == len(bandwidths):
-        return math.inf
-    if enough == 0:
-        return bandwidths[0]
-    too_low, high = bandwidths[enough - 1], bandwidths[enough]
+    """The smallest bandwidth whose period is not too long: at most `rates[enough]`."""
+    if enough == 0 or rates[enough] == math.inf:
+        return rates[enough]
+    too_low, high = rates[enough - 1], rates[enough]
     for _ in range(_HALVINGS):
         middle = math.sqrt(too_low * high)
         if period(middle) <= longest:
