@@ -6,6 +6,7 @@ Nothing here imports JAX: the executor has modules of its own.
 from geojax.pipeline.costs import Costs as Costs
 from geojax.pipeline.costs import Hop as Hop
 from geojax.pipeline.generators import TICK_SCHEDULES as TICK_SCHEDULES
+from geojax.pipeline.generators import best_tick_table as best_tick_table
 from geojax.pipeline.generators import extended_warmup as extended_warmup
 from geojax.pipeline.generators import gpipe as gpipe
 from geojax.pipeline.generators import interleaved as interleaved

@@ -9,8 +9,8 @@ from geojax.pipeline.timeline import Message, Timeline
 def lock_step(table: TickTable, costs: Costs) -> Timeline:
     """One iteration in which every stage begins a tick when all have ended the one before.
 
-    A tick lasts as long as its busiest stage. What a tick made leaves at its end, and may travel
-    until the tick begins that is the hop's ticks later: that one waits for it if it must.
+    A tick lasts as long as its busiest stage. What a tick made leaves at its end and travels until
+    the tick begins that is the hop's ticks later: that one waits for it, on all stages.
     """
     starts, messages, seconds = _run(table, costs)
     if any(hop.link is not None for hop in costs.hops):
@@ -32,28 +32,28 @@ def _run(table: TickTable, costs: Costs) -> tuple[list[list[float]], list[Messag
     for tick, stage, action in table.actions():
         by_tick[tick].append((stage, action))
     links = Links(costs)
-    arrived: dict[Action, float] = {}
+    not_before = [0.0] * (table.ticks + max(table.hop_ticks, default=1))
     starts: list[list[float]] = [[] for _ in schedule.orders]
     messages: list[Message] = []
     now = 0.0
-    for actions in by_tick:
-        for _, action in actions:
-            now = max(now, arrived.pop(action, 0.0))
+    for tick, actions in enumerate(by_tick):
+        now = max(now, not_before[tick])
         busy_until = dict.fromkeys((stage for stage, _ in actions), now)
         for stage, action in sorted(actions, key=lambda entry: KIND_RANK[entry[1].kind]):
             starts[stage].append(busy_until[stage])
             busy_until[stage] += durations[action.kind][action.chunk]
         now = max(busy_until.values(), default=now)
         for stage, action in actions:
-            kind, microbatch, chunk = action
+            kind, _, chunk = action
             following = chunk + (1 if kind is Kind.FORWARD else -1)
             if kind is Kind.WEIGHT or not 0 <= following < len(stage_of):
                 continue
-            hop, target = costs.hops[min(chunk, following)], stage_of[following]
+            boundary, target = min(chunk, following), stage_of[following]
+            hop, arrival_tick = costs.hops[boundary], tick + table.hop_ticks[boundary]
             start, sent = now, now + hop.transfer
             if hop.link is not None:
                 start, sent = links.send(hop.link, stage < target, now, hop.transfer)
-            arrived[Action(kind, microbatch, following)] = sent + hop.latency
+            not_before[arrival_tick] = max(not_before[arrival_tick], sent + hop.latency)
             if stage != target:
                 messages.append(
                     Message(action, stage, target, start, sent, sent + hop.latency, hop.link)

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Sequence
 
 from geojax.errors import UserError
-from geojax.pipeline.generators.interleaved import with_groups
+from geojax.pipeline.generators.interleaved import warmups_in_ticks, with_groups
 from geojax.pipeline.schedule import Action, Kind, Placement, Schedule
 
 
@@ -69,11 +69,6 @@ def paired_interleaved(
     sites = sites_of(placement)
     chunks_per_stage = placement.chunks_per_stage
     first_chunk = [chunks_per_stage * count for count in itertools.accumulate([0, *sites[:-1]])]
-    # Of each site, the ticks from its first stage to its last, and to its first again.
-    through = [
-        sum(hop_ticks[chunk : chunk + count - 1])
-        for chunk, count in zip(first_chunk, sites, strict=True)
-    ]
     rounds = [
         sum(hop_ticks[chunk : chunk + count])
         for chunk, count in zip(first_chunk, sites, strict=True)
@@ -86,18 +81,7 @@ def paired_interleaved(
             f"{microbatches} microbatches are too few to interleave stages whose messages take "
             f"{least} ticks to come round: take {least} at least"
         )
-    again = (chunks_per_stage - 1) * groups[0]
-    cuts = [hop_ticks[chunk - 1] for chunk in first_chunk[1:]]
-    warmups: list[int] = []
-    behind = 0  # ticks from a microbatch's last forward in a site to its first backward there
-    for site in reversed(range(len(sites))):
-        chunk, count = first_chunk[site], sites[site]
-        before = list(itertools.accumulate([0, *hop_ticks[chunk : chunk + count - 1]]))
-        warmups = [
-            again + 2 * (through[site] - before[stage]) + behind for stage in range(count)
-        ] + warmups
-        if site:
-            behind += 2 * (cuts[site - 1] + through[site] + again)
+    warmups = warmups_in_ticks(sites, chunks_per_stage, groups[0], hop_ticks)
     return with_groups(placement, microbatches, groups[0], warmups)
 
 

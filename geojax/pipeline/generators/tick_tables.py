@@ -1,6 +1,7 @@
 """The table of ticks of every schedule by name: what the executor of one program runs."""
 
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 
 from geojax.errors import UserError
@@ -27,6 +28,10 @@ TICK_SCHEDULES = (
     "latency_hiding",
 )
 """The names that `tick_table` takes."""
+
+
+_ROOM = (1.0, 1.25, 1.5, 2.0, 3.0)
+"""What `best_tick_table` multiplies a hop's ticks with."""
 
 
 def tick_table(
@@ -83,6 +88,52 @@ def tick_table(
         )
     best = min(tables, key=lambda table: lock_step_seconds(table, costs))
     return dataclasses.replace(best, schedule=dataclasses.replace(best.schedule, name=name))
+
+
+def best_tick_table(
+    name: str,
+    placement: Placement,
+    microbatches: int,
+    costs: Costs,
+    limit: int | None = None,
+    *,
+    split_backward: bool = False,
+) -> TickTable:
+    """The table of that name with the hop ticks that make it fastest in lock-step.
+
+    In the steady state a message has the hop's ticks less one, of f + b each, to travel in; but
+    before the first backward ticks last f, after the last forward b. So a hop may do well with more
+    ticks than its seconds fill in the steady state, for more microbatches in flight.
+
+    Raises:
+        UserError: as `tick_table`.
+    """
+    period = max(map(sum, zip(costs.forward, costs.backward, costs.weight, strict=True)))
+    chosen = []
+    for room in _ROOM:
+        ticks = tuple(
+            1 + math.ceil(room * hop.seconds / period * (1 - 1e-12)) for hop in costs.hops
+        )
+        if ticks not in chosen:
+            chosen.append(ticks)
+    tables = []
+    for ticks in chosen:
+        try:
+            tables.append(
+                tick_table(
+                    name,
+                    placement,
+                    microbatches,
+                    ticks,
+                    limit,
+                    costs=costs,
+                    split_backward=split_backward,
+                )
+            )
+        except UserError:
+            if not tables:  # the fewest ticks hold least
+                raise
+    return min(tables, key=lambda table: lock_step_seconds(table, costs))
 
 
 def _tables(

@@ -1,0 +1,67 @@
+"""The schedules under a memory limit against Little's law."""
+
+import random
+
+from geojax.pipeline import Costs, Hop, extended_warmup, latency_hiding, one_f_one_b, validate
+from geojax.pipeline.simulator import iteration_seconds
+
+
+def drawn(generator):
+    """A pipeline with one to three slow cuts, and a limit from half of 1F1B's memory up."""
+    stages = generator.randint(2, 12)
+    microbatches = generator.randint(stages, 96)
+    forward, backward = generator.uniform(0.5, 2), generator.uniform(0.5, 3)
+    hops = [Hop()] * (stages - 1)
+    for cut in generator.sample(range(stages - 1), generator.randint(1, min(3, stages - 1))):
+        hops[cut] = Hop(generator.uniform(0, 6) * (forward + backward), 0.0, f"cut {cut}")
+    limit = generator.randint(max(1, stages // 2), 2 * stages + 4)
+    costs = Costs((forward,) * stages, (backward,) * stages, (0.0,) * stages, tuple(hops))
+    return microbatches, costs, limit
+
+
+def test_close_to_littles_law():
+    generator = random.Random(4)
+    ratios = []
+    for _ in range(300):
+        microbatches, costs, limit = drawn(generator)
+        stages, both = len(costs.forward), costs.forward[0] + costs.backward[0]
+        way = stages * both + 2 * sum(hop.seconds for hop in costs.hops)
+        law = (microbatches - 1) * max(both, way / limit) + way
+        schedule = latency_hiding(microbatches, costs, limit)
+        validate(schedule, limit)
+        seconds = iteration_seconds(schedule, costs)
+        ratios.append(seconds / law)
+        rivals = [extended_warmup(microbatches, costs, limit)]
+        if limit >= min(stages, microbatches):
+            rivals.append(one_f_one_b(stages, microbatches))
+        for rival in rivals:
+            assert seconds <= iteration_seconds(rival, costs)
+    ratios.sort()
+    assert ratios[285] <= 1.05
+    assert ratios[-1] <= 1.10
+
+
+def test_the_case_of_the_slow_cut_at_one_f_one_bs_memory():
+    """M = p = 8, H = 4 (f + b): six turns a microbatch's place where strict order takes fifteen."""
+    hops = [Hop()] * 7
+    hops[3] = Hop(4.0, 0.0, "cut")
+    costs = Costs((0.4,) * 8, (0.6,) * 8, (0.0,) * 8, tuple(hops))
+    shorter, longer = (
+        iteration_seconds(latency_hiding(microbatches, costs, 8), costs)
+        for microbatches in (64, 128)
+    )
+    assert (longer - shorter) / 64 < 2.1  # (8 + 8) / 8 = 2 by Little's law
+    shorter, longer = (
+        iteration_seconds(one_f_one_b(8, microbatches), costs) for microbatches in (64, 128)
+    )
+    assert (longer - shorter) / 64 > 4.99  # f + b + H
+
+
+def test_split_backwards_pay_the_latency_once():
+    """With room enough, m (f + b) + (p - 1) f + sum H."""
+    hops = [Hop()] * 3
+    hops[1] = Hop(6.0, 0.0, "cut")
+    costs = Costs((1.0,) * 4, (1.0,) * 4, (1.0,) * 4, tuple(hops))
+    schedule = latency_hiding(32, costs, 32, split_backward=True)
+    least = 32 * 3 + 3 * 1 + 6
+    assert least <= iteration_seconds(schedule, costs) <= 1.05 * least
