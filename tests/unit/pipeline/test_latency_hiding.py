@@ -2,35 +2,22 @@
 
 import random
 
+from support.drawn_pipelines import drawn_under_a_limit, littles_law
+
 from geojax.pipeline import Costs, Hop, extended_warmup, latency_hiding, one_f_one_b, validate
 from geojax.pipeline.simulator import iteration_seconds
-
-
-def drawn(generator):
-    """A pipeline with one to three slow cuts, and a limit from half of 1F1B's memory up."""
-    stages = generator.randint(2, 12)
-    microbatches = generator.randint(stages, 96)
-    forward, backward = generator.uniform(0.5, 2), generator.uniform(0.5, 3)
-    hops = [Hop()] * (stages - 1)
-    for cut in generator.sample(range(stages - 1), generator.randint(1, min(3, stages - 1))):
-        hops[cut] = Hop(generator.uniform(0, 6) * (forward + backward), 0.0, f"cut {cut}")
-    limit = generator.randint(max(1, stages // 2), 2 * stages + 4)
-    costs = Costs((forward,) * stages, (backward,) * stages, (0.0,) * stages, tuple(hops))
-    return microbatches, costs, limit
 
 
 def test_close_to_littles_law():
     generator = random.Random(4)
     ratios = []
     for _ in range(300):
-        microbatches, costs, limit = drawn(generator)
-        stages, both = len(costs.forward), costs.forward[0] + costs.backward[0]
-        way = stages * both + 2 * sum(hop.seconds for hop in costs.hops)
-        law = (microbatches - 1) * max(both, way / limit) + way
+        microbatches, costs, limit = drawn_under_a_limit(generator)
+        stages = len(costs.forward)
         schedule = latency_hiding(microbatches, costs, limit)
         validate(schedule, limit)
         seconds = iteration_seconds(schedule, costs)
-        ratios.append(seconds / law)
+        ratios.append(seconds / littles_law(microbatches, costs, limit))
         rivals = [extended_warmup(microbatches, costs, limit)]
         if limit >= min(stages, microbatches):
             rivals.append(one_f_one_b(stages, microbatches))

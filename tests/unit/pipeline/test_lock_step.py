@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from support.drawn_pipelines import drawn_costs, lower_bound
 
 from geojax.pipeline import (
     Costs,
@@ -80,15 +81,9 @@ def test_close_to_the_event_driven_time_where_memory_allows():
     for _ in range(100):
         stages = generator.randint(2, 10)
         microbatches = generator.randint(8, 16) * stages
-        forward, backward = generator.uniform(0.5, 2), generator.uniform(0.5, 3)
-        hops = [Hop()] * (stages - 1)
-        for cut in generator.sample(range(stages - 1), generator.randint(1, min(2, stages - 1))):
-            hops[cut] = Hop(generator.uniform(0, 4) * (forward + backward), 0.0, f"cut {cut}")
-        costs = Costs((forward,) * stages, (backward,) * stages, (0.0,) * stages, tuple(hops))
+        costs = drawn_costs(generator, stages, cuts=2, periods=4)
         placement = Placement.linear(stages)
         table = best_tick_table("branch_free", placement, microbatches, costs)
         seconds = lock_step(table, costs).seconds
         assert seconds <= 1.05 * simulate(table.schedule, costs).seconds
-        least = (microbatches + stages - 1) * (forward + backward)
-        least += 2 * sum(hop.seconds for hop in hops)
-        assert seconds <= 1.05 * least
+        assert seconds <= 1.05 * lower_bound(microbatches, costs)

@@ -7,6 +7,7 @@ import random
 import time
 
 import pytest
+from support.drawn_pipelines import drawn_costs, lower_bound, period_of
 
 from geojax.pipeline import (
     Action,
@@ -107,17 +108,15 @@ def test_extended_warmup_meets_the_lower_bound():
     for _ in range(300):
         stages = generator.randint(2, 12)
         microbatches = generator.randint(1, 96)
-        forward, backward = generator.uniform(0.5, 2), generator.uniform(0.5, 3)
-        hops = [Hop()] * (stages - 1)
-        for cut in generator.sample(range(stages - 1), generator.randint(1, min(3, stages - 1))):
-            # Every other hop is a whole number of periods: there the rounding up must not add one.
-            periods = generator.choice([generator.uniform(0, 6), generator.randint(0, 12) / 2])
-            hops[cut] = Hop(periods * (forward + backward), 0.0, f"cut {cut}")
-        costs = linear(forward, backward, hops)
-        least = (microbatches + stages - 1) * (forward + backward)
-        least += 2 * sum(hop.seconds for hop in hops)
+        costs = drawn_costs(generator, stages, cuts=3, periods=6)
+        if generator.random() < 0.5:
+            # A whole number of periods there and back: rounding up must not add one.
+            halves = [round(2 * hop.seconds / period_of(costs)) / 2 for hop in costs.hops]
+            hops = tuple(Hop(half * period_of(costs), 0.0, "cut") for half in halves)
+            costs = dataclasses.replace(costs, hops=hops)
         schedule = extended_warmup(microbatches, costs)
-        assert iteration_seconds(schedule, costs) == pytest.approx(least, rel=1e-9)
+        seconds = iteration_seconds(schedule, costs)
+        assert seconds == pytest.approx(lower_bound(microbatches, costs), rel=1e-9)
 
 
 def test_messages_over_a_link_wait_for_each_other():
