@@ -140,7 +140,8 @@ class _Run:
             ticks = slice(segment.first, segment.first + segment.count)
             cells = {name: column[ticks] for name, column in own.items()}
             state, _ = lax.scan(functools.partial(self._tick, segment), state, cells)
-        return PipelineGradients(state.loss, state.balance, state.sums)
+        balance, sums = after((state.balance, state.sums), state.loss)
+        return PipelineGradients(state.loss, balance, sums)
 
     def _start(self) -> _State:
         slots = self._program.slots
@@ -168,15 +169,15 @@ class _Run:
     def _tick(self, segment: Segment, state: _State, cells: Cells) -> tuple[_State, None]:
         channels = self._program.channels
         arrived = {
-            number: self._send(number, state.made[channels[number].kind.value])
+            number: self._send(number, after(state.made[channels[number].kind.value], state.loss))
             for number in segment.channels
             if channels[number].delayed
         }
         made = {}
         if Kind.FORWARD in segment.kinds:
-            state, made["F"] = self._forward(state, cells, list(arrived.values()))
+            state, made["F"] = self._forward(state, cells, [state.loss, *arrived.values()])
         if Kind.BACKWARD in segment.kinds:
-            tokens = [*arrived.values(), *made.values()]
+            tokens = [state.loss, *arrived.values(), *made.values()]
             state, made["B"] = self._backward(state, cells, tokens)
         ordered = dict(made)
         for kind in made:
@@ -193,7 +194,9 @@ class _Run:
             else:
                 cotangents = _put(cotangents, stream, slot)
         kept = state.made | {kind: made[kind] for kind in state.made if kind in made}
-        return state._replace(inputs=inputs, cotangents=cotangents, made=kept), None
+        # What the next tick begins with waits for all of this one: a loop of one turn is no loop.
+        loss = functools.reduce(after, [*made.values(), *arrived.values()], state.loss)
+        return state._replace(inputs=inputs, cotangents=cotangents, made=kept, loss=loss), None
 
     def _send(self, number: int, stream: jax.Array) -> jax.Array:
         return lax.ppermute(stream, self._axes, self._program.channels[number].pairs)
@@ -205,7 +208,7 @@ class _Run:
         valid = cells["F.microbatch"] != NOTHING
 
         def do(state: _State) -> tuple[_State, jax.Array]:
-            microbatch = self._microbatch(cells["F.microbatch"])
+            microbatch = functools.reduce(after, before, self._microbatch(cells["F.microbatch"]))
             arrived = functools.reduce(after, before, _get(state.inputs, cells["F.input"]))
             x = lax.cond(
                 cells["F.first"] == 1,
@@ -268,7 +271,7 @@ class _Run:
         valid = cells["B.microbatch"] != NOTHING
 
         def do(state: _State) -> tuple[_State, jax.Array]:
-            microbatch = self._microbatch(cells["B.microbatch"])
+            microbatch = functools.reduce(after, before, self._microbatch(cells["B.microbatch"]))
             arrived = functools.reduce(after, before, _get(state.cotangents, cells["B.input"]))
             is_last = valid & (cells["B.last"] == 1)
             cotangent, loss, last = lax.cond(
