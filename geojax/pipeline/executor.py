@@ -14,7 +14,6 @@ nobody reads. Buffers begin as NaN, so that what leaks from a bubble is seen.
 import dataclasses
 import functools
 import itertools
-import math
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -26,6 +25,7 @@ from geojax.collectives import after
 from geojax.models.layer_scan import add_at, layer_slice
 from geojax.models.residuals import Residuals, forward
 from geojax.models.varying import vary_over, varying_axes, zeros_of
+from geojax.pipeline.rings import get, get_layer, nan_of, put, put_layer, typed_like
 from geojax.pipeline.schedule import Kind
 from geojax.pipeline.stage_functions import (
     Microbatch,
@@ -80,6 +80,13 @@ class Executor:
         """
         return _Run(self, weights, microbatches).gradients()
 
+    def loss(self, weights: StageWeights, microbatches: Microbatch) -> jax.Array:
+        """The sum of the losses of all microbatches on the last stage, forwards only; elsewhere 0.
+
+        Arguments are those of `gradients`.
+        """
+        return _Run(self, weights, microbatches).loss()
+
 
 class _Run:
     """One trace of the program."""
@@ -131,10 +138,7 @@ class _Run:
             axes |= varying_axes(behind)
 
     def gradients(self) -> PipelineGradients:
-        own = {
-            name: lax.dynamic_index_in_dim(jnp.asarray(column), self._stage, 1, keepdims=False)
-            for name, column in self._program.columns.items()
-        }
+        own = self._own_columns()
         state = self._start()
         for segment in self._program.segments:
             ticks = slice(segment.first, segment.first + segment.count)
@@ -142,6 +146,81 @@ class _Run:
             state, _ = lax.scan(functools.partial(self._tick, segment), state, cells)
         balance, sums = after((state.balance, state.sums), state.loss)
         return PipelineGradients(state.loss, balance, sums)
+
+    def _own_columns(self) -> dict[str, jax.Array]:
+        """This stage's column of the table, by name: [ticks]."""
+        return {
+            name: lax.dynamic_index_in_dim(jnp.asarray(column), self._stage, 1, keepdims=False)
+            for name, column in self._program.columns.items()
+        }
+
+    def loss(self) -> jax.Array:
+        own = self._own_columns()
+        channels = self._program.channels
+        numbers = [n for n, channel in enumerate(channels) if channel.kind is Kind.FORWARD]
+        microbatch = jax.eval_shape(self._microbatch, self._stage)
+        loss = jax.eval_shape(self._functions.head, self._weights.last, self._stream, microbatch)
+        start = (
+            nan_of(self._stream, max(self._program.slots["inputs"], 1)),
+            nan_of(self._stream),
+            vary_over(zeros_of(loss), frozenset(self._axes)),
+        )
+
+        def tick(state: tuple[jax.Array, jax.Array, jax.Array], cells: Cells) -> Any:
+            inputs, made, loss = state
+            sent = {n: after(made, loss) for n in numbers if channels[n].delayed}
+            arrived = {n: self._send(n, stream) for n, stream in sent.items()}
+            before = [loss, *arrived.values()]
+            inputs, made, loss = self._forward_only(inputs, loss, cells, before)
+            made = after(made, loss)
+            arrived |= {n: self._send(n, made) for n in numbers if not channels[n].delayed}
+            for number, stream in arrived.items():
+                inputs = put(inputs, stream, cells[f"channel.{number}"])
+            loss = functools.reduce(after, arrived.values(), loss)
+            return (inputs, made, loss), None
+
+        (_, _, loss), _ = lax.scan(tick, start, own)
+        return loss
+
+    def _forward_only(
+        self, inputs: jax.Array, loss: jax.Array, cells: Cells, before: list[jax.Array]
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """A chunk forwards, and the head behind the last one: inputs, the stream, and the loss."""
+        microbatch = functools.reduce(after, before, self._microbatch(cells["F.microbatch"]))
+        x = self._first_stream(inputs, cells, microbatch, before)
+        count, first_layer, first_row = self._of_chunk(cells["F.chunk"])
+        context = self._functions.context(microbatch)
+
+        def body(index: jax.Array, x: jax.Array) -> jax.Array:
+            weights = layer_slice(self._weights.layers, first_row + index)
+            x, _ = self._functions.layer(weights, x, first_layer + index, context)
+            return self._typed(x)
+
+        x = lax.fori_loop(jnp.int32(0), count, body, x)
+        is_last = (cells["F.microbatch"] != NOTHING) & (cells["F.last"] == 1)
+        loss = lax.cond(
+            is_last,
+            lambda x: typed_like(
+                loss + self._functions.head(self._weights.last, x, microbatch), loss
+            ),
+            lambda x: loss,
+            x,
+        )
+        if self._hands_over:
+            slot = jnp.where(cells["F.last"] == 1, NOTHING, cells["F.output"])
+            inputs = put(inputs, x, slot)
+        return inputs, x, loss
+
+    def _first_stream(
+        self, inputs: jax.Array, cells: Cells, microbatch: Microbatch, before: list[jax.Array]
+    ) -> jax.Array:
+        """What goes into a chunk: the embedding, or what has arrived."""
+        arrived = functools.reduce(after, before, get(inputs, cells["F.input"]))
+        return lax.cond(
+            cells["F.first"] == 1,
+            lambda: self._typed(self._functions.embed(self._weights.first, microbatch)),
+            lambda: arrived,
+        )
 
     def _start(self) -> _State:
         slots = self._program.slots
@@ -154,13 +233,13 @@ class _Run:
         delayed = {channel.kind.value for channel in self._program.channels if channel.delayed}
         axes = frozenset(self._axes)
         return _State(
-            _nan_of(self._stream, max(slots["inputs"], 1)),
-            _nan_of(self._stream, max(slots["cotangents"], 1)),
+            nan_of(self._stream, max(slots["inputs"], 1)),
+            nan_of(self._stream, max(slots["cotangents"], 1)),
             [
-                _nan_of(leaf, slots["residuals"], self._rows_per_chunk)
+                nan_of(leaf, slots["residuals"], self._rows_per_chunk)
                 for leaf in self._layer_residuals.saved
             ],
-            {kind: _nan_of(self._stream) for kind in sorted(delayed)},
+            {kind: nan_of(self._stream) for kind in sorted(delayed)},
             vary_over(zeros_of(loss), axes),
             None if balance is None else vary_over(zeros_of(balance), axes),
             zeros_of(self._weights, dtype=self._sum_dtype),
@@ -190,9 +269,9 @@ class _Run:
         for number, stream in arrived.items():
             slot = cells[f"channel.{number}"]
             if channels[number].kind is Kind.FORWARD:
-                inputs = _put(inputs, stream, slot)
+                inputs = put(inputs, stream, slot)
             else:
-                cotangents = _put(cotangents, stream, slot)
+                cotangents = put(cotangents, stream, slot)
         kept = state.made | {kind: made[kind] for kind in state.made if kind in made}
         # What the next tick begins with waits for all of this one: a loop of one turn is no loop.
         loss = functools.reduce(after, [*made.values(), *arrived.values()], state.loss)
@@ -209,25 +288,20 @@ class _Run:
 
         def do(state: _State) -> tuple[_State, jax.Array]:
             microbatch = functools.reduce(after, before, self._microbatch(cells["F.microbatch"]))
-            arrived = functools.reduce(after, before, _get(state.inputs, cells["F.input"]))
-            x = lax.cond(
-                cells["F.first"] == 1,
-                lambda: self._typed(self._functions.embed(self._weights.first, microbatch)),
-                lambda: arrived,
-            )
+            x = self._first_stream(state.inputs, cells, microbatch, before)
             x, balance, residuals = self._layers(x, state.residuals, cells, microbatch)
             total = state.balance
             if balance is not None and total is not None and self._functions.balance is not None:
                 added = jnp.where(valid, self._functions.balance(balance, microbatch), 0)
-                total = _like(total + added, total)
+                total = typed_like(total + added, total)
             state = state._replace(residuals=residuals, balance=total)
-            cotangents = _put(
+            cotangents = put(
                 state.cotangents, x, jnp.where(cells["F.last"] == 1, cells["F.output"], NOTHING)
             )
             inputs = state.inputs
             if self._hands_over:
                 slot = jnp.where(cells["F.last"] == 1, NOTHING, cells["F.output"])
-                inputs = _put(inputs, x, slot)
+                inputs = put(inputs, x, slot)
             return state._replace(inputs=inputs, cotangents=cotangents), x
 
         return self._maybe(valid, do, state)
@@ -246,16 +320,11 @@ class _Run:
             (x, balance), made = self._layer_forward(weights, x, first_layer + index, context)
             assert len(made.saved) == len(rings), "a layer keeps the same whenever it is traced"
             rings = [
-                lax.dynamic_update_slice(
-                    ring,
-                    _like(leaf, ring)[None, None],
-                    (slot, index, *[jnp.int32(0)] * leaf.ndim),
-                    allow_negative_indices=False,
-                )
+                put_layer(ring, leaf, slot, index)
                 for ring, leaf in zip(rings, made.saved, strict=True)
             ]
             if total is not None:
-                total = _like(total + balance, total)
+                total = typed_like(total + balance, total)
             return self._typed(x), total, rings
 
         start = None if self._balance is None else zeros_of(self._balance)
@@ -272,7 +341,7 @@ class _Run:
 
         def do(state: _State) -> tuple[_State, jax.Array]:
             microbatch = functools.reduce(after, before, self._microbatch(cells["B.microbatch"]))
-            arrived = functools.reduce(after, before, _get(state.cotangents, cells["B.input"]))
+            arrived = functools.reduce(after, before, get(state.cotangents, cells["B.input"]))
             is_last = valid & (cells["B.last"] == 1)
             cotangent, loss, last = lax.cond(
                 is_last, self._head, lambda x, loss, sums, _: (x, loss, sums),
@@ -286,7 +355,7 @@ class _Run:
             )  # fmt: skip
             cotangents = state.cotangents
             if self._hands_over:
-                cotangents = _put(cotangents, cotangent, cells["B.output"])
+                cotangents = put(cotangents, cotangent, cells["B.output"])
             sums = StageWeights(first, layers, last)
             return state._replace(cotangents=cotangents, loss=loss, sums=sums), cotangent
 
@@ -299,7 +368,7 @@ class _Run:
         head = self._functions.head
         total, backward = jax.vjp(lambda last, x: head(last, x, microbatch), self._weights.last, x)
         gradient, cotangent = backward(jnp.ones_like(total))
-        return self._typed(cotangent), _like(loss + total, loss), _add(sums, gradient)
+        return self._typed(cotangent), typed_like(loss + total, loss), _add(sums, gradient)
 
     def _embed_back(self, cotangent: jax.Array, sums: Any, microbatch: Microbatch) -> Any:
         stream, backward = jax.vjp(
@@ -329,7 +398,7 @@ class _Run:
             index = count - 1 - turn
             row = first_row + index
             weights = layer_slice(self._weights.layers, row)
-            saved = [_at(ring, slot, index) for ring in state.residuals]
+            saved = [get_layer(ring, slot, index) for ring in state.residuals]
             residuals = Residuals(saved, self._layer_residuals.rebuild)
             gradient, cotangent = residuals.backward(
                 (cotangent, of_balance), again=(weights, first_layer + index, context)
@@ -376,7 +445,7 @@ class _Run:
 
         def typed(state: _State) -> tuple[_State, jax.Array]:
             after_it, made = do(state)
-            return jax.tree.map(_like, after_it, state), self._typed(made)
+            return jax.tree.map(typed_like, after_it, state), self._typed(made)
 
         def skip(state: _State) -> tuple[_State, jax.Array]:
             return state, zeros_of(self._stream)
@@ -390,48 +459,12 @@ class _Run:
         return any(a == b for a, b in itertools.pairwise(stage_of))
 
     def _typed(self, x: jax.Array) -> jax.Array:
-        return _like(x, self._stream)
-
-
-def _nan_of(leaf: Any, *leading: int) -> jax.Array:
-    """A buffer of NaN (of what has none, zeros), typed as `leaf`."""
-    if not jnp.issubdtype(leaf.dtype, jnp.inexact):
-        return zeros_of(leaf, *leading)
-    full = jnp.full((*leading, *leaf.shape), math.nan, leaf.dtype)
-    return vary_over(full, varying_axes(leaf))
-
-
-def _like(x: jax.Array, typed: Any) -> jax.Array:
-    """`x` varying over whatever `typed` varies over."""
-    more = varying_axes(x) - varying_axes(typed)
-    assert not more, f"varies over {sorted(more)} too"
-    return vary_over(x, varying_axes(typed))
-
-
-def _get(ring: jax.Array, slot: jax.Array) -> jax.Array:
-    return lax.dynamic_index_in_dim(
-        ring, jnp.maximum(slot, 0), keepdims=False, allow_negative_indices=False
-    )
-
-
-def _at(ring: jax.Array, slot: jax.Array, index: jax.Array) -> jax.Array:
-    zero = jnp.int32(0)
-    start = (slot, index, *[zero] * (ring.ndim - 2))
-    sizes = (1, 1, *ring.shape[2:])
-    return lax.dynamic_slice(ring, start, sizes, allow_negative_indices=False)[0, 0]
-
-
-def _put(ring: jax.Array, value: jax.Array, slot: jax.Array) -> jax.Array:
-    """`ring` with `value` in a slot; as it was where there is none."""
-    value = jnp.where(slot == NOTHING, _get(ring, slot), value)
-    return lax.dynamic_update_index_in_dim(
-        ring, _like(value, ring), jnp.maximum(slot, 0), 0, allow_negative_indices=False
-    )
+        return typed_like(x, self._stream)
 
 
 def _add(sums: Tree, gradient: Any) -> Tree:
     def add(total: jax.Array, leaf: jax.Array) -> jax.Array:
-        return _like(total + leaf.astype(total.dtype), total)
+        return typed_like(total + leaf.astype(total.dtype), total)
 
     return jax.tree.map(add, sums, gradient)
 
@@ -439,4 +472,4 @@ def _add(sums: Tree, gradient: Any) -> Tree:
 def _add_row(sums: Tree, row: jax.Array, gradient: Any) -> Tree:
     stacked = jax.tree.map(lambda leaf: leaf[None], gradient)
     added: Tree = add_at(sums, row, stacked)
-    return jax.tree.map(_like, added, sums)
+    return jax.tree.map(typed_like, added, sums)

@@ -47,15 +47,6 @@ class MeshSettings(Settings):
         """The number of devices that the mesh needs."""
         return math.prod(self.model_dump().values())
 
-    @pydantic.model_validator(mode="after")
-    def _trainable(self) -> "MeshSettings":
-        if self.stage > 1:
-            raise ValueError(
-                f"stage={self.stage} cannot be trained: `geojax train` spreads a model over dc, "
-                "data, expert, context and tensor"
-            )
-        return self
-
 
 class ParallelismSettings(Settings):
     """How the ranks of `tensor` and `context` work together."""
@@ -277,6 +268,18 @@ class RunConfig(Settings):
                 "zero.across_sites shards over sites what each of them holds, and with "
                 "pipeline.dc_role=stage they hold different layers: leave it out"
             )
+        if self.pipeline.stages(dc=mesh.dc, stage=mesh.stage) == 1:
+            return self
+        if self.zero.stage > 1:
+            raise ValueError(
+                f"zero.stage={self.zero.stage} with pipeline stages would send the gradients (and "
+                "weights) of every microbatch in every tick: choose 0 or 1"
+            )
+        if self.communication.overlap:
+            raise ValueError(
+                "communication.overlap reduces gradients layer by layer in the last microbatch's "
+                "backward, and pipeline stages have theirs at different times: leave it out"
+            )
         return self
 
     @pydantic.model_validator(mode="after")
@@ -297,15 +300,6 @@ class RunConfig(Settings):
             raise ValueError(
                 f"batch.sequence={self.batch.sequence} is longer than the model's "
                 f"maximum_positions={self.model.maximum_positions}"
-            )
-        return self
-
-    @pydantic.model_validator(mode="after")
-    def _sites_are_trainable(self) -> "RunConfig":
-        if self.pipeline.dc_role == "stage":
-            raise ValueError(
-                "pipeline.dc_role=stage cannot be trained: in `geojax train` the sites share the "
-                "batch, which is dc_role data"
             )
         return self
 

@@ -29,7 +29,7 @@ from geojax.train.layerwise import (
     ScatteredGradients,
     site_shards,
 )
-from geojax.train.pipelined import pipeline_gradients
+from geojax.train.pipelined import pipeline_gradients, pipeline_loss
 from geojax.train.plan import StepPlan
 from geojax.train.training_pass import Gradients, TrainingPass
 from geojax.train.weights import (
@@ -75,9 +75,7 @@ def step_gradients(
         plan: how the step runs.
         dropout_key: key of this step's dropout masks; None, no dropout.
     """
-    microbatches = jax.tree.map(
-        lambda leaf: leaf.reshape(plan.accumulation, -1, *leaf.shape[1:]), batch
-    )  # [rows, ...] -> [microbatch, rows of one, ...]
+    microbatches = _microbatches(batch, plan)
     if plan.staged_layers is not None:
         staged = pipeline_gradients(
             shards, microbatches, layouts=layouts, model=model, plan=plan, dropout_key=dropout_key
@@ -139,6 +137,11 @@ def step_gradients(
     return StepGradients(reduced, *jax.tree.map(jnp.add, _numbers(sums), _numbers(last)))
 
 
+def _microbatches(batch: Batch, plan: StepPlan) -> Batch:
+    """[rows, ...] -> [microbatch, rows of one, ...]."""
+    return jax.tree.map(lambda leaf: leaf.reshape(plan.accumulation, -1, *leaf.shape[1:]), batch)
+
+
 def _numbers(made: Gradients) -> tuple[jax.Array, jax.Array | None, jax.Array]:
     return made.loss, made.balance, made.targets
 
@@ -147,6 +150,10 @@ def batch_loss(
     shards: Parameters, batch: Batch, *, layouts: Parameters, model: ModelConfig, plan: StepPlan
 ) -> tuple[jax.Array, jax.Array]:
     """The sum of the losses of this rank's tokens, without dropout, and the number that count."""
+    if plan.staged_layers is not None:
+        return pipeline_loss(
+            shards, _microbatches(batch, plan), layouts=layouts, model=model, plan=plan
+        )
     outer, source, ahead = _weights(shards, layouts, plan)
     return TrainingPass(model, plan, None).loss(outer, source, ahead, batch)
 

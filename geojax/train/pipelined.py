@@ -39,24 +39,53 @@ def pipeline_gradients(
         plan: how the step runs.
         dropout_key: key of this step's dropout masks; None, no dropout.
     """
+    run = TrainingPass(model, plan, dropout_key)
+    made = _executor(run).gradients(_stage_weights(shards, layouts, run), microbatches)
+    outer = run.outer_gradients(made.weights.last, made.weights.first)
+    targets = _on_last_stage(microbatches["loss_mask"].astype(made.loss.dtype).sum(), plan)
+    return Gradients(made.loss, made.balance, targets, outer, made.weights.layers, None)
+
+
+def pipeline_loss(
+    shards: Parameters,
+    microbatches: Batch,
+    *,
+    layouts: Parameters,
+    model: ModelConfig,
+    plan: StepPlan,
+) -> tuple[jax.Array, jax.Array]:
+    """The sum of the losses and the number of targets on the last stage, 0 elsewhere; no dropout.
+
+    Arguments are those of `pipeline_gradients`.
+    """
+    run = TrainingPass(model, plan, None)
+    loss = _executor(run).loss(_stage_weights(shards, layouts, run), microbatches)
+    return loss, _on_last_stage(microbatches["loss_mask"].astype(loss.dtype).sum(), plan)
+
+
+def _executor(run: TrainingPass) -> Executor:
+    plan = run.plan
     assert plan.staged_layers is not None, "there is a pipeline"
     assert plan.tick_program is not None, "which has a table"
-    run = TrainingPass(model, plan, dropout_key)
-    weights = gather_weights(shards, layouts, plan)
-    executor = Executor(
+    return Executor(
         plan.tick_program,
         stage_functions(run),
         plan.stage_axes,
         plan.staged_layers.layers_per_chunk,
         plan.policy.reduce_dtype,
     )
+
+
+def _stage_weights(shards: Parameters, layouts: Parameters, run: TrainingPass) -> StageWeights:
+    weights = gather_weights(shards, layouts, run.plan)
     last = {name: weights[name] for name in run.read_by_head}
-    held = StageWeights(weights["embedding"], weights["layers"], last)
-    made = executor.gradients(held, microbatches)
-    outer = run.outer_gradients(made.weights.last, made.weights.first)
+    return StageWeights(weights["embedding"], weights["layers"], last)
+
+
+def _on_last_stage(number: jax.Array, plan: StepPlan) -> jax.Array:
+    assert plan.staged_layers is not None, "there is a pipeline"
     is_last = lax.axis_index(plan.stage_axes) == plan.staged_layers.last_stage
-    targets = jnp.where(is_last, microbatches["loss_mask"].astype(made.loss.dtype).sum(), 0)
-    return Gradients(made.loss, made.balance, targets, outer, made.weights.layers, None)
+    return jnp.where(is_last, number, 0)
 
 
 def stage_functions(run: TrainingPass) -> StageFunctions:

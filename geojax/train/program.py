@@ -20,6 +20,7 @@ from geojax.precision import policy
 from geojax.runtime import flags_in_force
 from geojax.topology import Topology
 from geojax.train.config import RunConfig
+from geojax.train.pipeline_plan import staged_layers, tick_program
 from geojax.train.plan import StepPlan
 from geojax.train.report import mesh_line, quantity
 from geojax.train.state import TrainState, initial_state, state_layouts
@@ -37,7 +38,15 @@ def make_run_mesh(config: RunConfig) -> Mesh:
 
 
 def step_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
-    """How the step of `config` runs on `mesh`."""
+    """How the step of `config` runs on `mesh`.
+
+    Raises:
+        UserError: its pipeline cannot be.
+    """
+    staged = staged_layers(config)
+    ticks = None
+    if staged is not None:
+        ticks = tick_program(config, staged, _platform(mesh))
     return StepPlan(
         mesh=mesh,
         policy=policy(config.precision),
@@ -52,7 +61,15 @@ def step_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
         keep_gathered=config.zero.keep_gathered,
         overlap=config.communication.overlap,
         overlap_layers=config.communication.overlap_layers,
+        dc_role=config.pipeline.dc_role if staged else "data",
+        staged_layers=staged,
+        tick_program=ticks,
     )
+
+
+def _platform(mesh: Mesh) -> str:
+    """That of the mesh's devices, which a mesh without devices only describes."""
+    return str(mesh.abstract_mesh.abstract_device.platform)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,60 @@
+"""From the settings of a run to its pipeline: which stage holds what, and what it does when."""
+
+import itertools
+
+from geojax.errors import UserError
+from geojax.pipeline.generators import tick_table
+from geojax.pipeline.model_costs import layers_by_operations
+from geojax.pipeline.schedule import Placement
+from geojax.pipeline.tick_program import TickProgram
+from geojax.train.config import RunConfig
+from geojax.train.stages import StagedLayers
+
+
+def staged_layers(config: RunConfig) -> StagedLayers | None:
+    """The layers of each chunk, and the stage that holds it; None for a run without a pipeline."""
+    settings, mesh = config.pipeline, config.mesh
+    stages = settings.stages(dc=mesh.dc, stage=mesh.stage)
+    if stages == 1:
+        return None
+    sites = mesh.dc if settings.dc_role == "stage" else 1
+    if settings.schedule == "zbv":
+        placement = Placement.vee(stages)
+    else:
+        placement = Placement.interleaved([mesh.stage] * sites, settings.chunks)
+    layers = settings.layers or layers_by_operations(
+        config.model, config.batch.sequence, placement.chunks, config.remat
+    )
+    return StagedLayers(placement, layers)
+
+
+def tick_program(config: RunConfig, staged: StagedLayers, platform: str) -> TickProgram:
+    """What the stages do, tick by tick, with the microbatches of `batch.accumulation`.
+
+    Raises:
+        UserError: the schedule cannot keep within the memory limit or take so many microbatches, or
+            devices of `platform` cannot run it.
+    """
+    settings = config.pipeline
+    placement = staged.placement
+    hops = []
+    for before, behind in itertools.pairwise(placement.stage_of):
+        across = settings.dc_role == "stage" and _site(before, config) != _site(behind, config)
+        hops.append(settings.hop_ticks if across else 1)
+    table = tick_table(
+        settings.schedule, placement, config.batch.accumulation, hops, settings.memory_limit
+    )
+    branch_free = settings.schedule == "branch_free"
+    uneven = len(set(staged.layers_per_chunk)) > 1
+    ring = config.mesh.context > 1 and config.parallelism.context_method == "ring"
+    if platform == "cpu" and ring and (uneven or not branch_free):
+        raise UserError(
+            "parallelism.context_method=ring sends messages that on CPUs all devices must take "
+            "part in, and these stages do not all work at a time: choose all_gather or ulysses, or "
+            "schedule branch_free with as many layers in every chunk"
+        )
+    return TickProgram.of(table, branch_free=branch_free)
+
+
+def _site(stage: int, config: RunConfig) -> int:
+    return stage // config.mesh.stage
