@@ -1,9 +1,9 @@
 """What a table of ticks takes where stages work in lock-step, as one program of all stages does."""
 
 from geojax.pipeline.costs import Costs
-from geojax.pipeline.schedule import KIND_RANK, Action, Kind, TickTable
-from geojax.pipeline.simulator import Links, durations_of, timeline_of
-from geojax.pipeline.timeline import Message, Timeline
+from geojax.pipeline.schedule import Action, Kind, TickTable
+from geojax.pipeline.simulator import Links, Sent, durations_of, timeline_of
+from geojax.pipeline.timeline import Timeline
 
 
 def lock_step(table: TickTable, costs: Costs) -> Timeline:
@@ -25,25 +25,26 @@ def lock_step_seconds(table: TickTable, costs: Costs) -> float:
     return _run(table, costs)[2]
 
 
-def _run(table: TickTable, costs: Costs) -> tuple[list[list[float]], list[Message], float]:
+def _run(table: TickTable, costs: Costs) -> tuple[list[list[float]], list[Sent], float]:
     schedule, stage_of = table.schedule, table.schedule.placement.stage_of
     durations = durations_of(schedule, costs)
-    by_tick: list[list[tuple[int, Action]]] = [[] for _ in range(table.ticks)]
-    for tick, stage, action in table.actions():
-        by_tick[tick].append((stage, action))
+    by_tick: list[list[tuple[int, int, Action]]] = [[] for _ in range(table.ticks)]
+    for stage, (order, ticks) in enumerate(zip(schedule.orders, table.starts, strict=True)):
+        for place, (action, tick) in enumerate(zip(order, ticks, strict=True)):
+            by_tick[tick].append((stage, place, action))
     links = Links(costs)
     not_before = [0.0] * (table.ticks + max(table.hop_ticks, default=1))
     starts: list[list[float]] = [[] for _ in schedule.orders]
-    messages: list[Message] = []
+    messages: list[Sent] = []
     now = 0.0
     for tick, actions in enumerate(by_tick):
         now = max(now, not_before[tick])
-        busy_until = dict.fromkeys((stage for stage, _ in actions), now)
-        for stage, action in sorted(actions, key=lambda entry: KIND_RANK[entry[1].kind]):
+        busy_until = dict.fromkeys((stage for stage, _, _ in actions), now)
+        for stage, _, action in actions:
             starts[stage].append(busy_until[stage])
             busy_until[stage] += durations[action.kind][action.chunk]
         now = max(busy_until.values(), default=now)
-        for stage, action in actions:
+        for stage, place, action in actions:
             kind, _, chunk = action
             following = chunk + (1 if kind is Kind.FORWARD else -1)
             if kind is Kind.WEIGHT or not 0 <= following < len(stage_of):
@@ -55,7 +56,6 @@ def _run(table: TickTable, costs: Costs) -> tuple[list[list[float]], list[Messag
                 start, sent = links.send(hop.link, stage < target, now, hop.transfer)
             not_before[arrival_tick] = max(not_before[arrival_tick], sent + hop.latency)
             if stage != target:
-                messages.append(
-                    Message(action, stage, target, start, sent, sent + hop.latency, hop.link)
-                )
+                arrival = sent + hop.latency
+                messages.append((boundary, stage, place, target, start, sent, arrival))
     return starts, messages, now

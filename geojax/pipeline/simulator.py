@@ -10,12 +10,18 @@ import heapq
 import itertools
 import math
 import operator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from geojax.pipeline.costs import Costs
 from geojax.pipeline.schedule import Kind, Schedule
-from geojax.pipeline.timeline import Message, Span, Timeline
+from geojax.pipeline.timeline import Later, Message, Span, Timeline
 from geojax.pipeline.validate import validate
+
+Sent = tuple[int, int, int, int, float, float, float]
+"""A message: the hop that it takes (its index in the costs), the stage that sends it, the place of
+the action that made it in that stage's order, the stage that receives it; when its first byte
+leaves, when its last has left, when all of it is there."""
 
 
 def simulate(schedule: Schedule, costs: Costs) -> Timeline:
@@ -24,12 +30,12 @@ def simulate(schedule: Schedule, costs: Costs) -> Timeline:
     Raises:
         ScheduleError: the schedule cannot finish; `validate` names the rule that it breaks.
     """
-    messages: list[Message] = []
-    starts, seconds = _run(schedule, costs, messages)
+    sent: list[Sent] = []
+    starts, seconds = _run(schedule, costs, sent)
     inside = seconds
     if any(hop.link is not None for hop in costs.hops):
         inside = iteration_seconds(schedule, costs.inside_sites)
-    return timeline_of(schedule, costs, starts, messages, seconds, inside)
+    return timeline_of(schedule, costs, starts, sent, seconds, inside)
 
 
 def iteration_seconds(schedule: Schedule, costs: Costs) -> float:
@@ -56,7 +62,7 @@ def timeline_of(
     schedule: Schedule,
     costs: Costs,
     starts: list[list[float]],
-    messages: list[Message],
+    sent: list[Sent],
     seconds: float,
     seconds_inside: float,
 ) -> Timeline:
@@ -65,28 +71,38 @@ def timeline_of(
     `seconds_inside` is the iteration time if messages over links took no time.
     """
     durations = durations_of(schedule, costs)
-    spans: list[Span] = []
-    for stage, (order, begins) in enumerate(zip(schedule.orders, starts, strict=True)):
-        ends = [
-            start + durations[kind][chunk]
-            for (kind, _, chunk), start in zip(order, begins, strict=True)
-        ]
-        spans.extend(map(Span, itertools.repeat(stage), order, begins, ends))
-    spans.sort(key=operator.itemgetter(2))  # by their start
     work = [0.0] * schedule.placement.stages
     for chunk, stage in enumerate(schedule.placement.stage_of):
         work[stage] += schedule.microbatches * sum(
             durations[kind][chunk] for kind in schedule.kinds
         )
     sending: dict[tuple[str, int, int], float] = {}
-    for _, source, target, start, sent, _, link in messages:
+    for boundary, stage, _, target, start, end, _ in sent:
+        link = costs.hops[boundary].link
         if link is not None:
-            direction = (link, 0, 1) if source < target else (link, 1, 0)
-            sending[direction] = sending.get(direction, 0.0) + sent - start
+            direction = (link, 0, 1) if stage < target else (link, 1, 0)
+            sending[direction] = sending.get(direction, 0.0) + end - start
+
+    def spans() -> list[Span]:
+        made: list[Span] = []
+        for stage, (order, begins) in enumerate(zip(schedule.orders, starts, strict=True)):
+            ends = [
+                start + durations[kind][chunk]
+                for (kind, _, chunk), start in zip(order, begins, strict=True)
+            ]
+            made.extend(map(Span, itertools.repeat(stage), order, begins, ends))
+        made.sort(key=operator.itemgetter(2))  # by their start
+        return made
+
+    def messages() -> Iterator[Message]:
+        for boundary, stage, place, target, start, end, arrival in sent:
+            made = schedule.orders[stage][place]
+            yield Message(made, stage, target, start, end, arrival, costs.hops[boundary].link)
+
     return Timeline(
         schedule=schedule,
-        spans=tuple(spans),
-        messages=tuple(messages),
+        spans=Later(spans),
+        messages=Later(messages),
         seconds=seconds,
         bubble_ratio=1 - max(work) / seconds,
         bubble_inside_sites=(seconds_inside - max(work)) / seconds,
@@ -123,6 +139,8 @@ class _Piece(NamedTuple):
     """The stage of that one."""
     seconds: float
     """What this one takes."""
+    boundary: int
+    """The hop between the two, its index in the costs."""
     latency: float
     transfer: float
     link: str | None
@@ -144,6 +162,7 @@ def _pieces(schedule: Schedule, costs: Costs) -> list[_Piece]:
                         rank * chunks + neighbour,
                         stage_of[neighbour],
                         seconds,
+                        min(chunk, neighbour),
                         hop.latency,
                         hop.transfer,
                         hop.link,
@@ -152,12 +171,12 @@ def _pieces(schedule: Schedule, costs: Costs) -> list[_Piece]:
             else:
                 turns = kind is Kind.FORWARD  # the last chunk's forward: its backward is next
                 following = chunks + chunk if turns else -1
-                pieces.append(_Piece(following, stage_of[chunk], seconds, 0.0, 0.0, None))
+                pieces.append(_Piece(following, stage_of[chunk], seconds, -1, 0.0, 0.0, None))
     return pieces
 
 
 def _run(
-    schedule: Schedule, costs: Costs, messages: list[Message] | None
+    schedule: Schedule, costs: Costs, messages: list[Sent] | None
 ) -> tuple[list[list[float]], float]:
     """Begin every action as soon as its stage and its input are there.
 
@@ -198,7 +217,7 @@ def _run(
         order, place = orders[stage], position[stage]
         action = order[place]
         piece = action // count
-        next_piece, target, _, latency, transfer, link = pieces[piece]
+        next_piece, target, _, boundary, latency, transfer, link = pieces[piece]
         if backwards <= piece < weights < len(pieces):
             arrived[action + chunks * count] = now  # its weights' gradient, on the same stage
         if next_piece >= 0:
@@ -209,8 +228,7 @@ def _run(
             following = action + (next_piece - piece) * count
             arrived[following] = arrival
             if messages is not None and target != stage:
-                made = schedule.orders[stage][place]
-                messages.append(Message(made, stage, target, start, sent, arrival, link))
+                messages.append((boundary, stage, place, target, start, sent, arrival))
             if waits_for[target] == following:
                 waits_for[target] = -1
                 starts[target].append(arrival)

@@ -1,7 +1,9 @@
 """When everything happened: what the simulator returns, and pictures show."""
 
 import dataclasses
-from typing import NamedTuple
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeVar, overload
 
 from geojax.pipeline.schedule import Action, Schedule
 
@@ -33,14 +35,51 @@ class Message(NamedTuple):
     """What it travelled over; None: the network inside a site."""
 
 
+Item = TypeVar("Item")
+
+
+class Later(Sequence[Item]):
+    """A sequence that is made when somebody first looks at it.
+
+    Who compares hundreds of schedules looks at their seconds, not at all of their spans.
+    """
+
+    def __init__(self, make: Callable[[], Iterable[Item]]) -> None:
+        self._make = make
+
+    @functools.cached_property
+    def _items(self) -> tuple[Item, ...]:
+        return tuple(self._make())
+
+    @overload
+    def __getitem__(self, index: int) -> Item: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Item, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Item | tuple[Item, ...]:
+        return self._items[index]
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[Item]:
+        return iter(self._items)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self._items == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 @dataclasses.dataclass(frozen=True)
 class Timeline:
     """One iteration of a pipeline."""
 
     schedule: Schedule
-    spans: tuple[Span, ...]
+    spans: Sequence[Span]
     """In the order in which they start."""
-    messages: tuple[Message, ...]
+    messages: Sequence[Message]
     """In the order in which they were made."""
     seconds: float
     """Of the iteration."""
