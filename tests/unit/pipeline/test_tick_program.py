@@ -1,0 +1,243 @@
+"""Tables of ticks as the executor reads them, played through with labels instead of tensors.
+
+Every stage's rings hold labels that say what lies in a slot; each action looks whether it finds
+there what was made for it, in random pipelines of every placement.
+"""
+
+import collections
+import itertools
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from geojax import UserError
+from geojax.pipeline import TICK_SCHEDULES, Kind, Placement, tick_table
+from geojax.pipeline.tick_program import NOTHING, TickProgram
+
+GARBAGE = "garbage"
+FORWARD, BACKWARD, WEIGHT, ARRIVAL = range(4)
+SOME = hypothesis.settings(max_examples=150, deadline=None, derandomize=True)
+
+
+@st.composite
+def tables(draw):
+    """A table of any schedule, with hops of one to four ticks between any two stages."""
+    name = draw(st.sampled_from(TICK_SCHEDULES))
+    stages = draw(st.integers(1, 6))
+    microbatches = draw(st.integers(1, 12))
+    placement = Placement.linear(stages)
+    if name == "zbv":
+        placement = Placement.vee(stages)
+    elif name == "interleaved":
+        of_sites = [draw(st.integers(1, 3))] * draw(st.integers(1, 3))
+        placement = Placement.interleaved(of_sites, draw(st.integers(1, 3)))
+        microbatches *= of_sites[0]
+    hops = [
+        1 if before == behind else draw(st.integers(1, 4))
+        for before, behind in itertools.pairwise(placement.stage_of)
+    ]
+    limit = draw(st.none() | st.integers(1, 8)) if name == "latency_hiding" else None
+    split = name == "latency_hiding" and draw(st.booleans())
+    try:
+        return tick_table(name, placement, microbatches, hops, limit, split_backward=split)
+    except UserError:
+        hypothesis.reject()
+
+
+@st.composite
+def programs(draw):
+    table = draw(tables())
+    branch_free = not table.schedule.split_backward and draw(st.booleans())
+    return TickProgram.of(table, branch_free=branch_free)
+
+
+class Ring:
+    """The slots of one ring on one stage, and from when to when each label was needed."""
+
+    def __init__(self, slots):
+        self._slots = [GARBAGE] * slots
+        self._written = [None] * slots
+        self._needed = collections.defaultdict(list)
+
+    def write(self, slot, label, moment):
+        assert slot != NOTHING, f"no slot for {label}"
+        self._slots[slot], self._written[slot] = label, (moment, label)
+        self._needed[moment, label].append(moment)
+
+    def read(self, slot, label, moment):
+        assert slot != NOTHING, f"no slot to find {label} in"
+        assert self._slots[slot] == label, f"{self._slots[slot]} where {label} should be"
+        self._needed[self._written[slot]].append(moment)
+
+    @property
+    def largest_overlap(self):
+        """The most labels that were needed at one moment."""
+        events = collections.Counter()
+        for moments in self._needed.values():
+            events[min(moments), 0] += 1
+            events[max(moments), 1] -= 1
+        return max(itertools.accumulate(events[key] for key in sorted(events)), default=0)
+
+
+class Replay:
+    """A program walked as the executor walks it."""
+
+    def __init__(self, program):
+        self.program = program
+        self.placement = program.ticks.schedule.placement
+        stages = range(self.placement.stages)
+        self.rings = [{name: Ring(slots) for name, slots in program.slots.items()} for _ in stages]
+        self.made = [{"F": GARBAGE, "B": GARBAGE} for _ in stages]
+        self.done = set()
+
+    def run(self):
+        for segment in self.program.segments:
+            for tick in range(segment.first, segment.first + segment.count):
+                self._tick(segment, tick)
+        return self
+
+    def _tick(self, segment, tick):
+        before = [dict(made) for made in self.made]
+        for stage in range(self.placement.stages):
+            cells = {name: int(column[tick, stage]) for name, column in self._columns()}
+            for kind in segment.kinds:
+                if cells[f"{kind.value}.microbatch"] != NOTHING:
+                    getattr(self, f"_{kind.name.lower()}")(stage, cells, 4 * tick)
+                    continue
+                if kind is not Kind.WEIGHT:
+                    self.made[stage][kind.value] = GARBAGE
+                if kind is Kind.FORWARD and self.program.branch_free:
+                    slot = max(cells["F.residuals"], 0)
+                    self.rings[stage]["residuals"].write(slot, (GARBAGE, tick), 4 * tick)
+        for number in segment.channels:
+            channel = self.program.channels[number]
+            for source, target in channel.pairs:
+                label = (before if channel.delayed else self.made)[source][channel.kind.value]
+                slot = int(self.program.columns[f"channel.{number}"][tick, target])
+                if slot != NOTHING:
+                    ring = "inputs" if channel.kind is Kind.FORWARD else "cotangents"
+                    self.rings[target][ring].write(slot, label, 4 * tick + ARRIVAL)
+
+    def _columns(self):
+        return self.program.columns.items()
+
+    def _work(self, stage, cells, kind):
+        """The microbatch and the chunk of an action, counted off as done."""
+        microbatch = cells[f"{kind}.microbatch"]
+        chunk = self.placement.chunks_of(stage)[cells[f"{kind}.chunk"]]
+        assert bool(cells[f"{kind}.first"]) == (chunk == 0)
+        assert bool(cells[f"{kind}.last"]) == (chunk == self.placement.chunks - 1)
+        assert (kind, microbatch, chunk) not in self.done
+        self.done.add((kind, microbatch, chunk))
+        return microbatch, chunk
+
+    def _holds(self, stage, chunk):
+        return 0 <= chunk < self.placement.chunks and self.placement.stage_of[chunk] == stage
+
+    def _forward(self, stage, cells, moment):
+        moment += FORWARD
+        microbatch, chunk = self._work(stage, cells, "F")
+        rings, stream = self.rings[stage], ("stream", microbatch, chunk)
+        if chunk > 0:
+            rings["inputs"].read(cells["F.input"], ("stream", microbatch, chunk - 1), moment)
+        rings["residuals"].write(cells["F.residuals"], ("residuals", microbatch, chunk), moment)
+        if chunk == self.placement.chunks - 1:
+            rings["cotangents"].write(cells["F.output"], stream, moment)
+        elif self._holds(stage, chunk + 1):
+            rings["inputs"].write(cells["F.output"], stream, moment)
+        self.made[stage]["F"] = stream
+
+    def _backward(self, stage, cells, moment):
+        moment += BACKWARD
+        microbatch, chunk = self._work(stage, cells, "B")
+        rings, cotangent = self.rings[stage], ("cotangent", microbatch, chunk)
+        above = ("cotangent", microbatch, chunk + 1)
+        if chunk == self.placement.chunks - 1:
+            above = ("stream", microbatch, chunk)
+        rings["cotangents"].read(cells["B.input"], above, moment)
+        rings["residuals"].read(cells["B.residuals"], ("residuals", microbatch, chunk), moment)
+        if self.program.ticks.schedule.split_backward:
+            rings["held"].write(cells["B.held"], ("held", microbatch, chunk), moment)
+        if self._holds(stage, chunk - 1):
+            rings["cotangents"].write(cells["B.output"], cotangent, moment)
+        self.made[stage]["B"] = cotangent
+
+    def _weight(self, stage, cells, moment):
+        moment += WEIGHT
+        microbatch, chunk = self._work(stage, cells, "W")
+        rings = self.rings[stage]
+        rings["residuals"].read(cells["W.residuals"], ("residuals", microbatch, chunk), moment)
+        rings["held"].read(cells["W.held"], ("held", microbatch, chunk), moment)
+
+
+@SOME
+@hypothesis.given(programs())
+def test_every_action_finds_what_was_made_for_it_in_the_fewest_slots(program):
+    replay = Replay(program).run()
+    schedule = program.ticks.schedule
+    assert len(replay.done) == sum(map(len, schedule.orders))
+    for name, slots in program.slots.items():
+        assert slots == max(rings[name].largest_overlap for rings in replay.rings), name
+
+
+@SOME
+@hypothesis.given(programs())
+def test_channels_are_permutations_that_carry_every_hop(program):
+    carried = collections.Counter()
+    for channel in program.channels:
+        for ends in zip(*channel.pairs, strict=True):
+            assert len(set(ends)) == len(channel.pairs), "one message for each stage, and from each"
+        carried.update((channel.kind, channel.delayed, pair) for pair in channel.pairs)
+    assert set(carried.values()) <= {1}
+    stage_of = program.ticks.schedule.placement.stage_of
+    hops = set()
+    for before, behind, ticks in zip(
+        stage_of[:-1], stage_of[1:], program.ticks.hop_ticks, strict=True
+    ):
+        if before != behind:
+            hops.add((Kind.FORWARD, ticks > 1, (before, behind)))
+            hops.add((Kind.BACKWARD, ticks > 1, (behind, before)))
+    assert set(carried) == hops
+
+
+@SOME
+@hypothesis.given(programs())
+def test_segments_follow_one_another_and_say_what_happens_in_them(program):
+    firsts = [segment.first for segment in program.segments]
+    ends = [segment.first + segment.count for segment in program.segments]
+    assert [*firsts, program.ticks.ticks] == [0, *ends]
+    if not program.branch_free:
+        assert len(program.segments) == 1
+    for segment in program.segments:
+        ticks = slice(segment.first, segment.first + segment.count)
+        for kind in program.ticks.schedule.kinds:
+            busy = (program.columns[f"{kind.value}.microbatch"][ticks] != NOTHING).any(axis=1)
+            assert busy.any() == (kind in segment.kinds)
+            assert not program.branch_free or len(set(busy.tolist())) == 1
+        for number in range(len(program.channels)):
+            used = (program.columns[f"channel.{number}"][ticks] != NOTHING).any()
+            assert used == (number in segment.channels)
+
+
+@pytest.mark.parametrize("hops", [(1,), (1, 3, 1), (2, 2)])
+def test_without_branches_forwards_come_first_then_both_then_backwards(hops):
+    microbatches, way = 5, sum(hops)
+    table = tick_table("branch_free", Placement.linear(len(hops) + 1), microbatches, hops)
+    program = TickProgram.of(table, branch_free=True)
+    found = [(segment.kinds, segment.count) for segment in program.segments]
+    forward, backward = (Kind.FORWARD,), (Kind.BACKWARD,)
+    assert found == [(forward, way), (forward + backward, microbatches), (backward, way)]
+    # Of each stage: the microbatches between its forward and its backward, both included.
+    in_flight = [min(microbatches, 1 + 2 * sum(hops[stage:])) for stage in range(len(hops) + 1)]
+    assert program.slots["residuals"] >= max(in_flight)
+
+
+def test_columns_cannot_be_changed():
+    table = tick_table("one_f_one_b", Placement.linear(2), 3, (1,))
+    program = TickProgram.of(table, branch_free=False)
+    for column in program.columns.values():
+        assert column.dtype == np.int32
+        with pytest.raises(ValueError, match="read-only"):
+            column[0, 0] = 0
