@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from support.equality import assert_equal_gradients
 
+from geojax.models.layer_scan import layer_slice
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -58,7 +60,7 @@ def test_own_model_in_a_pipeline_has_the_gradients_of_one_device(monkeypatch):
             functions = example.functions
             x = functions.embed(weights.first, batch)
             for number in range(example.STAGES * example.LAYERS_PER_STAGE):
-                of_layer = jax.tree.map(lambda leaf: leaf[number], weights.layers)
+                of_layer = layer_slice(weights.layers, number)
                 x, _ = functions.layer(of_layer, x, number, functions.context(batch))
             last = jax.tree.map(lambda leaf: leaf[-1:], weights.last)
             return functions.head(last, x, batch) / len(x)
