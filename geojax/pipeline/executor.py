@@ -27,6 +27,7 @@ from geojax.models.residuals import Residuals, forward
 from geojax.models.varying import vary_over, varying_axes, zeros_of
 from geojax.pipeline.rings import get, get_layer, nan_of, put, put_layer, typed_like
 from geojax.pipeline.schedule import Kind
+from geojax.pipeline.split_backward import SplitBackward
 from geojax.pipeline.stage_functions import (
     Microbatch,
     PipelineGradients,
@@ -49,6 +50,8 @@ class _State(NamedTuple):
     cotangents: jax.Array
     residuals: list[jax.Array]
     """Each [slots, layers of a chunk, ...]."""
+    held: list[jax.Array]
+    """So is each of these; there are none where the backward is not split."""
     made: dict[str, jax.Array]
     """By kind of action what the last tick made, for the delayed channels."""
     loss: jax.Array
@@ -108,6 +111,7 @@ class _Run:
             jax.eval_shape(self._functions.context, microbatch),
         )
         (_, self._balance), self._layer_residuals = layer
+        self._split = self._split_layer(microbatch)
 
     def _count_layers(self, layers_per_chunk: tuple[int, ...]) -> None:
         """For each chunk of this stage the number of its layers and that of the first of them."""
@@ -123,6 +127,36 @@ class _Run:
         self._firsts = jnp.asarray(firsts)[self._stage]
         self._counts = jnp.asarray(counts)[self._stage]
         self._even = len(set(layers_per_chunk)) == 1
+
+    def _split_layer(self, microbatch: Microbatch) -> SplitBackward | None:
+        """The two halves of a layer's backward, where the schedule has them apart."""
+        if not self._program.ticks.schedule.split_backward:
+            return None
+        made: list[SplitBackward] = []
+
+        def trace(saved: list[jax.Array], cotangents: Any, number: jax.Array) -> None:
+            residuals = Residuals(saved, self._layer_residuals.rebuild)
+            again = (layer_slice(self._weights.layers, number), number)
+            context = self._functions.context(self._microbatch(number))
+            made.append(SplitBackward.of(residuals, (*again, context), cotangents))
+
+        cotangents = (self._stream, self._balance)
+        jax.eval_shape(trace, self._layer_residuals.saved, cotangents, self._stage)
+        return made[0]
+
+    def _held_types(self) -> list[Any]:
+        """Of what the first half of a layer's backward leaves for the second."""
+        split = self._split
+        if split is None:
+            return []
+
+        def held(saved: list[jax.Array], cotangents: Any, number: jax.Array) -> list[Any]:
+            context = self._functions.context(self._microbatch(number))
+            again = (layer_slice(self._weights.layers, number), number, context)
+            return split.input_gradient(saved, again, cotangents)[1]
+
+        cotangents = (self._stream, self._balance)
+        return jax.eval_shape(held, self._layer_residuals.saved, cotangents, self._stage)
 
     def _stream_type(self, microbatch: Microbatch) -> jax.ShapeDtypeStruct:
         """A stream as it is between layers: what it varies over no layer changes."""
@@ -239,6 +273,7 @@ class _Run:
                 nan_of(leaf, slots["residuals"], self._rows_per_chunk)
                 for leaf in self._layer_residuals.saved
             ],
+            [nan_of(leaf, slots["held"], self._rows_per_chunk) for leaf in self._held_types()],
             {kind: nan_of(self._stream) for kind in sorted(delayed)},
             vary_over(zeros_of(loss), axes),
             None if balance is None else vary_over(zeros_of(balance), axes),
@@ -258,6 +293,10 @@ class _Run:
         if Kind.BACKWARD in segment.kinds:
             tokens = [state.loss, *arrived.values(), *made.values()]
             state, made["B"] = self._backward(state, cells, tokens)
+        if Kind.WEIGHT in segment.kinds:
+            state = self._weights_back(
+                state, cells, [state.loss, *arrived.values(), *made.values()]
+            )
         ordered = dict(made)
         for kind in made:
             for other in made.values():
@@ -347,7 +386,14 @@ class _Run:
                 is_last, self._head, lambda x, loss, sums, _: (x, loss, sums),
                 arrived, state.loss, state.sums.last, microbatch,
             )  # fmt: skip
-            cotangent, layers = self._layers_back(cotangent, state, cells, microbatch, valid)
+            if self._split is None:
+                cotangent, layers = self._layers_back(cotangent, state, cells, microbatch, valid)
+                held = state.held
+            else:
+                layers = state.sums.layers
+                cotangent, held = self._inputs_back(
+                    self._split, cotangent, state, cells, microbatch
+                )
             is_first = valid & (cells["B.first"] == 1)
             first = lax.cond(
                 is_first, self._embed_back, lambda x, sums, _: sums,
@@ -357,7 +403,8 @@ class _Run:
             if self._hands_over:
                 cotangents = put(cotangents, cotangent, cells["B.output"])
             sums = StageWeights(first, layers, last)
-            return state._replace(cotangents=cotangents, loss=loss, sums=sums), cotangent
+            state = state._replace(cotangents=cotangents, held=held, loss=loss, sums=sums)
+            return state, cotangent
 
         return self._maybe(valid, do, state)
 
@@ -411,6 +458,61 @@ class _Run:
         carry = (cotangent, state.sums.layers)
         cotangent, sums = lax.fori_loop(jnp.int32(0), count, body, carry)
         return cotangent, sums
+
+    def _inputs_back(
+        self,
+        split: SplitBackward,
+        cotangent: jax.Array,
+        state: _State,
+        cells: Cells,
+        microbatch: Microbatch,
+    ) -> tuple[jax.Array, list[jax.Array]]:
+        """The first half of `_layers_back`: the cotangent, and the rings with what is held."""
+        count, first_layer, first_row = self._of_chunk(cells["B.chunk"])
+        slot, held_slot = (jnp.maximum(cells[f"B.{ring}"], 0) for ring in ("residuals", "held"))
+        context = self._functions.context(microbatch)
+        of_balance = self._balance_cotangent(microbatch)
+
+        def body(turn: jax.Array, carry: Any) -> Any:
+            cotangent, rings = carry
+            index = count - 1 - turn
+            weights = layer_slice(self._weights.layers, first_row + index)
+            saved = [get_layer(ring, slot, index) for ring in state.residuals]
+            again = (weights, first_layer + index, context)
+            cotangent, held = split.input_gradient(saved, again, (cotangent, of_balance))
+            rings = [
+                put_layer(ring, leaf, held_slot, index)
+                for ring, leaf in zip(rings, held, strict=True)
+            ]
+            return self._typed(cotangent), rings
+
+        cotangent, rings = lax.fori_loop(jnp.int32(0), count, body, (cotangent, state.held))
+        return cotangent, rings
+
+    def _weights_back(self, state: _State, cells: Cells, before: list[jax.Array]) -> _State:
+        """The gradients of a chunk's weights, if the tick has them for this stage."""
+        split = self._split
+        assert split is not None, "the backward is split"
+
+        def do(state: _State) -> _State:
+            microbatch = functools.reduce(after, before, self._microbatch(cells["W.microbatch"]))
+            count, first_layer, first_row = self._of_chunk(cells["W.chunk"])
+            slot, held_slot = cells["W.residuals"], cells["W.held"]
+            context = self._functions.context(microbatch)
+
+            def body(index: jax.Array, sums: Any) -> Any:
+                weights = layer_slice(self._weights.layers, first_row + index)
+                saved = [get_layer(ring, slot, index) for ring in state.residuals]
+                held = [get_layer(ring, held_slot, index) for ring in state.held]
+                again = (weights, first_layer + index, context)
+                gradient = split.weight_gradients(saved, again, held)
+                return _add_row(sums, first_row + index, gradient)
+
+            sums = lax.fori_loop(jnp.int32(0), count, body, state.sums.layers)
+            loss = after(state.loss, jax.tree.leaves(sums)[0])
+            return state._replace(loss=loss, sums=state.sums._replace(layers=sums))
+
+        return lax.cond(cells["W.microbatch"] != NOTHING, do, lambda state: state, state)
 
     def _balance_cotangent(self, microbatch: Microbatch) -> jax.Array | None:
         if self._balance is None or self._functions.balance is None:
