@@ -25,7 +25,7 @@ from geojax.collectives import after
 from geojax.models.layer_scan import add_at, layer_slice
 from geojax.models.residuals import Residuals, forward
 from geojax.models.varying import vary_over, varying_axes, zeros_of
-from geojax.pipeline.rings import get, get_layer, nan_of, put, put_layer, typed_like
+from geojax.pipeline.rings import behind, get, get_layer, nan_of, put, put_layer, typed_like
 from geojax.pipeline.schedule import Kind
 from geojax.pipeline.split_backward import SplitBackward
 from geojax.pipeline.stage_functions import (
@@ -209,7 +209,7 @@ class _Run:
             made = after(made, loss)
             arrived |= {n: self._send(n, made) for n in numbers if not channels[n].delayed}
             for number, stream in arrived.items():
-                inputs = put(inputs, stream, cells[f"channel.{number}"])
+                inputs = put(inputs, stream, behind(cells[f"channel.{number}"], made))
             loss = functools.reduce(after, arrived.values(), loss)
             return (inputs, made, loss), None
 
@@ -306,7 +306,7 @@ class _Run:
                 arrived[number] = self._send(number, ordered[channels[number].kind.value])
         inputs, cotangents = state.inputs, state.cotangents
         for number, stream in arrived.items():
-            slot = cells[f"channel.{number}"]
+            slot = functools.reduce(behind, made.values(), cells[f"channel.{number}"])
             if channels[number].kind is Kind.FORWARD:
                 inputs = put(inputs, stream, slot)
             else:
