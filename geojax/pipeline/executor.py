@@ -18,22 +18,20 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from geojax.collectives import after
-from geojax.models.layer_scan import add_at, layer_slice
-from geojax.models.residuals import Residuals, forward
+from geojax.models.layer_scan import layer_slice
 from geojax.models.varying import vary_over, varying_axes, zeros_of
-from geojax.pipeline.rings import behind, get, get_layer, nan_of, put, put_layer, typed_like
+from geojax.pipeline.rings import behind, get, nan_of, put, typed_like
 from geojax.pipeline.schedule import Kind
-from geojax.pipeline.split_backward import SplitBackward
 from geojax.pipeline.stage_functions import (
     Microbatch,
     PipelineGradients,
     StageFunctions,
     StageWeights,
 )
+from geojax.pipeline.stage_layers import StageLayers
 from geojax.pipeline.tick_program import NOTHING, Segment, TickProgram
 
 Tree = TypeVar("Tree")
@@ -99,77 +97,19 @@ class _Run:
         self._axes, self._sum_dtype = executor.axes, executor.sum_dtype
         self._weights, self._microbatches = weights, microbatches
         self._stage = lax.axis_index(self._axes)
-        self._placement = self._program.ticks.schedule.placement
-        self._count_layers(executor.layers_per_chunk)
-        microbatch = self._microbatch(self._stage * 0)
-        self._stream = self._stream_type(microbatch)
-        layer = jax.eval_shape(
-            self._layer_forward,
-            layer_slice(weights.layers, 0),
-            self._stream,
+        schedule = self._program.ticks.schedule
+        self._hands_over = any(a == b for a, b in itertools.pairwise(schedule.placement.stage_of))
+        self._layers = StageLayers(
+            executor.functions,
+            weights,
+            self._microbatch(self._stage * 0),
             self._stage,
-            jax.eval_shape(self._functions.context, microbatch),
+            executor.axes,
+            schedule.placement,
+            executor.layers_per_chunk,
+            split=schedule.split_backward,
         )
-        (_, self._balance), self._layer_residuals = layer
-        self._split = self._split_layer(microbatch)
-
-    def _count_layers(self, layers_per_chunk: tuple[int, ...]) -> None:
-        """For each chunk of this stage the number of its layers and that of the first of them."""
-        placement = self._placement
-        assert len(layers_per_chunk) == placement.chunks, "one number of layers for each chunk"
-        self._rows_per_chunk = max(layers_per_chunk)
-        shape = (placement.stages, placement.chunks_per_stage)
-        counts, firsts = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
-        for stage in range(placement.stages):
-            for number, chunk in enumerate(placement.chunks_of(stage)):
-                counts[stage, number] = layers_per_chunk[chunk]
-                firsts[stage, number] = sum(layers_per_chunk[:chunk])
-        self._firsts = jnp.asarray(firsts)[self._stage]
-        self._counts = jnp.asarray(counts)[self._stage]
-        self._even = len(set(layers_per_chunk)) == 1
-
-    def _split_layer(self, microbatch: Microbatch) -> SplitBackward | None:
-        """The two halves of a layer's backward, where the schedule has them apart."""
-        if not self._program.ticks.schedule.split_backward:
-            return None
-        made: list[SplitBackward] = []
-
-        def trace(saved: list[jax.Array], cotangents: Any, number: jax.Array) -> None:
-            residuals = Residuals(saved, self._layer_residuals.rebuild)
-            again = (layer_slice(self._weights.layers, number), number)
-            context = self._functions.context(self._microbatch(number))
-            made.append(SplitBackward.of(residuals, (*again, context), cotangents))
-
-        cotangents = (self._stream, self._balance)
-        jax.eval_shape(trace, self._layer_residuals.saved, cotangents, self._stage)
-        return made[0]
-
-    def _held_types(self) -> list[Any]:
-        """Of what the first half of a layer's backward leaves for the second."""
-        split = self._split
-        if split is None:
-            return []
-
-        def held(saved: list[jax.Array], cotangents: Any, number: jax.Array) -> list[Any]:
-            context = self._functions.context(self._microbatch(number))
-            again = (layer_slice(self._weights.layers, number), number, context)
-            return split.input_gradient(saved, again, cotangents)[1]
-
-        cotangents = (self._stream, self._balance)
-        return jax.eval_shape(held, self._layer_residuals.saved, cotangents, self._stage)
-
-    def _stream_type(self, microbatch: Microbatch) -> jax.ShapeDtypeStruct:
-        """A stream as it is between layers: what it varies over no layer changes."""
-        stream = jax.eval_shape(self._functions.embed, self._weights.first, microbatch)
-        context = jax.eval_shape(self._functions.context, microbatch)
-        layer = layer_slice(self._weights.layers, 0)
-        axes = varying_axes(stream) | frozenset(self._axes)
-        while True:
-            typed = jax.eval_shape(functools.partial(vary_over, axes=axes), stream)
-            behind = jax.eval_shape(self._layer_forward, layer, typed, self._stage, context)[0][0]
-            if varying_axes(behind) <= axes:
-                return typed
-            axes |= varying_axes(behind)
+        self._stream = self._layers.stream
 
     def gradients(self) -> PipelineGradients:
         own = self._own_columns()
@@ -222,15 +162,7 @@ class _Run:
         """A chunk forwards, and the head behind the last one: inputs, the stream, and the loss."""
         microbatch = functools.reduce(after, before, self._microbatch(cells["F.microbatch"]))
         x = self._first_stream(inputs, cells, microbatch, before)
-        count, first_layer, first_row = self._of_chunk(cells["F.chunk"])
-        context = self._functions.context(microbatch)
-
-        def body(index: jax.Array, x: jax.Array) -> jax.Array:
-            weights = layer_slice(self._weights.layers, first_row + index)
-            x, _ = self._functions.layer(weights, x, first_layer + index, context)
-            return self._typed(x)
-
-        x = lax.fori_loop(jnp.int32(0), count, body, x)
+        x = self._layers.forward_only(x, cells["F.chunk"], microbatch)
         is_last = (cells["F.microbatch"] != NOTHING) & (cells["F.last"] == 1)
         loss = lax.cond(
             is_last,
@@ -252,7 +184,7 @@ class _Run:
         arrived = functools.reduce(after, before, get(inputs, cells["F.input"]))
         return lax.cond(
             cells["F.first"] == 1,
-            lambda: self._typed(self._functions.embed(self._weights.first, microbatch)),
+            lambda: self._layers.typed(self._functions.embed(self._weights.first, microbatch)),
             lambda: arrived,
         )
 
@@ -261,19 +193,17 @@ class _Run:
         microbatch = jax.eval_shape(self._microbatch, self._stage)
         loss = jax.eval_shape(self._functions.head, self._weights.last, self._stream, microbatch)
         balance = None
-        if self._balance is not None:
+        if self._layers.balance is not None:
             assert self._functions.balance is not None, "layers have a balance: it is weighed"
-            balance = jax.eval_shape(self._functions.balance, self._balance, microbatch)
+            balance = jax.eval_shape(self._functions.balance, self._layers.balance, microbatch)
+        rows = self._layers.rows_per_chunk
         delayed = {channel.kind.value for channel in self._program.channels if channel.delayed}
         axes = frozenset(self._axes)
         return _State(
             nan_of(self._stream, max(slots["inputs"], 1)),
             nan_of(self._stream, max(slots["cotangents"], 1)),
-            [
-                nan_of(leaf, slots["residuals"], self._rows_per_chunk)
-                for leaf in self._layer_residuals.saved
-            ],
-            [nan_of(leaf, slots["held"], self._rows_per_chunk) for leaf in self._held_types()],
+            [nan_of(leaf, slots["residuals"], rows) for leaf in self._layers.residuals.saved],
+            [nan_of(leaf, slots["held"], rows) for leaf in self._layers.held],
             {kind: nan_of(self._stream) for kind in sorted(delayed)},
             vary_over(zeros_of(loss), axes),
             None if balance is None else vary_over(zeros_of(balance), axes),
@@ -328,7 +258,10 @@ class _Run:
         def do(state: _State) -> tuple[_State, jax.Array]:
             microbatch = functools.reduce(after, before, self._microbatch(cells["F.microbatch"]))
             x = self._first_stream(state.inputs, cells, microbatch, before)
-            x, balance, residuals = self._layers(x, state.residuals, cells, microbatch)
+            slot, chunk = jnp.maximum(cells["F.residuals"], 0), cells["F.chunk"]
+            x, balance, residuals = self._layers.forward(
+                x, state.residuals, slot, chunk, microbatch
+            )
             total = state.balance
             if balance is not None and total is not None and self._functions.balance is not None:
                 added = jnp.where(valid, self._functions.balance(balance, microbatch), 0)
@@ -345,33 +278,6 @@ class _Run:
 
         return self._maybe(valid, do, state)
 
-    def _layers(
-        self, x: jax.Array, residuals: list[jax.Array], cells: Cells, microbatch: Microbatch
-    ) -> tuple[jax.Array, jax.Array | None, list[jax.Array]]:
-        """`x` through the layers of a chunk; their balances; and the rings with their residuals."""
-        count, first_layer, first_row = self._of_chunk(cells["F.chunk"])
-        slot = jnp.maximum(cells["F.residuals"], 0)
-        context = self._functions.context(microbatch)
-
-        def body(index: jax.Array, carry: Any) -> Any:
-            x, total, rings = carry
-            weights = layer_slice(self._weights.layers, first_row + index)
-            (x, balance), made = self._layer_forward(weights, x, first_layer + index, context)
-            assert len(made.saved) == len(rings), "a layer keeps the same whenever it is traced"
-            rings = [
-                put_layer(ring, leaf, slot, index)
-                for ring, leaf in zip(rings, made.saved, strict=True)
-            ]
-            if total is not None:
-                total = typed_like(total + balance, total)
-            return self._typed(x), total, rings
-
-        start = None if self._balance is None else zeros_of(self._balance)
-        if start is not None:
-            start = vary_over(start, varying_axes(self._stream) & varying_axes(self._balance))
-        x, balance, rings = lax.fori_loop(jnp.int32(0), count, body, (x, start, residuals))
-        return x, balance, rings
-
     def _backward(
         self, state: _State, cells: Cells, before: list[jax.Array]
     ) -> tuple[_State, jax.Array]:
@@ -386,13 +292,16 @@ class _Run:
                 is_last, self._head, lambda x, loss, sums, _: (x, loss, sums),
                 arrived, state.loss, state.sums.last, microbatch,
             )  # fmt: skip
-            if self._split is None:
-                cotangent, layers = self._layers_back(cotangent, state, cells, microbatch, valid)
-                held = state.held
+            slot, chunk = jnp.maximum(cells["B.residuals"], 0), cells["B.chunk"]
+            held, layers = state.held, state.sums.layers
+            if self._program.ticks.schedule.split_backward:
+                cotangent, held = self._layers.backward_of_input(
+                    cotangent, state.residuals, slot, held, cells["B.held"], chunk, microbatch
+                )
             else:
-                layers = state.sums.layers
-                cotangent, held = self._inputs_back(
-                    self._split, cotangent, state, cells, microbatch
+                only_if = valid if self._program.branch_free else None
+                cotangent, layers = self._layers.backward(
+                    cotangent, state.residuals, slot, chunk, microbatch, layers, only_if
                 )
             is_first = valid & (cells["B.first"] == 1)
             first = lax.cond(
@@ -415,7 +324,7 @@ class _Run:
         head = self._functions.head
         total, backward = jax.vjp(lambda last, x: head(last, x, microbatch), self._weights.last, x)
         gradient, cotangent = backward(jnp.ones_like(total))
-        return self._typed(cotangent), typed_like(loss + total, loss), _add(sums, gradient)
+        return self._layers.typed(cotangent), typed_like(loss + total, loss), _add(sums, gradient)
 
     def _embed_back(self, cotangent: jax.Array, sums: Any, microbatch: Microbatch) -> Any:
         stream, backward = jax.vjp(
@@ -426,118 +335,24 @@ class _Run:
         (gradient,) = backward(cotangent)
         return _add(sums, gradient)
 
-    def _layers_back(
-        self,
-        cotangent: jax.Array,
-        state: _State,
-        cells: Cells,
-        microbatch: Microbatch,
-        valid: jax.Array,
-    ) -> tuple[jax.Array, Any]:
-        """The layers of a chunk backwards: the cotangent before them, and the gradients' sums."""
-        count, first_layer, first_row = self._of_chunk(cells["B.chunk"])
-        slot = jnp.maximum(cells["B.residuals"], 0)
-        context = self._functions.context(microbatch)
-        of_balance = self._balance_cotangent(microbatch)
-
-        def body(turn: jax.Array, carry: Any) -> Any:
-            cotangent, sums = carry
-            index = count - 1 - turn
-            row = first_row + index
-            weights = layer_slice(self._weights.layers, row)
-            saved = [get_layer(ring, slot, index) for ring in state.residuals]
-            residuals = Residuals(saved, self._layer_residuals.rebuild)
-            gradient, cotangent = residuals.backward(
-                (cotangent, of_balance), again=(weights, first_layer + index, context)
-            )
-            if self._program.branch_free:
-                gradient = jax.tree.map(lambda leaf: jnp.where(valid, leaf, 0), gradient)
-            sums = _add_row(sums, row, gradient)
-            return self._typed(cotangent), sums
-
-        carry = (cotangent, state.sums.layers)
-        cotangent, sums = lax.fori_loop(jnp.int32(0), count, body, carry)
-        return cotangent, sums
-
-    def _inputs_back(
-        self,
-        split: SplitBackward,
-        cotangent: jax.Array,
-        state: _State,
-        cells: Cells,
-        microbatch: Microbatch,
-    ) -> tuple[jax.Array, list[jax.Array]]:
-        """The first half of `_layers_back`: the cotangent, and the rings with what is held."""
-        count, first_layer, first_row = self._of_chunk(cells["B.chunk"])
-        slot, held_slot = (jnp.maximum(cells[f"B.{ring}"], 0) for ring in ("residuals", "held"))
-        context = self._functions.context(microbatch)
-        of_balance = self._balance_cotangent(microbatch)
-
-        def body(turn: jax.Array, carry: Any) -> Any:
-            cotangent, rings = carry
-            index = count - 1 - turn
-            weights = layer_slice(self._weights.layers, first_row + index)
-            saved = [get_layer(ring, slot, index) for ring in state.residuals]
-            again = (weights, first_layer + index, context)
-            cotangent, held = split.input_gradient(saved, again, (cotangent, of_balance))
-            rings = [
-                put_layer(ring, leaf, held_slot, index)
-                for ring, leaf in zip(rings, held, strict=True)
-            ]
-            return self._typed(cotangent), rings
-
-        cotangent, rings = lax.fori_loop(jnp.int32(0), count, body, (cotangent, state.held))
-        return cotangent, rings
-
     def _weights_back(self, state: _State, cells: Cells, before: list[jax.Array]) -> _State:
         """The gradients of a chunk's weights, if the tick has them for this stage."""
-        split = self._split
-        assert split is not None, "the backward is split"
 
         def do(state: _State) -> _State:
             microbatch = functools.reduce(after, before, self._microbatch(cells["W.microbatch"]))
-            count, first_layer, first_row = self._of_chunk(cells["W.chunk"])
-            slot, held_slot = cells["W.residuals"], cells["W.held"]
-            context = self._functions.context(microbatch)
-
-            def body(index: jax.Array, sums: Any) -> Any:
-                weights = layer_slice(self._weights.layers, first_row + index)
-                saved = [get_layer(ring, slot, index) for ring in state.residuals]
-                held = [get_layer(ring, held_slot, index) for ring in state.held]
-                again = (weights, first_layer + index, context)
-                gradient = split.weight_gradients(saved, again, held)
-                return _add_row(sums, first_row + index, gradient)
-
-            sums = lax.fori_loop(jnp.int32(0), count, body, state.sums.layers)
+            sums = self._layers.backward_of_weights(
+                state.residuals,
+                cells["W.residuals"],
+                state.held,
+                cells["W.held"],
+                cells["W.chunk"],
+                microbatch,
+                state.sums.layers,
+            )
             loss = after(state.loss, jax.tree.leaves(sums)[0])
             return state._replace(loss=loss, sums=state.sums._replace(layers=sums))
 
         return lax.cond(cells["W.microbatch"] != NOTHING, do, lambda state: state, state)
-
-    def _balance_cotangent(self, microbatch: Microbatch) -> jax.Array | None:
-        if self._balance is None or self._functions.balance is None:
-            return None
-        weigh = self._functions.balance
-        value, backward = jax.vjp(lambda x: weigh(x, microbatch), zeros_of(self._balance))
-        (cotangent,) = backward(jnp.ones_like(value))
-        return vary_over(cotangent, varying_axes(self._balance))
-
-    def _layer_forward(
-        self, weights: Any, x: jax.Array, number: jax.Array, context: Any
-    ) -> tuple[tuple[jax.Array, jax.Array | None], Residuals]:
-        again = (weights, number, context)
-        return forward(
-            lambda weights, x: self._functions.layer(weights, x, number, context),
-            weights,
-            x,
-            again=again,
-        )
-
-    def _of_chunk(self, chunk: jax.Array) -> tuple[Any, jax.Array, jax.Array]:
-        """Of one of this stage's chunks the number of layers, the first one's number, its row."""
-        chunk = jnp.maximum(chunk, 0)
-        count = jnp.int32(self._rows_per_chunk) if self._even else self._counts[chunk]
-        return count, self._firsts[chunk], chunk * self._rows_per_chunk
 
     def _microbatch(self, number: jax.Array) -> Microbatch:
         return layer_slice(self._microbatches, jnp.maximum(number, 0))
@@ -547,21 +362,12 @@ class _Run:
 
         def typed(state: _State) -> tuple[_State, jax.Array]:
             after_it, made = do(state)
-            return jax.tree.map(typed_like, after_it, state), self._typed(made)
+            return jax.tree.map(typed_like, after_it, state), self._layers.typed(made)
 
         def skip(state: _State) -> tuple[_State, jax.Array]:
             return state, zeros_of(self._stream)
 
         return typed(state) if self._program.branch_free else lax.cond(valid, typed, skip, state)
-
-    @property
-    def _hands_over(self) -> bool:
-        """Whether a stage holds two chunks that follow one another."""
-        stage_of = self._placement.stage_of
-        return any(a == b for a, b in itertools.pairwise(stage_of))
-
-    def _typed(self, x: jax.Array) -> jax.Array:
-        return typed_like(x, self._stream)
 
 
 def _add(sums: Tree, gradient: Any) -> Tree:
@@ -569,9 +375,3 @@ def _add(sums: Tree, gradient: Any) -> Tree:
         return typed_like(total + leaf.astype(total.dtype), total)
 
     return jax.tree.map(add, sums, gradient)
-
-
-def _add_row(sums: Tree, row: jax.Array, gradient: Any) -> Tree:
-    stacked = jax.tree.map(lambda leaf: leaf[None], gradient)
-    added: Tree = add_at(sums, row, stacked)
-    return jax.tree.map(typed_like, added, sums)
