@@ -114,7 +114,7 @@ def _with_other_shards(config: "RunConfig") -> "TracedStep | None":
     """The step with the other choice of `zero.across_sites`, where there is one."""
     from geojax.planner.memory import TracedStep
 
-    if config.mesh.dc == 1 or config.zero.stage == 0:
+    if config.mesh.dc == 1 or config.zero.stage == 0 or config.pipeline.dc_role == "stage":
         return None
     zero = config.zero.model_copy(update={"across_sites": not config.zero.across_sites})
     return TracedStep.of(config.model_copy(update={"zero": zero}))

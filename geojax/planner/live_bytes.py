@@ -117,7 +117,7 @@ class _Walk:
             if operation.name in ("scan", "while"):
                 self._loop(operation, dying)
             elif operation.name == "cond":
-                self._branches(operation)
+                self._branches(operation, dying)
             else:
                 self._compute(index, turn, dying)
             for buffer in dying:
@@ -177,13 +177,27 @@ class _Walk:
             buffer.kind = inside.kind or self._accounting.kind(operation, buffer)
             self._held[buffer] = self._accounting.bytes(buffer)
 
-    def _branches(self, operation: Operation) -> None:
+    def _branches(self, operation: Operation, dying: set[Buffer]) -> None:
+        operands = operation.inputs[1:]
+        # What nobody reads later is the branch's own: a result may take its place.
+        given = {
+            outer
+            for outer in operands
+            if outer in dying and outer in self._held and operands.count(outer) == 1
+        }
+        for outer in given:
+            dying.remove(outer)
+            del self._held[outer]
         for branch in operation.parameters["branches"]:
             program = flatten(branch, operation.scopes)
-            for inside, outer in zip(program.inputs, operation.inputs[1:], strict=True):
+            for inside, outer in zip(program.inputs, operands, strict=True):
                 inside.kind = outer.kind
-            turn = _Walk(program, self._accounting, outside=frozenset(program.inputs)).run()
-            self._note_inner(turn)
+            shared = frozenset(
+                inside
+                for inside, outer in zip(program.inputs, operands, strict=True)
+                if outer not in given
+            )
+            self._note_inner(_Walk(program, self._accounting, outside=shared).run())
         for buffer in operation.outputs:
             buffer.kind = self._accounting.kind(operation, buffer)
             self._held[buffer] = self._accounting.bytes(buffer)

@@ -19,6 +19,11 @@ QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
 SITE = ("--mesh.dc", "2", "--mesh.data", "2")
 EXPERTS = ("--model.mixture.experts", "4", "--model.mixture.experts_per_token", "2")
 
+PIPELINE = (
+    *("--mesh", "{dc: 2, stage: 2, data: 2}", "--pipeline.dc_role", "stage"),
+    *("--pipeline.hop_ticks", "2", "--batch.accumulation", "4"),
+)
+
 LAYOUTS = {
     "quickstart": (),
     "everything again": ("--remat", "full"),
@@ -29,6 +34,8 @@ LAYOUTS = {
     "tensor": (*SITE, "--mesh.tensor", "2", "--parallelism.sequence", "true"),
     "context": (*SITE, "--mesh.context", "2", "--batch.sequence", "512"),
     "experts": (*SITE, "--mesh.expert", "2", *EXPERTS),
+    "pipeline": PIPELINE,
+    "pipeline with branches": (*PIPELINE, "--pipeline.schedule", "one_f_one_b"),
 }
 
 # Many parameters and few tokens: what ZeRO shards is most of what is held, in the backward pass.
