@@ -1,0 +1,308 @@
+"""Pipelines to compare with one device: any schedule, through sites or in each, in any company."""
+
+import dataclasses
+import functools
+import itertools
+import math
+import random
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from support.covering import pairwise
+from support.equality import gradients_of_step
+from support.small_models import make_batch
+
+from geojax import make_mesh
+from geojax.models import ModelConfig, init_parameters, loss_sum
+from geojax.pipeline import Placement, tick_table
+from geojax.pipeline.tick_program import TickProgram
+from geojax.precision import policy
+from geojax.train.gradients import step_gradients
+from geojax.train.plan import StepPlan
+from geojax.train.stages import StagedLayers
+from geojax.train.state import parameter_layouts
+from geojax.train.step import batch_shape, batch_specs
+
+DEVICES, ROWS, SEQUENCE, MICROBATCHES = 8, 24, 16, 6
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+"""Each program runs once: what is spent on its machine code is lost. (XLA's passes stay.)"""
+
+WHOLE = ("branch_free", "gpipe", "one_f_one_b", "extended_warmup", "interleaved", "latency_hiding")
+SPLIT: tuple[str, ...] = ()
+"""Schedules whose gradients of weights are actions of their own."""
+FACTORS = {
+    "schedule": (*WHOLE, *SPLIT),
+    "sites": ("2 sites", "3 sites", "in each"),
+    "hop_ticks": (1, 2, 3),
+    "tensor": ("", "tensor", "sequence"),
+    "context": ("", "context"),
+    "rows": ("", "data", "expert"),
+    "remat": ("none", "selective", "full"),
+    "branches": ("", "branches"),
+    "family": ("gpt3", "llama", "nemotron"),
+    "layers": ("", "uneven"),
+}
+_SIZES = {
+    "hidden": 16,
+    "heads": 4,
+    "head_dim": 4,
+    "feed_forward": 20,
+    "vocabulary": 29,
+    "maximum_positions": SEQUENCE,
+}
+_FAMILIES = {
+    "gpt3": {
+        "norm": "layernorm",
+        "activation": "gelu",
+        "positions": "learned",
+        "biases": True,
+        "tied_head": True,
+        "dropout": 0.1,
+    },
+    "llama": {"norm": "rmsnorm", "activation": "swiglu", "key_value_heads": 2},
+    "nemotron": {"norm": "layernorm1p", "activation": "squared_relu", "rotary_fraction": 0.5},
+}
+_MIXTURE = {"experts": 4, "experts_per_token": 2}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A pipeline; `str` is its name."""
+
+    schedule: str
+    sites: str = "2 sites"
+    """"2 sites", "3 sites": a pipeline through them; "in each": one in each of two sites (one site
+    where there are not enough devices)."""
+    hop_ticks: int = 1
+    """At the cut between sites (of two cuts the other one takes four less this); with a pipeline in
+    each site between its stages."""
+    tensor: str = ""
+    context: str = ""
+    rows: str = ""
+    """What shares the rows of a microbatch: "", "data" or "expert" (a mixture)."""
+    remat: str = "none"
+    branches: str = ""
+    family: str = "llama"
+    """gpt3 has dropout and a tied head."""
+    layers: str = ""
+
+    def __str__(self) -> str:
+        words = [self.schedule, self.sites, f"hop {self.hop_ticks}", self.tensor, self.context]
+        words += [self.rows, "" if self.remat == "none" else f"remat {self.remat}", self.branches]
+        words += [self.family, self.layers]
+        return "-".join(word.replace(" ", "_") for word in words if word)
+
+    @property
+    def missing(self) -> str | None:
+        """Why there is no such pipeline; None if there is."""
+        if self.axes is None:
+            return f"more than {DEVICES} devices"
+        if self.schedule in SPLIT and not self.branches:
+            return "split backwards take branches"
+        if self.branches and self.schedule == "branch_free":
+            return "with branches it is extended_warmup"
+        return None
+
+    @property
+    def axes(self) -> dict[str, int] | None:
+        """The mesh, with as many sites and stages as there are devices for."""
+        inside = {
+            "data": 2 if self.rows == "data" else 1,
+            "expert": 2 if self.rows == "expert" else 1,
+            "context": 2 if self.context else 1,
+            "tensor": 2 if self.tensor else 1,
+        }
+        sites = [(int(self.sites[0]), 2), (int(self.sites[0]), 1)] if self.through_sites else []
+        for dc, stage in sites or [(2, 2), (1, 2)]:
+            if dc * stage * math.prod(inside.values()) <= DEVICES:
+                return {"dc": dc, "stage": stage} | inside
+        return None
+
+    @property
+    def through_sites(self) -> bool:
+        return self.sites != "in each"
+
+    @property
+    def placement(self) -> Placement:
+        assert self.axes is not None, self.missing
+        dc, stage = self.axes["dc"], self.axes["stage"]
+        stages = [stage] * dc if self.through_sites else [stage]
+        if self.schedule == "zbv":
+            return Placement.vee(sum(stages))
+        return Placement.interleaved(stages, 2 if self.schedule == "interleaved" else 1)
+
+    @property
+    def hops(self) -> list[int]:
+        """The ticks between each chunk and its successor."""
+        assert self.axes is not None, self.missing
+        hops, cuts = [], itertools.cycle([self.hop_ticks, 4 - self.hop_ticks])
+        for before, behind in itertools.pairwise(self.placement.stage_of):
+            if not self.through_sites:
+                hops.append(self.hop_ticks if before != behind else 1)
+            elif before // self.axes["stage"] != behind // self.axes["stage"]:
+                hops.append(next(cuts))
+            else:
+                hops.append(1)
+        return hops
+
+    @property
+    def layers_per_chunk(self) -> tuple[int, ...]:
+        chunks = self.placement.chunks
+        if not self.layers:
+            return ((6 if chunks % 3 == 0 else 8) // chunks,) * chunks
+        cuts = sorted(random.Random(0).sample(range(1, 9), chunks - 1))
+        return tuple(end - start for start, end in itertools.pairwise([0, *cuts, 9]))
+
+    @property
+    def context_method(self) -> str:
+        """A ring's messages on CPUs wait for all devices: those that work and those that do not."""
+        if not self.branches and not self.layers:
+            return "ring"
+        return "all_gather" if self.family == "llama" else "ulysses"
+
+    def program(self, microbatches: int = MICROBATCHES) -> TickProgram:
+        name, limit = self.schedule, None
+        if name.startswith("latency_hiding"):
+            limit = max(2, self.placement.stages - 1)
+        split = name == "latency_hiding_split"
+        name = "latency_hiding" if split else name
+        table = tick_table(
+            name, self.placement, microbatches, self.hops, limit, split_backward=split
+        )
+        return TickProgram.of(table, branch_free=not self.branches)
+
+    def plan(self, precision: str, microbatches: int = MICROBATCHES) -> StepPlan:
+        assert self.axes is not None, self.missing
+        devices = jax.devices()[: math.prod(self.axes.values())]
+        return StepPlan(
+            make_mesh(devices=devices, **self.axes),
+            policy(precision),
+            microbatches,
+            remat=self.remat,
+            sequence_parallel=self.tensor == "sequence",
+            context_method=self.context_method,
+            dc_role="stage" if self.through_sites else "data",
+            staged_layers=StagedLayers(self.placement, self.layers_per_chunk),
+            tick_program=self.program(microbatches),
+        )
+
+    @property
+    def model(self) -> ModelConfig:
+        mixture = {"mixture": _MIXTURE} if self.rows == "expert" else {}
+        layers = sum(self.layers_per_chunk)
+        return ModelConfig(layers=layers, **_SIZES, **_FAMILIES[self.family], **mixture)
+
+    def errors(self, precision: str = "fp64") -> dict[str, float]:
+        """How far the loss and the gradient of each leaf are from those of one device.
+
+        Each relative to the largest number of its leaf; a key's bias, whose gradient is zero but
+        for rounding (softmax does not see what is added to all scores of a query alike), relative
+        to the largest gradient of all.
+        """
+        with jax.enable_x64(precision == "fp64"):
+            loss, gradients = _alone(self.model, precision)
+            made = gradients_of_step(
+                self.model, *_setting(self.model, precision), self.plan(precision), QUICK
+            )
+            actual = [np.asarray(leaf) for leaf in jax.tree.leaves(made[1])]
+        wanted = jax.tree_util.tree_leaves_with_path(gradients)
+        largest = max(np.abs(leaf).max() for _, leaf in wanted)
+        errors = {"loss": abs(float(made[0]) - loss) / abs(loss)}
+        for (path, expected), value in zip(wanted, actual, strict=True):
+            name = jax.tree_util.keystr(path, simple=True, separator=".")
+            zero = self.model.biases and name.endswith("key.bias")
+            scale = largest if zero else np.abs(expected).max()
+            errors[name] = float(np.abs(value - expected).max() / scale)
+        return errors
+
+
+@functools.cache
+def _setting(model: ModelConfig, precision: str) -> tuple[Any, Any, Any]:
+    initial = functools.partial(init_parameters, model, dtype=policy(precision).master_dtype)
+    parameters = jax.jit(initial, compiler_options=QUICK)(jax.random.key(1))
+    batch = make_batch(model, rows=ROWS, sequence=SEQUENCE)
+    return parameters, batch, jax.random.key(7) if model.dropout else None
+
+
+@functools.cache
+def _alone(model: ModelConfig, precision: str) -> tuple[float, Any]:
+    """Loss and gradient on one device, without a mesh or a collective."""
+    parameters, batch, dropout_key = _setting(model, precision)
+
+    def mean(parameters: Any) -> jax.Array:
+        total, count = loss_sum(parameters, batch, model, dropout_key=dropout_key)
+        return total / count
+
+    made = jax.jit(jax.value_and_grad(mean), compiler_options=QUICK)(parameters)
+    loss, gradients = jax.tree.map(np.asarray, made)
+    return float(loss), gradients
+
+
+def compile_gradients(
+    case: Case, microbatches: int = MICROBATCHES, rows: int = 2
+) -> tuple[StepPlan, jax.stages.Compiled]:
+    """The gradients of a step in fp32, `rows` of a microbatch on each device, for their structure.
+
+    Not with `QUICK`: it is looked at, not run.
+    """
+    plan, model = case.plan("fp32", microbatches), case.model
+    layouts = parameter_layouts(model, plan)
+    specs = jax.tree.map(lambda place: place.spec(), layouts)
+    shares = math.prod(plan.mesh.shape[axis] for axis in plan.batch_axes)
+    batch = batch_shape(rows * microbatches * shares, SEQUENCE)
+    gradients = functools.partial(
+        step_gradients, layouts=layouts, model=model, plan=plan, dropout_key=None
+    )
+    program = jax.shard_map(
+        lambda shards, batch: gradients(shards, batch).gradients,
+        mesh=plan.mesh,
+        in_specs=(specs, batch_specs(batch, plan)),
+        out_specs=specs,
+    )
+    shards = jax.tree.map(
+        lambda place: jax.ShapeDtypeStruct(place.padded_shape, jnp.float32), layouts
+    )
+    return plan, jax.jit(program).lower(shards, batch).compile()
+
+
+def covering_cases() -> list[Case]:
+    """Cases that hold every pair of values of two factors which occurs in any case."""
+    found = pairwise(FACTORS, lambda values: Case(**values).missing is None)
+    return [Case(**values) for values in found]
+
+
+def grid() -> list[Case]:
+    """Every schedule, role of the sites, ticks of a hop, and company, each with and without
+    rematerialisation and branches; families, and how even layers are, taking turns."""
+    companies = [
+        {},
+        {"tensor": "tensor"},
+        {"tensor": "sequence"},
+        {"context": "context"},
+        {"rows": "data"},
+        {"rows": "expert"},
+    ]
+    cells = itertools.product(
+        FACTORS["schedule"], FACTORS["sites"], FACTORS["hop_ticks"], companies,
+        ("none", "full"), FACTORS["branches"],
+    )  # fmt: skip
+    families = itertools.cycle(FACTORS["family"])
+    evenness = itertools.cycle(("", "", "", "uneven", "uneven"))
+    remats = itertools.cycle(("full", "selective"))
+    cases = []
+    for schedule, sites, hop_ticks, company, remat, branches in cells:
+        case = Case(
+            schedule,
+            sites,
+            hop_ticks,
+            **company,
+            remat=remat if remat == "none" else next(remats),
+            branches=branches,
+            family=next(families),
+            layers=next(evenness),
+        )
+        if case.missing is None:
+            cases.append(case)
+    return cases
