@@ -82,8 +82,15 @@ def test_a_killed_run_goes_on_with_the_same_bits(whole_run, tmp_path, corpus):
             {"data": 2, "context": 2},
             {"zero": {"stage": 2}, "communication": {"overlap": True}},
         ),
+        (
+            {"dc": 2, "data": 4},
+            {
+                "pipeline": {"dc_role": "stage", "hop_ticks": 2},
+                "batch": {"rows": 24, "sequence": 32, "accumulation": 3},
+            },
+        ),
     ],
-    ids=["data3", "dc3-data2", "tensor2-zero3", "context2-zero2"],
+    ids=["data3", "dc3-data2", "tensor2-zero3", "context2-zero2", "sites-as-stages"],
 )
 def test_a_checkpoint_resumes_on_another_layout(whole_run, tmp_path, corpus, mesh, changes):
     run, _ = whole_run
