@@ -162,14 +162,22 @@ class Case:
             return "ring"
         return "all_gather" if self.family == "llama" else "ulysses"
 
+    @property
+    def limit(self) -> int | None:
+        """Of latency_hiding: less than 1F1B takes."""
+        if self.schedule.startswith("latency_hiding"):
+            return max(2, self.placement.stages - 1)
+        return None
+
     def program(self, microbatches: int = MICROBATCHES) -> TickProgram:
-        name, limit = self.schedule, None
-        if name.startswith("latency_hiding"):
-            limit = max(2, self.placement.stages - 1)
-        split = name == "latency_hiding_split"
-        name = "latency_hiding" if split else name
+        split = self.schedule == "latency_hiding_split"
         table = tick_table(
-            name, self.placement, microbatches, self.hops, limit, split_backward=split
+            "latency_hiding" if split else self.schedule,
+            self.placement,
+            microbatches,
+            self.hops,
+            self.limit,
+            split_backward=split,
         )
         return TickProgram.of(table, branch_free=not self.branches)
 

@@ -1,0 +1,198 @@
+"""What the compiled gradients of a pipelined step hold: rings, hops, and memory."""
+
+import dataclasses
+import functools
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support.pipelines import FACTORS, SEQUENCE, Case, compile_gradients
+
+from geojax.collectives import collective_traffic
+from geojax.collectives.hlo import parse_module
+from geojax.mesh import AXES
+from geojax.pipeline import executor
+from geojax.pipeline.rings import nan_of
+from geojax.pipeline.tick_program import NOTHING
+
+ROWS = 3
+"""Of a microbatch on a device: nothing but a ring has the shape of a ring."""
+BRANCHES = {"branches": "branches"}
+CASES = {
+    "branch-free": Case("branch_free", hop_ticks=2),
+    "near hops": Case("branch_free", "3 sites", hop_ticks=1, rows="data"),
+    "with branches": Case("one_f_one_b", hop_ticks=3, tensor="sequence", **BRANCHES),
+    "remat": Case("gpipe", hop_ticks=2, remat="full", context="context", **BRANCHES),
+    "chunks handed over": Case("interleaved", "3 sites", hop_ticks=2, tensor="tensor", **BRANCHES),
+    "in each site": Case("latency_hiding", "in each", hop_ticks=2, **BRANCHES),
+}
+
+
+@functools.cache
+def compiled(name):
+    """The plan, the compiled program, and the shape of everything that began as NaN."""
+    began = []
+
+    def recorded(leaf, *leading):
+        began.append((*leading, *leaf.shape))
+        return nan_of(leaf, *leading)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(executor, "nan_of", recorded)
+        return *compile_gradients(CASES[name], rows=ROWS), began
+
+
+def in_loops(text):
+    """Every instruction in the body of a loop, with those that it calls."""
+    module = parse_module(text)
+
+    def walk(name, within):
+        for instruction in module.computations[name]:
+            if within:
+                yield instruction
+            for called in instruction.calls:
+                if called in module.computations:
+                    yield from walk(called, within or instruction.opcode == "while")
+
+    return walk(module.entry, False)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rings_are_updated_in_place(name):
+    """Those of more than one slot: of one, what is put replaces all there is."""
+    plan, program, began = compiled(name)
+    counts = set(plan.tick_program.slots.values()) - {0, 1}
+    rings = {f"[{','.join(map(str, shape))}]" for shape in began if shape[0] in counts}
+    instructions = list(in_loops(program.as_text()))
+    for ring in rings:
+        held = [each for each in instructions if ring in each.shape]
+        assert held, f"{ring} passes through the loop"
+        assert not [each.name for each in held if each.opcode in ("copy", "copy-start")]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_of_a_loop_only_hops_cross_sites(name):
+    plan, program, _ = compiled(name)
+    crossing = [each for each in collective_traffic(program, plan.mesh).over("dc") if each.in_loop]
+    assert {each.kind for each in crossing} <= {"collective-permute"}
+    assert bool(crossing) == (plan.dc_role == "stage")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bytes_of_hops_are_those_of_the_formula(name):
+    plan, program, _ = compiled(name)
+    sent = dict.fromkeys(expected_hops(CASES[name].model, plan), 0)
+    for each in collective_traffic(program, plan.mesh).collectives:
+        if each.kind == "collective-permute" and set(each.axes) & {"dc", "stage"}:
+            sent[each.axes] += each.bytes_sent
+    assert sent == expected_hops(CASES[name].model, plan)
+
+
+def expected_hops(model, plan):
+    """Bytes that a device sends, by axes: for each channel, the ticks of the segments in which it
+    is, times a stream's [rows, columns of a rank, hidden].
+
+    A permute counts once for each set of axes that any of its messages crosses.
+    """
+    columns = SEQUENCE // plan.parallelism.context
+    if plan.parallelism.sequence:
+        columns //= plan.parallelism.tensor
+    stream = ROWS * columns * model.hidden * plan.policy.compute_dtype.itemsize
+    sizes = [plan.mesh.shape[axis] for axis in plan.stage_axes]
+    expected = {}
+    for number, channel in enumerate(plan.tick_program.channels):
+        segments = plan.tick_program.segments
+        ticks = sum(segment.count for segment in segments if number in segment.channels)
+        ends = np.array(np.unravel_index(np.array(channel.pairs), sizes))
+        for crossed in {tuple(pair[:, 0] != pair[:, 1]) for pair in ends.transpose(1, 0, 2)}:
+            axes = tuple(itertools.compress(plan.stage_axes, crossed))
+            axes = tuple(axis for axis in AXES if axis in axes)
+            expected[axes] = expected.get(axes, 0) + ticks * stream
+    return expected
+
+
+@pytest.mark.parametrize("name", ["branch-free", "with branches"])
+def test_rings_begin_as_nan(name):
+    plan, _, began = compiled(name)
+    slots = plan.tick_program.slots
+    stream = began[0][1:]
+    assert (slots["inputs"], *stream) in began
+    assert (slots["cotangents"], *stream) in began
+    layers = max(plan.staged_layers.layers_per_chunk)
+    assert [shape for shape in began if shape[:2] == (slots["residuals"], layers)]
+
+
+def test_nan_of():
+    for dtype in (jnp.float32, jnp.bfloat16):
+        assert np.isnan(nan_of(jax.ShapeDtypeStruct((2, 3), dtype), 4).astype(jnp.float32)).all()
+    # What is no number of that kind begins as 0.
+    np.testing.assert_array_equal(nan_of(jax.ShapeDtypeStruct((2,), jnp.int32), 4), 0)
+
+
+@pytest.mark.parametrize("name", ["branch_free", "one_f_one_b"])
+def test_what_does_not_arrive_is_seen(name, monkeypatch):
+    """A message less, and what has never been written is read: everything behind it is NaN."""
+    branches = {} if name == "branch_free" else BRANCHES
+    case = Case(name, "in each", **branches)
+    program = case.program()
+    lost = program.columns["channel.0"].copy()
+    tick, stage = np.argwhere(lost != NOTHING)[0]
+    lost[tick, stage] = NOTHING
+    columns = {**program.columns, "channel.0": lost}
+    leaking = dataclasses.replace(program, columns=columns)
+    monkeypatch.setattr(Case, "program", lambda *_: leaking)
+    errors = case.errors("fp32")
+    assert math.isnan(errors["loss"])
+    assert [name for name, error in errors.items() if math.isnan(error)] == list(errors)
+
+
+STEADY = [name for name in FACTORS["schedule"] if name != "gpipe"]
+
+
+@pytest.mark.parametrize("schedule", STEADY)
+def test_slots_do_not_grow_with_the_microbatches(schedule):
+    case = Case(schedule, hop_ticks=2, branches="" if schedule == "branch_free" else "branches")
+    assert case.program(24).slots == case.program(48).slots
+
+
+@functools.cache
+def memory(schedule, microbatches):
+    """Bytes of temporaries, and the plan."""
+    branches = {} if schedule == "branch_free" else BRANCHES
+    plan, program = compile_gradients(Case(schedule, hop_ticks=2, **branches), microbatches)
+    return program.memory_analysis().temp_size_in_bytes, plan
+
+
+FEW, MANY = 8, 24
+
+
+def slot_bytes():
+    """What a microbatch more takes where all are kept: residuals, and the stream of the head."""
+    return (memory("gpipe", MANY)[0] - memory("gpipe", FEW)[0]) / (MANY - FEW)
+
+
+def test_memory_of_gpipe_grows_by_a_slot_for_each_microbatch():
+    bytes_of_few, plan = memory("gpipe", FEW)
+    assert plan.tick_program.slots["residuals"] == FEW
+    # All there is but for the rings does not grow.
+    assert 0 < bytes_of_few - FEW * slot_bytes() < 3 * slot_bytes()
+
+
+@pytest.mark.parametrize("schedule", ["branch_free", "one_f_one_b", "latency_hiding"])
+def test_memory_of_others_does_not_grow(schedule):
+    few, many = (memory(schedule, count)[0] for count in (FEW, MANY))
+    # The table has more ticks; no tensor is larger.
+    assert abs(many - few) < slot_bytes() / 4
+    assert many < memory("gpipe", MANY)[0] / 2
+
+
+def test_latency_hiding_stays_under_its_limit():
+    taken, plan = memory("latency_hiding", MANY)
+    limit = Case("latency_hiding").limit
+    assert plan.tick_program.slots["residuals"] <= limit
+    without_rings = memory("gpipe", FEW)[0] - FEW * slot_bytes()
+    assert taken < without_rings + (limit + 0.5) * slot_bytes()
+    assert memory("one_f_one_b", MANY)[0] > taken, "which needs more"
