@@ -30,7 +30,7 @@ QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes
 """Each program runs once: what is spent on its machine code is lost. (XLA's passes stay.)"""
 
 WHOLE = ("branch_free", "gpipe", "one_f_one_b", "extended_warmup", "interleaved", "latency_hiding")
-SPLIT: tuple[str, ...] = ()
+SPLIT = ("zero_bubble_h1", "zero_bubble_h2", "zbv", "latency_hiding_split")
 """Schedules whose gradients of weights are actions of their own."""
 FACTORS = {
     "schedule": (*WHOLE, *SPLIT),
@@ -283,7 +283,8 @@ def covering_cases() -> list[Case]:
 
 def grid() -> list[Case]:
     """Every schedule, role of the sites, ticks of a hop, and company, each with and without
-    rematerialisation and branches; families, and how even layers are, taking turns."""
+    rematerialisation and branches, whether they exist or not; families, and how even layers are,
+    take turns."""
     companies = [
         {},
         {"tensor": "tensor"},
@@ -293,24 +294,26 @@ def grid() -> list[Case]:
         {"rows": "expert"},
     ]
     cells = itertools.product(
-        FACTORS["schedule"], FACTORS["sites"], FACTORS["hop_ticks"], companies,
-        ("none", "full"), FACTORS["branches"],
-    )  # fmt: skip
+        FACTORS["schedule"],
+        FACTORS["sites"],
+        FACTORS["hop_ticks"],
+        companies,
+        (False, True),
+        FACTORS["branches"],
+    )
     families = itertools.cycle(FACTORS["family"])
     evenness = itertools.cycle(("", "", "", "uneven", "uneven"))
     remats = itertools.cycle(("full", "selective"))
-    cases = []
-    for schedule, sites, hop_ticks, company, remat, branches in cells:
-        case = Case(
+    return [
+        Case(
             schedule,
             sites,
             hop_ticks,
             **company,
-            remat=remat if remat == "none" else next(remats),
+            remat=next(remats) if remat else "none",
             branches=branches,
             family=next(families),
             layers=next(evenness),
         )
-        if case.missing is None:
-            cases.append(case)
-    return cases
+        for schedule, sites, hop_ticks, company, remat, branches in cells
+    ]

@@ -23,7 +23,8 @@ NAMED = {
 def pytest_generate_tests(metafunc):
     if "case" in metafunc.fixturenames:
         full = metafunc.config.getoption("pipelines") == "full"
-        metafunc.parametrize("case", grid() if full else covering_cases(), ids=str)
+        cases = grid() if full else covering_cases()
+        metafunc.parametrize("case", [case for case in cases if case.missing is None], ids=str)
 
 
 def test_loss_and_gradients_equal_those_of_one_device(case):
@@ -45,7 +46,8 @@ def test_every_pair_of_values_is_in_a_case():
     cases = covering_cases()
     assert len(cases) <= 40
     covered = {pair for case in cases for pair in pairs_of(vars(case))}
-    occurring = {pair for case in grid() for pair in pairs_of(vars(case))}
+    existing = [case for case in grid() if case.missing is None]
+    occurring = {pair for case in existing for pair in pairs_of(vars(case))}
     assert not occurring - covered
     assert {case.schedule for case in cases} == set(FACTORS["schedule"])
 

@@ -18,7 +18,7 @@ from geojax.pipeline import executor
 from geojax.pipeline.rings import nan_of
 from geojax.pipeline.tick_program import NOTHING
 
-ROWS = 3
+ROWS = 5
 """Of a microbatch on a device: nothing but a ring has the shape of a ring."""
 BRANCHES = {"branches": "branches"}
 CASES = {
@@ -27,17 +27,20 @@ CASES = {
     "with branches": Case("one_f_one_b", hop_ticks=3, tensor="sequence", **BRANCHES),
     "remat": Case("gpipe", hop_ticks=2, remat="full", context="context", **BRANCHES),
     "chunks handed over": Case("interleaved", "3 sites", hop_ticks=2, tensor="tensor", **BRANCHES),
+    "split backward": Case("zero_bubble_h2", hop_ticks=2, remat="selective", **BRANCHES),
+    "both ends on one stage": Case("zbv", hop_ticks=3, rows="data", **BRANCHES),
     "in each site": Case("latency_hiding", "in each", hop_ticks=2, **BRANCHES),
 }
 
 
 @functools.cache
 def compiled(name):
-    """The plan, the compiled program, and the shape of everything that began as NaN."""
+    """The plan, the compiled program, and the shape of every ring that began as NaN."""
     began = []
 
     def recorded(leaf, *leading):
-        began.append((*leading, *leaf.shape))
+        if leading:
+            began.append((*leading, *leaf.shape))
         return nan_of(leaf, *leading)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -66,6 +69,7 @@ def test_rings_are_updated_in_place(name):
     plan, program, began = compiled(name)
     counts = set(plan.tick_program.slots.values()) - {0, 1}
     rings = {f"[{','.join(map(str, shape))}]" for shape in began if shape[0] in counts}
+    assert rings
     instructions = list(in_loops(program.as_text()))
     for ring in rings:
         held = [each for each in instructions if ring in each.shape]
