@@ -248,13 +248,10 @@ def _alone(model: ModelConfig, precision: str) -> tuple[float, Any]:
     return float(loss), gradients
 
 
-def compile_gradients(
+def trace_gradients(
     case: Case, microbatches: int = MICROBATCHES, rows: int = 2
-) -> tuple[StepPlan, jax.stages.Compiled]:
-    """The gradients of a step in fp32, `rows` of a microbatch on each device, for their structure.
-
-    Not with `QUICK`: it is looked at, not run.
-    """
+) -> tuple[StepPlan, jax.stages.Traced]:
+    """The gradients of a step in fp32, `rows` of a microbatch on each device, to be looked at."""
     plan, model = case.plan("fp32", microbatches), case.model
     layouts = parameter_layouts(model, plan)
     specs = jax.tree.map(lambda place: place.spec(), layouts)
@@ -272,7 +269,7 @@ def compile_gradients(
     shards = jax.tree.map(
         lambda place: jax.ShapeDtypeStruct(place.padded_shape, jnp.float32), layouts
     )
-    return plan, jax.jit(program).lower(shards, batch).compile()
+    return plan, jax.jit(program).trace(shards, batch)
 
 
 def covering_cases() -> list[Case]:

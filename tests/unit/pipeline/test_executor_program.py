@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.pipelines import FACTORS, SEQUENCE, Case, compile_gradients
+from support.pipelines import FACTORS, SEQUENCE, Case, trace_gradients
 
 from geojax.collectives import collective_traffic
 from geojax.collectives.hlo import parse_module
@@ -45,7 +45,8 @@ def compiled(name):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(executor, "nan_of", recorded)
-        return *compile_gradients(CASES[name], rows=ROWS), began
+        plan, traced = trace_gradients(CASES[name], rows=ROWS)
+    return plan, traced.lower().compile(), began
 
 
 def in_loops(text):
@@ -153,6 +154,55 @@ def test_what_does_not_arrive_is_seen(name, monkeypatch):
     assert [name for name, error in errors.items() if math.isnan(error)] == list(errors)
 
 
+def inner(equation):
+    """The jaxprs that an equation holds."""
+    for value in equation.params.values():
+        for part in value if isinstance(value, (tuple, list)) else (value,):
+            part = getattr(part, "jaxpr", part)
+            if hasattr(part, "eqns"):
+                yield part
+
+
+def held_by(jaxpr, primitive):
+    """Every equation of a primitive in a jaxpr, however deep."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == primitive:
+            yield equation
+        for part in inner(equation):
+            yield from held_by(part, primitive)
+
+
+def operations(product):
+    """Multiplications of a `dot_general`."""
+    (contracted, _), _ = product.params["dimension_numbers"]
+    sizes = product.invars[0].aval.shape
+    return math.prod(product.outvars[0].aval.shape) * math.prod(sizes[dim] for dim in contracted)
+
+
+def products_by_kind(case):
+    """The matrix products of a tick's forward, of its backward, and of its weights' gradients."""
+    _, traced = trace_gradients(case)
+    for loop in held_by(traced.jaxpr.jaxpr, "scan"):
+        (body,) = inner(loop)
+        branches = [each for each in body.eqns if each.primitive.name == "cond"]
+        if len(branches) > 1:
+            return [
+                [product for part in inner(branch) for product in held_by(part, "dot_general")]
+                for branch in branches
+            ]
+    raise AssertionError("no loop over ticks")
+
+
+def test_a_split_backward_does_each_half_once():
+    _, whole = products_by_kind(Case("one_f_one_b", **BRANCHES))
+    _, of_inputs, of_weights = products_by_kind(Case("zero_bubble_h1", **BRANCHES))
+    kernels = {"query", "key", "value", "output", "gate", "up", "down"}
+    assert len(of_weights) == len(kernels), "one product for each kernel"
+    assert all(len(product.outvars[0].aval.shape) == 2 for product in of_weights)
+    halves = sum(map(operations, of_inputs)) + sum(map(operations, of_weights))
+    assert halves == sum(map(operations, whole))
+
+
 STEADY = [name for name in FACTORS["schedule"] if name != "gpipe"]
 
 
@@ -166,8 +216,8 @@ def test_slots_do_not_grow_with_the_microbatches(schedule):
 def memory(schedule, microbatches):
     """Bytes of temporaries, and the plan."""
     branches = {} if schedule == "branch_free" else BRANCHES
-    plan, program = compile_gradients(Case(schedule, hop_ticks=2, **branches), microbatches)
-    return program.memory_analysis().temp_size_in_bytes, plan
+    plan, traced = trace_gradients(Case(schedule, hop_ticks=2, **branches), microbatches)
+    return traced.lower().compile().memory_analysis().temp_size_in_bytes, plan
 
 
 FEW, MANY = 8, 24
