@@ -6,7 +6,7 @@ count:
 - What is computed element by element is computed where it is read (fusion): it takes no memory
   unless it is a result, an operand of something that reads memory (a matrix product, a
   collective, a loop), or expensive and read more than once.
-- What depends on nothing (zeros) is made when it is first read.
+- What depends on nothing (zeros) is made when it is first read; breadth first, at once.
 - A buffer is freed after its last reader. A result that is computed element by element from an
   operand of the same size that nobody reads later takes that operand's place.
 - A loop holds its carry once, and all that it stacks from its beginning on.
@@ -131,7 +131,7 @@ class _Walk:
         operation = turn.operation
         for buffer in turn.results:
             buffer.kind = self._accounting.kind(operation, buffer)
-            if operation.fusible and not operation.inputs and buffer not in self._kept:
+            if self._waits(operation) and buffer not in self._kept:
                 self._not_made_yet.add(buffer)  # zeros, for instance: they need wait for nothing
                 continue
             argument = self.donated.get(buffer)
@@ -144,6 +144,13 @@ class _Walk:
                 del self._held[place]
             self._held[buffer] = self._accounting.bytes(buffer)
         self._note(self._accounting.phase(operation))
+
+    def _waits(self, operation: Operation) -> bool:
+        """Whether the operation runs when its result is first read: zeros, for instance.
+
+        Breadth first it runs at once.
+        """
+        return operation.fusible and not operation.inputs and not self._accounting.breadth_first
 
     def _place(
         self, operation: Operation, buffer: Buffer, dying: Iterable[Buffer]
