@@ -94,7 +94,8 @@ class SplitBackward:
         at_weights, at_x = outputs[:count], outputs[count:]
         maker = {number: step for step in steps for number in step.results}
         for_input = _needed(at_x, maker)
-        late = _late(steps, range(first_cotangent, inputs))
+        saved = range(len(jax.tree.leaves(residuals.saved)))
+        late = _late(steps, saved, range(first_cotangent, inputs))
         weight_steps: set[_Step] = set()
         held: dict[int, None] = {}
         wanted = [number for number in at_weights if isinstance(number, int)]
@@ -194,13 +195,19 @@ def _needed(outputs: Sequence[Any], maker: dict[int, _Step]) -> set[_Step]:
     return needed
 
 
-def _late(steps: Sequence[_Step], cotangents: range) -> set[int]:
-    """The values that depend on a cotangent, or that it costs something to compute again."""
-    late = set(cotangents)
+def _late(steps: Sequence[_Step], saved: range, cotangents: range) -> set[int]:
+    """The values that depend on a cotangent, or that it costs something to compute again.
+
+    Not those that depend on nothing of a microbatch's own way through the layers: a slice's index,
+    say, is the same on every stage, and is at hand again.
+    """
+    late, own = set(cotangents), {*saved, *cotangents}
     for step in steps:
-        if step.primitive.name not in _CHEAP or not late.isdisjoint(
-            operand for operand in step.operands if isinstance(operand, int)
-        ):
+        numbers = {operand for operand in step.operands if isinstance(operand, int)}
+        if own.isdisjoint(numbers):
+            continue
+        own.update(step.results)
+        if step.primitive.name not in _CHEAP or not late.isdisjoint(numbers):
             late.update(step.results)
     return late
 

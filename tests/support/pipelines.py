@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from support.covering import pairwise
 from support.equality import gradients_of_step
-from support.small_models import make_batch
+from support.small_models import FAMILIES, make_batch
 
 from geojax import make_mesh
 from geojax.models import ModelConfig, init_parameters, loss_sum
@@ -51,18 +51,6 @@ _SIZES = {
     "feed_forward": 20,
     "vocabulary": 29,
     "maximum_positions": SEQUENCE,
-}
-_FAMILIES = {
-    "gpt3": {
-        "norm": "layernorm",
-        "activation": "gelu",
-        "positions": "learned",
-        "biases": True,
-        "tied_head": True,
-        "dropout": 0.1,
-    },
-    "llama": {"norm": "rmsnorm", "activation": "swiglu", "key_value_heads": 2},
-    "nemotron": {"norm": "layernorm1p", "activation": "squared_relu", "rotary_fraction": 0.5},
 }
 _MIXTURE = {"experts": 4, "experts_per_token": 2}
 
@@ -200,7 +188,7 @@ class Case:
     def model(self) -> ModelConfig:
         mixture = {"mixture": _MIXTURE} if self.rows == "expert" else {}
         layers = sum(self.layers_per_chunk)
-        return ModelConfig(layers=layers, **_SIZES, **_FAMILIES[self.family], **mixture)
+        return ModelConfig(layers=layers, **_SIZES, **FAMILIES[self.family], **mixture)
 
     def errors(self, precision: str = "fp64") -> dict[str, float]:
         """How far the loss and the gradient of each leaf are from those of one device.
