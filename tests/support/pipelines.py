@@ -15,7 +15,8 @@ from support.equality import gradients_of_step
 from support.small_models import FAMILIES, make_batch
 
 from geojax import make_mesh
-from geojax.models import ModelConfig, init_parameters, loss_sum
+from geojax.models import ModelConfig, loss_sum
+from geojax.models.parameters import parameter_shapes
 from geojax.pipeline import Placement, tick_table
 from geojax.pipeline.tick_program import TickProgram
 from geojax.precision import policy
@@ -216,8 +217,14 @@ class Case:
 
 @functools.cache
 def _setting(model: ModelConfig, precision: str) -> tuple[Any, Any, Any]:
-    initial = functools.partial(init_parameters, model, dtype=policy(precision).master_dtype)
-    parameters = jax.jit(initial, compiler_options=QUICK)(jax.random.key(1))
+    generator = np.random.default_rng(1)
+
+    def initial(path: Any, shape: Any) -> jax.Array:  # biases and all: nothing is zero
+        around = 1.0 if "scale" in jax.tree_util.keystr(path) else 0.0
+        values = around + 0.3 * generator.standard_normal(shape.shape)
+        return jnp.asarray(values, policy(precision).master_dtype)
+
+    parameters = jax.tree_util.tree_map_with_path(initial, parameter_shapes(model))
     batch = make_batch(model, rows=ROWS, sequence=SEQUENCE)
     return parameters, batch, jax.random.key(7) if model.dropout else None
 
