@@ -227,6 +227,8 @@ class _Run:
             state = self._weights_back(
                 state, cells, [state.loss, *arrived.values(), *made.values()]
             )
+        # What has travelled has done so under this tick's work, before anything else is sent.
+        made, arrived = lax.optimization_barrier((made, arrived))
         ordered = dict(made)
         for kind in made:
             for other in made.values():
