@@ -111,11 +111,12 @@ def test_messages_cross_the_cut_while_the_tick_is_computed(schedule, layout):
 
 @needs_cuda
 @pytest.mark.slow
-def test_the_step_of_a_large_model_compiles_for_3072_devices():
+@pytest.mark.parametrize("schedule", FORMS)
+def test_the_step_of_a_large_model_compiles_for_3072_devices(schedule):
     began = time.monotonic()
     program, plan = compiled_step(
         ModelConfig.load("llama3-70b"),
-        "one_f_one_b",
+        schedule,
         hosts=192,
         stages_per_site=8,
         microbatches=32,
