@@ -25,7 +25,10 @@ def refusal(result):
         (["--steps", "many"], "steps: input should be a valid integer"),
         (["--mesh.data", "5"], "does not divide over dc=2 x data=5"),
         (["--mesh.tensor", "3"], "heads 2 is not a multiple of it; tensor can be 1 or 2"),
-        (["--mesh.stage", "2"], "stage=2 cannot be trained"),
+        (
+            ["--mesh.stage", "2", "--zero.stage", "2"],
+            "zero.stage=2 with pipeline stages would send",
+        ),
         (
             ["--model", "lama3-8b"],
             "no model preset is called 'lama3-8b'; did you mean 'llama3-8b'?",
