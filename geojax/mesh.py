@@ -95,6 +95,11 @@ def make_mesh(
     return Mesh(array.reshape(tuple(sizes.values())), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
+def platform_of(mesh: Mesh) -> str:
+    """That of the mesh's devices, which a mesh without devices only describes."""
+    return str(mesh.abstract_mesh.abstract_device.platform)
+
+
 def require_sites(topology: Topology, dc: int) -> None:
     """Raise a UserError unless `dc` is the number of the topology's sites."""
     _require_dc(dc, topology.site_names, f"topology '{topology.name}' has")

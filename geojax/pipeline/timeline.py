@@ -69,8 +69,6 @@ class Later(Sequence[Item]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and self._items == tuple(other)
 
-    __hash__ = None  # type: ignore[assignment]
-
 
 @dataclasses.dataclass(frozen=True)
 class Timeline:

@@ -16,7 +16,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh
 
 from geojax.accelerators import Accelerator
 from geojax.collectives import collective_traffic
-from geojax.mesh import AXES, require_sites
+from geojax.mesh import AXES, platform_of, require_sites
 from geojax.models import parameter_count
 from geojax.optim import LeafLayout, learning_rate_schedule, make_optimizer
 from geojax.planner.flat_program import Buffer, FlatProgram, Operation, flatten
@@ -112,7 +112,7 @@ class TracedStep:
     @property
     def on_cpu(self) -> bool:
         """Whether the step is meant for (simulated) CPU devices."""
-        return bool(self.plan.mesh.abstract_device.platform == "cpu")  # type: ignore[attr-defined]
+        return platform_of(self.plan.mesh) == "cpu"
 
     def memory(self, *, on_cpu: bool | None = None) -> StepMemory:
         """What a device holds.

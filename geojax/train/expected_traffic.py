@@ -31,7 +31,7 @@ from geojax.collectives.conventions import (
     all_reduce_bytes,
     reduce_scatter_bytes,
 )
-from geojax.mesh import AXES
+from geojax.mesh import AXES, platform_of
 from geojax.models import ModelConfig
 from geojax.models.attention.context_traffic import expected_context_bytes
 from geojax.models.mixture.traffic import expected_mixture_bytes
@@ -225,7 +225,7 @@ def _activations(model: ModelConfig, plan: StepPlan, *, rows: int, sequence: int
         columns=sequence // parallelism.context,
         dtype=plan.policy.compute_dtype,
         remat=plan.remat,
-        platform=plan.mesh.devices.flat[0].platform,
+        platform=platform_of(plan.mesh),
     )
     _add(sent, mixture, Fraction(model.layers * plan.accumulation))
     # The gradient of the balance, of which each rank weighs what it has of the row.

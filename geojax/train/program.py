@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 
 from geojax.accelerators import accelerator_of
 from geojax.collectives import Traffic, collective_traffic
-from geojax.mesh import make_mesh
+from geojax.mesh import make_mesh, platform_of
 from geojax.models import model_flops, parameter_count
 from geojax.models.attention import chosen_implementation
 from geojax.optim import (
@@ -46,7 +46,7 @@ def step_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
     staged = staged_layers(config)
     ticks = None
     if staged is not None:
-        ticks = tick_program(config, staged, _platform(mesh))
+        ticks = tick_program(config, staged, platform_of(mesh))
     return StepPlan(
         mesh=mesh,
         policy=policy(config.precision),
@@ -65,11 +65,6 @@ def step_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
         staged_layers=staged,
         tick_program=ticks,
     )
-
-
-def _platform(mesh: Mesh) -> str:
-    """That of the mesh's devices, which a mesh without devices only describes."""
-    return str(mesh.abstract_mesh.abstract_device.platform)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,8 +1,11 @@
+from typing import get_args
+
 import pytest
 
 from geojax.errors import UserError
+from geojax.pipeline import TICK_SCHEDULES
 from geojax.train.config import RunConfig
-from geojax.train.pipeline_settings import PipelineSettings, check_stages
+from geojax.train.pipeline_settings import PipelineSettings, ScheduleName, check_stages
 
 MINIMAL = """
 run_directory: runs/x
@@ -127,3 +130,7 @@ def test_layers_are_given_for_every_chunk(role):
     check_stages(settings, dc=2, stage=2, layers=stages + 1)
     with pytest.raises(UserError, match=f"= {stages} chunks; .* would work"):
         check_stages(settings, dc=2, stage=2, layers=stages)
+
+
+def test_every_schedule_that_has_a_table_can_be_asked_for():
+    assert sorted(get_args(ScheduleName)) == sorted(TICK_SCHEDULES)
