@@ -1,9 +1,7 @@
 """All schedules on one pipeline, timed with stages on their own and with stages in lock-step."""
 
-import contextlib
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from fractions import Fraction
 
@@ -11,7 +9,7 @@ from geojax.errors import UserError
 from geojax.pipeline.costs import Costs
 from geojax.pipeline.generators.interleaved import interleaved
 from geojax.pipeline.generators.latency_hiding import latency_hiding
-from geojax.pipeline.generators.tick_tables import tick_table
+from geojax.pipeline.generators.tick_tables import best_tick_table
 from geojax.pipeline.generators.warmup import extended_warmup, gpipe, one_f_one_b
 from geojax.pipeline.generators.zero_bubble import zero_bubble_h1, zero_bubble_h2
 from geojax.pipeline.generators.zero_bubble_v import zbv
@@ -111,32 +109,20 @@ def compare(
 def in_lock_step(schedule: Schedule, costs: Costs) -> Timeline | None:
     """What the executor of one program makes of a schedule's name, in the schedule's memory.
 
-    A message between sites travels between two ticks, or while as many ticks are computed as it
-    takes; the faster of these is taken. None: in ticks the schedule holds more.
+    None: in ticks the schedule holds more.
     """
     name, _, split = schedule.name.partition(", ")
-    limit = max(schedule.in_flight)
-    work = list(zip(costs.forward, costs.backward, costs.weight, strict=True))
-    ticks = {max(map(sum, work)), max(max(f, b + w) for f, b, w in work), math.inf}
-    timelines = []
-    for tick in ticks:
-        hop_ticks = [
-            1 if hop.link is None or tick == math.inf else 1 + math.ceil(hop.seconds / tick)
-            for hop in costs.hops
-        ]
-        with contextlib.suppress(UserError):  # over the limit
-            table = tick_table(
-                name,
-                schedule.placement,
-                schedule.microbatches,
-                hop_ticks,
-                limit,
-                costs=costs,
-                split_backward=split == _SPLIT,
-            )
-            timelines.append(lock_step(table, costs))
-    if not timelines:
+    try:
+        table = best_tick_table(
+            name,
+            schedule.placement,
+            schedule.microbatches,
+            costs,
+            max(schedule.in_flight),
+            split_backward=split == _SPLIT,
+        )
+    except UserError:  # over the limit
         return None
-    best = min(timelines, key=lambda timeline: timeline.seconds)
-    titled = dataclasses.replace(best.schedule, name=f"{schedule.name}, lock-step")
-    return dataclasses.replace(best, schedule=titled)
+    timeline = lock_step(table, costs)
+    titled = dataclasses.replace(timeline.schedule, name=f"{schedule.name}, lock-step")
+    return dataclasses.replace(timeline, schedule=titled)

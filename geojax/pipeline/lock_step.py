@@ -33,7 +33,8 @@ def _run(table: TickTable, costs: Costs) -> tuple[list[list[float]], list[Sent],
         for place, (action, tick) in enumerate(zip(order, ticks, strict=True)):
             by_tick[tick].append((stage, place, action))
     links = Links(costs)
-    not_before = [0.0] * (table.ticks + max(table.hop_ticks, default=1))
+    longest = max((*table.hop_ticks, *table.return_ticks), default=1)
+    not_before = [0.0] * (table.ticks + longest)
     starts: list[list[float]] = [[] for _ in schedule.orders]
     messages: list[Sent] = []
     now = 0.0
@@ -50,7 +51,7 @@ def _run(table: TickTable, costs: Costs) -> tuple[list[list[float]], list[Sent],
             if kind is Kind.WEIGHT or not 0 <= following < len(stage_of):
                 continue
             boundary, target = min(chunk, following), stage_of[following]
-            hop, arrival_tick = costs.hops[boundary], tick + table.hop_ticks[boundary]
+            hop, arrival_tick = costs.hops[boundary], tick + table.ticks_of_hop(kind, boundary)
             start, sent = now, now + hop.transfer
             if hop.link is not None:
                 start, sent = links.send(hop.link, stage < target, now, hop.transfer)

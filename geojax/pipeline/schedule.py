@@ -149,16 +149,21 @@ class TickTable:
 
     In one tick a stage runs at most one action of each kind, the forward before the backward before
     the weights' gradient: a backward may follow its own forward in the same tick. What a chunk
-    makes in tick t, the next chunk can use `hop_ticks` later; with one tick the message travels
-    between two ticks, with two or more while ticks are computed.
+    makes in tick t, the next chunk can use `hop_ticks` later, and `return_ticks` the one before it;
+    with one tick the message travels between two ticks, with two or more while ticks are computed.
     """
 
     schedule: Schedule
     hop_ticks: tuple[int, ...]
-    """Between chunk c and chunk c+1, in both directions, at least 1; of a chunk and its successor
-    on the same stage 1."""
+    """From chunk c to chunk c+1, at least 1; of a chunk and its successor on the same stage 1."""
+    return_ticks: tuple[int, ...]
+    """The same from chunk c+1 back to chunk c."""
     starts: tuple[tuple[int, ...], ...]
     """For each stage, the tick of each action of its order; never falling."""
+
+    def ticks_of_hop(self, kind: Kind, chunk: int) -> int:
+        """Those between chunk `chunk` and its successor, of what an action of that kind makes."""
+        return (self.hop_ticks if kind is Kind.FORWARD else self.return_ticks)[chunk]
 
     @property
     def ticks(self) -> int:

@@ -190,7 +190,7 @@ class _Builder:
 
     def _channel_of(self, kind: Kind, source: int, target: int, made: Action, read: Action) -> int:
         pair = (source, target)
-        delayed = self._table.hop_ticks[min(made.chunk, read.chunk)] > 1
+        delayed = self._table.ticks_of_hop(kind, min(made.chunk, read.chunk)) > 1
         for number, channel in enumerate(self._channels):
             if (channel.kind, channel.delayed) == (kind, delayed) and pair in channel.pairs:
                 return number
@@ -269,7 +269,7 @@ def _channels(table: TickTable) -> tuple[Channel, ...]:
             if before == behind:
                 continue
             pair = (before, behind) if kind is Kind.FORWARD else (behind, before)
-            delayed = table.hop_ticks[chunk] > 1
+            delayed = table.ticks_of_hop(kind, chunk) > 1
             for own_kind, own_delayed, pairs in channels:
                 fits = all(pair[0] != a and pair[1] != b for a, b in pairs)
                 if (own_kind, own_delayed) == (kind, delayed) and (fits or pair in pairs):

@@ -66,8 +66,9 @@ def validate_table(table: TickTable, limit: int | None = None) -> None:
     """
     schedule = table.schedule
     validate(schedule, limit)
-    assert len(table.hop_ticks) == schedule.placement.chunks - 1, "one hop for each pair of chunks"
-    assert all(ticks >= 1 for ticks in table.hop_ticks), "a hop takes one tick at least"
+    for hops in (table.hop_ticks, table.return_ticks):
+        assert len(hops) == schedule.placement.chunks - 1, "one hop for each pair of chunks"
+        assert all(ticks >= 1 for ticks in hops), "a hop takes one tick at least"
     for stage, (order, starts) in enumerate(zip(schedule.orders, table.starts, strict=True)):
         previous = (-1, 0)
         for action, tick in zip(order, starts, strict=True):
@@ -82,7 +83,7 @@ def validate_table(table: TickTable, limit: int | None = None) -> None:
             continue
         wait = 0
         if needed.chunk != action.chunk:
-            wait = table.hop_ticks[min(needed.chunk, action.chunk)]
+            wait = table.ticks_of_hop(needed.kind, min(needed.chunk, action.chunk))
         if tick < tick_of[needed] + wait:
             place = (
                 f"{action} in tick {tick} needs {needed} of tick {tick_of[needed]}, which takes "

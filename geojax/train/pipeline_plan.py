@@ -41,9 +41,10 @@ def tick_program(config: RunConfig, staged: StagedLayers, platform: str) -> Tick
     for before, behind in itertools.pairwise(placement.stage_of):
         across = settings.dc_role == "stage" and _site(before, config) != _site(behind, config)
         hops.append(settings.hop_ticks if across else 1)
-    table = tick_table(
-        settings.schedule, placement, config.batch.accumulation, hops, settings.memory_limit
-    )
+    limit = settings.memory_limit
+    if limit is not None:  # of whole microbatches; a table counts what each chunk holds
+        limit *= settings.chunks
+    table = tick_table(settings.schedule, placement, config.batch.accumulation, hops, limit)
     branch_free = settings.schedule == "branch_free"
     uneven = len(set(staged.layers_per_chunk)) > 1
     ring = config.mesh.context > 1 and config.parallelism.context_method == "ring"

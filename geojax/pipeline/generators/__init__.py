@@ -2,7 +2,7 @@
 
 from geojax.pipeline.generators.interleaved import interleaved as interleaved
 from geojax.pipeline.generators.latency_hiding import latency_hiding as latency_hiding
-from geojax.pipeline.generators.tick_tables import TICK_SCHEDULES as TICK_SCHEDULES
+from geojax.pipeline.generators.tick_orders import TICK_SCHEDULES as TICK_SCHEDULES
 from geojax.pipeline.generators.tick_tables import best_tick_table as best_tick_table
 from geojax.pipeline.generators.tick_tables import tick_table as tick_table
 from geojax.pipeline.generators.warmup import extended_warmup as extended_warmup

@@ -8,7 +8,9 @@ from geojax.pipeline.generators.interleaved import warmups_in_ticks, with_groups
 from geojax.pipeline.schedule import Action, Kind, Placement, Schedule
 
 
-def paired_greedy(microbatches: int, hop_ticks: Sequence[int], limits: Sequence[int]) -> Schedule:
+def paired_greedy(
+    microbatches: int, hop_ticks: Sequence[int], return_ticks: Sequence[int], limits: Sequence[int]
+) -> Schedule:
     """In each tick a forward if one is there and memory allows, and a backward if one is there.
 
     One chunk a stage. `limits` has for each stage the most microbatches that it may hold; a forward
@@ -41,7 +43,7 @@ def paired_greedy(microbatches: int, hop_ticks: Sequence[int], limits: Sequence[
             else:
                 there = (
                     i < len(backward_tick[stage + 1])
-                    and backward_tick[stage + 1][i] + hop_ticks[stage] <= tick
+                    and backward_tick[stage + 1][i] + return_ticks[stage] <= tick
                 )
             if there:
                 orders[stage].append(Action(Kind.BACKWARD, i, stage))

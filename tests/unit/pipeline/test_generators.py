@@ -160,7 +160,26 @@ def test_tables_keep_the_rules(data, name, stages):
         ("gpipe", Placement.vee(2), {}, "'gpipe' puts its chunks on the stages 0, 1, not on 0, 1"),
         ("zbv", Placement.linear(2), {}, "'zbv' puts its chunks on the stages 0, 1, 1, 0, not on"),
         ("interleaved", Placement.vee(2), {}, "are not interleaved"),
-        ("gpipe", Placement.linear(2), {"limit": 3}, "'gpipe' holds 8 .* the limit is 3"),
+        (
+            "gpipe",
+            Placement.linear(2),
+            {"limit": 3},
+            "'gpipe' holds 8 microbatches on a stage where the limit is 3 microbatches: the least "
+            "that works is 8 microbatches; latency_hiding keeps within any limit",
+        ),
+        (
+            "zbv",
+            Placement.vee(2),
+            {"limit": 3},
+            r"'zbv' holds 2 microbatches \(4 of its 2 chunks each\) on a stage where the limit is "
+            "1.5 microbatches .*: the least that works is 2 microbatches",
+        ),
+        (
+            "interleaved",
+            Placement.interleaved([2], 2),
+            {"limit": 4},
+            "'interleaved' holds 2.5 microbatches .* the least that works is 3 microbatches",
+        ),
         ("gpipe", Placement.linear(2), {"split_backward": True}, "split_backward is for"),
     ],
 )

@@ -5,6 +5,7 @@ there what was made for it, in random pipelines of every placement.
 """
 
 import collections
+import dataclasses
 import itertools
 
 import hypothesis
@@ -13,7 +14,15 @@ import pytest
 from hypothesis import strategies as st
 
 from geojax import UserError
-from geojax.pipeline import TICK_SCHEDULES, Kind, Placement, tick_table
+from geojax.pipeline import (
+    TICK_SCHEDULES,
+    Costs,
+    Hop,
+    Kind,
+    Placement,
+    best_tick_table,
+    tick_table,
+)
 from geojax.pipeline.tick_program import NOTHING, TickProgram
 
 GARBAGE = "garbage"
@@ -23,7 +32,8 @@ SOME = hypothesis.settings(max_examples=150, deadline=None, derandomize=True)
 
 @st.composite
 def tables(draw):
-    """A table of any schedule, with hops of one to four ticks between any two stages."""
+    """A table of any schedule, with hops of one to four ticks between any two stages, or with those
+    that suit hops of so many forwards."""
     name = draw(st.sampled_from(TICK_SCHEDULES))
     stages = draw(st.integers(1, 6))
     microbatches = draw(st.integers(1, 12))
@@ -41,6 +51,12 @@ def tables(draw):
     limit = draw(st.none() | st.integers(1, 8)) if name == "latency_hiding" else None
     split = name == "latency_hiding" and draw(st.booleans())
     try:
+        if draw(st.booleans()):
+            across = tuple(Hop(ticks - 1.0, 0.0, "cut" if ticks > 1 else None) for ticks in hops)
+            costs = dataclasses.replace(Costs.uniform(placement.chunks, 1.0, 0.7, 0.8), hops=across)
+            return best_tick_table(
+                name, placement, microbatches, costs, limit, split_backward=split
+            )
         return tick_table(name, placement, microbatches, hops, limit, split_backward=split)
     except UserError:
         hypothesis.reject()
@@ -193,12 +209,13 @@ def test_channels_are_permutations_that_carry_every_hop(program):
     assert set(carried.values()) <= {1}
     stage_of = program.ticks.schedule.placement.stage_of
     hops = set()
-    for before, behind, ticks in zip(
-        stage_of[:-1], stage_of[1:], program.ticks.hop_ticks, strict=True
+    table = program.ticks
+    for before, behind, ticks, back in zip(
+        stage_of[:-1], stage_of[1:], table.hop_ticks, table.return_ticks, strict=True
     ):
         if before != behind:
             hops.add((Kind.FORWARD, ticks > 1, (before, behind)))
-            hops.add((Kind.BACKWARD, ticks > 1, (behind, before)))
+            hops.add((Kind.BACKWARD, back > 1, (behind, before)))
     assert set(carried) == hops
 
 
