@@ -10,7 +10,6 @@ each relative to the leaf's largest number. What the output has already is not r
 
 import argparse
 import collections
-import concurrent.futures
 import importlib.metadata
 import json
 import math
@@ -30,11 +29,11 @@ CELLS_OF_A_PROCESS = 40
 """Then another one takes its place: compiled programs stay in memory."""
 
 
-def largest_error(case: Case) -> tuple[str, float]:
-    """The leaf, or the loss, that is farthest from one device's."""
+def largest_error(case: Case) -> tuple[str, str, float]:
+    """The case; the leaf, or the loss, that is farthest from one device's; how far it is."""
     errors = case.errors()
     worst = max(errors, key=lambda name: math.inf if math.isnan(errors[name]) else errors[name])
-    return worst, errors[worst]
+    return str(case), worst, errors[worst]
 
 
 def main() -> int:
@@ -48,18 +47,12 @@ def main() -> int:
     if arguments.output.exists():
         found = json.loads(arguments.output.read_text())["cells"]
     todo = [case for case in existing if str(case) not in found]
-    pool = concurrent.futures.ProcessPoolExecutor(
-        arguments.processes,
-        multiprocessing.get_context("spawn"),
-        simulate_devices,
-        (DEVICES,),
-        max_tasks_per_child=CELLS_OF_A_PROCESS,
+    # Not concurrent.futures: its pool stops for good when it replaces processes (CPython 115634).
+    pool = multiprocessing.get_context("spawn").Pool(
+        arguments.processes, simulate_devices, (DEVICES,), maxtasksperchild=CELLS_OF_A_PROCESS
     )
     with pool:
-        running = {pool.submit(largest_error, case): case for case in todo}
-        for done in concurrent.futures.as_completed(running):
-            leaf, error = done.result()
-            name = str(running[done])
+        for name, leaf, error in pool.imap_unordered(largest_error, todo):
             found[name] = {"error": error, "of": leaf, "passed": error <= TOLERANCE}
             print(f"{len(found)} of {len(existing)}: {name}: {error:.1e} ({leaf})", flush=True)
             arguments.output.write_text(json.dumps(result(found, cells), indent=1) + "\n")

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from geojax.collectives import after
@@ -112,24 +113,23 @@ class _Run:
         self._stream = self._layers.stream
 
     def gradients(self) -> PipelineGradients:
-        own = self._own_columns()
+        rows = self._own_rows()
         state = self._start()
         for segment in self._program.segments:
-            ticks = slice(segment.first, segment.first + segment.count)
-            cells = {name: column[ticks] for name, column in own.items()}
-            state, _ = lax.scan(functools.partial(self._tick, segment), state, cells)
+            own = rows[segment.first : segment.first + segment.count]
+            state, _ = lax.scan(functools.partial(self._tick, segment), state, own)
         balance, sums = after((state.balance, state.sums), state.loss)
         return PipelineGradients(state.loss, balance, sums)
 
-    def _own_columns(self) -> dict[str, jax.Array]:
-        """This stage's column of the table, by name: [ticks]."""
-        return {
-            name: lax.dynamic_index_in_dim(jnp.asarray(column), self._stage, 1, keepdims=False)
-            for name, column in self._program.columns.items()
-        }
+    def _own_rows(self) -> jax.Array:
+        """This stage's part of the table: int32 [ticks, columns]."""
+        table = np.stack(list(self._program.columns.values()), axis=2)
+        return lax.dynamic_index_in_dim(jnp.asarray(table), self._stage, 1, keepdims=False)
+
+    def _cells(self, row: jax.Array) -> Cells:
+        return {name: row[number] for number, name in enumerate(self._program.columns)}
 
     def loss(self) -> jax.Array:
-        own = self._own_columns()
         channels = self._program.channels
         numbers = [n for n, channel in enumerate(channels) if channel.kind is Kind.FORWARD]
         microbatch = jax.eval_shape(self._microbatch, self._stage)
@@ -140,7 +140,8 @@ class _Run:
             vary_over(zeros_of(loss), frozenset(self._axes)),
         )
 
-        def tick(state: tuple[jax.Array, jax.Array, jax.Array], cells: Cells) -> Any:
+        def tick(state: tuple[jax.Array, jax.Array, jax.Array], row: jax.Array) -> Any:
+            cells = self._cells(row)
             inputs, made, loss = state
             sent = {n: after(made, loss) for n in numbers if channels[n].delayed}
             arrived = {n: self._send(n, stream) for n, stream in sent.items()}
@@ -153,16 +154,16 @@ class _Run:
             loss = functools.reduce(after, arrived.values(), loss)
             return (inputs, made, loss), None
 
-        (_, _, loss), _ = lax.scan(tick, start, own)
+        (_, _, loss), _ = lax.scan(tick, start, self._own_rows())
         return loss
 
     def _forward_only(
         self, inputs: jax.Array, loss: jax.Array, cells: Cells, before: list[jax.Array]
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """A chunk forwards, and the head behind the last one: inputs, the stream, and the loss."""
-        microbatch = functools.reduce(after, before, self._microbatch(cells["F.microbatch"]))
-        x = self._first_stream(inputs, cells, microbatch, before)
-        x = self._layers.forward_only(x, cells["F.chunk"], microbatch)
+        microbatch, context, cells = self._begin(Kind.FORWARD, cells, before)
+        x = self._first_stream(inputs, cells, microbatch)
+        x = self._layers.forward_only(x, cells["F.chunk"], context)
         is_last = (cells["F.microbatch"] != NOTHING) & (cells["F.last"] == 1)
         loss = lax.cond(
             is_last,
@@ -177,15 +178,12 @@ class _Run:
             inputs = put(inputs, x, slot)
         return inputs, x, loss
 
-    def _first_stream(
-        self, inputs: jax.Array, cells: Cells, microbatch: Microbatch, before: list[jax.Array]
-    ) -> jax.Array:
+    def _first_stream(self, inputs: jax.Array, cells: Cells, microbatch: Microbatch) -> jax.Array:
         """What goes into a chunk: the embedding, or what has arrived."""
-        arrived = functools.reduce(after, before, get(inputs, cells["F.input"]))
         return lax.cond(
             cells["F.first"] == 1,
             lambda: self._layers.typed(self._functions.embed(self._weights.first, microbatch)),
-            lambda: arrived,
+            lambda: get(inputs, cells["F.input"]),
         )
 
     def _start(self) -> _State:
@@ -210,8 +208,8 @@ class _Run:
             zeros_of(self._weights, dtype=self._sum_dtype),
         )
 
-    def _tick(self, segment: Segment, state: _State, cells: Cells) -> tuple[_State, None]:
-        channels = self._program.channels
+    def _tick(self, segment: Segment, state: _State, row: jax.Array) -> tuple[_State, None]:
+        cells, channels = self._cells(row), self._program.channels
         arrived = {
             number: self._send(number, after(state.made[channels[number].kind.value], state.loss))
             for number in segment.channels
@@ -256,14 +254,12 @@ class _Run:
     ) -> tuple[_State, jax.Array]:
         """A chunk forwards, if the tick has one for this stage: the state, and the stream."""
         valid = cells["F.microbatch"] != NOTHING
+        microbatch, context, cells = self._begin(Kind.FORWARD, cells, before)
 
         def do(state: _State) -> tuple[_State, jax.Array]:
-            microbatch = functools.reduce(after, before, self._microbatch(cells["F.microbatch"]))
-            x = self._first_stream(state.inputs, cells, microbatch, before)
+            x = self._first_stream(state.inputs, cells, microbatch)
             slot, chunk = jnp.maximum(cells["F.residuals"], 0), cells["F.chunk"]
-            x, balance, residuals = self._layers.forward(
-                x, state.residuals, slot, chunk, microbatch
-            )
+            x, balance, residuals = self._layers.forward(x, state.residuals, slot, chunk, context)
             total = state.balance
             if balance is not None and total is not None and self._functions.balance is not None:
                 added = jnp.where(valid, self._functions.balance(balance, microbatch), 0)
@@ -285,10 +281,10 @@ class _Run:
     ) -> tuple[_State, jax.Array]:
         """A chunk backwards, if the tick has one for this stage: the state, and its cotangent."""
         valid = cells["B.microbatch"] != NOTHING
+        microbatch, context, cells = self._begin(Kind.BACKWARD, cells, before)
 
         def do(state: _State) -> tuple[_State, jax.Array]:
-            microbatch = functools.reduce(after, before, self._microbatch(cells["B.microbatch"]))
-            arrived = functools.reduce(after, before, get(state.cotangents, cells["B.input"]))
+            arrived = get(state.cotangents, cells["B.input"])
             is_last = valid & (cells["B.last"] == 1)
             cotangent, loss, last = lax.cond(
                 is_last, self._head, lambda x, loss, sums, _: (x, loss, sums),
@@ -298,12 +294,13 @@ class _Run:
             held, layers = state.held, state.sums.layers
             if self._program.ticks.schedule.split_backward:
                 cotangent, held = self._layers.backward_of_input(
-                    cotangent, state.residuals, slot, held, cells["B.held"], chunk, microbatch
-                )
+                    cotangent, state.residuals, slot, held, cells["B.held"], chunk, microbatch,
+                    context,
+                )  # fmt: skip
             else:
                 only_if = valid if self._program.branch_free else None
                 cotangent, layers = self._layers.backward(
-                    cotangent, state.residuals, slot, chunk, microbatch, layers, only_if
+                    cotangent, state.residuals, slot, chunk, microbatch, context, layers, only_if
                 )
             is_first = valid & (cells["B.first"] == 1)
             first = lax.cond(
@@ -339,22 +336,35 @@ class _Run:
 
     def _weights_back(self, state: _State, cells: Cells, before: list[jax.Array]) -> _State:
         """The gradients of a chunk's weights, if the tick has them for this stage."""
+        valid = cells["W.microbatch"] != NOTHING
+        _, context, cells = self._begin(Kind.WEIGHT, cells, before)
 
         def do(state: _State) -> _State:
-            microbatch = functools.reduce(after, before, self._microbatch(cells["W.microbatch"]))
             sums = self._layers.backward_of_weights(
                 state.residuals,
                 cells["W.residuals"],
                 state.held,
                 cells["W.held"],
                 cells["W.chunk"],
-                microbatch,
+                context,
                 state.sums.layers,
             )
             loss = after(state.loss, jax.tree.leaves(sums)[0])
             return state._replace(loss=loss, sums=state.sums._replace(layers=sums))
 
-        return lax.cond(cells["W.microbatch"] != NOTHING, do, lambda state: state, state)
+        return lax.cond(valid, do, lambda state: state, state)
+
+    def _begin(
+        self, kind: Kind, cells: Cells, before: list[jax.Array]
+    ) -> tuple[Microbatch, Any, Cells]:
+        """The microbatch of an action, its context, and the cells to read it by.
+
+        What is read by these begins when all of `before` have been computed. The context is not
+        made in a branch: XLA would fuse its sines and masks into all that reads them there.
+        """
+        cells = functools.reduce(after, before, cells)
+        microbatch = self._microbatch(cells[f"{kind.value}.microbatch"])
+        return microbatch, self._functions.context(microbatch), cells
 
     def _microbatch(self, number: jax.Array) -> Microbatch:
         return layer_slice(self._microbatches, jnp.maximum(number, 0))

@@ -138,10 +138,10 @@ class StageLayers:
         rings: list[jax.Array],
         slot: jax.Array,
         chunk: jax.Array,
-        microbatch: Microbatch,
+        context: Any,
     ) -> tuple[jax.Array, jax.Array | None, list[jax.Array]]:
         """`x` behind a chunk; the sum of its layers' balances; and the rings with residuals."""
-        own, context = self._chunk(chunk), self._functions.context(microbatch)
+        own = self._chunk(chunk)
 
         def body(index: jax.Array, carry: Any) -> Any:
             x, total, rings = carry
@@ -157,9 +157,9 @@ class StageLayers:
         x, balance, rings = lax.fori_loop(jnp.int32(0), own.length, body, (x, balance, rings))
         return x, balance, rings
 
-    def forward_only(self, x: jax.Array, chunk: jax.Array, microbatch: Microbatch) -> jax.Array:
+    def forward_only(self, x: jax.Array, chunk: jax.Array, context: Any) -> jax.Array:
         """`x` behind a chunk; nothing is kept."""
-        own, context = self._chunk(chunk), self._functions.context(microbatch)
+        own = self._chunk(chunk)
 
         def body(index: jax.Array, x: jax.Array) -> jax.Array:
             weights, number = self._at(own, index)
@@ -174,6 +174,7 @@ class StageLayers:
         slot: jax.Array,
         chunk: jax.Array,
         microbatch: Microbatch,
+        context: Any,
         sums: Tree,
         valid: jax.Array | None,
     ) -> tuple[jax.Array, Tree]:
@@ -181,7 +182,7 @@ class StageLayers:
 
         These are added only if it is `valid`; None: it is.
         """
-        own, context = self._chunk(chunk), self._functions.context(microbatch)
+        own = self._chunk(chunk)
         of_balance = self._balance_cotangent(microbatch)
 
         def body(turn: jax.Array, carry: Any) -> Any:
@@ -207,11 +208,12 @@ class StageLayers:
         held_slot: jax.Array,
         chunk: jax.Array,
         microbatch: Microbatch,
+        context: Any,
     ) -> tuple[jax.Array, list[jax.Array]]:
         """The first half of `backward`: the cotangent, and the rings of what is held."""
         split = self._split
         assert split is not None, "the backward is split"
-        own, context = self._chunk(chunk), self._functions.context(microbatch)
+        own = self._chunk(chunk)
         of_balance = self._balance_cotangent(microbatch)
 
         def body(turn: jax.Array, carry: Any) -> Any:
@@ -232,13 +234,13 @@ class StageLayers:
         held: list[jax.Array],
         held_slot: jax.Array,
         chunk: jax.Array,
-        microbatch: Microbatch,
+        context: Any,
         sums: Tree,
     ) -> Tree:
         """The second half: `sums` with the gradients of a chunk's weights."""
         split = self._split
         assert split is not None, "the backward is split"
-        own, context = self._chunk(chunk), self._functions.context(microbatch)
+        own = self._chunk(chunk)
 
         def body(index: jax.Array, sums: Tree) -> Tree:
             weights, number = self._at(own, index)
