@@ -18,9 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import geojax
 from geojax.collectives import collective_traffic, hierarchical_all_reduce
 from geojax.pipeline import Placement, tick_table
-from geojax.pipeline.executor import Executor
-from geojax.pipeline.stage_functions import StageFunctions, StageWeights
-from geojax.pipeline.tick_program import TickProgram
+from geojax.pipeline.executor import Executor, StageFunctions, StageWeights, TickProgram
 from geojax.runtime import simulate_devices
 
 simulate_devices(8)  # on real accelerators, leave this out
@@ -67,7 +65,6 @@ def sum_of_losses(weights, x, batch):
 
 functions = StageFunctions(
     embed=lambda weights, batch: embedding.apply(own_copy(weights), batch["before"]),
-    context=lambda batch: None,  # nothing that all layers read
     layer=lambda weights, x, number, context: (layer.apply(weights, x), None),
     head=sum_of_losses,
 )
@@ -78,8 +75,6 @@ executor = Executor(
     TickProgram.of(ticks, branch_free=True),
     functions,
     axes=("dc", "stage"),
-    layers_per_chunk=(LAYERS_PER_STAGE,) * STAGES,
-    sum_dtype=np.float32,
 )
 
 

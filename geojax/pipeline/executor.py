@@ -26,14 +26,13 @@ from geojax.models.layer_scan import layer_slice
 from geojax.models.varying import vary_over, varying_axes, zeros_of
 from geojax.pipeline.rings import behind, get, nan_of, put, typed_like
 from geojax.pipeline.schedule import Kind
-from geojax.pipeline.stage_functions import (
-    Microbatch,
-    PipelineGradients,
-    StageFunctions,
-    StageWeights,
-)
+from geojax.pipeline.stage_functions import Microbatch
+from geojax.pipeline.stage_functions import PipelineGradients as PipelineGradients
+from geojax.pipeline.stage_functions import StageFunctions as StageFunctions
+from geojax.pipeline.stage_functions import StageWeights as StageWeights
 from geojax.pipeline.stage_layers import StageLayers
-from geojax.pipeline.tick_program import NOTHING, Segment, TickProgram
+from geojax.pipeline.tick_program import NOTHING, Segment
+from geojax.pipeline.tick_program import TickProgram as TickProgram
 
 Tree = TypeVar("Tree")
 
@@ -67,9 +66,9 @@ class Executor:
     functions: StageFunctions
     axes: tuple[str, ...]
     """The mesh axes that number the stages."""
-    layers_per_chunk: tuple[int, ...]
-    """In the model's order."""
-    sum_dtype: Any
+    layers_per_chunk: tuple[int, ...] | None = None
+    """In the model's order; None: all chunks have as many as the stages hold of each."""
+    sum_dtype: Any = jnp.float32
     """Of the gradients' sums."""
 
     def gradients(self, weights: StageWeights, microbatches: Microbatch) -> PipelineGradients:
@@ -107,7 +106,7 @@ class _Run:
             self._stage,
             executor.axes,
             schedule.placement,
-            executor.layers_per_chunk,
+            executor.layers_per_chunk or self._as_held(),
             split=schedule.split_backward,
         )
         self._stream = self._layers.stream
@@ -120,6 +119,12 @@ class _Run:
             state, _ = lax.scan(functools.partial(self._tick, segment), state, own)
         balance, sums = after((state.balance, state.sums), state.loss)
         return PipelineGradients(state.loss, balance, sums)
+
+    def _as_held(self) -> tuple[int, ...]:
+        placement = self._program.ticks.schedule.placement
+        held = len(jax.tree.leaves(self._weights.layers)[0])
+        assert held % placement.chunks_per_stage == 0, "as many layers in each chunk of a stage"
+        return (held // placement.chunks_per_stage,) * placement.chunks
 
     def _own_rows(self) -> jax.Array:
         """This stage's part of the table: int32 [ticks, columns]."""

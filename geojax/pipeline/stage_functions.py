@@ -19,13 +19,13 @@ class StageFunctions:
 
     embed: Callable[[Parameters, Microbatch], jax.Array]
     """(the weights of the first stage, a microbatch) to the stream before the first layer."""
-    context: Callable[[Microbatch], Any]
-    """What every layer reads of a microbatch and is not differentiated in: tables, masks, keys."""
     layer: Layer
     """A layer, under whatever rematerialisation."""
     head: Callable[[Parameters, jax.Array, Microbatch], jax.Array]
     """(the weights of the last stage, the stream after the last layer, a microbatch) to the sum of
     the losses."""
+    context: Callable[[Microbatch], Any] = lambda microbatch: None
+    """What every layer reads of a microbatch and is not differentiated in: tables, masks, keys."""
     balance: Callable[[jax.Array, Microbatch], jax.Array] | None = None
     """(the balance losses of a chunk's layers [rows], a microbatch) to what they add to the loss:
     linear. None where layers have none."""

@@ -188,10 +188,9 @@ class StageLayers:
         def body(turn: jax.Array, carry: Any) -> Any:
             cotangent, sums = carry
             index = own.length - 1 - turn
-            weights, number = self._at(own, index)
-            saved = [get_layer(ring, slot, index) for ring in rings]
+            saved, again = self._kept(own, index, rings, slot, context)
             gradient, cotangent = Residuals(saved, self.residuals.rebuild).backward(
-                (cotangent, of_balance), again=(weights, number, context)
+                (cotangent, of_balance), again
             )
             if valid is not None:
                 gradient = jax.tree.map(lambda leaf: jnp.where(valid, leaf, 0), gradient)
@@ -219,9 +218,7 @@ class StageLayers:
         def body(turn: jax.Array, carry: Any) -> Any:
             cotangent, held = carry
             index = own.length - 1 - turn
-            weights, number = self._at(own, index)
-            saved = [get_layer(ring, slot, index) for ring in rings]
-            again = (weights, number, context)
+            saved, again = self._kept(own, index, rings, slot, context)
             cotangent, made = split.input_gradient(saved, again, (cotangent, of_balance))
             return self.typed(cotangent), _put_all(held, made, held_slot, index)
 
@@ -243,13 +240,18 @@ class StageLayers:
         own = self._chunk(chunk)
 
         def body(index: jax.Array, sums: Tree) -> Tree:
-            weights, number = self._at(own, index)
-            saved = [get_layer(ring, slot, index) for ring in rings]
+            saved, again = self._kept(own, index, rings, slot, context)
             made = [get_layer(ring, held_slot, index) for ring in held]
-            gradient = split.weight_gradients(saved, (weights, number, context), made)
+            gradient = split.weight_gradients(saved, again, made)
             return _add_row(sums, own.first_row + index, gradient)
 
         return lax.fori_loop(jnp.int32(0), own.length, body, sums)
+
+    def _kept(
+        self, own: _Chunk, index: jax.Array, rings: list[jax.Array], slot: jax.Array, context: Any
+    ) -> tuple[list[jax.Array], Any]:
+        """What a layer's forward has saved, and what its backward takes again."""
+        return [get_layer(ring, slot, index) for ring in rings], (*self._at(own, index), context)
 
     def _balance_cotangent(self, microbatch: Microbatch) -> jax.Array | None:
         weigh = self._functions.balance
