@@ -1,6 +1,7 @@
 """`geojax simulate CONFIG`: what every pipeline schedule makes of a model on a topology."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,8 @@ _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 
 @dataclasses.dataclass(frozen=True)
 class SimulateCommand:
-    """Compare all pipeline schedules for CONFIG, whose pipeline runs through all of its sites.
+    """Compare all pipeline schedules for CONFIG: through all of its sites or inside each one, as
+    pipeline.dc_role says.
 
     Times follow from the model's operations, the accelerators' peaks and the links of the topology;
     nothing runs. Writes timelines.png and lock-step.png, both as trace.json (for ui.perfetto.dev),
@@ -82,18 +84,25 @@ def run(command: SimulateCommand, overrides: Sequence[str]) -> int:
     from geojax.train.config import RunConfig
 
     config = RunConfig.load(command.config, overrides)
-    topology = _topology(config, command.accelerator)
-    options = _options(command, config, len(topology.sites))
-    staged = _staged_model(config, topology, options)
+    sites = _topology(config, command.accelerator)
+    options = _options(command, config, len(sites.sites))
+    staged = _staged_model(config, sites, options)
+    topology = staged.topology
     console = Console(highlight=False, soft_wrap=True, markup=False)
     limit, microbatches = options.memory_limit, options.microbatches
     with console.status("simulating the schedules"):
-        comparison = compare(staged, microbatches, limit, options.chunks_per_stage)
+        comparison = compare(
+            staged, microbatches, limit, options.chunks_per_stage, _given_hop_ticks(config)
+        )
+    console.print(_assumed(config, sites, staged))
     console.print(_heading(staged, options))
-    console.print(_table(comparison, limit))
+    own = config.pipeline.schedule if _has_pipeline(config) else None
+    console.print(_table(comparison, limit, own))
     for name, reason in comparison.left_out.items():
         console.print(f"{name} is left out: {reason}")
     console.print(_best(comparison, limit))
+    if _has_pipeline(config):
+        console.print(_as_configured(config, staged, options))
     folder = command.output or config.run_directory / "simulation"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -135,14 +144,15 @@ def _options(command: SimulateCommand, config: "RunConfig", sites: int) -> _Opti
     given: dict[str, Any] = {
         name: getattr(command, name) for name in _Options.model_fields if hasattr(command, name)
     }
-    rows = _rows(config)
     if given["stages_per_site"] is None:
         given["stages_per_site"] = config.mesh.stage
+    through_sites = _through_sites(config, given["stages_per_site"])
+    rows = _rows(config, through_sites)
     if given["microbatches"] is None:
         accumulation = config.batch.accumulation
         given["microbatches"] = accumulation if accumulation > 1 else rows
     if given["memory_limit"] is None:
-        stages = given["stages_per_site"] * sites
+        stages = given["stages_per_site"] * (sites if through_sites else 1)
         given["memory_limit"] = config.pipeline.memory_limit or stages
     if given["chunks_per_stage"] is None:
         given["chunks_per_stage"] = max(2, config.pipeline.chunks)
@@ -157,35 +167,117 @@ def _options(command: SimulateCommand, config: "RunConfig", sites: int) -> _Opti
     return options
 
 
-def _rows(config: "RunConfig") -> int:
-    """Of a batch on each data-parallel rank, where the sites hold the stages of one pipeline."""
-    ranks = config.mesh.data * config.mesh.expert
+def _has_pipeline(config: "RunConfig") -> bool:
+    mesh = config.mesh
+    return config.pipeline.stages(dc=mesh.dc, stage=mesh.stage) > 1
+
+
+def _through_sites(config: "RunConfig", stages_per_site: int) -> bool:
+    """Whether sites hold stages of one pipeline; always where each has one stage only."""
+    return config.pipeline.dc_role == "stage" or stages_per_site == 1
+
+
+def _given_hop_ticks(config: "RunConfig") -> int | None:
+    given = "hop_ticks" in config.pipeline.model_fields_set
+    return config.pipeline.hop_ticks if given else None
+
+
+def _rows(config: "RunConfig", through_sites: bool) -> int:
+    """Of a batch on each rank that has rows of its own."""
+    sizes = {} if through_sites else {"dc": config.mesh.dc}
+    sizes |= {"data": config.mesh.data, "expert": config.mesh.expert}
+    ranks = math.prod(sizes.values())
     if config.batch.rows % ranks:
+        product = " x ".join(f"{name}={size}" for name, size in sizes.items())
         raise UserError(
-            f"batch.rows={config.batch.rows} does not divide over data={config.mesh.data} x "
-            f"expert={config.mesh.expert} = {ranks}; {-(-config.batch.rows // ranks) * ranks} would"
+            f"batch.rows={config.batch.rows} does not divide over {product} = {ranks}; "
+            f"{-(-config.batch.rows // ranks) * ranks} would"
         )
     return config.batch.rows // ranks
 
 
 def _staged_model(config: "RunConfig", topology: "Topology", options: _Options) -> "StagedModel":
+    """The pipeline through all sites; or that inside the site where it takes longest."""
+    from geojax.pipeline.schedule import Placement
     from geojax.pipeline.staged_model import StagedModel
     from geojax.precision import policy
 
-    return StagedModel(
-        config.model,
-        topology,
-        options.stages_per_site,
-        rows=_rows(config) // options.microbatches,
-        sequence=config.batch.sequence,
-        data=config.mesh.data * config.mesh.expert,
-        parallelism=config.spread,
-        dtype=policy(config.precision).compute_dtype.name,
-        remat=config.remat,
-        efficiency=options.efficiency,
-        stage_seconds=options.stage_seconds,
-        given_layers=config.pipeline.layers,
-    )
+    through_sites = _through_sites(config, options.stages_per_site)
+    whole = [topology]
+    if not through_sites:
+        whole = [
+            topology.model_copy(update={"sites": (site,), "links": ()}) for site in topology.sites
+        ]
+    pipelines = [
+        StagedModel(
+            config.model,
+            of_pipeline,
+            options.stages_per_site,
+            rows=_rows(config, through_sites) // options.microbatches,
+            sequence=config.batch.sequence,
+            data=config.mesh.data * config.mesh.expert,
+            parallelism=config.spread,
+            dtype=policy(config.precision).compute_dtype.name,
+            remat=config.remat,
+            efficiency=options.efficiency,
+            stage_seconds=options.stage_seconds,
+            given_layers=config.pipeline.layers,
+        )
+        for of_pipeline in whole
+    ]
+    stages = pipelines[0].stages
+    if stages == 1:
+        raise UserError(
+            "one stage is no pipeline: raise mesh.stage, or give --stages-per-site, such as 2"
+        )
+
+    def period(staged: StagedModel) -> float:
+        costs = staged.costs(Placement.linear(stages))
+        return max(map(sum, zip(costs.forward, costs.backward, costs.weight, strict=True)))
+
+    return max(pipelines, key=period)
+
+
+def _assumed(config: "RunConfig", topology: "Topology", staged: "StagedModel") -> str:
+    """Where the pipeline runs, and why; and what lock-step counts with."""
+    names = ", ".join(topology.site_names)
+    inside, several = staged.topology.site_names[0], len(topology.sites) > 1
+    if not several:
+        where = f"one pipeline in {names}"
+    elif len(staged.topology.sites) == 1:
+        where = f"a pipeline in each of {names} (pipeline.dc_role data), here that of {inside}"
+    elif config.pipeline.dc_role == "stage":
+        where = f"one pipeline through {names} (pipeline.dc_role stage)"
+    else:
+        where = f"the config has no pipeline: assumed is one through {names}, a stage in each"
+    if len(staged.topology.sites) == 1:
+        return where
+    ticks = _given_hop_ticks(config)
+    in_step = "hop ticks that suit each schedule" if ticks is None else f"hop_ticks {ticks}"
+    return f"{where}; lock-step has {in_step}"
+
+
+def _as_configured(config: "RunConfig", staged: "StagedModel", options: _Options) -> str:
+    """What the table of ticks takes that a training run would have."""
+    from geojax.pipeline import lock_step
+    from geojax.train.pipeline_plan import pipeline_ticks, staged_layers
+
+    layers, settings = staged_layers(config), config.pipeline
+    assert layers is not None, "there is a pipeline"
+    run = f"geojax train runs {settings.schedule}"
+    if layers.placement.stages != staged.stages:
+        return f"{run} on {layers.placement.stages} stages, not on the {staged.stages} above"
+    if config.batch.accumulation != options.microbatches:
+        return (
+            f"{run} with batch.accumulation={config.batch.accumulation} microbatches, not with the "
+            f"{options.microbatches} above"
+        )
+    table = pipeline_ticks(config, layers)
+    own = dataclasses.replace(staged, given_layers=layers.layers_per_chunk)
+    timeline = lock_step(table, own.costs(layers.placement))
+    held = max(timeline.in_flight) / layers.placement.chunks_per_stage
+    hops = f", hop_ticks {settings.hop_ticks}" if settings.dc_role == "stage" else ""
+    return f"{run}{hops}: {_time(timeline.seconds)} in lock-step, {held:g} microbatches in flight"
 
 
 def _heading(staged: "StagedModel", options: _Options) -> str:
@@ -215,8 +307,8 @@ def _heading(staged: "StagedModel", options: _Options) -> str:
     return "\n".join(lines)
 
 
-def _table(comparison: "Comparison", limit: int) -> Table:
-    """A row for each schedule; those over the memory limit are dim."""
+def _table(comparison: "Comparison", limit: int, own: str | None) -> Table:
+    """A row for each schedule; the config's has a mark, those over the memory limit are dim."""
     table = Table(box=None, pad_edge=False, padding=(0, 0, 0, 1))
     table.add_column("schedule", no_wrap=True)
     for heading in ("iteration", "lock-step", "bubble", "in sites", "across", "in flight", "link"):
@@ -225,7 +317,7 @@ def _table(comparison: "Comparison", limit: int) -> Table:
         timeline = entry.event_driven
         over = entry.held > limit
         table.add_row(
-            entry.name,
+            f"{entry.name} (config)" if entry.name == own else entry.name,
             _time(timeline.seconds),
             _time(entry.lock_step.seconds) if entry.lock_step else "-",
             f"{timeline.bubble_ratio:.1%}",

@@ -9,12 +9,12 @@ from geojax.errors import UserError
 from geojax.pipeline.costs import Costs
 from geojax.pipeline.generators.interleaved import interleaved
 from geojax.pipeline.generators.latency_hiding import latency_hiding
-from geojax.pipeline.generators.tick_tables import best_tick_table
+from geojax.pipeline.generators.tick_tables import best_tick_table, tick_table
 from geojax.pipeline.generators.warmup import extended_warmup, gpipe, one_f_one_b
 from geojax.pipeline.generators.zero_bubble import zero_bubble_h1, zero_bubble_h2
 from geojax.pipeline.generators.zero_bubble_v import zbv
 from geojax.pipeline.lock_step import lock_step
-from geojax.pipeline.schedule import Placement, Schedule
+from geojax.pipeline.schedule import Placement, Schedule, TickTable
 from geojax.pipeline.simulator import simulate
 from geojax.pipeline.staged_model import StagedModel
 from geojax.pipeline.timeline import Timeline
@@ -67,7 +67,11 @@ class Comparison:
 
 
 def compare(
-    staged: StagedModel, microbatches: int, memory_limit: int, chunks_per_stage: int
+    staged: StagedModel,
+    microbatches: int,
+    memory_limit: int,
+    chunks_per_stage: int,
+    hop_ticks: int | None = None,
 ) -> Comparison:
     """Generate and time all schedules.
 
@@ -77,6 +81,7 @@ def compare(
         memory_limit: the most microbatches that `latency_hiding` may keep on a stage; the others
             keep what they keep.
         chunks_per_stage: of the interleaved schedule.
+        hop_ticks: of messages between sites in lock-step; None: what suits each schedule.
 
     Raises:
         UserError: the pipeline cannot be had at all (`StagedModel.costs`), or the limit is none.
@@ -85,6 +90,11 @@ def compare(
     linear = staged.costs(Placement.linear(stages))
     hide = functools.partial(latency_hiding, microbatches, linear, memory_limit)
     makers: dict[str, Callable[[], Schedule]] = {
+        "branch_free": lambda: (
+            _table(
+                "branch_free", Placement.linear(stages), microbatches, linear, None, hop_ticks
+            ).schedule
+        ),
         "gpipe": lambda: gpipe(stages, microbatches),
         "one_f_one_b": lambda: one_f_one_b(stages, microbatches),
         "interleaved": lambda: interleaved(sites, chunks_per_stage, microbatches),
@@ -100,29 +110,47 @@ def compare(
         try:
             schedule = dataclasses.replace(make(), name=name)
             costs = staged.costs(schedule.placement)
-            entries.append(Entry(simulate(schedule, costs), in_lock_step(schedule, costs)))
+            in_step = in_lock_step(schedule, costs, hop_ticks)
+            entries.append(Entry(simulate(schedule, costs), in_step))
         except UserError as reason:  # of this schedule alone: the linear placement has its costs
             left_out[name] = str(reason)
     return Comparison(tuple(entries), left_out)
 
 
-def in_lock_step(schedule: Schedule, costs: Costs) -> Timeline | None:
+def in_lock_step(schedule: Schedule, costs: Costs, hop_ticks: int | None) -> Timeline | None:
     """What the executor of one program makes of a schedule's name, in the schedule's memory.
 
     None: in ticks the schedule holds more.
     """
     name, _, split = schedule.name.partition(", ")
+    limit = max(schedule.in_flight)
+    placement, microbatches = schedule.placement, schedule.microbatches
     try:
-        table = best_tick_table(
-            name,
-            schedule.placement,
-            schedule.microbatches,
-            costs,
-            max(schedule.in_flight),
-            split_backward=split == _SPLIT,
+        table = _table(
+            name, placement, microbatches, costs, limit, hop_ticks, split_backward=split == _SPLIT
         )
     except UserError:  # over the limit
         return None
     timeline = lock_step(table, costs)
     titled = dataclasses.replace(timeline.schedule, name=f"{schedule.name}, lock-step")
     return dataclasses.replace(timeline, schedule=titled)
+
+
+def _table(
+    name: str,
+    placement: Placement,
+    microbatches: int,
+    costs: Costs,
+    limit: int | None,
+    hop_ticks: int | None,
+    *,
+    split_backward: bool = False,
+) -> TickTable:
+    if hop_ticks is None:
+        return best_tick_table(
+            name, placement, microbatches, costs, limit, split_backward=split_backward
+        )
+    of_hops = [1 if hop.link is None else hop_ticks for hop in costs.hops]
+    return tick_table(
+        name, placement, microbatches, of_hops, limit, costs=costs, split_backward=split_backward
+    )

@@ -5,7 +5,7 @@ import itertools
 from geojax.errors import UserError
 from geojax.pipeline.generators import tick_table
 from geojax.pipeline.model_costs import layers_by_operations
-from geojax.pipeline.schedule import Placement
+from geojax.pipeline.schedule import Placement, TickTable
 from geojax.pipeline.tick_program import TickProgram
 from geojax.train.config import RunConfig
 from geojax.train.stages import StagedLayers
@@ -28,12 +28,11 @@ def staged_layers(config: RunConfig) -> StagedLayers | None:
     return StagedLayers(placement, layers)
 
 
-def tick_program(config: RunConfig, staged: StagedLayers, platform: str) -> TickProgram:
+def pipeline_ticks(config: RunConfig, staged: StagedLayers) -> TickTable:
     """What the stages do, tick by tick, with the microbatches of `batch.accumulation`.
 
     Raises:
-        UserError: the schedule cannot keep within the memory limit or take so many microbatches, or
-            devices of `platform` cannot run it.
+        UserError: the schedule cannot keep within the memory limit or take so many microbatches.
     """
     settings = config.pipeline
     placement = staged.placement
@@ -44,8 +43,17 @@ def tick_program(config: RunConfig, staged: StagedLayers, platform: str) -> Tick
     limit = settings.memory_limit
     if limit is not None:  # of whole microbatches; a table counts what each chunk holds
         limit *= settings.chunks
-    table = tick_table(settings.schedule, placement, config.batch.accumulation, hops, limit)
-    branch_free = settings.schedule == "branch_free"
+    return tick_table(settings.schedule, placement, config.batch.accumulation, hops, limit)
+
+
+def tick_program(config: RunConfig, staged: StagedLayers, platform: str) -> TickProgram:
+    """The ticks of `pipeline_ticks` as a program.
+
+    Raises:
+        UserError: there is no such table, or devices of `platform` cannot run it.
+    """
+    table = pipeline_ticks(config, staged)
+    branch_free = config.pipeline.schedule == "branch_free"
     uneven = len(set(staged.layers_per_chunk)) > 1
     ring = config.mesh.context > 1 and config.parallelism.context_method == "ring"
     if platform == "cpu" and ring and (uneven or not branch_free):

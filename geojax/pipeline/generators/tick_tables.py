@@ -14,6 +14,9 @@ from geojax.pipeline.ticks import Packing, in_ticks
 _SLIGHT = 1e-9
 """What rounding left over a whole number of ticks, or took from it, is no reason for another."""
 
+_SHARES = (0.6, 0.8, 1.0)
+"""Of the ticks that a hop would fill, those that tables of single actions leave it."""
+
 _HopTicks = tuple[tuple[int, ...], tuple[int, ...]]
 """Towards later chunks, and back."""
 
@@ -150,39 +153,45 @@ def _too_much(name: str, placement: Placement, least: int, limit: int) -> str:
 
 
 def _hop_ticks(packing: Packing, costs: Costs, split: bool) -> list[_HopTicks]:
-    """Ticks that may do well for the hops of `costs`.
+    """Ticks that may do well for the hops of `costs`; inside a site a message travels between two.
 
-    Those between sites take what they need in the steady state, or more: what they need where only
-    forwards (only backwards, on the way back) are left, rounded down or up. Inside a site messages
-    travel between two ticks.
+    Of single actions, what a hop needs if all ticks were as long as the longest, or less: where
+    memory is short ticks are few, and to wait for a message costs less than a tick for it. Of the
+    other packings, what it needs in the steady state, or more: what it needs where only forwards
+    (only backwards, on the way back) are left, rounded down or up.
     """
     forward, weight = max(costs.forward), max(costs.weight)
     backward = max(map(sum, zip(costs.backward, costs.weight, strict=True)))
     work = max(map(sum, zip(costs.forward, costs.backward, costs.weight, strict=True)))
     if split:
         backward = max(costs.backward)
-    ticks_of_round, there_hides, back_hides = 1, 0.0, 0.0
-    if packing is Packing.SINGLE:
-        work = forward = backward = max(forward, backward, weight if split else 0.0)
-    elif packing is Packing.IN_TURN:  # the ticks of the other kinds hide a part of every hop
-        ticks_of_round = 3 if split else 2
-        there_hides, back_hides = work - forward, work - backward
+    longest = max(forward, backward, weight if split else 0.0)
+    in_turn = packing is Packing.IN_TURN  # the ticks of the other kinds hide a part of every hop
+    ticks_of_round = (3 if split else 2) if in_turn else 1
 
-    def ticks(seconds: float, hidden: float, alone: float, rounding: Callable[..., int]) -> int:
-        steady = _round_up((seconds - hidden) / work)
-        return ticks_of_round * (1 + max(0, steady, rounding(seconds / alone)))
+    def of_hops(ticks: Callable[[float], int]) -> tuple[int, ...]:
+        return tuple(1 if hop.link is None else ticks(hop.seconds) for hop in costs.hops)
 
-    near = (1,) * len(costs.hops)
+    def shared(share: float) -> tuple[int, ...]:
+        return of_hops(lambda seconds: 1 + _round_up(share * seconds / longest))
+
+    def for_ramps(alone: float, rounding: Callable[[float], int]) -> tuple[int, ...]:
+        hidden = work - alone if in_turn else 0.0
+
+        def ticks(seconds: float) -> int:
+            steady = _round_up((seconds - hidden) / work)
+            return ticks_of_round * (1 + max(0, steady, rounding(seconds / alone)))
+
+        return of_hops(ticks)
+
+    near = of_hops(lambda _: 1)
     choices = [(near, near)]
-    for rounding in (lambda _: 0, _round_down, _round_up):
-        there, back = (
-            tuple(
-                1 if hop.link is None else ticks(hop.seconds, hidden, alone, rounding)
-                for hop in costs.hops
-            )
-            for hidden, alone in ((there_hides, forward), (back_hides, backward))
-        )
-        choices.append((there, back))
+    if packing is Packing.SINGLE:
+        for share in _SHARES:
+            choices.append((shared(share), shared(share)))
+    else:
+        for rounding in (lambda _: 0, _round_down, _round_up):
+            choices.append((for_ramps(forward, rounding), for_ramps(backward, rounding)))
     return list(dict.fromkeys(choices))
 
 

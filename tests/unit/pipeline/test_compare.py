@@ -8,6 +8,7 @@ from geojax.pipeline.staged_model import StagedModel
 from geojax.topology import Topology
 
 NAMES = [
+    "branch_free",
     "gpipe",
     "one_f_one_b",
     "interleaved",

@@ -9,14 +9,17 @@ import pytest
 from geojax.cli.main import run
 
 QUICKSTART = str(Path(__file__).parents[3] / "configs" / "quickstart.yaml")
-FOUR_STAGES = (QUICKSTART, "--mesh.data", "1", "--stages-per-site", "2")
-MEASURED = (*FOUR_STAGES, "--stage-seconds", "20ms")
+ONE_RANK = (QUICKSTART, "--mesh.data", "1")
+FOUR_STAGES = (*ONE_RANK, "--pipeline.dc_role", "stage", "--stages-per-site", "2")
+TWENTY = ("--stage-seconds", "20ms")
+MEASURED = (*FOUR_STAGES, *TWENTY)
 
 
 def test_schedules_are_compared_and_drawn(capsys, tmp_path):
     folder = tmp_path / "simulation"
     assert run(["simulate", *MEASURED, "--memory-limit", "3", "--output", str(folder)]) == 0
     out = capsys.readouterr().out
+    assert out.startswith("one pipeline through east, west (pipeline.dc_role stage); lock-step has")
     assert "5.77M parameters in 4 stages, 2 in each of east, west; layers of each: 1 2 2 1" in out
     assert "east-west (stages 1 to 2): latency 10.5 ms + 262 kB in 209.7 us" in out
     rows = {line.split("  ")[0]: line for line in out.splitlines()}
@@ -32,10 +35,58 @@ def test_schedules_are_compared_and_drawn(capsys, tmp_path):
     trace = json.loads((folder / "trace.json").read_text())["traceEvents"]
     titles = [event["args"]["name"] for event in trace if event["name"] == "process_name"]
     names = [title.partition(":")[0] for title in titles]
-    assert names[:2] == ["gpipe", "one_f_one_b"]
+    assert names[:3] == ["branch_free", "gpipe", "one_f_one_b"]
     assert "one_f_one_b, lock-step" in names
     for name in ("timelines.png", "lock-step.png", "bandwidth.png"):
         assert matplotlib.image.imread(folder / name).std() > 0.05
+
+
+def simulated(capsys, monkeypatch, *arguments):
+    """The table alone: neither pictures nor a sweep of bandwidths."""
+    monkeypatch.setattr("geojax.pipeline.draw.save_timelines", lambda *_: None)
+    monkeypatch.setattr("geojax.pipeline.trace.write_trace", lambda *_: None)
+    monkeypatch.setattr("geojax.cli.simulate._bandwidth", lambda *_: "the bandwidth point")
+    assert run(["simulate", *arguments]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_the_pipeline_of_the_config_is_the_one_that_is_simulated(capsys, monkeypatch, tmp_path):
+    pipeline = ("--pipeline.schedule", "one_f_one_b", "--batch.accumulation", "8")
+    arguments = (*ONE_RANK, "--mesh.stage", "2", *pipeline, *TWENTY, "--output", str(tmp_path))
+    through = ("--pipeline.dc_role", "stage", "--pipeline.hop_ticks", "2")
+    lines = simulated(capsys, monkeypatch, *arguments, *through)
+    assert (
+        lines[0]
+        == "one pipeline through east, west (pipeline.dc_role stage); lock-step has hop_ticks 2"
+    )
+    (marked,) = [line for line in lines if "(config)" in line]
+    assert marked.startswith("one_f_one_b (config) ")
+    (own,) = [
+        line for line in lines if line.startswith("geojax train runs one_f_one_b, hop_ticks 2:")
+    ]
+    assert own.endswith(" in lock-step, 7 microbatches in flight")
+
+    rows = ("--batch.rows", "16")
+    lines = simulated(capsys, monkeypatch, *arguments, *rows)
+    assert lines[0].startswith("a pipeline in each of east, west (pipeline.dc_role data), here")
+    assert "2 stages, 2 in east" in lines[1]
+    assert lines[2].endswith("microbatches: 8 of 1 x 256 tokens a data-parallel rank")
+    assert "the bandwidth point" not in lines
+
+
+def test_without_a_pipeline_one_through_all_sites_is_assumed(capsys, monkeypatch, tmp_path):
+    lines = simulated(capsys, monkeypatch, *ONE_RANK, *TWENTY, "--output", str(tmp_path))
+    assert lines[0].startswith("the config has no pipeline: assumed is one through east, west, a ")
+    assert not [line for line in lines if "(config)" in line or "geojax train" in line]
+
+
+def test_one_stage_is_refused(capsys, tmp_path):
+    site = "{name: here, hosts: 1, accelerators_per_host: 8, accelerator: simulated}"
+    (tmp_path / "one.yaml").write_text(f"sites: [{site}]\n")
+    one_site = ("--topology", str(tmp_path / "one.yaml"), "--mesh.dc", "1", "--mesh.data", "8")
+    assert run(["simulate", QUICKSTART, *one_site, *TWENTY]) == 2
+    message = "one stage is no pipeline: raise mesh.stage, or give --stages-per-site, such as 2"
+    assert capsys.readouterr().err == f"error: {message}\n"
 
 
 @pytest.mark.parametrize(
