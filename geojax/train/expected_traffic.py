@@ -14,6 +14,15 @@ whole and make parts of the gradient of), L layers and m microbatches, a device 
 and stage 0 sums S over all n c ranks like shards. The 1 / L are the turn in which the software
 pipeline of the layers fills or drains. With the state sharded over sites too, each device sends
 (o - 1) / o S / n of gradients and as much of weights over dc.
+
+In a pipeline S is of a stage's layers, and what a loop holds counts in each of its ticks, as in
+`geojax.collectives.traffic`: messages between stages, which travel whether or not anybody waits for
+them, and what a chunk's forward and backward send, which a stage skips in ticks without work if the
+program has branches. Over T ticks with forwards and backwards a device sends
+
+    to the next stage             T stream      over the axes along which the two stages differ:
+    to the stage before           T stream      stage, dc, or both
+    in the model's parallelism    T / m times what the m microbatches would send through a chunk
 """
 
 import collections
@@ -24,11 +33,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from geojax.collectives import expected_all_reduce
 from geojax.collectives.conventions import (
     all_gather_bytes,
     all_reduce_bytes,
+    permute_bytes,
     reduce_scatter_bytes,
 )
 from geojax.mesh import AXES, platform_of
@@ -37,6 +48,8 @@ from geojax.models.attention.context_traffic import expected_context_bytes
 from geojax.models.mixture.traffic import expected_mixture_bytes
 from geojax.models.tensor_traffic import expected_tensor_bytes
 from geojax.optim import LeafLayout
+from geojax.pipeline.schedule import Kind
+from geojax.pipeline.tick_program import TickProgram
 from geojax.train.plan import StepPlan
 from geojax.train.weights import computing_axes, shard_axes
 
@@ -63,6 +76,7 @@ def expected_step_bytes(
         _weights(model, layouts, plan),
         _gradients(model, layouts, plan),
         _activations(model, plan, rows=rows, sequence=sequence),
+        _hops(model, plan, rows=rows, sequence=sequence),
         _numbers(layouts, plan, scalars),
     ):
         _add(total, part)
@@ -190,9 +204,14 @@ def _site_shard(place: LeafLayout, site_axes: Axes | None, plan: StepPlan) -> ja
 
 
 def _activations(model: ModelConfig, plan: StepPlan, *, rows: int, sequence: int) -> Sent:
-    """What the model's own parallelism sends, in all microbatches."""
+    """What the model's own parallelism sends, in all microbatches or ticks."""
     parallelism = plan.parallelism
-    microbatch = rows // (_ranks(plan.batch_axes, plan) * plan.accumulation)
+    microbatch = _rows_of_microbatch(rows, plan)
+    passes = plan.accumulation
+    if plan.tick_program is not None:
+        assert plan.staged_layers is not None, "stages have layers"
+        model = model.model_copy(update={"layers": plan.staged_layers.rows_per_chunk})
+        passes = _ticks(plan.tick_program)
     tensor = expected_tensor_bytes(
         model,
         parallelism,
@@ -214,8 +233,8 @@ def _activations(model: ModelConfig, plan: StepPlan, *, rows: int, sequence: int
     forwards = 1 if plan.remat == "none" else 2
     context = model.layers * (forwards * attention.forward + attention.backward)
     sent = _nothing()
-    sent[_long(("tensor",), plan)] += tensor * plan.accumulation
-    sent[_long(("context",), plan)] += context * plan.accumulation
+    sent[_long(("tensor",), plan)] += tensor * passes
+    sent[_long(("context",), plan)] += context * passes
     if model.mixture is None:
         return sent
     mixture = expected_mixture_bytes(
@@ -227,12 +246,56 @@ def _activations(model: ModelConfig, plan: StepPlan, *, rows: int, sequence: int
         remat=plan.remat,
         platform=platform_of(plan.mesh),
     )
-    _add(sent, mixture, Fraction(model.layers * plan.accumulation))
+    _add(sent, mixture, Fraction(model.layers * passes))
     # The gradient of the balance, of which each rank weighs what it has of the row.
     wide = jnp.promote_types(plan.policy.compute_dtype, jnp.float32).itemsize
     weighed = all_reduce_bytes(microbatch * wide, parallelism.context)
-    sent[_long(("context",), plan)] += weighed * plan.accumulation
+    sent[_long(("context",), plan)] += weighed * passes
     return sent
+
+
+def _hops(model: ModelConfig, plan: StepPlan, *, rows: int, sequence: int) -> Sent:
+    """The messages between the stages of a pipeline."""
+    sent = _nothing()
+    if plan.tick_program is None:
+        return sent
+    parallelism = plan.parallelism
+    shares = parallelism.context * (parallelism.tensor if parallelism.sequence else 1)
+    tokens = _rows_of_microbatch(rows, plan) * sequence // shares
+    stream = tokens * model.hidden * plan.policy.compute_dtype.itemsize
+    program = plan.tick_program
+    for segment in program.segments:
+        for number in segment.channels:
+            pairs = program.channels[number].pairs
+            for axes in {_crossed(source, target, plan) for source, target in pairs}:
+                sent[axes] += permute_bytes(segment.count * stream, 2)
+    return sent
+
+
+def _crossed(source: int, target: int, plan: StepPlan) -> Axes:
+    """The axes along which two stages differ."""
+    sizes = [plan.mesh.shape[axis] for axis in plan.stage_axes]
+    places = zip(
+        plan.stage_axes,
+        np.unravel_index(source, sizes),
+        np.unravel_index(target, sizes),
+        strict=True,
+    )
+    return _long((axis for axis, start, end in places if start != end), plan)
+
+
+def _ticks(program: TickProgram) -> int:
+    """Of the loops that hold a forward; as many hold a backward."""
+    counts = {
+        kind: sum(segment.count for segment in program.segments if kind in segment.kinds)
+        for kind in (Kind.FORWARD, Kind.BACKWARD)
+    }
+    assert len(set(counts.values())) == 1, "a hop takes as many ticks back as there"
+    return counts[Kind.FORWARD]
+
+
+def _rows_of_microbatch(rows: int, plan: StepPlan) -> int:
+    return rows // (_ranks(plan.batch_axes, plan) * plan.accumulation)
 
 
 def _numbers(layouts: Any, plan: StepPlan, scalars: int) -> Sent:
