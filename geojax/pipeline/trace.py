@@ -60,8 +60,7 @@ def trace_events(process: int, timeline: Timeline) -> Iterator[Event]:
             name=str(action),
             cat=_NAMES[action.kind],
             cname=_COLOURS[action.kind],
-            ts=_microseconds(span.start),
-            dur=_microseconds(span.end - span.start),
+            **_from_to(span.start, span.end),
             args={"microbatch": action.microbatch, "chunk": action.chunk},
         )
     span_of = {span.action: span for span in timeline.spans}
@@ -84,18 +83,16 @@ def _message_events(
     if message.link is not None:
         way = (0, 1) if message.target > message.source else (1, 0)
         track = stages + directions.index((message.link, *way))
-        start = _microseconds(message.start)
         yield _event(
             "X",
             process,
             track,
             name=str(message.action),
             cat="sending",
-            ts=start,
-            dur=_microseconds(message.sent - message.start),
+            **_from_to(message.start, message.sent),
             args={"arrives_us": _microseconds(message.end)},
         )
-        yield _event("t", process, track, ts=start, **arrow)
+        yield _event("t", process, track, ts=_microseconds(message.start), **arrow)
     used = span_of[_user(message.action)]
     yield _event("f", process, message.target, bp="e", ts=_microseconds(used.start), **arrow)
 
@@ -112,6 +109,12 @@ def _event(phase: str, process: int, track: int, **rest: Any) -> Event:
 
 def _name(what: str, process: int, track: int, name: str) -> Event:
     return _event("M", process, track, name=f"{what}_name", args={"name": name})
+
+
+def _from_to(start: float, end: float) -> Event:
+    """When a slice begins and how long it is, so that the next one does not begin within it."""
+    first = _microseconds(start)
+    return {"ts": first, "dur": round(_microseconds(end) - first, 3)}
 
 
 def _microseconds(seconds: float) -> float:
