@@ -1,19 +1,23 @@
 """`geojax simulate CONFIG`: what every pipeline schedule makes of a model on a topology."""
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import pydantic
 import tyro
 from rich.console import Console
 from rich.table import Table
 
+from geojax.cli.simulated_pipeline import (
+    Options,
+    given_hop_ticks,
+    has_pipeline,
+    options_of,
+    staged_model,
+    topology_of,
+)
 from geojax.errors import UserError
-from geojax.quantities import Seconds
-from geojax.settings import Settings, validate
 
 if TYPE_CHECKING:
     from geojax.pipeline.compare import Comparison
@@ -64,17 +68,6 @@ class SimulateCommand:
     """Folder of the pictures and the trace; default: simulation in the run directory."""
 
 
-class _Options(Settings):
-    """The numbers of the command, checked."""
-
-    stages_per_site: pydantic.PositiveInt
-    microbatches: pydantic.PositiveInt
-    memory_limit: pydantic.PositiveInt
-    chunks_per_stage: pydantic.PositiveInt
-    efficiency: float = pydantic.Field(gt=0, le=1)
-    stage_seconds: Seconds | None
-
-
 def run(command: SimulateCommand, overrides: Sequence[str]) -> int:
     """Print the comparison, write the pictures, and return the exit code 0."""
     # Imported here, so that `geojax --help` need not wait for JAX.
@@ -84,25 +77,27 @@ def run(command: SimulateCommand, overrides: Sequence[str]) -> int:
     from geojax.train.config import RunConfig
 
     config = RunConfig.load(command.config, overrides)
-    sites = _topology(config, command.accelerator)
-    options = _options(command, config, len(sites.sites))
-    staged = _staged_model(config, sites, options)
+    sites = topology_of(config, command.accelerator)
+    options = options_of(vars(command), config, len(sites.sites))
+    staged = staged_model(config, sites, options)
     topology = staged.topology
     console = Console(highlight=False, soft_wrap=True, markup=False)
     limit, microbatches = options.memory_limit, options.microbatches
     with console.status("simulating the schedules"):
         comparison = compare(
-            staged, microbatches, limit, options.chunks_per_stage, _given_hop_ticks(config)
+            staged, microbatches, limit, options.chunks_per_stage, given_hop_ticks(config)
         )
     console.print(_assumed(config, sites, staged))
     console.print(_heading(staged, options))
-    own = config.pipeline.schedule if _has_pipeline(config) else None
+    own = config.pipeline.schedule if has_pipeline(config) else None
     console.print(_table(comparison, limit, own))
     for name, reason in comparison.left_out.items():
         console.print(f"{name} is left out: {reason}")
     console.print(_best(comparison, limit))
-    if _has_pipeline(config):
+    if has_pipeline(config):
         console.print(_as_configured(config, staged, options))
+    for line in _longer_than_a_tick(staged):
+        console.print(line)
     folder = command.output or config.run_directory / "simulation"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -123,121 +118,6 @@ def run(command: SimulateCommand, overrides: Sequence[str]) -> int:
     return 0
 
 
-def _topology(config: "RunConfig", accelerator: str | None) -> "Topology":
-    from geojax.accelerators import accelerator_named
-    from geojax.mesh import require_sites
-    from geojax.topology import Topology
-
-    if config.topology is None:
-        raise UserError("topology: is needed to simulate, such as --topology two-h100-sites")
-    topology = Topology.load(config.topology)
-    require_sites(topology, config.mesh.dc)
-    if accelerator is None:
-        return topology
-    changes = {"accelerator": accelerator_named(accelerator)}
-    sites = tuple(site.model_copy(update=changes) for site in topology.sites)
-    return topology.model_copy(update={"sites": sites})
-
-
-def _options(command: SimulateCommand, config: "RunConfig", sites: int) -> _Options:
-    """The command's numbers, with what the config says in the place of those left out."""
-    given: dict[str, Any] = {
-        name: getattr(command, name) for name in _Options.model_fields if hasattr(command, name)
-    }
-    if given["stages_per_site"] is None:
-        given["stages_per_site"] = config.mesh.stage
-    through_sites = _through_sites(config, given["stages_per_site"])
-    rows = _rows(config, through_sites)
-    if given["microbatches"] is None:
-        accumulation = config.batch.accumulation
-        given["microbatches"] = accumulation if accumulation > 1 else rows
-    if given["memory_limit"] is None:
-        stages = given["stages_per_site"] * (sites if through_sites else 1)
-        given["memory_limit"] = config.pipeline.memory_limit or stages
-    if given["chunks_per_stage"] is None:
-        given["chunks_per_stage"] = max(2, config.pipeline.chunks)
-    options = validate(_Options, given, "geojax simulate")
-    if rows % options.microbatches:
-        fitting = [count for count in range(1, rows + 1) if rows % count == 0]
-        raise UserError(
-            f"microbatches={options.microbatches} does not divide the {rows} rows of each of the "
-            f"{config.mesh.data * config.mesh.expert} data-parallel ranks; "
-            f"{', '.join(map(str, fitting))} would"
-        )
-    return options
-
-
-def _has_pipeline(config: "RunConfig") -> bool:
-    mesh = config.mesh
-    return config.pipeline.stages(dc=mesh.dc, stage=mesh.stage) > 1
-
-
-def _through_sites(config: "RunConfig", stages_per_site: int) -> bool:
-    """Whether sites hold stages of one pipeline; always where each has one stage only."""
-    return config.pipeline.dc_role == "stage" or stages_per_site == 1
-
-
-def _given_hop_ticks(config: "RunConfig") -> int | None:
-    given = "hop_ticks" in config.pipeline.model_fields_set
-    return config.pipeline.hop_ticks if given else None
-
-
-def _rows(config: "RunConfig", through_sites: bool) -> int:
-    """Of a batch on each rank that has rows of its own."""
-    sizes = {} if through_sites else {"dc": config.mesh.dc}
-    sizes |= {"data": config.mesh.data, "expert": config.mesh.expert}
-    ranks = math.prod(sizes.values())
-    if config.batch.rows % ranks:
-        product = " x ".join(f"{name}={size}" for name, size in sizes.items())
-        raise UserError(
-            f"batch.rows={config.batch.rows} does not divide over {product} = {ranks}; "
-            f"{-(-config.batch.rows // ranks) * ranks} would"
-        )
-    return config.batch.rows // ranks
-
-
-def _staged_model(config: "RunConfig", topology: "Topology", options: _Options) -> "StagedModel":
-    """The pipeline through all sites; or that inside the site where it takes longest."""
-    from geojax.pipeline.schedule import Placement
-    from geojax.pipeline.staged_model import StagedModel
-    from geojax.precision import policy
-
-    through_sites = _through_sites(config, options.stages_per_site)
-    whole = [topology]
-    if not through_sites:
-        whole = [
-            topology.model_copy(update={"sites": (site,), "links": ()}) for site in topology.sites
-        ]
-    pipelines = [
-        StagedModel(
-            config.model,
-            of_pipeline,
-            options.stages_per_site,
-            rows=_rows(config, through_sites) // options.microbatches,
-            sequence=config.batch.sequence,
-            data=config.mesh.data * config.mesh.expert,
-            parallelism=config.spread,
-            dtype=policy(config.precision).compute_dtype.name,
-            remat=config.remat,
-            efficiency=options.efficiency,
-            stage_seconds=options.stage_seconds,
-            given_layers=config.pipeline.layers,
-        )
-        for of_pipeline in whole
-    ]
-    stages = pipelines[0].stages
-    if stages == 1:
-        raise UserError(
-            "one stage is no pipeline: raise mesh.stage, or give --stages-per-site, such as 2"
-        )
-
-    def period(staged: StagedModel) -> float:
-        costs = staged.costs(Placement.linear(stages))
-        return max(map(sum, zip(costs.forward, costs.backward, costs.weight, strict=True)))
-
-    return max(pipelines, key=period)
-
-
 def _assumed(config: "RunConfig", topology: "Topology", staged: "StagedModel") -> str:
     """Where the pipeline runs, and why; and what lock-step counts with."""
     names = ", ".join(topology.site_names)
@@ -252,12 +132,12 @@ def _assumed(config: "RunConfig", topology: "Topology", staged: "StagedModel") -
         where = f"the config has no pipeline: assumed is one through {names}, a stage in each"
     if len(staged.topology.sites) == 1:
         return where
-    ticks = _given_hop_ticks(config)
+    ticks = given_hop_ticks(config)
     in_step = "hop ticks that suit each schedule" if ticks is None else f"hop_ticks {ticks}"
     return f"{where}; lock-step has {in_step}"
 
 
-def _as_configured(config: "RunConfig", staged: "StagedModel", options: _Options) -> str:
+def _as_configured(config: "RunConfig", staged: "StagedModel", options: Options) -> str:
     """What the table of ticks takes that a training run would have."""
     from geojax.pipeline import lock_step
     from geojax.train.pipeline_plan import pipeline_ticks, staged_layers
@@ -280,7 +160,7 @@ def _as_configured(config: "RunConfig", staged: "StagedModel", options: _Options
     return f"{run}{hops}: {_time(timeline.seconds)} in lock-step, {held:g} microbatches in flight"
 
 
-def _heading(staged: "StagedModel", options: _Options) -> str:
+def _heading(staged: "StagedModel", options: Options) -> str:
     from geojax.models import parameter_count
     from geojax.pipeline.schedule import Placement
     from geojax.train.report import quantity
@@ -343,6 +223,20 @@ def _best(comparison: "Comparison", limit: int) -> str:
             f"best for {mode} with at most {limit} microbatches in flight: {name}, {_time(seconds)}"
         )
     return "\n".join(lines)
+
+
+def _longer_than_a_tick(staged: "StagedModel") -> list[str]:
+    """The hops of which one program cannot hide all: it has one message under way over each."""
+    from geojax.pipeline.schedule import Placement
+
+    costs = staged.costs(Placement.linear(staged.stages))
+    tick = max(map(sum, zip(costs.forward, costs.backward, costs.weight, strict=True)))
+    return [
+        f"{hop.link}: a hop of {_time(hop.seconds)} is longer than a stage's {_time(tick)} for a "
+        "microbatch: geojax train waits for it in every tick, which lock-step does not count"
+        for hop in costs.hops
+        if hop.link is not None and hop.seconds > tick
+    ]
 
 
 def _bandwidth(staged: "StagedModel", limit: int, image: Path) -> str:

@@ -74,6 +74,18 @@ def test_the_pipeline_of_the_config_is_the_one_that_is_simulated(capsys, monkeyp
     assert "the bandwidth point" not in lines
 
 
+def test_hops_that_one_program_cannot_hide_are_named(capsys, monkeypatch, tmp_path):
+    arguments = (*FOUR_STAGES, "--output", str(tmp_path), "--stage-seconds")
+    hidden = simulated(capsys, monkeypatch, *arguments, "20ms")
+    assert not [line for line in hidden if "longer than" in line]
+    (line,) = [
+        line for line in simulated(capsys, monkeypatch, *arguments, "10ms") if "longer" in line
+    ]
+    assert line.startswith(
+        "east-west: a hop of 10.71 ms is longer than a stage's 10 ms for a micro"
+    )
+
+
 def test_without_a_pipeline_one_through_all_sites_is_assumed(capsys, monkeypatch, tmp_path):
     lines = simulated(capsys, monkeypatch, *ONE_RANK, *TWENTY, "--output", str(tmp_path))
     assert lines[0].startswith("the config has no pipeline: assumed is one through east, west, a ")

@@ -1,0 +1,159 @@
+"""Which pipeline `geojax simulate` looks at: from a config and the command's options."""
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import pydantic
+
+from geojax.errors import UserError
+from geojax.quantities import Seconds
+from geojax.settings import Settings, validate
+
+if TYPE_CHECKING:
+    from geojax.pipeline.staged_model import StagedModel
+    from geojax.topology import Topology
+    from geojax.train.config import RunConfig
+
+
+class Options(Settings):
+    """The numbers of the command, checked."""
+
+    stages_per_site: pydantic.PositiveInt
+    microbatches: pydantic.PositiveInt
+    memory_limit: pydantic.PositiveInt
+    chunks_per_stage: pydantic.PositiveInt
+    efficiency: float = pydantic.Field(gt=0, le=1)
+    stage_seconds: Seconds | None
+
+
+def topology_of(config: "RunConfig", accelerator: str | None) -> "Topology":
+    """The config's, with the accelerators of that name if one is given.
+
+    Raises:
+        UserError: the config has none, its mesh has other sites, or there is no such accelerator.
+    """
+    from geojax.accelerators import accelerator_named
+    from geojax.mesh import require_sites
+    from geojax.topology import Topology
+
+    if config.topology is None:
+        raise UserError("topology: is needed to simulate, such as --topology two-h100-sites")
+    topology = Topology.load(config.topology)
+    require_sites(topology, config.mesh.dc)
+    if accelerator is None:
+        return topology
+    changes = {"accelerator": accelerator_named(accelerator)}
+    sites = tuple(site.model_copy(update=changes) for site in topology.sites)
+    return topology.model_copy(update={"sites": sites})
+
+
+def options_of(command: Mapping[str, Any], config: "RunConfig", sites: int) -> Options:
+    """The command's numbers, with what the config says in the place of those that are None.
+
+    Raises:
+        UserError: one of them is not possible, or the batch does not divide into the microbatches.
+    """
+    given = {name: command[name] for name in Options.model_fields}
+    if given["stages_per_site"] is None:
+        given["stages_per_site"] = config.mesh.stage
+    through_sites = through_all_sites(config, given["stages_per_site"])
+    rows = rows_of(config, through_sites)
+    if given["microbatches"] is None:
+        accumulation = config.batch.accumulation
+        given["microbatches"] = accumulation if accumulation > 1 else rows
+    if given["memory_limit"] is None:
+        stages = given["stages_per_site"] * (sites if through_sites else 1)
+        given["memory_limit"] = config.pipeline.memory_limit or stages
+    if given["chunks_per_stage"] is None:
+        given["chunks_per_stage"] = max(2, config.pipeline.chunks)
+    options = validate(Options, given, "geojax simulate")
+    if rows % options.microbatches:
+        fitting = [count for count in range(1, rows + 1) if rows % count == 0]
+        raise UserError(
+            f"microbatches={options.microbatches} does not divide the {rows} rows of each of the "
+            f"{config.batch.rows // rows} data-parallel ranks; "
+            f"{', '.join(map(str, fitting))} would"
+        )
+    return options
+
+
+def has_pipeline(config: "RunConfig") -> bool:
+    """Whether a training run would have one."""
+    mesh = config.mesh
+    return config.pipeline.stages(dc=mesh.dc, stage=mesh.stage) > 1
+
+
+def through_all_sites(config: "RunConfig", stages_per_site: int) -> bool:
+    """Whether sites hold stages of one pipeline; always where each has one stage only."""
+    return config.pipeline.dc_role == "stage" or stages_per_site == 1
+
+
+def given_hop_ticks(config: "RunConfig") -> int | None:
+    """Those between sites, if the config names them."""
+    given = "hop_ticks" in config.pipeline.model_fields_set
+    return config.pipeline.hop_ticks if given else None
+
+
+def rows_of(config: "RunConfig", through_sites: bool) -> int:
+    """Of a batch on each rank that has rows of its own.
+
+    Raises:
+        UserError: they do not divide.
+    """
+    sizes = {} if through_sites else {"dc": config.mesh.dc}
+    sizes |= {"data": config.mesh.data, "expert": config.mesh.expert}
+    ranks = math.prod(sizes.values())
+    if config.batch.rows % ranks:
+        product = " x ".join(f"{name}={size}" for name, size in sizes.items())
+        raise UserError(
+            f"batch.rows={config.batch.rows} does not divide over {product} = {ranks}; "
+            f"{-(-config.batch.rows // ranks) * ranks} would"
+        )
+    return config.batch.rows // ranks
+
+
+def staged_model(config: "RunConfig", topology: "Topology", options: Options) -> "StagedModel":
+    """The pipeline through all sites; or that inside the site where it takes longest.
+
+    Raises:
+        UserError: it has one stage only, or cannot be had (`StagedModel`).
+    """
+    from geojax.pipeline.schedule import Placement
+    from geojax.pipeline.staged_model import StagedModel
+    from geojax.precision import policy
+
+    through_sites = through_all_sites(config, options.stages_per_site)
+    whole = [topology]
+    if not through_sites:
+        whole = [
+            topology.model_copy(update={"sites": (site,), "links": ()}) for site in topology.sites
+        ]
+    pipelines = [
+        StagedModel(
+            config.model,
+            of_pipeline,
+            options.stages_per_site,
+            rows=rows_of(config, through_sites) // options.microbatches,
+            sequence=config.batch.sequence,
+            data=config.mesh.data * config.mesh.expert,
+            parallelism=config.spread,
+            dtype=policy(config.precision).compute_dtype.name,
+            remat=config.remat,
+            efficiency=options.efficiency,
+            stage_seconds=options.stage_seconds,
+            given_layers=config.pipeline.layers,
+        )
+        for of_pipeline in whole
+    ]
+    stages = pipelines[0].stages
+    if stages == 1:
+        raise UserError(
+            "one stage is no pipeline: raise mesh.stage, or give --stages-per-site, such as 2"
+        )
+
+    def period(staged: StagedModel) -> float:
+        costs = staged.costs(Placement.linear(stages))
+        return max(map(sum, zip(costs.forward, costs.backward, costs.weight, strict=True)))
+
+    return max(pipelines, key=period)
