@@ -140,9 +140,10 @@ class Case:
     def layers_per_chunk(self) -> tuple[int, ...]:
         chunks = self.placement.chunks
         if not self.layers:
-            return ((6 if chunks % 3 == 0 else 8) // chunks,) * chunks
-        cuts = sorted(random.Random(0).sample(range(1, 9), chunks - 1))
-        return tuple(end - start for start, end in itertools.pairwise([0, *cuts, 9]))
+            return (max(1, (6 if chunks % 3 == 0 else 8) // chunks),) * chunks
+        layers = max(9, chunks + 3)
+        cuts = sorted(random.Random(0).sample(range(1, layers), chunks - 1))
+        return tuple(end - start for start, end in itertools.pairwise([0, *cuts, layers]))
 
     @property
     def context_method(self) -> str:
