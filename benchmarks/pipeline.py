@@ -40,7 +40,7 @@ from geojax.models import ModelConfig, parameter_count
 from geojax.models.remat import Remat
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.pipeline import TICK_SCHEDULES, Placement, tick_table
-from geojax.pipeline.tick_program import TickProgram
+from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.precision import policy
 from geojax.runtime import simulate_devices
 from geojax.train.batches import global_batch, global_signals

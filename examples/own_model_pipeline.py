@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import geojax
 from geojax.collectives import collective_traffic, hierarchical_all_reduce
 from geojax.pipeline import Placement, tick_table
-from geojax.pipeline.executor import Executor, StageFunctions, StageWeights, TickProgram
+from geojax.pipeline.execution import Executor, StageFunctions, StageWeights, TickProgram
 from geojax.runtime import simulate_devices
 
 simulate_devices(8)  # on real accelerators, leave this out

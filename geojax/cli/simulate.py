@@ -72,8 +72,8 @@ def run(command: SimulateCommand, overrides: Sequence[str]) -> int:
     """Print the comparison, write the pictures, and return the exit code 0."""
     # Imported here, so that `geojax --help` need not wait for JAX.
     from geojax.pipeline.compare import compare
-    from geojax.pipeline.draw import save_timelines
-    from geojax.pipeline.trace import write_trace
+    from geojax.pipeline.drawing.timelines import save_timelines
+    from geojax.pipeline.drawing.trace import write_trace
     from geojax.train.config import RunConfig
 
     config = RunConfig.load(command.config, overrides)
@@ -242,7 +242,7 @@ def _longer_than_a_tick(staged: "StagedModel") -> list[str]:
 def _bandwidth(staged: "StagedModel", limit: int, image: Path) -> str:
     """Sweep bandwidth and memory limit, draw it, and say what the links need."""
     from geojax.pipeline.bandwidth import sweep_around
-    from geojax.pipeline.draw_bandwidth import draw_bandwidth
+    from geojax.pipeline.drawing.bandwidth import draw_bandwidth
     from geojax.pipeline.schedule import Placement
     from geojax.train.report import quantity
 

@@ -1,6 +1,6 @@
 """Pipelines: schedules as data, their simulation and their execution.
 
-Nothing here imports JAX: the executor has modules of its own.
+Nothing here imports JAX; `geojax.pipeline.execution` does.
 """
 
 from geojax.pipeline.costs import Costs as Costs

@@ -12,9 +12,9 @@ def lock_step(table: TickTable, costs: Costs) -> Timeline:
     A tick lasts as long as its busiest stage. What a tick made leaves at its end and travels until
     the tick begins that is the hop's ticks later: that one waits for it, on all stages.
 
-    So several messages may be under way over one hop, as the ticks ask for. The program that
-    `geojax.pipeline.executor` makes has one: it waits for a message at the end of the tick after
-    the one that made it, so that a hop which takes longer than a tick makes every tick as long.
+    So several messages may be under way over one hop, as the ticks ask for. The program of
+    `geojax.pipeline.execution` has one: it waits for a message at the end of the tick after the
+    one that made it, so that a hop which takes longer than a tick makes every tick as long.
     """
     starts, messages, seconds = _run(table, costs)
     if any(hop.link is not None for hop in costs.hops):

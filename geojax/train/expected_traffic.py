@@ -48,8 +48,8 @@ from geojax.models.attention.context_traffic import expected_context_bytes
 from geojax.models.mixture.traffic import expected_mixture_bytes
 from geojax.models.tensor_traffic import expected_tensor_bytes
 from geojax.optim import LeafLayout
+from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.pipeline.schedule import Kind
-from geojax.pipeline.tick_program import TickProgram
 from geojax.train.plan import StepPlan
 from geojax.train.weights import computing_axes, shard_axes
 

@@ -3,10 +3,10 @@
 import itertools
 
 from geojax.errors import UserError
+from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.pipeline.generators import tick_table
 from geojax.pipeline.model_costs import layers_by_operations
 from geojax.pipeline.schedule import Placement, TickTable
-from geojax.pipeline.tick_program import TickProgram
 from geojax.train.config import RunConfig
 from geojax.train.stages import StagedLayers
 

@@ -11,7 +11,7 @@ from geojax.models.layers import make_context
 from geojax.models.mixture import weighted_balance
 from geojax.models.remat import rematerialised
 from geojax.models.transformer import embed, head_loss
-from geojax.pipeline.executor import Executor, StageFunctions, StageWeights
+from geojax.pipeline.execution import Executor, StageFunctions, StageWeights
 from geojax.train.plan import StepPlan
 from geojax.train.training_pass import Gradients, TrainingPass
 from geojax.train.weights import gather_weights

@@ -11,7 +11,7 @@ from geojax.mesh import AXES
 from geojax.models.parallelism import ContextMethod, Parallelism
 from geojax.models.transformer import Remat
 from geojax.optim import SHARD_AXES
-from geojax.pipeline.tick_program import TickProgram
+from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.precision import Policy
 from geojax.train.stages import StagedLayers
 

@@ -18,7 +18,7 @@ from geojax import make_mesh
 from geojax.models import ModelConfig, loss_sum
 from geojax.models.parameters import parameter_shapes
 from geojax.pipeline import Placement, tick_table
-from geojax.pipeline.tick_program import TickProgram
+from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.precision import policy
 from geojax.train.gradients import step_gradients
 from geojax.train.plan import StepPlan

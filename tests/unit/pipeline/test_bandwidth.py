@@ -7,7 +7,7 @@ import pytest
 
 from geojax.pipeline.bandwidth import closed_form, steady_period, sweep, sweep_around
 from geojax.pipeline.costs import Costs, Hop
-from geojax.pipeline.draw_bandwidth import draw_bandwidth
+from geojax.pipeline.drawing.bandwidth import draw_bandwidth
 
 HOP_BYTES = 1e8
 WORK = 0.03

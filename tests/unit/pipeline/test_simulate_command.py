@@ -43,8 +43,8 @@ def test_schedules_are_compared_and_drawn(capsys, tmp_path):
 
 def simulated(capsys, monkeypatch, *arguments):
     """The table alone: neither pictures nor a sweep of bandwidths."""
-    monkeypatch.setattr("geojax.pipeline.draw.save_timelines", lambda *_: None)
-    monkeypatch.setattr("geojax.pipeline.trace.write_trace", lambda *_: None)
+    monkeypatch.setattr("geojax.pipeline.drawing.timelines.save_timelines", lambda *_: None)
+    monkeypatch.setattr("geojax.pipeline.drawing.trace.write_trace", lambda *_: None)
     monkeypatch.setattr("geojax.cli.simulate._bandwidth", lambda *_: "the bandwidth point")
     assert run(["simulate", *arguments]) == 0
     return capsys.readouterr().out.splitlines()

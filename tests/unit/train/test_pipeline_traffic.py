@@ -14,7 +14,7 @@ from geojax import make_mesh
 from geojax.collectives import collective_traffic
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.pipeline import Placement, tick_table
-from geojax.pipeline.tick_program import TickProgram
+from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.precision import policy
 from geojax.train.expected_traffic import expected_step_bytes
 from geojax.train.plan import StepPlan

@@ -1,7 +1,7 @@
 """Any pipeline gives the loss and the gradients of one device, to 1e-10.
 
 Few cases that hold every pair of a schedule, a role of the sites, a hop, a parallelism, ...;
-`pytest tests/unit/pipeline/test_executor.py --pipelines full` runs the whole grid (hours;
+`pytest tests/unit/pipeline/execution/test_executor.py --pipelines full` runs the whole grid (hours;
 `benchmarks/pipeline_grid.py` also writes down what it finds).
 """
 

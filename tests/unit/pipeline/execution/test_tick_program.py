@@ -23,7 +23,7 @@ from geojax.pipeline import (
     best_tick_table,
     tick_table,
 )
-from geojax.pipeline.tick_program import NOTHING, TickProgram
+from geojax.pipeline.execution.tick_program import NOTHING, TickProgram
 
 GARBAGE = "garbage"
 FORWARD, BACKWARD, WEIGHT, ARRIVAL = range(4)

@@ -5,7 +5,7 @@ import pytest
 from hand_made import SITES, two_stages
 from matplotlib.collections import LineCollection, PolyCollection
 
-from geojax.pipeline.draw import draw_timelines, save_timelines
+from geojax.pipeline.drawing.timelines import draw_timelines, save_timelines
 
 
 def boxes(axes):

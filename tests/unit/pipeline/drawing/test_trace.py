@@ -18,7 +18,7 @@ from geojax.pipeline import (
     one_f_one_b,
     simulate,
 )
-from geojax.pipeline.trace import write_trace
+from geojax.pipeline.drawing.trace import write_trace
 
 
 @pytest.fixture

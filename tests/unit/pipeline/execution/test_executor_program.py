@@ -14,9 +14,9 @@ from support.pipelines import FACTORS, QUICK, SEQUENCE, Case, trace_gradients
 from geojax.collectives import collective_traffic
 from geojax.collectives.hlo import parse_module
 from geojax.mesh import AXES
-from geojax.pipeline import executor
-from geojax.pipeline.rings import nan_of
-from geojax.pipeline.tick_program import NOTHING
+from geojax.pipeline.execution import executor
+from geojax.pipeline.execution.rings import nan_of
+from geojax.pipeline.execution.tick_program import NOTHING
 
 ROWS = 5
 """Of a microbatch on a device: nothing but a ring has the shape of a ring."""

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from geojax.models.varying import vary_over, varying_axes, zeros_of
-from geojax.pipeline.tick_program import NOTHING
+from geojax.pipeline.execution.tick_program import NOTHING
 
 
 def nan_of(leaf: Any, *leading: int) -> jax.Array:

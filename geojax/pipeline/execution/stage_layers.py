@@ -17,10 +17,10 @@ from geojax.models.layer_scan import add_at, layer_slice
 from geojax.models.parameters import Parameters
 from geojax.models.residuals import Residuals, forward
 from geojax.models.varying import vary_over, varying_axes, zeros_of
-from geojax.pipeline.rings import get_layer, put_layer, typed_like
+from geojax.pipeline.execution.rings import get_layer, put_layer, typed_like
+from geojax.pipeline.execution.split_backward import SplitBackward
+from geojax.pipeline.execution.stage_functions import Microbatch, StageFunctions, StageWeights
 from geojax.pipeline.schedule import Placement
-from geojax.pipeline.split_backward import SplitBackward
-from geojax.pipeline.stage_functions import Microbatch, StageFunctions, StageWeights
 
 Tree = TypeVar("Tree")
 

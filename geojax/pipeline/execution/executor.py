@@ -24,15 +24,16 @@ from jax import lax
 from geojax.collectives import after
 from geojax.models.layer_scan import layer_slice
 from geojax.models.varying import vary_over, varying_axes, zeros_of
-from geojax.pipeline.rings import behind, get, nan_of, put, typed_like
+from geojax.pipeline.execution.rings import behind, get, nan_of, put, typed_like
+from geojax.pipeline.execution.stage_functions import (
+    Microbatch,
+    PipelineGradients,
+    StageFunctions,
+    StageWeights,
+)
+from geojax.pipeline.execution.stage_layers import StageLayers
+from geojax.pipeline.execution.tick_program import NOTHING, Segment, TickProgram
 from geojax.pipeline.schedule import Kind
-from geojax.pipeline.stage_functions import Microbatch
-from geojax.pipeline.stage_functions import PipelineGradients as PipelineGradients
-from geojax.pipeline.stage_functions import StageFunctions as StageFunctions
-from geojax.pipeline.stage_functions import StageWeights as StageWeights
-from geojax.pipeline.stage_layers import StageLayers
-from geojax.pipeline.tick_program import NOTHING, Segment
-from geojax.pipeline.tick_program import TickProgram as TickProgram
 
 Tree = TypeVar("Tree")
 
@@ -44,7 +45,7 @@ class _State(NamedTuple):
     """What passes from tick to tick on a stage."""
 
     inputs: jax.Array
-    """[slots, *stream]: see `geojax.pipeline.tick_program`."""
+    """[slots, *stream]: see `geojax.pipeline.execution.tick_program`."""
     cotangents: jax.Array
     residuals: list[jax.Array]
     """Each [slots, layers of a chunk, ...]."""

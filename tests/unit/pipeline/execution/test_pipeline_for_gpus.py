@@ -13,7 +13,7 @@ from geojax.mesh import make_mesh
 from geojax.models import ModelConfig
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.pipeline import Placement, tick_table
-from geojax.pipeline.tick_program import TickProgram
+from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.precision import policy
 from geojax.runtime.xla_flags import recommended_flags
 from geojax.topology import Topology

@@ -1,0 +1,1 @@
+"""Timelines and bandwidths to look at: pictures, and traces for Perfetto."""
