@@ -27,19 +27,25 @@ class Policy:
     reduce_dtype: np.dtype[Any]
     """Of gradients while they are accumulated over microbatches and summed over devices."""
 
+    @property
+    def scales_loss(self) -> bool:
+        """Whether gradients need a loss scale (`geojax.precision.loss_scale`)."""
+        return self.compute_dtype == np.float16
+
 
 _POLICIES = {
     name: Policy(name, np.dtype(compute), np.dtype(master), np.dtype(reduce))
     for name, compute, master, reduce in (
         ("fp32", jnp.float32, jnp.float32, jnp.float32),
         ("bf16", jnp.bfloat16, jnp.float32, jnp.float32),
+        ("fp16", jnp.float16, jnp.float32, jnp.float32),
         ("fp64", jnp.float64, jnp.float64, jnp.float64),
     )
 }
 
 
 def policy(name: str) -> Policy:
-    """The policy called `name`: "fp32", "bf16" or "fp64" (which needs `jax_enable_x64`).
+    """The policy called `name`: "fp32", "bf16", "fp16" or "fp64" (which needs `jax_enable_x64`).
 
     Raises:
         UserError: there is no such policy.

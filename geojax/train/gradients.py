@@ -64,6 +64,7 @@ def step_gradients(
     model: ModelConfig,
     plan: StepPlan,
     dropout_key: jax.Array | None,
+    gradient_factor: jax.Array | None = None,
 ) -> StepGradients:
     """Loss and gradient of a global batch; call it inside the step's `shard_map`.
 
@@ -74,15 +75,22 @@ def step_gradients(
         model: the model.
         plan: how the step runs.
         dropout_key: key of this step's dropout masks; None, no dropout.
+        gradient_factor: what all gradients come out multiplied by; None: nothing.
     """
     microbatches = _microbatches(batch, plan)
     if plan.staged_layers is not None:
         staged = pipeline_gradients(
-            shards, microbatches, layouts=layouts, model=model, plan=plan, dropout_key=dropout_key
+            shards,
+            microbatches,
+            layouts=layouts,
+            model=model,
+            plan=plan,
+            dropout_key=dropout_key,
+            gradient_factor=gradient_factor,
         )
         whole = staged.outer | {"layers": staged.layers}
         return StepGradients(reduce_gradients(whole, layouts, plan), *_numbers(staged))
-    run = TrainingPass(model, plan, dropout_key)
+    run = TrainingPass(model, plan, dropout_key, gradient_factor)
     outer, source, ahead = _weights(shards, layouts, plan)
     of_outer = _without_layers(layouts)
     scattered = plan.zero_stage >= 2

@@ -26,6 +26,7 @@ def pipeline_gradients(
     model: ModelConfig,
     plan: StepPlan,
     dropout_key: jax.Array | None,
+    gradient_factor: jax.Array | None,
 ) -> Gradients:
     """Loss and gradients of a step's microbatches, on this stage; nothing of them is reduced yet.
 
@@ -38,8 +39,9 @@ def pipeline_gradients(
         model: the model.
         plan: how the step runs.
         dropout_key: key of this step's dropout masks; None, no dropout.
+        gradient_factor: what all gradients come out multiplied by; None: nothing.
     """
-    run = TrainingPass(model, plan, dropout_key)
+    run = TrainingPass(model, plan, dropout_key, gradient_factor)
     made = _executor(run).gradients(_stage_weights(shards, layouts, run), microbatches)
     outer = run.outer_gradients(made.weights.last, made.weights.first)
     targets = _on_last_stage(microbatches["loss_mask"].astype(made.loss.dtype).sum(), plan)
@@ -95,7 +97,7 @@ def stage_functions(run: TrainingPass) -> StageFunctions:
 
     def weigh(balance: jax.Array, batch: Batch) -> jax.Array:
         assert settings is not None, "only mixtures have a balance"
-        return weighted_balance(balance, batch["loss_mask"], settings)
+        return run.scaled(weighted_balance(balance, batch["loss_mask"], settings))
 
     return StageFunctions(
         embed=lambda first, batch: embed(first, batch, model, run.dropout_key, parallelism),
@@ -107,6 +109,6 @@ def stage_functions(run: TrainingPass) -> StageFunctions:
             parallelism=parallelism,
         ),
         layer=rematerialised(run.layer, plan.remat),
-        head=lambda last, x, batch: head_loss(last, x, batch, model, parallelism),
+        head=lambda last, x, batch: run.scaled(head_loss(last, x, batch, model, parallelism)),
         balance=None if settings is None else weigh,
     )

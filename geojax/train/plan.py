@@ -12,7 +12,7 @@ from geojax.models.parallelism import ContextMethod, Parallelism
 from geojax.models.transformer import Remat
 from geojax.optim import SHARD_AXES
 from geojax.pipeline.tick_program import TickProgram
-from geojax.precision import Policy
+from geojax.precision import LossScaleSettings, Policy
 from geojax.train.stages import StagedLayers
 
 BATCH_AXES = ("dc", *SHARD_AXES)
@@ -41,6 +41,9 @@ class StepPlan:
 
     wire_dtype: Any = None
     """Dtype of gradients on the link between sites; None, as they are."""
+
+    loss_scale: LossScaleSettings = dataclasses.field(default_factory=LossScaleSettings)
+    """How the loss scale moves, under a policy that has one."""
 
     remat: Remat = "none"
     """What a layer's forward pass keeps for its backward pass."""

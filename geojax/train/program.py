@@ -51,6 +51,7 @@ def step_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
         mesh=mesh,
         policy=policy(config.precision),
         accumulation=config.batch.accumulation,
+        loss_scale=config.loss_scale,
         chunk_bytes=config.communication.chunk_bytes,
         wire_dtype=config.communication.wire_dtype,
         remat=config.remat,
@@ -108,7 +109,7 @@ class Program:
     def initial_state(self) -> TrainState:
         """The state before the first step."""
         config = self.config
-        return initial_state(config.model, self.optimizer, self.layouts, self.mesh, config.seed)
+        return initial_state(config.model, self.optimizer, self.layouts, self.plan, config.seed)
 
     @property
     def mesh(self) -> Mesh:

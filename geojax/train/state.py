@@ -1,17 +1,18 @@
 """The training state: what a step reads and writes, and a checkpoint holds."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
 
 from geojax.models import ModelConfig, init_parameters, parameter_shapes
 from geojax.models.partition import partitions
 from geojax.optim import layout
 from geojax.optim.optimizer import optimizer_layouts
+from geojax.precision import LossScale
 from geojax.train.plan import StepPlan
 from geojax.train.stages import stage_rows
 
@@ -22,7 +23,8 @@ class TrainState:
     """Master weights, optimizer state and counters; each a global, sharded array on the mesh."""
 
     step: Any
-    """int32: steps done, skipped ones included; also the position in the data."""
+    """int32: steps done, skipped ones included; also the position in the data. The learning rate
+    goes by the updates that the optimizer has counted, which are fewer."""
 
     parameters: Any
     """Master weights, at least fp32: parts, sharded over (data, expert), padded, on the stages that
@@ -36,6 +38,9 @@ class TrainState:
 
     skipped_in_a_row: Any
     """int32: steps skipped since the last one that was applied."""
+
+    loss_scale: Any = None
+    """The `LossScale` of fp16; None under other policies."""
 
 
 def parameter_layouts(model: ModelConfig, plan: StepPlan) -> Any:
@@ -59,12 +64,17 @@ def state_layouts(
     """The `LeafLayout` of every leaf of the state of `model`."""
     parameters = parameter_layouts(model, plan)
     count = layout.replicated(jax.ShapeDtypeStruct((), jnp.int32))
+    loss_scale = None
+    if plan.policy.scales_loss:
+        start = functools.partial(LossScale.start, plan.loss_scale)
+        loss_scale = jax.tree.map(layout.replicated, jax.eval_shape(start))
     return TrainState(
         step=count,
         parameters=parameters,
         optimizer=optimizer_layouts(optimizer, parameters),
         skipped=count,
         skipped_in_a_row=count,
+        loss_scale=loss_scale,
     )
 
 
@@ -72,10 +82,18 @@ def initial_state(
     model: ModelConfig,
     optimizer: optax.GradientTransformation,
     layouts: TrainState,
-    mesh: Mesh,
+    plan: StepPlan,
     seed: int,
 ) -> TrainState:
-    """The state before the first step: the same values on every mesh, made where they will live."""
+    """The state before the first step: the same values on every mesh, made where they will live.
+
+    Args:
+        model: the model.
+        optimizer: the optax chain that runs on shards.
+        layouts: from `state_layouts`.
+        plan: how the step runs.
+        seed: of the weights.
+    """
     dtype = jax.tree.leaves(layouts.parameters)[0].dtype
 
     def make(key: jax.Array) -> TrainState:
@@ -87,8 +105,9 @@ def initial_state(
             optimizer=optimizer.init(padded),
             skipped=jnp.int32(0),
             skipped_in_a_row=jnp.int32(0),
+            loss_scale=LossScale.start(plan.loss_scale) if plan.policy.scales_loss else None,
         )
 
-    compiled = jax.jit(make, out_shardings=layout.shardings(layouts, mesh))
+    compiled = jax.jit(make, out_shardings=layout.shardings(layouts, plan.mesh))
     state: TrainState = compiled(jax.random.key(seed))
     return state

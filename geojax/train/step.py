@@ -10,6 +10,7 @@ Nothing crosses `dc` but the gradient chunks and one vector of four sums.
 """
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from geojax.collectives import hierarchical_all_reduce
 from geojax.models import ModelConfig
 from geojax.optim import SHARD_AXES, global_norm, layout
+from geojax.precision import LossScale
 from geojax.train.gradients import batch_loss, step_gradients
 from geojax.train.plan import StepPlan
 from geojax.train.state import TrainState
@@ -47,6 +49,7 @@ def mean_gradients(
     model: ModelConfig,
     plan: StepPlan,
     dropout_key: jax.Array | None = None,
+    loss_scale: jax.Array | None = None,
 ) -> tuple[Any, dict[str, jax.Array]]:
     """Sharded gradient of the mean loss over the global batch; call it inside the `shard_map`.
 
@@ -58,26 +61,47 @@ def mean_gradients(
         model: the model.
         plan: how the step runs.
         dropout_key: key of this step's dropout masks; None, no dropout.
+        loss_scale: what the mean loss is multiplied by before gradients are taken, and they are
+            divided by; None: nothing.
 
     Returns:
         The gradient's shards, and the scalars `loss` (mean over targets), `targets`, one per signal
         and, of a mixture, `balance_loss` (what the balance of its experts adds to the loss): the
         same numbers on every rank.
     """
+    factor = None if loss_scale is None else loss_scale / _about_tokens(batch, plan)
     made = step_gradients(
-        shards, batch, layouts=layouts, model=model, plan=plan, dropout_key=dropout_key
+        shards,
+        batch,
+        layouts=layouts,
+        model=model,
+        plan=plan,
+        dropout_key=dropout_key,
+        gradient_factor=factor,
     )
     signal = jnp.sum(signals.astype(made.loss.dtype), axis=0)
     balance = [] if made.balance is None else [made.balance]
     local = jnp.stack([made.loss, made.targets, *signal, *balance])
     loss, count, *others = sum_over_mesh(local)
     count = jnp.maximum(count, 1)
-    mean = jax.tree.map(lambda leaf: leaf / count.astype(leaf.dtype), made.gradients)
+    divisor = count if factor is None else count * factor
+    mean = jax.tree.map(lambda leaf: leaf / divisor.astype(leaf.dtype), made.gradients)
     metrics = {"loss": loss / count, "targets": count}
     metrics |= dict(zip(SIGNALS, others[: len(SIGNALS)], strict=True))
     if balance:
         metrics["balance_loss"] = others[-1] / count
     return mean, metrics
+
+
+def _about_tokens(batch: Any, plan: StepPlan) -> float:
+    """The power of two nearest to the number of tokens in the global batch.
+
+    What is differentiated is the sum of the losses of all tokens, since their mean would need to
+    know how many count. A loss scale speaks of the mean: its gradients do not grow with the batch.
+    """
+    axes = (*plan.batch_axes, "context")
+    tokens = batch["tokens"].size * math.prod(plan.mesh.shape[axis] for axis in axes)
+    return 2.0 ** round(math.log2(tokens))
 
 
 def update_state(
@@ -95,8 +119,9 @@ def update_state(
     """The step inside the `shard_map`: state and batch to the next state and the step's metrics.
 
     A loss or gradient that is not finite on any rank is seen by all of them (both are sums over
-    the mesh): then the state stays as it is, except for its counters.
+    the mesh): then the state stays as it is, except for its counters and the loss scale.
     """
+    scale: LossScale | None = state.loss_scale
     dropout_key = jax.random.fold_in(jax.random.key(seed), state.step)
     gradients, metrics = mean_gradients(
         state.parameters,
@@ -106,6 +131,7 @@ def update_state(
         model=model,
         plan=plan,
         dropout_key=dropout_key if model.dropout else None,
+        loss_scale=scale.scale if scale else None,
     )
     norm = global_norm(gradients, layouts.parameters)
     finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(norm)
@@ -127,6 +153,7 @@ def update_state(
         optimizer=jax.tree.map(keep_count, optimizer_state, state.optimizer),
         skipped=state.skipped + skip,
         skipped_in_a_row=(state.skipped_in_a_row + 1) * skip,
+        loss_scale=scale.after(finite, plan.loss_scale) if scale else None,
     )
     metrics |= {
         "step": after.step,
@@ -135,6 +162,8 @@ def update_state(
         "skipped": after.skipped,
         "skipped_in_a_row": after.skipped_in_a_row,
     }
+    if scale:
+        metrics["loss_scale"] = scale.scale
     return after, metrics
 
 

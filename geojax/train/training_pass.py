@@ -29,6 +29,7 @@ from geojax.models.layers import layer, make_context
 from geojax.models.mixture import weighted_balance
 from geojax.models.remat import rematerialised
 from geojax.models.transformer import embed, head_loss
+from geojax.precision import scale_gradient
 from geojax.train.plan import StepPlan
 
 
@@ -56,6 +57,12 @@ class TrainingPass:
     model: ModelConfig
     plan: StepPlan
     dropout_key: jax.Array | None
+    gradient_factor: jax.Array | None = None
+    """What all gradients are multiplied by on their way (fp16); None: nothing."""
+
+    def scaled(self, loss: jax.Array) -> jax.Array:
+        """A loss as it is, from which gradients start multiplied by the factor."""
+        return loss if self.gradient_factor is None else scale_gradient(loss, self.gradient_factor)
 
     @property
     def loss_dtype(self) -> Any:
@@ -156,9 +163,9 @@ class TrainingPass:
         """What is differentiated; and its parts, the tokens' losses and the experts' balance."""
         loss = head_loss(read, x, batch, self.model, self.plan.parallelism)
         if balance is None or self.model.mixture is None:
-            return loss, (loss, None)
+            return self.scaled(loss), (loss, None)
         weighted = weighted_balance(balance, batch["loss_mask"], self.model.mixture)
-        return loss + weighted, (loss, weighted)
+        return self.scaled(loss + weighted), (loss, weighted)
 
     def layer(
         self, weights: Parameters, x: jax.Array, index: jax.Array, context: Any
