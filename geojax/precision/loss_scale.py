@@ -11,6 +11,9 @@ before they are clipped. S finds its level by itself:
 ("Mixed Precision Training", Micikevicius et al. 2018, section 3.2; the rule and its numbers are
 those of NVIDIA's guide "Train With Mixed Precision".) S is a power of two at all times, so that
 scaling and unscaling round nothing: where nothing overflows or vanishes, S does not show.
+
+A skipped step is a step, but no update: its batch does not come again, and neither the learning
+rate's schedule nor Adam's bias correction moves (Megatron-LM counts in the same way).
 """
 
 import dataclasses
