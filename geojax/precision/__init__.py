@@ -1,6 +1,47 @@
 """Which dtype each part of a training step works in."""
 
 from geojax.precision.loss_scale import LossScale, LossScaleSettings, scale_gradient
-from geojax.precision.policy import Policy, policy
+from geojax.precision.policy import Policy, policy, policy_names
+from geojax.precision.products import (
+    AMAX,
+    KEPT_BY_PRODUCTS,
+    PLAIN,
+    WHOLE,
+    Axes,
+    Backend,
+    Products,
+    accumulate,
+    check_backend,
+    is_amax,
+    largest_each,
+    largest_over,
+)
+from geojax.precision.quantise import Quantised, quantise
+from geojax.precision.recipes import RECIPES, Format, Recipe, recipe
 
-__all__ = ["LossScale", "LossScaleSettings", "Policy", "policy", "scale_gradient"]
+__all__ = [
+    "AMAX",
+    "KEPT_BY_PRODUCTS",
+    "PLAIN",
+    "RECIPES",
+    "WHOLE",
+    "Axes",
+    "Backend",
+    "Format",
+    "LossScale",
+    "LossScaleSettings",
+    "Policy",
+    "Products",
+    "Quantised",
+    "Recipe",
+    "accumulate",
+    "check_backend",
+    "is_amax",
+    "largest_each",
+    "largest_over",
+    "policy",
+    "policy_names",
+    "quantise",
+    "recipe",
+    "scale_gradient",
+]

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from geojax.errors import UserError
+from geojax.precision.recipes import RECIPES, Recipe
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +27,9 @@ class Policy:
     """Of the master weights and the optimizer's moments."""
     reduce_dtype: np.dtype[Any]
     """Of gradients while they are accumulated over microbatches and summed over devices."""
+    recipe: Recipe | None = None
+    """By which linear layers multiply in FP8; None: in the compute dtype. Everything else is as it
+    is without."""
 
     @property
     def scales_loss(self) -> bool:
@@ -44,8 +48,15 @@ _POLICIES = {
 }
 
 
+_POLICIES |= {
+    f"fp8-{name}": dataclasses.replace(_POLICIES["bf16"], name=f"fp8-{name}", recipe=recipe)
+    for name, recipe in RECIPES.items()
+}
+
+
 def policy(name: str) -> Policy:
-    """The policy called `name`: "fp32", "bf16", "fp16" or "fp64" (which needs `jax_enable_x64`).
+    """The policy called `name`: "fp32", "bf16", "fp16", "fp64" (which needs `jax_enable_x64`), or
+    an FP8 recipe on top of bf16: "fp8-delayed", "fp8-current", "fp8-block" or "fp8-mxfp8".
 
     Raises:
         UserError: there is no such policy.
@@ -55,3 +66,8 @@ def policy(name: str) -> Policy:
         hint = f"did you mean '{near[0]}'?" if near else f"there are: {', '.join(_POLICIES)}"
         raise UserError(f"no precision policy is called '{name}'; {hint}")
     return _POLICIES[name]
+
+
+def policy_names() -> tuple[str, ...]:
+    """What `policy` takes."""
+    return tuple(_POLICIES)

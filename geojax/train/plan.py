@@ -12,7 +12,7 @@ from geojax.models.parallelism import ContextMethod, Parallelism
 from geojax.models.transformer import Remat
 from geojax.optim import SHARD_AXES
 from geojax.pipeline.tick_program import TickProgram
-from geojax.precision import LossScaleSettings, Policy
+from geojax.precision import Backend, LossScaleSettings, Policy, Products
 from geojax.train.stages import StagedLayers
 
 BATCH_AXES = ("dc", *SHARD_AXES)
@@ -50,6 +50,9 @@ class StepPlan:
 
     attention: str = "auto"
     """Implementation of the attention seam."""
+
+    products_backend: Backend = "reference"
+    """Who multiplies FP8 numbers, under a policy that has a recipe."""
 
     sequence_parallel: bool = False
     """Whether the ranks of `tensor` share the sequence between the matrix products."""
@@ -121,6 +124,11 @@ class StepPlan:
             context_method=self.context_method,
             expert=sizes["expert"],
         )
+
+    @property
+    def products(self) -> Products:
+        """How linear layers multiply."""
+        return Products(self.policy.recipe, self.products_backend)
 
     @property
     def one_message(self) -> "StepPlan":
