@@ -289,8 +289,10 @@ def add_at(sums: Any, first: jax.Array, tree: Any, *, empty: bool = False) -> An
     If `sums` are `empty` there, it is written.
     """
     if not empty:
-        count = jax.tree.leaves(tree)[0].shape[0]
-        tree = accumulate(layers_slice(sums, first, count), tree)
+        held = jax.tree.map(
+            lambda total, leaf: layers_slice(total, first, leaf.shape[0]), sums, tree
+        )
+        tree = accumulate(held, tree)
 
     def write(total: jax.Array, leaf: jax.Array) -> jax.Array:
         return lax.dynamic_update_slice_in_dim(

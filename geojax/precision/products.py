@@ -106,11 +106,11 @@ class Products:
         if self.recipe is None:
             return x @ w
         assert (amax is None) == (self.recipe.history == 0), "a history tells what to expect"
-        varying = sorted(varying_axes(x) | varying_axes(w))
+        varying = varying_axes(x) | varying_axes(w)
         if amax is not None:
-            assert varying_axes(amax).issuperset(varying), "what ranks see must not be summed"
-            varying = sorted(varying_axes(amax))
-        x, w = to_varying(x, varying), to_varying(w, varying)
+            assert varying_axes(amax) >= varying, "what ranks see must not be summed"
+            varying = varying_axes(amax)
+        x, w = to_varying(x, sorted(varying)), to_varying(w, sorted(varying))
         how = _How(self.recipe, self.backend, axes)
         return checkpoint_name(_product(how, x, w, amax, self.quantised), _PRODUCT)
 

@@ -187,7 +187,7 @@ class Loop:
             for rows in self.loader.validation(name):
                 with self.watchdog.step(step):
                     batch = self._on_mesh(rows)
-                    sums.append(jax.device_get(self.program.evaluate(state.parameters, batch)))
+                    sums.append(jax.device_get(self.program.evaluate(state, batch)))
             loss, targets = np.sum(sums, axis=0)
             value = float(loss / targets)
             self.validation.setdefault(name, []).append((step, value))

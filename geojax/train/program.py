@@ -79,7 +79,7 @@ class Program:
     step: jax.stages.Compiled
     """`(state, batch, signals, seed) -> (state, metrics)`; compiled once."""
     evaluate: jax.stages.Compiled
-    """`(parameters, batch) -> [sum of losses, number of targets]`."""
+    """`(state, batch) -> [sum of losses, number of targets]`."""
     traffic: Traffic
     """The collectives of one step, read from its HLO."""
 

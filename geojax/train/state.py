@@ -13,6 +13,7 @@ from geojax.models.partition import partitions
 from geojax.optim import layout
 from geojax.optim.optimizer import optimizer_layouts
 from geojax.precision import LossScale
+from geojax.train.amax_history import history_layouts
 from geojax.train.plan import StepPlan
 from geojax.train.stages import stage_rows
 
@@ -41,6 +42,10 @@ class TrainState:
 
     loss_scale: Any = None
     """The `LossScale` of fp16; None under other policies."""
+
+    amax_history: Any = None
+    """float32 [layers, sites, 3, steps] of each linear layer under an FP8 recipe that has one (see
+    `geojax.train.amax_history`); None under others."""
 
 
 def parameter_layouts(model: ModelConfig, plan: StepPlan) -> Any:
@@ -75,6 +80,7 @@ def state_layouts(
         skipped=count,
         skipped_in_a_row=count,
         loss_scale=loss_scale,
+        amax_history=history_layouts(model, plan),
     )
 
 
@@ -106,6 +112,9 @@ def initial_state(
             skipped=jnp.int32(0),
             skipped_in_a_row=jnp.int32(0),
             loss_scale=LossScale.start(plan.loss_scale) if plan.policy.scales_loss else None,
+            amax_history=jax.tree.map(
+                lambda place: jnp.zeros(place.padded_shape, place.dtype), layouts.amax_history
+            ),
         )
 
     compiled = jax.jit(make, out_shardings=layout.shardings(layouts, plan.mesh))

@@ -11,6 +11,7 @@ Nothing crosses `dc` but the gradient chunks and one vector of four sums.
 
 import functools
 import math
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -22,6 +23,8 @@ from geojax.collectives import hierarchical_all_reduce
 from geojax.models import ModelConfig
 from geojax.optim import SHARD_AXES, global_norm, layout
 from geojax.precision import LossScale
+from geojax.train.amax_history import expected as expected_magnitudes
+from geojax.train.amax_history import next_history
 from geojax.train.gradients import batch_loss, step_gradients
 from geojax.train.plan import StepPlan
 from geojax.train.state import TrainState
@@ -50,7 +53,8 @@ def mean_gradients(
     plan: StepPlan,
     dropout_key: jax.Array | None = None,
     loss_scale: jax.Array | None = None,
-) -> tuple[Any, dict[str, jax.Array]]:
+    expected: Any = MappingProxyType({}),
+) -> tuple[Any, Any, dict[str, jax.Array]]:
     """Sharded gradient of the mean loss over the global batch; call it inside the `shard_map`.
 
     Args:
@@ -63,11 +67,12 @@ def mean_gradients(
         dropout_key: key of this step's dropout masks; None, no dropout.
         loss_scale: what the mean loss is multiplied by before gradients are taken, and they are
             divided by; None: nothing.
+        expected: magnitudes for each linear layer (see `geojax.train.amax_history`); {}: none.
 
     Returns:
-        The gradient's shards, and the scalars `loss` (mean over targets), `targets`, one per signal
-        and, of a mixture, `balance_loss` (what the balance of its experts adds to the loss): the
-        same numbers on every rank.
+        The gradient's shards; the magnitudes that this rank saw; and the scalars `loss` (mean over
+        targets), `targets`, one per signal and, of a mixture, `balance_loss` (what the balance of
+        its experts adds to the loss): the same numbers on every rank.
     """
     factor = None if loss_scale is None else loss_scale / _about_tokens(batch, plan)
     made = step_gradients(
@@ -78,6 +83,7 @@ def mean_gradients(
         plan=plan,
         dropout_key=dropout_key,
         gradient_factor=factor,
+        expected=expected,
     )
     signal = jnp.sum(signals.astype(made.loss.dtype), axis=0)
     balance = [] if made.balance is None else [made.balance]
@@ -90,7 +96,7 @@ def mean_gradients(
     metrics |= dict(zip(SIGNALS, others[: len(SIGNALS)], strict=True))
     if balance:
         metrics["balance_loss"] = others[-1] / count
-    return mean, metrics
+    return mean, made.seen, metrics
 
 
 def _about_tokens(batch: Any, plan: StepPlan) -> float:
@@ -123,7 +129,7 @@ def update_state(
     """
     scale: LossScale | None = state.loss_scale
     dropout_key = jax.random.fold_in(jax.random.key(seed), state.step)
-    gradients, metrics = mean_gradients(
+    gradients, seen, metrics = mean_gradients(
         state.parameters,
         batch,
         signals,
@@ -132,6 +138,7 @@ def update_state(
         plan=plan,
         dropout_key=dropout_key if model.dropout else None,
         loss_scale=scale.scale if scale else None,
+        expected=expected_magnitudes(state.amax_history, plan),
     )
     norm = global_norm(gradients, layouts.parameters)
     finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(norm)
@@ -154,6 +161,7 @@ def update_state(
         skipped=state.skipped + skip,
         skipped_in_a_row=(state.skipped_in_a_row + 1) * skip,
         loss_scale=scale.after(finite, plan.loss_scale) if scale else None,
+        amax_history=keep(next_history(state.amax_history, seen, plan), state.amax_history),
     )
     metrics |= {
         "step": after.step,
@@ -225,11 +233,19 @@ def lower_step(*what: Any) -> jax.stages.Lowered:
 def compile_evaluation(
     layouts: TrainState, model: ModelConfig, plan: StepPlan, batch: Any
 ) -> jax.stages.Compiled:
-    """The compiled validation pass: `(parameters, batch) -> [sum of losses, number of targets]`."""
-    specs = jax.tree.map(lambda place: place.spec(), layouts.parameters)
+    """The compiled validation pass: `(state, batch) -> [sum of losses, number of targets]`."""
+    specs = jax.tree.map(lambda place: place.spec(), layouts)
 
-    def evaluate(shards: Any, rows: Any) -> jax.Array:
-        sums = batch_loss(shards, rows, layouts=layouts.parameters, model=model, plan=plan)
+    def evaluate(state: TrainState, rows: Any) -> jax.Array:
+        expected = expected_magnitudes(state.amax_history, plan)
+        sums = batch_loss(
+            state.parameters,
+            rows,
+            layouts=layouts.parameters,
+            model=model,
+            plan=plan,
+            expected=expected,
+        )
         return sum_over_mesh(jnp.stack(sums))
 
     program = jax.shard_map(
@@ -239,7 +255,7 @@ def compile_evaluation(
         out_specs=PartitionSpec(),
         check_vma=True,
     )
-    arguments = (layout.abstract(layouts.parameters, plan.mesh), batch_on_mesh(batch, plan))
+    arguments = (layout.abstract(layouts, plan.mesh), batch_on_mesh(batch, plan))
     return jax.jit(program).lower(*arguments).compile()
 
 
