@@ -23,13 +23,16 @@ from geojax.models import ModelConfig, model_flops, parameter_count
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.precision import Backend, check_backend, policy, policy_names
 from geojax.runtime import apply_xla_flags, flags_in_force
-from geojax.runtime.xla_flags import expected_platform
+from geojax.runtime.xla_flags import FP8_OPTIONS, expected_platform
 from geojax.train.plan import StepPlan
 from geojax.train.state import initial_state, state_layouts
 from geojax.train.step import batch_on_mesh, batch_shape, lower_step, signals_on_mesh
 
 FOREVER = 1_000_000
 """Steps of the schedule: its end is far away."""
+
+FP8_PRODUCT = "__cublas$lt$matmul$f8"
+"""What XLA calls cuBLASLt's product of FP8 numbers."""
 
 
 def describe(asked: dict[str, Any]) -> dict[str, Any]:
@@ -89,7 +92,11 @@ def measure(work: dict[str, Any]) -> dict[str, Any]:
     schedule = learning_rate_schedule(settings, FOREVER)
     layouts = state_layouts(model, optimizer, plan)
     shapes = batch_shape(work["rows"], work["sequence"])
-    program = lower_step(layouts, model, plan, optimizer, schedule, shapes).compile()
+    lowered = lower_step(layouts, model, plan, optimizer, schedule, shapes)
+    fp8_on_gpu = plan.mesh.devices.flat[0].platform == "gpu" and work.get("backend") == "xla"
+    program = lowered.compile(compiler_options=FP8_OPTIONS if fp8_on_gpu else None)
+    if fp8_on_gpu and FP8_PRODUCT not in program.as_text():
+        raise RuntimeError("XLA has left no FP8 product in the program")
     state = initial_state(model, optimizer, layouts, plan, seed=0)
     place = batch_on_mesh(shapes, plan)
     batches = [
