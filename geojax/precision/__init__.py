@@ -1,7 +1,8 @@
 """Which dtype each part of a training step works in."""
 
+from geojax.precision.backend import BackendChoice, BackendName, chosen_backend
 from geojax.precision.loss_scale import LossScale, LossScaleSettings, scale_gradient
-from geojax.precision.policy import Policy, policy, policy_names
+from geojax.precision.policy import Policy, PrecisionName, policy, policy_names
 from geojax.precision.products import (
     AMAX,
     KEPT_BY_PRODUCTS,
@@ -11,7 +12,6 @@ from geojax.precision.products import (
     Backend,
     Products,
     accumulate,
-    check_backend,
     is_amax,
     largest_each,
     largest_over,
@@ -27,15 +27,18 @@ __all__ = [
     "WHOLE",
     "Axes",
     "Backend",
+    "BackendChoice",
+    "BackendName",
     "Format",
     "LossScale",
     "LossScaleSettings",
     "Policy",
+    "PrecisionName",
     "Products",
     "Quantised",
     "Recipe",
     "accumulate",
-    "check_backend",
+    "chosen_backend",
     "is_amax",
     "largest_each",
     "largest_over",

@@ -2,13 +2,25 @@
 
 import dataclasses
 import difflib
-from typing import Any
+from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
 
 from geojax.errors import UserError
 from geojax.precision.recipes import RECIPES, Recipe
+
+PrecisionName = Literal[
+    "fp32",
+    "bf16",
+    "fp16",
+    "fp64",
+    "fp8-delayed",
+    "fp8-current",
+    "fp8-block",
+    "fp8-mxfp8",
+]
+"""What policies are called."""
 
 
 @dataclasses.dataclass(frozen=True)

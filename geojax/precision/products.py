@@ -26,7 +26,6 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from geojax.collectives.axes import to_varying, varying_axes
-from geojax.errors import UserError
 from geojax.precision.quantise import Quantised, largest, quantise
 from geojax.precision.recipes import Format, Recipe
 
@@ -117,19 +116,6 @@ class Products:
 
 PLAIN = Products()
 """In the compute dtype."""
-
-
-def check_backend(recipe: Recipe, backend: Backend) -> None:
-    """Refuse a backend that cannot follow the recipe.
-
-    Raises:
-        UserError: it cannot; with one that can.
-    """
-    if backend == "xla" and not recipe.per_tensor:
-        raise UserError(
-            f"XLA multiplies no FP8 numbers with the scales of blocks that recipe "
-            f"'{recipe.name}' has; use backend reference"
-        )
 
 
 class _How(NamedTuple):

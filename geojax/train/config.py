@@ -14,7 +14,7 @@ from geojax.models import ModelConfig
 from geojax.models.parallel_sizes import check_parallelism
 from geojax.models.parallelism import ContextMethod, Parallelism
 from geojax.optim import OptimizerSettings
-from geojax.precision import LossScaleSettings
+from geojax.precision import BackendName, LossScaleSettings, PrecisionName, policy
 from geojax.runtime import WatchdogSettings
 from geojax.settings import Settings, load_yaml, validate
 from geojax.train.pipeline_settings import PipelineSettings, check_stages
@@ -195,8 +195,13 @@ class RunConfig(Settings):
     batch: BatchSettings
     """The global batch."""
 
-    precision: Literal["fp32", "bf16", "fp16", "fp64"] = "bf16"
-    """What the weights are gathered and multiplied in; master weights are at least fp32."""
+    precision: PrecisionName = "bf16"
+    """What the weights are gathered and multiplied in; master weights are at least fp32. An "fp8-"
+    recipe is bf16, but for the products of linear layers."""
+
+    fp8_backend: BackendName = "auto"
+    """Who multiplies FP8 numbers: "reference" (plain JAX, anywhere), "xla" (cuBLASLt on NVIDIA
+    GPUs), or "auto", which takes the fastest that can."""
 
     loss_scale: LossScaleSettings = LossScaleSettings()
     """How gradients are kept in the range of fp16; other precisions have no loss scale."""
@@ -259,6 +264,14 @@ class RunConfig(Settings):
             raise ValueError(
                 f"loss_scale is about precision fp16, and precision is {self.precision}: leave it "
                 "out"
+            )
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _fp8_backend_is_used(self) -> "RunConfig":
+        if policy(self.precision).recipe is None and self.fp8_backend != "auto":
+            raise ValueError(
+                f"fp8_backend is about FP8 recipes, and precision is {self.precision}: leave it out"
             )
         return self
 

@@ -16,10 +16,12 @@ from geojax.optim import (
     learning_rate_schedule,
     make_optimizer,
 )
-from geojax.precision import policy
+from geojax.precision import BackendChoice, chosen_backend, policy
 from geojax.runtime import flags_in_force
+from geojax.runtime.xla_flags import FP8_OPTIONS
 from geojax.topology import Topology
 from geojax.train.config import RunConfig
+from geojax.train.fp8_products import require_fp8_products
 from geojax.train.pipeline_plan import staged_layers, tick_program
 from geojax.train.plan import StepPlan
 from geojax.train.report import mesh_line, quantity
@@ -41,7 +43,7 @@ def step_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
     """How the step of `config` runs on `mesh`.
 
     Raises:
-        UserError: its pipeline cannot be.
+        UserError: its pipeline cannot be, or its FP8 backend cannot run there.
     """
     staged = staged_layers(config)
     ticks = None
@@ -55,6 +57,7 @@ def step_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
         chunk_bytes=config.communication.chunk_bytes,
         wire_dtype=config.communication.wire_dtype,
         remat=config.remat,
+        products_backend=_fp8_backend(config, mesh).name,
         sequence_parallel=config.parallelism.sequence,
         context_method=config.parallelism.context_method,
         zero_stage=config.zero.stage,
@@ -66,6 +69,13 @@ def step_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
         staged_layers=staged,
         tick_program=ticks,
     )
+
+
+def _fp8_backend(config: RunConfig, mesh: Mesh) -> BackendChoice:
+    recipe = policy(config.precision).recipe
+    if recipe is None:
+        return BackendChoice("reference", "no FP8")
+    return chosen_backend(recipe, platform_of(mesh), config.fp8_backend)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,12 +100,19 @@ class Program:
         Args:
             config: the run.
             plan: from `step_plan`.
+
+        Raises:
+            UserError: the compiler made fewer FP8 products than there should be.
         """
         optimizer = make_optimizer(config.optimizer, config.steps)
         schedule = learning_rate_schedule(config.optimizer, config.steps)
         layouts = state_layouts(config.model, optimizer, plan)
         batch = batch_shape(config.batch.rows, config.batch.sequence)
-        step = lower_step(layouts, config.model, plan, optimizer, schedule, batch).compile()
+        lowered = lower_step(layouts, config.model, plan, optimizer, schedule, batch)
+        options = FP8_OPTIONS if plan.products_backend == "xla" else None
+        step = lowered.compile(compiler_options=options)
+        if plan.products_backend == "xla":
+            require_fp8_products(step, config.model, plan)
         return cls(
             config=config,
             plan=plan,
@@ -151,4 +168,7 @@ class Program:
             implementation=self.plan.attention,
             platform=self.mesh.devices.flat[0].platform,
         )
-        return f"{attention.reason}; {flags_in_force()}"
+        reasons = [attention.reason, flags_in_force()]
+        if self.plan.policy.recipe is not None:
+            reasons.insert(1, _fp8_backend(self.config, self.mesh).reason)
+        return "; ".join(reasons)

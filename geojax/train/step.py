@@ -23,6 +23,7 @@ from geojax.collectives import hierarchical_all_reduce
 from geojax.models import ModelConfig
 from geojax.optim import SHARD_AXES, global_norm, layout
 from geojax.precision import LossScale
+from geojax.runtime.xla_flags import FP8_OPTIONS
 from geojax.train.amax_history import expected as expected_magnitudes
 from geojax.train.amax_history import next_history
 from geojax.train.gradients import batch_loss, step_gradients
@@ -256,7 +257,8 @@ def compile_evaluation(
         check_vma=True,
     )
     arguments = (layout.abstract(layouts, plan.mesh), batch_on_mesh(batch, plan))
-    return jax.jit(program).lower(*arguments).compile()
+    options = FP8_OPTIONS if plan.products_backend == "xla" else None
+    return jax.jit(program).lower(*arguments).compile(compiler_options=options)
 
 
 def batch_shape(rows: int, sequence: int) -> dict[str, jax.ShapeDtypeStruct]:

@@ -22,9 +22,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from geojax.mesh import GPU_PLATFORMS
 from geojax.models.mixture import grouped_loops, grouped_triton
 from geojax.models.mixture.rounding import Rounding
-from geojax.models.platform import GPU_PLATFORMS, target_platform
+from geojax.models.platform import target_platform
 from geojax.models.varying import vary_over, varying_axes
 from geojax.precision import PLAIN, WHOLE, Axes, Products, largest_each
 

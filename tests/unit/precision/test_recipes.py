@@ -10,7 +10,7 @@ from geojax.precision import (
     PLAIN,
     RECIPES,
     Products,
-    check_backend,
+    chosen_backend,
     largest_each,
     quantise,
     recipe,
@@ -158,6 +158,20 @@ def test_a_layer_at_an_end_multiplies_in_the_compute_dtype():
 def test_what_cannot_be_is_refused_in_one_line():
     with pytest.raises(UserError, match="is called 'curent'; did you mean 'current'"):
         recipe("curent")
-    with pytest.raises(UserError, match="scales of blocks that recipe 'block' has; use"):
-        check_backend(RECIPES["block"], "xla")
-    check_backend(RECIPES["current"], "xla")
+    with pytest.raises(UserError, match="on NVIDIA GPUs and this is cpu; use reference"):
+        chosen_backend(RECIPES["current"], "cpu", "xla")
+    with pytest.raises(UserError, match="'block' cannot run on backend xla, since XLA mult"):
+        chosen_backend(RECIPES["block"], "cuda", "xla")
+
+
+def test_the_backend_is_chosen_for_the_platform_with_a_reason():
+    for platform, name, expected in (
+        ("cuda", "delayed", "xla"),
+        ("cuda", "current", "xla"),
+        ("cuda", "mxfp8", "reference"),
+        ("cpu", "current", "reference"),
+    ):
+        choice = chosen_backend(RECIPES[name], platform)
+        assert choice.name == expected
+        assert name in choice.reason
+    assert chosen_backend(RECIPES["current"], "cuda", "reference").name == "reference"

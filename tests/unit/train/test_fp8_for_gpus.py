@@ -13,11 +13,12 @@ from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimiz
 from geojax.precision import policy
 from geojax.runtime.xla_flags import FP8_OPTIONS, recommended_flags
 from geojax.topology import Topology
+from geojax.train.fp8_products import require_fp8_products
 from geojax.train.plan import StepPlan
 from geojax.train.state import state_layouts
 from geojax.train.step import batch_shape, lower_step
 
-LAYERS = 5
+LAYERS = 4
 LINEAR = 7
 """Linear layers in a layer: query, key, value, output, gate, up, down."""
 PRODUCTS = 3
@@ -41,7 +42,9 @@ def compiled_step(name, axes, **options):
         for flag, value in recommended_flags("gpu").items()
     }
     step = lower_step(layouts, model, plan, optimizer, schedule, batch)
-    return step.compile(compiler_options=flags | FP8_OPTIONS)
+    program = step.compile(compiler_options=flags | FP8_OPTIONS)
+    require_fp8_products(program, model, plan)
+    return program
 
 
 def calls(program):
@@ -67,7 +70,7 @@ def calls(program):
 @pytest.mark.parametrize(
     ("name", "axes", "options"),
     [
-        ("fp8-current", {"data": 8}, {"overlap": True}),
+        ("fp8-delayed", {"data": 8}, {"zero_stage": 3, "remat": "selective"}),
         ("fp8-current", {"data": 4, "tensor": 2}, {"sequence_parallel": True, "accumulation": 2}),
     ],
 )
