@@ -20,13 +20,9 @@ INITIAL = 2.0**10
 
 LAYOUTS = {
     "one-device": {},
-    "tensor-zero3": {
-        "mesh": {"dc": 2, "data": 2, "tensor": 2},
-        "zero": {"stage": 3},
-        "parallelism": {"sequence": True},
-    },
-    "context-overlap": {
+    "context-zero3-overlap": {
         "mesh": {"dc": 2, "data": 2, "context": 2},
+        "zero": {"stage": 3},
         "communication": {"overlap": True},
         "accumulation": 2,
         "remat": "selective",
