@@ -2,11 +2,13 @@
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from geojax.models import ModelConfig, init_parameters, parameter_shapes
 from geojax.models.partition import partitions
@@ -120,3 +122,45 @@ def initial_state(
     compiled = jax.jit(make, out_shardings=layout.shardings(layouts, plan.mesh))
     state: TrainState = compiled(jax.random.key(seed))
     return state
+
+
+def with_saved_sites(wanted: TrainState, saved: Mapping[str, str]) -> TrainState:
+    """`wanted`, but with the histories of as many sites as a checkpoint has (all else is refused if
+    it differs).
+
+    Args:
+        wanted: what this run's checkpoints hold, as `jax.ShapeDtypeStruct`s with shardings.
+        saved: the type of each array of the checkpoint by name, as "float32[2,1,3,1024]".
+    """
+    name = next((name for name in saved if name.startswith("amax_history.")), None)
+    if name is None:
+        return wanted
+    sites = int(saved[name].split(",")[1])
+
+    def with_sites(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        if leaf.shape[1] == sites:
+            return leaf
+        shape = (leaf.shape[0], sites, *leaf.shape[2:])
+        everywhere = NamedSharding(leaf.sharding.mesh, PartitionSpec())
+        return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=everywhere)
+
+    history = jax.tree.map(with_sites, wanted.amax_history)
+    return dataclasses.replace(wanted, amax_history=history)
+
+
+def with_own_sites(restored: TrainState, wanted: TrainState) -> TrainState:
+    """What was restored, with histories of as many sites as `wanted` has: if they were others, each
+    has the largest of all of them."""
+
+    def resized(leaf: jax.Array, own: jax.ShapeDtypeStruct) -> jax.Array:
+        if leaf.shape == own.shape:
+            return leaf
+
+        def resize(leaf: jax.Array) -> jax.Array:
+            return jnp.broadcast_to(leaf.max(axis=1, keepdims=True), own.shape)
+
+        made: jax.Array = jax.jit(resize, out_shardings=own.sharding)(leaf)
+        return made
+
+    history = jax.tree.map(resized, restored.amax_history, wanted.amax_history)
+    return dataclasses.replace(restored, amax_history=history)

@@ -10,6 +10,7 @@ import pytest
 from support.small_models import SEQUENCE, make_batch
 
 from geojax import make_mesh
+from geojax.checkpoint import Checkpointer
 from geojax.collectives import collective_traffic
 from geojax.models import ModelConfig
 from geojax.optim import OptimizerSettings, layout, learning_rate_schedule, make_optimizer
@@ -19,7 +20,12 @@ from geojax.precision import RECIPES, policy
 from geojax.train.batches import global_batch, global_signals, rows_of_process
 from geojax.train.plan import StepPlan
 from geojax.train.stages import StagedLayers
-from geojax.train.state import initial_state, state_layouts
+from geojax.train.state import (
+    initial_state,
+    state_layouts,
+    with_own_sites,
+    with_saved_sites,
+)
 from geojax.train.step import batch_shape, lower_step
 
 ROWS, STEPS, HISTORY = 8, 3, 4
@@ -92,6 +98,7 @@ class Run:
         signals = global_signals(self.plan, {"stop": False, "save": False})
         return self.built[0](state, self.batch(number), signals, np.uint32(0))
 
+    @functools.cached_property
     def trained(self):
         """The losses of all steps, and the state after them as a checkpoint has it."""
         _, layouts, state = self.built
@@ -106,7 +113,7 @@ class Run:
 def alone(mixture):
     """One device, with microbatches of one row: what it sees does not depend on their number."""
     with jax.enable_x64(True):
-        return Run((("data", 1),), 2, mixture).trained()
+        return Run((("data", 1),), 2, mixture).trained
 
 
 LAYOUTS = {
@@ -123,7 +130,7 @@ def test_every_layout_has_the_history_of_one_device(name):
     run = LAYOUTS[name]
     expected_losses, expected = alone(run.mixture)
     with jax.enable_x64(True):
-        losses, state = run.trained()
+        losses, state = run.trained
         np.testing.assert_allclose(losses, expected_losses, rtol=1e-8)
         histories = jax.tree.leaves_with_path(state.amax_history)
         assert len(histories) == 7, "linear layers, and no router"
@@ -137,16 +144,42 @@ def test_every_layout_has_the_history_of_one_device(name):
             np.testing.assert_allclose(own, wanted, rtol=1e-6, err_msg=str(path))
 
 
+SITES = Run((("dc", 2), ("data", 2)), 2)
+
+
 def test_sites_keep_histories_of_their_own_and_no_magnitude_crosses_between_them():
-    axes = (("dc", 2), ("data", 2))
     with jax.enable_x64(True):
-        run = Run(axes, 2)
+        run = SITES
         traffic = collective_traffic(run.built[0], run.plan.mesh)
-        without = collective_traffic(Run(axes, 2, recipe=False).built[0], run.plan.mesh)
+        without = collective_traffic(Run(SITES.axes, 2, recipe=False).built[0], run.plan.mesh)
         assert traffic.bytes_over("dc") == without.bytes_over("dc")
         added = len(traffic.collectives) - len(without.collectives)
         assert added == 1, "one message a step, for all layers and microbatches"
-        _, state = run.trained()
+        _, state = run.trained
         for leaf in jax.tree.leaves(state.amax_history):
             of_gradients = np.asarray(leaf)[:, :, 2, :STEPS]  # [layers, sites, steps]
             assert (of_gradients[:, 1] > 10 * of_gradients[:, 0]).all(), "the row is at one site"
+
+
+def restored(tmp_path, state, run):
+    """The state of `run` after a checkpoint of `state` was restored."""
+    _, layouts, _ = run.built
+    wanted = layout.abstract_whole(layouts, run.plan.mesh)
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, state, {})
+        whole, _ = checkpointer.restore(wanted, adapt=with_saved_sites)
+    return layout.pad(with_own_sites(whole, wanted), layouts, run.plan.mesh)
+
+
+def test_histories_are_in_the_checkpoint_and_come_back_to_any_number_of_sites(tmp_path):
+    with jax.enable_x64(True):
+        _, whole = SITES.trained
+        same = restored(tmp_path / "same", whole, SITES)
+        again = layout.trim(same, SITES.built[1], SITES.plan.mesh)
+        jax.tree.map(np.testing.assert_array_equal, again, whole)
+        one = Run((("data", 2), ("tensor", 2)), 2)
+        merged = restored(tmp_path / "one", whole, one)
+        histories = (jax.tree.leaves(each.amax_history) for each in (merged, whole))
+        for own, wanted in zip(*histories, strict=True):
+            np.testing.assert_array_equal(own, np.asarray(wanted).max(axis=1, keepdims=True))
+        one.step(merged, STEPS)
