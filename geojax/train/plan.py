@@ -13,6 +13,7 @@ from geojax.models.transformer import Remat
 from geojax.optim import SHARD_AXES
 from geojax.pipeline.tick_program import TickProgram
 from geojax.precision import Backend, LossScaleSettings, Policy, Products
+from geojax.runtime.xla_flags import FP8_OPTIONS
 from geojax.train.stages import StagedLayers
 
 BATCH_AXES = ("dc", *SHARD_AXES)
@@ -129,6 +130,11 @@ class StepPlan:
     def products(self) -> Products:
         """How linear layers multiply."""
         return Products(self.policy.recipe, self.products_backend)
+
+    @property
+    def compiler_options(self) -> dict[str, str | bool] | None:
+        """What the programs of this plan are compiled with, beside the flags of the process."""
+        return FP8_OPTIONS if self.products_backend == "xla" else None
 
     @property
     def one_message(self) -> "StepPlan":

@@ -18,7 +18,6 @@ from geojax.optim import (
 )
 from geojax.precision import BackendChoice, chosen_backend, policy
 from geojax.runtime import flags_in_force
-from geojax.runtime.xla_flags import FP8_OPTIONS
 from geojax.topology import Topology
 from geojax.train.config import RunConfig
 from geojax.train.fp8_products import require_fp8_products
@@ -109,8 +108,7 @@ class Program:
         layouts = state_layouts(config.model, optimizer, plan)
         batch = batch_shape(config.batch.rows, config.batch.sequence)
         lowered = lower_step(layouts, config.model, plan, optimizer, schedule, batch)
-        options = FP8_OPTIONS if plan.products_backend == "xla" else None
-        step = lowered.compile(compiler_options=options)
+        step = lowered.compile(compiler_options=plan.compiler_options)
         if plan.products_backend == "xla":
             require_fp8_products(step, config.model, plan)
         return cls(

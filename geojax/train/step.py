@@ -23,7 +23,6 @@ from geojax.collectives import hierarchical_all_reduce
 from geojax.models import ModelConfig
 from geojax.optim import SHARD_AXES, global_norm, layout
 from geojax.precision import LossScale
-from geojax.runtime.xla_flags import FP8_OPTIONS
 from geojax.train.amax_history import expected as expected_magnitudes
 from geojax.train.amax_history import next_history
 from geojax.train.gradients import batch_loss, step_gradients
@@ -257,8 +256,7 @@ def compile_evaluation(
         check_vma=True,
     )
     arguments = (layout.abstract(layouts, plan.mesh), batch_on_mesh(batch, plan))
-    options = FP8_OPTIONS if plan.products_backend == "xla" else None
-    return jax.jit(program).lower(*arguments).compile(compiler_options=options)
+    return jax.jit(program).lower(*arguments).compile(compiler_options=plan.compiler_options)
 
 
 def batch_shape(rows: int, sequence: int) -> dict[str, jax.ShapeDtypeStruct]:

@@ -11,7 +11,7 @@ from geojax.mesh import make_mesh
 from geojax.models import ModelConfig
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.precision import policy
-from geojax.runtime.xla_flags import FP8_OPTIONS, recommended_flags
+from geojax.runtime.xla_flags import recommended_flags
 from geojax.topology import Topology
 from geojax.train.fp8_products import require_fp8_products
 from geojax.train.plan import StepPlan
@@ -42,7 +42,7 @@ def compiled_step(name, axes, **options):
         for flag, value in recommended_flags("gpu").items()
     }
     step = lower_step(layouts, model, plan, optimizer, schedule, batch)
-    program = step.compile(compiler_options=flags | FP8_OPTIONS)
+    program = step.compile(compiler_options=flags | plan.compiler_options)
     require_fp8_products(program, model, plan)
     return program
 

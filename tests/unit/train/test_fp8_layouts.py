@@ -7,15 +7,19 @@ import math
 import jax
 import pytest
 from support.equality import assert_equal_gradients, gradients_of_step
-from support.small_models import make_batch
+from support.small_models import SEQUENCE, make_batch
 
 from geojax import make_mesh
+from geojax.collectives import collective_traffic
 from geojax.models import ModelConfig, init_parameters
+from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.pipeline import Placement, tick_table
 from geojax.pipeline.tick_program import TickProgram
 from geojax.precision import RECIPES, policy
 from geojax.train.plan import StepPlan
 from geojax.train.stages import StagedLayers
+from geojax.train.state import state_layouts
+from geojax.train.step import batch_shape, lower_step
 
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 ROWS = 8
@@ -125,3 +129,22 @@ def test_ranks_that_slice_one_head_have_the_scale_of_the_whole_kernel():
 )
 def test_experts_have_their_own_scales_wherever_they_are(recipe, axes, options, tolerance):
     check((recipe, axes, 1, 1, options), model_of(mixture=True), tolerance)
+
+
+def test_magnitudes_of_current_scaling_travel_inside_the_site():
+    model, axes = model_of(mixture=False), {"dc": 2, "context": 2, "tensor": 2}
+    settings = OptimizerSettings()
+    optimizer, schedule = make_optimizer(settings, 10), learning_rate_schedule(settings, 10)
+    traffic = {}
+    for name in ("bf16", "fp8-current"):
+        plan = StepPlan(make_mesh(**axes), policy(name))
+        layouts = state_layouts(model, optimizer, plan)
+        batch = batch_shape(ROWS, SEQUENCE)
+        lowered = lower_step(layouts, model, plan, optimizer, schedule, batch)
+        traffic[name] = collective_traffic(lowered, plan.mesh)
+    plain, scaled = traffic["bf16"], traffic["fp8-current"]
+    assert scaled.bytes_over("dc") == plain.bytes_over("dc")
+    assert len(scaled.over("dc")) == len(plain.over("dc"))
+    for axis in ("tensor", "context"):
+        added = scaled.bytes_over(axis) - plain.bytes_over(axis)
+        assert 0 < added < 2**12, "numbers, not tensors"
