@@ -59,7 +59,7 @@ def _of_linear_layers(tree: Any, place: LeafLayout) -> Any:
 
 
 def expected(history: Any, plan: StepPlan) -> Any:
-    """[rows, 3] of each linear layer of this rank: what to expect; {} where there is no history.
+    """[rows, 3] of each linear layer of this rank: what to expect; None without a history.
 
     Typed as varying over all axes along which ranks see other numbers, so that nothing sums what
     they see.
@@ -70,7 +70,7 @@ def expected(history: Any, plan: StepPlan) -> Any:
     def largest(leaf: jax.Array) -> jax.Array:
         return to_varying(leaf.max(axis=-1)[:, 0], (*plan.batch_axes, *inside, *plan.stage_axes))
 
-    return {} if history is None else jax.tree.map(largest, history)
+    return jax.tree.map(largest, history)
 
 
 @jax.named_scope("amax_history")
@@ -107,13 +107,13 @@ def next_history(history: Any, seen: Any, plan: StepPlan) -> Any:
 
 def attach(weights: Parameters, amax: Any) -> Parameters:
     """The layers' `weights` with `amax`, a tree of `AMAX` leaves, beside their kernels."""
-    if AMAX in amax:
-        return weights | amax
+    if amax is None or AMAX in amax:
+        return weights | (amax or {})
     return weights | {name: attach(weights[name], below) for name, below in amax.items()}
 
 
 def detach(gradients: Parameters) -> tuple[Parameters, Any]:
-    """The inverse of `attach`: gradients of weights, and what was seen."""
+    """The inverse of `attach`: gradients of weights, and what was seen (None: nothing)."""
     weights, amax = {}, {}
     for name, below in gradients.items():
         if name == AMAX:
@@ -124,4 +124,4 @@ def detach(gradients: Parameters) -> tuple[Parameters, Any]:
                 amax[name] = inside
         else:
             weights[name] = below
-    return weights, amax
+    return weights, amax or None

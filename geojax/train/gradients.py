@@ -8,7 +8,6 @@ microbatch m-1           with overlap: a layer's gradient is reduced, over the s
 then                     what is not reduced yet is
 """
 
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -59,7 +58,7 @@ class StepGradients(NamedTuple):
     targets: jax.Array
     """The number of them that count."""
     seen: Any
-    """The largest magnitudes of this rank (see `geojax.train.amax_history`); {}: nobody looked."""
+    """The largest magnitudes of this rank (see `amax_history`); None: nobody looked."""
 
 
 @jax.named_scope("step_gradients")
@@ -72,7 +71,7 @@ def step_gradients(
     plan: StepPlan,
     dropout_key: jax.Array | None,
     gradient_factor: jax.Array | None = None,
-    expected: Any = MappingProxyType({}),
+    expected: Any = None,
 ) -> StepGradients:
     """Loss and gradient of a global batch; call it inside the step's `shard_map`.
 
@@ -84,7 +83,7 @@ def step_gradients(
         plan: how the step runs.
         dropout_key: key of this step's dropout masks; None, no dropout.
         gradient_factor: what all gradients come out multiplied by; None: nothing.
-        expected: magnitudes for each linear layer (see `geojax.train.amax_history`); {}: none.
+        expected: magnitudes for each linear layer (see `geojax.train.amax_history`); None: none.
     """
     microbatches = _microbatches(batch, plan)
     if plan.staged_layers is not None:

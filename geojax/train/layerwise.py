@@ -58,7 +58,7 @@ class ExpectantWeights:
 
     source: WeightSource
     expected: Any
-    """Of all layers, stacked; {}: nothing."""
+    """Of all layers, stacked; None: nothing."""
 
     def take(self, ahead: Any, index: jax.Array, following: jax.Array) -> tuple[Parameters, Any]:
         """The weights of layer `index`, with what is expected beside them."""

@@ -44,7 +44,7 @@ def pipeline_gradients(
         dropout_key: key of this step's dropout masks; None, no dropout.
         gradient_factor: what all gradients come out multiplied by; None: nothing.
         expected: magnitudes for each linear layer of this stage (see `geojax.train.amax_history`);
-            what was seen instead is beside the gradients. {}: none.
+            what was seen instead is beside the gradients. None: none.
     """
     run = TrainingPass(model, plan, dropout_key, gradient_factor)
     made = _executor(run).gradients(_stage_weights(shards, layouts, run, expected), microbatches)

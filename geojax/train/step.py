@@ -11,7 +11,6 @@ Nothing crosses `dc` but the gradient chunks and one vector of four sums.
 
 import functools
 import math
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -53,7 +52,7 @@ def mean_gradients(
     plan: StepPlan,
     dropout_key: jax.Array | None = None,
     loss_scale: jax.Array | None = None,
-    expected: Any = MappingProxyType({}),
+    expected: Any = None,
 ) -> tuple[Any, Any, dict[str, jax.Array]]:
     """Sharded gradient of the mean loss over the global batch; call it inside the `shard_map`.
 
@@ -67,7 +66,7 @@ def mean_gradients(
         dropout_key: key of this step's dropout masks; None, no dropout.
         loss_scale: what the mean loss is multiplied by before gradients are taken, and they are
             divided by; None: nothing.
-        expected: magnitudes for each linear layer (see `geojax.train.amax_history`); {}: none.
+        expected: magnitudes for each linear layer (see `geojax.train.amax_history`); None: none.
 
     Returns:
         The gradient's shards; the magnitudes that this rank saw; and the scalars `loss` (mean over
