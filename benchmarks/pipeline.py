@@ -116,7 +116,7 @@ class Runner:
         self._step = step
         self._batch = global_batch(plan, work.all_rows, range(work.all_rows), work.batch())
         self._signals = global_signals(plan, dict.fromkeys(SIGNALS, False))
-        self._state = initial_state(work.model, optimizer, layouts, plan.mesh, SEED)
+        self._state = initial_state(work.model, optimizer, layouts, plan, SEED)
 
     def run(self) -> tuple[float, float]:
         """Seconds of a step, and its loss."""

@@ -114,7 +114,7 @@ def geojax_step(work: Work) -> tuple[Traffic, list[float]]:
     layouts = state_layouts(work.model, optimizer, plan)
     shapes = batch_shape(work.rows, work.sequence)
     program = lower_step(layouts, work.model, plan, optimizer, SCHEDULE, shapes).compile()
-    state = initial_state(work.model, optimizer, layouts, work.mesh, SEED)
+    state = initial_state(work.model, optimizer, layouts, plan, SEED)
     batch = global_batch(plan, work.rows, range(work.rows), work.batch())
     losses = []
     for _ in range(STEPS):

@@ -95,6 +95,10 @@ def make_mesh(
     return Mesh(array.reshape(tuple(sizes.values())), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
+GPU_PLATFORMS = ("gpu", "cuda")
+"""The names that JAX has for NVIDIA's GPUs."""
+
+
 def platform_of(mesh: Mesh) -> str:
     """That of the mesh's devices, which a mesh without devices only describes."""
     return str(mesh.abstract_mesh.abstract_device.platform)

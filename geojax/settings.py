@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pydantic
-import yaml
 
 from geojax.errors import UserError
 
@@ -40,13 +39,14 @@ def load_yaml(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read as text ({error})") from None
+    # What reads no files, such as a model in somebody's own program, does without PyYAML.
+    from geojax.yaml_syntax import YamlError, parse
+
     try:
-        content = yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{path}:{mark.line + 1}" if mark else str(path)
-        what = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise UserError(f"{where}: not valid YAML: {what}") from None
+        content = parse(text)
+    except YamlError as error:
+        where = f"{path}:{error.line}" if error.line else str(path)
+        raise UserError(f"{where}: not valid YAML: {error}") from None
     if not isinstance(content, dict):
         raise UserError(f"{path}: expected a mapping of settings, found {_describe(content)}")
     return content
@@ -88,32 +88,6 @@ def _presets_folder() -> Path:
     package = Path(__file__).resolve().parent
     installed = package / "configs"
     return installed if installed.is_dir() else package.parent / "configs"
-
-
-class _Loader(yaml.SafeLoader):
-    """Safe YAML that refuses a key given twice and reads 1e-3 as the number it looks like."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                if key.value in seen:
-                    raise yaml.constructor.ConstructorError(
-                        None, None, f"the key '{key.value}' is given twice", key.start_mark
-                    )
-                seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-def _float_pattern() -> None:
-    # YAML 1.1, which PyYAML follows, takes 1e-3 for a string because it has no dot.
-    import re
-
-    pattern = re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$")
-    _Loader.add_implicit_resolver("tag:yaml.org,2002:float", pattern, list("-+0123456789"))
-
-
-_float_pattern()
 
 
 def _sentence(settings: type[pydantic.BaseModel], problem: Any) -> str:

@@ -28,4 +28,4 @@ def geojax_side(plan: StepPlan) -> tuple[jax.stages.Compiled, Any, Callable[[Any
         state, metrics = program(state, batch, signals, seed)
         return state, metrics["loss"]
 
-    return program, initial_state(MODEL, optimizer, layouts, plan.mesh, SEED), step
+    return program, initial_state(MODEL, optimizer, layouts, plan, SEED), step

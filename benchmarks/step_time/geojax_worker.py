@@ -46,7 +46,7 @@ class Worker:
         shapes = batch_shape(ROWS, SEQUENCE)
         lowered = lower_step(layouts, MODEL, plan, self.optimizer, schedule, shapes)
         self.step = lowered.compile()
-        self.state = initial_state(MODEL, self.optimizer, layouts, self.mesh, seed=0)
+        self.state = initial_state(MODEL, self.optimizer, layouts, plan, seed=0)
         np.savez(WORK["weights"], **dict(_named(self.state.parameters)))
         place = functools.partial(jax.tree.map, lambda x, s: jax.device_put(x, s.sharding))
         self.batch = place(_batch(), batch_on_mesh(shapes, plan))

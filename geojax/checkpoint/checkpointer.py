@@ -155,7 +155,11 @@ class Checkpointer:
             raise self._save_failed(step, error) from error
 
     def restore(
-        self, abstract_state: State, *, model: Mapping[str, Any] | None = None
+        self,
+        abstract_state: State,
+        *,
+        model: Mapping[str, Any] | None = None,
+        adapt: Callable[[State, Mapping[str, str]], State] | None = None,
     ) -> tuple[State, dict[str, Any]]:
         """The state and the metadata of the newest checkpoint that is whole.
 
@@ -165,6 +169,8 @@ class Checkpointer:
         Args:
             abstract_state: a tree of jax.ShapeDtypeStructs with shardings, on any mesh.
             model: the model's config; None to restore without looking at the model.
+            adapt: what is wanted instead of `abstract_state`, given it and what is saved: the type
+                of each array by name, as "float32[100,64]". None: what `abstract_state` says.
 
         Returns:
             The state, sharded as `abstract_state` says, and the metadata given to `save` together
@@ -175,19 +181,16 @@ class Checkpointer:
                 other arrays (decided before any array is read).
         """
         self.wait()
-        wanted = _by_name(abstract_state)
         problems: dict[int, str] = {}
         steps = self.latest_steps()
         while (step := number_of_first_process(steps.pop(0) if steps else -1)) >= 0:
             try:
-                arrays, content = self._read(step, wanted, model)
+                state, content = self._read(step, abstract_state, model, adapt)
             except manifest.DamagedCheckpoint as damage:
                 problems[step] = str(damage)
                 continue
             self._newest_step, self._damaged_steps = step, list(problems)
             self._tell(problems, step)
-            leaves = [arrays[name] for name in wanted]
-            state = jax.tree.unflatten(jax.tree.structure(abstract_state), leaves)
             return state, {**content["metadata"], "step": content["step"]}
         if not problems:
             raise UserError(f"{self.folder}: holds no checkpoint")
@@ -264,9 +267,13 @@ class Checkpointer:
         return UserError(f"{self.folder}: step {step} could not be saved: {_first_line(error)}")
 
     def _read(
-        self, step: int, wanted: dict[str, Any], model: Mapping[str, Any] | None
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The arrays of the checkpoint of `step` by name, and its manifest.
+        self,
+        step: int,
+        abstract_state: State,
+        model: Mapping[str, Any] | None,
+        adapt: Callable[[State, Mapping[str, str]], State] | None,
+    ) -> tuple[State, dict[str, Any]]:
+        """The state of the checkpoint of `step`, and its manifest.
 
         Raises:
             DamagedCheckpoint: on every process, when any of them finds it damaged.
@@ -275,6 +282,9 @@ class Checkpointer:
         content = _together(lambda: manifest.read(path))
         if model is not None:
             refuse_other_model(path, content["metadata"].get("model"), model)
+        if adapt is not None:
+            abstract_state = adapt(abstract_state, content["arrays"])
+        wanted = _by_name(abstract_state)
         refuse_other_arrays(path, content["arrays"], wanted)
         process, processes = jax.process_index(), jax.process_count()
         _together(
@@ -282,7 +292,9 @@ class Checkpointer:
         )
         restore_args = ocp.checkpoint_utils.construct_restore_args(wanted)
         arguments = RestoreState(wanted, restore_args=restore_args)
-        return _together(lambda: self._orbax.restore(path, args=arguments)), content
+        arrays = _together(lambda: self._orbax.restore(path, args=arguments))
+        leaves = [arrays[name] for name in wanted]
+        return jax.tree.unflatten(jax.tree.structure(abstract_state), leaves), content
 
     def _tell(self, problems: dict[int, str], restored: int) -> None:
         problems = dict(problems)

@@ -39,7 +39,7 @@ def refuse_other_arrays(path: Path, saved: Mapping[str, str], wanted: Mapping[st
             there, here = saved.get(name, "absent"), given.get(name, "absent")
             raise UserError(
                 f"{path}: the array {name} is {there} in the checkpoint and {here} in this run: "
-                "the model or the optimizer differs"
+                "the model, the optimizer or the precision differs"
             )
 
 

@@ -1,5 +1,7 @@
 """The dense feed-forward block and the linear map, as functions on plain parameter trees."""
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 
@@ -8,23 +10,60 @@ from geojax.models.norm import norm
 from geojax.models.parallelism import ALONE, Parallelism
 from geojax.models.parameters import Parameters
 from geojax.models.tensor_parallel import enter, leave
+from geojax.precision import PLAIN, Axes, Products
+
+Cut = Literal["columns", "rows"]
+"""What of a kernel the ranks of `tensor` have parts of: columns, and each makes some of the
+outputs; or rows, and what each makes of all outputs has to be summed."""
 
 
-def linear(parameters: Parameters, x: jax.Array, parallelism: Parallelism = ALONE) -> jax.Array:
+def linear(
+    parameters: Parameters,
+    x: jax.Array,
+    parallelism: Parallelism = ALONE,
+    products: Products = PLAIN,
+    *,
+    cut: Cut = "columns",
+) -> jax.Array:
     """`x` [..., inputs] times the kernel [inputs, outputs], plus the bias if there is one.
 
-    With a `parallelism` of several `tensor` ranks these hold the rows of one kernel and add up
-    their products, before the bias (see `geojax.models.tensor_parallel.leave`).
+    Where the kernel is `cut` by rows the ranks of `tensor` add up their products, before the bias
+    (see `geojax.models.tensor_parallel.leave`).
     """
-    # One contracting dim: XLA for CPUs transposes its operands to contract over two, which made the
-    # kernel's gradient, a contraction over rows and sequence, up to twice as slow.
-    tokens = x.reshape(-1, x.shape[-1])
-    product = leave((tokens @ parameters["kernel"]).reshape(*x.shape[:-1], -1), parallelism)
+    product = times_kernel(parameters, x, parallelism, products, cut=cut)
+    if cut == "rows":
+        product = leave(product, parallelism)
     if "bias" not in parameters:
         return product
     # Wide, so that the bias's gradient, a sum over all tokens, is wide too.
     wide = jnp.promote_types(x.dtype, jnp.float32)
     return (product.astype(wide) + parameters["bias"].astype(wide)).astype(x.dtype)
+
+
+def times_kernel(
+    parameters: Parameters,
+    x: jax.Array,
+    parallelism: Parallelism,
+    products: Products,
+    *,
+    cut: Cut,
+) -> jax.Array:
+    """`x` [..., inputs] times this rank's part of the kernel: [..., outputs]."""
+    # One contracting dim: XLA for CPUs transposes its operands to contract over two, which made the
+    # kernel's gradient, a contraction over rows and sequence, up to twice as slow.
+    tokens = x.reshape(-1, x.shape[-1])
+    axes = operand_axes(parallelism, cut)
+    product = products.multiply(tokens, parameters["kernel"], parameters.get("amax"), axes)
+    return product.reshape(*x.shape[:-1], -1)
+
+
+def operand_axes(parallelism: Parallelism, cut: Cut) -> Axes:
+    """Over which axes ranks hold parts of the operands of one product of a layer."""
+    tensor = ("tensor",) if parallelism.tensor > 1 else ()
+    context = ("context",) if parallelism.context > 1 else ()
+    if cut == "rows":
+        return Axes(x=(*context, *tensor), w=tensor, dy=context)
+    return Axes(x=context, w=tensor, dy=(*context, *tensor))
 
 
 def activate(up: jax.Array, gate: jax.Array | None, config: ModelConfig) -> jax.Array:
@@ -46,13 +85,19 @@ def activate(up: jax.Array, gate: jax.Array | None, config: ModelConfig) -> jax.
     return jax.nn.gelu(up, approximate=True)
 
 
-def activated(parameters: Parameters, x: jax.Array, config: ModelConfig) -> jax.Array:
+def activated(
+    parameters: Parameters,
+    x: jax.Array,
+    config: ModelConfig,
+    parallelism: Parallelism = ALONE,
+    products: Products = PLAIN,
+) -> jax.Array:
     """What goes into the last product of a feed-forward block: [..., feed_forward].
 
     `parameters` hold the block's up and perhaps gate; `x` is [..., hidden].
     """
-    gate = linear(parameters["gate"], x) if config.gated else None
-    return activate(linear(parameters["up"], x), gate, config)
+    gate = linear(parameters["gate"], x, parallelism, products) if config.gated else None
+    return activate(linear(parameters["up"], x, parallelism, products), gate, config)
 
 
 def feed_forward_block(
@@ -60,6 +105,7 @@ def feed_forward_block(
     x: jax.Array,
     config: ModelConfig,
     parallelism: Parallelism = ALONE,
+    products: Products = PLAIN,
 ) -> jax.Array:
     """What the feed-forward block adds to the stream `x` [rows, columns, hidden].
 
@@ -67,4 +113,5 @@ def feed_forward_block(
     """
     normed = enter(norm(parameters["feed_forward_norm"], x, config), parallelism)
     own = parameters["feed_forward"]
-    return linear(own["down"], activated(own, normed, config), parallelism)
+    middle = activated(own, normed, config, parallelism, products)
+    return linear(own["down"], middle, parallelism, products, cut="rows")

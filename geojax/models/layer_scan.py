@@ -13,7 +13,9 @@ layer is computed that does not wait for it.
 """
 
 import dataclasses
-from collections.abc import Callable
+import functools
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -24,10 +26,19 @@ from jax import lax
 from geojax.models.parameters import Parameters
 from geojax.models.residuals import Residuals, forward
 from geojax.models.varying import zeros_of
+from geojax.precision import accumulate
 
 Layer = Callable[[Parameters, jax.Array, jax.Array, Any], tuple[jax.Array, jax.Array | None]]
 """(a layer's parameters, the stream, the layer's number, the context) to the stream and the layer's
 balance loss [rows], None without experts."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Span:
+    """Consecutive layers that one function computes."""
+
+    count: int
+    layer: Layer
 
 
 class WeightSource(Protocol):
@@ -96,8 +107,8 @@ class Forward(NamedTuple):
     """The stream after the last layer."""
     balance: jax.Array | None
     """[rows], the balance losses of all layers; None without experts."""
-    residuals: Residuals
-    """Of every layer, stacked."""
+    residuals: list[Residuals]
+    """Of each span, stacked."""
     ahead: Any
     """What the source carries to the layer that comes next."""
     weights: Any
@@ -106,31 +117,32 @@ class Forward(NamedTuple):
 
 @jax.named_scope("forward_layers")
 def forward_layers(
-    layer: Layer,
+    spans: Sequence[Span],
     source: WeightSource,
     ahead: Any,
     x: jax.Array,
     context: Any,
-    count: int,
     *,
     first_layer: jax.Array | int = 0,
     keep_weights: bool = False,
 ) -> Forward:
-    """`x` through `count` layers.
+    """`x` through the layers of all `spans`, one loop for each.
 
     Args:
-        layer: the function of a layer, under whatever rematerialisation.
-        source: of the weights of the `count` layers.
+        spans: the functions of the layers, under whatever rematerialisation.
+        source: of the weights of all of them.
         ahead: what `source` carries to the first layer.
         x: the stream before the first layer, typed as varying as it is after a layer.
         context: what every layer reads beside; given to `backward_layers` again.
-        count: the number of layers.
         first_layer: the number of the first of them in the whole model.
         keep_weights: whether to return the weights of all layers; the source then carries those of
             the first layer out of the loop, else of the last one, with which the backward begins.
     """
+    count = sum(span.count for span in spans)
 
-    def body(carry: tuple[jax.Array, Any], index: jax.Array) -> tuple[tuple[jax.Array, Any], Any]:
+    def body(
+        layer: Layer, carry: tuple[jax.Array, Any], index: jax.Array
+    ) -> tuple[tuple[jax.Array, Any], Any]:
         x, ahead = carry
         following = (index + 1) % count if keep_weights else jnp.minimum(index + 1, count - 1)
         weights, ahead = source.take(ahead, index, following)
@@ -140,10 +152,22 @@ def forward_layers(
         )
         return (x, ahead), (balance, residuals, weights if keep_weights else None)
 
-    indices = jnp.arange(count, dtype=jnp.int32)
-    (x, ahead), (balances, residuals, weights) = lax.scan(body, (x, ahead), indices)
-    balance = None if balances is None else balances.sum(axis=0)
-    return Forward(x, balance, residuals, ahead, weights)
+    made, first, carry = [], 0, (x, ahead)
+    for span in spans:
+        indices = jnp.arange(first, first + span.count, dtype=jnp.int32)
+        carry, of_span = lax.scan(functools.partial(body, span.layer), carry, indices)
+        made.append(of_span)
+        first += span.count
+    balances, residuals, weights = zip(*made, strict=True)
+    balance = None
+    if balances[0] is not None:
+        balance = functools.reduce(jnp.add, [each.sum(axis=0) for each in balances])
+    kept = jax.tree.map(_together, *weights) if keep_weights else None
+    return Forward(carry[0], balance, list(residuals), carry[1], kept)
+
+
+def _together(*stacks: jax.Array) -> jax.Array:
+    return stacks[0] if len(stacks) == 1 else jnp.concatenate(stacks)
 
 
 class Backward(NamedTuple):
@@ -163,10 +187,10 @@ def backward_layers(
     ahead: Any,
     sink: GradientSink,
     sums: Any,
-    residuals: Residuals,
+    residuals: Sequence[Residuals],
     cotangents: tuple[jax.Array, jax.Array | None],
     context: Any,
-    count: int,
+    counts: Sequence[int],
     *,
     first_layer: jax.Array | int = 0,
     together: int = 1,
@@ -178,39 +202,66 @@ def backward_layers(
         ahead: what `source` carries to the last layer.
         sink: takes the gradient of every layer.
         sums: the sink's, so far.
-        residuals: of every layer.
+        residuals: of each span.
         cotangents: of the stream after the last layer and of the balance loss.
         context: as in the forward.
-        count: as in the forward.
+        counts: the layers of each span.
         first_layer: as in the forward.
-        together: the layers of a turn, whose gradients `sink` takes together; divides `count`.
+        together: the layers of a turn, whose gradients `sink` takes together; divides the number
+            of all layers.
     """
     x_cotangent, balance_cotangent = cotangents
 
+    ends = list(itertools.accumulate(counts))
+    starts = [0, *ends[:-1]]
+
     def of_layer(
-        carry: tuple[jax.Array, Any], index: jax.Array
+        span: int, carry: tuple[jax.Array, Any], index: jax.Array
     ) -> tuple[tuple[jax.Array, Any], Parameters]:
         x_cotangent, ahead = carry
         weights, ahead = source.take(ahead, index, jnp.maximum(index - 1, 0))
-        gradient, x_cotangent = layer_slice(residuals, index).backward(
+        gradient, x_cotangent = layer_slice(residuals[span], index - starts[span]).backward(
             (x_cotangent, balance_cotangent), again=(weights, first_layer + index, context)
         )
         return (x_cotangent, ahead), gradient
 
-    def turn(carry: tuple[Any, Any], indices: jax.Array) -> tuple[Any, None]:
+    def turn(
+        pieces: Sequence[tuple[int, int]], carry: tuple[Any, Any], indices: jax.Array
+    ) -> tuple[Any, None]:
         state, sums = carry
-        state, gradients = lax.scan(of_layer, state, indices, reverse=True, unroll=together == 1)
-        return (state, sink.put(sums, indices[0], gradients)), None
+        gradients: list[Parameters] = []
+        end = together
+        for span, length in reversed(pieces):
+            own = indices[end - length : end]
+            state, made = lax.scan(
+                functools.partial(of_layer, span), state, own, reverse=True, unroll=length == 1
+            )
+            gradients.insert(0, made)
+            end -= length
+        return (state, sink.put(sums, indices[0], jax.tree.map(_together, *gradients))), None
 
-    turns = np.arange(count, dtype=np.int32).reshape(-1, together)
+    turns = np.arange(ends[-1], dtype=np.int32).reshape(-1, together)
     in_loop = max(len(turns) - sink.turns_to_fill, 0)
     carry = ((x_cotangent, ahead), sums)
-    for indices in turns[in_loop:][::-1]:
-        carry, _ = turn(carry, jnp.asarray(indices))
-    if in_loop:
-        carry, _ = lax.scan(turn, carry, jnp.asarray(turns[:in_loop]), reverse=True)
+    for number in reversed(range(in_loop, len(turns))):
+        carry, _ = turn(_pieces(turns[number], starts, ends), carry, jnp.asarray(turns[number]))
+    loops = itertools.groupby(turns[:in_loop], key=lambda own: _pieces(own, starts, ends))
+    for pieces, members in reversed([(pieces, list(members)) for pieces, members in loops]):
+        indices = jnp.asarray(np.stack(members))
+        carry, _ = lax.scan(functools.partial(turn, pieces), carry, indices, reverse=True)
     (x, ahead), sums = carry
     return Backward(x, sums, ahead)
+
+
+def _pieces(
+    indices: np.ndarray, starts: Sequence[int], ends: Sequence[int]
+) -> tuple[tuple[int, int], ...]:
+    """The spans that consecutive layers belong to, and how many of them to each."""
+    first, last = indices[0], indices[-1]
+    overlaps = (
+        min(end, last + 1) - max(start, first) for start, end in zip(starts, ends, strict=True)
+    )
+    return tuple((span, int(count)) for span, count in enumerate(overlaps) if count > 0)
 
 
 def layer_slice(stacked: Any, index: jax.Array | int) -> Any:
@@ -232,17 +283,20 @@ def layers_slice(stacked: Any, first: jax.Array, count: int) -> Any:
 
 
 def add_at(sums: Any, first: jax.Array, tree: Any, *, empty: bool = False) -> Any:
-    """`tree`, stacked layers from `first` on, added to those layers of `sums`, in its dtypes.
+    """`tree`, stacked layers from `first` on, added to those layers of `sums`, in its dtypes (see
+    `geojax.precision.accumulate`).
 
     If `sums` are `empty` there, it is written.
     """
+    if not empty:
+        held = jax.tree.map(
+            lambda total, leaf: layers_slice(total, first, leaf.shape[0]), sums, tree
+        )
+        tree = accumulate(held, tree)
 
-    def add(total: jax.Array, leaf: jax.Array) -> jax.Array:
-        leaf = leaf.astype(total.dtype)
-        if not empty:
-            leaf = leaf + layers_slice(total, first, leaf.shape[0])
+    def write(total: jax.Array, leaf: jax.Array) -> jax.Array:
         return lax.dynamic_update_slice_in_dim(
-            total, leaf, first, axis=0, allow_negative_indices=False
+            total, leaf.astype(total.dtype), first, axis=0, allow_negative_indices=False
         )
 
-    return jax.tree.map(add, sums, tree)
+    return jax.tree.map(write, sums, tree)

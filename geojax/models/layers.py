@@ -18,6 +18,7 @@ from geojax.models.parameters import Parameters
 from geojax.models.rotary import rotary_table, rotate
 from geojax.models.sequence_order import local_columns
 from geojax.models.tensor_parallel import ENTERED, enter, stream_columns
+from geojax.precision import KEPT_BY_PRODUCTS, PLAIN, Products
 
 # The backward pass keeps the results of matrix products and recomputes what lies between them. That
 # halves the memory of a layer and, since recomputing element by element is cheaper than a round
@@ -28,7 +29,7 @@ _keep_products = functools.partial(
     prevent_cse=False,
     policy=jax.checkpoint_policies.save_from_both_policies(
         jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-        jax.checkpoint_policies.save_only_these_names(ENTERED, *KEPT_BY_MIXTURE),
+        jax.checkpoint_policies.save_only_these_names(ENTERED, *KEPT_BY_MIXTURE, *KEPT_BY_PRODUCTS),
     ),
 )
 
@@ -72,13 +73,14 @@ def attention_block(
     config: ModelConfig,
     implementation: str = "auto",
     parallelism: Parallelism = ALONE,
+    products: Products = PLAIN,
 ) -> jax.Array:
     """What causal grouped-query self-attention adds to the stream `x` [rows, columns, hidden].
 
     `parameters` are a layer's: the block reads its attention_norm and attention.
     """
     project = _keep_products(
-        functools.partial(project_heads, config=config, parallelism=parallelism)
+        functools.partial(project_heads, config=config, parallelism=parallelism, products=products)
     )
     query, key, value = project(parameters, x, context.rotary)
     mixed = attention(
@@ -89,16 +91,19 @@ def attention_block(
         implementation=implementation,
         parallelism=parallelism,
     )
-    return _put_together(parameters["attention"]["output"], mixed, parallelism)
+    return _put_together(parameters["attention"]["output"], mixed, products, parallelism)
 
 
-@functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=2)
-def _put_together(parameters: Parameters, mixed: jax.Array, parallelism: Parallelism) -> jax.Array:
+@functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=3)
+def _put_together(
+    parameters: Parameters, mixed: jax.Array, products: Products, parallelism: Parallelism
+) -> jax.Array:
     """The heads [rows, columns, heads, head_dim] through the output matrix.
 
     What attention returns is kept by attention already, and not once more in another shape.
     """
-    return linear(parameters, mixed.reshape(*mixed.shape[:2], -1), parallelism)
+    heads = mixed.reshape(*mixed.shape[:2], -1)
+    return linear(parameters, heads, parallelism, products, cut="rows")
 
 
 def project_heads(
@@ -107,6 +112,7 @@ def project_heads(
     rotary: tuple[jax.Array, jax.Array] | None,
     config: ModelConfig,
     parallelism: Parallelism = ALONE,
+    products: Products = PLAIN,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """What a layer's attention reads, from the residual stream `x` [rows, columns, hidden].
 
@@ -120,7 +126,9 @@ def project_heads(
     if config.kv_heads < parallelism.tensor:
         own = own | {name: _own_head(own[name], config, parallelism) for name in ("key", "value")}
     query, key, value = (
-        linear(own[name], normed).reshape(*normed.shape[:2], -1, config.head_size)
+        linear(own[name], normed, parallelism, products).reshape(
+            *normed.shape[:2], -1, config.head_size
+        )
         for name in ("query", "key", "value")
     )
     if rotary is not None:
@@ -132,9 +140,10 @@ def _own_head(parameters: Parameters, config: ModelConfig, parallelism: Parallel
     """The one head that this rank's queries read, of keys or values that it holds whole."""
     ranks_of_a_head = parallelism.tensor // config.kv_heads
     first = lax.axis_index("tensor") // ranks_of_a_head * config.head_size
-    return {
-        name: lax.dynamic_slice_in_dim(leaf, first, config.head_size, axis=-1)
-        for name, leaf in parameters.items()
+    return parameters | {
+        name: lax.dynamic_slice_in_dim(parameters[name], first, config.head_size, axis=-1)
+        for name in ("kernel", "bias")
+        if name in parameters
     }
 
 
@@ -145,6 +154,7 @@ def second_block(
     columns: jax.Array,
     config: ModelConfig,
     parallelism: Parallelism = ALONE,
+    products: Products = PLAIN,
 ) -> tuple[jax.Array, jax.Array | None]:
     """What a layer's second block adds to the stream: the dense feed-forward block or the mixture.
 
@@ -155,13 +165,14 @@ def second_block(
         columns: int32 [columns], the positions in the row of the stream's columns.
         config: the model.
         parallelism: how model and rows are spread.
+        products: how the linear layers multiply.
 
     Returns:
         [rows, columns, hidden], and the mixture's balance loss [rows], None where it is dense.
     """
     if config.mixture is None:
-        return feed_forward_block(parameters, x, config, parallelism), None
-    return mixture_block(parameters, x, segment_ids, columns, config, parallelism)
+        return feed_forward_block(parameters, x, config, parallelism, products), None
+    return mixture_block(parameters, x, segment_ids, columns, config, parallelism, products)
 
 
 def layer(
@@ -172,6 +183,7 @@ def layer(
     config: ModelConfig,
     implementation: str = "auto",
     parallelism: Parallelism = ALONE,
+    products: Products = PLAIN,
 ) -> tuple[jax.Array, jax.Array | None]:
     """One pre-norm layer on the residual stream `x` [rows, columns, hidden].
 
@@ -183,6 +195,7 @@ def layer(
         config: the model.
         implementation: of attention.
         parallelism: how the model and the row are spread; `parameters` are this rank's parts.
+        products: how the layer's linear maps multiply.
 
     Returns:
         The stream after the layer, and the load-balancing loss of its mixture of experts for each
@@ -193,11 +206,13 @@ def layer(
         layer_key = jax.random.fold_in(context.dropout_key, index + 1)  # 0 is the embedding's
         keys = tuple(jax.random.split(layer_key))
     columns = stream_columns(context.columns, parallelism, dim=0)
-    branch = attention_block(parameters, x, context, config, implementation, parallelism)
+    branch = attention_block(parameters, x, context, config, implementation, parallelism, products)
     x = x + dropout(branch, keys[0], context.rows, columns, config.dropout)
     segment_ids = context.segment_ids
     if segment_ids is not None:
         segment_ids = stream_columns(segment_ids, parallelism, dim=1)
-    second = _keep_products(functools.partial(second_block, config=config, parallelism=parallelism))
+    second = _keep_products(
+        functools.partial(second_block, config=config, parallelism=parallelism, products=products)
+    )
     branch, balance = second(parameters, x, segment_ids, columns)
     return x + dropout(branch, keys[1], context.rows, columns, config.dropout), balance

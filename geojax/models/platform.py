@@ -2,9 +2,6 @@
 
 import jax
 
-GPU_PLATFORMS = ("gpu", "cuda")
-"""The names that JAX has for NVIDIA's GPUs."""
-
 
 def target_platform() -> str:
     """The platform of the program that is being traced: "cpu", "gpu", "tpu" ...

@@ -9,6 +9,7 @@ import jax
 from geojax.errors import UserError
 from geojax.models.mixture import KEPT_BY_MIXTURE
 from geojax.models.tensor_parallel import LEFT
+from geojax.precision import KEPT_BY_PRODUCTS
 
 Remat = Literal["none", "selective", "full"]
 """What the forward pass of a layer keeps for the backward pass.
@@ -45,6 +46,6 @@ def rematerialised(function: Callable[..., Any], remat: Remat) -> Callable[..., 
     if remat == "selective":
         policies = jax.checkpoint_policies
         products = policies.dots_with_no_batch_dims_saveable
-        named = policies.save_only_these_names(LEFT, *KEPT_BY_MIXTURE)
+        named = policies.save_only_these_names(LEFT, *KEPT_BY_MIXTURE, *KEPT_BY_PRODUCTS)
         return checkpoint(function, policy=policies.save_from_both_policies(products, named))
     raise UserError(f"remat '{remat}' is unknown; it can be none, selective or full")

@@ -18,6 +18,7 @@ from geojax.models.remat import Remat, rematerialised
 from geojax.models.sequence_order import local_columns
 from geojax.models.tensor_parallel import enter, leave, stream_columns
 from geojax.models.varying import vary_over, varying_axes
+from geojax.precision import PLAIN, Products
 
 Batch = dict[str, jax.Array]
 """tokens, targets, segment_ids, positions int32 [rows, columns]; loss_mask [rows, columns];
@@ -34,6 +35,7 @@ def loss_sum(
     attention: str = "auto",
     remat: Remat = "none",
     parallelism: Parallelism = ALONE,
+    products: Products = PLAIN,
 ) -> tuple[jax.Array, jax.Array]:
     """The masked sum of the next-token losses, and the sum of the mask.
 
@@ -51,6 +53,8 @@ def loss_sum(
         remat: see `geojax.models.remat`.
         parallelism: how the model and its rows are spread over the ranks of the surrounding
             `shard_map`; `parameters` and `batch` are this rank's parts.
+        products: how the linear layers multiply; embedding, router and head always do in the
+            compute dtype.
 
     Raises:
         UserError: the sequence is longer than learned positions reach, or `remat` is unknown.
@@ -63,6 +67,7 @@ def loss_sum(
         attention=attention,
         remat=remat,
         parallelism=parallelism,
+        products=products,
     )
     total = head_loss(parameters, x, batch, config, parallelism)
     if balance is not None and config.mixture is not None:
@@ -79,6 +84,7 @@ def logits(
     attention: str = "auto",
     remat: Remat = "none",
     parallelism: Parallelism = ALONE,
+    products: Products = PLAIN,
 ) -> jax.Array:
     """The logits of every position, [rows, columns, vocabulary], in at least float32.
 
@@ -93,6 +99,7 @@ def logits(
         attention=attention,
         remat=remat,
         parallelism=parallelism,
+        products=products,
     )
     return head(parameters, x, config, parallelism)
 
@@ -106,6 +113,7 @@ def stream(
     attention: str,
     remat: Remat,
     parallelism: Parallelism,
+    products: Products,
 ) -> tuple[jax.Array, jax.Array | None]:
     """The residual stream after all layers, and the sum of their balances (see `apply_layers`)."""
     x = embed(parameters["embedding"], batch, config, dropout_key, parallelism)
@@ -118,6 +126,7 @@ def stream(
         attention=attention,
         remat=remat,
         parallelism=parallelism,
+        products=products,
     )
 
 
@@ -160,6 +169,7 @@ def apply_layers(
     remat: Remat = "none",
     first_layer: jax.Array | int = 0,
     parallelism: Parallelism = ALONE,
+    products: Products = PLAIN,
 ) -> tuple[jax.Array, jax.Array | None]:
     """`x` [rows, columns, hidden] through the stacked `layers`, whichever part of them is given.
 
@@ -175,7 +185,8 @@ def apply_layers(
         x: jax.Array, layer_and_index: tuple[Parameters, jax.Array]
     ) -> tuple[jax.Array, jax.Array | None]:
         own, index = layer_and_index
-        return layer(own, x, index, context, config, attention, parallelism)
+        here = products.at_layer(index, config.layers)
+        return layer(own, x, index, context, config, attention, parallelism, here)
 
     # The carry must vary over whatever the weights or the batch vary over, but for `tensor`: what
     # leaves a layer is summed over it.

@@ -41,7 +41,7 @@ def compiled_memory(config: RunConfig) -> CompiledMemory:
     layouts = state_layouts(config.model, optimizer, plan)
     batch = batch_shape(config.batch.rows, config.batch.sequence)
     step = lower_step(layouts, config.model, plan, optimizer, schedule, batch)
-    return memory_of(step.compile())
+    return memory_of(step.compile(compiler_options=plan.compiler_options))
 
 
 def memory_of(step: jax.stages.Compiled) -> CompiledMemory:

@@ -1,5 +1,50 @@
 """Which dtype each part of a training step works in."""
 
-from geojax.precision.policy import Policy, policy
+from geojax.precision.backend import BackendChoice, BackendName, chosen_backend
+from geojax.precision.loss_scale import LossScale, LossScaleSettings, scale_gradient
+from geojax.precision.policy import Policy, PrecisionName, policy, policy_names
+from geojax.precision.products import (
+    AMAX,
+    KEPT_BY_PRODUCTS,
+    PLAIN,
+    WHOLE,
+    Axes,
+    Backend,
+    Products,
+    accumulate,
+    is_amax,
+    largest_each,
+    largest_over,
+)
+from geojax.precision.quantise import Quantised, quantise
+from geojax.precision.recipes import RECIPES, Format, Recipe, recipe
 
-__all__ = ["Policy", "policy"]
+__all__ = [
+    "AMAX",
+    "KEPT_BY_PRODUCTS",
+    "PLAIN",
+    "RECIPES",
+    "WHOLE",
+    "Axes",
+    "Backend",
+    "BackendChoice",
+    "BackendName",
+    "Format",
+    "LossScale",
+    "LossScaleSettings",
+    "Policy",
+    "PrecisionName",
+    "Products",
+    "Quantised",
+    "Recipe",
+    "accumulate",
+    "chosen_backend",
+    "is_amax",
+    "largest_each",
+    "largest_over",
+    "policy",
+    "policy_names",
+    "quantise",
+    "recipe",
+    "scale_gradient",
+]

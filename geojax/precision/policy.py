@@ -2,12 +2,25 @@
 
 import dataclasses
 import difflib
-from typing import Any
+from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
 
 from geojax.errors import UserError
+from geojax.precision.recipes import RECIPES, Recipe
+
+PrecisionName = Literal[
+    "fp32",
+    "bf16",
+    "fp16",
+    "fp64",
+    "fp8-delayed",
+    "fp8-current",
+    "fp8-block",
+    "fp8-mxfp8",
+]
+"""What policies are called."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +39,14 @@ class Policy:
     """Of the master weights and the optimizer's moments."""
     reduce_dtype: np.dtype[Any]
     """Of gradients while they are accumulated over microbatches and summed over devices."""
+    recipe: Recipe | None = None
+    """By which linear layers multiply in FP8; None: in the compute dtype. Everything else is as it
+    is without."""
+
+    @property
+    def scales_loss(self) -> bool:
+        """Whether gradients need a loss scale (`geojax.precision.loss_scale`)."""
+        return self.compute_dtype == np.float16
 
 
 _POLICIES = {
@@ -33,13 +54,21 @@ _POLICIES = {
     for name, compute, master, reduce in (
         ("fp32", jnp.float32, jnp.float32, jnp.float32),
         ("bf16", jnp.bfloat16, jnp.float32, jnp.float32),
+        ("fp16", jnp.float16, jnp.float32, jnp.float32),
         ("fp64", jnp.float64, jnp.float64, jnp.float64),
     )
 }
 
 
+_POLICIES |= {
+    f"fp8-{name}": dataclasses.replace(_POLICIES["bf16"], name=f"fp8-{name}", recipe=recipe)
+    for name, recipe in RECIPES.items()
+}
+
+
 def policy(name: str) -> Policy:
-    """The policy called `name`: "fp32", "bf16" or "fp64" (which needs `jax_enable_x64`).
+    """The policy called `name`: "fp32", "bf16", "fp16", "fp64" (which needs `jax_enable_x64`), or
+    an FP8 recipe on top of bf16: "fp8-delayed", "fp8-current", "fp8-block" or "fp8-mxfp8".
 
     Raises:
         UserError: there is no such policy.
@@ -49,3 +78,8 @@ def policy(name: str) -> Policy:
         hint = f"did you mean '{near[0]}'?" if near else f"there are: {', '.join(_POLICIES)}"
         raise UserError(f"no precision policy is called '{name}'; {hint}")
     return _POLICIES[name]
+
+
+def policy_names() -> tuple[str, ...]:
+    """What `policy` takes."""
+    return tuple(_POLICIES)

@@ -46,6 +46,16 @@ _GPU_FLAGS = {
 }
 
 
+FP8_OPTIONS: dict[str, str | bool] = {
+    # XLA otherwise hands matrix products to Triton, in whose kernels nothing is FP8.
+    "xla_gpu_enable_triton_gemm": False,
+    # It otherwise makes one product of small ones that read the same matrix (query, key and value),
+    # puts their scaled FP8 matrices together in bf16, and no longer sees what they were.
+    "xla_gpu_dot_merger_threshold_mb": "0",
+}
+"""Compiler options of one program for GPUs, of which cuBLASLt is to make the FP8 products."""
+
+
 def recommended_flags(platform: Platform, process_count: int = 1) -> dict[str, str]:
     """The flags that geojax sets on that platform, by name."""
     if platform == "gpu":

@@ -14,6 +14,7 @@ from geojax.models import ModelConfig
 from geojax.models.parallel_sizes import check_parallelism
 from geojax.models.parallelism import ContextMethod, Parallelism
 from geojax.optim import OptimizerSettings
+from geojax.precision import BackendName, LossScaleSettings, PrecisionName, policy
 from geojax.runtime import WatchdogSettings
 from geojax.settings import Settings, load_yaml, validate
 from geojax.train.pipeline_settings import PipelineSettings, check_stages
@@ -194,8 +195,16 @@ class RunConfig(Settings):
     batch: BatchSettings
     """The global batch."""
 
-    precision: Literal["fp32", "bf16", "fp64"] = "bf16"
-    """What the weights are gathered and multiplied in; master weights are at least fp32."""
+    precision: PrecisionName = "bf16"
+    """What the weights are gathered and multiplied in; master weights are at least fp32. An "fp8-"
+    recipe is bf16, but for the products of linear layers."""
+
+    fp8_backend: BackendName = "auto"
+    """Who multiplies FP8 numbers: "reference" (plain JAX, anywhere), "xla" (cuBLASLt on NVIDIA
+    GPUs), or "auto", which takes the fastest that can."""
+
+    loss_scale: LossScaleSettings = LossScaleSettings()
+    """How gradients are kept in the range of fp16; other precisions have no loss scale."""
 
     remat: Literal["none", "selective", "full"] = "none"
     """Activations that the backward pass computes again: none, all but the matrix products, or
@@ -220,7 +229,8 @@ class RunConfig(Settings):
     """Text at the end of the run."""
 
     skip_limit: pydantic.PositiveInt = 10
-    """Consecutive steps with a non-finite loss or gradient after which the run stops."""
+    """Consecutive steps with a non-finite loss or gradient after which the run stops; in fp16 not
+    before the loss scale is at its minimum."""
 
     @pydantic.field_validator("model", mode="before")
     @classmethod
@@ -246,6 +256,23 @@ class RunConfig(Settings):
     @pydantic.model_validator(mode="after")
     def _model_can_be_spread(self) -> "RunConfig":
         check_parallelism(self.model, self.spread, self.batch.sequence)
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _loss_scale_is_used(self) -> "RunConfig":
+        if self.precision != "fp16" and self.loss_scale != LossScaleSettings():
+            raise ValueError(
+                f"loss_scale is about precision fp16, and precision is {self.precision}: leave it "
+                "out"
+            )
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _fp8_backend_is_used(self) -> "RunConfig":
+        if policy(self.precision).recipe is None and self.fp8_backend != "auto":
+            raise ValueError(
+                f"fp8_backend is about FP8 recipes, and precision is {self.precision}: leave it out"
+            )
         return self
 
     @pydantic.model_validator(mode="after")

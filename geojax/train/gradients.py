@@ -23,10 +23,14 @@ from geojax.models.layer_scan import (
 )
 from geojax.models.varying import vary_over, varying_axes, zeros_of
 from geojax.optim import LeafLayout
+from geojax.train.amax_history import detach
 from geojax.train.layerwise import (
+    ExpectantWeights,
     GatheredWeights,
     ReducedGradients,
     ScatteredGradients,
+    WatchedGradients,
+    WatchedSums,
     site_shards,
 )
 from geojax.train.pipelined import pipeline_gradients, pipeline_loss
@@ -53,6 +57,8 @@ class StepGradients(NamedTuple):
     """What a mixture's balance adds to it; None for a dense model."""
     targets: jax.Array
     """The number of them that count."""
+    seen: Any
+    """The largest magnitudes of this rank (see `amax_history`); None: nobody looked."""
 
 
 @jax.named_scope("step_gradients")
@@ -64,6 +70,8 @@ def step_gradients(
     model: ModelConfig,
     plan: StepPlan,
     dropout_key: jax.Array | None,
+    gradient_factor: jax.Array | None = None,
+    expected: Any = None,
 ) -> StepGradients:
     """Loss and gradient of a global batch; call it inside the step's `shard_map`.
 
@@ -74,16 +82,27 @@ def step_gradients(
         model: the model.
         plan: how the step runs.
         dropout_key: key of this step's dropout masks; None, no dropout.
+        gradient_factor: what all gradients come out multiplied by; None: nothing.
+        expected: magnitudes for each linear layer (see `geojax.train.amax_history`); None: none.
     """
     microbatches = _microbatches(batch, plan)
     if plan.staged_layers is not None:
         staged = pipeline_gradients(
-            shards, microbatches, layouts=layouts, model=model, plan=plan, dropout_key=dropout_key
+            shards,
+            microbatches,
+            layouts=layouts,
+            model=model,
+            plan=plan,
+            dropout_key=dropout_key,
+            gradient_factor=gradient_factor,
+            expected=expected,
         )
-        whole = staged.outer | {"layers": staged.layers}
-        return StepGradients(reduce_gradients(whole, layouts, plan), *_numbers(staged))
-    run = TrainingPass(model, plan, dropout_key)
+        of_layers, seen = detach(staged.layers)
+        whole = staged.outer | {"layers": of_layers}
+        return StepGradients(reduce_gradients(whole, layouts, plan), *_numbers(staged), seen)
+    run = TrainingPass(model, plan, dropout_key, gradient_factor)
     outer, source, ahead = _weights(shards, layouts, plan)
+    expectant = ExpectantWeights(source, expected)
     of_outer = _without_layers(layouts)
     scattered = plan.zero_stage >= 2
     in_loop = plan.accumulation - 1 if plan.overlap else plan.accumulation
@@ -97,7 +116,8 @@ def step_gradients(
         return scatter_in_site(gradient, of_outer, plan) if scattered else gradient
 
     def turn(sums: Gradients, microbatch: Batch) -> tuple[Gradients, None]:
-        made = run.gradients(outer, source, sums.ahead, sink, sums.layers, microbatch)
+        watched = WatchedGradients(sink)
+        made = run.gradients(outer, expectant, sums.ahead, watched, sums.layers, microbatch)
         loss, balance, targets = jax.tree.map(jnp.add, _numbers(sums), _numbers(made))
         total = jax.tree.map(jnp.add, sums.outer, in_site(made.outer))
         return Gradients(loss, balance, targets, total, made.layers, made.ahead), None
@@ -106,35 +126,36 @@ def step_gradients(
     layer = jax.eval_shape(lambda: source.take(ahead, jnp.int32(0), jnp.int32(0))[0])
     zero = vary_over(jnp.zeros((), run.loss_dtype), varying_axes(batch["loss_mask"]))
     outer_sums = zeros_of(jax.eval_shape(lambda: in_site(zeros_of(outer, dtype=dtype))))
-    layer_sums = sink.start(layer, model.layers)
+    layer_sums = WatchedSums(sink.start(layer, model.layers), zeros_of(expected))
     balance = None if model.mixture is None else zero
     sums = Gradients(zero, balance, zero, outer_sums, layer_sums, ahead)
     if in_loop == 1:
         sums, _ = turn(sums, layer_slice(microbatches, 0))
     elif in_loop > 1:
         sums, _ = lax.scan(turn, sums, jax.tree.map(lambda leaf: leaf[:in_loop], microbatches))
-    before = sums.outer | {"layers": sink.finish(sums.layers)} if in_loop else None
+    before = sums.outer | {"layers": sink.finish(sums.layers.weights)} if in_loop else None
     if not plan.overlap:
         reduce = sum_shards if scattered else reduce_gradients
-        return StepGradients(reduce(before, layouts, plan), *_numbers(sums))
+        return StepGradients(reduce(before, layouts, plan), *_numbers(sums), sums.layers.seen)
 
     together = plan.overlap_layers
     last_sink = ReducedGradients(_of_layers(layouts, together), plan, before and before["layers"])
     last = run.gradients(
         outer,
-        source,
+        expectant,
         sums.ahead,
-        last_sink,
-        last_sink.start(layer, model.layers),
+        WatchedGradients(last_sink),
+        WatchedSums(last_sink.start(layer, model.layers), sums.layers.seen),
         layer_slice(microbatches, in_loop),
         behind=sums.loss if in_loop else None,
         together=together,
     )
-    reduced = {"layers": last_sink.finish(last.layers)}
+    reduced = {"layers": last_sink.finish(last.layers.weights)}
     for name, gradient in last.outer.items():
         shards = site_shards(before and before[name], gradient, layouts[name], plan)
         reduced[name] = sum_shards(shards, layouts[name], plan)
-    return StepGradients(reduced, *jax.tree.map(jnp.add, _numbers(sums), _numbers(last)))
+    loss, balance, targets = jax.tree.map(jnp.add, _numbers(sums), _numbers(last))
+    return StepGradients(reduced, loss, balance, targets, last.layers.seen)
 
 
 def _microbatches(batch: Batch, plan: StepPlan) -> Batch:
@@ -147,15 +168,27 @@ def _numbers(made: Gradients) -> tuple[jax.Array, jax.Array | None, jax.Array]:
 
 
 def batch_loss(
-    shards: Parameters, batch: Batch, *, layouts: Parameters, model: ModelConfig, plan: StepPlan
+    shards: Parameters,
+    batch: Batch,
+    *,
+    layouts: Parameters,
+    model: ModelConfig,
+    plan: StepPlan,
+    expected: Any,
 ) -> tuple[jax.Array, jax.Array]:
     """The sum of the losses of this rank's tokens, without dropout, and the number that count."""
     if plan.staged_layers is not None:
         return pipeline_loss(
-            shards, _microbatches(batch, plan), layouts=layouts, model=model, plan=plan
+            shards,
+            _microbatches(batch, plan),
+            layouts=layouts,
+            model=model,
+            plan=plan,
+            expected=expected,
         )
     outer, source, ahead = _weights(shards, layouts, plan)
-    return TrainingPass(model, plan, None).loss(outer, source, ahead, batch)
+    expectant = ExpectantWeights(source, expected)
+    return TrainingPass(model, plan, None).loss(outer, expectant, ahead, batch)
 
 
 def _weights(

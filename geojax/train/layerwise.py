@@ -17,9 +17,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from geojax.models.layer_scan import add_at, layer_slice, layers_slice
+from geojax.models.layer_scan import (
+    GradientSink,
+    WeightSource,
+    add_at,
+    layer_slice,
+    layers_slice,
+)
 from geojax.models.parameters import Parameters
 from geojax.models.varying import zeros_of
+from geojax.train.amax_history import attach, detach
 from geojax.train.plan import StepPlan
 from geojax.train.weights import gather_in_site, scatter_in_site, sum_shards
 
@@ -43,6 +50,47 @@ class GatheredWeights:
     ) -> tuple[Parameters, Parameters]:
         """The weights that were gathered a turn ago, while those of the next turn come."""
         return ahead, self.gather(following)
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpectantWeights:
+    """A source that tells each linear layer which magnitudes to expect (see `amax_history`)."""
+
+    source: WeightSource
+    expected: Any
+    """Of all layers, stacked; None: nothing."""
+
+    def take(self, ahead: Any, index: jax.Array, following: jax.Array) -> tuple[Parameters, Any]:
+        """The weights of layer `index`, with what is expected beside them."""
+        weights, ahead = self.source.take(ahead, index, following)
+        return attach(weights, layer_slice(self.expected, index)), ahead
+
+
+class WatchedSums(NamedTuple):
+    """The sums of a sink, and what was seen in the layers."""
+
+    weights: Any
+    seen: Any
+    """Stacked; the largest so far."""
+
+
+@dataclasses.dataclass(frozen=True)
+class WatchedGradients:
+    """A sink that keeps what was seen apart from the gradients of weights, which it passes on."""
+
+    sink: GradientSink
+
+    @property
+    def turns_to_fill(self) -> int:
+        """That of the sink within."""
+        return self.sink.turns_to_fill
+
+    def put(self, sums: WatchedSums, first: jax.Array, gradients: Parameters) -> WatchedSums:
+        """Gradients go to the sink within."""
+        weights, seen = detach(gradients)
+        return WatchedSums(
+            self.sink.put(sums.weights, first, weights), add_at(sums.seen, first, seen)
+        )
 
 
 class ScatteredSums(NamedTuple):

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -24,6 +25,9 @@ from geojax.train.state import TrainState
 # The next step is dispatched before the last one's metrics are read, so that devices never wait for
 # the host; a third step in flight would only hold more memory.
 STEPS_IN_FLIGHT = 2
+
+OF_SOME_RUNS = ("balance_loss", "loss_scale")
+"""Metrics that only some runs have: of a mixture, and of fp16."""
 
 
 @dataclasses.dataclass
@@ -128,7 +132,9 @@ class Loop:
         self.stopped_early |= metrics["stop"] > 0
         self._save_asked |= metrics["save"] > 0
         limit = self.program.config.skip_limit
-        if metrics["skipped_in_a_row"] >= limit:
+        smallest = self.program.config.loss_scale.minimum
+        at_its_end = metrics.get("loss_scale", smallest) <= smallest
+        if metrics["skipped_in_a_row"] >= limit and at_its_end:
             raise RunError(
                 f"step {step}: the loss or the gradient was not finite for {limit} steps in a row; "
                 "none of them was applied; look at the data or lower "
@@ -157,8 +163,7 @@ class Loop:
             "skipped": metrics["skipped"],
             "compilations": self.compilations.count,
         }
-        if "balance_loss" in metrics:
-            values["balance_loss"] = metrics["balance_loss"]
+        values |= {name: metrics[name] for name in OF_SOME_RUNS if name in metrics}
         figures = {"loss": f"{metrics['loss']:.4f}", "": quantity(tokens_per_second, "tokens/s")}
         if utilisation is not None:
             values["mfu"] = utilisation
@@ -167,7 +172,11 @@ class Loop:
         if program.mesh.shape["dc"] > 1:
             figures["cross-site"] = quantity(program.bytes_across_sites, "B/step")
         if metrics["skipped_in_a_row"]:
-            self.say(f"step {step}: the loss or the gradient is not finite; the step is skipped")
+            scale = metrics.get("loss_scale")
+            at = "" if scale is None else f" at a loss scale of 2^{math.log2(scale):.0f}"
+            self.say(
+                f"step {step}: the loss or the gradient is not finite{at}; the step is skipped"
+            )
         if self.writer is not None:
             self.writer.write(step, values)
         self.progress.update(step, figures)
@@ -178,7 +187,7 @@ class Loop:
             for rows in self.loader.validation(name):
                 with self.watchdog.step(step):
                     batch = self._on_mesh(rows)
-                    sums.append(jax.device_get(self.program.evaluate(state.parameters, batch)))
+                    sums.append(jax.device_get(self.program.evaluate(state, batch)))
             loss, targets = np.sum(sums, axis=0)
             value = float(loss / targets)
             self.validation.setdefault(name, []).append((step, value))

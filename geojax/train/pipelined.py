@@ -1,6 +1,7 @@
 """The gradient of a step whose layers lie on pipeline stages."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from geojax.models.mixture import weighted_balance
 from geojax.models.remat import rematerialised
 from geojax.models.transformer import embed, head_loss
 from geojax.pipeline.execution import Executor, StageFunctions, StageWeights
+from geojax.train.amax_history import attach
 from geojax.train.plan import StepPlan
 from geojax.train.training_pass import Gradients, TrainingPass
 from geojax.train.weights import gather_weights
@@ -25,6 +27,8 @@ def pipeline_gradients(
     model: ModelConfig,
     plan: StepPlan,
     dropout_key: jax.Array | None,
+    gradient_factor: jax.Array | None,
+    expected: Any,
 ) -> Gradients:
     """Loss and gradients of a step's microbatches, on this stage; nothing of them is reduced yet.
 
@@ -37,9 +41,12 @@ def pipeline_gradients(
         model: the model.
         plan: how the step runs.
         dropout_key: key of this step's dropout masks; None, no dropout.
+        gradient_factor: what all gradients come out multiplied by; None: nothing.
+        expected: magnitudes for each linear layer of this stage (see `geojax.train.amax_history`);
+            what was seen instead is beside the gradients. None: none.
     """
-    run = TrainingPass(model, plan, dropout_key)
-    made = _executor(run).gradients(_stage_weights(shards, layouts, run), microbatches)
+    run = TrainingPass(model, plan, dropout_key, gradient_factor)
+    made = _executor(run).gradients(_stage_weights(shards, layouts, run, expected), microbatches)
     outer = run.outer_gradients(made.weights.last, made.weights.first)
     targets = _on_last_stage(microbatches["loss_mask"].astype(made.loss.dtype).sum(), plan)
     return Gradients(made.loss, made.balance, targets, outer, made.weights.layers, None)
@@ -52,13 +59,14 @@ def pipeline_loss(
     layouts: Parameters,
     model: ModelConfig,
     plan: StepPlan,
+    expected: Any,
 ) -> tuple[jax.Array, jax.Array]:
     """The sum of the losses and the number of targets on the last stage, 0 elsewhere; no dropout.
 
     Arguments are those of `pipeline_gradients`.
     """
     run = TrainingPass(model, plan, None)
-    loss = _executor(run).loss(_stage_weights(shards, layouts, run), microbatches)
+    loss = _executor(run).loss(_stage_weights(shards, layouts, run, expected), microbatches)
     return loss, _on_last_stage(microbatches["loss_mask"].astype(loss.dtype).sum(), plan)
 
 
@@ -75,10 +83,12 @@ def _executor(run: TrainingPass) -> Executor:
     )
 
 
-def _stage_weights(shards: Parameters, layouts: Parameters, run: TrainingPass) -> StageWeights:
+def _stage_weights(
+    shards: Parameters, layouts: Parameters, run: TrainingPass, expected: Any
+) -> StageWeights:
     weights = gather_weights(shards, layouts, run.plan)
     last = {name: weights[name] for name in run.read_by_head}
-    return StageWeights(weights["embedding"], weights["layers"], last)
+    return StageWeights(weights["embedding"], attach(weights["layers"], expected), last)
 
 
 def _on_last_stage(number: jax.Array, plan: StepPlan) -> jax.Array:
@@ -94,7 +104,7 @@ def stage_functions(run: TrainingPass) -> StageFunctions:
 
     def weigh(balance: jax.Array, batch: Batch) -> jax.Array:
         assert settings is not None, "only mixtures have a balance"
-        return weighted_balance(balance, batch["loss_mask"], settings)
+        return run.scaled(weighted_balance(balance, batch["loss_mask"], settings))
 
     return StageFunctions(
         embed=lambda first, batch: embed(first, batch, model, run.dropout_key, parallelism),
@@ -106,6 +116,6 @@ def stage_functions(run: TrainingPass) -> StageFunctions:
             parallelism=parallelism,
         ),
         layer=rematerialised(run.layer, plan.remat),
-        head=lambda last, x, batch: head_loss(last, x, batch, model, parallelism),
+        head=lambda last, x, batch: run.scaled(head_loss(last, x, batch, model, parallelism)),
         balance=None if settings is None else weigh,
     )

@@ -12,7 +12,8 @@ from geojax.models.parallelism import ContextMethod, Parallelism
 from geojax.models.transformer import Remat
 from geojax.optim import SHARD_AXES
 from geojax.pipeline.execution.tick_program import TickProgram
-from geojax.precision import Policy
+from geojax.precision import Backend, LossScaleSettings, Policy, Products
+from geojax.runtime.xla_flags import FP8_OPTIONS
 from geojax.train.stages import StagedLayers
 
 BATCH_AXES = ("dc", *SHARD_AXES)
@@ -42,11 +43,17 @@ class StepPlan:
     wire_dtype: Any = None
     """Dtype of gradients on the link between sites; None, as they are."""
 
+    loss_scale: LossScaleSettings = dataclasses.field(default_factory=LossScaleSettings)
+    """How the loss scale moves, under a policy that has one."""
+
     remat: Remat = "none"
     """What a layer's forward pass keeps for its backward pass."""
 
     attention: str = "auto"
     """Implementation of the attention seam."""
+
+    products_backend: Backend = "reference"
+    """Who multiplies FP8 numbers, under a policy that has a recipe."""
 
     sequence_parallel: bool = False
     """Whether the ranks of `tensor` share the sequence between the matrix products."""
@@ -118,6 +125,16 @@ class StepPlan:
             context_method=self.context_method,
             expert=sizes["expert"],
         )
+
+    @property
+    def products(self) -> Products:
+        """How linear layers multiply."""
+        return Products(self.policy.recipe, self.products_backend)
+
+    @property
+    def compiler_options(self) -> dict[str, str | bool] | None:
+        """What the programs of this plan are compiled with, beside the flags of the process."""
+        return FP8_OPTIONS if self.products_backend == "xla" else None
 
     @property
     def one_message(self) -> "StepPlan":

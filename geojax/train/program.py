@@ -16,10 +16,11 @@ from geojax.optim import (
     learning_rate_schedule,
     make_optimizer,
 )
-from geojax.precision import policy
+from geojax.precision import BackendChoice, chosen_backend, policy
 from geojax.runtime import flags_in_force
 from geojax.topology import Topology
 from geojax.train.config import RunConfig
+from geojax.train.fp8_products import require_fp8_products
 from geojax.train.pipeline_plan import staged_layers, tick_program
 from geojax.train.plan import StepPlan
 from geojax.train.report import mesh_line, quantity
@@ -41,7 +42,7 @@ def step_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
     """How the step of `config` runs on `mesh`.
 
     Raises:
-        UserError: its pipeline cannot be.
+        UserError: its pipeline cannot be, or its FP8 backend cannot run there.
     """
     staged = staged_layers(config)
     ticks = None
@@ -51,9 +52,11 @@ def step_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
         mesh=mesh,
         policy=policy(config.precision),
         accumulation=config.batch.accumulation,
+        loss_scale=config.loss_scale,
         chunk_bytes=config.communication.chunk_bytes,
         wire_dtype=config.communication.wire_dtype,
         remat=config.remat,
+        products_backend=_fp8_backend(config, mesh).name,
         sequence_parallel=config.parallelism.sequence,
         context_method=config.parallelism.context_method,
         zero_stage=config.zero.stage,
@@ -67,6 +70,13 @@ def step_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
     )
 
 
+def _fp8_backend(config: RunConfig, mesh: Mesh) -> BackendChoice:
+    recipe = policy(config.precision).recipe
+    if recipe is None:
+        return BackendChoice("reference", "no FP8")
+    return chosen_backend(recipe, platform_of(mesh), config.fp8_backend)
+
+
 @dataclasses.dataclass(frozen=True)
 class Program:
     """A config on a mesh: where everything lies, and what runs."""
@@ -78,7 +88,7 @@ class Program:
     step: jax.stages.Compiled
     """`(state, batch, signals, seed) -> (state, metrics)`; compiled once."""
     evaluate: jax.stages.Compiled
-    """`(parameters, batch) -> [sum of losses, number of targets]`."""
+    """`(state, batch) -> [sum of losses, number of targets]`."""
     traffic: Traffic
     """The collectives of one step, read from its HLO."""
 
@@ -89,12 +99,18 @@ class Program:
         Args:
             config: the run.
             plan: from `step_plan`.
+
+        Raises:
+            UserError: the compiler made fewer FP8 products than there should be.
         """
         optimizer = make_optimizer(config.optimizer, config.steps)
         schedule = learning_rate_schedule(config.optimizer, config.steps)
         layouts = state_layouts(config.model, optimizer, plan)
         batch = batch_shape(config.batch.rows, config.batch.sequence)
-        step = lower_step(layouts, config.model, plan, optimizer, schedule, batch).compile()
+        lowered = lower_step(layouts, config.model, plan, optimizer, schedule, batch)
+        step = lowered.compile(compiler_options=plan.compiler_options)
+        if plan.products_backend == "xla":
+            require_fp8_products(step, config.model, plan)
         return cls(
             config=config,
             plan=plan,
@@ -108,7 +124,7 @@ class Program:
     def initial_state(self) -> TrainState:
         """The state before the first step."""
         config = self.config
-        return initial_state(config.model, self.optimizer, self.layouts, self.mesh, config.seed)
+        return initial_state(config.model, self.optimizer, self.layouts, self.plan, config.seed)
 
     @property
     def mesh(self) -> Mesh:
@@ -150,4 +166,7 @@ class Program:
             implementation=self.plan.attention,
             platform=self.mesh.devices.flat[0].platform,
         )
-        return f"{attention.reason}; {flags_in_force()}"
+        reasons = [attention.reason, flags_in_force()]
+        if self.plan.policy.recipe is not None:
+            reasons.insert(1, _fp8_backend(self.config, self.mesh).reason)
+        return "; ".join(reasons)

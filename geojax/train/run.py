@@ -25,7 +25,7 @@ from geojax.train.metrics import MetricsWriter
 from geojax.train.program import Program, make_run_mesh, step_plan
 from geojax.train.report import Progress, draw_loss_curve, quantity, summary_table
 from geojax.train.sample import sample_texts, whole_weights
-from geojax.train.state import TrainState
+from geojax.train.state import TrainState, with_own_sites, with_saved_sites
 from geojax.train.step import STEP_NAME
 
 
@@ -160,7 +160,8 @@ def _restore_or_start(
             raise UserError(f"{directory.path}: there is no checkpoint to resume from")
         return program.initial_state(), 0
     wanted = layout.abstract_whole(program.layouts, program.mesh)
-    whole, saved = checkpointer.restore(wanted, model=metadata["model"])
+    whole, saved = checkpointer.restore(wanted, model=metadata["model"], adapt=with_saved_sites)
+    whole = with_own_sites(whole, wanted)
     step = int(saved["step"])
     console.print(f"resuming from step {step} in {directory.path}")
     if saved["data"] != metadata["data"]:

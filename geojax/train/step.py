@@ -10,6 +10,7 @@ Nothing crosses `dc` but the gradient chunks and one vector of four sums.
 """
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -20,6 +21,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from geojax.collectives import hierarchical_all_reduce
 from geojax.models import ModelConfig
 from geojax.optim import SHARD_AXES, global_norm, layout
+from geojax.precision import LossScale
+from geojax.train.amax_history import expected as expected_magnitudes
+from geojax.train.amax_history import next_history
 from geojax.train.gradients import batch_loss, step_gradients
 from geojax.train.plan import StepPlan
 from geojax.train.state import TrainState
@@ -47,7 +51,9 @@ def mean_gradients(
     model: ModelConfig,
     plan: StepPlan,
     dropout_key: jax.Array | None = None,
-) -> tuple[Any, dict[str, jax.Array]]:
+    loss_scale: jax.Array | None = None,
+    expected: Any = None,
+) -> tuple[Any, Any, dict[str, jax.Array]]:
     """Sharded gradient of the mean loss over the global batch; call it inside the `shard_map`.
 
     Args:
@@ -58,26 +64,49 @@ def mean_gradients(
         model: the model.
         plan: how the step runs.
         dropout_key: key of this step's dropout masks; None, no dropout.
+        loss_scale: what the mean loss is multiplied by before gradients are taken, and they are
+            divided by; None: nothing.
+        expected: magnitudes for each linear layer (see `geojax.train.amax_history`); None: none.
 
     Returns:
-        The gradient's shards, and the scalars `loss` (mean over targets), `targets`, one per signal
-        and, of a mixture, `balance_loss` (what the balance of its experts adds to the loss): the
-        same numbers on every rank.
+        The gradient's shards; the magnitudes that this rank saw; and the scalars `loss` (mean over
+        targets), `targets`, one per signal and, of a mixture, `balance_loss` (what the balance of
+        its experts adds to the loss): the same numbers on every rank.
     """
+    factor = None if loss_scale is None else loss_scale / _about_tokens(batch, plan)
     made = step_gradients(
-        shards, batch, layouts=layouts, model=model, plan=plan, dropout_key=dropout_key
+        shards,
+        batch,
+        layouts=layouts,
+        model=model,
+        plan=plan,
+        dropout_key=dropout_key,
+        gradient_factor=factor,
+        expected=expected,
     )
     signal = jnp.sum(signals.astype(made.loss.dtype), axis=0)
     balance = [] if made.balance is None else [made.balance]
     local = jnp.stack([made.loss, made.targets, *signal, *balance])
     loss, count, *others = sum_over_mesh(local)
     count = jnp.maximum(count, 1)
-    mean = jax.tree.map(lambda leaf: leaf / count.astype(leaf.dtype), made.gradients)
+    divisor = count if factor is None else count * factor
+    mean = jax.tree.map(lambda leaf: leaf / divisor.astype(leaf.dtype), made.gradients)
     metrics = {"loss": loss / count, "targets": count}
     metrics |= dict(zip(SIGNALS, others[: len(SIGNALS)], strict=True))
     if balance:
         metrics["balance_loss"] = others[-1] / count
-    return mean, metrics
+    return mean, made.seen, metrics
+
+
+def _about_tokens(batch: Any, plan: StepPlan) -> float:
+    """The power of two nearest to the number of tokens in the global batch.
+
+    What is differentiated is the sum of the losses of all tokens, since their mean would need to
+    know how many count. A loss scale speaks of the mean: its gradients do not grow with the batch.
+    """
+    axes = (*plan.batch_axes, "context")
+    tokens = batch["tokens"].size * math.prod(plan.mesh.shape[axis] for axis in axes)
+    return 2.0 ** round(math.log2(tokens))
 
 
 def update_state(
@@ -95,10 +124,11 @@ def update_state(
     """The step inside the `shard_map`: state and batch to the next state and the step's metrics.
 
     A loss or gradient that is not finite on any rank is seen by all of them (both are sums over
-    the mesh): then the state stays as it is, except for its counters.
+    the mesh): then the state stays as it is, except for its counters and the loss scale.
     """
+    scale: LossScale | None = state.loss_scale
     dropout_key = jax.random.fold_in(jax.random.key(seed), state.step)
-    gradients, metrics = mean_gradients(
+    gradients, seen, metrics = mean_gradients(
         state.parameters,
         batch,
         signals,
@@ -106,6 +136,8 @@ def update_state(
         model=model,
         plan=plan,
         dropout_key=dropout_key if model.dropout else None,
+        loss_scale=scale.scale if scale else None,
+        expected=expected_magnitudes(state.amax_history, plan),
     )
     norm = global_norm(gradients, layouts.parameters)
     finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(norm)
@@ -127,6 +159,8 @@ def update_state(
         optimizer=jax.tree.map(keep_count, optimizer_state, state.optimizer),
         skipped=state.skipped + skip,
         skipped_in_a_row=(state.skipped_in_a_row + 1) * skip,
+        loss_scale=scale.after(finite, plan.loss_scale) if scale else None,
+        amax_history=keep(next_history(state.amax_history, seen, plan), state.amax_history),
     )
     metrics |= {
         "step": after.step,
@@ -135,6 +169,8 @@ def update_state(
         "skipped": after.skipped,
         "skipped_in_a_row": after.skipped_in_a_row,
     }
+    if scale:
+        metrics["loss_scale"] = scale.scale
     return after, metrics
 
 
@@ -196,11 +232,19 @@ def lower_step(*what: Any) -> jax.stages.Lowered:
 def compile_evaluation(
     layouts: TrainState, model: ModelConfig, plan: StepPlan, batch: Any
 ) -> jax.stages.Compiled:
-    """The compiled validation pass: `(parameters, batch) -> [sum of losses, number of targets]`."""
-    specs = jax.tree.map(lambda place: place.spec(), layouts.parameters)
+    """The compiled validation pass: `(state, batch) -> [sum of losses, number of targets]`."""
+    specs = jax.tree.map(lambda place: place.spec(), layouts)
 
-    def evaluate(shards: Any, rows: Any) -> jax.Array:
-        sums = batch_loss(shards, rows, layouts=layouts.parameters, model=model, plan=plan)
+    def evaluate(state: TrainState, rows: Any) -> jax.Array:
+        expected = expected_magnitudes(state.amax_history, plan)
+        sums = batch_loss(
+            state.parameters,
+            rows,
+            layouts=layouts.parameters,
+            model=model,
+            plan=plan,
+            expected=expected,
+        )
         return sum_over_mesh(jnp.stack(sums))
 
     program = jax.shard_map(
@@ -210,8 +254,8 @@ def compile_evaluation(
         out_specs=PartitionSpec(),
         check_vma=True,
     )
-    arguments = (layout.abstract(layouts.parameters, plan.mesh), batch_on_mesh(batch, plan))
-    return jax.jit(program).lower(*arguments).compile()
+    arguments = (layout.abstract(layouts, plan.mesh), batch_on_mesh(batch, plan))
+    return jax.jit(program).lower(*arguments).compile(compiler_options=plan.compiler_options)
 
 
 def batch_shape(rows: int, sequence: int) -> dict[str, jax.ShapeDtypeStruct]:

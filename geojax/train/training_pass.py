@@ -20,6 +20,7 @@ from geojax.collectives import after
 from geojax.models import Batch, ModelConfig, Parameters
 from geojax.models.layer_scan import (
     GradientSink,
+    Span,
     StackedWeights,
     WeightSource,
     backward_layers,
@@ -29,6 +30,7 @@ from geojax.models.layers import layer, make_context
 from geojax.models.mixture import weighted_balance
 from geojax.models.remat import rematerialised
 from geojax.models.transformer import embed, head_loss
+from geojax.precision import Products, scale_gradient
 from geojax.train.plan import StepPlan
 
 
@@ -56,6 +58,12 @@ class TrainingPass:
     model: ModelConfig
     plan: StepPlan
     dropout_key: jax.Array | None
+    gradient_factor: jax.Array | None = None
+    """What all gradients are multiplied by on their way (fp16); None: nothing."""
+
+    def scaled(self, loss: jax.Array) -> jax.Array:
+        """A loss as it is, from which gradients start multiplied by the factor."""
+        return loss if self.gradient_factor is None else scale_gradient(loss, self.gradient_factor)
 
     @property
     def loss_dtype(self) -> Any:
@@ -97,13 +105,13 @@ class TrainingPass:
         )
         context = make_context(batch, model, x.dtype, self.dropout_key, plan.parallelism)
         keep = plan.zero_stage == 3 and plan.keep_gathered
+        spans = self.spans()
         forward = forward_layers(
-            rematerialised(self.layer, plan.remat),
+            [Span(span.count, rematerialised(span.layer, plan.remat)) for span in spans],
             source,
             ahead,
             x,
             context,
-            model.layers,
             keep_weights=keep,
         )
         read = {name: outer[name] for name in self.read_by_head}
@@ -123,7 +131,7 @@ class TrainingPass:
             forward.residuals,
             tuple(cotangents),
             context,
-            model.layers,
+            [span.count for span in spans],
             together=together,
         )
         (tables,) = embed_backward(backward.x)
@@ -145,7 +153,7 @@ class TrainingPass:
         model, plan = self.model, self.plan
         x = embed(outer["embedding"], batch, model, self.dropout_key, plan.parallelism)
         context = make_context(batch, model, x.dtype, self.dropout_key, plan.parallelism)
-        x = forward_layers(self.layer, source, ahead, x, context, model.layers).x
+        x = forward_layers(self.spans(), source, ahead, x, context).x
         loss = head_loss(outer, x, batch, model, plan.parallelism)
         return loss, batch["loss_mask"].astype(loss.dtype).sum()
 
@@ -156,16 +164,27 @@ class TrainingPass:
         """What is differentiated; and its parts, the tokens' losses and the experts' balance."""
         loss = head_loss(read, x, batch, self.model, self.plan.parallelism)
         if balance is None or self.model.mixture is None:
-            return loss, (loss, None)
+            return self.scaled(loss), (loss, None)
         weighted = weighted_balance(balance, batch["loss_mask"], self.model.mixture)
-        return loss + weighted, (loss, weighted)
+        return self.scaled(loss + weighted), (loss, weighted)
+
+    def spans(self) -> list[Span]:
+        """All layers, without rematerialisation; those that multiply alike are together."""
+        spans = self.plan.products.spans(self.model.layers)
+        return [Span(count, functools.partial(self._layer, products)) for count, products in spans]
 
     def layer(
         self, weights: Parameters, x: jax.Array, index: jax.Array, context: Any
     ) -> tuple[jax.Array, jax.Array | None]:
-        """One layer, without rematerialisation."""
-        plan = self.plan
-        return layer(weights, x, index, context, self.model, plan.attention, plan.parallelism)
+        """Any one layer, without rematerialisation."""
+        products = self.plan.products.at_layer(index, self.model.layers)
+        return self._layer(products, weights, x, index, context)
+
+    def _layer(
+        self, products: Products, weights: Parameters, x: jax.Array, index: jax.Array, context: Any
+    ) -> tuple[jax.Array, jax.Array | None]:
+        model, plan = self.model, self.plan
+        return layer(weights, x, index, context, model, plan.attention, plan.parallelism, products)
 
     @property
     def read_by_head(self) -> tuple[str, ...]:

@@ -34,7 +34,7 @@ def refusal(result):
             "no model preset is called 'lama3-8b'; did you mean 'llama3-8b'?",
         ),
         (["--batch.sequence", "64"], "batch.sequence=64 is longer than the model's"),
-        (["--precision", "fp99"], "precision: input should be 'fp32', 'bf16' or 'fp64'"),
+        (["--precision", "fp99"], "precision: input should be 'fp32', 'bf16', 'fp16'"),
         (["--simulate_devices", "4"], "dc=2 x data=4 makes 8 devices, but there are 4"),
         (["--topology", "simulated-3x2"], "dc must be 3"),
         (["--topology", "atlantis"], "no topology preset is called 'atlantis'"),

@@ -17,6 +17,7 @@ gpu_device_info {
   device_memory_size: 84942979072 shared_memory_per_block_optin: 232448
   cuda_compute_capability { major: 9 }
   registers_per_core_limit: 65536 registers_per_block_limit: 65536
+  runtime_version: "13.0.0" driver_version: "13.0.0" compile_time_toolkit_version: "13.0.0"
 }
 platform_name: "CUDA"
 dnn_version_info { major: 9 minor: 10 patch: 0 }

@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from geojax.errors import UserError
+from geojax.mesh import GPU_PLATFORMS
 from geojax.models.attention import cudnn
-from geojax.models.platform import GPU_PLATFORMS, target_platform
+from geojax.models.platform import target_platform
 
 IMPLEMENTATIONS = ("auto", "blocked", "cudnn", "reference")
 """auto: cuDNN where it can, else blocked. blocked: plain JAX, memory linear in the sequence,

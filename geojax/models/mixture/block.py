@@ -16,7 +16,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from geojax.models.config import ModelConfig
-from geojax.models.feed_forward import activated, linear
+from geojax.models.feed_forward import activated, times_kernel
 from geojax.models.mixture.balance import balance_loss
 from geojax.models.mixture.capacity import drop
 from geojax.models.mixture.exchange import PLACES, exchange_experts, most_to_a_rank
@@ -28,6 +28,7 @@ from geojax.models.parallelism import ALONE, Parallelism
 from geojax.models.parameters import Parameters
 from geojax.models.tensor_parallel import enter, leave
 from geojax.models.varying import vary_over
+from geojax.precision import PLAIN, Products
 
 
 def mixture_block(
@@ -37,6 +38,7 @@ def mixture_block(
     columns: jax.Array,
     config: ModelConfig,
     parallelism: Parallelism = ALONE,
+    products: Products = PLAIN,
 ) -> tuple[jax.Array, jax.Array]:
     """What the mixture adds to the stream `x` [rows, columns, hidden], and its balance loss.
 
@@ -50,6 +52,7 @@ def mixture_block(
         columns: int32 [columns], the positions in the row of the stream's columns.
         config: the model.
         parallelism: how model and rows are spread; `parameters` are this rank's parts.
+        products: how the experts multiply; the router always does in the compute dtype.
 
     Returns:
         [rows, columns, hidden] in the dtype of `x`, and [rows] (see `balance_loss`).
@@ -65,7 +68,7 @@ def mixture_block(
         experts = jnp.where(real[..., None], experts, settings.experts)
     experts = drop(experts, columns, settings, parallelism)
     routing = routing._replace(experts=checkpoint_name(experts, PLACES))
-    return _apply(parameters, normed, routing, config, parallelism), balance
+    return _apply(parameters, normed, routing, config, parallelism, products), balance
 
 
 def _apply(
@@ -74,26 +77,36 @@ def _apply(
     routing: Routing,
     config: ModelConfig,
     parallelism: Parallelism,
+    products: Products,
 ) -> jax.Array:
     """What the experts that the tokens go to add, and the shared ones: [rows, columns, hidden]."""
     if parallelism.expert == 1:
         stream = Tokens(normed, routing.experts, routing.gates)
         stream = jax.tree.map(lambda leaf: enter(leaf, parallelism), stream)
-        routed = apply_experts(parameters["experts"], _without_rows(stream), config)
+        tokens = _without_rows(stream)
+        routed = apply_experts(parameters["experts"], tokens, config, parallelism, products)
         added = routed.reshape(stream.x.shape)
         if "shared_experts" in parameters:
-            added += _shared(parameters["shared_experts"], stream.x, config)
+            added += _shared(parameters["shared_experts"], stream.x, config, parallelism, products)
         return leave(added.astype(normed.dtype), parallelism)
-    added = _travel(parameters["experts"], normed, routing, config, parallelism)
+    added = _travel(parameters["experts"], normed, routing, config, parallelism, products)
     if "shared_experts" in parameters:
         entered = enter(normed, parallelism)
-        added += leave(_shared(parameters["shared_experts"], entered, config), parallelism)
+        shared = _shared(parameters["shared_experts"], entered, config, parallelism, products)
+        added += leave(shared, parallelism)
     return added
 
 
-def _shared(parameters: Parameters, x: jax.Array, config: ModelConfig) -> jax.Array:
+def _shared(
+    parameters: Parameters,
+    x: jax.Array,
+    config: ModelConfig,
+    parallelism: Parallelism,
+    products: Products,
+) -> jax.Array:
     """This rank's part of the shared experts, which side by side are one dense block."""
-    return linear(parameters["down"], activated(parameters, x, config))
+    middle = activated(parameters, x, config, parallelism, products)
+    return times_kernel(parameters["down"], middle, parallelism, products, cut="rows")
 
 
 def _without_rows(tokens: Tokens) -> Tokens:
@@ -106,6 +119,7 @@ def _travel(
     routing: Routing,
     config: ModelConfig,
     parallelism: Parallelism,
+    products: Products,
 ) -> jax.Array:
     """The stream's tokens to experts on other ranks and back: [rows, columns, hidden]."""
     rows, columns, hidden = normed.shape
@@ -118,7 +132,8 @@ def _travel(
         tokens = Tokens(share(tokens.x), share(tokens.experts, fill=nowhere), share(tokens.gates))
     sequence = row_length(columns, parallelism)
     most = most_to_a_rank(tokens.x.shape[0], rows, sequence, config, parallelism)
-    out = exchange_experts(parameters, tokens, most, config, parallelism).astype(normed.dtype)
+    out = exchange_experts(parameters, tokens, most, config, parallelism, products)
+    out = out.astype(normed.dtype)
     if shared_out:
         out = lax.all_gather(out, "tensor", axis=0, tiled=True, to="invarying")[: rows * columns]
     return out.reshape(rows, columns, hidden)

@@ -39,6 +39,7 @@ from geojax.models.parallelism import Parallelism
 from geojax.models.parameters import Parameters
 from geojax.models.platform import target_platform
 from geojax.models.varying import vary_over, varying_axes
+from geojax.precision import Products, accumulate
 
 RECEIVED = "expert_received"
 PLACES = "expert_places"
@@ -115,6 +116,7 @@ def exchange_experts(
     most: int,
     config: ModelConfig,
     parallelism: Parallelism,
+    products: Products,
 ) -> jax.Array:
     """The sum of each token's experts, times their gates, wherever the experts are.
 
@@ -124,6 +126,7 @@ def exchange_experts(
         most: how many of the N k choices can fall on one rank's experts.
         config: the model.
         parallelism: how the model is spread, `expert` > 1.
+        products: how the experts multiply.
 
     Returns:
         [N, hidden] in at least float32.
@@ -132,7 +135,7 @@ def exchange_experts(
     axes = varying_axes(parameters, tokens)
     parameters, (x, experts, gates) = vary_over((parameters, tokens), axes)
     plan = _plan(experts, sizes, config, parallelism)
-    return _exchanges(config, parallelism, sizes, parameters, x, gates, plan)
+    return _exchanges(config, parallelism, sizes, parameters, x, gates, plan, products)
 
 
 def _plan(
@@ -159,6 +162,7 @@ def _exchange(
     config: ModelConfig,
     parallelism: Parallelism,
     plan: _Plan,
+    products: Products,
     start: jax.Array | int,
     places: int,
     parameters: Parameters,
@@ -185,7 +189,7 @@ def _exchange(
         send(local)[:, None],
         send(spread(gates.reshape(-1, 1), of_choice)),
     )
-    out = apply_experts(parameters, received, config)
+    out = apply_experts(parameters, received, config, parallelism, products)
     return collect(_to_tokens(out.astype(x.dtype), parallelism), of_token)
 
 
@@ -213,13 +217,14 @@ def _exchanges(
     x: jax.Array,
     gates: jax.Array,
     plan: _Plan,
+    products: Products,
 ) -> jax.Array:
     """All exchanges, one after the other: [N, hidden] in at least float32."""
-    return _forward(config, parallelism, sizes, parameters, x, gates, plan)[0]
+    return _forward(config, parallelism, sizes, parameters, x, gates, plan, products)[0]
 
 
 _Inputs = tuple[Parameters, jax.Array, jax.Array]
-_Residuals = tuple[Callable[[jax.Array], _Inputs], _Inputs, _Plan]
+_Residuals = tuple[Callable[[jax.Array], _Inputs], _Inputs, _Plan, Products]
 
 
 def _forward(
@@ -230,15 +235,16 @@ def _forward(
     x: jax.Array,
     gates: jax.Array,
     plan: _Plan,
+    products: Products,
 ) -> tuple[jax.Array, _Residuals]:
-    exchange = functools.partial(_exchange, config, parallelism, plan)
+    exchange = functools.partial(_exchange, config, parallelism, plan, products)
     inputs = (parameters, x, gates)
     first, backward = jax.vjp(functools.partial(exchange, 0, sizes.first), *inputs)
 
     def add(total: jax.Array, start: jax.Array) -> jax.Array:
         return total + exchange(start, sizes.further, *inputs)
 
-    return _repeat(add, first, plan.needed, sizes), (backward, inputs, plan)
+    return _repeat(add, first, plan.needed, sizes), (backward, inputs, plan, products)
 
 
 def _backward(
@@ -247,16 +253,16 @@ def _backward(
     sizes: Windows,
     residuals: _Residuals,
     cotangent: jax.Array,
-) -> tuple[Parameters, jax.Array, jax.Array, None]:
-    backward, inputs, plan = residuals
-    exchange = functools.partial(_exchange, config, parallelism, plan)
+) -> tuple[Parameters, jax.Array, jax.Array, None, None]:
+    backward, inputs, plan, products = residuals
+    exchange = functools.partial(_exchange, config, parallelism, plan, products)
 
     def add(sums: _Inputs, start: jax.Array) -> _Inputs:
         _, backward = jax.vjp(functools.partial(exchange, start, sizes.further), *inputs)
-        return jax.tree.map(lambda s, new: s + new.astype(s.dtype), sums, backward(cotangent))
+        return accumulate(sums, backward(cotangent))
 
     sums = _repeat(add, backward(cotangent), plan.needed, sizes)
-    return *sums, None
+    return *sums, None, None
 
 
 _exchanges.defvjp(_forward, _backward)

@@ -6,10 +6,12 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 
 from geojax.models.config import ModelConfig
-from geojax.models.feed_forward import activate
+from geojax.models.feed_forward import Cut, activate, operand_axes
 from geojax.models.mixture.grouped import grouped_product, lay_out
 from geojax.models.mixture.permute import Places, collect, spread
+from geojax.models.parallelism import ALONE, Parallelism
 from geojax.models.parameters import Parameters
+from geojax.precision import PLAIN, Products
 
 PRODUCT = "expert_product"
 """Name of what a grouped product returns, for rematerialisation policies."""
@@ -26,7 +28,13 @@ class Tokens(NamedTuple):
     """[N, k] in at least float32, what each expert's output is multiplied by."""
 
 
-def apply_experts(parameters: Parameters, tokens: Tokens, config: ModelConfig) -> jax.Array:
+def apply_experts(
+    parameters: Parameters,
+    tokens: Tokens,
+    config: ModelConfig,
+    parallelism: Parallelism = ALONE,
+    products: Products = PLAIN,
+) -> jax.Array:
     """The sum of each token's experts, times their gates.
 
     The gates are multiplied in between an expert's two products, where they commute with the second
@@ -37,10 +45,14 @@ def apply_experts(parameters: Parameters, tokens: Tokens, config: ModelConfig) -
         parameters: the experts' up, down and perhaps gate, with kernels [E, ...] of E experts.
         tokens: the tokens; `experts` counts those of `parameters`.
         config: the model.
+        parallelism: how the experts' width is spread.
+        products: how they multiply.
 
     Returns:
         [N, hidden] in at least float32.
     """
+    # Tokens of other ranks of `context` meet an expert as other tensors.
+    parallelism = Parallelism(tensor=parallelism.tensor)
     count, choices = tokens.experts.shape
     blocks = lay_out(tokens.experts.reshape(-1), parameters["down"]["kernel"].shape[0])
     # Of assignments to places, and of tokens to places: a token has `choices` assignments.
@@ -48,13 +60,15 @@ def apply_experts(parameters: Parameters, tokens: Tokens, config: ModelConfig) -
     of_token = Places(blocks.places.reshape(count, choices), blocks.origins // choices)
     rows = spread(tokens.x, of_token)
 
-    def product(name: str) -> jax.Array:
-        result = grouped_product(rows, parameters[name]["kernel"], blocks)
-        return checkpoint_name(result, PRODUCT)
+    def product(rows: jax.Array, name: str, cut: Cut) -> jax.Array:
+        own, axes = parameters[name], operand_axes(parallelism, cut)
+        return grouped_product(rows, own["kernel"], blocks, products, own.get("amax"), axes)
 
-    gate = product("gate") if config.gated else None
-    middle = activate(product("up"), gate, config)
+    def first(name: str) -> jax.Array:
+        return checkpoint_name(product(rows, name, "columns"), PRODUCT)
+
+    gate = first("gate") if config.gated else None
+    middle = activate(first("up"), gate, config)
     weights = spread(tokens.gates.reshape(-1, 1), of_choice)
     middle = (middle * weights).astype(rows.dtype)
-    out = grouped_product(middle, parameters["down"]["kernel"], blocks)
-    return collect(out, of_token)
+    return collect(product(middle, "down", "rows"), of_token)

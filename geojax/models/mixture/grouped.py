@@ -22,9 +22,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from geojax.mesh import GPU_PLATFORMS
 from geojax.models.mixture import grouped_loops, grouped_triton
-from geojax.models.platform import GPU_PLATFORMS, target_platform
+from geojax.models.mixture.rounding import Rounding
+from geojax.models.platform import target_platform
 from geojax.models.varying import vary_over, varying_axes
+from geojax.precision import PLAIN, WHOLE, Axes, Products, largest_each
 
 _LARGEST_BLOCK = 256
 _SMALLEST_BLOCK = 16
@@ -82,7 +85,14 @@ def count_each(numbers: jax.Array, limit: int) -> jax.Array:
     return jnp.sum(numbers == each[:, None], axis=1, dtype=jnp.int32)
 
 
-def grouped_product(rows: jax.Array, kernels: jax.Array, blocks: Blocks) -> jax.Array:
+def grouped_product(
+    rows: jax.Array,
+    kernels: jax.Array,
+    blocks: Blocks,
+    products: Products = PLAIN,
+    amax: jax.Array | None = None,
+    axes: Axes = WHOLE,
+) -> jax.Array:
     """Each row times the kernel of its block's expert; sums are in at least float32.
 
     Differentiable (reverse mode) in `rows` and `kernels`.
@@ -91,13 +101,19 @@ def grouped_product(rows: jax.Array, kernels: jax.Array, blocks: Blocks) -> jax.
         rows: [S, inputs], those without an assignment 0.
         kernels: [E, inputs, outputs].
         blocks: which rows belong to which expert.
+        products: by which recipe the operands are rounded; their product is one of the dtype that
+            they are held in, since there are none of FP8 numbers.
+        amax: see `geojax.precision.Products.multiply`.
+        axes: as above. Tensors are the rows of one expert on this rank, and its kernel.
 
     Returns:
         [S, outputs] in the dtype of `rows`; 0 where there is no assignment.
     """
     size = block_rows(blocks.places.shape[0], kernels.shape[0])
-    axes = varying_axes(rows, kernels, blocks.ends)
-    return _product(size, *vary_over((rows, kernels, blocks.ends), axes))
+    varying = varying_axes(rows, kernels, blocks.ends)
+    operands = vary_over((rows, kernels, blocks.ends), varying)
+    how = Rounding(products.recipe, products.backend, axes, size)
+    return _product(how, *operands, amax, products.quantised)
 
 
 def _functions(dtype: Any) -> ModuleType:
@@ -107,26 +123,72 @@ def _functions(dtype: Any) -> ModuleType:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _product(size: int, rows: jax.Array, kernels: jax.Array, ends: jax.Array) -> jax.Array:
-    return _functions(rows.dtype).multiply(size, rows, kernels, ends, contracting=0)
+def _product(
+    how: Rounding,
+    rows: jax.Array,
+    kernels: jax.Array,
+    ends: jax.Array,
+    amax: jax.Array | None,
+    quantised: jax.Array | None,
+) -> jax.Array:
+    return _forward(how, rows, kernels, ends, amax, quantised)[0]
 
 
-_Residuals = tuple[jax.Array, jax.Array, jax.Array]
+class _Residuals(NamedTuple):
+    rows: jax.Array
+    kernels: jax.Array
+    ends: jax.Array
+    amax: jax.Array | None
+    quantised: jax.Array | None
+    of_rows: jax.Array | None
+    """[E], the largest magnitude of each expert's rows, if that makes their scale."""
+    of_kernels: jax.Array | None
+    """[E], of its kernel."""
 
 
 def _forward(
-    size: int, rows: jax.Array, kernels: jax.Array, ends: jax.Array
+    how: Rounding,
+    rows: jax.Array,
+    kernels: jax.Array,
+    ends: jax.Array,
+    amax: jax.Array | None,
+    quantised: jax.Array | None,
 ) -> tuple[jax.Array, _Residuals]:
-    return _product(size, rows, kernels, ends), (rows, kernels, ends)
+    of_rows = how.expected_of_rows(rows, ends, amax, 0)
+    of_kernels = how.expected_of_kernels(kernels, amax)
+    product = _functions(rows.dtype).multiply(
+        how.size,
+        how.rows(rows, ends, 0, 1, of_rows, quantised),
+        how.kernels(kernels, 0, of_kernels, quantised),
+        ends,
+        contracting=0,
+    )
+    kept = _Residuals(rows, kernels, ends, amax, quantised, of_rows, of_kernels)
+    return product.astype(rows.dtype), kept
 
 
 def _backward(
-    size: int, residuals: _Residuals, cotangent: jax.Array
-) -> tuple[jax.Array, jax.Array, None]:
-    rows, kernels, ends = residuals
+    how: Rounding, kept: _Residuals, cotangent: jax.Array
+) -> tuple[jax.Array, jax.Array, None, jax.Array | None, None]:
+    rows, kernels, ends, amax, quantised = kept[:5]
     functions = _functions(rows.dtype)
-    of_rows = functions.multiply(size, cotangent, kernels, ends, contracting=1)
-    return of_rows, functions.kernels_gradient(size, rows, cotangent, kernels, ends), None
+    of_cotangent = how.expected_of_rows(cotangent, ends, amax, 2)
+    of_rows = functions.multiply(
+        how.size,
+        how.rows(cotangent, ends, 2, 1, of_cotangent, quantised),
+        how.kernels(kernels, 1, kept.of_kernels, quantised),
+        ends,
+        contracting=1,
+    )
+    of_kernels = functions.kernels_gradient(
+        how.size,
+        how.rows(rows, ends, 0, 0, kept.of_rows, quantised),
+        how.rows(cotangent, ends, 2, 0, of_cotangent, quantised),
+        kernels,
+        ends,
+    )
+    seen = None if amax is None else largest_each(rows, kernels, cotangent)
+    return of_rows.astype(rows.dtype), of_kernels, None, seen, None
 
 
 _product.defvjp(_forward, _backward)

@@ -41,7 +41,7 @@ def on(name):
 
 def initial(name):
     plan, optimizer, layouts = on(name)
-    return plan.mesh, layouts, initial_state(MODEL, optimizer, layouts, plan.mesh, 3)
+    return plan.mesh, layouts, initial_state(MODEL, optimizer, layouts, plan, 3)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from support.small_models import FAMILIES, ROWS, SEQUENCE, make_batch, model_of
 
 from geojax.models import init_parameters
 from geojax.models.layer_scan import (
+    Span,
     StackedGradients,
     StackedWeights,
     backward_layers,
@@ -83,7 +84,7 @@ def test_the_backward_is_that_of_the_model(family, remat, together):
         def by_hand(layers, x):
             source, sink = StackedWeights(layers), StackedGradients(x.dtype, once=True)
             function = rematerialised(lambda *arguments: layer(*arguments, model), remat)
-            made = forward_layers(function, source, None, x, context, model.layers)
+            made = forward_layers([Span(model.layers, function)], source, None, x, context)
             backward = backward_layers(
                 source,
                 None,
@@ -92,7 +93,7 @@ def test_the_backward_is_that_of_the_model(family, remat, together):
                 made.residuals,
                 (cotangent, None),
                 context,
-                model.layers,
+                [model.layers],
                 together=together,
             )
             return {"y": made.x, "gradients": (backward.sums, backward.x)}

@@ -9,6 +9,11 @@ def test_policies():
     mixed = policy("bf16")
     assert (mixed.compute_dtype, mixed.master_dtype) == (jnp.bfloat16, jnp.float32)
     assert mixed.reduce_dtype == jnp.float32
+    half = policy("fp16")
+    assert (half.compute_dtype, half.master_dtype) == (jnp.float16, jnp.float32)
+    assert half.reduce_dtype == jnp.float32
+    assert half.scales_loss
+    assert not mixed.scales_loss
     for name, dtype in (("fp32", jnp.float32), ("fp64", jnp.float64)):
         plain = policy(name)
         assert (plain.compute_dtype, plain.master_dtype, plain.reduce_dtype) == (dtype,) * 3

@@ -102,6 +102,12 @@ def test_a_resolved_config_reads_back_as_itself(tmp_path):
             ("--mesh.dc=2", "--mesh.data=3", "--pipeline={dc_role: stage}"),
             "does not divide over data=3 x expert=1 x accumulation=1 = 3; 6 or 9 rows would",
         ),
+        (
+            ("--loss_scale.initial", "1024"),
+            "loss_scale is about precision fp16, and precision is bf16",
+        ),
+        (("--fp8_backend", "xla"), "fp8_backend is about FP8 recipes, and precision is bf16"),
+        (("--precision=fp16", "--loss_scale.minimum", "3"), "loss_scale.minimum: 3 is not a power"),
         (("--batch.sequence", "4096"), "longer than the model's"),
         (("--steps.x", "1"), "'steps' is not a group of settings"),
         (("--sample.temperature", "-1"), "sample.temperature: input should be greater"),

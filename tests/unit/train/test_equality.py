@@ -56,7 +56,7 @@ def train(axes, steps, *, accumulation=1, wreck=(), schedule_steps=None):
     layouts = state_layouts(model, optimizer, plan)
     lowered = lower_step(layouts, model, plan, optimizer, schedule, batch_shape(ROWS, SEQUENCE))
     program = lowered.compile()
-    state, history = initial_state(model, optimizer, layouts, mesh, 3), []
+    state, history = initial_state(model, optimizer, layouts, plan, 3), []
     for step in range(steps):
         batch = make_batch(model, seed=step)
         if step in wreck:

@@ -1,0 +1,139 @@
+"""geojax's side: the step that `geojax train` compiles, on a mesh of one device."""
+
+import contextlib
+from typing import Any, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from work import (
+    OPTIMIZER,
+    answer,
+    full_works,
+    peak_resident_bytes,
+    text,
+    time_blocks,
+    toy_works,
+)
+
+from geojax.accelerators import accelerator_of
+from geojax.errors import UserError
+from geojax.mesh import make_mesh
+from geojax.models import ModelConfig, model_flops, parameter_count
+from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
+from geojax.precision import Backend, check_backend, policy, policy_names
+from geojax.runtime import apply_xla_flags, flags_in_force
+from geojax.runtime.xla_flags import FP8_OPTIONS, expected_platform
+from geojax.train.plan import StepPlan
+from geojax.train.state import initial_state, state_layouts
+from geojax.train.step import batch_on_mesh, batch_shape, lower_step, signals_on_mesh
+
+FOREVER = 1_000_000
+"""Steps of the schedule: its end is far away."""
+
+FP8_PRODUCT = "__cublas$lt$matmul$f8"
+"""What XLA calls cuBLASLt's product of FP8 numbers."""
+
+
+def describe(asked: dict[str, Any]) -> dict[str, Any]:
+    """The device, what is trained on it, and in which ways.
+
+    Args:
+        asked: `toy`, whether to train the toy on a GPU too; `layers` of the 8B shape, or None.
+    """
+    device = jax.devices()[0]
+    accelerator = accelerator_of(device)
+    memory = (device.memory_stats() or {}).get("bytes_limit")
+    toy = asked["toy"] or device.platform != "gpu" or memory is None
+    works = toy_works() if toy else full_works(memory, asked["layers"])
+    for work in works.values():
+        model = ModelConfig(**work["model"])
+        work["parameters"] = parameter_count(model)
+        work["flops_per_token"] = model_flops(model, work["sequence"])
+    return {
+        "platform": device.platform,
+        "device": device.device_kind,
+        "memory_bytes": memory,
+        "peak_flops_per_second": accelerator and accelerator.peak("bfloat16"),
+        "works": works,
+        "sides": sides(),
+    }
+
+
+def sides() -> dict[str, dict[str, str]]:
+    """Every way to train with weights of 16 bits, by what the table calls it: options of a work."""
+    found = {}
+    for name in policy_names():
+        recipe = policy(name).recipe
+        if policy(name).compute_dtype.itemsize != 2:
+            continue
+        if recipe is None:
+            found[name] = {"precision": name}
+            continue
+        for backend in get_args(Backend):
+            with contextlib.suppress(UserError):
+                check_backend(recipe, backend)
+                found[f"{name} {backend}"] = {"precision": name, "backend": backend}
+    return found
+
+
+def measure(work: dict[str, Any]) -> dict[str, Any]:
+    """Train, and say how long steps took and what they held."""
+    model = ModelConfig(**work["model"])
+    settings = OptimizerSettings(**OPTIMIZER)
+    backend = {"products_backend": work["backend"]} if "backend" in work else {}
+    plan = StepPlan(
+        mesh=make_mesh(devices=jax.devices()[:1]),
+        policy=policy(work["precision"]),
+        remat=work["remat"],
+        **backend,
+    )
+    optimizer = make_optimizer(settings, FOREVER)
+    schedule = learning_rate_schedule(settings, FOREVER)
+    layouts = state_layouts(model, optimizer, plan)
+    shapes = batch_shape(work["rows"], work["sequence"])
+    lowered = lower_step(layouts, model, plan, optimizer, schedule, shapes)
+    fp8_on_gpu = plan.mesh.devices.flat[0].platform == "gpu" and work.get("backend") == "xla"
+    program = lowered.compile(compiler_options=FP8_OPTIONS if fp8_on_gpu else None)
+    if fp8_on_gpu and FP8_PRODUCT not in program.as_text():
+        raise RuntimeError("XLA has left no FP8 product in the program")
+    state = initial_state(model, optimizer, layouts, plan, seed=0)
+    place = batch_on_mesh(shapes, plan)
+    batches = [
+        jax.tree.map(lambda leaf, shape: jax.device_put(leaf, shape.sharding), batch, place)
+        for batch in map(_batch, text(work))
+    ]
+    asked = signals_on_mesh(plan)
+    signals = jax.device_put(jnp.zeros(asked.shape, asked.dtype), asked.sharding)
+
+    def step(number: int) -> jax.Array:
+        nonlocal state
+        state, metrics = program(state, batches[number], signals, np.uint32(0))
+        return metrics["loss"]
+
+    measured = time_blocks(work, step, lambda losses: [float(x) for x in jax.device_get(losses)])
+    memory = jax.devices()[0].memory_stats() or {}
+    return measured | {
+        "peak_bytes": memory.get("peak_bytes_in_use") or peak_resident_bytes(),
+        "parameters": parameter_count(model),
+        "versions": {"jax": jax.__version__},
+        "flags": flags_in_force(),
+    }
+
+
+def _batch(tokens: np.ndarray) -> dict[str, np.ndarray]:
+    """Rows [rows, sequence + 1] as a batch; each is one document."""
+    rows, sequence = tokens.shape[0], tokens.shape[1] - 1
+    return {
+        "tokens": tokens[:, :-1],
+        "targets": tokens[:, 1:],
+        "loss_mask": np.ones((rows, sequence), np.float32),
+        "segment_ids": np.ones((rows, sequence), np.int32),
+        "positions": np.tile(np.arange(sequence, dtype=np.int32), (rows, 1)),
+        "row": np.arange(rows, dtype=np.int32),
+    }
+
+
+if __name__ == "__main__":
+    apply_xla_flags(expected_platform())
+    answer({"describe": describe, "measure": measure})

@@ -1,0 +1,103 @@
+"""What the experts' products multiply: their operands, rounded to FP8 where a recipe says so."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from geojax.precision import Axes, Backend, Format, Recipe, largest_over, quantise
+
+
+class Rounding(NamedTuple):
+    """How the operands of one grouped product are rounded. Operands are 0 rows, 1 kernels and 2 the
+    gradient of the result."""
+
+    recipe: Recipe | None
+    """None: they are not."""
+    backend: Backend
+    """reference: rounded operands are held in at least float32, exactly; otherwise in the dtype
+    that they came in."""
+    axes: Axes
+    """Over which axes ranks hold parts of the operands."""
+    size: int
+    """Rows of a block, which belong to one expert."""
+
+    def expected_of_rows(
+        self, rows: jax.Array, ends: jax.Array, amax: jax.Array | None, operand: int
+    ) -> jax.Array | None:
+        """[E], the largest magnitude that the scale of each expert's rows is made for; None where
+        scales are those of smaller blocks."""
+        if self.recipe is None or not self.recipe.per_tensor:
+            return None
+        if amax is not None:
+            return jnp.broadcast_to(amax[operand], ends.shape)
+        blocks = jnp.max(jnp.abs(rows.reshape(rows.shape[0] // self.size, -1)), axis=1)
+        experts = jnp.arange(ends.shape[0], dtype=jnp.int32)
+        mine = self._owner(rows, ends) == experts[:, None]
+        of_experts = jnp.max(jnp.where(mine, blocks, 0), axis=1).astype(jnp.float32)
+        return largest_over(of_experts, self.axes[operand])
+
+    def expected_of_kernels(self, kernels: jax.Array, amax: jax.Array | None) -> jax.Array | None:
+        """[E], the same of each expert's kernel."""
+        if self.recipe is None or not self.recipe.per_tensor:
+            return None
+        if amax is not None:
+            return jnp.broadcast_to(amax[1], kernels.shape[:1])
+        of_experts = jnp.max(jnp.abs(kernels), axis=(1, 2)).astype(jnp.float32)
+        return largest_over(of_experts, self.axes.w)
+
+    def rows(
+        self,
+        rows: jax.Array,
+        ends: jax.Array,
+        operand: int,
+        contracting: int,
+        expected: jax.Array | None,
+        quantised: jax.Array | None,
+    ) -> jax.Array:
+        """`rows` [S, ...] (or a gradient of their kind) as a product over their dim `contracting`
+        reads them."""
+        if self.recipe is None:
+            return rows
+        form = self.recipe.gradient if operand == 2 else self.recipe.activation
+        if expected is not None:  # a block that is not used has no expert, and is 0
+            of_blocks = jnp.pad(expected, (0, 1))[self._owner(rows, ends)]
+            expected = jnp.repeat(of_blocks, self.size)[:, None]
+        return self._rounded(rows, form, contracting, expected, quantised)
+
+    def kernels(
+        self,
+        kernels: jax.Array,
+        contracting: int,
+        expected: jax.Array | None,
+        quantised: jax.Array | None,
+    ) -> jax.Array:
+        """`kernels` [E, inputs, outputs] as a product over the dim `contracting` of each reads
+        them."""
+        if self.recipe is None:
+            return kernels
+        form = self.recipe.weight
+
+        def rounded(kernel: jax.Array, amax: jax.Array | None) -> jax.Array:
+            return self._rounded(kernel, form, contracting, amax, quantised)
+
+        return jax.vmap(rounded)(kernels, expected)
+
+    def _owner(self, rows: jax.Array, ends: jax.Array) -> jax.Array:
+        """int32 [blocks], the expert of each block of rows; E where it is not used."""
+        blocks = jnp.arange(rows.shape[0] // self.size, dtype=jnp.int32)
+        return jnp.sum(ends <= blocks[:, None], axis=1, dtype=jnp.int32)
+
+    def _rounded(
+        self,
+        x: jax.Array,
+        form: Format,
+        contracting: int,
+        amax: jax.Array | None,
+        quantised: jax.Array | None,
+    ) -> jax.Array:
+        held = x.dtype
+        if self.backend == "reference":
+            held = jnp.promote_types(x.dtype, jnp.float32)
+        rounded = quantise(x, form, contracting, amax).dequantise(held)
+        return rounded if quantised is None else jnp.where(quantised, rounded, x.astype(held))

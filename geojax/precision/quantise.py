@@ -1,0 +1,88 @@
+"""Matrices in FP8: numbers of eight bits, and the scales of their blocks.
+
+    block of x ─► amax ─► scale = amax / largest number of the format ─► round(x / scale)
+
+The scale is what the numbers are multiplied by to get x back. (TransformerEngine calls its inverse
+the scale.) Every number times its scale is exact in float32: there are 4 bits of mantissa in the
+one and 8 at most in the other.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from geojax.precision.recipes import Format
+
+_SMALLEST = 2.0**-126
+"""Of a scale: the smallest normal number of float32, bfloat16 and (almost) E8M0."""
+
+
+class Quantised(NamedTuple):
+    """A matrix in FP8."""
+
+    values: jax.Array
+    """[rows, columns], of a format's dtype."""
+    scales: jax.Array
+    """[] of the tensor, or [rows, columns] of blocks, as many as it takes to cover the matrix."""
+    block: tuple[int, int] | None
+    """Rows and columns of a block; None: the tensor is one."""
+
+    def dequantise(self, dtype: jnp.dtype) -> jax.Array:
+        """[rows, columns] in `dtype`: exact from float32 on."""
+        scales = self.scales
+        if self.block is not None:
+            for dim, size in enumerate(self.block):
+                scales = jnp.repeat(scales, size, axis=dim)
+            rows, columns = self.values.shape
+            scales = scales[:rows, :columns]
+        return self.values.astype(dtype) * scales.astype(dtype)
+
+
+def largest(x: jax.Array) -> jax.Array:
+    """The largest magnitude in `x`, float32."""
+    return jnp.max(jnp.abs(x)).astype(jnp.float32)
+
+
+def quantise(
+    x: jax.Array, form: Format, contracting: int, amax: jax.Array | None = None
+) -> Quantised:
+    """The matrix `x` in FP8; what is beyond the largest number of the format becomes that number.
+
+    A block that holds a NaN or an infinity becomes NaN, unless `amax` is given.
+
+    Args:
+        x: [rows, columns].
+        form: the format.
+        contracting: the dim that the product contracts, along which blocks are counted.
+        amax: float32 [], the largest magnitude that a format of one scale per tensor should hold.
+    """
+    if form.along is None:
+        scales = _scales(largest(x) if amax is None else amax, form)
+        return Quantised(_round(x, scales, form), scales, None)
+    block = (form.along, form.across) if contracting == 0 else (form.across, form.along)
+    blocks = [-(-size // part) for size, part in zip(x.shape, block, strict=True)]
+    missing = [(0, n * b - size) for n, b, size in zip(blocks, block, x.shape, strict=True)]
+    padded = jnp.pad(x, missing) if any(end for _, end in missing) else x
+    apart = padded.reshape(blocks[0], block[0], blocks[1], block[1])
+    scales = _scales(jnp.max(jnp.abs(apart), axis=(1, 3)).astype(jnp.float32), form)
+    values = _round(apart, scales[:, None, :, None], form).reshape(padded.shape)
+    return Quantised(values[: x.shape[0], : x.shape[1]], scales, block)
+
+
+def _round(x: jax.Array, scales: jax.Array, form: Format) -> jax.Array:
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    limit = float(jnp.finfo(form.dtype).max)
+    scaled = x.astype(wide) * (1 / scales.astype(wide))
+    return jnp.clip(scaled, -limit, limit).astype(form.dtype)
+
+
+def _scales(amax: jax.Array, form: Format) -> jax.Array:
+    """The scale of each block, of which `amax` is the largest magnitude; 1 where that is 0."""
+    scales = amax / float(jnp.finfo(form.dtype).max)
+    if form.power_of_two:
+        mantissa, exponent = jnp.frexp(scales)  # the mantissa is at least 1/2 and below 1
+        up = exponent - (mantissa == 0.5).astype(exponent.dtype)
+        scales = jnp.ldexp(jnp.ones_like(scales), up)
+    scales = jnp.where(amax > 0, jnp.maximum(scales, _SMALLEST), 1)
+    return jnp.where(jnp.isfinite(amax), scales, jnp.nan).astype(form.scale_dtype)

@@ -1,0 +1,100 @@
+"""FP8 recipes as data: what each operand of a matrix product is rounded to, and by which scale."""
+
+import dataclasses
+import difflib
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from geojax.errors import UserError
+
+E4M3 = np.dtype(jnp.float8_e4m3fn)
+"""4 bits of exponent, 3 of mantissa: up to 448, relative error at most 1/16."""
+E5M2 = np.dtype(jnp.float8_e5m2)
+"""5 bits of exponent, 2 of mantissa: up to 57,344, relative error at most 1/8."""
+E8M0 = np.dtype(jnp.float8_e8m0fnu)
+"""8 bits of exponent: a power of two."""
+
+_BFLOAT16 = np.dtype(jnp.bfloat16)
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """How a matrix is held in FP8: numbers of `dtype` times the scale of their block.
+
+    A block is `along` numbers in the direction that a product contracts, by `across` in the other.
+    """
+
+    dtype: np.dtype[Any]
+    """Of the numbers."""
+    along: int | None = None
+    """None: the whole tensor is one block."""
+    across: int = 1
+    """Not used where the whole tensor is one block."""
+    scale_dtype: np.dtype[Any] = _BFLOAT16
+    """What scales are rounded to. A scale per tensor is rounded to bfloat16, so that a product can
+    hold it in the dtype that it computes in, whichever that is."""
+    power_of_two: bool = False
+    """Whether scales are rounded up to a power of two."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """How the matrix products of linear layers, forwards and backwards, are made in FP8.
+
+    Of y = x w both gradients are such products as well: dx = dy w^T and dw = x^T dy.
+    """
+
+    name: str
+    """What a config calls it, after "fp8-"."""
+    activation: Format
+    """Of x."""
+    weight: Format
+    """Of w."""
+    gradient: Format
+    """Of dy."""
+    history: int = 0
+    """Scales come from the largest magnitudes of so many steps before; 0: from the tensor itself.
+    """
+    plain_ends: int = 0
+    """So many layers at either end of the model are multiplied in the compute dtype."""
+
+    @property
+    def per_tensor(self) -> bool:
+        """Whether a tensor has one scale."""
+        return self.activation.along is None
+
+
+_BLOCK = Format(E4M3, along=128, scale_dtype=np.dtype(jnp.float32), power_of_two=True)
+_MICROSCALING = Format(E4M3, along=32, scale_dtype=E8M0, power_of_two=True)
+
+RECIPES = {
+    recipe.name: recipe
+    for recipe in (
+        # Micikevicius et al. 2022, "FP8 Formats for Deep Learning"; the history is that of
+        # TransformerEngine's DelayedScaling, which takes the largest of it.
+        Recipe("delayed", Format(E4M3), Format(E4M3), Format(E5M2), history=1024),
+        # TransformerEngine's Float8CurrentScaling, with the first and the last layer in bf16.
+        Recipe("current", Format(E4M3), Format(E4M3), Format(E5M2), plain_ends=1),
+        # DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 3.3.2; scales are powers of two,
+        # as TransformerEngine's Float8BlockScaling has them.
+        Recipe("block", _BLOCK, dataclasses.replace(_BLOCK, across=128), _BLOCK),
+        # "OCP Microscaling Formats (MX) Specification" 1.0; scales are rounded up, not down, as in
+        # Mishra et al. 2025, "Recipes for Pre-training LLMs with MXFP8", so that nothing saturates.
+        Recipe("mxfp8", _MICROSCALING, _MICROSCALING, _MICROSCALING),
+    )
+}
+
+
+def recipe(name: str) -> Recipe:
+    """The recipe called `name`: "delayed", "current", "block" or "mxfp8".
+
+    Raises:
+        UserError: there is no such recipe.
+    """
+    if name not in RECIPES:
+        near = difflib.get_close_matches(name, RECIPES, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"there are: {', '.join(RECIPES)}"
+        raise UserError(f"no FP8 recipe is called '{name}'; {hint}")
+    return RECIPES[name]
