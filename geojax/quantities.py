@@ -35,7 +35,11 @@ _SIZE_UNITS = {f"{prefix}B": Fraction(factor) for prefix, factor in (_DECIMAL | 
 _RATE_UNITS = {f"{unit}/s": factor for unit, factor in _SIZE_UNITS.items()} | {
     f"{prefix}bit/s": Fraction(factor, 8) for prefix, factor in _DECIMAL.items()
 }
-_RATE_UNITS |= {f"{prefix}bit": Fraction(10**power, 8) for prefix, power in zip("kmg", (3, 6, 9))}
+_RATE_UNITS |= {
+    "kbit": Fraction(10**3, 8),
+    "mbit": Fraction(10**6, 8),
+    "gbit": Fraction(10**9, 8),
+}
 _COMPUTE_UNITS = {
     f"{prefix}FLOP/s": Fraction(factor) for prefix, factor in (_DECIMAL | {"P": 10**15}).items()
 }
