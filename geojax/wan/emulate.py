@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from geojax.errors import UserError
 from geojax.wan import namespaces, relay
+from geojax.wan.measure import measured
 from geojax.wan.namespaces import SiteTraffic, ip
 from geojax.wan.settings import MTU, SITE_NAMES, WanSettings
 from geojax.wan.state import (
@@ -22,14 +23,14 @@ from geojax.wan.state import (
     state_path,
 )
 
-_LEAST_TCP_BUFFER = 16 * 2**20
+_LEAST_TCP_BUFFER, _LARGEST_TCP_BUFFER = 2**24, 2**30
 _QUEUE_PACKETS = 10_000
 
 
 def bring_up(
     settings: WanSettings, name: str = DEFAULT_NAME, core: int | None = None
 ) -> EmulatedWan:
-    """Make the sites' namespaces and the links between them, after removing what a crash left.
+    """Make sites and links, after removing what a crash left, and measure the links.
 
     An unshaped link is a veth pair. A shaped one is a veth pair with netem on both ends where the
     kernel has netem, and else a pair of TUN devices with a relay process between them, pinned to
@@ -37,7 +38,7 @@ def bring_up(
 
     Raises:
         UserError: it is up already; or this machine, or who asks, cannot make one.
-        RunError: iproute2 refuses something.
+        RunError: iproute2 refuses something, or a link does not carry what is sent.
     """
     namespaces.require_namespaces()
     cores = sorted(os.sched_getaffinity(0))
@@ -52,7 +53,9 @@ def bring_up(
         wan = _plan(settings, name)
         wan.save()  # before anything exists, so that what a crash leaves is known
         try:
-            return _make(wan, cores[-1] if core is None else core)
+            wan = measured(_make(wan, cores[-1] if core is None else core))
+            wan.save()
+            return wan
         except BaseException:
             _remove(name)
             raise
@@ -70,6 +73,21 @@ def take_down(name: str = DEFAULT_NAME) -> list[str]:
         return _remove(name)
 
 
+def running(name: str = DEFAULT_NAME) -> EmulatedWan:
+    """The emulated network `name`, which is up and whole.
+
+    Raises:
+        UserError: it is not.
+    """
+    wan = EmulatedWan.load(name)
+    broken = ailments(wan)
+    if broken:
+        raise UserError(
+            f"the emulated network '{name}' is broken: {broken[0]}; geojax wan up makes it anew"
+        )
+    return wan
+
+
 def ailments(wan: EmulatedWan) -> list[str]:
     """What is broken in an emulated network, in words; nothing if it is whole."""
     existing = set(namespaces.names_beginning(_prefix(wan.name)))
@@ -79,7 +97,7 @@ def ailments(wan: EmulatedWan) -> list[str]:
         if site.namespace not in existing
     ]
     for link in wan.links:
-        if link.relay is None and wan.shaper == "relay":
+        if link.measured is None:
             found.append(f"the link {'-'.join(link.sites)} was never finished")
         elif link.relay is not None and not relay.is_running(link.relay):
             found.append(f"the relay of the link {'-'.join(link.sites)} has ended")
@@ -147,10 +165,12 @@ def _plan(settings: WanSettings, name: str) -> EmulatedWan:
 def _make(wan: EmulatedWan, core: int) -> EmulatedWan:
     """The namespaces, then the links; each step is in the state file before it takes effect."""
     settings = wan.settings
+    # Twice what may be on its way or wait, twice because the kernel counts its own overhead.
     buffer = 4 * (settings.bandwidth_delay_product + settings.queue_limit)
+    buffer = min(max(buffer, _LEAST_TCP_BUFFER), _LARGEST_TCP_BUFFER)
     for site in wan.sites:
         addresses = {each.name: each.address for each in wan.sites}
-        namespaces.make(site, addresses, max(buffer, _LEAST_TCP_BUFFER))
+        namespaces.make(site, addresses, buffer)
     if settings.shaped and _kernel_has_netem(wan.sites[0].namespace):
         wan = wan.model_copy(update={"shaper": "netem"})
         wan.save()

@@ -45,7 +45,7 @@ def require_namespaces() -> None:
     """Refuse where network namespaces cannot be made.
 
     Raises:
-        UserError: not root, no iproute2, or a container without the rights.
+        UserError: not root, no iproute2, or a container without the rights; in one line.
     """
     if os.geteuid() != 0:
         raise UserError("an emulated link needs root, to make network namespaces: try sudo")
@@ -90,7 +90,17 @@ def make(site: EmulatedSite, addresses: dict[str, str], tcp_buffer_bytes: int) -
         }.items():
             path = Path("/proc/sys/net") / setting
             if path.exists():  # a kernel may lack IPv6
-                path.write_text(value)
+                _write_setting(path, value)
+
+
+def _write_setting(path: Path, value: str) -> None:
+    try:
+        path.write_text(value)
+    except OSError as error:
+        raise UserError(
+            f"{path} of a new namespace cannot be set ({error.strerror}); a container needs a "
+            "writable /proc/sys"
+        ) from None
 
 
 def remove(namespace: str) -> bool:
@@ -162,3 +172,9 @@ def traffic(namespace: str) -> SiteTraffic:
         sent_bytes=sum(int(fields[8]) for fields in counters.values()),
         received_bytes=sum(int(fields[0]) for fields in counters.values()),
     )
+
+
+def congestion_control(site: EmulatedSite) -> str:
+    """The algorithm of TCP in a site: a namespace has that of the machine."""
+    with inside(site.namespace):
+        return Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()

@@ -1,5 +1,7 @@
 """What the emulated links between sites shall be like."""
 
+from typing import Self
+
 import pydantic
 
 from geojax.quantities import Bytes, BytesPerSecond, Seconds, Share
@@ -11,6 +13,11 @@ SITE_NAMES = ("east", "west", "north", "south")
 MTU = 1500
 """Bytes of the largest IP packet on a link."""
 
+LARGEST_SEGMENT = MTU - 20 - 32
+"""Bytes of TCP payload in such a packet: IPv4's header and TCP's with timestamps take the rest."""
+
+_LONGEST_ROUND_TRIP = 3.0
+_LEAST_QUEUE = 2**17
 _QUEUE_BEYOND_PRODUCT = 2**20
 _UNSHAPED_BYTES_PER_SECOND = 10e9 / 8
 
@@ -38,18 +45,23 @@ class WanSettings(Settings):
     product and 1 MiB."""
 
     @pydantic.model_validator(mode="after")
-    def _possible(self) -> "WanSettings":
+    def _possible(self) -> Self:
+        if self.round_trip_seconds > _LONGEST_ROUND_TRIP:
+            raise ValueError(
+                f"a round trip of {self.round_trip_seconds:g} s is beyond any link on Earth; "
+                f"{self.round_trip_seconds:g}ms is so many milliseconds"
+            )
         if self.jitter_seconds > self.delay_seconds:
             raise ValueError(
-                f"jitter_seconds={self.jitter_seconds:g} is more than the delay that it varies, "
-                f"{self.delay_seconds:g} (half the round trip)"
+                f"a jitter of {self.jitter_seconds:g} s is more than the delay that it varies, "
+                f"{self.delay_seconds:g} s (half the round trip)"
             )
         if self.queue_bytes is not None and self.bytes_per_second is None:
-            raise ValueError("queue_bytes: only a link with a rate has a queue")
-        if self.queue_bytes is not None and self.queue_bytes < 2**17:
+            raise ValueError("a queue is only in front of a link with a rate")
+        if self.queue_bytes is not None and self.queue_bytes < _LEAST_QUEUE:
             raise ValueError(
-                f"queue_bytes={self.queue_bytes} holds no two segments of 64 KiB, which is what a "
-                "host sends at once; at least 128KiB"
+                f"a queue of {self.queue_bytes} bytes holds no two segments of 64 KiB, which is "
+                "what a host sends at once; 128KiB would"
             )
         return self
 

@@ -59,7 +59,7 @@ class Measurement(Settings):
     round_trip_seconds: float
     """Median of a small message and its answer over TCP."""
     bytes_per_second: tuple[float, float]
-    """TCP payload from the first site to the second, and back, one direction at a time."""
+    """What got from the first site to the second, and back, one direction at a time."""
 
 
 class EmulatedLink(Settings):
@@ -70,7 +70,7 @@ class EmulatedLink(Settings):
     relay: Relay | None = None
     """None where the kernel does everything: an unshaped link, or netem."""
     measured: Measurement | None = None
-    """None before it was measured."""
+    """None while it comes up."""
 
 
 class EmulatedWan(Settings):
