@@ -44,7 +44,7 @@ def bring_up(
     cores = sorted(os.sched_getaffinity(0))
     if core is not None and core not in cores:
         raise UserError(f"core {core} is not among those of this process, {cores}")
-    with _only_one(name):
+    with _alone():
         if state_path(name).exists() and not ailments(EmulatedWan.load(name)):
             raise UserError(
                 f"the emulated network '{name}' is up already; geojax wan down takes it down"
@@ -69,7 +69,7 @@ def take_down(name: str = DEFAULT_NAME) -> list[str]:
     """
     if os.geteuid() != 0:
         raise UserError("taking an emulated link down needs root: try sudo")
-    with _only_one(name):
+    with _alone():
         return _remove(name)
 
 
@@ -134,18 +134,15 @@ def _prefix(name: str) -> str:
 
 
 @contextlib.contextmanager
-def _only_one(name: str) -> Iterator[None]:
-    """Nobody else brings up or takes down the network `name` meanwhile."""
-    state_path(name)  # refuses an impossible name
+def _alone() -> Iterator[None]:
+    """Nobody else brings up, measures or takes down a network meanwhile."""
     STATE_FOLDER.mkdir(parents=True, exist_ok=True)
-    with open(STATE_FOLDER / f"{name}.lock", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(
-                f"another process is bringing up or taking down the emulated network '{name}'"
-            ) from None
+    folder = os.open(STATE_FOLDER, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(folder)
 
 
 def _plan(settings: WanSettings, name: str) -> EmulatedWan:
@@ -236,9 +233,8 @@ def _join_by_relay(wan: EmulatedWan, link: EmulatedLink, core: int) -> relay.Rel
         relay.open_device(first.namespace, device, whole_segments),
         relay.open_device(second.namespace, peer, whole_segments),
     )
-    start = relay.RelayStart(descriptors, wan.settings, core, STATE_FOLDER / f"{wan.name}.log")
     _address(wan, link)
-    return start
+    return relay.RelayStart(descriptors, wan.settings, core, STATE_FOLDER / f"{wan.name}.log")
 
 
 def _address(wan: EmulatedWan, link: EmulatedLink) -> None:

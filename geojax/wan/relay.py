@@ -124,9 +124,8 @@ class RelayStart:
         # the few per cent of the time that it needs. A container may not allow it.
         with contextlib.suppress(PermissionError):
             os.sched_setscheduler(number, os.SCHED_FIFO, os.sched_param(1))
-        started = start_time(number)
-        assert started is not None, "a child that was not waited for has a process entry"
-        self.relay = Relay(process_id=number, started=started, core=core)
+        self.relay = Relay(process_id=number, started=start_time(number), core=core)
+        self._log = log
 
     def begin(self) -> None:
         """Let packets through.
@@ -139,7 +138,8 @@ class RelayStart:
             self._process.stdin.write(b"g")
             self._process.stdin.close()
         except BrokenPipeError:
-            raise RunError("the relay of an emulated link ended at its start") from None
+            words = self._log.read_text().strip() or "without a word"
+            raise RunError(f"the relay of an emulated link ended at its start: {words}") from None
         # It may outlive this process, so `stop` ends it and not this object, which would complain.
         self._process.returncode = 0
 
@@ -154,18 +154,29 @@ def buffer_bytes(settings: WanSettings) -> int:
     return 2 * (on_the_way + settings.queue_limit) + 2**20
 
 
-def start_time(process: int) -> int | None:
-    """When a process started, in clock ticks since the machine did; None if there is none."""
-    try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return None if fields[0] == "Z" else int(fields[19])
+def start_time(process: int) -> int:
+    """When a process started, in clock ticks since the machine did.
+
+    Raises:
+        ProcessLookupError: there is none of that number.
+    """
+    return int(_fields(process)[19])
 
 
 def is_running(relay: Relay) -> bool:
     """Whether that very process is alive."""
-    return start_time(relay.process_id) == relay.started
+    try:
+        return start_time(relay.process_id) == relay.started and _fields(relay.process_id)[0] != "Z"
+    except ProcessLookupError:
+        return False
+
+
+def _fields(process: int) -> list[str]:
+    """What /proc/PROCESS/stat says, from the state onwards."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except FileNotFoundError:
+        raise ProcessLookupError(process) from None
 
 
 def stop(relay: Relay) -> bool:
