@@ -1,6 +1,7 @@
 """`geojax launch -- COMMAND`: start all processes of a run, on this machine or over ssh."""
 
 import dataclasses
+import os
 import re
 import shutil
 import signal
@@ -78,6 +79,8 @@ def run(command: LaunchCommand, launched: Sequence[str]) -> int:
         output.say(f"{len(members)} process(es) in {places}")
         outcome = supervise(members, output, grace_seconds=options.grace_seconds)
         _report(outcome, output)
+        if output.closed:  # Python would report what it can no longer write, on its way out
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if outcome.exit_code in (0, _MISTAKE, *_STOPPED) or outcome.stopped_by or not remaining:
             break
         attempt = options.restarts - remaining + 1
