@@ -6,7 +6,9 @@ is in that unit. What reads better is a number and a unit, with or without a spa
     seconds             21ms   4us   0.5s         (ns, us, ms, s)
     bytes               80GB   4MiB  512B         (B, kB, MB, GB, TB; KiB, MiB, GiB, TiB)
     bytes per second    450GB/s   100Gbit/s       (the same, and bit/s, kbit/s ... Tbit/s)
+                        200mbit                   (as tc writes them: kbit, mbit, gbit)
     FLOP per second     989TFLOP/s                (FLOP/s, kFLOP/s ... PFLOP/s)
+    share               0.1%   0.001
 
 k, M, G, T and P are powers of 1000, Ki, Mi, Gi and Ti of 1024.
 
@@ -33,6 +35,11 @@ _SIZE_UNITS = {f"{prefix}B": Fraction(factor) for prefix, factor in (_DECIMAL | 
 _RATE_UNITS = {f"{unit}/s": factor for unit, factor in _SIZE_UNITS.items()} | {
     f"{prefix}bit/s": Fraction(factor, 8) for prefix, factor in _DECIMAL.items()
 }
+_RATE_UNITS |= {
+    "kbit": Fraction(10**3, 8),
+    "mbit": Fraction(10**6, 8),
+    "gbit": Fraction(10**9, 8),
+}
 _COMPUTE_UNITS = {
     f"{prefix}FLOP/s": Fraction(factor) for prefix, factor in (_DECIMAL | {"P": 10**15}).items()
 }
@@ -44,7 +51,7 @@ def _reader(base: str, units: dict[str, Fraction], example: str) -> Callable[[An
     def read(value: Any) -> Any:
         if not isinstance(value, str):
             return value
-        match = re.fullmatch(r"\s*([0-9.]+(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z/]*)\s*", value)
+        match = re.fullmatch(r"\s*([0-9.]+(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z/%]*)\s*", value)
         factor = (units | {"": Fraction(1)}).get(match[2]) if match else None
         if match is None or factor is None:
             raise ValueError(f"'{value}' is not a number of {base} nor one with a unit: {example}")
@@ -80,3 +87,10 @@ FlopsPerSecond = Annotated[
     Field(gt=0),
 ]
 """A rate of floating-point operations, more than zero."""
+
+Share = Annotated[
+    float,
+    BeforeValidator(_reader("parts of one", {"%": Fraction(1, 100)}, "0.1%, 0.001")),
+    Field(ge=0, lt=1),
+]
+"""A part of a whole, from zero to less than one."""

@@ -1,12 +1,13 @@
 """The entry point: finds the verb, runs it, and turns a user's mistake into one line."""
 
+import contextlib
 import sys
 import traceback
 from typing import Annotated
 
 import tyro
 
-from geojax.cli import data, memory, simulate, train
+from geojax.cli import data, launch, memory, simulate, train, wan
 from geojax.errors import RunError, UserError
 
 MISTAKE, FAILURE, INTERRUPTED = 2, 1, 130
@@ -18,6 +19,10 @@ Verb = (
     | Annotated[memory.MemoryCommand, tyro.conf.subcommand("memory")]
     | Annotated[simulate.SimulateCommand, tyro.conf.subcommand("simulate")]
     | Annotated[data.PrepareCommand, tyro.conf.subcommand("data prepare")]
+    | Annotated[launch.LaunchCommand, tyro.conf.subcommand("launch")]
+    | Annotated[wan.WanUpCommand, tyro.conf.subcommand("wan up")]
+    | Annotated[wan.WanDownCommand, tyro.conf.subcommand("wan down")]
+    | Annotated[wan.WanStatusCommand, tyro.conf.subcommand("wan status")]
 )
 
 
@@ -28,8 +33,12 @@ def main() -> None:
 
 def run(arguments: list[str]) -> int:
     """Run one verb and return the exit code."""
-    if arguments[:1] == ["data"]:  # a verb of two words
+    if arguments[:1] in (["data"], ["wan"]):  # a verb of two words
         arguments = [" ".join(arguments[:2]), *arguments[2:]]
+    launched: list[str] = []
+    if arguments[:1] == ["launch"] and "--" in arguments:  # what follows is another command's
+        separator = arguments.index("--")
+        arguments, launched = arguments[:separator], arguments[separator + 1 :]
     verb, unknown = tyro.cli(
         Verb,
         prog="geojax",
@@ -45,7 +54,11 @@ def run(arguments: list[str]) -> int:
         if isinstance(verb, simulate.SimulateCommand):
             return simulate.run(verb, unknown)
         if unknown:
-            raise UserError(f"unknown argument {unknown[0]}; see geojax data prepare --help")
+            raise UserError(f"unknown argument {unknown[0]}; see geojax {arguments[0]} --help")
+        if isinstance(verb, launch.LaunchCommand):
+            return launch.run(verb, launched)
+        if isinstance(verb, wan.WanCommand):
+            return wan.run(verb)
         return data.run(verb)
     except UserError as error:
         return _give_up(f"error: {error}", MISTAKE)
@@ -54,13 +67,15 @@ def run(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return _give_up("interrupted", INTERRUPTED)
     except BaseException:
-        traceback.print_exc()
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
         return _give_up("error: unexpected, see the traceback above", FAILURE)
 
 
 def _give_up(message: str, code: int) -> int:
     """Say why; in a run of several processes the others are told too, and end as well."""
-    print(message, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # nobody may be listening any more
+        print(message, file=sys.stderr, flush=True)
     if "geojax.runtime" in sys.modules:
         sys.modules["geojax.runtime"].abandon(message, code)
     return code

@@ -1,6 +1,7 @@
 """`geojax train CONFIG`: train a transformer."""
 
 import dataclasses
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -43,12 +44,16 @@ def run(command: TrainCommand, overrides: Sequence[str]) -> int:
     """Train, and return the exit code: 0 at the end, 130 after Ctrl-C."""
     # Imported here, so that `geojax --help` need not wait for JAX.
     from geojax.runtime import ProcessSettings
+    from geojax.runtime.launchers import VARIABLES
     from geojax.train.config import RunConfig
 
     config = RunConfig.load(command.config, overrides)
     from geojax.train.run import train
 
-    given = dataclasses.asdict(command) | {"simulated_devices": config.simulate_devices}
+    given = dataclasses.asdict(command)
+    # A launcher that spreads a run over more processes says how many devices each simulates.
+    if not os.environ.get(VARIABLES["simulated_devices"]):
+        given["simulated_devices"] = config.simulate_devices
     fields = {name: given[name] for name in ProcessSettings.model_fields if given.get(name)}
     processes = validate(ProcessSettings, fields, "geojax train")
     return train(config, processes, require_checkpoint=command.resume)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import jax
 import jax.errors
 
-from geojax.errors import UserError
+from geojax.errors import RunError
 from geojax.runtime.internals import coordination_client
 from geojax.topology import Process
 
@@ -18,8 +18,8 @@ _known: dict[int, Process] = {}
 _meetings: collections.Counter[str] = collections.Counter()
 
 
-class MissingProcessesError(UserError):
-    """Some processes did not come; `missing` holds their indices."""
+class MissingProcessesError(RunError):
+    """Some processes did not come, which another try may cure; `missing` holds their indices."""
 
     def __init__(self, message: str, missing: Sequence[int]):
         super().__init__(message)

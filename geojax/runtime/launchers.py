@@ -23,8 +23,8 @@ from geojax.quantities import Seconds
 from geojax.settings import Settings, validate
 
 # Kubernetes pods have ports of their own; SLURM jobs on one host need different ones.
-KUBERNETES_PORT = 61440
-_SLURM_FIRST_PORT, _SLURM_PORTS = 61440, 4096
+FIRST_PORT = 61440
+_SLURM_PORTS = 4096
 
 
 class ProcessSettings(Settings):
@@ -46,7 +46,7 @@ class ProcessSettings(Settings):
     """How long to wait at start-up for the other processes."""
 
 
-_VARIABLES = {
+VARIABLES = {
     "coordinator": "GEOJAX_COORDINATOR",
     "process_count": "GEOJAX_PROCESS_COUNT",
     "process_id": "GEOJAX_PROCESS_ID",
@@ -55,6 +55,7 @@ _VARIABLES = {
     "simulated_devices": "GEOJAX_SIMULATE_DEVICES",
     "start_timeout_seconds": "GEOJAX_START_TIMEOUT_SECONDS",
 }
+"""The environment variable that says each setting."""
 
 
 def complete(
@@ -72,7 +73,7 @@ def complete(
     """
     found = {
         field: environment[variable]
-        for field, variable in _VARIABLES.items()
+        for field, variable in VARIABLES.items()
         if environment.get(variable)
     }
     found |= settings.model_dump(exclude_unset=True, exclude_none=True)
@@ -110,7 +111,7 @@ def _checked(settings: ProcessSettings, alone: bool) -> ProcessSettings:
         if getattr(settings, field) is None:
             raise UserError(
                 f"the job has {count} processes, but its {field} is not known: set "
-                f"{_VARIABLES[field]}"
+                f"{VARIABLES[field]}"
             )
     assert settings.process_id is not None
     if settings.process_id >= count:
@@ -130,7 +131,7 @@ def _slurm(environment: Mapping[str, str]) -> dict[str, str | int]:
         return {}
     if count == 1 and not environment.get("GEOJAX_PROCESS_COUNT"):
         return {}
-    port = _SLURM_FIRST_PORT + job % _SLURM_PORTS
+    port = FIRST_PORT + job % _SLURM_PORTS
     return {
         "coordinator": f"{first_host(hosts)}:{port}",
         "process_count": count,
@@ -164,5 +165,5 @@ def _kubernetes(
     if pod.endswith(f"-{index}"):
         first = f"{pod.removesuffix(index)}0"
         found["coordinator"] = ".".join(part for part in (first, domain) if part)
-        found["coordinator"] = f"{found['coordinator']}:{KUBERNETES_PORT}"
+        found["coordinator"] = f"{found['coordinator']}:{FIRST_PORT}"
     return found

@@ -2,6 +2,9 @@
 
 Left alone they would wait in a collective or a barrier until JAX's heartbeat timeout aborts them,
 and a failed process itself would wait at its exit for a common shutdown that cannot happen.
+
+Everyone renews a sign of life in the key-value store, which process 0 holds. Process 0 looks for
+those who fall silent; the others notice when the store no longer answers.
 """
 
 import contextlib
@@ -15,12 +18,20 @@ import jax
 
 from geojax.runtime.coordination import describe, publish, published
 from geojax.runtime.internals import coordination_client
+from geojax.runtime.last_words import ending_because, lost_contact
 
 _POLL_SECONDS = 2.0
 # A process that was killed can leave the others in a barrier that nothing breaks. JAX would abort
 # them after 100 seconds of silence, with a stack trace; this is well before.
 _SILENCE_SECONDS = 40.0
 _over = threading.Event()
+
+
+class _Contact:
+    """When the key-value store answered this process the last time."""
+
+    def __init__(self) -> None:
+        self.latest = time.monotonic()
 
 
 def abandon(message: str, exit_code: int) -> None:
@@ -37,15 +48,22 @@ def abandon(message: str, exit_code: int) -> None:
         publish(f"abandoned/{jax.process_index()}", f"{exit_code} {message}")
     if jax.process_index() == 0:
         time.sleep(2 * _POLL_SECONDS)  # the others read the message from this process
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # nobody may be listening any more
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(exit_code)
 
 
 def watch_peers() -> None:
     """From now on end this process when another abandons the job; `start` calls it."""
     _over.clear()
-    threading.Thread(target=_watch, name="geojax peers", daemon=True).start()
+    contact = _Contact()
+    threading.Thread(target=_watch, args=(contact,), name="geojax peers", daemon=True).start()
+    if jax.process_index() != 0:
+        # On its own: a question over a link that was cut has no answer, and no end.
+        watch = threading.Thread(target=_watch_contact, args=(contact,), name="geojax contact")
+        watch.daemon = True
+        watch.start()
 
 
 def stop_watching_peers() -> None:
@@ -53,7 +71,7 @@ def stop_watching_peers() -> None:
     _over.set()
 
 
-def _watch() -> None:
+def _watch(contact: _Contact) -> None:
     own = jax.process_index()
     silent = _Silence(jax.process_count())
     for beat in itertools.count():
@@ -62,28 +80,44 @@ def _watch() -> None:
         try:
             abandoned = published("abandoned")
             publish(f"alive/{own}", str(beat))
-            # Process 0 holds the key-value store: it alone reads all the signs of life.
             missing = silent.processes(published("alive"), time.monotonic()) if own == 0 else []
-        except Exception:  # process 0 is gone, which JAX deals with
+        except Exception as error:
+            if own != 0 and not _over.is_set():
+                _give_up([0], f"(it coordinates the run) does not answer ({_reason(error)})")
             return
+        contact.latest = time.monotonic()
         abandoned.pop(str(own), None)
         if _over.is_set():
             return
         if abandoned:
             process, note = min(abandoned.items())
             exit_code, _, message = note.partition(" ")
-            _say(f"ending, because {describe([int(process)])} ended: {message}")
+            _say(ending_because(describe([int(process)]), message))
             if own == 0:
                 time.sleep(2 * _POLL_SECONDS)
             os._exit(int(exit_code))
         if missing:
-            message = (
-                f"lost contact with another process of the run: {describe(missing)} gave no sign "
-                f"of life for {_SILENCE_SECONDS:g} seconds; start all of them again and the run "
-                "goes on from its newest checkpoint"
+            _give_up(missing, f"gave no sign of life for {_SILENCE_SECONDS:g} seconds")
+
+
+def _watch_contact(contact: _Contact) -> None:
+    while not _over.wait(_POLL_SECONDS):
+        if time.monotonic() - contact.latest > _SILENCE_SECONDS:
+            _give_up(
+                [0], f"(it coordinates the run) did not answer for {_SILENCE_SECONDS:g} seconds"
             )
-            _say(f"error: {message}")
-            abandon(message, exit_code=1)
+
+
+def _give_up(processes: list[int], what: str) -> None:
+    message = lost_contact(f": {describe(processes)} {what}")
+    _say(f"error: {message}")
+    if processes == [0]:
+        os._exit(1)  # there is nobody to tell
+    abandon(message, exit_code=1)
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 class _Silence:
@@ -106,4 +140,5 @@ class _Silence:
 
 
 def _say(message: str) -> None:
-    print(f"geojax: {message}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):
+        print(f"geojax: {message}", file=sys.stderr, flush=True)

@@ -4,7 +4,7 @@ JAX's own start-up ends the process (in C++, with a stack trace and no word on w
 a process does not come in time. So process 0 first listens on the coordinator's port itself, with
 one line of JSON for each message:
 
-    process i  → process 0    {"process": i, "count": n, "site": ..., "host": ..., "token": ...}
+    process i  → process 0    {"process": i, "count": n, "site": ..., "host": ..., ...}
     process 0  → everyone     {"missing": [...]}      whenever somebody came
     process 0  → everyone     {"present": [{...}, ...]}  when all have come; then it stops listening
                            or {"error": "..."}        when they do not fit together, or time is up
@@ -13,7 +13,9 @@ one line of JSON for each message:
 """
 
 import contextlib
+import ipaddress
 import json
+import os
 import selectors
 import socket
 import time
@@ -35,6 +37,10 @@ class Presence(TypedDict):
     site: str | None
     host: str
     token: str
+    gpus: str | None
+    """CUDA_VISIBLE_DEVICES, if set."""
+    address: str | None
+    """What the host's own name stands for on it; None when it cannot be looked up."""
 
 
 def roll_call(
@@ -50,7 +56,13 @@ def roll_call(
     """
     host, _, port = coordinator.rpartition(":")
     own = Presence(
-        process=process, count=count, site=site, host=socket.gethostname(), token=uuid.uuid4().hex
+        process=process,
+        count=count,
+        site=site,
+        host=socket.gethostname(),
+        token=uuid.uuid4().hex,
+        gpus=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        address=_own_address(),
     )
     deadline = time.monotonic() + timeout_seconds
     if process == 0:
@@ -136,6 +148,7 @@ class _Desk:
             presence: Presence = json.loads(line)
             process, count = int(presence["process"]), int(presence["count"])
             presence["token"], presence["host"], presence["site"]
+            presence["gpus"], presence["address"]
         except (ValueError, KeyError, TypeError):
             self.leave(source)  # not one of ours: a port scan, a stray client
             return
@@ -205,12 +218,33 @@ def _attend(
         raise MissingProcessesError(
             _missing_sentence(missing, own["count"], timeout_seconds), missing
         )
+    question = "is process 0 running, and is that its address?"
+    if is_loopback(host):
+        question = (
+            f"is process 0 running on this host, {own['host']}? From another host, {host} does not "
+            "lead to it: give an address that all hosts reach"
+        )
     raise MissingProcessesError(
         f"process {own['process']} could not reach the coordinator, process 0 at {host}:{port}, "
-        f"within {timeout_seconds:g} seconds ({problem}): is process 0 running, and is that its "
-        "address?",
+        f"within {timeout_seconds:g} seconds ({problem}): {question}",
         [0],
     )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host`, a name or an address, leads to nothing but the machine that asks."""
+    try:
+        found = {str(entry[4][0]) for entry in socket.getaddrinfo(host, None)}
+    except OSError:
+        return False
+    return all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in found)
+
+
+def _own_address() -> str | None:
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return None
 
 
 def _lines(connection: socket.socket, deadline: float) -> Any:

@@ -1,5 +1,6 @@
 """The start and the end of a process: devices, flags, JAX's distributed runtime, sites."""
 
+import ipaddress
 import os
 import socket
 
@@ -59,12 +60,13 @@ def start(settings: ProcessSettings | None = None) -> tuple[Process, ...]:
         process_id, count, settings.coordinator, settings.site, settings.start_timeout_seconds
     )
     if expected_platform() == "cpu":
+        _check_addresses(everyone)
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(
         settings.coordinator,
         count,
         process_id,
-        local_device_ids=_own_devices(process_id, everyone, os.environ.get("CUDA_VISIBLE_DEVICES")),
+        local_device_ids=_own_devices(process_id, everyone),
         initialization_timeout=_CONNECT_SECONDS,
         shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
         cluster_detection_method="deactivate",
@@ -100,16 +102,35 @@ def _register(sites: list[str | None], hosts: list[str]) -> tuple[Process, ...]:
     return processes
 
 
-def _own_devices(
-    process_id: int, everyone: list[Presence], visible: str | None
-) -> list[int] | None:
+def _check_addresses(everyone: list[Presence]) -> None:
+    """Gloo listens where the host's own name leads, and on Debian that is often 127.0.1.1.
+
+    Raises:
+        UserError: there are several hosts, and one of them would listen where no other reaches it.
+    """
+    if len({presence["host"] for presence in everyone}) == 1:
+        return
+    for presence in everyone:
+        host, address = presence["host"], presence["address"]
+        if address is None or ipaddress.ip_address(address).is_loopback:
+            leads = "nowhere" if address is None else f"to {address}"
+            raise UserError(
+                f"process {presence['process']}: the name of its host, {host}, leads {leads} on "
+                f"that host, where the other hosts cannot reach it: give {host} its network "
+                "address in /etc/hosts there"
+            )
+
+
+def _own_devices(process_id: int, everyone: list[Presence]) -> list[int] | None:
     """Which of the visible GPUs this process takes; None for all of them.
 
-    Where the processes of one host are as many as the GPUs that each of them sees (a task per GPU
-    under SLURM), each takes one.
+    Where the processes of one host all see the same GPUs, and as many as there are processes (a
+    task per GPU under SLURM), each takes one.
     """
-    host = everyone[process_id]["host"]
-    together = [presence["process"] for presence in everyone if presence["host"] == host]
+    host, visible = everyone[process_id]["host"], everyone[process_id]["gpus"]
+    together = [presence for presence in everyone if presence["host"] == host]
     if visible is None or len(together) == 1 or len(visible.split(",")) != len(together):
         return None
-    return [together.index(process_id)]
+    if any(presence["gpus"] != visible for presence in together):
+        return None
+    return [[presence["process"] for presence in together].index(process_id)]

@@ -16,6 +16,7 @@ from geojax.errors import RunError
 from geojax.optim import layout
 from geojax.runtime import StopSignals, Watchdog
 from geojax.runtime.compilations import CompilationCounter
+from geojax.runtime.last_words import lost_contact
 from geojax.train.batches import global_batch, global_signals
 from geojax.train.metrics import MetricsWriter
 from geojax.train.program import Program
@@ -83,10 +84,7 @@ class Loop:
             if jax.process_count() == 1:
                 raise
             reason = str(error).splitlines()[0]
-            raise RunError(
-                f"lost contact with another process of the run ({reason}); start all of them again "
-                "and the run goes on from its newest checkpoint"
-            ) from error
+            raise RunError(lost_contact(f" ({reason})")) from error
 
     def _train(self, state: TrainState, start: int) -> TrainState:
         config, done = self.program.config, start

@@ -18,8 +18,10 @@ from geojax.data import Corpus, Loader
 from geojax.errors import UserError
 from geojax.optim import layout
 from geojax.runtime.compilations import CompilationCounter
+from geojax.topology import Topology
 from geojax.train.batches import rows_of_process
 from geojax.train.config import RunConfig
+from geojax.train.link_advice import advice_of_process
 from geojax.train.loop import Loop
 from geojax.train.metrics import MetricsWriter
 from geojax.train.program import Program, make_run_mesh, step_plan
@@ -50,7 +52,7 @@ def train(
         RunError: the run diverged or lost its peers.
     """
     started = time.monotonic()
-    runtime.start(processes)
+    everyone = runtime.start(processes)
     runtime.enable_compilation_cache(cache_folder() / "xla")
     jax.config.update("jax_enable_x64", config.precision == "fp64")
     first = jax.process_index() == 0
@@ -61,6 +63,10 @@ def train(
             directory.lock()
         # What can be wrong is found before the step is compiled.
         plan = step_plan(config, make_run_mesh(config))
+        if config.topology is not None:
+            topology = Topology.load(config.topology)
+            for line in advice_of_process(topology, everyone, jax.process_index(), os.environ):
+                print(line, flush=True)
         corpus = Corpus.open(config.data, progress=first)
         loader = _open_loader(config, corpus, rows_of_process(plan, config.batch.rows))
         compilations = stack.enter_context(CompilationCounter(STEP_NAME))

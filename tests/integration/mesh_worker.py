@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec
 
 import geojax
 from geojax import runtime
+from geojax.errors import RunError
 
 
 def mesh(topology=None):
@@ -87,7 +88,8 @@ if __name__ == "__main__":
     tasks = {"mesh": mesh, "barrier": barrier, "watchdog": watchdog, "failing": failing}
     try:
         tasks[sys.argv[1]](*sys.argv[2:])
-    except geojax.UserError as problem:
+    except (geojax.UserError, RunError) as problem:
+        code = 2 if isinstance(problem, geojax.UserError) else 1
         print(problem, file=sys.stderr)
-        runtime.abandon(str(problem), 2)
-        sys.exit(2)
+        runtime.abandon(str(problem), code)
+        sys.exit(code)

@@ -1,7 +1,7 @@
 import pytest
 
 from geojax.errors import UserError
-from geojax.quantities import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
+from geojax.quantities import Bytes, BytesPerSecond, FlopsPerSecond, Seconds, Share
 from geojax.settings import Settings, validate
 
 
@@ -10,6 +10,7 @@ class Everything(Settings):
     size: Bytes = 1
     rate: BytesPerSecond = 1.0
     compute: FlopsPerSecond = 1.0
+    share: Share = 0.0
 
 
 @pytest.mark.parametrize(
@@ -27,8 +28,13 @@ class Everything(Settings):
         ("size", 4096, 4096),
         ("rate", "100Gbit/s", 12.5e9),
         ("rate", "450GB/s", 450e9),
+        ("rate", "1gbit", 125e6),
+        ("rate", "200mbit", 25e6),
+        ("rate", "8kbit", 1e3),
         ("compute", "989TFLOP/s", 989e12),
         ("compute", "1.979PFLOP/s", 1979e12),
+        ("share", "0.1%", 0.001),
+        ("share", "0.25", 0.25),
     ],
 )
 def test_a_number_or_a_number_with_its_unit(field, written, value):
@@ -48,6 +54,7 @@ def test_a_number_or_a_number_with_its_unit(field, written, value):
         ("rate", "100Gbit", "100Gbit/s"),
         ("rate", "100Gbps", "100Gbit/s"),
         ("compute", "1TFLOPS", "989TFLOP/s"),
+        ("share", "100%", "less than 1"),
     ],
 )
 def test_what_is_no_quantity_is_refused_with_an_example(field, written, part):

@@ -1,0 +1,160 @@
+"""`geojax launch -- COMMAND`: start all processes of a run, on this machine or over ssh."""
+
+import dataclasses
+import os
+import re
+import shutil
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import pydantic
+import tyro
+
+from geojax.errors import UserError
+from geojax.launch import Hosts, Member, Outcome, Output, local_members, supervise
+from geojax.quantities import Seconds
+from geojax.settings import Settings, validate
+from geojax.wan import SITE_NAMES, EmulatedWan
+
+_LINES_SHOWN = 15
+_MISTAKE = 2
+_STOPPED = (129, 130, 143)  # as a shell names SIGHUP, SIGINT and SIGTERM
+
+
+@dataclasses.dataclass(frozen=True)
+class LaunchCommand:
+    """Start a run of several processes: geojax launch --sites 2 -- train CONFIG [overrides].
+
+    What follows `--` is a verb of geojax, or any program that calls geojax.runtime.start. Ctrl-C
+    finishes the step, saves and ends; a second one ends at once. When one process fails all of them
+    end, the first one is named, and its exit code is this command's.
+    """
+
+    sites: str | None = None
+    """How many sites (called east, west, north, south), or their names: east,west. Default: 2, or
+    the emulated network's."""
+
+    processes_per_site: int = 1
+    """Processes in each site."""
+
+    devices_per_process: int | None = None
+    """Simulate so many CPU devices in each process. Default: the machine's GPUs are shared out;
+    where there are none, what the config says."""
+
+    hosts: Path | None = None
+    """YAML file of the hosts where the run is started over ssh, one process a host; what stands in
+    it is explained in geojax/launch/hosts.py."""
+
+    wan: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Run each site in its namespace of the network that `geojax wan up` has made."""
+
+    restarts: int = 0
+    """How often a run that failed is started again, from its newest checkpoint. What failed with
+    exit code 2 (bad input) is not."""
+
+    grace_seconds: str = "30s"
+    """How long a process may take to end before it is killed, when another has failed."""
+
+
+class _Options(Settings):
+    """The numbers of the command, checked."""
+
+    processes_per_site: pydantic.PositiveInt
+    devices_per_process: pydantic.PositiveInt | None
+    restarts: pydantic.NonNegativeInt
+    grace_seconds: Seconds
+
+
+def run(command: LaunchCommand, launched: Sequence[str]) -> int:
+    """Run it to its end, and return the exit code: 0, or that of the process that failed first."""
+    given = {name: getattr(command, name) for name in _Options.model_fields}
+    options = validate(_Options, given, "geojax launch")
+    for remaining in range(options.restarts, -1, -1):
+        members = _members(command, options, launched)
+        output = Output(members, sys.stdout, sys.stderr)
+        places = ", ".join(dict.fromkeys(member.site for member in members))
+        output.say(f"{len(members)} process(es) in {places}")
+        outcome = supervise(members, output, grace_seconds=options.grace_seconds)
+        _report(outcome, output)
+        if output.closed:  # Python would report what it can no longer write, on its way out
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if outcome.exit_code in (0, _MISTAKE, *_STOPPED) or outcome.stopped_by or not remaining:
+            break
+        attempt = options.restarts - remaining + 1
+        output.say(f"restart {attempt} of {options.restarts}, from the newest checkpoint")
+    return outcome.exit_code
+
+
+def _members(command: LaunchCommand, options: _Options, launched: Sequence[str]) -> list[Member]:
+    devices, grace = options.devices_per_process, options.grace_seconds
+    if command.hosts is not None:
+        if command.sites or command.wan or options.processes_per_site > 1:
+            raise UserError(
+                f"--hosts {command.hosts} says which sites there are, with a process on each host: "
+                "leave --sites, --processes-per-site and --wan out"
+            )
+        hosts = Hosts.load(command.hosts)
+        line = _command_line(launched, hosts.python or sys.executable, here=False)
+        return hosts.members(line, simulated_devices=devices, grace_seconds=grace)
+    wan = EmulatedWan.load() if command.wan else None
+    return local_members(
+        _sites(command.sites, wan),
+        options.processes_per_site,
+        _command_line(launched, sys.executable, here=True),
+        simulated_devices=devices,
+        grace_seconds=grace,
+        wan=wan,
+    )
+
+
+def _sites(asked: str | None, wan: EmulatedWan | None) -> list[str]:
+    known = [site.name for site in wan.sites] if wan else list(SITE_NAMES)
+    if asked is None:
+        return known if wan else known[:2]
+    if asked.isdecimal():
+        count = int(asked)
+        if not 1 <= count <= len(known):
+            raise UserError(
+                f"--sites {asked}: 1 to {len(known)} have a name; give names: --sites east,west"
+                if wan is None
+                else f"--sites {asked}: the emulated network '{wan.name}' has {len(known)} sites"
+            )
+        return known[:count]
+    names = asked.split(",")
+    if len(set(names)) < len(names) or not all(re.fullmatch(r"[\w.-]+", name) for name in names):
+        raise UserError(f"--sites {asked}: expected a number or different names: --sites east,west")
+    if wan is not None:
+        for name in names:
+            wan.site(name)  # refuses a name that it does not have
+    return names
+
+
+def _command_line(launched: Sequence[str], python: str, *, here: bool) -> list[str]:
+    """What each process runs, from the words after `--`."""
+    if not launched:
+        raise UserError("what shall be launched? geojax launch --sites 2 -- train run.yaml")
+    if launched[0] == "train":
+        return [python, "-m", "geojax", *launched]
+    if here and shutil.which(launched[0]) is None:
+        raise UserError(f"'{launched[0]}' is neither 'train' nor a program")
+    return list(launched)
+
+
+def _report(outcome: Outcome, output: Output) -> None:
+    code, first = outcome.exit_code, outcome.failed
+    if first is None:
+        return
+    if code in _STOPPED:
+        output.say(f"stopped, exit code {code}")
+        return
+    meaning = _signal_name(code)
+    output.say(f"{first} failed first{meaning}, exit code {code}; its last lines:")
+    output.repeat(first, _LINES_SHOWN)
+
+
+def _signal_name(code: int) -> str:
+    known = {number.value: number.name for number in signal.Signals}
+    return f", killed by {known[code - 128]}" if code - 128 in known else ""

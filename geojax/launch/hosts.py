@@ -1,0 +1,108 @@
+"""The hosts of a run that is started over ssh, read from a YAML file:
+
+    sites:
+      - {name: east, hosts: [east1, east2]}
+      - {name: west, hosts: [west1, west2]}
+    coordinator: 10.1.0.1:61440      # where the other hosts reach the first one; default: its name
+    directory: /shared/geojax        # where the command runs; default: the launcher's own
+    python: /shared/.venv/bin/python # that runs geojax; default: the launcher's own
+
+Each host runs one process with all of its accelerators, and needs a key that ssh accepts without
+asking. The launcher's GEOJAX_, JAX_, XLA_ and NCCL_ variables, PYTHONPATH and LD_LIBRARY_PATH are
+passed on.
+"""
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+import pydantic
+
+from geojax.errors import UserError
+from geojax.launch import guard
+from geojax.launch.members import Member, place
+from geojax.runtime.launchers import FIRST_PORT
+from geojax.runtime.roll_call import is_loopback
+from geojax.settings import Settings, load_yaml, validate
+
+_PASSED_ON = ("GEOJAX_", "JAX_", "XLA_", "NCCL_", "PYTHONPATH", "LD_LIBRARY_PATH")
+# Without a terminal nobody can answer a question; and a host that is gone shall be noticed.
+_SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=30", "-o", "ServerAliveInterval=15")
+
+
+class SiteHosts(Settings):
+    """One site."""
+
+    name: str = pydantic.Field(min_length=1)
+    """What the topology calls it."""
+    hosts: tuple[str, ...] = pydantic.Field(min_length=1)
+    """What ssh calls each of its hosts: `east1`, `me@10.1.0.1`."""
+
+
+class Hosts(Settings):
+    """See the module."""
+
+    sites: tuple[SiteHosts, ...] = pydantic.Field(min_length=1)
+    """The sites, in the order of the mesh's dc axis."""
+    coordinator: str | None = pydantic.Field(default=None, pattern=r"^\S+:\d+$")
+    """host:port where the other hosts reach the first one. None: its name, and geojax's port."""
+    directory: Path | None = None
+    """Where the command runs on every host. None: the launcher's own directory."""
+    python: str | None = None
+    """The Python that runs the guard and geojax on every host. None: the launcher's own."""
+
+    @pydantic.model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        names = [site.name for site in self.sites]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two sites have the same name: {', '.join(names)}")
+        return self
+
+    @classmethod
+    def load(cls, path: Path) -> "Hosts":
+        """The hosts in a YAML file.
+
+        Raises:
+            UserError: no such file, or a mistake in it, in one line.
+        """
+        return validate(cls, load_yaml(path), str(path))
+
+    def members(
+        self, command: Sequence[str], *, simulated_devices: int | None, grace_seconds: float
+    ) -> list[Member]:
+        """The processes of the run, one a host; `local_members` explains the arguments.
+
+        Raises:
+            UserError: the other hosts could not reach the coordinator at the address given.
+        """
+        hosts = [(site.name, host) for site in self.sites for host in site.hosts]
+        coordinator = self._checked_coordinator([host for _, host in hosts])
+        passed_on = {
+            name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)
+        }
+        # The directory is this process's, where a symbolic link in $PWD reads better to others.
+        directory = self.directory or Path(os.environ.get("PWD") or Path.cwd())
+        source = Path(guard.__file__).read_text(encoding="utf-8")
+        members = []
+        for process, (site, host) in enumerate(hosts):
+            told = place(process, len(hosts), coordinator, site, simulated_devices)
+            variables = [f"{name}={value}" for name, value in sorted((passed_on | told).items())]
+            guarded = [self.python or sys.executable, "-I", "-c", source, f"{grace_seconds:g}"]
+            line = shlex.join(["exec", "env", *variables, *guarded, *command])
+            remote = f"cd {shlex.quote(str(directory))} && {line}"
+            members.append(Member(process, site, (*_SSH, host, remote), {}, host))
+        return members
+
+    def _checked_coordinator(self, hosts: list[str]) -> str:
+        coordinator = self.coordinator or f"{hosts[0].rpartition('@')[2]}:{FIRST_PORT}"
+        name = coordinator.rpartition(":")[0].strip("[]")
+        if len(set(hosts)) == 1:
+            return coordinator
+        where = "coordinator" if self.coordinator else f"the first host, {hosts[0]}"
+        right = f"give an address that the {len(hosts)} hosts reach: coordinator: 10.1.0.1:61440"
+        if is_loopback(name):
+            raise UserError(f"{where}: {name} leads every host to itself; {right}")
+        return coordinator

@@ -1,0 +1,242 @@
+"""Runs the processes of a run together: when one fails all end, and the first one is named."""
+
+import contextlib
+import dataclasses
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from types import FrameType
+from typing import IO, Any, Self
+
+from geojax.launch.members import Member
+from geojax.launch.output import Output
+from geojax.runtime.last_words import blamed_process, blames_another
+
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# The processes of geojax tell each other why one of them ended and end too, within a few seconds.
+SETTLE_SECONDS = 6.0
+_LONGEST_LINE = 1 << 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    exit_code: int
+    """0, or that of the process which failed first."""
+    failed: Member | None
+    """The process that failed first; None where none did."""
+    stopped_by: signal.Signals | None
+    """The first signal that asked the launcher to stop."""
+
+
+def supervise(
+    members: Sequence[Member],
+    output: Output,
+    *,
+    grace_seconds: float,
+    settle_seconds: float = SETTLE_SECONDS,
+) -> Outcome:
+    """Start all `members`, show what they print, and return when none is left.
+
+    SIGINT and SIGTERM are passed on to all, who save and end; the second one kills them. When one
+    fails, the others have `settle_seconds` to say why they end, then SIGTERM, and SIGKILL
+    `grace_seconds` later. Call it in the main thread (Python's rule for signals).
+    """
+    with _Signals() as signals, selectors.DefaultSelector() as selector:
+        run = _Run(members, output, selector, grace_seconds, settle_seconds)
+        selector.register(signals.pipe, selectors.EVENT_READ)
+        try:
+            run.start()
+            while run.living:
+                for key, _ in selector.select(run.seconds_to_wait()):
+                    if key.fileobj == signals.pipe:
+                        for number in signals.read():
+                            run.stop(number)
+                    else:
+                        run.read(key.data, key.fileobj)
+                run.look_after()
+        finally:
+            # The guards see their input end; on the way out of an error nobody waits for a save.
+            run.send_all(signal.SIGKILL)
+    return run.outcome()
+
+
+class _Signals:
+    """While entered, signals come as bytes through a pipe that a selector can wait for."""
+
+    def __init__(self) -> None:
+        self.pipe, self._writing = os.pipe()
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        os.set_blocking(self._writing, False)
+        self._wakeup = signal.set_wakeup_fd(self._writing)
+        for number in (*_FORWARDED, signal.SIGCHLD):
+            self._previous[number] = signal.signal(number, _do_nothing)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        signal.set_wakeup_fd(self._wakeup)
+        os.close(self.pipe)
+        os.close(self._writing)
+
+    def read(self) -> list[signal.Signals]:
+        """The signals since the last call that ask to stop."""
+        return [signal.Signals(n) for n in os.read(self.pipe, 4096) if n in _FORWARDED]
+
+
+def _do_nothing(number: int, frame: FrameType | None) -> None:
+    pass
+
+
+class _Running:
+    """A member, its guard and what is known of its end."""
+
+    def __init__(self, member: Member):
+        self.member = member
+        # In a session of its own: Ctrl-C at the terminal comes to the launcher alone.
+        self.guard = subprocess.Popen(
+            member.command,
+            env={**os.environ, **member.environment},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self.unread: dict[IO[bytes], bytes] = {}
+        self.code: int | None = None
+        self.ended_at = 0.0
+        self.told_to_end = False
+
+    def send(self, number: int) -> None:
+        with contextlib.suppress(OSError):
+            assert self.guard.stdin is not None, "the guard has a pipe as its input"
+            os.write(self.guard.stdin.fileno(), b"%d\n" % number)
+
+
+class _Run:
+    """What `supervise` knows and does."""
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        output: Output,
+        selector: selectors.BaseSelector,
+        grace_seconds: float,
+        settle_seconds: float,
+    ):
+        self.members, self.output, self.selector = members, output, selector
+        self.grace_seconds, self.settle_seconds = grace_seconds, settle_seconds
+        self.all: list[_Running] = []
+        self.stopped_by: signal.Signals | None = None
+        self.terminate_at: float | None = None
+        self.kill_at: float | None = None
+
+    @property
+    def living(self) -> list[_Running]:
+        """Those whose guard runs or whose output is not read to its end."""
+        return [running for running in self.all if running.code is None or running.unread]
+
+    def start(self) -> None:
+        for member in self.members:
+            running = _Running(member)
+            self.all.append(running)
+            for pipe in (running.guard.stdout, running.guard.stderr):
+                assert pipe is not None, "the guard's output goes to pipes"
+                running.unread[pipe] = b""
+                self.selector.register(pipe, selectors.EVENT_READ, running)
+
+    def read(self, running: _Running, pipe: Any) -> None:
+        """Show the lines that have come through `pipe`."""
+        piece = os.read(pipe.fileno(), 1 << 16)
+        *lines, rest = (running.unread[pipe] + piece).split(b"\n")
+        running.unread[pipe] = rest
+        if rest and (not piece or len(rest) > _LONGEST_LINE):
+            lines.append(rest)
+            running.unread[pipe] = b""
+        for line in lines:
+            text = line.decode("utf-8", "replace")
+            self.output.line(running.member, text, error=pipe is running.guard.stderr)
+        if not piece:
+            self.selector.unregister(pipe)
+            pipe.close()
+            del running.unread[pipe]
+
+    def stop(self, number: signal.Signals) -> None:
+        """A signal came to the launcher."""
+        if self.stopped_by is not None:
+            self.output.say(f"{number.name} again: ending all processes at once")
+            self.send_all(signal.SIGKILL)
+            return
+        self.stopped_by = number
+        self.output.say(f"{number.name}: all processes finish their step and save; again: at once")
+        # Losing the terminal is a reason to save, and nothing that a program expects.
+        self.send_all(signal.SIGTERM if number == signal.SIGHUP else number)
+
+    def send_all(self, number: int) -> None:
+        for running in self.all:
+            if running.code is None:
+                running.told_to_end |= number == signal.SIGKILL
+                running.send(number)
+
+    def look_after(self) -> None:
+        """Note who has ended, and do what is due."""
+        now = time.monotonic()
+        for running in self.all:
+            if running.code is None and (code := running.guard.poll()) is not None:
+                running.code, running.ended_at = code if code >= 0 else 128 - code, now
+                if code and self.terminate_at is None:
+                    self.terminate_at = now + self.settle_seconds
+        if self.output.closed and self.stopped_by is None:
+            self.stop(signal.SIGHUP)
+        if self.terminate_at is not None and self.kill_at is None and now >= self.terminate_at:
+            self.kill_at = now + self.grace_seconds
+            for running in self.living:
+                running.told_to_end = True
+            self.send_all(signal.SIGTERM)
+        elif self.kill_at is not None and now >= self.kill_at:
+            self.kill_at = float("inf")
+            self.send_all(signal.SIGKILL)
+
+    def seconds_to_wait(self) -> float | None:
+        """Until something is due; None: until something happens."""
+        due = self.kill_at if self.kill_at is not None else self.terminate_at
+        if due is None or due == float("inf"):
+            return None
+        return max(0.0, due - time.monotonic())
+
+    def outcome(self) -> Outcome:
+        failed = [running for running in self.all if running.code]
+        if not failed:
+            return Outcome(0, None, self.stopped_by)
+        first = first_to_fail(failed, self.output)
+        # One that was stuck, and had to be killed after the others gave up, has no code of its own.
+        judges = [first] if not first.told_to_end else failed
+        code = min(judges, key=lambda running: (running.told_to_end, running.ended_at)).code
+        assert code is not None, "it has failed"
+        return Outcome(code, first.member, self.stopped_by)
+
+
+def first_to_fail(failed: list[_Running], output: Output) -> _Running:
+    """Which of them brought down the others.
+
+    Not always the one that ended first: a process of geojax tells the others of its error before it
+    ends, and two that lose a third may notice before its own end is seen.
+    """
+    by_process = {running.member.process: running for running in failed}
+    by_themselves = [running for running in failed if not running.told_to_end]
+    by_time = sorted(by_themselves or failed, key=lambda running: running.ended_at)
+    for running in by_time:
+        lines = output.last_lines(running.member)
+        for process in map(blamed_process, lines):
+            if process in by_process:
+                return by_process[process]
+        if not any(map(blames_another, lines)):
+            return running
+    return by_time[0]

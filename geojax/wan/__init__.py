@@ -1,0 +1,28 @@
+"""An emulated long link on one machine: sites as network namespaces, real packets between them.
+
+wan = bring_up(WanSettings(round_trip_seconds=0.021, bytes_per_second=125e6))
+subprocess.run([*wan.site("west").command_prefix, "hostname", "-i"])
+before = traffic(wan)
+...
+take_down()
+"""
+
+from geojax.wan.emulate import ailments, bring_up, running, take_down, traffic
+from geojax.wan.namespaces import SiteTraffic, congestion_control, require_namespaces
+from geojax.wan.settings import SITE_NAMES, WanSettings
+from geojax.wan.state import EmulatedSite, EmulatedWan
+
+__all__ = [
+    "SITE_NAMES",
+    "EmulatedSite",
+    "EmulatedWan",
+    "SiteTraffic",
+    "WanSettings",
+    "ailments",
+    "bring_up",
+    "congestion_control",
+    "require_namespaces",
+    "running",
+    "take_down",
+    "traffic",
+]

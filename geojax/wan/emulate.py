@@ -1,0 +1,262 @@
+"""Bring an emulated network up, take it down, and say whether it is whole."""
+
+import contextlib
+import fcntl
+import itertools
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+from geojax.errors import UserError
+from geojax.wan import namespaces, relay
+from geojax.wan.measure import measured
+from geojax.wan.namespaces import SiteTraffic, ip
+from geojax.wan.settings import MTU, SITE_NAMES, WanSettings
+from geojax.wan.state import (
+    DEFAULT_NAME,
+    STATE_FOLDER,
+    EmulatedLink,
+    EmulatedSite,
+    EmulatedWan,
+    Relay,
+    state_path,
+)
+
+_LEAST_TCP_BUFFER, _LARGEST_TCP_BUFFER = 2**24, 2**30
+_QUEUE_PACKETS = 10_000
+
+
+def bring_up(
+    settings: WanSettings, name: str = DEFAULT_NAME, core: int | None = None
+) -> EmulatedWan:
+    """Make sites and links, after removing what a crash left, and measure the links.
+
+    An unshaped link is a veth pair. A shaped one is a veth pair with netem on both ends where the
+    kernel has netem, and else a pair of TUN devices with a relay process between them, pinned to
+    `core` (None: the last one that this process may use).
+
+    Raises:
+        UserError: it is up already; or this machine, or who asks, cannot make one.
+        RunError: iproute2 refuses something, or a link does not carry what is sent.
+    """
+    namespaces.require_namespaces()
+    cores = sorted(os.sched_getaffinity(0))
+    if core is not None and core not in cores:
+        raise UserError(f"core {core} is not among those of this process, {cores}")
+    with _alone():
+        if state_path(name).exists() and not ailments(EmulatedWan.load(name)):
+            raise UserError(
+                f"the emulated network '{name}' is up already; geojax wan down takes it down"
+            )
+        _remove(name)
+        wan = _plan(settings, name)
+        wan.save()  # before anything exists, so that what a crash leaves is known
+        try:
+            wan = measured(_make(wan, cores[-1] if core is None else core))
+            wan.save()
+            return wan
+        except BaseException:
+            _remove(name)
+            raise
+
+
+def take_down(name: str = DEFAULT_NAME) -> list[str]:
+    """Remove relays, namespaces and state; what was removed, in words.
+
+    Raises:
+        UserError: not root.
+    """
+    if os.geteuid() != 0:
+        raise UserError("taking an emulated link down needs root: try sudo")
+    with _alone():
+        return _remove(name)
+
+
+def running(name: str = DEFAULT_NAME) -> EmulatedWan:
+    """The emulated network `name`, which is up and whole.
+
+    Raises:
+        UserError: it is not.
+    """
+    wan = EmulatedWan.load(name)
+    broken = ailments(wan)
+    if broken:
+        raise UserError(
+            f"the emulated network '{name}' is broken: {broken[0]}; geojax wan up makes it anew"
+        )
+    return wan
+
+
+def ailments(wan: EmulatedWan) -> list[str]:
+    """What is broken in an emulated network, in words; nothing if it is whole."""
+    existing = set(namespaces.names_beginning(_prefix(wan.name)))
+    found = [
+        f"the namespace {site.namespace} is gone"
+        for site in wan.sites
+        if site.namespace not in existing
+    ]
+    for link in wan.links:
+        if link.measured is None:
+            found.append(f"the link {'-'.join(link.sites)} was never finished")
+        elif link.relay is not None and not relay.is_running(link.relay):
+            found.append(f"the relay of the link {'-'.join(link.sites)} has ended")
+    return found
+
+
+def traffic(wan: EmulatedWan) -> dict[str, SiteTraffic]:
+    """Bytes that each site has sent to and received from the others, by the site's name.
+
+    Raises:
+        RunError: a namespace is gone.
+    """
+    return {site.name: namespaces.traffic(site.namespace) for site in wan.sites}
+
+
+def netem_arguments(settings: WanSettings) -> list[str]:
+    """What follows `tc qdisc add dev DEVICE root` on each end of a link: one direction each.
+
+    netem's queue holds what waits and what is on the way, in packets.
+    """
+    arguments = ["netem", "delay", f"{round(settings.delay_seconds * 1e6)}us"]
+    if settings.jitter_seconds:
+        arguments.append(f"{round(settings.jitter_seconds * 1e6)}us")
+    if settings.loss:
+        arguments += ["loss", f"{settings.loss:.6%}"]
+    if settings.bytes_per_second is not None:
+        arguments += ["rate", f"{round(settings.bytes_per_second * 8)}bit"]
+    held = settings.queue_limit + settings.bandwidth_delay_product // 2
+    return [*arguments, "limit", str(-(-held // MTU))]
+
+
+def _prefix(name: str) -> str:
+    return f"geojax.{name}."
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Nobody else brings up, measures or takes down a network meanwhile."""
+    STATE_FOLDER.mkdir(parents=True, exist_ok=True)
+    folder = os.open(STATE_FOLDER, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
+def _plan(settings: WanSettings, name: str) -> EmulatedWan:
+    names = SITE_NAMES[: settings.sites]
+    return EmulatedWan(
+        name=name,
+        settings=settings,
+        shaper="relay" if settings.shaped else "none",
+        sites=tuple(
+            EmulatedSite(name=site, namespace=_prefix(name) + site, address=f"10.77.0.{number}")
+            for number, site in enumerate(names, 1)
+        ),
+        links=tuple(EmulatedLink(sites=pair) for pair in itertools.combinations(names, 2)),
+    )
+
+
+def _make(wan: EmulatedWan, core: int) -> EmulatedWan:
+    """The namespaces, then the links; each step is in the state file before it takes effect."""
+    settings = wan.settings
+    # Twice what may be on its way or wait, twice because the kernel counts its own overhead.
+    buffer = 4 * (settings.bandwidth_delay_product + settings.queue_limit)
+    buffer = min(max(buffer, _LEAST_TCP_BUFFER), _LARGEST_TCP_BUFFER)
+    for site in wan.sites:
+        addresses = {each.name: each.address for each in wan.sites}
+        namespaces.make(site, addresses, buffer)
+    if settings.shaped and _kernel_has_netem(wan.sites[0].namespace):
+        wan = wan.model_copy(update={"shaper": "netem"})
+        wan.save()
+    if wan.shaper != "relay":
+        for link in wan.links:
+            _join_by_kernel(wan, link)
+        return wan
+    relay.compiled()  # a compiler that is missing is said once, before there are devices
+    starts = [_join_by_relay(wan, link, core) for link in wan.links]
+    wan = _with_relays(wan, [start.relay for start in starts])
+    wan.save()
+    for start in starts:
+        start.begin()
+    return wan
+
+
+def _with_relays(wan: EmulatedWan, relays: list[Relay]) -> EmulatedWan:
+    links = [
+        link.model_copy(update={"relay": each})
+        for link, each in zip(wan.links, relays, strict=True)
+    ]
+    return wan.model_copy(update={"links": tuple(links)})
+
+
+def _ends(wan: EmulatedWan, link: EmulatedLink) -> list[tuple[EmulatedSite, str, str]]:
+    """For both ends of a link: the site, its device, and the address of the other site."""
+    first, second = (wan.site(name) for name in link.sites)
+    return [
+        (first, f"to-{second.name}", second.address),
+        (second, f"to-{first.name}", first.address),
+    ]
+
+
+def _kernel_has_netem(namespace: str) -> bool:
+    if shutil.which("tc") is None:
+        return False
+    command = ["tc", "-n", namespace, "qdisc", "add", "dev", "lo", "root", "netem"]
+    if subprocess.run(command, capture_output=True).returncode:
+        return False
+    command = ["tc", "-n", namespace, "qdisc", "delete", "dev", "lo", "root"]
+    subprocess.run(command, capture_output=True, check=True)
+    return True
+
+
+def _join_by_kernel(wan: EmulatedWan, link: EmulatedLink) -> None:
+    (first, device, _), (second, peer, _) = _ends(wan, link)
+    veth = ["link", "add", device, "type", "veth", "peer", "name", peer, "netns", second.namespace]
+    ip("-n", first.namespace, *veth)
+    for site, device, _ in _ends(wan, link):
+        if wan.shaper == "netem":
+            command = ["tc", "-n", site.namespace, "qdisc", "add", "dev", device, "root"]
+            subprocess.run([*command, *netem_arguments(wan.settings)], check=True)
+        if wan.settings.loss:  # packets get lost one by one
+            ip("-n", site.namespace, "link", "set", device, "gso_max_segs", "1")
+    _address(wan, link)
+
+
+def _join_by_relay(wan: EmulatedWan, link: EmulatedLink, core: int) -> relay.RelayStart:
+    (first, device, _), (second, peer, _) = _ends(wan, link)
+    # A lost packet is one of at most the MTU, so whole segments are only for links without loss.
+    whole_segments = wan.settings.loss == 0
+    descriptors = (
+        relay.open_device(first.namespace, device, whole_segments),
+        relay.open_device(second.namespace, peer, whole_segments),
+    )
+    _address(wan, link)
+    return relay.RelayStart(descriptors, wan.settings, core, STATE_FOLDER / f"{wan.name}.log")
+
+
+def _address(wan: EmulatedWan, link: EmulatedLink) -> None:
+    for site, device, other in _ends(wan, link):
+        queue = ["mtu", str(MTU), "txqueuelen", str(_QUEUE_PACKETS)]
+        ip("-n", site.namespace, "link", "set", device, *queue)
+        ip("-n", site.namespace, "address", "add", site.address, "peer", other, "dev", device)
+        ip("-n", site.namespace, "link", "set", device, "up")
+
+
+def _remove(name: str) -> list[str]:
+    removed = []
+    path = state_path(name)
+    if path.exists():
+        for link in EmulatedWan.load(name).links:
+            if link.relay is not None and relay.stop(link.relay):
+                removed.append(f"the relay of {'-'.join(link.sites)}")
+    for namespace in namespaces.names_beginning(_prefix(name)):
+        processes = namespaces.processes_in(namespace)
+        if namespaces.remove(namespace):
+            orphans = f", in which {len(processes)} processes still run" if processes else ""
+            removed.append(f"the namespace {namespace}{orphans}")
+    for leftover in (path, path.with_suffix(".draft"), path.with_suffix(".log")):
+        leftover.unlink(missing_ok=True)
+    return removed

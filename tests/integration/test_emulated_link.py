@@ -1,0 +1,169 @@
+"""`geojax wan` with real namespaces and packets; needs root."""
+
+import contextlib
+import io
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from geojax.cli.main import run
+from geojax.errors import RunError, UserError
+from geojax.wan import (
+    EmulatedWan,
+    WanSettings,
+    ailments,
+    bring_up,
+    namespaces,
+    relay,
+    require_namespaces,
+    running,
+    take_down,
+    traffic,
+)
+from geojax.wan.state import state_path
+
+NAME = f"test-{os.getpid()}"
+
+
+@pytest.fixture(autouse=True)
+def _possible_here():
+    try:
+        require_namespaces()
+        relay.compiled()
+        if not Path("/dev/net/tun").exists():
+            raise UserError("/dev/net/tun is missing")
+    except UserError as reason:
+        pytest.skip(str(reason))
+    yield
+    take_down(NAME)
+
+
+def left_over():
+    """All that exists on this machine of the network under test."""
+    files = map(str, state_path(NAME).parent.glob(f"{NAME}*"))
+    return [*files, *namespaces.names_beginning(f"geojax.{NAME}.")]
+
+
+def command(*arguments):
+    """The exit code of `geojax wan ARGUMENTS` and what it printed."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        return run(["wan", *arguments, "--name", NAME]), printed.getvalue()
+
+
+def test_a_link_has_the_round_trip_and_the_rate_that_were_asked():
+    code, printed = command("up", "--rtt", "21ms", "--rate", "200mbit")
+    assert code == 0
+    assert re.search(r"\nasked +21 ms  200 Mbit/s  200 Mbit/s +- +- +1\.57 MB\n", printed)
+    assert re.search(r"\neast-west +2\d\.?\d* ms +\d+ Mbit/s +\d+ Mbit/s", printed)
+    wan = running(NAME)
+    (link,) = wan.links
+    assert link.measured.round_trip_seconds == pytest.approx(0.021, rel=0.05)
+    assert link.measured.bytes_per_second == pytest.approx((25e6, 25e6), rel=0.05)
+
+    # Each site finds itself and the others under its own addresses.
+    for site, other in (wan.sites, reversed(wan.sites)):
+        for name, address in (
+            (socket.gethostname(), site.address),
+            (other.name, other.address),
+            ("localhost", "127.0.0.1"),
+        ):
+            found = inside(site, f"import socket; print(socket.gethostbyname({name!r}))")
+            assert found == address
+
+    # What is sent is what arrives, and both are counted.
+    before, (east, west) = traffic(wan), wan.sites
+    listener = f"s = socket.create_server(({west.address!r}, 5555)); print(flush=True)"
+    count = "c = s.accept()[0]; print(sum(iter(lambda: len(c.recv(2**20)), 0)))"
+    receiver = subprocess.Popen(
+        [*west.command_prefix, "python3", "-c", f"import socket; {listener}; {count}"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    receiver.stdout.readline()
+    inside(
+        east,
+        "import socket; socket.create_connection(('west', 5555)).sendall(bytes(4_000_000))",
+    )
+    assert receiver.communicate(timeout=60)[0] == "4000000\n"
+    after = traffic(wan)
+    sent = after["east"].sent_bytes - before["east"].sent_bytes
+    assert sent == pytest.approx(4_000_000, rel=0.05)
+    received = after["west"].received_bytes - before["west"].received_bytes
+    assert received == pytest.approx(sent, rel=1e-3)  # the last acknowledgement is on its way
+
+    with pytest.raises(UserError, match="is up already; geojax wan down"):
+        bring_up(WanSettings(), NAME)
+    code, printed = command("status")
+    assert code == 0
+    assert f"west  geojax.{NAME}.west  10.77.0.2" in printed
+    assert command("down") == (0, f"removed the relay of east-west\n{removed('east', 'west')}")
+    assert left_over() == []
+    assert not relay.is_running(link.relay)
+    assert command("down")[1] == f"no emulated network '{NAME}' was up\n"
+
+
+def inside(site, program):
+    """What a Python program prints in a site."""
+    arguments = [*site.command_prefix, "python3", "-c", program]
+    return subprocess.run(arguments, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def removed(*sites):
+    return "".join(f"removed the namespace geojax.{NAME}.{site}\n" for site in sites)
+
+
+def test_three_sites_reach_each_other_and_a_crash_is_cleaned_up():
+    wan = bring_up(WanSettings(sites=3, bytes_per_second=1e8), NAME)
+    assert [link.sites for link in wan.links] == [
+        ("east", "west"),
+        ("east", "north"),
+        ("west", "north"),
+    ]
+    assert all(min(link.measured.bytes_per_second) > 0 for link in wan.links)
+    os.kill(wan.links[1].relay.process_id, signal.SIGKILL)
+    wait_until(lambda: ailments(wan) == ["the relay of the link east-north has ended"])
+    with pytest.raises(UserError, match="is broken: the relay of the link east-north has ended"):
+        running(NAME)
+    code, printed = command("status")
+    assert code == 1
+    assert "broken: the relay of the link east-north has ended; geojax wan up" in printed
+
+    # The next one removes what is left, also where the one that made it never came to its end.
+    unfinished = [link.model_copy(update={"measured": None}) for link in wan.links]
+    wan.model_copy(update={"links": tuple(unfinished)}).save()
+    again = bring_up(WanSettings(), NAME)
+    assert again == EmulatedWan.load(NAME)
+    assert not any(relay.is_running(link.relay) for link in wan.links)
+    assert namespaces.names_beginning(f"geojax.{NAME}.") == [
+        f"geojax.{NAME}.east",
+        f"geojax.{NAME}.west",
+    ]
+    assert again.shaper == "none"
+    assert again.links[0].measured.round_trip_seconds < 0.01
+
+    # Without its state a network is still known by its name.
+    state_path(NAME).unlink()
+    assert left_over() != []
+    assert command("down") == (0, removed("east", "west"))
+    assert left_over() == []
+
+
+def test_nothing_is_left_where_it_cannot_come_up(monkeypatch):
+    monkeypatch.setattr(relay, "compiled", lambda: Path("/bin/false"))
+    settings = WanSettings(round_trip_seconds=0.01, bytes_per_second=1e8)
+    with pytest.raises(RunError, match=r"relay of an emulated link ended|cannot reach"):
+        bring_up(settings, NAME)
+    assert left_over() == []
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -1,0 +1,142 @@
+"""launch/slurm.sbatch and launch/kubernetes.yaml, as far as can be told without a cluster."""
+
+import os
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from geojax.runtime.launchers import ProcessSettings, complete
+
+LAUNCH = Path(__file__).resolve().parents[3] / "launch"
+
+# What SLURM's own do for a step of one component, on this machine.
+SRUN = """#!/usr/bin/env bash
+echo "srun $*" >>"$LOG"
+while [[ $1 == --* ]]; do
+    [[ $1 == --nodes=* ]] && tasks=${1#*=}
+    shift
+done
+code=0
+for ((task = 0; task < tasks; task++)); do
+    SLURM_STEP_NUM_TASKS=$tasks SLURM_PROCID=$task SLURM_STEP_NODELIST=n "$@" || code=$?
+done
+exit "$code"
+"""
+SCONTROL = "#!/bin/sh\necho east7\necho east8\n"
+TRAIN = """#!/usr/bin/env bash
+told=$(env | grep -E '^(GEOJAX|SLURM)_' | tr '\\n' ';')
+echo "train $*;$told" >>"$LOG"  # in one piece: the sites write at the same time
+[[ $GEOJAX_SITE != "$FAILING" ]] || exit "$CODE"
+"""
+
+
+@pytest.fixture
+def submit(tmp_path):
+    """Runs the batch script as SLURM would; gives the exit code and the log's lines."""
+    for name, text in {"srun": SRUN, "scontrol": SCONTROL, "geojax": TRAIN}.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(stat.S_IRWXU)
+
+    def submit(**variables):
+        environment = {
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "LOG": str(tmp_path / "log"),
+            "GEOJAX": str(tmp_path / "geojax"),
+            "SLURM_JOB_ID": "4242",
+            "SLURM_HET_SIZE": "2",
+            "SLURM_JOB_NUM_NODES_HET_GROUP_0": "2",
+            "SLURM_JOB_NUM_NODES_HET_GROUP_1": "3",
+            "SLURM_JOB_NODELIST_HET_GROUP_0": "east[7-8]",
+            "FAILING": "",
+        }
+        ended = subprocess.run(
+            ["bash", LAUNCH / "slurm.sbatch", "run.yaml", "--steps", "7"],
+            env=environment | variables,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        log = tmp_path / "log"
+        return ended, log.read_text().splitlines() if log.exists() else []
+
+    return submit
+
+
+def test_every_task_of_a_slurm_job_learns_its_place(submit):
+    ended, log = submit()
+    assert (ended.returncode, ended.stderr) == (0, "")
+    tasks = [line.split(";") for line in log if line.startswith("train")]
+    assert {task[0] for task in tasks} == {"train train run.yaml --steps 7"}
+    places = [
+        complete(ProcessSettings(), dict(word.split("=", 1) for word in task[1:] if word))
+        for task in tasks
+    ]
+    places.sort(key=lambda place: place.process_id)
+    assert [place.process_id for place in places] == [0, 1, 2, 3, 4]
+    assert [place.site for place in places] == ["east"] * 2 + ["west"] * 3
+    assert {place.process_count for place in places} == {5}
+    assert {place.coordinator for place in places} == {f"east7:{61440 + 4242 % 4096}"}
+    steps = sorted(line for line in log if line.startswith("srun"))
+    assert ["--het-group=0" in steps[0], "--het-group=1" in steps[1]] == [True, True]
+
+
+@pytest.mark.parametrize(("code", "runs"), [("1", 3), ("137", 3), ("2", 1), ("143", 1)])
+def test_a_slurm_job_starts_again_what_failed_but_not_after_bad_input(submit, code, runs):
+    ended, log = submit(FAILING="west", CODE=code, RESTARTS="2")
+    assert ended.returncode == int(code)
+    assert sum("--het-group=0" in line for line in log) == runs
+    assert ended.stderr.count("restart") == runs - 1
+
+
+def test_a_slurm_job_with_other_components_than_sites(submit):
+    ended, log = submit(SITES="east west north")
+    assert (ended.returncode, log) == (2, [])
+    assert "the job has 2 component(s), but SITES names 3: east west north" in ended.stderr
+
+
+def test_every_pod_of_the_jobset_learns_its_place():
+    jobset = yaml.safe_load((LAUNCH / "kubernetes.yaml").read_text())
+    assert (jobset["apiVersion"], jobset["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
+    name, places, hosts = jobset["metadata"]["name"], [], []
+    for replicated in jobset["spec"]["replicatedJobs"]:
+        job, site = replicated["template"]["spec"], replicated["name"]
+        assert (replicated["replicas"], job["completionMode"]) == (1, "Indexed")
+        assert job["parallelism"] == job["completions"]
+        pod = job["template"]["spec"]
+        # Kubernetes asks for Never where a pod failure policy stands.
+        assert pod["restartPolicy"] == "Never"
+        assert pod["nodeSelector"] == {"topology.kubernetes.io/region": site}
+        (container,) = pod["containers"]
+        variables = {each["name"]: each["value"] for each in container["env"]}
+        assert all(isinstance(value, str) for value in variables.values())
+        volumes = {volume["name"] for volume in pod["volumes"]}
+        assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+        for index in range(job["completions"]):
+            host = f"{name}-{site}-0-{index}.{name}"
+            hosts.append(host)
+            scheduled = {
+                "KUBERNETES_SERVICE_HOST": "10.0.0.1",
+                "JOB_COMPLETION_INDEX": str(index),
+            }
+            place = complete(
+                ProcessSettings(), variables | scheduled, host_name=lambda host=host: host
+            )
+            assert place.site == site
+            places.append(place)
+    assert [place.process_id for place in places] == list(range(len(places)))
+    assert {place.process_count for place in places} == {len(places)}
+    assert {place.coordinator for place in places} == {f"{hosts[0]}:61440"}
+
+
+def test_the_jobset_restarts_but_not_after_bad_input():
+    spec = yaml.safe_load((LAUNCH / "kubernetes.yaml").read_text())["spec"]
+    (rule,) = spec["failurePolicy"]["rules"]
+    assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
+    for replicated in spec["replicatedJobs"]:
+        job = replicated["template"]["spec"]
+        assert job["backoffLimit"] == 0, "one pod alone cannot join a run that goes on"
+        (rule,) = job["podFailurePolicy"]["rules"]
+        assert rule == {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [2]}}

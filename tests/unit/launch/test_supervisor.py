@@ -1,0 +1,234 @@
+"""Runs of small Python programs: what is shown, who is blamed, that nothing is left."""
+
+import io
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from geojax.launch import Output, local_members, supervise
+from geojax.launch.members import Member
+from geojax.runtime.last_words import ending_because, lost_contact
+
+# Lets a program wait for another: a file appears.
+PRELUDE = """
+import os, pathlib, signal, subprocess, sys, time
+folder, site = pathlib.Path(sys.argv[1]), os.environ["GEOJAX_SITE"]
+def wait_for(name):
+    while not (folder / name).exists():
+        time.sleep(0.01)
+def alive(name="alive"):
+    (folder / f"{name}-{os.getpid()}").touch()
+"""
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Runs a program in sites a, b (and c); gives the outcome and what was printed."""
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+
+    def run(program, sites="ab", grace=5.0, settle=0.3):
+        command = [sys.executable, "-S", "-c", PRELUDE + program, str(tmp_path)]
+        members = local_members(
+            list(sites), 1, command, simulated_devices=None, grace_seconds=grace
+        )
+        out, err = io.StringIO(), io.StringIO()
+        output = Output(members, out, err)
+        outcome = supervise(members, output, grace_seconds=grace, settle_seconds=settle)
+        nothing_is_left(tmp_path)
+        return outcome, out.getvalue().splitlines(), err.getvalue().splitlines()
+
+    return run
+
+
+def nothing_is_left(folder: Path) -> None:
+    """No process that called alive() lives."""
+    for mark in folder.glob("*-*"):
+        process = int(mark.name.rpartition("-")[2])
+        with pytest.raises(ProcessLookupError):
+            os.kill(process, 0)
+
+
+def test_lines_are_marked_and_streams_kept_apart(run):
+    outcome, out, err = run(
+        """
+print(site, "of", os.environ["GEOJAX_PROCESS_COUNT"], "is", os.environ["GEOJAX_PROCESS_ID"])
+print("problem", file=sys.stderr)
+print("progress 1\\rprogress 2\\nno end", end="")
+"""
+    )
+    assert (outcome.exit_code, outcome.failed) == (0, None)
+    assert [line for line in out if line.startswith("b")] == [
+        "b/1 | b of 2 is 1",
+        "b/1 | progress 2",
+        "b/1 | no end",
+    ]
+    assert sorted(err) == ["a/0 | problem", "b/1 | problem"]
+
+
+def test_when_one_fails_all_end_and_it_is_named(run):
+    outcome, _, err = run(
+        """
+alive()
+if site == "b":
+    sys.exit("my disk is empty")
+time.sleep(60)
+"""
+    )
+    assert (outcome.exit_code, outcome.failed.label) == (1, "b/1")
+    assert "b/1 | my disk is empty" in err
+
+
+def test_a_killed_process_has_the_exit_code_of_a_shell(run):
+    outcome, _, _ = run(
+        """
+if site == "a":
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(60)
+"""
+    )
+    assert (outcome.exit_code, outcome.failed.label) == (137, "a/0")
+
+
+def test_whoever_ignores_sigterm_is_killed_with_its_children(run):
+    started = time.monotonic()
+    outcome, out, _ = run(
+        """
+signal.signal(signal.SIGTERM, lambda *_: print("not me", flush=True))
+alive()
+if site == "a":
+    wait_for("ready")
+    sys.exit(3)
+# One child in the group, and one that left it and lost its parent.
+subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
+late = "import os, time; os.setsid(); os.fork() and os._exit(0); "
+late += f"open(r'{folder}/late-' + str(os.getpid()), 'w'); open(r'{folder}/ready', 'w'); "
+subprocess.run([sys.executable, "-S", "-c", late + "time.sleep(60)"], stdout=-3, stderr=-3)
+while True:
+    time.sleep(1)
+""",
+        grace=0.5,
+    )
+    assert (outcome.exit_code, outcome.failed.label) == (3, "a/0")
+    assert "b/1 | not me" in out
+    assert time.monotonic() - started < 20
+
+
+@pytest.mark.parametrize(
+    "words",
+    [ending_because("process 0 (site a, host n1)", "my disk is empty"), lost_contact(" (closed)")],
+)
+def test_who_only_followed_is_not_blamed(run, words):
+    outcome, _, _ = run(
+        f"""
+if site == "a":  # as process 0, which tells the others and ends last
+    wait_for("told")
+    time.sleep(0.1)
+    sys.exit(4)
+print({words!r}, file=sys.stderr)
+(folder / "told").touch()
+sys.exit(1)
+""",
+        settle=5.0,
+    )
+    assert (outcome.exit_code, outcome.failed.label) == (4, "a/0")
+
+
+def test_who_was_stuck_is_blamed_with_the_exit_code_of_who_noticed(run):
+    words = lost_contact(": process 1 (site b, host n1) gave no sign of life for 40 seconds")
+    outcome, _, _ = run(
+        f"""
+alive()
+if site == "a":
+    wait_for("stuck")
+    print({words!r}, file=sys.stderr)
+    sys.exit(1)
+(folder / "stuck").touch()
+os.kill(os.getpid(), signal.SIGSTOP)
+""",
+        grace=0.3,
+    )
+    assert (outcome.exit_code, outcome.failed.label) == (1, "b/1")
+
+
+def test_ctrl_c_is_passed_on_and_all_may_take_their_time(run):
+    outcome, out, err = run(
+        f"""
+def save(*_):
+    time.sleep(0.5)
+    print("saved")
+    sys.exit(130)
+signal.signal(signal.SIGINT, save)
+(folder / site).touch()
+wait_for("a"), wait_for("b")
+if site == "a":
+    os.kill({os.getpid()}, signal.SIGINT)
+time.sleep(60)
+"""
+    )
+    assert (outcome.exit_code, outcome.stopped_by) == (130, signal.SIGINT)
+    assert sorted(out) == ["a/0 | saved", "b/1 | saved"]
+    assert err[0].startswith("geojax launch: SIGINT: all processes finish their step and save")
+
+
+def test_the_second_ctrl_c_ends_at_once(run):
+    outcome, _, err = run(
+        f"""
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+alive()
+(folder / site).touch()
+wait_for("a"), wait_for("b")
+if site == "a":
+    for _ in range(2):
+        os.kill({os.getpid()}, signal.SIGINT)
+        time.sleep(0.2)
+time.sleep(60)
+"""
+    )
+    assert (outcome.exit_code, outcome.stopped_by) == (137, signal.SIGINT)
+    assert any("SIGINT again" in line for line in err)
+
+
+def test_handlers_of_signals_are_put_back(run):
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    run("")
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_a_reader_that_goes_away_stops_the_run():
+    class Closed(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    command = [sys.executable, "-S", "-u", "-c", "while True: print('line')"]
+    members = local_members(["a"], 1, command, simulated_devices=1, grace_seconds=5)
+    outcome = supervise(members, Output(members, Closed(), io.StringIO()), grace_seconds=5)
+    assert (outcome.exit_code, outcome.stopped_by) == (143, signal.SIGHUP)
+
+
+def test_a_program_that_is_not_there_is_said(run, tmp_path):
+    members = local_members(
+        ["a"], 1, [str(tmp_path / "none")], simulated_devices=2, grace_seconds=5
+    )
+    err = io.StringIO()
+    outcome = supervise(members, Output(members, err, err), grace_seconds=5)
+    assert outcome.exit_code == 127
+    assert "none: cannot be started (No such file or directory)" in err.getvalue()
+
+
+def test_colours_are_for_terminals(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    member = Member(0, "a", (), {})
+    out, err = Terminal(), io.StringIO()
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    output = Output([member], out, err)
+    output.line(member, "text", error=False)
+    output.line(member, "text", error=True)
+    assert out.getvalue() == "\033[36ma/0 |\033[0m text\n"
+    assert err.getvalue() == "a/0 | text\n"
