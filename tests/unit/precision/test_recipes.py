@@ -175,3 +175,14 @@ def test_the_backend_is_chosen_for_the_platform_with_a_reason():
         assert choice.name == expected
         assert name in choice.reason
     assert chosen_backend(RECIPES["current"], "cuda", "reference").name == "reference"
+
+
+def test_what_xla_is_asked_for_is_the_reference_but_for_the_dtype():
+    bf16 = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), operands())
+    made, expected = (
+        product_and_gradients(*bf16, Products(RECIPES["current"], backend))
+        for backend in ("xla", "reference")
+    )
+    assert {leaf.dtype for leaf in (*made, *expected)} == {jnp.dtype(jnp.bfloat16)}
+    for error in errors(made, expected)[0]:
+        assert error < 2**-7, "FP8 numbers times a scale, rounded once more where XLA runs on a CPU"

@@ -111,13 +111,12 @@ class Run:
 
 @functools.cache
 def alone(mixture):
-    """One device, with microbatches of one row: what it sees does not depend on their number."""
+    """One device; what it sees does not depend on the number of microbatches."""
     with jax.enable_x64(True):
         return Run((("data", 1),), 2, mixture).trained
 
 
 LAYOUTS = {
-    "data": Run((("data", 2), ("tensor", 2)), 2, options=(("sequence_parallel", True),)),
     "zero 2": Run((("data", 2),), 2, options=(("zero_stage", 2), ("overlap", True))),
     "zero 3": Run((("data", 2), ("context", 2)), options=(("zero_stage", 3),)),
     "pipeline": Run((("dc", 2), ("tensor", 2)), 4, pipeline=True),
