@@ -187,7 +187,7 @@ def _footnote(wan: EmulatedWan) -> str:
     if wan.settings.bytes_per_second is None or wan.settings.loss:
         return text
     headers = 1 - LARGEST_SEGMENT / MTU
-    return f"{text}, without the packets' headers, which take {headers:.1%} of what was asked"
+    return f"{text}, without most of the headers, which take {headers:.1%} of what was asked"
 
 
 def _table(first: str, *others: str) -> Table:

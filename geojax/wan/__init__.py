@@ -10,9 +10,10 @@ take_down()
 from geojax.wan.emulate import ailments, bring_up, running, take_down, traffic
 from geojax.wan.namespaces import SiteTraffic, congestion_control, require_namespaces
 from geojax.wan.settings import SITE_NAMES, WanSettings
-from geojax.wan.state import EmulatedSite, EmulatedWan
+from geojax.wan.state import DEFAULT_NAME, EmulatedSite, EmulatedWan
 
 __all__ = [
+    "DEFAULT_NAME",
     "SITE_NAMES",
     "EmulatedSite",
     "EmulatedWan",

@@ -5,13 +5,12 @@ import fcntl
 import itertools
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 
-from geojax.errors import UserError
+from geojax.errors import RunError, UserError
 from geojax.wan import namespaces, relay
 from geojax.wan.measure import measured
-from geojax.wan.namespaces import SiteTraffic, ip
+from geojax.wan.namespaces import SiteTraffic, call
 from geojax.wan.settings import MTU, SITE_NAMES, WanSettings
 from geojax.wan.state import (
     DEFAULT_NAME,
@@ -125,6 +124,8 @@ def netem_arguments(settings: WanSettings) -> list[str]:
         arguments += ["loss", f"{settings.loss:.6%}"]
     if settings.bytes_per_second is not None:
         arguments += ["rate", f"{round(settings.bytes_per_second * 8)}bit"]
+    elif settings.jitter_seconds:  # only with a rate does netem keep the order
+        arguments += ["rate", "100gbit"]
     held = settings.queue_limit + settings.bandwidth_delay_product // 2
     return [*arguments, "limit", str(-(-held // MTU))]
 
@@ -204,25 +205,25 @@ def _ends(wan: EmulatedWan, link: EmulatedLink) -> list[tuple[EmulatedSite, str,
 def _kernel_has_netem(namespace: str) -> bool:
     if shutil.which("tc") is None:
         return False
-    command = ["tc", "-n", namespace, "qdisc", "add", "dev", "lo", "root", "netem"]
-    if subprocess.run(command, capture_output=True).returncode:
+    try:
+        call("tc", "-n", namespace, "qdisc", "add", "dev", "lo", "root", "netem")
+    except RunError:
         return False
-    command = ["tc", "-n", namespace, "qdisc", "delete", "dev", "lo", "root"]
-    subprocess.run(command, capture_output=True, check=True)
+    call("tc", "-n", namespace, "qdisc", "delete", "dev", "lo", "root")
     return True
 
 
 def _join_by_kernel(wan: EmulatedWan, link: EmulatedLink) -> None:
     (first, device, _), (second, peer, _) = _ends(wan, link)
     veth = ["link", "add", device, "type", "veth", "peer", "name", peer, "netns", second.namespace]
-    ip("-n", first.namespace, *veth)
+    call("ip", "-n", first.namespace, *veth)
+    _address(wan, link)
     for site, device, _ in _ends(wan, link):
         if wan.shaper == "netem":
-            command = ["tc", "-n", site.namespace, "qdisc", "add", "dev", device, "root"]
-            subprocess.run([*command, *netem_arguments(wan.settings)], check=True)
+            discipline = netem_arguments(wan.settings)
+            call("tc", "-n", site.namespace, "qdisc", "add", "dev", device, "root", *discipline)
         if wan.settings.loss:  # packets get lost one by one
-            ip("-n", site.namespace, "link", "set", device, "gso_max_segs", "1")
-    _address(wan, link)
+            call("ip", "-n", site.namespace, "link", "set", device, "gso_max_segs", "1")
 
 
 def _join_by_relay(wan: EmulatedWan, link: EmulatedLink, core: int) -> relay.RelayStart:
@@ -239,10 +240,11 @@ def _join_by_relay(wan: EmulatedWan, link: EmulatedLink, core: int) -> relay.Rel
 
 def _address(wan: EmulatedWan, link: EmulatedLink) -> None:
     for site, device, other in _ends(wan, link):
+        inside = ["ip", "-n", site.namespace]
         queue = ["mtu", str(MTU), "txqueuelen", str(_QUEUE_PACKETS)]
-        ip("-n", site.namespace, "link", "set", device, *queue)
-        ip("-n", site.namespace, "address", "add", site.address, "peer", other, "dev", device)
-        ip("-n", site.namespace, "link", "set", device, "up")
+        call(*inside, "link", "set", device, *queue)
+        call(*inside, "address", "add", site.address, "peer", other, "dev", device)
+        call(*inside, "link", "set", device, "up")
 
 
 def _remove(name: str) -> list[str]:

@@ -16,7 +16,7 @@ from geojax.wan.state import EmulatedSite, EmulatedWan, Measurement
 _EXCHANGES = 15
 _STREAMS = 4
 _PIECE = 2**20
-_PATIENCE_SECONDS = 30.0
+_PATIENCE_SECONDS = 10.0
 
 
 def measured(wan: EmulatedWan) -> EmulatedWan:

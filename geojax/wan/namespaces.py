@@ -29,15 +29,16 @@ class SiteTraffic:
     """Bytes of IP packets that came."""
 
 
-def ip(*arguments: str) -> str:
-    """The output of `ip ARGUMENTS`.
+def call(*command: str) -> str:
+    """The output of a command of iproute2: `ip` or `tc` and its arguments.
 
     Raises:
         RunError: it fails; with its own words.
     """
-    done = subprocess.run(["ip", *arguments], capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        raise RunError(f"ip {' '.join(arguments)}: {done.stderr.strip() or done.returncode}")
+        words = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise RunError(f"{' '.join(command)}: {words[0]}")
     return done.stdout
 
 
@@ -53,7 +54,7 @@ def require_namespaces() -> None:
         raise UserError("an emulated link needs the command ip: install iproute2")
     trial = f"geojax.trial.{os.getpid()}"
     try:
-        ip("netns", "add", trial)
+        call("ip", "netns", "add", trial)
         with inside(trial):
             pass
     except (RunError, OSError) as error:
@@ -71,8 +72,8 @@ def make(site: EmulatedSite, addresses: dict[str, str], tcp_buffer_bytes: int) -
     A TCP connection may have up to `tcp_buffer_bytes` in each of its buffers, keeps its window when
     idle, and learns nothing from earlier connections.
     """
-    ip("netns", "add", site.namespace)
-    ip("-n", site.namespace, "link", "set", "lo", "up")
+    call("ip", "netns", "add", site.namespace)
+    call("ip", "-n", site.namespace, "link", "set", "lo", "up")
     # `ip netns exec` binds this over /etc/hosts. Gloo listens where the hostname resolves to.
     lines = ["127.0.0.1 localhost", f"{site.address} {socket.gethostname()}"]
     lines += [f"{address} {name}" for name, address in addresses.items()]
@@ -107,7 +108,7 @@ def remove(namespace: str) -> bool:
     """Remove a namespace with its devices and its hosts file; whether there was anything."""
     found = False
     if (_NAMESPACES / namespace).exists():
-        ip("netns", "delete", namespace)
+        call("ip", "netns", "delete", namespace)
         found = True
     folder = _CONFIGURATION / namespace
     if folder.exists():
@@ -129,7 +130,7 @@ def processes_in(namespace: str) -> Sequence[int]:
     """The processes that run in a namespace."""
     if not (_NAMESPACES / namespace).exists():
         return []
-    return [int(line) for line in ip("netns", "pids", namespace).split()]
+    return [int(line) for line in call("ip", "netns", "pids", namespace).split()]
 
 
 @contextlib.contextmanager

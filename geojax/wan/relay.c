@@ -39,7 +39,7 @@
 
 enum {
     LARGEST_READ = sizeof(struct virtio_net_hdr) + 65536,
-    READS_AT_A_TIME = 64, /* then what has arrived is delivered */
+    READS_AT_A_TIME = 256, /* then what has arrived is delivered */
     LONGEST_PAUSE = 500000,
     PAUSES_IN_DELAY = 32,
 };

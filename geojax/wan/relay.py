@@ -83,13 +83,13 @@ def open_device(namespace: str, name: str, whole_segments: bool) -> int:
             descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
             flags = _IFF_TUN | _IFF_NO_PI | _IFF_VNET_HDR
             fcntl.ioctl(descriptor, _TUNSETIFF, struct.pack("16sH22x", name.encode(), flags))
+        offloads = _TUN_F_CSUM | (_TUN_F_TSO4 if whole_segments else 0)
+        fcntl.ioctl(descriptor, _TUNSETOFFLOAD, offloads)
     except OSError as error:
         raise UserError(
             f"/dev/net/tun gives no device ({error.strerror}); a container needs that device, and "
             "the kernel its module tun"
         ) from None
-    offloads = _TUN_F_CSUM | (_TUN_F_TSO4 if whole_segments else 0)
-    fcntl.ioctl(descriptor, _TUNSETOFFLOAD, offloads)
     return descriptor
 
 

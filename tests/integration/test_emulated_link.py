@@ -26,6 +26,7 @@ from geojax.wan import (
     take_down,
     traffic,
 )
+from geojax.wan.emulate import netem_arguments
 from geojax.wan.state import state_path
 
 NAME = f"test-{os.getpid()}"
@@ -36,9 +37,11 @@ def _possible_here():
     try:
         require_namespaces()
         relay.compiled()
-        if not Path("/dev/net/tun").exists():
-            raise UserError("/dev/net/tun is missing")
-    except UserError as reason:
+        trial = f"geojax.{NAME}.trial"
+        namespaces.call("ip", "netns", "add", trial)
+        os.close(relay.open_device(trial, "trial", whole_segments=True))
+        namespaces.remove(trial)
+    except (UserError, RunError) as reason:
         pytest.skip(str(reason))
     yield
     take_down(NAME)
@@ -154,10 +157,36 @@ def test_three_sites_reach_each_other_and_a_crash_is_cleaned_up():
     assert left_over() == []
 
 
+def test_where_the_kernel_has_netem_it_shapes_the_links(monkeypatch, tmp_path):
+    # A tc that agrees to everything and writes down what it was told.
+    written = tmp_path / "written"
+    (tmp_path / "tc").write_text(f"#!/bin/sh\nprintf '%s\\n' \"$*\" >> {written}\n")
+    (tmp_path / "tc").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    wan = bring_up(WanSettings(round_trip_seconds=0.004, loss=0.01), NAME)
+    assert wan.shaper == "netem"
+    assert wan.links[0].relay is None
+    ends = [("east", "to-west"), ("west", "to-east")]
+    assert written.read_text().splitlines()[2:] == [
+        f"-n geojax.{NAME}.{site} qdisc add dev {device} root "
+        + " ".join(netem_arguments(wan.settings))
+        for site, device in ends
+    ]
+    take_down(NAME)
+    assert left_over() == []
+
+
 def test_nothing_is_left_where_it_cannot_come_up(monkeypatch):
+    begin = relay.RelayStart.begin
+
+    def begin_late(start):
+        wait_until(lambda: not relay.is_running(start.relay))
+        begin(start)
+
     monkeypatch.setattr(relay, "compiled", lambda: Path("/bin/false"))
+    monkeypatch.setattr(relay.RelayStart, "begin", begin_late)
     settings = WanSettings(round_trip_seconds=0.01, bytes_per_second=1e8)
-    with pytest.raises(RunError, match=r"relay of an emulated link ended|cannot reach"):
+    with pytest.raises(RunError, match="relay of an emulated link ended at its start"):
         bring_up(settings, NAME)
     assert left_over() == []
 

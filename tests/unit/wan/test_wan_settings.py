@@ -51,4 +51,7 @@ def test_netem_is_told_the_same():
         "netem delay 10500us 1000us loss 0.100000% rate 200000000bit limit "
         f"{-(-(262500 + 525000 + 2**20) // 1500)}"
     )
-    assert "rate" not in netem_arguments(settings(round_trip_seconds="1ms"))
+    slow = settings(round_trip_seconds="1ms")
+    assert "rate" not in netem_arguments(slow)
+    uneven = slow.model_copy(update={"jitter_seconds": 1e-4})
+    assert "rate 100gbit" in " ".join(netem_arguments(uneven))  # which keeps the order
