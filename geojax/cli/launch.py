@@ -18,6 +18,7 @@ from geojax.launch import Hosts, Member, Outcome, Output, local_members, supervi
 from geojax.quantities import Seconds
 from geojax.settings import Settings, validate
 from geojax.wan import SITE_NAMES, EmulatedWan
+from geojax.wan.state import DEFAULT_NAME
 
 _LINES_SHOWN = 15
 _MISTAKE = 2
@@ -50,6 +51,9 @@ class LaunchCommand:
 
     wan: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Run each site in its namespace of the network that `geojax wan up` has made."""
+
+    wan_name: str = DEFAULT_NAME
+    """Which emulated network, where several are up."""
 
     restarts: int = 0
     """How often a run that failed is started again, from its newest checkpoint. What failed with
@@ -99,7 +103,7 @@ def _members(command: LaunchCommand, options: _Options, launched: Sequence[str])
         hosts = Hosts.load(command.hosts)
         line = _command_line(launched, hosts.python or sys.executable, here=False)
         return hosts.members(line, simulated_devices=devices, grace_seconds=grace)
-    wan = EmulatedWan.load() if command.wan else None
+    wan = EmulatedWan.load(command.wan_name) if command.wan else None
     return local_members(
         _sites(command.sites, wan),
         options.processes_per_site,
