@@ -21,7 +21,7 @@ from geojax.errors import UserError
 from geojax.mesh import make_mesh
 from geojax.models import ModelConfig, model_flops, parameter_count
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
-from geojax.precision import Backend, check_backend, policy, policy_names
+from geojax.precision import Backend, chosen_backend, policy, policy_names
 from geojax.runtime import apply_xla_flags, flags_in_force
 from geojax.runtime.xla_flags import FP8_OPTIONS, expected_platform
 from geojax.train.plan import StepPlan
@@ -72,7 +72,7 @@ def sides() -> dict[str, dict[str, str]]:
             continue
         for backend in get_args(Backend):
             with contextlib.suppress(UserError):
-                check_backend(recipe, backend)
+                chosen_backend(recipe, jax.default_backend(), backend)
                 found[f"{name} {backend}"] = {"precision": name, "backend": backend}
     return found
 
