@@ -106,6 +106,9 @@ def quantise(x: jax.Array, form: Format, amax: jax.Array | None) -> Callable[[in
 def multiply(left: Any, right: Any, contracting: tuple[int, int]) -> jax.Array:
     """The product of two matrices, in the dtype that `left` was rounded from. Not differentiable.
 
+    cuBLASLt adds up with its fast accumulation, as it does for XLA, unless the package's variable
+    NVTE_FP8_GEMM_HIGH_PRECISION_ACCUMULATION is 1.
+
     Args:
         left: what `quantise` made, for the first dim of `contracting`.
         right: likewise, for the second.

@@ -77,11 +77,11 @@ def test_sizes_that_do_not_fit_are_refused_in_one_line(monkeypatch):
         products.multiply(jnp.ones((20, 32), jnp.bfloat16), jnp.ones((32, 16), jnp.bfloat16))
 
 
-def engine(supported, reason=""):
-    """A package that can be imported."""
+def engine(asked):
+    """A package that can be imported, and what it says when it is asked about the GPU."""
     quantisers = types.SimpleNamespace(
         ScalingMode=types.SimpleNamespace(DELAYED_TENSOR_SCALING=1),
-        is_scaling_mode_supported=lambda mode: (supported, reason),
+        is_scaling_mode_supported=lambda mode: asked(),
     )
     return lambda: transformer_engine._Engine(None, quantisers)
 
@@ -95,8 +95,9 @@ def missing(error):
 
 NO_PACKAGE = missing(ModuleNotFoundError("No module named 'transformer_engine'"))
 NO_LIBRARY = missing(OSError("libcudnn.so.9: cannot open shared object file\nand more"))
-NO_DRIVER = missing(RuntimeError("nvrtc shared object not found."))
-OLD_GPU = engine(False, "Device compute capability 8.9 or higher required")
+NO_COMPILER = missing(RuntimeError("nvrtc shared object not found."))
+NO_GPU = engine(missing(RuntimeError("CUDA Error: no CUDA-capable device is detected")))
+OLD_GPU = engine(lambda: (False, "Device compute capability 8.9 or higher required"))
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,8 @@ OLD_GPU = engine(False, "Device compute capability 8.9 or higher required")
     [
         (NO_PACKAGE, r"cannot be imported \(No module named 'transformer_engine'\)"),
         (NO_LIBRARY, r"cannot be imported \(libcudnn.so.9: cannot open shared object file\)"),
-        (NO_DRIVER, r"cannot be imported \(nvrtc shared object not found.\)"),
+        (NO_COMPILER, r"cannot be imported \(nvrtc shared object not found.\)"),
+        (NO_GPU, r"finds no GPU \(CUDA Error: no CUDA-capable device is detected\)"),
         (OLD_GPU, r"refuses the GPU \(Device compute capability 8.9 or higher required\)"),
     ],
 )
@@ -121,7 +123,7 @@ def test_where_it_cannot_run_xla_does_and_asking_for_it_says_what_is_missing(
 
 
 def test_where_it_can_run_it_does_for_recipes_with_a_scale_per_tensor(monkeypatch):
-    monkeypatch.setattr(transformer_engine, "_engine", engine(True))
+    monkeypatch.setattr(transformer_engine, "_engine", engine(lambda: (True, "")))
     for name in ("delayed", "current"):
         assert chosen_backend(RECIPES[name], "gpu").name == "transformer_engine"
         assert chosen_backend(RECIPES[name], "gpu", "xla").name == "xla"
