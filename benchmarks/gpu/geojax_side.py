@@ -23,7 +23,7 @@ from geojax.models import ModelConfig, model_flops, parameter_count
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.precision import Backend, chosen_backend, policy, policy_names
 from geojax.runtime import apply_xla_flags, flags_in_force
-from geojax.runtime.xla_flags import FP8_OPTIONS, expected_platform
+from geojax.runtime.xla_flags import expected_platform
 from geojax.train.plan import StepPlan
 from geojax.train.state import initial_state, state_layouts
 from geojax.train.step import batch_on_mesh, batch_shape, lower_step, signals_on_mesh
@@ -93,9 +93,9 @@ def measure(work: dict[str, Any]) -> dict[str, Any]:
     layouts = state_layouts(model, optimizer, plan)
     shapes = batch_shape(work["rows"], work["sequence"])
     lowered = lower_step(layouts, model, plan, optimizer, schedule, shapes)
-    fp8_on_gpu = plan.mesh.devices.flat[0].platform == "gpu" and work.get("backend") == "xla"
-    program = lowered.compile(compiler_options=FP8_OPTIONS if fp8_on_gpu else None)
-    if fp8_on_gpu and FP8_PRODUCT not in program.as_text():
+    program = lowered.compile(compiler_options=plan.compiler_options)
+    on_gpu = plan.mesh.devices.flat[0].platform == "gpu"
+    if on_gpu and work.get("backend") == "xla" and FP8_PRODUCT not in program.as_text():
         raise RuntimeError("XLA has left no FP8 product in the program")
     state = initial_state(model, optimizer, layouts, plan, seed=0)
     place = batch_on_mesh(shapes, plan)

@@ -4,11 +4,13 @@ from typing import Literal, NamedTuple
 
 from geojax.errors import UserError
 from geojax.mesh import GPU_PLATFORMS
+from geojax.precision import transformer_engine
 from geojax.precision.products import Backend
 from geojax.precision.recipes import Recipe
 
-BackendName = Literal["auto", "reference", "xla"]
-"""auto: xla where it can, else reference. Others: see `geojax.precision.Backend`."""
+BackendName = Literal["auto", "reference", "xla", "transformer_engine"]
+"""auto: transformer_engine where it can, else xla where it can, else reference. Others: see
+`geojax.precision.Backend`."""
 
 
 class BackendChoice(NamedTuple):
@@ -24,23 +26,30 @@ def chosen_backend(recipe: Recipe, platform: str, asked: BackendName = "auto") -
     Raises:
         UserError: the one that is asked for cannot run; with what is missing.
     """
-    if asked == "reference":
-        return BackendChoice("reference", f"FP8 recipe {recipe.name}: reference, as asked")
-    obstacle = _obstacle(recipe, platform)
-    if asked == "auto":
+    if asked != "auto":
+        obstacle = None if asked == "reference" else _obstacle(recipe, platform, asked)
         if obstacle:
-            return BackendChoice("reference", f"FP8 recipe {recipe.name}: reference, {obstacle}")
-        return BackendChoice("xla", f"FP8 recipe {recipe.name}: products of cuBLASLt through XLA")
-    if obstacle:
-        raise UserError(
-            f"FP8 recipe '{recipe.name}' cannot run on backend xla, {obstacle}; use reference"
-        )
-    return BackendChoice("xla", f"FP8 recipe {recipe.name}: xla, as asked")
+            use = "reference" if _obstacle(recipe, platform, "xla") else "xla"
+            raise UserError(
+                f"FP8 recipe '{recipe.name}' cannot run on backend {asked}, since {obstacle}; "
+                f"use {use}"
+            )
+        return BackendChoice(asked, f"FP8 recipe {recipe.name}: {asked}, as asked")
+    in_xla = _obstacle(recipe, platform, "xla")
+    if in_xla:  # which rules out TransformerEngine, too
+        return BackendChoice("reference", f"FP8 recipe {recipe.name}: reference, since {in_xla}")
+    in_engine = _obstacle(recipe, platform, "transformer_engine")
+    if in_engine:
+        reason = f"products of cuBLASLt through XLA, since {in_engine}"
+        return BackendChoice("xla", f"FP8 recipe {recipe.name}: {reason}")
+    reason = "TransformerEngine's kernels and products"
+    return BackendChoice("transformer_engine", f"FP8 recipe {recipe.name}: {reason}")
 
 
-def _obstacle(recipe: Recipe, platform: str) -> str | None:
+def _obstacle(recipe: Recipe, platform: str, backend: Backend) -> str | None:
+    who = "XLA" if backend == "xla" else "TransformerEngine"
     if platform not in GPU_PLATFORMS:
-        return f"since XLA multiplies FP8 numbers on NVIDIA GPUs and this is {platform}"
+        return f"{who} multiplies FP8 numbers on NVIDIA GPUs and this is {platform}"
     if not recipe.per_tensor:
-        return "since XLA multiplies no FP8 numbers whose blocks have scales of their own"
-    return None
+        return f"{who} multiplies no FP8 numbers whose blocks have scales of their own"
+    return transformer_engine.obstacle() if backend == "transformer_engine" else None

@@ -26,7 +26,8 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from geojax.collectives.axes import to_varying, varying_axes
-from geojax.precision.quantise import Quantised, largest, quantise
+from geojax.precision import transformer_engine
+from geojax.precision.quantise import largest, quantise
 from geojax.precision.recipes import Format, Recipe
 
 _PRODUCT, _AMAX = "linear_product", "linear_amax"
@@ -37,10 +38,11 @@ KEPT_BY_PRODUCTS = (_PRODUCT, _AMAX)
 AMAX = "amax"
 """What a linear layer's tree calls the magnitudes to expect, and its gradient's those seen."""
 
-Backend = Literal["reference", "xla"]
+Backend = Literal["reference", "xla", "transformer_engine"]
 """Who multiplies FP8 numbers. reference: plain JAX, which turns them into at least float32 and
 multiplies those: exact, anywhere, and not fast. xla: XLA for NVIDIA GPUs, as FP8 products of
-cuBLASLt; for recipes with a scale per tensor."""
+cuBLASLt; for recipes with a scale per tensor. transformer_engine: kernels of TransformerEngine for
+NVIDIA GPUs, which round, and hand the product to cuBLASLt; for the same recipes."""
 
 
 class Axes(NamedTuple):
@@ -148,8 +150,8 @@ def _forward(
     of_w = _expected(w, how.axes.w, recipe.weight, amax, 1)
 
     def by_recipe() -> jax.Array:
-        left = quantise(x, recipe.activation, 1, of_x)
-        return _dot(how, left, quantise(w, recipe.weight, 0, of_w), (1, 0), x.dtype)
+        left = _rounding(how, x, recipe.activation, of_x)
+        return _dot(how, left, _rounding(how, w, recipe.weight, of_w), (1, 0), x.dtype)
 
     y = _choose(quantised, by_recipe, lambda: x @ w)
     return y, _Residuals(x, w, amax, quantised, of_x, of_w)
@@ -161,13 +163,19 @@ def _backward(
     x, w, recipe = kept.x, kept.w, how.recipe
     of_dy = _expected(dy, how.axes.dy, recipe.gradient, kept.amax, 2)
 
+    def round_dy() -> _Rounding:
+        return _rounding(how, dy, recipe.gradient, of_dy)
+
+    # Once for both products, unless each has yet to choose.
+    once = round_dy() if kept.quantised is None else None
+
     def dx_by_recipe() -> jax.Array:
-        left = quantise(dy, recipe.gradient, 1, of_dy)
-        return _dot(how, left, quantise(w, recipe.weight, 1, kept.amax_w), (1, 1), x.dtype)
+        right = _rounding(how, w, recipe.weight, kept.amax_w)
+        return _dot(how, once or round_dy(), right, (1, 1), x.dtype)
 
     def dw_by_recipe() -> jax.Array:
-        left = quantise(x, recipe.activation, 0, kept.amax_x)
-        return _dot(how, left, quantise(dy, recipe.gradient, 0, of_dy), (0, 0), w.dtype)
+        left = _rounding(how, x, recipe.activation, kept.amax_x)
+        return _dot(how, left, once or round_dy(), (0, 0), w.dtype)
 
     # Two choices, so that a pipeline can put off the one and not the other.
     dx = _choose(kept.quantised, dx_by_recipe, lambda: dy @ w.T)
@@ -222,19 +230,32 @@ def is_amax(path: tuple[Any, ...]) -> bool:
     return getattr(path[-1], "key", None) == AMAX if path else False
 
 
+_Rounding = Callable[[int], Any]
+"""A matrix in FP8, as the backend holds it, by the dim that a product contracts."""
+
+
+def _rounding(how: _How, x: jax.Array, form: Format, amax: jax.Array | None) -> _Rounding:
+    if how.backend == "transformer_engine":
+        return transformer_engine.quantise(x, form, amax)
+    return lambda contracting: quantise(x, form, contracting, amax)
+
+
 def _dot(
-    how: _How, left: Quantised, right: Quantised, contracting: tuple[int, int], dtype: jnp.dtype
+    how: _How, left: _Rounding, right: _Rounding, contracting: tuple[int, int], dtype: jnp.dtype
 ) -> jax.Array:
     """The product of two matrices over one dim of each, summed in at least float32.
 
     XLA for GPUs sees FP8 numbers that are multiplied by a scale and then with each other, and lets
     cuBLASLt do all of it: that product never stands in `dtype`.
     """
+    one, other = left(contracting[0]), right(contracting[1])
+    if how.backend == "transformer_engine":
+        return transformer_engine.multiply(one, other, contracting).astype(dtype)
     wide = jnp.promote_types(dtype, jnp.float32)
     held = wide if how.backend == "reference" else dtype
     dims = ((contracting[:1], contracting[1:]), ((), ()))
     product = lax.dot_general(
-        left.dequantise(held), right.dequantise(held), dims, preferred_element_type=held
+        one.dequantise(held), other.dequantise(held), dims, preferred_element_type=held
     )
     return product.astype(dtype)
 

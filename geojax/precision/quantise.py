@@ -58,14 +58,14 @@ def quantise(
         amax: float32 [], the largest magnitude that a format of one scale per tensor should hold.
     """
     if form.along is None:
-        scales = _scales(largest(x) if amax is None else amax, form)
+        scales = scales_for(largest(x) if amax is None else amax, form)
         return Quantised(_round(x, scales, form), scales, None)
     block = (form.along, form.across) if contracting == 0 else (form.across, form.along)
     blocks = [-(-size // part) for size, part in zip(x.shape, block, strict=True)]
     missing = [(0, n * b - size) for n, b, size in zip(blocks, block, x.shape, strict=True)]
     padded = jnp.pad(x, missing) if any(end for _, end in missing) else x
     apart = padded.reshape(blocks[0], block[0], blocks[1], block[1])
-    scales = _scales(jnp.max(jnp.abs(apart), axis=(1, 3)).astype(jnp.float32), form)
+    scales = scales_for(jnp.max(jnp.abs(apart), axis=(1, 3)).astype(jnp.float32), form)
     values = _round(apart, scales[:, None, :, None], form).reshape(padded.shape)
     return Quantised(values[: x.shape[0], : x.shape[1]], scales, block)
 
@@ -77,7 +77,7 @@ def _round(x: jax.Array, scales: jax.Array, form: Format) -> jax.Array:
     return jnp.clip(scaled, -limit, limit).astype(form.dtype)
 
 
-def _scales(amax: jax.Array, form: Format) -> jax.Array:
+def scales_for(amax: jax.Array, form: Format) -> jax.Array:
     """The scale of each block, of which `amax` is the largest magnitude; 1 where that is 0."""
     scales = amax / float(jnp.finfo(form.dtype).max)
     if form.power_of_two:

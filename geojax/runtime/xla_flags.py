@@ -55,6 +55,13 @@ FP8_OPTIONS: dict[str, str | bool] = {
 }
 """Compiler options of one program for GPUs, of which cuBLASLt is to make the FP8 products."""
 
+CUSTOM_PRODUCTS_OPTIONS: dict[str, str | bool] = {
+    # XLA otherwise lets a custom call write into the stack of what a loop keeps, and makes the call
+    # once more for whoever else reads its result.
+    "xla_gpu_enable_dynamic_slice_fusion": False,
+}
+"""Compiler options of one program for GPUs whose matrix products are custom calls."""
+
 
 def recommended_flags(platform: Platform, process_count: int = 1) -> dict[str, str]:
     """The flags that geojax sets on that platform, by name."""

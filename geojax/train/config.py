@@ -201,7 +201,7 @@ class RunConfig(Settings):
 
     fp8_backend: BackendName = "auto"
     """Who multiplies FP8 numbers: "reference" (plain JAX, anywhere), "xla" (cuBLASLt on NVIDIA
-    GPUs), or "auto", which takes the fastest that can."""
+    GPUs), "transformer_engine" (its kernels, there), or "auto", which takes the last that can."""
 
     loss_scale: LossScaleSettings = LossScaleSettings()
     """How gradients are kept in the range of fp16; other precisions have no loss scale."""

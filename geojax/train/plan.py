@@ -13,7 +13,7 @@ from geojax.models.transformer import Remat
 from geojax.optim import SHARD_AXES
 from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.precision import Backend, LossScaleSettings, Policy, Products
-from geojax.runtime.xla_flags import FP8_OPTIONS
+from geojax.runtime.xla_flags import CUSTOM_PRODUCTS_OPTIONS, FP8_OPTIONS
 from geojax.train.stages import StagedLayers
 
 BATCH_AXES = ("dc", *SHARD_AXES)
@@ -134,7 +134,8 @@ class StepPlan:
     @property
     def compiler_options(self) -> dict[str, str | bool] | None:
         """What the programs of this plan are compiled with, beside the flags of the process."""
-        return FP8_OPTIONS if self.products_backend == "xla" else None
+        options = {"xla": FP8_OPTIONS, "transformer_engine": CUSTOM_PRODUCTS_OPTIONS}
+        return options.get(self.products_backend)
 
     @property
     def one_message(self) -> "StepPlan":

@@ -14,6 +14,7 @@ from geojax.precision import (
     largest_each,
     quantise,
     recipe,
+    transformer_engine,
 )
 
 TOKENS, INPUTS, OUTPUTS = 512, 384, 256
@@ -164,7 +165,8 @@ def test_what_cannot_be_is_refused_in_one_line():
         chosen_backend(RECIPES["block"], "cuda", "xla")
 
 
-def test_the_backend_is_chosen_for_the_platform_with_a_reason():
+def test_the_backend_is_chosen_for_the_platform_with_a_reason(monkeypatch):
+    monkeypatch.setattr(transformer_engine, "obstacle", lambda: "it is not here")
     for platform, name, expected in (
         ("cuda", "delayed", "xla"),
         ("cuda", "current", "xla"),

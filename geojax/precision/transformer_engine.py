@@ -1,0 +1,128 @@
+"""FP8 matrix products by TransformerEngine: its kernel that rounds, and its call of cuBLASLt.
+
+    x, 1 / scale ─► te_dbias_quantize ─► FP8 [rows, columns] ─┬─► te_gemm ─► product
+                                         FP8 [columns, rows]  │
+    w, 1 / scale ─► te_dbias_quantize ─► ... ─────────────────┘
+
+Only these two are its own. Where a scale comes from is the same for every backend: the quantiser
+that takes a scale as given serves every recipe with one scale per tensor. (What TransformerEngine
+calls a scale is the inverse of ours.) cuBLASLt on Hopper reads both operands along the dim that is
+contracted; one that lies across it is rounded as it lies and then transposed, one byte a number.
+
+The package is imported when it is asked for, which needs NVIDIA's libraries and driver.
+"""
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from geojax.collectives.axes import to_varying, varying_axes
+from geojax.errors import UserError
+from geojax.precision.quantise import scales_for
+from geojax.precision.recipes import Format
+
+_MULTIPLE = 16
+"""Of the sizes of matrices: cuBLASLt reads FP8 numbers in rows of whole 16 bytes."""
+
+
+class _Engine(NamedTuple):
+    operations: ModuleType
+    quantisers: ModuleType
+
+
+def _engine() -> _Engine:
+    """The parts of the package.
+
+    Raises:
+        ImportError, OSError, RuntimeError: it, a library of NVIDIA's or the driver is missing.
+    """
+    jax.devices()  # JAX has then loaded those of NVIDIA's libraries that the package needs.
+    from transformer_engine.jax import cpp_extensions, quantize
+
+    return _Engine(cpp_extensions, quantize)
+
+
+def obstacle() -> str | None:
+    """Why TransformerEngine cannot multiply FP8 numbers on the GPUs of this process; None: it can.
+
+    One line, as what follows "since".
+    """
+    try:
+        quantisers = _engine().quantisers
+    except (ImportError, OSError, RuntimeError) as error:
+        return f"TransformerEngine cannot be imported ({_first_line(error)})"
+    try:
+        mode = quantisers.ScalingMode.DELAYED_TENSOR_SCALING
+        supported, reason = quantisers.is_scaling_mode_supported(mode)
+    except RuntimeError as error:
+        return f"TransformerEngine finds no GPU ({_first_line(error)})"
+    return None if supported else f"TransformerEngine refuses the GPU ({reason})"
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def quantise(x: jax.Array, form: Format, amax: jax.Array | None) -> Callable[[int], Any]:
+    """The matrix `x` in FP8, by the dim that a product contracts.
+
+    Rounded once for both dims; of the two forms that it then has, what no product takes is not
+    computed.
+
+    Args:
+        x: [rows, columns], of at most 32 bits.
+        form: the format, with one scale for the tensor.
+        amax: float32 [], the largest magnitude that it should hold.
+
+    Raises:
+        UserError: a size is not a multiple of 16.
+    """
+    assert form.along is None, "one scale for the tensor"
+    assert amax is not None, "which is given"
+    if any(size % _MULTIPLE for size in x.shape):
+        raise UserError(
+            "fp8_backend transformer_engine multiplies matrices whose sizes are multiples of "
+            f"{_MULTIPLE}, and one is {list(x.shape)}; hidden, a tensor rank's part of "
+            "feed_forward and heads, and a rank's tokens of a microbatch must be; or use "
+            "fp8_backend reference, or precision bf16"
+        )
+    operations, quantisers = _engine()
+    quantiser = quantisers.QuantizerFactory.create(
+        scaling_mode=quantisers.ScalingMode.DELAYED_TENSOR_SCALING,
+        q_dtype=getattr(jnp, form.dtype.name),  # It compares dtypes with JAX's own names of them.
+        q_layout=quantisers.QuantizeLayout.ROWWISE_COLWISE,
+        scale=1 / scales_for(amax, form).astype(jnp.float32).reshape(1),
+        amax_history=jnp.zeros(1, jnp.float32),  # Nobody reads what becomes of this one.
+    )
+    made = _as_varying(operations.quantize(x, quantizer=quantiser), x)
+    usage = quantisers.TensorUsage
+    return lambda contracting: made.get_tensor(usage.LHS if contracting == 1 else usage.LHS_TRANS)
+
+
+def multiply(left: Any, right: Any, contracting: tuple[int, int]) -> jax.Array:
+    """The product of two matrices, in the dtype that `left` was rounded from. Not differentiable.
+
+    cuBLASLt adds up with its fast accumulation, as it does for XLA, unless the package's variable
+    NVTE_FP8_GEMM_HIGH_PRECISION_ACCUMULATION is 1.
+
+    Args:
+        left: what `quantise` made, for the first dim of `contracting`.
+        right: likewise, for the second.
+        contracting: the dims of the matrices as they were given to `quantise`.
+    """
+    dims = (contracting[:1], contracting[1:])
+    product = _engine().operations.gemm(left, right, contracting_dims=dims)
+    return _as_varying(product, left.data, right.data)
+
+
+def _as_varying(made: Any, *sources: jax.Array) -> Any:
+    """The arrays in `made`, typed as varying over all axes that `sources` vary over.
+
+    The package's primitives do not say over which axes their results vary.
+    """
+    varying = sorted(frozenset[str]().union(*map(varying_axes, sources)))
+    return jax.tree.map(lambda leaf: to_varying(leaf, varying), made)
