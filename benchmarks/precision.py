@@ -28,6 +28,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
+from geojax.errors import UserError
 from geojax.precision import RECIPES
 from geojax.train.config import RunConfig
 from geojax.train.metrics import read_metrics
@@ -64,8 +65,8 @@ def finished(directory: Path, wanted: RunConfig) -> dict[str, Any] | None:
     if (directory / "config.yaml").exists():
         kept = RunConfig.load(directory / "config.yaml")
         if kept != wanted:
-            raise SystemExit(
-                f"error: {directory} holds a run of other settings; remove it, or give other --runs"
+            raise UserError(
+                f"{directory} holds a run of other settings; remove it, or give other --runs"
             )
     lines = read_metrics(directory / "metrics.jsonl")
     training = [line for line in lines if "loss" in line]
@@ -233,4 +234,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
