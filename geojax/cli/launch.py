@@ -59,7 +59,7 @@ class LaunchCommand:
     """How often a run that failed is started again, from its newest checkpoint. What failed with
     exit code 2 (bad input) is not."""
 
-    grace_seconds: str = "30s"
+    grace_seconds: str = "45s"
     """How long a process may take to end before it is killed, when another has failed."""
 
 

@@ -239,6 +239,7 @@ def to_blame(failed: list[_Running], output: Output) -> list[_Running]:
     by_process = {running.member.process: running for running in failed}
     by_themselves = [running for running in failed if not running.told_to_end]
     by_time = sorted(by_themselves or failed, key=lambda running: running.ended_at)
+    told_the_others = by_time[0]
     for first in by_time:
         chain = [first]
         while True:
@@ -253,4 +254,6 @@ def to_blame(failed: list[_Running], output: Output) -> list[_Running]:
             chain.append(blamed)
         if not any(map(blames_another, lines)):
             return [chain[-1]]
-    return [by_time[0]]
+        if first is by_time[0]:
+            told_the_others = chain[-1]
+    return [told_the_others]

@@ -21,7 +21,7 @@ from typing import NoReturn
 
 import jax
 
-from geojax.runtime.coordination import describe, publish, published
+from geojax.runtime.coordination import describe, first_line, publish, published
 from geojax.runtime.internals import calling_when_service_is_lost, coordination_client
 from geojax.runtime.last_words import ending_because, lost_contact
 from geojax.runtime.uncaught import before_abort
@@ -115,7 +115,7 @@ class _Watch:
                 missing = silent.processes(published("alive"), time.monotonic()) if own == 0 else []
             except Exception as error:
                 if own != 0 and not _over.is_set():
-                    _give_up([0], f"{_COORDINATOR} does not answer ({_reason(error)})")
+                    _give_up([0], f"{_COORDINATOR} does not answer ({first_line(error)})")
                 return
             self.latest_answer = time.monotonic()
             abandoned.pop(str(own), None)
@@ -176,10 +176,6 @@ def _give_up(processes: list[int], what: str) -> None:
     if processes == [0]:
         _exit(1)  # there is nobody to tell
     abandon(message, exit_code=1)
-
-
-def _reason(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _say(message: str) -> None:

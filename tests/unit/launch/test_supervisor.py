@@ -142,6 +142,24 @@ sys.exit(1)
     assert ended(outcome) == (4, ["a/0"])
 
 
+def test_where_nobody_knows_who_went_away_the_one_that_noticed_is_named(run):
+    noticed = lost_contact(" (nobody is at the other end)")
+    outcome, _, _ = run(
+        f"""
+if site == "a":  # as process 0, which tells the others and ends last
+    print({noticed!r}, file=sys.stderr)
+    wait_for("told")
+    time.sleep(0.1)
+    sys.exit(1)
+print({ending_because("process 0 (site a, host n1)", noticed)!r}, file=sys.stderr)
+(folder / "told").touch()
+sys.exit(1)
+""",
+        settle=5.0,
+    )
+    assert ended(outcome) == (1, ["a/0"])
+
+
 def test_who_was_stuck_is_blamed_with_the_exit_code_of_who_noticed(run):
     words = lost_contact(": process 1 (site b, host n1) gave no sign of life for 40 seconds")
     outcome, _, _ = run(
