@@ -6,6 +6,8 @@ needs a device. In a job of one process everything returns at once.
 
 import collections
 import contextlib
+import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 
 import jax
@@ -15,6 +17,12 @@ from geojax.errors import LostContactError, RunError
 from geojax.runtime.internals import coordination_client
 from geojax.runtime.last_words import lost_contact
 from geojax.topology import Process
+
+saying_lost_contact = threading.Lock()
+"""Taken for good by the first thread that finds another process gone: it says so and ends this."""
+
+HAND_OVER_SECONDS = 5.0
+"""How long other threads give it."""
 
 _known: dict[int, Process] = {}
 _meetings: collections.Counter[str] = collections.Counter()
@@ -51,6 +59,8 @@ def naming_lost_contact() -> Iterator[None]:
     except jax.errors.JaxRuntimeError as error:
         if jax.process_count() == 1 or "RESOURCE_EXHAUSTED" in str(error):
             raise
+        if not saying_lost_contact.acquire(blocking=False):
+            time.sleep(HAND_OVER_SECONDS)
         raise LostContactError(lost_contact(f" ({first_line(error)})")) from error
 
 
@@ -90,7 +100,8 @@ def barrier(name: str, timeout_seconds: float) -> None:
         client.wait_at_barrier(f"geojax/{meeting}", int(timeout_seconds * 1000))
     except jax.errors.JaxRuntimeError as error:
         if "DEADLINE_EXCEEDED" not in str(error):
-            raise LostContactError(lost_contact(f" ({first_line(error)})")) from error
+            with naming_lost_contact():
+                raise
         here = {int(process) for process in published(meeting)}
         missing = [process for process in range(jax.process_count()) if process not in here]
         who = describe(missing) or "a process (it came just after that)"

@@ -21,7 +21,14 @@ from typing import NoReturn
 
 import jax
 
-from geojax.runtime.coordination import describe, first_line, publish, published
+from geojax.runtime.coordination import (
+    HAND_OVER_SECONDS,
+    describe,
+    first_line,
+    publish,
+    published,
+    saying_lost_contact,
+)
 from geojax.runtime.internals import calling_when_service_is_lost, coordination_client
 from geojax.runtime.last_words import ending_because, lost_contact
 from geojax.runtime.uncaught import before_abort
@@ -31,7 +38,6 @@ _POLLS_IN_SILENCE = 8
 _CONNECT_SECONDS = 5.0
 _COORDINATOR = ", which coordinates the run,"
 _over = threading.Event()
-_giving_up = threading.Lock()  # never released
 
 
 def abandon(message: str, exit_code: int) -> None:
@@ -169,8 +175,8 @@ def _answers(host: str, port: int) -> bool:
 
 
 def _give_up(processes: list[int], what: str) -> None:
-    if not _giving_up.acquire(blocking=False):
-        time.sleep(2 * _LONGEST_POLL_SECONDS)  # another thread is about to end this process
+    if not saying_lost_contact.acquire(blocking=False) and _over.wait(HAND_OVER_SECONDS):
+        time.sleep(HAND_OVER_SECONDS)  # it tells the others
     message = lost_contact(f": {describe(processes)}{what}")
     _say(f"error: {message}")
     if processes == [0]:

@@ -29,8 +29,9 @@ _SHUTDOWN_SECONDS = 30
 # From the moment when all processes are known to be there.
 _CONNECT_SECONDS = 120
 _END_SECONDS = 600.0
-# JAX ends a process that loses the others with a stack trace, and is to leave that to geojax.
-_JAX_SILENCE_FACTOR = 2.5
+# How long geojax takes at most to end a run in which a process is silent. After that JAX ends it,
+# with a stack trace.
+_ENDING_SECONDS = 30
 
 
 def start(settings: ProcessSettings | None = None) -> tuple[Process, ...]:
@@ -83,7 +84,7 @@ def start(settings: ProcessSettings | None = None) -> tuple[Process, ...]:
             process_id,
             local_device_ids=_own_devices(process_id, everyone),
             initialization_timeout=_CONNECT_SECONDS,
-            heartbeat_timeout_seconds=math.ceil(_JAX_SILENCE_FACTOR * settings.silence_seconds),
+            heartbeat_timeout_seconds=_heartbeat_timeout(settings.silence_seconds),
             shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
             cluster_detection_method="deactivate",
         )
@@ -103,6 +104,11 @@ def finish(timeout_seconds: float = _END_SECONDS) -> None:
     barrier("end of the job", timeout_seconds)
     stop_watching_peers()
     jax.distributed.shutdown()
+
+
+def _heartbeat_timeout(silence_seconds: float) -> int:
+    """JAX sends a heartbeat in half of its timeout, so that half of it can be over at any time."""
+    return math.ceil(2 * (silence_seconds + _ENDING_SECONDS))
 
 
 def _register(sites: list[str | None], hosts: list[str]) -> tuple[Process, ...]:
