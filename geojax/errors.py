@@ -15,3 +15,7 @@ class RunError(RuntimeError):
     The message says what happened and what is left. The `geojax` command prints it without a
     traceback and exits with code 1.
     """
+
+
+class LostContactError(RunError):
+    """Another process of the run has gone, and nothing that waits for it will ever end."""

@@ -27,7 +27,8 @@ from geojax.checkpoint.folder import (
     set_aside,
 )
 from geojax.checkpoint.handler import RestoreState, SaveState, StateHandler
-from geojax.errors import UserError
+from geojax.errors import LostContactError, UserError
+from geojax.runtime import naming_lost_contact
 
 State = TypeVar("State")
 Result = TypeVar("Result")
@@ -144,12 +145,16 @@ class Checkpointer:
 
         Raises:
             UserError: it failed: the disk is full, say.
+            LostContactError: another process went away.
         """
         if self._saving is None:
             return
         (step, finished), self._saving = self._saving, None
         try:
-            finished.result()
+            with naming_lost_contact():
+                finished.result()
+        except LostContactError:
+            raise
         except Exception as error:
             self._newest_step = None
             raise self._save_failed(step, error) from error
@@ -207,8 +212,9 @@ class Checkpointer:
     def __enter__(self) -> "Checkpointer":
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if not isinstance(error, LostContactError):  # what is being saved waits for that process
+            self.close()
 
     def _open_folder(self) -> None:
         problem = None

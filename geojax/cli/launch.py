@@ -59,7 +59,7 @@ class LaunchCommand:
     """How often a run that failed is started again, from its newest checkpoint. What failed with
     exit code 2 (bad input) is not."""
 
-    grace_seconds: str = "30s"
+    grace_seconds: str = "45s"
     """How long a process may take to end before it is killed, when another has failed."""
 
 
@@ -148,15 +148,29 @@ def _command_line(launched: Sequence[str], python: str, *, here: bool) -> list[s
 
 
 def _report(outcome: Outcome, output: Output) -> None:
-    code, first = outcome.exit_code, outcome.failed
-    if first is None:
+    code, blamed = outcome.exit_code, outcome.blamed
+    if not blamed:
         return
     if code in _STOPPED:
         output.say(f"stopped, exit code {code}")
         return
-    meaning = _signal_name(code)
-    output.say(f"{first} failed first{meaning}, exit code {code}; its last lines:")
-    output.repeat(first, _LINES_SHOWN)
+    if len(blamed) > 1:
+        what = f"{_parted(blamed)} lost contact with each other"
+    elif outcome.stuck:
+        what = f"{blamed[0]} was stuck, and killed when the others had given up"
+    else:
+        what = f"{blamed[0]} failed first{_signal_name(code)}"
+    output.say(f"{what}, exit code {code}; {'its' if len(blamed) == 1 else 'their'} last lines:")
+    for member in blamed:
+        output.repeat(member, _LINES_SHOWN)
+
+
+def _parted(members: Sequence[Member]) -> str:
+    """For a message: "the sites east and west", or the processes where they are in one site."""
+    sites = list(dict.fromkeys(member.site for member in members))
+    if len(sites) > 1:
+        return f"the sites {' and '.join(sites)}"
+    return " and ".join(map(str, members))
 
 
 def _signal_name(code: int) -> str:

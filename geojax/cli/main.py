@@ -23,6 +23,8 @@ Verb = (
     | Annotated[wan.WanUpCommand, tyro.conf.subcommand("wan up")]
     | Annotated[wan.WanDownCommand, tyro.conf.subcommand("wan down")]
     | Annotated[wan.WanStatusCommand, tyro.conf.subcommand("wan status")]
+    | Annotated[wan.WanCutCommand, tyro.conf.subcommand("wan cut")]
+    | Annotated[wan.WanMendCommand, tyro.conf.subcommand("wan mend")]
 )
 
 

@@ -1,4 +1,4 @@
-"""`geojax wan up`, `down` and `status`: an emulated long link between sites on this machine."""
+"""`geojax wan up` and its like: an emulated long link between sites on this machine."""
 
 import dataclasses
 
@@ -14,6 +14,9 @@ from geojax.wan import (
     ailments,
     bring_up,
     congestion_control,
+    cut,
+    is_cut,
+    mend,
     take_down,
     traffic,
 )
@@ -71,7 +74,29 @@ class WanStatusCommand:
     """What it was called at `geojax wan up`."""
 
 
-WanCommand = WanUpCommand | WanDownCommand | WanStatusCommand
+@dataclasses.dataclass(frozen=True)
+class WanCutCommand:
+    """Let nothing cross a link any more, as if somebody had dug up the fibre. Needs root."""
+
+    link: str | None = None
+    """Which link, such as east-west; default: all of them."""
+
+    name: str = "wan"
+    """What the network was called at `geojax wan up`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class WanMendCommand:
+    """Let links that were cut carry packets again. Needs root."""
+
+    link: str | None = None
+    """Which link, such as east-west; default: all of them."""
+
+    name: str = "wan"
+    """What the network was called at `geojax wan up`."""
+
+
+WanCommand = WanUpCommand | WanDownCommand | WanStatusCommand | WanCutCommand | WanMendCommand
 
 
 class _Options(Settings):
@@ -97,7 +122,14 @@ def run(command: WanCommand) -> int:
         if not removed:
             console.print(f"no emulated network '{command.name}' was up")
         return 0
-    return _status(EmulatedWan.load(command.name), console)
+    wan = EmulatedWan.load(command.name)
+    if isinstance(command, WanStatusCommand):
+        return _status(wan, console)
+    change, done = (cut, "cut") if isinstance(command, WanCutCommand) else (mend, "mended")
+    for link in wan.links if command.link is None else [wan.link(command.link)]:
+        change(wan, link)
+        console.print(f"{done} the link {'-'.join(link.sites)}")
+    return 0
 
 
 def _up(command: WanUpCommand, console: Console) -> int:
@@ -134,6 +166,10 @@ def _status(wan: EmulatedWan, console: Console) -> int:
         console.print(f"broken: {what}; geojax wan up makes it anew")
     if broken:
         return 1
+    for link in wan.links:
+        if is_cut(wan, link):
+            name = "-".join(link.sites)
+            console.print(f"cut: nothing crosses the link {name}; geojax wan mend joins it again")
     table = _table("site", "namespace", "address", "sent", "received")
     crossed = traffic(wan)
     for site in wan.sites:

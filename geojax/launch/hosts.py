@@ -14,6 +14,8 @@ passed on.
 
 import os
 import shlex
+import socket
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -76,9 +78,11 @@ class Hosts(Settings):
         """The processes of the run, one a host; `local_members` explains the arguments.
 
         Raises:
-            UserError: the other hosts could not reach the coordinator at the address given.
+            UserError: a host has no address, or the others could not reach the coordinator at its.
         """
         hosts = [(site.name, host) for site in self.sites for host in site.hosts]
+        for _, host in hosts:
+            _require_address(host)
         coordinator = self._checked_coordinator([host for _, host in hosts])
         passed_on = {
             name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)
@@ -97,7 +101,7 @@ class Hosts(Settings):
         return members
 
     def _checked_coordinator(self, hosts: list[str]) -> str:
-        coordinator = self.coordinator or f"{hosts[0].rpartition('@')[2]}:{FIRST_PORT}"
+        coordinator = self.coordinator or f"{_connected_to(hosts[0])[0]}:{FIRST_PORT}"
         name = coordinator.rpartition(":")[0].strip("[]")
         if len(set(hosts)) == 1:
             return coordinator
@@ -106,3 +110,31 @@ class Hosts(Settings):
         if is_loopback(name):
             raise UserError(f"{where}: {name} leads every host to itself; {right}")
         return coordinator
+
+
+def _require_address(host: str) -> None:
+    name, directly = _connected_to(host)
+    if not directly:
+        return  # the hosts between know more names
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError as error:
+        raise UserError(
+            f"host {host}: {name} has no address here ({error.strerror}); correct the name in the "
+            "file of the hosts, or tell ssh in ~/.ssh/config what it stands for"
+        ) from None
+
+
+def _connected_to(host: str) -> tuple[str, bool]:
+    """The name or address to which ssh connects for `host`, and whether it does so directly."""
+    try:
+        done = subprocess.run([*_SSH, "-G", host], capture_output=True, text=True)
+    except OSError as error:
+        raise UserError(f"ssh cannot be run ({error.strerror}): install it") from None
+    if done.returncode:
+        words = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise UserError(f"host {host}: ssh refuses it: {words[0]}")
+    lines = (line.partition(" ") for line in done.stdout.splitlines())
+    options = {name: value for name, _, value in lines}
+    directly = not {"proxyjump", "proxycommand"} & options.keys()
+    return options.get("hostname", host.rpartition("@")[2]), directly

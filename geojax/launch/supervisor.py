@@ -27,8 +27,11 @@ class Outcome:
 
     exit_code: int
     """0, or that of the process which failed first."""
-    failed: Member | None
-    """The process that failed first; None where none did."""
+    blamed: tuple[Member, ...]
+    """Who brought the run down: the process that failed first, or those that lost contact with each
+    other although none of them failed; nobody where all ended well."""
+    stuck: bool
+    """Whether the one to blame did nothing any more, so that it had to be killed."""
     stopped_by: signal.Signals | None
     """The first signal that asked the launcher to stop."""
 
@@ -214,29 +217,43 @@ class _Run:
     def outcome(self) -> Outcome:
         failed = [running for running in self.all if running.code]
         if not failed:
-            return Outcome(0, None, self.stopped_by)
-        first = first_to_fail(failed, self.output)
+            return Outcome(0, (), stuck=False, stopped_by=self.stopped_by)
+        blamed = to_blame(failed, self.output)
+        by_themselves = [running for running in failed if not running.told_to_end]
         # One that was stuck, and had to be killed after the others gave up, has no code of its own.
-        judges = [first] if not first.told_to_end else failed
-        code = min(judges, key=lambda running: (running.told_to_end, running.ended_at)).code
+        stuck = blamed[0].told_to_end and bool(by_themselves)
+        judges = by_themselves if stuck else blamed
+        code = min(judges, key=lambda running: running.ended_at).code
         assert code is not None, "it has failed"
-        return Outcome(code, first.member, self.stopped_by)
+        members = tuple(running.member for running in blamed)
+        return Outcome(code, members, stuck=stuck, stopped_by=self.stopped_by)
 
 
-def first_to_fail(failed: list[_Running], output: Output) -> _Running:
-    """Which of them brought down the others.
+def to_blame(failed: list[_Running], output: Output) -> list[_Running]:
+    """Which of them brought down the others: one, or several that lost contact with each other.
 
     Not always the one that ended first: a process of geojax tells the others of its error before it
-    ends, and two that lose a third may notice before its own end is seen.
+    ends, and two that lose a third may notice before its own end is seen. Where two blame each
+    other both were alive, and what failed is what lies between them.
     """
     by_process = {running.member.process: running for running in failed}
     by_themselves = [running for running in failed if not running.told_to_end]
     by_time = sorted(by_themselves or failed, key=lambda running: running.ended_at)
-    for running in by_time:
-        lines = output.last_lines(running.member)
-        for process in map(blamed_process, lines):
-            if process in by_process:
-                return by_process[process]
+    told_the_others = by_time[0]
+    for first in by_time:
+        chain = [first]
+        while True:
+            lines = output.last_lines(chain[-1].member)
+            named = [process for process in map(blamed_process, lines) if process in by_process]
+            if not named:
+                break
+            blamed = by_process[named[0]]
+            if blamed in chain:
+                parted = chain[chain.index(blamed) :]
+                return sorted(parted, key=lambda running: running.member.process)
+            chain.append(blamed)
         if not any(map(blames_another, lines)):
-            return running
-    return by_time[0]
+            return [chain[-1]]
+        if first is by_time[0]:
+            told_the_others = chain[-1]
+    return [told_the_others]

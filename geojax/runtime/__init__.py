@@ -6,7 +6,12 @@ ends the job together and `abandon` ends it everywhere after an error in one pro
 """
 
 from geojax.runtime.compilation_cache import enable_compilation_cache
-from geojax.runtime.coordination import MissingProcessesError, barrier, describe
+from geojax.runtime.coordination import (
+    MissingProcessesError,
+    barrier,
+    describe,
+    naming_lost_contact,
+)
 from geojax.runtime.devices import simulate_devices
 from geojax.runtime.launchers import ProcessSettings
 from geojax.runtime.peers import abandon
@@ -28,6 +33,7 @@ __all__ = [
     "enable_compilation_cache",
     "finish",
     "flags_in_force",
+    "naming_lost_contact",
     "simulate_devices",
     "start",
 ]

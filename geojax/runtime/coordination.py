@@ -5,14 +5,24 @@ needs a device. In a job of one process everything returns at once.
 """
 
 import collections
-from collections.abc import Iterable, Sequence
+import contextlib
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
 
 import jax
 import jax.errors
 
-from geojax.errors import RunError
+from geojax.errors import LostContactError, RunError
 from geojax.runtime.internals import coordination_client
+from geojax.runtime.last_words import lost_contact
 from geojax.topology import Process
+
+saying_lost_contact = threading.Lock()
+"""Taken for good by the first thread that finds another process gone: it says so and ends this."""
+
+HAND_OVER_SECONDS = 5.0
+"""How long other threads give it."""
 
 _known: dict[int, Process] = {}
 _meetings: collections.Counter[str] = collections.Counter()
@@ -35,6 +45,23 @@ def know_processes(processes: Iterable[Process]) -> None:
 def describe(processes: Iterable[int]) -> str:
     """For a message: "process 1 (site west, host n17) and process 3"."""
     return " and ".join(_description(process) for process in processes)
+
+
+@contextlib.contextmanager
+def naming_lost_contact() -> Iterator[None]:
+    """What JAX says inside when a collective or a barrier breaks, as what it means.
+
+    Raises:
+        LostContactError: instead of JAX's error, in a job of several processes.
+    """
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if jax.process_count() == 1 or "RESOURCE_EXHAUSTED" in str(error):
+            raise
+        if not saying_lost_contact.acquire(blocking=False):
+            time.sleep(HAND_OVER_SECONDS)
+        raise LostContactError(lost_contact(f" ({first_line(error)})")) from error
 
 
 def publish(key: str, value: str) -> None:
@@ -60,6 +87,7 @@ def barrier(name: str, timeout_seconds: float) -> None:
 
     Raises:
         MissingProcessesError: some process did not come within `timeout_seconds`; it names them.
+        LostContactError: the processes do not reach each other any more.
     """
     client = coordination_client()
     if client is None:
@@ -72,7 +100,8 @@ def barrier(name: str, timeout_seconds: float) -> None:
         client.wait_at_barrier(f"geojax/{meeting}", int(timeout_seconds * 1000))
     except jax.errors.JaxRuntimeError as error:
         if "DEADLINE_EXCEEDED" not in str(error):
-            raise
+            with naming_lost_contact():
+                raise
         here = {int(process) for process in published(meeting)}
         missing = [process for process in range(jax.process_count()) if process not in here]
         who = describe(missing) or "a process (it came just after that)"
@@ -80,6 +109,11 @@ def barrier(name: str, timeout_seconds: float) -> None:
             f"barrier '{name}': {who} did not come within {timeout_seconds:g} seconds", missing
         ) from None
     client.key_value_delete(f"geojax/{arrival}")
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, without the details that follow."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _description(process: int) -> str:

@@ -44,6 +44,8 @@ class ProcessSettings(Settings):
     """Simulate so many CPU devices in this process, instead of its accelerators."""
     start_timeout_seconds: Seconds = 300.0
     """How long to wait at start-up for the other processes."""
+    silence_seconds: Seconds = pydantic.Field(default=40.0, gt=0)
+    """A process that gives no sign of life for so long ends the run."""
 
 
 VARIABLES = {
@@ -54,6 +56,7 @@ VARIABLES = {
     "site": "GEOJAX_SITE",
     "simulated_devices": "GEOJAX_SIMULATE_DEVICES",
     "start_timeout_seconds": "GEOJAX_START_TIMEOUT_SECONDS",
+    "silence_seconds": "GEOJAX_SILENCE_SECONDS",
 }
 """The environment variable that says each setting."""
 

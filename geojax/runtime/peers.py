@@ -4,34 +4,40 @@ Left alone they would wait in a collective or a barrier until JAX's heartbeat ti
 and a failed process itself would wait at its exit for a common shutdown that cannot happen.
 
 Everyone renews a sign of life in the key-value store, which process 0 holds. Process 0 looks for
-those who fall silent; the others notice when the store no longer answers.
+those who fall silent; the others notice when the store no longer answers. Where process 0 ends
+without a word, its connections break, and JAX's client of the store wants to abort: it is kept from
+that for the time that a line takes.
 """
 
 import contextlib
 import itertools
 import os
+import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
+from typing import NoReturn
 
 import jax
 
-from geojax.runtime.coordination import describe, publish, published
-from geojax.runtime.internals import coordination_client
+from geojax.runtime.coordination import (
+    HAND_OVER_SECONDS,
+    describe,
+    first_line,
+    publish,
+    published,
+    saying_lost_contact,
+)
+from geojax.runtime.internals import calling_when_service_is_lost, coordination_client
 from geojax.runtime.last_words import ending_because, lost_contact
+from geojax.runtime.uncaught import before_abort
 
-_POLL_SECONDS = 2.0
-# A process that was killed can leave the others in a barrier that nothing breaks. JAX would abort
-# them after 100 seconds of silence, with a stack trace; this is well before.
-_SILENCE_SECONDS = 40.0
+_LONGEST_POLL_SECONDS = 2.0
+_POLLS_IN_SILENCE = 8
+_CONNECT_SECONDS = 5.0
+_COORDINATOR = ", which coordinates the run,"
 _over = threading.Event()
-
-
-class _Contact:
-    """When the key-value store answered this process the last time."""
-
-    def __init__(self) -> None:
-        self.latest = time.monotonic()
 
 
 def abandon(message: str, exit_code: int) -> None:
@@ -47,23 +53,21 @@ def abandon(message: str, exit_code: int) -> None:
     with contextlib.suppress(Exception):
         publish(f"abandoned/{jax.process_index()}", f"{exit_code} {message}")
     if jax.process_index() == 0:
-        time.sleep(2 * _POLL_SECONDS)  # the others read the message from this process
-    with contextlib.suppress(OSError):  # nobody may be listening any more
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(exit_code)
+        time.sleep(2 * _LONGEST_POLL_SECONDS)  # the others read the message from this process
+    _exit(exit_code)
 
 
-def watch_peers() -> None:
-    """From now on end this process when another abandons the job; `start` calls it."""
+def watch_peers(silence_seconds: float) -> None:
+    """From now on end this process when another abandons the job, or is silent for so long.
+
+    `start` calls it. JAX's own heartbeat timeout has to be longer.
+    """
     _over.clear()
-    contact = _Contact()
-    threading.Thread(target=_watch, args=(contact,), name="geojax peers", daemon=True).start()
+    watch = _Watch(silence_seconds)
+    watch.start(watch.read)
     if jax.process_index() != 0:
         # On its own: a question over a link that was cut has no answer, and no end.
-        watch = threading.Thread(target=_watch_contact, args=(contact,), name="geojax contact")
-        watch.daemon = True
-        watch.start()
+        watch.start(watch.look_at_the_clock)
 
 
 def stop_watching_peers() -> None:
@@ -71,59 +75,80 @@ def stop_watching_peers() -> None:
     _over.set()
 
 
-def _watch(contact: _Contact) -> None:
-    own = jax.process_index()
-    silent = _Silence(jax.process_count())
-    for beat in itertools.count():
-        if _over.wait(_POLL_SECONDS):
-            return
-        try:
-            abandoned = published("abandoned")
-            publish(f"alive/{own}", str(beat))
-            missing = silent.processes(published("alive"), time.monotonic()) if own == 0 else []
-        except Exception as error:
-            if own != 0 and not _over.is_set():
-                _give_up([0], f"(it coordinates the run) does not answer ({_reason(error)})")
-            return
-        contact.latest = time.monotonic()
-        abandoned.pop(str(own), None)
+def speaking_when_coordinator_is_gone(
+    coordinator: str,
+) -> contextlib.AbstractContextManager[None]:
+    """Inside, JAX connects this process, not process 0, to `coordinator`, host:port of process 0.
+
+    Later, when process 0 is gone, this process says so in one line and ends, instead of JAX's
+    stack trace and abort.
+    """
+    host, _, port = coordinator.rpartition(":")
+
+    def act(_: object = None) -> None:
         if _over.is_set():
             return
-        if abandoned:
-            process, note = min(abandoned.items())
-            exit_code, _, message = note.partition(" ")
-            _say(ending_because(describe([int(process)]), message))
-            if own == 0:
-                time.sleep(2 * _POLL_SECONDS)
-            os._exit(int(exit_code))
-        if missing:
-            _give_up(missing, f"gave no sign of life for {_SILENCE_SECONDS:g} seconds")
+        if not _answers(host.strip("[]"), int(port)):
+            _give_up([0], f"{_COORDINATOR} does not answer any more")
+        # Something else is wrong, and what C++ says next tells what.
+
+    if not before_abort(act):
+        return contextlib.nullcontext()
+    return calling_when_service_is_lost(act)
 
 
-def _watch_contact(contact: _Contact) -> None:
-    while not _over.wait(_POLL_SECONDS):
-        if time.monotonic() - contact.latest > _SILENCE_SECONDS:
-            _give_up(
-                [0], f"(it coordinates the run) did not answer for {_SILENCE_SECONDS:g} seconds"
-            )
+class _Watch:
+    """What the threads beside the program know of the other processes."""
 
+    def __init__(self, silence_seconds: float):
+        self.silence_seconds = silence_seconds
+        self.poll_seconds = min(_LONGEST_POLL_SECONDS, silence_seconds / _POLLS_IN_SILENCE)
+        self.latest_answer = time.monotonic()
 
-def _give_up(processes: list[int], what: str) -> None:
-    message = lost_contact(f": {describe(processes)} {what}")
-    _say(f"error: {message}")
-    if processes == [0]:
-        os._exit(1)  # there is nobody to tell
-    abandon(message, exit_code=1)
+    def start(self, target: Callable[[], None]) -> None:
+        threading.Thread(target=target, name=f"geojax {target.__name__}", daemon=True).start()
 
+    def read(self) -> None:
+        """Ask the store again and again for what the others say, and give a sign of life."""
+        own = jax.process_index()
+        silent = _Silence(jax.process_count(), self.silence_seconds)
+        for beat in itertools.count():
+            if _over.wait(self.poll_seconds):
+                return
+            try:
+                abandoned = published("abandoned")
+                publish(f"alive/{own}", str(beat))
+                missing = silent.processes(published("alive"), time.monotonic()) if own == 0 else []
+            except Exception as error:
+                if own != 0 and not _over.is_set():
+                    _give_up([0], f"{_COORDINATOR} does not answer ({first_line(error)})")
+                return
+            self.latest_answer = time.monotonic()
+            abandoned.pop(str(own), None)
+            if _over.is_set():
+                return
+            if abandoned:
+                process, note = min(abandoned.items())
+                exit_code, _, message = note.partition(" ")
+                _say(ending_because(describe([int(process)]), message))
+                if own == 0:
+                    time.sleep(2 * _LONGEST_POLL_SECONDS)
+                _exit(int(exit_code))
+            if missing:
+                _give_up(missing, f" gave no sign of life for {self.silence_seconds:g} seconds")
 
-def _reason(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    def look_at_the_clock(self) -> None:
+        """Notice that the store has not answered for too long."""
+        while not _over.wait(self.poll_seconds):
+            if time.monotonic() - self.latest_answer > self.silence_seconds:
+                _give_up([0], f"{_COORDINATOR} did not answer for {self.silence_seconds:g} seconds")
 
 
 class _Silence:
     """Since when each process has not renewed its sign of life."""
 
-    def __init__(self, count: int):
+    def __init__(self, count: int, limit_seconds: float):
+        self._limit_seconds = limit_seconds
         self._newest: list[tuple[str | None, float | None]] = [(None, None)] * count
 
     def processes(self, signs: dict[str, str], now: float) -> list[int]:
@@ -135,10 +160,37 @@ class _Silence:
         return [
             process
             for process, (_, since) in enumerate(self._newest)
-            if since is not None and now - since > _SILENCE_SECONDS
+            if since is not None and now - since > self._limit_seconds
         ]
+
+
+def _answers(host: str, port: int) -> bool:
+    """Whether there is a server of gRPC, which speaks first (HTTP/2, RFC 9113, section 3.4)."""
+    with (
+        contextlib.suppress(OSError),
+        socket.create_connection((host, port), _CONNECT_SECONDS) as connection,
+    ):
+        return connection.recv(1) != b""
+    return False
+
+
+def _give_up(processes: list[int], what: str) -> None:
+    if not saying_lost_contact.acquire(blocking=False) and _over.wait(HAND_OVER_SECONDS):
+        time.sleep(HAND_OVER_SECONDS)  # it tells the others
+    message = lost_contact(f": {describe(processes)}{what}")
+    _say(f"error: {message}")
+    if processes == [0]:
+        _exit(1)  # there is nobody to tell
+    abandon(message, exit_code=1)
 
 
 def _say(message: str) -> None:
     with contextlib.suppress(OSError):
         print(f"geojax: {message}", file=sys.stderr, flush=True)
+
+
+def _exit(code: int) -> NoReturn:
+    with contextlib.suppress(OSError):  # nobody may be listening any more
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)

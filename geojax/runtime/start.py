@@ -1,6 +1,8 @@
 """The start and the end of a process: devices, flags, JAX's distributed runtime, sites."""
 
+import contextlib
 import ipaddress
+import math
 import os
 import socket
 
@@ -12,7 +14,11 @@ from geojax.runtime.coordination import barrier, know_processes
 from geojax.runtime.devices import simulate_devices
 from geojax.runtime.internals import backend_runs, coordination_client
 from geojax.runtime.launchers import ProcessSettings, complete
-from geojax.runtime.peers import stop_watching_peers, watch_peers
+from geojax.runtime.peers import (
+    speaking_when_coordinator_is_gone,
+    stop_watching_peers,
+    watch_peers,
+)
 from geojax.runtime.roll_call import Presence, roll_call
 from geojax.runtime.xla_flags import apply_xla_flags, expected_platform
 from geojax.topology import Process
@@ -23,6 +29,9 @@ _SHUTDOWN_SECONDS = 30
 # From the moment when all processes are known to be there.
 _CONNECT_SECONDS = 120
 _END_SECONDS = 600.0
+# How long geojax takes at most to end a run in which a process is silent. After that JAX ends it,
+# with a stack trace.
+_ENDING_SECONDS = 30
 
 
 def start(settings: ProcessSettings | None = None) -> tuple[Process, ...]:
@@ -62,19 +71,27 @@ def start(settings: ProcessSettings | None = None) -> tuple[Process, ...]:
     if expected_platform() == "cpu":
         _check_addresses(everyone)
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(
-        settings.coordinator,
-        count,
-        process_id,
-        local_device_ids=_own_devices(process_id, everyone),
-        initialization_timeout=_CONNECT_SECONDS,
-        shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
-        cluster_detection_method="deactivate",
-    )
+    # geojax asks for stops in the step, and JAX's service for that wants the signal SIGTERM.
+    jax.config.update("jax_enable_preemption_service", False)
+    with (
+        speaking_when_coordinator_is_gone(settings.coordinator)
+        if process_id
+        else contextlib.nullcontext()
+    ):
+        jax.distributed.initialize(
+            settings.coordinator,
+            count,
+            process_id,
+            local_device_ids=_own_devices(process_id, everyone),
+            initialization_timeout=_CONNECT_SECONDS,
+            heartbeat_timeout_seconds=_heartbeat_timeout(settings.silence_seconds),
+            shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
+            cluster_detection_method="deactivate",
+        )
     processes = _register(
         [presence["site"] for presence in everyone], [presence["host"] for presence in everyone]
     )
-    watch_peers()
+    watch_peers(settings.silence_seconds)
     return processes
 
 
@@ -87,6 +104,11 @@ def finish(timeout_seconds: float = _END_SECONDS) -> None:
     barrier("end of the job", timeout_seconds)
     stop_watching_peers()
     jax.distributed.shutdown()
+
+
+def _heartbeat_timeout(silence_seconds: float) -> int:
+    """JAX sends a heartbeat in half of its timeout, so that half of it can be over at any time."""
+    return math.ceil(2 * (silence_seconds + _ENDING_SECONDS))
 
 
 def _register(sites: list[str | None], hosts: list[str]) -> tuple[Process, ...]:

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from typing import Self
 
 import jax
+import jax.errors
 import pydantic
 
 from geojax.quantities import Seconds
@@ -107,7 +108,8 @@ class Watchdog:
 
     def _beat(self) -> None:
         self._beats += 1
-        publish(f"heartbeat/{jax.process_index()}", f"{self._latest} {self._beats}")
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # who is gone is said elsewhere
+            publish(f"heartbeat/{jax.process_index()}", f"{self._latest} {self._beats}")
 
     def _bark(self, number: int, lasted: float, limit: float) -> None:
         stderr = sys.__stderr__ or sys.stderr

@@ -62,7 +62,14 @@ Sent = collections.defaultdict[Axes, Fraction]
 
 
 def expected_step_bytes(
-    model: ModelConfig, layouts: Any, plan: StepPlan, *, rows: int, sequence: int, scalars: int
+    model: ModelConfig,
+    layouts: Any,
+    plan: StepPlan,
+    *,
+    rows: int,
+    sequence: int,
+    scalars: int,
+    signals: int,
 ) -> dict[Axes, Fraction]:
     """What one device sends in one step, but for a mixture's further exchanges.
 
@@ -73,6 +80,7 @@ def expected_step_bytes(
         rows: of the global batch.
         sequence: columns of a row.
         scalars: the numbers, loss and targets among them, that are summed over the batch.
+        signals: the numbers that are summed over all ranks.
     """
     total = _nothing()
     for part in (
@@ -80,7 +88,7 @@ def expected_step_bytes(
         _gradients(model, layouts, plan),
         _activations(model, plan, rows=rows, sequence=sequence),
         _hops(model, plan, rows=rows, sequence=sequence),
-        _numbers(layouts, plan, scalars),
+        _numbers(layouts, plan, scalars, signals),
     ):
         _add(total, part)
     return {axes: count for axes, count in total.items() if count}
@@ -311,7 +319,7 @@ def _rows_of_microbatch(rows: int, plan: StepPlan) -> int:
     return rows // (_ranks(plan.batch_axes, plan) * plan.accumulation)
 
 
-def _numbers(layouts: Any, plan: StepPlan, scalars: int) -> Sent:
+def _numbers(layouts: Any, plan: StepPlan, scalars: int, signals: int) -> Sent:
     """Loss, targets and signals; and the norm of the gradient."""
     sent = _nothing()
 
@@ -322,7 +330,8 @@ def _numbers(layouts: Any, plan: StepPlan, scalars: int) -> Sent:
             sent[_long(("dc",), plan)] += all_reduce_bytes(payload, plan.mesh.shape["dc"])
 
     wide = jnp.promote_types(plan.policy.compute_dtype, jnp.float32).itemsize
-    add(tuple(axis for axis in AXES if axis != "tensor"), scalars * wide)
+    add(("tensor",), signals * wide)
+    add(tuple(axis for axis in AXES if axis != "tensor"), (scalars + signals) * wide)
     norms = {
         frozenset(plan.stage_axes).union(*(cut.axes for cut in place.cuts))
         for place in jax.tree.leaves(layouts)

@@ -14,9 +14,8 @@ from geojax.checkpoint import Checkpointer
 from geojax.data import Loader
 from geojax.errors import RunError
 from geojax.optim import layout
-from geojax.runtime import StopSignals, Watchdog
+from geojax.runtime import StopSignals, Watchdog, naming_lost_contact
 from geojax.runtime.compilations import CompilationCounter
-from geojax.runtime.last_words import lost_contact
 from geojax.train.batches import global_batch, global_signals
 from geojax.train.metrics import MetricsWriter
 from geojax.train.program import Program
@@ -75,16 +74,11 @@ class Loop:
         """Train from `start` to the config's last step, or until Ctrl-C; the last state is saved.
 
         Raises:
-            RunError: the loss or gradient was not finite for `skip_limit` steps in a row, or
-                another process of the run went away.
+            RunError: the loss or gradient was not finite for `skip_limit` steps in a row.
+            LostContactError: another process of the run went away.
         """
-        try:
+        with naming_lost_contact():
             return self._train(state, start)
-        except jax.errors.JaxRuntimeError as error:
-            if jax.process_count() == 1:
-                raise
-            reason = str(error).splitlines()[0]
-            raise RunError(lost_contact(f" ({reason})")) from error
 
     def _train(self, state: TrainState, start: int) -> TrainState:
         config, done = self.program.config, start

@@ -158,9 +158,9 @@ class StepPlan:
 
     @property
     def signal_spec(self) -> PartitionSpec:
-        """How what the processes ask of each other lies on the mesh: one row for each rank, which
-        only the ranks of `tensor` share."""
-        return PartitionSpec(tuple(axis for axis in AXES if axis != "tensor"))
+        """How what the processes ask of each other lies on the mesh: one row for each rank. Ranks
+        that shared a row could belong to processes that ask for different things."""
+        return PartitionSpec(AXES)
 
     @property
     def token_spec(self) -> PartitionSpec:

@@ -57,7 +57,7 @@ def train(
     jax.config.update("jax_enable_x64", config.precision == "fp64")
     first = jax.process_index() == 0
     console = rich.console.Console(quiet=not first, soft_wrap=True, highlight=False, markup=False)
-    with contextlib.ExitStack() as stack:
+    with runtime.naming_lost_contact(), contextlib.ExitStack() as stack:
         directory = stack.enter_context(RunDirectory(config.run_directory))
         if first:
             directory.lock()
@@ -72,6 +72,9 @@ def train(
         compilations = stack.enter_context(CompilationCounter(STEP_NAME))
         with console.status("compiling the step"):
             program = Program.build(config, plan)
+        # Where one compiled and another found it in the cache, they come far apart to the first
+        # collective, and that dies after half a minute.
+        runtime.barrier("compiled", timeout_seconds=config.watchdog.first_step_seconds)
         console.print(f"geojax {geojax.__version__}: {program.describe()}")
         console.print(program.describe_choices())
 

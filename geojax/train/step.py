@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from geojax.collectives import hierarchical_all_reduce
+from geojax.collectives import after, hierarchical_all_reduce
 from geojax.models import ModelConfig
 from geojax.optim import SHARD_AXES, global_norm, layout
 from geojax.precision import LossScale
@@ -41,6 +41,15 @@ def sum_over_mesh(values: jax.Array) -> jax.Array:
     """A few numbers summed over all ranks that hold tokens or stages: in the site, then across."""
     in_site = hierarchical_all_reduce(values, ("stage", *SHARD_AXES, "context"), ())
     return hierarchical_all_reduce(in_site, (), "dc")
+
+
+def sum_of_signals(signals: jax.Array, loss: jax.Array) -> jax.Array:
+    """[len(SIGNALS)] of [1, len(SIGNALS)], summed over the ranks of `tensor`.
+
+    These make one loss together, so that `sum_over_mesh` leaves them out.
+    """
+    own = jnp.sum(signals.astype(loss.dtype), axis=0)
+    return hierarchical_all_reduce(after(own, loss), "tensor", ())
 
 
 class MeanGradients(NamedTuple):
@@ -97,7 +106,7 @@ def mean_gradients(
         expected=expected,
         wire_errors=scaled(wire_errors, factor),
     )
-    signal = jnp.sum(signals.astype(made.loss.dtype), axis=0)
+    signal = sum_of_signals(signals, made.loss)
     balance = [] if made.balance is None else [made.balance]
     local = jnp.stack([made.loss, made.targets, *signal, *balance])
     loss, count, *others = sum_over_mesh(local)
@@ -302,9 +311,8 @@ def batch_on_mesh(batch: Any, plan: StepPlan) -> Any:
 
 
 def signals_on_mesh(plan: StepPlan) -> jax.ShapeDtypeStruct:
-    """The signals of all ranks that have a row of them, [ranks, len(SIGNALS)]."""
-    ranks = plan.mesh.size // plan.mesh.shape["tensor"]
-    shape = jax.ShapeDtypeStruct((ranks, len(SIGNALS)), jnp.float32)
+    """The signals of all ranks, [ranks, len(SIGNALS)]."""
+    shape = jax.ShapeDtypeStruct((plan.mesh.size, len(SIGNALS)), jnp.float32)
     return _on_mesh(shape, plan.signal_spec, plan.mesh)
 
 

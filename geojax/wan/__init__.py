@@ -7,7 +7,16 @@ before = traffic(wan)
 take_down()
 """
 
-from geojax.wan.emulate import ailments, bring_up, running, take_down, traffic
+from geojax.wan.emulate import (
+    ailments,
+    bring_up,
+    cut,
+    is_cut,
+    mend,
+    running,
+    take_down,
+    traffic,
+)
 from geojax.wan.namespaces import SiteTraffic, congestion_control, require_namespaces
 from geojax.wan.settings import SITE_NAMES, WanSettings
 from geojax.wan.state import DEFAULT_NAME, EmulatedSite, EmulatedWan
@@ -22,6 +31,9 @@ __all__ = [
     "ailments",
     "bring_up",
     "congestion_control",
+    "cut",
+    "is_cut",
+    "mend",
     "require_namespaces",
     "running",
     "take_down",

@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import itertools
 import os
+import re
 import shutil
 from collections.abc import Iterator
 
@@ -112,6 +113,37 @@ def traffic(wan: EmulatedWan) -> dict[str, SiteTraffic]:
     return {site.name: namespaces.traffic(site.namespace) for site in wan.sites}
 
 
+def cut(wan: EmulatedWan, link: EmulatedLink) -> None:
+    """Let nothing cross a link any more: connections over it stay open, and nobody hears a thing.
+
+    Raises:
+        RunError: a namespace is gone, or it is not root who asks.
+    """
+    _set_devices(wan, link, "down")
+
+
+def mend(wan: EmulatedWan, link: EmulatedLink) -> None:
+    """Let a link that was cut carry packets again.
+
+    Raises:
+        RunError: a namespace is gone, or it is not root who asks.
+    """
+    _set_devices(wan, link, "up")
+
+
+def is_cut(wan: EmulatedWan, link: EmulatedLink) -> bool:
+    """Whether nothing crosses a link because of `cut`.
+
+    Raises:
+        RunError: a namespace is gone.
+    """
+    shown = [
+        call("ip", "-n", site.namespace, "-o", "link", "show", "dev", device)
+        for site, device, _ in _ends(wan, link)
+    ]
+    return not all("UP" in re.split("[<,>]", line) for line in shown)
+
+
 def netem_arguments(settings: WanSettings) -> list[str]:
     """What follows `tc qdisc add dev DEVICE root` on each end of a link: one direction each.
 
@@ -200,6 +232,11 @@ def _ends(wan: EmulatedWan, link: EmulatedLink) -> list[tuple[EmulatedSite, str,
         (first, f"to-{second.name}", second.address),
         (second, f"to-{first.name}", first.address),
     ]
+
+
+def _set_devices(wan: EmulatedWan, link: EmulatedLink, state: str) -> None:
+    for site, device, _ in _ends(wan, link):
+        call("ip", "-n", site.namespace, "link", "set", device, state)
 
 
 def _kernel_has_netem(namespace: str) -> bool:

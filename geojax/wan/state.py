@@ -119,6 +119,18 @@ class EmulatedWan(Settings):
         names = ", ".join(site.name for site in self.sites)
         raise UserError(f"the emulated network '{self.name}' has no site '{name}', only {names}")
 
+    def link(self, name: str) -> EmulatedLink:
+        """The link called `name`, such as east-west.
+
+        Raises:
+            UserError: there is none of that name.
+        """
+        for link in self.links:
+            if name in ("-".join(link.sites), "-".join(reversed(link.sites))):
+                return link
+        names = ", ".join("-".join(link.sites) for link in self.links)
+        raise UserError(f"the emulated network '{self.name}' has no link '{name}', only {names}")
+
 
 def state_path(name: str) -> Path:
     """The state file of the emulated network `name`.

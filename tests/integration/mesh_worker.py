@@ -67,7 +67,7 @@ def barrier():
 def watchdog():
     """Process 1 hangs before step 3; the watchdogs of the others say so."""
     runtime.start()
-    settings = runtime.WatchdogSettings(factor=2, minimum_seconds=8, heartbeat_seconds=1.5)
+    settings = runtime.WatchdogSettings(factor=2, minimum_seconds=4, heartbeat_seconds=0.5)
     with runtime.Watchdog(settings) as watchdog:
         for step in range(6):
             if step == 3 and jax.process_index() == 1:

@@ -19,6 +19,7 @@ from geojax.wan import (
     WanSettings,
     ailments,
     bring_up,
+    is_cut,
     namespaces,
     relay,
     require_namespaces,
@@ -121,7 +122,31 @@ def removed(*sites):
     return "".join(f"removed the namespace geojax.{NAME}.{site}\n" for site in sites)
 
 
-def test_three_sites_reach_each_other_and_a_crash_is_cleaned_up():
+def nothing_crosses_a_link_that_was_cut(wan):
+    """And what was open goes on when it is mended."""
+    first, second = wan.sites[:2]
+    with contextlib.ExitStack() as stack:
+        with namespaces.inside(second.namespace):
+            listener = stack.enter_context(socket.create_server((second.address, 0)))
+        with namespaces.inside(first.namespace):
+            here = stack.enter_context(socket.create_connection(listener.getsockname()))
+        there = stack.enter_context(listener.accept()[0])
+        there.settimeout(0.5)
+        assert command("cut", "--link", "west-east") == (0, "cut the link east-west\n")
+        here.sendall(b"?")
+        with pytest.raises(TimeoutError):
+            there.recv(1)
+        assert [is_cut(wan, link) for link in wan.links] == [True, False, False]
+        code, printed = command("status")
+        assert (code, printed.count("cut: nothing crosses the link ")) == (0, 1)
+        assert command("mend")[1].splitlines()[0] == "mended the link east-west"
+        there.settimeout(30)
+        assert there.recv(1) == b"?"
+    assert not any(is_cut(wan, link) for link in wan.links)
+    assert command("cut", "--link", "east-moon")[0] == 2
+
+
+def test_three_sites_reach_each_other_are_cut_off_and_a_crash_is_cleaned_up():
     wan = bring_up(WanSettings(sites=3, bytes_per_second=1e8), NAME)
     assert [link.sites for link in wan.links] == [
         ("east", "west"),
@@ -129,6 +154,7 @@ def test_three_sites_reach_each_other_and_a_crash_is_cleaned_up():
         ("west", "north"),
     ]
     assert all(min(link.measured.bytes_per_second) > 0 for link in wan.links)
+    nothing_crosses_a_link_that_was_cut(wan)
     os.kill(wan.links[1].relay.process_id, signal.SIGKILL)
     wait_until(lambda: ailments(wan) == ["the relay of the link east-north has ended"])
     with pytest.raises(UserError, match="is broken: the relay of the link east-north has ended"):

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pydantic import ValidationError
+from support.jobset import JobSet
 
 from geojax.runtime.launchers import ProcessSettings, complete
 
@@ -97,9 +99,30 @@ def test_a_slurm_job_with_other_components_than_sites(submit):
     assert "the job has 2 component(s), but SITES names 3: east west north" in ended.stderr
 
 
+def test_the_batch_script_is_one_of_bash():
+    subprocess.run(["bash", "-n", LAUNCH / "slurm.sbatch"], check=True)
+
+
+def test_the_jobset_has_the_fields_of_a_jobset_and_no_others():
+    text = (LAUNCH / "kubernetes.yaml").read_text()
+    JobSet.model_validate(yaml.safe_load(text))
+    for right, wrong, part in (
+        ("restartPolicy: Never", "restartPolicy: Always", "restartPolicy"),
+        ("maxRestarts: 3", "maxRestart: 3", "maxRestart"),
+        ('value: "4"', "value: 4", "value"),
+        ("name: badInput", "name: bad-input", "name"),
+        ("onExitCodes:", "exitCodes:", "exitCodes"),
+        ("emptyDir:", "emptyDirectory:", "emptyDirectory"),
+        ("    - name: west", "    - name: east", "one name"),
+        ("name: geojax\nspec", f"name: {'g' * 60}\nspec", "longer than a host's name"),
+    ):
+        assert text.count(right) >= 1, right
+        with pytest.raises(ValidationError, match=part):
+            JobSet.model_validate(yaml.safe_load(text.replace(right, wrong)))
+
+
 def test_every_pod_of_the_jobset_learns_its_place():
     jobset = yaml.safe_load((LAUNCH / "kubernetes.yaml").read_text())
-    assert (jobset["apiVersion"], jobset["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
     name, places, hosts = jobset["metadata"]["name"], [], []
     for replicated in jobset["spec"]["replicatedJobs"]:
         job, site = replicated["template"]["spec"], replicated["name"]

@@ -94,6 +94,32 @@ def test_mistakes_are_refused(changes, launched, part):
         run(LaunchCommand(**changes), launched)
 
 
+SSH = """#!/bin/sh
+# Runs what it is given on this machine; with -G says to which address it would connect.
+for last; do :; done
+last=${last#me@}
+case " $* " in
+    *" -G "*) ;;
+    *) exec sh -c "$last" ;;
+esac
+case $last in
+    localhost) echo "hostname localhost" ;;
+    nowhere) echo "hostname nowhere.invalid" ;;
+    behind) echo "hostname behind.invalid"; echo "proxyjump gate" ;;
+    -*) echo "bad name" >&2; exit 255 ;;
+    *) echo "hostname 10.1.0.1" ;;
+esac
+"""
+
+
+@pytest.fixture
+def ssh(tmp_path, monkeypatch):
+    """An `ssh` that knows some hosts and connects to none."""
+    (tmp_path / "ssh").write_text(SSH)
+    (tmp_path / "ssh").chmod(stat.S_IRWXU)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+
 def hosts_file(path, text):
     path.write_text(text)
     return Hosts.load(path)
@@ -113,6 +139,7 @@ python: python3
 """
 
 
+@pytest.mark.usefixtures("ssh")
 def test_a_process_on_each_host(tmp_path, monkeypatch):
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth 1")
     started = ssh_members(hosts_file(tmp_path / "h.yaml", HOSTS), "train", "a b")
@@ -133,12 +160,8 @@ def test_a_process_on_each_host(tmp_path, monkeypatch):
     assert words[-3:] == ["3", "train", "a b"]
 
 
-def test_the_line_runs_in_a_shell_as_it_was_meant(tmp_path, monkeypatch):
-    """With an `ssh` that runs the line on this machine."""
-    ssh = tmp_path / "ssh"
-    ssh.write_text('#!/bin/sh\nfor line; do :; done\nexec sh -c "$line"\n')
-    ssh.chmod(ssh.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+@pytest.mark.usefixtures("ssh")
+def test_the_line_runs_in_a_shell_as_it_was_meant(tmp_path):
     program = "import os, sys; print(os.environ['GEOJAX_SITE'], os.getcwd(), sys.argv[1:])"
     hosts = Hosts.model_validate(
         {
@@ -168,8 +191,27 @@ def test_the_line_runs_in_a_shell_as_it_was_meant(tmp_path, monkeypatch):
             "sites: [{name: a, hosts: [x, b]}]\ncoordinator: 127.0.0.1:1",
             "coordinator: 127.0.0.1 leads every host to itself",
         ),
+        (
+            "sites: [{name: a, hosts: [x, me@nowhere]}]",
+            "host me@nowhere: nowhere.invalid has no address here",
+        ),
+        ("sites: [{name: a, hosts: [x, -x]}]", "host -x: ssh refuses it: bad name"),
     ],
 )
+@pytest.mark.usefixtures("ssh")
 def test_a_hosts_file_with_a_mistake(tmp_path, text, part):
     with pytest.raises(UserError, match=part):
         ssh_members(hosts_file(tmp_path / "hosts.yaml", text), "train")
+
+
+@pytest.mark.usefixtures("ssh")
+def test_the_coordinator_is_where_ssh_finds_the_first_host(tmp_path):
+    text = "sites: [{name: a, hosts: [alias, behind]}]"
+    started = ssh_members(hosts_file(tmp_path / "h.yaml", text), "train")
+    assert "GEOJAX_COORDINATOR=10.1.0.1:61440" in started[1].command[-1]
+
+
+def test_without_ssh_that_is_said(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match="ssh cannot be run"):
+        ssh_members(hosts_file(tmp_path / "h.yaml", HOSTS), "train")

@@ -52,6 +52,11 @@ def nothing_is_left(folder: Path) -> None:
             os.kill(process, 0)
 
 
+def ended(outcome):
+    """The exit code and who is blamed."""
+    return outcome.exit_code, [member.label for member in outcome.blamed]
+
+
 def test_lines_are_marked_and_streams_kept_apart(run):
     outcome, out, err = run(
         """
@@ -60,7 +65,7 @@ print("problem", file=sys.stderr)
 print("progress 1\\rprogress 2\\nno end", end="")
 """
     )
-    assert (outcome.exit_code, outcome.failed) == (0, None)
+    assert (outcome.exit_code, outcome.blamed) == (0, ())
     assert [line for line in out if line.startswith("b")] == [
         "b/1 | b of 2 is 1",
         "b/1 | progress 2",
@@ -78,7 +83,7 @@ if site == "b":
 time.sleep(60)
 """
     )
-    assert (outcome.exit_code, outcome.failed.label) == (1, "b/1")
+    assert ended(outcome) == (1, ["b/1"])
     assert "b/1 | my disk is empty" in err
 
 
@@ -90,7 +95,7 @@ if site == "a":
 time.sleep(60)
 """
     )
-    assert (outcome.exit_code, outcome.failed.label) == (137, "a/0")
+    assert ended(outcome) == (137, ["a/0"])
 
 
 def test_whoever_ignores_sigterm_is_killed_with_its_children(run):
@@ -112,7 +117,7 @@ while True:
 """,
         grace=0.5,
     )
-    assert (outcome.exit_code, outcome.failed.label) == (3, "a/0")
+    assert ended(outcome) == (3, ["a/0"])
     assert "b/1 | not me" in out
     assert time.monotonic() - started < 20
 
@@ -134,7 +139,25 @@ sys.exit(1)
 """,
         settle=5.0,
     )
-    assert (outcome.exit_code, outcome.failed.label) == (4, "a/0")
+    assert ended(outcome) == (4, ["a/0"])
+
+
+def test_where_nobody_knows_who_went_away_the_one_that_noticed_is_named(run):
+    noticed = lost_contact(" (nobody is at the other end)")
+    outcome, _, _ = run(
+        f"""
+if site == "a":  # as process 0, which tells the others and ends last
+    print({noticed!r}, file=sys.stderr)
+    wait_for("told")
+    time.sleep(0.1)
+    sys.exit(1)
+print({ending_because("process 0 (site a, host n1)", noticed)!r}, file=sys.stderr)
+(folder / "told").touch()
+sys.exit(1)
+""",
+        settle=5.0,
+    )
+    assert ended(outcome) == (1, ["a/0"])
 
 
 def test_who_was_stuck_is_blamed_with_the_exit_code_of_who_noticed(run):
@@ -151,7 +174,27 @@ os.kill(os.getpid(), signal.SIGSTOP)
 """,
         grace=0.3,
     )
-    assert (outcome.exit_code, outcome.failed.label) == (1, "b/1")
+    assert ended(outcome) == (1, ["b/1"])
+    assert outcome.stuck
+
+
+def test_who_lost_contact_with_each_other_are_blamed_together(run):
+    """The first and the last of three cannot reach each other; the second one hears of it."""
+    words = {
+        "a": f"error: {lost_contact(': process 2 (site c, host n2) gave no sign of life')}",
+        "b": ending_because("process 0 (site a, host n1)", lost_contact(": process 2 (site c)")),
+        "c": lost_contact(": process 0 (site a, host n1), which coordinates the run, is gone"),
+    }
+    outcome, _, _ = run(
+        f"""
+print({words!r}[site], file=sys.stderr)
+time.sleep(0.5 if site == "c" else 0)  # beyond the time to settle
+sys.exit(1)
+""",
+        sites="abc",
+    )
+    assert ended(outcome) == (1, ["a/0", "c/2"])
+    assert not outcome.stuck
 
 
 def test_ctrl_c_is_passed_on_and_all_may_take_their_time(run):

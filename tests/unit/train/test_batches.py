@@ -34,7 +34,7 @@ def test_ranks_that_share_rows_hold_their_columns(method):
 
 
 def test_what_a_process_asks_is_said_once():
-    plan = StepPlan(make_mesh(dc=2, data=4), policy("fp32"))
+    plan = StepPlan(make_mesh(dc=2, data=2, tensor=2), policy("fp32"))
     asked = dict.fromkeys(SIGNALS, False) | {"stop": True}
     signals = global_signals(plan, asked)
     totals = np.asarray(signals).sum(axis=0)

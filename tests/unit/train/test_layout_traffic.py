@@ -94,7 +94,8 @@ def test_bytes_over_each_axis_are_those_of_the_formula(name):
         plan,
         rows=ROWS,
         sequence=SEQUENCE,
-        scalars=2 + len(SIGNALS),
+        scalars=2,
+        signals=len(SIGNALS),
     )
     assert sent == expected
     flat = [axes for axes in sent if "dc" in axes and len(axes) > 1]

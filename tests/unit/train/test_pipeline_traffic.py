@@ -80,7 +80,13 @@ def test_bytes_over_each_axis_are_those_of_the_formula(name):
     batch = batch_shape(ROWS, SEQUENCE)
     step = lower_step(layouts, model, plan, optimizer, learning_rate, batch)
     expected = expected_step_bytes(
-        model, layouts.parameters, plan, rows=ROWS, sequence=SEQUENCE, scalars=2 + len(SIGNALS)
+        model,
+        layouts.parameters,
+        plan,
+        rows=ROWS,
+        sequence=SEQUENCE,
+        scalars=2,
+        signals=len(SIGNALS),
     )
     for program in (step, step.compile()) if name in COMPILED else (step,):
         traffic = collective_traffic(program, plan.mesh)

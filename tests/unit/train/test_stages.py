@@ -29,7 +29,7 @@ from geojax.train.expected_traffic import expected_step_bytes
 from geojax.train.plan import StepPlan
 from geojax.train.stages import StagedLayers, stage_rows
 from geojax.train.state import parameter_layouts
-from geojax.train.step import SIGNALS, sum_over_mesh
+from geojax.train.step import SIGNALS, sum_of_signals, sum_over_mesh
 from geojax.train.weights import gather_weights, reduce_gradients
 from geojax.train.wire_errors import error_layouts
 
@@ -188,7 +188,7 @@ def test_bytes_over_each_axis_are_those_of_the_formula(name):
         axes: sum(total.bytes_sent for total in kinds.values())
         for axes, kinds in collective_traffic(compiled, plan.mesh).sums().items()
     }
-    expected = expected_step_bytes(model, layouts, plan, rows=24, sequence=32, scalars=0)
+    expected = expected_step_bytes(model, layouts, plan, rows=24, sequence=32, scalars=0, signals=0)
     for axes in (sent.keys() | expected.keys()) - of_activations:
         assert sent.get(axes, 0) == expected.get(axes, 0), axes
     assert not [axes for axes in sent if "dc" in axes and len(axes) > 1]
@@ -253,7 +253,7 @@ def test_what_a_process_asks_is_heard_once_from_whatever_stage():
     assert signals.shape == (8, len(SIGNALS))
     summed = jax.jit(
         jax.shard_map(
-            lambda rows: sum_over_mesh(rows.sum(axis=0)),
+            lambda rows: sum_over_mesh(sum_of_signals(rows, jnp.float32(0))),
             mesh=plan.mesh,
             in_specs=plan.signal_spec,
             out_specs=PartitionSpec(),
