@@ -26,19 +26,11 @@ from jax import lax
 from geojax.models.parameters import Parameters
 from geojax.models.residuals import Residuals, forward
 from geojax.models.varying import zeros_of
-from geojax.precision import accumulate
+from geojax.precision import accumulate, join, separate
 
 Layer = Callable[[Parameters, jax.Array, jax.Array, Any], tuple[jax.Array, jax.Array | None]]
 """(a layer's parameters, the stream, the layer's number, the context) to the stream and the layer's
 balance loss [rows], None without experts."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Span:
-    """Consecutive layers that one function computes."""
-
-    count: int
-    layer: Layer
 
 
 class WeightSource(Protocol):
@@ -67,13 +59,23 @@ class GradientSink(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class StackedWeights:
-    """A source that holds the weights of all layers, stacked on a leading dim."""
+    """A source that holds the weights of its layers, stacked on a leading dim."""
 
     weights: Parameters
 
     def take(self, ahead: None, index: jax.Array, following: jax.Array) -> tuple[Parameters, None]:
         """A slice of the stack; nothing is carried."""
         return layer_slice(self.weights, index), None
+
+
+@dataclasses.dataclass(frozen=True)
+class Span:
+    """Consecutive layers that one function computes, with weights of one kind."""
+
+    count: int
+    layer: Layer
+    source: WeightSource
+    """Of their weights; it numbers the span's layers from 0."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,17 +111,16 @@ class Forward(NamedTuple):
     """[rows], the balance losses of all layers; None without experts."""
     residuals: list[Residuals]
     """Of each span, stacked."""
-    ahead: Any
-    """What the source carries to the layer that comes next."""
-    weights: Any
-    """Those of every layer, stacked; None unless they were to be kept."""
+    ahead: list[Any]
+    """What each span's source carries to the layer that comes next."""
+    weights: list[Any]
+    """Of each span those of every layer, stacked; None unless they were to be kept."""
 
 
 @jax.named_scope("forward_layers")
 def forward_layers(
     spans: Sequence[Span],
-    source: WeightSource,
-    ahead: Any,
+    ahead: Sequence[Any],
     x: jax.Array,
     context: Any,
     *,
@@ -129,41 +130,51 @@ def forward_layers(
     """`x` through the layers of all `spans`, one loop for each.
 
     Args:
-        spans: the functions of the layers, under whatever rematerialisation.
-        source: of the weights of all of them.
-        ahead: what `source` carries to the first layer.
+        spans: the functions of the layers, under whatever rematerialisation, and their weights.
+        ahead: what each span's source carries to its first layer; None: nothing.
         x: the stream before the first layer, typed as varying as it is after a layer.
         context: what every layer reads beside; given to `backward_layers` again.
         first_layer: the number of the first of them in the whole model.
-        keep_weights: whether to return the weights of all layers; the source then carries those of
-            the first layer out of the loop, else of the last one, with which the backward begins.
+        keep_weights: whether to return the weights of the layers whose sources carry any; such a
+            source then carries those of its first layer out of the loop, else of its last one, with
+            which the backward begins.
     """
-    count = sum(span.count for span in spans)
 
     def body(
-        layer: Layer, carry: tuple[jax.Array, Any], index: jax.Array
+        span: Span, first: int, keep: bool, carry: tuple[jax.Array, Any], index: jax.Array
     ) -> tuple[tuple[jax.Array, Any], Any]:
         x, ahead = carry
-        following = (index + 1) % count if keep_weights else jnp.minimum(index + 1, count - 1)
-        weights, ahead = source.take(ahead, index, following)
-        again = (weights, first_layer + index, context)
-        (x, balance), residuals = forward(
-            lambda weights, x: layer(weights, x, *again[1:]), weights, x, again=again
-        )
-        return (x, ahead), (balance, residuals, weights if keep_weights else None)
+        following = (index + 1) % span.count if keep else jnp.minimum(index + 1, span.count - 1)
+        weights, ahead = span.source.take(ahead, index, following)
+        again = (weights, first_layer + first + index, context)
+        (x, balance), residuals = forward_layer(span.layer, x, again)
+        return (x, ahead), (balance, residuals, weights if keep else None)
 
-    made, first, carry = [], 0, (x, ahead)
-    for span in spans:
-        indices = jnp.arange(first, first + span.count, dtype=jnp.int32)
-        carry, of_span = lax.scan(functools.partial(body, span.layer), carry, indices)
+    made, behind, first = [], [], 0
+    for span, own in zip(spans, ahead, strict=True):
+        keep = keep_weights and own is not None
+        indices = jnp.arange(span.count, dtype=jnp.int32)
+        (x, own), of_span = lax.scan(functools.partial(body, span, first, keep), (x, own), indices)
         made.append(of_span)
+        behind.append(own)
         first += span.count
     balances, residuals, weights = zip(*made, strict=True)
     balance = None
     if balances[0] is not None:
         balance = functools.reduce(jnp.add, [each.sum(axis=0) for each in balances])
-    kept = jax.tree.map(_together, *weights) if keep_weights else None
-    return Forward(carry[0], balance, list(residuals), carry[1], kept)
+    return Forward(x, balance, list(residuals), behind, list(weights))
+
+
+def forward_layer(
+    layer: Layer, x: jax.Array, again: tuple[Parameters, jax.Array, Any]
+) -> tuple[tuple[jax.Array, jax.Array | None], Residuals]:
+    """One layer on the stream `x`: what it returns, and what its backward needs.
+
+    `again` are its weights, its number and the context, which the backward is given once more; it
+    then returns the gradients of the weights in the compute dtype, of rounded ones too.
+    """
+    rounded, trained = separate(again[0])
+    return forward(lambda own, x: layer(join(rounded, own), x, *again[1:]), trained, x, again=again)
 
 
 def _together(*stacks: jax.Array) -> jax.Array:
@@ -177,14 +188,14 @@ class Backward(NamedTuple):
     """The cotangent of the stream before the first layer."""
     sums: Any
     """The sink's sums with every layer's gradient."""
-    ahead: Any
-    """What the source carries to the layer that comes next: the first one."""
+    ahead: list[Any]
+    """What each source carries to the layer that comes next: its first one."""
 
 
 @jax.named_scope("backward_layers")
 def backward_layers(
-    source: WeightSource,
-    ahead: Any,
+    sources: Sequence[WeightSource],
+    ahead: Sequence[Any],
     sink: GradientSink,
     sums: Any,
     residuals: Sequence[Residuals],
@@ -198,8 +209,8 @@ def backward_layers(
     """The layers of `forward_layers`, backwards.
 
     Args:
-        source: of the same weights.
-        ahead: what `source` carries to the last layer.
+        sources: of the same weights, one for each span.
+        ahead: what each source carries to its last layer; None: nothing.
         sink: takes the gradient of every layer.
         sums: the sink's, so far.
         residuals: of each span.
@@ -219,30 +230,39 @@ def backward_layers(
         span: int, carry: tuple[jax.Array, Any], index: jax.Array
     ) -> tuple[tuple[jax.Array, Any], Parameters]:
         x_cotangent, ahead = carry
-        weights, ahead = source.take(ahead, index, jnp.maximum(index - 1, 0))
-        gradient, x_cotangent = layer_slice(residuals[span], index - starts[span]).backward(
-            (x_cotangent, balance_cotangent), again=(weights, first_layer + index, context)
+        weights, ahead = sources[span].take(ahead, index, jnp.maximum(index - 1, 0))
+        number = first_layer + starts[span] + index
+        gradient, x_cotangent = layer_slice(residuals[span], index).backward(
+            (x_cotangent, balance_cotangent), again=(weights, number, context)
         )
         return (x_cotangent, ahead), gradient
 
     def turn(
         pieces: Sequence[tuple[int, int]], carry: tuple[Any, Any], indices: jax.Array
     ) -> tuple[Any, None]:
-        state, sums = carry
+        (x_cotangent, ahead), sums = carry
+        ahead = list(ahead)
         gradients: list[Parameters] = []
         end = together
         for span, length in reversed(pieces):
-            own = indices[end - length : end]
-            state, made = lax.scan(
-                functools.partial(of_layer, span), state, own, reverse=True, unroll=length == 1
+            own = indices[end - length : end] - starts[span]
+            (x_cotangent, ahead[span]), made = lax.scan(
+                functools.partial(of_layer, span),
+                (x_cotangent, ahead[span]),
+                own,
+                reverse=True,
+                unroll=length == 1,
             )
             gradients.insert(0, made)
             end -= length
-        return (state, sink.put(sums, indices[0], jax.tree.map(_together, *gradients))), None
+        return (
+            (x_cotangent, ahead),
+            sink.put(sums, indices[0], jax.tree.map(_together, *gradients)),
+        ), None
 
     turns = np.arange(ends[-1], dtype=np.int32).reshape(-1, together)
     in_loop = max(len(turns) - sink.turns_to_fill, 0)
-    carry = ((x_cotangent, ahead), sums)
+    carry = ((x_cotangent, list(ahead)), sums)
     for number in reversed(range(in_loop, len(turns))):
         carry, _ = turn(_pieces(turns[number], starts, ends), carry, jnp.asarray(turns[number]))
     loops = itertools.groupby(turns[:in_loop], key=lambda own: _pieces(own, starts, ends))

@@ -140,11 +140,14 @@ def _own_head(parameters: Parameters, config: ModelConfig, parallelism: Parallel
     """The one head that this rank's queries read, of keys or values that it holds whole."""
     ranks_of_a_head = parallelism.tensor // config.kv_heads
     first = lax.axis_index("tensor") // ranks_of_a_head * config.head_size
-    return parameters | {
-        name: lax.dynamic_slice_in_dim(parameters[name], first, config.head_size, axis=-1)
-        for name in ("kernel", "bias")
-        if name in parameters
-    }
+
+    def of_head(leaf: jax.Array) -> jax.Array:
+        if leaf.ndim == 0:  # of a rounded kernel: a scale, which is that of all heads
+            return leaf
+        return lax.dynamic_slice_in_dim(leaf, first, config.head_size, axis=-1)
+
+    own = {name: parameters[name] for name in ("kernel", "bias") if name in parameters}
+    return parameters | jax.tree.map(of_head, own)
 
 
 def second_block(

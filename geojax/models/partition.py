@@ -47,11 +47,16 @@ def partitions(config: ModelConfig, parallelism: Parallelism) -> Any:
     return jax.tree_util.tree_map_with_path(partition, parameter_shapes(config))
 
 
+def is_cut_by_rows(owner: str) -> bool:
+    """Whether the ranks of `tensor` have rows of the kernel of the linear layer `owner`."""
+    return owner in _ROWS
+
+
 def _tensor_cuts(names: list[str], dims: int) -> dict[int, str]:
     owner, kind = names[-2], names[-1]
     if owner in _COLUMNS:
         return {dims - 1: "tensor"}
-    if owner in _ROWS and kind == "kernel":
+    if is_cut_by_rows(owner) and kind == "kernel":
         return {dims - 2: "tensor"}
     if owner == "tokens":
         return {0: "tensor"}

@@ -55,6 +55,9 @@ class Operation:
     """Without literals."""
     outputs: tuple[Buffer, ...]
     parameters: dict[str, Any]
+    input_dims: tuple[int, ...] = ()
+    """Of a loop or branch: the number of dims of each input; its buffer, which may have got another
+    shape since it was made, has perhaps others."""
 
     @property
     def fusible(self) -> bool:
@@ -141,12 +144,14 @@ def _append(
             outputs = tuple(_buffer(variable) for variable in equation.outvars)
             buffers.update(zip(equation.outvars, outputs, strict=True))
             known = tuple(buffer for buffer in inputs if buffer is not None)
+            dims: tuple[int, ...] = ()
             if name in ("scan", "while", "cond"):  # positions matter: literals become buffers
                 known = tuple(
                     buffer or _buffer(variable)
                     for buffer, variable in zip(inputs, equation.invars, strict=True)
                 )
-            operations.append(Operation(name, scopes, known, outputs, equation.params))
+                dims = tuple(len(_buffer(variable).shape) for variable in equation.invars)
+            operations.append(Operation(name, scopes, known, outputs, equation.params, dims))
 
 
 def _called(equation: Any) -> Any:

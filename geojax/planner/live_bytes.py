@@ -240,9 +240,9 @@ def _loop_of(operation: Operation) -> _Loop:
     body = flatten(parameters["jaxpr"], scopes)
     # What is sliced has one dim more outside, and so has what is stacked. (The parameters that
     # count them differ between versions of JAX.)
-    outside = [len(buffer.shape) for buffer in operation.inputs]
     sliced = sum(
-        dims > len(buffer.shape) for dims, buffer in zip(outside, body.inputs, strict=True)
+        dims > len(buffer.shape)
+        for dims, buffer in zip(operation.input_dims, body.inputs, strict=True)
     )
     carried = sum(
         len(buffer.shape) == dims

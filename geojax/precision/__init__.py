@@ -18,6 +18,14 @@ from geojax.precision.products import (
 )
 from geojax.precision.quantise import Quantised, quantise
 from geojax.precision.recipes import RECIPES, Format, Recipe, recipe
+from geojax.precision.rounded_weight import (
+    RoundedWeight,
+    Weight,
+    is_rounded,
+    join,
+    round_weight,
+    separate,
+)
 
 __all__ = [
     "AMAX",
@@ -37,14 +45,20 @@ __all__ = [
     "Products",
     "Quantised",
     "Recipe",
+    "RoundedWeight",
+    "Weight",
     "accumulate",
     "chosen_backend",
     "is_amax",
+    "is_rounded",
+    "join",
     "largest_each",
     "largest_over",
     "policy",
     "policy_names",
     "quantise",
     "recipe",
+    "round_weight",
     "scale_gradient",
+    "separate",
 ]

@@ -5,7 +5,8 @@
     dw = x^T dy    x and dy rounded along tokens
 
 What is kept for the backward pass are x and w as they came, since x is recomputed more often than
-kept and w is at hand again; each product rounds them along the dim that it contracts.
+kept and w is at hand again; each product rounds them along the dim that it contracts. A w whose
+rounding serves both of its products may come rounded (`geojax.precision.rounded_weight`).
 
 *Per tensor* means: per matrix that one product of one device would have, had it the rows of its
 data-parallel rank and the whole model. So the largest magnitude of an operand is taken over the
@@ -29,6 +30,7 @@ from geojax.collectives.axes import to_varying, varying_axes
 from geojax.precision import transformer_engine
 from geojax.precision.quantise import largest, quantise
 from geojax.precision.recipes import Format, Recipe
+from geojax.precision.rounded_weight import RoundedWeight, Weight, separate
 
 _PRODUCT, _AMAX = "linear_product", "linear_amax"
 
@@ -89,7 +91,7 @@ class Products:
         return dataclasses.replace(self, quantised=(index >= ends) & (index < layers - ends))
 
     def multiply(
-        self, x: jax.Array, w: jax.Array, amax: jax.Array | None = None, axes: Axes = WHOLE
+        self, x: jax.Array, w: Weight, amax: jax.Array | None = None, axes: Axes = WHOLE
     ) -> jax.Array:
         """`x` [tokens, inputs] times `w` [inputs, outputs], in the dtype of `x`.
 
@@ -98,22 +100,29 @@ class Products:
 
         Args:
             x: the activations.
-            w: the weights.
+            w: the weights, of the dtype of `x` before they were rounded, if they are; a recipe that
+                rounds them along the dim that is contracted has to round them itself.
             amax: float32 [3], of a recipe with a history: the magnitudes of x, w and dy to expect.
                 Its gradient is no gradient but [3] the largest magnitudes that this rank saw. It
                 must vary over all axes that x and w vary over, since nothing may sum that.
             axes: over which axes `x`, `w` and the gradient of the result are parts.
         """
+        rounded, trained = separate(w)
         if self.recipe is None:
-            return x @ w
+            assert rounded is None, "a plain layer rounds nothing"
+            return x @ trained
+        assert rounded is None or self.quantised is None, "nor one that may be plain"
+        assert x.dtype == w.dtype, f"activations of {x.dtype}, weights of {w.dtype}"
         assert (amax is None) == (self.recipe.history == 0), "a history tells what to expect"
-        varying = varying_axes(x) | varying_axes(w)
+        varying = varying_axes(x) | varying_axes(trained)
         if amax is not None:
             assert varying_axes(amax) >= varying, "what ranks see must not be summed"
             varying = varying_axes(amax)
-        x, w = to_varying(x, sorted(varying)), to_varying(w, sorted(varying))
+        x, trained, rounded = jax.tree.map(
+            functools.partial(to_varying, axes=sorted(varying)), (x, trained, rounded)
+        )
         how = _How(self.recipe, self.backend, axes)
-        return checkpoint_name(_product(how, x, w, amax, self.quantised), _PRODUCT)
+        return checkpoint_name(_product(how, x, trained, rounded, amax, self.quantised), _PRODUCT)
 
 
 PLAIN = Products()
@@ -128,14 +137,19 @@ class _How(NamedTuple):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _product(
-    how: _How, x: jax.Array, w: jax.Array, amax: jax.Array | None, quantised: jax.Array | None
+    how: _How,
+    x: jax.Array,
+    w: jax.Array,
+    rounded: RoundedWeight | None,
+    amax: jax.Array | None,
+    quantised: jax.Array | None,
 ) -> jax.Array:
-    return _forward(how, x, w, amax, quantised)[0]
+    return _forward(how, x, w, rounded, amax, quantised)[0]
 
 
 class _Residuals(NamedTuple):
     x: jax.Array
-    w: jax.Array
+    w: Weight
     amax: jax.Array | None
     quantised: jax.Array | None
     amax_x: jax.Array | None
@@ -143,23 +157,29 @@ class _Residuals(NamedTuple):
 
 
 def _forward(
-    how: _How, x: jax.Array, w: jax.Array, amax: jax.Array | None, quantised: jax.Array | None
+    how: _How,
+    x: jax.Array,
+    w: jax.Array,
+    rounded: RoundedWeight | None,
+    amax: jax.Array | None,
+    quantised: jax.Array | None,
 ) -> tuple[jax.Array, _Residuals]:
-    recipe = how.recipe
-    of_x = _expected(x, how.axes.x, recipe.activation, amax, 0)
-    of_w = _expected(w, how.axes.w, recipe.weight, amax, 1)
+    of_x = _expected(x, how.axes.x, how.recipe.activation, amax, 0)
+    of_w = None
+    if rounded is None:
+        of_w = _expected(w, how.axes.w, how.recipe.weight, amax, 1)
+    kept = _Residuals(x, w if rounded is None else rounded, amax, quantised, of_x, of_w)
 
     def by_recipe() -> jax.Array:
-        left = _rounding(how, x, recipe.activation, of_x)
-        return _dot(how, left, _rounding(how, w, recipe.weight, of_w), (1, 0), x.dtype)
+        left = _rounding(how, x, how.recipe.activation, of_x)
+        return _dot(how, left, _weight(how, kept), (1, 0), x.dtype)
 
-    y = _choose(quantised, by_recipe, lambda: x @ w)
-    return y, _Residuals(x, w, amax, quantised, of_x, of_w)
+    return _choose(quantised, by_recipe, lambda: x @ w), kept
 
 
 def _backward(
     how: _How, kept: _Residuals, dy: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array | None, None]:
+) -> tuple[jax.Array, jax.Array, None, jax.Array | None, None]:
     x, w, recipe = kept.x, kept.w, how.recipe
     of_dy = _expected(dy, how.axes.dy, recipe.gradient, kept.amax, 2)
 
@@ -170,18 +190,21 @@ def _backward(
     once = round_dy() if kept.quantised is None else None
 
     def dx_by_recipe() -> jax.Array:
-        right = _rounding(how, w, recipe.weight, kept.amax_w)
-        return _dot(how, once or round_dy(), right, (1, 1), x.dtype)
+        return _dot(how, once or round_dy(), _weight(how, kept), (1, 1), x.dtype)
 
     def dw_by_recipe() -> jax.Array:
         left = _rounding(how, x, recipe.activation, kept.amax_x)
-        return _dot(how, left, once or round_dy(), (0, 0), w.dtype)
+        return _dot(how, left, once or round_dy(), (0, 0), x.dtype)
+
+    def plain_dx() -> jax.Array:
+        assert not isinstance(w, RoundedWeight), "a layer that may be plain has its weights"
+        return dy @ w.T
 
     # Two choices, so that a pipeline can put off the one and not the other.
-    dx = _choose(kept.quantised, dx_by_recipe, lambda: dy @ w.T)
+    dx = _choose(kept.quantised, dx_by_recipe, plain_dx)
     dw = _choose(kept.quantised, dw_by_recipe, lambda: x.T @ dy)
     seen = None if kept.amax is None else largest_each(x, w, dy)
-    return dx, dw, seen, None
+    return dx, dw, None, seen, None
 
 
 _product.defvjp(_forward, _backward)
@@ -205,9 +228,12 @@ def largest_over(amax: jax.Array, axes: tuple[str, ...]) -> jax.Array:
     return checkpoint_name(lax.pmax(amax, parts), _AMAX) if parts else amax
 
 
-def largest_each(x: jax.Array, w: jax.Array, dy: jax.Array) -> jax.Array:
-    """float32 [3], the largest magnitudes in the operands of a product, on this rank."""
-    return jnp.stack([largest(x), largest(w), largest(dy)])
+def largest_each(x: jax.Array, w: Weight, dy: jax.Array) -> jax.Array:
+    """float32 [3], the largest magnitudes in the operands of a product, on this rank: of a weight
+    that came rounded, in the part that this rank has rounded."""
+    of_w = w.largest if isinstance(w, RoundedWeight) else largest(w)
+    assert of_w is not None, "who rounds for a recipe with a history says what it saw"
+    return jnp.stack([largest(x), of_w, largest(dy)])
 
 
 def accumulate(sums: Any, new: Any) -> Any:
@@ -238,6 +264,15 @@ def _rounding(how: _How, x: jax.Array, form: Format, amax: jax.Array | None) -> 
     if how.backend == "transformer_engine":
         return transformer_engine.quantise(x, form, amax)
     return lambda contracting: quantise(x, form, contracting, amax)
+
+
+def _weight(how: _How, kept: _Residuals) -> _Rounding:
+    if not isinstance(kept.w, RoundedWeight):
+        return _rounding(how, kept.w, how.recipe.weight, kept.amax_w)
+    rounded = kept.w.quantised
+    if how.backend == "transformer_engine":
+        return transformer_engine.rounded(rounded, kept.w.dtype)
+    return lambda contracting: rounded
 
 
 def _dot(

@@ -19,23 +19,24 @@ _SMALLEST = 2.0**-126
 
 
 class Quantised(NamedTuple):
-    """A matrix in FP8."""
+    """A matrix in FP8, or several of the same shape."""
 
     values: jax.Array
-    """[rows, columns], of a format's dtype."""
+    """[..., rows, columns], of a format's dtype."""
     scales: jax.Array
-    """[] of the tensor, or [rows, columns] of blocks, as many as it takes to cover the matrix."""
+    """[] of the tensor, or what broadcasts to `values`; of blocks [..., rows, columns], as many as
+    it takes to cover a matrix."""
     block: tuple[int, int] | None
     """Rows and columns of a block; None: the tensor is one."""
 
     def dequantise(self, dtype: jnp.dtype) -> jax.Array:
-        """[rows, columns] in `dtype`: exact from float32 on."""
+        """[..., rows, columns] in `dtype`: exact from float32 on."""
         scales = self.scales
         if self.block is not None:
-            for dim, size in enumerate(self.block):
+            for dim, size in zip((-2, -1), self.block, strict=True):
                 scales = jnp.repeat(scales, size, axis=dim)
-            rows, columns = self.values.shape
-            scales = scales[:rows, :columns]
+            rows, columns = self.values.shape[-2:]
+            scales = scales[..., :rows, :columns]
         return self.values.astype(dtype) * scales.astype(dtype)
 
 
@@ -52,22 +53,26 @@ def quantise(
     A block that holds a NaN or an infinity becomes NaN, unless `amax` is given.
 
     Args:
-        x: [rows, columns].
+        x: [rows, columns], or several such matrices, [..., rows, columns].
         form: the format.
-        contracting: the dim that the product contracts, along which blocks are counted.
-        amax: float32 [], the largest magnitude that a format of one scale per tensor should hold.
+        contracting: the dim, 0 or 1, that the product contracts, along which blocks are counted.
+        amax: float32, [] or what broadcasts to `x`: the largest magnitude that a format of one
+            scale per tensor should hold; None: the largest in `x`.
     """
     if form.along is None:
         scales = scales_for(largest(x) if amax is None else amax, form)
         return Quantised(_round(x, scales, form), scales, None)
     block = (form.along, form.across) if contracting == 0 else (form.across, form.along)
-    blocks = [-(-size // part) for size, part in zip(x.shape, block, strict=True)]
-    missing = [(0, n * b - size) for n, b, size in zip(blocks, block, x.shape, strict=True)]
-    padded = jnp.pad(x, missing) if any(end for _, end in missing) else x
-    apart = padded.reshape(blocks[0], block[0], blocks[1], block[1])
-    scales = scales_for(jnp.max(jnp.abs(apart), axis=(1, 3)).astype(jnp.float32), form)
-    values = _round(apart, scales[:, None, :, None], form).reshape(padded.shape)
-    return Quantised(values[: x.shape[0], : x.shape[1]], scales, block)
+    *others, rows, columns = x.shape
+    blocks = [-(-size // part) for size, part in zip((rows, columns), block, strict=True)]
+    missing = [n * b - size for n, b, size in zip(blocks, block, (rows, columns), strict=True)]
+    padded = x
+    if any(missing):
+        padded = jnp.pad(x, [*[(0, 0)] * len(others), *[(0, end) for end in missing]])
+    apart = padded.reshape(*others, blocks[0], block[0], blocks[1], block[1])
+    scales = scales_for(jnp.max(jnp.abs(apart), axis=(-3, -1)).astype(jnp.float32), form)
+    values = _round(apart, scales[..., :, None, :, None], form).reshape(padded.shape)
+    return Quantised(values[..., :rows, :columns], scales, block)
 
 
 def _round(x: jax.Array, scales: jax.Array, form: Format) -> jax.Array:

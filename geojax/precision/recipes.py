@@ -38,6 +38,11 @@ class Format:
     power_of_two: bool = False
     """Whether scales are rounded up to a power of two."""
 
+    @property
+    def serves_both_dims(self) -> bool:
+        """Whether a matrix has the same blocks, whichever of its dims a product contracts."""
+        return self.along is None or self.along == self.across
+
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:

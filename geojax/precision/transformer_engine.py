@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from geojax.collectives.axes import to_varying, varying_axes
 from geojax.errors import UserError
-from geojax.precision.quantise import scales_for
+from geojax.precision.quantise import Quantised, scales_for
 from geojax.precision.recipes import Format
 
 _MULTIPLE = 16
@@ -83,13 +83,7 @@ def quantise(x: jax.Array, form: Format, amax: jax.Array | None) -> Callable[[in
     """
     assert form.along is None, "one scale for the tensor"
     assert amax is not None, "which is given"
-    if any(size % _MULTIPLE for size in x.shape):
-        raise UserError(
-            "fp8_backend transformer_engine multiplies matrices whose sizes are multiples of "
-            f"{_MULTIPLE}, and one is {list(x.shape)}; hidden, a tensor rank's part of "
-            "feed_forward and heads, and a rank's tokens of a microbatch must be; or use "
-            "fp8_backend reference, or precision bf16"
-        )
+    _check_sizes(x.shape)
     operations, quantisers = _engine()
     quantiser = quantisers.QuantizerFactory.create(
         scaling_mode=quantisers.ScalingMode.DELAYED_TENSOR_SCALING,
@@ -99,8 +93,44 @@ def quantise(x: jax.Array, form: Format, amax: jax.Array | None) -> Callable[[in
         amax_history=jnp.zeros(1, jnp.float32),  # Nobody reads what becomes of this one.
     )
     made = _as_varying(operations.quantize(x, quantizer=quantiser), x)
+    return _by_dim(made, quantisers)
+
+
+def rounded(weight: Quantised, dtype: jnp.dtype) -> Callable[[int], Any]:
+    """A matrix that was rounded before, as `quantise` gives it.
+
+    Args:
+        weight: with one scale for the tensor.
+        dtype: that it was rounded from.
+    """
+    _check_sizes(weight.values.shape)
+    quantisers = _engine().quantisers
+    scales = weight.scales.astype(jnp.float32).reshape(1)
+    made = quantisers.ScaledTensorFactory.create_2x(
+        weight.values,
+        scales,
+        weight.values.T,
+        scales,
+        scaling_mode=quantisers.ScalingMode.DELAYED_TENSOR_SCALING,
+        dq_dtype=dtype,
+        data_layout="NT",
+    )
+    return _by_dim(made, quantisers)
+
+
+def _by_dim(made: Any, quantisers: ModuleType) -> Callable[[int], Any]:
     usage = quantisers.TensorUsage
     return lambda contracting: made.get_tensor(usage.LHS if contracting == 1 else usage.LHS_TRANS)
+
+
+def _check_sizes(shape: tuple[int, ...]) -> None:
+    if any(size % _MULTIPLE for size in shape):
+        raise UserError(
+            "fp8_backend transformer_engine multiplies matrices whose sizes are multiples of "
+            f"{_MULTIPLE}, and one is {list(shape)}; hidden, a tensor rank's part of "
+            "feed_forward and heads, and a rank's tokens of a microbatch must be; or use "
+            "fp8_backend reference, or precision bf16"
+        )
 
 
 def multiply(left: Any, right: Any, contracting: tuple[int, int]) -> jax.Array:

@@ -7,7 +7,9 @@
 Rows are layers, and 3 are x, w and dy of the products with a kernel. What was seen comes out of the
 backward pass in the place of the gradient of what was expected, and it is no gradient: it is
 maximised, not summed, and no optimizer, clipping or averaging knows it. All of it travels in one
-message a step, inside the site: each site keeps a history of its own, and nothing crosses `dc`.
+message a step, inside the site: each site keeps a history of its own, and nothing crosses `dc`. On
+request (`StepPlan.sites_share_scales`) sites have one history together, and so the same scales: a
+second message a step then carries each site's largest between them.
 """
 
 from typing import Any
@@ -16,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from geojax.collectives.axes import drop_single, to_varying, varying_axes
+from geojax.collectives.axes import drop_single, to_varying
 from geojax.mesh import AXES
 from geojax.models import ModelConfig, Parameters, parameter_shapes
 from geojax.optim import LeafLayout
@@ -31,12 +33,13 @@ _OPERANDS = 3
 def history_layouts(model: ModelConfig, plan: StepPlan) -> Any:
     """The `LeafLayout` of each linear layer's history; None where scales need none.
 
-    float32 [layers, sites, 3, steps]; sites that hold other layers of a pipeline have one together.
+    float32 [layers, sites, 3, steps]; sites that share scales have one together, as have those that
+    hold other layers of a pipeline.
     """
     recipe = plan.policy.recipe
     if recipe is None or recipe.history == 0:
         return None
-    sites = 1 if "dc" in plan.stage_axes else plan.mesh.shape["dc"]
+    sites = 1 if "dc" in plan.stage_axes or plan.sites_share_scales else plan.mesh.shape["dc"]
     parts = (Cut(1, ("dc",), sites),) if sites > 1 else ()
     stages = None
     if plan.staged_layers is not None:
@@ -73,9 +76,19 @@ def expected(history: Any, plan: StepPlan) -> Any:
     return jax.tree.map(largest, history)
 
 
+def shared_axes(plan: StepPlan) -> list[tuple[str, ...]]:
+    """The axes, longer than 1, of each message about what was seen: those of a site, and then `dc`
+    if sites share scales."""
+    between = ("dc", *plan.stage_axes)
+    long = [axis for axis in AXES if plan.mesh.shape[axis] > 1]
+    inside = tuple(axis for axis in long if axis not in between)
+    across = ("dc",) if plan.sites_share_scales and "dc" in long else ()
+    return [axes for axes in (inside, across) if axes]
+
+
 @jax.named_scope("amax_history")
 def next_history(history: Any, seen: Any, plan: StepPlan) -> Any:
-    """The history with what all ranks of the site have seen, and without its oldest step.
+    """The history with what all ranks that share it have seen, and without its oldest step.
 
     What is not finite is not remembered: what was expected is, once more.
 
@@ -88,11 +101,9 @@ def next_history(history: Any, seen: Any, plan: StepPlan) -> Any:
         return None
     leaves, structure = jax.tree.flatten(seen)
     packed = jnp.concatenate([leaf.astype(jnp.float32).ravel() for leaf in leaves])
+    for axes in shared_axes(plan):
+        packed = lax.pmax(packed, axes)
     sizes = plan.mesh.shape
-    axes = [axis for axis in AXES if axis not in ("dc", *plan.stage_axes)]
-    varying = varying_axes(packed)
-    across = tuple(axis for axis in axes if sizes[axis] > 1 and axis in varying)
-    packed = lax.pmax(packed, across) if across else packed
     single = [axis for axis in AXES if sizes[axis] == 1 and axis not in plan.stage_axes]
     ends = [sum(leaf.size for leaf in leaves[:count]) for count in range(1, len(leaves))]
     parts = jnp.split(drop_single(packed, single), ends)

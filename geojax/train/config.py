@@ -206,6 +206,10 @@ class RunConfig(Settings):
     """Who multiplies FP8 numbers: "reference" (plain JAX, anywhere), "xla" (cuBLASLt on NVIDIA
     GPUs), "transformer_engine" (its kernels, there), or "auto", which takes the last that can."""
 
+    fp8_sites_share_scales: bool = False
+    """fp8-delayed: whether all sites scale a tensor alike, by what any of them has seen: one small
+    message a step between them. Otherwise no FP8 statistic leaves its site."""
+
     loss_scale: LossScaleSettings = LossScaleSettings()
     """How gradients are kept in the range of fp16; other precisions have no loss scale."""
 
@@ -275,6 +279,23 @@ class RunConfig(Settings):
         if policy(self.precision).recipe is None and self.fp8_backend != "auto":
             raise ValueError(
                 f"fp8_backend is about FP8 recipes, and precision is {self.precision}: leave it out"
+            )
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _scales_can_be_shared(self) -> "RunConfig":
+        if not self.fp8_sites_share_scales:
+            return self
+        recipe = policy(self.precision).recipe
+        if recipe is None or recipe.history == 0:
+            raise ValueError(
+                "fp8_sites_share_scales is about the histories of precision fp8-delayed, and "
+                f"precision is {self.precision}: leave it out"
+            )
+        if self.pipeline.dc_role == "stage":
+            raise ValueError(
+                "fp8_sites_share_scales is about sites that hold the same layers, and with "
+                "pipeline.dc_role=stage they hold different ones: leave it out"
             )
         return self
 

@@ -12,7 +12,9 @@ whole and make parts of the gradient of), L layers and m microbatches, a device 
     sum the shards                   2 (c - 1) / c S / n beside, 2 (o - 1) / o S / (n c) over dc
 
 and stage 0 sums S over all n c ranks like shards. The 1 / L are the turn in which the software
-pipeline of the layers fills or drains. With the state sharded over sites too, each device sends
+pipeline of the layers fills or drains. Of kernels that travel as FP8 numbers S counts one byte a
+number (`expected_weights`), and what FP8 recipes know of tensors is small and counted too
+(`expected_statistics`). With the state sharded over sites too, each device sends
 (o - 1) / o S / n of gradients and as much of weights over dc.
 
 In a wire format 2 (o - 1) messages of a chunk's 1 / (n c o) cross dc instead of 2 (o - 1) / o S
@@ -28,9 +30,8 @@ program has branches. Over T ticks with forwards and backwards a device sends
     in the model's parallelism    T / m times what the m microbatches would send through a chunk
 """
 
-import collections
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from fractions import Fraction
 from typing import Any
 
@@ -40,7 +41,6 @@ import numpy as np
 
 from geojax.collectives import expected_all_reduce
 from geojax.collectives.conventions import (
-    all_gather_bytes,
     all_reduce_bytes,
     permute_bytes,
     reduce_scatter_bytes,
@@ -51,14 +51,20 @@ from geojax.models.attention.context_traffic import expected_context_bytes
 from geojax.models.mixture.traffic import expected_mixture_bytes
 from geojax.models.tensor_traffic import expected_tensor_bytes
 from geojax.optim import LeafLayout
-from geojax.pipeline.execution.tick_program import TickProgram
-from geojax.pipeline.schedule import Kind
+from geojax.train.expected_statistics import expected_statistics
+from geojax.train.expected_weights import expected_weights
 from geojax.train.plan import StepPlan
+from geojax.train.sent_bytes import (
+    Axes,
+    Sent,
+    add,
+    layers_of_pass,
+    long_axes,
+    nothing,
+    passes_of,
+    ranks_of,
+)
 from geojax.train.weights import computing_axes, shard_axes
-
-Axes = tuple[str, ...]
-Sent = collections.defaultdict[Axes, Fraction]
-"""Bytes that a device sends by the axes, longer than 1, of the collectives."""
 
 
 def expected_step_bytes(
@@ -82,29 +88,17 @@ def expected_step_bytes(
         scalars: the numbers, loss and targets among them, that are summed over the batch.
         signals: the numbers that are summed over all ranks.
     """
-    total = _nothing()
+    total = nothing()
     for part in (
-        _weights(model, layouts, plan),
+        expected_weights(model, layouts, plan),
+        expected_statistics(model, layouts, plan),
         _gradients(model, layouts, plan),
         _activations(model, plan, rows=rows, sequence=sequence),
         _hops(model, plan, rows=rows, sequence=sequence),
         _numbers(layouts, plan, scalars, signals),
     ):
-        _add(total, part)
+        add(total, part)
     return {axes: count for axes, count in total.items() if count}
-
-
-def _weights(model: ModelConfig, layouts: Any, plan: StepPlan) -> Sent:
-    passes = plan.accumulation * (1 if plan.keep_gathered else 2)
-    turns = model.layers
-    if plan.zero_stage == 3:
-        turns = 1 + passes * model.layers
-    sent = _across_sites(jax.tree.leaves(layouts), plan)
-    in_site = _times(
-        lambda places: _gather(places, plan), layouts, layers=Fraction(turns, model.layers), rest=1
-    )
-    _add(sent, in_site)
-    return sent
 
 
 def _gradients(model: ModelConfig, layouts: Any, plan: StepPlan) -> Sent:
@@ -121,51 +115,33 @@ def _gradients(model: ModelConfig, layouts: Any, plan: StepPlan) -> Sent:
         of_turn = jax.tree.map(lambda place: place.of_layers(together), layouts["layers"])
         for _ in range(model.layers // together):
             of_layers = jax.tree.leaves(of_turn)
-            _add(sent, _sum_shards(of_layers, plan.one_message, scattered=True))
+            add(sent, _sum_shards(of_layers, plan.one_message, scattered=True))
         for name, tree in layouts.items():
             if name != "layers":
-                _add(sent, _sum_shards(jax.tree.leaves(tree), plan, scattered=True))
+                add(sent, _sum_shards(jax.tree.leaves(tree), plan, scattered=True))
     else:
         scattered = plan.zero_stage >= 2
-        _add(sent, _sum_shards(jax.tree.leaves(layouts), plan, scattered=scattered))
+        add(sent, _sum_shards(jax.tree.leaves(layouts), plan, scattered=scattered))
     return sent
 
 
 def _times(function: Any, layouts: Any, *, layers: Fraction, rest: int) -> Sent:
-    sent = _nothing()
+    sent = nothing()
     for name, tree in layouts.items():
         factor = layers if name == "layers" else Fraction(rest)
-        _add(sent, function(jax.tree.leaves(tree)), factor)
-    return sent
-
-
-def _across_sites(places: Iterable[LeafLayout], plan: StepPlan) -> Sent:
-    sent = _nothing()
-    for place in places:
-        if shard_axes(place)[1]:
-            held = math.prod(place.shard_shape) * plan.policy.compute_dtype.itemsize
-            sent[_long(("dc",), plan)] += all_gather_bytes(held, plan.mesh.shape["dc"])
-    return sent
-
-
-def _gather(places: Iterable[LeafLayout], plan: StepPlan) -> Sent:
-    sent = _nothing()
-    for place in places:
-        site_axes, across = shard_axes(place)
-        if site_axes is not None:
-            held = math.prod(place.shard_shape) * plan.policy.compute_dtype.itemsize
-            held *= plan.mesh.shape["dc"] if across else 1
-            sent[_long(site_axes, plan)] += all_gather_bytes(held, _ranks(site_axes, plan))
+        add(sent, function(jax.tree.leaves(tree)), factor)
     return sent
 
 
 def _scatter(places: Iterable[LeafLayout], plan: StepPlan) -> Sent:
-    sent = _nothing()
+    sent = nothing()
     for place in places:
         site_axes, _ = shard_axes(place)
         if site_axes is not None:
             whole = math.prod(place.part_shape) * plan.policy.reduce_dtype.itemsize
-            sent[_long(site_axes, plan)] += reduce_scatter_bytes(whole, _ranks(site_axes, plan))
+            sent[long_axes(site_axes, plan)] += reduce_scatter_bytes(
+                whole, ranks_of(site_axes, plan)
+            )
     return sent
 
 
@@ -174,7 +150,7 @@ def _sum_shards(places: list[LeafLayout], plan: StepPlan, *, scattered: bool) ->
 
     Unless they are `scattered` before, shards that nobody else sums go on in the chunks that came.
     """
-    sent = _nothing()
+    sent = nothing()
     groups: dict[Any, list[LeafLayout]] = {}
     for place in places:
         site_axes, across = shard_axes(place)
@@ -185,22 +161,22 @@ def _sum_shards(places: list[LeafLayout], plan: StepPlan, *, scattered: bool) ->
         sites = plan.mesh.shape["dc"] if plan.outer_axes or shared else 1
         shards = [_site_shard(place, site_axes, plan) for place in members]
         chunk_bytes = plan.chunk_bytes
-        alone = site_axes is not None and not (across or shared or _long(beside, plan))
+        alone = site_axes is not None and not (across or shared or long_axes(beside, plan))
         if chunk_bytes is not None and alone and not scattered:
-            chunk_bytes //= _ranks(site_axes, plan)
+            chunk_bytes //= ranks_of(site_axes, plan)
         summed = expected_all_reduce(
             shards,
-            inner_ranks=_ranks(beside, plan),
+            inner_ranks=ranks_of(beside, plan),
             outer_ranks=1 if across else sites,
             chunk_bytes=chunk_bytes,
             wire=plan.wire,
             errors=plan.keeps_wire_errors,
         )
-        sent[_long(beside, plan)] += summed.inner
-        sent[_long(("dc",), plan)] += summed.outer
+        sent[long_axes(beside, plan)] += summed.inner
+        sent[long_axes(("dc",), plan)] += summed.outer
         if across:
             whole = sum(shard.size for shard in shards) * plan.policy.reduce_dtype.itemsize
-            sent[_long(("dc",), plan)] += reduce_scatter_bytes(whole, sites)
+            sent[long_axes(("dc",), plan)] += reduce_scatter_bytes(whole, sites)
     return sent
 
 
@@ -220,7 +196,7 @@ def _shared(place: LeafLayout) -> bool:
 def _site_shard(place: LeafLayout, site_axes: Axes | None, plan: StepPlan) -> jax.ShapeDtypeStruct:
     shape = list(place.gathered_shape if site_axes is None else place.part_shape)
     if place.shard is not None:
-        shape[place.shard.dim] //= _ranks(site_axes or (), plan)
+        shape[place.shard.dim] //= ranks_of(site_axes or (), plan)
     return jax.ShapeDtypeStruct(tuple(shape), plan.policy.reduce_dtype)
 
 
@@ -228,11 +204,8 @@ def _activations(model: ModelConfig, plan: StepPlan, *, rows: int, sequence: int
     """What the model's own parallelism sends, in all microbatches or ticks."""
     parallelism = plan.parallelism
     microbatch = _rows_of_microbatch(rows, plan)
-    passes = plan.accumulation
-    if plan.tick_program is not None:
-        assert plan.staged_layers is not None, "stages have layers"
-        model = model.model_copy(update={"layers": plan.staged_layers.rows_per_chunk})
-        passes = _ticks(plan.tick_program)
+    passes, layers = passes_of(plan), layers_of_pass(model, plan)
+    model = model.model_copy(update={"layers": layers})
     tensor = expected_tensor_bytes(
         model,
         parallelism,
@@ -253,9 +226,9 @@ def _activations(model: ModelConfig, plan: StepPlan, *, rows: int, sequence: int
     )
     forwards = 1 if plan.remat == "none" else 2
     context = model.layers * (forwards * attention.forward + attention.backward)
-    sent = _nothing()
-    sent[_long(("tensor",), plan)] += tensor * passes
-    sent[_long(("context",), plan)] += context * passes
+    sent = nothing()
+    sent[long_axes(("tensor",), plan)] += tensor * passes
+    sent[long_axes(("context",), plan)] += context * passes
     if model.mixture is None:
         return sent
     mixture = expected_mixture_bytes(
@@ -267,17 +240,17 @@ def _activations(model: ModelConfig, plan: StepPlan, *, rows: int, sequence: int
         remat=plan.remat,
         platform=platform_of(plan.mesh),
     )
-    _add(sent, mixture, Fraction(model.layers * passes))
+    add(sent, mixture, Fraction(model.layers * passes))
     # The gradient of the balance, of which each rank weighs what it has of the row.
     wide = jnp.promote_types(plan.policy.compute_dtype, jnp.float32).itemsize
     weighed = all_reduce_bytes(microbatch * wide, parallelism.context)
-    sent[_long(("context",), plan)] += weighed * passes
+    sent[long_axes(("context",), plan)] += weighed * passes
     return sent
 
 
 def _hops(model: ModelConfig, plan: StepPlan, *, rows: int, sequence: int) -> Sent:
     """The messages between the stages of a pipeline."""
-    sent = _nothing()
+    sent = nothing()
     if plan.tick_program is None:
         return sent
     parallelism = plan.parallelism
@@ -302,59 +275,30 @@ def _crossed(source: int, target: int, plan: StepPlan) -> Axes:
         np.unravel_index(target, sizes),
         strict=True,
     )
-    return _long((axis for axis, start, end in places if start != end), plan)
-
-
-def _ticks(program: TickProgram) -> int:
-    """Of the loops that hold a forward; as many hold a backward."""
-    counts = {
-        kind: sum(segment.count for segment in program.segments if kind in segment.kinds)
-        for kind in (Kind.FORWARD, Kind.BACKWARD)
-    }
-    assert len(set(counts.values())) == 1, "a hop takes as many ticks back as there"
-    return counts[Kind.FORWARD]
+    return long_axes((axis for axis, start, end in places if start != end), plan)
 
 
 def _rows_of_microbatch(rows: int, plan: StepPlan) -> int:
-    return rows // (_ranks(plan.batch_axes, plan) * plan.accumulation)
+    return rows // (ranks_of(plan.batch_axes, plan) * plan.accumulation)
 
 
 def _numbers(layouts: Any, plan: StepPlan, scalars: int, signals: int) -> Sent:
     """Loss, targets and signals; and the norm of the gradient."""
-    sent = _nothing()
+    sent = nothing()
 
-    def add(axes: Axes, payload: int) -> None:
-        in_site = _long((axis for axis in axes if axis != "dc"), plan)
-        sent[in_site] += all_reduce_bytes(payload, _ranks(in_site, plan))
+    def add_sum(axes: Axes, payload: int) -> None:
+        in_site = long_axes((axis for axis in axes if axis != "dc"), plan)
+        sent[in_site] += all_reduce_bytes(payload, ranks_of(in_site, plan))
         if "dc" in axes:
-            sent[_long(("dc",), plan)] += all_reduce_bytes(payload, plan.mesh.shape["dc"])
+            sent[long_axes(("dc",), plan)] += all_reduce_bytes(payload, plan.mesh.shape["dc"])
 
     wide = jnp.promote_types(plan.policy.compute_dtype, jnp.float32).itemsize
-    add(("tensor",), signals * wide)
-    add(tuple(axis for axis in AXES if axis != "tensor"), (scalars + signals) * wide)
+    add_sum(("tensor",), signals * wide)
+    add_sum(tuple(axis for axis in AXES if axis != "tensor"), (scalars + signals) * wide)
     norms = {
         frozenset(plan.stage_axes).union(*(cut.axes for cut in place.cuts))
         for place in jax.tree.leaves(layouts)
     }
     for axes in norms:
-        add(tuple(axes), plan.policy.reduce_dtype.itemsize)
+        add_sum(tuple(axes), plan.policy.reduce_dtype.itemsize)
     return sent
-
-
-def _nothing() -> Sent:
-    return collections.defaultdict(Fraction)
-
-
-def _add(total: Sent, sent: Mapping[Axes, Fraction], times: Fraction = Fraction(1)) -> None:
-    for axes, count in sent.items():
-        total[axes] += count * times
-
-
-def _ranks(axes: Iterable[str], plan: StepPlan) -> int:
-    return math.prod(plan.mesh.shape[axis] for axis in axes)
-
-
-def _long(axes: Iterable[str], plan: StepPlan) -> Axes:
-    """In the mesh's order, as `collective_traffic` names them."""
-    named = set(axes)
-    return tuple(axis for axis in AXES if axis in named and plan.mesh.shape[axis] > 1)

@@ -17,16 +17,12 @@ from jax import lax
 from geojax.models import Batch, ModelConfig, Parameters
 from geojax.models.layer_scan import (
     StackedGradients,
-    StackedWeights,
-    WeightSource,
     layer_slice,
 )
 from geojax.models.varying import vary_over, varying_axes, zeros_of
-from geojax.optim import LeafLayout
+from geojax.precision import separate
 from geojax.train.amax_history import detach
 from geojax.train.layerwise import (
-    ExpectantWeights,
-    GatheredWeights,
     ReducedGradients,
     ScatteredGradients,
     WatchedGradients,
@@ -35,10 +31,9 @@ from geojax.train.layerwise import (
 )
 from geojax.train.pipelined import pipeline_gradients, pipeline_loss
 from geojax.train.plan import StepPlan
+from geojax.train.sources import StepWeights, step_weights, without_layers
 from geojax.train.training_pass import Gradients, TrainingPass
 from geojax.train.weights import (
-    gather_across_sites,
-    gather_weights,
     reduce_gradients,
     scatter_in_site,
     sum_shards,
@@ -106,9 +101,9 @@ def step_gradients(
         made = reduce_gradients(whole, wire_errors, layouts, plan)
         return StepGradients(made.gradients, *_numbers(staged), seen, made.errors)
     run = TrainingPass(model, plan, dropout_key, gradient_factor)
-    outer, source, ahead = _weights(shards, layouts, plan)
-    expectant = ExpectantWeights(source, expected)
-    of_outer = _without_layers(layouts)
+    weights = step_weights(shards, layouts, model, plan, expected)
+    outer, sources, ahead = weights
+    of_outer = without_layers(layouts)
     scattered = plan.zero_stage >= 2
     in_loop = plan.accumulation - 1 if plan.overlap else plan.accumulation
     sink: ScatteredGradients | StackedGradients = StackedGradients(
@@ -122,13 +117,13 @@ def step_gradients(
 
     def turn(sums: Gradients, microbatch: Batch) -> tuple[Gradients, None]:
         watched = WatchedGradients(sink)
-        made = run.gradients(outer, expectant, sums.ahead, watched, sums.layers, microbatch)
+        made = run.gradients(outer, sources, sums.ahead, watched, sums.layers, microbatch)
         loss, balance, targets = jax.tree.map(jnp.add, _numbers(sums), _numbers(made))
         total = jax.tree.map(jnp.add, sums.outer, in_site(made.outer))
         return Gradients(loss, balance, targets, total, made.layers, made.ahead), None
 
     dtype = plan.policy.reduce_dtype
-    layer = jax.eval_shape(lambda: source.take(ahead, jnp.int32(0), jnp.int32(0))[0])
+    layer = jax.eval_shape(lambda: _trained_layer(weights))
     zero = vary_over(jnp.zeros((), run.loss_dtype), varying_axes(batch["loss_mask"]))
     outer_sums = zeros_of(jax.eval_shape(lambda: in_site(zeros_of(outer, dtype=dtype))))
     layer_sums = WatchedSums(sink.start(layer, model.layers), zeros_of(expected))
@@ -153,7 +148,7 @@ def step_gradients(
     )
     last = run.gradients(
         outer,
-        expectant,
+        sources,
         sums.ahead,
         WatchedGradients(last_sink),
         WatchedSums(last_sink.start(layer, model.layers), sums.layers.seen),
@@ -200,31 +195,15 @@ def batch_loss(
             plan=plan,
             expected=expected,
         )
-    outer, source, ahead = _weights(shards, layouts, plan)
-    expectant = ExpectantWeights(source, expected)
-    return TrainingPass(model, plan, None).loss(outer, expectant, ahead, batch)
+    weights = step_weights(shards, layouts, model, plan, expected)
+    return TrainingPass(model, plan, None).loss(*weights, batch)
 
 
-def _weights(
-    shards: Parameters, layouts: Parameters, plan: StepPlan
-) -> tuple[Parameters, WeightSource, Any]:
-    """The weights outside the layers, the source of those in them, and what it carries at first.
-
-    The former are gathered once a step under ZeRO 3 too: all passes read them. Between sites all
-    are, where they are cut over them: no loop does that.
-    """
-    if plan.zero_stage < 3:
-        weights = gather_weights(shards, layouts, plan)
-        return _without_layers(weights), StackedWeights(weights["layers"]), None
-    outer = gather_weights(_without_layers(shards), _without_layers(layouts), plan)
-    of_layer = jax.tree.map(LeafLayout.of_layer, layouts["layers"])
-    in_site = gather_across_sites(shards["layers"], layouts["layers"], plan)
-    source = GatheredWeights(in_site, of_layer, plan)
-    return outer, source, source.gather(jnp.int32(0))
-
-
-def _without_layers(parameters: Parameters) -> Parameters:
-    return {name: tree for name, tree in parameters.items() if name != "layers"}
+def _trained_layer(weights: StepWeights) -> Parameters:
+    """What a gradient is taken of, of one layer."""
+    zero = jnp.int32(0)
+    layer, _ = weights.sources[0].take(weights.ahead[0], zero, zero)
+    return detach(separate(layer)[1])[0]
 
 
 def _of_layers(layouts: Parameters, count: int) -> Parameters:

@@ -1,7 +1,8 @@
-"""Gradients that are reduced, and weights that are gathered, layer by layer.
+"""Gradients that are reduced layer by layer, while weights are gathered layer by layer.
 
-The sources and sinks of `geojax.models.layer_scan` for a state in shards. Each message is issued in
-the turn of a layer whose computation does not wait for it, and what it brings is used later:
+The sinks of `geojax.models.layer_scan` for a state in shards; the sources are in
+`geojax.train.sources`. Each message is issued in the turn of a layer whose computation does not
+wait for it, and what it brings is used later:
 
     forward    turn l     compute layer l          gather the weights of layer l+1
     backward   turn l     compute layer l          gather the weights of layer l-1
@@ -19,51 +20,15 @@ import jax.numpy as jnp
 
 from geojax.models.layer_scan import (
     GradientSink,
-    WeightSource,
     add_at,
     layer_slice,
     layers_slice,
 )
 from geojax.models.parameters import Parameters
 from geojax.models.varying import zeros_of
-from geojax.train.amax_history import attach, detach
+from geojax.train.amax_history import detach
 from geojax.train.plan import StepPlan
-from geojax.train.weights import Summed, gather_in_site, scatter_in_site, sum_shards
-
-
-@dataclasses.dataclass(frozen=True)
-class GatheredWeights:
-    """A source that gathers the weights of one layer from the shards of all of them (ZeRO 3)."""
-
-    shards: Parameters
-    """Stacked on a leading layers dim; nothing of them is at another site alone."""
-    layouts: Any
-    """Of one layer."""
-    plan: StepPlan
-
-    def gather(self, index: jax.Array) -> Parameters:
-        """The weights of layer `index`: what is carried to its turn."""
-        return gather_in_site(layer_slice(self.shards, index), self.layouts, self.plan)
-
-    def take(
-        self, ahead: Parameters, index: jax.Array, following: jax.Array
-    ) -> tuple[Parameters, Parameters]:
-        """The weights that were gathered a turn ago, while those of the next turn come."""
-        return ahead, self.gather(following)
-
-
-@dataclasses.dataclass(frozen=True)
-class ExpectantWeights:
-    """A source that tells each linear layer which magnitudes to expect (see `amax_history`)."""
-
-    source: WeightSource
-    expected: Any
-    """Of all layers, stacked; None: nothing."""
-
-    def take(self, ahead: Any, index: jax.Array, following: jax.Array) -> tuple[Parameters, Any]:
-        """The weights of layer `index`, with what is expected beside them."""
-        weights, ahead = self.source.take(ahead, index, following)
-        return attach(weights, layer_slice(self.expected, index)), ahead
+from geojax.train.weights import Summed, scatter_in_site, sum_shards
 
 
 class WatchedSums(NamedTuple):

@@ -13,10 +13,9 @@ from geojax.models.mixture import weighted_balance
 from geojax.models.remat import rematerialised
 from geojax.models.transformer import embed, head_loss
 from geojax.pipeline.execution import Executor, StageFunctions, StageWeights
-from geojax.train.amax_history import attach
 from geojax.train.plan import StepPlan
+from geojax.train.sources import stage_weights
 from geojax.train.training_pass import Gradients, TrainingPass
-from geojax.train.weights import gather_weights
 
 
 def pipeline_gradients(
@@ -49,7 +48,7 @@ def pipeline_gradients(
     made = _executor(run).gradients(_stage_weights(shards, layouts, run, expected), microbatches)
     outer = run.outer_gradients(made.weights.last, made.weights.first)
     targets = _on_last_stage(microbatches["loss_mask"].astype(made.loss.dtype).sum(), plan)
-    return Gradients(made.loss, made.balance, targets, outer, made.weights.layers, None)
+    return Gradients(made.loss, made.balance, targets, outer, made.weights.layers, [])
 
 
 def pipeline_loss(
@@ -86,9 +85,9 @@ def _executor(run: TrainingPass) -> Executor:
 def _stage_weights(
     shards: Parameters, layouts: Parameters, run: TrainingPass, expected: Any
 ) -> StageWeights:
-    weights = gather_weights(shards, layouts, run.plan)
+    weights = stage_weights(shards, layouts, run.plan, expected)
     last = {name: weights[name] for name in run.read_by_head}
-    return StageWeights(weights["embedding"], attach(weights["layers"], expected), last)
+    return StageWeights(weights["embedding"], weights["layers"], last)
 
 
 def _on_last_stage(number: jax.Array, plan: StepPlan) -> jax.Array:

@@ -56,6 +56,10 @@ class StepPlan:
     products_backend: Backend = "reference"
     """Who multiplies FP8 numbers, under a policy that has a recipe."""
 
+    sites_share_scales: bool = False
+    """Whether sites have one history of delayed scaling together; otherwise each has its own, and
+    nothing that FP8 knows of a tensor crosses `dc`."""
+
     sequence_parallel: bool = False
     """Whether the ranks of `tensor` share the sequence between the matrix products."""
 
@@ -100,6 +104,9 @@ class StepPlan:
         if self.wire is not None:
             assert self.dc_role == "data", "between stages there is nothing to sum"
             assert not self.shard_across_sites, "a sum in a wire format is for all sites"
+        assert not (self.sites_share_scales and self.dc_role == "stage"), "nor do they share scales"
+        history = self.policy.recipe is not None and self.policy.recipe.history > 0
+        assert history or not self.sites_share_scales, "scales are shared through a history"
 
     @property
     def stage_axes(self) -> tuple[str, ...]:

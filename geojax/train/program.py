@@ -57,6 +57,7 @@ def step_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
         wire=wire_format(config.communication.wire),
         remat=config.remat,
         products_backend=_fp8_backend(config, mesh).name,
+        sites_share_scales=config.fp8_sites_share_scales,
         sequence_parallel=config.parallelism.sequence,
         context_method=config.parallelism.context_method,
         zero_stage=config.zero.stage,

@@ -1,12 +1,13 @@
 """One training step as one SPMD program, manual over every mesh axis.
 
     shards of the fp32 master weights
-      -> gathered inside the site, in the compute dtype
+      -> gathered inside the site, in the compute dtype or as FP8 numbers
       -> loss and gradient of each microbatch, summed on the device     (no collective)
       -> chunk by chunk: psum_scatter in the site, a sum over dc        (several in flight)
       -> clip, AdamW on each rank's shard
 
-Nothing crosses `dc` but the gradient chunks and one vector of four sums.
+Nothing crosses `dc` but the gradient chunks and one vector of four sums; and, if sites share the
+scales of FP8 numbers, one vector of largest magnitudes.
 """
 
 import functools

@@ -10,6 +10,7 @@ where it belongs as soon as it is there.
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -47,8 +48,9 @@ class Gradients(NamedTuple):
     """The gradient of all that is not in a layer, in the reduction dtype."""
     layers: Any
     """The sink's sums."""
-    ahead: Any
-    """What the source carries to the first layer, if it gathers for each pass."""
+    ahead: list[Any]
+    """What each source carries to its first layer, if it gathers for each pass; [] of a pipeline.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,8 +75,8 @@ class TrainingPass:
     def gradients(
         self,
         outer: Parameters,
-        source: WeightSource,
-        ahead: Any,
+        sources: Sequence[WeightSource],
+        ahead: list[Any],
         sink: GradientSink,
         sums: Any,
         batch: Batch,
@@ -86,8 +88,8 @@ class TrainingPass:
 
         Args:
             outer: this rank's weights, but for the layers.
-            source: of the layers' weights.
-            ahead: what the source carries to the first layer.
+            sources: of the layers' weights, one for each of the spans of `StepPlan.products`.
+            ahead: what each source carries to its first layer; None: nothing.
             sink: of the layers' gradients.
             sums: the sink's, so far.
             batch: this rank's part of the microbatch.
@@ -105,10 +107,12 @@ class TrainingPass:
         )
         context = make_context(batch, model, x.dtype, self.dropout_key, plan.parallelism)
         keep = plan.zero_stage == 3 and plan.keep_gathered
-        spans = self.spans()
+        spans = self.spans(sources)
         forward = forward_layers(
-            [Span(span.count, rematerialised(span.layer, plan.remat)) for span in spans],
-            source,
+            [
+                dataclasses.replace(span, layer=rematerialised(span.layer, plan.remat))
+                for span in spans
+            ],
             ahead,
             x,
             context,
@@ -123,9 +127,13 @@ class TrainingPass:
             has_aux=True,
         )
         own, *cotangents = head_backward(jnp.ones_like(total))
+        kept = [weights is not None for weights in forward.weights]
         backward = backward_layers(
-            StackedWeights(forward.weights) if keep else source,
-            None if keep else forward.ahead,
+            [
+                source if weights is None else StackedWeights(weights)
+                for source, weights in zip(sources, forward.weights, strict=True)
+            ],
+            [None if known else own for own, known in zip(forward.ahead, kept, strict=True)],
             sink,
             sums,
             forward.residuals,
@@ -143,17 +151,24 @@ class TrainingPass:
             targets,
             self.outer_gradients(own, tables),
             backward.sums,
-            forward.ahead if keep else backward.ahead,
+            [
+                before if known else behind
+                for before, behind, known in zip(forward.ahead, backward.ahead, kept, strict=True)
+            ],
         )
 
     def loss(
-        self, outer: Parameters, source: WeightSource, ahead: Any, batch: Batch
+        self,
+        outer: Parameters,
+        sources: Sequence[WeightSource],
+        ahead: list[Any],
+        batch: Batch,
     ) -> tuple[jax.Array, jax.Array]:
         """The sum of the tokens' losses and the number of them that count, forwards only."""
         model, plan = self.model, self.plan
         x = embed(outer["embedding"], batch, model, self.dropout_key, plan.parallelism)
         context = make_context(batch, model, x.dtype, self.dropout_key, plan.parallelism)
-        x = forward_layers(self.spans(), source, ahead, x, context).x
+        x = forward_layers(self.spans(sources), ahead, x, context).x
         loss = head_loss(outer, x, batch, model, plan.parallelism)
         return loss, batch["loss_mask"].astype(loss.dtype).sum()
 
@@ -168,10 +183,13 @@ class TrainingPass:
         weighted = weighted_balance(balance, batch["loss_mask"], self.model.mixture)
         return self.scaled(loss + weighted), (loss, weighted)
 
-    def spans(self) -> list[Span]:
+    def spans(self, sources: Sequence[WeightSource]) -> list[Span]:
         """All layers, without rematerialisation; those that multiply alike are together."""
         spans = self.plan.products.spans(self.model.layers)
-        return [Span(count, functools.partial(self._layer, products)) for count, products in spans]
+        return [
+            Span(count, functools.partial(self._layer, products), source)
+            for (count, products), source in zip(spans, sources, strict=True)
+        ]
 
     def layer(
         self, weights: Parameters, x: jax.Array, index: jax.Array, context: Any

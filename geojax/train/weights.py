@@ -4,6 +4,7 @@ Everything here takes any subtree of the parameters with the `LeafLayout`s of it
 step's `shard_map`: the whole tree, or one layer's slice.
 
     gather    shards ─(over dc, if they are cut there)─► all_gather in the site ─► a rank's parts
+              (kernels may be rounded to FP8 in between: `geojax.train.rounded_kernels`)
     reduce    a rank's gradient ─► psum_scatter in the site ─► psum over dc ─► shards
 
 Which axes a gradient must be summed over its type says: those along which it varies and its leaf is
@@ -15,6 +16,7 @@ With a pipeline a leaf is cut over the stages and not summed over them, but for 
 whose gradient two stages make a part each. Where sites are stages nothing else here crosses `dc`.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Hashable
@@ -22,6 +24,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from geojax.collectives import (
     all_gather,
@@ -33,6 +36,8 @@ from geojax.collectives import (
 from geojax.collectives.axes import to_varying, varying_axes
 from geojax.mesh import AXES
 from geojax.optim import LeafLayout
+from geojax.optim.layout import Cut
+from geojax.precision import RoundedWeight, Weight, is_rounded
 from geojax.train.plan import StepPlan
 
 
@@ -62,31 +67,66 @@ def gather_across_sites(shards: Any, layouts: Any, plan: StepPlan) -> Any:
         if not across:
             return leaves
         cast = [leaf.astype(plan.policy.compute_dtype) for leaf in leaves]
-        return _gather(cast, ("dc",), places, [_site_shape(place, plan) for place in places])
+        return _gather(cast, ("dc",), places, [site_shape(place, plan) for place in places])
 
     return _by_group(gather, shards, layouts, lambda leaf, place: shard_axes(place)[1])
 
 
 @jax.named_scope("gather_weights")
 def gather_in_site(shards: Any, layouts: Any, plan: StepPlan) -> Any:
-    """The second half of `gather_weights`, on the result of the first; nothing crosses `dc`."""
+    """The second half of `gather_weights`, on the result of the first; nothing crosses `dc`.
 
-    def gather(
-        site_axes: Any, leaves: list[jax.Array], places: list[LeafLayout]
-    ) -> list[jax.Array]:
-        leaves = [leaf.astype(plan.policy.compute_dtype) for leaf in leaves]
+    Some `shards` may be rounded (see `geojax.train.rounded_kernels`): those travel as they are.
+    """
+
+    def gather(site_axes: Any, leaves: list[Weight], places: list[LeafLayout]) -> list[Weight]:
+        sent = [_sent(leaf, plan) for leaf in leaves]
         if site_axes is not None:
-            leaves = _gather(leaves, site_axes, places, [place.part_shape for place in places])
+            sent = _gather(sent, site_axes, places, [place.part_shape for place in places])
         trimmed = [
-            leaf[tuple(slice(size) for size in place.gathered_shape)]
-            for leaf, place in zip(leaves, places, strict=True)
+            to_varying(
+                leaf[tuple(slice(size) for size in place.gathered_shape)],
+                computing_axes(place, plan),
+            )
+            for leaf, place in zip(sent, places, strict=True)
         ]
         return [
-            to_varying(leaf, computing_axes(place, plan))
-            for leaf, place in zip(trimmed, places, strict=True)
+            _received(leaf, whole, place) if isinstance(leaf, RoundedWeight) else whole
+            for leaf, whole, place in zip(leaves, trimmed, places, strict=True)
         ]
 
     return _by_group(gather, shards, layouts, lambda leaf, place: shard_axes(place)[0])
+
+
+def _sent(leaf: Weight, plan: StepPlan) -> jax.Array:
+    """What is gathered of a leaf. FP8 numbers are, as plain bytes: no backend widens those."""
+    if isinstance(leaf, RoundedWeight):
+        return lax.bitcast_convert_type(leaf.values, jnp.uint8)
+    return leaf.astype(plan.policy.compute_dtype)
+
+
+def _received(leaf: RoundedWeight, whole: jax.Array, place: LeafLayout) -> RoundedWeight:
+    """The rounded weight whose bytes are `whole`, gathered from shards like `leaf`.
+
+    Its scales are too, where the shards have different ones.
+    """
+    scales, axes = leaf.scales, shard_axes(place)[0]
+    if axes is not None and scales_are_sent(scales.ndim, place):
+        shape = list(scales.shape)
+        shape[_shard_dim(place)] *= _cut(place).ranks
+        (scales,) = _gather([scales], axes, [place], [tuple(shape)])
+        blocks = (1,) * (whole.ndim - 2) + (leaf.block or (1, 1))
+        kept = [-(-size // block) for size, block in zip(whole.shape, blocks, strict=True)]
+        scales = scales[tuple(slice(size) for size in kept[: scales.ndim])]
+    values = lax.bitcast_convert_type(whole, leaf.values.dtype)
+    made = dataclasses.replace(leaf, values=values, scales=scales)
+    varying = sorted(varying_axes(values))
+    return jax.tree.map(lambda x: to_varying(x, varying), made)
+
+
+def scales_are_sent(dims: int, place: LeafLayout) -> bool:
+    """Whether the shards of a rounded weight have different scales, which have so many dims."""
+    return _shard_dim(place) < dims
 
 
 def computing_axes(place: LeafLayout, plan: StepPlan) -> tuple[str, ...]:
@@ -222,7 +262,7 @@ def _gather(
     return all_gather(leaves, axes, dims=[_shard_dim(place) for place in places], shapes=shapes)
 
 
-def _site_shape(place: LeafLayout, plan: StepPlan) -> tuple[int, ...]:
+def site_shape(place: LeafLayout, plan: StepPlan) -> tuple[int, ...]:
     """The shape of the block of a part that the sites' ranks of the same place hold together."""
     shape = list(place.part_shape)
     shape[_shard_dim(place)] //= math.prod(
@@ -237,8 +277,12 @@ def _padded(leaf: jax.Array, place: LeafLayout) -> jax.Array:
 
 
 def _shard_dim(place: LeafLayout) -> int:
+    return _cut(place).dim
+
+
+def _cut(place: LeafLayout) -> Cut:
     assert place.shard is not None, "the leaf is not sharded"
-    return place.shard.dim
+    return place.shard
 
 
 def shard_axes(place: LeafLayout) -> tuple[tuple[str, ...] | None, bool]:
@@ -261,15 +305,15 @@ def _reduction(gradient: jax.Array, place: LeafLayout, plan: StepPlan) -> Any:
 
 
 def _by_group(
-    function: Callable[[Any, list[jax.Array], list[LeafLayout]], list[jax.Array]],
+    function: Callable[[Any, list[Any], list[LeafLayout]], list[Any]],
     tree: Any,
     layouts: Any,
-    key_of: Callable[[jax.Array, LeafLayout], Hashable],
+    key_of: Callable[[Any, LeafLayout], Hashable],
 ) -> Any:
     """`function` on all leaves with the same key together, so that they can share chunks."""
-    leaves, structure = jax.tree.flatten(tree)
+    leaves, structure = jax.tree.flatten(tree, is_leaf=is_rounded)
     places = jax.tree.leaves(layouts)
-    results: dict[int, jax.Array] = {}
+    results: dict[int, Any] = {}
     for key, members in _groups(leaves, places, key_of).items():
         made = function(key, [leaves[i] for i in members], [places[i] for i in members])
         results.update(zip(members, made, strict=True))

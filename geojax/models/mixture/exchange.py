@@ -23,7 +23,7 @@ they arrive.
 import functools
 import math
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,7 @@ from geojax.models.parallelism import Parallelism
 from geojax.models.parameters import Parameters
 from geojax.models.platform import target_platform
 from geojax.models.varying import vary_over, varying_axes
-from geojax.precision import Products, accumulate
+from geojax.precision import Products, accumulate, join, separate
 
 RECEIVED = "expert_received"
 PLACES = "expert_places"
@@ -134,8 +134,18 @@ def exchange_experts(
     sizes = windows(tokens.x.shape[0], most, config, parallelism, target_platform())
     axes = varying_axes(parameters, tokens)
     parameters, (x, experts, gates) = vary_over((parameters, tokens), axes)
-    plan = _plan(experts, sizes, config, parallelism)
-    return _exchanges(config, parallelism, sizes, parameters, x, gates, plan, products)
+    rounded, trained = separate(parameters)
+    fixed = _Fixed(rounded, _plan(experts, sizes, config, parallelism), products)
+    return _exchanges(config, parallelism, sizes, trained, x, gates, fixed)
+
+
+class _Fixed(NamedTuple):
+    """What an exchange is not differentiated in."""
+
+    rounded: Any
+    """The kernels that are rounded already, None in the place of others."""
+    plan: _Plan
+    products: Products
 
 
 def _plan(
@@ -161,16 +171,16 @@ def _plan(
 def _exchange(
     config: ModelConfig,
     parallelism: Parallelism,
-    plan: _Plan,
-    products: Products,
+    fixed: _Fixed,
     start: jax.Array | int,
     places: int,
-    parameters: Parameters,
+    trained: Parameters,
     x: jax.Array,
     gates: jax.Array,
 ) -> jax.Array:
     """What those choices add to each token whose numbers in their queues are `start` and the next
     `places`: [N, hidden] in at least float32."""
+    parameters, plan = join(fixed.rounded, trained), fixed.plan
     tokens, choices = gates.shape
     total = parallelism.expert * places
     window = plan.queue - start
@@ -189,7 +199,7 @@ def _exchange(
         send(local)[:, None],
         send(spread(gates.reshape(-1, 1), of_choice)),
     )
-    out = apply_experts(parameters, received, config, parallelism, products)
+    out = apply_experts(parameters, received, config, parallelism, fixed.products)
     return collect(_to_tokens(out.astype(x.dtype), parallelism), of_token)
 
 
@@ -213,38 +223,36 @@ def _exchanges(
     config: ModelConfig,
     parallelism: Parallelism,
     sizes: Windows,
-    parameters: Parameters,
+    trained: Parameters,
     x: jax.Array,
     gates: jax.Array,
-    plan: _Plan,
-    products: Products,
+    fixed: _Fixed,
 ) -> jax.Array:
     """All exchanges, one after the other: [N, hidden] in at least float32."""
-    return _forward(config, parallelism, sizes, parameters, x, gates, plan, products)[0]
+    return _forward(config, parallelism, sizes, trained, x, gates, fixed)[0]
 
 
 _Inputs = tuple[Parameters, jax.Array, jax.Array]
-_Residuals = tuple[Callable[[jax.Array], _Inputs], _Inputs, _Plan, Products]
+_Residuals = tuple[Callable[[jax.Array], _Inputs], _Inputs, _Fixed]
 
 
 def _forward(
     config: ModelConfig,
     parallelism: Parallelism,
     sizes: Windows,
-    parameters: Parameters,
+    trained: Parameters,
     x: jax.Array,
     gates: jax.Array,
-    plan: _Plan,
-    products: Products,
+    fixed: _Fixed,
 ) -> tuple[jax.Array, _Residuals]:
-    exchange = functools.partial(_exchange, config, parallelism, plan, products)
-    inputs = (parameters, x, gates)
+    exchange = functools.partial(_exchange, config, parallelism, fixed)
+    inputs = (trained, x, gates)
     first, backward = jax.vjp(functools.partial(exchange, 0, sizes.first), *inputs)
 
     def add(total: jax.Array, start: jax.Array) -> jax.Array:
         return total + exchange(start, sizes.further, *inputs)
 
-    return _repeat(add, first, plan.needed, sizes), (backward, inputs, plan, products)
+    return _repeat(add, first, fixed.plan.needed, sizes), (backward, inputs, fixed)
 
 
 def _backward(
@@ -253,16 +261,16 @@ def _backward(
     sizes: Windows,
     residuals: _Residuals,
     cotangent: jax.Array,
-) -> tuple[Parameters, jax.Array, jax.Array, None, None]:
-    backward, inputs, plan, products = residuals
-    exchange = functools.partial(_exchange, config, parallelism, plan, products)
+) -> tuple[Parameters, jax.Array, jax.Array, None]:
+    backward, inputs, fixed = residuals
+    exchange = functools.partial(_exchange, config, parallelism, fixed)
 
     def add(sums: _Inputs, start: jax.Array) -> _Inputs:
         _, backward = jax.vjp(functools.partial(exchange, start, sizes.further), *inputs)
         return accumulate(sums, backward(cotangent))
 
-    sums = _repeat(add, backward(cotangent), plan.needed, sizes)
-    return *sums, None, None
+    sums = _repeat(add, backward(cotangent), fixed.plan.needed, sizes)
+    return *sums, None
 
 
 _exchanges.defvjp(_forward, _backward)

@@ -27,7 +27,16 @@ from geojax.models.mixture import grouped_loops, grouped_triton
 from geojax.models.mixture.rounding import Rounding
 from geojax.models.platform import target_platform
 from geojax.models.varying import vary_over, varying_axes
-from geojax.precision import PLAIN, WHOLE, Axes, Products, largest_each
+from geojax.precision import (
+    PLAIN,
+    WHOLE,
+    Axes,
+    Products,
+    RoundedWeight,
+    Weight,
+    largest_each,
+    separate,
+)
 
 _LARGEST_BLOCK = 256
 _SMALLEST_BLOCK = 16
@@ -87,7 +96,7 @@ def count_each(numbers: jax.Array, limit: int) -> jax.Array:
 
 def grouped_product(
     rows: jax.Array,
-    kernels: jax.Array,
+    kernels: Weight,
     blocks: Blocks,
     products: Products = PLAIN,
     amax: jax.Array | None = None,
@@ -99,7 +108,7 @@ def grouped_product(
 
     Args:
         rows: [S, inputs], those without an assignment 0.
-        kernels: [E, inputs, outputs].
+        kernels: [E, inputs, outputs]; see `geojax.precision.Products.multiply`.
         blocks: which rows belong to which expert.
         products: by which recipe the operands are rounded; their product is one of the dtype that
             they are held in, since there are none of FP8 numbers.
@@ -111,7 +120,7 @@ def grouped_product(
     """
     size = block_rows(blocks.places.shape[0], kernels.shape[0])
     varying = varying_axes(rows, kernels, blocks.ends)
-    operands = vary_over((rows, kernels, blocks.ends), varying)
+    operands = vary_over((rows, *separate(kernels), blocks.ends), varying)
     how = Rounding(products.recipe, products.backend, axes, size)
     return _product(how, *operands, amax, products.quantised)
 
@@ -126,17 +135,18 @@ def _functions(dtype: Any) -> ModuleType:
 def _product(
     how: Rounding,
     rows: jax.Array,
-    kernels: jax.Array,
+    rounded: RoundedWeight | None,
+    trained: jax.Array,
     ends: jax.Array,
     amax: jax.Array | None,
     quantised: jax.Array | None,
 ) -> jax.Array:
-    return _forward(how, rows, kernels, ends, amax, quantised)[0]
+    return _forward(how, rows, rounded, trained, ends, amax, quantised)[0]
 
 
 class _Residuals(NamedTuple):
     rows: jax.Array
-    kernels: jax.Array
+    kernels: Weight
     ends: jax.Array
     amax: jax.Array | None
     quantised: jax.Array | None
@@ -149,11 +159,13 @@ class _Residuals(NamedTuple):
 def _forward(
     how: Rounding,
     rows: jax.Array,
-    kernels: jax.Array,
+    rounded: RoundedWeight | None,
+    trained: jax.Array,
     ends: jax.Array,
     amax: jax.Array | None,
     quantised: jax.Array | None,
 ) -> tuple[jax.Array, _Residuals]:
+    kernels = trained if rounded is None else rounded
     of_rows = how.expected_of_rows(rows, ends, amax, 0)
     of_kernels = how.expected_of_kernels(kernels, amax)
     product = _functions(rows.dtype).multiply(
@@ -169,7 +181,7 @@ def _forward(
 
 def _backward(
     how: Rounding, kept: _Residuals, cotangent: jax.Array
-) -> tuple[jax.Array, jax.Array, None, jax.Array | None, None]:
+) -> tuple[jax.Array, None, jax.Array, None, jax.Array | None, None]:
     rows, kernels, ends, amax, quantised = kept[:5]
     functions = _functions(rows.dtype)
     of_cotangent = how.expected_of_rows(cotangent, ends, amax, 2)
@@ -184,11 +196,11 @@ def _backward(
         how.size,
         how.rows(rows, ends, 0, 0, kept.of_rows, quantised),
         how.rows(cotangent, ends, 2, 0, of_cotangent, quantised),
-        kernels,
+        jax.ShapeDtypeStruct(kernels.shape, kernels.dtype),
         ends,
     )
     seen = None if amax is None else largest_each(rows, kernels, cotangent)
-    return of_rows.astype(rows.dtype), of_kernels, None, seen, None
+    return of_rows.astype(rows.dtype), None, of_kernels, None, seen, None
 
 
 _product.defvjp(_forward, _backward)

@@ -5,7 +5,16 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from geojax.precision import Axes, Backend, Format, Recipe, largest_over, quantise
+from geojax.precision import (
+    Axes,
+    Backend,
+    Format,
+    Recipe,
+    RoundedWeight,
+    Weight,
+    largest_over,
+    quantise,
+)
 
 
 class Rounding(NamedTuple):
@@ -37,9 +46,9 @@ class Rounding(NamedTuple):
         of_experts = jnp.max(jnp.where(mine, blocks, 0), axis=1).astype(jnp.float32)
         return largest_over(of_experts, self.axes[operand])
 
-    def expected_of_kernels(self, kernels: jax.Array, amax: jax.Array | None) -> jax.Array | None:
-        """[E], the same of each expert's kernel."""
-        if self.recipe is None or not self.recipe.per_tensor:
+    def expected_of_kernels(self, kernels: Weight, amax: jax.Array | None) -> jax.Array | None:
+        """[E], the same of each expert's kernel; None where they are rounded already, too."""
+        if self.recipe is None or not self.recipe.per_tensor or isinstance(kernels, RoundedWeight):
             return None
         if amax is not None:
             return jnp.broadcast_to(amax[1], kernels.shape[:1])
@@ -67,13 +76,15 @@ class Rounding(NamedTuple):
 
     def kernels(
         self,
-        kernels: jax.Array,
+        kernels: Weight,
         contracting: int,
         expected: jax.Array | None,
         quantised: jax.Array | None,
     ) -> jax.Array:
         """`kernels` [E, inputs, outputs] as a product over the dim `contracting` of each reads
         them."""
+        if isinstance(kernels, RoundedWeight):
+            return kernels.quantised.dequantise(self._held(kernels.dtype))
         if self.recipe is None:
             return kernels
         form = self.recipe.weight
@@ -96,8 +107,10 @@ class Rounding(NamedTuple):
         amax: jax.Array | None,
         quantised: jax.Array | None,
     ) -> jax.Array:
-        held = x.dtype
-        if self.backend == "reference":
-            held = jnp.promote_types(x.dtype, jnp.float32)
+        held = self._held(x.dtype)
         rounded = quantise(x, form, contracting, amax).dequantise(held)
         return rounded if quantised is None else jnp.where(quantised, rounded, x.astype(held))
+
+    def _held(self, dtype: jnp.dtype) -> jnp.dtype:
+        """The dtype in which products read rounded operands that came in `dtype`."""
+        return jnp.promote_types(dtype, jnp.float32) if self.backend == "reference" else dtype

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from geojax.models.layer_scan import add_at, layer_slice
+from geojax.models.layer_scan import add_at, forward_layer, layer_slice
 from geojax.models.parameters import Parameters
-from geojax.models.residuals import Residuals, forward
+from geojax.models.residuals import Residuals
 from geojax.models.varying import vary_over, varying_axes, zeros_of
 from geojax.pipeline.execution.rings import get_layer, put_layer, typed_like
 from geojax.pipeline.execution.split_backward import SplitBackward
@@ -264,12 +264,7 @@ class StageLayers:
     def _forward(
         self, weights: Parameters, x: jax.Array, number: jax.Array, context: Any
     ) -> tuple[tuple[jax.Array, jax.Array | None], Residuals]:
-        return forward(
-            lambda weights, x: self._functions.layer(weights, x, number, context),
-            weights,
-            x,
-            again=(weights, number, context),
-        )
+        return forward_layer(self._functions.layer, x, (weights, number, context))
 
     def _chunk(self, number: jax.Array) -> _Chunk:
         number = jnp.maximum(number, 0)

@@ -84,10 +84,11 @@ def test_the_backward_is_that_of_the_model(family, remat, together):
         def by_hand(layers, x):
             source, sink = StackedWeights(layers), StackedGradients(x.dtype, once=True)
             function = rematerialised(lambda *arguments: layer(*arguments, model), remat)
-            made = forward_layers([Span(model.layers, function)], source, None, x, context)
+            span = Span(model.layers, function, source)
+            made = forward_layers([span], [None], x, context)
             backward = backward_layers(
-                source,
-                None,
+                [source],
+                [None],
                 sink,
                 sink.start(layer_slice(layers, 0), model.layers),
                 made.residuals,

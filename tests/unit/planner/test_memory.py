@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from geojax.models import parameter_count
+from geojax.models import parameter_count, parameter_shapes
 from geojax.optim import LeafLayout, bytes_per_device
 from geojax.planner.compiled import compiled_memory
 from geojax.planner.memory import TracedStep
@@ -122,6 +122,18 @@ def test_eighteen_bytes_a_parameter_without_zero_in_mixed_precision():
     parts = {"gathered weights": 2, "gradients": 4, "master weights": 4, "optimizer moments": 8}
     parameters = parameter_count(config.model)
     assert {kind: forward[kind] / parameters for kind in parts} == pytest.approx(parts, rel=1e-3)
+
+
+def test_kernels_that_travel_as_fp8_numbers_are_held_as_such():
+    """A byte a number, and two for all other weights."""
+    options = ("--precision", "fp8-delayed", "--batch.rows", "16", "--batch.accumulation", "2")
+    step = TracedStep.of(config_of(*options, "--batch.sequence", "128"))
+    shapes = jax.tree.leaves_with_path(parameter_shapes(step.config.model)["layers"])
+    kernels = sum(leaf.size for path, leaf in shapes if path[-1].key == "kernel")
+    held = step.memory(on_cpu=False).phases["forward"].by_kind["gathered weights"]
+    parameters = parameter_count(step.config.model)
+    assert held == pytest.approx(2 * parameters - kernels, rel=1e-3)
+    assert kernels > parameters / 3
 
 
 def test_tensor_and_expert_ranks_hold_their_part_of_the_state():

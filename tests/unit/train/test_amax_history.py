@@ -119,8 +119,9 @@ def alone(mixture):
 LAYOUTS = {
     "zero 2": Run((("data", 2),), 2, options=(("zero_stage", 2), ("overlap", True))),
     "zero 3": Run((("data", 2), ("context", 2)), options=(("zero_stage", 3),)),
-    "pipeline": Run((("dc", 2), ("tensor", 2)), 4, pipeline=True),
+    "pipeline": Run((("dc", 2), ("data", 2), ("tensor", 2)), 4, pipeline=True),
     "experts": Run((("expert", 2), ("tensor", 2)), mixture=True),
+    "sites share scales": Run((("dc", 2), ("data", 2)), 2, options=(("sites_share_scales", True),)),
 }
 
 
@@ -158,6 +159,23 @@ def test_sites_keep_histories_of_their_own_and_no_magnitude_crosses_between_them
         for leaf in jax.tree.leaves(state.amax_history):
             of_gradients = np.asarray(leaf)[:, :, 2, :STEPS]  # [layers, sites, steps]
             assert (of_gradients[:, 1] > 10 * of_gradients[:, 0]).all(), "the row is at one site"
+
+
+def test_sites_that_share_scales_send_each_other_one_small_message_a_step():
+    with jax.enable_x64(True):
+        run = LAYOUTS["sites share scales"]
+        assert (run.axes, run.accumulation) == (SITES.axes, SITES.accumulation)
+        shared, apart = (
+            [
+                (each.kind, each.payload_bytes, each.executions, each.in_loop)
+                for each in collective_traffic(own.built[0], own.plan.mesh).over("dc")
+            ]
+            for own in (run, SITES)
+        )
+        for message in apart:
+            shared.remove(message)
+        linear_layers, layers, operands = 7, 2, 3
+        assert shared == [("all-reduce", 4 * linear_layers * layers * operands, 1, False)]
 
 
 def restored(tmp_path, state, run):

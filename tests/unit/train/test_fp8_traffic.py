@@ -1,0 +1,124 @@
+"""Under FP8 recipes a step sends byte for byte the formula: kernels, scales and magnitudes too."""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import pytest
+from support.small_models import SEQUENCE
+
+from geojax import make_mesh
+from geojax.collectives import collective_traffic
+from geojax.models import ModelConfig
+from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
+from geojax.pipeline import Placement, tick_table
+from geojax.pipeline.execution.tick_program import TickProgram
+from geojax.precision import RECIPES, policy
+from geojax.train.expected_traffic import expected_step_bytes
+from geojax.train.plan import StepPlan
+from geojax.train.stages import StagedLayers
+from geojax.train.state import state_layouts
+from geojax.train.step import SIGNALS, batch_shape, lower_step
+
+ROWS, LAYERS = 16, 4
+SIZES = {"layers": LAYERS, "hidden": 32, "heads": 4, "feed_forward": 48, "vocabulary": 61}
+MIXTURE = {"experts": 4, "experts_per_token": 2, "shared_experts": 1}
+LONG_BLOCKS = {"hidden": 256, "feed_forward": 512}
+
+
+@functools.cache
+def pipeline(schedule):
+    placement = Placement.linear(2)
+    table = tick_table(schedule, placement, 4, [1])
+    return {
+        "dc_role": "stage",
+        "staged_layers": StagedLayers(placement, (2, 2)),
+        "tick_program": TickProgram.of(table, branch_free=schedule == "branch_free"),
+        "accumulation": 4,
+    }
+
+
+CASES = {
+    # recipe, axes, options, sizes of the model
+    "delayed, zero 1": ("delayed", {"dc": 2, "data": 4}, {"accumulation": 2}, {}),
+    "delayed, zero 3": (
+        "delayed",
+        {"dc": 2, "data": 2, "tensor": 2},
+        {"zero_stage": 3, "remat": "full", "sites_share_scales": True},
+        {},
+    ),
+    "delayed, whole": ("delayed", {"dc": 2, "data": 2}, {"zero_stage": 0}, {}),
+    "delayed, pipeline": ("delayed", {"dc": 2, "data": 2, "tensor": 2}, pipeline, {}),
+    "delayed, experts": (
+        "delayed",
+        {"data": 2, "expert": 2, "tensor": 2},
+        {"zero_stage": 3},
+        {"mixture": MIXTURE},
+    ),
+    "current, zero 2": (
+        "current",
+        {"dc": 2, "data": 2, "tensor": 2},
+        {"zero_stage": 2, "overlap": True, "accumulation": 2, "remat": "selective"},
+        {"key_value_heads": 1},
+    ),
+    "current, zero 3, across sites": (
+        "current",
+        {"dc": 2, "data": 4},
+        {"zero_stage": 3, "shard_across_sites": True, "accumulation": 2},
+        {},
+    ),
+    "current, zero 3, weights kept": (
+        "current",
+        {"data": 2, "context": 2, "tensor": 2},
+        {"zero_stage": 3, "keep_gathered": True, "sequence_parallel": True},
+        {},
+    ),
+    "current, whole": (
+        "current",
+        {"context": 2, "tensor": 2},
+        {"zero_stage": 0, "remat": "full"},
+        {"mixture": MIXTURE},
+    ),
+    "current, experts": (
+        "current",
+        {"data": 2, "expert": 2, "tensor": 2},
+        {"zero_stage": 3, "remat": "selective"},
+        {"mixture": MIXTURE},
+    ),
+    "current, pipeline": ("current", {"dc": 2, "data": 2, "tensor": 2}, pipeline, {}),
+    "block": ("block", {"data": 2, "tensor": 2}, {"zero_stage": 3}, LONG_BLOCKS),
+    "mxfp8": ("mxfp8", {"data": 2}, {"zero_stage": 3}, {}),
+}
+
+
+@functools.cache
+def step(name, follows=True):
+    """The plan, the layouts and the lowered step; all of float32 but what is FP8."""
+    recipe, axes, options, sizes = CASES[name]
+    if options is pipeline:
+        options = pipeline("branch_free" if recipe == "current" else "zero_bubble_h1")
+    model = ModelConfig(**SIZES | sizes, maximum_positions=64, norm="rmsnorm", activation="swiglu")
+    mesh = make_mesh(devices=jax.devices()[: math.prod(axes.values())], **axes)
+    own = dataclasses.replace(policy("fp32"), recipe=RECIPES[recipe] if follows else None)
+    plan = StepPlan(mesh, own, **options)
+    settings = OptimizerSettings()
+    optimizer, schedule = make_optimizer(settings, 10), learning_rate_schedule(settings, 10)
+    layouts = state_layouts(model, optimizer, plan)
+    batch = batch_shape(ROWS, SEQUENCE)
+    return model, plan, layouts, lower_step(layouts, model, plan, optimizer, schedule, batch)
+
+
+def sent(program, mesh):
+    sums = collective_traffic(program, mesh).sums()
+    return {axes: sum(total.bytes_sent for total in kinds.values()) for axes, kinds in sums.items()}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bytes_over_each_axis_are_those_of_the_formula(name):
+    model, plan, layouts, lowered = step(name)
+    scalars = 2 + len(SIGNALS) + (model.mixture is not None)
+    expected = expected_step_bytes(
+        model, layouts.parameters, plan, rows=ROWS, sequence=SEQUENCE, scalars=scalars
+    )
+    assert sent(lowered, plan.mesh) == expected
