@@ -4,7 +4,7 @@ import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, cast
 
 import pydantic
 import tyro
@@ -34,8 +34,8 @@ class ProbeCommand:
     (there may be advice); 1: something is, or did not answer; 2: bad input.
     """
 
-    config: Annotated[Path | None, tyro.conf.Positional] = None
-    """The YAML file of a run."""
+    config: tyro.conf.Positional[tuple[Path, ...]] = ()
+    """The YAML file of a run; may be left out."""
 
     checks: tuple[str, ...] = _CHECKS
     """What to measure: devices, networks, links, hosts; stages: the pieces of CONFIG's model."""
@@ -66,11 +66,11 @@ class _Options(Settings):
 def run(command: ProbeCommand, overrides: Sequence[str]) -> int:
     """Measure, print the tables, write the files, and return the exit code: 1 if something is
     slow."""
-    if command.config is None and overrides:
+    if len(command.config) > 1:
+        raise UserError(f"{command.config[1]}: one CONFIG is enough")
+    if not command.config and overrides:
         raise UserError(f"unknown argument {overrides[0]}; without CONFIG there is none to change")
-    if command.stage_times is not None and (
-        command.config is None or "stages" not in command.checks
-    ):
+    if command.stage_times is not None and (not command.config or "stages" not in command.checks):
         raise UserError(f"--stage-times {command.stage_times}: needs CONFIG and the check 'stages'")
     unknown = [check for check in command.checks if check not in _CHECKS]
     if unknown:
@@ -80,7 +80,7 @@ def run(command: ProbeCommand, overrides: Sequence[str]) -> int:
     # Imported here, so that `geojax --help` need not wait for JAX.
     from geojax.train.config import RunConfig
 
-    config = RunConfig.load(command.config, overrides) if command.config else None
+    config = RunConfig.load(command.config[0], overrides) if command.config else None
 
     import jax
 

@@ -6,7 +6,6 @@ while meets all of them alike, and the median over rounds counts.
 """
 
 import dataclasses
-import functools
 import json
 import statistics
 import time
@@ -50,7 +49,7 @@ class Work:
         return 2.0 * self.vector_bytes * self.sweeps
 
 
-ON_CPU = Work(matrix=1024, products=2, vector_bytes=2**26, sweeps=2)
+ON_CPU = Work(matrix=1024, products=4, vector_bytes=2**26, sweeps=4)
 ON_ACCELERATOR = Work(matrix=8192, products=16, vector_bytes=2**30, sweeps=16)
 
 
@@ -73,7 +72,11 @@ def measured_devices(places: Places, dtype: str, work: Work | None = None) -> li
     Raises:
         MissingProcessesError: some process did not come.
     """
-    here = [(site, _Bench(device, dtype, work)) for site, device in places.own_devices]
+    if work is None:
+        work = ON_CPU if jax.local_devices()[0].platform == "cpu" else ON_ACCELERATOR
+    data = _data(work, dtype)
+    here = [(site, _Bench(device, work, *data)) for site, device in places.own_devices]
+    del data
     found = _rounds(places, here)
     suspects = slow_devices(found)
     if not suspects:
@@ -122,10 +125,15 @@ def _rounds(places: Places, here: list[tuple[str, "_Bench"]]) -> list[DeviceFigu
 class _Bench:
     """One device, with what is measured on it compiled and its data in place."""
 
-    def __init__(self, device: jax.Device, dtype: str, work: Work | None):
-        self.device = device
-        self._work = work or (ON_CPU if device.platform == "cpu" else ON_ACCELERATOR)
-        left, right, vector = _data(self._work, dtype)
+    def __init__(
+        self,
+        device: jax.Device,
+        work: Work,
+        left: jax.Array,
+        right: jax.Array,
+        vector: jax.Array,
+    ):
+        self.device, self._work = device, work
         self._left, self._right = jax.device_put((left, right), device)
         # A copy of its own also where the data were made: it is written in place.
         self._vector = jax.device_put(vector, device, may_alias=False)
@@ -142,7 +150,6 @@ class _Bench:
         return self._work.operations / products, self._work.bytes_moved / _seconds(sweep)
 
 
-@functools.cache
 def _data(work: Work, dtype: str) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Two matrices and a vector, made once for all devices of this process.
 

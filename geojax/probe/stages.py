@@ -113,7 +113,8 @@ def _stage_mesh(config: RunConfig, places: Places) -> Mesh:
             "check 'stages' out, or probe with a multiple of them"
         )
     topology = places.topology if len(places.processes) > 1 else None
-    return make_mesh(topology, dc=sites, data=held // devices, **spread)
+    given = list(places.mesh.devices.flat)
+    return make_mesh(topology, dc=sites, data=held // devices, devices=given, **spread)
 
 
 def _site_times(name: str, seconds: dict[tuple[str, str], float]) -> SiteTimes:

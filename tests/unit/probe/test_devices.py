@@ -1,8 +1,7 @@
 from geojax.probe.devices import Work, measured_devices, slow_devices
-from geojax.probe.figures import DeviceFigures
+from geojax.probe.figures import DeviceFigures, Figures
 from geojax.probe.places import Places
 from geojax.probe.run import flagged
-from geojax.probe.figures import Figures
 from geojax.topology import Process
 
 

@@ -29,9 +29,12 @@ def test_the_address_that_faces_a_host():
 
 
 def test_a_stranger_is_not_taken_for_the_peer(listener):
-    with dial(listener, b"x" * len(TOKEN)), dial(listener) as ours:
-        with listener.accept() as accepted:
-            assert accepted.getpeername() == ours.getsockname()
+    with (
+        dial(listener, b"x" * len(TOKEN)),
+        dial(listener) as ours,
+        listener.accept() as accepted,
+    ):
+        assert accepted.getpeername() == ours.getsockname()
 
 
 def test_who_does_not_connect_or_listen_is_named(listener, monkeypatch):
