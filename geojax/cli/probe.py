@@ -75,6 +75,9 @@ def run(command: ProbeCommand, overrides: Sequence[str]) -> int:
     unknown = [check for check in command.checks if check not in _CHECKS]
     if unknown:
         raise UserError(f"--checks {unknown[0]}: there are {', '.join(_CHECKS)}")
+    for path in (command.output, command.json, command.stage_times):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise UserError(f"{path}: its folder does not exist")
     given = {name: getattr(command, name) for name in _Options.model_fields}
     options = validate(_Options, given, "geojax probe")
     # Imported here, so that `geojax --help` need not wait for JAX.
@@ -100,6 +103,9 @@ def run(command: ProbeCommand, overrides: Sequence[str]) -> int:
     first = jax.process_index() == 0
     console = Console(quiet=not first, highlight=False, soft_wrap=True, markup=False)
     console.print(_heading(places))
+    dtype = None
+    if config is not None:
+        dtype = cast("Precision", policy(config.precision).compute_dtype.name)
     with console.status("measuring"):
         figures = probe(
             places,
@@ -107,9 +113,7 @@ def run(command: ProbeCommand, overrides: Sequence[str]) -> int:
             coordinator=settings.coordinator if len(places.processes) > 1 else None,
             checks=[check for check in CHECKS if check in command.checks],
             streams=sorted(set(options.streams)),
-            dtype=cast("Precision", policy(config.precision).compute_dtype.name)
-            if config
-            else None,
+            dtype=dtype,
         )
     if config is not None and "stages" in command.checks:
         with console.status("measuring the pieces of the model"):

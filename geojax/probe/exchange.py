@@ -10,8 +10,9 @@ import jax
 from geojax.runtime import MissingProcessesError, barrier, describe
 from geojax.runtime.coordination import publish, published
 
-PATIENCE_SECONDS = 180.0
-"""How long processes wait for each other beyond the time that a check takes."""
+PATIENCE_SECONDS = 80.0
+"""How long processes wait for each other beyond the time that a check takes: less than JAX takes to
+end those that wait for one that is stuck, without a word of who that is."""
 
 _POLL_SECONDS = 0.02
 _questions: collections.Counter[str] = collections.Counter()

@@ -52,7 +52,7 @@ def measured_links(places: Places, coordinator: str, streams: Sequence[int]) -> 
         patience = PATIENCE_SECONDS + 2 * len(streams) * _PHASE_SECONDS
         answers = collect(name, own, patience)
         received = [LinkFigures.model_validate_json(each) for each in answers if each]
-        found += reversed(received)  # the first site hears the second one, and the other way round
+        found += sorted(received, key=lambda link: link.source != pair[0][0])
     return found
 
 

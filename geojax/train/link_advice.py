@@ -118,7 +118,8 @@ def link_advice(
         return []
     share = f"; {streams} streams share them" if streams > 1 else ""
     return [
-        f"{name}: {_bits(rate)} x {trip * 1e3:g} ms keep {quantity(product, 'B')} in flight{share}",
+        f"{name}: {_bits(rate)} x {trip * 1e3:.4g} ms keep {quantity(product, 'B')} in flight"
+        f"{share}",
         *(f"  {line}" for line in lines),
     ]
 

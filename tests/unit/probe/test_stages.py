@@ -110,6 +110,7 @@ def test_times_of_another_model_are_refused(capsys, tmp_path, times):
     [
         (("--batch.rows", "8"), "error: unknown argument --batch.rows; without CONFIG there is no"),
         (("--stage-times", "x.yaml"), "error: --stage-times x.yaml: needs CONFIG and the check"),
+        (("--output", "nowhere/a.yaml"), "error: nowhere/a.yaml: its folder does not exist"),
         (("--checks", "link"), "error: --checks link: there are devices, networks, links, hosts"),
         (("--streams", "0"), "geojax probe: streams.0: input should be greater than 0"),
         (("nowhere.yaml",), "error: nowhere.yaml: no such file"),
