@@ -6,10 +6,11 @@ devices that would be a stage works at the same time, as in training. A piece ru
 loop of one program, whose length is an argument: what a longer loop takes longer is the piece's.
 """
 
+import functools
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -79,7 +80,7 @@ def measured_stages(config: RunConfig, places: Places, rows: int) -> StageTimes:
     barrier("probe: the pieces of the model are compiled", PATIENCE_SECONDS)
     limits = WatchdogSettings(first_step_seconds=PATIENCE_SECONDS, minimum_seconds=PATIENCE_SECONDS)
     with Watchdog(limits) as watchdog, watchdog.step(0):
-        own = [_seconds(run, pieces.arguments) for run in programs.values()]
+        own = _seconds([functools.partial(run, *pieces.arguments) for run in programs.values()])
     answers = [json.loads(text) for text in collect("pieces", json.dumps(own))]
     sites = []
     for site in places.topology.sites:
@@ -139,21 +140,28 @@ def _site_times(name: str, seconds: dict[tuple[str, str], float]) -> SiteTimes:
     )
 
 
-def _seconds(run: Any, arguments: tuple[Any, ...]) -> float:
-    """Of one turn of a program's loop."""
+def _seconds(loops: Sequence[Callable[[jax.Array], Any]]) -> list[float]:
+    """Of one turn of each loop: the medians of some rounds over all of them."""
 
-    def lasts(count: int) -> float:
+    def lasts(loop: Callable[[jax.Array], Any], count: int) -> float:
         start = time.perf_counter()
-        jax.block_until_ready(run(*arguments, jnp.int32(count)))
+        jax.block_until_ready(loop(jnp.int32(count)))
         return time.perf_counter() - start
 
-    lasts(_SHORTEST)
-    turn = (lasts(_SHORTEST) - lasts(0)) / _SHORTEST
+    def turn(loop: Callable[[jax.Array], Any], count: int) -> float:
+        return (lasts(loop, count) - lasts(loop, 0)) / count
+
+    for loop in loops:
+        lasts(loop, _SHORTEST)
+    first = [turn(loop, _SHORTEST) for loop in loops]
     # In a loop with messages all processes must take as many turns.
-    turns = [float(text) for text in collect("turns of a loop", repr(max(turn, 1e-6)))]
-    count = min(max(round(_LOOP_SECONDS / max(turns)), _SHORTEST), _LONGEST)
-    rounds = [(lasts(count) - lasts(0)) / count for _ in range(_ROUNDS)]
-    return max(statistics.median(rounds), 0.0)
+    slowest = map(max, zip(*map(json.loads, collect("turns", json.dumps(first))), strict=True))
+    counts = [
+        min(max(round(_LOOP_SECONDS / max(seconds, 1e-6)), _SHORTEST), _LONGEST)
+        for seconds in slowest
+    ]
+    rounds = [list(map(turn, loops, counts)) for _ in range(_ROUNDS)]
+    return [max(statistics.median(of_loop), 0.0) for of_loop in zip(*rounds, strict=True)]
 
 
 class _Pieces:
