@@ -20,6 +20,7 @@ from geojax.settings import Settings, validate
 from geojax.wan import SITE_NAMES, EmulatedWan
 from geojax.wan.state import DEFAULT_NAME
 
+_VERBS = ("train", "probe")
 _LINES_SHOWN = 15
 _MISTAKE = 2
 _STOPPED = (129, 130, 143)  # as a shell names SIGHUP, SIGINT and SIGTERM
@@ -140,10 +141,12 @@ def _command_line(launched: Sequence[str], python: str, *, here: bool) -> list[s
     """What each process runs, from the words after `--`."""
     if not launched:
         raise UserError("what shall be launched? geojax launch --sites 2 -- train run.yaml")
-    if launched[0] == "train":
+    if launched[0] in _VERBS:
         return [python, "-m", "geojax", *launched]
     if here and shutil.which(launched[0]) is None:
-        raise UserError(f"'{launched[0]}' is neither 'train' nor a program")
+        raise UserError(
+            f"'{launched[0]}' is neither {' nor '.join(map(repr, _VERBS))} nor a program"
+        )
     return list(launched)
 
 

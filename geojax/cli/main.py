@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from geojax.cli import data, launch, memory, simulate, train, wan
+from geojax.cli import data, launch, memory, probe, simulate, train, wan
 from geojax.errors import RunError, UserError
 
 MISTAKE, FAILURE, INTERRUPTED = 2, 1, 130
@@ -18,6 +18,7 @@ Verb = (
     Annotated[train.TrainCommand, tyro.conf.subcommand("train")]
     | Annotated[memory.MemoryCommand, tyro.conf.subcommand("memory")]
     | Annotated[simulate.SimulateCommand, tyro.conf.subcommand("simulate")]
+    | Annotated[probe.ProbeCommand, tyro.conf.subcommand("probe")]
     | Annotated[data.PrepareCommand, tyro.conf.subcommand("data prepare")]
     | Annotated[launch.LaunchCommand, tyro.conf.subcommand("launch")]
     | Annotated[wan.WanUpCommand, tyro.conf.subcommand("wan up")]
@@ -55,6 +56,8 @@ def run(arguments: list[str]) -> int:
             return memory.run(verb, unknown)
         if isinstance(verb, simulate.SimulateCommand):
             return simulate.run(verb, unknown)
+        if isinstance(verb, probe.ProbeCommand):
+            return probe.run(verb, unknown)
         if unknown:
             raise UserError(f"unknown argument {unknown[0]}; see geojax {arguments[0]} --help")
         if isinstance(verb, launch.LaunchCommand):

@@ -33,9 +33,10 @@ class SimulateCommand:
     """Compare all pipeline schedules for CONFIG: through all of its sites or inside each one, as
     pipeline.dc_role says.
 
-    Times follow from the model's operations, the accelerators' peaks and the links of the topology;
-    nothing runs. Writes timelines.png and lock-step.png, both as trace.json (for ui.perfetto.dev),
-    and bandwidth.png. Any setting of the config can be changed: `--mesh.data 4`.
+    Times follow from the model's operations, the accelerators' peaks and the links of the topology,
+    or from measured ones; nothing runs. Writes timelines.png and lock-step.png, both as trace.json
+    (for ui.perfetto.dev), and bandwidth.png. Any setting of the config can be changed: `--mesh.data
+    4`.
     """
 
     config: tyro.conf.Positional[Path]
@@ -63,6 +64,9 @@ class SimulateCommand:
     stage_seconds: str | None = None
     """Instead of peak and efficiency: the measured time of a stage for forward and backward of a
     microbatch, such as 180ms."""
+
+    stage_times: Path | None = None
+    """Instead of these: what `geojax probe` has measured of the model's pieces (a YAML file)."""
 
     output: Path | None = None
     """Folder of the pictures and the trace; default: simulation in the run directory."""

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
 import pydantic
 
@@ -25,6 +26,13 @@ class Options(Settings):
     chunks_per_stage: pydantic.PositiveInt
     efficiency: float = pydantic.Field(gt=0, le=1)
     stage_seconds: Seconds | None
+    stage_times: Path | None
+
+    @pydantic.model_validator(mode="after")
+    def _one_measurement(self) -> Self:
+        if self.stage_seconds is not None and self.stage_times is not None:
+            raise ValueError("stage_seconds and stage_times say the same: leave one of them out")
+        return self
 
 
 def topology_of(config: "RunConfig", accelerator: str | None) -> "Topology":
@@ -113,6 +121,16 @@ def rows_of(config: "RunConfig", through_sites: bool) -> int:
     return config.batch.rows // ranks
 
 
+def microbatch_rows(config: "RunConfig") -> int:
+    """Rows of a microbatch on each rank, where the command does not say how many there are.
+
+    Raises:
+        UserError: they do not divide.
+    """
+    rows = rows_of(config, through_all_sites(config, config.mesh.stage))
+    return rows // config.batch.accumulation if config.batch.accumulation > 1 else 1
+
+
 def staged_model(config: "RunConfig", topology: "Topology", options: Options) -> "StagedModel":
     """The pipeline through all sites; or that inside the site where it takes longest.
 
@@ -120,9 +138,11 @@ def staged_model(config: "RunConfig", topology: "Topology", options: Options) ->
         UserError: it has one stage only, or cannot be had (`StagedModel`).
     """
     from geojax.pipeline.schedule import Placement
+    from geojax.pipeline.stage_times import StageTimes
     from geojax.pipeline.staged_model import StagedModel
     from geojax.precision import policy
 
+    measured = StageTimes.load(options.stage_times) if options.stage_times else None
     through_sites = through_all_sites(config, options.stages_per_site)
     whole = [topology]
     if not through_sites:
@@ -142,6 +162,7 @@ def staged_model(config: "RunConfig", topology: "Topology", options: Options) ->
             remat=config.remat,
             efficiency=options.efficiency,
             stage_seconds=options.stage_seconds,
+            measured=measured,
             given_layers=config.pipeline.layers,
         )
         for of_pipeline in whole

@@ -1,8 +1,8 @@
 """A model cut into stages that lie in the sites of a topology: what each chunk and each hop costs.
 
-Times come from operations (`geojax.pipeline.model_costs`) and the accelerators' peaks. What keeps
-an accelerator from its peak (memory, collectives over tensor and context, the host) is one number,
-the efficiency.
+Times were measured (`geojax.pipeline.stage_times`), or come from operations
+(`geojax.pipeline.model_costs`) and the accelerators' peaks. What keeps an accelerator from its peak
+(memory, collectives over tensor and context, the host) is one number then, the efficiency.
 """
 
 import dataclasses
@@ -16,8 +16,9 @@ from geojax.models.parallelism import ALONE, Parallelism
 from geojax.models.remat import Remat
 from geojax.pipeline.balance import balanced_layers
 from geojax.pipeline.costs import Costs, Hop
-from geojax.pipeline.model_costs import head_operations, layer_operations
+from geojax.pipeline.model_costs import Operations, head_operations, layer_operations
 from geojax.pipeline.schedule import Placement
+from geojax.pipeline.stage_times import PieceTimes, SiteTimes, StageTimes
 from geojax.topology import Link, Site, Topology
 
 EFFICIENCY = 0.5
@@ -50,6 +51,9 @@ class StagedModel:
     """If it was measured: forward and backward of a microbatch on the slowest stage, with one chunk
     a stage. Peaks then matter only where sites differ, and the efficiency not at all."""
 
+    measured: StageTimes | None = None
+    """Of the pieces on every site. Neither peaks nor the efficiency matter then."""
+
     given_layers: tuple[int, ...] | None = None
     """Layers of each chunk, for placements of so many chunks; others are balanced by cost."""
 
@@ -61,6 +65,15 @@ class StagedModel:
                     f"{self.stages_per_site * self.devices} accelerators, and site '{site.name}' "
                     f"of topology '{self.topology.name}' has {site.accelerators}"
                 )
+        if self.measured is not None:
+            self.measured.require(
+                model=self.model,
+                rows=self.rows,
+                sequence=self.sequence,
+                dtype=self.dtype,
+                remat=self.remat,
+                parallelism=self.parallelism,
+            )
 
     @property
     def devices(self) -> int:
@@ -96,13 +109,14 @@ class StagedModel:
         """
         if self.given_layers is not None and len(self.given_layers) == placement.chunks:
             return self.given_layers
-        rates = [self._rate(stage) for stage in placement.stage_of]
+        pieces = [self._pieces(stage) for stage in placement.stage_of]
+        layers = [sum(of_stage.layer.kinds) for of_stage in pieces]
         return balanced_layers(
-            [sum(self._layer)] * self.model.layers,
+            [1.0] * self.model.layers,
             placement.chunks,
-            before=sum(self._embedding_seconds) * rates[0],
-            after=sum(self._head),
-            speeds=rates,
+            before=sum(pieces[0].embedding.kinds) / layers[0],
+            after=sum(pieces[-1].head.kinds) / layers[-1],
+            speeds=[1 / seconds for seconds in layers],
         )
 
     def costs(self, placement: Placement) -> Costs:
@@ -125,29 +139,36 @@ class StagedModel:
         return Costs(forward, backward, weight, costs.hops)
 
     def _costs(self, placement: Placement) -> Costs:
-        times, layer = [], self._layer
-        for count, stage in zip(self.layers(placement), placement.stage_of, strict=True):
-            rate = self._rate(stage)
-            times.append([count * operations / rate for operations in layer])
-        for kind, operations in enumerate(self._head):
-            times[-1][kind] += operations / self._rate(placement.stage_of[-1])
-        look_up, scatter = self._embedding_seconds
-        times[0][0] += look_up
-        times[0][2] += scatter
+        pieces = [self._pieces(stage) for stage in placement.stage_of]
+        times = [
+            [count * seconds for seconds in of_stage.layer.kinds]
+            for count, of_stage in zip(self.layers(placement), pieces, strict=True)
+        ]
+        times[0] = [sum(pair) for pair in zip(times[0], pieces[0].embedding.kinds, strict=True)]
+        times[-1] = [sum(pair) for pair in zip(times[-1], pieces[-1].head.kinds, strict=True)]
         forward, backward, weight = map(tuple, zip(*times, strict=True))
         pairs = itertools.pairwise(placement.stage_of)
         return Costs(forward, backward, weight, tuple(self._hop(*pair) for pair in pairs))
 
-    @property
-    def _layer(self) -> list[float]:
-        """Operations of one layer on one device: forward, gradient of the input, of the weights."""
-        parts = layer_operations(self.model, self.sequence, self.remat)
-        return [self._tokens * operations for operations in parts]
+    def _pieces(self, stage: int) -> SiteTimes:
+        """The times of the pieces on the devices of a stage."""
+        site = self._site(stage)
+        if self.measured is not None:
+            return self.measured.of_site(site.name)
+        seconds = self._tokens / self._rate(stage)
+        look_up, scatter = self._embedding_seconds
+        layer = layer_operations(self.model, self.sequence, self.remat)
 
-    @property
-    def _head(self) -> list[float]:
-        """The same of the head."""
-        return [self._tokens * operations for operations in head_operations(self.model)]
+        def times(operations: Operations) -> PieceTimes:
+            forward, backward, weight = (seconds * number for number in operations)
+            return PieceTimes(forward=forward, backward=backward, weight=weight)
+
+        return SiteTimes(
+            name=site.name,
+            layer=times(layer),
+            embedding=PieceTimes(forward=look_up, backward=0.0, weight=scatter),
+            head=times(head_operations(self.model)),
+        )
 
     @property
     def _tokens(self) -> float:

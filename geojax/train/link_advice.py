@@ -118,7 +118,8 @@ def link_advice(
         return []
     share = f"; {streams} streams share them" if streams > 1 else ""
     return [
-        f"{name}: {_bits(rate)} x {trip * 1e3:g} ms keep {quantity(product, 'B')} in flight{share}",
+        f"{name}: {_bits(rate)} x {trip * 1e3:.4g} ms keep {quantity(product, 'B')} in flight"
+        f"{share}",
         *(f"  {line}" for line in lines),
     ]
 
@@ -145,7 +146,7 @@ def advice_of_process(
             link = topology.link(members[0].site or "", name)
         except UserError:  # nothing is known of it
             continue
-        pairs = min(len(members), len(others)) * _sockets(environment)
+        pairs = min(len(members), len(others)) * nccl_sockets(environment)
         title = f"link {members[0].site}-{name} (host {members[0].host})"
         lines += link_advice(title, link, pairs, kernel, environment)
     return lines
@@ -155,7 +156,7 @@ def _has(folder: Path, kind: str) -> bool:
     return (folder / "core" / f"{kind}_max").exists()
 
 
-def _sockets(environment: Mapping[str, str]) -> int:
+def nccl_sockets(environment: Mapping[str, str]) -> int:
     """How many sockets NCCL opens for a connection."""
     given = (environment.get(name, "") for name in _NCCL_SOCKETS)
     return math.prod(int(number) if number.isdecimal() and int(number) else 1 for number in given)

@@ -83,7 +83,7 @@ def test_what_is_no_list_of_sites_is_refused(asked):
     ("changes", "launched", "part"),
     [
         ({}, [], "what shall be launched"),
-        ({}, ["trian", "x.yaml"], "'trian' is neither 'train' nor a program"),
+        ({}, ["trian", "x.yaml"], "'trian' is neither 'train' nor 'probe' nor a program"),
         ({"processes_per_site": 0}, ["train"], "processes_per_site: input should be greater"),
         ({"grace_seconds": "soon"}, ["train"], "'soon' is not a number of seconds"),
         ({"hosts": "h.yaml", "sites": "2"}, ["train"], "--hosts h.yaml says which sites"),

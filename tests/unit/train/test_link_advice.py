@@ -85,5 +85,5 @@ def test_one_process_of_each_site_speaks_where_there_are_several_hosts(
 
 
 def test_nccls_sockets_are_streams():
-    assert module._sockets({"NCCL_SOCKET_NTHREADS": "4", "NCCL_NSOCKS_PERTHREAD": "2"}) == 8
-    assert module._sockets({}) == 1
+    assert module.nccl_sockets({"NCCL_SOCKET_NTHREADS": "4", "NCCL_NSOCKS_PERTHREAD": "2"}) == 8
+    assert module.nccl_sockets({}) == 1

@@ -1,0 +1,187 @@
+"""`geojax probe`: are devices, networks and links healthy, and how fast are they?"""
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import pydantic
+import tyro
+from rich.console import Console
+
+from geojax.errors import UserError
+from geojax.settings import Settings, validate
+
+if TYPE_CHECKING:
+    from geojax.accelerators import Precision
+    from geojax.probe import Figures, Places
+    from geojax.runtime import ProcessSettings
+    from geojax.train.config import RunConfig
+
+_CHECKS = ("devices", "networks", "links", "hosts", "stages")
+_SLOW = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class ProbeCommand:
+    """Measure devices, the networks inside the sites, the links between them and the hosts'
+    settings, and flag what is slow.
+
+    On several processes: `geojax launch -- probe`, or the same command everywhere, as for training.
+    With CONFIG its topology says what the links should be like, and the times of a pipeline stage's
+    pieces are measured; any setting can be changed: `--batch.rows 16`. Exit code 0: nothing is slow
+    (there may be advice); 1: something is, or did not answer; 2: bad input.
+    """
+
+    config: tyro.conf.Positional[tuple[Path, ...]] = ()
+    """The YAML file of a run; may be left out."""
+
+    checks: tuple[str, ...] = _CHECKS
+    """What to measure: devices, networks, links, hosts; stages: the pieces of CONFIG's model."""
+
+    streams: tuple[int, ...] = (1, 2, 4, 8)
+    """With how many TCP streams the links are measured, one after the other."""
+
+    simulate_devices: int | None = None
+    """Simulate so many CPU devices in this process; default: what CONFIG says."""
+
+    output: Path | None = None
+    """Write the topology as measured to this YAML file, for `topology:` of a config."""
+
+    json: Path | None = None
+    """Write all figures to this file."""
+
+    stage_times: Path | None = None
+    """Write the times of CONFIG's pieces to this YAML file, for `geojax simulate --stage-times`."""
+
+
+class _Options(Settings):
+    """The numbers of the command, checked."""
+
+    streams: tuple[pydantic.PositiveInt, ...] = pydantic.Field(min_length=1)
+    simulate_devices: pydantic.PositiveInt | None
+
+
+def run(command: ProbeCommand, overrides: Sequence[str]) -> int:
+    """Measure, print the tables, write the files, and return the exit code: 1 if something is
+    slow."""
+    if len(command.config) > 1:
+        raise UserError(f"{command.config[1]}: one CONFIG is enough")
+    if not command.config and overrides:
+        raise UserError(f"unknown argument {overrides[0]}; without CONFIG there is none to change")
+    if command.stage_times is not None and (not command.config or "stages" not in command.checks):
+        raise UserError(f"--stage-times {command.stage_times}: needs CONFIG and the check 'stages'")
+    unknown = [check for check in command.checks if check not in _CHECKS]
+    if unknown:
+        raise UserError(f"--checks {unknown[0]}: there are {', '.join(_CHECKS)}")
+    for path in (command.output, command.json, command.stage_times):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise UserError(f"{path}: its folder does not exist")
+    given = {name: getattr(command, name) for name in _Options.model_fields}
+    options = validate(_Options, given, "geojax probe")
+    # Imported here, so that `geojax --help` need not wait for JAX.
+    from geojax.train.config import RunConfig
+
+    config = RunConfig.load(command.config[0], overrides) if command.config else None
+
+    import jax
+
+    from geojax import runtime
+    from geojax.cli.probe_tables import show
+    from geojax.cli.simulated_pipeline import microbatch_rows
+    from geojax.precision import policy
+    from geojax.probe import CHECKS, Places, probe
+    from geojax.probe.stages import measured_stages
+    from geojax.runtime.launchers import complete
+    from geojax.topology import Topology
+
+    described = Topology.load(config.topology) if config and config.topology else None
+    settings = complete(_processes(options.simulate_devices, config), os.environ)
+    places = Places.of(runtime.start(settings), described, config.mesh.dc if config else 1)
+    jax.config.update("jax_enable_x64", config is not None and config.precision == "fp64")
+    first = jax.process_index() == 0
+    console = Console(quiet=not first, highlight=False, soft_wrap=True, markup=False)
+    console.print(_heading(places))
+    dtype = None
+    if config is not None:
+        dtype = cast("Precision", policy(config.precision).compute_dtype.name)
+    with console.status("measuring"):
+        figures = probe(
+            places,
+            described_by=described,
+            coordinator=settings.coordinator if len(places.processes) > 1 else None,
+            checks=[check for check in CHECKS if check in command.checks],
+            streams=sorted(set(options.streams)),
+            dtype=dtype,
+        )
+    if config is not None and "stages" in command.checks:
+        with console.status("measuring the pieces of the model"):
+            times = measured_stages(config, places, microbatch_rows(config))
+        figures = figures.model_copy(update={"stage_times": times})
+    show(figures, console)
+    if first:
+        _write(command, places, figures, console)
+    console.print("slow: " + "; ".join(figures.flagged) if figures.flagged else "nothing is slow")
+    runtime.finish()
+    return _SLOW if figures.flagged and first else 0
+
+
+def _processes(simulate: int | None, config: "RunConfig | None") -> "ProcessSettings":
+    from geojax.runtime import ProcessSettings
+    from geojax.runtime.launchers import VARIABLES
+
+    # A launcher that spreads a job over more processes says how many devices each simulates.
+    if (
+        simulate is None
+        and config is not None
+        and not os.environ.get(VARIABLES["simulated_devices"])
+    ):
+        simulate = config.simulate_devices
+    return ProcessSettings(simulated_devices=simulate)
+
+
+def _heading(places: "Places") -> str:
+    topology = places.topology
+    sites = ", ".join(
+        f"{site.name} ({site.hosts} x {site.accelerators_per_host} {site.accelerator.name})"
+        for site in topology.sites
+    )
+    count = len(places.processes)
+    heading = f"{count} process{'es' if count > 1 else ''}; {sites}"
+    if count == 1 and len(topology.sites) > 1:
+        heading += (
+            "; the sites are simulated in one process, so nothing crosses a link between them"
+        )
+    return heading
+
+
+def _write(command: ProbeCommand, places: "Places", figures: "Figures", console: Console) -> None:
+    from geojax.probe import measured_topology, save_topology
+
+    if command.output is not None:
+        topology = measured_topology(places.topology, figures)
+        save_topology(topology, command.output, _remarks(places, figures))
+        console.print(f"{command.output}: the topology")
+    if command.stage_times is not None:
+        assert figures.stage_times is not None, "they were measured"
+        figures.stage_times.save(command.stage_times)
+        console.print(f"{command.stage_times}: the stage times")
+    if command.json is not None:
+        try:
+            command.json.write_text(figures.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"{command.json}: cannot be written ({error.strerror})") from None
+        console.print(f"{command.json}: all figures")
+
+
+def _remarks(places: "Places", figures: "Figures") -> list[str]:
+    """What a reader of the topology should know of its numbers."""
+    remarks = [f"Measured by geojax probe, on {len(places.processes)} process(es)."]
+    if figures.links and max(site.hosts for site in places.topology.sites) > 1:
+        remarks.append("Links: between one host of each site; together they may carry more.")
+    if places.topology.links and not figures.links:
+        remarks.append("Links: as described, not measured.")
+    if figures.devices and figures.devices[0].kind == "cpu":
+        remarks.append("Peaks: what these CPUs reached, one device at a time.")
+    return remarks

@@ -1,0 +1,86 @@
+"""What each host's kernel allows TCP, and whether that fills the links that were measured."""
+
+import collections
+import os
+
+from geojax.errors import UserError
+from geojax.probe.exchange import collect
+from geojax.probe.figures import HostFigures
+from geojax.probe.places import Places
+from geojax.topology import Topology
+from geojax.train.link_advice import KernelSettings, link_advice, nccl_sockets
+
+
+def read_hosts(places: Places, links: Topology | None) -> list[HostFigures]:
+    """Every host of every site whose kernel says something; every process of the job calls it.
+
+    Args:
+        places: the processes and their hosts.
+        links: a topology with the links that hosts should fill; None: they cross none.
+
+    Raises:
+        MissingProcessesError: some process did not come.
+    """
+    own = _own(places, links)
+    answers = collect("hosts", own.model_dump_json() if own is not None else "")
+    found = [HostFigures.model_validate_json(answer) for answer in answers if answer]
+    return _compared(
+        list({(each.site, each.host): each for each in reversed(found)}.values())[::-1]
+    )
+
+
+def _own(places: Places, links: Topology | None) -> HostFigures | None:
+    kernel = KernelSettings.read()
+    if kernel is None:
+        return None
+    advice = _advice(places, links, kernel) if links is not None else []
+    return HostFigures(
+        site=places.own_site,
+        host=places.own_host,
+        send_buffer_bytes=kernel.tcp_wmem[2],
+        receive_buffer_bytes=kernel.tcp_rmem[2],
+        congestion_control=kernel.congestion_control,
+        slow_start_after_idle=kernel.slow_start_after_idle,
+        advice=tuple(advice),
+        verdict="look" if advice else "ok",
+    )
+
+
+def _advice(places: Places, links: Topology, kernel: KernelSettings) -> list[str]:
+    lines: list[str] = []
+    own = links.site(places.own_site)
+    for site in links.sites:
+        if site.name == own.name:
+            continue
+        try:
+            link = links.link(own.name, site.name)
+        except UserError:  # nothing is known of it
+            continue
+        pairs = min(len(own.processes), len(site.processes))
+        name = f"link {own.name}-{site.name} (host {places.own_host})"
+        streams = pairs * nccl_sockets(os.environ)
+        lines += link_advice(name, link, streams, kernel, os.environ)
+    return lines
+
+
+def _compared(hosts: list[HostFigures]) -> list[HostFigures]:
+    """The same, with a word at those whose settings are not those of most hosts of their site."""
+    usual = {
+        site: collections.Counter(_settings(each) for each in hosts if each.site == site)
+        for site in {each.site for each in hosts}
+    }
+    compared = []
+    for host in hosts:
+        most = usual[host.site].most_common(1)[0][0]
+        differing = [name for name, value in most if dict(_settings(host))[name] != value]
+        if differing:
+            line = f"host {host.host} differs from most of site {host.site}: {', '.join(differing)}"
+            advice = (*host.advice, line)
+            host = host.model_copy(update={"advice": advice, "verdict": "look"})
+        compared.append(host)
+    return compared
+
+
+def _settings(host: HostFigures) -> tuple[tuple[str, object], ...]:
+    fields = host.model_dump(exclude={"site", "host", "advice", "verdict"})
+    return tuple(fields.items())

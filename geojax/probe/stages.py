@@ -1,0 +1,321 @@
+"""How long the pieces of a model take on the devices of one pipeline stage, in every site.
+
+The pieces are those of the executor (`geojax.pipeline.execution`), for one microbatch: a layer
+forwards, backwards to its input, backwards to its weights; embedding and head. Every group of
+devices that would be a stage works at the same time, as in training. A piece runs many times in a
+loop of one program, whose length is an argument: what a longer loop takes longer is the piece's.
+"""
+
+import functools
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from geojax.errors import UserError
+from geojax.mesh import AXES, make_mesh
+from geojax.models import init_parameters
+from geojax.models.varying import vary_over, zeros_of
+from geojax.optim import layout
+from geojax.pipeline.execution import StageWeights
+from geojax.pipeline.execution.stage_layers import StageLayers
+from geojax.pipeline.schedule import Placement
+from geojax.pipeline.stage_times import PieceTimes, SiteTimes, StageTimes
+from geojax.probe.exchange import PATIENCE_SECONDS, collect
+from geojax.probe.places import Places
+from geojax.runtime import Watchdog, WatchdogSettings, barrier
+from geojax.train.amax_history import attach, expected, history_layouts
+from geojax.train.config import MeshSettings, RunConfig, ZeroSettings
+from geojax.train.pipeline_settings import PipelineSettings
+from geojax.train.pipelined import stage_functions
+from geojax.train.plan import StepPlan
+from geojax.train.program import step_plan
+from geojax.train.state import parameter_layouts
+from geojax.train.step import batch_shape, batch_specs
+from geojax.train.training_pass import TrainingPass
+from geojax.train.weights import gather_weights
+
+_ROUNDS = 5
+_LOOP_SECONDS = 0.2
+_SHORTEST, _LONGEST = 2, 64
+
+Body = Callable[[jax.Array, Any], Any]
+"""One turn of a loop over a piece: (zero, what the turn before gave) to what this one gives. The
+zero is one that no compiler knows, so that none computes once what is the same in every turn."""
+
+
+def measured_stages(config: RunConfig, places: Places, rows: int) -> StageTimes:
+    """The times of the pieces of `config`'s model; every process of the job calls it.
+
+    Args:
+        config: of its mesh, `expert`, `context` and `tensor` count: the devices of a stage.
+        places: the processes and their devices, all of which take part.
+        rows: sequences of a microbatch on one data-parallel rank.
+
+    Raises:
+        UserError: the devices do not divide into stages.
+        MissingProcessesError: some process did not come.
+    """
+    mesh = _stage_mesh(config, places)
+    changes = {
+        "mesh": MeshSettings(**dict(mesh.shape)),
+        "pipeline": PipelineSettings(),
+        "zero": ZeroSettings(stage=0),
+    }
+    plan = step_plan(config.model_copy(update=changes), mesh)
+    pieces = _Pieces(config, plan, rows)
+    programs = {
+        (piece, kind): pieces.compiled(piece, kind)
+        for piece in ("layer", "embedding", "head")
+        for kind in ("forward", "backward", "weight")
+        if (piece, kind) != ("embedding", "backward")
+    }
+    # Some collectives die when their ranks come far apart: all have compiled, then they meet.
+    barrier("probe: the pieces of the model are compiled", PATIENCE_SECONDS)
+    limits = WatchdogSettings(first_step_seconds=PATIENCE_SECONDS, minimum_seconds=PATIENCE_SECONDS)
+    with Watchdog(limits) as watchdog, watchdog.step(0):
+        own = _seconds([functools.partial(run, *pieces.arguments) for run in programs.values()])
+    answers = [json.loads(text) for text in collect("pieces", json.dumps(own))]
+    sites = []
+    for site in places.topology.sites:
+        members = site.processes or (0,)
+        medians = [
+            statistics.median(answers[member][index] for member in members)
+            for index in range(len(programs))
+        ]
+        sites.append(_site_times(site.name, dict(zip(programs, medians, strict=True))))
+    return StageTimes(
+        model=config.model,
+        rows=rows,
+        sequence=config.batch.sequence,
+        dtype=plan.policy.compute_dtype.name,
+        remat=config.remat,
+        parallelism=config.spread,
+        sites=tuple(sites),
+    )
+
+
+def _stage_mesh(config: RunConfig, places: Places) -> Mesh:
+    """All devices in stages of the config's size; what is left over goes to `data`."""
+    spread = {axis: getattr(config.mesh, axis) for axis in ("expert", "context", "tensor")}
+    devices = spread["expert"] * spread["context"] * spread["tensor"]
+    sites = len(places.topology.sites)
+    held = places.mesh.size // sites
+    if held % devices:
+        raise UserError(
+            f"a stage of expert={spread['expert']} x context={spread['context']} x "
+            f"tensor={spread['tensor']} needs {devices} devices, and a site has {held}: leave the "
+            "check 'stages' out, or probe with a multiple of them"
+        )
+    topology = places.topology if len(places.processes) > 1 else None
+    given = list(places.mesh.devices.flat)
+    return make_mesh(topology, dc=sites, data=held // devices, devices=given, **spread)
+
+
+def _site_times(name: str, seconds: dict[tuple[str, str], float]) -> SiteTimes:
+    """From what was measured: a head's backward contains its forward, and so on."""
+    head = [seconds["head", kind] for kind in ("forward", "backward", "weight")]
+    embedding = [seconds["embedding", kind] for kind in ("forward", "weight")]
+    return SiteTimes(
+        name=name,
+        layer=PieceTimes(
+            forward=seconds["layer", "forward"],
+            backward=seconds["layer", "backward"],
+            weight=seconds["layer", "weight"],
+        ),
+        embedding=PieceTimes(
+            forward=embedding[0], backward=0.0, weight=max(embedding[1] - embedding[0], 0.0)
+        ),
+        head=PieceTimes(
+            forward=head[0],
+            backward=max(head[1] - head[0], 0.0),
+            weight=max(head[2] - max(head[1], head[0]), 0.0),
+        ),
+    )
+
+
+def _seconds(loops: Sequence[Callable[[jax.Array], Any]]) -> list[float]:
+    """Of one turn of each loop: the medians of some rounds over all of them."""
+
+    def lasts(loop: Callable[[jax.Array], Any], count: int) -> float:
+        start = time.perf_counter()
+        jax.block_until_ready(loop(jnp.int32(count)))
+        return time.perf_counter() - start
+
+    def turn(loop: Callable[[jax.Array], Any], count: int) -> float:
+        return (lasts(loop, count) - lasts(loop, 0)) / count
+
+    for loop in loops:
+        lasts(loop, _SHORTEST)
+    first = [turn(loop, _SHORTEST) for loop in loops]
+    # In a loop with messages all processes must take as many turns.
+    slowest = map(max, zip(*map(json.loads, collect("turns", json.dumps(first))), strict=True))
+    counts = [
+        min(max(round(_LOOP_SECONDS / max(seconds, 1e-6)), _SHORTEST), _LONGEST)
+        for seconds in slowest
+    ]
+    rounds = [list(map(turn, loops, counts)) for _ in range(_ROUNDS)]
+    return [max(statistics.median(of_loop), 0.0) for of_loop in zip(*rounds, strict=True)]
+
+
+class _Pieces:
+    """A model with one layer, its data, and the loops over each of its pieces."""
+
+    def __init__(self, config: RunConfig, plan: StepPlan, rows: int):
+        self._plan, model = plan, config.model
+        key = jax.random.key(config.seed)
+        self._run = TrainingPass(model, plan, key if model.dropout > 0 else None)
+        self._functions = stage_functions(self._run)
+        single = model.model_copy(update={"layers": 1})
+        self._layouts = parameter_layouts(single, plan)
+        histories = history_layouts(single, plan)
+        groups = plan.mesh.shape["dc"] * plan.mesh.shape["data"] * plan.mesh.shape["expert"]
+        shapes = batch_shape(rows * groups, config.batch.sequence)
+        places = (self._layouts, histories)
+        self._specs = (
+            *(jax.tree.map(lambda place: place.spec(), each) for each in places),
+            batch_specs(shapes, plan),
+        )
+
+        def make(key: jax.Array) -> tuple[Any, Any, Any]:
+            parameters = init_parameters(single, key, plan.policy.master_dtype)
+            padded = jax.tree.map(lambda leaf, place: place.pad(leaf), parameters, self._layouts)
+            history = jax.tree.map(lambda place: jnp.ones(place.padded_shape), histories)
+            tokens = jax.random.randint(key, shapes["tokens"].shape, 0, model.vocabulary)
+            columns = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+            batch = {
+                "tokens": tokens,
+                "targets": tokens,
+                "loss_mask": jnp.ones(tokens.shape, shapes["loss_mask"].dtype),
+                "segment_ids": jnp.ones_like(tokens),
+                "positions": columns,
+                "row": jnp.arange(tokens.shape[0]),
+            }
+            return padded, history, jax.tree.map(lambda x, s: x.astype(s.dtype), batch, shapes)
+
+        shardings = (
+            *(layout.shardings(each, plan.mesh) for each in places),
+            jax.tree.map(
+                lambda spec: NamedSharding(plan.mesh, spec),
+                self._specs[2],
+                is_leaf=lambda leaf: isinstance(leaf, PartitionSpec),
+            ),
+        )
+        self.arguments = jax.jit(make, out_shardings=shardings)(key)
+        """Weights, magnitudes to expect, a microbatch: of every group of devices."""
+
+    def compiled(self, piece: str, kind: str) -> Any:
+        """A loop over the piece: (*arguments, turns) -> something small of each device."""
+
+        def program(shards: Any, history: Any, batch: Any, turns: jax.Array) -> jax.Array:
+            weights = gather_weights(shards, self._layouts, self._plan)
+            layers = attach(weights["layers"], expected(history, self._plan))
+            last = {name: weights[name] for name in self._run.read_by_head}
+            of_stage = StageWeights(weights["embedding"], layers, last)
+            body, start = getattr(self, f"_{piece}")(kind, of_stage, batch)
+
+            def turn(index: jax.Array, carry: Any) -> Any:
+                return body((index > turns).astype(jnp.int32), carry)
+
+            end = lax.fori_loop(jnp.int32(0), turns, turn, start)
+            seen = sum(leaf.ravel()[:1].astype(jnp.float32) for leaf in jax.tree.leaves(end))
+            return vary_over(seen, frozenset(AXES))
+
+        mapped = jax.shard_map(
+            program,
+            mesh=self._plan.mesh,
+            in_specs=(*self._specs, PartitionSpec()),
+            out_specs=PartitionSpec(AXES),
+        )
+        arguments = (*self.arguments, jnp.int32(0))
+        return jax.jit(mapped).lower(*arguments).compile(self._plan.compiler_options)
+
+    def _layer(self, kind: str, weights: StageWeights, batch: Any) -> tuple[Body, Any]:
+        """One layer, from the middle of the model, as the executor runs it."""
+        before = self._run.model.layers // 2
+        counts = (before, 1, self._run.model.layers - before - 1)
+        layers = StageLayers(
+            self._functions,
+            weights,
+            batch,
+            jnp.int32(1),
+            (),
+            Placement.linear(len(counts)),
+            counts,
+            split=True,
+        )
+        context = self._functions.context(batch)
+        first = jnp.int32(0)
+        stream = layers.typed(self._functions.embed(weights.first, batch))
+        # Of one slot a compiler would know which one is read.
+        rings = [zeros_of(leaf, 2, 1) for leaf in layers.residuals.saved]
+        held = [zeros_of(leaf, 2, 1) for leaf in layers.held]
+
+        def forward(zero: jax.Array, carry: Any) -> Any:
+            x, rings = carry
+            x, _, rings = layers.forward(x, rings, zero, zero, context)
+            return x, rings
+
+        if kind == "forward":
+            return forward, (stream, rings)
+        _, rings = forward(first, (stream, rings))
+
+        def backward(zero: jax.Array, carry: Any) -> Any:
+            cotangent, held = carry
+            return layers.backward_of_input(
+                cotangent, rings, zero, held, zero, zero, batch, context
+            )
+
+        if kind == "backward":
+            return backward, (stream, held)
+        _, held = backward(first, (stream, held))
+
+        def weight(zero: jax.Array, sums: Any) -> Any:
+            return layers.backward_of_weights(rings, zero, held, zero, zero, context, sums)
+
+        return weight, zeros_of(weights.layers, dtype=self._plan.policy.reduce_dtype)
+
+    def _head(self, kind: str, weights: StageWeights, batch: Any) -> tuple[Body, Any]:
+        """Forwards; and back to the stream; and to the weights."""
+        last, head = weights.last, self._functions.head
+
+        def run(x: jax.Array) -> Any:
+            if kind == "forward":
+                return head(last, x, batch)
+            if kind == "backward":
+                return _gradient(lambda x: head(last, x, batch), x)
+            return _gradient(lambda last, x: head(last, x, batch), last, x)
+
+        return _repeated(run, self._functions.embed(weights.first, batch))
+
+    def _embedding(self, kind: str, weights: StageWeights, batch: Any) -> tuple[Body, Any]:
+        """Looked up; and the gradient of the tables."""
+
+        def run(tokens: jax.Array) -> Any:
+            x, backward = jax.vjp(
+                lambda first: self._functions.embed(first, batch | {"tokens": tokens}),
+                weights.first,
+            )
+            return x if kind == "forward" else backward(x)
+
+        return _repeated(run, batch["tokens"])
+
+
+def _gradient(function: Callable[..., jax.Array], *arguments: Any) -> Any:
+    value, backward = jax.vjp(function, *arguments)
+    return backward(jnp.ones_like(value))
+
+
+def _repeated(run: Callable[[jax.Array], Any], argument: jax.Array) -> tuple[Body, Any]:
+    """A body that runs on the same argument in every turn, and what the loop begins with."""
+
+    def body(zero: jax.Array, _: Any) -> Any:
+        return run(argument + zero.astype(argument.dtype))
+
+    return body, zeros_of(jax.eval_shape(run, argument))

@@ -1,0 +1,124 @@
+"""The pieces of a model, measured and simulated with."""
+
+from pathlib import Path
+
+import jax
+import pytest
+import yaml
+
+from geojax.cli.main import run
+from geojax.errors import UserError
+from geojax.mesh import make_mesh
+from geojax.pipeline.schedule import Placement
+from geojax.pipeline.stage_times import PieceTimes, StageTimes
+from geojax.pipeline.staged_model import StagedModel
+from geojax.probe import stages
+from geojax.probe.places import Places
+from geojax.probe.stages import measured_stages
+from geojax.topology import Process, Topology
+from geojax.train.config import RunConfig
+
+QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
+SMALL = ("--model.hidden", "64", "--model.feed_forward", "96", "--model.vocabulary", "256")
+LAYOUT = ("--mesh", "{dc: 2, tensor: 2, stage: 2}", "--batch.sequence", "64")
+
+
+@pytest.fixture(scope="module")
+def config():
+    return RunConfig.load(QUICKSTART, [*SMALL, *LAYOUT])
+
+
+@pytest.fixture(scope="module")
+def times(config):
+    topology = Places.of((Process(0, None, "here", 8, "cpu"),), None, 2).topology
+    mesh = make_mesh(dc=2, tensor=2, devices=jax.devices()[:4])
+    places = Places((Process(0, None, "here", 4, "cpu"),), topology, mesh)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stages, "_LOOP_SECONDS", 0.03)
+        patch.setattr(stages, "_ROUNDS", 3)
+        return measured_stages(config, places, rows=2)
+
+
+def test_every_piece_takes_its_time(config, times):
+    assert [site.name for site in times.sites] == ["east", "west"]
+    assert (times.rows, times.sequence, times.dtype) == (2, 64, "float32")
+    assert times.parallelism == config.spread
+    for site in times.sites:
+        assert min(site.layer.kinds) > 0
+        assert site.head.forward > 0
+        assert site.embedding.backward == 0
+
+
+def test_the_simulator_computes_with_them(config, times, tmp_path):
+    times.save(tmp_path / "times.yaml")
+    read = StageTimes.load(tmp_path / "times.yaml")
+    assert read == times
+    layer = PieceTimes(forward=0.001, backward=0.0015, weight=0.0005)
+    nothing = PieceTimes(forward=0, backward=0, weight=0)
+    head = PieceTimes(forward=0.002, backward=0.001, weight=0.003)
+    east = read.sites[0].model_copy(update={"layer": layer, "embedding": nothing, "head": head})
+    slower = PieceTimes(**{name: 2 * value for name, value in layer.model_dump().items()})
+    west = east.model_copy(update={"name": "west", "layer": slower})
+    read = read.model_copy(update={"sites": (east, west)})
+    staged = StagedModel(
+        config.model,
+        Topology.load("simulated-2x4"),  # of whose accelerators no peak is known
+        stages_per_site=2,
+        rows=2,
+        sequence=64,
+        parallelism=config.spread,
+        dtype="float32",
+        measured=read,
+    )
+    # 6 layers of 3 ms, or 6 ms in the west, and a head of 6 ms: no stage takes longer than 6 ms.
+    assert staged.layers(Placement.linear(4)) == (2, 2, 1, 1)
+    costs = staged.costs(Placement.linear(4))
+    assert costs.forward == pytest.approx((0.002, 0.002, 0.002, 0.004))
+    assert costs.backward == pytest.approx((0.003, 0.003, 0.003, 0.004))
+    assert costs.weight == pytest.approx((0.001, 0.001, 0.001, 0.004))
+    alone = read.model_copy(update={"sites": (east,)})
+    assert alone.of_site("north") == east
+    with pytest.raises(UserError, match="measured in east, west, not in 'north'"):
+        read.of_site("north")
+
+
+def simulate(capsys, tmp_path, times, *changes):
+    path = tmp_path / "times.yaml"
+    path.write_text(yaml.safe_dump(times))
+    arguments = [str(QUICKSTART), *SMALL, *LAYOUT, "--batch.accumulation", "4", *changes]
+    output = ("--stage-times", str(path), "--output", str(tmp_path / "out"))
+    code = run(["simulate", *arguments, *output])
+    return code, *capsys.readouterr()
+
+
+def test_times_of_another_model_are_refused(capsys, tmp_path, times):
+    content = times.model_dump(mode="json")
+    code, _, error = simulate(capsys, tmp_path, content, "--batch.sequence", "32")
+    assert code == 2
+    assert error.startswith("error: the stage times were measured for another rows: 2, not 1; geoj")
+    code, _, error = simulate(capsys, tmp_path, content | {"rows": 1}, "--batch.sequence", "32")
+    assert "another sequence: 64, not 32" in error
+    code, _, error = simulate(capsys, tmp_path, content | {"rows": 1}, "--model.hidden", "128")
+    assert "measured for another model; geojax probe CONFIG" in error
+    code, _, error = simulate(capsys, tmp_path, content, "--stage-seconds", "20ms")
+    assert "stage_seconds and stage_times say the same" in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--batch.rows", "8"), "error: unknown argument --batch.rows; without CONFIG there is no"),
+        (("--stage-times", "x.yaml"), "error: --stage-times x.yaml: needs CONFIG and the check"),
+        (("--output", "nowhere/a.yaml"), "error: nowhere/a.yaml: its folder does not exist"),
+        (("--checks", "link"), "error: --checks link: there are devices, networks, links, hosts"),
+        (("--streams", "0"), "geojax probe: streams.0: input should be greater than 0"),
+        (("nowhere.yaml",), "error: nowhere.yaml: no such file"),
+        (("a.yaml", "b.yaml"), "error: b.yaml: one CONFIG is enough"),
+    ],
+)
+def test_a_mistake_is_one_line(capsys, arguments, message):
+    assert run(["probe", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
