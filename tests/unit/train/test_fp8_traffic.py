@@ -117,8 +117,13 @@ def sent(program, mesh):
 @pytest.mark.parametrize("name", CASES)
 def test_bytes_over_each_axis_are_those_of_the_formula(name):
     model, plan, layouts, lowered = step(name)
-    scalars = 2 + len(SIGNALS) + (model.mixture is not None)
     expected = expected_step_bytes(
-        model, layouts.parameters, plan, rows=ROWS, sequence=SEQUENCE, scalars=scalars
+        model,
+        layouts.parameters,
+        plan,
+        rows=ROWS,
+        sequence=SEQUENCE,
+        scalars=2 + (model.mixture is not None),
+        signals=len(SIGNALS),
     )
     assert sent(lowered, plan.mesh) == expected
