@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import jax
+import jax.errors
 import orbax.checkpoint as ocp
 
 from geojax.checkpoint import manifest
@@ -28,7 +29,7 @@ from geojax.checkpoint.folder import (
 )
 from geojax.checkpoint.handler import RestoreState, SaveState, StateHandler
 from geojax.errors import LostContactError, UserError
-from geojax.runtime import naming_lost_contact
+from geojax.runtime.coordination import first_line, naming_lost_contact
 
 State = TypeVar("State")
 Result = TypeVar("Result")
@@ -80,6 +81,7 @@ class Checkpointer:
         self._newest_step: int | None = None
         self._damaged_steps: list[int] = []
         self._open_folder()
+        logging.getLogger("absl").addFilter(_is_not_raised_too)
         self._orbax = ocp.AsyncCheckpointer(StateHandler())
         self._background = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._saving: tuple[int, Future[None]] | None = None
@@ -151,12 +153,13 @@ class Checkpointer:
             return
         (step, finished), self._saving = self._saving, None
         try:
-            with naming_lost_contact():
-                finished.result()
-        except LostContactError:
-            raise
+            finished.result()
         except Exception as error:
             self._newest_step = None
+            for reason in (error, error.__cause__):
+                if isinstance(reason, jax.errors.JaxRuntimeError) and jax.process_count() > 1:
+                    with naming_lost_contact():
+                        raise reason from None
             raise self._save_failed(step, error) from error
 
     def restore(
@@ -270,7 +273,7 @@ class Checkpointer:
             remove_old(self.folder, self._keep)
 
     def _save_failed(self, step: int, error: Exception) -> UserError:
-        return UserError(f"{self.folder}: step {step} could not be saved: {_first_line(error)}")
+        return UserError(f"{self.folder}: step {step} could not be saved: {first_line(error)}")
 
     def _read(
         self,
@@ -317,14 +320,10 @@ def _together(read: Callable[[], Result]) -> Result:
     try:
         result = read()
     except (manifest.DamagedCheckpoint, OSError, ValueError) as error:
-        problem = _first_line(error)
+        problem = first_line(error)
     if problem := first_text(problem):
         raise manifest.DamagedCheckpoint(problem)
     return cast(Result, result)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def _list_of(problems: dict[int, str]) -> str:
@@ -338,3 +337,8 @@ def _by_name(state: Any) -> dict[str, Any]:
     named = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
     assert len(named) == len(leaves), "two leaves of the state have the same path"
     return named
+
+
+def _is_not_raised_too(record: logging.LogRecord) -> bool:
+    """Orbax logs, with its stack trace, the same error of a save that `wait` raises."""
+    return not (record.exc_info and "orbax" in record.pathname)

@@ -50,8 +50,9 @@ def abandon(message: str, exit_code: int) -> None:
     if coordination_client() is None:
         return
     _over.set()
-    with contextlib.suppress(Exception):
-        publish(f"abandoned/{jax.process_index()}", f"{exit_code} {message}")
+    telling = threading.Thread(target=_tell_the_others, args=(message, exit_code), daemon=True)
+    telling.start()
+    telling.join(_LONGEST_POLL_SECONDS)  # nobody may be listening any more
     if jax.process_index() == 0:
         time.sleep(2 * _LONGEST_POLL_SECONDS)  # the others read the message from this process
     _exit(exit_code)
@@ -162,6 +163,11 @@ class _Silence:
             for process, (_, since) in enumerate(self._newest)
             if since is not None and now - since > self._limit_seconds
         ]
+
+
+def _tell_the_others(message: str, exit_code: int) -> None:
+    with contextlib.suppress(Exception):
+        publish(f"abandoned/{jax.process_index()}", f"{exit_code} {message}")
 
 
 def _answers(host: str, port: int) -> bool:
