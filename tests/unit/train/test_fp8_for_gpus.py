@@ -101,8 +101,8 @@ def test_the_products_of_transformer_engine_are_made_once_each(monkeypatch, name
     made = calls(compiled_step(name, axes, "transformer_engine", **options))
     wanted = products_wanted(name, options)
     assert made["te_gemm_v2_ffi"] == wanted, made
-    # x and w forwards, x, w and dy backwards.
-    assert made["te_dbias_quantize_ffi"] == wanted // PRODUCTS * 5, made
+    # x forwards, x and dy backwards; weights came rounded.
+    assert made["te_dbias_quantize_ffi"] == wanted // PRODUCTS * 3, made
     assert not made["__cublas$lt$matmul$f8"], made
 
 
