@@ -48,7 +48,6 @@ CASES = {
         {"zero_stage": 3, "remat": "full", "sites_share_scales": True},
         {},
     ),
-    "delayed, whole": ("delayed", {"dc": 2, "data": 2}, {"zero_stage": 0}, {}),
     "delayed, pipeline": ("delayed", {"dc": 2, "data": 2, "tensor": 2}, pipeline, {}),
     "delayed, experts": (
         "delayed",
@@ -78,12 +77,6 @@ CASES = {
         "current",
         {"context": 2, "tensor": 2},
         {"zero_stage": 0, "remat": "full"},
-        {"mixture": MIXTURE},
-    ),
-    "current, experts": (
-        "current",
-        {"data": 2, "expert": 2, "tensor": 2},
-        {"zero_stage": 3, "remat": "selective"},
         {"mixture": MIXTURE},
     ),
     "current, pipeline": ("current", {"dc": 2, "data": 2, "tensor": 2}, pipeline, {}),
