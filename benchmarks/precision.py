@@ -56,7 +56,7 @@ def settings(precision: str, steps: int, directory: Path) -> list[str]:
         "sample.prompts": [],
     }
     if precision.startswith("fp8-"):
-        changes["fp8_backend"] = "reference"
+        changes["fp8.backend"] = "reference"
     return [text for name, value in changes.items() for text in (f"--{name}", str(value))]
 
 

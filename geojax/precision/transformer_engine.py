@@ -126,10 +126,10 @@ def _by_dim(made: Any, quantisers: ModuleType) -> Callable[[int], Any]:
 def _check_sizes(shape: tuple[int, ...]) -> None:
     if any(size % _MULTIPLE for size in shape):
         raise UserError(
-            "fp8_backend transformer_engine multiplies matrices whose sizes are multiples of "
+            "fp8.backend transformer_engine multiplies matrices whose sizes are multiples of "
             f"{_MULTIPLE}, and one is {list(shape)}; hidden, a tensor rank's part of "
             "feed_forward and heads, and a rank's tokens of a microbatch must be; or use "
-            "fp8_backend reference, or precision bf16"
+            "fp8.backend reference, or precision bf16"
         )
 
 

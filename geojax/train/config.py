@@ -15,9 +15,10 @@ from geojax.models import ModelConfig
 from geojax.models.parallel_sizes import check_parallelism
 from geojax.models.parallelism import ContextMethod, Parallelism
 from geojax.optim import OptimizerSettings
-from geojax.precision import BackendName, LossScaleSettings, PrecisionName, policy
+from geojax.precision import LossScaleSettings, PrecisionName
 from geojax.runtime import WatchdogSettings
 from geojax.settings import Settings, load_yaml, validate
+from geojax.train.fp8_settings import Fp8Settings, check_fp8
 from geojax.train.pipeline_settings import PipelineSettings, check_stages
 
 
@@ -202,13 +203,8 @@ class RunConfig(Settings):
     """What the weights are gathered and multiplied in; master weights are at least fp32. An "fp8-"
     recipe is bf16, but for the products of linear layers."""
 
-    fp8_backend: BackendName = "auto"
-    """Who multiplies FP8 numbers: "reference" (plain JAX, anywhere), "xla" (cuBLASLt on NVIDIA
-    GPUs), "transformer_engine" (its kernels, there), or "auto", which takes the last that can."""
-
-    fp8_sites_share_scales: bool = False
-    """fp8-delayed: whether all sites scale a tensor alike, by what any of them has seen: one small
-    message a step between them. Otherwise no FP8 statistic leaves its site."""
+    fp8: Fp8Settings = Fp8Settings()
+    """How an "fp8-" precision is carried out."""
 
     loss_scale: LossScaleSettings = LossScaleSettings()
     """How gradients are kept in the range of fp16; other precisions have no loss scale."""
@@ -275,28 +271,9 @@ class RunConfig(Settings):
         return self
 
     @pydantic.model_validator(mode="after")
-    def _fp8_backend_is_used(self) -> "RunConfig":
-        if policy(self.precision).recipe is None and self.fp8_backend != "auto":
-            raise ValueError(
-                f"fp8_backend is about FP8 recipes, and precision is {self.precision}: leave it out"
-            )
-        return self
-
-    @pydantic.model_validator(mode="after")
-    def _scales_can_be_shared(self) -> "RunConfig":
-        if not self.fp8_sites_share_scales:
-            return self
-        recipe = policy(self.precision).recipe
-        if recipe is None or recipe.history == 0:
-            raise ValueError(
-                "fp8_sites_share_scales is about the histories of precision fp8-delayed, and "
-                f"precision is {self.precision}: leave it out"
-            )
-        if self.pipeline.dc_role == "stage":
-            raise ValueError(
-                "fp8_sites_share_scales is about sites that hold the same layers, and with "
-                "pipeline.dc_role=stage they hold different ones: leave it out"
-            )
+    def _fp8_is_used(self) -> "RunConfig":
+        stages = self.pipeline.dc_role == "stage"
+        check_fp8(self.fp8, self.precision, layers=self.model.layers, sites_are_stages=stages)
         return self
 
     @pydantic.model_validator(mode="after")

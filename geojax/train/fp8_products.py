@@ -39,5 +39,5 @@ def require_fp8_products(step: jax.stages.Compiled, model: ModelConfig, plan: St
         raise UserError(
             f"FP8 on backend xla: of the {wanted} matrix products of a layer XLA made only {made} "
             "in FP8; hidden, and a tensor rank's part of feed_forward and heads, must be multiples "
-            "of 16; use fp8_backend reference, or precision bf16"
+            "of 16; use fp8.backend reference, or precision bf16"
         )

@@ -58,7 +58,8 @@ class StepPlan:
 
     sites_share_scales: bool = False
     """Whether sites have one history of delayed scaling together; otherwise each has its own, and
-    nothing that FP8 knows of a tensor crosses `dc`."""
+    nothing that FP8 knows of a tensor crosses `dc`. (Other recipes share none: the rows of another
+    site are another tensor to them, and the weights are the same at all sites.)"""
 
     sequence_parallel: bool = False
     """Whether the ranks of `tensor` share the sequence between the matrix products."""

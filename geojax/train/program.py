@@ -16,11 +16,12 @@ from geojax.optim import (
     learning_rate_schedule,
     make_optimizer,
 )
-from geojax.precision import BackendChoice, chosen_backend, policy
+from geojax.precision import BackendChoice, chosen_backend
 from geojax.runtime import flags_in_force
 from geojax.topology import Topology
 from geojax.train.config import RunConfig
 from geojax.train.fp8_products import require_fp8_products
+from geojax.train.fp8_settings import policy_of
 from geojax.train.pipeline_plan import staged_layers, tick_program
 from geojax.train.plan import StepPlan
 from geojax.train.report import mesh_line, quantity
@@ -50,14 +51,14 @@ def step_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
         ticks = tick_program(config, staged, platform_of(mesh))
     return StepPlan(
         mesh=mesh,
-        policy=policy(config.precision),
+        policy=policy_of(config.precision, config.fp8),
         accumulation=config.batch.accumulation,
         loss_scale=config.loss_scale,
         chunk_bytes=config.communication.chunk_bytes,
         wire=wire_format(config.communication.wire),
         remat=config.remat,
         products_backend=_fp8_backend(config, mesh).name,
-        sites_share_scales=config.fp8_sites_share_scales,
+        sites_share_scales=config.fp8.sites_share_scales,
         sequence_parallel=config.parallelism.sequence,
         context_method=config.parallelism.context_method,
         zero_stage=config.zero.stage,
@@ -72,10 +73,10 @@ def step_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
 
 
 def _fp8_backend(config: RunConfig, mesh: Mesh) -> BackendChoice:
-    recipe = policy(config.precision).recipe
+    recipe = policy_of(config.precision, config.fp8).recipe
     if recipe is None:
         return BackendChoice("reference", "no FP8")
-    return chosen_backend(recipe, platform_of(mesh), config.fp8_backend)
+    return chosen_backend(recipe, platform_of(mesh), config.fp8.backend)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -115,19 +115,23 @@ def test_a_resolved_config_reads_back_as_itself(tmp_path):
             ("--loss_scale.initial", "1024"),
             "loss_scale is about precision fp16, and precision is bf16",
         ),
-        (("--fp8_backend", "xla"), "fp8_backend is about FP8 recipes, and precision is bf16"),
+        (("--fp8.backend", "xla"), "fp8 is about FP8 recipes, and precision is bf16"),
         (
-            ("--precision=fp8-current", "--fp8_sites_share_scales=true"),
-            "fp8_sites_share_scales is about the histories of precision fp8-delayed",
+            ("--precision=fp8-current", "--fp8.plain_layers=3"),
+            "fp8.plain_layers=3 leaves none of the model's 6 layers to FP8; at most 2 would",
+        ),
+        (
+            ("--precision=fp8-current", "--fp8.sites_share_scales=true"),
+            "fp8.sites_share_scales is about the histories of precision fp8-delayed",
         ),
         (
             (
                 "--precision=fp8-delayed",
-                "--fp8_sites_share_scales=true",
+                "--fp8.sites_share_scales=true",
                 "--mesh.dc=2",
                 "--pipeline={dc_role: stage}",
             ),
-            "fp8_sites_share_scales is about sites that hold the same layers",
+            "fp8.sites_share_scales is about sites that hold the same layers",
         ),
         (("--precision=fp16", "--loss_scale.minimum", "3"), "loss_scale.minimum: 3 is not a power"),
         (("--batch.sequence", "4096"), "longer than the model's"),
