@@ -1,6 +1,7 @@
 """Collectives over two kinds of axes, inside a site and between sites, usable in any shard_map.
 
-The operations are in `hierarchical`, the formulas of what they send in `expected`; and
+The operations are in `hierarchical`, the formulas of what they send in `expected`, the formats in
+which numbers may cross between sites in `wire`; and
 `collective_traffic` reads from a compiled program what it really sends.
 """
 
@@ -12,22 +13,32 @@ from geojax.collectives.expected import (
 )
 from geojax.collectives.hierarchical import (
     all_gather,
+    all_reduce_with_errors,
     hierarchical_all_reduce,
     hierarchical_reduce_scatter,
+    reduce_scatter_with_errors,
 )
 from geojax.collectives.order import after
 from geojax.collectives.traffic import Collective, Traffic, collective_traffic
+from geojax.collectives.wire import BFLOAT16, INT8, Wire, WireName, wire_format
 
 __all__ = [
+    "BFLOAT16",
+    "INT8",
     "Collective",
     "PhaseBytes",
     "Traffic",
+    "Wire",
+    "WireName",
     "after",
     "all_gather",
+    "all_reduce_with_errors",
     "collective_traffic",
     "expected_all_gather",
     "expected_all_reduce",
     "expected_reduce_scatter",
     "hierarchical_all_reduce",
     "hierarchical_reduce_scatter",
+    "reduce_scatter_with_errors",
+    "wire_format",
 ]

@@ -6,6 +6,8 @@ that divides evenly, with r ranks inside a site and o sites:
 
     reduce-scatter   inside (r - 1) / r * S       across 2 (o - 1) / o * S / r
     all-gather       inside (r - 1) / r * S
+
+In a wire format what is across is 2 (o - 1) times the message of each chunk's n / (r o) numbers.
 """
 
 from dataclasses import dataclass
@@ -19,15 +21,19 @@ import numpy as np
 from geojax.collectives.conventions import (
     all_gather_bytes,
     all_reduce_bytes,
+    all_to_all_bytes,
     reduce_scatter_bytes,
 )
 from geojax.collectives.layout import (
+    BlockLayout,
     PyTree,
     block_layouts,
     leaf_names,
+    plan_columns,
     plan_elements,
     spread_dims,
 )
+from geojax.collectives.wire import Wire
 
 
 @dataclass(frozen=True)
@@ -46,11 +52,13 @@ def expected_all_reduce(
     inner_ranks: int,
     outer_ranks: int,
     chunk_bytes: int | None = None,
-    wire_dtype: Any = None,
+    wire: Wire | None = None,
+    errors: bool = False,
 ) -> PhaseBytes:
     """What `hierarchical_all_reduce` sends; the leaves need only a shape and a dtype.
 
-    The leaves are taken to vary over the same axes, as gradients do.
+    The leaves are taken to vary over the same axes, as gradients do. With `errors`, what
+    `all_reduce_with_errors` sends.
     """
     leaves = jax.tree.leaves(tree)
     dtypes = [leaf.dtype for leaf in leaves]
@@ -60,15 +68,15 @@ def expected_all_reduce(
     inner = outer = Fraction(0)
     for chunk in plan.chunks:
         dtype = np.dtype(dtypes[chunk.pieces[0].leaf])
-        wire = _crossing(dtype, wire_dtype).itemsize
         size = dtype.itemsize
         if outer_ranks == 1:
             inner += all_reduce_bytes(chunk.length * size, inner_ranks)
             continue
         shard = -(-chunk.length // inner_ranks)
         inner += reduce_scatter_bytes(shard * inner_ranks * size, inner_ranks)
-        outer += all_reduce_bytes(shard * wire, outer_ranks)
-        inner += all_gather_bytes(shard * min(wire, size), inner_ranks)
+        outer += _across(shard, dtype, outer_ranks, wire)
+        inner += all_gather_bytes(_summed_bytes(shard, dtype, outer_ranks, wire), inner_ranks)
+        inner += all_gather_bytes(shard * size if errors else 0, inner_ranks)
     return PhaseBytes(inner, outer)
 
 
@@ -78,13 +86,20 @@ def expected_reduce_scatter(
     dims: PyTree,
     inner_ranks: int,
     outer_ranks: int,
-    wire_dtype: Any = None,
+    chunk_bytes: int | None = None,
+    wire: Wire | None = None,
 ) -> PhaseBytes:
-    """What `hierarchical_reduce_scatter` sends, whatever its chunks."""
+    """What `hierarchical_reduce_scatter` sends, with errors or without.
+
+    The leaves are taken to vary over the same axes, as gradients do.
+    """
+    layouts, dtypes = _layouts(tree, dims, inner_ranks)
+    plan = plan_columns(layouts, dtypes, dtypes, chunk_bytes)
     inner = outer = Fraction(0)
-    for columns, dtype in _scattered(tree, dims, inner_ranks):
-        inner += reduce_scatter_bytes(columns * inner_ranks * dtype.itemsize, inner_ranks)
-        outer += all_reduce_bytes(columns * _crossing(dtype, wire_dtype).itemsize, outer_ranks)
+    for chunk in plan.chunks:
+        dtype = dtypes[chunk.pieces[0].leaf]
+        inner += reduce_scatter_bytes(chunk.length * inner_ranks * dtype.itemsize, inner_ranks)
+        outer += _across(chunk.length, dtype, outer_ranks, wire)
     return PhaseBytes(inner, outer)
 
 
@@ -93,21 +108,33 @@ def expected_all_gather(
 ) -> PhaseBytes:
     """What `all_gather` sends for the whole leaves `tree`, whatever its chunks."""
     inner = Fraction(0)
-    for columns, held in _scattered(tree, dims, inner_ranks):
-        inner += all_gather_bytes(columns * _crossing(held, dtype).itemsize, inner_ranks)
+    for layout, held in zip(*_layouts(tree, dims, inner_ranks), strict=True):
+        floating = dtype is not None and jnp.issubdtype(held, jnp.floating)
+        sent = np.dtype(dtype) if floating else held
+        inner += all_gather_bytes(layout.columns * sent.itemsize, inner_ranks)
     return PhaseBytes(inner, Fraction(0))
 
 
-def _scattered(tree: PyTree, dims: PyTree, ranks: int) -> list[tuple[int, np.dtype]]:
-    """For each leaf the elements of a shard, and the dtype."""
+def _layouts(
+    tree: PyTree, dims: PyTree, ranks: int
+) -> tuple[tuple[BlockLayout, ...], list[np.dtype]]:
+    """Of each leaf, and its dtype."""
     leaves = jax.tree.leaves(tree)
     shapes = [tuple(leaf.shape) for leaf in leaves]
     layouts = block_layouts(leaf_names(tree), shapes, spread_dims(dims, tree), ranks)
-    return [
-        (layout.columns, np.dtype(leaf.dtype)) for layout, leaf in zip(layouts, leaves, strict=True)
-    ]
+    return layouts, [np.dtype(leaf.dtype) for leaf in leaves]
 
 
-def _crossing(dtype: np.dtype, wire_dtype: Any) -> np.dtype:
-    floating = wire_dtype is not None and jnp.issubdtype(dtype, jnp.floating)
-    return np.dtype(wire_dtype) if floating else dtype
+def _across(count: int, dtype: np.dtype, sites: int, wire: Wire | None) -> Fraction:
+    """What the sum of `count` numbers over sites sends."""
+    if wire is None or not jnp.issubdtype(dtype, jnp.floating):
+        return all_reduce_bytes(count * dtype.itemsize, sites)
+    message = wire.message_bytes(-(-count // sites))
+    return all_to_all_bytes(sites * message, sites) + all_gather_bytes(message, sites)
+
+
+def _summed_bytes(count: int, dtype: np.dtype, sites: int, wire: Wire | None) -> int:
+    """The size of that sum, as it is gathered inside a site."""
+    if wire is None or not jnp.issubdtype(dtype, jnp.floating):
+        return count * dtype.itemsize
+    return sites * wire.message_bytes(-(-count // sites))

@@ -20,34 +20,22 @@ phase of one may run beside the cross-site phases of others; the flags of `geoja
 for GPUs from merging them again. None: every leaf is one chunk, sent as it lies, without a copy
 unless it needs padding.
 
-Wire dtype. `wire_dtype` is what crosses `outer`, for floating-point leaves: the site's sum is
-rounded to it, summed in it by `psum`, and the result comes back in the leaf's dtype. The in-site
-sum is always in the leaf's dtype. The all-gather of `hierarchical_all_reduce`, which follows the
-rounding, sends the narrower of the two dtypes, and so loses nothing more.
+Wire formats. `wire` is how floating-point numbers cross `outer` (`geojax.collectives.link`) instead
+of in a `psum` in the leaf's dtype: in two messages of fewer bytes. The in-site sum is always in the
+leaf's dtype. The all-gather of `hierarchical_all_reduce`, which follows, sends the format's bytes
+too, and so loses nothing more. What rounding took away from this time's sums can be added to the
+next: `all_reduce_with_errors` and `reduce_scatter_with_errors`.
 
-Derivatives are those of the plain `psum` of the same values: linear, with casts where a wire dtype
-rounds (cotangents round in the same places).
+Derivatives are those of the plain `psum` of the same values: linear.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax import lax
 
-from geojax.collectives.axes import (
-    AxisNames,
-    axis_tuple,
-    check_disjoint,
-    drop_single,
-    split_by_size,
-    to_varying,
-    varying_axes,
-)
-from geojax.collectives.chunks import Chunk
+from geojax.collectives.axes import AxisNames, to_varying, varying_axes
 from geojax.collectives.layout import (
     PyTree,
     block_layouts,
@@ -58,6 +46,15 @@ from geojax.collectives.layout import (
     spread_dims,
     spread_shapes,
 )
+from geojax.collectives.phases import (
+    Axes,
+    all_reduce_vector,
+    gather_shards,
+    resolve,
+    sum_to_shards,
+)
+from geojax.collectives.pieces import Parts, take
+from geojax.collectives.wire import Wire
 from geojax.errors import UserError
 
 Tree = TypeVar("Tree")
@@ -69,7 +66,7 @@ def hierarchical_all_reduce(
     outer: AxisNames,
     *,
     chunk_bytes: int | None = None,
-    wire_dtype: Any = None,
+    wire: Wire | None = None,
 ) -> Tree:
     """The sum of `tree` over all ranks of `inner` and `outer`, the same on each of them.
 
@@ -78,28 +75,69 @@ def hierarchical_all_reduce(
         inner: the axes inside a site.
         outer: the axes between sites. Without any longer than 1, the sum is one psum over `inner`.
         chunk_bytes: the most bytes of one in-site message (see the module).
-        wire_dtype: what crosses `outer` instead of the leaf's dtype (see the module).
+        wire: the format in which numbers cross `outer`; None, as they are (see the module).
 
     Returns:
         Like `tree`, in the leaves' shapes and dtypes. Varying over neither `inner` nor `outer`, so
         that `out_specs=P()` is accepted; over other axes as the leaf was.
 
     Raises:
-        UserError: an unknown axis or one named twice, a boolean leaf, a wire dtype that is not a
-            floating-point one, or chunks that cannot hold an element for each rank.
+        UserError: an unknown axis or one named twice, a boolean leaf, or chunks that cannot hold an
+            element for each rank.
     """
-    axes = _resolve(inner, outer)
-    leaves, structure = _summands(tree, wire_dtype)
+    summed, _ = all_reduce_with_errors(tree, None, inner, outer, chunk_bytes=chunk_bytes, wire=wire)
+    return summed
+
+
+def all_reduce_with_errors(
+    tree: Tree,
+    errors: Tree | None,
+    inner: AxisNames,
+    outer: AxisNames,
+    *,
+    chunk_bytes: int | None = None,
+    wire: Wire | None = None,
+) -> tuple[Tree, Tree | None]:
+    """`hierarchical_all_reduce` with error feedback (`geojax.collectives.link`).
+
+    Args:
+        tree: as there.
+        errors: those of the time before, like `tree`, equal on all ranks of `inner`; zeros at
+            first. None: none are kept.
+        inner: as there.
+        outer: as there.
+        chunk_bytes: as there.
+        wire: as there.
+
+    Returns:
+        The sums; and the errors of this time, which vary over `outer` and not over `inner`. They
+        are zero where nothing was rounded.
+    """
+    axes = resolve(inner, outer)
+    leaves, structure = _summands(tree)
     vectors = [axes.drop_singles(leaf).reshape(leaf.size) for leaf in leaves]
+    keep = errors is not None
+    if keep:
+        vectors = [
+            vector + axes.on_first_rank(axes.drop_singles(error).reshape(error.size))
+            for vector, error in zip(vectors, jax.tree.leaves(errors), strict=True)
+        ]
     plan = plan_elements(
         [vector.size for vector in vectors], *_dtypes_and_kinds(vectors), axes.ranks, chunk_bytes
     )
-    parts = _Parts(len(leaves), axis=0)
+    sums, rounded = Parts(len(leaves), axis=0), Parts(len(leaves), axis=0)
     for chunk in plan.chunks:
-        vector = _take(chunk, dict(enumerate(vectors)), axis=0)
-        parts.put(chunk, _all_reduce_vector(vector, axes, wire_dtype))
-    results = [parts.join(leaf).reshape(array.shape) for leaf, array in enumerate(leaves)]
-    return jax.tree.unflatten(structure, results)
+        vector = take(chunk, dict(enumerate(vectors)), axis=0)
+        made = all_reduce_vector(vector, axes, wire, keep_error=keep)
+        sums.put(chunk, made.total)
+        if made.error is not None:
+            rounded.put(chunk, made.error)
+
+    def tree_of(parts: Parts) -> Any:
+        joined = [parts.join(leaf).reshape(array.shape) for leaf, array in enumerate(leaves)]
+        return jax.tree.unflatten(structure, joined)
+
+    return tree_of(sums), tree_of(rounded) if keep else None
 
 
 def hierarchical_reduce_scatter(
@@ -109,7 +147,7 @@ def hierarchical_reduce_scatter(
     *,
     dims: PyTree,
     chunk_bytes: int | None = None,
-    wire_dtype: Any = None,
+    wire: Wire | None = None,
 ) -> Tree:
     """The sum of `tree` over `inner` and `outer`, of which each rank of `inner` keeps its block.
 
@@ -119,7 +157,7 @@ def hierarchical_reduce_scatter(
         outer: the axes between sites; every site ends with the same shards.
         dims: the dimension along which each leaf is scattered: one int for all, or a tree.
         chunk_bytes: the most bytes of one in-site message (see the module).
-        wire_dtype: what crosses `outer` instead of the leaf's dtype (see the module).
+        wire: the format in which numbers cross `outer`; None, as they are (see the module).
 
     Returns:
         The shards: a leaf [.., size, ..] becomes [.., block, ..] with block = ceil(size / ranks).
@@ -130,8 +168,39 @@ def hierarchical_reduce_scatter(
         UserError: as `hierarchical_all_reduce`; or a scalar leaf, `dims` that do not fit, or a leaf
             that differs along `inner` and not along `outer`: a gradient summed there already.
     """
-    axes = _resolve(inner, outer)
-    leaves, structure = _summands(tree, wire_dtype)
+    summed, _ = reduce_scatter_with_errors(
+        tree, None, inner, outer, dims=dims, chunk_bytes=chunk_bytes, wire=wire
+    )
+    return summed
+
+
+def reduce_scatter_with_errors(
+    tree: Tree,
+    errors: Tree | None,
+    inner: AxisNames,
+    outer: AxisNames,
+    *,
+    dims: PyTree,
+    chunk_bytes: int | None = None,
+    wire: Wire | None = None,
+) -> tuple[Tree, Tree | None]:
+    """`hierarchical_reduce_scatter` with error feedback (`geojax.collectives.link`).
+
+    Args:
+        tree: as there.
+        errors: those of the time before, like the shards; zeros at first. None: none are kept.
+        inner: as there.
+        outer: as there.
+        dims: as there.
+        chunk_bytes: as there.
+        wire: as there.
+
+    Returns:
+        The shards; and the errors of this time, which vary over `outer` too. They are zero where
+        nothing was rounded.
+    """
+    axes = resolve(inner, outer)
+    leaves, structure = _summands(tree)
     _refuse_summed(tree, leaves, axes)
     leaves = [axes.drop_singles(leaf) for leaf in leaves]
     shapes = [leaf.shape for leaf in leaves]
@@ -143,20 +212,38 @@ def hierarchical_reduce_scatter(
         for leaf, layout in enumerate(layouts)
         if leaf not in alone
     }
+    before: dict[int, jax.Array] = {}
+    if errors is not None:
+        before = dict(enumerate(map(axes.drop_singles, jax.tree.leaves(errors))))
+    before_rows = {leaf: layouts[leaf].to_row(before[leaf]) for leaf in rows if before}
+    sums, rounded = Parts(len(leaves), axis=0), Parts(len(leaves), axis=0)
     shards: dict[int, jax.Array] = {}
-    parts = _Parts(len(leaves), axis=0)
+    after: dict[int, jax.Array] = {}
     for chunk in plan.chunks:
         leaf = chunk.pieces[0].leaf
         if leaf in alone:
             layout = layouts[leaf]
-            shards[leaf] = _sum_to_shards(layout.pad(leaves[leaf]), layout.dim, axes, wire_dtype)
+            padded = layout.pad(leaves[leaf])
+            made = sum_to_shards(padded, before.get(leaf), layout.dim, axes, wire)
+            shards[leaf] = made.total
+            if made.error is not None:
+                after[leaf] = made.error
         else:
-            shard = _sum_to_shards(_take(chunk, rows, axis=1), 0, axes, wire_dtype)
-            parts.put(chunk, shard.reshape(chunk.length))
+            error = take(chunk, before_rows, axis=0)[None] if before else None
+            made = sum_to_shards(take(chunk, rows, axis=1), error, 0, axes, wire)
+            sums.put(chunk, made.total.reshape(chunk.length))
+            if made.error is not None:
+                rounded.put(chunk, made.error.reshape(chunk.length))
     for leaf in rows:
-        shards[leaf] = layouts[leaf].from_row(parts.join(leaf))
-    results = [to_varying(shards[leaf], axes.all_inner) for leaf in range(len(leaves))]
-    return jax.tree.unflatten(structure, results)
+        shards[leaf] = layouts[leaf].from_row(sums.join(leaf))
+        if before:
+            after[leaf] = layouts[leaf].from_row(rounded.join(leaf))
+
+    def tree_of(made: Mapping[int, jax.Array]) -> Any:
+        ordered = [to_varying(made[leaf], axes.all_inner) for leaf in range(len(leaves))]
+        return jax.tree.unflatten(structure, ordered)
+
+    return tree_of(shards), None if errors is None else tree_of(after)
 
 
 def all_gather(
@@ -193,7 +280,7 @@ def all_gather(
         UserError: an unknown axis, `dims` or `shapes` that do not fit, or chunks that cannot hold
             an element for each rank.
     """
-    axes = _resolve(inner, ())
+    axes = resolve(inner, ())
     if to not in ("varying", "invarying"):
         raise UserError(f"collectives: all_gather to={to!r}; known are 'varying' and 'invarying'")
     leaves, structure = jax.tree.flatten(jax.tree.map(jnp.asarray, shards))
@@ -211,50 +298,22 @@ def all_gather(
         if leaf not in alone
     }
     wholes: dict[int, jax.Array] = {}
-    parts = _Parts(len(leaves), axis=1)
+    parts = Parts(len(leaves), axis=1)
     for chunk in plan.chunks:
         leaf = chunk.pieces[0].leaf
         if leaf in alone:
-            whole = _gather(leaves[leaf], layouts[leaf].dim, axes, to)
+            whole = gather_shards(leaves[leaf], layouts[leaf].dim, axes, to)
             wholes[leaf] = layouts[leaf].trim(whole)
         else:
-            row = _take(chunk, rows, axis=0)
-            parts.put(chunk, _gather(row[None], 0, axes, to))
+            row = take(chunk, rows, axis=0)
+            parts.put(chunk, gather_shards(row[None], 0, axes, to))
     for leaf in rows:
         wholes[leaf] = layouts[leaf].from_rows(parts.join(leaf))
     kept = axes.all_inner if to == "varying" else ()
     return jax.tree.unflatten(structure, [to_varying(wholes[i], kept) for i in range(len(leaves))])
 
 
-@dataclass(frozen=True)
-class _Axes:
-    """`inner` and `outer` without their axes of size 1, which only change types."""
-
-    inner: tuple[str, ...]
-    outer: tuple[str, ...]
-    single: tuple[str, ...]
-    all_inner: tuple[str, ...]
-    ranks: int
-    """Over all of `inner`."""
-
-    def drop_singles(self, leaf: jax.Array) -> jax.Array:
-        return drop_single(leaf, self.single)
-
-
-def _resolve(inner: AxisNames, outer: AxisNames) -> _Axes:
-    all_inner, all_outer = axis_tuple(inner), axis_tuple(outer)
-    check_disjoint(all_inner, all_outer)
-    long_inner, single_inner, ranks = split_by_size(all_inner)
-    long_outer, single_outer, _ = split_by_size(all_outer)
-    return _Axes(long_inner, long_outer, single_inner + single_outer, all_inner, ranks)
-
-
-def _summands(tree: PyTree, wire_dtype: Any) -> tuple[list[jax.Array], Any]:
-    if wire_dtype is not None and not jnp.issubdtype(wire_dtype, jnp.floating):
-        raise UserError(
-            f"collectives: wire_dtype={np.dtype(wire_dtype)} cannot carry sums; give a "
-            "floating-point dtype, such as bfloat16, or None"
-        )
+def _summands(tree: PyTree) -> tuple[list[jax.Array], Any]:
     leaves, structure = jax.tree.flatten(jax.tree.map(jnp.asarray, tree))
     for name, leaf in zip(leaf_names(tree), leaves, strict=True):
         if leaf.dtype == jnp.bool_:
@@ -262,7 +321,7 @@ def _summands(tree: PyTree, wire_dtype: Any) -> tuple[list[jax.Array], Any]:
     return leaves, structure
 
 
-def _refuse_summed(tree: PyTree, leaves: Sequence[jax.Array], axes: _Axes) -> None:
+def _refuse_summed(tree: PyTree, leaves: Sequence[jax.Array], axes: Axes) -> None:
     """Refuse gradients that `jax.grad` has summed over `outer`, to be summed there again."""
     for name, leaf in zip(leaf_names(tree), leaves, strict=True):
         varying = varying_axes(leaf)
@@ -286,78 +345,3 @@ def _dtypes_and_kinds(leaves: Sequence[jax.Array]) -> tuple[list[Any], list[Hash
 def _cast_floating(leaf: jax.Array, dtype: Any) -> jax.Array:
     floating = dtype is not None and jnp.issubdtype(leaf.dtype, jnp.floating)
     return leaf.astype(dtype) if floating else leaf
-
-
-def _sum_across(x: jax.Array, axes: _Axes, wire_dtype: Any) -> jax.Array:
-    """The sum over the outer axes, still in the wire dtype."""
-    return lax.psum(_cast_floating(x, wire_dtype), axes.outer) if axes.outer else x
-
-
-def _sum_to_shards(x: jax.Array, dim: int, axes: _Axes, wire_dtype: Any) -> jax.Array:
-    dtype = x.dtype
-    if x.size == 0:  # XLA has no collectives of empty arrays
-        return jnp.zeros(_with_size(x, dim, x.shape[dim] // axes.ranks), dtype)
-    if axes.inner:
-        x = to_varying(x, axes.inner)
-        x = lax.psum_scatter(x, axes.inner, scatter_dimension=dim, tiled=True)
-    return _sum_across(x, axes, wire_dtype).astype(dtype)
-
-
-def _all_reduce_vector(vector: jax.Array, axes: _Axes, wire_dtype: Any) -> jax.Array:
-    """The sum of a vector over inner and outer, invarying."""
-    dtype = vector.dtype
-    if vector.size == 0:
-        return jnp.zeros((0,), dtype)
-    if not axes.outer:
-        return lax.psum(vector, axes.inner) if axes.inner else vector
-    if not axes.inner:
-        return _sum_across(vector, axes, wire_dtype).astype(dtype)
-    padded = jnp.pad(vector, (0, -vector.size % axes.ranks))
-    shard = to_varying(padded, axes.inner)
-    shard = lax.psum_scatter(shard, axes.inner, scatter_dimension=0, tiled=True)
-    shard = _sum_across(shard, axes, wire_dtype)
-    if shard.dtype.itemsize >= dtype.itemsize:
-        shard = shard.astype(dtype)
-    return _gather(shard, 0, axes, "invarying").astype(dtype)[: vector.size]
-
-
-def _gather(shard: jax.Array, dim: int, axes: _Axes, to: str) -> jax.Array:
-    if shard.size == 0:
-        return jnp.zeros(_with_size(shard, dim, shard.shape[dim] * axes.ranks), shard.dtype)
-    if not axes.inner:
-        return shard
-    shard = to_varying(shard, axes.inner)
-    return lax.all_gather(shard, axes.inner, axis=dim, tiled=True, to=to)
-
-
-def _with_size(x: jax.Array, dim: int, size: int) -> tuple[int, ...]:
-    return (*x.shape[:dim], size, *x.shape[dim + 1 :])
-
-
-def _take(chunk: Chunk, arrays: Mapping[int, jax.Array], axis: int) -> jax.Array:
-    """The pieces of a chunk, one behind the other along `axis`."""
-    pieces = [
-        lax.slice_in_dim(arrays[piece.leaf], piece.start, piece.stop, axis=axis)
-        for piece in chunk.pieces
-    ]
-    return pieces[0] if len(pieces) == 1 else jnp.concatenate(pieces, axis=axis)
-
-
-class _Parts:
-    """Collects the pieces of each leaf from the chunks that come back."""
-
-    def __init__(self, leaves: int, axis: int) -> None:
-        self._axis = axis
-        self._parts: list[list[jax.Array]] = [[] for _ in range(leaves)]
-
-    def put(self, chunk: Chunk, array: jax.Array) -> None:
-        """`array` holds the chunk's pieces, one behind the other along the axis."""
-        start = 0
-        for piece in chunk.pieces:
-            stop = start + piece.length
-            self._parts[piece.leaf].append(lax.slice_in_dim(array, start, stop, axis=self._axis))
-            start = stop
-
-    def join(self, leaf: int) -> jax.Array:
-        parts = self._parts[leaf]
-        return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=self._axis)

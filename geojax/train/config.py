@@ -8,6 +8,7 @@ from typing import Any, Literal
 import pydantic
 import yaml
 
+from geojax.collectives import WireName
 from geojax.data import DataSettings
 from geojax.errors import UserError
 from geojax.models import ModelConfig
@@ -108,8 +109,10 @@ class CommunicationSettings(Settings):
     """Gradients are reduced in chunks of at most this many bytes, so that the in-site phase of one
     overlaps with the cross-site phase of another; null keeps one chunk a leaf."""
 
-    wire_dtype: Literal["float32", "bfloat16"] | None = None
-    """What gradients are cast to while they cross the link; null sends them as they are."""
+    wire: WireName = "fp32"
+    """How gradients cross the link: "fp32" as they are reduced, at least in fp32; "bf16" rounded,
+    in half the bytes; "int8" in blocks with a scale each, in a little more than a quarter of them,
+    and what rounding takes away is added to the next step's. All sites use the same bits."""
 
     overlap: bool = False
     """Whether a layer's gradients are reduced while the backward pass of the layers before it runs,
@@ -306,6 +309,23 @@ class RunConfig(Settings):
             raise ValueError(
                 "communication.overlap reduces gradients layer by layer in the last microbatch's "
                 "backward, and pipeline stages have theirs at different times: leave it out"
+            )
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _wire_carries_sums(self) -> "RunConfig":
+        wire = self.communication.wire
+        if wire == "fp32":
+            return self
+        if self.pipeline.dc_role == "stage":
+            raise ValueError(
+                f"communication.wire={wire} is about gradients that sites sum, and with "
+                "pipeline.dc_role=stage they hand on activations instead: leave it out"
+            )
+        if self.zero.across_sites:
+            raise ValueError(
+                f"communication.wire={wire} gives all sites the same sums, and zero.across_sites "
+                "sums each part for one site and sends weights back: leave one of them out"
             )
         return self
 

@@ -15,6 +15,9 @@ and stage 0 sums S over all n c ranks like shards. The 1 / L are the turn in whi
 pipeline of the layers fills or drains. With the state sharded over sites too, each device sends
 (o - 1) / o S / n of gradients and as much of weights over dc.
 
+In a wire format 2 (o - 1) messages of a chunk's 1 / (n c o) cross dc instead of 2 (o - 1) / o S
+(`geojax.collectives.link`), and error feedback gathers (c - 1) / c S / n more beside.
+
 In a pipeline S is of a stage's layers, and what a loop holds counts in each of its ticks, as in
 `geojax.collectives.traffic`: messages between stages, which travel whether or not anybody waits for
 them, and what a chunk's forward and backward send, which a stage skips in ticks without work if the
@@ -109,12 +112,14 @@ def _gradients(model: ModelConfig, layouts: Any, plan: StepPlan) -> Sent:
         together = plan.overlap_layers
         of_turn = jax.tree.map(lambda place: place.of_layers(together), layouts["layers"])
         for _ in range(model.layers // together):
-            _add(sent, _sum_shards(jax.tree.leaves(of_turn), plan.one_message))
+            of_layers = jax.tree.leaves(of_turn)
+            _add(sent, _sum_shards(of_layers, plan.one_message, scattered=True))
         for name, tree in layouts.items():
             if name != "layers":
-                _add(sent, _sum_shards(jax.tree.leaves(tree), plan))
+                _add(sent, _sum_shards(jax.tree.leaves(tree), plan, scattered=True))
     else:
-        _add(sent, _sum_shards(jax.tree.leaves(layouts), plan))
+        scattered = plan.zero_stage >= 2
+        _add(sent, _sum_shards(jax.tree.leaves(layouts), plan, scattered=scattered))
     return sent
 
 
@@ -156,29 +161,37 @@ def _scatter(places: Iterable[LeafLayout], plan: StepPlan) -> Sent:
     return sent
 
 
-def _sum_shards(places: list[LeafLayout], plan: StepPlan) -> Sent:
-    """Sums over the axes beside those of the shards, and over sites."""
+def _sum_shards(places: list[LeafLayout], plan: StepPlan, *, scattered: bool) -> Sent:
+    """Sums over the axes beside those of the shards, and over sites.
+
+    Unless they are `scattered` before, shards that nobody else sums go on in the chunks that came.
+    """
     sent = _nothing()
     groups: dict[Any, list[LeafLayout]] = {}
     for place in places:
         site_axes, across = shard_axes(place)
-        key = (site_axes, across, _beside(place, plan), _shared(place))
+        cut = frozenset(axis for part in place.parts for axis in part.axes)
+        key = (site_axes, across, _beside(place, plan), _shared(place), cut)
         groups.setdefault(key, []).append(place)
-    for (site_axes, across, beside, shared), members in groups.items():
+    for (site_axes, across, beside, shared, _), members in groups.items():
         sites = plan.mesh.shape["dc"] if plan.outer_axes or shared else 1
         shards = [_site_shard(place, site_axes, plan) for place in members]
+        chunk_bytes = plan.chunk_bytes
+        alone = site_axes is not None and not (across or shared or _long(beside, plan))
+        if chunk_bytes is not None and alone and not scattered:
+            chunk_bytes //= _ranks(site_axes, plan)
         summed = expected_all_reduce(
             shards,
             inner_ranks=_ranks(beside, plan),
             outer_ranks=1 if across else sites,
-            chunk_bytes=plan.chunk_bytes,
-            wire_dtype=plan.wire_dtype,
+            chunk_bytes=chunk_bytes,
+            wire=plan.wire,
+            errors=plan.keeps_wire_errors,
         )
         sent[_long(beside, plan)] += summed.inner
         sent[_long(("dc",), plan)] += summed.outer
         if across:
-            wire = jnp.dtype(plan.wire_dtype or plan.policy.reduce_dtype).itemsize
-            whole = sum(shard.size for shard in shards) * wire
+            whole = sum(shard.size for shard in shards) * plan.policy.reduce_dtype.itemsize
             sent[_long(("dc",), plan)] += reduce_scatter_bytes(whole, sites)
     return sent
 

@@ -59,6 +59,8 @@ class StepGradients(NamedTuple):
     """The number of them that count."""
     seen: Any
     """The largest magnitudes of this rank (see `amax_history`); None: nobody looked."""
+    wire_errors: Any
+    """Those of this step (see `geojax.train.wire_errors`); None: none are kept."""
 
 
 @jax.named_scope("step_gradients")
@@ -72,6 +74,7 @@ def step_gradients(
     dropout_key: jax.Array | None,
     gradient_factor: jax.Array | None = None,
     expected: Any = None,
+    wire_errors: Any = None,
 ) -> StepGradients:
     """Loss and gradient of a global batch; call it inside the step's `shard_map`.
 
@@ -84,6 +87,7 @@ def step_gradients(
         dropout_key: key of this step's dropout masks; None, no dropout.
         gradient_factor: what all gradients come out multiplied by; None: nothing.
         expected: magnitudes for each linear layer (see `geojax.train.amax_history`); None: none.
+        wire_errors: this site's, from the step before, multiplied as gradients are; None: none.
     """
     microbatches = _microbatches(batch, plan)
     if plan.staged_layers is not None:
@@ -99,7 +103,8 @@ def step_gradients(
         )
         of_layers, seen = detach(staged.layers)
         whole = staged.outer | {"layers": of_layers}
-        return StepGradients(reduce_gradients(whole, layouts, plan), *_numbers(staged), seen)
+        made = reduce_gradients(whole, wire_errors, layouts, plan)
+        return StepGradients(made.gradients, *_numbers(staged), seen, made.errors)
     run = TrainingPass(model, plan, dropout_key, gradient_factor)
     outer, source, ahead = _weights(shards, layouts, plan)
     expectant = ExpectantWeights(source, expected)
@@ -136,10 +141,16 @@ def step_gradients(
     before = sums.outer | {"layers": sink.finish(sums.layers.weights)} if in_loop else None
     if not plan.overlap:
         reduce = sum_shards if scattered else reduce_gradients
-        return StepGradients(reduce(before, layouts, plan), *_numbers(sums), sums.layers.seen)
+        made = reduce(before, wire_errors, layouts, plan)
+        return StepGradients(made.gradients, *_numbers(sums), sums.layers.seen, made.errors)
 
     together = plan.overlap_layers
-    last_sink = ReducedGradients(_of_layers(layouts, together), plan, before and before["layers"])
+    last_sink = ReducedGradients(
+        _of_layers(layouts, together),
+        plan,
+        before and before["layers"],
+        wire_errors and wire_errors["layers"],
+    )
     last = run.gradients(
         outer,
         expectant,
@@ -153,9 +164,12 @@ def step_gradients(
     reduced = {"layers": last_sink.finish(last.layers.weights)}
     for name, gradient in last.outer.items():
         shards = site_shards(before and before[name], gradient, layouts[name], plan)
-        reduced[name] = sum_shards(shards, layouts[name], plan)
+        errors = wire_errors and wire_errors[name]
+        reduced[name] = sum_shards(shards, errors, layouts[name], plan)
+    gradients = {name: summed.gradients for name, summed in reduced.items()}
+    after = wire_errors and {name: summed.errors for name, summed in reduced.items()}
     loss, balance, targets = jax.tree.map(jnp.add, _numbers(sums), _numbers(last))
-    return StepGradients(reduced, loss, balance, targets, last.layers.seen)
+    return StepGradients(gradients, loss, balance, targets, last.layers.seen, after)
 
 
 def _microbatches(batch: Batch, plan: StepPlan) -> Batch:

@@ -28,7 +28,7 @@ from geojax.models.parameters import Parameters
 from geojax.models.varying import zeros_of
 from geojax.train.amax_history import attach, detach
 from geojax.train.plan import StepPlan
-from geojax.train.weights import gather_in_site, scatter_in_site, sum_shards
+from geojax.train.weights import Summed, gather_in_site, scatter_in_site, sum_shards
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +135,7 @@ class ScatteredGradients:
 class ReducedSums(NamedTuple):
     """The gradients of all layers, but for those that are on their way."""
 
-    reduced: Parameters
+    reduced: Summed
     """The shards of what is summed over everybody, stacked."""
     whole: Parameters | None
     """The gradients of the last turn."""
@@ -160,6 +160,8 @@ class ReducedGradients:
     plan: StepPlan
     before: Parameters | None
     """The gradients of the microbatches before, stacked: whole, or shards from ZeRO 2 on."""
+    errors: Any
+    """Of all layers, from the step before (see `geojax.train.wire_errors`); None: none are kept."""
 
     turns_to_fill = 2
 
@@ -167,7 +169,7 @@ class ReducedGradients:
         """Sums of nothing, for `count` layers whose weights have the types of `layer`."""
         whole = zeros_of(layer, self.plan.overlap_layers)
         shard = jax.eval_shape(
-            lambda: layer_slice(self._sum(self._scatter(whole, jnp.int32(0))), 0)
+            lambda: layer_slice(self._sum(self._scatter(whole, jnp.int32(0)), jnp.int32(0)), 0)
         )
         return ReducedSums(zeros_of(shard, count), None, None)
 
@@ -176,11 +178,12 @@ class ReducedGradients:
         together = self.plan.overlap_layers
         reduced = sums.reduced
         if sums.shards is not None:
-            reduced = add_at(reduced, first + 2 * together, self._sum(sums.shards), empty=True)
+            third = first + 2 * together
+            reduced = add_at(reduced, third, self._sum(sums.shards, third), empty=True)
         shards = None if sums.whole is None else self._scatter(sums.whole, first + together)
         return ReducedSums(reduced, gradients, shards)
 
-    def finish(self, sums: ReducedSums) -> Parameters:
+    def finish(self, sums: ReducedSums) -> Summed:
         """The shards of all layers: what the last two turns left is sent on."""
         assert sums.whole is not None, "there is at least one turn"
         first = jnp.int32(0)
@@ -188,8 +191,9 @@ class ReducedGradients:
         reduced = sums.reduced
         if sums.shards is not None:
             second = first + self.plan.overlap_layers
-            reduced = add_at(reduced, second, self._sum(sums.shards), empty=True)
-        return add_at(reduced, first, self._sum(shards), empty=True)
+            reduced = add_at(reduced, second, self._sum(sums.shards, second), empty=True)
+        summed: Summed = add_at(reduced, first, self._sum(shards, first), empty=True)
+        return summed
 
     def _scatter(self, whole: Parameters, first: jax.Array) -> Parameters:
         before = self.before
@@ -197,8 +201,9 @@ class ReducedGradients:
             before = layers_slice(before, first, self.plan.overlap_layers)
         return site_shards(before, whole, self.layouts, self.plan.one_message)
 
-    def _sum(self, shards: Parameters) -> Parameters:
-        return sum_shards(shards, self.layouts, self.plan.one_message)
+    def _sum(self, shards: Parameters, first: jax.Array) -> Summed:
+        errors = layers_slice(self.errors, first, self.plan.overlap_layers)
+        return sum_shards(shards, errors, self.layouts, self.plan.one_message)
 
 
 def site_shards(before: Any, gradient: Any, layouts: Any, plan: StepPlan) -> Any:

@@ -3,10 +3,11 @@
 import dataclasses
 import math
 import sys
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from jax.sharding import Mesh, PartitionSpec
 
+from geojax.collectives import Wire
 from geojax.mesh import AXES
 from geojax.models.parallelism import ContextMethod, Parallelism
 from geojax.models.transformer import Remat
@@ -40,8 +41,8 @@ class StepPlan:
     chunk_bytes: int | None = None
     """Size of a chunk of the gradient reduction; None, one chunk a leaf."""
 
-    wire_dtype: Any = None
-    """Dtype of gradients on the link between sites; None, as they are."""
+    wire: Wire | None = None
+    """The format of gradients on the link between sites; None, as they are reduced."""
 
     loss_scale: LossScaleSettings = dataclasses.field(default_factory=LossScaleSettings)
     """How the loss scale moves, under a policy that has one."""
@@ -96,6 +97,9 @@ class StepPlan:
             held = self.staged_layers.placement.stages
             assert stages == held, f"{held} stages, and {stages} along {self.stage_axes}"
         assert not (self.shard_across_sites and self.dc_role == "stage"), "sites hold other layers"
+        if self.wire is not None:
+            assert self.dc_role == "data", "between stages there is nothing to sum"
+            assert not self.shard_across_sites, "a sum in a wire format is for all sites"
 
     @property
     def stage_axes(self) -> tuple[str, ...]:
@@ -113,6 +117,11 @@ class StepPlan:
     def outer_axes(self) -> tuple[str, ...]:
         """The axes between sites over which gradients are summed: `dc`, unless it is of stages."""
         return tuple(axis for axis in ("dc",) if axis in self.batch_axes)
+
+    @property
+    def keeps_wire_errors(self) -> bool:
+        """Whether what the wire format takes away from this step's gradients goes into the next."""
+        return self.wire is not None and self.wire.feedback and self.mesh.shape["dc"] > 1
 
     @property
     def parallelism(self) -> Parallelism:

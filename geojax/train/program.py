@@ -7,7 +7,7 @@ import jax
 from jax.sharding import Mesh
 
 from geojax.accelerators import accelerator_of
-from geojax.collectives import Traffic, collective_traffic
+from geojax.collectives import Traffic, collective_traffic, wire_format
 from geojax.mesh import make_mesh, platform_of
 from geojax.models import model_flops, parameter_count
 from geojax.models.attention import chosen_implementation
@@ -54,7 +54,7 @@ def step_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
         accumulation=config.batch.accumulation,
         loss_scale=config.loss_scale,
         chunk_bytes=config.communication.chunk_bytes,
-        wire_dtype=config.communication.wire_dtype,
+        wire=wire_format(config.communication.wire),
         remat=config.remat,
         products_backend=_fp8_backend(config, mesh).name,
         sequence_parallel=config.parallelism.sequence,

@@ -18,6 +18,7 @@ from geojax.precision import LossScale
 from geojax.train.amax_history import history_layouts
 from geojax.train.plan import StepPlan
 from geojax.train.stages import stage_rows
+from geojax.train.wire_errors import error_layouts, own_errors, saved_errors
 
 
 @jax.tree_util.register_dataclass
@@ -48,6 +49,10 @@ class TrainState:
     amax_history: Any = None
     """float32 [layers, sites, 3, steps] of each linear layer under an FP8 recipe that has one (see
     `geojax.train.amax_history`); None under others."""
+
+    wire_errors: Any = None
+    """What a wire format with error feedback owes to each parameter's gradient, site by site (see
+    `geojax.train.wire_errors`); None under others."""
 
 
 def parameter_layouts(model: ModelConfig, plan: StepPlan) -> Any:
@@ -83,6 +88,7 @@ def state_layouts(
         skipped_in_a_row=count,
         loss_scale=loss_scale,
         amax_history=history_layouts(model, plan),
+        wire_errors=error_layouts(parameters, plan),
     )
 
 
@@ -104,6 +110,9 @@ def initial_state(
     """
     dtype = jax.tree.leaves(layouts.parameters)[0].dtype
 
+    def zeros(layouts: Any) -> Any:
+        return jax.tree.map(lambda place: jnp.zeros(place.padded_shape, place.dtype), layouts)
+
     def make(key: jax.Array) -> TrainState:
         parameters = init_parameters(model, key, dtype)
         padded = jax.tree.map(lambda leaf, place: place.pad(leaf), parameters, layouts.parameters)
@@ -114,9 +123,8 @@ def initial_state(
             skipped=jnp.int32(0),
             skipped_in_a_row=jnp.int32(0),
             loss_scale=LossScale.start(plan.loss_scale) if plan.policy.scales_loss else None,
-            amax_history=jax.tree.map(
-                lambda place: jnp.zeros(place.padded_shape, place.dtype), layouts.amax_history
-            ),
+            amax_history=zeros(layouts.amax_history),
+            wire_errors=zeros(layouts.wire_errors),
         )
 
     compiled = jax.jit(make, out_shardings=layout.shardings(layouts, plan.mesh))
@@ -125,13 +133,15 @@ def initial_state(
 
 
 def with_saved_sites(wanted: TrainState, saved: Mapping[str, str]) -> TrainState:
-    """`wanted`, but with the histories of as many sites as a checkpoint has (all else is refused if
-    it differs).
+    """`wanted`, but with the histories and wire errors of as many sites as a checkpoint has (all
+    else is refused if it differs).
 
     Args:
         wanted: what this run's checkpoints hold, as `jax.ShapeDtypeStruct`s with shardings.
         saved: the type of each array of the checkpoint by name, as "float32[2,1,3,1024]".
     """
+    errors = saved_errors(wanted.wire_errors, wanted.parameters, saved)
+    wanted = dataclasses.replace(wanted, wire_errors=errors)
     name = next((name for name in saved if name.startswith("amax_history.")), None)
     if name is None:
         return wanted
@@ -149,8 +159,8 @@ def with_saved_sites(wanted: TrainState, saved: Mapping[str, str]) -> TrainState
 
 
 def with_own_sites(restored: TrainState, wanted: TrainState) -> TrainState:
-    """What was restored, with histories of as many sites as `wanted` has: if they were others, each
-    has the largest of all of them."""
+    """What was restored, with histories and wire errors of as many sites as `wanted` has: if they
+    were others, each has the largest magnitudes of all of them, and its share of the errors."""
 
     def resized(leaf: jax.Array, own: jax.ShapeDtypeStruct) -> jax.Array:
         if leaf.shape == own.shape:
@@ -163,4 +173,5 @@ def with_own_sites(restored: TrainState, wanted: TrainState) -> TrainState:
         return made
 
     history = jax.tree.map(resized, restored.amax_history, wanted.amax_history)
-    return dataclasses.replace(restored, amax_history=history)
+    errors = own_errors(restored.wire_errors, wanted.wire_errors)
+    return dataclasses.replace(restored, amax_history=history, wire_errors=errors)

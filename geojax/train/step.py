@@ -3,7 +3,7 @@
     shards of the fp32 master weights
       -> gathered inside the site, in the compute dtype
       -> loss and gradient of each microbatch, summed on the device     (no collective)
-      -> chunk by chunk: psum_scatter in the site, psum over dc         (several in flight)
+      -> chunk by chunk: psum_scatter in the site, a sum over dc        (several in flight)
       -> clip, AdamW on each rank's shard
 
 Nothing crosses `dc` but the gradient chunks and one vector of four sums.
@@ -11,7 +11,7 @@ Nothing crosses `dc` but the gradient chunks and one vector of four sums.
 
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,7 @@ from geojax.train.amax_history import next_history
 from geojax.train.gradients import batch_loss, step_gradients
 from geojax.train.plan import StepPlan
 from geojax.train.state import TrainState
+from geojax.train.wire_errors import scaled
 
 SIGNALS = ("stop", "save")
 """What any process may ask of all of them; summed over the mesh inside the step."""
@@ -42,6 +43,20 @@ def sum_over_mesh(values: jax.Array) -> jax.Array:
     return hierarchical_all_reduce(in_site, (), "dc")
 
 
+class MeanGradients(NamedTuple):
+    """What `mean_gradients` returns."""
+
+    gradients: Any
+    """The shards of the gradient of the mean loss over the global batch."""
+    seen: Any
+    """The magnitudes that this rank saw (see `geojax.train.amax_history`)."""
+    wire_errors: Any
+    """Those of this step (see `geojax.train.wire_errors`)."""
+    metrics: dict[str, jax.Array]
+    """The scalars `loss` (mean over targets), `targets`, one per signal and, of a mixture,
+    `balance_loss` (what the balance of its experts adds to the loss): the same on every rank."""
+
+
 def mean_gradients(
     shards: Any,
     batch: Any,
@@ -53,7 +68,8 @@ def mean_gradients(
     dropout_key: jax.Array | None = None,
     loss_scale: jax.Array | None = None,
     expected: Any = None,
-) -> tuple[Any, Any, dict[str, jax.Array]]:
+    wire_errors: Any = None,
+) -> MeanGradients:
     """Sharded gradient of the mean loss over the global batch; call it inside the `shard_map`.
 
     Args:
@@ -67,11 +83,7 @@ def mean_gradients(
         loss_scale: what the mean loss is multiplied by before gradients are taken, and they are
             divided by; None: nothing.
         expected: magnitudes for each linear layer (see `geojax.train.amax_history`); None: none.
-
-    Returns:
-        The gradient's shards; the magnitudes that this rank saw; and the scalars `loss` (mean over
-        targets), `targets`, one per signal and, of a mixture, `balance_loss` (what the balance of
-        its experts adds to the loss): the same numbers on every rank.
+        wire_errors: those of the step before (see `geojax.train.wire_errors`); None: none.
     """
     factor = None if loss_scale is None else loss_scale / _about_tokens(batch, plan)
     made = step_gradients(
@@ -83,6 +95,7 @@ def mean_gradients(
         dropout_key=dropout_key,
         gradient_factor=factor,
         expected=expected,
+        wire_errors=scaled(wire_errors, factor),
     )
     signal = jnp.sum(signals.astype(made.loss.dtype), axis=0)
     balance = [] if made.balance is None else [made.balance]
@@ -95,7 +108,8 @@ def mean_gradients(
     metrics |= dict(zip(SIGNALS, others[: len(SIGNALS)], strict=True))
     if balance:
         metrics["balance_loss"] = others[-1] / count
-    return mean, made.seen, metrics
+    errors = scaled(made.wire_errors, None if factor is None else 1 / factor)
+    return MeanGradients(mean, made.seen, errors, metrics)
 
 
 def _about_tokens(batch: Any, plan: StepPlan) -> float:
@@ -128,7 +142,7 @@ def update_state(
     """
     scale: LossScale | None = state.loss_scale
     dropout_key = jax.random.fold_in(jax.random.key(seed), state.step)
-    gradients, seen, metrics = mean_gradients(
+    gradients, seen, wire_errors, metrics = mean_gradients(
         state.parameters,
         batch,
         signals,
@@ -138,6 +152,7 @@ def update_state(
         dropout_key=dropout_key if model.dropout else None,
         loss_scale=scale.scale if scale else None,
         expected=expected_magnitudes(state.amax_history, plan),
+        wire_errors=state.wire_errors,
     )
     norm = global_norm(gradients, layouts.parameters)
     finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(norm)
@@ -161,6 +176,7 @@ def update_state(
         skipped_in_a_row=(state.skipped_in_a_row + 1) * skip,
         loss_scale=scale.after(finite, plan.loss_scale) if scale else None,
         amax_history=keep(next_history(state.amax_history, seen, plan), state.amax_history),
+        wire_errors=keep(wire_errors, state.wire_errors),
     )
     metrics |= {
         "step": after.step,

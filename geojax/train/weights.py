@@ -18,15 +18,17 @@ whose gradient two stages make a part each. Where sites are stages nothing else 
 import functools
 import math
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from geojax.collectives import (
     all_gather,
+    all_reduce_with_errors,
     hierarchical_all_reduce,
     hierarchical_reduce_scatter,
+    reduce_scatter_with_errors,
 )
 from geojax.collectives.axes import to_varying, varying_axes
 from geojax.mesh import AXES
@@ -94,27 +96,45 @@ def computing_axes(place: LeafLayout, plan: StepPlan) -> tuple[str, ...]:
     return (*plan.batch_axes, *context, *(("tensor",) if place.partial else ()))
 
 
-@jax.named_scope("reduce_gradients")
-def reduce_gradients(gradients: Any, layouts: Any, plan: StepPlan) -> Any:
-    """Each rank's shard of the gradient, summed over all ranks that made a part of it."""
+class Summed(NamedTuple):
+    """A rank's shards of gradients, summed over all ranks that made a part of them."""
 
-    def reduce(key: Any, leaves: list[jax.Array], places: list[LeafLayout]) -> list[jax.Array]:
+    gradients: Any
+    errors: Any
+    """What the wire format took away from them (see `geojax.train.wire_errors`); None: unknown."""
+
+
+@jax.named_scope("reduce_gradients")
+def reduce_gradients(gradients: Any, errors: Any, layouts: Any, plan: StepPlan) -> Summed:
+    """Each rank's shard of the gradient, summed over all ranks that made a part of it.
+
+    Args:
+        gradients: of this rank.
+        errors: of this site, from the step before; None: none are kept.
+        layouts: of the gradients.
+        plan: how the step runs.
+    """
+
+    def reduce(
+        key: Any, leaves: list[jax.Array], errors: list[jax.Array] | None, places: list[LeafLayout]
+    ) -> tuple[list[jax.Array], list[jax.Array] | None]:
         (site_axes, across), beside, shared = key
         long = any(plan.mesh.shape[axis] > 1 for axis in beside)
         if site_axes is None or across or shared or long:
-            return _sum_shards(key, _scatter(site_axes, leaves, places, plan), places, plan)
-        reduced = hierarchical_reduce_scatter(
+            shards = _scatter(site_axes, leaves, places, plan)
+            return _sum_shards(key, shards, errors, places, plan)
+        reduced = reduce_scatter_with_errors(
             [_padded(leaf, place) for leaf, place in zip(leaves, places, strict=True)],
+            errors,
             site_axes,
             plan.outer_axes,
             dims=[_shard_dim(place) for place in places],
             chunk_bytes=plan.chunk_bytes,
-            wire_dtype=plan.wire_dtype,
+            wire=plan.wire,
         )
-        reduced = hierarchical_all_reduce(reduced, beside, ())  # they are all of size 1
-        return [_on_stage(leaf, place) for leaf, place in zip(reduced, places, strict=True)]
+        return hierarchical_all_reduce(reduced, beside, ())  # they are all of size 1
 
-    return _by_group(reduce, gradients, layouts, functools.partial(_reduction, plan=plan))
+    return _sum_by_group(reduce, gradients, errors, layouts, plan)
 
 
 @jax.named_scope("reduce_gradients")
@@ -131,13 +151,10 @@ def scatter_in_site(gradients: Any, layouts: Any, plan: StepPlan) -> Any:
 
 
 @jax.named_scope("reduce_gradients")
-def sum_shards(shards: Any, layouts: Any, plan: StepPlan) -> Any:
+def sum_shards(shards: Any, errors: Any, layouts: Any, plan: StepPlan) -> Summed:
     """The second half of `reduce_gradients`, on the results of `scatter_in_site`."""
-
-    def finish(key: Any, leaves: list[jax.Array], places: list[LeafLayout]) -> list[jax.Array]:
-        return _sum_shards(key, leaves, places, plan)
-
-    return _by_group(finish, shards, layouts, functools.partial(_reduction, plan=plan))
+    finish = functools.partial(_sum_shards, plan=plan)
+    return _sum_by_group(finish, shards, errors, layouts, plan)
 
 
 def _scatter(
@@ -158,27 +175,26 @@ def _scatter(
 
 
 def _sum_shards(
-    key: Any, leaves: list[jax.Array], places: list[LeafLayout], plan: StepPlan
-) -> list[jax.Array]:
+    key: Any,
+    leaves: list[jax.Array],
+    errors: list[jax.Array] | None,
+    places: list[LeafLayout],
+    plan: StepPlan,
+) -> tuple[list[jax.Array], list[jax.Array] | None]:
     (_, across), beside, shared = key
     if shared:  # a stage that does not hold the leaf has computed with zeros, perhaps to no end
         leaves = [_held(leaf, place) for leaf, place in zip(leaves, places, strict=True)]
     if across:
         in_site = hierarchical_all_reduce(leaves, beside, (), chunk_bytes=plan.chunk_bytes)
+        dims = [_shard_dim(place) for place in places]
         shards = hierarchical_reduce_scatter(
-            [leaf.astype(plan.wire_dtype or leaf.dtype) for leaf in in_site],
-            "dc",
-            (),
-            dims=[_shard_dim(place) for place in places],
-            chunk_bytes=plan.chunk_bytes,
+            in_site, "dc", (), dims=dims, chunk_bytes=plan.chunk_bytes
         )
-        summed = [shard.astype(leaf.dtype) for shard, leaf in zip(shards, leaves, strict=True)]
-    else:
-        outer = "dc" if shared else plan.outer_axes
-        summed = hierarchical_all_reduce(
-            leaves, beside, outer, chunk_bytes=plan.chunk_bytes, wire_dtype=plan.wire_dtype
-        )
-    return [_on_stage(leaf, place) for leaf, place in zip(summed, places, strict=True)]
+        return shards, None
+    outer = "dc" if shared else plan.outer_axes
+    return all_reduce_with_errors(
+        leaves, errors, beside, outer, chunk_bytes=plan.chunk_bytes, wire=plan.wire
+    )
 
 
 def _held(leaf: jax.Array, place: LeafLayout) -> jax.Array:
@@ -252,11 +268,58 @@ def _by_group(
     """`function` on all leaves with the same key together, so that they can share chunks."""
     leaves, structure = jax.tree.flatten(tree)
     places = jax.tree.leaves(layouts)
-    groups: dict[Hashable, list[int]] = {}
-    for index, (leaf, place) in enumerate(zip(leaves, places, strict=True)):
-        groups.setdefault(key_of(leaf, place), []).append(index)
     results: dict[int, jax.Array] = {}
-    for key, members in groups.items():
+    for key, members in _groups(leaves, places, key_of).items():
         made = function(key, [leaves[i] for i in members], [places[i] for i in members])
         results.update(zip(members, made, strict=True))
     return jax.tree.unflatten(structure, [results[index] for index in range(len(leaves))])
+
+
+def _sum_by_group(
+    function: Callable[..., tuple[list[jax.Array], list[jax.Array] | None]],
+    gradients: Any,
+    errors: Any,
+    layouts: Any,
+    plan: StepPlan,
+) -> Summed:
+    """`function` on all leaves with the same reduction together, and on their errors."""
+    leaves, structure = jax.tree.flatten(gradients)
+    places = jax.tree.leaves(layouts)
+    if plan.wire is not None:  # what a stage made to no end would spoil the blocks that it is in
+        leaves = [_held(leaf, place) for leaf, place in zip(leaves, places, strict=True)]
+    held = None if errors is None else jax.tree.leaves(errors)
+    sums: dict[int, jax.Array] = {}
+    rounded: dict[int, jax.Array] = {}
+    key_of = functools.partial(_reduction, plan=plan)
+    for key, members in _groups(leaves, places, key_of).items():
+        own = [places[i] for i in members]
+        before = None
+        if held is not None:
+            before = [held[i].reshape(_site_shard_shape(places[i])) for i in members]
+        made, lost = function(key, [leaves[i] for i in members], before, own)
+        sums.update(zip(members, map(_on_stage, made, own), strict=True))
+        for i, error in zip(members, lost or (), strict=lost is not None):
+            assert held is not None, "errors come from errors"
+            rounded[i] = _on_stage(error, places[i]).reshape(held[i].shape)
+
+    def tree_of(made: dict[int, jax.Array]) -> Any:
+        return jax.tree.unflatten(structure, [made[index] for index in range(len(leaves))])
+
+    return Summed(tree_of(sums), tree_of(rounded) if held is not None else None)
+
+
+def _site_shard_shape(place: LeafLayout) -> tuple[int, ...]:
+    """The shape of a shard, and of its error, where it crosses: without a dimension of stages."""
+    return place.shard_shape[1:] if place.has_stage_dim else place.shard_shape
+
+
+def _groups(
+    leaves: list[jax.Array],
+    places: list[LeafLayout],
+    key_of: Callable[[jax.Array, LeafLayout], Hashable],
+) -> dict[Hashable, list[int]]:
+    """The positions of the leaves by their key."""
+    groups: dict[Hashable, list[int]] = {}
+    for index, (leaf, place) in enumerate(zip(leaves, places, strict=True)):
+        groups.setdefault(key_of(leaf, place), []).append(index)
+    return groups

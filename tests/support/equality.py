@@ -57,7 +57,7 @@ def gradients_of_step(model, parameters, batch, dropout_key, plan, compiler_opti
     specs = jax.tree.map(lambda place: place.spec(), layouts)
 
     def gradients_and_metrics(shards, rows, signals):
-        gradients, _, metrics = mean_gradients(
+        made = mean_gradients(
             shards,
             rows,
             signals,
@@ -66,7 +66,7 @@ def gradients_of_step(model, parameters, batch, dropout_key, plan, compiler_opti
             plan=plan,
             dropout_key=dropout_key,
         )
-        return gradients, metrics
+        return made.gradients, made.metrics
 
     program = jax.shard_map(
         gradients_and_metrics,

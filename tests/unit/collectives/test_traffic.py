@@ -283,44 +283,6 @@ def test_the_formula_for_a_tree_that_divides_evenly():
     assert gathered.outer == 0
 
 
-def wire_program(mesh):
-    def step(tree):
-        tree = varied(tree, ("data",))
-        other = jax.tree.map(lambda x: x + 1, tree)  # or equal collectives would become one
-        summed = hierarchical_all_reduce(other, "data", "dc", wire_dtype=jnp.bfloat16)
-        shards = hierarchical_reduce_scatter(tree, "data", "dc", dims=DIMS, wire_dtype=jnp.bfloat16)
-        whole = all_gather(
-            shards, "data", dims=DIMS, shapes=TREE, dtype=jnp.bfloat16, to="invarying"
-        )
-        return summed, whole
-
-    return lower(mesh, step, TREE)
-
-
-def wire_bytes(wire):
-    ranks = {"inner_ranks": 4, "outer_ranks": 2}
-    parts = (
-        expected_all_reduce(TREE, **ranks, wire_dtype=wire),
-        expected_reduce_scatter(TREE, dims=DIMS, **ranks, wire_dtype=wire),
-        expected_all_gather(TREE, dims=DIMS, inner_ranks=4, dtype=wire),
-    )
-    return sum(part.inner for part in parts), sum(part.outer for part in parts)
-
-
-def test_a_bfloat16_wire_halves_what_crosses_and_what_is_gathered(mesh):
-    traffic = collective_traffic(wire_program(mesh), mesh)
-    inner, outer = wire_bytes(jnp.bfloat16)
-    assert traffic.bytes_over("dc") == outer == wire_bytes(jnp.float32)[1] / 2
-    assert traffic.bytes_over("data") == inner
-
-
-def test_xla_for_cpus_widens_a_bfloat16_wire(mesh):
-    # Not what is wanted but what is documented: if this fails, XLA has learned to send 16 bits.
-    traffic = collective_traffic(wire_program(mesh).compile(), mesh)
-    inner, outer = wire_bytes(jnp.float32)
-    assert (traffic.bytes_over("data"), traffic.bytes_over("dc")) == (inner, outer)
-
-
 def test_xla_for_cpus_merges_sums_and_keeps_their_bytes(mesh):
     lowered = lower(
         mesh,

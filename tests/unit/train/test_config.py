@@ -36,14 +36,14 @@ def test_overrides_go_anywhere_and_values_are_yaml(tmp_path):
         "--optimizer.peak_learning_rate",
         "1e-3",
         "--mesh.dc=2",
-        "--communication.wire-dtype",
-        "bfloat16",
+        "--communication.wire",
+        "int8",
         "--sample.prompts",
         "['a', 'b']",
     )
     assert config.optimizer.peak_learning_rate == 1e-3
     assert config.mesh.dc == 2
-    assert config.communication.wire_dtype == "bfloat16"
+    assert config.communication.wire == "int8"
     assert config.sample.prompts == ("a", "b")
 
 

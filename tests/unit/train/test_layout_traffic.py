@@ -1,10 +1,13 @@
 """What a step sends over each mesh axis is byte for byte the formula, on every kind of layout."""
 
+import math
+
+import jax
 import pytest
 from support.drawn_layouts import Draw
 
 from geojax import make_mesh
-from geojax.collectives import collective_traffic
+from geojax.collectives import BFLOAT16, INT8, collective_traffic
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.precision import policy
 from geojax.train.expected_traffic import expected_step_bytes
@@ -12,7 +15,7 @@ from geojax.train.plan import StepPlan
 from geojax.train.state import state_layouts
 from geojax.train.step import SIGNALS, batch_shape, lower_step
 
-ROWS, SEQUENCE = 16, 32
+ROWS, SEQUENCE = 48, 32
 SITES = {"dc": 2, "data": 4}
 LAYOUTS = {
     "zero 0": (SITES, {"zero_stage": 0}),
@@ -49,6 +52,17 @@ LAYOUTS = {
         {"data": 2, "context": 2, "tensor": 2},
         {"sequence_parallel": True, "zero_stage": 3},
     ),
+    "bf16 wire": (SITES, {"wire": BFLOAT16}),
+    "int8 wire, three sites": ({"dc": 3, "data": 2}, {"wire": INT8}),
+    "int8 wire, tensor, zero 2": (
+        {"dc": 2, "data": 2, "tensor": 2},
+        {"wire": INT8, "zero_stage": 2},
+    ),
+    "int8 wire, context, zero 0": (
+        {"dc": 2, "data": 2, "context": 2},
+        {"context_method": "all_gather", "wire": INT8, "zero_stage": 0},
+    ),
+    "int8 wire, overlap": (SITES, {"wire": INT8, "overlap": True, "accumulation": 2}),
 }
 
 
@@ -58,14 +72,16 @@ def test_bytes_over_each_axis_are_those_of_the_formula(name):
     model = Draw("llama", "dense", 2, 0.0, (), 1, ()).model()
     if "overlap" in options:  # enough of them for a loop
         model = model.model_copy(update={"layers": 8})
-    plan = StepPlan(make_mesh(**axes), policy("fp32"), chunk_bytes=4096, **options)
+    mesh = make_mesh(devices=jax.devices()[: math.prod(axes.values())], **axes)
+    plan = StepPlan(mesh, policy("fp32"), chunk_bytes=4096, **options)
     settings = OptimizerSettings()
     optimizer, schedule = make_optimizer(settings, 10), learning_rate_schedule(settings, 10)
     layouts = state_layouts(model, optimizer, plan)
     batch = batch_shape(ROWS, SEQUENCE)
     step = lower_step(layouts, model, plan, optimizer, schedule, batch)
     # A compiler may send the segments of a row once for all layers, of which each asks for them.
-    written = "context" in axes
+    # What it makes of a wire format is in test_step_traffic.
+    written = "context" in axes or "wire" in options
     sent = {
         axes: sum(total.bytes_sent for total in kinds.values())
         for axes, kinds in collective_traffic(step if written else step.compile(), plan.mesh)

@@ -109,7 +109,7 @@ def reduced_by(plan, layouts):
     def reduced(shards):
         weights = gather_weights(shards, layouts, plan)
         gradients = jax.tree.map(gradient, weights, layouts)
-        summed = reduce_gradients(gradients, layouts, plan)
+        summed = reduce_gradients(gradients, None, layouts, plan).gradients
         return summed, global_norm(summed, layouts)
 
     specs = jax.tree.map(lambda place: place.spec(), layouts)

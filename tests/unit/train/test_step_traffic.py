@@ -24,6 +24,8 @@ from support.small_models import LAYOUTS, ROWS, SEQUENCE, model_of
 
 from geojax import make_mesh
 from geojax.collectives import (
+    BFLOAT16,
+    INT8,
     Traffic,
     collective_traffic,
     expected_all_gather,
@@ -99,7 +101,8 @@ def step_of_config(name):
 WHOLE_LEAVES = functools.partial(step_on, "dc2-data4", chunk_bytes=None)
 THREE_MICROBATCHES = functools.partial(step_on, "dc2-data4", family="gpt3", accumulation=3)
 BF16 = functools.partial(step_on, "dc2-data4", precision="bf16")
-BF16_ON_THE_LINK = functools.partial(BF16, wire_dtype="bfloat16")
+BF16_ON_THE_LINK = functools.partial(BF16, wire=BFLOAT16)
+INT8_ON_THE_LINK = functools.partial(BF16, wire=INT8)
 
 # Most leaves of the small models divide over 2 and 4 ranks; over 3 and 8 they are padded.
 STEPS = {name: functools.partial(step_on, name) for name in LAYOUTS} | {
@@ -108,6 +111,7 @@ STEPS = {name: functools.partial(step_on, name) for name in LAYOUTS} | {
 VARIANTS = {
     "three microbatches": THREE_MICROBATCHES,
     "bf16 on the link": BF16_ON_THE_LINK,
+    "int8 on the link": INT8_ON_THE_LINK,
 }
 
 
@@ -136,7 +140,8 @@ def expected_bytes(step, *, widened):
         dims=dims,
         inner_ranks=ranks,
         outer_ranks=sites,
-        wire_dtype=plan.wire_dtype and on_the_way(plan.wire_dtype),
+        chunk_bytes=plan.chunk_bytes,
+        wire=plan.wire,
     )
     norm, sums = (count * np.dtype(np.float32).itemsize for count in (1, 2 + len(SIGNALS)))
     scalars_inside = all_reduce_bytes(norm, ranks) + all_reduce_bytes(sums, ranks)
@@ -165,12 +170,16 @@ def test_a_step_sends_exactly_what_the_formula_says(name):
     assert sent_bytes(step.compiled) == expected_bytes(step, widened=True)
 
 
-def test_sixteen_bits_on_the_link_are_half_of_thirty_two():
+@pytest.mark.parametrize("view", ["written", "compiled"])
+def test_a_wire_format_crosses_in_its_own_bytes(view):
     sums = all_reduce_bytes((2 + len(SIGNALS)) * 4, 2)  # these stay in float32
-    wide, narrow = (
-        sent_bytes(step().written)["across sites"] - sums for step in (BF16, BF16_ON_THE_LINK)
+    plain, half, quarter = (
+        Fraction(sent_bytes(getattr(step(), view))["across sites"]) - sums
+        for step in (BF16, BF16_ON_THE_LINK, INT8_ON_THE_LINK)
     )
-    assert wide == 2 * narrow > 0
+    # A site's chunk of at most 4 KB is 1 KB on a rank, of which each site owns 128 numbers.
+    assert half / plain == pytest.approx(1 / 2, rel=0.01)
+    assert quarter / plain == pytest.approx((1 + 4 / 128) / 4, rel=0.04)
 
 
 def test_chunks_change_the_number_of_messages_and_not_their_bytes():

@@ -1,0 +1,124 @@
+"""The two phases of a sum of one chunk: inside a site, between sites."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from geojax.collectives.axes import (
+    AxisNames,
+    axis_tuple,
+    check_disjoint,
+    drop_single,
+    split_by_size,
+    to_varying,
+)
+from geojax.collectives.link import sum_in_format
+from geojax.collectives.wire import Wire
+
+
+@dataclass(frozen=True)
+class Axes:
+    """`inner` and `outer` of an operation without their axes of size 1, which only change types."""
+
+    inner: tuple[str, ...]
+    outer: tuple[str, ...]
+    single: tuple[str, ...]
+    all_inner: tuple[str, ...]
+    ranks: int
+    """Over all of `inner`."""
+
+    def drop_singles(self, leaf: jax.Array) -> jax.Array:
+        """`leaf` typed as not varying over the axes of size 1."""
+        return drop_single(leaf, self.single)
+
+    def on_first_rank(self, leaf: jax.Array) -> jax.Array:
+        """`leaf` on the first rank of `inner`, zeros on the others: a summand that counts once."""
+        if not self.inner:
+            return leaf
+        return jnp.where(lax.axis_index(self.inner) == 0, leaf, jnp.zeros_like(leaf))
+
+
+def resolve(inner: AxisNames, outer: AxisNames) -> Axes:
+    """The axes of an operation.
+
+    Raises:
+        UserError: an axis is unknown, or named twice.
+    """
+    all_inner, all_outer = axis_tuple(inner), axis_tuple(outer)
+    check_disjoint(all_inner, all_outer)
+    long_inner, single_inner, ranks = split_by_size(all_inner)
+    long_outer, single_outer, _ = split_by_size(all_outer)
+    return Axes(long_inner, long_outer, single_inner + single_outer, all_inner, ranks)
+
+
+class Sum(NamedTuple):
+    """A sum, and what rounding took away from it; None: nobody asked."""
+
+    total: jax.Array
+    error: jax.Array | None
+
+
+def _sum_across(
+    x: jax.Array, axes: Axes, wire: Wire | None, *, keep_error: bool, gather: bool = False
+) -> Sum:
+    """The sum of `x` over the outer axes, of any shape; gathered over the inner ones, a vector."""
+    inner = axes.inner if gather else ()
+    if axes.outer and wire is not None and jnp.issubdtype(x.dtype, jnp.floating):
+        total, error = sum_in_format(x.reshape(x.size), axes.outer, inner, wire)
+        total = total if inner else total.reshape(x.shape)
+        return Sum(total, error.reshape(x.shape) if keep_error else None)
+    total = lax.psum(x, axes.outer) if axes.outer else x
+    total = gather_shards(total, 0, axes, "invarying") if inner else total
+    return Sum(total, jnp.zeros_like(x) if keep_error else None)
+
+
+def sum_to_shards(
+    x: jax.Array, error: jax.Array | None, dim: int, axes: Axes, wire: Wire | None
+) -> Sum:
+    """The sum over inner and outer of `x`, whose `dim` divides, and to which the shards' `error` is
+    added; each rank of inner keeps its block."""
+    if x.size == 0:  # XLA has no collectives of empty arrays
+        return Sum(jnp.zeros(_with_size(x, dim, x.shape[dim] // axes.ranks), x.dtype), error)
+    if axes.inner:
+        x = to_varying(x, axes.inner)
+        x = lax.psum_scatter(x, axes.inner, scatter_dimension=dim, tiled=True)
+    if error is not None:
+        x = x + error
+    return _sum_across(x, axes, wire, keep_error=error is not None)
+
+
+def all_reduce_vector(vector: jax.Array, axes: Axes, wire: Wire | None, *, keep_error: bool) -> Sum:
+    """The sum of a vector over inner and outer, invarying; its error invarying over inner."""
+    if vector.size == 0:
+        empty = jnp.zeros((0,), vector.dtype)
+        return Sum(empty, empty if keep_error else None)
+    if not axes.outer:
+        total = lax.psum(vector, axes.inner) if axes.inner else vector
+        return Sum(total, jnp.zeros_like(total) if keep_error else None)
+    if not axes.inner:
+        return _sum_across(vector, axes, wire, keep_error=keep_error)
+    padded = jnp.pad(vector, (0, -vector.size % axes.ranks))
+    shard = to_varying(padded, axes.inner)
+    shard = lax.psum_scatter(shard, axes.inner, scatter_dimension=0, tiled=True)
+    made = _sum_across(shard, axes, wire, keep_error=keep_error, gather=True)
+    error = made.error
+    if error is not None:
+        error = gather_shards(error, 0, axes, "invarying")[: vector.size]
+    return Sum(made.total[: vector.size], error)
+
+
+def gather_shards(shard: jax.Array, dim: int, axes: Axes, to: str) -> jax.Array:
+    """The shards of all ranks of inner, one behind the other along `dim`."""
+    if shard.size == 0:
+        return jnp.zeros(_with_size(shard, dim, shard.shape[dim] * axes.ranks), shard.dtype)
+    if not axes.inner:
+        return shard
+    shard = to_varying(shard, axes.inner)
+    return lax.all_gather(shard, axes.inner, axis=dim, tiled=True, to=to)
+
+
+def _with_size(x: jax.Array, dim: int, size: int) -> tuple[int, ...]:
+    return (*x.shape[:dim], size, *x.shape[dim + 1 :])
