@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec
 from support.small_models import make_batch, model_of
 
 from geojax import make_mesh
-from geojax.collectives import collective_traffic
+from geojax.collectives import INT8, collective_traffic
 from geojax.collectives.conventions import all_reduce_bytes
 from geojax.models import init_parameters
 from geojax.optim import OptimizerSettings, global_norm, layout, make_optimizer
@@ -31,6 +31,7 @@ from geojax.train.stages import StagedLayers, stage_rows
 from geojax.train.state import parameter_layouts
 from geojax.train.step import SIGNALS, sum_over_mesh
 from geojax.train.weights import gather_weights, reduce_gradients
+from geojax.train.wire_errors import error_layouts
 
 V_SHAPED = StagedLayers(Placement(2, (0, 1, 1, 0)), (1, 2, 1, 1))
 INTERLEAVED = StagedLayers(Placement(4, (0, 1, 0, 1, 2, 3)), (1, 1, 1, 1, 2, 1))
@@ -56,6 +57,9 @@ CASES = {
     "zero 0": dataclasses.replace(SITES_AS_STAGES, options={"zero_stage": 0}),
     "three sites": Case({"dc": 3, "data": 2}, one_chunk_each(2, 2, 1), "stage"),
     "a pipeline in each site": Case({"dc": 2, "stage": 2, "data": 2}, one_chunk_each(3, 2), "data"),
+    "int8 between the sites": Case(
+        {"dc": 2, "stage": 2, "data": 2}, one_chunk_each(3, 2), "data", {"wire": INT8}
+    ),
     "both ends on one stage": Case({"dc": 2, "stage": 2, "data": 2}, V_SHAPED, "data"),
     "sharded across sites": Case(
         {"dc": 2, "stage": 2, "data": 2},
@@ -90,7 +94,7 @@ def plan_and_model(case):
 
 
 def reduced_by(plan, layouts):
-    """Shards to the reduced shards of made-up gradients, and their norm."""
+    """Shards (and errors) to the reduced shards of made-up gradients, the errors, and the norm."""
     stage = plan.staged_layers
     batch_and_context = [*plan.batch_axes, "context"]
 
@@ -106,19 +110,22 @@ def reduced_by(plan, layouts):
         held = place.stages.of_this_stage()[0] != EMPTY
         return jnp.where(held, leaf * rank * factor, jnp.nan)
 
-    def reduced(shards):
+    def reduced(shards, errors):
         weights = gather_weights(shards, layouts, plan)
         gradients = jax.tree.map(gradient, weights, layouts)
-        summed = reduce_gradients(gradients, None, layouts, plan).gradients
-        return summed, global_norm(summed, layouts)
+        summed = reduce_gradients(gradients, errors, layouts, plan)
+        return *summed, global_norm(summed.gradients, layouts)
 
-    specs = jax.tree.map(lambda place: place.spec(), layouts)
+    specs, error_specs = (
+        jax.tree.map(lambda place: place.spec(), tree)
+        for tree in (layouts, error_layouts(layouts, plan))
+    )
     return jax.jit(
         jax.shard_map(
             reduced,
             mesh=plan.mesh,
-            in_specs=(specs,),
-            out_specs=(specs, PartitionSpec()),
+            in_specs=(specs, error_specs),
+            out_specs=(specs, error_specs, PartitionSpec()),
             check_vma=True,
         )
     )
@@ -134,14 +141,22 @@ def run(name):
         whole = jax.tree.map(lambda leaf: leaf + 1.0, whole)  # biases are not zero
         program = reduced_by(plan, layouts)
         state = layout.pad(whole, layouts, plan.mesh)
-        compiled = program.lower(state).compile()
-        summed, norm = compiled(state)
-        return plan, layouts, whole, summed, norm, compiled
+        of_errors = error_layouts(layouts, plan)
+        errors = jax.tree.map(lambda place: 0.01 * jnp.ones(place.shape), of_errors)
+        errors = layout.pad(errors, of_errors, plan.mesh)
+        compiled = program.lower(state, errors).compile()
+        summed, errors, norm = compiled(state, errors)
+        owed = jax.tree.map(  # what the errors have grown by, all sites together
+            lambda leaf, place: np.asarray(leaf - 0.01).sum(place.parts[-1].dim),
+            layout.trim(errors, of_errors, plan.mesh),
+            of_errors,
+        )
+        return plan, layouts, whole, summed, owed, norm, compiled
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_are_summed_over_those_that_make_a_part_of_them(name):
-    plan, layouts, whole, summed, norm, _ = run(name)
+    plan, layouts, whole, summed, owed, norm, _ = run(name)
     ranks = math.prod(plan.mesh.shape[axis] for axis in (*plan.batch_axes, "context"))
     of_all = ranks * (ranks + 1) / 2
 
@@ -153,11 +168,15 @@ def test_gradients_are_summed_over_those_that_make_a_part_of_them(name):
         wanted = jax.tree.map(expected, whole, layouts)
         actual = layout.trim(summed, layouts, plan.mesh)
         close = functools.partial(np.testing.assert_allclose, rtol=1e-12)
-        jax.tree.map(close, actual, wanted)
+        numbers = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(actual)])
+        close(norm, np.linalg.norm(numbers))
+        if plan.keeps_wire_errors:
+            assert all(np.any(leaf) for leaf in jax.tree.leaves(owed)), "something was rounded"
+            jax.tree.map(close, jax.tree.map(jnp.add, actual, owed), wanted)
+        else:
+            jax.tree.map(close, actual, wanted)
         # Every holder has the same, and there is nothing in empty rows.
         jax.tree.map(close, summed, layout.pad(actual, layouts, plan.mesh))
-        numbers = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(wanted)])
-        close(norm, np.linalg.norm(numbers))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -176,7 +195,7 @@ def test_bytes_over_each_axis_are_those_of_the_formula(name):
 
 
 def test_an_update_keeps_empty_rows_empty_and_holders_equal():
-    plan, layouts, whole, summed, norm, _ = run("interleaved")
+    plan, layouts, whole, summed, _, norm, _ = run("interleaved")
     optimizer = make_optimizer(OptimizerSettings(peak_learning_rate=0.1), steps=10)
 
     @jax.jit
