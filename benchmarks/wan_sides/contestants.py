@@ -37,32 +37,34 @@ def contestants() -> list[Contestant]:
     return [*_geojax_data(), _jit(), *_torch_data(), *_geojax_stage(), *_torch_stage()]
 
 
-OVERLAP_LAYERS = {1: False, 2: True, 4: False}
-"""Layers whose gradients travel together, and whether a quick run tries it."""
-WIRES = ("bf16", "int8")
-"""Formats of gradients on the link, beside fp32."""
+WIRES = ("fp32", "bf16", "int8")
+"""Formats of gradients on the link."""
 
 
 def _geojax_data() -> list[Contestant]:
-    made = [_geojax("sums after backward", {})]
-    wires = WIRES if "wire" in CommunicationSettings.model_fields else ()
-    for wire in ("fp32", *wires):
-        own = {} if wire == "fp32" else {"wire": wire}
-        for layers, quick in OVERLAP_LAYERS.items():
-            settings = {"overlap": True, "overlap_layers": layers} | own
-            made.append(
-                dataclasses.replace(
-                    _geojax(f"overlapped, {wire} wire", settings),
-                    variant=f"{layers} at a time",
-                    rounded=bool(own),
-                    quick=quick,
-                )
-            )
-    return made
+    if "wire" in CommunicationSettings.model_fields:
+        return [each for wire in WIRES for each in _geojax_wire(wire, {"wire": wire})]
+    return _geojax_wire("fp32", {})
 
 
-def _geojax(name: str, communication: dict[str, Any]) -> Contestant:
-    return Contestant(f"geojax {name}", "geojax_side", "data", {"communication": communication})
+def _geojax_wire(wire: str, own: dict[str, Any]) -> list[Contestant]:
+    tries = {
+        "one chunk": {"chunk_bytes": 2**30},
+        "16 MB chunks": {"chunk_bytes": 2**24},
+        "overlapped": {"overlap": True, "overlap_layers": 2},
+    }
+    return [
+        Contestant(
+            f"geojax, {wire} wire",
+            "geojax_side",
+            "data",
+            {"communication": settings | own},
+            variant=variant,
+            rounded=wire != "fp32",
+            quick=variant == "one chunk" or (variant, wire) == ("overlapped", "fp32"),
+        )
+        for variant, settings in tries.items()
+    ]
 
 
 def _jit() -> Contestant:
