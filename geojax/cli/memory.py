@@ -116,6 +116,8 @@ def _with_other_shards(config: "RunConfig") -> "TracedStep | None":
 
     if config.mesh.dc == 1 or config.zero.stage == 0 or config.pipeline.dc_role == "stage":
         return None
+    if config.communication.wire != "fp32":
+        return None
     zero = config.zero.model_copy(update={"across_sites": not config.zero.across_sites})
     return TracedStep.of(config.model_copy(update={"zero": zero}))
 

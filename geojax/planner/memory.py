@@ -34,6 +34,7 @@ Result = TypeVar("Result")
 KINDS = (
     "master weights",
     "optimizer moments",
+    "wire errors",
     "gathered weights",
     "gradients",
     "activations",
@@ -129,7 +130,11 @@ class TracedStep:
         for position, (path, leaf) in zip(arguments, leaves, strict=False):
             buffer = program.inputs[position]
             assert buffer.shape == leaf.shard_shape, "the state comes first, in its order"
-            kinds = {"parameters": "master weights", "optimizer": "optimizer moments"}
+            kinds = {
+                "parameters": "master weights",
+                "optimizer": "optimizer moments",
+                "wire_errors": "wire errors",
+            }
             if buffer.shape:  # a count is none of these
                 buffer.kind = kinds.get(path[0].name, buffer.kind)
         accounting = Accounting(

@@ -101,7 +101,8 @@ class Summed(NamedTuple):
 
     gradients: Any
     errors: Any
-    """What the wire format took away from them (see `geojax.train.wire_errors`); None: unknown."""
+    """What the wire format took away from them (see `geojax.train.wire_errors`); None: none are
+    kept."""
 
 
 @jax.named_scope("reduce_gradients")

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from geojax.optim.layout import Cut, LeafLayout
+from geojax.optim.stage_rows import EMPTY
 from geojax.train.plan import StepPlan
 
 NAME = "wire_errors"
@@ -38,6 +39,8 @@ def error_layouts(parameters: Any, plan: StepPlan) -> Any:
 
     def of_leaf(path: Any, place: LeafLayout) -> LeafLayout:
         dim = _site_dim(path)
+        if place.stages is not None and place.stages.shared:
+            assert place.stages.order[0] != EMPTY, "the first stage adds the errors of all"
 
         def moved(cut: Cut) -> Cut:
             return dataclasses.replace(cut, dim=cut.dim + int(cut.dim >= dim))

@@ -9,7 +9,12 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from geojax.collectives import all_gather, hierarchical_all_reduce, hierarchical_reduce_scatter
+from geojax.collectives import (
+    INT8,
+    all_gather,
+    hierarchical_all_reduce,
+    hierarchical_reduce_scatter,
+)
 
 TREE = {
     "big": jax.ShapeDtypeStruct((64, 16), jnp.float32),
@@ -34,6 +39,15 @@ def ancestors(body):
         waits.append(set(sources).union(*(waits[source] for source in sources)))
         made_by.update(dict.fromkeys(equation.outvars, number))
     return waits
+
+
+def names_of(jaxpr):
+    """The primitives of a jaxpr, and of those within."""
+    for equation in jaxpr.eqns:
+        yield equation.primitive.name
+        for value in equation.params.values():
+            if hasattr(getattr(value, "jaxpr", value), "eqns"):
+                yield from names_of(getattr(value, "jaxpr", value))
 
 
 def numbers_of(body, *names):
@@ -67,6 +81,26 @@ def test_no_phase_of_a_chunk_waits_for_another_chunk(mesh_of, operation):
         assert not waits[number] & set(gathers)
     for number in gathers:
         assert len(waits[number] & set(sums)) == 1
+
+
+def test_nor_in_a_wire_format(mesh_of):
+    def step(tree):
+        return hierarchical_reduce_scatter(
+            tree, "data", "dc", dims=0, chunk_bytes=CHUNK_BYTES, wire=INT8
+        )
+
+    body = equations(mesh_of(dc=2, data=4), step, TREE)
+    waits = ancestors(body)
+    scatters = set(numbers_of(body, "reduce_scatter"))
+    sums = set(numbers_of(body, "custom_jvp_call"))
+    assert len(scatters) == len(sums) == 5
+    for number in scatters:
+        assert not waits[number] & (scatters | sums)
+    for number in sums:
+        messages = [name for name in names_of(body[number].params["call_jaxpr"]) if "all_" in name]
+        assert messages == ["all_to_all", "all_gather_invariant"]
+        assert len(waits[number] & scatters) == 1
+        assert not waits[number] & sums
 
 
 def test_a_leaf_that_is_its_own_chunk_is_sent_as_it_lies(mesh_of):

@@ -70,6 +70,15 @@ def test_a_resolved_config_reads_back_as_itself(tmp_path):
         (("--batch.accumulation", "3"), "accumulation=3 = 3; 6 or 9 rows would"),
         (("--mesh.stage", "2", "--zero.stage", "2"), "zero.stage=2 with pipeline stages would"),
         (("--mesh.stage", "2", "--communication.overlap", "true"), "stages have theirs at"),
+        (("--communication.wire", "int4"), "communication.wire: "),
+        (
+            ("--communication.wire=int8", "--mesh.dc=2", "--pipeline={dc_role: stage}"),
+            "communication.wire=int8 is about gradients that sites sum",
+        ),
+        (
+            ("--communication.wire=bf16", "--mesh.dc=2", "--zero.across_sites=true"),
+            "communication.wire=bf16 gives all sites the same sums",
+        ),
         (("--mesh.tensor", "3"), "tensor can be"),
         (("--mesh.context", "3"), "sequence"),
         (("--zero.stage", "4"), "zero.stage"),

@@ -12,15 +12,17 @@ import pytest
 from support.drawn_layouts import SEQUENCE, Draw
 
 from geojax import make_mesh
+from geojax.collectives import INT8
 from geojax.precision import policy
 from geojax.train.gradients import step_gradients
 from geojax.train.plan import StepPlan
 from geojax.train.state import parameter_layouts
 from geojax.train.step import batch_shape, batch_specs
+from geojax.train.wire_errors import error_layouts
 
 LAYERS = 4
 PRODUCTS, SCATTERS = {"dot_general"}, {"reduce_scatter"}
-SUMS = {"psum over dc", "psum_invariant over dc"}
+SUMS = {"psum over dc", "psum_invariant over dc", "all_to_all over dc"}
 GATHERS = {"all_gather over dc", "all_gather_invariant over dc"}
 
 
@@ -35,16 +37,21 @@ def traced(**options):
     gradients = functools.partial(
         step_gradients, layouts=layouts, model=model, plan=plan, dropout_key=None
     )
+    of_errors = error_layouts(layouts, plan)
     program = jax.shard_map(
-        lambda shards, batch: gradients(shards, batch).gradients,
+        lambda shards, batch, errors: gradients(shards, batch, wire_errors=errors).gradients,
         mesh=plan.mesh,
-        in_specs=(specs, batch_specs(batch, plan)),
+        in_specs=(
+            specs,
+            batch_specs(batch, plan),
+            jax.tree.map(lambda place: place.spec(), of_errors),
+        ),
         out_specs=specs,
     )
-    shards = jax.tree.map(
-        lambda place: jax.ShapeDtypeStruct(place.padded_shape, jnp.float32), layouts
+    shards, errors = jax.tree.map(
+        lambda place: jax.ShapeDtypeStruct(place.padded_shape, jnp.float32), (layouts, of_errors)
     )
-    return jax.make_jaxpr(program)(shards, batch).jaxpr
+    return jax.make_jaxpr(program)(shards, batch, errors).jaxpr
 
 
 def inner(equation):
@@ -93,6 +100,7 @@ def ancestors(jaxpr):
         {"accumulation": 2},
         {"zero_stage": 2, "accumulation": 2, "remat": "selective"},
         {"zero_stage": 3, "remat": "full"},
+        {"wire": INT8},
     ],
 )
 def test_messages_and_products_of_a_turn_do_not_wait_for_each_other(options):
