@@ -6,7 +6,7 @@ Two sites, each a network namespace with one process on one core, train the same
 weights on the same batch in fp32, over the link that `geojax wan up` emulates. Beside that link is
 a plain one without delay or limit, and packets take either while the same processes train on: a
 contestant's *efficiency* is its throughput over the long link divided by its own over the plain
-one, a few seconds apart, median over the rounds.
+one, a few seconds apart, each in the fastest of its rounds.
 
 The first three steps of all contestants must have the same losses. Bytes are those that the sites'
 interfaces count, both directions together. They see TCP segments of up to 64 KiB, before a network

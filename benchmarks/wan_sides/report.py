@@ -93,8 +93,9 @@ def _draw_row(panel: Any, title: str, cells: list[dict[str, Any]]) -> None:
         edgecolor="white",
     )
     for place, cell in zip(places, cells, strict=True):
-        text = f"{cell['efficiency']:.2f}   {cell['tokens_per_second']:.0f} tokens/s"
-        panel.text(cell["efficiency"] + 0.015, place, text, va="center", fontsize=8)
+        efficiency, speed = cell["efficiency"], f"{cell['tokens_per_second']:.0f} tokens/s"
+        panel.text(efficiency + 0.015, place, f"{efficiency:.2f}", va="center", fontsize=8)
+        panel.text(1.44, place, speed, va="center", ha="right", fontsize=8)
     panel.set_yticks(places, [cell["name"] for cell in cells], fontsize=8)
     panel.invert_yaxis()
     panel.set_xlim(0, 1.45)
