@@ -136,7 +136,8 @@ def benchmark(arguments: argparse.Namespace, console: Console) -> int:
         raise UserError("this benchmark compares with PyTorch: pip install torch==2.13.0")
     if len(os.sched_getaffinity(0)) < 2:
         raise UserError("two processes on a core each need two cores")
-    members = chosen(contestants(), quick=arguments.quick, only=arguments.only)
+    everyone = contestants()
+    members = chosen(everyone, quick=arguments.quick, only=arguments.only)
     every_row = itertools.product(ROUND_TRIPS, BITS_PER_SECOND)
     rows = [QUICK_ROW] if arguments.quick else list(every_row)
     record = Record(arguments.output, {"rounds": arguments.rounds, "steps": arguments.steps})
@@ -145,8 +146,9 @@ def benchmark(arguments: argparse.Namespace, console: Console) -> int:
         weights = write_weights(Path(folder))
         for row in rows:
             failures += run_row(row, members, record, arguments, weights, console)
-    show(console, record.rows)
-    draw(record.rows, arguments.output.with_suffix(".png"))
+    measured = record.ordered(everyone)
+    show(console, measured)
+    draw(measured, arguments.output.with_suffix(".png"))
     return 1 if failures else 0
 
 

@@ -51,6 +51,14 @@ class Record:
         rows: dict[str, list[dict[str, Any]]] = self._content["rows"]
         return rows
 
+    def ordered(self, contestants: list[Contestant]) -> dict[str, list[dict[str, Any]]]:
+        """The cells of each row in the order of `contestants`, whenever they were measured."""
+        order = {(each.name, each.variant): place for place, each in enumerate(contestants)}
+        return {
+            row: sorted(cells, key=lambda cell: order[cell["name"], cell["variant"]])
+            for row, cells in self.rows.items()
+        }
+
     def missing(self, row: str, contestants: list[Contestant]) -> list[Contestant]:
         """Those without a cell in that row."""
         cells = self.rows.get(row, [])

@@ -66,6 +66,9 @@ def test_a_record_goes_on_where_it_ended_and_knows_other_losses(benchmark, tmp_p
     record = record_of(path, {"steps": 2})
     assert record.missing("a link", [first, second]) == [second]
     assert record.missing("another", [first]) == [first]
+    record.add("a link", second, cell_of(second.name))
+    in_order = record.ordered([second, first])["a link"]
+    assert [cell["variant"] for cell in in_order] == [second.variant, first.variant]
     assert record.disagreement(second, [7.00005, 6.5]) is None
     assert "[7.0, 6.6] are not those of" in record.disagreement(second, [7.0, 6.6])
     with pytest.raises(UserError, match="measured otherwise"):
