@@ -63,7 +63,8 @@ class Worker:
     def __init__(self, side: str, work: dict[str, Any]):
         script = WORKERS / ("geojax_worker.py" if side == "geojax" else "torch_worker.py")
         work = work | {"compile": side == "torch.compile", "requests": REQUESTS}
-        path = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))
+        folders = (str(REPOSITORY), str(WORKERS.parent), os.environ.get("PYTHONPATH"))
+        path = os.pathsep.join(filter(None, folders))
         self.side = side
         self.process = subprocess.Popen(
             [sys.executable, str(script), json.dumps(work)],

@@ -20,10 +20,11 @@ from geojax.collectives.hierarchical import (
 )
 from geojax.collectives.order import after
 from geojax.collectives.traffic import Collective, Traffic, collective_traffic
-from geojax.collectives.wire import BFLOAT16, INT8, Wire, WireName, wire_format
+from geojax.collectives.wire import BFLOAT16, FLOAT32, INT8, Wire, WireName, wire_format
 
 __all__ = [
     "BFLOAT16",
+    "FLOAT32",
     "INT8",
     "Collective",
     "PhaseBytes",

@@ -4,10 +4,11 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from geojax.accelerators import accelerator_of
-from geojax.collectives import Traffic, collective_traffic, wire_format
+from geojax.collectives import FLOAT32, Traffic, Wire, collective_traffic, wire_format
 from geojax.mesh import make_mesh, platform_of
 from geojax.models import model_flops, parameter_count
 from geojax.models.attention import chosen_implementation
@@ -55,7 +56,7 @@ def step_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
         accumulation=config.batch.accumulation,
         loss_scale=config.loss_scale,
         chunk_bytes=config.communication.chunk_bytes,
-        wire=wire_format(config.communication.wire),
+        wire=_wire(config, mesh),
         remat=config.remat,
         products_backend=_fp8_backend(config, mesh).name,
         sites_share_scales=config.fp8.sites_share_scales,
@@ -70,6 +71,16 @@ def step_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
         staged_layers=staged,
         tick_program=ticks,
     )
+
+
+def _wire(config: RunConfig, mesh: Mesh) -> Wire | None:
+    """The format of gradients on the link; of float32 in messages of our own where Gloo carries it,
+    whose all-reduce cannot fill a long link (see `geojax.collectives.wire`)."""
+    asked = wire_format(config.communication.wire)
+    over_gloo = platform_of(mesh) == "cpu" and jax.process_count() > 1
+    float32 = policy(config.precision).reduce_dtype == jnp.float32
+    sums = config.pipeline.dc_role == "data" and not config.zero.across_sites
+    return FLOAT32 if asked is None and over_gloo and float32 and sums else asked
 
 
 def _fp8_backend(config: RunConfig, mesh: Mesh) -> BackendChoice:

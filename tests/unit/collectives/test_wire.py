@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from geojax.collectives import BFLOAT16, INT8, wire_format
+from geojax.collectives import BFLOAT16, FLOAT32, INT8, wire_format
 
 BLOCK = 256
 
@@ -53,6 +53,15 @@ def test_what_is_not_finite_stays_so_and_takes_its_block_along(bad):
 def test_blocks_of_next_to_nothing_are_zero(size):
     x = np.full((1, BLOCK), size, np.float32)
     assert not there_and_back(INT8, x).any()
+
+
+def test_float32_is_as_it_was_and_rounds_what_is_wider():
+    x = np.random.default_rng(0).normal(size=(2, 100))
+    message = FLOAT32.encode(jax.numpy.asarray(x, np.float32))
+    assert message.dtype == np.float32
+    assert message.nbytes == 2 * FLOAT32.message_bytes(100)
+    np.testing.assert_array_equal(FLOAT32.decode(message, 100, np.float32), x.astype(np.float32))
+    assert not FLOAT32.feedback
 
 
 def test_bfloat16_rounds_to_nearest():

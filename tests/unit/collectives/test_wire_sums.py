@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from geojax.collectives import (
     BFLOAT16,
+    FLOAT32,
     INT8,
     all_reduce_with_errors,
     collective_traffic,
@@ -19,12 +20,12 @@ from geojax.collectives import (
 from geojax.collectives.hierarchical import reduce_scatter_with_errors
 from geojax.mesh import make_mesh
 
-WIRES = {"bf16": BFLOAT16, "int8": INT8}
+WIRES = {"fp32": FLOAT32, "bf16": BFLOAT16, "int8": INT8}
 SHAPES = {"scale": (1,), "vector": (1001,), "matrix": (30, 70)}
 DIMS = {"scale": 0, "vector": 0, "matrix": 1}
 RANKS, CHUNK_BYTES, TIMES = 2, 16384, 20
 # All of the messages below are of numbers of about this size; a block's largest is 4 at most.
-HALF_STEP = {"bf16": 4 * 2.0**-9, "int8": 4 / 127 / 2}
+HALF_STEP = {"fp32": 4 * 2.0**-25, "bf16": 4 * 2.0**-9, "int8": 4 / 127 / 2}
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -105,7 +106,9 @@ def as_shards(tree):
     return {name: split(name, leaf) for name, leaf in tree.items()}
 
 
-@pytest.mark.parametrize(("sites", "wire_name"), [(2, "int8"), (3, "int8"), (3, "bf16")])
+@pytest.mark.parametrize(
+    ("sites", "wire_name"), [(2, "int8"), (3, "int8"), (3, "bf16"), (2, "fp32")]
+)
 def test_all_sites_have_the_same_bits_and_they_are_near_the_sum(sites, wire_name):
     mesh, _, program, errors = compiled(sites, wire_name, wire_name == "int8")
     x = numbers((mesh.size,))
@@ -157,7 +160,9 @@ def test_with_feedback_the_mean_of_the_sums_converges_and_without_it_stays_wrong
     np.testing.assert_allclose(wrong(feedback=False, times=TIMES), once, rtol=1e-9)
 
 
-@pytest.mark.parametrize(("sites", "wire_name"), [(2, "int8"), (3, "int8"), (3, "bf16")])
+@pytest.mark.parametrize(
+    ("sites", "wire_name"), [(2, "int8"), (3, "int8"), (3, "bf16"), (2, "fp32")]
+)
 def test_the_bytes_are_those_of_the_formula_and_nothing_widens_them(sites, wire_name):
     feedback = wire_name == "int8"
     mesh, lowered, program, _ = compiled(sites, wire_name, feedback)
@@ -177,5 +182,5 @@ def test_the_bytes_are_those_of_the_formula_and_nothing_widens_them(sites, wire_
         assert traffic.bytes_over("data") == sum(part.inner for part in parts)
     plain = sum(part.outer for part in expected(None, errors=False))  # of 8 bytes a number
     share = float(sum(part.outer for part in parts) / plain)
-    least = {"bf16": 2 / 8, "int8": (1 + 4 / 256) / 8}[wire_name]
+    least = {"fp32": 4 / 8, "bf16": 2 / 8, "int8": (1 + 4 / 256) / 8}[wire_name]
     assert least <= share < 1.03 * least, "a little more where a message is not of whole blocks"

@@ -1,0 +1,74 @@
+"""One cell of the table: one contestant over one link."""
+
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from wan_sides.contestants import Contestant
+from wan_sides.link import Link
+from wan_sides.team import team
+from wan_sides.work import TOKENS_PER_STEP
+
+CHECKED_STEPS = 3
+START_SECONDS, STEPS_SECONDS = 300.0, 240.0
+
+
+def measure(
+    contestant: Contestant, link: Link, cores: list[int], weights: Path, rounds: int, steps: int
+) -> dict[str, Any]:
+    """Start the contestant's processes and let them train, over the plain and long link in turn.
+
+    The first steps, from the given weights, are for their losses. After each change of the link a
+    step goes by before the clock starts, for TCP to find its rate.
+
+    Returns:
+        JSON: losses, seconds a step per round over both links, bytes per step.
+
+    Raises:
+        ContestantFailed: a process ended or is stuck; in one line.
+    """
+    began = time.monotonic()
+    link.shape(False)
+    with team(contestant, link, cores, weights) as workers:
+        started = workers.ask("start", START_SECONDS)
+        losses = workers.ask("steps", STEPS_SECONDS, count=CHECKED_STEPS)[0]["losses"]
+        seconds: dict[str, list[float]] = {"plain": [], "link": []}
+        sent = [0, 0]
+        for _ in range(rounds):
+            for path, times in seconds.items():
+                link.shape(path == "link")
+                workers.ask("steps", STEPS_SECONDS, count=1)
+                before = link.sent_bytes()
+                answers = workers.ask("steps", STEPS_SECONDS, count=steps)
+                times.append(max(answer["seconds"] for answer in answers) / steps)
+                if path == "link":
+                    after = link.sent_bytes()
+                    sent = [s + b - a for s, a, b in zip(sent, before, after, strict=True)]
+    formula = contestant.formula_bytes or started[0]["formula_bytes"]
+    counted = sum(sent) / (rounds * steps)
+    return summary(seconds) | {
+        "losses": losses,
+        "seconds_per_step": seconds,
+        "sent_bytes_per_step": [each / (rounds * steps) for each in sent],
+        "formula_bytes_per_step": formula,
+        "counted_over_formula": counted / formula,
+        "versions": started[0]["versions"],
+        "took_seconds": time.monotonic() - began,
+    }
+
+
+def summary(seconds: dict[str, list[float]]) -> dict[str, float]:
+    """What the seconds a step, of each round over both links, come to.
+
+    Whatever else runs on the machine can only slow a step down, so the fastest rounds say most; the
+    median of each round's own quotient is given beside them.
+    """
+    quotients = [a / b for a, b in zip(seconds["plain"], seconds["link"], strict=True)]
+    plain, link = min(seconds["plain"]), min(seconds["link"])
+    return {
+        "tokens_per_second": TOKENS_PER_STEP / link,
+        "tokens_per_second_unshaped": TOKENS_PER_STEP / plain,
+        "efficiency": plain / link,
+        "median_efficiency_of_rounds": statistics.median(quotients),
+    }

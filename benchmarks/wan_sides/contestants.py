@@ -1,0 +1,144 @@
+"""Who takes part, as data."""
+
+import dataclasses
+from typing import Any
+
+from geojax.train.config import CommunicationSettings
+from wan_sides.work import MICROBATCHES, MODEL, ROWS, SEQUENCE, parameter_count
+
+
+@dataclasses.dataclass(frozen=True)
+class Contestant:
+    """One way to train the model over two sites."""
+
+    name: str
+    side: str
+    """The module of `wan_sides` that a process runs."""
+    role: str
+    """What the sites are to each other: "data" or "stage"."""
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Of its side."""
+    variant: str = ""
+    """Tells it from others of the same name, of which the fastest over the link counts."""
+    rounded: bool = False
+    """Whether gradients are rounded on the way, so that losses are not those of fp32."""
+    quick: bool = True
+    """Whether it takes part in a quick run."""
+    formula_bytes: float | None = None
+    """What a step sends over the link, both directions together; None: its side says it of the
+    program that it compiled."""
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.variant}" if self.variant else self.name
+
+
+def contestants() -> list[Contestant]:
+    """All of them, in the table's order."""
+    return [*_geojax_data(), _jit(), *_torch_data(), *_geojax_stage(), *_torch_stage()]
+
+
+WIRES = ("fp32", "bf16", "int8")
+"""Formats of gradients on the link."""
+
+
+def _geojax_data() -> list[Contestant]:
+    if "wire" in CommunicationSettings.model_fields:
+        return [each for wire in WIRES for each in _geojax_wire(wire, {"wire": wire})]
+    return _geojax_wire("fp32", {})
+
+
+def _geojax_wire(wire: str, own: dict[str, Any]) -> list[Contestant]:
+    tries = {
+        "one chunk": {"chunk_bytes": 2**30},
+        "16 MB chunks": {"chunk_bytes": 2**24},
+        "overlapped": {"overlap": True, "overlap_layers": 2},
+    }
+    return [
+        Contestant(
+            f"geojax, {wire} wire",
+            "geojax_side",
+            "data",
+            {"communication": settings | own},
+            variant=variant,
+            rounded=wire != "fp32",
+            quick=variant == "one chunk" or (variant, wire) == ("overlapped", "fp32"),
+        )
+        for variant, settings in tries.items()
+    ]
+
+
+def _jit() -> Contestant:
+    return Contestant("jit, automatic sharding", "jit_side", "data")
+
+
+BUCKET_MEGABYTES = {5: False, 25: True, 100: True}
+"""Sizes that PyTorch's side tries, and whether a quick run does."""
+
+
+def _torch_data() -> list[Contestant]:
+    # A ring of two: each site sends every gradient once, in float32.
+    ring = 2 * 4 * parameter_count()
+    names = {"ddp": "PyTorch DDP", "hierarchical": "PyTorch hierarchical"}
+    return [
+        Contestant(
+            name,
+            "torch_data_side",
+            "data",
+            {"method": method, "bucket_megabytes": size},
+            variant=f"{size} MB buckets",
+            quick=quick,
+            formula_bytes=ring,
+        )
+        for method, name in names.items()
+        for size, quick in BUCKET_MEGABYTES.items()
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Schedule:
+    name: str
+    options: dict[str, int] = dataclasses.field(default_factory=dict)
+    quick: bool = True
+
+
+SCHEDULES = (
+    _Schedule("branch_free"),
+    _Schedule("gpipe"),
+    _Schedule("one_f_one_b"),
+    _Schedule("extended_warmup", {"hop_ticks": 2}, quick=False),
+    _Schedule("latency_hiding", {"hop_ticks": 2}),
+    _Schedule("zero_bubble_h1", quick=False),
+    _Schedule("zero_bubble_h2", quick=False),
+    _Schedule("zbv", {"chunks": 2}, quick=False),
+    _Schedule("interleaved", {"chunks": 2}),
+)
+"""geojax's schedules of two sites with a stage each."""
+
+
+def _geojax_stage() -> list[Contestant]:
+    return [
+        Contestant(
+            f"geojax {schedule.name}",
+            "geojax_side",
+            "stage",
+            {"pipeline": {"dc_role": "stage", "schedule": schedule.name} | schedule.options},
+            quick=schedule.quick,
+        )
+        for schedule in SCHEDULES
+    ]
+
+
+def _torch_stage() -> list[Contestant]:
+    # A microbatch's stream crosses each cut, and its gradient comes back.
+    stream = 4 * (ROWS // MICROBATCHES) * SEQUENCE * MODEL["hidden"]
+    chunks_of = {"GPipe": 1, "1F1B": 1, "Interleaved1F1B": 2}
+    return [
+        Contestant(
+            f"PyTorch {name}",
+            "torch_stage_side",
+            "stage",
+            {"schedule": name, "chunks": chunks},
+            formula_bytes=2 * MICROBATCHES * stream * (2 * chunks - 1),
+        )
+        for name, chunks in chunks_of.items()
+    ]

@@ -1,0 +1,102 @@
+"""A process of geojax: the step that `geojax train` compiles."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from geojax import runtime
+from geojax.cache import cache_folder
+from geojax.settings import validate
+from geojax.train.batches import global_batch, global_signals, rows_of_process
+from geojax.train.config import RunConfig
+from geojax.train.program import Program, make_run_mesh, step_plan
+from geojax.train.step import SIGNALS
+from wan_sides.jax_process import PATIENCE_SECONDS, join
+from wan_sides.serving import own_work, serve, take_steps
+from wan_sides.work import (
+    MICROBATCHES,
+    MODEL,
+    OPTIMIZER,
+    ROWS,
+    SEED,
+    SEQUENCE,
+    STEPS,
+    batch,
+    layers_of_chunks,
+)
+
+
+def run_config(settings: dict[str, Any]) -> RunConfig:
+    """The run of a contestant with these settings."""
+    pipeline = settings.get("pipeline")
+    staged = {}
+    if pipeline:
+        layers = layers_of_chunks(2 * pipeline.get("chunks", 1))
+        staged = {"pipeline": pipeline | {"layers": layers}}
+    content = {
+        "run_directory": Path("unused"),
+        "steps": STEPS,
+        "seed": SEED,
+        "mesh": {"dc": 2},
+        "model": MODEL,
+        "data": {},
+        "batch": {
+            "rows": ROWS,
+            "sequence": SEQUENCE,
+            "accumulation": MICROBATCHES if pipeline else 1,
+        },
+        "precision": "fp32",
+        "optimizer": OPTIMIZER,
+    }
+    return validate(RunConfig, content | settings | staged, "benchmark")
+
+
+def bytes_over_link(program: Program) -> float:
+    """What a step sends, both directions together."""
+    ticks = program.plan.tick_program
+    if ticks is None:
+        return 2 * program.bytes_across_sites
+    # Each pair of a permute is one message; an idle stage's is sent too.
+    stream = 4 * (ROWS // MICROBATCHES) * SEQUENCE * MODEL["hidden"]
+    messages = sum(
+        segment.count * len(ticks.channels[number].pairs)
+        for segment in ticks.segments
+        for number in segment.channels
+    )
+    return stream * messages
+
+
+class Worker:
+    def start(self) -> dict[str, Any]:
+        work = own_work()
+        join(work)
+        runtime.enable_compilation_cache(cache_folder() / "xla")
+        config = run_config(work["settings"])
+        plan = step_plan(config, make_run_mesh(config))
+        program = Program.build(config, plan)
+        rows = rows_of_process(plan, ROWS)
+        local = {name: values[rows] for name, values in batch().items()}
+        self.batch = global_batch(plan, ROWS, rows, local)
+        self.signals = global_signals(plan, dict.fromkeys(SIGNALS, False))
+        self.step = program.step
+        self.state = program.initial_state()
+        runtime.barrier("ready", timeout_seconds=PATIENCE_SECONDS)
+        return {
+            "formula_bytes": bytes_over_link(program),
+            "versions": {"jax": jax.__version__},
+        }
+
+    def one_step(self) -> float:
+        made = self.step(self.state, self.batch, self.signals, np.uint32(SEED))
+        self.state, metrics = jax.block_until_ready(made)
+        return float(metrics["loss"])
+
+    def steps(self, count: int) -> dict[str, Any]:
+        return take_steps(self.one_step, count)
+
+
+if __name__ == "__main__":
+    worker = Worker()
+    serve({"start": worker.start, "steps": worker.steps})

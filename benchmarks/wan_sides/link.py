@@ -1,0 +1,64 @@
+"""The link between the sites: shaped or not, while the same processes run.
+
+Both sites keep two paths to each other, the link that `geojax wan up` makes and a plain pair of
+virtual devices. Which of them packets take is a route, and a connection does not notice when it
+changes but by the time that things take. So a contestant's throughput over the long link and that
+over the unshaped one come from the same processes and connections, seconds apart.
+"""
+
+import contextlib
+import subprocess
+from collections.abc import Iterator
+
+from geojax.wan import EmulatedWan, WanSettings, bring_up, take_down, traffic
+from geojax.wan.settings import MTU
+from wan_sides.work import SITES
+
+NAME = "benchmark"
+_PLAIN = "plain"
+_QUEUE_PACKETS = 10_000
+
+
+class Link:
+    """Two sites and the two paths between them."""
+
+    def __init__(self, wan: EmulatedWan):
+        self.wan = wan
+        self._shaped_devices = [f"to-{other}" for other in reversed(SITES)]
+        first, second = (site.namespace for site in wan.sites)
+        pair = ["type", "veth", "peer", "name", _PLAIN, "netns", second]
+        _ip("-n", first, "link", "add", _PLAIN, *pair)
+        for namespace in (first, second):
+            size = ["mtu", str(MTU), "txqueuelen", str(_QUEUE_PACKETS)]
+            _ip("-n", namespace, "link", "set", _PLAIN, *size, "up")
+
+    def shape(self, shaped: bool) -> None:
+        """From now on packets take the long link, or the plain one."""
+        here, there = self.wan.sites
+        for site, other, device in (
+            (here, there, self._shaped_devices[0]),
+            (there, here, self._shaped_devices[1]),
+        ):
+            path = ["dev", device if shaped else _PLAIN, "src", site.address]
+            _ip("-n", site.namespace, "route", "replace", other.address, *path)
+
+    def sent_bytes(self) -> list[int]:
+        """What each site has sent so far, by the counters of its devices."""
+        counted = traffic(self.wan)
+        return [counted[site].sent_bytes for site in SITES]
+
+
+@contextlib.contextmanager
+def link(settings: WanSettings) -> Iterator[Link]:
+    """Brings the emulated network up, and takes it down whatever happens."""
+    wan = bring_up(settings, NAME)
+    try:
+        yield Link(wan)
+    finally:
+        take_down(NAME)
+
+
+def _ip(*arguments: str) -> None:
+    done = subprocess.run(["ip", *arguments], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"ip {' '.join(arguments)}: {done.stderr.strip()}")

@@ -1,0 +1,62 @@
+"""What all contestants train: one model, one batch, one optimizer. It imports no framework."""
+
+import numpy as np
+
+SITES = ("east", "west")
+ROWS, SEQUENCE = 8, 128
+MICROBATCHES = 8
+"""Of a pipeline; one row each."""
+
+MODEL = {
+    "layers": 8,
+    "hidden": 512,
+    "heads": 8,
+    "feed_forward": 1408,
+    "vocabulary": 2048,
+    "maximum_positions": SEQUENCE,
+    "norm_epsilon": 1e-5,
+    "rotary_base": 10_000.0,
+}
+OPTIMIZER = {
+    "peak_learning_rate": 3e-4,
+    "final_learning_rate": 3e-4,
+    "warmup_steps": 0,
+    "beta1": 0.9,
+    "beta2": 0.95,
+    "epsilon": 1e-8,
+    "weight_decay": 0.1,
+    "clip_norm": 1.0,
+}
+SEED = 0
+TOKENS_PER_STEP = ROWS * SEQUENCE
+STEPS = 1_000_000
+"""Of the learning rate's schedule, which is flat; nobody trains so long."""
+
+
+def parameter_count() -> int:
+    hidden, vocabulary = MODEL["hidden"], MODEL["vocabulary"]
+    layer = 4 * hidden**2 + 3 * hidden * MODEL["feed_forward"] + 2 * hidden
+    return int(MODEL["layers"] * layer + 2 * vocabulary * hidden + hidden)
+
+
+def layers_of_chunks(chunks: int) -> list[int]:
+    """The same share of the layers for each chunk of a pipeline."""
+    layers = int(MODEL["layers"])
+    assert layers % chunks == 0, f"{layers} layers do not divide into {chunks} chunks"
+    return [layers // chunks] * chunks
+
+
+def batch() -> dict[str, np.ndarray]:
+    """Random tokens, one document a row; the same batch every step."""
+    shape = (ROWS, SEQUENCE)
+    tokens = np.random.default_rng(SEED).integers(
+        int(MODEL["vocabulary"]), size=(ROWS, SEQUENCE + 1), dtype=np.int32
+    )
+    return {
+        "tokens": tokens[:, :-1],
+        "targets": tokens[:, 1:],
+        "loss_mask": np.ones(shape, np.float32),
+        "segment_ids": np.ones(shape, np.int32),
+        "positions": np.broadcast_to(np.arange(SEQUENCE, dtype=np.int32), shape),
+        "row": np.arange(ROWS, dtype=np.int32),
+    }

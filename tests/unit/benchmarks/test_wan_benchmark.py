@@ -1,0 +1,89 @@
+"""What `benchmarks/wan.py` does without a link: who takes part, what counts, what goes on."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from geojax.errors import UserError
+from geojax.models import ModelConfig, parameter_count
+
+BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    yield lambda name: importlib.import_module(name)
+    for name in [name for name in sys.modules if name == "wan" or name.startswith("wan_sides")]:
+        del sys.modules[name]
+
+
+def cell_of(name, losses=(7.0, 6.5), **values):
+    numbers = {
+        "tokens_per_second": 10.0,
+        "tokens_per_second_unshaped": 20.0,
+        "efficiency": 0.5,
+        "sent_bytes_per_step": [1e6, 1e6],
+        "counted_over_formula": 1.0,
+    }
+    cell = {"name": name, "variant": "", "role": "data", "rounded": False}
+    return cell | numbers | {"losses": list(losses)} | values
+
+
+def test_what_is_trained_is_what_geojax_counts(benchmark):
+    work = benchmark("wan_sides.work")
+    assert work.parameter_count() == parameter_count(ModelConfig(**work.MODEL))
+    assert work.ROWS % work.MICROBATCHES == 0
+    assert sum(work.layers_of_chunks(4)) == work.MODEL["layers"]
+
+
+def test_every_geojax_contestant_is_a_run(benchmark):
+    side = benchmark("wan_sides.geojax_side")
+    everyone = benchmark("wan_sides.contestants").contestants()
+    assert len({str(each) for each in everyone}) == len(everyone)
+    for each in everyone:
+        if each.side == "geojax_side":
+            assert side.run_config(each.settings).pipeline.dc_role == each.role
+
+
+def test_quick_runs_have_fewer_variants_and_only_names_some(benchmark):
+    everyone = benchmark("wan_sides.contestants").contestants()
+    chosen = benchmark("wan").chosen
+    quick = chosen(everyone, quick=True, only=[])
+    assert {each.side for each in quick} == {each.side for each in everyone}
+    assert len(quick) < len(chosen(everyone, quick=False, only=[])) == len(everyone)
+    assert [each.name for each in chosen(everyone, quick=True, only=["GPipe"])] == ["PyTorch GPipe"]
+    with pytest.raises(UserError, match=r"--only nobody: .*PyTorch GPipe"):
+        chosen(everyone, quick=False, only=["nobody"])
+
+
+def test_a_record_goes_on_where_it_ended_and_knows_other_losses(benchmark, tmp_path):
+    record_of, path = benchmark("wan_sides.record").Record, tmp_path / "wan.json"
+    first, second = benchmark("wan_sides.contestants").contestants()[:2]
+    record_of(path, {"steps": 2}).add("a link", first, cell_of(first.name))
+    record = record_of(path, {"steps": 2})
+    assert record.missing("a link", [first, second]) == [second]
+    assert record.missing("another", [first]) == [first]
+    record.add("a link", second, cell_of(second.name))
+    in_order = record.ordered([second, first])["a link"]
+    assert [cell["variant"] for cell in in_order] == [second.variant, first.variant]
+    assert record.disagreement(second, [7.00005, 6.5]) is None
+    assert "[7.0, 6.6] are not those of" in record.disagreement(second, [7.0, 6.6])
+    with pytest.raises(UserError, match="measured otherwise"):
+        record_of(path, {"steps": 3})
+
+
+def test_the_fastest_variant_is_shown_and_drawn(benchmark, tmp_path):
+    report = benchmark("wan_sides.report")
+    cells = [
+        cell_of("PyTorch DDP", variant="5 MB buckets"),
+        cell_of("geojax gpipe", role="stage"),
+        cell_of("PyTorch DDP", variant="25 MB buckets", tokens_per_second=12.0),
+    ]
+    best = report.fastest(cells)
+    assert [cell["variant"] for cell in best] == ["25 MB buckets", ""]
+    assert report.table("a link", best).row_count == 2
+    report.draw({"a link": cells}, tmp_path / "wan.png")
+    assert (tmp_path / "wan.png").stat().st_size > 1000
