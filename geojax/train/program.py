@@ -78,7 +78,7 @@ def _wire(config: RunConfig, mesh: Mesh) -> Wire | None:
     whose all-reduce cannot fill a long link (see `geojax.collectives.wire`)."""
     asked = wire_format(config.communication.wire)
     over_gloo = platform_of(mesh) == "cpu" and jax.process_count() > 1
-    float32 = policy(config.precision).reduce_dtype == jnp.float32
+    float32 = policy_of(config.precision, config.fp8).reduce_dtype == jnp.float32
     sums = config.pipeline.dc_role == "data" and not config.zero.across_sites
     return FLOAT32 if asked is None and over_gloo and float32 and sums else asked
 
