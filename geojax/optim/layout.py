@@ -4,10 +4,12 @@ The model cuts a leaf into *parts*, of which a rank computes with its own (tenso
 parallelism). ZeRO cuts a part further into *shards* along one dimension, one for each rank that
 computes with the same part, and gathers them when they are needed.
 
-A dimension is padded at its end where it does not divide into its parts and shards. The padding
-exists only on the devices: `trim` removes it before a save and `pad` puts it back after a restore,
-so a checkpoint holds the model's own shapes and restores onto any other mesh. With a pipeline they
-also bring the rows of a leaf, its layers, to the stages that hold them (`StageRows`) and back.
+A dimension is padded at its end where it does not divide into its parts, and each part at its end
+where it does not divide into its shards, so that ZeRO does not move what the model cuts. The
+padding exists only on the devices: `trim` removes it before a save and `pad` puts it back after a
+restore, so a checkpoint holds the model's own shapes and restores onto any other mesh. With a
+pipeline they also bring the rows of a leaf, its layers, to the stages that hold them (`StageRows`)
+and back.
 """
 
 import dataclasses
@@ -19,6 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from geojax.models.partition import Partition
@@ -89,9 +92,7 @@ class LeafLayout:
     @property
     def gathered_shape(self) -> tuple[int, ...]:
         """The shape of what one rank computes with: a part's padding stays, that of shards goes."""
-        cut = {part.dim for part in self.parts}
-        sizes = enumerate(zip(self.part_shape, self.stage_shape, strict=True))
-        return tuple(part if dim in cut else whole for dim, (part, whole) in sizes)
+        return self._per_part(self.stage_shape)
 
     @property
     def shard_shape(self) -> tuple[int, ...]:
@@ -123,16 +124,21 @@ class LeafLayout:
         return _partition_spec(self._axes())
 
     def pad(self, leaf: jax.Array) -> jax.Array:
-        """The model's leaf as it is on the devices: zeros appended where dimensions do not divide,
-        and rows brought to their stages."""
-        padded = self._rounded(self.shape)
-        if padded != self.shape:
-            leaf = jnp.pad(leaf, [(0, p - s) for p, s in zip(padded, self.shape, strict=True)])
+        """The model's leaf as it is on the devices: zeros appended where dimensions or their parts
+        do not divide, and rows brought to their stages."""
+        for dim, (count, size, part) in enumerate(self._sizes()):
+            leaf = _append(leaf, dim, count * size)
+            if part > size:
+                leaf = _merge(_append(_split(leaf, dim, count), dim + 1, part), dim)
         return leaf if self.stages is None else self.stages.spread(leaf)
 
     def trim(self, leaf: jax.Array) -> jax.Array:
         """The inverse of `pad`: the model's leaf, in its order."""
         leaf = leaf if self.stages is None else self.stages.collect(leaf)
+        for dim, (count, size, part) in enumerate(self._sizes()):
+            if part > size:
+                held = lax.slice_in_dim(_split(leaf, dim, count), 0, size, axis=dim + 1)
+                leaf = _merge(held, dim)
         if leaf.shape == self.shape:
             return leaf
         return leaf[tuple(slice(size) for size in self.shape)]
@@ -178,10 +184,39 @@ class LeafLayout:
         sizes = zip(shape, self._blocks(self.cuts), strict=True)
         return tuple(-(-size // count) * count for size, count in sizes)
 
+    def _per_part(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Of `shape`, without the padding of shards."""
+        sizes = zip(shape, self._blocks(self.parts), strict=True)
+        return tuple(-(-size // count) for size, count in sizes)
+
+    def _sizes(self) -> list[tuple[int, int, int]]:
+        """For each dimension of the model's leaf its parts, and the size of each without and with
+        the padding of its shards."""
+        blocks = self._blocks(self.parts)
+        rounded = zip(self._rounded(self.shape), blocks, strict=True)
+        padded = [size // count for size, count in rounded]
+        return list(zip(blocks, self._per_part(self.shape), padded, strict=True))
+
     def _blocks(self, cuts: Sequence[Cut]) -> list[int]:
         return [
             math.prod(cut.ranks for cut in cuts if cut.dim == dim) for dim in range(len(self.shape))
         ]
+
+
+def _append(leaf: jax.Array, dim: int, size: int) -> jax.Array:
+    """`leaf` with zeros behind it along `dim`, up to `size`."""
+    missing = [(0, size - held if at == dim else 0) for at, held in enumerate(leaf.shape)]
+    return jnp.pad(leaf, missing) if any(end for _, end in missing) else leaf
+
+
+def _split(leaf: jax.Array, dim: int, count: int) -> jax.Array:
+    """`leaf` with `dim` as two: `count` blocks, and what is in each."""
+    return leaf.reshape(*leaf.shape[:dim], count, -1, *leaf.shape[dim + 1 :])
+
+
+def _merge(leaf: jax.Array, dim: int) -> jax.Array:
+    """The inverse of `_split`."""
+    return leaf.reshape(*leaf.shape[:dim], -1, *leaf.shape[dim + 2 :])
 
 
 def _partition_spec(axes: list[tuple[str, ...]]) -> PartitionSpec:

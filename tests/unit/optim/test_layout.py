@@ -41,6 +41,19 @@ def test_padding_leaves_the_values_alone():
     np.testing.assert_array_equal(place.trim(padded), leaf)
 
 
+def test_padding_for_shards_does_not_move_what_the_model_cuts():
+    part = layout.Cut(0, ("tensor",), 2)
+    place = layout.leaf_layout((9, 4), jnp.float32, {"data": 3}, stacked=False, parts=(part,))
+    assert place.shard.dim == 0
+    assert (place.gathered_shape, place.part_shape) == ((5, 4), (6, 4))
+    leaf = jnp.arange(1, 37.0).reshape(9, 4)
+    padded = place.pad(leaf)
+    np.testing.assert_array_equal(padded[:5], leaf[:5])
+    np.testing.assert_array_equal(padded[6:10], leaf[5:])
+    np.testing.assert_array_equal(padded[jnp.array([5, 10, 11])], 0)
+    np.testing.assert_array_equal(place.trim(padded), leaf)
+
+
 @pytest.mark.parametrize("axes", [{"data": 8}, {"dc": 2, "data": 4}, {"data": 2, "expert": 3}])
 def test_a_checkpoint_sees_the_models_shapes_and_no_more_copies_than_needed(axes):
     size = math.prod(axes.values())
