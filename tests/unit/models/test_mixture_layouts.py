@@ -21,9 +21,6 @@ from geojax.models.parallelism import ALONE, Parallelism
 from geojax.models.sequence_order import column_order, local_columns
 from geojax.models.tensor_parallel import stream_columns
 
-# Each program runs once: what is spent on its machine code is lost. (XLA's passes stay.)
-_QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-
 
 @pytest.fixture(scope="module")
 def alone():
@@ -68,7 +65,7 @@ def test_loss_and_every_gradient_equal_one_devices(
     batch = packed_batch(config, rows=8, sequence=16)
     remat = "full" if axes == {} else "selective"
     step = spread_step(config, parallelism, mesh_of(parallelism, **axes), remat=remat)
-    got = jax.jit(step, compiler_options=_QUICK)(*spread(parameters, batch, config, parallelism))
+    got = jax.jit(step)(*spread(parameters, batch, config, parallelism))
     assert_close(got, alone(mixture, parameters, batch))
 
 

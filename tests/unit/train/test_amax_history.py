@@ -30,7 +30,6 @@ from geojax.train.step import batch_shape, lower_step
 
 ROWS, STEPS, HISTORY = 8, 3, 4
 OUTLIER_ROW = 5
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 DELAYED = dataclasses.replace(RECIPES["delayed"], history=HISTORY)
 
 
@@ -85,7 +84,7 @@ class Run:
         layouts = state_layouts(model, optimizer, self.plan)
         batch = batch_shape(ROWS, SEQUENCE)
         lowered = lower_step(layouts, model, self.plan, optimizer, schedule, batch)
-        program = lowered.compile(compiler_options=QUICK)
+        program = lowered.compile()
         return program, layouts, initial_state(model, optimizer, layouts, self.plan, 3)
 
     def batch(self, step):

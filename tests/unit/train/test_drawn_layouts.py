@@ -16,9 +16,6 @@ from geojax.models import init_parameters, loss_sum
 from geojax.precision import policy
 from geojax.train.plan import StepPlan
 
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-"""Each program runs once: what is spent on its machine code is lost. (XLA's passes stay.)"""
-
 
 def pytest_generate_tests(metafunc):
     count = metafunc.config.getoption("draws")
@@ -30,7 +27,7 @@ def pytest_generate_tests(metafunc):
 @functools.cache
 def setting(model):
     initial = functools.partial(init_parameters, model, dtype=policy("fp64").master_dtype)
-    parameters = jax.jit(initial, compiler_options=QUICK)(jax.random.key(1))
+    parameters = jax.jit(initial)(jax.random.key(1))
     batch = make_batch(model, rows=ROWS, sequence=SEQUENCE)
     return parameters, batch, jax.random.key(7) if model.dropout else None
 
@@ -44,7 +41,7 @@ def alone(model):
         total, count = loss_sum(parameters, batch, model, dropout_key=dropout_key)
         return total / count
 
-    return jax.jit(jax.value_and_grad(mean), compiler_options=QUICK)(parameters)
+    return jax.jit(jax.value_and_grad(mean))(parameters)
 
 
 def test_loss_and_gradients_equal_those_of_one_device(drawn: Draw):
@@ -53,7 +50,7 @@ def test_loss_and_gradients_equal_those_of_one_device(drawn: Draw):
     plan = StepPlan(mesh, policy("fp64"), drawn.accumulation, **dict(drawn.options))
     with jax.enable_x64(True):
         loss, gradients = alone(model)
-        actual_loss, actual = gradients_of_step(model, *setting(model), plan, QUICK)
+        actual_loss, actual = gradients_of_step(model, *setting(model), plan)
         assert abs(float(actual_loss) - float(loss)) <= 1e-10 * abs(float(loss)), drawn
         # Softmax does not see what a key bias adds to all scores of a query alike.
         zero = ("layers.attention.key.bias",) if model.positions == "learned" else ()

@@ -21,7 +21,6 @@ from geojax.train.stages import StagedLayers
 from geojax.train.state import state_layouts
 from geojax.train.step import batch_shape, lower_step
 
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 ROWS = 8
 SEQUENCE_PARALLEL = {"sequence_parallel": True}
 
@@ -54,7 +53,7 @@ def gradients(recipe, model, axes, accumulation=1, **options):
     mesh = make_mesh(devices=jax.devices()[: math.prod(axes.values())], **axes)
     plan = StepPlan(mesh, recipe_of(recipe), accumulation, **options)
     parameters = init_parameters(model, jax.random.key(1), plan.policy.master_dtype)
-    return gradients_of_step(model, parameters, make_batch(model, rows=ROWS), None, plan, QUICK)
+    return gradients_of_step(model, parameters, make_batch(model, rows=ROWS), None, plan)
 
 
 @functools.cache

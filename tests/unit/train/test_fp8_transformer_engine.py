@@ -24,7 +24,6 @@ from geojax.train.step import batch_shape, lower_step
 ROWS, SEQUENCE, HISTORY = 8, 32, 4
 RECIPE_ERROR = 0.059
 """Of a gradient: what rounding one operand to E4M3 and the other to E5M2 costs."""
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 MODEL = ModelConfig(
     layers=4,
     hidden=32,
@@ -69,7 +68,7 @@ def trained(backend, name, steps, axes, options):
     optimizer, schedule = make_optimizer(settings, 10), learning_rate_schedule(settings, 10)
     layouts = state_layouts(MODEL, optimizer, plan)
     lowered = lower_step(layouts, MODEL, plan, optimizer, schedule, batch_shape(ROWS, SEQUENCE))
-    program = lowered.compile(compiler_options=QUICK)
+    program = lowered.compile()
     state = initial_state(MODEL, optimizer, layouts, plan, 3)
     signals, losses = global_signals(plan, {"stop": False, "save": False}), []
     for step in range(steps):

@@ -29,8 +29,6 @@ from geojax.train.state import (
 from geojax.train.step import batch_shape, batch_specs, lower_step, mean_gradients, signals_on_mesh
 from geojax.train.wire_errors import error_layouts
 
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-
 
 def mesh_of(axes):
     return make_mesh(devices=jax.devices()[: math.prod(axes.values())], **axes)
@@ -92,7 +90,7 @@ def test_what_is_not_in_the_gradient_is_in_the_errors():
             plan, len(batch["row"]), rows_of_process(plan, len(batch["row"])), batch
         )
         signals = jnp.zeros(signals_on_mesh(plan).shape)
-        compiled = jax.jit(program, compiler_options=QUICK)
+        compiled = jax.jit(program)
         gradients, after, targets = compiled(shards, rows, signals, errors)
         gradients = layout.trim(gradients, layouts, plan.mesh)
         before, after = (
@@ -156,7 +154,7 @@ class Run:
         lowered = lower_step(
             self.layouts, model_of("llama"), self.plan, self.optimizer, schedule, shapes
         )
-        return lowered.compile(compiler_options=QUICK)
+        return lowered.compile()
 
     def steps(self, state, first, last):
         """The state after each step, on the host, and the losses."""

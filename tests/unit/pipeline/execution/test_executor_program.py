@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.pipelines import FACTORS, QUICK, SEQUENCE, Case, trace_gradients
+from support.pipelines import FACTORS, SEQUENCE, Case, trace_gradients
 
 from geojax.collectives import collective_traffic
 from geojax.collectives.hlo import parse_module
@@ -46,7 +46,7 @@ def compiled(name):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(executor, "nan_of", recorded)
         plan, traced = trace_gradients(CASES[name], rows=ROWS)
-    return plan, traced.lower().compile(QUICK), began
+    return plan, traced.lower().compile(), began
 
 
 def in_loops(text):
@@ -217,7 +217,7 @@ def memory(schedule, microbatches):
     """Bytes of temporaries, and the plan."""
     branches = {} if schedule == "branch_free" else BRANCHES
     plan, traced = trace_gradients(Case(schedule, hop_ticks=2, **branches), microbatches)
-    return traced.lower().compile(QUICK).memory_analysis().temp_size_in_bytes, plan
+    return traced.lower().compile().memory_analysis().temp_size_in_bytes, plan
 
 
 FEW, MANY = 8, 24
