@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from geojax.errors import UserError
 from geojax.topology import Process, Site, Topology
@@ -102,6 +102,13 @@ GPU_PLATFORMS = ("gpu", "cuda")
 def platform_of(mesh: Mesh) -> str:
     """That of the mesh's devices, which a mesh without devices only describes."""
     return str(mesh.abstract_mesh.abstract_device.platform)
+
+
+def spans_processes(mesh: Mesh | AbstractMesh) -> bool:
+    """Whether its devices belong to several processes; those that are only described to none."""
+    if isinstance(mesh, AbstractMesh):
+        return False
+    return len({device.process_index for device in mesh.devices.flat}) > 1
 
 
 def require_sites(topology: Topology, dc: int) -> None:

@@ -6,7 +6,7 @@ simulate_devices(8)
 
 
 def pytest_addoption(parser):
-    parser.addoption("--draws", type=int, default=25, help="layouts drawn by the property test")
+    parser.addoption("--draws", type=int, default=16, help="layouts drawn by the property test")
     parser.addoption("--draws-seed", type=int, default=0, help="what they are drawn from")
     parser.addoption(
         "--pipelines",

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from geojax.accelerators import accelerator_of
 from geojax.collectives import FLOAT32, Traffic, Wire, collective_traffic, wire_format
-from geojax.mesh import make_mesh, platform_of
+from geojax.mesh import make_mesh, platform_of, spans_processes
 from geojax.models import model_flops, parameter_count
 from geojax.models.attention import chosen_implementation
 from geojax.optim import (
@@ -77,7 +77,7 @@ def _wire(config: RunConfig, mesh: Mesh) -> Wire | None:
     """The format of gradients on the link; of float32 in messages of our own where Gloo carries it,
     whose all-reduce cannot fill a long link (see `geojax.collectives.wire`)."""
     asked = wire_format(config.communication.wire)
-    over_gloo = platform_of(mesh) == "cpu" and jax.process_count() > 1
+    over_gloo = platform_of(mesh) == "cpu" and spans_processes(mesh)
     float32 = policy_of(config.precision, config.fp8).reduce_dtype == jnp.float32
     sums = config.pipeline.dc_role == "data" and not config.zero.across_sites
     return FLOAT32 if asked is None and over_gloo and float32 and sums else asked

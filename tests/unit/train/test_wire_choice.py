@@ -6,8 +6,8 @@ import pytest
 from geojax import make_mesh
 from geojax.collectives import BFLOAT16, FLOAT32
 from geojax.settings import validate
+from geojax.train import program
 from geojax.train.config import RunConfig
-from geojax.train.program import step_plan
 
 
 def wire_of(**settings):
@@ -21,7 +21,7 @@ def wire_of(**settings):
         "precision": "fp32",
     }
     config = validate(RunConfig, content | settings, "test")
-    return step_plan(config, make_mesh(devices=jax.devices()[:2], dc=2)).wire
+    return program.step_plan(config, make_mesh(devices=jax.devices()[:2], dc=2)).wire
 
 
 def test_simulated_sites_sum_float32_as_it_is():
@@ -39,5 +39,5 @@ def test_simulated_sites_sum_float32_as_it_is():
     ],
 )
 def test_over_gloo_float32_travels_in_messages_of_our_own(settings, wire, monkeypatch):
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(program, "spans_processes", lambda mesh: True)
     assert wire_of(**settings) == wire
