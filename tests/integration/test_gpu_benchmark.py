@@ -19,7 +19,8 @@ plain, seen = builtins.__import__, set()
 
 def recording(name, globals=None, locals=None, fromlist=(), level=0):
     importer = (globals or {}).get("__file__") or ""
-    if level == 0 and importer.startswith(os.environ["WATCHED"]):
+    own = importer.startswith(os.environ["WATCHED"]) and "site-packages" not in importer
+    if level == 0 and own:
         seen.add(name.partition(".")[0])
     return plain(name, globals, locals, fromlist, level)
 
