@@ -47,7 +47,8 @@ def bring_up(
     with _alone():
         if state_path(name).exists() and not ailments(EmulatedWan.load(name)):
             raise UserError(
-                f"the emulated network '{name}' is up already; geojax wan down takes it down"
+                f"the emulated network '{name}' is up already; geojax wan down --name {name} takes "
+                "it down"
             )
         _remove(name)
         wan = _plan(settings, name)
