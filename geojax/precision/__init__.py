@@ -17,7 +17,7 @@ from geojax.precision.products import (
     largest_over,
 )
 from geojax.precision.quantise import Quantised, quantise
-from geojax.precision.recipes import RECIPES, Format, Recipe, recipe
+from geojax.precision.recipes import RECIPES, Format, Recipe
 from geojax.precision.rounded_weight import (
     RoundedWeight,
     Weight,
@@ -57,7 +57,6 @@ __all__ = [
     "policy",
     "policy_names",
     "quantise",
-    "recipe",
     "round_weight",
     "scale_gradient",
     "separate",

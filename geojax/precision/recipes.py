@@ -1,13 +1,10 @@
 """FP8 recipes as data: what each operand of a matrix product is rounded to, and by which scale."""
 
 import dataclasses
-import difflib
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-
-from geojax.errors import UserError
 
 E4M3 = np.dtype(jnp.float8_e4m3fn)
 """4 bits of exponent, 3 of mantissa: up to 448, relative error at most 1/16."""
@@ -90,16 +87,3 @@ RECIPES = {
         Recipe("mxfp8", _MICROSCALING, _MICROSCALING, _MICROSCALING),
     )
 }
-
-
-def recipe(name: str) -> Recipe:
-    """The recipe called `name`: "delayed", "current", "block" or "mxfp8".
-
-    Raises:
-        UserError: there is no such recipe.
-    """
-    if name not in RECIPES:
-        near = difflib.get_close_matches(name, RECIPES, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"there are: {', '.join(RECIPES)}"
-        raise UserError(f"no FP8 recipe is called '{name}'; {hint}")
-    return RECIPES[name]

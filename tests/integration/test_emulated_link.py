@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support.emulated_link import skip_unless_possible
 
 from geojax.cli.main import run
 from geojax.errors import RunError, UserError
@@ -22,7 +23,6 @@ from geojax.wan import (
     is_cut,
     namespaces,
     relay,
-    require_namespaces,
     running,
     take_down,
     traffic,
@@ -35,15 +35,7 @@ NAME = f"test-{os.getpid()}"
 
 @pytest.fixture(autouse=True)
 def _possible_here():
-    try:
-        require_namespaces()
-        relay.compiled()
-        trial = f"geojax.{NAME}.trial"
-        namespaces.call("ip", "netns", "add", trial)
-        os.close(relay.open_device(trial, "trial", whole_segments=True))
-        namespaces.remove(trial)
-    except (UserError, RunError) as reason:
-        pytest.skip(str(reason))
+    skip_unless_possible(NAME)
     yield
     take_down(NAME)
 

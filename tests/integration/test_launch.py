@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.emulated_link import skip_unless_possible
 from support.small_runs import (
     environment,
     finish,
@@ -23,7 +24,6 @@ from support.small_runs import (
     write_config,
 )
 
-from geojax.errors import RunError, UserError
 from geojax.wan import EmulatedWan, WanSettings, bring_up, cut, mend, take_down
 
 pytestmark = pytest.mark.multiprocess
@@ -108,11 +108,8 @@ def alone(tmp_path_factory, corpus):
 def wan():
     """Two sites at the ends of an emulated link."""
     name = f"launch-{os.getpid()}"
-    try:
-        made = bring_up(WanSettings(round_trip_seconds=0.005), name)
-    except (UserError, RunError) as reason:
-        pytest.skip(str(reason))
-    yield made
+    skip_unless_possible(name)
+    yield bring_up(WanSettings(round_trip_seconds=0.005), name)
     take_down(name)
 
 

@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
+from support.emulated_link import skip_unless_possible
 from support.small_runs import environment
 
-from geojax.errors import RunError, UserError
 from geojax.topology import Topology
-from geojax.wan import WanSettings, bring_up, namespaces, relay, require_namespaces, take_down
+from geojax.wan import WanSettings, bring_up, take_down
 
 pytestmark = pytest.mark.multiprocess
 
@@ -24,15 +24,7 @@ ROUND_TRIP, RATE = 0.021, 200e6 / 8
 
 @pytest.fixture
 def wan():
-    try:
-        require_namespaces()
-        relay.compiled()
-        trial = f"geojax.{NAME}.trial"
-        namespaces.call("ip", "netns", "add", trial)
-        os.close(relay.open_device(trial, "trial", whole_segments=True))
-        namespaces.remove(trial)
-    except (UserError, RunError) as reason:
-        pytest.skip(str(reason))
+    skip_unless_possible(NAME)
     settings = WanSettings(round_trip_seconds=ROUND_TRIP, bytes_per_second=RATE)
     yield bring_up(settings, NAME)
     take_down(NAME)

@@ -20,8 +20,8 @@ from geojax.precision import (
     RECIPES,
     Products,
     chosen_backend,
+    policy,
     quantise,
-    recipe,
     transformer_engine,
 )
 
@@ -108,8 +108,8 @@ def test_a_layer_at_an_end_multiplies_in_the_compute_dtype():
 
 
 def test_what_cannot_be_is_refused_in_one_line():
-    with pytest.raises(UserError, match="is called 'curent'; did you mean 'current'"):
-        recipe("curent")
+    with pytest.raises(UserError, match="is called 'fp8-curent'; did you mean 'fp8-current'"):
+        policy("fp8-curent")
     with pytest.raises(UserError, match="on NVIDIA GPUs and this is cpu; use reference"):
         chosen_backend(RECIPES["current"], "cpu", "xla")
     with pytest.raises(UserError, match="'block' cannot run on backend xla, since XLA mult"):

@@ -7,19 +7,15 @@ import math
 import jax
 import pytest
 from support.small_models import SEQUENCE
+from support.step_traffic import lowered_step, sent_bytes
 
 from geojax import make_mesh
-from geojax.collectives import collective_traffic
 from geojax.models import ModelConfig
-from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.pipeline import Placement, tick_table
 from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.precision import RECIPES, policy
-from geojax.train.expected_traffic import expected_step_bytes
 from geojax.train.plan import StepPlan
 from geojax.train.stages import StagedLayers
-from geojax.train.state import state_layouts
-from geojax.train.step import SIGNALS, batch_shape, lower_step
 
 ROWS, LAYERS = 16, 4
 SIZES = {"layers": LAYERS, "hidden": 32, "heads": 4, "feed_forward": 48, "vocabulary": 61}
@@ -88,11 +84,6 @@ CASES = {
 }
 
 
-def sent(program, mesh):
-    sums = collective_traffic(program, mesh).sums()
-    return {axes: sum(total.bytes_sent for total in kinds.values()) for axes, kinds in sums.items()}
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_bytes_over_each_axis_are_those_of_the_formula(name):
     recipe, axes, options, sizes = CASES[name]
@@ -102,20 +93,7 @@ def test_bytes_over_each_axis_are_those_of_the_formula(name):
     mesh = make_mesh(devices=jax.devices()[: math.prod(axes.values())], **axes)
     own = dataclasses.replace(policy("fp32"), recipe=RECIPES[recipe])
     plan = StepPlan(mesh, own, **options)
-    settings = OptimizerSettings()
-    optimizer, schedule = make_optimizer(settings, 10), learning_rate_schedule(settings, 10)
-    layouts = state_layouts(model, optimizer, plan)
-    batch = batch_shape(ROWS, SEQUENCE)
-    step = lower_step(layouts, model, plan, optimizer, schedule, batch)
-    expected = expected_step_bytes(
-        model,
-        layouts.parameters,
-        plan,
-        rows=ROWS,
-        sequence=SEQUENCE,
-        scalars=2 + (model.mixture is not None),
-        signals=len(SIGNALS),
-    )
-    assert sent(step, mesh) == expected
+    step, expected = lowered_step(model, plan, ROWS, SEQUENCE)
+    assert sent_bytes(step, mesh) == expected
     if name in COMPILED:
-        assert sent(step.compile(), mesh) == expected
+        assert sent_bytes(step.compile(), mesh) == expected

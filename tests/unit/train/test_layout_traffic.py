@@ -5,15 +5,12 @@ import math
 import jax
 import pytest
 from support.drawn_layouts import Draw
+from support.step_traffic import lowered_step, sent_bytes
 
 from geojax import make_mesh
-from geojax.collectives import BFLOAT16, INT8, collective_traffic
-from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
+from geojax.collectives import BFLOAT16, INT8
 from geojax.precision import policy
-from geojax.train.expected_traffic import expected_step_bytes
 from geojax.train.plan import StepPlan
-from geojax.train.state import state_layouts
-from geojax.train.step import SIGNALS, batch_shape, lower_step
 
 ROWS, SEQUENCE = 48, 32
 SITES = {"dc": 2, "data": 4}
@@ -74,29 +71,11 @@ def test_bytes_over_each_axis_are_those_of_the_formula(name):
         model = model.model_copy(update={"layers": 8})
     mesh = make_mesh(devices=jax.devices()[: math.prod(axes.values())], **axes)
     plan = StepPlan(mesh, policy("fp32"), chunk_bytes=4096, **options)
-    settings = OptimizerSettings()
-    optimizer, schedule = make_optimizer(settings, 10), learning_rate_schedule(settings, 10)
-    layouts = state_layouts(model, optimizer, plan)
-    batch = batch_shape(ROWS, SEQUENCE)
-    step = lower_step(layouts, model, plan, optimizer, schedule, batch)
+    step, expected = lowered_step(model, plan, ROWS, SEQUENCE)
     # A compiler may send the segments of a row once for all layers, of which each asks for them.
     # What it makes of a wire format is in test_step_traffic.
     written = "context" in axes or "wire" in options
-    sent = {
-        axes: sum(total.bytes_sent for total in kinds.values())
-        for axes, kinds in collective_traffic(step if written else step.compile(), plan.mesh)
-        .sums()
-        .items()
-    }
-    expected = expected_step_bytes(
-        model,
-        layouts.parameters,
-        plan,
-        rows=ROWS,
-        sequence=SEQUENCE,
-        scalars=2,
-        signals=len(SIGNALS),
-    )
+    sent = sent_bytes(step if written else step.compile(), plan.mesh)
     assert sent == expected
     flat = [axes for axes in sent if "dc" in axes and len(axes) > 1]
     assert not flat, "what crosses sites is summed inside them first"

@@ -9,18 +9,15 @@ import math
 import jax
 import pytest
 from support.drawn_layouts import Draw
+from support.step_traffic import lowered_step, sent_bytes
 
 from geojax import make_mesh
 from geojax.collectives import collective_traffic
-from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.pipeline import Placement, tick_table
 from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.precision import policy
-from geojax.train.expected_traffic import expected_step_bytes
 from geojax.train.plan import StepPlan
 from geojax.train.stages import StagedLayers
-from geojax.train.state import state_layouts
-from geojax.train.step import SIGNALS, batch_shape, lower_step
 
 ROWS, SEQUENCE, MICROBATCHES = 16, 32, 4
 THROUGH_SITES = {"dc": 2, "stage": 2}
@@ -74,26 +71,9 @@ def test_bytes_over_each_axis_are_those_of_the_formula(name):
     )
     model = Draw("llama", "dense", 2, 0.0, (), 1, ()).model()
     model = model.model_copy(update={"layers": 2 * placement.chunks})
-    settings = OptimizerSettings()
-    optimizer, learning_rate = make_optimizer(settings, 10), learning_rate_schedule(settings, 10)
-    layouts = state_layouts(model, optimizer, plan)
-    batch = batch_shape(ROWS, SEQUENCE)
-    step = lower_step(layouts, model, plan, optimizer, learning_rate, batch)
-    expected = expected_step_bytes(
-        model,
-        layouts.parameters,
-        plan,
-        rows=ROWS,
-        sequence=SEQUENCE,
-        scalars=2,
-        signals=len(SIGNALS),
-    )
+    step, expected = lowered_step(model, plan, ROWS, SEQUENCE)
     for program in (step, step.compile()) if name in COMPILED else (step,):
+        assert sent_bytes(program, plan.mesh) == expected
         traffic = collective_traffic(program, plan.mesh)
-        sent = {
-            axes: sum(total.bytes_sent for total in kinds.values())
-            for axes, kinds in traffic.sums().items()
-        }
-        assert sent == expected
         between_sites = {each.kind for each in traffic.over("dc") if each.in_loop}
         assert between_sites == ({"collective-permute"} if through_sites else set())

@@ -1,0 +1,31 @@
+"""The bytes of a step by axis: in its program, and by the formula."""
+
+from geojax.collectives import collective_traffic
+from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
+from geojax.train.expected_traffic import expected_step_bytes
+from geojax.train.state import state_layouts
+from geojax.train.step import SIGNALS, batch_shape, lower_step
+
+
+def lowered_step(model, plan, rows, sequence):
+    """The step, not yet compiled, and what the formula says that a device sends in it."""
+    settings = OptimizerSettings()
+    optimizer, schedule = make_optimizer(settings, 10), learning_rate_schedule(settings, 10)
+    layouts = state_layouts(model, optimizer, plan)
+    step = lower_step(layouts, model, plan, optimizer, schedule, batch_shape(rows, sequence))
+    expected = expected_step_bytes(
+        model,
+        layouts.parameters,
+        plan,
+        rows=rows,
+        sequence=sequence,
+        scalars=2 + (model.mixture is not None),
+        signals=len(SIGNALS),
+    )
+    return step, expected
+
+
+def sent_bytes(program, mesh):
+    """What a device sends, by the axes of the collectives."""
+    sums = collective_traffic(program, mesh).sums()
+    return {axes: sum(total.bytes_sent for total in kinds.values()) for axes, kinds in sums.items()}
