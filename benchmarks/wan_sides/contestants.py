@@ -51,7 +51,7 @@ def _geojax_wire(wire: str, own: dict[str, Any]) -> list[Contestant]:
     tries = {
         "one chunk": {"chunk_bytes": 2**30},
         "16 MB chunks": {"chunk_bytes": 2**24},
-        "overlapped": {"overlap": True, "overlap_layers": 2},
+        "overlapped": {"overlap": True},
     }
     return [
         Contestant(

@@ -1,7 +1,7 @@
 """Collectives over two kinds of axes, inside a site and between sites, usable in any shard_map.
 
-The operations are in `hierarchical`, the formulas of what they send in `expected`, the formats in
-which numbers may cross between sites in `wire`; and
+The operations are in `hierarchical`, the all-reduce in phases in `in_flight`, the formulas of what
+they send in `expected`, the formats in which numbers may cross between sites in `wire`; and
 `collective_traffic` reads from a compiled program what it really sends.
 """
 
@@ -18,6 +18,7 @@ from geojax.collectives.hierarchical import (
     hierarchical_reduce_scatter,
     reduce_scatter_with_errors,
 )
+from geojax.collectives.in_flight import AllReduce, start_all_reduce
 from geojax.collectives.order import after
 from geojax.collectives.traffic import Collective, Traffic, collective_traffic
 from geojax.collectives.wire import BFLOAT16, FLOAT32, INT8, Wire, WireName, wire_format
@@ -26,6 +27,7 @@ __all__ = [
     "BFLOAT16",
     "FLOAT32",
     "INT8",
+    "AllReduce",
     "Collective",
     "PhaseBytes",
     "Traffic",
@@ -41,5 +43,6 @@ __all__ = [
     "hierarchical_all_reduce",
     "hierarchical_reduce_scatter",
     "reduce_scatter_with_errors",
+    "start_all_reduce",
     "wire_format",
 ]

@@ -7,7 +7,8 @@ that divides evenly, with r ranks inside a site and o sites:
     reduce-scatter   inside (r - 1) / r * S       across 2 (o - 1) / o * S / r
     all-gather       inside (r - 1) / r * S
 
-In a wire format what is across is 2 (o - 1) times the message of each chunk's n / (r o) numbers.
+In a wire format what is across is 2 (o - 1) times the message of each chunk's n / (r o) numbers; of
+two sites, the message of its n / r numbers.
 """
 
 from dataclasses import dataclass
@@ -75,8 +76,7 @@ def expected_all_reduce(
         shard = -(-chunk.length // inner_ranks)
         inner += reduce_scatter_bytes(shard * inner_ranks * size, inner_ranks)
         outer += _across(shard, dtype, outer_ranks, wire)
-        inner += all_gather_bytes(_summed_bytes(shard, dtype, outer_ranks, wire), inner_ranks)
-        inner += all_gather_bytes(shard * size if errors else 0, inner_ranks)
+        inner += (2 if errors else 1) * all_gather_bytes(shard * size, inner_ranks)
     return PhaseBytes(inner, outer)
 
 
@@ -129,12 +129,7 @@ def _across(count: int, dtype: np.dtype, sites: int, wire: Wire | None) -> Fract
     """What the sum of `count` numbers over sites sends."""
     if wire is None or not jnp.issubdtype(dtype, jnp.floating):
         return all_reduce_bytes(count * dtype.itemsize, sites)
+    if sites == 2:
+        return all_gather_bytes(wire.message_bytes(count), sites)
     message = wire.message_bytes(-(-count // sites))
     return all_to_all_bytes(sites * message, sites) + all_gather_bytes(message, sites)
-
-
-def _summed_bytes(count: int, dtype: np.dtype, sites: int, wire: Wire | None) -> int:
-    """The size of that sum, as it is gathered inside a site."""
-    if wire is None or not jnp.issubdtype(dtype, jnp.floating):
-        return count * dtype.itemsize
-    return sites * wire.message_bytes(-(-count // sites))

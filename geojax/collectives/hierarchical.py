@@ -21,21 +21,22 @@ for GPUs from merging them again. None: every leaf is one chunk, sent as it lies
 unless it needs padding.
 
 Wire formats. `wire` is how floating-point numbers cross `outer` (`geojax.collectives.link`) instead
-of in a `psum` in the leaf's dtype: in two messages of fewer bytes. The in-site sum is always in the
-leaf's dtype. The all-gather of `hierarchical_all_reduce`, which follows, sends the format's bytes
-too, and so loses nothing more. What rounding took away from this time's sums can be added to the
-next: `all_reduce_with_errors` and `reduce_scatter_with_errors`.
+of in a `psum` in the leaf's dtype: in fewer bytes. Inside a site numbers are always sent in the
+leaf's dtype. What rounding took away from this time's sums can be added to the next:
+`all_reduce_with_errors` and `reduce_scatter_with_errors`.
 
 Derivatives are those of the plain `psum` of the same values: linear.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from geojax.collectives.axes import AxisNames, to_varying, varying_axes
+from geojax.collectives.chunks import ChunkPlan
 from geojax.collectives.layout import (
     PyTree,
     block_layouts,
@@ -46,6 +47,7 @@ from geojax.collectives.layout import (
     spread_dims,
     spread_shapes,
 )
+from geojax.collectives.link import Sum
 from geojax.collectives.phases import (
     Axes,
     all_reduce_vector,
@@ -114,30 +116,9 @@ def all_reduce_with_errors(
         are zero where nothing was rounded.
     """
     axes = resolve(inner, outer)
-    leaves, structure = _summands(tree)
-    vectors = [axes.drop_singles(leaf).reshape(leaf.size) for leaf in leaves]
+    flat, vectors = flatten(tree, errors, axes, chunk_bytes)
     keep = errors is not None
-    if keep:
-        vectors = [
-            vector + axes.on_first_rank(axes.drop_singles(error).reshape(error.size))
-            for vector, error in zip(vectors, jax.tree.leaves(errors), strict=True)
-        ]
-    plan = plan_elements(
-        [vector.size for vector in vectors], *_dtypes_and_kinds(vectors), axes.ranks, chunk_bytes
-    )
-    sums, rounded = Parts(len(leaves), axis=0), Parts(len(leaves), axis=0)
-    for chunk in plan.chunks:
-        vector = take(chunk, dict(enumerate(vectors)), axis=0)
-        made = all_reduce_vector(vector, axes, wire, keep_error=keep)
-        sums.put(chunk, made.total)
-        if made.error is not None:
-            rounded.put(chunk, made.error)
-
-    def tree_of(parts: Parts) -> Any:
-        joined = [parts.join(leaf).reshape(array.shape) for leaf, array in enumerate(leaves)]
-        return jax.tree.unflatten(structure, joined)
-
-    return tree_of(sums), tree_of(rounded) if keep else None
+    return flat.join([all_reduce_vector(vector, axes, wire, keep_error=keep) for vector in vectors])
 
 
 def hierarchical_reduce_scatter(
@@ -311,6 +292,49 @@ def all_gather(
         wholes[leaf] = layouts[leaf].from_rows(parts.join(leaf))
     kept = axes.all_inner if to == "varying" else ()
     return jax.tree.unflatten(structure, [to_varying(wholes[i], kept) for i in range(len(leaves))])
+
+
+@dataclass(frozen=True)
+class FlatTree:
+    """How the leaves of a tree lie in the vectors that an all-reduce sends, one for each chunk."""
+
+    plan: ChunkPlan
+    shapes: tuple[tuple[int, ...], ...]
+    structure: Any
+
+    def join(self, sums: Sequence[Sum]) -> tuple[Any, Any]:
+        """The tree of the sums of all chunks, and that of their errors, None if there are none."""
+        totals, errors = Parts(len(self.shapes), axis=0), Parts(len(self.shapes), axis=0)
+        keep = False
+        for chunk, made in zip(self.plan.chunks, sums, strict=True):
+            totals.put(chunk, made.total)
+            if made.error is not None:
+                errors.put(chunk, made.error)
+                keep = True
+        return self._tree(totals), self._tree(errors) if keep else None
+
+    def _tree(self, parts: Parts) -> Any:
+        joined = [parts.join(leaf).reshape(shape) for leaf, shape in enumerate(self.shapes)]
+        return jax.tree.unflatten(self.structure, joined)
+
+
+def flatten(
+    tree: PyTree, errors: PyTree | None, axes: Axes, chunk_bytes: int | None
+) -> tuple[FlatTree, list[jax.Array]]:
+    """The vectors that an all-reduce of `tree` sends, with the errors of the time before added."""
+    leaves, structure = _summands(tree)
+    vectors = [axes.drop_singles(leaf).reshape(leaf.size) for leaf in leaves]
+    if errors is not None:
+        vectors = [
+            vector + axes.on_first_rank(axes.drop_singles(error).reshape(error.size))
+            for vector, error in zip(vectors, jax.tree.leaves(errors), strict=True)
+        ]
+    plan = plan_elements(
+        [vector.size for vector in vectors], *_dtypes_and_kinds(vectors), axes.ranks, chunk_bytes
+    )
+    by_leaf = dict(enumerate(vectors))
+    flat = FlatTree(plan, tuple(leaf.shape for leaf in leaves), structure)
+    return flat, [take(chunk, by_leaf, axis=0) for chunk in plan.chunks]
 
 
 def _summands(tree: PyTree) -> tuple[list[jax.Array], Any]:

@@ -1,4 +1,4 @@
-"""The order of collectives, where the data of a program do not say it."""
+"""The order of a program's parts on CPUs, where its data do not say it."""
 
 from typing import Any, TypeVar
 
@@ -11,7 +11,7 @@ Tree = TypeVar("Tree")
 
 
 def after(tree: Tree, token: jax.Array) -> Tree:
-    """`tree`; collectives on it begin when `token` has been computed.
+    """`tree`; what is computed of it, collectives too, begins when `token` has been computed.
 
     On CPUs `tree` is made to depend on `token`, with the same values; elsewhere this does nothing.
     XLA's runtime for CPUs begins the collectives of one computation in the same order on all
@@ -21,7 +21,7 @@ def after(tree: Tree, token: jax.Array) -> Tree:
 
     Args:
         tree: arrays.
-        token: an array of floating-point numbers.
+        token: an array of numbers, not an empty one.
     """
     return jax.tree.map(lambda leaf: _after_p.bind(leaf, token), tree)
 
@@ -34,7 +34,7 @@ def _type(aval: Any, _: Any) -> Any:
 
 
 def _depend(x: jax.Array, token: jax.Array) -> jax.Array:
-    number = jnp.nan_to_num(token.ravel()[0])
+    number = jnp.nan_to_num(token.ravel()[0].astype(jnp.float32))
     return jnp.where(jnp.isnan(number), jnp.zeros_like(x), x)  # it never is, but who knows that?
 
 

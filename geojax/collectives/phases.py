@@ -1,7 +1,6 @@
 """The two phases of a sum of one chunk: inside a site, between sites."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,7 @@ from geojax.collectives.axes import (
     split_by_size,
     to_varying,
 )
-from geojax.collectives.link import sum_in_format
+from geojax.collectives.link import Sum, sum_in_format
 from geojax.collectives.wire import Wire
 
 
@@ -54,25 +53,20 @@ def resolve(inner: AxisNames, outer: AxisNames) -> Axes:
     return Axes(long_inner, long_outer, single_inner + single_outer, all_inner, ranks)
 
 
-class Sum(NamedTuple):
-    """A sum, and what rounding took away from it; None: nobody asked."""
-
-    total: jax.Array
-    error: jax.Array | None
-
-
-def _sum_across(
-    x: jax.Array, axes: Axes, wire: Wire | None, *, keep_error: bool, gather: bool = False
-) -> Sum:
-    """The sum of `x` over the outer axes, of any shape; gathered over the inner ones, a vector."""
-    inner = axes.inner if gather else ()
-    if axes.outer and wire is not None and jnp.issubdtype(x.dtype, jnp.floating):
-        total, error = sum_in_format(x.reshape(x.size), axes.outer, inner, wire)
-        total = total if inner else total.reshape(x.shape)
-        return Sum(total, error.reshape(x.shape) if keep_error else None)
+def _sum_across(x: jax.Array, axes: Axes, wire: Wire | None, *, keep_error: bool) -> Sum:
+    """The sum of `x` over the outer axes, of any shape."""
+    if in_format(x, axes, wire):
+        assert wire is not None, "numbers in a format have one"
+        total, error = sum_in_format(x.reshape(x.size), axes.outer, wire)
+        assert error is not None, "a sum in a format tells its error"
+        return Sum(total.reshape(x.shape), error.reshape(x.shape) if keep_error else None)
     total = lax.psum(x, axes.outer) if axes.outer else x
-    total = gather_shards(total, 0, axes, "invarying") if inner else total
     return Sum(total, jnp.zeros_like(x) if keep_error else None)
+
+
+def in_format(x: jax.Array, axes: Axes, wire: Wire | None) -> bool:
+    """Whether `x` crosses the outer axes in a wire format."""
+    return bool(axes.outer) and wire is not None and jnp.issubdtype(x.dtype, jnp.floating)
 
 
 def sum_to_shards(
@@ -100,14 +94,25 @@ def all_reduce_vector(vector: jax.Array, axes: Axes, wire: Wire | None, *, keep_
         return Sum(total, jnp.zeros_like(total) if keep_error else None)
     if not axes.inner:
         return _sum_across(vector, axes, wire, keep_error=keep_error)
+    made = _sum_across(scatter_vector(vector, axes), axes, wire, keep_error=keep_error)
+    return gather_vector(made, vector.size, axes)
+
+
+def scatter_vector(vector: jax.Array, axes: Axes) -> jax.Array:
+    """The sum of a vector over inner: each rank's block of it, padded."""
     padded = jnp.pad(vector, (0, -vector.size % axes.ranks))
-    shard = to_varying(padded, axes.inner)
-    shard = lax.psum_scatter(shard, axes.inner, scatter_dimension=0, tiled=True)
-    made = _sum_across(shard, axes, wire, keep_error=keep_error, gather=True)
-    error = made.error
-    if error is not None:
-        error = gather_shards(error, 0, axes, "invarying")[: vector.size]
-    return Sum(made.total[: vector.size], error)
+    return lax.psum_scatter(
+        to_varying(padded, axes.inner), axes.inner, scatter_dimension=0, tiled=True
+    )
+
+
+def gather_vector(made: Sum, size: int, axes: Axes) -> Sum:
+    """The vector of `size` numbers, and its error, from the blocks of all ranks of inner."""
+
+    def gather(block: jax.Array) -> jax.Array:
+        return gather_shards(block, 0, axes, "invarying")[:size]
+
+    return Sum(gather(made.total), None if made.error is None else gather(made.error))
 
 
 def gather_shards(shard: jax.Array, dim: int, axes: Axes, to: str) -> jax.Array:

@@ -59,7 +59,7 @@ def start(settings: ProcessSettings | None = None) -> tuple[Process, ...]:
     if settings.simulated_devices is not None:
         simulate_devices(settings.simulated_devices)
     if not backend_runs():
-        apply_xla_flags(expected_platform(), count)
+        apply_xla_flags(expected_platform())
     if count == 1:
         return _register([settings.site], [socket.gethostname()])
 

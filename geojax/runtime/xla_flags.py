@@ -23,13 +23,6 @@ _CPU_FLAGS = {
     "--xla_cpu_collective_call_warn_stuck_timeout_seconds": "60",
 }
 
-_CPU_SEVERAL_PROCESSES_FLAGS = {
-    # XLA orders operations breadth first by default, on CPUs that is "optimized for concurrency".
-    # Depth first, a program was seen to hide a 272 ms sum between processes completely behind
-    # matrix products that do not depend on it.
-    "--xla_cpu_enable_concurrency_optimized_scheduler": "false",
-}
-
 _GPU_FLAGS = {
     # Start collectives as early and await them as late as their operands allow.
     "--xla_gpu_enable_latency_hiding_scheduler": "true",
@@ -63,16 +56,16 @@ CUSTOM_PRODUCTS_OPTIONS: dict[str, str | bool] = {
 """Compiler options of one program for GPUs whose matrix products are custom calls."""
 
 
-def recommended_flags(platform: Platform, process_count: int = 1) -> dict[str, str]:
+def recommended_flags(platform: Platform) -> dict[str, str]:
     """The flags that geojax sets on that platform, by name."""
     if platform == "gpu":
         return dict(_GPU_FLAGS)
     if platform == "tpu":
         return {}  # libtpu reads its own variable, LIBTPU_INIT_ARGS, and schedules well without
-    return _CPU_FLAGS | (_CPU_SEVERAL_PROCESSES_FLAGS if process_count > 1 else {})
+    return dict(_CPU_FLAGS)
 
 
-def apply_xla_flags(platform: Platform, process_count: int = 1) -> None:
+def apply_xla_flags(platform: Platform) -> None:
     """Add the recommended flags to XLA_FLAGS, except those that the user has set.
 
     Raises:
@@ -82,7 +75,7 @@ def apply_xla_flags(platform: Platform, process_count: int = 1) -> None:
     names = {flag.split("=", 1)[0] for flag in given}
     added = [
         f"{name}={value}"
-        for name, value in recommended_flags(platform, process_count).items()
+        for name, value in recommended_flags(platform).items()
         if name not in names
     ]
     if not added:

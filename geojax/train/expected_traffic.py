@@ -39,7 +39,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from geojax.collectives import expected_all_reduce
+from geojax.collectives import FLOAT32, expected_all_reduce
 from geojax.collectives.conventions import (
     all_reduce_bytes,
     permute_bytes,
@@ -50,7 +50,7 @@ from geojax.models import ModelConfig
 from geojax.models.attention.context_traffic import expected_context_bytes
 from geojax.models.mixture.traffic import expected_mixture_bytes
 from geojax.models.tensor_traffic import expected_tensor_bytes
-from geojax.optim import LeafLayout
+from geojax.optim import SHARD_AXES, LeafLayout
 from geojax.train.expected_statistics import expected_statistics
 from geojax.train.expected_weights import expected_weights
 from geojax.train.plan import StepPlan
@@ -116,9 +116,8 @@ def _gradients(model: ModelConfig, layouts: Any, plan: StepPlan) -> Sent:
         for _ in range(model.layers // together):
             of_layers = jax.tree.leaves(of_turn)
             add(sent, _sum_shards(of_layers, plan.one_message, scattered=True))
-        for name, tree in layouts.items():
-            if name != "layers":
-                add(sent, _sum_shards(jax.tree.leaves(tree), plan, scattered=True))
+        outer = {name: tree for name, tree in layouts.items() if name != "layers"}
+        add(sent, _sum_shards(jax.tree.leaves(outer), plan, scattered=True))
     else:
         scattered = plan.zero_stage >= 2
         add(sent, _sum_shards(jax.tree.leaves(layouts), plan, scattered=scattered))
@@ -292,9 +291,16 @@ def _numbers(layouts: Any, plan: StepPlan, scalars: int, signals: int) -> Sent:
         if "dc" in axes:
             sent[long_axes(("dc",), plan)] += all_reduce_bytes(payload, plan.mesh.shape["dc"])
 
-    wide = jnp.promote_types(plan.policy.compute_dtype, jnp.float32).itemsize
-    add_sum(("tensor",), signals * wide)
-    add_sum(tuple(axis for axis in AXES if axis != "tensor"), (scalars + signals) * wide)
+    wide = jnp.promote_types(plan.policy.compute_dtype, jnp.float32)
+    add_sum(("tensor",), signals * wide.itemsize)
+    add_sum(("stage", *SHARD_AXES, "context"), (scalars + signals) * wide.itemsize)
+    across = expected_all_reduce(
+        jax.ShapeDtypeStruct((scalars + signals,), wide),
+        inner_ranks=1,
+        outer_ranks=plan.mesh.shape["dc"],
+        wire=FLOAT32 if plan.wire is not None and wide == jnp.float32 else None,
+    )
+    sent[long_axes(("dc",), plan)] += across.outer
     norms = {
         frozenset(plan.stage_axes).union(*(cut.axes for cut in place.cuts))
         for place in jax.tree.leaves(layouts)

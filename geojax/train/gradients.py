@@ -156,13 +156,16 @@ def step_gradients(
         behind=sums.loss if in_loop else None,
         together=together,
     )
-    reduced = {"layers": last_sink.finish(last.layers.weights)}
-    for name, gradient in last.outer.items():
-        shards = site_shards(before and before[name], gradient, layouts[name], plan)
-        errors = wire_errors and wire_errors[name]
-        reduced[name] = sum_shards(shards, errors, layouts[name], plan)
-    gradients = {name: summed.gradients for name, summed in reduced.items()}
-    after = wire_errors and {name: summed.errors for name, summed in reduced.items()}
+    reduced = last_sink.finish(last.layers.weights)
+    outer_shards = {
+        name: site_shards(before and before[name], gradient, layouts[name], plan)
+        for name, gradient in last.outer.items()
+    }
+    outer_reduced = sum_shards(
+        outer_shards, wire_errors and without_layers(wire_errors), of_outer, plan
+    )
+    gradients = outer_reduced.gradients | {"layers": reduced.gradients}
+    after = wire_errors and outer_reduced.errors | {"layers": reduced.errors}
     loss, balance, targets = jax.tree.map(jnp.add, _numbers(sums), _numbers(last))
     return StepGradients(gradients, loss, balance, targets, last.layers.seen, after)
 

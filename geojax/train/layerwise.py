@@ -13,11 +13,13 @@ wait for it, and what it brings is used later:
 """
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from geojax.collectives import after
 from geojax.models.layer_scan import (
     GradientSink,
     add_at,
@@ -28,7 +30,7 @@ from geojax.models.parameters import Parameters
 from geojax.models.varying import zeros_of
 from geojax.train.amax_history import detach
 from geojax.train.plan import StepPlan
-from geojax.train.weights import Summed, scatter_in_site, sum_shards
+from geojax.train.weights import SumInFlight, Summed, scatter_in_site, start_sum
 
 
 class WatchedSums(NamedTuple):
@@ -102,22 +104,26 @@ class ReducedSums(NamedTuple):
 
     reduced: Summed
     """The shards of what is summed over everybody, stacked."""
-    whole: Parameters | None
-    """The gradients of the last turn."""
-    shards: Parameters | None
-    """Those of the turn before it, summed over the site."""
+    whole: Parameters | None = None
+    """The gradients of the last turn, where they are to be summed in the site first."""
+    started: SumInFlight | None = None
+    """Gradients ready to cross."""
+    crossed: SumInFlight | None = None
+    """Those of the turn before, which did."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ReducedGradients:
     """A sink that reduces gradients all the way, over the sites too: of a step's last microbatch.
 
-    A pipeline over three turns. Both messages of a turn are made of what it begins with, and
-    nothing in it waits for what they bring: they may travel as long as it lasts. Each is one chunk:
-    of several, a compiler would start some only when others are done.
+    A pipeline over turns. All messages of a turn are made of what it begins with, and nothing in it
+    waits for what they bring: they may travel as long as it lasts. Each is one chunk: of several, a
+    compiler would start some only when others are done.
 
         turn t      backward of layers t      scatter gradients t+1    sum shards t+2 over sites
         turn t-1    backward of layers t-1    scatter gradients t      sum shards t+1 over sites
+
+    A site of one rank has nothing to scatter, and sends what the turn before has computed.
     """
 
     layouts: Any
@@ -128,47 +134,82 @@ class ReducedGradients:
     errors: Any
     """Of all layers, from the step before (see `geojax.train.wire_errors`); None: none are kept."""
 
-    turns_to_fill = 2
+    @property
+    def turns_to_fill(self) -> int:
+        """Until there is something to send over the link."""
+        return 2 if self._scatters else 1
+
+    @property
+    def _scatters(self) -> bool:
+        sizes = self.plan.mesh.shape
+        return any(size > 1 for axis, size in sizes.items() if axis != "dc")
 
     def start(self, layer: Parameters, count: int) -> ReducedSums:
         """Sums of nothing, for `count` layers whose weights have the types of `layer`."""
         whole = zeros_of(layer, self.plan.overlap_layers)
-        shard = jax.eval_shape(
-            lambda: layer_slice(self._sum(self._scatter(whole, jnp.int32(0)), jnp.int32(0)), 0)
-        )
-        return ReducedSums(zeros_of(shard, count), None, None)
+
+        def one_layer() -> Summed:
+            begun = self._start(whole, jnp.int32(0))
+            return layer_slice(self._cross(begun).finish(), 0)
+
+        return ReducedSums(zeros_of(jax.eval_shape(one_layer), count))
 
     def put(self, sums: ReducedSums, first: jax.Array, gradients: Parameters) -> ReducedSums:
-        """Sends on what the last two turns left, and leaves these gradients for the next one."""
-        together = self.plan.overlap_layers
-        reduced = sums.reduced
-        if sums.shards is not None:
-            third = first + 2 * together
-            reduced = add_at(reduced, third, self._sum(sums.shards, third), empty=True)
-        shards = None if sums.whole is None else self._scatter(sums.whole, first + together)
-        return ReducedSums(reduced, gradients, shards)
+        """Sends on what the last turns left, and leaves these gradients for the next one."""
+        return self._put(sums, first, gradients)
 
     def finish(self, sums: ReducedSums) -> Summed:
-        """The shards of all layers: what the last two turns left is sent on."""
-        assert sums.whole is not None, "there is at least one turn"
-        first = jnp.int32(0)
-        shards = self._scatter(sums.whole, first)
-        reduced = sums.reduced
-        if sums.shards is not None:
-            second = first + self.plan.overlap_layers
-            reduced = add_at(reduced, second, self._sum(sums.shards, second), empty=True)
-        summed: Summed = add_at(reduced, first, self._sum(shards, first), empty=True)
-        return summed
+        """The shards of all layers: what the last turns left is sent on."""
+        turn = 0
+        while sums.whole is not None or sums.started is not None or sums.crossed is not None:
+            turn -= 1
+            sums = self._put(sums, jnp.int32(turn * self.plan.overlap_layers), None)
+        return sums.reduced
 
-    def _scatter(self, whole: Parameters, first: jax.Array) -> Parameters:
+    def _put(
+        self, sums: ReducedSums, first: jax.Array, gradients: Parameters | None
+    ) -> ReducedSums:
+        together = self.plan.overlap_layers
+        reduced = sums.reduced
+        if sums.crossed is not None:
+            arrived = first + (self.turns_to_fill + 1) * together
+            reduced = add_at(reduced, arrived, sums.crossed.finish(), empty=True)
+        crossed = None
+        if sums.started is not None:
+            crossed = self._cross(sums.started)
+            if gradients is not None:
+                # What is sent and what comes stay where they are until the turn is over: XLA for
+                # CPUs else gives their memory to what the turn computes, which waits for them then.
+                crossed = after(crossed, _token((gradients, sums.started)))
+        ready, whole, layers = gradients, None, first
+        if self._scatters:
+            ready, whole, layers = sums.whole, gradients, first + together
+        started = None if ready is None else self._start(ready, layers)
+        if started is not None and crossed is None:
+            # Nothing comes in the first turn, as in all others. It is written over the end of the
+            # stack, where the first gradients that come will be written over it.
+            crossed = zeros_of(jax.eval_shape(functools.partial(self._cross, started)))
+        return ReducedSums(reduced, whole, started, crossed)
+
+    def _cross(self, started: SumInFlight) -> SumInFlight:
+        return started.cross(self.layouts, self.plan.one_message)
+
+    def _start(self, whole: Parameters, first: jax.Array) -> SumInFlight:
+        """The gradients of layers from `first` on, summed in the site and ready to cross."""
         before = self.before
         if before is not None:
             before = layers_slice(before, first, self.plan.overlap_layers)
-        return site_shards(before, whole, self.layouts, self.plan.one_message)
-
-    def _sum(self, shards: Parameters, first: jax.Array) -> Summed:
+        plan = self.plan.one_message
+        shards = site_shards(before, whole, self.layouts, plan)
         errors = layers_slice(self.errors, first, self.plan.overlap_layers)
-        return sum_shards(shards, errors, self.layouts, self.plan.one_message)
+        return start_sum(shards, errors, self.layouts, plan)
+
+
+def _token(tree: Any) -> jax.Array:
+    """A number that is known when all of `tree` is."""
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if leaf.size]
+    numbers = [leaf.ravel()[0].astype(jnp.float32) for leaf in leaves]
+    return functools.reduce(jnp.add, numbers)
 
 
 def site_shards(before: Any, gradient: Any, layouts: Any, plan: StepPlan) -> Any:

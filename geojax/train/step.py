@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from geojax.collectives import after, hierarchical_all_reduce
+from geojax.collectives import FLOAT32, after, hierarchical_all_reduce
 from geojax.models import ModelConfig
 from geojax.optim import SHARD_AXES, global_norm, layout
 from geojax.precision import LossScale
@@ -38,10 +38,15 @@ STEP_NAME = "train_step"
 """The name of the compiled step, in profiles and in the count of compilations."""
 
 
-def sum_over_mesh(values: jax.Array) -> jax.Array:
-    """A few numbers summed over all ranks that hold tokens or stages: in the site, then across."""
+def sum_over_mesh(values: jax.Array, plan: StepPlan) -> jax.Array:
+    """A few numbers summed over all ranks that hold tokens or stages: in the site, then across.
+
+    They cross as they are, but where gradients are sent in messages of our own, so are these: an
+    all-reduce takes two trips over the link, and the swap of two sites one.
+    """
     in_site = hierarchical_all_reduce(values, ("stage", *SHARD_AXES, "context"), ())
-    return hierarchical_all_reduce(in_site, (), "dc")
+    own_messages = plan.wire is not None and values.dtype == jnp.float32
+    return hierarchical_all_reduce(in_site, (), "dc", wire=FLOAT32 if own_messages else None)
 
 
 def sum_of_signals(signals: jax.Array, loss: jax.Array) -> jax.Array:
@@ -110,7 +115,7 @@ def mean_gradients(
     signal = sum_of_signals(signals, made.loss)
     balance = [] if made.balance is None else [made.balance]
     local = jnp.stack([made.loss, made.targets, *signal, *balance])
-    loss, count, *others = sum_over_mesh(local)
+    loss, count, *others = sum_over_mesh(local, plan)
     count = jnp.maximum(count, 1)
     divisor = count if factor is None else count * factor
     mean = jax.tree.map(lambda leaf: leaf / divisor.astype(leaf.dtype), made.gradients)
@@ -271,7 +276,7 @@ def compile_evaluation(
             plan=plan,
             expected=expected,
         )
-        return sum_over_mesh(jnp.stack(sums))
+        return sum_over_mesh(jnp.stack(sums), plan)
 
     program = jax.shard_map(
         evaluate,

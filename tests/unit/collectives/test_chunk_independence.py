@@ -83,13 +83,17 @@ def test_no_phase_of_a_chunk_waits_for_another_chunk(mesh_of, operation):
         assert len(waits[number] & set(sums)) == 1
 
 
-def test_nor_in_a_wire_format(mesh_of):
+@pytest.mark.parametrize(
+    ("sites", "wanted"),
+    [(2, ["all_gather_invariant"]), (4, ["all_to_all", "all_gather_invariant"])],
+)
+def test_nor_in_a_wire_format(mesh_of, sites, wanted):
     def step(tree):
         return hierarchical_reduce_scatter(
             tree, "data", "dc", dims=0, chunk_bytes=CHUNK_BYTES, wire=INT8
         )
 
-    body = equations(mesh_of(dc=2, data=4), step, TREE)
+    body = equations(mesh_of(dc=sites, data=8 // sites), step, TREE)
     waits = ancestors(body)
     scatters = set(numbers_of(body, "reduce_scatter"))
     sums = set(numbers_of(body, "custom_jvp_call"))
@@ -98,7 +102,7 @@ def test_nor_in_a_wire_format(mesh_of):
         assert not waits[number] & (scatters | sums)
     for number in sums:
         messages = [name for name in names_of(body[number].params["call_jaxpr"]) if "all_" in name]
-        assert messages == ["all_to_all", "all_gather_invariant"]
+        assert messages == wanted
         assert len(waits[number] & scatters) == 1
         assert not waits[number] & sums
 

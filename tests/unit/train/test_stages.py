@@ -253,7 +253,7 @@ def test_what_a_process_asks_is_heard_once_from_whatever_stage():
     assert signals.shape == (8, len(SIGNALS))
     summed = jax.jit(
         jax.shard_map(
-            lambda rows: sum_over_mesh(sum_of_signals(rows, jnp.float32(0))),
+            lambda rows: sum_over_mesh(sum_of_signals(rows, jnp.float32(0)), plan),
             mesh=plan.mesh,
             in_specs=plan.signal_spec,
             out_specs=PartitionSpec(),
