@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from geojax.runtime.watchdog import EXIT_CODE
+from geojax.exit_codes import HANGING
 
 pytestmark = pytest.mark.multiprocess
 
@@ -118,7 +118,7 @@ def test_a_coordinator_that_never_comes_ends_in_one_line():
 
 def test_the_watchdog_names_the_process_that_hangs():
     outcomes = run("watchdog", processes=[0, 1, 2], devices=1, sites=["a", "b", "a"])
-    assert outcomes[0][0] == EXIT_CODE
+    assert outcomes[0][0] == HANGING
     reports = [errors for _, _, errors in outcomes if "did not come to step 3" in errors]
     assert len(reports) >= 1
     for errors in reports:
