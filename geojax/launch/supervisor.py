@@ -17,8 +17,9 @@ from geojax.launch.output import Output
 from geojax.runtime.last_words import blamed_process, blames_another
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# The processes of geojax tell each other why one of them ended and end too, within a few seconds.
-SETTLE_SECONDS = 6.0
+# The processes of geojax find out who ended, tell each other and end too: the signs of life that do
+# not come take 6 s, and process 0 stays until the others have read its last word.
+SETTLE_SECONDS = 12.0
 _LONGEST_LINE = 1 << 16
 
 

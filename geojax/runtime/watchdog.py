@@ -29,7 +29,8 @@ import pydantic
 
 from geojax.exit_codes import HANGING
 from geojax.quantities import Seconds
-from geojax.runtime.coordination import describe, publish, published
+from geojax.runtime.coordination import describe
+from geojax.runtime.store import publish, published
 from geojax.settings import Settings
 
 
