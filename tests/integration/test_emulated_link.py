@@ -31,6 +31,8 @@ from geojax.wan import (
 from geojax.wan.emulate import netem_arguments
 from geojax.wan.state import state_path
 
+pytestmark = pytest.mark.multiprocess
+
 NAME = f"test-{os.getpid()}"
 
 
