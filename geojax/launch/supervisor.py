@@ -17,8 +17,8 @@ from geojax.launch.output import Output
 from geojax.runtime.last_words import blamed_process, blames_another
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# The processes of geojax find out who ended, which takes up to 6 s (`runtime.signs_of_life`), and tell
-# each other within 2 s more.
+# The processes of geojax find out who ended, which takes up to 6 s (`runtime.signs_of_life`), and
+# tell each other within 2 s more.
 SETTLE_SECONDS = 9.0
 _LONGEST_LINE = 1 << 16
 
