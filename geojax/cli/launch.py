@@ -13,6 +13,7 @@ from typing import Annotated
 import pydantic
 import tyro
 
+from geojax import exit_codes
 from geojax.errors import UserError
 from geojax.launch import Hosts, Member, Outcome, Output, local_members, supervise
 from geojax.quantities import Seconds
@@ -22,8 +23,7 @@ from geojax.wan.state import DEFAULT_NAME
 
 _VERBS = ("train", "probe")
 _LINES_SHOWN = 15
-_MISTAKE = 2
-_STOPPED = (129, 130, 143)  # as a shell names SIGHUP, SIGINT and SIGTERM
+_FINAL = (exit_codes.MISTAKE, *exit_codes.STOPPED)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +32,8 @@ class LaunchCommand:
 
     What follows `--` is a verb of geojax, or any program that calls geojax.runtime.start. Ctrl-C
     finishes the step, saves and ends; a second one ends at once. When one process fails all of them
-    end, the first one is named, and its exit code is this command's.
+    end, the first one is named, and its exit code is this command's. A bad verdict (exit code 3: a
+    probe found something slow) is an answer, passed on as it is.
     """
 
     sites: str | None = None
@@ -57,8 +58,8 @@ class LaunchCommand:
     """Which emulated network, where several are up."""
 
     restarts: int = 0
-    """How often a run that failed is started again, from its newest checkpoint. What failed with
-    exit code 2 (bad input) is not."""
+    """How often a run that failed is started again, from its newest checkpoint. What ended with
+    exit code 2 (bad input) or 3 (a bad verdict) is not."""
 
     grace_seconds: str = "45s"
     """How long a process may take to end before it is killed, when another has failed."""
@@ -74,7 +75,8 @@ class _Options(Settings):
 
 
 def run(command: LaunchCommand, launched: Sequence[str]) -> int:
-    """Run it to its end, and return the exit code: 0, or that of the process that failed first."""
+    """Run it to its end, and return the exit code: that of the process that failed first, else 0 or
+    that of a bad verdict."""
     given = {name: getattr(command, name) for name in _Options.model_fields}
     options = validate(_Options, given, "geojax launch")
     for remaining in range(options.restarts, -1, -1):
@@ -86,7 +88,7 @@ def run(command: LaunchCommand, launched: Sequence[str]) -> int:
         _report(outcome, output)
         if output.closed:  # Python would report what it can no longer write, on its way out
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if outcome.exit_code in (0, _MISTAKE, *_STOPPED) or outcome.stopped_by or not remaining:
+        if not outcome.failed or outcome.exit_code in _FINAL or outcome.stopped_by or not remaining:
             break
         attempt = options.restarts - remaining + 1
         output.say(f"restart {attempt} of {options.restarts}, from the newest checkpoint")
@@ -152,9 +154,9 @@ def _command_line(launched: Sequence[str], python: str, *, here: bool) -> list[s
 
 def _report(outcome: Outcome, output: Output) -> None:
     code, blamed = outcome.exit_code, outcome.blamed
-    if not blamed:
+    if not outcome.failed:
         return
-    if code in _STOPPED:
+    if code in exit_codes.STOPPED:
         output.say(f"stopped, exit code {code}")
         return
     if len(blamed) > 1:

@@ -9,10 +9,7 @@ import tyro
 
 from geojax.cli import data, launch, memory, probe, simulate, train, wan
 from geojax.errors import RunError, UserError
-
-MISTAKE, FAILURE, INTERRUPTED = 2, 1, 130
-"""Exit codes: the user can mend it; the run could not go on; Ctrl-C before training began."""
-
+from geojax.exit_codes import FAILURE, INTERRUPTED, MISTAKE
 
 Verb = (
     Annotated[train.TrainCommand, tyro.conf.subcommand("train")]

@@ -11,6 +11,7 @@ import tyro
 from rich.console import Console
 
 from geojax.errors import UserError
+from geojax.exit_codes import VERDICT
 from geojax.settings import Settings, validate
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from geojax.train.config import RunConfig
 
 _CHECKS = ("devices", "networks", "links", "hosts", "stages")
-_SLOW = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +31,7 @@ class ProbeCommand:
     On several processes: `geojax launch -- probe`, or the same command everywhere, as for training.
     With CONFIG its topology says what the links should be like, and the times of a pipeline stage's
     pieces are measured; any setting can be changed: `--batch.rows 16`. Exit code 0: nothing is slow
-    (there may be advice); 1: something is, or did not answer; 2: bad input.
+    (there may be advice); 3: something is; 1: something did not answer; 2: bad input.
     """
 
     config: tyro.conf.Positional[tuple[Path, ...]] = ()
@@ -64,7 +64,7 @@ class _Options(Settings):
 
 
 def run(command: ProbeCommand, overrides: Sequence[str]) -> int:
-    """Measure, print the tables, write the files, and return the exit code: 1 if something is
+    """Measure, print the tables, write the files, and return the exit code: 3 if something is
     slow."""
     if len(command.config) > 1:
         raise UserError(f"{command.config[1]}: one CONFIG is enough")
@@ -124,7 +124,7 @@ def run(command: ProbeCommand, overrides: Sequence[str]) -> int:
         _write(command, places, figures, console)
     console.print("slow: " + "; ".join(figures.flagged) if figures.flagged else "nothing is slow")
     runtime.finish()
-    return _SLOW if figures.flagged and first else 0
+    return VERDICT if figures.flagged and first else 0
 
 
 def _processes(simulate: int | None, config: "RunConfig | None") -> "ProcessSettings":

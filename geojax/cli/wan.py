@@ -6,6 +6,7 @@ import pydantic
 from rich.console import Console
 from rich.table import Table
 
+from geojax.exit_codes import VERDICT
 from geojax.quantities import Bytes, BytesPerSecond, Seconds, Share
 from geojax.settings import Settings, validate
 from geojax.wan import (
@@ -111,7 +112,7 @@ class _Options(Settings):
 
 
 def run(command: WanCommand) -> int:
-    """Do it, print what there is then, and return the exit code: 1 where a link is broken."""
+    """Do it, print what there is then, and return the exit code: 3 where a link is broken."""
     console = Console(highlight=False, soft_wrap=True, markup=False)
     if isinstance(command, WanUpCommand):
         return _up(command, console)
@@ -165,7 +166,7 @@ def _status(wan: EmulatedWan, console: Console) -> int:
     for what in broken:
         console.print(f"broken: {what}; geojax wan up makes it anew")
     if broken:
-        return 1
+        return VERDICT
     for link in wan.links:
         if is_cut(wan, link):
             name = "-".join(link.sites)

@@ -11,13 +11,15 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import IO, Any, Self
 
+from geojax.exit_codes import COMPLETE, VERDICT
 from geojax.launch.members import Member
 from geojax.launch.output import Output
 from geojax.runtime.last_words import blamed_process, blames_another
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# The processes of geojax tell each other why one of them ended and end too, within a few seconds.
-SETTLE_SECONDS = 6.0
+# The processes of geojax find out who ended, which takes up to 6 s (`runtime.signs_of_life`), and
+# tell each other within 2 s more.
+SETTLE_SECONDS = 9.0
 _LONGEST_LINE = 1 << 16
 
 
@@ -26,14 +28,19 @@ class Outcome:
     """How a run ended."""
 
     exit_code: int
-    """0, or that of the process which failed first."""
+    """That of the process which failed first; where none failed 0, or that of a bad verdict."""
     blamed: tuple[Member, ...]
     """Who brought the run down: the process that failed first, or those that lost contact with each
-    other although none of them failed; nobody where all ended well."""
+    other although none of them failed; nobody where all was done."""
     stuck: bool
     """Whether the one to blame did nothing any more, so that it had to be killed."""
     stopped_by: signal.Signals | None
     """The first signal that asked the launcher to stop."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether the command was not done; a bad verdict is an answer, and no failure."""
+        return self.exit_code not in COMPLETE
 
 
 def supervise(
@@ -215,9 +222,11 @@ class _Run:
         return max(0.0, due - time.monotonic())
 
     def outcome(self) -> Outcome:
-        failed = [running for running in self.all if running.code]
-        if not failed:
-            return Outcome(0, (), stuck=False, stopped_by=self.stopped_by)
+        failed = [running for running in self.all if running.code not in COMPLETE]
+        judged = any(running.code == VERDICT for running in self.all)
+        if not failed or (judged and all(running.told_to_end for running in failed)):
+            answer = VERDICT if judged else 0
+            return Outcome(answer, (), stuck=False, stopped_by=self.stopped_by)
         blamed = to_blame(failed, self.output)
         by_themselves = [running for running in failed if not running.told_to_end]
         # One that was stuck, and had to be killed after the others gave up, has no code of its own.

@@ -24,7 +24,7 @@ from geojax.probe.streams import (
     send,
 )
 from geojax.runtime import describe
-from geojax.runtime.coordination import publish
+from geojax.runtime.store import publish
 
 # What a pair takes at most, at a round trip of three seconds, for each direction and stream count.
 _PHASE_SECONDS = 100.0

@@ -1,7 +1,7 @@
-"""What the processes of one job tell each other outside of collectives: barriers, small notes.
+"""Barriers outside of collectives, and the words for processes that did not come or went away.
 
-All of it goes through JAX's coordination service, a key-value store in process 0, and none of it
-needs a device. In a job of one process everything returns at once.
+All of it goes through JAX's coordination service, in process 0, and none of it needs a device. In a
+job of one process everything returns at once.
 """
 
 import collections
@@ -16,7 +16,8 @@ import jax.errors
 from geojax.errors import LostContactError, RunError
 from geojax.runtime.internals import coordination_client
 from geojax.runtime.last_words import lost_contact
-from geojax.topology import Process
+from geojax.runtime.signs_of_life import silent_now
+from geojax.runtime.store import publish, published
 
 saying_lost_contact = threading.Lock()
 """Taken for good by the first thread that finds another process gone: it says so and ends this."""
@@ -24,7 +25,7 @@ saying_lost_contact = threading.Lock()
 HAND_OVER_SECONDS = 5.0
 """How long other threads give it."""
 
-_known: dict[int, Process] = {}
+_known: dict[int, tuple[str | None, str]] = {}
 _meetings: collections.Counter[str] = collections.Counter()
 
 
@@ -36,10 +37,10 @@ class MissingProcessesError(RunError):
         self.missing = tuple(missing)
 
 
-def know_processes(processes: Iterable[Process]) -> None:
-    """Remember where the processes run, so that messages can say it."""
+def know_processes(sites: Sequence[str | None], hosts: Sequence[str]) -> None:
+    """Remember the site and the host of each process, so that messages can say it."""
     _known.clear()
-    _known.update({process.index: process for process in processes})
+    _known.update(enumerate(zip(sites, hosts, strict=True)))
 
 
 def describe(processes: Iterable[int]) -> str:
@@ -51,6 +52,9 @@ def describe(processes: Iterable[int]) -> str:
 def naming_lost_contact() -> Iterator[None]:
     """What JAX says inside when a collective or a barrier breaks, as what it means.
 
+    JAX says that a connection closed, and not whose: whoever gives no sign of life in the seconds
+    that follow is named.
+
     Raises:
         LostContactError: instead of JAX's error, in a job of several processes.
     """
@@ -59,25 +63,11 @@ def naming_lost_contact() -> Iterator[None]:
     except jax.errors.JaxRuntimeError as error:
         if jax.process_count() == 1 or "RESOURCE_EXHAUSTED" in str(error):
             raise
+        silent = silent_now()
         if not saying_lost_contact.acquire(blocking=False):
             time.sleep(HAND_OVER_SECONDS)
-        raise LostContactError(lost_contact(f" ({first_line(error)})")) from error
-
-
-def publish(key: str, value: str) -> None:
-    """Let every process of the job read `value` under `key`; a later value replaces it."""
-    client = coordination_client()
-    if client is not None:
-        client.key_value_set(f"geojax/{key}", value, allow_overwrite=True)
-
-
-def published(folder: str) -> dict[str, str]:
-    """What the processes have published under keys that begin with `folder`/, without it."""
-    client = coordination_client()
-    if client is None:
-        return {}
-    prefix = f"geojax/{folder}/"
-    return {key.removeprefix(prefix): value for key, value in client.key_value_dir_get(prefix)}
+        who = f": {describe(silent)} gave no sign of life any more" if silent else ""
+        raise LostContactError(lost_contact(f"{who} ({first_line(error)})")) from error
 
 
 def barrier(name: str, timeout_seconds: float) -> None:
@@ -120,5 +110,5 @@ def _description(process: int) -> str:
     known = _known.get(process)
     if known is None:
         return f"process {process}"
-    site = f"site {known.site}, " if known.site else ""
-    return f"process {process} ({site}host {known.host})"
+    site, host = known
+    return f"process {process} ({f'site {site}, ' if site else ''}host {host})"

@@ -19,6 +19,14 @@ def coordination_client() -> Any | None:
     return distributed.global_state.client
 
 
+def place_in_job() -> tuple[int, int]:
+    """This process's index and the number of processes.
+
+    JAX's own functions start the backend, for which processes wait for each other.
+    """
+    return distributed.global_state.process_id, distributed.global_state.num_processes
+
+
 @contextlib.contextmanager
 def calling_when_service_is_lost(act: Callable[[Any], None]) -> Iterator[None]:
     """A client of the coordination service that is made inside calls `act` when it loses it.

@@ -3,10 +3,10 @@
 Left alone they would wait in a collective or a barrier until JAX's heartbeat timeout aborts them,
 and a failed process itself would wait at its exit for a common shutdown that cannot happen.
 
-Everyone renews a sign of life in the key-value store, which process 0 holds. Process 0 looks for
-those who fall silent; the others notice when the store no longer answers. Where process 0 ends
-without a word, its connections break, and JAX's client of the store wants to abort: it is kept from
-that for the time that a line takes.
+Everyone renews a sign of life in the key-value store, which process 0 holds, from the moment when
+all have connected to it. Process 0 looks for those who fall silent; the others notice when it no
+longer answers. Where process 0 ends without a word, its connections break, and JAX's client of the
+store wants to abort: it is kept from that for the time that a line takes.
 """
 
 import contextlib
@@ -19,22 +19,23 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
-import jax
-
 from geojax.runtime.coordination import (
     HAND_OVER_SECONDS,
     describe,
     first_line,
-    publish,
-    published,
     saying_lost_contact,
 )
-from geojax.runtime.internals import calling_when_service_is_lost, coordination_client
+from geojax.runtime.internals import (
+    calling_when_service_is_lost,
+    coordination_client,
+    place_in_job,
+)
 from geojax.runtime.last_words import ending_because, lost_contact
+from geojax.runtime.signs_of_life import LONGEST_BEAT_SECONDS, Silence, give_sign, signs
+from geojax.runtime.store import publish, published
 from geojax.runtime.uncaught import before_abort
 
-_LONGEST_POLL_SECONDS = 2.0
-_POLLS_IN_SILENCE = 8
+_BEATS_IN_SILENCE = 8
 _CONNECT_SECONDS = 5.0
 _COORDINATOR = ", which coordinates the run,"
 _over = threading.Event()
@@ -52,9 +53,9 @@ def abandon(message: str, exit_code: int) -> None:
     _over.set()
     telling = threading.Thread(target=_tell_the_others, args=(message, exit_code), daemon=True)
     telling.start()
-    telling.join(_LONGEST_POLL_SECONDS)  # nobody may be listening any more
-    if jax.process_index() == 0:
-        time.sleep(2 * _LONGEST_POLL_SECONDS)  # the others read the message from this process
+    telling.join(LONGEST_BEAT_SECONDS)  # nobody may be listening any more
+    if place_in_job()[0] == 0:
+        time.sleep(2 * LONGEST_BEAT_SECONDS)  # the others read the message from this process
     _exit(exit_code)
 
 
@@ -66,7 +67,7 @@ def watch_peers(silence_seconds: float) -> None:
     _over.clear()
     watch = _Watch(silence_seconds)
     watch.start(watch.read)
-    if jax.process_index() != 0:
+    if place_in_job()[0] != 0:
         # On its own: a question over a link that was cut has no answer, and no end.
         watch.start(watch.look_at_the_clock)
 
@@ -103,7 +104,7 @@ class _Watch:
 
     def __init__(self, silence_seconds: float):
         self.silence_seconds = silence_seconds
-        self.poll_seconds = min(_LONGEST_POLL_SECONDS, silence_seconds / _POLLS_IN_SILENCE)
+        self.beat_seconds = min(LONGEST_BEAT_SECONDS, silence_seconds / _BEATS_IN_SILENCE)
         self.latest_answer = time.monotonic()
 
     def start(self, target: Callable[[], None]) -> None:
@@ -111,15 +112,13 @@ class _Watch:
 
     def read(self) -> None:
         """Ask the store again and again for what the others say, and give a sign of life."""
-        own = jax.process_index()
-        silent = _Silence(jax.process_count(), self.silence_seconds)
+        own, count = place_in_job()
+        silence = Silence(count, self.silence_seconds, time.monotonic())
         for beat in itertools.count():
-            if _over.wait(self.poll_seconds):
-                return
             try:
+                give_sign(beat)
                 abandoned = published("abandoned")
-                publish(f"alive/{own}", str(beat))
-                missing = silent.processes(published("alive"), time.monotonic()) if own == 0 else []
+                missing = silence.processes(signs(), time.monotonic()) if own == 0 else []
             except Exception as error:
                 if own != 0 and not _over.is_set():
                     _give_up([0], f"{_COORDINATOR} does not answer ({first_line(error)})")
@@ -133,41 +132,23 @@ class _Watch:
                 exit_code, _, message = note.partition(" ")
                 _say(ending_because(describe([int(process)]), message))
                 if own == 0:
-                    time.sleep(2 * _LONGEST_POLL_SECONDS)
+                    time.sleep(2 * LONGEST_BEAT_SECONDS)
                 _exit(int(exit_code))
             if missing:
                 _give_up(missing, f" gave no sign of life for {self.silence_seconds:g} seconds")
+            if _over.wait(self.beat_seconds):
+                return
 
     def look_at_the_clock(self) -> None:
         """Notice that the store has not answered for too long."""
-        while not _over.wait(self.poll_seconds):
+        while not _over.wait(self.beat_seconds):
             if time.monotonic() - self.latest_answer > self.silence_seconds:
                 _give_up([0], f"{_COORDINATOR} did not answer for {self.silence_seconds:g} seconds")
 
 
-class _Silence:
-    """Since when each process has not renewed its sign of life."""
-
-    def __init__(self, count: int, limit_seconds: float):
-        self._limit_seconds = limit_seconds
-        self._newest: list[tuple[str | None, float | None]] = [(None, None)] * count
-
-    def processes(self, signs: dict[str, str], now: float) -> list[int]:
-        """The processes that have been silent too long; `signs` is what each last published."""
-        for process, (newest, _) in enumerate(self._newest):
-            sign = signs.get(str(process))
-            if sign is not None and sign != newest:
-                self._newest[process] = (sign, now)
-        return [
-            process
-            for process, (_, since) in enumerate(self._newest)
-            if since is not None and now - since > self._limit_seconds
-        ]
-
-
 def _tell_the_others(message: str, exit_code: int) -> None:
     with contextlib.suppress(Exception):
-        publish(f"abandoned/{jax.process_index()}", f"{exit_code} {message}")
+        publish(f"abandoned/{place_in_job()[0]}", f"{exit_code} {message}")
 
 
 def _answers(host: str, port: int) -> bool:
@@ -185,7 +166,8 @@ def _give_up(processes: list[int], what: str) -> None:
         time.sleep(HAND_OVER_SECONDS)  # it tells the others
     message = lost_contact(f": {describe(processes)}{what}")
     _say(f"error: {message}")
-    if processes == [0]:
+    own, count = place_in_job()
+    if processes == [0] or set(range(count)) == {own, *processes}:
         _exit(1)  # there is nobody to tell
     abandon(message, exit_code=1)
 

@@ -61,6 +61,7 @@ def start(settings: ProcessSettings | None = None) -> tuple[Process, ...]:
     if not backend_runs():
         apply_xla_flags(expected_platform())
     if count == 1:
+        know_processes([settings.site], [socket.gethostname()])
         return _register([settings.site], [socket.gethostname()])
 
     assert process_id is not None, "complete() gives every process of several a number"
@@ -88,11 +89,12 @@ def start(settings: ProcessSettings | None = None) -> tuple[Process, ...]:
             shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
             cluster_detection_method="deactivate",
         )
-    processes = _register(
-        [presence["site"] for presence in everyone], [presence["host"] for presence in everyone]
-    )
+    sites = [presence["site"] for presence in everyone]
+    hosts = [presence["host"] for presence in everyone]
+    know_processes(sites, hosts)
+    # Before the devices are known, for which processes wait for each other.
     watch_peers(settings.silence_seconds)
-    return processes
+    return _register(sites, hosts)
 
 
 def finish(timeout_seconds: float = _END_SECONDS) -> None:
@@ -119,7 +121,6 @@ def _register(sites: list[str | None], hosts: list[str]) -> tuple[Process, ...]:
         Process(index, site, host, len(devices[index]), devices[index][0].device_kind)
         for index, (site, host) in enumerate(zip(sites, hosts, strict=True))
     )
-    know_processes(processes)
     register_processes(processes)
     return processes
 

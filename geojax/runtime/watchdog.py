@@ -9,7 +9,7 @@ a thread beside the training loop that knows how long steps usually take:
                 ...
 
 When a step lasts far longer than its predecessors, it writes the stacks of all threads and one line
-that names the processes that are behind to stderr, and ends the process with `EXIT_CODE`.
+that names the processes that are behind to stderr, and ends the process with `HANGING`.
 """
 
 import contextlib
@@ -27,12 +27,11 @@ import jax
 import jax.errors
 import pydantic
 
+from geojax.exit_codes import HANGING
 from geojax.quantities import Seconds
-from geojax.runtime.coordination import describe, publish, published
+from geojax.runtime.coordination import describe
+from geojax.runtime.store import publish, published
 from geojax.settings import Settings
-
-EXIT_CODE = 75
-"""The exit code of a process that its watchdog ended: EX_TEMPFAIL, worth another try."""
 
 
 class WatchdogSettings(Settings):
@@ -127,9 +126,9 @@ class Watchdog:
         inquiry.start()
         inquiry.join(timeout=3 * self.settings.heartbeat_seconds + 5)
         print(
-            f"geojax watchdog: {verdict[-1]}; ending with code {EXIT_CODE}", file=stderr, flush=True
+            f"geojax watchdog: {verdict[-1]}; ending with code {HANGING}", file=stderr, flush=True
         )
-        self._end_process(EXIT_CODE)
+        self._end_process(HANGING)
 
     def _inquire(self, verdict: list[str]) -> None:
         with contextlib.suppress(Exception):

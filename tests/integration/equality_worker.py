@@ -1,4 +1,4 @@
-"""One of several processes that compare a layout across all of them with one device."""
+"""One of several processes that compare layouts across all of them with one device."""
 
 import sys
 import zlib
@@ -37,8 +37,9 @@ if __name__ == "__main__":
     runtime.start()
     from support.equality import check_layout
 
-    check_layout("llama", "fp64", 1e-10, sys.argv[1])
-    check_layout("llama", "fp32", 1e-5, sys.argv[1])
+    for layout in sys.argv[1:]:
+        check_layout("llama", "fp64", 1e-10, layout)
+        check_layout("llama", "fp32", 1e-5, layout)
+        print(layout, "equal")
     print("wires", check_wires())
-    print("equal")
     runtime.finish()

@@ -1,6 +1,9 @@
 """One process of a job, for test_processes_mesh: does what its argument says, prints JSON."""
 
+import itertools
 import json
+import os
+import signal
 import sys
 import time
 
@@ -84,8 +87,37 @@ def failing(process):
     runtime.barrier("together", timeout_seconds=100)
 
 
+def collective():
+    """Process 1 is killed while all of them sum without end."""
+    runtime.start()
+    mesh = geojax.make_mesh(dc=3, data=jax.device_count() // 3)
+    whole = jax.NamedSharding(mesh, PartitionSpec(("dc", "data")))
+    x = jax.make_array_from_callback((mesh.size,), whole, lambda index: jnp.ones(mesh.size)[index])
+    program = jax.jit(jnp.sum)
+    with runtime.naming_lost_contact():
+        for turn in itertools.count():
+            if turn == 10 and jax.process_index() == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            program(x).block_until_ready()
+
+
+def joining():
+    """Process 1 stops as soon as all have connected."""
+    initialize = jax.distributed.initialize
+
+    def connect(coordinator, count, process, **settings):
+        initialize(coordinator, count, process, **settings)
+        if process == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    jax.distributed.initialize = connect
+    runtime.start()
+
+
 if __name__ == "__main__":
-    tasks = {"mesh": mesh, "barrier": barrier, "watchdog": watchdog, "failing": failing}
+    tasks = {
+        task.__name__: task for task in (mesh, barrier, watchdog, failing, collective, joining)
+    }
     try:
         tasks[sys.argv[1]](*sys.argv[2:])
     except (geojax.UserError, RunError) as problem:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -10,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from geojax.runtime.watchdog import EXIT_CODE
+from geojax.exit_codes import HANGING
 
 pytestmark = pytest.mark.multiprocess
 
 WORKER = Path(__file__).with_name("mesh_worker.py")
+SILENCE = {"GEOJAX_SILENCE_SECONDS": "4"}
 
 
 def free_port():
@@ -23,18 +25,17 @@ def free_port():
         return free.getsockname()[1]
 
 
-def run(*arguments, processes, count=None, devices=2, sites=None, timeout="60s"):
+def run(*arguments, processes, count=None, devices=2, sites=None, stuck=(), **variables):
     """Runs the worker in each of `processes` of a job of `count`; returns (code, output, errors)
-    of each."""
+    of each. The `stuck` ones are killed when the others have ended."""
     count = count or len(processes)
     common = {key: value for key, value in os.environ.items() if not key.startswith("GEOJAX_")}
     common |= {
         "GEOJAX_COORDINATOR": f"127.0.0.1:{free_port()}",
         "GEOJAX_PROCESS_COUNT": str(count),
         "GEOJAX_SIMULATE_DEVICES": str(devices),
-        "GEOJAX_START_TIMEOUT_SECONDS": timeout,
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-    }
+    } | variables
     running = []
     for index, process in enumerate(processes):
         own = {"GEOJAX_PROCESS_ID": str(process)}
@@ -50,7 +51,11 @@ def run(*arguments, processes, count=None, devices=2, sites=None, timeout="60s")
             )
         )
     try:
-        outputs = [process.communicate(timeout=240) for process in running]
+        for index in sorted(range(len(running)), key=lambda index: index in stuck):
+            if index in stuck:
+                running[index].kill()
+            running[index].wait(timeout=240)
+        outputs = [process.communicate() for process in running]
     finally:
         for process in running:
             process.kill()
@@ -98,7 +103,7 @@ def test_a_barrier_names_the_process_that_did_not_come():
 
 
 def test_a_process_that_never_starts_is_named_in_one_line():
-    outcomes = run("mesh", processes=[0, 2], count=3, timeout="8s")
+    outcomes = run("mesh", processes=[0, 2], count=3, GEOJAX_START_TIMEOUT_SECONDS="8s")
     assert [code for code, _, _ in outcomes] == [1, 1]
     for _, _, errors in outcomes:
         assert errors.splitlines() == [
@@ -108,7 +113,7 @@ def test_a_process_that_never_starts_is_named_in_one_line():
 
 def test_a_coordinator_that_never_comes_ends_in_one_line():
     started = time.monotonic()
-    [(code, _, errors)] = run("mesh", processes=[1], count=2, timeout="2s")
+    [(code, _, errors)] = run("mesh", processes=[1], count=2, GEOJAX_START_TIMEOUT_SECONDS="2s")
     assert code == 1
     assert "is process 0 running on this host, " in errors
     assert "process 1 could not reach the coordinator, process 0 at 127.0.0.1:" in errors
@@ -118,7 +123,7 @@ def test_a_coordinator_that_never_comes_ends_in_one_line():
 
 def test_the_watchdog_names_the_process_that_hangs():
     outcomes = run("watchdog", processes=[0, 1, 2], devices=1, sites=["a", "b", "a"])
-    assert outcomes[0][0] == EXIT_CODE
+    assert outcomes[0][0] == HANGING
     reports = [errors for _, _, errors in outcomes if "did not come to step 3" in errors]
     assert len(reports) >= 1
     for errors in reports:
@@ -139,4 +144,26 @@ def test_an_error_in_one_process_ends_all_of_them_at_once_and_in_one_line(failin
         else:
             assert last.startswith(f"geojax: ending, because process {failing} (host ")
             assert last.endswith("ended: my disk is empty")
+    assert time.monotonic() - started < 60
+
+
+def test_who_was_killed_in_a_collective_is_named_by_all_others():
+    outcomes = run("collective", processes=[0, 1, 2], sites=["a", "b", "c"], **SILENCE)
+    assert outcomes[1][0] == -signal.SIGKILL
+    lost = "lost contact with another process of the run"
+    for code, _, errors in (outcomes[0], outcomes[2]):
+        said = [line for line in errors.splitlines() if lost in line]
+        assert code == 1, errors
+        assert said, errors
+        assert all(f"{lost}: process 1 (site b, host " in line for line in said), errors
+
+
+def test_who_stops_before_its_first_sign_of_life_is_named():
+    """Before the devices are known, for which the others wait."""
+    started = time.monotonic()
+    outcomes = run("joining", processes=[0, 1, 2], sites=["a", "b", "c"], stuck=[1], **SILENCE)
+    for code, _, errors in (outcomes[0], outcomes[2]):
+        assert code == 1, errors
+        assert "lost contact with another process of the run: process 1 (site b, host " in errors
+        assert "gave no sign of life for 4 seconds; start all of them again" in errors
     assert time.monotonic() - started < 60

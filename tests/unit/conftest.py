@@ -1,10 +1,7 @@
-"""Unit tests compile for seconds what runs for milliseconds: LLVM optimises it less.
-
-XLA's own passes, and so the programs that tests look at, are the same.
-"""
+"""Unit tests compile in a hurry."""
 
 import os
 
-LESS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+from support.xla_flags import LESS
 
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {LESS}"

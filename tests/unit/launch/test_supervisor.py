@@ -87,6 +87,30 @@ time.sleep(60)
     assert "b/1 | my disk is empty" in err
 
 
+@pytest.mark.parametrize("seconds", [0, 60], ids=["ends", "goes on"])
+def test_a_bad_verdict_is_nobodys_fault(run, seconds):
+    outcome, out, err = run(
+        f"""
+alive()
+if site == "a":
+    wait_for("done")
+    sys.exit(3)
+print("done", flush=True)
+(folder / "done").touch()
+time.sleep({seconds})
+"""
+    )
+    assert ended(outcome) == (3, [])
+    assert not outcome.failed
+    assert (out, err) == (["b/1 | done"], [])
+
+
+def test_a_failure_counts_for_more_than_a_bad_verdict(run):
+    outcome, _, _ = run('sys.exit(3 if site == "a" else 1)')
+    assert ended(outcome) == (1, ["b/1"])
+    assert outcome.failed
+
+
 def test_a_killed_process_has_the_exit_code_of_a_shell(run):
     outcome, _, _ = run(
         """
@@ -106,7 +130,7 @@ signal.signal(signal.SIGTERM, lambda *_: print("not me", flush=True))
 alive()
 if site == "a":
     wait_for("ready")
-    sys.exit(3)
+    sys.exit(4)
 # One child in the group, and one that left it and lost its parent.
 subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
 late = "import os, time; os.setsid(); os.fork() and os._exit(0); "
@@ -117,7 +141,7 @@ while True:
 """,
         grace=0.5,
     )
-    assert ended(outcome) == (3, ["a/0"])
+    assert ended(outcome) == (4, ["a/0"])
     assert "b/1 | not me" in out
     assert time.monotonic() - started < 20
 

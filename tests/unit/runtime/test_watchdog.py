@@ -5,8 +5,9 @@ import threading
 
 import pytest
 
+from geojax.exit_codes import HANGING
 from geojax.runtime import Watchdog, WatchdogSettings
-from geojax.runtime.watchdog import EXIT_CODE, who_is_behind
+from geojax.runtime.watchdog import who_is_behind
 
 
 def test_the_limit_follows_the_median_of_the_steps_before():
@@ -40,7 +41,7 @@ def test_a_step_that_hangs_ends_the_process_once():
             pass
         with watchdog.step(1):
             assert done.wait(30)
-    assert ended == [EXIT_CODE]
+    assert ended == [HANGING]
 
 
 def test_a_failing_step_is_no_longer_watched():
@@ -70,7 +71,7 @@ with Watchdog(WatchdogSettings(minimum_seconds=0.3, heartbeat_seconds=0.1)) as w
         timeout=120,
         check=False,
     )
-    assert result.returncode == EXIT_CODE
+    assert result.returncode == HANGING
     assert "step 1 has taken" in result.stderr
     assert "sleeps_for_ever" in result.stderr
     assert "this is the only process" in result.stderr
