@@ -81,24 +81,33 @@ def drop_single(x: jax.Array, axes: Iterable[str]) -> jax.Array:
     Linear; the transpose is the cast to varying.
     """
     varying = varying_axes(x)
-    present = tuple(axis for axis in axes if axis in varying)
-    return _drop_single_p.bind(x, axes=present) if present else x
-
-
-_drop_single_p = Primitive("drop_single")
-
-
-def _drop_single_type(aval: Any, *, axes: tuple[str, ...]) -> Any:
-    sizes = axis_sizes(axes)
+    sizes = axis_sizes(tuple(axis for axis in axes if axis in varying))
     assert all(size == 1 for size in sizes.values()), f"drop_single over {sizes}: not of size 1"
+    return agreed(x, sizes)
+
+
+def agreed(x: jax.Array, axes: Iterable[str]) -> jax.Array:
+    """`x` typed as no longer varying over `axes`, on whose ranks it is equal; no data moves.
+
+    JAX cannot know that it is: the caller does. Linear; the transpose is the cast to varying.
+    """
+    varying = varying_axes(x)
+    present = tuple(axis for axis in axes if axis in varying)
+    return _agreed_p.bind(x, axes=present) if present else x
+
+
+_agreed_p = Primitive("agreed")
+
+
+def _agreed_type(aval: Any, *, axes: tuple[str, ...]) -> Any:
     return aval.update(manual_axis_type=aval.mat.update(varying=aval.mat.varying - set(axes)))
 
 
-def _drop_single_transpose(cotangent: Any, _: Any, *, axes: tuple[str, ...]) -> tuple[Any]:
+def _agreed_transpose(cotangent: Any, _: Any, *, axes: tuple[str, ...]) -> tuple[Any]:
     return (lax.pcast(cotangent, axes, to="varying"),)
 
 
-_drop_single_p.def_abstract_eval(_drop_single_type)
-mlir.register_lowering(_drop_single_p, lambda context, x, *, axes: [x])
-ad.deflinear2(_drop_single_p, _drop_single_transpose)
-batching.defvectorized(_drop_single_p)
+_agreed_p.def_abstract_eval(_agreed_type)
+mlir.register_lowering(_agreed_p, lambda context, x, *, axes: [x])
+ad.deflinear2(_agreed_p, _agreed_transpose)
+batching.defvectorized(_agreed_p)

@@ -23,6 +23,7 @@ from geojax.collectives.conventions import (
     all_gather_bytes,
     all_reduce_bytes,
     all_to_all_bytes,
+    permute_bytes,
     reduce_scatter_bytes,
 )
 from geojax.collectives.layout import (
@@ -130,6 +131,6 @@ def _across(count: int, dtype: np.dtype, sites: int, wire: Wire | None) -> Fract
     if wire is None or not jnp.issubdtype(dtype, jnp.floating):
         return all_reduce_bytes(count * dtype.itemsize, sites)
     if sites == 2:
-        return all_gather_bytes(wire.message_bytes(count), sites)
+        return permute_bytes(wire.message_bytes(count), sites)
     message = wire.message_bytes(-(-count // sites))
     return all_to_all_bytes(sites * message, sites) + all_gather_bytes(message, sites)

@@ -76,7 +76,7 @@ class AllReduce:
             return chunk
         if isinstance(chunk, Message):
             assert self.wire is not None, "a message has a format"
-            made = link.arrive(chunk, self.wire)
+            made = link.arrive(chunk, self.axes.outer, self.wire)
         else:
             made = Sum(chunk, jnp.zeros_like(chunk) if self.keep_errors else None)
         return gather_vector(made, size, self.axes) if self.axes.inner else made

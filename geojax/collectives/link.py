@@ -2,7 +2,7 @@
 
 Two sites swap what they hold of x, in one message each:
 
-    encode x ─► all-gather ─► everyone decodes both and adds them
+    encode x ─► permute ─► everyone decodes both and adds them
 
 Of o > 2 sites each owns 1/o of the numbers x, which all of them hold:
 
@@ -33,22 +33,22 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from geojax.collectives.axes import axis_sizes, to_varying, varying_axes
+from geojax.collectives.axes import agreed, axis_sizes, to_varying, varying_axes
 from geojax.collectives.wire import Wire
 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["content", "error"],
+    data_fields=["contents", "error"],
     meta_fields=["count", "dtype"],
 )
 @dataclass(frozen=True)
 class Message:
     """A site's numbers in the format, or what has come of those of all sites."""
 
-    content: jax.Array
-    """Of a site [length], or for each owner [sites, length]. When it has crossed [sites, length]:
-    the same bytes at all sites."""
+    contents: tuple[jax.Array, ...]
+    """Of two sites the own [length] and, when it has crossed, that of the other. Of more what the
+    owners are sent [sites, length] and, when it has crossed, what they have answered."""
     error: jax.Array | None
     """This site's, [count]; None: nobody asked."""
     count: int
@@ -89,41 +89,45 @@ def depart(x: jax.Array, outer: tuple[str, ...], wire: Wire, *, keep_error: bool
     if keep_error:
         lost = parts - wire.decode(content, parts.shape[-1], parts.dtype)
         error = lost.reshape(-1)[: x.size].astype(x.dtype)
-    return Message(content, error, x.size, x.dtype)
+    return Message((content,), error, x.size, x.dtype)
 
 
 def cross(message: Message, outer: tuple[str, ...], wire: Wire) -> Message:
     """The message of all sites."""
-    content, error = message.content, message.error
+    (content,), error = message.contents, message.error
     sites = _sites(outer)
-    if sites > 2:
-        dtype = jnp.promote_types(message.dtype, jnp.float32)
-        count = -(-message.count // sites)
-        received = lax.all_to_all(content, outer, 0, 0)
-        total = _added(received, count, wire, dtype)
-        content = wire.encode(total)
-        if error is not None:
-            lost = total - wire.decode(content, count, dtype)
-            own = _of_owners(error, sites).at[lax.axis_index(outer)].add(lost)
-            error = own.reshape(-1)[: message.count].astype(message.dtype)
-    everything = lax.all_gather(content, outer, to="invarying")
-    return dataclasses.replace(message, content=everything, error=error)
-
-
-def arrive(message: Message, wire: Wire) -> Sum:
-    """The sum that has come."""
-    sites = message.content.shape[0]
-    dtype = jnp.promote_types(message.dtype, jnp.float32)
     if sites == 2:
-        total = _added(message.content, message.count, wire, dtype)
+        other = lax.ppermute(content, outer, [(0, 1), (1, 0)])
+        return dataclasses.replace(message, contents=(content, other))
+    dtype = jnp.promote_types(message.dtype, jnp.float32)
+    count = -(-message.count // sites)
+    received = lax.all_to_all(content, outer, 0, 0)
+    total = _added(received, count, wire, dtype)
+    answer = wire.encode(total)
+    if error is not None:
+        lost = total - wire.decode(answer, count, dtype)
+        own = _of_owners(error, sites).at[lax.axis_index(outer)].add(lost)
+        error = own.reshape(-1)[: message.count].astype(message.dtype)
+    answers = lax.all_gather(answer, outer, to="invarying")
+    return dataclasses.replace(message, contents=(answers,), error=error)
+
+
+def arrive(message: Message, outer: tuple[str, ...], wire: Wire) -> Sum:
+    """The sum that has come."""
+    sites = _sites(outer)
+    dtype = jnp.promote_types(message.dtype, jnp.float32)
+    if sites == 2:  # of two numbers the sum does not depend on which comes first
+        total = agreed(_added(message.contents, message.count, wire, dtype), outer)
     else:
-        parts = wire.decode(message.content, -(-message.count // sites), dtype)
+        parts = wire.decode(message.contents[0], -(-message.count // sites), dtype)
         total = parts.reshape(-1)[: message.count]
     return Sum(total.astype(message.dtype), message.error)
 
 
-def _added(messages: jax.Array, count: int, wire: Wire, dtype: Any) -> jax.Array:
-    """The sum [count] of the numbers of messages [sites, length].
+def _added(
+    messages: jax.Array | tuple[jax.Array, ...], count: int, wire: Wire, dtype: Any
+) -> jax.Array:
+    """The sum [count] of the numbers of messages [length] or [sites, length].
 
     One after the other: XLA for CPUs takes 70 times as long for a sum over a dimension of two.
     """
@@ -149,7 +153,7 @@ def _sum_in_format(
     x: jax.Array, outer: tuple[str, ...], wire: Wire
 ) -> tuple[jax.Array, jax.Array | None]:
     message = depart(x, outer, wire, keep_error=True)
-    total, error = arrive(cross(message, outer, wire), wire)
+    total, error = arrive(cross(message, outer, wire), outer, wire)
     return total, error
 
 

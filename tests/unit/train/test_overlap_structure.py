@@ -23,8 +23,8 @@ from geojax.train.wire_errors import error_layouts
 LAYERS = 4
 PRODUCTS, SCATTERS = {"dot_general"}, {"reduce_scatter"}
 GATHERS = {"all_gather over dc", "all_gather_invariant over dc"}
-SUMS = {"psum over dc", "psum_invariant over dc", *GATHERS}
-"""That of two sites in a wire format is a gather of both messages."""
+SUMS = {"psum over dc", "psum_invariant over dc", "ppermute over dc"}
+"""The last is that of two sites in a wire format."""
 
 
 def traced(**options):
@@ -135,7 +135,7 @@ def test_messages_and_products_of_a_turn_do_not_wait_for_each_other(options):
 
 @pytest.mark.parametrize("options", [{}, {"zero_stage": 3, "shard_across_sites": True}])
 def test_without_overlap_nothing_crosses_sites_in_a_loop(options):
-    crossing = SUMS | {f"{name} over dc" for name in SCATTERS}
+    crossing = SUMS | GATHERS | {f"{name} over dc" for name in SCATTERS}
     jaxpr = traced(accumulation=2, **options)
     held = [set(names(equation)) for body, _ in loops(jaxpr) for equation in body.eqns]
     assert held
