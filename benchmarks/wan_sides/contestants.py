@@ -61,7 +61,7 @@ def _geojax_wire(wire: str, own: dict[str, Any]) -> list[Contestant]:
             {"communication": settings | own},
             variant=variant,
             rounded=wire != "fp32",
-            quick=variant == "one chunk" or (variant, wire) == ("overlapped", "fp32"),
+            quick=variant != "16 MB chunks",
         )
         for variant, settings in tries.items()
     ]
