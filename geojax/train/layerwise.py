@@ -30,7 +30,8 @@ from geojax.models.parameters import Parameters
 from geojax.models.varying import zeros_of
 from geojax.train.amax_history import detach
 from geojax.train.plan import StepPlan
-from geojax.train.weights import SumInFlight, Summed, scatter_in_site, start_sum
+from geojax.train.sum_in_flight import SumInFlight, start_sum
+from geojax.train.weights import Summed, scatter_in_site
 
 
 class WatchedSums(NamedTuple):

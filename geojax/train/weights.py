@@ -27,13 +27,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from geojax.collectives import (
-    AllReduce,
     all_gather,
     all_reduce_with_errors,
     hierarchical_all_reduce,
     hierarchical_reduce_scatter,
     reduce_scatter_with_errors,
-    start_all_reduce,
 )
 from geojax.collectives.axes import to_varying, varying_axes
 from geojax.mesh import AXES
@@ -200,89 +198,10 @@ def sum_shards(shards: Any, errors: Any, layouts: Any, plan: StepPlan) -> Summed
     return _sum_by_group(finish, shards, errors, layouts, plan)
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["sums"],
-    meta_fields=["members", "structure", "errors"],
-)
-@dataclasses.dataclass(frozen=True)
-class SumInFlight:
-    """What `sum_shards` does, begun with `start_sum` and in phases that are the caller's to place
-    (see `geojax.collectives.in_flight`); a pytree."""
-
-    sums: tuple[AllReduce | list[jax.Array], ...]
-    """Of leaves that are reduced together. A list: those whose shards are cut over `dc`."""
-    members: tuple[tuple[int, ...], ...]
-    """The positions of those leaves."""
-    structure: Any
-    errors: tuple[tuple[int, ...], ...] | None
-    """The shapes of the errors; None: none are kept."""
-
-    def cross(self, layouts: Any, plan: StepPlan) -> "SumInFlight":
-        """What all sites have started crosses between them."""
-        places = jax.tree.leaves(layouts)
-
-        def crossed(begun: AllReduce | list[jax.Array], members: tuple[int, ...]) -> Any:
-            if isinstance(begun, AllReduce):
-                return begun.cross()
-            return _scatter_across(begun, [places[i] for i in members], plan)
-
-        return dataclasses.replace(self, sums=tuple(map(crossed, self.sums, self.members)))
-
-    def finish(self) -> Summed:
-        """Each rank's shards, of what has crossed."""
-        totals: dict[int, jax.Array] = {}
-        errors: dict[int, jax.Array] = {}
-        for begun, members in zip(self.sums, self.members, strict=True):
-            total, error = begun.finish() if isinstance(begun, AllReduce) else (begun, None)
-            totals.update(zip(members, total, strict=True))
-            errors.update(zip(members, error or (), strict=error is not None))
-        leaves = [totals[index] for index in range(len(totals))]
-        held = None
-        if self.errors is not None:
-            held = [errors[index].reshape(shape) for index, shape in enumerate(self.errors)]
-        return Summed(
-            jax.tree.unflatten(self.structure, leaves),
-            held and jax.tree.unflatten(self.structure, held),
-        )
-
-
-@jax.named_scope("reduce_gradients")
-def start_sum(shards: Any, errors: Any, layouts: Any, plan: StepPlan) -> SumInFlight:
-    """The first phase of `sum_shards`, without a pipeline."""
-    assert plan.staged_layers is None, "stages have nothing to do while their gradients travel"
-    leaves, structure = jax.tree.flatten(shards)
-    places = jax.tree.leaves(layouts)
-    held = None if errors is None else jax.tree.leaves(errors)
-    groups = _groups(leaves, places, functools.partial(_reduction, plan=plan))
-    sums: list[AllReduce | list[jax.Array]] = []
-    for ((_, across), beside, _), members in groups.items():
-        own = [leaves[i] for i in members]
-        if across:
-            sums.append(hierarchical_all_reduce(own, beside, (), chunk_bytes=plan.chunk_bytes))
-            continue
-        before = held and [held[i].reshape(places[i].shard_shape) for i in members]
-        sums.append(
-            start_all_reduce(
-                own,
-                before,
-                beside,
-                plan.outer_axes,
-                chunk_bytes=plan.chunk_bytes,
-                wire=plan.wire,
-            )
-        )
-    return SumInFlight(
-        tuple(sums),
-        tuple(map(tuple, groups.values())),
-        structure,
-        None if held is None else tuple(error.shape for error in held),
-    )
-
-
-def _scatter_across(
+def scatter_across(
     leaves: list[jax.Array], places: list[LeafLayout], plan: StepPlan
 ) -> list[jax.Array]:
+    """The blocks of the sum over sites, of leaves whose shards are cut over `dc`."""
     dims = [_shard_dim(place) for place in places]
     return hierarchical_reduce_scatter(leaves, "dc", (), dims=dims, chunk_bytes=plan.chunk_bytes)
 
@@ -316,7 +235,7 @@ def _sum_shards(
         leaves = [_held(leaf, place) for leaf, place in zip(leaves, places, strict=True)]
     if across:
         in_site = hierarchical_all_reduce(leaves, beside, (), chunk_bytes=plan.chunk_bytes)
-        return _scatter_across(in_site, places, plan), None
+        return scatter_across(in_site, places, plan), None
     outer = "dc" if shared else plan.outer_axes
     return all_reduce_with_errors(
         leaves, errors, beside, outer, chunk_bytes=plan.chunk_bytes, wire=plan.wire
@@ -389,6 +308,13 @@ def _reduction(gradient: jax.Array, place: LeafLayout, plan: StepPlan) -> Any:
     return (site_axes, across), beside, shared
 
 
+def reduced_together(
+    leaves: list[jax.Array], places: list[LeafLayout], plan: StepPlan
+) -> dict[Any, list[int]]:
+    """The positions of the gradients by what they are summed over (see `_reduction`)."""
+    return _groups(leaves, places, functools.partial(_reduction, plan=plan))
+
+
 def _by_group(
     function: Callable[[Any, list[Any], list[LeafLayout]], list[Any]],
     tree: Any,
@@ -420,8 +346,7 @@ def _sum_by_group(
     held = None if errors is None else jax.tree.leaves(errors)
     sums: dict[int, jax.Array] = {}
     rounded: dict[int, jax.Array] = {}
-    key_of = functools.partial(_reduction, plan=plan)
-    for key, members in _groups(leaves, places, key_of).items():
+    for key, members in reduced_together(leaves, places, plan).items():
         own = [places[i] for i in members]
         before = None
         if held is not None:

@@ -1,0 +1,104 @@
+"""An all-reduce in phases is the same all-reduce, and only one of its phases crosses sites."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from geojax.collectives import (
+    BFLOAT16,
+    INT8,
+    all_reduce_with_errors,
+    collective_traffic,
+    start_all_reduce,
+)
+
+SHAPES = {"matrix": (30, 70), "vector": (1001,), "scalar": (), "empty": (0, 3)}
+CHUNK_BYTES = 4096
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+def tree_of(leading, seed):
+    generator = np.random.default_rng(seed)
+    tree = {name: generator.normal(size=(*leading, *shape)) for name, shape in SHAPES.items()}
+    return tree | {"count": generator.integers(9, size=(*leading, 5))}
+
+
+def run(mesh, reduce, errors):
+    """The program that sums what all devices hold, and the errors that it is given."""
+
+    def step(tree, before):
+        own, before = jax.tree.map(lambda leaf: leaf[0], (tree, before))
+        total, after = reduce(own, before if errors else None)
+        return total, jax.tree.map(lambda leaf: leaf[None], after)
+
+    program = jax.shard_map(
+        step,
+        mesh=mesh,
+        in_specs=(P(("dc", "data")), P("dc")),
+        out_specs=(P(), P("dc")),
+    )
+    before = tree_of((mesh.shape["dc"],), seed=1)
+    return jax.jit(program).lower(tree_of((mesh.size,), seed=0), before).compile(), before
+
+
+@pytest.mark.parametrize(
+    ("sites", "ranks", "wire", "errors"),
+    [
+        (2, 2, None, False),
+        (2, 1, BFLOAT16, False),
+        (2, 2, INT8, True),
+        (3, 2, INT8, True),
+        (1, 2, None, True),
+    ],
+)
+def test_in_phases_the_sum_has_the_same_bits(mesh_of, sites, ranks, wire, errors):
+    mesh = mesh_of(dc=sites, data=ranks)
+    options = {"chunk_bytes": CHUNK_BYTES, "wire": wire}
+
+    def at_once(tree, before):
+        return all_reduce_with_errors(tree, before, "data", "dc", **options)
+
+    def in_phases(tree, before):
+        started = start_all_reduce(tree, before, "data", "dc", **options)
+        crossed = jax.tree.map(jnp.asarray, started).cross()  # what is carried is a plain tree
+        return crossed.finish()
+
+    made = {}
+    for reduce in (at_once, in_phases):
+        program, before = run(mesh, reduce, errors)
+        made[reduce] = program(tree_of((mesh.size,), seed=0), before)
+    jax.tree.map(np.testing.assert_array_equal, made[at_once], made[in_phases])
+    exact = {name: leaf.sum(0) for name, leaf in tree_of((mesh.size,), seed=0).items()}
+    np.testing.assert_array_equal(
+        made[in_phases][0]["count"], exact["count"] + (before["count"].sum(0) if errors else 0)
+    )
+
+
+@pytest.mark.parametrize("wire", [None, INT8])
+def test_only_what_crosses_crosses(mesh_of, wire):
+    mesh = mesh_of(dc=2, data=2)
+
+    def only(phase):
+        def reduce(tree, before):
+            started = start_all_reduce(tree, before, "data", "dc", wire=wire)
+            if phase == "start":
+                return jax.tree.leaves(started)
+            return jax.tree.leaves(started.cross())
+
+        def step(tree, before):
+            tree, before = jax.tree.map(lambda leaf: leaf[0], (tree, before))
+            return [leaf.reshape(1, -1) for leaf in reduce(tree, before)]
+
+        by_device = P(("dc", "data"))
+        program = jax.shard_map(
+            step, mesh=mesh, in_specs=(by_device, P("dc")), out_specs=by_device, check_vma=False
+        )
+        lowered = jax.jit(program).lower(tree_of((4,), seed=0), tree_of((2,), seed=1))
+        return collective_traffic(lowered, mesh)
+
+    assert only("start").bytes_over("dc") == 0
+    assert only("start").bytes_over("data") == only("cross").bytes_over("data") > 0
+    assert only("cross").bytes_over("dc") > 0
