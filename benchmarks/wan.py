@@ -8,6 +8,9 @@ a plain one without delay or limit, and packets take either while the same proce
 contestant's *efficiency* is its throughput over the long link divided by its own over the plain
 one, a few seconds apart, each in the fastest of its rounds.
 
+Steps are short, one batch without accumulation, so that the link shows. --long-steps is another
+table, of steps of several microbatches.
+
 The first three steps of all contestants must have the same losses. Bytes are those that the sites'
 interfaces count, both directions together. They see TCP segments of up to 64 KiB, before a network
 card would cut them, with one header each; on a wire with an MTU of 1500 headers would be 3.5% more.
@@ -30,7 +33,7 @@ from typing import Any
 
 from rich.console import Console
 from wan_sides.cell import measure
-from wan_sides.contestants import Contestant, contestants
+from wan_sides.contestants import Contestant, contestants, long_steps
 from wan_sides.link import link
 from wan_sides.record import Record
 from wan_sides.report import draw, show
@@ -42,6 +45,7 @@ from geojax.wan import WanSettings
 ROUND_TRIPS = (0.0, 0.021, 0.1)
 BITS_PER_SECOND = (200e6, 1e9)
 QUICK_ROW = (0.021, 1e9)
+LONG_STEPS_ROW = (0.021, 500e6)
 
 
 def title_of(round_trip: float, bits_per_second: float) -> str:
@@ -115,6 +119,12 @@ def parsed() -> argparse.Namespace:
         "--quick", action="store_true", help=f"only the row {title_of(*QUICK_ROW)}, fewer variants"
     )
     parser.add_argument(
+        "--long-steps",
+        action="store_true",
+        help=f"only the row {title_of(*LONG_STEPS_ROW)}, of every wire with steps of several "
+        "microbatches",
+    )
+    parser.add_argument(
         "--only", nargs="+", default=[], metavar="PART", help="contestants with this in their name"
     )
     parser.add_argument("--rounds", type=int, default=2, help="changes to the long link")
@@ -136,17 +146,18 @@ def benchmark(arguments: argparse.Namespace, console: Console) -> int:
         raise UserError("this benchmark compares with PyTorch: pip install torch==2.13.0")
     if len(os.sched_getaffinity(0)) < 2:
         raise UserError("two processes on a core each need two cores")
-    everyone = contestants()
+    everyone = long_steps() if arguments.long_steps else contestants()
     members = chosen(everyone, quick=arguments.quick, only=arguments.only)
-    every_row = itertools.product(ROUND_TRIPS, BITS_PER_SECOND)
-    rows = [QUICK_ROW] if arguments.quick else list(every_row)
+    rows = list(itertools.product(ROUND_TRIPS, BITS_PER_SECOND))
+    if arguments.long_steps or arguments.quick:
+        rows = [LONG_STEPS_ROW if arguments.long_steps else QUICK_ROW]
     record = Record(arguments.output, {"rounds": arguments.rounds, "steps": arguments.steps})
     failures = 0
     with tempfile.TemporaryDirectory() as folder:
         weights = write_weights(Path(folder))
         for row in rows:
             failures += run_row(row, members, record, arguments, weights, console)
-    measured = record.ordered(everyone)
+    measured = record.ordered([*contestants(), *long_steps()])
     show(console, measured)
     draw(measured, arguments.output.with_suffix(".png"))
     return 1 if failures else 0

@@ -8,7 +8,7 @@ from typing import Any
 from wan_sides.contestants import Contestant
 from wan_sides.link import Link
 from wan_sides.team import team
-from wan_sides.work import TOKENS_PER_STEP
+from wan_sides.work import TOKENS_PER_BATCH
 
 CHECKED_STEPS = 3
 START_SECONDS, STEPS_SECONDS = 300.0, 240.0
@@ -47,7 +47,7 @@ def measure(
                     sent = [s + b - a for s, a, b in zip(sent, before, after, strict=True)]
     formula = contestant.formula_bytes or started[0]["formula_bytes"]
     counted = sum(sent) / (rounds * steps)
-    return summary(seconds) | {
+    return summary(seconds, contestant.repeats * TOKENS_PER_BATCH) | {
         "losses": losses,
         "seconds_per_step": seconds,
         "sent_bytes_per_step": [each / (rounds * steps) for each in sent],
@@ -58,8 +58,8 @@ def measure(
     }
 
 
-def summary(seconds: dict[str, list[float]]) -> dict[str, float]:
-    """What the seconds a step, of each round over both links, come to.
+def summary(seconds: dict[str, list[float]], tokens: int) -> dict[str, float]:
+    """What the seconds a step of `tokens`, of each round over both links, come to.
 
     Whatever else runs on the machine can only slow a step down, so the fastest rounds say most; the
     median of each round's own quotient is given beside them.
@@ -67,8 +67,8 @@ def summary(seconds: dict[str, list[float]]) -> dict[str, float]:
     quotients = [a / b for a, b in zip(seconds["plain"], seconds["link"], strict=True)]
     plain, link = min(seconds["plain"]), min(seconds["link"])
     return {
-        "tokens_per_second": TOKENS_PER_STEP / link,
-        "tokens_per_second_unshaped": TOKENS_PER_STEP / plain,
+        "tokens_per_second": tokens / link,
+        "tokens_per_second_unshaped": tokens / plain,
         "efficiency": plain / link,
         "median_efficiency_of_rounds": statistics.median(quotients),
     }

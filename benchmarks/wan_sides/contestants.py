@@ -24,6 +24,8 @@ class Contestant:
     """Whether gradients are rounded on the way, so that losses are not those of fp32."""
     quick: bool = True
     """Whether it takes part in a quick run."""
+    repeats: int = 1
+    """How often a step trains on the batch, one microbatch each time."""
     formula_bytes: float | None = None
     """What a step sends over the link, both directions together; None: its side says it of the
     program that it compiled."""
@@ -35,6 +37,26 @@ class Contestant:
 def contestants() -> list[Contestant]:
     """All of them, in the table's order."""
     return [*_geojax_data(), _jit(), *_torch_data(), *_geojax_stage(), *_torch_stage()]
+
+
+LONG_STEPS = 8
+"""Microbatches of a long step."""
+
+
+def long_steps() -> list[Contestant]:
+    """Every wire where a step lasts so long that it can hide what the smallest sends."""
+    return [
+        Contestant(
+            f"geojax, {wire} wire",
+            "geojax_side",
+            "data",
+            {"communication": {"overlap": True, "wire": wire}},
+            variant=f"overlapped, {LONG_STEPS} microbatches",
+            rounded=wire != "fp32",
+            repeats=LONG_STEPS,
+        )
+        for wire in WIRES
+    ]
 
 
 WIRES = ("fp32", "bf16", "int8")

@@ -28,8 +28,8 @@ from wan_sides.work import (
 )
 
 
-def run_config(settings: dict[str, Any]) -> RunConfig:
-    """The run of a contestant with these settings."""
+def run_config(settings: dict[str, Any], repeats: int) -> RunConfig:
+    """The run of a contestant with these settings, whose steps repeat the batch."""
     pipeline = settings.get("pipeline")
     staged = {}
     if pipeline:
@@ -43,9 +43,9 @@ def run_config(settings: dict[str, Any]) -> RunConfig:
         "model": MODEL,
         "data": {},
         "batch": {
-            "rows": ROWS,
+            "rows": repeats * ROWS,
             "sequence": SEQUENCE,
-            "accumulation": MICROBATCHES if pipeline else 1,
+            "accumulation": MICROBATCHES if pipeline else repeats,
         },
         "precision": "fp32",
         "optimizer": OPTIMIZER,
@@ -73,12 +73,13 @@ class Worker:
         work = own_work()
         join(work)
         runtime.enable_compilation_cache(cache_folder() / "xla")
-        config = run_config(work["settings"])
+        repeats = work["repeats"]
+        config = run_config(work["settings"], repeats)
         plan = step_plan(config, make_run_mesh(config))
         program = Program.build(config, plan)
-        rows = rows_of_process(plan, ROWS)
-        local = {name: values[rows] for name, values in batch().items()}
-        self.batch = global_batch(plan, ROWS, rows, local)
+        rows = rows_of_process(plan, repeats * ROWS)
+        local = {name: values[rows] for name, values in batch(repeats).items()}
+        self.batch = global_batch(plan, repeats * ROWS, rows, local)
         self.signals = global_signals(plan, dict.fromkeys(SIGNALS, False))
         self.step = program.step
         self.state = program.initial_state()

@@ -48,6 +48,7 @@ class Team:
                 "coordinator": link.wan.sites[0].address,
                 "weights": str(weights),
                 "settings": contestant.settings,
+                "repeats": contestant.repeats,
             }
             worker = [sys.executable, "-m", f"wan_sides.{contestant.side}", json.dumps(work)]
             with self._logs[process].open("wb") as log:

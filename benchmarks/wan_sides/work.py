@@ -28,7 +28,7 @@ OPTIMIZER = {
     "clip_norm": 1.0,
 }
 SEED = 0
-TOKENS_PER_STEP = ROWS * SEQUENCE
+TOKENS_PER_BATCH = ROWS * SEQUENCE
 STEPS = 1_000_000
 """Of the learning rate's schedule, which is flat; nobody trains so long."""
 
@@ -46,17 +46,23 @@ def layers_of_chunks(chunks: int) -> list[int]:
     return [layers // chunks] * chunks
 
 
-def batch() -> dict[str, np.ndarray]:
-    """Random tokens, one document a row; the same batch every step."""
-    shape = (ROWS, SEQUENCE)
+def batch(repeats: int = 1) -> dict[str, np.ndarray]:
+    """Random tokens, one document a row; the same batch every step.
+
+    Of longer steps it has the same rows several times, so that losses and gradients, which are
+    means, are those of the others.
+    """
+    rows = repeats * ROWS
+    shape = (rows, SEQUENCE)
     tokens = np.random.default_rng(SEED).integers(
         int(MODEL["vocabulary"]), size=(ROWS, SEQUENCE + 1), dtype=np.int32
     )
+    tokens = np.tile(tokens, (repeats, 1))
     return {
         "tokens": tokens[:, :-1],
         "targets": tokens[:, 1:],
         "loss_mask": np.ones(shape, np.float32),
         "segment_ids": np.ones(shape, np.int32),
         "positions": np.broadcast_to(np.arange(SEQUENCE, dtype=np.int32), shape),
-        "row": np.arange(ROWS, dtype=np.int32),
+        "row": np.arange(rows, dtype=np.int32),
     }

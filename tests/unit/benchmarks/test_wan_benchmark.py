@@ -41,11 +41,14 @@ def test_what_is_trained_is_what_geojax_counts(benchmark):
 
 def test_every_geojax_contestant_is_a_run(benchmark):
     side = benchmark("wan_sides.geojax_side")
-    everyone = benchmark("wan_sides.contestants").contestants()
+    module = benchmark("wan_sides.contestants")
+    everyone = [*module.contestants(), *module.long_steps()]
     assert len({str(each) for each in everyone}) == len(everyone)
     for each in everyone:
         if each.side == "geojax_side":
-            assert side.run_config(each.settings).pipeline.dc_role == each.role
+            run = side.run_config(each.settings, each.repeats)
+            assert run.pipeline.dc_role == each.role
+            assert run.batch.rows == each.repeats * benchmark("wan_sides.work").ROWS
 
 
 def test_quick_runs_have_fewer_variants_and_only_names_some(benchmark):
