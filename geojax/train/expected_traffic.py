@@ -113,9 +113,10 @@ def _gradients(model: ModelConfig, layouts: Any, plan: StepPlan) -> Sent:
     if plan.overlap:
         together = plan.overlap_layers
         of_turn = jax.tree.map(lambda place: place.of_layers(together), layouts["layers"])
-        for _ in range(model.layers // together):
+        for turn in range(model.layers // together):
             of_layers = jax.tree.leaves(of_turn)
-            add(sent, _sum_shards(of_layers, plan.one_message, scattered=True))
+            first = int(turn == 0)  # which puts away what nobody has sent
+            add(sent, _sum_shards(of_layers, plan.one_message, scattered=True, idle=first))
         outer = {name: tree for name, tree in layouts.items() if name != "layers"}
         add(sent, _sum_shards(jax.tree.leaves(outer), plan, scattered=True))
     else:
@@ -144,10 +145,13 @@ def _scatter(places: Iterable[LeafLayout], plan: StepPlan) -> Sent:
     return sent
 
 
-def _sum_shards(places: list[LeafLayout], plan: StepPlan, *, scattered: bool) -> Sent:
+def _sum_shards(
+    places: list[LeafLayout], plan: StepPlan, *, scattered: bool, idle: int = 0
+) -> Sent:
     """Sums over the axes beside those of the shards, and over sites.
 
     Unless they are `scattered` before, shards that nobody else sums go on in the chunks that came.
+    `idle` times the last phase, a gather in the site, is for nothing.
     """
     sent = nothing()
     groups: dict[Any, list[LeafLayout]] = {}
@@ -171,7 +175,9 @@ def _sum_shards(places: list[LeafLayout], plan: StepPlan, *, scattered: bool) ->
             wire=plan.wire,
             errors=plan.keeps_wire_errors,
         )
-        sent[long_axes(beside, plan)] += summed.inner
+        gathers = 2 if plan.keeps_wire_errors else 1
+        gathered = 0 if across or sites == 1 else summed.inner * Fraction(gathers, 1 + gathers)
+        sent[long_axes(beside, plan)] += summed.inner + idle * gathered
         sent[long_axes(("dc",), plan)] += summed.outer
         if across:
             whole = sum(shard.size for shard in shards) * plan.policy.reduce_dtype.itemsize
