@@ -45,7 +45,7 @@ from geojax.wan import WanSettings
 ROUND_TRIPS = (0.0, 0.021, 0.1)
 BITS_PER_SECOND = (200e6, 1e9)
 QUICK_ROW = (0.021, 1e9)
-LONG_STEPS_ROW = (0.021, 500e6)
+LONG_STEPS_ROW = (0.021, 600e6)
 
 
 def title_of(round_trip: float, bits_per_second: float) -> str:
