@@ -50,14 +50,11 @@ class SumInFlight:
             total, error = begun.finish() if isinstance(begun, AllReduce) else (begun, None)
             totals.update(zip(members, total, strict=True))
             errors.update(zip(members, error or (), strict=error is not None))
-        leaves = [totals[index] for index in range(len(totals))]
-        held = None
-        if self.errors is not None:
-            held = [errors[index].reshape(shape) for index, shape in enumerate(self.errors)]
-        return Summed(
-            jax.tree.unflatten(self.structure, leaves),
-            held and jax.tree.unflatten(self.structure, held),
-        )
+        summed = jax.tree.unflatten(self.structure, [totals[i] for i in range(len(totals))])
+        if self.errors is None:
+            return Summed(summed, None)
+        held = [errors[i].reshape(shape) for i, shape in enumerate(self.errors)]
+        return Summed(summed, jax.tree.unflatten(self.structure, held))
 
 
 @jax.named_scope("reduce_gradients")
