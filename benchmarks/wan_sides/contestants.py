@@ -1,6 +1,7 @@
 """Who takes part, as data."""
 
 import dataclasses
+import itertools
 from typing import Any
 
 from geojax.train.config import CommunicationSettings
@@ -50,13 +51,17 @@ def long_steps() -> list[Contestant]:
             f"geojax, {wire} wire",
             "geojax_side",
             "data",
-            {"communication": {"overlap": True, "wire": wire}},
-            variant=f"overlapped, {LONG_STEPS} microbatches",
+            {"communication": {"overlap": True, "overlap_layers": together, "wire": wire}},
+            variant=f"overlap {together}, {LONG_STEPS} microbatches",
             rounded=wire != "fp32",
             repeats=LONG_STEPS,
         )
-        for wire in WIRES
+        for wire, together in itertools.product(WIRES, LAYERS_TOGETHER)
     ]
+
+
+LAYERS_TOGETHER = (1, 2)
+"""Layers whose gradients are sent together."""
 
 
 WIRES = ("fp32", "bf16", "int8")

@@ -51,12 +51,15 @@ class Record:
         rows: dict[str, list[dict[str, Any]]] = self._content["rows"]
         return rows
 
-    def ordered(self, contestants: list[Contestant]) -> dict[str, list[dict[str, Any]]]:
-        """The cells of each row in the order of `contestants`, whenever they were measured."""
+    def ordered(
+        self, rows: list[str], contestants: list[Contestant]
+    ) -> dict[str, list[dict[str, Any]]]:
+        """The cells in the order of `rows` and `contestants`, whenever they were measured."""
         order = {(each.name, each.variant): place for place, each in enumerate(contestants)}
         return {
-            row: sorted(cells, key=lambda cell: order[cell["name"], cell["variant"]])
-            for row, cells in self.rows.items()
+            row: sorted(self.rows[row], key=lambda cell: order[cell["name"], cell["variant"]])
+            for row in rows
+            if row in self.rows
         }
 
     def missing(self, row: str, contestants: list[Contestant]) -> list[Contestant]:

@@ -70,7 +70,12 @@ def test_a_record_goes_on_where_it_ended_and_knows_other_losses(benchmark, tmp_p
     assert record.missing("a link", [first, second]) == [second]
     assert record.missing("another", [first]) == [first]
     record.add("a link", second, cell_of(second.name))
-    in_order = record.ordered([second, first])["a link"]
+    record.add("another", first, cell_of(first.name))
+    assert list(record.ordered(["another", "none", "a link"], [first, second])) == [
+        "another",
+        "a link",
+    ]
+    in_order = record.ordered(["a link"], [second, first])["a link"]
     assert [cell["variant"] for cell in in_order] == [second.variant, first.variant]
     assert record.disagreement(second, [7.00005, 6.5]) is None
     assert "[7.0, 6.6] are not those of" in record.disagreement(second, [7.0, 6.6])
