@@ -1,7 +1,6 @@
 """Who takes part, as data."""
 
 import dataclasses
-import itertools
 from typing import Any
 
 from geojax.train.config import CommunicationSettings
@@ -51,17 +50,13 @@ def long_steps() -> list[Contestant]:
             f"geojax, {wire} wire",
             "geojax_side",
             "data",
-            {"communication": {"overlap": True, "overlap_layers": together, "wire": wire}},
-            variant=f"overlap {together}, {LONG_STEPS} microbatches",
+            {"communication": {"overlap": True, "wire": wire}},
+            variant=f"overlapped, {LONG_STEPS} microbatches",
             rounded=wire != "fp32",
             repeats=LONG_STEPS,
         )
-        for wire, together in itertools.product(WIRES, LAYERS_TOGETHER)
+        for wire in WIRES
     ]
-
-
-LAYERS_TOGETHER = (1, 2)
-"""Layers whose gradients are sent together."""
 
 
 WIRES = ("fp32", "bf16", "int8")
