@@ -32,6 +32,7 @@ _OF_THE_DRIVER = (
 """What the libraries that the package loads are linked to."""
 _NO_DEVICE = 100
 
+# It is in the extra `te`, with gigabytes of NVIDIA's libraries, and not in `test`.
 needs_transformer_engine = pytest.mark.skipif(
     not importlib.util.find_spec("transformer_engine"), reason="needs transformer-engine"
 )
@@ -58,7 +59,7 @@ def _let_a_driver_be_found():
     try:
         ctypes.CDLL("libcuda.so.1", mode=ctypes.RTLD_GLOBAL)
     except OSError:
-        if not shutil.which("cc"):
+        if not shutil.which("cc"):  # TransformerEngine's libraries do not load without either
             pytest.skip("needs NVIDIA's driver, or cc to compile a stand-in")
         with tempfile.TemporaryDirectory() as folder:
             source, library = Path(folder, "driver.c"), Path(folder, "libcuda.so.1")

@@ -4,6 +4,7 @@ import importlib.util
 
 import pytest
 
+# XLA's compiler for GPUs is in the extra `aot`, with gigabytes of NVIDIA's libraries.
 needs_cuda = pytest.mark.skipif(
     not importlib.util.find_spec("jax_cuda13_plugin"), reason="needs jax[cuda13]"
 )

@@ -206,6 +206,7 @@ def test_ahead_of_time_devices_of_another_number_are_refused():
         )
 
 
+# TPUs' compiler is in the extra `tpu`, which the tests are not installed with.
 @pytest.mark.skipif(not importlib.util.find_spec("libtpu"), reason="needs libtpu")
 def test_devices_of_a_tpu_topology_compiled_ahead_of_time():
     from jax.experimental import topologies

@@ -114,6 +114,7 @@ def test_rows_that_ranks_share(method, packed):
     assert_equal(actual, expected, 1e-10)
 
 
+# The kernel itself runs on GPUs alone; the tests above emulate it.
 @pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="needs an NVIDIA GPU")
 def test_cudnn_equals_the_reference_on_a_gpu():
     """In a process of its own: this one simulates CPU devices."""

@@ -9,8 +9,8 @@ import struct
 import time
 
 import pytest
+from support.emulated_link import skip_without_compiler
 
-from geojax.errors import UserError
 from geojax.wan import WanSettings
 from geojax.wan.relay import RelayStart, compiled, is_running, stop
 
@@ -21,10 +21,8 @@ WHOLE = struct.pack("=BBHHHH", 0, 0, 0, 0, 0, 0)
 @pytest.fixture
 def relayed(tmp_path):
     """A function that starts a relay and gives both far ends and what lets packets through."""
-    try:
-        compiled()
-    except UserError as error:
-        pytest.skip(str(error))
+    skip_without_compiler()
+    compiled()
     with contextlib.ExitStack() as stack:
 
         def start(**settings):
