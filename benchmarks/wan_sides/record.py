@@ -30,7 +30,7 @@ class Record:
         """
         self._path = path
         self._content: dict[str, Any] = {
-            "command": shlex.join(["python", *sys.argv]),
+            "commands": [],
             "machine": {"processor": _processor(), "cores": len(os.sched_getaffinity(0))},
             "python": platform.python_version(),
             "settings": settings | _what_is_trained(),
@@ -44,6 +44,9 @@ class Record:
                     "give another --output, or remove it"
                 )
             self._content = found
+        command = shlex.join(["python", *sys.argv])
+        if command not in self._content["commands"]:
+            self._content["commands"].append(command)
 
     @property
     def rows(self) -> dict[str, list[dict[str, Any]]]:

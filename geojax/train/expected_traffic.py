@@ -175,6 +175,7 @@ def _sum_shards(
             wire=plan.wire,
             errors=plan.keeps_wire_errors,
         )
+        # One phase in the site scatters; sums, and errors where they are kept, are gathered.
         gathers = 2 if plan.keeps_wire_errors else 1
         gathered = 0 if across or sites == 1 else summed.inner * Fraction(gathers, 1 + gathers)
         sent[long_axes(beside, plan)] += summed.inner + idle * gathered

@@ -1,6 +1,7 @@
 """What `benchmarks/wan.py` does without a link: who takes part, what counts, what goes on."""
 
 import importlib
+import json
 import sys
 from pathlib import Path
 
@@ -62,15 +63,18 @@ def test_quick_runs_have_fewer_variants_and_only_names_some(benchmark):
         chosen(everyone, quick=False, only=["nobody"])
 
 
-def test_a_record_goes_on_where_it_ended_and_knows_other_losses(benchmark, tmp_path):
+def test_a_record_goes_on_where_it_ended_and_knows_other_losses(benchmark, monkeypatch, tmp_path):
     record_of, path = benchmark("wan_sides.record").Record, tmp_path / "wan.json"
     first, second = benchmark("wan_sides.contestants").contestants()[:2]
+    monkeypatch.setattr(sys, "argv", ["wan.py", "--quick"])
     record_of(path, {"steps": 2}).add("a link", first, cell_of(first.name))
+    monkeypatch.setattr(sys, "argv", ["wan.py"])
     record = record_of(path, {"steps": 2})
     assert record.missing("a link", [first, second]) == [second]
     assert record.missing("another", [first]) == [first]
     record.add("a link", second, cell_of(second.name))
     record.add("another", first, cell_of(first.name))
+    assert json.loads(path.read_text())["commands"] == ["python wan.py --quick", "python wan.py"]
     assert list(record.ordered(["another", "none", "a link"], [first, second])) == [
         "another",
         "a link",
