@@ -1,0 +1,141 @@
+"""Fingerprints of the optimized HLO of twelve training configs: what a refactoring must not change.
+
+    python tests/support/golden_hlo.py record before.json
+    python tests/support/golden_hlo.py compare before.json
+
+Metadata (names of scopes, files and lines) is stripped, and every computation and instruction is
+renamed in the order of its appearance, so that moving or renaming Python code changes nothing.
+`--keep DIR` also writes the texts, to be compared where two fingerprints differ.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
+os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
+
+from geojax.runtime import simulate_devices
+
+simulate_devices(8)
+
+from geojax.settings import validate
+from geojax.train.config import RunConfig
+from geojax.train.program import Program, make_run_mesh, step_plan
+
+MODEL = {
+    "layers": 4,
+    "hidden": 48,
+    "heads": 4,
+    "key_value_heads": 2,
+    "head_dim": 12,
+    "feed_forward": 80,
+    "vocabulary": 101,
+    "maximum_positions": 64,
+}
+MIXTURE = MODEL | {"mixture": {"experts": 4, "experts_per_token": 2}}
+COMMON = {
+    "run_directory": "runs/golden",
+    "steps": 20,
+    "simulate_devices": 8,
+    "model": MODEL,
+    "data": {"sources": [{"name": "text", "prepared": "data/text"}]},
+    "batch": {"rows": 16, "sequence": 32, "accumulation": 2},
+    "precision": "fp32",
+    "communication": {"chunk_bytes": 16384},
+}
+SEQUENCE = {"parallelism": {"sequence": True}}
+STAGES = {"mesh": {"dc": 2, "stage": 2, "data": 2}}
+CONFIGS = {
+    "plain": {"mesh": {"dc": 2, "data": 4}, "batch": {"rows": 16, "sequence": 32}},
+    "zero-2": {"mesh": {"dc": 2, "data": 4}, "zero": {"stage": 2}, "precision": "bf16"},
+    "zero-3-overlap": {
+        "mesh": {"dc": 2, "data": 2, "tensor": 2},
+        **SEQUENCE,
+        "zero": {"stage": 3},
+        "remat": "selective",
+        "communication": {"overlap": True, "overlap_layers": 2},
+    },
+    "across-sites": {"mesh": {"dc": 2, "data": 4}, "zero": {"stage": 1, "across_sites": True}},
+    "int8-overlap": {
+        "mesh": {"dc": 2, "data": 4},
+        "communication": {"overlap": True, "wire": "int8"},
+    },
+    "bf16-three-sites": {
+        "mesh": {"dc": 4, "data": 2},
+        "model": MODEL | {"dropout": 0.1},
+        "communication": {"wire": "bf16"},
+    },
+    "context": {"mesh": {"dc": 2, "data": 2, "context": 2}, "precision": "fp16"},
+    "experts": {"mesh": {"dc": 2, "expert": 2, "tensor": 2}, "model": MIXTURE, **SEQUENCE},
+    "fp8-zero-3": {"mesh": {"dc": 2, "data": 4}, "zero": {"stage": 3}, "precision": "fp8-delayed"},
+    "stages-through-sites": STAGES
+    | {
+        "pipeline": {"dc_role": "stage", "hop_ticks": 2, "schedule": "one_f_one_b"},
+        "batch": {"rows": 16, "sequence": 32, "accumulation": 8},
+    },
+    "stages-in-sites": STAGES
+    | {
+        "pipeline": {"schedule": "interleaved", "chunks": 2},
+        "communication": {"wire": "int8"},
+        "batch": {"rows": 16, "sequence": 32, "accumulation": 4},
+    },
+    "zero-bubble": {
+        "mesh": {"dc": 2, "stage": 2, "tensor": 2},
+        **SEQUENCE,
+        "pipeline": {"dc_role": "stage", "schedule": "zero_bubble_h1"},
+        "batch": {"rows": 16, "sequence": 32, "accumulation": 4},
+        "precision": "fp8-current",
+    },
+}
+
+
+def canonical(text: str) -> str:
+    """HLO text without metadata, every name replaced by the number of its first appearance."""
+    text = re.sub(r", metadata=\{[^{}]*\}", "", text)
+    text = re.sub(r"^HloModule [^,]*,", "HloModule,", text)
+    text = re.sub(r"\n(FileNames|FunctionNames|FileLocations|StackFrames)\n(.+\n)*", "\n", text)
+    text = re.sub(r"/\*[^*]*\*/", "", text)
+    numbers: dict[str, str] = {}
+    return re.sub(
+        r"%[\w.\-]+", lambda match: numbers.setdefault(match[0], f"%{len(numbers)}"), text
+    )
+
+
+def optimized_hlo(changes: dict) -> str:
+    """The canonical optimized HLO of the training step that `changes` to the common config make."""
+    config = validate(RunConfig, COMMON | changes, "golden")
+    program = Program.build(config, step_plan(config, make_run_mesh(config)))
+    return canonical(program.step.as_text())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("verb", choices=["record", "compare"])
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--keep", type=Path, help="folder for the texts")
+    parser.add_argument("--only", nargs="*", default=list(CONFIGS), choices=list(CONFIGS))
+    arguments = parser.parse_args()
+    made = {}
+    for name in arguments.only:
+        text = optimized_hlo(CONFIGS[name])
+        if arguments.keep:
+            arguments.keep.mkdir(parents=True, exist_ok=True)
+            (arguments.keep / f"{name}.hlo").write_text(text)
+        made[name] = hashlib.sha256(text.encode()).hexdigest()
+        print(f"{name}: {len(text.splitlines())} lines, {made[name][:12]}", flush=True)
+    if arguments.verb == "record":
+        arguments.file.write_text(json.dumps(made, indent=2) + "\n")
+        return 0
+    before = json.loads(arguments.file.read_text())
+    changed = [name for name, digest in made.items() if before[name] != digest]
+    print(f"changed: {', '.join(changed)}" if changed else f"all {len(made)} are identical")
+    return int(bool(changed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
