@@ -35,10 +35,10 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from geojax.pipeline.costs import Costs, Hop
 from geojax.pipeline.generators.latency_hiding import latency_hiding
 from geojax.pipeline.generators.warmup import extended_warmup, one_f_one_b
-from geojax.pipeline.simulator import simulate
+from geojax.pipeline.simulation.costs import Costs, Hop
+from geojax.pipeline.simulation.simulator import simulate
 
 PUBLISHED = 0.7891
 MICROBATCHES = (16, 32, 64, 128, 256)

@@ -11,7 +11,7 @@ gathering the logits. `benchmarks/layout_sides/` has both.
 Before any timing the two sides train three steps and must agree on the losses. Then they take
 turns, a step each, the first of a pair being the second of the next, and a layout's ratio is the
 median over the pairs. Bytes are what one device sends in one step in collectives that cross an
-axis, read from the compiled programs (`geojax.collectives.conventions` says how they are counted).
+axis, read from the compiled programs (`geojax.hlo.conventions` says how they are counted).
 """
 
 import argparse
@@ -36,7 +36,7 @@ from layout_sides.work import DEVICES, LAYOUTS, MODEL, ROWS, SEQUENCE, Layout
 from rich.console import Console
 from rich.table import Table
 
-from geojax.collectives import collective_traffic
+from geojax.hlo import collective_traffic
 from geojax.models import parameter_count
 from geojax.runtime import simulate_devices
 

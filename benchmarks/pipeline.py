@@ -44,17 +44,17 @@ from rich.table import Table
 
 from geojax import make_mesh
 from geojax.models import ModelConfig, parameter_count
-from geojax.models.remat import Remat
+from geojax.models.chunk.remat import Remat
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.pipeline import TICK_SCHEDULES, Placement, tick_table
 from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.precision import policy
 from geojax.runtime import simulate_devices
+from geojax.step.plan import StepPlan
+from geojax.step.stage_layers import StagedLayers
+from geojax.step.state import initial_state, state_layouts
+from geojax.step.update import SIGNALS, batch_shape, lower_step
 from geojax.train.batches import global_batch, global_signals
-from geojax.train.plan import StepPlan
-from geojax.train.stages import StagedLayers
-from geojax.train.state import initial_state, state_layouts
-from geojax.train.step import SIGNALS, batch_shape, lower_step
 
 SITES, STAGES_PER_SITE, DATA = 2, 2, 2
 STAGES, DEVICES = SITES * STAGES_PER_SITE, SITES * STAGES_PER_SITE * DATA

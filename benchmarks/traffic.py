@@ -16,7 +16,7 @@ losses, and its collectives are read from the compiled program. XLA for CPUs wou
 neighbouring chunks; that pass is off for all, as geojax turns it off on GPUs. Nothing is timed.
 
 How bytes are counted. A sum of S bytes over n devices travels in a ring: every device hands
-2 (n - 1) / n * S bytes to its neighbour (`geojax.collectives.conventions`). The ring of a sum over
+2 (n - 1) / n * S bytes to its neighbour (`geojax.hlo.conventions`). The ring of a sum over
 `dc` alone has one device of each site, so all that it sends crosses a link. In the ring of a flat
 sum, over `dc` and the devices of a site, the order decides which devices have their neighbour in
 another site: at best one of each site, at worst all of them.
@@ -54,7 +54,7 @@ from rich.console import Console
 from rich.table import Table
 
 from geojax import UserError, make_mesh
-from geojax.collectives import Traffic, collective_traffic
+from geojax.hlo import Traffic, collective_traffic
 from geojax.models import (
     ModelConfig,
     decay_mask,
@@ -70,10 +70,10 @@ from geojax.optim import (
 )
 from geojax.precision import policy
 from geojax.runtime import simulate_devices
+from geojax.step.plan import BATCH_AXES, StepPlan
+from geojax.step.state import initial_state, state_layouts
+from geojax.step.update import SIGNALS, batch_shape, lower_step
 from geojax.train.batches import global_batch, global_signals
-from geojax.train.plan import BATCH_AXES, StepPlan
-from geojax.train.state import initial_state, state_layouts
-from geojax.train.step import SIGNALS, batch_shape, lower_step
 
 RING_KINDS = ("all-reduce", "reduce-scatter", "all-gather")
 STEPS, SEED, LOSS_TOLERANCE = 2, 0, 1e-4

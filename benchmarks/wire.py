@@ -21,14 +21,15 @@ from rich.console import Console
 from rich.table import Table
 
 from geojax import UserError, make_mesh
-from geojax.collectives import WireName, collective_traffic, wire_format
+from geojax.collectives import WireName, wire_format
+from geojax.hlo import collective_traffic
 from geojax.models import ModelConfig, parameter_count
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.precision import policy
 from geojax.runtime import simulate_devices
-from geojax.train.plan import StepPlan
-from geojax.train.state import state_layouts
-from geojax.train.step import batch_shape, lower_step
+from geojax.step.plan import StepPlan
+from geojax.step.state import state_layouts
+from geojax.step.update import batch_shape, lower_step
 
 FORMATS: tuple[WireName, ...] = get_args(WireName)
 SETTINGS, STEPS = OptimizerSettings(), 10

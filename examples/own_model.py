@@ -14,7 +14,8 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 import geojax
-from geojax.collectives import all_gather, collective_traffic, hierarchical_reduce_scatter
+from geojax.collectives import all_gather, hierarchical_reduce_scatter
+from geojax.hlo import collective_traffic
 from geojax.runtime import simulate_devices
 
 simulate_devices(8)  # on real accelerators, leave this out

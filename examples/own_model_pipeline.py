@@ -16,7 +16,8 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 import geojax
-from geojax.collectives import collective_traffic, hierarchical_all_reduce
+from geojax.collectives import hierarchical_all_reduce
+from geojax.hlo import collective_traffic
 from geojax.pipeline import Placement, tick_table
 from geojax.pipeline.execution import Executor, StageFunctions, StageWeights, TickProgram
 from geojax.runtime import simulate_devices

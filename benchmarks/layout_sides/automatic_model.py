@@ -20,9 +20,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from geojax.models import ModelConfig
 from geojax.models.attention import attention
 from geojax.models.norm import norm
+from geojax.models.parallel.sequence_order import column_order
 from geojax.models.rotary import rotary_table, rotate
-from geojax.models.sequence_order import column_order
-from geojax.train.plan import BATCH_AXES, StepPlan
+from geojax.step.plan import BATCH_AXES, StepPlan
 
 PIECES = ("context", *BATCH_AXES)
 """The axes over which the pieces of rows are spread."""

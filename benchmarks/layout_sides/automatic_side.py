@@ -10,8 +10,8 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from geojax.models import decay_mask, init_parameters
-from geojax.train.plan import StepPlan
-from geojax.train.state import parameter_layouts
+from geojax.step.plan import StepPlan
+from geojax.step.state import parameter_layouts
 from layout_sides.automatic_model import PIECES, AutomaticModel
 from layout_sides.work import MODEL, SCHEDULE, SEED, SETTINGS, host_batch
 

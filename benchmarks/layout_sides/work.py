@@ -9,7 +9,7 @@ from geojax import make_mesh
 from geojax.models import ModelConfig
 from geojax.optim import OptimizerSettings, learning_rate_schedule
 from geojax.precision import policy
-from geojax.train.plan import StepPlan
+from geojax.step.plan import StepPlan
 
 SEED, STEPS = 0, 100
 SETTINGS = OptimizerSettings(warmup_steps=0)

@@ -26,9 +26,9 @@ from geojax.optim import (
     make_optimizer,
 )
 from geojax.precision import policy
-from geojax.train.plan import StepPlan
-from geojax.train.state import initial_state, state_layouts
-from geojax.train.step import batch_on_mesh, batch_shape, lower_step, signals_on_mesh
+from geojax.step.plan import StepPlan
+from geojax.step.state import initial_state, state_layouts
+from geojax.step.update import batch_on_mesh, batch_shape, lower_step, signals_on_mesh
 
 ROWS, SEQUENCE = WORK["rows"], WORK["sequence"]
 MODEL = ModelConfig(**WORK["model"])

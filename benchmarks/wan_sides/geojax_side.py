@@ -9,10 +9,10 @@ import numpy as np
 from geojax import runtime
 from geojax.cache import cache_folder
 from geojax.settings import validate
+from geojax.step.update import SIGNALS
 from geojax.train.batches import global_batch, global_signals, rows_of_process
+from geojax.train.compiled_run import Program, make_run_mesh, step_plan
 from geojax.train.config import RunConfig
-from geojax.train.program import Program, make_run_mesh, step_plan
-from geojax.train.step import SIGNALS
 from wan_sides.jax_process import PATIENCE_SECONDS, join
 from wan_sides.serving import own_work, serve, take_steps
 from wan_sides.work import (

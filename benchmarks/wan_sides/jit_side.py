@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from geojax import runtime
 from geojax.cache import cache_folder
-from geojax.collectives import collective_traffic
+from geojax.hlo import collective_traffic
 from geojax.mesh import make_mesh
 from geojax.models import ModelConfig, decay_mask, init_parameters
 from geojax.models.transformer import loss_sum

@@ -64,7 +64,7 @@ def run(command: MemoryCommand, overrides: Sequence[str]) -> int:
 
 def _heading(step: "TracedStep") -> str:
     from geojax.models import parameter_count
-    from geojax.train.report import quantity
+    from geojax.quantities import quantity
 
     used = [f"{axis}={size}" for axis, size in step.plan.mesh.shape.items() if size > 1]
     return (
@@ -99,7 +99,7 @@ def _table(memory: "StepMemory") -> Table:
 
 def _fit(step: "TracedStep", memory: "StepMemory") -> str:
     from geojax.planner.memory import accelerator_of
-    from geojax.train.report import quantity
+    from geojax.quantities import quantity
 
     peak = f"peak: {quantity(memory.bytes, 'B')} a device, in phase {memory.phase}"
     accelerator = accelerator_of(step.config)
@@ -123,7 +123,7 @@ def _with_other_shards(config: "RunConfig") -> "TracedStep | None":
 
 
 def _across_sites(step: "TracedStep") -> str:
-    from geojax.train.report import quantity
+    from geojax.quantities import quantity
 
     choice = str(step.config.zero.across_sites).lower()
     held, sent = (quantity(each, "B") for each in (step.memory().bytes, step.bytes_across_sites()))
@@ -132,7 +132,7 @@ def _across_sites(step: "TracedStep") -> str:
 
 def _compared(step: "TracedStep") -> str:
     from geojax.planner.compiled import compiled_memory
-    from geojax.train.report import quantity
+    from geojax.quantities import quantity
 
     count = step.config.mesh.devices
     if count > MOST_SIMULATED_DEVICES:

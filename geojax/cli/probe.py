@@ -93,7 +93,7 @@ def run(command: ProbeCommand, overrides: Sequence[str]) -> int:
     from geojax.precision import policy
     from geojax.probe import CHECKS, Places, probe
     from geojax.probe.stages import measured_stages
-    from geojax.runtime.launchers import complete
+    from geojax.runtime.cluster_env import complete
     from geojax.topology import Topology
 
     described = Topology.load(config.topology) if config and config.topology else None
@@ -129,7 +129,7 @@ def run(command: ProbeCommand, overrides: Sequence[str]) -> int:
 
 def _processes(simulate: int | None, config: "RunConfig | None") -> "ProcessSettings":
     from geojax.runtime import ProcessSettings
-    from geojax.runtime.launchers import VARIABLES
+    from geojax.runtime.cluster_env import VARIABLES
 
     # A launcher that spreads a job over more processes says how many devices each simulates.
     if (

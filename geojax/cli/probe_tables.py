@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from geojax.probe.figures import CollectiveFigures, DeviceFigures, Figures, HostFigures
-from geojax.train.report import quantity
+from geojax.quantities import quantity
 
 _DEVICES_SHOWN = 16
 _WIDTH = 120

@@ -20,8 +20,8 @@ from geojax.cli.simulated_pipeline import (
 from geojax.errors import UserError
 
 if TYPE_CHECKING:
-    from geojax.pipeline.compare import Comparison
-    from geojax.pipeline.staged_model import StagedModel
+    from geojax.pipeline.simulation.compare import Comparison
+    from geojax.pipeline.simulation.staged_model import StagedModel
     from geojax.topology import Topology
     from geojax.train.config import RunConfig
 
@@ -75,9 +75,9 @@ class SimulateCommand:
 def run(command: SimulateCommand, overrides: Sequence[str]) -> int:
     """Print the comparison, write the pictures, and return the exit code 0."""
     # Imported here, so that `geojax --help` need not wait for JAX.
-    from geojax.pipeline.compare import compare
     from geojax.pipeline.drawing.timelines import save_timelines
     from geojax.pipeline.drawing.trace import write_trace
+    from geojax.pipeline.simulation.compare import compare
     from geojax.train.config import RunConfig
 
     config = RunConfig.load(command.config, overrides)
@@ -167,7 +167,7 @@ def _as_configured(config: "RunConfig", staged: "StagedModel", options: Options)
 def _heading(staged: "StagedModel", options: Options) -> str:
     from geojax.models import parameter_count
     from geojax.pipeline.schedule import Placement
-    from geojax.train.report import quantity
+    from geojax.quantities import quantity
 
     placement = Placement.linear(staged.stages)
     costs = staged.costs(placement)
@@ -245,10 +245,10 @@ def _longer_than_a_tick(staged: "StagedModel") -> list[str]:
 
 def _bandwidth(staged: "StagedModel", limit: int, image: Path) -> str:
     """Sweep bandwidth and memory limit, draw it, and say what the links need."""
-    from geojax.pipeline.bandwidth import sweep_around
     from geojax.pipeline.drawing.bandwidth import draw_bandwidth
     from geojax.pipeline.schedule import Placement
-    from geojax.train.report import quantity
+    from geojax.pipeline.simulation.bandwidth import sweep_around
+    from geojax.quantities import quantity
 
     costs = staged.costs(Placement.linear(staged.stages))
     links = {hop.link: staged.hop_bytes / hop.transfer for hop in costs.hops if hop.link}

@@ -12,7 +12,7 @@ from geojax.quantities import Seconds
 from geojax.settings import Settings, validate
 
 if TYPE_CHECKING:
-    from geojax.pipeline.staged_model import StagedModel
+    from geojax.pipeline.simulation.staged_model import StagedModel
     from geojax.topology import Topology
     from geojax.train.config import RunConfig
 
@@ -138,8 +138,8 @@ def staged_model(config: "RunConfig", topology: "Topology", options: Options) ->
         UserError: it has one stage only, or cannot be had (`StagedModel`).
     """
     from geojax.pipeline.schedule import Placement
-    from geojax.pipeline.stage_times import StageTimes
-    from geojax.pipeline.staged_model import StagedModel
+    from geojax.pipeline.simulation.stage_times import StageTimes
+    from geojax.pipeline.simulation.staged_model import StagedModel
     from geojax.precision import policy
 
     measured = StageTimes.load(options.stage_times) if options.stage_times else None

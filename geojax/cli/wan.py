@@ -158,7 +158,7 @@ def _settings(command: WanUpCommand) -> WanSettings:
 
 
 def _status(wan: EmulatedWan, console: Console) -> int:
-    from geojax.train.report import quantity
+    from geojax.quantities import quantity
 
     console.print(_heading(wan))
     console.print(_links(wan))
@@ -195,7 +195,7 @@ def _heading(wan: EmulatedWan) -> str:
 
 def _links(wan: EmulatedWan) -> Table:
     """What was asked of the links, and under it what was measured over each."""
-    from geojax.train.report import quantity
+    from geojax.quantities import quantity
 
     settings = wan.settings
     table = _table("link", "round trip", "there", "back", "loss", "jitter", "queue")

@@ -1,16 +1,9 @@
 """Collectives over two kinds of axes, inside a site and between sites, usable in any shard_map.
 
-The operations are in `hierarchical`, the all-reduce in phases in `in_flight`, the formulas of what
-they send in `expected`, the formats in which numbers may cross between sites in `wire`; and
-`collective_traffic` reads from a compiled program what it really sends.
+The operations are in `hierarchical`, the all-reduce in phases in `in_flight`, the formats in which
+numbers may cross between sites in `wire_format`.
 """
 
-from geojax.collectives.expected import (
-    PhaseBytes,
-    expected_all_gather,
-    expected_all_reduce,
-    expected_reduce_scatter,
-)
 from geojax.collectives.hierarchical import (
     all_gather,
     all_reduce_with_errors,
@@ -20,26 +13,18 @@ from geojax.collectives.hierarchical import (
 )
 from geojax.collectives.in_flight import AllReduce, start_all_reduce
 from geojax.collectives.order import after
-from geojax.collectives.traffic import Collective, Traffic, collective_traffic
-from geojax.collectives.wire import BFLOAT16, FLOAT32, INT8, Wire, WireName, wire_format
+from geojax.collectives.wire_format import BFLOAT16, FLOAT32, INT8, Wire, WireName, wire_format
 
 __all__ = [
     "BFLOAT16",
     "FLOAT32",
     "INT8",
     "AllReduce",
-    "Collective",
-    "PhaseBytes",
-    "Traffic",
     "Wire",
     "WireName",
     "after",
     "all_gather",
     "all_reduce_with_errors",
-    "collective_traffic",
-    "expected_all_gather",
-    "expected_all_reduce",
-    "expected_reduce_scatter",
     "hierarchical_all_reduce",
     "hierarchical_reduce_scatter",
     "reduce_scatter_with_errors",

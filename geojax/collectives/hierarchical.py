@@ -15,14 +15,14 @@ in a PartitionSpec. An axis of size 1 costs nothing, and `outer` may be empty.
 Chunks. `chunk_bytes` bounds the bytes of one message of the in-site phase: all ranks' blocks
 together, in the dtype that this phase sends; what crosses `outer` for it is 1/ranks of that on each
 device. Long leaves are split, short ones merged with their neighbours of the same dtype and the
-same varying axes (`geojax.collectives.chunks`). Chunks do not depend on one another, so the in-site
-phase of one may run beside the cross-site phases of others; the flags of `geojax.runtime` keep XLA
-for GPUs from merging them again. None: every leaf is one chunk, sent as it lies, without a copy
-unless it needs padding.
+same varying axes (`geojax.collectives.buckets`). Chunks do not depend on one another, so the
+in-site phase of one may run beside the cross-site phases of others; the flags of `geojax.runtime`
+keep XLA for GPUs from merging them again. None: every leaf is one chunk, sent as it lies, without a
+copy unless it needs padding.
 
-Wire formats. `wire` is how floating-point numbers cross `outer` (`geojax.collectives.link`) instead
-of in a `psum` in the leaf's dtype: in fewer bytes. Inside a site numbers are always sent in the
-leaf's dtype. What rounding took away from this time's sums can be added to the next:
+Wire formats. `wire` is how floating-point numbers cross `outer` (`geojax.collectives.exchange`)
+instead of in a `psum` in the leaf's dtype: in fewer bytes. Inside a site numbers are always sent in
+the leaf's dtype. What rounding took away from this time's sums can be added to the next:
 `all_reduce_with_errors` and `reduce_scatter_with_errors`.
 
 Derivatives are those of the plain `psum` of the same values: linear.
@@ -36,8 +36,7 @@ import jax
 import jax.numpy as jnp
 
 from geojax.collectives.axes import AxisNames, to_varying, varying_axes
-from geojax.collectives.chunks import ChunkPlan
-from geojax.collectives.layout import (
+from geojax.collectives.block_layout import (
     PyTree,
     block_layouts,
     check_shards,
@@ -47,7 +46,8 @@ from geojax.collectives.layout import (
     spread_dims,
     spread_shapes,
 )
-from geojax.collectives.link import Sum
+from geojax.collectives.buckets import ChunkPlan
+from geojax.collectives.exchange import Sum
 from geojax.collectives.phases import (
     Axes,
     all_reduce_vector,
@@ -56,7 +56,7 @@ from geojax.collectives.phases import (
     sum_to_shards,
 )
 from geojax.collectives.pieces import Parts, take
-from geojax.collectives.wire import Wire
+from geojax.collectives.wire_format import Wire
 from geojax.errors import UserError
 
 Tree = TypeVar("Tree")
@@ -100,7 +100,7 @@ def all_reduce_with_errors(
     chunk_bytes: int | None = None,
     wire: Wire | None = None,
 ) -> tuple[Tree, Tree | None]:
-    """`hierarchical_all_reduce` with error feedback (`geojax.collectives.link`).
+    """`hierarchical_all_reduce` with error feedback (`geojax.collectives.exchange`).
 
     Args:
         tree: as there.
@@ -165,7 +165,7 @@ def reduce_scatter_with_errors(
     chunk_bytes: int | None = None,
     wire: Wire | None = None,
 ) -> tuple[Tree, Tree | None]:
-    """`hierarchical_reduce_scatter` with error feedback (`geojax.collectives.link`).
+    """`hierarchical_reduce_scatter` with error feedback (`geojax.collectives.exchange`).
 
     Args:
         tree: as there.

@@ -20,10 +20,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from geojax.collectives import link
+from geojax.collectives import exchange
 from geojax.collectives.axes import AxisNames
+from geojax.collectives.exchange import Message, Sum
 from geojax.collectives.hierarchical import FlatTree, flatten
-from geojax.collectives.link import Message, Sum
 from geojax.collectives.phases import (
     Axes,
     all_reduce_vector,
@@ -32,7 +32,7 @@ from geojax.collectives.phases import (
     resolve,
     scatter_vector,
 )
-from geojax.collectives.wire import Wire
+from geojax.collectives.wire_format import Wire
 
 Sent: TypeAlias = Message | jax.Array | Sum
 """A chunk: in a wire format; as it is; or not at all, since no other site has a part of it."""
@@ -68,7 +68,7 @@ class AllReduce:
             return chunk
         if isinstance(chunk, Message):
             assert self.wire is not None, "a message has a format"
-            return link.cross(chunk, self.axes.outer, self.wire)
+            return exchange.cross(chunk, self.axes.outer, self.wire)
         return lax.psum(chunk, self.axes.outer)
 
     def _finish(self, chunk: Sent, size: int) -> Sum:
@@ -76,7 +76,7 @@ class AllReduce:
             return chunk
         if isinstance(chunk, Message):
             assert self.wire is not None, "a message has a format"
-            made = link.arrive(chunk, self.axes.outer, self.wire)
+            made = exchange.arrive(chunk, self.axes.outer, self.wire)
         else:
             made = Sum(chunk, jnp.zeros_like(chunk) if self.keep_errors else None)
         return gather_vector(made, size, self.axes) if self.axes.inner else made
@@ -109,7 +109,7 @@ def start_all_reduce(
         if not in_format(shard, axes, wire):
             return shard
         assert wire is not None, "numbers in a format have one"
-        return link.depart(shard, axes.outer, wire, keep_error=keep)
+        return exchange.depart(shard, axes.outer, wire, keep_error=keep)
 
     sizes = tuple(vector.size for vector in vectors)
     return AllReduce(tuple(map(start, vectors)), sizes, flat, axes, wire, keep)

@@ -14,8 +14,8 @@ from geojax.collectives.axes import (
     split_by_size,
     to_varying,
 )
-from geojax.collectives.link import Sum, sum_in_format
-from geojax.collectives.wire import Wire
+from geojax.collectives.exchange import Sum, sum_in_format
+from geojax.collectives.wire_format import Wire
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from geojax.collectives.chunks import Chunk
+from geojax.collectives.buckets import Chunk
 
 
 def take(chunk: Chunk, arrays: Mapping[int, jax.Array], axis: int) -> jax.Array:

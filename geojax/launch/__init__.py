@@ -5,8 +5,8 @@ failed first; `local_members` and `Hosts.members` make them.
 """
 
 from geojax.launch.hosts import Hosts
-from geojax.launch.members import Member, local_members
 from geojax.launch.output import Output
 from geojax.launch.supervisor import Outcome, supervise
+from geojax.launch.workers import Member, local_members
 
 __all__ = ["Hosts", "Member", "Outcome", "Output", "local_members", "supervise"]

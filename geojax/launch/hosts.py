@@ -24,10 +24,10 @@ from typing import Self
 import pydantic
 
 from geojax.errors import UserError
-from geojax.launch import guard
-from geojax.launch.members import Member, place
-from geojax.runtime.launchers import FIRST_PORT
-from geojax.runtime.roll_call import is_loopback
+from geojax.launch import reaper
+from geojax.launch.workers import Member, place
+from geojax.runtime.cluster_env import FIRST_PORT
+from geojax.runtime.rendezvous import is_loopback
 from geojax.settings import Settings, load_yaml, validate
 
 _PASSED_ON = ("GEOJAX_", "JAX_", "XLA_", "NCCL_", "PYTHONPATH", "LD_LIBRARY_PATH")
@@ -89,7 +89,7 @@ class Hosts(Settings):
         }
         # The directory is this process's, where a symbolic link in $PWD reads better to others.
         directory = self.directory or Path(os.environ.get("PWD") or Path.cwd())
-        source = Path(guard.__file__).read_text(encoding="utf-8")
+        source = Path(reaper.__file__).read_text(encoding="utf-8")
         members = []
         for process, (site, host) in enumerate(hosts):
             told = place(process, len(hosts), coordinator, site, simulated_devices)

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TextIO
 
-from geojax.launch.members import Member
+from geojax.launch.workers import Member
 
 _COLOURS = (36, 33, 35, 32, 34, 31)
 _LINES_KEPT = 100

@@ -12,12 +12,12 @@ from types import FrameType
 from typing import IO, Any, Self
 
 from geojax.exit_codes import COMPLETE, VERDICT
-from geojax.launch.members import Member
 from geojax.launch.output import Output
-from geojax.runtime.last_words import blamed_process, blames_another
+from geojax.launch.workers import Member
+from geojax.runtime.exit_messages import blamed_process, blames_another
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# The processes of geojax find out who ended, which takes up to 6 s (`runtime.signs_of_life`), and
+# The processes of geojax find out who ended, which takes up to 6 s (`runtime.heartbeat`), and
 # tell each other within 2 s more.
 SETTLE_SECONDS = 9.0
 _LONGEST_LINE = 1 << 16

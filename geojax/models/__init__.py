@@ -1,11 +1,13 @@
 """Decoder-only transformers as functions on plain parameter trees."""
 
+from geojax.models.chunk.remat import Remat
 from geojax.models.config import MixtureSettings, ModelConfig, RotaryScaling
 from geojax.models.flops import model_flops
 from geojax.models.generate import generate
 from geojax.models.linen import Transformer
-from geojax.models.parallel_sizes import check_parallelism
-from geojax.models.parallelism import ALONE, Parallelism
+from geojax.models.parallel.limits import check_parallelism
+from geojax.models.parallel.parallelism import ALONE, Parallelism
+from geojax.models.parallel.partition import Partition, partitions
 from geojax.models.parameters import (
     Parameters,
     active_parameter_count,
@@ -14,8 +16,6 @@ from geojax.models.parameters import (
     parameter_count,
     parameter_shapes,
 )
-from geojax.models.partition import Partition, partitions
-from geojax.models.remat import Remat
 from geojax.models.transformer import Batch, logits, loss_sum
 
 __all__ = [

@@ -21,8 +21,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from geojax.models.parallelism import ALONE, Parallelism
-from geojax.models.varying import vary_over, varying_axes
+from geojax.models.parallel.parallelism import ALONE, Parallelism
+from geojax.models.parallel.varying import vary_over, varying_axes
 
 Carry = TypeVar("Carry")
 Output = TypeVar("Output")

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from geojax.models.parallelism import Parallelism
-from geojax.models.varying import vary_over, varying_axes
+from geojax.models.parallel.parallelism import Parallelism
+from geojax.models.parallel.varying import vary_over, varying_axes
 
 
 def look_up(table: jax.Array, indices: jax.Array) -> jax.Array:

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 
 from geojax.models.config import ModelConfig
 from geojax.models.norm import norm
-from geojax.models.parallelism import ALONE, Parallelism
+from geojax.models.parallel.parallelism import ALONE, Parallelism
+from geojax.models.parallel.tensor import enter, leave
 from geojax.models.parameters import Parameters
-from geojax.models.tensor_parallel import enter, leave
 from geojax.precision import PLAIN, Axes, Products
 
 Cut = Literal["columns", "rows"]
@@ -28,7 +28,7 @@ def linear(
     """`x` [..., inputs] times the kernel [inputs, outputs], plus the bias if there is one.
 
     Where the kernel is `cut` by rows the ranks of `tensor` add up their products, before the bias
-    (see `geojax.models.tensor_parallel.leave`).
+    (see `geojax.models.parallel.tensor.leave`).
     """
     product = times_kernel(parameters, x, parallelism, products, cut=cut)
     if cut == "rows":

@@ -11,13 +11,13 @@ from geojax.models.attention import attention
 from geojax.models.config import ModelConfig
 from geojax.models.dropout import dropout
 from geojax.models.feed_forward import feed_forward_block, linear
-from geojax.models.mixture import KEPT_BY_MIXTURE, mixture_block
+from geojax.models.moe import KEPT_BY_MIXTURE, mixture_block
 from geojax.models.norm import norm
-from geojax.models.parallelism import ALONE, Parallelism
+from geojax.models.parallel.parallelism import ALONE, Parallelism
+from geojax.models.parallel.sequence_order import local_columns
+from geojax.models.parallel.tensor import ENTERED, enter, stream_columns
 from geojax.models.parameters import Parameters
 from geojax.models.rotary import rotary_table, rotate
-from geojax.models.sequence_order import local_columns
-from geojax.models.tensor_parallel import ENTERED, enter, stream_columns
 from geojax.precision import KEPT_BY_PRODUCTS, PLAIN, Products
 
 # The backward pass keeps the results of matrix products and recomputes what lies between them. That

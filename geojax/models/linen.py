@@ -6,9 +6,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from geojax.models.chunk.remat import Remat
 from geojax.models.config import ModelConfig
 from geojax.models.parameters import Parameters, init_parameters, parameter_shapes
-from geojax.models.remat import Remat
 from geojax.models.transformer import Batch, logits, loss_sum
 
 

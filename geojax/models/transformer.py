@@ -5,25 +5,25 @@ import jax.numpy as jnp
 from jax import lax
 
 from geojax.errors import UserError
+from geojax.models.chunk.remat import Remat, rematerialised
 from geojax.models.config import ModelConfig
 from geojax.models.cross_entropy import cross_entropy_sum
 from geojax.models.dropout import dropout
 from geojax.models.embedding import look_up, look_up_own
 from geojax.models.layers import LayerContext, layer, make_context
-from geojax.models.mixture import weighted_balance
+from geojax.models.moe import weighted_balance
 from geojax.models.norm import norm
-from geojax.models.parallelism import ALONE, Parallelism
+from geojax.models.parallel.parallelism import ALONE, Parallelism
+from geojax.models.parallel.sequence_order import local_columns
+from geojax.models.parallel.tensor import enter, leave, stream_columns
+from geojax.models.parallel.varying import vary_over, varying_axes
 from geojax.models.parameters import Parameters
-from geojax.models.remat import Remat, rematerialised
-from geojax.models.sequence_order import local_columns
-from geojax.models.tensor_parallel import enter, leave, stream_columns
-from geojax.models.varying import vary_over, varying_axes
 from geojax.precision import PLAIN, Products
 
 Batch = dict[str, jax.Array]
 """tokens, targets, segment_ids, positions int32 [rows, columns]; loss_mask [rows, columns];
 row int32 [rows]. The columns are those of a whole row or this rank's share of it (see
-`geojax.models.sequence_order`)."""
+`geojax.models.parallel.sequence_order`)."""
 
 
 def loss_sum(
@@ -50,7 +50,7 @@ def loss_sum(
         config: the model.
         dropout_key: a JAX key that holds seed and step; None: no dropout.
         attention: an implementation that `geojax.models.attention` knows.
-        remat: see `geojax.models.remat`.
+        remat: see `geojax.models.chunk.remat`.
         parallelism: how the model and its rows are spread over the ranks of the surrounding
             `shard_map`; `parameters` and `batch` are this rank's parts.
         products: how the linear layers multiply; embedding, router and head always do in the

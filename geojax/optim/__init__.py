@@ -21,7 +21,7 @@ from geojax.optim.optimizer import (
     make_optimizer,
     optimizer_layouts,
 )
-from geojax.optim.stage_rows import StageRows
+from geojax.optim.stage_assignment import StageRows
 
 __all__ = [
     "SHARD_AXES",

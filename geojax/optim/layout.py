@@ -24,8 +24,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from geojax.models.partition import Partition
-from geojax.optim.stage_rows import EMPTY, StageRows
+from geojax.models.parallel.partition import Partition
+from geojax.optim.stage_assignment import EMPTY, StageRows
 
 SHARD_AXES = ("data", "expert")
 """The axes inside a site over which the training state is sharded (ZeRO)."""

@@ -3,8 +3,6 @@
 Nothing here imports JAX; `geojax.pipeline.execution` does.
 """
 
-from geojax.pipeline.costs import Costs as Costs
-from geojax.pipeline.costs import Hop as Hop
 from geojax.pipeline.generators import TICK_SCHEDULES as TICK_SCHEDULES
 from geojax.pipeline.generators import best_tick_table as best_tick_table
 from geojax.pipeline.generators import extended_warmup as extended_warmup
@@ -16,16 +14,18 @@ from geojax.pipeline.generators import tick_table as tick_table
 from geojax.pipeline.generators import zbv as zbv
 from geojax.pipeline.generators import zero_bubble_h1 as zero_bubble_h1
 from geojax.pipeline.generators import zero_bubble_h2 as zero_bubble_h2
-from geojax.pipeline.lock_step import lock_step as lock_step
 from geojax.pipeline.schedule import Action as Action
 from geojax.pipeline.schedule import Kind as Kind
 from geojax.pipeline.schedule import Placement as Placement
 from geojax.pipeline.schedule import Schedule as Schedule
 from geojax.pipeline.schedule import TickTable as TickTable
-from geojax.pipeline.simulator import simulate as simulate
-from geojax.pipeline.timeline import Message as Message
-from geojax.pipeline.timeline import Span as Span
-from geojax.pipeline.timeline import Timeline as Timeline
+from geojax.pipeline.simulation.costs import Costs as Costs
+from geojax.pipeline.simulation.costs import Hop as Hop
+from geojax.pipeline.simulation.lock_step import lock_step as lock_step
+from geojax.pipeline.simulation.simulator import simulate as simulate
+from geojax.pipeline.simulation.timeline import Message as Message
+from geojax.pipeline.simulation.timeline import Span as Span
+from geojax.pipeline.simulation.timeline import Timeline as Timeline
 from geojax.pipeline.validate import Invariant as Invariant
 from geojax.pipeline.validate import ScheduleError as ScheduleError
 from geojax.pipeline.validate import validate as validate

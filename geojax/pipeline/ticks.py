@@ -1,8 +1,8 @@
 """Tables of ticks: schedules for stages that work in lock-step, made in the units of its ticks.
 
-An order that is best where stages do not wait for each other (`geojax.pipeline.simulator`) is not
-in lock-step: while some stages run a forward others run a backward, and all wait for these. With f
-and b the seconds of a forward and a backward, the ticks of a `Packing` cost
+An order that is best where stages do not wait for each other (see the simulator) is not in
+lock-step: while some stages run a forward others run a backward, and all wait for these. With f and
+b the seconds of a forward and a backward, the ticks of a `Packing` cost
 
     single      2 max(f, b) a microbatch, in the memory of the event-driven schedule
     together    f + b, as one microbatch passes in each tick, while a stage that has only one of

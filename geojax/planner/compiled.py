@@ -6,10 +6,10 @@ import jax
 
 from geojax.mesh import make_mesh
 from geojax.optim import learning_rate_schedule, make_optimizer
+from geojax.step.state import state_layouts
+from geojax.step.update import batch_shape, lower_step
+from geojax.train.compiled_run import step_plan
 from geojax.train.config import RunConfig
-from geojax.train.program import step_plan
-from geojax.train.state import state_layouts
-from geojax.train.step import batch_shape, lower_step
 
 
 @dataclasses.dataclass(frozen=True)

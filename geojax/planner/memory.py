@@ -15,19 +15,19 @@ import jax
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh
 
 from geojax.accelerators import Accelerator
-from geojax.collectives import collective_traffic
+from geojax.hlo import collective_traffic
 from geojax.mesh import AXES, platform_of, require_sites
 from geojax.models import parameter_count
 from geojax.optim import LeafLayout, learning_rate_schedule, make_optimizer
 from geojax.planner.flat_program import Buffer, FlatProgram, Operation, flatten
 from geojax.planner.live_bytes import Accounting, Moment, peaks
 from geojax.runtime.xla_flags import expected_platform
+from geojax.step.plan import StepPlan
+from geojax.step.state import TrainState, state_layouts
+from geojax.step.update import batch_shape, trace_step
 from geojax.topology import Topology
+from geojax.train.compiled_run import step_plan
 from geojax.train.config import RunConfig
-from geojax.train.plan import StepPlan
-from geojax.train.program import step_plan
-from geojax.train.state import TrainState, state_layouts
-from geojax.train.step import batch_shape, trace_step
 
 Result = TypeVar("Result")
 

@@ -1,9 +1,7 @@
 """Which dtype each part of a training step works in."""
 
 from geojax.precision.backend import BackendChoice, BackendName, chosen_backend
-from geojax.precision.loss_scale import LossScale, LossScaleSettings, scale_gradient
-from geojax.precision.policy import Policy, PrecisionName, policy, policy_names
-from geojax.precision.products import (
+from geojax.precision.linear_matmul import (
     AMAX,
     KEPT_BY_PRODUCTS,
     PLAIN,
@@ -16,9 +14,10 @@ from geojax.precision.products import (
     largest_each,
     largest_over,
 )
-from geojax.precision.quantise import Quantised, quantise
-from geojax.precision.recipes import RECIPES, Format, Recipe
-from geojax.precision.rounded_weight import (
+from geojax.precision.loss_scale import LossScale, LossScaleSettings, scale_gradient
+from geojax.precision.policy import Policy, PrecisionName, policy, policy_names
+from geojax.precision.quantize import Quantised, quantise
+from geojax.precision.quantized_weight import (
     RoundedWeight,
     Weight,
     is_rounded,
@@ -26,6 +25,7 @@ from geojax.precision.rounded_weight import (
     round_weight,
     separate,
 )
+from geojax.precision.recipes import RECIPES, Format, Recipe
 
 __all__ = [
     "AMAX",

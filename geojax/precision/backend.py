@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 from geojax.errors import UserError
 from geojax.mesh import GPU_PLATFORMS
 from geojax.precision import transformer_engine
-from geojax.precision.products import Backend
+from geojax.precision.linear_matmul import Backend
 from geojax.precision.recipes import Recipe
 
 BackendName = Literal["auto", "reference", "xla", "transformer_engine"]

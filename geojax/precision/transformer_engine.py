@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from geojax.collectives.axes import to_varying, varying_axes
 from geojax.errors import UserError
-from geojax.precision.quantise import Quantised, scales_for
+from geojax.precision.quantize import Quantised, scales_for
 from geojax.precision.recipes import Format
 
 _MULTIPLE = 16

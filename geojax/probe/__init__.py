@@ -4,8 +4,8 @@ Everything is measured by the processes that would train, the links over TCP soc
 `probe` measures, `measured_topology` makes of it what the planner, the simulator and training read.
 """
 
+from geojax.probe.context import Places
 from geojax.probe.figures import Figures
-from geojax.probe.places import Places
 from geojax.probe.run import CHECKS, Check, probe
 from geojax.probe.topology_file import measured_topology, save_topology
 

@@ -17,10 +17,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from geojax.accelerators import Precision
+from geojax.probe.context import Places
 from geojax.probe.exchange import collect, turns
 from geojax.probe.figures import DeviceFigures
 from geojax.probe.outliers import slow_ones
-from geojax.probe.places import Places
 
 ROUNDS = 7
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import jax
 
 from geojax.runtime import MissingProcessesError, barrier, describe
-from geojax.runtime.store import publish, published
+from geojax.runtime.key_value_store import publish, published
 
 PATIENCE_SECONDS = 80.0
 """How long processes wait for each other beyond the time that a check takes: less than JAX takes to

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from geojax.accelerators import Precision
-from geojax.pipeline.stage_times import StageTimes
+from geojax.pipeline.simulation.stage_times import StageTimes
 from geojax.settings import Settings
 
 Verdict = Literal["ok", "look", "slow"]

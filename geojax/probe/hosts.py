@@ -4,11 +4,11 @@ import collections
 import os
 
 from geojax.errors import UserError
+from geojax.probe.context import Places
 from geojax.probe.exchange import collect
 from geojax.probe.figures import HostFigures
-from geojax.probe.places import Places
+from geojax.runtime.link_advice import KernelSettings, link_advice, nccl_sockets
 from geojax.topology import Topology
-from geojax.train.link_advice import KernelSettings, link_advice, nccl_sockets
 
 
 def read_hosts(places: Places, links: Topology | None) -> list[HostFigures]:

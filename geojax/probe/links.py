@@ -10,9 +10,9 @@ from socket import socket
 
 import jax
 
+from geojax.probe.context import Places
 from geojax.probe.exchange import PATIENCE_SECONDS, await_note, collect
 from geojax.probe.figures import LinkFigures
-from geojax.probe.places import Places
 from geojax.probe.streams import (
     Listener,
     answer,
@@ -24,7 +24,7 @@ from geojax.probe.streams import (
     send,
 )
 from geojax.runtime import describe
-from geojax.runtime.store import publish
+from geojax.runtime.key_value_store import publish
 
 # What a pair takes at most, at a round trip of three seconds, for each direction and stream count.
 _PHASE_SECONDS = 100.0

@@ -19,12 +19,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from geojax.collectives.conventions import BYTES_SENT
+from geojax.hlo.conventions import BYTES_SENT
 from geojax.mesh import AXES
+from geojax.probe.context import Places
 from geojax.probe.exchange import PATIENCE_SECONDS, collect
 from geojax.probe.figures import CollectiveFigures, CollectiveName, NetworkFigures, Scope
 from geojax.probe.outliers import slow_ones
-from geojax.probe.places import Places
 from geojax.runtime import Watchdog, WatchdogSettings, barrier
 
 SIZES_ON_CPU = (2**14, 2**18, 2**22)

@@ -9,13 +9,13 @@ import jax
 
 from geojax.accelerators import Precision
 from geojax.errors import UserError
+from geojax.probe.context import Places
 from geojax.probe.devices import default_dtype, measured_devices
 from geojax.probe.figures import DeviceFigures, Figures, LinkFigures
 from geojax.probe.hosts import read_hosts
 from geojax.probe.links import measured_links
 from geojax.probe.networks import measured_networks
 from geojax.probe.outliers import slow_ones
-from geojax.probe.places import Places
 from geojax.probe.streams import own_address
 from geojax.probe.topology_file import measured_topology
 from geojax.topology import Topology

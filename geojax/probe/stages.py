@@ -21,25 +21,25 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from geojax.errors import UserError
 from geojax.mesh import AXES, make_mesh
 from geojax.models import init_parameters
-from geojax.models.varying import vary_over, zeros_of
+from geojax.models.parallel.varying import vary_over, zeros_of
 from geojax.optim import layout
 from geojax.pipeline.execution import StageWeights
 from geojax.pipeline.execution.stage_layers import StageLayers
 from geojax.pipeline.schedule import Placement
-from geojax.pipeline.stage_times import PieceTimes, SiteTimes, StageTimes
+from geojax.pipeline.simulation.stage_times import PieceTimes, SiteTimes, StageTimes
+from geojax.probe.context import Places
 from geojax.probe.exchange import PATIENCE_SECONDS, collect
-from geojax.probe.places import Places
 from geojax.runtime import Watchdog, WatchdogSettings, barrier
-from geojax.train.amax_history import attach, expected, history_layouts
+from geojax.step.amax_history import attach, expected, history_layouts
+from geojax.step.forward_backward import TrainingPass
+from geojax.step.pipelined_gradients import stage_functions
+from geojax.step.plan import StepPlan
+from geojax.step.state import parameter_layouts
+from geojax.step.update import batch_shape, batch_specs
+from geojax.step.weights import gather_weights
+from geojax.train.compiled_run import step_plan
 from geojax.train.config import MeshSettings, RunConfig, ZeroSettings
 from geojax.train.pipeline_settings import PipelineSettings
-from geojax.train.pipelined import stage_functions
-from geojax.train.plan import StepPlan
-from geojax.train.program import step_plan
-from geojax.train.state import parameter_layouts
-from geojax.train.step import batch_shape, batch_specs
-from geojax.train.training_pass import TrainingPass
-from geojax.train.weights import gather_weights
 
 _ROUNDS = 5
 _LOOP_SECONDS = 0.2

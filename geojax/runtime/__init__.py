@@ -5,6 +5,7 @@ runtime, who runs in which site. `barrier` and `Watchdog` name the process that 
 ends the job together and `abandon` ends it everywhere after an error in one process.
 """
 
+from geojax.runtime.cluster_env import ProcessSettings
 from geojax.runtime.compilation_cache import enable_compilation_cache
 from geojax.runtime.coordination import (
     MissingProcessesError,
@@ -13,8 +14,7 @@ from geojax.runtime.coordination import (
     naming_lost_contact,
 )
 from geojax.runtime.devices import simulate_devices
-from geojax.runtime.launchers import ProcessSettings
-from geojax.runtime.peers import abandon
+from geojax.runtime.peer_monitor import abandon
 from geojax.runtime.start import finish, start
 from geojax.runtime.stop_signals import StopSignals
 from geojax.runtime.watchdog import Watchdog, WatchdogSettings

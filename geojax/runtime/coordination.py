@@ -14,10 +14,10 @@ import jax
 import jax.errors
 
 from geojax.errors import LostContactError, RunError
-from geojax.runtime.internals import coordination_client
-from geojax.runtime.last_words import lost_contact
-from geojax.runtime.signs_of_life import silent_now
-from geojax.runtime.store import publish, published
+from geojax.runtime.exit_messages import lost_contact
+from geojax.runtime.heartbeat import silent_now
+from geojax.runtime.jax_private import coordination_client
+from geojax.runtime.key_value_store import publish, published
 
 saying_lost_contact = threading.Lock()
 """Taken for good by the first thread that finds another process gone: it says so and ends this."""

@@ -5,7 +5,7 @@ import os
 import jax
 
 from geojax.errors import UserError
-from geojax.runtime.internals import backend_runs
+from geojax.runtime.jax_private import backend_runs
 
 # The threads that XLA's CPU client starts, as a multiple of the devices: a collective holds one
 # thread per device while the next step's computations need others, and with fewer the process

@@ -10,16 +10,16 @@ import jax
 
 from geojax.errors import UserError
 from geojax.mesh import register_processes
+from geojax.runtime.cluster_env import ProcessSettings, complete
 from geojax.runtime.coordination import barrier, know_processes
 from geojax.runtime.devices import simulate_devices
-from geojax.runtime.internals import backend_runs, coordination_client
-from geojax.runtime.launchers import ProcessSettings, complete
-from geojax.runtime.peers import (
+from geojax.runtime.jax_private import backend_runs, coordination_client
+from geojax.runtime.peer_monitor import (
     speaking_when_coordinator_is_gone,
     stop_watching_peers,
     watch_peers,
 )
-from geojax.runtime.roll_call import Presence, roll_call
+from geojax.runtime.rendezvous import Presence, roll_call
 from geojax.runtime.xla_flags import apply_xla_flags, expected_platform
 from geojax.topology import Process
 
@@ -38,7 +38,7 @@ def start(settings: ProcessSettings | None = None) -> tuple[Process, ...]:
     """Start this process's part of the job, before the first JAX operation.
 
     What `settings` leaves open comes from GEOJAX_* variables, SLURM or Kubernetes (see
-    `geojax.runtime.launchers`). Afterwards `jax.devices()` are the devices of all processes and
+    `geojax.runtime.cluster_env`). Afterwards `jax.devices()` are the devices of all processes and
     `make_mesh` knows the sites.
 
     Returns:

@@ -30,7 +30,7 @@ import pydantic
 from geojax.exit_codes import HANGING
 from geojax.quantities import Seconds
 from geojax.runtime.coordination import describe
-from geojax.runtime.store import publish, published
+from geojax.runtime.key_value_store import publish, published
 from geojax.settings import Settings
 
 

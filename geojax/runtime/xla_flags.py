@@ -12,7 +12,7 @@ from typing import Literal
 import jax
 
 from geojax.errors import UserError
-from geojax.runtime.internals import backend_runs
+from geojax.runtime.jax_private import backend_runs
 
 Platform = Literal["cpu", "gpu", "tpu"]
 

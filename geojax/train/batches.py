@@ -6,9 +6,9 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from geojax.models.sequence_order import column_order
-from geojax.train.plan import StepPlan
-from geojax.train.step import SIGNALS, signals_on_mesh
+from geojax.models.parallel.sequence_order import column_order
+from geojax.step.plan import StepPlan
+from geojax.step.update import SIGNALS, signals_on_mesh
 
 
 def rows_of_process(plan: StepPlan, rows: int) -> list[int]:

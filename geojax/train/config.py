@@ -12,8 +12,8 @@ from geojax.collectives import WireName
 from geojax.data import DataSettings
 from geojax.errors import UserError
 from geojax.models import ModelConfig
-from geojax.models.parallel_sizes import check_parallelism
-from geojax.models.parallelism import ContextMethod, Parallelism
+from geojax.models.parallel.limits import check_parallelism
+from geojax.models.parallel.parallelism import ContextMethod, Parallelism
 from geojax.optim import OptimizerSettings
 from geojax.precision import LossScaleSettings, PrecisionName
 from geojax.runtime import WatchdogSettings

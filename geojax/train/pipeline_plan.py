@@ -5,10 +5,10 @@ import itertools
 from geojax.errors import UserError
 from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.pipeline.generators import tick_table
-from geojax.pipeline.model_costs import layers_by_operations
 from geojax.pipeline.schedule import Placement, TickTable
+from geojax.pipeline.simulation.model_costs import layers_by_operations
+from geojax.step.stage_layers import StagedLayers
 from geojax.train.config import RunConfig
-from geojax.train.stages import StagedLayers
 
 
 def staged_layers(config: RunConfig) -> StagedLayers | None:

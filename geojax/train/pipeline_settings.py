@@ -6,7 +6,7 @@ import pydantic
 
 from geojax.errors import UserError
 from geojax.settings import Settings
-from geojax.train.plan import DcRole
+from geojax.step.plan import DcRole
 
 ScheduleName = Literal[
     "branch_free",

@@ -54,14 +54,6 @@ def mesh_line(mesh: Mesh) -> str:
     return f"{' x '.join(used)} on {count} {platform} device{'s' if count > 1 else ''}"
 
 
-def quantity(value: float, unit: str = "") -> str:
-    """A number that a person reads at a glance: 5.1M, 1.2 GB, 830 tokens/s."""
-    for limit, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= limit:
-            return f"{value / limit:.3g}{' ' if unit else ''}{prefix}{unit}"
-    return f"{value:.3g}{' ' if unit else ''}{unit}"
-
-
 def draw_loss_curve(metrics: Path, image: Path) -> None:
     """Draw training and validation loss by step from a `metrics.jsonl` into a PNG."""
     import matplotlib

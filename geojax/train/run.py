@@ -17,18 +17,19 @@ from geojax.checkpoint import Checkpointer, RunDirectory
 from geojax.data import Corpus, Loader
 from geojax.errors import UserError
 from geojax.optim import layout
+from geojax.quantities import quantity
 from geojax.runtime.compilations import CompilationCounter
+from geojax.runtime.link_advice import advice_of_process
+from geojax.step.state import TrainState, with_own_sites, with_saved_sites
+from geojax.step.update import STEP_NAME
 from geojax.topology import Topology
 from geojax.train.batches import rows_of_process
+from geojax.train.compiled_run import Program, make_run_mesh, step_plan
 from geojax.train.config import RunConfig
-from geojax.train.link_advice import advice_of_process
-from geojax.train.loop import Loop
 from geojax.train.metrics import MetricsWriter
-from geojax.train.program import Program, make_run_mesh, step_plan
-from geojax.train.report import Progress, draw_loss_curve, quantity, summary_table
+from geojax.train.report import Progress, draw_loss_curve, summary_table
 from geojax.train.sample import sample_texts, whole_weights
-from geojax.train.state import TrainState, with_own_sites, with_saved_sites
-from geojax.train.step import STEP_NAME
+from geojax.train.training_loop import Loop
 
 
 def train(

@@ -7,9 +7,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from geojax.data import Tokenizer
 from geojax.models import ModelConfig, generate
+from geojax.step.plan import StepPlan
+from geojax.step.state import TrainState
 from geojax.train.config import SampleSettings
-from geojax.train.plan import StepPlan
-from geojax.train.state import TrainState
 
 
 def whole_weights(state: TrainState, layouts: TrainState, plan: StepPlan) -> Any:

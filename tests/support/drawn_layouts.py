@@ -6,8 +6,8 @@ import random
 from geojax.errors import UserError
 from geojax.mesh import AXES
 from geojax.models import ModelConfig
-from geojax.models.parallel_sizes import check_parallelism
-from geojax.models.parallelism import Parallelism
+from geojax.models.parallel.limits import check_parallelism
+from geojax.models.parallel.parallelism import Parallelism
 
 DEVICES, ROWS, SEQUENCE = 8, 16, 32
 _LAYOUT_AXES = tuple(axis for axis in AXES if axis != "stage")

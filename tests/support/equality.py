@@ -13,10 +13,10 @@ from geojax import make_mesh
 from geojax.models import init_parameters, loss_sum
 from geojax.optim import layout
 from geojax.precision import policy
+from geojax.step.plan import StepPlan
+from geojax.step.state import parameter_layouts
+from geojax.step.update import batch_specs, mean_gradients, signals_on_mesh
 from geojax.train.batches import global_batch, rows_of_process
-from geojax.train.plan import StepPlan
-from geojax.train.state import parameter_layouts
-from geojax.train.step import batch_specs, mean_gradients, signals_on_mesh
 
 
 def setting(family, precision):

@@ -24,8 +24,8 @@ from geojax.runtime import simulate_devices
 simulate_devices(8)
 
 from geojax.settings import validate
+from geojax.train.compiled_run import Program, make_run_mesh, step_plan
 from geojax.train.config import RunConfig
-from geojax.train.program import Program, make_run_mesh, step_plan
 
 MODEL = {
     "layers": 4,

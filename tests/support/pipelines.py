@@ -20,11 +20,11 @@ from geojax.models.parameters import parameter_shapes
 from geojax.pipeline import Placement, tick_table
 from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.precision import policy
-from geojax.train.gradients import step_gradients
-from geojax.train.plan import StepPlan
-from geojax.train.stages import StagedLayers
-from geojax.train.state import parameter_layouts
-from geojax.train.step import batch_shape, batch_specs
+from geojax.step.gradients import step_gradients
+from geojax.step.plan import StepPlan
+from geojax.step.stage_layers import StagedLayers
+from geojax.step.state import parameter_layouts
+from geojax.step.update import batch_shape, batch_specs
 
 DEVICES, ROWS, SEQUENCE, MICROBATCHES = 8, 24, 16, 6
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}

@@ -1,10 +1,10 @@
 """The bytes of a step by axis: in its program, and by the formula."""
 
-from geojax.collectives import collective_traffic
+from geojax.hlo import collective_traffic
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
-from geojax.train.expected_traffic import expected_step_bytes
-from geojax.train.state import state_layouts
-from geojax.train.step import SIGNALS, batch_shape, lower_step
+from geojax.planner.traffic.step import expected_step_bytes
+from geojax.step.state import state_layouts
+from geojax.step.update import SIGNALS, batch_shape, lower_step
 
 
 def lowered_step(model, plan, rows, sequence):

@@ -1,16 +1,13 @@
 """Causal attention behind one seam: cuDNN on GPUs, a blocked implementation anywhere."""
 
-from geojax.models.attention.choice import IMPLEMENTATIONS, Choice, chosen_implementation
-from geojax.models.attention.context import context_obstacle
-from geojax.models.attention.context_traffic import ContextBytes, expected_context_bytes
-from geojax.models.attention.seam import attention
+from geojax.models.attention.api import attention
+from geojax.models.attention.context.methods import context_obstacle
+from geojax.models.attention.select import IMPLEMENTATIONS, Choice, chosen_implementation
 
 __all__ = [
     "IMPLEMENTATIONS",
     "Choice",
-    "ContextBytes",
     "attention",
     "chosen_implementation",
     "context_obstacle",
-    "expected_context_bytes",
 ]

@@ -8,7 +8,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, NullLocator
 
-from geojax.pipeline.bandwidth import BandwidthSweep
+from geojax.pipeline.simulation.bandwidth import BandwidthSweep
 
 _RATIOS = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 4.0)
 

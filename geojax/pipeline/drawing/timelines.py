@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter
 
 from geojax.pipeline.schedule import Kind, Placement
-from geojax.pipeline.timeline import Message, Span, Timeline
+from geojax.pipeline.simulation.timeline import Message, Span, Timeline
 
 _COLOURS = {Kind.FORWARD: "#4f8fc7", Kind.BACKWARD: "#e39a3b", Kind.WEIGHT: "#6fae75"}
 _NAMES = {

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from geojax.pipeline.schedule import Action, Kind
-from geojax.pipeline.timeline import Message, Timeline
+from geojax.pipeline.simulation.timeline import Message, Timeline
 
 Event = dict[str, Any]
 

@@ -22,9 +22,9 @@ import numpy as np
 from jax import lax
 
 from geojax.collectives import after
-from geojax.models.layer_scan import layer_slice
-from geojax.models.varying import vary_over, varying_axes, zeros_of
-from geojax.pipeline.execution.rings import behind, get, nan_of, put, typed_like
+from geojax.models.chunk.layer_scan import layer_slice
+from geojax.models.parallel.varying import vary_over, varying_axes, zeros_of
+from geojax.pipeline.execution.ring_buffers import behind, get, nan_of, put, typed_like
 from geojax.pipeline.execution.stage_functions import (
     Microbatch,
     PipelineGradients,

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 from jax.extend import core
 
-from geojax.models.residuals import Residuals
+from geojax.models.chunk.residuals import Residuals
 
 _CALLS = frozenset(
     ("jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "custom_jvp_call")
@@ -73,7 +73,7 @@ class SplitBackward:
 
     @classmethod
     def of(cls, residuals: Residuals, again: Any, cotangents: Any) -> "SplitBackward":
-        """Split the backward of `geojax.models.residuals.forward(f, weights, x, again=again)`.
+        """Split the backward of `forward(f, weights, x, again=again)` of `geojax.models.chunk`.
 
         Args:
             residuals: of the forward: arrays, or tracers of their types.

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from geojax.models.layer_scan import Layer
+from geojax.models.chunk.layer_scan import Layer
 from geojax.models.parameters import Parameters
 
 Microbatch = Any

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from geojax.models.layer_scan import add_at, forward_layer, layer_slice
+from geojax.models.chunk.layer_scan import add_at, forward_layer, layer_slice
+from geojax.models.chunk.residuals import Residuals
+from geojax.models.parallel.varying import vary_over, varying_axes, zeros_of
 from geojax.models.parameters import Parameters
-from geojax.models.residuals import Residuals
-from geojax.models.varying import vary_over, varying_axes, zeros_of
-from geojax.pipeline.execution.rings import get_layer, put_layer, typed_like
+from geojax.pipeline.execution.ring_buffers import get_layer, put_layer, typed_like
 from geojax.pipeline.execution.split_backward import SplitBackward
 from geojax.pipeline.execution.stage_functions import Microbatch, StageFunctions, StageWeights
 from geojax.pipeline.schedule import Placement

@@ -3,9 +3,9 @@
 import heapq
 from collections.abc import Sequence
 
-from geojax.pipeline.costs import Costs
 from geojax.pipeline.schedule import Action, Kind, Placement, Schedule
-from geojax.pipeline.simulator import Links
+from geojax.pipeline.simulation.costs import Costs
+from geojax.pipeline.simulation.simulator import Links
 
 
 def greedy(

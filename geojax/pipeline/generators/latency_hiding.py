@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterator
 
 from geojax.errors import UserError
-from geojax.pipeline.costs import Costs
 from geojax.pipeline.generators.greedy import greedy
 from geojax.pipeline.generators.warmup import extended_warmup, gpipe, one_f_one_b
 from geojax.pipeline.generators.zero_bubble import zero_bubble_h1, zero_bubble_h2
 from geojax.pipeline.schedule import Kind, Schedule
-from geojax.pipeline.simulator import iteration_seconds
+from geojax.pipeline.simulation.costs import Costs
+from geojax.pipeline.simulation.simulator import iteration_seconds
 
 _PATIENCE = (0.0, 0.25, 0.5)
 

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from geojax.errors import UserError
-from geojax.pipeline.costs import Costs, Hop
 from geojax.pipeline.generators.greedy import greedy
 from geojax.pipeline.generators.latency_hiding import limit_spreads, with_split_backward
 from geojax.pipeline.generators.paired import paired_greedy, paired_interleaved
@@ -11,6 +10,7 @@ from geojax.pipeline.generators.warmup import with_warmups
 from geojax.pipeline.generators.zero_bubble import zero_bubble_h1, zero_bubble_h2
 from geojax.pipeline.generators.zero_bubble_v import zbv
 from geojax.pipeline.schedule import Placement, Schedule
+from geojax.pipeline.simulation.costs import Costs, Hop
 from geojax.pipeline.ticks import Packing
 
 TICK_SCHEDULES = (

@@ -5,10 +5,10 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from geojax.errors import UserError
-from geojax.pipeline.costs import Costs
 from geojax.pipeline.generators.tick_orders import splits_backward, tick_orders
-from geojax.pipeline.lock_step import lock_step_seconds
 from geojax.pipeline.schedule import Placement, TickTable
+from geojax.pipeline.simulation.costs import Costs
+from geojax.pipeline.simulation.lock_step import lock_step_seconds
 from geojax.pipeline.ticks import Packing, in_ticks
 
 _SLIGHT = 1e-9

@@ -11,8 +11,8 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from geojax.pipeline.costs import Costs
 from geojax.pipeline.schedule import Action, Kind, Placement, Schedule
+from geojax.pipeline.simulation.costs import Costs
 
 
 def gpipe(stages: int, microbatches: int) -> Schedule:

@@ -11,9 +11,9 @@ from geojax.checkpoint import Checkpointer
 from geojax.optim import OptimizerSettings, layout, make_optimizer
 from geojax.pipeline.schedule import Placement
 from geojax.precision import policy
-from geojax.train.plan import StepPlan
-from geojax.train.stages import StagedLayers
-from geojax.train.state import initial_state, state_layouts
+from geojax.step.plan import StepPlan
+from geojax.step.stage_layers import StagedLayers
+from geojax.step.state import initial_state, state_layouts
 
 MODEL = model_of("llama").model_copy(update={"layers": 5, "tied_head": True})
 LAYOUTS = {

@@ -6,13 +6,8 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from geojax.collectives import (
-    BFLOAT16,
-    INT8,
-    all_reduce_with_errors,
-    collective_traffic,
-    start_all_reduce,
-)
+from geojax.collectives import BFLOAT16, INT8, all_reduce_with_errors, start_all_reduce
+from geojax.hlo import collective_traffic
 
 SHAPES = {"matrix": (30, 70), "vector": (1001,), "scalar": (), "empty": (0, 3)}
 CHUNK_BYTES = 4096

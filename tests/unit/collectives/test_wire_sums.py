@@ -8,17 +8,11 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from geojax.collectives import (
-    BFLOAT16,
-    FLOAT32,
-    INT8,
-    all_reduce_with_errors,
-    collective_traffic,
-    expected_all_reduce,
-    expected_reduce_scatter,
-)
+from geojax.collectives import BFLOAT16, FLOAT32, INT8, all_reduce_with_errors
 from geojax.collectives.hierarchical import reduce_scatter_with_errors
+from geojax.hlo import collective_traffic
 from geojax.mesh import make_mesh
+from geojax.planner.traffic.collectives import expected_all_reduce, expected_reduce_scatter
 
 WIRES = {"fp32": FLOAT32, "bf16": BFLOAT16, "int8": INT8}
 SHAPES = {"scale": (1,), "vector": (1001,), "matrix": (30, 70)}

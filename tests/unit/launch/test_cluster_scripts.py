@@ -10,7 +10,7 @@ import yaml
 from pydantic import ValidationError
 from support.jobset import JobSet
 
-from geojax.runtime.launchers import ProcessSettings, complete
+from geojax.runtime.cluster_env import ProcessSettings, complete
 
 LAUNCH = Path(__file__).resolve().parents[3] / "launch"
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from geojax.launch import Output, local_members, supervise
-from geojax.launch.members import Member
-from geojax.runtime.last_words import ending_because, lost_contact
+from geojax.launch.workers import Member
+from geojax.runtime.exit_messages import ending_because, lost_contact
 
 # Lets a program wait for another: a file appears.
 PRELUDE = """

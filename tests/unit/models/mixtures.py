@@ -7,11 +7,11 @@ from jax.sharding import PartitionSpec
 
 from geojax.collectives.axes import to_varying
 from geojax.models import MixtureSettings, ModelConfig, init_parameters, parameter_shapes
-from geojax.models.mixture import mixture_block
-from geojax.models.partition import partitions
-from geojax.models.remat import rematerialised
-from geojax.models.sequence_order import local_columns
-from geojax.models.tensor_parallel import stream_columns
+from geojax.models.chunk.remat import rematerialised
+from geojax.models.moe import mixture_block
+from geojax.models.parallel.partition import partitions
+from geojax.models.parallel.sequence_order import local_columns
+from geojax.models.parallel.tensor import stream_columns
 
 _SIZES = {
     "layers": 2,

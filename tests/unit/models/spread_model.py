@@ -13,8 +13,8 @@ from jax.sharding import PartitionSpec
 import geojax
 from geojax.collectives.axes import drop_single, split_by_size, to_varying, varying_axes
 from geojax.models import loss_sum
-from geojax.models.partition import partitions
-from geojax.models.sequence_order import column_order
+from geojax.models.parallel.partition import partitions
+from geojax.models.parallel.sequence_order import column_order
 
 _BATCH_AXES = ("dc", "data", "expert", "context")
 

@@ -7,7 +7,7 @@ from jax.sharding import PartitionSpec
 
 from geojax.mesh import make_mesh
 from geojax.models.attention import attention
-from geojax.models.sequence_order import column_order
+from geojax.models.parallel.sequence_order import column_order
 
 SPEC = PartitionSpec("data", "context", "tensor")
 ROW_SPEC = PartitionSpec("data", "context")

@@ -8,7 +8,8 @@ from jax.sharding import PartitionSpec
 
 from geojax.errors import UserError
 from geojax.mesh import AXES, make_mesh
-from geojax.models.attention import attention, tiled
+from geojax.models.attention import attention
+from geojax.models.attention.blocked import tiled
 
 
 @pytest.fixture

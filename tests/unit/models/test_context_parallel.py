@@ -12,9 +12,10 @@ from spread_rows import (
     spread,
 )
 
-from geojax.collectives import collective_traffic
-from geojax.models.attention import expected_context_bytes, tiled
-from geojax.models.parallelism import Parallelism
+from geojax.hlo import collective_traffic
+from geojax.models.attention.blocked import tiled
+from geojax.models.parallel.parallelism import Parallelism
+from geojax.planner.traffic.context import expected_context_bytes
 
 METHODS = ["ring", "all_gather", "ulysses"]
 

@@ -11,7 +11,7 @@ from spread_rows import ROW_SPEC, SPEC, output_and_gradients
 from support.h100 import h100_devices, needs_cuda
 
 from geojax.mesh import make_mesh
-from geojax.models.parallelism import Parallelism
+from geojax.models.parallel.parallelism import Parallelism
 
 
 def compiled(method, packed):

@@ -8,9 +8,10 @@ from spread_rows import arrays, in_rank_order, spread
 
 from geojax.errors import UserError
 from geojax.mesh import make_mesh
-from geojax.models.attention import attention, context_obstacle, expected_context_bytes
-from geojax.models.parallelism import Parallelism
-from geojax.models.sequence_order import column_order, local_columns
+from geojax.models.attention import attention, context_obstacle
+from geojax.models.parallel.parallelism import Parallelism
+from geojax.models.parallel.sequence_order import column_order, local_columns
+from geojax.planner.traffic.context import expected_context_bytes
 
 METHODS = ["ring", "all_gather", "ulysses"]
 

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import pytest
 from spread_rows import equations, inner_programs, spread
 
-from geojax.collectives import collective_traffic
-from geojax.models.attention import expected_context_bytes, tiled
-from geojax.models.parallelism import Parallelism
+from geojax.hlo import collective_traffic
+from geojax.models.attention.blocked import tiled
+from geojax.models.parallel.parallelism import Parallelism
+from geojax.planner.traffic.context import expected_context_bytes
 
 HEADS, SIZE = 8, 4
 

@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec
 import geojax
 from geojax.models import cross_entropy
 from geojax.models.cross_entropy import cross_entropy_sum
-from geojax.models.parallelism import Parallelism
+from geojax.models.parallel.parallelism import Parallelism
 
 
 def _inputs(dtype, tied, tokens=(3, 11), hidden=6, vocabulary=17):

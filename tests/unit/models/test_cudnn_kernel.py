@@ -20,12 +20,13 @@ from spread_rows import (
     spread,
 )
 
-from geojax.models.attention import cudnn, cudnn_primitives
-from geojax.models.attention.blocks import Block
-from geojax.models.attention.cudnn_kernel import CUDNN
-from geojax.models.attention.cudnn_packed import MOST_SEGMENTS, segment_layout
-from geojax.models.attention.tiled import TILED
-from geojax.models.parallelism import Parallelism
+from geojax.models.attention.blocked.blocks import Block
+from geojax.models.attention.blocked.tiled import TILED
+from geojax.models.attention.cudnn import primitives as cudnn_primitives
+from geojax.models.attention.cudnn import support as cudnn
+from geojax.models.attention.cudnn.kernel import CUDNN
+from geojax.models.attention.cudnn.packed import MOST_SEGMENTS, segment_layout
+from geojax.models.parallel.parallelism import Parallelism
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from support.equality import assert_equal_gradients
 from support.small_models import FAMILIES, ROWS, SEQUENCE, make_batch, model_of
 
 from geojax.models import init_parameters
-from geojax.models.layer_scan import (
+from geojax.models.chunk.layer_scan import (
     Span,
     StackedGradients,
     StackedWeights,
@@ -15,9 +15,9 @@ from geojax.models.layer_scan import (
     forward_layers,
     layer_slice,
 )
+from geojax.models.chunk.remat import rematerialised
+from geojax.models.chunk.residuals import forward
 from geojax.models.layers import layer, make_context
-from geojax.models.remat import rematerialised
-from geojax.models.residuals import forward
 from geojax.models.transformer import apply_layers
 
 

@@ -9,10 +9,10 @@ from jax.extend.core import jaxprs_in_params
 from model_families import FAMILIES
 from spread_model import assert_close, mesh_of, spread, spread_step
 
-from geojax.collectives import collective_traffic
+from geojax.hlo import collective_traffic
 from geojax.models import loss_sum
-from geojax.models.parallelism import Parallelism
-from geojax.models.tensor_traffic import expected_tensor_bytes
+from geojax.models.parallel.parallelism import Parallelism
+from geojax.planner.traffic.tensor import expected_tensor_bytes
 
 _KEY = jax.random.PRNGKey(7)
 

@@ -5,7 +5,7 @@ import random
 from support.drawn_pipelines import drawn_under_a_limit, littles_law
 
 from geojax.pipeline import Costs, Hop, extended_warmup, latency_hiding, one_f_one_b, validate
-from geojax.pipeline.simulator import iteration_seconds
+from geojax.pipeline.simulation.simulator import iteration_seconds
 
 
 def test_close_to_littles_law():

@@ -168,7 +168,7 @@ def test_the_table_touches_no_device():
     program = (
         "from pathlib import Path\n"
         "from geojax.planner.memory import TracedStep\n"
-        "from geojax.runtime.internals import backend_runs\n"
+        "from geojax.runtime.jax_private import backend_runs\n"
         "from geojax.train.config import RunConfig\n"
         f"config = RunConfig.load(Path({str(QUICKSTART)!r}))\n"
         "assert TracedStep.of(config).memory().bytes > 0\n"

@@ -1,6 +1,6 @@
+from geojax.probe.context import Places
 from geojax.probe.devices import Work, measured_devices, slow_devices
 from geojax.probe.figures import DeviceFigures, Figures
-from geojax.probe.places import Places
 from geojax.probe.run import flagged
 from geojax.topology import Process
 

@@ -10,10 +10,10 @@ from geojax.cli.main import run
 from geojax.errors import UserError
 from geojax.mesh import make_mesh
 from geojax.pipeline.schedule import Placement
-from geojax.pipeline.stage_times import PieceTimes, StageTimes
-from geojax.pipeline.staged_model import StagedModel
+from geojax.pipeline.simulation.stage_times import PieceTimes, StageTimes
+from geojax.pipeline.simulation.staged_model import StagedModel
 from geojax.probe import stages
-from geojax.probe.places import Places
+from geojax.probe.context import Places
 from geojax.probe.stages import measured_stages
 from geojax.topology import Process, Topology
 from geojax.train.config import RunConfig

@@ -2,9 +2,9 @@ import jax
 import pytest
 
 from geojax.errors import UserError
+from geojax.probe.context import Places
 from geojax.probe.figures import CollectiveFigures
 from geojax.probe.networks import bus_bandwidth, measured_networks, slow_networks
-from geojax.probe.places import Places
 from geojax.topology import Process, Topology
 
 

@@ -3,11 +3,11 @@ import numpy as np
 import pytest
 
 from geojax import make_mesh
-from geojax.models.sequence_order import column_order
+from geojax.models.parallel.sequence_order import column_order
 from geojax.precision import policy
+from geojax.step.plan import StepPlan
+from geojax.step.update import SIGNALS
 from geojax.train.batches import global_batch, global_signals, rows_of_process
-from geojax.train.plan import StepPlan
-from geojax.train.step import SIGNALS
 
 
 @pytest.mark.parametrize("axes", [{"data": 8}, {"dc": 2, "data": 4}, {"dc": 4, "expert": 2}])

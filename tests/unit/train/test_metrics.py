@@ -1,8 +1,9 @@
 import json
 
 from geojax.checkpoint import RunDirectory
+from geojax.quantities import quantity
 from geojax.train.metrics import MetricsWriter, read_metrics
-from geojax.train.report import draw_loss_curve, quantity
+from geojax.train.report import draw_loss_curve
 
 
 def test_a_resumed_run_continues_the_file_and_each_step_stands_once(tmp_path):

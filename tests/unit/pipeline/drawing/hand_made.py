@@ -1,7 +1,7 @@
 """Timelines written by hand, for what draws and records them."""
 
 from geojax.pipeline.schedule import Action, Kind, Placement, Schedule
-from geojax.pipeline.timeline import Message, Span, Timeline
+from geojax.pipeline.simulation.timeline import Message, Span, Timeline
 
 SITES = ("east", "west")
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from support.pipelines import FACTORS, SEQUENCE, Case, trace_gradients
 
-from geojax.collectives import collective_traffic
-from geojax.collectives.hlo import parse_module
+from geojax.hlo import collective_traffic
+from geojax.hlo.module import parse_module
 from geojax.mesh import AXES
 from geojax.pipeline.execution import executor
-from geojax.pipeline.execution.rings import nan_of
+from geojax.pipeline.execution.ring_buffers import nan_of
 from geojax.pipeline.execution.tick_program import NOTHING
 
 ROWS = 5

@@ -6,9 +6,9 @@ import time
 import pytest
 from support.h100 import h100_devices, needs_cuda
 
-from geojax.collectives import collective_traffic
-from geojax.collectives.hlo import parse_module, shape_bytes
-from geojax.collectives.overlap import flights
+from geojax.hlo import collective_traffic
+from geojax.hlo.module import parse_module, shape_bytes
+from geojax.hlo.overlap import flights
 from geojax.mesh import make_mesh
 from geojax.models import ModelConfig
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
@@ -16,11 +16,11 @@ from geojax.pipeline import Placement, tick_table
 from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.precision import policy
 from geojax.runtime.xla_flags import recommended_flags
+from geojax.step.plan import StepPlan
+from geojax.step.stage_layers import StagedLayers
+from geojax.step.state import state_layouts
+from geojax.step.update import batch_shape, lower_step
 from geojax.topology import Topology
-from geojax.train.plan import StepPlan
-from geojax.train.stages import StagedLayers
-from geojax.train.state import state_layouts
-from geojax.train.step import batch_shape, lower_step
 
 SEQUENCE = 4096
 FORMS = {"branch_free": True, "one_f_one_b": False}

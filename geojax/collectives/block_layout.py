@@ -1,0 +1,213 @@
+"""Leaves as blocks of a scattered dimension: which rank holds what, and how much is padding.
+
+A leaf of shape [.., size, ..] scattered along `dim` over `ranks` ranks is padded with zeros at the
+end of `dim` to ranks * block; rank r holds the block from r * block (the tiled layout of
+`lax.psum_scatter` and of a PartitionSpec). Its *rows* are the same numbers as [ranks, columns]:
+row r is the block of rank r, flattened with the scattered dimension in front.
+"""
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from geojax.collectives.buckets import ChunkPlan, plan_chunks
+from geojax.errors import UserError
+
+PyTree: TypeAlias = Any
+
+
+@dataclass(frozen=True)
+class BlockLayout:
+    """How one leaf lies on the ranks of the inner axes."""
+
+    shape: tuple[int, ...]
+    """Of the whole leaf, without padding."""
+    dim: int
+    """The scattered dimension, counted from the front."""
+    ranks: int
+
+    @property
+    def block(self) -> int:
+        """The length of a rank's block along `dim`, padding included."""
+        return -(-self.shape[self.dim] // self.ranks)
+
+    @property
+    def shard_shape(self) -> tuple[int, ...]:
+        """The shape of what a rank holds."""
+        return (*self.shape[: self.dim], self.block, *self.shape[self.dim + 1 :])
+
+    @property
+    def columns(self) -> int:
+        """The number of elements of a shard."""
+        return math.prod(self.shard_shape)
+
+    def pad(self, leaf: jax.Array) -> jax.Array:
+        """`leaf` with zeros behind the end of `dim`, so that its length is ranks * block."""
+        missing = self.ranks * self.block - self.shape[self.dim]
+        if missing == 0:
+            return leaf
+        widths = [(0, missing if dim == self.dim else 0, 0) for dim in range(leaf.ndim)]
+        return lax.pad(leaf, jnp.zeros((), leaf.dtype), widths)
+
+    def trim(self, padded: jax.Array) -> jax.Array:
+        """`padded` [.., ranks * block, ..] without the padding."""
+        if padded.shape == self.shape:
+            return padded
+        return lax.slice_in_dim(padded, 0, self.shape[self.dim], axis=self.dim)
+
+    def to_rows(self, leaf: jax.Array) -> jax.Array:
+        """`leaf` as [ranks, columns], padded."""
+        return jnp.moveaxis(self.pad(leaf), self.dim, 0).reshape(self.ranks, self.columns)
+
+    def from_rows(self, rows: jax.Array) -> jax.Array:
+        """The whole leaf from [ranks, columns], the padding trimmed."""
+        front = self._block_in_front(self.ranks * self.block)
+        return self.trim(jnp.moveaxis(rows.reshape(front), 0, self.dim))
+
+    def to_row(self, shard: jax.Array) -> jax.Array:
+        """A shard as a row: [columns]."""
+        return jnp.moveaxis(shard, self.dim, 0).reshape(self.columns)
+
+    def from_row(self, row: jax.Array) -> jax.Array:
+        """The shard from its row [columns]."""
+        return jnp.moveaxis(row.reshape(self._block_in_front(self.block)), 0, self.dim)
+
+    def _block_in_front(self, length: int) -> tuple[int, ...]:
+        return (length, *self.shape[: self.dim], *self.shape[self.dim + 1 :])
+
+
+def block_layouts(
+    names: Sequence[str], shapes: Sequence[tuple[int, ...]], dims: Sequence[int], ranks: int
+) -> tuple[BlockLayout, ...]:
+    """The layout of each leaf; `names` are for the messages.
+
+    Raises:
+        UserError: a leaf is a scalar, or does not have the dimension that it is scattered along.
+    """
+    layouts = []
+    for name, shape, dim in zip(names, shapes, dims, strict=True):
+        if not shape:
+            raise UserError(
+                f"collectives: leaf{name} is a scalar, which has no dimension to scatter; give it "
+                "shape (1,), or sum it with hierarchical_all_reduce"
+            )
+        if not -len(shape) <= dim < len(shape):
+            raise UserError(
+                f"collectives: leaf{name} has shape {shape} and no dimension {dim} to scatter; "
+                f"dims must lie from 0 to {len(shape) - 1}"
+            )
+        layouts.append(BlockLayout(tuple(shape), dim % len(shape), ranks))
+    return tuple(layouts)
+
+
+def check_shards(
+    names: Sequence[str], shapes: Sequence[tuple[int, ...]], layouts: Sequence[BlockLayout]
+) -> None:
+    """Raise a UserError when a shard does not have the shape that its layout gives it."""
+    for name, shape, layout in zip(names, shapes, layouts, strict=True):
+        if shape != layout.shard_shape:
+            raise UserError(
+                f"collectives: shard{name} has shape {shape}; dimension {layout.dim} of "
+                f"{layout.shape} scattered over {layout.ranks} ranks gives {layout.shard_shape}"
+            )
+
+
+def leaf_names(tree: PyTree) -> list[str]:
+    """For each leaf its path as it is written after the tree's name; "" for a lone array."""
+    return [_path(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+
+
+def spread_dims(dims: PyTree, tree: PyTree) -> list[int]:
+    """One dimension for each leaf of `tree`; `dims` is an int, or a tree (or prefix) of them.
+
+    Raises:
+        UserError: `dims` is not shaped like `tree`, or holds something other than integers.
+    """
+    try:
+        spread = jax.tree.leaves(jax.tree.broadcast(dims, tree))
+    except ValueError:
+        raise UserError(
+            f"collectives: dims must be one int or a tree of ints like the tree of arrays; got "
+            f"{jax.tree.structure(dims)} for {jax.tree.structure(tree)}"
+        ) from None
+    for dim in spread:
+        if isinstance(dim, bool) or not isinstance(dim, int | np.integer):
+            raise UserError(f"collectives: dims must be integers, not {dim!r}")
+    return [int(dim) for dim in spread]
+
+
+def spread_shapes(shapes: PyTree, tree: PyTree) -> list[tuple[int, ...]]:
+    """The shape for each leaf of `tree`; leaves of `shapes` are tuples of ints or have `.shape`.
+
+    Raises:
+        UserError: `shapes` is not shaped like `tree`.
+    """
+    leaves, structure = jax.tree.flatten(shapes, is_leaf=_is_shape)
+    expected: Any = jax.tree.structure(tree)
+    if structure != expected or not all(map(_is_shape, leaves)):
+        raise UserError(
+            "collectives: shapes must be a tree like the shards, of tuples of ints or of things "
+            f"with a shape; got {structure} for {expected}"
+        )
+    return [tuple(leaf) if isinstance(leaf, tuple) else tuple(leaf.shape) for leaf in leaves]
+
+
+def chunk_limit(chunk_bytes: int | None, unit_bytes: int) -> int | None:
+    """How many units of `unit_bytes` fit a chunk of `chunk_bytes`; None stays None.
+
+    Raises:
+        UserError: not even one unit fits.
+    """
+    if chunk_bytes is None:
+        return None
+    if chunk_bytes < unit_bytes:
+        raise UserError(
+            f"collectives: chunk_bytes={chunk_bytes} cannot hold one element for each rank, which "
+            f"takes {unit_bytes} bytes; give at least that (megabytes are usual), or None"
+        )
+    return chunk_bytes // unit_bytes
+
+
+def plan_columns(
+    layouts: Sequence[BlockLayout],
+    dtypes: Sequence[Any],
+    kinds: Sequence[Hashable],
+    chunk_bytes: int | None,
+) -> ChunkPlan:
+    """The chunks of scattered leaves, in columns; `dtypes` are those that travel in the site."""
+    limits = [
+        chunk_limit(chunk_bytes, layout.ranks * np.dtype(dtype).itemsize)
+        for layout, dtype in zip(layouts, dtypes, strict=True)
+    ]
+    return plan_chunks([layout.columns for layout in layouts], kinds, limits)
+
+
+def plan_elements(
+    sizes: Sequence[int],
+    dtypes: Sequence[Any],
+    kinds: Sequence[Hashable],
+    ranks: int,
+    chunk_bytes: int | None,
+) -> ChunkPlan:
+    """The chunks of flattened leaves, in elements; a full chunk is a multiple of `ranks` long."""
+    limits: list[int | None] = []
+    for dtype in dtypes:
+        columns = chunk_limit(chunk_bytes, ranks * np.dtype(dtype).itemsize)
+        limits.append(None if columns is None else columns * ranks)
+    return plan_chunks(sizes, kinds, limits)
+
+
+def _is_shape(node: Any) -> bool:
+    if hasattr(node, "shape"):
+        return True
+    return isinstance(node, tuple) and all(isinstance(size, int | np.integer) for size in node)
+
+
+def _path(path: Any) -> str:
+    return f" {jax.tree_util.keystr(path)}" if path else ""

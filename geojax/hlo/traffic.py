@@ -1,0 +1,306 @@
+"""Which collectives a compiled program holds, over which mesh axes, and what they send.
+
+`collective_traffic` reads the program's HLO, after the compiler has had its way with it, so that a
+collective which nobody wrote shows as well. How bytes are counted is said in
+`geojax.hlo.conventions`: per device and per run of the program.
+
+    axes    a collective belongs to the set of mesh axes along which the members of its groups
+            differ. A flat all-reduce over dc and data is listed under "dc,data", not under either.
+            A permute whose pairs cross different axes is listed once for each set.
+    loops   a collective in a while loop counts as often as the loop runs.
+    cond    the collectives of every branch of a conditional count, as if all branches ran: an upper
+            bound, marked as conditional.
+
+What compilers change (seen with JAX 0.10 and 0.11). XLA for CPUs sums and gathers 16-bit floats as
+float32, so a bfloat16 wire shows twice its bytes there; GPUs and TPUs send what is written. CPU and
+GPU compilers merge all-reduces that do not depend on each other into one of several operands: the
+count falls, the bytes stay (`--xla_disable_hlo_passes=cpu-all-reduce-combiner` and
+`--xla_gpu_all_reduce_combine_threshold_bytes=0` keep them apart). Equal collectives of equal values
+become one. To see what a shard_map program asks for, before any compiler, give `jax.jit(f).lower()`
+itself instead of the compiled program.
+"""
+
+import functools
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh
+
+from geojax.errors import UserError
+from geojax.hlo.conventions import BYTES_SENT
+from geojax.hlo.module import Computation, Instruction, Module, parse_module
+from geojax.hlo.replica_groups import parse_groups, parse_id_lists
+from geojax.hlo.trip_count import trip_count
+
+_SENT_PAIRS = re.compile(r"_xla_send_recv_source_target_pairs=\"?(\{\{[^\"=]*?\}\})")
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective instruction of a program."""
+
+    name: str
+    """The instruction's, as in the HLO text."""
+    kind: str
+    """The HLO opcode without "-start", such as "all-reduce"."""
+    axes: tuple[str, ...]
+    """The mesh axes that it crosses, in the mesh's order; none where groups hold one device."""
+    ranks: int
+    """The devices of a group; 2 for a permute that sends anything."""
+    payload_bytes: int
+    """What one device puts in, each time."""
+    executions: int
+    """How often it runs in one run of the program."""
+    in_loop: bool
+    """Whether it is in the body or the condition of a while loop."""
+    conditional: bool
+    """Whether it is in a branch of a conditional, so that it may run less often."""
+
+    @property
+    def bytes_sent(self) -> Fraction:
+        """What one device sends in one run of the program."""
+        return self.executions * BYTES_SENT[self.kind](self.payload_bytes, self.ranks)
+
+
+@dataclass(frozen=True)
+class Sum:
+    """Several collectives of one kind over the same axes."""
+
+    instructions: int
+    count: int
+    """How many run in one run of the program."""
+    in_loop: int
+    """How many of the instructions are in loops."""
+    bytes_sent: Fraction
+    """By one device in one run of the program."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """The collectives of one program. `str()` is a table, `to_json()` what golden files hold."""
+
+    mesh: tuple[tuple[str, int], ...]
+    """The mesh's axes and their sizes."""
+    collectives: tuple[Collective, ...]
+
+    def over(self, axis: str) -> tuple[Collective, ...]:
+        """The collectives that cross `axis`, alone or together with others.
+
+        Raises:
+            UserError: the mesh has no such axis.
+        """
+        names = [name for name, _ in self.mesh]
+        if axis not in names:
+            raise UserError(f"collective traffic: no axis '{axis}'; the mesh has {names}")
+        return tuple(collective for collective in self.collectives if axis in collective.axes)
+
+    def bytes_over(self, axis: str) -> Fraction:
+        """What a device sends in the collectives that cross `axis`."""
+        return sum((collective.bytes_sent for collective in self.over(axis)), Fraction(0))
+
+    def sums(self) -> dict[tuple[str, ...], dict[str, Sum]]:
+        """By axes, then by kind, both sorted."""
+        order = {name: position for position, (name, _) in enumerate(self.mesh)}
+
+        def key(collective: Collective) -> tuple[tuple[int, ...], str]:
+            return tuple(order[axis] for axis in collective.axes), collective.kind
+
+        result: dict[tuple[str, ...], dict[str, Sum]] = {}
+        for _, group in itertools.groupby(sorted(self.collectives, key=key), key=key):
+            alike = list(group)
+            result.setdefault(alike[0].axes, {})[alike[0].kind] = Sum(
+                instructions=len(alike),
+                count=sum(collective.executions for collective in alike),
+                in_loop=sum(collective.in_loop for collective in alike),
+                bytes_sent=sum((collective.bytes_sent for collective in alike), Fraction(0)),
+            )
+        return result
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain lists, dicts, strings and numbers; bytes are integers where they are whole."""
+        return {
+            "mesh": dict(self.mesh),
+            "axes": [
+                {
+                    "axes": list(axes),
+                    "kinds": {
+                        kind: {
+                            "instructions": total.instructions,
+                            "count": total.count,
+                            "in_loop": total.in_loop,
+                            "bytes_sent": _number(total.bytes_sent),
+                        }
+                        for kind, total in kinds.items()
+                    },
+                }
+                for axes, kinds in self.sums().items()
+            ],
+        }
+
+    def __str__(self) -> str:
+        header = ("axes", "collective", "count", "in loops", "bytes sent by a device")
+        rows = [
+            (
+                ",".join(axes) or "(none)",
+                kind,
+                str(total.count),
+                f"{total.in_loop} of {total.instructions}",
+                f"{_number(total.bytes_sent):,}",
+            )
+            for axes, kinds in self.sums().items()
+            for kind, total in kinds.items()
+        ]
+        widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+        return "\n".join(
+            "  ".join(
+                cell.ljust(width) if column < 2 else cell.rjust(width)
+                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in (header, *rows)
+        )
+
+
+def collective_traffic(
+    program: jax.stages.Compiled | jax.stages.Lowered | str, mesh: Mesh | AbstractMesh
+) -> Traffic:
+    """The collectives of `program`, by the axes of `mesh`, the mesh that it runs on.
+
+    Args:
+        program: what `jax.jit(f).lower(...).compile()` returns, or its `as_text()`. A `Lowered`
+            (without `.compile()`) shows what a shard_map program asks for; collectives that the
+            compiler would insert for automatic sharding are not in it yet.
+        mesh: its devices in order are the program's partitions 0, 1, ...
+
+    Raises:
+        UserError: the text is no HLO module, was compiled for another number of devices, has a
+            replica group of an unknown form, or a loop of unknown length around a collective.
+    """
+    module = parse_module(_text(program))
+    sizes = tuple(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
+    if module.partitions not in (None, mesh.size):
+        raise UserError(
+            f"collective traffic: the program was compiled for {module.partitions} devices and "
+            f"the mesh has {mesh.size}; give the mesh that it was compiled for"
+        )
+    reader = _Reader(module, tuple(mesh.axis_names), tuple(mesh.axis_sizes))
+    entry = module.computations[module.entry]
+    return Traffic(sizes, tuple(reader.read(entry, 1, in_loop=False, conditional=False)))
+
+
+class _Reader:
+    """Walks a module from its entry, the way it runs."""
+
+    def __init__(self, module: Module, axes: tuple[str, ...], sizes: tuple[int, ...]) -> None:
+        self._module = module
+        self._axes = axes
+        self._devices = int(np.prod(sizes))
+        # [axes, devices]: the position of every device along every axis
+        self._positions = np.array(np.unravel_index(np.arange(self._devices), sizes))
+        self._holds = functools.cache(self._holds_collectives)
+
+    def read(
+        self, computation: Computation, executions: int, *, in_loop: bool, conditional: bool
+    ) -> Iterator[Collective]:
+        for instruction in computation:
+            kind = _kind(instruction)
+            if kind is not None:
+                payload = computation.operand_bytes(instruction)
+                for axes, ranks in self._crossed(kind, instruction):
+                    yield Collective(
+                        instruction.name,
+                        kind,
+                        axes,
+                        ranks,
+                        payload,
+                        executions,
+                        in_loop,
+                        conditional,
+                    )
+                continue
+            if instruction.opcode.endswith(("-done", "-update")):
+                continue  # names the computation that its -start has named
+            called = [name for name in instruction.calls if self._holds(name)]
+            if not called:
+                continue
+            loop = instruction.opcode == "while"
+            times = trip_count(self._module, computation, instruction) if loop else 1
+            for name in called:
+                yield from self.read(
+                    self._module.computations[name],
+                    executions * times,
+                    in_loop=in_loop or loop,
+                    conditional=conditional or instruction.opcode == "conditional",
+                )
+
+    def _holds_collectives(self, name: str) -> bool:
+        computation = self._module.computations.get(name)
+        return computation is not None and any(
+            _kind(instruction) is not None or any(map(self._holds, instruction.calls))
+            for instruction in computation
+        )
+
+    def _crossed(self, kind: str, instruction: Instruction) -> list[tuple[tuple[str, ...], int]]:
+        """The sets of axes that the collective crosses, with the size of its groups."""
+        if kind == "collective-permute":
+            pairs = parse_id_lists(_source_target_pairs(instruction))
+            crossed = {self._differing([pair]) for pair in pairs}
+            return [(axes, 2) for axes in sorted(crossed) if axes] or [((), 1)]
+        groups = parse_groups(_printed_groups(instruction), self._devices)
+        return [(self._differing(groups), max(map(len, groups)))]
+
+    def _differing(self, groups: list[list[int]]) -> tuple[str, ...]:
+        members = np.array(groups) if len({len(group) for group in groups}) == 1 else None
+        if members is None:
+            found = [self._differing([group]) for group in groups]
+            return tuple(axis for axis in self._axes if any(axis in axes for axes in found))
+        if members.max() >= self._devices:
+            raise UserError(
+                f"collective traffic: the program names device {members.max()}, and the mesh has "
+                f"{self._devices}; give the mesh that it was compiled for"
+            )
+        positions = self._positions[:, members]  # [axes, groups, members]
+        differs = (positions != positions[:, :, :1]).any(axis=(1, 2))
+        return tuple(axis for axis, different in zip(self._axes, differs, strict=True) if different)
+
+
+def _text(program: jax.stages.Compiled | jax.stages.Lowered | str) -> str:
+    if isinstance(program, str):
+        return program
+    if isinstance(program, jax.stages.Lowered):
+        return program.as_text(dialect="hlo")
+    text = program.as_text()
+    assert text is not None, "this backend does not print its compiled programs"
+    return text
+
+
+def _kind(instruction: Instruction) -> str | None:
+    opcode = instruction.opcode.removesuffix("-start")
+    if opcode in BYTES_SENT:
+        return opcode
+    # A GPU compiler may cut a permute into sends and receives; the send stands for both.
+    if opcode == "send" and _SENT_PAIRS.search(instruction.tail):
+        return "collective-permute"
+    return None
+
+
+def _printed_groups(instruction: Instruction) -> str:
+    attributes = instruction.attributes
+    printed = attributes.get("replica_groups", "{}")
+    if printed.startswith("mesh") and "device_ids" in attributes:
+        printed = f"{printed}, device_ids={attributes['device_ids']}"
+    return printed
+
+
+def _source_target_pairs(instruction: Instruction) -> str:
+    sent = _SENT_PAIRS.search(instruction.tail)
+    return sent[1] if sent else instruction.attributes["source_target_pairs"]
+
+
+def _number(value: Fraction) -> int | float:
+    return int(value) if value.denominator == 1 else float(value)

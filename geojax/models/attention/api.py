@@ -1,0 +1,103 @@
+"""The one seam through which every model calls attention."""
+
+import functools
+import math
+
+import jax
+
+from geojax.errors import UserError
+from geojax.models.attention.blocked.blocks import Kernel
+from geojax.models.attention.blocked.tiled import TILED
+from geojax.models.attention.context.methods import context_attention
+from geojax.models.attention.context.ulysses import Attention
+from geojax.models.attention.cudnn.kernel import CUDNN
+from geojax.models.attention.reference import reference_attention
+from geojax.models.attention.select import chosen_implementation
+from geojax.models.attention.unsharded_sequence import whole_row_attention
+from geojax.models.parallel.parallelism import ALONE, Parallelism
+
+_KERNELS: dict[str, Kernel] = {"blocked": TILED, "cudnn": CUDNN}
+
+
+def attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    segment_ids: jax.Array | None = None,
+    *,
+    implementation: str = "auto",
+    scale: float | None = None,
+    parallelism: Parallelism = ALONE,
+) -> jax.Array:
+    """Causal softmax(scale * Q K^T) V, inside each packed document.
+
+    Args:
+        query: [B, T, H, D].
+        key: [B, T, K, D]; H must be a multiple of K (grouped queries, Ainslie et al. 2023): query
+            head h reads key head h // (H / K).
+        value: [B, T, K, D].
+        segment_ids: int32 [B, T], or None where each row is one document. A position attends only
+            to positions with its own number; a document is one run of equal numbers. Padding is a
+            document like any other, so its outputs are finite.
+        implementation: one of `IMPLEMENTATIONS`.
+        scale: factor of the scores; None: 1 / sqrt(D).
+        parallelism: how the row is spread. With a `context` of several ranks T is this rank's share
+            of it, in the order of `geojax.models.parallel.sequence_order`.
+
+    Returns:
+        [B, T, H, D] in the dtype of the inputs; scores, softmax and sums are in at least float32.
+
+    Raises:
+        UserError: unknown implementation, one that cannot run here, or shapes that do not fit.
+    """
+    _check(query, key, value, segment_ids)
+    choice = chosen_implementation(
+        query.dtype,
+        query.shape[-1],
+        packed=segment_ids is not None,
+        implementation=implementation,
+    )
+    scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
+    kernel = _KERNELS.get(choice.name)
+    whole_rows: Attention = reference_attention
+    if kernel is not None:
+        whole_rows = functools.partial(whole_row_attention, kernel=kernel)
+    if parallelism.context == 1:
+        return whole_rows(query, key, value, segment_ids, scale)
+    return context_attention(
+        query,
+        key,
+        value,
+        segment_ids,
+        scale,
+        parallelism,
+        whole_rows=whole_rows,
+        kernel=kernel,
+    )
+
+
+def _check(
+    query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array | None
+) -> None:
+    if query.ndim != 4 or key.ndim != 4 or key.shape != value.shape:
+        raise UserError(
+            f"attention: query {query.shape}, key {key.shape} and value {value.shape} must be "
+            "[B, T, H, D], [B, T, K, D] and [B, T, K, D]"
+        )
+    if (*query.shape[:2], query.shape[3]) != (*key.shape[:2], key.shape[3]):
+        raise UserError(
+            f"attention: query {query.shape} and key {key.shape} must agree in all but the heads"
+        )
+    if query.shape[2] % key.shape[2]:
+        raise UserError(
+            f"attention: {query.shape[2]} query heads are no multiple of {key.shape[2]} key heads"
+        )
+    if not query.dtype == key.dtype == value.dtype:
+        raise UserError(
+            f"attention: query, key and value must have one dtype, not {query.dtype}, {key.dtype} "
+            f"and {value.dtype}"
+        )
+    if segment_ids is not None and segment_ids.shape != query.shape[:2]:
+        raise UserError(
+            f"attention: segment_ids {segment_ids.shape} must be [B, T] = {query.shape[:2]}"
+        )

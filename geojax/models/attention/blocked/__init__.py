@@ -1,0 +1,1 @@
+"""Blocked attention in plain JAX, for any backend."""

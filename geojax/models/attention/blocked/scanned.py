@@ -1,0 +1,175 @@
+"""Blocked attention of long sequences: one loop over square tiles, with the online softmax.
+
+The tiles that count are listed in a table and one loop walks it, so the program's size does not
+grow with the sequence. Sums of all rows live in the loop's carry, of which each tile updates one
+block in place. Shapes as in `tiles`.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from geojax.models.attention.blocked.tiles import (
+    MASKED,
+    Sums,
+    backward_tile,
+    causal,
+    finish,
+    forward_tile,
+    same_segment,
+)
+from geojax.models.parallel.varying import vary_over, varying_axes
+
+Gradients = tuple[jax.Array, jax.Array, jax.Array]
+Segments = tuple[jax.Array, jax.Array] | None
+"""int32 [B, r] of the rows and [B, c] of the columns, or None where every row is one document."""
+
+
+class Walk(NamedTuple):
+    """Which tiles are visited, and which of their scores count."""
+
+    block: int
+    """Rows, and columns, of a tile; r and c are multiples of it."""
+
+    tiles: jax.Array | int
+    """How many are visited."""
+
+    tile: Callable[[jax.Array], tuple[jax.Array, jax.Array]]
+    """From the number of a tile on the walk to its row and column, counted in tiles."""
+
+    allowed: Callable[[jax.Array, jax.Array], jax.Array | None]
+    """From the row and the column of a tile to what `forward_tile` calls allowed."""
+
+
+def causal_walk(length: int, segments: Segments, block: int) -> Walk:
+    """Each row with the columns up to its own: (0,0)  (1,0) (1,1)  (2,0) (2,1) (2,2)  ..."""
+    table = np.argwhere(np.tril(np.ones((length // block, length // block), bool)))
+    same = _same_segment(segments, block)
+
+    def allowed(row: jax.Array, column: jax.Array) -> jax.Array:
+        inside = jnp.arange(block)
+        seen = causal(row * block + inside, column * block + inside)
+        return seen if same is None else seen & same(row, column)
+
+    entries = jnp.asarray(table, jnp.int32)
+    return Walk(block, len(table), lambda number: tuple(entries[number]), allowed)
+
+
+def full_walk(
+    rows: int, columns: int, key_count: jax.Array | int, segments: Segments, block: int
+) -> Walk:
+    """All rows with the leading `key_count` columns: (0,0) (1,0) ...  (0,1) (1,1) ...  (0,2) ...
+
+    The tiles of one column stand together, so the walk can end with any column; it visits at least
+    one, so that every row has a sum, be it of masked scores.
+    """
+    high = rows // block
+    wide: jax.Array | int = columns // block
+    same = _same_segment(segments, block)
+    all_count = isinstance(key_count, int) and key_count == columns
+
+    def allowed(row: jax.Array, column: jax.Array) -> jax.Array | None:
+        if all_count:
+            return None if same is None else same(row, column)
+        counts = (column * block + jnp.arange(block) < key_count)[None, :]
+        return counts if same is None else counts & same(row, column)
+
+    if not isinstance(key_count, int):
+        wide = jnp.maximum(1, (key_count + block - 1) // block)
+    return Walk(block, high * wide, lambda number: (number % high, number // high), allowed)
+
+
+def scanned_forward(
+    query: jax.Array, key: jax.Array, value: jax.Array, walk: Walk, scale: float
+) -> tuple[jax.Array, jax.Array]:
+    """Output and log-sum-exp of all rows."""
+    queries, keys, values = _cut_all(query, key, value, walk.block)
+
+    def visit(number: jax.Array, sums: Sums) -> Sums:
+        row, column = walk.tile(number)
+        after = forward_tile(
+            queries[row],
+            keys[column],
+            values[column],
+            walk.allowed(row, column),
+            scale,
+            jax.tree.map(lambda leaf: leaf[row], sums),
+        )
+        return jax.tree.map(lambda leaf, new: leaf.at[row].set(new), sums, after)
+
+    wide = jnp.promote_types(query.dtype, jnp.float32)
+    column = jnp.zeros((*queries.shape[:-1], 1), wide)
+    nothing = Sums(column + MASKED, column, jnp.zeros(queries.shape, wide))
+    nothing = vary_over(nothing, varying_axes(query, key, value))
+    output, log_sum_exp = finish(lax.fori_loop(0, walk.tiles, visit, nothing))
+    return _join(output, 3), _join(log_sum_exp, 3)
+
+
+def scanned_backward(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    walk: Walk,
+    scale: float,
+    gradient: jax.Array,
+    log_sum_exp: jax.Array,
+    delta: jax.Array,
+) -> Gradients:
+    """The gradients of query, key and value; the last three arguments as in `backward_tile`."""
+    queries, keys, values = _cut_all(query, key, value, walk.block)
+    gradients, sums, deltas = (_cut(x, 3, walk.block) for x in (gradient, log_sum_exp, delta))
+
+    def visit(number: jax.Array, before: Gradients) -> Gradients:
+        row, column = walk.tile(number)
+        added = backward_tile(
+            queries[row],
+            keys[column],
+            values[column],
+            walk.allowed(row, column),
+            scale,
+            gradients[row],
+            sums[row],
+            deltas[row],
+        )
+        d_query, d_key, d_value = before
+        return (
+            d_query.at[row].add(added[0]),
+            d_key.at[column].add(added[1]),
+            d_value.at[column].add(added[2]),
+        )
+
+    nothing = tuple(jnp.zeros(blocks.shape, sums.dtype) for blocks in (queries, keys, values))
+    nothing = vary_over(nothing, varying_axes(query, key, value, gradient, log_sum_exp))
+    d_query, d_key, d_value = lax.fori_loop(0, walk.tiles, visit, nothing)
+    return _join(d_query, 3), _join(d_key, 2), _join(d_value, 2)
+
+
+def _same_segment(
+    segments: Segments, block: int
+) -> Callable[[jax.Array, jax.Array], jax.Array] | None:
+    if segments is None:
+        return None
+    rows, columns = (_cut(x, 1, block) for x in segments)
+    return lambda row, column: same_segment(rows[row], columns[column])
+
+
+def _cut_all(
+    query: jax.Array, key: jax.Array, value: jax.Array, block: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    return _cut(query, 3, block), _cut(key, 2, block), _cut(value, 2, block)
+
+
+def _cut(x: jax.Array, dim: int, block: int) -> jax.Array:
+    """[..., T, ...] -> [blocks, ..., block, ...], T being dim `dim`."""
+    blocks = x.reshape(*x.shape[:dim], -1, block, *x.shape[dim + 1 :])
+    return jnp.moveaxis(blocks, dim, 0)
+
+
+def _join(blocks: jax.Array, dim: int) -> jax.Array:
+    """The inverse of `_cut`."""
+    x = jnp.moveaxis(blocks, 0, dim)
+    return x.reshape(*x.shape[:dim], -1, *x.shape[dim + 2 :])

@@ -1,0 +1,1 @@
+"""Attention of sequences that the ranks of `context` share."""

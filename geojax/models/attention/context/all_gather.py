@@ -1,0 +1,129 @@
+"""Attention over `context` with all keys and values gathered, as Llama 3 is trained.
+
+The keys and values of the whole row are gathered once; then each of the rank's two chunks of
+queries attends to all that lies before it and, causally, to itself: two calls of an attention
+kernel for each chunk, whatever the number of ranks. With the zig-zag order every rank has the same
+work: the chunks c and 2 C - 1 - c together have 2 C - 1 chunks before them.
+
+The gathered keys and values are kept for the backward pass, whose gradients for them are summed and
+scattered over the ranks, in at least float32.
+
+Source: "The Llama 3 Herd of Models" (arXiv:2407.21783), section 3.3.2.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from geojax.models.attention.blocked.blocks import Block, Kernel, join
+from geojax.models.parallel.sequence_order import split_chunks
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
+def gathered_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    segment_ids: jax.Array | None,
+    scale: float,
+    ranks: int,
+    kernel: Kernel,
+) -> jax.Array:
+    """Causal attention of this rank's columns to the whole row.
+
+    Shapes as in `attention`, T being the rank's two chunks; all arrays vary over the same axes,
+    `context` of `ranks` ranks among them.
+    """
+    return _forward(query, key, value, segment_ids, scale, ranks, kernel)[0]
+
+
+def _forward(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    segment_ids: jax.Array | None,
+    scale: float,
+    ranks: int,
+    kernel: Kernel,
+) -> tuple[jax.Array, tuple[Any, ...]]:
+    gathered = jax.tree.map(_gather, (key, value, segment_ids))
+    parts = [
+        join(kernel.forward(past, scale), kernel.forward(own, scale))
+        for past, own in _blocks(query, key, value, segment_ids, gathered, ranks)
+    ]
+    output, log_sum_exp = (jnp.concatenate(part, axis=1) for part in zip(*parts, strict=True))
+    output = output.astype(query.dtype)
+    return output, (query, key, value, segment_ids, gathered, output, log_sum_exp)
+
+
+def _backward(
+    scale: float, ranks: int, kernel: Kernel, residuals: tuple[Any, ...], gradient: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array, None]:
+    query, key, value, segment_ids, gathered, output, log_sum_exp = residuals
+    blocks = _blocks(query, key, value, segment_ids, gathered, ranks)
+    saved = split_chunks((output, log_sum_exp, gradient))
+    of_past, of_own = (
+        [kernel.backward(block, scale, *own) for block, own in zip(kind, saved, strict=True)]
+        for kind in zip(*blocks, strict=True)
+    )
+
+    def of_keys(index: int) -> jax.Array:
+        """Of the key or of the value: what the other ranks make comes by way of the sum."""
+        by_first, by_second = (past[index] for past in of_past)
+        far = _sum_and_scatter(by_second.at[:, : by_first.shape[1]].add(by_first), ranks)
+        return far + jnp.concatenate([own[index] for own in of_own], axis=1)
+
+    d_query = jnp.concatenate(
+        [past.query + own.query for past, own in zip(of_past, of_own, strict=True)], axis=1
+    )
+    return (
+        d_query.astype(query.dtype),
+        of_keys(1).astype(key.dtype),
+        of_keys(2).astype(value.dtype),
+        None,
+    )
+
+
+gathered_attention.defvjp(_forward, _backward)
+
+
+def _blocks(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    segment_ids: jax.Array | None,
+    gathered: tuple[jax.Array, jax.Array, jax.Array | None],
+    ranks: int,
+) -> list[tuple[Block, Block]]:
+    """For each of the two chunks of queries: what lies before it, and itself."""
+    chunk = query.shape[1] // 2
+    rank = lax.axis_index("context")
+    own = split_chunks((query, key, value, segment_ids))
+    # A first chunk is in the first half of the row, and so is all that it sees.
+    seen = split_chunks(gathered)[0], gathered
+    numbers = rank, 2 * ranks - 1 - rank
+    return [
+        (
+            Block(queries, past[0], past[1], segments, past[2], False, number * chunk),
+            Block(queries, keys, values, segments, segments, causal=True),
+        )
+        for number, past, (queries, keys, values, segments) in zip(numbers, seen, own, strict=True)
+    ]
+
+
+def _gather(x: jax.Array) -> jax.Array:
+    """[B, T / C, ...] of each rank, in zig-zag order -> [B, T, ...] in the row's order."""
+    held = lax.all_gather(x, "context", axis=1)
+    chunk = x.shape[1] // 2
+    chunks = [held[:, :, :chunk], jnp.flip(held[:, :, chunk:], axis=1)]
+    return jnp.concatenate(chunks, axis=1).reshape(x.shape[0], -1, *x.shape[2:])
+
+
+def _sum_and_scatter(x: jax.Array, ranks: int) -> jax.Array:
+    """The transpose of `_gather`: the sum over the ranks, [B, T, ...] -> [B, T / C, ...]."""
+    chunks = x.reshape(x.shape[0], 2 * ranks, -1, *x.shape[2:])
+    held = jnp.concatenate([chunks[:, :ranks], jnp.flip(chunks[:, ranks:], axis=1)], axis=2)
+    return lax.psum_scatter(held, "context", scatter_dimension=1)

@@ -1,0 +1,93 @@
+"""Attention where several ranks share every row: which method, and what sizes it works with."""
+
+import jax
+
+from geojax.collectives.axes import axis_sizes
+from geojax.errors import UserError
+from geojax.models.attention.blocked.blocks import Kernel
+from geojax.models.attention.context.all_gather import gathered_attention
+from geojax.models.attention.context.ring import ring_attention
+from geojax.models.attention.context.ulysses import Attention, ulysses_attention
+from geojax.models.parallel.parallelism import Parallelism
+from geojax.models.parallel.sequence_order import column_multiple
+from geojax.models.parallel.varying import vary_over, varying_axes
+
+
+def context_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    segment_ids: jax.Array | None,
+    scale: float,
+    parallelism: Parallelism,
+    *,
+    whole_rows: Attention,
+    kernel: Kernel | None,
+) -> jax.Array:
+    """Causal attention of this rank's columns to the whole row, by `parallelism.context_method`.
+
+    Args:
+        query: as in `attention`, T being the rank's columns; likewise key, value and segment_ids.
+        key: see query.
+        value: see query.
+        segment_ids: see query.
+        scale: factor of the scores.
+        parallelism: with a `context` of several ranks.
+        whole_rows: the implementation, for rows that a rank has whole (ulysses).
+        kernel: the same implementation by blocks (ring, all_gather); None: it has no such form.
+
+    Raises:
+        UserError: not inside a `shard_map` over such an axis, sizes or an implementation that the
+            method does not work with.
+    """
+    ranks, method = parallelism.context, parallelism.context_method
+    size = axis_sizes(["context"])["context"]
+    if size != ranks:
+        raise UserError(f"attention: the mesh's context axis has {size} ranks, not {ranks}")
+    obstacle = context_obstacle(
+        parallelism, sequence=query.shape[1] * ranks, heads=query.shape[2] * parallelism.tensor
+    )
+    if obstacle:
+        raise UserError(f"attention: {obstacle}")
+    axes = varying_axes(query, key, value, segment_ids) | {"context"}
+    operands = vary_over((query, key, value, segment_ids), axes)
+    if method == "ulysses":
+        return ulysses_attention(*operands, scale, ranks, whole_rows)
+    if kernel is None:
+        raise UserError(
+            f"attention: the reference implementation needs whole rows, which context parallelism "
+            f"by {method} never has; use blocked or auto"
+        )
+    by_blocks = ring_attention if method == "ring" else gathered_attention
+    return by_blocks(*operands, scale, ranks, kernel)
+
+
+def context_obstacle(parallelism: Parallelism, *, sequence: int, heads: int) -> str | None:
+    """Why rows of `sequence` columns cannot be spread over `context`, or None if they can.
+
+    Args:
+        parallelism: how the model is spread.
+        sequence: columns of a whole row.
+        heads: query heads of the whole model. (Any number of key heads works: ulysses repeats those
+            that several ranks need.)
+    """
+    ranks, method = parallelism.context, parallelism.context_method
+    if ranks == 1:
+        return None
+    multiple = column_multiple(parallelism)
+    if sequence % multiple or not sequence:
+        below = sequence // multiple * multiple
+        near = f"{below} or {below + multiple}" if below else f"{multiple}"
+        return (
+            f"context parallelism by {method} over {ranks} ranks needs a sequence that is a "
+            f"multiple of {multiple}, and it is {sequence}; {near} would work"
+        )
+    local = heads // parallelism.tensor
+    if method == "ulysses" and local % ranks:
+        sizes = ", ".join(str(size) for size in range(1, local + 1) if local % size == 0)
+        share = f" on each of {parallelism.tensor} tensor ranks" if parallelism.tensor > 1 else ""
+        return (
+            f"context parallelism by ulysses deals out {local} query heads{share} to {ranks} "
+            f"ranks; a context of {sizes} would work, or the methods ring and all_gather"
+        )
+    return None

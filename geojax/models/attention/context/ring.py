@@ -1,0 +1,221 @@
+"""Ring attention: blocks of keys and values travel around the ranks of `context`.
+
+Every rank keeps its queries. In step i it works on the keys of the rank i places before it, while
+those of step i + 1 are on their way. Rows are cut in zig-zag order, so of the block of another rank
+exactly half counts, whichever rank it is from, and no masked score is computed:
+
+    from an earlier rank    first chunk of keys     against both chunks of queries
+    from a later rank       both chunks of keys     against the second chunk of queries
+
+Both are two pieces of chunk against chunk, and one of the two is common: the second chunk of
+queries against the first chunk of keys. Only what the other piece is made of depends on the rank:
+the same program, without a branch, gives every rank the same work. A kernel sees the two pieces
+side by side, as twice the rows.
+
+Backwards the keys and values travel again, and the gradients of a block follow it around the ring,
+each rank adding its part. They go the other way round, so that no compiler that sees both passes
+can take the second journey for the first and keep all blocks in between. The own block's work,
+which waits for nobody, comes in two pieces: one can hide the first transfer, the other the last.
+
+The steps are a loop: in its body the transfer and the work do not depend on each other, which is
+what it takes to overlap them, and the program does not grow with the ring. (Unrolled, XLA for CPUs
+fused each step's sums with those of all steps before it, time and again.)
+
+Source: H. Liu, M. Zaharia and P. Abbeel, "Ring Attention with Blockwise Transformers"
+(arXiv:2310.01889); the order of the chunks is that of "The Llama 3 Herd of Models"
+(arXiv:2407.21783), section 3.3.2.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from geojax.models.attention.blocked.blocks import Block, Kernel, Partial, join
+from geojax.models.parallel.sequence_order import split_chunks
+from geojax.models.parallel.varying import Tree
+
+
+class _Held(NamedTuple):
+    """The block of keys and values that a rank has at the moment."""
+
+    key: jax.Array
+    value: jax.Array
+    segments: jax.Array | None
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
+def ring_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    segment_ids: jax.Array | None,
+    scale: float,
+    ranks: int,
+    kernel: Kernel,
+) -> jax.Array:
+    """Causal attention of this rank's columns to the whole row.
+
+    Shapes as in `attention`, T being the rank's two chunks; all arrays vary over the same axes,
+    `context` of `ranks` ranks (at least two) among them.
+    """
+    return _forward(query, key, value, segment_ids, scale, ranks, kernel)[0]
+
+
+class _Attended(NamedTuple):
+    """Where a rank is on its way forwards."""
+
+    held: _Held
+    first: Partial
+    """What the first chunk of queries has seen."""
+    second: Partial
+
+
+def _forward(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    segment_ids: jax.Array | None,
+    scale: float,
+    ranks: int,
+    kernel: Kernel,
+) -> tuple[jax.Array, tuple[Any, ...]]:
+    rank = lax.axis_index("context")
+    onwards = functools.partial(_send, ranks=ranks, places=1)
+
+    def visit(step: jax.Array | int, state: _Attended, *, last: bool) -> _Attended:
+        held, first, second = state
+        arriving = held if last else onwards(held)
+        earlier = rank >= step
+        pieces = _pieces(query, segment_ids, held, earlier)
+        common, other = _split_rows(kernel.forward(pieces, scale))
+        second = join(second, common)
+        joined = join(_choose(earlier, first, second), other)
+        return _Attended(arriving, *_choose(earlier, (joined, second), (first, joined)))
+
+    arriving = onwards(_Held(key, value, segment_ids))
+    own = Block(query, key, value, segment_ids, segment_ids, causal=True)
+    state = _Attended(arriving, *split_chunks(kernel.forward(own, scale)))
+    if ranks > 2:
+        state = lax.fori_loop(1, ranks - 1, functools.partial(visit, last=False), state)
+    _, first, second = visit(ranks - 1, state, last=True)
+    output, log_sum_exp = _columns(first, second)
+    output = output.astype(query.dtype)
+    return output, (query, key, value, segment_ids, output, log_sum_exp)
+
+
+class _Returning(NamedTuple):
+    """Where a rank is on its way backwards."""
+
+    held: _Held
+    of_held: tuple[jax.Array, ...] | None
+    """The gradients of the keys and values that this rank held in the last step, so far."""
+    of_query: jax.Array
+
+
+def _backward(
+    scale: float, ranks: int, kernel: Kernel, residuals: tuple[Any, ...], gradient: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array, None]:
+    query, key, value, segment_ids, output, log_sum_exp = residuals
+    rank = lax.axis_index("context")
+    onwards = functools.partial(_send, ranks=ranks, places=-1)
+    saved = split_chunks((output, log_sum_exp, gradient))
+    own = _Held(key, value, segment_ids)
+    diagonal, below_diagonal = _own_pieces(query, own)
+
+    def visit(step: jax.Array | int, state: _Returning, *, last: bool) -> _Returning:
+        held, of_held, of_query = state
+        arriving = held if last else onwards(held)
+        arrived = None if of_held is None else onwards(of_held)
+        earlier = rank + step >= ranks
+        pieces = _pieces(query, segment_ids, held, earlier)
+        of_pieces = _side_by_side(saved[1], _choose(earlier, *saved))
+        common, other = _split_rows(kernel.backward(pieces, scale, *of_pieces))
+        in_first, in_second = _place(earlier, other)
+        of_query = of_query + _columns(in_first.query, common.query + in_second.query)
+        of_keys = _columns(_add(common[1:], in_first[1:]), in_second[1:])
+        return _Returning(
+            arriving, of_keys if arrived is None else _add(arrived, of_keys), of_query
+        )
+
+    arriving = onwards(own)
+    on_diagonal = kernel.backward(diagonal, scale, *_side_by_side(*saved))
+    of_query, *of_own = _columns(*_split_rows(on_diagonal))
+    state = visit(1, _Returning(arriving, None, of_query), last=ranks == 2)
+    if ranks > 3:
+        state = lax.fori_loop(2, ranks - 1, functools.partial(visit, last=False), state)
+    if ranks > 2:
+        state = visit(ranks - 1, state, last=True)
+    assert state.of_held is not None, "every step makes gradients of the keys that it works on"
+    arrived = onwards(state.of_held)
+    below = kernel.backward(below_diagonal, scale, *saved[1])
+    chunk = query.shape[1] // 2
+    d_query = state.of_query.at[:, chunk:].add(below.query)
+    d_key, d_value = (
+        (one + other).at[:, :chunk].add(of_below)
+        for one, other, of_below in zip(of_own, arrived, below[1:], strict=True)
+    )
+    return d_query.astype(query.dtype), d_key.astype(key.dtype), d_value.astype(value.dtype), None
+
+
+ring_attention.defvjp(_forward, _backward)
+
+
+def _send(tree: Tree, *, ranks: int, places: int) -> Tree:
+    """To the rank `places` after this one, in a ring; returns what arrives here."""
+    hops = [(rank, (rank + places) % ranks) for rank in range(ranks)]
+    return jax.tree.map(lambda x: lax.ppermute(x, "context", hops), tree)
+
+
+def _pieces(
+    query: jax.Array, segment_ids: jax.Array | None, held: _Held, earlier: jax.Array
+) -> Block:
+    """The piece common to all ranks, and the one that depends on where the block is from."""
+    queries, keys = split_chunks((query, segment_ids)), split_chunks(held)
+    of_queries = _side_by_side(queries[1], _choose(earlier, *queries))
+    of_keys = _side_by_side(keys[0], _choose(earlier, *keys))
+    return _block(of_queries, of_keys, causal=False)
+
+
+def _own_pieces(query: jax.Array, own: _Held) -> tuple[Block, Block]:
+    """Each chunk with itself, side by side; and the second's queries with the first's keys."""
+    queries, keys = split_chunks((query, own.segments)), split_chunks(own)
+    diagonal = _block(_side_by_side(*queries), _side_by_side(*keys), causal=True)
+    return diagonal, _block(queries[1], keys[0], causal=False)
+
+
+def _block(queries: tuple[jax.Array, jax.Array | None], keys: _Held, *, causal: bool) -> Block:
+    return Block(queries[0], keys.key, keys.value, queries[1], keys.segments, causal)
+
+
+def _choose(condition: jax.Array, one: Tree, other: Tree) -> Tree:
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), one, other)
+
+
+def _place(earlier: jax.Array, tree: Tree) -> tuple[Tree, Tree]:
+    """`tree` for the first chunks and zeros for the second, or the other way round."""
+    zeros = jax.tree.map(jnp.zeros_like, tree)
+    return _choose(earlier, tree, zeros), _choose(earlier, zeros, tree)
+
+
+def _add(one: Tree, other: Tree) -> Tree:
+    return jax.tree.map(jnp.add, one, other)
+
+
+def _columns(first: Tree, second: Tree) -> Tree:
+    """The inverse of `split_chunks`."""
+    return jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), first, second)
+
+
+def _side_by_side(one: Tree, other: Tree) -> Tree:
+    """Arrays [B, ...] of both -> [2 B, ...]."""
+    return jax.tree.map(lambda a, b: jnp.concatenate([a, b]), one, other)
+
+
+def _split_rows(tree: Tree) -> tuple[Tree, Tree]:
+    """The inverse of `_side_by_side`."""
+    one = jax.tree.map(lambda x: x[: x.shape[0] // 2], tree)
+    other = jax.tree.map(lambda x: x[x.shape[0] // 2 :], tree)
+    return one, other

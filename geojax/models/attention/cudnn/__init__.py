@@ -1,0 +1,1 @@
+"""cuDNN's flash attention, for NVIDIA GPUs."""

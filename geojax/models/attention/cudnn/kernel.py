@@ -1,0 +1,165 @@
+"""The block kernel by cuDNN's flash attention, for NVIDIA GPUs.
+
+cuDNN rounds a block's output and gradients to the inputs' dtype; whoever joins and adds them does
+so in float32.
+
+Of several documents in a row, a block of keys that lies before the queries can share but one with
+them: the last of the keys and the first of the queries. So what counts is a rectangle, some leading
+queries against some trailing keys. The keys are rolled to bring those to the front, where cuDNN is
+told how many they are.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from geojax.models.attention.blocked.blocks import Block, Gradients, Partial
+from geojax.models.attention.blocked.tiled import TILED
+from geojax.models.attention.blocked.tiles import MASKED
+from geojax.models.attention.cudnn.packed import few_segments, packed_backward, packed_forward
+from geojax.models.attention.cudnn.primitives import (
+    CAUSAL,
+    NO_MASK,
+    PADDING,
+    Sequences,
+    flash_backward,
+    flash_forward,
+)
+
+
+class CudnnKernel:
+    """See `geojax.models.attention.blocked.blocks.Kernel`; `obstacle` in the module `support` says
+    what it needs."""
+
+    def forward(self, block: Block, scale: float) -> Partial:
+        """As the protocol says."""
+        if not block.causal:
+            return _forward_before(block, scale)
+        query, key, value, segment_ids, *_ = block
+        if segment_ids is None:
+            output, log_sum_exp = flash_forward(query, key, value, None, CAUSAL, scale)
+            return _partial(output, log_sum_exp.transpose(0, 2, 1))
+        return lax.cond(
+            few_segments(segment_ids),
+            lambda: _partial(*packed_forward(query, key, value, segment_ids, scale)),
+            lambda: TILED.forward(block, scale),
+        )
+
+    def backward(
+        self,
+        block: Block,
+        scale: float,
+        output: jax.Array,
+        log_sum_exp: jax.Array,
+        gradient: jax.Array,
+    ) -> Gradients:
+        """As the protocol says."""
+        if not block.causal:
+            return _backward_before(block, scale, output, log_sum_exp, gradient)
+        query, key, value, segment_ids, *_ = block
+        sums = log_sum_exp[..., 0]
+        if segment_ids is None:
+            saved = output, sums.transpose(0, 2, 1), gradient
+            return _gradients(flash_backward(query, key, value, None, CAUSAL, scale, *saved))
+        return lax.cond(
+            few_segments(segment_ids),
+            lambda: _gradients(
+                packed_backward(query, key, value, segment_ids, scale, output, sums, gradient)
+            ),
+            lambda: TILED.backward(block, scale, output, log_sum_exp, gradient),
+        )
+
+
+CUDNN = CudnnKernel()
+"""The kernel has no settings: one is enough."""
+
+
+class _Rectangle(NamedTuple):
+    """What of a block counts, int32 [B] for each row."""
+
+    queries: jax.Array
+    """Leading queries."""
+    keys: jax.Array
+    """Keys that they see."""
+    start: jax.Array
+    """Where those keys begin."""
+
+
+def _rectangle(block: Block) -> _Rectangle | None:
+    """None: everything counts."""
+    rows, queries = block.query.shape[:2]
+    keys = block.key.shape[1]
+    if block.query_segments is None or block.key_segments is None:
+        if block.key_count is None:
+            return None
+        count = jnp.broadcast_to(block.key_count, rows).astype(jnp.int32)
+        sees = jnp.full_like(count, queries)
+        return _Rectangle(jnp.where(count > 0, sees, 0), count, jnp.zeros_like(count))
+    end = keys if block.key_count is None else block.key_count
+    shared = block.query_segments[:, :1]
+    seen = (block.key_segments == shared) & (jnp.arange(keys) < end)
+    count = jnp.sum(seen, axis=1, dtype=jnp.int32)
+    sees = jnp.sum(block.query_segments == shared, axis=1, dtype=jnp.int32)
+    return _Rectangle(jnp.where(count > 0, sees, 0), count, (end - count).astype(jnp.int32))
+
+
+def _forward_before(block: Block, scale: float) -> Partial:
+    """Of keys that lie before all queries."""
+    part = _rectangle(block)
+    if part is None:
+        operands = block.query, block.key, block.value
+        output, log_sum_exp = flash_forward(*operands, None, NO_MASK, scale)
+        return _partial(output, log_sum_exp.transpose(0, 2, 1))
+    operands = block.query, _roll(block.key, -part.start), _roll(block.value, -part.start)
+    output, log_sum_exp = flash_forward(*operands, _sequences(part), PADDING, scale)
+    result = _partial(output, log_sum_exp.transpose(0, 2, 1))
+    seen = _leading(part.queries, output)
+    return Partial(jnp.where(seen, result.output, 0), jnp.where(seen, result.log_sum_exp, MASKED))
+
+
+def _backward_before(
+    block: Block, scale: float, output: jax.Array, log_sum_exp: jax.Array, gradient: jax.Array
+) -> Gradients:
+    part = _rectangle(block)
+    sums = log_sum_exp[..., 0].transpose(0, 2, 1)
+    if part is None:
+        operands = block.query, block.key, block.value
+        saved = output, sums, gradient
+        return _gradients(flash_backward(*operands, None, NO_MASK, scale, *saved))
+    operands = block.query, _roll(block.key, -part.start), _roll(block.value, -part.start)
+    d_query, d_key, d_value = _gradients(
+        flash_backward(*operands, _sequences(part), PADDING, scale, output, sums, gradient)
+    )
+    seen = _leading(part.keys, d_key)
+    return Gradients(
+        jnp.where(_leading(part.queries, d_query), d_query, 0),
+        _roll(jnp.where(seen, d_key, 0), part.start),
+        _roll(jnp.where(seen, d_value, 0), part.start),
+    )
+
+
+def _sequences(part: _Rectangle) -> Sequences:
+    # Where nothing counts cuDNN is given one pair all the same, and what it makes of it is dropped.
+    return Sequences(jnp.maximum(part.queries, 1), jnp.maximum(part.keys, 1))
+
+
+def _leading(count: jax.Array, x: jax.Array) -> jax.Array:
+    """bool [B, T, 1, 1]: which positions of `x` [B, T, ...] are among the first `count` [B]."""
+    return (jnp.arange(x.shape[1]) < count[:, None])[:, :, None, None]
+
+
+def _roll(x: jax.Array, places: jax.Array) -> jax.Array:
+    """Every row of `x` [B, T, ...] rolled by its own number of `places` [B]."""
+    return jax.vmap(functools.partial(jnp.roll, axis=0))(x, places)
+
+
+def _partial(output: jax.Array, log_sum_exp: jax.Array) -> Partial:
+    return Partial(output.astype(log_sum_exp.dtype), log_sum_exp[..., None])
+
+
+def _gradients(gradients: tuple[jax.Array, jax.Array, jax.Array]) -> Gradients:
+    wide = (x.astype(jnp.promote_types(x.dtype, jnp.float32)) for x in gradients)
+    return Gradients(*wide)

@@ -1,0 +1,128 @@
+"""cuDNN's flash attention for packed documents: no mask, no bias, but where each begins.
+
+cuDNN takes the packed rows as many short sequences. It lays their log-sum-exps one after the other,
+each with room for a whole row; here they are moved to where the positions are, and back.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from geojax.models.attention.cudnn.primitives import (
+    PADDING_CAUSAL,
+    Sequences,
+    flash_backward,
+    flash_forward,
+)
+
+MOST_SEGMENTS = 32
+"""Segments of one row that cuDNN is compiled for: for so many it writes one float per head and
+position. A batch in which some row has more is computed by the tiled kernel."""
+
+# JAX 0.10 takes the query's heads for the key's when it turns positions into offsets.
+_NEEDS_ALL_HEADS = jax.__version_info__ < (0, 11)
+
+
+def few_segments(segment_ids: jax.Array) -> jax.Array:
+    """bool []: whether no row of `segment_ids` [B, T] has more than `MOST_SEGMENTS`."""
+    return jnp.all(jnp.sum(_begins(segment_ids), axis=1) <= MOST_SEGMENTS)
+
+
+def packed_forward(
+    query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array, scale: float
+) -> tuple[jax.Array, jax.Array]:
+    """Causal attention inside each run of equal `segment_ids` [B, T], of which there are few.
+
+    Query [B, T, H, D]; key, value [B, T, K, D]. Returns the output and the log-sum-exp, [B, T, H].
+    """
+    key, value = (_repeated(x, query) for x in (key, value))
+    sequences = _sequences(segment_ids)
+    output, statistics = flash_forward(query, key, value, sequences, PADDING_CAUSAL, scale)
+    sequence, place = _places(segment_ids)
+    return output, statistics[sequence, :, place]
+
+
+def packed_backward(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    segment_ids: jax.Array,
+    scale: float,
+    output: jax.Array,
+    log_sum_exp: jax.Array,
+    gradient: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The gradients of query, key and value; the last three arguments as `packed_forward` has them,
+    but the output and the log-sum-exp may be those over more keys than these."""
+    rows, length, heads = log_sum_exp.shape
+    sequence, place = _places(segment_ids)
+    statistics = jnp.zeros((rows * MOST_SEGMENTS, heads, length), log_sum_exp.dtype)
+    statistics = statistics.at[sequence, :, place].set(log_sum_exp, unique_indices=True)
+    d_query, d_key, d_value = flash_backward(
+        query,
+        _repeated(key, query),
+        _repeated(value, query),
+        _sequences(segment_ids),
+        PADDING_CAUSAL,
+        scale,
+        output,
+        statistics,
+        gradient,
+    )
+    return d_query, _sum_repeated(d_key, key), _sum_repeated(d_value, value)
+
+
+def segment_layout(segment_ids: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:
+    """Where the runs of equal numbers in each row begin, and how long they are.
+
+    Args:
+        segment_ids: int32 [B, T].
+        most: how many runs of a row are looked at.
+
+    Returns:
+        starts int32 [B, most + 1] and lengths int32 [B, most], -1 where there are no more runs (the
+        last start is always -1).
+    """
+    length = segment_ids.shape[1]
+
+    def of_row(begins: jax.Array) -> tuple[jax.Array, jax.Array]:
+        (starts,) = jnp.nonzero(begins, size=most + 1, fill_value=length)
+        lengths = jnp.diff(starts)
+        starts = jnp.where(lengths > 0, starts[:-1], -1)
+        return jnp.append(starts, -1), jnp.where(lengths > 0, lengths, -1)
+
+    starts, lengths = jax.vmap(of_row)(_begins(segment_ids))
+    return starts.astype(jnp.int32), lengths.astype(jnp.int32)
+
+
+def _sequences(segment_ids: jax.Array) -> Sequences:
+    starts, lengths = segment_layout(segment_ids, MOST_SEGMENTS)
+    return Sequences(lengths, lengths, starts, starts)
+
+
+def _places(segment_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """int32 [B, T], of each position: its run's number among those of all rows, and how far it is
+    from where the run begins."""
+    begins = _begins(segment_ids)
+    sequence = jnp.cumsum(begins.ravel()).reshape(begins.shape) - 1
+    position = jnp.arange(segment_ids.shape[1])
+    start = jax.lax.cummax(jnp.where(begins, position, 0), axis=1)
+    return sequence, position - start
+
+
+def _begins(segment_ids: jax.Array) -> jax.Array:
+    first = jnp.ones_like(segment_ids[:, :1], bool)
+    return jnp.concatenate([first, segment_ids[:, 1:] != segment_ids[:, :-1]], axis=1)
+
+
+def _repeated(x: jax.Array, query: jax.Array) -> jax.Array:
+    """Key or value with as many heads as the query, where JAX needs that."""
+    return jnp.repeat(x, query.shape[2] // x.shape[2], axis=2) if _NEEDS_ALL_HEADS else x
+
+
+def _sum_repeated(gradient: jax.Array, x: jax.Array) -> jax.Array:
+    """The transpose of `_repeated`, in at least float32 where there is something to sum."""
+    if gradient.shape == x.shape:
+        return gradient
+    rows, length, heads, size = x.shape
+    wide = jnp.promote_types(gradient.dtype, jnp.float32)
+    return jnp.sum(gradient.reshape(rows, length, heads, -1, size), axis=3, dtype=wide)

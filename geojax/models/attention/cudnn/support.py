@@ -1,0 +1,43 @@
+"""cuDNN's flash attention: what it can do.
+
+Nothing here needs a GPU to be traced, so a machine that has none can compile for one; it needs the
+CUDA libraries of `jax[cuda13]`.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from geojax.models.attention.cudnn.primitives import libraries_version
+
+# The version that jax's own test of the packed layout asks for.
+_LEAST_VERSION_FOR_PACKING = 90600
+_LARGEST_HEAD = 128
+_LARGEST_HEAD_ON_HOPPER = 256
+
+
+def obstacle(dtype: jnp.dtype, head_size: int, *, packed: bool) -> str | None:
+    """Why cuDNN cannot compute attention for such inputs, or None if it can.
+
+    The checks of compute capability concern a GPU of this process; a program that is compiled for
+    another machine is taken to be for a Hopper GPU or later.
+    """
+    version = libraries_version()
+    if version is None:
+        return "the cuDNN libraries are not installed (pip install 'geojax[gpu]')"
+    if dtype not in (jnp.bfloat16, jnp.float16):
+        return f"it computes in bfloat16 and float16 and the inputs are {dtype}"
+    hopper = _capability() >= (9, 0)
+    largest = _LARGEST_HEAD_ON_HOPPER if hopper else _LARGEST_HEAD
+    if head_size % 8 or head_size > largest:
+        return f"a head must be a multiple of 8 dims and at most {largest}, and it is {head_size}"
+    if packed and not hopper:
+        return "packed documents need compute capability 9.0 (Hopper) or later"
+    if packed and version < _LEAST_VERSION_FOR_PACKING:
+        return f"packed documents need cuDNN 9.6 or later, and this is {version}"
+    return None
+
+
+def _capability() -> tuple[int, ...]:
+    if jax.default_backend() != "gpu":
+        return (9, 0)
+    return tuple(int(part) for part in jax.local_devices()[0].compute_capability.split("."))

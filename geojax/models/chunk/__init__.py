@@ -1,0 +1,1 @@
+"""A run of layers forwards and backwards, with explicit residuals."""

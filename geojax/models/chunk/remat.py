@@ -1,0 +1,51 @@
+"""Rematerialisation: what the forward pass of a layer keeps for its backward pass."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+
+from geojax.errors import UserError
+from geojax.models.moe import KEPT_BY_MIXTURE
+from geojax.models.parallel.tensor import LEFT
+from geojax.precision import KEPT_BY_PRODUCTS
+
+Remat = Literal["none", "selective", "full"]
+"""What the forward pass of a layer keeps for the backward pass.
+
+none: recomputes nothing costly and sends nothing twice. Kept are the results of matrix products,
+what attention saves, and what the residual stream became on entering and on leaving the products
+that ranks of `tensor` share (with sequence parallelism the gathered columns, which are as large as
+without it).
+
+selective: drops what attention saves and runs its forward pass again, messages over `context`
+included, as in Korthikanti et al. 2022 ("Reducing Activation Recomputation in Large Transformer
+Models"). With sequence parallelism it keeps a rank's own columns alone, and gathers the others
+again: all that it keeps is 1 / tensor of the whole.
+
+full: keeps the layer's input only. The forward pass runs again with all of its messages, but for
+the last sum over `tensor`, which no gradient needs.
+"""
+
+
+def rematerialised(function: Callable[..., Any], remat: Remat) -> Callable[..., Any]:
+    """`function`, whose derivative keeps what `remat` says.
+
+    Its forward and its backward must not stand side by side in one computation (they do not where
+    either is the body of a loop), or the compiler would merge the one's results into the other.
+
+    Raises:
+        UserError: `remat` is unknown.
+    """
+    if remat == "none":
+        return function
+    checkpoint: Callable[..., Any] = functools.partial(jax.checkpoint, prevent_cse=False)
+    if remat == "full":
+        return checkpoint(function)
+    if remat == "selective":
+        policies = jax.checkpoint_policies
+        products = policies.dots_with_no_batch_dims_saveable
+        named = policies.save_only_these_names(LEFT, *KEPT_BY_MIXTURE, *KEPT_BY_PRODUCTS)
+        return checkpoint(function, policy=policies.save_from_both_policies(products, named))
+    raise UserError(f"remat '{remat}' is unknown; it can be none, selective or full")

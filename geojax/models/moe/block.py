@@ -1,0 +1,147 @@
+"""A mixture of experts in the place of a layer's feed-forward block.
+
+    stream ─► norm ─┬─► router ─► experts and gates of each token ─► balance loss
+                    ├─► experts that the tokens go to, times their gates ─┬─► what the block adds
+                    └─► shared experts, which all tokens go to ───────────┘
+
+Every choice is made in the norm's output of the rank that holds the token, so that the router, the
+drops and the balance loss are the same on every layout.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+from geojax.models.config import ModelConfig
+from geojax.models.feed_forward import activated, times_kernel
+from geojax.models.moe.aux_loss import balance_loss
+from geojax.models.moe.capacity import drop
+from geojax.models.moe.dispatch import PLACES, exchange_experts, most_to_a_rank
+from geojax.models.moe.experts import Tokens, apply_experts
+from geojax.models.moe.router import Routing, route
+from geojax.models.moe.sharded_sequence import row_length
+from geojax.models.norm import norm
+from geojax.models.parallel.parallelism import ALONE, Parallelism
+from geojax.models.parallel.tensor import enter, leave
+from geojax.models.parallel.varying import vary_over
+from geojax.models.parameters import Parameters
+from geojax.precision import PLAIN, Products
+
+
+def mixture_block(
+    parameters: Parameters,
+    x: jax.Array,
+    segment_ids: jax.Array | None,
+    columns: jax.Array,
+    config: ModelConfig,
+    parallelism: Parallelism = ALONE,
+    products: Products = PLAIN,
+) -> tuple[jax.Array, jax.Array]:
+    """What the mixture adds to the stream `x` [rows, columns, hidden], and its balance loss.
+
+    Padding goes to no expert but the shared ones, and takes no expert's room.
+
+    Args:
+        parameters: a layer's: the block reads its feed_forward_norm, router, experts and
+            shared_experts.
+        x: the residual stream.
+        segment_ids: int32 [rows, columns] of the stream's columns, 0 for padding; None: none is.
+        columns: int32 [columns], the positions in the row of the stream's columns.
+        config: the model.
+        parallelism: how model and rows are spread; `parameters` are this rank's parts.
+        products: how the experts multiply; the router always does in the compute dtype.
+
+    Returns:
+        [rows, columns, hidden] in the dtype of `x`, and [rows] (see `balance_loss`).
+    """
+    settings = config.mixture
+    assert settings is not None, "the model has no mixture"
+    normed = norm(parameters["feed_forward_norm"], x, config)
+    routing = route(parameters["router"]["kernel"], normed, settings)
+    real = None if segment_ids is None else segment_ids != 0
+    balance = balance_loss(routing, real, parallelism)
+    experts = routing.experts
+    if real is not None:
+        experts = jnp.where(real[..., None], experts, settings.experts)
+    experts = drop(experts, columns, settings, parallelism)
+    routing = routing._replace(experts=checkpoint_name(experts, PLACES))
+    return _apply(parameters, normed, routing, config, parallelism, products), balance
+
+
+def _apply(
+    parameters: Parameters,
+    normed: jax.Array,
+    routing: Routing,
+    config: ModelConfig,
+    parallelism: Parallelism,
+    products: Products,
+) -> jax.Array:
+    """What the experts that the tokens go to add, and the shared ones: [rows, columns, hidden]."""
+    if parallelism.expert == 1:
+        stream = Tokens(normed, routing.experts, routing.gates)
+        stream = jax.tree.map(lambda leaf: enter(leaf, parallelism), stream)
+        tokens = _without_rows(stream)
+        routed = apply_experts(parameters["experts"], tokens, config, parallelism, products)
+        added = routed.reshape(stream.x.shape)
+        if "shared_experts" in parameters:
+            added += _shared(parameters["shared_experts"], stream.x, config, parallelism, products)
+        return leave(added.astype(normed.dtype), parallelism)
+    added = _travel(parameters["experts"], normed, routing, config, parallelism, products)
+    if "shared_experts" in parameters:
+        entered = enter(normed, parallelism)
+        shared = _shared(parameters["shared_experts"], entered, config, parallelism, products)
+        added += leave(shared, parallelism)
+    return added
+
+
+def _shared(
+    parameters: Parameters,
+    x: jax.Array,
+    config: ModelConfig,
+    parallelism: Parallelism,
+    products: Products,
+) -> jax.Array:
+    """This rank's part of the shared experts, which side by side are one dense block."""
+    middle = activated(parameters, x, config, parallelism, products)
+    return times_kernel(parameters["down"], middle, parallelism, products, cut="rows")
+
+
+def _without_rows(tokens: Tokens) -> Tokens:
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, leaf.shape[-1]), tokens)
+
+
+def _travel(
+    parameters: Parameters,
+    normed: jax.Array,
+    routing: Routing,
+    config: ModelConfig,
+    parallelism: Parallelism,
+    products: Products,
+) -> jax.Array:
+    """The stream's tokens to experts on other ranks and back: [rows, columns, hidden]."""
+    rows, columns, hidden = normed.shape
+    tokens = _without_rows(Tokens(normed, routing.experts, routing.gates))
+    # Without sequence parallelism the ranks of `tensor` hold the same tokens: each sends a share.
+    shared_out = parallelism.tensor > 1 and not parallelism.sequence
+    if shared_out:
+        share = functools.partial(_share, ranks=parallelism.tensor)
+        nowhere = routing.probabilities.shape[-1]
+        tokens = Tokens(share(tokens.x), share(tokens.experts, fill=nowhere), share(tokens.gates))
+    sequence = row_length(columns, parallelism)
+    most = most_to_a_rank(tokens.x.shape[0], rows, sequence, config, parallelism)
+    out = exchange_experts(parameters, tokens, most, config, parallelism, products)
+    out = out.astype(normed.dtype)
+    if shared_out:
+        out = lax.all_gather(out, "tensor", axis=0, tiled=True, to="invarying")[: rows * columns]
+    return out.reshape(rows, columns, hidden)
+
+
+def _share(x: jax.Array, *, ranks: int, fill: int = 0) -> jax.Array:
+    """This `tensor` rank's share of `x` [N, ...], filled up to a multiple of `ranks`."""
+    size = -(-x.shape[0] // ranks)
+    widths = [(0, ranks * size - x.shape[0])] + [(0, 0)] * (x.ndim - 1)
+    padded = jnp.pad(vary_over(x, frozenset({"tensor"})), widths, constant_values=fill)
+    return lax.dynamic_slice_in_dim(padded, lax.axis_index("tensor") * size, size)

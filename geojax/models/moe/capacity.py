@@ -1,0 +1,70 @@
+"""Experts that take a limited number of each row's tokens: who is dropped, on any layout."""
+
+import math
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from geojax.models.config import MixtureSettings
+from geojax.models.moe.sharded_sequence import row_axes, row_length
+from geojax.models.parallel.parallelism import Parallelism
+from geojax.models.parallel.sequence_order import column_order
+
+
+def row_capacity(sequence: int, settings: MixtureSettings) -> int:
+    """The most tokens that an expert takes of a row of `sequence` tokens.
+
+    ceil(capacity_factor * sequence * k / E): a row's tokens, padding included, shared out evenly,
+    times the factor; without a factor the whole row.
+    """
+    if settings.capacity_factor is None:
+        return sequence
+    even = Fraction(sequence * settings.experts_per_token, settings.experts)
+    factor = Fraction(str(settings.capacity_factor))  # 1.1 times 10 is 11 and not a little more
+    return min(math.ceil(factor * even), sequence)
+
+
+def drop(
+    experts: jax.Array, columns: jax.Array, settings: MixtureSettings, parallelism: Parallelism
+) -> jax.Array:
+    """`experts` int32 [rows, columns, k] with E for every choice that its expert has no room for.
+
+    An expert takes the first `row_capacity` tokens of each row that chose it, in the order of their
+    positions. Capacity belongs to a row and not to a batch, which is a deliberate choice: whatever
+    rows share a device or a microbatch, the same tokens are dropped. A dropped token keeps its
+    other experts and their gates.
+
+    Args:
+        experts: of this rank's columns; E stands for none.
+        columns: int32 [columns], their positions in the row: two runs of equal length, each of
+            neighbours in ascending order (or one run of odd length).
+        settings: the mixture's.
+        parallelism: how the model is spread. The ranks that hold other columns of the rows tell
+            how many of each run chose each expert: 2 E numbers a row and rank are gathered.
+    """
+    if settings.capacity_factor is None:
+        return experts
+    rows, length, _ = experts.shape
+    none = settings.experts
+    # Zig-zag cuts a row of C ranks into 2 C chunks, and two of them need not be neighbours. With
+    # sequence parallelism a rank has a part of both: if `tensor` is odd, the middle rank's part has
+    # as much of the one as of the other, and if it is even no part has more than one.
+    runs = 2 if length % 2 == 0 else 1
+    chosen = (experts[..., None] == jnp.arange(none, dtype=jnp.int32)).sum(axis=2, dtype=jnp.int32)
+    of_run = chosen.reshape(rows, runs, length // runs, none)
+    before = jnp.cumsum(of_run, axis=2, dtype=jnp.int32) - of_run  # in the same run
+    first = columns.reshape(runs, -1)[:, 0]
+    counts = of_run.sum(axis=2, dtype=jnp.int32)
+    for axis in reversed(row_axes(parallelism)):
+        counts = lax.all_gather(counts, axis, axis=1, tiled=True)
+    order = column_order(row_length(length, parallelism), parallelism)
+    firsts = order.reshape(-1, length // runs)[:, 0].astype(np.int32)  # of all ranks, in turn
+    earlier = (firsts[None, :] < first[:, None]).astype(jnp.int32)  # [own runs, all runs]
+    before = before + jnp.einsum("oa,rae->roe", earlier, counts)[:, :, None]
+    before = before.reshape(rows, length, none)
+    here = jnp.take_along_axis(before, jnp.minimum(experts, none - 1), axis=2)
+    capacity = row_capacity(len(order), settings)
+    return jnp.where(here < capacity, experts, none)

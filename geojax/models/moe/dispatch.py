@@ -1,0 +1,299 @@
+"""Tokens travel to the ranks of `expert` that hold their experts, and the results travel back.
+
+A token goes to every expert that it chose (a rank that holds two of them gets it twice), by
+`all_to_all` inside the site. Shapes are static and the router's choices are not, so a message has a
+window of W places for each pair of ranks, a quarter more than it needs when all experts are equally
+busy. If some pair of ranks has more for each other, all ranks exchange further windows, a quarter
+as large, until nothing is left: no token is dropped here, an imbalance costs time and not memory.
+
+    N tokens a rank, k experts a token, R ranks    W = ceil(1.25 k N / R), or the most there can be
+    buffers                                        R W places of a token's width: 1.25 k N
+    one buffer for the worst case would have       R N min(k, experts of a rank) places
+
+On CPUs W is the most there can be. Whether there are further exchanges is a branch of the program,
+and XLA's runtime for CPUs does not keep the collectives of a branch in one order with those beside
+it: simulated devices were seen to abort.
+
+The further exchanges keep nothing for the backward pass, which repeats them. With tensor
+parallelism each of its ranks sends its share of the tokens (with sequence parallelism those of its
+stream), so that nothing crosses `expert` twice, and the windows are gathered over `tensor` where
+they arrive.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+from geojax.models.config import ModelConfig
+from geojax.models.moe.capacity import row_capacity
+from geojax.models.moe.experts import Tokens, apply_experts
+from geojax.models.moe.grouped_matmul import count_each
+from geojax.models.moe.permute import Places, collect, spread
+from geojax.models.parallel.parallelism import Parallelism
+from geojax.models.parallel.varying import vary_over, varying_axes
+from geojax.models.parameters import Parameters
+from geojax.precision import Products, accumulate, join, separate
+from geojax.runtime.platform import target_platform
+
+RECEIVED = "expert_received"
+PLACES = "expert_places"
+"""Names of what an exchange brings, and of where it goes, for rematerialisation policies."""
+
+Total = TypeVar("Total")
+
+_SLACK = 1.25
+_FURTHER = 0.25
+
+
+class Windows(NamedTuple):
+    """Static sizes of an exchange."""
+
+    first: int
+    """Places of a window of the first exchange (W)."""
+    further: int
+    """Places of a window of any further exchange."""
+    exchanges: int
+    """The most further exchanges that can be needed."""
+
+
+def windows(
+    tokens: int, most: int, config: ModelConfig, parallelism: Parallelism, platform: str
+) -> Windows:
+    """The sizes for a rank that sends `tokens` tokens.
+
+    Args:
+        tokens: the rank's (N).
+        most: how many can go to one rank, each counted for every expert that it has there.
+        config: the model.
+        parallelism: how it is spread.
+        platform: what the program is compiled for.
+    """
+    assert config.mixture is not None, "the model has no mixture"
+    even = tokens * config.mixture.experts_per_token / parallelism.expert
+    first = min(math.ceil(_SLACK * even), most) if _may_branch(platform) else most
+    first = max(first, 1)
+    further = math.ceil(_FURTHER * first)
+    return Windows(first, further, max(-(-(most - first) // further), 0))
+
+
+def _may_branch(platform: str) -> bool:
+    return platform != "cpu"
+
+
+def most_to_a_rank(
+    tokens: int, rows: int, sequence: int, config: ModelConfig, parallelism: Parallelism
+) -> int:
+    """How often `tokens` tokens, of `rows` rows of `sequence` tokens, can go to one rank."""
+    settings = config.mixture
+    assert settings is not None, "the model has no mixture"
+    held = settings.experts // parallelism.expert
+    limit = rows * held * row_capacity(sequence, settings)
+    return min(tokens * min(settings.experts_per_token, held), limit)
+
+
+class _Plan(NamedTuple):
+    """Where each choice of a token goes: A = N k choices, R ranks."""
+
+    queue: jax.Array
+    """int32 [A], its number among those that go to the same rank."""
+    rank: jax.Array
+    """int32 [A], that rank; R for none."""
+    local: jax.Array
+    """int32 [A], the expert's number on that rank."""
+    needed: jax.Array
+    """int32 [], how many further exchanges it takes, on all ranks the same."""
+
+
+def exchange_experts(
+    parameters: Parameters,
+    tokens: Tokens,
+    most: int,
+    config: ModelConfig,
+    parallelism: Parallelism,
+    products: Products,
+) -> jax.Array:
+    """The sum of each token's experts, times their gates, wherever the experts are.
+
+    Args:
+        parameters: this rank's part of the experts: E / expert of them, 1 / tensor of their width.
+        tokens: this rank's (those of another rank of `tensor` are others); `experts` counts all E.
+        most: how many of the N k choices can fall on one rank's experts.
+        config: the model.
+        parallelism: how the model is spread, `expert` > 1.
+        products: how the experts multiply.
+
+    Returns:
+        [N, hidden] in at least float32.
+    """
+    sizes = windows(tokens.x.shape[0], most, config, parallelism, target_platform())
+    axes = varying_axes(parameters, tokens)
+    parameters, (x, experts, gates) = vary_over((parameters, tokens), axes)
+    rounded, trained = separate(parameters)
+    fixed = _Fixed(rounded, _plan(experts, sizes, config, parallelism), products)
+    return _exchanges(config, parallelism, sizes, trained, x, gates, fixed)
+
+
+class _Fixed(NamedTuple):
+    """What an exchange is not differentiated in."""
+
+    rounded: Any
+    """The kernels that are rounded already, None in the place of others."""
+    plan: _Plan
+    products: Products
+
+
+def _plan(
+    experts: jax.Array, sizes: Windows, config: ModelConfig, parallelism: Parallelism
+) -> _Plan:
+    assert config.mixture is not None, "the model has no mixture"
+    held = config.mixture.experts // parallelism.expert
+    flat = experts.reshape(-1)
+    rank = flat // held  # none is rank R
+    order = jnp.argsort(rank, stable=True).astype(jnp.int32)
+    counts = count_each(rank, parallelism.expert)
+    starts = jnp.pad(jnp.cumsum(counts, dtype=jnp.int32), (1, 0))  # in the order
+    queue = jnp.arange(flat.shape[0], dtype=jnp.int32) - starts[rank[order]]
+    queue = jnp.zeros_like(queue).at[order].set(queue, unique_indices=True)
+    waiting = jnp.maximum(jnp.max(counts) - sizes.first, 0)
+    if sizes.exchanges:
+        sharing = ("expert", "tensor") if parallelism.tensor > 1 else ("expert",)
+        waiting = lax.pmax(waiting, sharing)
+    plan = _Plan(queue, rank, flat % held, -(-waiting // sizes.further))
+    return jax.tree.map(lambda leaf: checkpoint_name(leaf, PLACES), plan)
+
+
+def _exchange(
+    config: ModelConfig,
+    parallelism: Parallelism,
+    fixed: _Fixed,
+    start: jax.Array | int,
+    places: int,
+    trained: Parameters,
+    x: jax.Array,
+    gates: jax.Array,
+) -> jax.Array:
+    """What those choices add to each token whose numbers in their queues are `start` and the next
+    `places`: [N, hidden] in at least float32."""
+    parameters, plan = join(fixed.rounded, trained), fixed.plan
+    tokens, choices = gates.shape
+    total = parallelism.expert * places
+    window = plan.queue - start
+    inside = (window >= 0) & (window < places) & (plan.rank < parallelism.expert)
+    place = jnp.where(inside, plan.rank * places + window, total)
+    nobody = vary_over(jnp.full(total, tokens * choices, jnp.int32), varying_axes(place))
+    numbers = jnp.arange(tokens * choices, dtype=jnp.int32)
+    choice_at = nobody.at[place].set(numbers, mode="drop", unique_indices=True)
+    of_choice = Places(place[:, None], choice_at)
+    of_token = Places(place.reshape(tokens, choices), choice_at // choices)
+    held = parameters["down"]["kernel"].shape[0]
+    local = plan.local.at[choice_at].get(mode="fill", fill_value=held)
+    send = functools.partial(_to_experts, parallelism=parallelism)
+    received = Tokens(
+        send(spread(x, of_token)),
+        send(local)[:, None],
+        send(spread(gates.reshape(-1, 1), of_choice)),
+    )
+    out = apply_experts(parameters, received, config, parallelism, fixed.products)
+    return collect(_to_tokens(out.astype(x.dtype), parallelism), of_token)
+
+
+def _to_experts(windows: jax.Array, parallelism: Parallelism) -> jax.Array:
+    """[R W, ...] to the ranks that hold the experts; [tensor R W, ...] from all ranks."""
+    windows = lax.all_to_all(windows, "expert", split_axis=0, concat_axis=0, tiled=True)
+    if parallelism.tensor > 1:
+        windows = lax.all_gather(windows, "tensor", axis=0, tiled=True)
+    return checkpoint_name(windows, RECEIVED)
+
+
+def _to_tokens(windows: jax.Array, parallelism: Parallelism) -> jax.Array:
+    """Back to the ranks that hold the tokens, summed over the parts of the experts' width."""
+    if parallelism.tensor > 1:
+        windows = lax.psum_scatter(windows, "tensor", scatter_dimension=0, tiled=True)
+    return lax.all_to_all(windows, "expert", split_axis=0, concat_axis=0, tiled=True)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _exchanges(
+    config: ModelConfig,
+    parallelism: Parallelism,
+    sizes: Windows,
+    trained: Parameters,
+    x: jax.Array,
+    gates: jax.Array,
+    fixed: _Fixed,
+) -> jax.Array:
+    """All exchanges, one after the other: [N, hidden] in at least float32."""
+    return _forward(config, parallelism, sizes, trained, x, gates, fixed)[0]
+
+
+_Inputs = tuple[Parameters, jax.Array, jax.Array]
+_Residuals = tuple[Callable[[jax.Array], _Inputs], _Inputs, _Fixed]
+
+
+def _forward(
+    config: ModelConfig,
+    parallelism: Parallelism,
+    sizes: Windows,
+    trained: Parameters,
+    x: jax.Array,
+    gates: jax.Array,
+    fixed: _Fixed,
+) -> tuple[jax.Array, _Residuals]:
+    exchange = functools.partial(_exchange, config, parallelism, fixed)
+    inputs = (trained, x, gates)
+    first, backward = jax.vjp(functools.partial(exchange, 0, sizes.first), *inputs)
+
+    def add(total: jax.Array, start: jax.Array) -> jax.Array:
+        return total + exchange(start, sizes.further, *inputs)
+
+    return _repeat(add, first, fixed.plan.needed, sizes), (backward, inputs, fixed)
+
+
+def _backward(
+    config: ModelConfig,
+    parallelism: Parallelism,
+    sizes: Windows,
+    residuals: _Residuals,
+    cotangent: jax.Array,
+) -> tuple[Parameters, jax.Array, jax.Array, None]:
+    backward, inputs, fixed = residuals
+    exchange = functools.partial(_exchange, config, parallelism, fixed)
+
+    def add(sums: _Inputs, start: jax.Array) -> _Inputs:
+        _, backward = jax.vjp(functools.partial(exchange, start, sizes.further), *inputs)
+        return accumulate(sums, backward(cotangent))
+
+    sums = _repeat(add, backward(cotangent), fixed.plan.needed, sizes)
+    return *sums, None
+
+
+_exchanges.defvjp(_forward, _backward)
+
+
+def _repeat(
+    add: Callable[[Total, jax.Array], Total], total: Total, needed: jax.Array, sizes: Windows
+) -> Total:
+    """`total` with the first `needed` of the further exchanges added, in at least float32.
+
+    A loop of known length whose turns may do nothing: what it can send at the most is in the
+    program, for whoever counts.
+    """
+    if sizes.exchanges == 0:
+        return total
+
+    def turn(total: Total, number: jax.Array) -> tuple[Total, None]:
+        start = sizes.first + number * sizes.further
+        return lax.cond(number < needed, lambda: add(total, start), lambda: total), None
+
+    def turns() -> Total:
+        wide = jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), total)
+        sums, _ = lax.scan(turn, wide, jnp.arange(sizes.exchanges, dtype=jnp.int32))
+        return jax.tree.map(lambda s, x: s.astype(x.dtype), sums, total)
+
+    return lax.cond(needed > 0, turns, lambda: total)

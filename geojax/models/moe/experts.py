@@ -1,0 +1,74 @@
+"""The experts that this rank holds, on tokens that lie here."""
+
+from typing import NamedTuple
+
+import jax
+from jax.ad_checkpoint import checkpoint_name
+
+from geojax.models.config import ModelConfig
+from geojax.models.feed_forward import Cut, activate, operand_axes
+from geojax.models.moe.grouped_matmul import grouped_product, lay_out
+from geojax.models.moe.permute import Places, collect, spread
+from geojax.models.parallel.parallelism import ALONE, Parallelism
+from geojax.models.parameters import Parameters
+from geojax.precision import PLAIN, Products
+
+PRODUCT = "expert_product"
+"""Name of what a grouped product returns, for rematerialisation policies."""
+
+
+class Tokens(NamedTuple):
+    """What the experts need to know of N tokens, whatever rows they are from."""
+
+    x: jax.Array
+    """[N, hidden]."""
+    experts: jax.Array
+    """int32 [N, k], where each goes; the number of experts stands for none."""
+    gates: jax.Array
+    """[N, k] in at least float32, what each expert's output is multiplied by."""
+
+
+def apply_experts(
+    parameters: Parameters,
+    tokens: Tokens,
+    config: ModelConfig,
+    parallelism: Parallelism = ALONE,
+    products: Products = PLAIN,
+) -> jax.Array:
+    """The sum of each token's experts, times their gates.
+
+    The gates are multiplied in between an expert's two products, where they commute with the second
+    one: their gradient then needs the first product's results only, and those of the second are not
+    kept for the backward pass.
+
+    Args:
+        parameters: the experts' up, down and perhaps gate, with kernels [E, ...] of E experts.
+        tokens: the tokens; `experts` counts those of `parameters`.
+        config: the model.
+        parallelism: how the experts' width is spread.
+        products: how they multiply.
+
+    Returns:
+        [N, hidden] in at least float32.
+    """
+    # Tokens of other ranks of `context` meet an expert as other tensors.
+    parallelism = Parallelism(tensor=parallelism.tensor)
+    count, choices = tokens.experts.shape
+    blocks = lay_out(tokens.experts.reshape(-1), parameters["down"]["kernel"].shape[0])
+    # Of assignments to places, and of tokens to places: a token has `choices` assignments.
+    of_choice = Places(blocks.places[:, None], blocks.origins)
+    of_token = Places(blocks.places.reshape(count, choices), blocks.origins // choices)
+    rows = spread(tokens.x, of_token)
+
+    def product(rows: jax.Array, name: str, cut: Cut) -> jax.Array:
+        own, axes = parameters[name], operand_axes(parallelism, cut)
+        return grouped_product(rows, own["kernel"], blocks, products, own.get("amax"), axes)
+
+    def first(name: str) -> jax.Array:
+        return checkpoint_name(product(rows, name, "columns"), PRODUCT)
+
+    gate = first("gate") if config.gated else None
+    middle = activate(first("up"), gate, config)
+    weights = spread(tokens.gates.reshape(-1, 1), of_choice)
+    middle = (middle * weights).astype(rows.dtype)
+    return collect(product(middle, "down", "rows"), of_token)

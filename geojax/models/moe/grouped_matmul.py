@@ -1,0 +1,208 @@
+"""Matrix products of which each row meets the kernel of its own expert.
+
+The rows of an expert are laid next to each other and filled up with zero rows to whole blocks of
+`block_rows`, so that a block meets one kernel:
+
+    E = 3 experts, blocks of 4 rows     block   0      1      2      3      4
+                                        expert  0      0      1      2
+                                        rows    aaaa   a...   bbb.   cccc
+                                        ends           2      3      4      the rest is not used
+
+A product walks the blocks that are used, whatever their number: an imbalance costs no memory and no
+work beyond the rows that there are. (`jax.lax.ragged_dot` would multiply every row with every
+expert's kernel: that is how XLA for CPUs and, but behind an experimental flag and then not for the
+kernels' gradient, XLA for GPUs runs it.) Blocks of rows of one expert are the idea of Gale et al.
+2023 ("MegaBlocks: Efficient Sparse Training with Mixture-of-Experts").
+"""
+
+import functools
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from geojax.mesh import GPU_PLATFORMS
+from geojax.models.moe import grouped_matmul_loops, grouped_matmul_triton
+from geojax.models.moe.quantized_operands import Rounding
+from geojax.models.parallel.varying import vary_over, varying_axes
+from geojax.precision import (
+    PLAIN,
+    WHOLE,
+    Axes,
+    Products,
+    RoundedWeight,
+    Weight,
+    largest_each,
+    separate,
+)
+from geojax.runtime.platform import target_platform
+
+_LARGEST_BLOCK = 256
+_SMALLEST_BLOCK = 16
+
+
+class Blocks(NamedTuple):
+    """Which rows stand where, for A assignments of rows to E experts and S places in blocks."""
+
+    ends: jax.Array
+    """int32 [E], the block behind each expert's last one; the first expert's blocks come first."""
+    places: jax.Array
+    """int32 [A], where each assignment's row stands; S where it has none."""
+    origins: jax.Array
+    """int32 [S], the assignment whose row stands there; A where there is none."""
+
+
+def block_rows(assignments: int, experts: int) -> int:
+    """How many rows a block has: a power of two, so that filling up wastes about a tenth.
+
+    An expert's last block is half empty on average: an eighth of the rows of an expert with an
+    average load, at four blocks each.
+    """
+    average = assignments // (4 * experts)
+    return min(max(1 << average.bit_length() >> 1, _SMALLEST_BLOCK), _LARGEST_BLOCK)
+
+
+def lay_out(assigned: jax.Array, experts: int) -> Blocks:
+    """The blocks for `assigned` int32 [A], each assignment's expert; `experts` stands for none.
+
+    An expert's rows keep their order.
+    """
+    size = block_rows(assigned.shape[0], experts)
+    blocks = (assigned.shape[0] + experts * (size - 1)) // size
+    order = jnp.argsort(assigned, stable=True).astype(jnp.int32)
+    counts = count_each(assigned, experts)
+    of_expert = -(-counts // size)  # blocks
+    ends = jnp.cumsum(of_expert, dtype=jnp.int32)
+    starts = jnp.cumsum(counts, dtype=jnp.int32) - counts  # in the order
+    # What belongs to no expert comes last in the order and gets a place behind the last block.
+    shift = size * (ends - of_expert) - starts
+    shift = jnp.pad(shift, (0, 1), constant_values=blocks * size)
+    places = jnp.arange(order.shape[0], dtype=jnp.int32) + shift[assigned[order]]
+    places = jnp.minimum(places, blocks * size)
+    nowhere = jnp.full(blocks * size, assigned.shape[0], jnp.int32)
+    return Blocks(
+        ends=ends,
+        places=jnp.zeros_like(places).at[order].set(places, unique_indices=True),
+        origins=nowhere.at[places].set(order, mode="drop"),
+    )
+
+
+def count_each(numbers: jax.Array, limit: int) -> jax.Array:
+    """int32 [limit], how often each of 0 to `limit` - 1 is in `numbers` int32 [A]."""
+    each = jnp.arange(limit, dtype=jnp.int32)
+    return jnp.sum(numbers == each[:, None], axis=1, dtype=jnp.int32)
+
+
+def grouped_product(
+    rows: jax.Array,
+    kernels: Weight,
+    blocks: Blocks,
+    products: Products = PLAIN,
+    amax: jax.Array | None = None,
+    axes: Axes = WHOLE,
+) -> jax.Array:
+    """Each row times the kernel of its block's expert; sums are in at least float32.
+
+    Differentiable (reverse mode) in `rows` and `kernels`.
+
+    Args:
+        rows: [S, inputs], those without an assignment 0.
+        kernels: [E, inputs, outputs]; see `geojax.precision.Products.multiply`.
+        blocks: which rows belong to which expert.
+        products: by which recipe the operands are rounded; their product is one of the dtype that
+            they are held in, since there are none of FP8 numbers.
+        amax: see `geojax.precision.Products.multiply`.
+        axes: as above. Tensors are the rows of one expert on this rank, and its kernel.
+
+    Returns:
+        [S, outputs] in the dtype of `rows`; 0 where there is no assignment.
+    """
+    size = block_rows(blocks.places.shape[0], kernels.shape[0])
+    varying = varying_axes(rows, kernels, blocks.ends)
+    operands = vary_over((rows, *separate(kernels), blocks.ends), varying)
+    how = Rounding(products.recipe, products.backend, axes, size)
+    return _product(how, *operands, amax, products.quantised)
+
+
+def _functions(dtype: Any) -> ModuleType:
+    """Who runs the products: Triton kernels on a GPU that has the dtype, loops anywhere else."""
+    on_gpu = target_platform() in GPU_PLATFORMS
+    return (
+        grouped_matmul_triton if on_gpu and jnp.dtype(dtype).itemsize <= 4 else grouped_matmul_loops
+    )
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _product(
+    how: Rounding,
+    rows: jax.Array,
+    rounded: RoundedWeight | None,
+    trained: jax.Array,
+    ends: jax.Array,
+    amax: jax.Array | None,
+    quantised: jax.Array | None,
+) -> jax.Array:
+    return _forward(how, rows, rounded, trained, ends, amax, quantised)[0]
+
+
+class _Residuals(NamedTuple):
+    rows: jax.Array
+    kernels: Weight
+    ends: jax.Array
+    amax: jax.Array | None
+    quantised: jax.Array | None
+    of_rows: jax.Array | None
+    """[E], the largest magnitude of each expert's rows, if that makes their scale."""
+    of_kernels: jax.Array | None
+    """[E], of its kernel."""
+
+
+def _forward(
+    how: Rounding,
+    rows: jax.Array,
+    rounded: RoundedWeight | None,
+    trained: jax.Array,
+    ends: jax.Array,
+    amax: jax.Array | None,
+    quantised: jax.Array | None,
+) -> tuple[jax.Array, _Residuals]:
+    kernels = trained if rounded is None else rounded
+    of_rows = how.expected_of_rows(rows, ends, amax, 0)
+    of_kernels = how.expected_of_kernels(kernels, amax)
+    product = _functions(rows.dtype).multiply(
+        how.size,
+        how.rows(rows, ends, 0, 1, of_rows, quantised),
+        how.kernels(kernels, 0, of_kernels, quantised),
+        ends,
+        contracting=0,
+    )
+    kept = _Residuals(rows, kernels, ends, amax, quantised, of_rows, of_kernels)
+    return product.astype(rows.dtype), kept
+
+
+def _backward(
+    how: Rounding, kept: _Residuals, cotangent: jax.Array
+) -> tuple[jax.Array, None, jax.Array, None, jax.Array | None, None]:
+    rows, kernels, ends, amax, quantised = kept[:5]
+    functions = _functions(rows.dtype)
+    of_cotangent = how.expected_of_rows(cotangent, ends, amax, 2)
+    of_rows = functions.multiply(
+        how.size,
+        how.rows(cotangent, ends, 2, 1, of_cotangent, quantised),
+        how.kernels(kernels, 1, kept.of_kernels, quantised),
+        ends,
+        contracting=1,
+    )
+    of_kernels = functions.kernels_gradient(
+        how.size,
+        how.rows(rows, ends, 0, 0, kept.of_rows, quantised),
+        how.rows(cotangent, ends, 2, 0, of_cotangent, quantised),
+        jax.ShapeDtypeStruct(kernels.shape, kernels.dtype),
+        ends,
+    )
+    seen = None if amax is None else largest_each(rows, kernels, cotangent)
+    return of_rows.astype(rows.dtype), None, of_kernels, None, seen, None
+
+
+_product.defvjp(_forward, _backward)

@@ -1,0 +1,1 @@
+"""What a schedule takes, in time and memory, before it runs."""

@@ -1,0 +1,53 @@
+"""What the parts of a model cost a pipeline, in operations, and the layers of each chunk by them.
+
+Counted as `geojax.models.flops` does: a forward pass takes 2 operations for each weight of a kernel
+and token, so do the gradient of the input and that of the weights. The two products of attention
+have no weights, so all of their backward is the input's. The embedding looks up and computes
+nothing.
+"""
+
+from typing import NamedTuple
+
+from geojax.models.chunk.remat import Remat
+from geojax.models.config import ModelConfig
+from geojax.models.flops import model_flops
+from geojax.pipeline.balance import balanced_layers
+
+
+class Operations(NamedTuple):
+    """Of one token."""
+
+    forward: float
+    backward: float
+    """The gradient of the input, with what it computes again."""
+    weight: float
+    """The gradient of the weights."""
+
+
+def head_operations(model: ModelConfig) -> Operations:
+    """Those of the head, which are not rematerialised."""
+    return Operations(*[2.0 * model.hidden * model.vocabulary] * 3)
+
+
+def layer_operations(model: ModelConfig, sequence: int, remat: Remat = "none") -> Operations:
+    """Those of one layer, in rows of `sequence` tokens.
+
+    `remat` adds attention's forward ("selective") or all of it ("full") to the backward.
+    """
+    attention = 4.0 * model.heads * model.head_size * sequence
+    of_layers = model_flops(model, sequence) - sum(head_operations(model))
+    kernels = of_layers / model.layers / 3 - attention
+    again = {"none": 0.0, "selective": attention, "full": kernels + attention}[remat]
+    return Operations(kernels + attention, kernels + 2 * attention + again, kernels)
+
+
+def layers_by_operations(
+    model: ModelConfig, sequence: int, chunks: int, remat: Remat = "none"
+) -> tuple[int, ...]:
+    """The layers of each chunk, where all stages are equally fast: the head takes layers' place.
+
+    Raises:
+        UserError: there are more chunks than layers.
+    """
+    layer = sum(layer_operations(model, sequence, remat))
+    return balanced_layers([layer] * model.layers, chunks, after=sum(head_operations(model)))

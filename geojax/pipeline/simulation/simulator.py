@@ -1,0 +1,251 @@
+"""What a schedule takes: stages that begin their next action as soon as they can.
+
+A stage works through its order and begins an action when the one before has ended and what it needs
+has arrived. A message leaves when the action that made it ends and its link, in its direction, is
+free; messages over a link go out in the order in which they were made. Inside a site messages do
+not wait for each other.
+"""
+
+import heapq
+import itertools
+import math
+import operator
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from geojax.pipeline.schedule import Kind, Schedule
+from geojax.pipeline.simulation.costs import Costs
+from geojax.pipeline.simulation.timeline import Later, Message, Span, Timeline
+from geojax.pipeline.validate import validate
+
+Sent = tuple[int, int, int, int, float, float, float]
+"""A message: the hop that it takes (its index in the costs), the stage that sends it, the place of
+the action that made it in that stage's order, the stage that receives it; when its first byte
+leaves, when its last has left, when all of it is there."""
+
+
+def simulate(schedule: Schedule, costs: Costs) -> Timeline:
+    """One iteration of a pipeline whose stages do not wait for each other's ticks.
+
+    Raises:
+        ScheduleError: the schedule cannot finish; `validate` names the rule that it breaks.
+    """
+    sent: list[Sent] = []
+    starts, seconds = _run(schedule, costs, sent)
+    inside = seconds
+    if any(hop.link is not None for hop in costs.hops):
+        inside = iteration_seconds(schedule, costs.inside_sites)
+    return timeline_of(schedule, costs, starts, sent, seconds, inside)
+
+
+def iteration_seconds(schedule: Schedule, costs: Costs) -> float:
+    """The iteration time alone, for those who compare many schedules.
+
+    Raises:
+        ScheduleError: the schedule cannot finish.
+    """
+    return _run(schedule, costs, None)[1]
+
+
+def durations_of(schedule: Schedule, costs: Costs) -> dict[Kind, tuple[float, ...]]:
+    """For each kind of action that the schedule has, the seconds it takes in each chunk."""
+    if schedule.split_backward:
+        backward = costs.backward
+    else:
+        backward = tuple(
+            inputs + weights for inputs, weights in zip(costs.backward, costs.weight, strict=True)
+        )
+    return {Kind.FORWARD: costs.forward, Kind.BACKWARD: backward, Kind.WEIGHT: costs.weight}
+
+
+def timeline_of(
+    schedule: Schedule,
+    costs: Costs,
+    starts: list[list[float]],
+    sent: list[Sent],
+    seconds: float,
+    seconds_inside: float,
+) -> Timeline:
+    """The timeline of actions that began at `starts` (for each stage, in its order).
+
+    `seconds_inside` is the iteration time if messages over links took no time.
+    """
+    durations = durations_of(schedule, costs)
+    work = [0.0] * schedule.placement.stages
+    for chunk, stage in enumerate(schedule.placement.stage_of):
+        work[stage] += schedule.microbatches * sum(
+            durations[kind][chunk] for kind in schedule.kinds
+        )
+    sending: dict[tuple[str, int, int], float] = {}
+    for boundary, stage, _, target, start, end, _ in sent:
+        link = costs.hops[boundary].link
+        if link is not None:
+            direction = (link, 0, 1) if stage < target else (link, 1, 0)
+            sending[direction] = sending.get(direction, 0.0) + end - start
+
+    def spans() -> list[Span]:
+        made: list[Span] = []
+        for stage, (order, begins) in enumerate(zip(schedule.orders, starts, strict=True)):
+            ends = [
+                start + durations[kind][chunk]
+                for (kind, _, chunk), start in zip(order, begins, strict=True)
+            ]
+            made.extend(map(Span, itertools.repeat(stage), order, begins, ends))
+        made.sort(key=operator.itemgetter(2))  # by their start
+        return made
+
+    def messages() -> Iterator[Message]:
+        for boundary, stage, place, target, start, end, arrival in sent:
+            made = schedule.orders[stage][place]
+            yield Message(made, stage, target, start, end, arrival, costs.hops[boundary].link)
+
+    return Timeline(
+        schedule=schedule,
+        spans=Later(spans),
+        messages=Later(messages),
+        seconds=seconds,
+        bubble_ratio=1 - max(work) / seconds,
+        bubble_inside_sites=(seconds_inside - max(work)) / seconds,
+        bubble_across_sites=(seconds - seconds_inside) / seconds,
+        in_flight=schedule.in_flight,
+        link_use={direction: busy / seconds for direction, busy in sorted(sending.items())},
+    )
+
+
+class Links:
+    """When links can send: one message at a time in each direction, in the order of asking."""
+
+    def __init__(self, costs: Costs) -> None:
+        self._shared = costs.half_duplex
+        self._free: dict[tuple[str, bool], float] = {}
+
+    def send(self, link: str, later: bool, ready: float, transfer: float) -> tuple[float, float]:
+        """When a message that is ready begins to leave, and when all of it has left.
+
+        `later` says whether it goes towards later stages.
+        """
+        direction = (link, later or self._shared)
+        start = max(ready, self._free.get(direction, 0.0))
+        self._free[direction] = start + transfer
+        return start, start + transfer
+
+
+class _Piece(NamedTuple):
+    """What follows when a stage has done one kind of action in one chunk."""
+
+    next_piece: int
+    """The piece that needs it, of the same microbatch; -1: none does."""
+    target: int
+    """The stage of that one."""
+    seconds: float
+    """What this one takes."""
+    boundary: int
+    """The hop between the two, its index in the costs."""
+    latency: float
+    transfer: float
+    link: str | None
+
+
+def _pieces(schedule: Schedule, costs: Costs) -> list[_Piece]:
+    """Of every kind and chunk; those of forwards first, then those of backwards."""
+    stage_of, chunks = schedule.placement.stage_of, schedule.placement.chunks
+    durations = durations_of(schedule, costs)
+    pieces = []
+    for rank, kind in enumerate(schedule.kinds):
+        step = 1 if kind is Kind.FORWARD else -1
+        for chunk, seconds in enumerate(durations[kind]):
+            neighbour = chunk + step
+            if kind is not Kind.WEIGHT and 0 <= neighbour < chunks:
+                hop = costs.hops[min(chunk, neighbour)]
+                pieces.append(
+                    _Piece(
+                        rank * chunks + neighbour,
+                        stage_of[neighbour],
+                        seconds,
+                        min(chunk, neighbour),
+                        hop.latency,
+                        hop.transfer,
+                        hop.link,
+                    )
+                )
+            else:
+                turns = kind is Kind.FORWARD  # the last chunk's forward: its backward is next
+                following = chunks + chunk if turns else -1
+                pieces.append(_Piece(following, stage_of[chunk], seconds, -1, 0.0, 0.0, None))
+    return pieces
+
+
+def _run(
+    schedule: Schedule, costs: Costs, messages: list[Sent] | None
+) -> tuple[list[list[float]], float]:
+    """Begin every action as soon as its stage and its input are there.
+
+    Returns when each action of each stage's order begins, and when all have ended. Messages are
+    appended to `messages`.
+
+    An action is known by a number, piece * microbatches + microbatch.
+    """
+    placement, count = schedule.placement, schedule.microbatches
+    chunks = placement.chunks
+    assert len(costs.forward) == chunks, "costs and placement have the same chunks"
+    first_of = {kind: rank * chunks for rank, kind in enumerate(schedule.kinds)}
+    orders = [
+        [(first_of[kind] + chunk) * count + microbatch for kind, microbatch, chunk in order]
+        for order in schedule.orders
+    ]
+    pieces = _pieces(schedule, costs)
+    backwards, weights = chunks, 2 * chunks if schedule.split_backward else len(pieces)
+    never = math.inf
+    arrived = [never] * (len(pieces) * count)
+    arrived[:count] = [0.0] * count  # the input of the first chunk
+    links = Links(costs)
+    position = [0] * placement.stages
+    waits_for = [-1] * placement.stages  # the action that an idle stage cannot begin yet
+    starts: list[list[float]] = [[] for _ in orders]
+    running: list[tuple[float, int]] = []  # when each busy stage will be free
+    push, pop = heapq.heappush, heapq.heappop
+
+    for stage, order in enumerate(orders):
+        if arrived[order[0]] is never:
+            waits_for[stage] = order[0]
+        else:
+            starts[stage].append(0.0)
+            push(running, (pieces[order[0] // count].seconds, stage))
+    now = 0.0
+    while running:
+        now, stage = pop(running)
+        order, place = orders[stage], position[stage]
+        action = order[place]
+        piece = action // count
+        next_piece, target, _, boundary, latency, transfer, link = pieces[piece]
+        if backwards <= piece < weights < len(pieces):
+            arrived[action + chunks * count] = now  # its weights' gradient, on the same stage
+        if next_piece >= 0:
+            start, sent = now, now + transfer
+            if link is not None:
+                start, sent = links.send(link, stage < target, now, transfer)
+            arrival = sent + latency
+            following = action + (next_piece - piece) * count
+            arrived[following] = arrival
+            if messages is not None and target != stage:
+                messages.append((boundary, stage, place, target, start, sent, arrival))
+            if waits_for[target] == following:
+                waits_for[target] = -1
+                starts[target].append(arrival)
+                push(running, (arrival + pieces[next_piece].seconds, target))
+        place += 1
+        position[stage] = place
+        if place < len(order):
+            action = order[place]
+            begin = arrived[action]
+            if begin is never:
+                waits_for[stage] = action
+            else:
+                if begin < now:
+                    begin = now
+                starts[stage].append(begin)
+                push(running, (begin + pieces[action // count].seconds, stage))
+    if max(waits_for) >= 0:
+        validate(schedule)
+        raise AssertionError("a schedule that keeps the rules finishes")
+    return starts, now

@@ -1,0 +1,123 @@
+"""Measured times of the pieces of a model on one pipeline stage: what `geojax probe` writes and
+`geojax simulate --stage-times` computes with, instead of operations and peaks.
+
+    rows: 1
+    sequence: 4096
+    ...
+    sites:
+      - name: east
+        layer: {forward: 3.1ms, backward: 3.3ms, weight: 2.9ms}
+        embedding: {forward: 80us, backward: 0s, weight: 190us}
+        head: {forward: 4.2ms, backward: 4.1ms, weight: 4.2ms}
+      - name: west
+        ...
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pydantic
+import yaml
+
+from geojax.errors import UserError
+from geojax.models.chunk.remat import Remat
+from geojax.models.config import ModelConfig
+from geojax.models.parallel.parallelism import Parallelism
+from geojax.quantities import Seconds
+from geojax.settings import Settings, load_yaml, validate
+
+
+class PieceTimes(Settings):
+    """One piece, for one microbatch, in seconds."""
+
+    forward: Seconds
+    backward: Seconds
+    """The gradient of the input, with what it computes again."""
+    weight: Seconds
+    """The gradient of the weights. A backward that is not split takes both."""
+
+    @property
+    def kinds(self) -> tuple[float, float, float]:
+        """Forward, backward, weight."""
+        return self.forward, self.backward, self.weight
+
+
+class SiteTimes(Settings):
+    """The pieces on the accelerators of one site."""
+
+    name: str
+    """Of the site."""
+    layer: PieceTimes
+    """One layer of the model."""
+    embedding: PieceTimes
+    """What the first stage does besides its layers."""
+    head: PieceTimes
+    """What the last stage does besides its layers: norm, head, loss."""
+
+
+class StageTimes(Settings):
+    """What was measured, and for which microbatches of which model."""
+
+    model: ModelConfig
+    """The model; of how many layers does not matter."""
+    rows: pydantic.PositiveInt
+    """Sequences of a microbatch on one data-parallel rank."""
+    sequence: pydantic.PositiveInt
+    """Tokens in a row."""
+    dtype: str
+    """Of activations and matrix products."""
+    remat: Remat
+    parallelism: Parallelism
+    """How a stage's layers and rows are spread over its devices."""
+    sites: tuple[SiteTimes, ...] = pydantic.Field(min_length=1)
+    """By site; a single one stands for all."""
+
+    @classmethod
+    def load(cls, path: Path) -> "StageTimes":
+        """Those in a YAML file.
+
+        Raises:
+            UserError: there is none, or a mistake in it, in one line.
+        """
+        return validate(cls, load_yaml(path), str(path))
+
+    def save(self, path: Path) -> None:
+        """Write them as YAML.
+
+        Raises:
+            UserError: the file cannot be written.
+        """
+        content = self.model_dump(mode="json", exclude={"model"})
+        content["model"] = self.model.model_dump(mode="json", exclude_none=True)
+        try:
+            path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"{path}: cannot be written ({error.strerror})") from None
+
+    def of_site(self, name: str) -> SiteTimes:
+        """Those of the site called `name`.
+
+        Raises:
+            UserError: several sites were measured, and not this one.
+        """
+        by_name = {site.name: site for site in self.sites}
+        if name not in by_name and len(self.sites) > 1:
+            raise UserError(f"stage times were measured in {', '.join(by_name)}, not in '{name}'")
+        return by_name.get(name, self.sites[0])
+
+    def require(self, **wanted: Any) -> None:
+        """Refuse unless they were measured for these fields.
+
+        Raises:
+            UserError: one of them differs; with the command that measures again.
+        """
+        for name, value in wanted.items():
+            own = getattr(self, name)
+            if name == "model":
+                own, value = (each.model_copy(update={"layers": 1}) for each in (own, value))
+            if own != value:
+                said = f": {own}, not {value}" if name != "model" else ""
+                raise UserError(
+                    f"the stage times were measured for another {name}{said}; geojax probe CONFIG "
+                    "--stage-times FILE measures those of a config"
+                )

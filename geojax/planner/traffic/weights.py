@@ -1,0 +1,90 @@
+"""What the gathering of weights sends in a step, by formula (see `geojax.planner.traffic.step`).
+
+Of S numbers that n ranks share, gathered in the compute dtype, a device sends (n - 1) / n S times
+its bytes; of a kernel that travels rounded (`geojax.step.fp8_all_gather`) (n - 1) / n S bytes,
+and its scales beside, where the shards have different ones: of experts, of blocks.
+"""
+
+import math
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any
+
+import jax
+
+from geojax.hlo.conventions import all_gather_bytes
+from geojax.models import ModelConfig
+from geojax.optim import LeafLayout
+from geojax.planner.traffic.sent import Sent, add, long_axes, nothing, ranks_of
+from geojax.precision import Recipe
+from geojax.step.fp8_all_gather import travels_rounded
+from geojax.step.plan import StepPlan
+from geojax.step.weights import scales_are_sent, shard_axes, site_shape
+
+
+def expected_weights(model: ModelConfig, layouts: Any, plan: StepPlan) -> Sent:
+    """What one device sends in one step, between sites and inside them.
+
+    Args:
+        model: the model.
+        layouts: the `LeafLayout` of each parameter.
+        plan: how the step runs.
+    """
+    sent = _across_sites(layouts, plan)
+    for name, tree in layouts.items():
+        if name != "layers":
+            add(sent, _gather(tree, plan, follow=False))
+    if plan.staged_layers is not None:  # a stage's, all at once
+        add(sent, _gather(layouts["layers"], plan, follow=True))
+        return sent
+    passes = plan.accumulation * (1 if plan.keep_gathered else 2)
+    for count, follow, places in following_spans(model, layouts, plan):
+        by_layer = plan.zero_stage == 3 and follow
+        turns = Fraction(1 + passes * count, count) if by_layer else 1
+        add(sent, _gather(places, plan, follow=follow), turns)
+    return sent
+
+
+def following_spans(
+    model: ModelConfig, layouts: Any, plan: StepPlan
+) -> Iterator[tuple[int, bool, Any]]:
+    """Of each span of the model's layers their number, whether they follow the recipe (if there is
+    one), and the layouts of their weights."""
+    for count, products in plan.products.spans(model.layers):
+        places = jax.tree.map(lambda place, count=count: place.of_layers(count), layouts["layers"])
+        yield count, products.recipe == plan.policy.recipe, places
+
+
+def _across_sites(layouts: Any, plan: StepPlan) -> Sent:
+    sent = nothing()
+    for place in jax.tree.leaves(layouts):
+        if shard_axes(place)[1]:
+            held = math.prod(place.shard_shape) * plan.policy.compute_dtype.itemsize
+            sent[long_axes(("dc",), plan)] += all_gather_bytes(held, plan.mesh.shape["dc"])
+    return sent
+
+
+def _gather(places: Any, plan: StepPlan, *, follow: bool) -> Sent:
+    sent = nothing()
+    for path, place in jax.tree.leaves_with_path(places):
+        axes, _ = shard_axes(place)
+        if axes is None:
+            continue
+        held = math.prod(site_shape(place, plan)) * plan.policy.compute_dtype.itemsize
+        if follow and travels_rounded(path, place, plan):
+            assert plan.policy.recipe is not None, "which rounds it"
+            held = _rounded_bytes(place, plan, plan.policy.recipe)
+        sent[long_axes(axes, plan)] += all_gather_bytes(held, ranks_of(axes, plan))
+    return sent
+
+
+def _rounded_bytes(place: LeafLayout, plan: StepPlan, recipe: Recipe) -> int:
+    """Of a rank's shard of a kernel, rounded, and of its scales if they are sent."""
+    form = recipe.weight
+    *others, rows, columns = site_shape(place, plan)
+    scales = list(others)
+    if form.along is not None:
+        scales += [-(-rows // form.along), -(-columns // form.along)]
+    sent = math.prod(scales) if scales_are_sent(len(scales), place) else 0
+    numbers = math.prod((*others, rows, columns))
+    return numbers * form.dtype.itemsize + sent * form.scale_dtype.itemsize

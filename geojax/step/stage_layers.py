@@ -1,0 +1,93 @@
+"""Which stage of a pipeline holds which layers, and so which rows of each leaf of the state."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from geojax.models import ModelConfig
+from geojax.models.parameters import parameter_shapes
+from geojax.optim import StageRows
+from geojax.optim.stage_assignment import EMPTY
+from geojax.pipeline.schedule import Placement
+
+
+@dataclasses.dataclass(frozen=True)
+class StagedLayers:
+    """The model's layers, cut into the chunks of a pipeline."""
+
+    placement: Placement
+    """Which stage holds which chunk."""
+
+    layers_per_chunk: tuple[int, ...]
+    """In the model's order."""
+
+    def __post_init__(self) -> None:
+        assert len(self.layers_per_chunk) == self.placement.chunks, "one number for each chunk"
+        assert min(self.layers_per_chunk) >= 1, "every chunk has a layer"
+
+    @property
+    def layers(self) -> int:
+        """Of the model."""
+        return sum(self.layers_per_chunk)
+
+    @property
+    def rows_per_chunk(self) -> int:
+        """The layers of the longest chunk; others are filled up with empty rows."""
+        return max(self.layers_per_chunk)
+
+    @property
+    def rows(self) -> tuple[tuple[int, ...], ...]:
+        """For each stage the layers that it holds, chunk after chunk; -1 for an empty row."""
+        firsts = [sum(self.layers_per_chunk[:chunk]) for chunk in range(self.placement.chunks)]
+        count = self.placement.chunks_per_stage * self.rows_per_chunk
+
+        def of_chunk(chunk: int) -> list[int]:
+            length = self.layers_per_chunk[chunk]
+            layers = range(firsts[chunk], firsts[chunk] + length)
+            return [*layers, *[EMPTY] * (self.rows_per_chunk - length)]
+
+        def of_stage(stage: int) -> tuple[int, ...]:
+            chunks = self.placement.chunks_of(stage)
+            rows = [row for chunk in chunks for row in of_chunk(chunk)]
+            return (*rows, *[EMPTY] * (count - len(rows)))
+
+        return tuple(of_stage(stage) for stage in range(self.placement.stages))
+
+    @property
+    def first_stage(self) -> int:
+        """The stage that embeds the tokens."""
+        return self.placement.stage_of[0]
+
+    @property
+    def last_stage(self) -> int:
+        """The stage that computes the loss."""
+        return self.placement.stage_of[-1]
+
+
+def stage_rows(model: ModelConfig, staged: StagedLayers, axes: Sequence[str]) -> Any:
+    """The `StageRows` of each leaf of `parameter_shapes(model)`.
+
+    The first stage holds the tables, the last one the final norm and the head; a tied table is held
+    by both.
+
+    Args:
+        model: the model.
+        staged: how the stages share its layers.
+        axes: the mesh axes that number the stages.
+    """
+    assert staged.layers == model.layers, f"{staged.layers} layers on stages, not {model.layers}"
+    stages = staged.placement.stages
+    layers = StageRows(tuple(axes), staged.rows)
+
+    def rows(path: tuple[Any, ...], _: Any) -> StageRows:
+        names = [entry.key for entry in path]
+        if names[0] == "layers":
+            return layers
+        holders = {staged.first_stage if names[0] == "embedding" else staged.last_stage}
+        if model.tied_head and "tokens" in names:
+            holders.add(staged.last_stage)
+        return StageRows.on(tuple(axes), stages, holders)
+
+    return jax.tree_util.tree_map_with_path(rows, parameter_shapes(model))

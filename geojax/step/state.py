@@ -1,0 +1,177 @@
+"""The training state: what a step reads and writes, and a checkpoint holds."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from geojax.models import ModelConfig, init_parameters, parameter_shapes
+from geojax.models.parallel.partition import partitions
+from geojax.optim import layout
+from geojax.optim.optimizer import optimizer_layouts
+from geojax.precision import LossScale
+from geojax.step.amax_history import history_layouts
+from geojax.step.error_feedback import error_layouts, own_errors, saved_errors
+from geojax.step.plan import StepPlan
+from geojax.step.stage_layers import stage_rows
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """Master weights, optimizer state and counters; each a global, sharded array on the mesh."""
+
+    step: Any
+    """int32: steps done, skipped ones included; also the position in the data. The learning rate
+    goes by the updates that the optimizer has counted, which are fewer."""
+
+    parameters: Any
+    """Master weights, at least fp32: parts, sharded over (data, expert), padded, on the stages that
+    use them."""
+
+    optimizer: Any
+    """The optax state; moments are sharded as their parameters are."""
+
+    skipped: Any
+    """int32: steps skipped so far because of a non-finite loss or gradient."""
+
+    skipped_in_a_row: Any
+    """int32: steps skipped since the last one that was applied."""
+
+    loss_scale: Any = None
+    """The `LossScale` of fp16; None under other policies."""
+
+    amax_history: Any = None
+    """float32 [layers, sites, 3, steps] of each linear layer under an FP8 recipe that has one (see
+    `geojax.step.amax_history`); None under others."""
+
+    wire_errors: Any = None
+    """What a wire format with error feedback owes to each parameter's gradient, site by site (see
+    `geojax.step.error_feedback`); None under others."""
+
+
+def parameter_layouts(model: ModelConfig, plan: StepPlan) -> Any:
+    """The `LeafLayout` of each of the model's master weights."""
+    stages = None
+    if plan.staged_layers:
+        stages = stage_rows(model, plan.staged_layers, plan.stage_axes)
+    return layout.parameter_layouts(
+        parameter_shapes(model, plan.policy.master_dtype),
+        plan.mesh,
+        partitions(model, plan.parallelism),
+        sharded=plan.zero_stage > 0,
+        across_sites=plan.shard_across_sites,
+        stages=stages,
+    )
+
+
+def state_layouts(
+    model: ModelConfig, optimizer: optax.GradientTransformation, plan: StepPlan
+) -> TrainState:
+    """The `LeafLayout` of every leaf of the state of `model`."""
+    parameters = parameter_layouts(model, plan)
+    count = layout.replicated(jax.ShapeDtypeStruct((), jnp.int32))
+    loss_scale = None
+    if plan.policy.scales_loss:
+        start = functools.partial(LossScale.start, plan.loss_scale)
+        loss_scale = jax.tree.map(layout.replicated, jax.eval_shape(start))
+    return TrainState(
+        step=count,
+        parameters=parameters,
+        optimizer=optimizer_layouts(optimizer, parameters),
+        skipped=count,
+        skipped_in_a_row=count,
+        loss_scale=loss_scale,
+        amax_history=history_layouts(model, plan),
+        wire_errors=error_layouts(parameters, plan),
+    )
+
+
+def initial_state(
+    model: ModelConfig,
+    optimizer: optax.GradientTransformation,
+    layouts: TrainState,
+    plan: StepPlan,
+    seed: int,
+) -> TrainState:
+    """The state before the first step: the same values on every mesh, made where they will live.
+
+    Args:
+        model: the model.
+        optimizer: the optax chain that runs on shards.
+        layouts: from `state_layouts`.
+        plan: how the step runs.
+        seed: of the weights.
+    """
+    dtype = jax.tree.leaves(layouts.parameters)[0].dtype
+
+    def zeros(layouts: Any) -> Any:
+        return jax.tree.map(lambda place: jnp.zeros(place.padded_shape, place.dtype), layouts)
+
+    def make(key: jax.Array) -> TrainState:
+        parameters = init_parameters(model, key, dtype)
+        padded = jax.tree.map(lambda leaf, place: place.pad(leaf), parameters, layouts.parameters)
+        return TrainState(
+            step=jnp.int32(0),
+            parameters=padded,
+            optimizer=optimizer.init(padded),
+            skipped=jnp.int32(0),
+            skipped_in_a_row=jnp.int32(0),
+            loss_scale=LossScale.start(plan.loss_scale) if plan.policy.scales_loss else None,
+            amax_history=zeros(layouts.amax_history),
+            wire_errors=zeros(layouts.wire_errors),
+        )
+
+    compiled = jax.jit(make, out_shardings=layout.shardings(layouts, plan.mesh))
+    state: TrainState = compiled(jax.random.key(seed))
+    return state
+
+
+def with_saved_sites(wanted: TrainState, saved: Mapping[str, str]) -> TrainState:
+    """`wanted`, but with the histories and wire errors of as many sites as a checkpoint has (all
+    else is refused if it differs).
+
+    Args:
+        wanted: what this run's checkpoints hold, as `jax.ShapeDtypeStruct`s with shardings.
+        saved: the type of each array of the checkpoint by name, as "float32[2,1,3,1024]".
+    """
+    errors = saved_errors(wanted.wire_errors, wanted.parameters, saved)
+    wanted = dataclasses.replace(wanted, wire_errors=errors)
+    name = next((name for name in saved if name.startswith("amax_history.")), None)
+    if name is None:
+        return wanted
+    sites = int(saved[name].split(",")[1])
+
+    def with_sites(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        if leaf.shape[1] == sites:
+            return leaf
+        shape = (leaf.shape[0], sites, *leaf.shape[2:])
+        everywhere = NamedSharding(leaf.sharding.mesh, PartitionSpec())
+        return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=everywhere)
+
+    history = jax.tree.map(with_sites, wanted.amax_history)
+    return dataclasses.replace(wanted, amax_history=history)
+
+
+def with_own_sites(restored: TrainState, wanted: TrainState) -> TrainState:
+    """What was restored, with histories and wire errors of as many sites as `wanted` has: if they
+    were others, each has the largest magnitudes of all of them, and its share of the errors."""
+
+    def resized(leaf: jax.Array, own: jax.ShapeDtypeStruct) -> jax.Array:
+        if leaf.shape == own.shape:
+            return leaf
+
+        def resize(leaf: jax.Array) -> jax.Array:
+            return jnp.broadcast_to(leaf.max(axis=1, keepdims=True), own.shape)
+
+        made: jax.Array = jax.jit(resize, out_shardings=own.sharding)(leaf)
+        return made
+
+    history = jax.tree.map(resized, restored.amax_history, wanted.amax_history)
+    errors = own_errors(restored.wire_errors, wanted.wire_errors)
+    return dataclasses.replace(restored, amax_history=history, wire_errors=errors)

@@ -1,0 +1,217 @@
+"""Who is started where, and that each learns its place from what it is told."""
+
+import os
+import shlex
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from geojax.cli.launch import LaunchCommand, _sites, run
+from geojax.errors import UserError
+from geojax.launch import Hosts, local_members
+from geojax.runtime.cluster_env import ProcessSettings, complete
+from geojax.wan import EmulatedSite, EmulatedWan, WanSettings
+
+
+def told(member):
+    """What a process of geojax makes of its variables."""
+    return complete(ProcessSettings(), member.environment)
+
+
+def members(sites, each=1, devices=None, wan=None):
+    return local_members(
+        sites, each, ["train"], simulated_devices=devices, grace_seconds=3, wan=wan
+    )
+
+
+def test_processes_on_this_machine_learn_their_places():
+    started = members(["east", "west"], each=2, devices=4)
+    places = [told(member) for member in started]
+    assert [place.process_id for place in places] == [0, 1, 2, 3]
+    assert [place.site for place in places] == ["east", "east", "west", "west"]
+    assert {place.process_count for place in places} == {4}
+    assert {place.simulated_devices for place in places} == {4}
+    (coordinator,) = {place.coordinator for place in places}
+    assert coordinator.startswith("127.0.0.1:")
+    assert started[2].label == "west/2"
+    assert str(started[2]) == "process 2 (site west)"
+
+
+def test_sites_of_an_emulated_network_run_in_their_namespaces():
+    sites = tuple(
+        EmulatedSite(name=name, namespace=f"ns-{name}", address=f"10.0.0.{place}")
+        for place, name in enumerate(["east", "west"], 1)
+    )
+    wan = EmulatedWan(name="wan", settings=WanSettings(), shaper="none", sites=sites, links=())
+    started = members(["east", "west"], wan=wan, devices=1)
+    assert started[1].command[:5] == ("ip", "netns", "exec", "ns-west", sys.executable)
+    assert {told(member).coordinator.split(":")[0] for member in started} == {"10.0.0.1"}
+    assert _sites(None, wan) == ["east", "west"]
+    with pytest.raises(UserError, match="the emulated network 'wan' has 2 sites"):
+        _sites("3", wan)
+    with pytest.raises(UserError, match="has no site 'south'"):
+        _sites("east,south", wan)
+
+
+def test_gpus_are_shared_out(monkeypatch):
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,5")
+    shares = [member.environment["CUDA_VISIBLE_DEVICES"] for member in members(["a", "b"])]
+    assert shares == ["0,1", "2,5"]
+    assert "CUDA_VISIBLE_DEVICES" not in members(["a", "b"], devices=2)[0].environment
+    with pytest.raises(UserError, match=r"4 GPU\(s\) do not divide among 3 processes"):
+        members(["a", "b", "c"])
+
+
+@pytest.mark.parametrize(
+    ("asked", "sites"),
+    [(None, ["east", "west"]), ("3", ["east", "west", "north"]), ("a,b.c", ["a", "b.c"])],
+)
+def test_sites_are_a_number_or_names(asked, sites):
+    assert _sites(asked, None) == sites
+
+
+@pytest.mark.parametrize("asked", ["0", "9", "a,a", "a,", "a b"])
+def test_what_is_no_list_of_sites_is_refused(asked):
+    with pytest.raises(UserError, match=r"^--sites "):
+        _sites(asked, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "launched", "part"),
+    [
+        ({}, [], "what shall be launched"),
+        ({}, ["trian", "x.yaml"], "'trian' is neither 'train' nor 'probe' nor a program"),
+        ({"processes_per_site": 0}, ["train"], "processes_per_site: input should be greater"),
+        ({"grace_seconds": "soon"}, ["train"], "'soon' is not a number of seconds"),
+        ({"hosts": "h.yaml", "sites": "2"}, ["train"], "--hosts h.yaml says which sites"),
+    ],
+)
+def test_mistakes_are_refused(changes, launched, part):
+    with pytest.raises(UserError, match=part):
+        run(LaunchCommand(**changes), launched)
+
+
+SSH = """#!/bin/sh
+# Runs what it is given on this machine; with -G says to which address it would connect.
+for last; do :; done
+last=${last#me@}
+case " $* " in
+    *" -G "*) ;;
+    *) exec sh -c "$last" ;;
+esac
+case $last in
+    localhost) echo "hostname localhost" ;;
+    nowhere) echo "hostname nowhere.invalid" ;;
+    behind) echo "hostname behind.invalid"; echo "proxyjump gate" ;;
+    -*) echo "bad name" >&2; exit 255 ;;
+    *) echo "hostname 10.1.0.1" ;;
+esac
+"""
+
+
+@pytest.fixture
+def ssh(tmp_path, monkeypatch):
+    """An `ssh` that knows some hosts and connects to none."""
+    (tmp_path / "ssh").write_text(SSH)
+    (tmp_path / "ssh").chmod(stat.S_IRWXU)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+
+def hosts_file(path, text):
+    path.write_text(text)
+    return Hosts.load(path)
+
+
+def ssh_members(hosts, *command):
+    return hosts.members(command, simulated_devices=None, grace_seconds=3)
+
+
+HOSTS = """
+sites:
+  - {name: east, hosts: [me@east1, east2]}
+  - {name: west, hosts: [west1]}
+coordinator: 10.1.0.1:7000
+directory: /shared/it's here
+python: python3
+"""
+
+
+@pytest.mark.usefixtures("ssh")
+def test_a_process_on_each_host(tmp_path, monkeypatch):
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth 1")
+    started = ssh_members(hosts_file(tmp_path / "h.yaml", HOSTS), "train", "a b")
+    assert [str(member) for member in started] == [
+        "process 0 (site east, host me@east1)",
+        "process 1 (site east, host east2)",
+        "process 2 (site west, host west1)",
+    ]
+    *ssh, host, line = started[2].command
+    assert (ssh[0], host) == ("ssh", "west1")
+    words = shlex.split(line)
+    assert words[:5] == ["cd", "/shared/it's here", "&&", "exec", "env"]
+    variables = dict(word.split("=", 1) for word in words[5 : words.index("python3")])
+    assert variables["NCCL_SOCKET_IFNAME"] == "eth 1"
+    place = complete(ProcessSettings(), variables)
+    assert (place.process_id, place.process_count, place.site) == (2, 3, "west")
+    assert place.coordinator == "10.1.0.1:7000"
+    assert words[-3:] == ["3", "train", "a b"]
+
+
+@pytest.mark.usefixtures("ssh")
+def test_the_line_runs_in_a_shell_as_it_was_meant(tmp_path):
+    program = "import os, sys; print(os.environ['GEOJAX_SITE'], os.getcwd(), sys.argv[1:])"
+    hosts = Hosts.model_validate(
+        {
+            "sites": [{"name": "it's", "hosts": ["here"]}],
+            "directory": str(tmp_path),
+            "python": sys.executable,
+        }
+    )
+    (member,) = ssh_members(hosts, sys.executable, "-c", program, "a 'b' $HOME")
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(member.command, text=True, **pipes) as process:
+        assert process.stdout.read() == f"""it's {tmp_path} ["a 'b' $HOME"]\n"""
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("sites: [{name: east, hosts: []}]", "sites.0.hosts"),
+        ("sites: [{name: a, hosts: [x]}, {name: a, hosts: [y]}]", "the same name: a, a"),
+        ("sites: [{name: a, hosts: [x]}]\ncoordinator: x", "coordinator: string should match"),
+        ("sites: [{name: a, hosts: [x]}]\nport: 1", "port: unknown key"),
+        (
+            "sites: [{name: a, hosts: [localhost, b]}]",
+            "the first host, localhost: localhost leads every host to itself; give an address",
+        ),
+        (
+            "sites: [{name: a, hosts: [x, b]}]\ncoordinator: 127.0.0.1:1",
+            "coordinator: 127.0.0.1 leads every host to itself",
+        ),
+        (
+            "sites: [{name: a, hosts: [x, me@nowhere]}]",
+            "host me@nowhere: nowhere.invalid has no address here",
+        ),
+        ("sites: [{name: a, hosts: [x, -x]}]", "host -x: ssh refuses it: bad name"),
+    ],
+)
+@pytest.mark.usefixtures("ssh")
+def test_a_hosts_file_with_a_mistake(tmp_path, text, part):
+    with pytest.raises(UserError, match=part):
+        ssh_members(hosts_file(tmp_path / "hosts.yaml", text), "train")
+
+
+@pytest.mark.usefixtures("ssh")
+def test_the_coordinator_is_where_ssh_finds_the_first_host(tmp_path):
+    text = "sites: [{name: a, hosts: [alias, behind]}]"
+    started = ssh_members(hosts_file(tmp_path / "h.yaml", text), "train")
+    assert "GEOJAX_COORDINATOR=10.1.0.1:61440" in started[1].command[-1]
+
+
+def test_without_ssh_that_is_said(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match="ssh cannot be run"):
+        ssh_members(hosts_file(tmp_path / "h.yaml", HOSTS), "train")

@@ -1,0 +1,106 @@
+"""Products by groups: the blocks, the loops, and the Triton kernels in their interpreter."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from geojax.models.moe import grouped_matmul_loops, grouped_matmul_triton
+from geojax.models.moe.grouped_matmul import block_rows, grouped_product, lay_out
+
+
+def _assigned(count, experts, seed=0):
+    """Most to the first expert, none to the second, a tenth to nobody."""
+    random = np.random.default_rng(seed)
+    assigned = random.integers(0, 2 * experts, count)
+    assigned = np.where((assigned >= experts) | (assigned == 1), 0, assigned)
+    return jnp.asarray(np.where(random.random(count) < 0.1, experts, assigned), jnp.int32)
+
+
+def _arrays(count, experts, inputs, outputs, dtype):
+    assigned = _assigned(count, experts)
+    blocks = lay_out(assigned, experts)
+    random = np.random.default_rng(1)
+    real = blocks.origins[:, None] < count
+    draw = [random.standard_normal(size) for size in ((len(real), inputs), (len(real), outputs))]
+    rows, cotangent = (jnp.where(real, leaf, 0).astype(dtype) for leaf in draw)
+    kernels = jnp.asarray(random.standard_normal((experts, inputs, outputs)), dtype)
+    return assigned, blocks, rows, cotangent, kernels
+
+
+@pytest.mark.parametrize(("count", "experts"), [(500, 3), (40, 8), (3, 4), (1, 2)])
+def test_every_assignment_stands_in_a_block_of_its_expert(count, experts):
+    assigned = np.asarray(_assigned(count, experts))
+    blocks, size = lay_out(jnp.asarray(assigned), experts), block_rows(count, experts)
+    places, origins = np.asarray(blocks.places), np.asarray(blocks.origins)
+    ends = np.asarray(blocks.ends)
+    assert len(origins) % size == 0
+    for assignment, expert in enumerate(assigned):
+        if expert == experts:
+            assert places[assignment] == len(origins)
+            continue
+        assert origins[places[assignment]] == assignment
+        assert np.searchsorted(ends, places[assignment] // size, side="right") == expert
+    assert (origins < count).sum() == (assigned < experts).sum()
+    needed = [-(-(assigned == expert).sum() // size) for expert in range(experts)]
+    np.testing.assert_array_equal(ends, np.cumsum(needed))
+    for expert in range(experts):  # in their order
+        assert (np.diff(places[assigned == expert]) == 1).all()
+
+
+def test_each_row_meets_the_kernel_of_its_expert(x64):
+    count, experts = 500, 3
+    assigned, blocks, rows, cotangent, kernels = _arrays(count, experts, 24, 36, jnp.float64)
+    product, backward = jax.jit(
+        lambda *args: jax.vjp(lambda *both: grouped_product(*both, blocks), *args)
+    )(rows, kernels)
+    of_rows, of_kernels = backward(cotangent)
+    origins = np.asarray(blocks.origins)
+    owner = np.append(np.asarray(assigned), experts)[origins]
+    for expert in range(experts):
+        own = owner == expert
+        np.testing.assert_allclose(product[own], rows[own] @ kernels[expert], atol=1e-12)
+        np.testing.assert_allclose(of_rows[own], cotangent[own] @ kernels[expert].T, atol=1e-12)
+        np.testing.assert_allclose(of_kernels[expert], rows[own].T @ cotangent[own], atol=1e-11)
+    assert not np.asarray(product)[owner == experts].any()
+    assert not np.asarray(of_kernels[1]).any(), "an expert without rows has no gradient"
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(jnp.float64, 1e-13), (jnp.bfloat16, 2**-8)])
+@pytest.mark.parametrize(
+    ("count", "experts", "inputs", "outputs"),
+    [(700, 3, 176, 200), (40, 3, 24, 36), (2100, 2, 128, 256)],
+)
+def test_the_kernels_for_gpus_give_what_the_loops_give(
+    count, experts, inputs, outputs, dtype, bound, x64
+):
+    # Sizes that tiles divide and that they do not, blocks smaller and larger than a tile.
+    _, blocks, rows, cotangent, kernels = _arrays(count, experts, inputs, outputs, dtype)
+    size = block_rows(count, experts)
+
+    def compare(name, *operands, **options):
+        want = getattr(grouped_matmul_loops, name)(size, *operands, blocks.ends, **options)
+        got = getattr(grouped_matmul_triton, name)(
+            size, *operands, blocks.ends, **options, interpret=True
+        )
+        assert got.dtype == want.dtype == dtype
+        got, want = (np.asarray(x, np.float64) for x in (got, want))
+        np.testing.assert_allclose(got, want, rtol=0, atol=bound * np.abs(want).max())
+
+    compare("multiply", rows, kernels, contracting=0)
+    compare("multiply", cotangent, kernels, contracting=1)
+    compare("kernels_gradient", rows, cotangent, kernels)
+
+
+def test_sums_are_wide(x64):
+    # Of 2,100 rows: bfloat16 sums would lose a tenth of the kernels' gradient.
+    _, blocks, rows, cotangent, kernels = _arrays(2100, 2, 64, 16, jnp.bfloat16)
+
+    def results(*operands):
+        out, backward = jax.vjp(lambda *both: grouped_product(*both, blocks), *operands[:2])
+        return out, *backward(operands[2])
+
+    exact = results(*(leaf.astype(jnp.float64) for leaf in (rows, kernels, cotangent)))
+    for got, want in zip(results(rows, kernels, cotangent), exact, strict=True):
+        assert got.dtype == jnp.bfloat16
+        assert np.abs(got - want).max() <= 2**-8 * np.abs(want).max()

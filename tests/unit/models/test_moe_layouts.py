@@ -1,0 +1,152 @@
+"""Mixtures on several devices: the numbers of one device, and the bytes of the formula."""
+
+import collections
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+from mixtures import block_inputs, model_with, spread_blocks, uneven_parameters
+from spread_model import assert_close, mesh_of, spread, spread_step
+
+from geojax.hlo import collective_traffic
+from geojax.models import MixtureSettings, loss_sum
+from geojax.models.moe import dispatch
+from geojax.models.moe.capacity import drop
+from geojax.models.moe.dispatch import most_to_a_rank, windows
+from geojax.models.parallel.parallelism import ALONE, Parallelism
+from geojax.models.parallel.sequence_order import column_order, local_columns
+from geojax.models.parallel.tensor import stream_columns
+from geojax.planner.traffic.moe import expected_mixture_bytes
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """A function of mixture, parameters and batch: sums and gradients on one device, kept."""
+    kept = {}
+
+    def compute(mixture, parameters, batch):
+        if mixture not in kept:
+            config = model_with(mixture)
+            loss = jax.value_and_grad(lambda p: loss_sum(p, batch, config), has_aux=True)
+            kept[mixture] = jax.jit(loss)(parameters)
+        return kept[mixture]
+
+    return compute
+
+
+@pytest.mark.parametrize(
+    ("mixture", "parallelism", "axes"),
+    [
+        ("mixtral", Parallelism(expert=2), {"dc": 2, "data": 2}),
+        ("fine", Parallelism(expert=4), {"data": 2}),
+        ("capacity", Parallelism(expert=4), {"dc": 2}),
+        ("fine", Parallelism(expert=2, tensor=2), {"dc": 2}),
+        ("mixtral", Parallelism(expert=2, tensor=4, sequence=True), {}),
+        ("capacity", Parallelism(tensor=2), {"data": 4}),
+        ("capacity", Parallelism(tensor=2, sequence=True, context=2), {"data": 2}),
+        ("capacity", Parallelism(context=2, expert=2, tensor=2, sequence=True), {}),
+        ("fine", Parallelism(context=2, context_method="ulysses", expert=2, tensor=2), {}),
+        ("capacity", Parallelism(context=2, context_method="all_gather", expert=4), {}),
+    ],
+    ids=repr,
+)
+def test_loss_and_every_gradient_equal_one_devices(
+    mixture, parallelism, axes, alone, x64, packed_batch, monkeypatch
+):
+    if parallelism == Parallelism(expert=parallelism.expert):
+        # As on a GPU, and windows of half of what even tokens need: some wait, whatever they are.
+        monkeypatch.setattr(dispatch, "_may_branch", lambda platform: True)
+        monkeypatch.setattr(dispatch, "_SLACK", 0.5)
+    config = model_with(mixture)
+    parameters = uneven_parameters(config)
+    batch = packed_batch(config, rows=8, sequence=16)
+    remat = "full" if axes == {} else "selective"
+    step = spread_step(config, parallelism, mesh_of(parallelism, **axes), remat=remat)
+    got = jax.jit(step)(*spread(parameters, batch, config, parallelism))
+    assert_close(got, alone(mixture, parameters, batch))
+
+
+@pytest.mark.parametrize(("tensor", "context"), [(3, 2), (2, 4), (1, 4)])
+@pytest.mark.parametrize("method", ["ring", "ulysses"])
+def test_who_is_dropped_does_not_depend_on_who_holds_the_columns(tensor, context, method):
+    # With three ranks of tensor the middle one has a part of each of its context rank's chunks.
+    sequence, settings = 48, MixtureSettings(experts=4, experts_per_token=2, capacity_factor=0.6)
+    random = np.random.default_rng(2)
+    draws = [random.permutation(4)[:2] for _ in range(2 * sequence)]
+    experts = jnp.asarray(draws, jnp.int32).reshape(2, sequence, 2)
+    want = drop(experts, jnp.arange(sequence, dtype=jnp.int32), settings, ALONE)
+    assert 10 < (want == 4).sum() < 100
+    parallelism = Parallelism(
+        tensor=tensor, sequence=tensor > 1, context=context, context_method=method
+    )
+
+    def local(experts):
+        columns = local_columns(sequence // context, parallelism)
+        return drop(experts, stream_columns(columns, parallelism, dim=0), settings, parallelism)
+
+    spec = PartitionSpec(None, ("context", "tensor"))
+    program = jax.shard_map(local, mesh=mesh_of(parallelism), in_specs=spec, out_specs=spec)
+    order = column_order(sequence, parallelism)
+    np.testing.assert_array_equal(jax.jit(program)(experts[:, order]), want[:, order])
+
+
+@pytest.mark.parametrize(
+    ("mixture", "parallelism", "axes", "remat"),
+    [
+        ("mixtral", Parallelism(expert=4), {"dc": 2}, "none"),
+        ("fine", Parallelism(expert=2, tensor=2), {"dc": 2}, "full"),
+        ("capacity", Parallelism(expert=2, tensor=2, sequence=True), {"dc": 2}, "selective"),
+        ("capacity", Parallelism(context=2, tensor=2, sequence=True), {"data": 2}, "full"),
+        ("capacity", Parallelism(context=2, expert=4), {}, "none"),
+        ("fine", Parallelism(tensor=2), {"data": 2}, "none"),
+    ],
+    ids=repr,
+)
+def test_bytes_are_the_formulas(mixture, parallelism, axes, remat, monkeypatch):
+    monkeypatch.setattr(dispatch, "_may_branch", lambda platform: True)  # as on a GPU
+    config = model_with(mixture)
+    mesh = mesh_of(parallelism, **axes)
+    program = spread_blocks(config, parallelism, mesh, remat)
+    rows, columns = 2 * mesh.size // (parallelism.context * parallelism.tensor), 16
+    inputs = block_inputs(config, rows, columns, jnp.bfloat16)
+    traffic = collective_traffic(program.lower(*inputs), mesh)
+    assert not traffic.over("dc")
+    assert not traffic.over("data")
+    sent = collections.Counter()
+    for collective in traffic.collectives:
+        if not collective.conditional:
+            sent[collective.axes] += collective.bytes_sent
+    sent.pop((), None)
+    of_layer = expected_mixture_bytes(
+        config,
+        parallelism,
+        rows=2,
+        columns=columns // parallelism.context,
+        dtype=jnp.bfloat16,
+        remat=remat,
+    )
+    assert sent == {axes: config.layers * count for axes, count in of_layer.items()}
+    # What may have to be sent besides, if the tokens want it.
+    besides = {c.axes for c in traffic.collectives if c.conditional and c.axes}
+    assert besides <= ({("expert",), ("tensor",)} if parallelism.expert > 1 else set())
+
+
+def test_windows_hold_the_most_there_can_be():
+    config = model_with("mixtral")
+    for tokens, ranks in itertools.product([1, 5, 64, 1000], [2, 4]):
+        parallelism = Parallelism(expert=ranks)
+        most = most_to_a_rank(tokens, 1, tokens, config, parallelism)
+        assert most == tokens * min(2, 4 // ranks)
+        first, further, exchanges = windows(tokens, most, config, parallelism, "gpu")
+        assert first + exchanges * further >= most
+        assert first <= -(-5 * tokens * 2 // (4 * ranks))
+        first, _, exchanges = windows(tokens, most, config, parallelism, "cpu")
+        assert (first, exchanges) == (most, 0)
+    # An expert that takes what it gets when all are equally busy needs one dispatch.
+    config, parallelism = model_with("capacity"), Parallelism(expert=4)
+    most = most_to_a_rank(4096, 4, 1024, config, parallelism)
+    assert most == 4 * 2 * 384
+    assert windows(4096, most, config, parallelism, "gpu").exchanges == 0

@@ -1,0 +1,72 @@
+"""All schedules on one pipeline."""
+
+import pytest
+
+from geojax.models import ModelConfig
+from geojax.pipeline.simulation.compare import compare
+from geojax.pipeline.simulation.staged_model import StagedModel
+from geojax.topology import Topology
+
+NAMES = [
+    "branch_free",
+    "gpipe",
+    "one_f_one_b",
+    "interleaved",
+    "zero_bubble_h1",
+    "zero_bubble_h2",
+    "zbv",
+    "extended_warmup",
+    "latency_hiding",
+    "latency_hiding, split",
+]
+
+
+def staged(**changes):
+    settings = {
+        "model": ModelConfig.load("tiny").model_copy(update={"layers": 8}),
+        "topology": Topology.load("simulated-2x4"),
+        "stages_per_site": 2,
+        "rows": 1,
+        "sequence": 256,
+        "stage_seconds": 0.02,
+    }
+    return StagedModel(**(settings | changes))
+
+
+@pytest.fixture(scope="module")
+def comparison():
+    return compare(staged(), microbatches=16, memory_limit=4, chunks_per_stage=2)
+
+
+def test_every_schedule_is_timed_in_both_modes(comparison):
+    assert [entry.name for entry in comparison.entries] == NAMES
+    assert not comparison.left_out
+    for entry in comparison.entries:
+        assert entry.event_driven.seconds >= 16 * 0.015
+        if entry.lock_step is not None:
+            assert entry.lock_step.seconds > 16 * 0.015
+            assert max(entry.lock_step.in_flight) <= max(entry.event_driven.in_flight)
+
+
+def test_what_is_held_is_counted_in_microbatches_of_the_whole_stage(comparison):
+    held = {entry.name: entry.held for entry in comparison.entries}
+    assert (held["gpipe"], held["one_f_one_b"], held["zero_bubble_h2"]) == (16, 4, 7)
+    assert held["zbv"] == 4  # 8 halves
+    assert held["latency_hiding"] <= 4
+
+
+def test_the_best_keeps_the_limit_in_both_modes(comparison):
+    fitting = [entry for entry in comparison.entries if entry.held <= 4]
+    name, seconds = comparison.best(4, in_lock_step=False)
+    assert seconds == min(entry.event_driven.seconds for entry in fitting)
+    assert name in {entry.name for entry in fitting}
+    _, in_step = comparison.best(4, in_lock_step=True)
+    assert in_step >= seconds
+    assert comparison.best(1, in_lock_step=False) is None
+
+
+def test_a_schedule_that_cannot_be_had_is_left_out_with_the_reason():
+    few = ModelConfig.load("tiny").model_copy(update={"layers": 6})
+    comparison = compare(staged(model=few), 6, memory_limit=4, chunks_per_stage=3)
+    assert set(comparison.left_out) == {"interleaved", "zbv"}
+    assert "6 layers cannot be cut into 12 stages" in comparison.left_out["interleaved"]

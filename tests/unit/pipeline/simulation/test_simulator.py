@@ -1,0 +1,167 @@
+"""The event-driven simulator against what can be worked out by hand."""
+
+import dataclasses
+import itertools
+import math
+import random
+import time
+
+import pytest
+from support.drawn_pipelines import drawn_costs, lower_bound, period_of
+
+from geojax.pipeline import (
+    Action,
+    Costs,
+    Hop,
+    Invariant,
+    Kind,
+    Placement,
+    Schedule,
+    ScheduleError,
+    extended_warmup,
+    gpipe,
+    one_f_one_b,
+    simulate,
+)
+from geojax.pipeline.simulation.simulator import iteration_seconds
+
+
+def linear(forward, backward, hops, *, weight=0.0, half_duplex=False):
+    stages = len(hops) + 1
+    return Costs(
+        (forward,) * stages, (backward,) * stages, (weight,) * stages, tuple(hops), half_duplex
+    )
+
+
+def test_a_small_pipeline_by_hand():
+    """Two stages, F 1, B 2, a hop that sends for 0.5 and travels for 1."""
+    timeline = simulate(one_f_one_b(2, 2), linear(1.0, 2.0, [Hop(1.0, 0.5, "cut")]))
+    begins = {(span.stage, str(span.action)): span.start for span in timeline.spans}
+    assert begins == {
+        (0, "F0.0"): 0.0,
+        (0, "F1.0"): 1.0,
+        (1, "F0.1"): 2.5,
+        (1, "B0.1"): 3.5,
+        (1, "F1.1"): 5.5,
+        (1, "B1.1"): 6.5,
+        (0, "B0.0"): 7.0,
+        (0, "B1.0"): 10.0,
+    }
+    assert timeline.seconds == 12.0
+    assert timeline.bubble_ratio == pytest.approx(0.5)
+    assert timeline.bubble_inside_sites == pytest.approx(3 / 12)
+    assert timeline.bubble_across_sites == pytest.approx(3 / 12)
+    assert timeline.in_flight == (2, 1)
+    assert timeline.link_use == {("cut", 0, 1): 1 / 12, ("cut", 1, 0): 1 / 12}
+    assert timeline.stage_seconds == (12.0, 6.0)
+    first = timeline.messages[0]
+    assert (first.source, first.target, first.start, first.sent, first.end) == (0, 1, 1, 1.5, 2.5)
+
+
+def test_the_period_of_strict_one_f_one_b():
+    """P = (f + b) + max over windows of n adjacent stages of 2 sum(n - 1 hops) / n."""
+    generator = random.Random(0)
+    for _ in range(300):
+        stages = generator.randint(2, 6)
+        forward, backward = generator.uniform(0.5, 2), generator.uniform(0.5, 3)
+        hops = [Hop(generator.choice([0.0, generator.uniform(0, 9)])) for _ in range(stages - 1)]
+        costs = linear(forward, backward, hops)
+        windows = [
+            2 * sum(hop.seconds for hop in hops[first : first + size - 1]) / size
+            for size in range(2, stages + 1)
+            for first in range(stages - size + 1)
+        ]
+        # A window's turn comes back every `size` microbatches; what the start leaves has died out.
+        turn, microbatches = math.lcm(*range(2, stages + 1)), 480
+        timeline = simulate(one_f_one_b(stages, microbatches), costs)
+        begins = [
+            span.start
+            for span in timeline.spans
+            if span.stage == 0 and span.action.kind is Kind.BACKWARD
+        ]
+        last = microbatches - stages - 1
+        period = (begins[last] - begins[last - turn]) / turn
+        assert period == pytest.approx(forward + backward + max(windows), rel=1e-9)
+
+
+def test_one_cut_costs_strict_one_f_one_b_two_hops_for_every_two_microbatches():
+    """(m + p - 1)(f + b) + 2 (floor((m - (p - q)) / 2) + 1) H for a cut after q stages."""
+    generator = random.Random(1)
+    for _ in range(100):
+        stages = generator.randint(2, 10)
+        before = generator.randint(1, stages - 1)
+        microbatches = generator.randint(2 * stages, 60)
+        forward, backward = generator.uniform(0.5, 2), generator.uniform(0.5, 3)
+        hops = [Hop()] * (stages - 1)
+        hops[before - 1] = Hop(generator.uniform(0, 5))
+        seconds = iteration_seconds(
+            one_f_one_b(stages, microbatches), linear(forward, backward, hops)
+        )
+        expected = (microbatches + stages - 1) * (forward + backward)
+        turns = (microbatches - (stages - before)) // 2 + 1
+        expected += 2 * turns * hops[before - 1].seconds
+        assert seconds == pytest.approx(expected, rel=1e-12)
+
+
+def test_extended_warmup_meets_the_lower_bound():
+    generator = random.Random(2)
+    for _ in range(300):
+        stages = generator.randint(2, 12)
+        microbatches = generator.randint(1, 96)
+        costs = drawn_costs(generator, stages, cuts=3, periods=6)
+        if generator.random() < 0.5:
+            # A whole number of periods there and back: rounding up must not add one.
+            halves = [round(2 * hop.seconds / period_of(costs)) / 2 for hop in costs.hops]
+            hops = tuple(Hop(half * period_of(costs), 0.0, "cut") for half in halves)
+            costs = dataclasses.replace(costs, hops=hops)
+        schedule = extended_warmup(microbatches, costs)
+        seconds = iteration_seconds(schedule, costs)
+        assert seconds == pytest.approx(lower_bound(microbatches, costs), rel=1e-9)
+
+
+def test_messages_over_a_link_wait_for_each_other():
+    """Six forwards of 1 s each leave over a link that sends for 3 s; inside a site none waits."""
+    slow = linear(1.0, 1.0, [Hop(0.0, 3.0, "cut")])
+    timeline = simulate(gpipe(2, 6), slow)
+    forwards = [message for message in timeline.messages if message.action.kind is Kind.FORWARD]
+    assert [message.start for message in forwards] == [1, 4, 7, 10, 13, 16]
+    inside = simulate(gpipe(2, 6), linear(1.0, 1.0, [Hop(0.0, 3.0)]))
+    assert [message.start for message in inside.messages[:6]] == [1, 2, 3, 4, 5, 6]
+    assert inside.bubble_across_sites == 0
+
+
+def test_half_duplex_links_share_both_directions():
+    """Forwards and backwards of 2 s in all, 1.5 s of sending each: 3 s a microbatch on one link."""
+    hops = [Hop(0.0, 1.5, "cut")]
+    full, half = (
+        simulate(extended_warmup(16, costs), costs)
+        for costs in (linear(1.0, 1.0, hops), linear(1.0, 1.0, hops, half_duplex=True))
+    )
+    assert full.seconds == 17 * 2 + 2 * 1.5
+    assert half.seconds >= 16 * 3
+    sending = sorted((message.start, message.sent) for message in half.messages)
+    assert all(later[0] >= earlier[1] for earlier, later in itertools.pairwise(sending))
+    both = sorted((message.start, message.sent) for message in full.messages)
+    assert any(later[0] < earlier[1] for earlier, later in itertools.pairwise(both))
+
+
+def test_a_schedule_that_cannot_finish_is_named():
+    forward, backward = Action(Kind.FORWARD, 0, 0), Action(Kind.BACKWARD, 0, 0)
+    stuck = Schedule("stuck", Placement.linear(1), 1, False, ((backward, forward),))
+    with pytest.raises(ScheduleError, match=r"stage 0 waits at B0\.0 for F0\.0") as raised:
+        simulate(stuck, linear(1.0, 1.0, []))
+    assert raised.value.invariant is Invariant.CAN_FINISH
+
+
+def test_large_pipelines_take_less_than_a_second():
+    hops = [Hop(0.1, 0.1)] * 63
+    hops[31] = Hop(3.0, 0.5, "cut")
+    costs = dataclasses.replace(linear(1.0, 2.0, [Hop()] * 63), hops=tuple(hops))
+    schedule = one_f_one_b(64, 1024)
+    took = []
+    for _ in range(3):
+        begin = time.process_time()
+        timeline = simulate(schedule, costs)
+        took.append(time.process_time() - begin)
+    assert len(timeline.spans) == 2 * 64 * 1024
+    assert min(took) < 1.0

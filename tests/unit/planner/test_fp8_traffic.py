@@ -1,0 +1,99 @@
+"""Under FP8 recipes a step sends byte for byte the formula: kernels, scales and magnitudes too."""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import pytest
+from support.small_models import SEQUENCE
+from support.step_traffic import lowered_step, sent_bytes
+
+from geojax import make_mesh
+from geojax.models import ModelConfig
+from geojax.pipeline import Placement, tick_table
+from geojax.pipeline.execution.tick_program import TickProgram
+from geojax.precision import RECIPES, policy
+from geojax.step.plan import StepPlan
+from geojax.step.stage_layers import StagedLayers
+
+ROWS, LAYERS = 16, 4
+SIZES = {"layers": LAYERS, "hidden": 32, "heads": 4, "feed_forward": 48, "vocabulary": 61}
+MIXTURE = {"experts": 4, "experts_per_token": 2, "shared_experts": 1}
+LONG_BLOCKS = {"hidden": 256, "feed_forward": 512}
+
+
+@functools.cache
+def pipeline(schedule):
+    placement = Placement.linear(2)
+    table = tick_table(schedule, placement, 4, [1])
+    return {
+        "dc_role": "stage",
+        "staged_layers": StagedLayers(placement, (2, 2)),
+        "tick_program": TickProgram.of(table, branch_free=schedule == "branch_free"),
+        "accumulation": 4,
+    }
+
+
+COMPILED = ("delayed, zero 1", "current, zero 3, across sites")
+"""Of some a compiler makes less: products that read the same x send its magnitude once."""
+
+CASES = {
+    # recipe, axes, options, sizes of the model
+    "delayed, zero 1": ("delayed", {"dc": 2, "data": 4}, {"accumulation": 2}, {}),
+    "delayed, zero 3": (
+        "delayed",
+        {"dc": 2, "data": 2, "tensor": 2},
+        {"zero_stage": 3, "remat": "full", "sites_share_scales": True},
+        {},
+    ),
+    "delayed, pipeline": ("delayed", {"dc": 2, "data": 2, "tensor": 2}, pipeline, {}),
+    "delayed, experts": (
+        "delayed",
+        {"data": 2, "expert": 2, "tensor": 2},
+        {"zero_stage": 3},
+        {"mixture": MIXTURE},
+    ),
+    "current, zero 2": (
+        "current",
+        {"dc": 2, "data": 2, "tensor": 2},
+        {"zero_stage": 2, "overlap": True, "accumulation": 2, "remat": "selective"},
+        {"key_value_heads": 1},
+    ),
+    "current, zero 3, across sites": (
+        "current",
+        {"dc": 2, "data": 4},
+        {"zero_stage": 3, "shard_across_sites": True, "accumulation": 2},
+        {},
+    ),
+    "current, zero 3, weights kept": (
+        "current",
+        {"data": 2, "context": 2, "tensor": 2},
+        {"zero_stage": 3, "keep_gathered": True, "sequence_parallel": True},
+        {},
+    ),
+    "current, whole": (
+        "current",
+        {"context": 2, "tensor": 2},
+        {"zero_stage": 0, "remat": "full"},
+        {"mixture": MIXTURE},
+    ),
+    "current, pipeline": ("current", {"dc": 2, "data": 2, "tensor": 2}, pipeline, {}),
+    "block": ("block", {"data": 2, "tensor": 2}, {"zero_stage": 3}, LONG_BLOCKS),
+    "mxfp8": ("mxfp8", {"data": 2}, {"zero_stage": 3}, {}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bytes_over_each_axis_are_those_of_the_formula(name):
+    recipe, axes, options, sizes = CASES[name]
+    if options is pipeline:
+        options = pipeline("branch_free" if recipe == "current" else "zero_bubble_h1")
+    model = ModelConfig(**SIZES | sizes, maximum_positions=64, norm="rmsnorm", activation="swiglu")
+    mesh = make_mesh(devices=jax.devices()[: math.prod(axes.values())], **axes)
+    own = dataclasses.replace(policy("fp32"), recipe=RECIPES[recipe])
+    plan = StepPlan(mesh, own, **options)
+    step, expected = lowered_step(model, plan, ROWS, SEQUENCE)
+    assert sent_bytes(step, mesh) == expected
+    if name in COMPILED:
+        assert sent_bytes(step.compile(), mesh) == expected

@@ -1,0 +1,79 @@
+"""What a step with pipeline stages sends over each mesh axis is byte for byte the formula.
+
+Read from the program as it is written, and for some from the compiled one.
+"""
+
+import itertools
+import math
+
+import jax
+import pytest
+from support.drawn_layouts import Draw
+from support.step_traffic import lowered_step, sent_bytes
+
+from geojax import make_mesh
+from geojax.hlo import collective_traffic
+from geojax.pipeline import Placement, tick_table
+from geojax.pipeline.execution.tick_program import TickProgram
+from geojax.precision import policy
+from geojax.step.plan import StepPlan
+from geojax.step.stage_layers import StagedLayers
+
+ROWS, SEQUENCE, MICROBATCHES = 16, 32, 4
+THROUGH_SITES = {"dc": 2, "stage": 2}
+COMPILED = ("through sites, tensor", "in each site, data")
+CASES = {
+    "through sites": ("branch_free", THROUGH_SITES, {"dc_role": "stage"}),
+    "a stage a site": ("branch_free", {"dc": 4, "stage": 1}, {"dc_role": "stage"}),
+    "through sites, data": ("one_f_one_b", THROUGH_SITES | {"data": 2}, {"dc_role": "stage"}),
+    "through sites, tensor": ("branch_free", THROUGH_SITES | {"tensor": 2}, {"dc_role": "stage"}),
+    "branches, tensor": (
+        "one_f_one_b",
+        THROUGH_SITES | {"tensor": 2},
+        {"dc_role": "stage", "sequence_parallel": True, "remat": "full"},
+    ),
+    "interleaved, context": (
+        "interleaved",
+        THROUGH_SITES | {"context": 2},
+        {"dc_role": "stage", "context_method": "all_gather"},
+    ),
+    "in each site, data": ("one_f_one_b", {"dc": 2, "stage": 2, "data": 2}, {"zero_stage": 1}),
+    "in each site, tensor": ("branch_free", {"dc": 2, "stage": 2, "tensor": 2}, {}),
+    "split backward": ("zbv", {"stage": 2, "tensor": 2}, {"sequence_parallel": True}),
+}
+
+
+def hops_of(placement, stages_per_site):
+    """Two ticks between sites, one inside."""
+    return [
+        1 if before // stages_per_site == behind // stages_per_site else 2
+        for before, behind in itertools.pairwise(placement.stage_of)
+    ]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bytes_over_each_axis_are_those_of_the_formula(name):
+    schedule, axes, options = CASES[name]
+    through_sites = options.get("dc_role") == "stage"
+    sites = [axes["stage"]] * (axes["dc"] if through_sites else 1)
+    placement = Placement.interleaved(sites, 2 if schedule == "interleaved" else 1)
+    if schedule == "zbv":
+        placement = Placement.vee(axes["stage"])
+    table = tick_table(schedule, placement, MICROBATCHES, hops_of(placement, axes["stage"]))
+    plan = StepPlan(
+        make_mesh(devices=jax.devices()[: math.prod(axes.values())], **axes),
+        policy("fp32"),
+        MICROBATCHES,
+        chunk_bytes=4096,
+        staged_layers=StagedLayers(placement, (2,) * placement.chunks),
+        tick_program=TickProgram.of(table, branch_free=schedule == "branch_free"),
+        **options,
+    )
+    model = Draw("llama", "dense", 2, 0.0, (), 1, ()).model()
+    model = model.model_copy(update={"layers": 2 * placement.chunks})
+    step, expected = lowered_step(model, plan, ROWS, SEQUENCE)
+    for program in (step, step.compile()) if name in COMPILED else (step,):
+        assert sent_bytes(program, plan.mesh) == expected
+        traffic = collective_traffic(program, plan.mesh)
+        between_sites = {each.kind for each in traffic.over("dc") if each.in_loop}
+        assert between_sites == ({"collective-permute"} if through_sites else set())

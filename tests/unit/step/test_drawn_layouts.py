@@ -1,0 +1,57 @@
+"""Any combination of parallelisms gives the loss and the gradients of one device, to 1e-10.
+
+25 draws by default; `pytest tests/unit/train/test_drawn_layouts.py --draws 500 --draws-seed 7`
+makes others.
+"""
+
+import functools
+
+import jax
+from support.drawn_layouts import ROWS, SEQUENCE, Draw, draw
+from support.equality import assert_equal_gradients, gradients_of_step
+from support.small_models import make_batch
+
+from geojax import make_mesh
+from geojax.models import init_parameters, loss_sum
+from geojax.precision import policy
+from geojax.step.plan import StepPlan
+
+
+def pytest_generate_tests(metafunc):
+    count = metafunc.config.getoption("draws")
+    seed = metafunc.config.getoption("draws_seed")
+    drawn = [draw(seed, index) for index in range(count)]
+    metafunc.parametrize("drawn", drawn, ids=[f"{seed}-{index}" for index in range(count)])
+
+
+@functools.cache
+def setting(model):
+    initial = functools.partial(init_parameters, model, dtype=policy("fp64").master_dtype)
+    parameters = jax.jit(initial)(jax.random.key(1))
+    batch = make_batch(model, rows=ROWS, sequence=SEQUENCE)
+    return parameters, batch, jax.random.key(7) if model.dropout else None
+
+
+@functools.cache
+def alone(model):
+    """Loss and gradient on one device, without a mesh or a collective."""
+    parameters, batch, dropout_key = setting(model)
+
+    def mean(parameters):
+        total, count = loss_sum(parameters, batch, model, dropout_key=dropout_key)
+        return total / count
+
+    return jax.jit(jax.value_and_grad(mean))(parameters)
+
+
+def test_loss_and_gradients_equal_those_of_one_device(drawn: Draw):
+    model = drawn.model()
+    mesh = make_mesh(**dict(drawn.axes))
+    plan = StepPlan(mesh, policy("fp64"), drawn.accumulation, **dict(drawn.options))
+    with jax.enable_x64(True):
+        loss, gradients = alone(model)
+        actual_loss, actual = gradients_of_step(model, *setting(model), plan)
+        assert abs(float(actual_loss) - float(loss)) <= 1e-10 * abs(float(loss)), drawn
+        # Softmax does not see what a key bias adds to all scores of a query alike.
+        zero = ("layers.attention.key.bias",) if model.positions == "learned" else ()
+        assert_equal_gradients(actual, gradients, 1e-10, zero)

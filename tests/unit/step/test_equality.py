@@ -1,0 +1,110 @@
+"""Every layout gives the loss and the gradients of one device that knows of no layout."""
+
+import math
+
+import jax
+import numpy as np
+import pytest
+from support.equality import assert_equal_gradients, check_layout, on_layout
+from support.small_models import LAYOUTS, ROWS, SEQUENCE, make_batch, model_of
+
+from geojax import make_mesh
+from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
+from geojax.precision import policy
+from geojax.step.plan import StepPlan
+from geojax.step.state import initial_state, state_layouts
+from geojax.step.update import batch_shape, lower_step
+from geojax.train.batches import global_batch, global_signals, rows_of_process
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize(
+    ("family", "precision", "tolerance"),
+    [
+        ("gpt3", "fp64", 1e-10),
+        ("llama", "fp64", 1e-10),
+        ("nemotron", "fp64", 1e-10),
+        ("llama", "fp32", 1e-5),
+    ],
+)
+def test_loss_and_gradients_equal_those_of_one_device(family, precision, tolerance, name):
+    check_layout(family, precision, tolerance, name)
+
+
+def test_a_chunk_size_changes_nothing_but_the_messages():
+    with jax.enable_x64(True):
+        losses, gradients = zip(
+            *(
+                on_layout("llama", "fp64", {"dc": 2, "data": 4}, 1, chunk_bytes=size)
+                for size in (None, 1024, 2**24)
+            ),
+            strict=True,
+        )
+    assert losses[0] == losses[1] == losses[2]
+    assert_equal_gradients(gradients[1], gradients[0], 1e-14)
+    assert_equal_gradients(gradients[2], gradients[0], 1e-14)
+
+
+def train(axes, steps, *, accumulation=1, wreck=(), schedule_steps=None):
+    """Losses of a few steps on one batch after another; steps in `wreck` see a NaN in one row."""
+    model = model_of("llama")
+    settings = OptimizerSettings(peak_learning_rate=1e-2, warmup_steps=5)
+    schedule = learning_rate_schedule(settings, schedule_steps or steps)
+    optimizer = make_optimizer(settings, schedule_steps or steps)
+    mesh = make_mesh(devices=jax.devices()[: math.prod(axes.values())], **axes)
+    plan = StepPlan(mesh, policy("fp32"), accumulation, chunk_bytes=4096)
+    layouts = state_layouts(model, optimizer, plan)
+    lowered = lower_step(layouts, model, plan, optimizer, schedule, batch_shape(ROWS, SEQUENCE))
+    program = lowered.compile()
+    state, history = initial_state(model, optimizer, layouts, plan, 3), []
+    for step in range(steps):
+        batch = make_batch(model, seed=step)
+        if step in wreck:
+            batch["loss_mask"][5, 7] = np.nan
+        signals = global_signals(plan, {"stop": step == 1, "save": False})
+        rows_on_mesh = global_batch(plan, ROWS, rows_of_process(plan, ROWS), batch)
+        state, metrics = program(state, rows_on_mesh, signals, np.uint32(0))
+        history.append(jax.device_get(metrics))
+    return state, history
+
+
+@pytest.mark.parametrize(
+    ("axes", "accumulation"), [({"dc": 2, "data": 4}, 1), ({"dc": 3, "data": 2}, 2)]
+)
+def test_twenty_steps_stay_together_on_every_layout(axes, accumulation):
+    _, alone = train({"data": 1}, 20)
+    _, spread = train(axes, 20, accumulation=accumulation)
+    losses = [[step["loss"] for step in history] for history in (alone, spread)]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=0, atol=1e-4)
+    assert losses[0][-1] < losses[0][0] - 0.05, "the model should have learned something"
+
+
+def test_the_same_layout_gives_the_same_bits():
+    one, history = train({"dc": 2, "data": 2}, 6)
+    two, again = train({"dc": 2, "data": 2}, 6)
+    assert [step["loss"] for step in history] == [step["loss"] for step in again]
+    jax.tree.map(np.testing.assert_array_equal, one.parameters, two.parameters)
+
+
+def test_a_step_that_is_not_finite_is_skipped_by_all_and_counted():
+    _, history = train({"dc": 2, "data": 2}, 6, wreck={2, 3})
+    assert [int(step["skipped"]) for step in history] == [0, 0, 1, 2, 2, 2]
+    assert [int(step["skipped_in_a_row"]) for step in history] == [0, 0, 1, 2, 0, 0]
+    assert np.isfinite([history[step]["loss"] for step in (4, 5)]).all()
+    rates = [float(step["learning_rate"]) for step in history]
+    assert rates[2] == rates[3] == rates[4], "a skipped step takes no part in the schedule"
+
+
+def test_a_skipped_step_changes_nothing_but_the_counters():
+    before, _ = train({"dc": 2, "data": 2}, 4, schedule_steps=5)
+    after, history = train({"dc": 2, "data": 2}, 5, wreck={4})
+    assert int(history[-1]["skipped"]) == 1
+    assert int(after.step) == int(before.step) + 1
+    jax.tree.map(np.testing.assert_array_equal, after.parameters, before.parameters)
+    jax.tree.map(np.testing.assert_array_equal, after.optimizer, before.optimizer)
+
+
+def test_what_one_process_asks_every_process_hears():
+    _, history = train({"dc": 2, "data": 2}, 3)
+    assert [float(step["stop"]) for step in history] == [0, 1, 0]
+    assert [float(step["save"]) for step in history] == [0, 0, 0]

@@ -1,0 +1,254 @@
+"""Error feedback in training: no gradient is lost on any layout, skipped, or in a checkpoint."""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+from support.equality import reference, setting
+from support.small_models import ROWS, SEQUENCE, make_batch, model_of
+
+from geojax import make_mesh
+from geojax.checkpoint import Checkpointer
+from geojax.collectives import INT8, wire_format
+from geojax.optim import OptimizerSettings, layout, learning_rate_schedule, make_optimizer
+from geojax.precision import LossScale, LossScaleSettings, policy
+from geojax.step.error_feedback import error_layouts
+from geojax.step.plan import StepPlan
+from geojax.step.state import (
+    initial_state,
+    parameter_layouts,
+    state_layouts,
+    with_own_sites,
+    with_saved_sites,
+)
+from geojax.step.update import batch_shape, batch_specs, lower_step, mean_gradients, signals_on_mesh
+from geojax.train.batches import global_batch, global_signals, rows_of_process
+
+
+def mesh_of(axes):
+    return make_mesh(devices=jax.devices()[: math.prod(axes.values())], **axes)
+
+
+def over_sites(errors):
+    """The sum of whole errors over the sites."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: np.asarray(leaf).sum(axis=1 if path[0].key == "layers" else 0), errors
+    )
+
+
+def random_errors(layouts, mesh, size=1.0):
+    generator = np.random.default_rng(5)
+
+    def draw(place):
+        return place.pad(jnp.asarray(size * generator.standard_normal(place.shape), place.dtype))
+
+    return jax.device_put(jax.tree.map(draw, layouts), layout.shardings(layouts, mesh))
+
+
+def test_what_is_not_in_the_gradient_is_in_the_errors():
+    """In float64: the decoded sum and all errors after it are the exact sum and those before."""
+    with jax.enable_x64(True):
+        mesh = mesh_of({"dc": 2, "tensor": 2, "context": 2})
+        plan = StepPlan(mesh, policy("fp64"), overlap=True, wire=INT8)
+        model, parameters, batch, key = setting("gpt3", "fp64")
+        _, exact = reference("gpt3", "fp64")
+        layouts = parameter_layouts(model, plan)
+        of_errors = error_layouts(layouts, plan)
+        errors = random_errors(of_errors, plan.mesh)
+        specs, error_specs = (
+            jax.tree.map(lambda place: place.spec(), tree) for tree in (layouts, of_errors)
+        )
+
+        def step(shards, rows, signals, errors):
+            made = mean_gradients(
+                shards,
+                rows,
+                signals,
+                layouts=layouts,
+                model=model,
+                plan=plan,
+                dropout_key=key,
+                loss_scale=jnp.float64(2.0**10),
+                wire_errors=errors,
+            )
+            return made.gradients, made.wire_errors, made.metrics["targets"]
+
+        program = jax.shard_map(
+            step,
+            mesh=plan.mesh,
+            in_specs=(specs, batch_specs(batch, plan), plan.signal_spec, error_specs),
+            out_specs=(specs, error_specs, PartitionSpec()),
+        )
+        padded = jax.tree.map(lambda leaf, place: place.pad(leaf), parameters, layouts)
+        shards = jax.device_put(padded, layout.shardings(layouts, plan.mesh))
+        rows = global_batch(
+            plan, len(batch["row"]), rows_of_process(plan, len(batch["row"])), batch
+        )
+        signals = jnp.zeros(signals_on_mesh(plan).shape)
+        compiled = jax.jit(program)
+        gradients, after, targets = compiled(shards, rows, signals, errors)
+        gradients = layout.trim(gradients, layouts, plan.mesh)
+        before, after = (
+            over_sites(layout.trim(tree, of_errors, plan.mesh)) for tree in (errors, after)
+        )
+        made, wanted = (
+            jax.tree.map(lambda leaf, error: np.asarray(leaf) * float(targets) + error, *pair)
+            for pair in ((gradients, after), (exact, before))
+        )
+        for (path, leaf), expected, lost in zip(
+            jax.tree.leaves_with_path(made),
+            jax.tree.leaves(wanted),
+            jax.tree.leaves(after),
+            strict=True,
+        ):
+            largest = np.abs(expected).max()
+            assert np.abs(leaf - expected).max() <= 1e-10 * largest, path
+            assert np.abs(lost).max() >= 1e-6 * largest, f"nothing of {path} was rounded"
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A few steps of a small model."""
+
+    wire: str
+    precision: str = "fp32"
+    wreck: int | None = None
+    axes: tuple[tuple[str, int], ...] = (("dc", 2), ("data", 2))
+
+    @functools.cached_property
+    def plan(self):
+        return StepPlan(
+            mesh_of(dict(self.axes)),
+            policy(self.precision),
+            chunk_bytes=2**14,
+            wire=wire_format(self.wire),
+            loss_scale=LossScaleSettings(initial=2.0**10),
+        )
+
+    @functools.cached_property
+    def optimizer(self):
+        return make_optimizer(OptimizerSettings(peak_learning_rate=1e-2, warmup_steps=5), 40)
+
+    @functools.cached_property
+    def layouts(self):
+        return state_layouts(model_of("llama"), self.optimizer, self.plan)
+
+    def start(self):
+        """The state of fp32 numbers, with what else this run has."""
+        zeros = jax.tree.map(
+            lambda place: np.zeros(place.padded_shape, place.dtype), self.layouts.wire_errors
+        )
+        scale = LossScale.start(self.plan.loss_scale) if self.precision == "fp16" else None
+        state = dataclasses.replace(plain_start(), wire_errors=zeros, loss_scale=scale)
+        return jax.device_put(state, layout.shardings(self.layouts, self.plan.mesh))
+
+    @functools.cached_property
+    def program(self):
+        schedule = learning_rate_schedule(OptimizerSettings(), 40)
+        shapes = batch_shape(ROWS, SEQUENCE)
+        lowered = lower_step(
+            self.layouts, model_of("llama"), self.plan, self.optimizer, schedule, shapes
+        )
+        return lowered.compile()
+
+    def steps(self, state, first, last):
+        """The state after each step, on the host, and the losses."""
+        states, losses = [], []
+        signals = global_signals(self.plan, {"stop": False, "save": False})
+        for step in range(first, last):
+            batch = make_batch(model_of("llama"), seed=step)
+            if step == self.wreck:
+                batch["loss_mask"][5, 7] = 1e7  # leaves the range of float16 on one rank
+            rows = global_batch(self.plan, ROWS, rows_of_process(self.plan, ROWS), batch)
+            state, metrics = self.program(state, rows, signals, np.uint32(0))
+            states.append(jax.device_get(state))
+            losses.append(float(metrics["loss"]))
+        return state, states, losses
+
+    def saved_and_restored(self, folder, state, *, into=None):
+        """`state` of this run as the run `into` finds it in a checkpoint."""
+        into = into or self
+        whole = layout.trim(state, self.layouts, self.plan.mesh)
+        wanted = layout.abstract_whole(into.layouts, into.plan.mesh)
+        with Checkpointer(folder) as checkpointer:
+            checkpointer.save(1, whole, {})
+            restored, _ = checkpointer.restore(wanted, adapt=with_saved_sites)
+        own = with_own_sites(restored, wanted)
+        assert jax.tree.map(jnp.shape, own) == jax.tree.map(lambda leaf: leaf.shape, wanted)
+        return whole, own, layout.pad(own, into.layouts, into.plan.mesh)
+
+
+@functools.cache
+def plain_start():
+    """Made once: it takes longer to compile than a step."""
+    run = Run("fp32")
+    made = initial_state(model_of("llama"), run.optimizer, run.layouts, run.plan, 3)
+    return jax.device_get(made)
+
+
+@functools.cache
+def thirty_steps(wire):
+    run = Run(wire)
+    state, _, losses = run.steps(run.start(), 0, 30)
+    return state, losses
+
+
+@pytest.mark.parametrize("wire", ["bf16", "int8"])
+def test_training_in_a_wire_format_is_near_training_in_fp32(wire):
+    _, exact = thirty_steps("fp32")
+    state, losses = thirty_steps(wire)
+    assert losses != exact
+    np.testing.assert_allclose(losses, exact, rtol=0.01)
+    assert losses[-1] < losses[0] - 0.05, "the model should have learned something"
+    for leaf in jax.tree.leaves((state.parameters, state.optimizer)):
+        copies = {}
+        for shard in leaf.addressable_shards:
+            copies.setdefault(str(shard.index), []).append(np.asarray(shard.data))
+        for first, *others in copies.values():
+            assert others, "each site has a copy"
+            for other in others:
+                np.testing.assert_array_equal(other, first, "sites have drifted apart")
+
+
+def test_a_skipped_step_leaves_the_errors_and_a_resumed_run_has_them(tmp_path):
+    run = Run("int8", "fp16", wreck=2)
+    _, states, _ = run.steps(run.start(), 0, 6)
+    counts = [int(state.skipped) for state in states]
+    assert counts == [0, 0, 1, 1, 1, 1]
+    errors = [state.wire_errors for state in states]
+    jax.tree.map(np.testing.assert_array_equal, errors[2], errors[1])
+    for leaf in jax.tree.leaves(errors[3:]):
+        assert np.isfinite(leaf).all()
+        assert np.abs(leaf).max() > 0
+    state, _, _ = run.steps(run.start(), 0, 4)
+    *_, state = run.saved_and_restored(tmp_path, state)
+    _, again, _ = run.steps(state, 4, 6)
+    jax.tree.map(np.testing.assert_array_equal, again[-1], states[-1])
+
+
+def test_a_checkpoint_restores_the_errors_onto_other_sites_and_wire_formats(tmp_path):
+    two = Run("int8")
+    errors = random_errors(two.layouts.wire_errors, two.plan.mesh)
+    state = dataclasses.replace(two.start(), wire_errors=errors)
+
+    whole, other, _ = two.saved_and_restored(
+        tmp_path / "layout", state, into=Run("int8", axes=(("dc", 2), ("tensor", 2)))
+    )
+    jax.tree.map(np.testing.assert_array_equal, other.wire_errors, whole.wire_errors)
+
+    three = Run("int8", axes=(("dc", 3), ("data", 2)))
+    whole, other, padded = two.saved_and_restored(tmp_path / "three", state, into=three)
+    sums = over_sites(whole.wire_errors), over_sites(other.wire_errors)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), *sums)
+
+    plain = Run("fp32")
+    _, other, padded = two.saved_and_restored(tmp_path / "plain", state, into=plain)
+    assert other.wire_errors is None
+    _, other, _ = plain.saved_and_restored(tmp_path / "again", padded, into=two)
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(other.wire_errors))
+    jax.tree.map(np.testing.assert_array_equal, other.parameters, whole.parameters)

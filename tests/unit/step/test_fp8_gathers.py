@@ -1,0 +1,106 @@
+"""Kernels travel as FP8 numbers, and a step is bit by bit that of kernels rounded on arrival."""
+
+import dataclasses
+import math
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+from support.small_models import make_batch
+
+from geojax import make_mesh
+from geojax.models import ModelConfig
+from geojax.precision import RECIPES, policy
+from geojax.step import fp8_all_gather as rounded_kernels
+from geojax.step.amax_history import expected, history_layouts, next_history
+from geojax.step.plan import StepPlan
+from geojax.step.state import parameter_layouts
+from geojax.step.update import batch_specs, mean_gradients, signals_on_mesh
+
+SIZES = {
+    "layers": 3,
+    "hidden": 32,
+    "heads": 2,
+    "head_dim": 32,
+    "feed_forward": 40,
+    "vocabulary": 61,
+    "maximum_positions": 64,
+    "norm": "rmsnorm",
+    "activation": "swiglu",
+}
+
+MIXTURE = {"experts": 4, "experts_per_token": 2, "shared_experts": 1}
+CASES = {
+    # recipe, dtype of what is not FP8, axes, options, sizes of the model
+    "delayed": (
+        "delayed",
+        "bf16",
+        {"data": 2, "tensor": 2},
+        {"zero_stage": 3, "accumulation": 2, "overlap": True, "remat": "selective"},
+        {"layers": 2, "key_value_heads": 1},
+    ),
+    "current": (
+        "current",
+        "fp64",
+        {"data": 2, "expert": 2},
+        {"zero_stage": 3, "keep_gathered": True},
+        {"mixture": MIXTURE},
+    ),
+    "block": ("block", "bf16", {"data": 2}, {"zero_stage": 1}, {"layers": 1, "hidden": 256}),
+}
+
+
+def gradients(case):
+    """Loss, gradients, and the history after them, of one batch."""
+    recipe, compute, axes, options, sizes = case
+    mesh = make_mesh(devices=jax.devices()[: math.prod(axes.values())], **axes)
+    own = dataclasses.replace(policy(compute), recipe=RECIPES[recipe])
+    plan = StepPlan(mesh, own, **options)
+    model = ModelConfig(**SIZES | sizes)
+    layouts = parameter_layouts(model, plan)
+    generator = np.random.default_rng(0)
+    parameters = jax.tree.map(
+        lambda place: generator.normal(size=place.padded_shape).astype(place.dtype) / 8, layouts
+    )
+    history = jax.tree.map(
+        lambda place: generator.uniform(1, 2, place.padded_shape).astype(place.dtype),
+        history_layouts(model, plan),
+    )
+    batch = make_batch(model, rows=4 * mesh.shape["data"])
+    signals = np.zeros(signals_on_mesh(plan).shape, np.float32)
+
+    def of_rank(shards, history, rows, signals):
+        made = mean_gradients(
+            shards,
+            rows,
+            signals,
+            layouts=layouts,
+            model=model,
+            plan=plan,
+            expected=expected(history, plan),
+        )
+        return made.metrics["loss"], made.gradients, next_history(history, made.seen, plan)
+
+    specs, of_history = (
+        jax.tree.map(lambda place: place.spec(), tree)
+        for tree in (layouts, history_layouts(model, plan))
+    )
+    program = jax.shard_map(
+        of_rank,
+        mesh=mesh,
+        in_specs=(specs, of_history, batch_specs(batch, plan), plan.signal_spec),
+        out_specs=(PartitionSpec(), specs, of_history),
+        check_vma=True,
+    )
+    return jax.jit(program)(parameters, history, batch, signals)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_is_bit_by_bit_that_of_kernels_rounded_on_arrival(name, monkeypatch):
+    with jax.enable_x64(CASES[name][1] == "fp64"):
+        made = gradients(CASES[name])
+        monkeypatch.setattr(rounded_kernels, "travels_rounded", lambda *_: False)
+        on_arrival = gradients(CASES[name])
+        jax.tree.map(np.testing.assert_array_equal, made, on_arrival)
+        assert all(np.asarray(leaf).any() for leaf in jax.tree.leaves(made))

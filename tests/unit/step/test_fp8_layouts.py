@@ -1,0 +1,147 @@
+"""Under an FP8 recipe, too, every layout gives the loss and the gradients of one device."""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import pytest
+from support.equality import assert_equal_gradients, gradients_of_step
+from support.small_models import SEQUENCE, make_batch
+
+from geojax import make_mesh
+from geojax.hlo import collective_traffic
+from geojax.models import ModelConfig, init_parameters
+from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
+from geojax.pipeline import Placement, tick_table
+from geojax.pipeline.execution.tick_program import TickProgram
+from geojax.precision import RECIPES, policy
+from geojax.step.plan import StepPlan
+from geojax.step.stage_layers import StagedLayers
+from geojax.step.state import state_layouts
+from geojax.step.update import batch_shape, lower_step
+
+ROWS = 8
+SEQUENCE_PARALLEL = {"sequence_parallel": True}
+
+
+def model_of(mixture, key_value_heads=2):
+    """Whose parts on two ranks are whole blocks of 32 numbers."""
+    experts = {"experts": 4, "experts_per_token": 2, "shared_experts": 1}
+    return ModelConfig(
+        layers=4,
+        hidden=32,
+        heads=2,
+        head_dim=32,
+        key_value_heads=key_value_heads,
+        feed_forward=64,
+        vocabulary=61,
+        maximum_positions=64,
+        norm="rmsnorm",
+        activation="swiglu",
+        **({"mixture": experts} if mixture else {}),
+    )
+
+
+def recipe_of(name):
+    """The policy that computes in float64 what is not FP8: two sums of the same numbers in another
+    order round to the same FP8 numbers, but for one in 10^12 or so."""
+    return dataclasses.replace(policy("fp64"), recipe=RECIPES[name])
+
+
+def gradients(recipe, model, axes, accumulation=1, **options):
+    mesh = make_mesh(devices=jax.devices()[: math.prod(axes.values())], **axes)
+    plan = StepPlan(mesh, recipe_of(recipe), accumulation, **options)
+    parameters = init_parameters(model, jax.random.key(1), plan.policy.master_dtype)
+    return gradients_of_step(model, parameters, make_batch(model, rows=ROWS), None, plan)
+
+
+@functools.cache
+def alone(recipe, model, tensors):
+    """One device, whose microbatches have as many rows as one rank's have on a layout."""
+    loss, gradient = gradients(recipe, model, {"data": 1}, tensors)
+    return loss, jax.device_get(gradient)
+
+
+def pipeline(schedule, placement, layers, microbatches):
+    table = tick_table(schedule, placement, microbatches, [1] * (placement.chunks - 1))
+    return {
+        "dc_role": "stage",
+        "staged_layers": StagedLayers(placement, layers),
+        "tick_program": TickProgram.of(table, branch_free=schedule == "branch_free"),
+    }
+
+
+TWO = Placement.linear(2)
+LAYOUTS = {
+    # recipe, axes, accumulation, how many groups of rows have their own scales, options
+    "zero 2": (
+        "current",
+        {"dc": 2, "data": 2},
+        1,
+        4,
+        {"zero_stage": 2, "overlap": True, "overlap_layers": 2},
+    ),
+    "zero 3": (
+        "mxfp8",
+        {"data": 2, "tensor": 2},
+        1,
+        2,
+        {"zero_stage": 3, "remat": "selective", "sequence_parallel": True},
+    ),
+    "context": ("current", {"context": 2, "tensor": 2}, 1, 1, SEQUENCE_PARALLEL),
+    "pipeline": ("current", {"dc": 2, "tensor": 2}, 4, 4, pipeline("branch_free", TWO, (3, 1), 4)),
+    "split": ("current", {"dc": 2}, 4, 4, pipeline("zero_bubble_h1", TWO, (2, 2), 4)),
+}
+
+
+def check(layout, model, tolerance=1e-10):
+    recipe, axes, accumulation, tensors, options = layout
+    with jax.enable_x64(True):
+        expected_loss, expected = alone(recipe, model, tensors)
+        loss, actual = gradients(recipe, model, axes, accumulation, **options)
+        assert abs(float(loss) - float(expected_loss)) <= 1e-10 * float(expected_loss)
+        assert_equal_gradients(actual, expected, tolerance)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_loss_and_gradients_equal_those_of_one_device(name):
+    check(LAYOUTS[name], model_of(mixture=False))
+
+
+def test_ranks_that_slice_one_head_have_the_scale_of_the_whole_kernel():
+    # The loss is the same. Of the head's gradient each rank makes a part and rounds it.
+    layout = ("current", {"tensor": 2}, 1, 1, {"remat": "full"})
+    check(layout, model_of(mixture=False, key_value_heads=1), tolerance=0.1)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "axes", "options", "tolerance"),
+    [
+        # All rows of an expert are one tensor, from whichever ranks they come.
+        ("current", {"tensor": 2}, {}, 1e-10),
+        # In another order of the rows the kernels' gradients have blocks of others.
+        ("mxfp8", {"expert": 2, "tensor": 2}, SEQUENCE_PARALLEL, 1e-3),
+    ],
+)
+def test_experts_have_their_own_scales_wherever_they_are(recipe, axes, options, tolerance):
+    check((recipe, axes, 1, 1, options), model_of(mixture=True), tolerance)
+
+
+def test_magnitudes_of_current_scaling_travel_inside_the_site():
+    model, axes = model_of(mixture=False), {"dc": 2, "context": 2, "tensor": 2}
+    settings = OptimizerSettings()
+    optimizer, schedule = make_optimizer(settings, 10), learning_rate_schedule(settings, 10)
+    traffic = {}
+    for name in ("bf16", "fp8-current"):
+        plan = StepPlan(make_mesh(**axes), policy(name))
+        layouts = state_layouts(model, optimizer, plan)
+        batch = batch_shape(ROWS, SEQUENCE)
+        lowered = lower_step(layouts, model, plan, optimizer, schedule, batch)
+        traffic[name] = collective_traffic(lowered, plan.mesh)
+    plain, scaled = traffic["bf16"], traffic["fp8-current"]
+    assert scaled.bytes_over("dc") == plain.bytes_over("dc")
+    assert len(scaled.over("dc")) == len(plain.over("dc"))
+    for axis in ("tensor", "context"):
+        added = scaled.bytes_over(axis) - plain.bytes_over(axis)
+        assert 0 < added < 2**12, "numbers, not tensors"

@@ -1,0 +1,43 @@
+"""Which format gradients have on the link, by what the config asks for and what carries them."""
+
+import jax
+import pytest
+
+from geojax import make_mesh
+from geojax.collectives import BFLOAT16, FLOAT32
+from geojax.settings import validate
+from geojax.train import compiled_run as program
+from geojax.train.config import RunConfig
+
+
+def wire_of(**settings):
+    content = {
+        "run_directory": "unused",
+        "steps": 1,
+        "mesh": {"dc": 2},
+        "model": "tiny",
+        "data": {},
+        "batch": {"rows": 2, "sequence": 8},
+        "precision": "fp32",
+    }
+    config = validate(RunConfig, content | settings, "test")
+    return program.step_plan(config, make_mesh(devices=jax.devices()[:2], dc=2)).wire
+
+
+def test_simulated_sites_sum_float32_as_it_is():
+    assert wire_of() is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "wire"),
+    [
+        ({}, FLOAT32),
+        ({"communication": {"wire": "bf16"}}, BFLOAT16),
+        ({"precision": "fp64"}, None),
+        ({"zero": {"across_sites": True}}, None),
+        ({"pipeline": {"dc_role": "stage"}}, None),
+    ],
+)
+def test_over_gloo_float32_travels_in_messages_of_our_own(settings, wire, monkeypatch):
+    monkeypatch.setattr(program, "spans_processes", lambda mesh: True)
+    assert wire_of(**settings) == wire
