@@ -23,7 +23,7 @@ def obstacle(dtype: jnp.dtype, head_size: int, *, packed: bool) -> str | None:
     """
     version = libraries_version()
     if version is None:
-        return "the cuDNN libraries are not installed (pip install 'geojax[gpu]')"
+        return "the cuDNN libraries are not installed (pip install 'geojax-trainer[gpu]')"
     if dtype not in (jnp.bfloat16, jnp.float16):
         return f"it computes in bfloat16 and float16 and the inputs are {dtype}"
     hopper = _capability() >= (9, 0)
