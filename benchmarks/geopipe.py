@@ -36,7 +36,7 @@ from rich.progress import track
 from rich.table import Table
 
 from geojax.pipeline.generators.latency_hiding import latency_hiding
-from geojax.pipeline.generators.warmup import extended_warmup, one_f_one_b
+from geojax.pipeline.generators.warmup import geopipe, one_forward_one_backward
 from geojax.pipeline.simulation.costs import Costs, Hop
 from geojax.pipeline.simulation.simulator import simulate
 
@@ -45,10 +45,10 @@ MICROBATCHES = (16, 32, 64, 128, 256)
 LATENCIES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 TRANSFERS = (0.0, 0.25, 0.75)
 COLUMNS = {  # whose memory is the limit, and which schedule
-    "extended warm-up": ("extended_warmup", "extended_warmup"),
-    "latency hiding": ("extended_warmup", "latency_hiding"),
-    "latency hiding, split": ("extended_warmup", "latency_hiding_split"),
-    "latency hiding, 1F1B's memory": ("one_f_one_b", "latency_hiding_split"),
+    "extended warm-up": ("geopipe", "geopipe"),
+    "latency hiding": ("geopipe", "latency_hiding"),
+    "latency hiding, split": ("geopipe", "latency_hiding_split"),
+    "latency hiding, 1F1B's memory": ("1f1b", "latency_hiding_split"),
 }
 
 
@@ -62,14 +62,14 @@ def costs_of(stages: int, latency: float, transfer: float) -> Costs:
 def cell(stages: int, microbatches: int, latency: float, transfer: float) -> dict[str, Any]:
     """What each schedule makes of one point of the sweep, by memory limit."""
     costs = costs_of(stages, latency, transfer)
-    strict = one_f_one_b(stages, microbatches)
-    least, most = max(strict.in_flight), max(extended_warmup(microbatches, costs).in_flight)
+    strict = one_forward_one_backward(stages, microbatches)
+    least, most = max(strict.in_flight), max(geopipe(microbatches, costs).in_flight)
     reference = simulate(strict, costs).bubble_ratio
     by_limit: dict[int, dict[str, float]] = {}
     for limit in sorted({least, (least + most) // 2, most}):
         hide = functools.partial(latency_hiding, microbatches, costs, limit)
         contestants = {
-            "extended_warmup": extended_warmup(microbatches, costs, limit),
+            "geopipe": geopipe(microbatches, costs, limit),
             "latency_hiding": hide(),
             "latency_hiding_split": hide(split_backward=True),
         }
@@ -82,9 +82,9 @@ def cell(stages: int, microbatches: int, latency: float, transfer: float) -> dic
         "microbatches": microbatches,
         "latency": latency,
         "transfer": transfer,
-        "bubble_of_one_f_one_b": round(reference, 6),
-        "memory_of_one_f_one_b": least,
-        "memory_of_extended_warmup": most,
+        "bubble_of_1f1b": round(reference, 6),
+        "memory_of_1f1b": least,
+        "memory_of_geopipe": most,
         "reduction_by_memory_limit": by_limit,
     }
 
@@ -110,7 +110,7 @@ def show(console: Console, cells: list[dict[str, Any]]) -> None:
         row = list(group)
         table.add_row(
             f"{latency:g}+{transfer:g}",
-            str(max(each["memory_of_extended_warmup"] for each in row)),
+            str(max(each["memory_of_geopipe"] for each in row)),
             *("/".join(_percent(reduction(each, column)) for column in COLUMNS) for each in row),
         )
     console.print(table)

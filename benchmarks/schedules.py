@@ -14,7 +14,7 @@ littles law       latency_hiding's iteration time over (m - 1) max(f + b, (p (f 
                   + p (f + b) + 2 sum H, for 300 random pipelines with a memory limit M
 lock-step         time in lock-step over the event-driven time of the same schedule (what can run)
                   and over the lower bound (m + p - 1)(f + b) + 2 sum H, for random pipelines, by
-                  microbatches per stage: extended_warmup in the best packing, and the program
+                  microbatches per stage: geopipe in the best packing, and the program
                   without branches; and where memory binds, at 1F1B's limit
 """
 
@@ -38,7 +38,7 @@ from geojax.pipeline import (
     interleaved,
     latency_hiding,
     lock_step,
-    one_f_one_b,
+    one_forward_one_backward,
     simulate,
     zero_bubble_h1,
     zero_bubble_h2,
@@ -67,7 +67,7 @@ def zero_bubble() -> list[dict[str, Any]]:
         stages, microbatches = row["p"], row["m"]
         result = {"model": row["model"], "stages": stages, "microbatches": microbatches}
         for column, schedule in {
-            "1f1b": one_f_one_b(stages, microbatches),
+            "1f1b": one_forward_one_backward(stages, microbatches),
             "interleaved_1f1b": interleaved([stages], row["interleaved_v"], microbatches),
             "zb_h1": zero_bubble_h1(stages, microbatches),
             "zb_h2": zero_bubble_h2(stages, microbatches),
@@ -90,7 +90,7 @@ def crosspipe() -> list[dict[str, Any]]:
             key: row[key] for key in ("latency_over_tf", "transfer_over_tf", "case")
         }
         for name, schedule, column in (
-            ("1f1b", one_f_one_b(CROSSPIPE_STAGES, microbatches), "s_1f1b"),
+            ("1f1b", one_forward_one_backward(CROSSPIPE_STAGES, microbatches), "s_1f1b"),
             ("zb_h1", zero_bubble_h1(CROSSPIPE_STAGES, microbatches), "s_zb_h1"),
             ("hiding, whole backward", latency_hiding(microbatches, costs, limit), None),
             (
@@ -119,7 +119,7 @@ def under_a_limit() -> dict[str, Any]:
 
 def in_lock_step() -> dict[str, Any]:
     results: dict[str, Any] = {}
-    for name, per_stage in itertools.product(("extended_warmup", "branch_free"), (4, 8, 16)):
+    for name, per_stage in itertools.product(("geopipe", "branch_free"), (4, 8, 16)):
         generator = random.Random(5)
         over_events, over_bound = [], []
         for _ in range(CASES):

@@ -126,13 +126,13 @@ class _Schedule:
 SCHEDULES = (
     _Schedule("branch_free"),
     _Schedule("gpipe"),
-    _Schedule("one_f_one_b"),
-    _Schedule("extended_warmup", {"hop_ticks": 2}, quick=False),
+    _Schedule("1f1b"),
+    _Schedule("geopipe", {"hop_ticks": 2}, quick=False),
     _Schedule("latency_hiding", {"hop_ticks": 2}),
     _Schedule("zero_bubble_h1", quick=False),
     _Schedule("zero_bubble_h2", quick=False),
-    _Schedule("zbv", {"chunks": 2}, quick=False),
-    _Schedule("interleaved", {"chunks": 2}),
+    _Schedule("zbv", {"virtual_stages": 2}, quick=False),
+    _Schedule("interleaved", {"virtual_stages": 2}),
 )
 """geojax's schedules of two sites with a stage each."""
 
@@ -143,7 +143,7 @@ def _geojax_stage() -> list[Contestant]:
             f"geojax {schedule.name}",
             "geojax_side",
             "stage",
-            {"pipeline": {"dc_role": "stage", "schedule": schedule.name} | schedule.options},
+            {"pipeline": {"schedule": schedule.name} | schedule.options},
             quick=schedule.quick,
         )
         for schedule in SCHEDULES

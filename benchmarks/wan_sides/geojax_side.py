@@ -33,8 +33,8 @@ def run_config(settings: dict[str, Any], repeats: int) -> RunConfig:
     pipeline = settings.get("pipeline")
     staged = {}
     if pipeline:
-        layers = layers_of_chunks(2 * pipeline.get("chunks", 1))
-        staged = {"pipeline": pipeline | {"layers": layers}}
+        layers = layers_of_chunks(2 * pipeline.get("virtual_stages", 1))
+        staged = {"dc": {"role": "stage"}, "pipeline": pipeline | {"layers": layers}}
     content = {
         "run_directory": Path("unused"),
         "steps": STEPS,

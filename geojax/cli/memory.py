@@ -114,7 +114,7 @@ def _with_other_shards(config: "RunConfig") -> "TracedStep | None":
     """The step with the other choice of `zero.across_sites`, where there is one."""
     from geojax.planner.memory import TracedStep
 
-    if config.mesh.dc == 1 or config.zero.stage == 0 or config.pipeline.dc_role == "stage":
+    if config.mesh.dc == 1 or config.zero.stage == 0 or config.dc.role == "stage":
         return None
     if config.communication.wire != "fp32":
         return None

@@ -31,7 +31,7 @@ _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 @dataclasses.dataclass(frozen=True)
 class SimulateCommand:
     """Compare all pipeline schedules for CONFIG: through all of its sites or inside each one, as
-    pipeline.dc_role says.
+    dc.role says.
 
     Times follow from the model's operations, the accelerators' peaks and the links of the topology,
     or from measured ones; nothing runs. Writes timelines.png and lock-step.png, both as trace.json
@@ -53,7 +53,7 @@ class SimulateCommand:
     stages, which 1F1B holds."""
 
     chunks_per_stage: int | None = None
-    """Virtual stages of the interleaved schedule; default: pipeline.chunks, at least 2."""
+    """Virtual stages of the interleaved schedule; default: pipeline.virtual_stages, at least 2."""
 
     accelerator: str | None = None
     """Compute as if every site had these (h100-sxm, ascend-910b ...)."""
@@ -129,9 +129,9 @@ def _assumed(config: "RunConfig", topology: "Topology", staged: "StagedModel") -
     if not several:
         where = f"one pipeline in {names}"
     elif len(staged.topology.sites) == 1:
-        where = f"a pipeline in each of {names} (pipeline.dc_role data), here that of {inside}"
-    elif config.pipeline.dc_role == "stage":
-        where = f"one pipeline through {names} (pipeline.dc_role stage)"
+        where = f"a pipeline in each of {names} (dc.role data), here that of {inside}"
+    elif config.dc.role == "stage":
+        where = f"one pipeline through {names} (dc.role stage)"
     else:
         where = f"the config has no pipeline: assumed is one through {names}, a stage in each"
     if len(staged.topology.sites) == 1:
@@ -160,7 +160,7 @@ def _as_configured(config: "RunConfig", staged: "StagedModel", options: Options)
     own = dataclasses.replace(staged, given_layers=layers.layers_per_chunk)
     timeline = lock_step(table, own.costs(layers.placement))
     held = max(timeline.in_flight) / layers.placement.chunks_per_stage
-    hops = f", hop_ticks {settings.hop_ticks}" if settings.dc_role == "stage" else ""
+    hops = f", hop_ticks {settings.hop_ticks}" if config.dc.role == "stage" else ""
     return f"{run}{hops}: {_time(timeline.seconds)} in lock-step, {held:g} microbatches in flight"
 
 

@@ -74,7 +74,7 @@ def options_of(command: Mapping[str, Any], config: "RunConfig", sites: int) -> O
         stages = given["stages_per_site"] * (sites if through_sites else 1)
         given["memory_limit"] = config.pipeline.memory_limit or stages
     if given["chunks_per_stage"] is None:
-        given["chunks_per_stage"] = max(2, config.pipeline.chunks)
+        given["chunks_per_stage"] = max(2, config.pipeline.virtual_stages)
     options = validate(Options, given, "geojax simulate")
     if rows % options.microbatches:
         fitting = [count for count in range(1, rows + 1) if rows % count == 0]
@@ -88,13 +88,12 @@ def options_of(command: Mapping[str, Any], config: "RunConfig", sites: int) -> O
 
 def has_pipeline(config: "RunConfig") -> bool:
     """Whether a training run would have one."""
-    mesh = config.mesh
-    return config.pipeline.stages(dc=mesh.dc, stage=mesh.stage) > 1
+    return config.pipeline_stages > 1
 
 
 def through_all_sites(config: "RunConfig", stages_per_site: int) -> bool:
     """Whether sites hold stages of one pipeline; always where each has one stage only."""
-    return config.pipeline.dc_role == "stage" or stages_per_site == 1
+    return config.dc.role == "stage" or stages_per_site == 1
 
 
 def given_hop_ticks(config: "RunConfig") -> int | None:

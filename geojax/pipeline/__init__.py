@@ -5,11 +5,11 @@ Nothing here imports JAX; `geojax.pipeline.execution` does.
 
 from geojax.pipeline.generators import TICK_SCHEDULES as TICK_SCHEDULES
 from geojax.pipeline.generators import best_tick_table as best_tick_table
-from geojax.pipeline.generators import extended_warmup as extended_warmup
+from geojax.pipeline.generators import geopipe as geopipe
 from geojax.pipeline.generators import gpipe as gpipe
 from geojax.pipeline.generators import interleaved as interleaved
 from geojax.pipeline.generators import latency_hiding as latency_hiding
-from geojax.pipeline.generators import one_f_one_b as one_f_one_b
+from geojax.pipeline.generators import one_forward_one_backward as one_forward_one_backward
 from geojax.pipeline.generators import tick_table as tick_table
 from geojax.pipeline.generators import zbv as zbv
 from geojax.pipeline.generators import zero_bubble_h1 as zero_bubble_h1

@@ -4,7 +4,7 @@ The model's layers are cut into *chunks*, numbered in the model's order; a `Plac
 stage holds which. A stage works through its list of `Action`s; when it begins one is decided by
 whoever walks the schedule: the simulator, a loop of ticks (`TickTable`), a host.
 
-    one_f_one_b, 2 stages, 3 microbatches
+    1f1b, 2 stages, 3 microbatches
     stage 0    F0 F1 B0 F2 B1 B2
     stage 1    F0 B0 F1 B1 F2 B2
 """

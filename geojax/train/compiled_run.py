@@ -69,7 +69,7 @@ def step_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
         keep_gathered=config.zero.keep_gathered,
         overlap=config.communication.overlap,
         overlap_layers=config.communication.overlap_layers,
-        dc_role=config.pipeline.dc_role if staged else "data",
+        dc_role=config.dc.role if staged else "data",
         staged_layers=staged,
         tick_program=ticks,
     )
@@ -81,7 +81,7 @@ def _wire(config: RunConfig, mesh: Mesh) -> Wire | None:
     asked = wire_format(config.communication.wire)
     over_gloo = platform_of(mesh) == "cpu" and spans_processes(mesh)
     float32 = policy_of(config.precision, config.fp8).reduce_dtype == jnp.float32
-    sums = config.pipeline.dc_role == "data" and not config.zero.across_sites
+    sums = config.dc.role == "data" and not config.zero.across_sites
     return FLOAT32 if asked is None and over_gloo and float32 and sums else asked
 
 

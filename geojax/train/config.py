@@ -19,15 +19,16 @@ from geojax.precision import LossScaleSettings, PrecisionName
 from geojax.runtime import WatchdogSettings
 from geojax.settings import Settings, load_yaml, validate
 from geojax.train.fp8_settings import Fp8Settings, check_fp8
-from geojax.train.pipeline_settings import PipelineSettings, check_stages
+from geojax.train.pipeline_settings import DcSettings, PipelineSettings, check_stages
+from geojax.train.renamed_keys import refuse_renamed
 
 
 class MeshSettings(Settings):
     """The sizes of the mesh's axes; their product is the number of devices."""
 
     dc: pydantic.PositiveInt = 1
-    """Sites: each trains on its own share of the batch, gradients are summed across the link;
-    unless `pipeline.dc_role` says otherwise."""
+    """Sites. With `dc.role: data` each trains on its own share of the batch, and gradients are
+    summed across the link."""
 
     stage: pydantic.PositiveInt = 1
     """Pipeline stages inside a site."""
@@ -187,6 +188,9 @@ class RunConfig(Settings):
     parallelism: ParallelismSettings = ParallelismSettings()
     """How ranks that share a layer or a sequence work together."""
 
+    dc: DcSettings = DcSettings()
+    """The part that sites take."""
+
     pipeline: PipelineSettings = PipelineSettings()
     """What stages do, and in which order."""
 
@@ -235,6 +239,13 @@ class RunConfig(Settings):
     """Consecutive steps with a non-finite loss or gradient after which the run stops; in fp16 not
     before the loss scale is at its minimum."""
 
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _names_are_todays(cls, content: Any) -> Any:
+        if isinstance(content, dict):
+            refuse_renamed(content)
+        return content
+
     @pydantic.field_validator("model", mode="before")
     @classmethod
     def _resolve_preset(cls, value: Any) -> Any:
@@ -256,6 +267,16 @@ class RunConfig(Settings):
             expert=self.mesh.expert,
         )
 
+    @property
+    def pipeline_sites(self) -> int:
+        """The number of sites that one pipeline runs through."""
+        return self.mesh.dc if self.dc.role == "stage" else 1
+
+    @property
+    def pipeline_stages(self) -> int:
+        """The number of stages of one pipeline; 1 where there is none."""
+        return self.pipeline_sites * self.mesh.stage
+
     @pydantic.model_validator(mode="after")
     def _model_can_be_spread(self) -> "RunConfig":
         check_parallelism(self.model, self.spread, self.batch.sequence)
@@ -272,7 +293,7 @@ class RunConfig(Settings):
 
     @pydantic.model_validator(mode="after")
     def _fp8_is_used(self) -> "RunConfig":
-        stages = self.pipeline.dc_role == "stage"
+        stages = self.dc.role == "stage"
         check_fp8(self.fp8, self.precision, layers=self.model.layers, sites_are_stages=stages)
         return self
 
@@ -289,14 +310,14 @@ class RunConfig(Settings):
 
     @pydantic.model_validator(mode="after")
     def _stages_fit(self) -> "RunConfig":
-        mesh, layers = self.mesh, self.model.layers
-        check_stages(self.pipeline, dc=mesh.dc, stage=mesh.stage, layers=layers)
-        if self.pipeline.dc_role == "stage" and self.zero.across_sites:
+        sites, stage = self.pipeline_sites, self.mesh.stage
+        check_stages(self.pipeline, sites=sites, stage=stage, layers=self.model.layers)
+        if self.dc.role == "stage" and self.zero.across_sites:
             raise ValueError(
-                "zero.across_sites shards over sites what each of them holds, and with "
-                "pipeline.dc_role=stage they hold different layers: leave it out"
+                "zero.across_sites requires dc.role=data: with dc.role=stage the sites hold "
+                "different layers. Remove zero.across_sites"
             )
-        if self.pipeline.stages(dc=mesh.dc, stage=mesh.stage) == 1:
+        if self.pipeline_stages == 1:
             return self
         if self.zero.stage > 1:
             raise ValueError(
@@ -315,10 +336,10 @@ class RunConfig(Settings):
         wire = self.communication.wire
         if wire == "fp32":
             return self
-        if self.pipeline.dc_role == "stage":
+        if self.dc.role == "stage":
             raise ValueError(
-                f"communication.wire={wire} is about gradients that sites sum, and with "
-                "pipeline.dc_role=stage they hand on activations instead: leave it out"
+                f"communication.wire={wire} requires dc.role=data: with dc.role=stage the sites "
+                "send activations and sum no gradients. Remove communication.wire"
             )
         if self.zero.across_sites:
             raise ValueError(
@@ -329,7 +350,7 @@ class RunConfig(Settings):
 
     @pydantic.model_validator(mode="after")
     def _batch_divides(self) -> "RunConfig":
-        axes = ("dc", "data", "expert") if self.pipeline.dc_role == "data" else ("data", "expert")
+        axes = ("dc", "data", "expert") if self.dc.role == "data" else ("data", "expert")
         sizes = {axis: getattr(self.mesh, axis) for axis in axes}
         sizes["accumulation"] = self.batch.accumulation
         shares = math.prod(sizes.values())

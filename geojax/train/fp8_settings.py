@@ -67,5 +67,5 @@ def check_fp8(
     if sites_are_stages:
         raise ValueError(
             "fp8.sites_share_scales is about sites that hold the same layers, and with "
-            "pipeline.dc_role=stage they hold different ones: leave it out"
+            "dc.role=stage they hold different ones: leave it out"
         )

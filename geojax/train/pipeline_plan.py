@@ -13,15 +13,15 @@ from geojax.train.config import RunConfig
 
 def staged_layers(config: RunConfig) -> StagedLayers | None:
     """The layers of each chunk, and the stage that holds it; None for a run without a pipeline."""
-    settings, mesh = config.pipeline, config.mesh
-    stages = settings.stages(dc=mesh.dc, stage=mesh.stage)
+    settings, stages = config.pipeline, config.pipeline_stages
     if stages == 1:
         return None
-    sites = mesh.dc if settings.dc_role == "stage" else 1
     if settings.schedule == "zbv":
         placement = Placement.vee(stages)
     else:
-        placement = Placement.interleaved([mesh.stage] * sites, settings.chunks)
+        placement = Placement.interleaved(
+            [config.mesh.stage] * config.pipeline_sites, settings.virtual_stages
+        )
     layers = settings.layers or layers_by_operations(
         config.model, config.batch.sequence, placement.chunks, config.remat
     )
@@ -38,11 +38,11 @@ def pipeline_ticks(config: RunConfig, staged: StagedLayers) -> TickTable:
     placement = staged.placement
     hops = []
     for before, behind in itertools.pairwise(placement.stage_of):
-        across = settings.dc_role == "stage" and _site(before, config) != _site(behind, config)
+        across = before // config.mesh.stage != behind // config.mesh.stage
         hops.append(settings.hop_ticks if across else 1)
     limit = settings.memory_limit
     if limit is not None:  # of whole microbatches; a table counts what each chunk holds
-        limit *= settings.chunks
+        limit *= settings.virtual_stages
     return tick_table(settings.schedule, placement, config.batch.accumulation, hops, limit)
 
 
@@ -63,7 +63,3 @@ def tick_program(config: RunConfig, staged: StagedLayers, platform: str) -> Tick
             "schedule branch_free with as many layers in every chunk"
         )
     return TickProgram.of(table, branch_free=branch_free)
-
-
-def _site(stage: int, config: RunConfig) -> int:
-    return stage // config.mesh.stage

@@ -40,7 +40,7 @@ SETTINGS = {
 }
 ROLES = {
     "data": {"mesh": {"dc": 2}},
-    "stage": {"mesh": {"dc": 2}, "pipeline": {"dc_role": "stage", "hop_ticks": 2}},
+    "stage": {"mesh": {"dc": 2}, "dc": {"role": "stage"}, "pipeline": {"hop_ticks": 2}},
 }
 
 

@@ -84,7 +84,8 @@ def test_a_killed_run_goes_on_with_the_same_bits(whole_run, tmp_path, corpus):
         (
             {"dc": 2, "data": 4},
             {
-                "pipeline": {"dc_role": "stage", "hop_ticks": 2},
+                "dc": {"role": "stage"},
+                "pipeline": {"hop_ticks": 2},
                 "batch": {"rows": 24, "sequence": 32, "accumulation": 3},
             },
         ),

@@ -75,19 +75,21 @@ CONFIGS = {
     "fp8-zero-3": {"mesh": {"dc": 2, "data": 4}, "zero": {"stage": 3}, "precision": "fp8-delayed"},
     "stages-through-sites": STAGES
     | {
-        "pipeline": {"dc_role": "stage", "hop_ticks": 2, "schedule": "one_f_one_b"},
+        "dc": {"role": "stage"},
+        "pipeline": {"hop_ticks": 2, "schedule": "1f1b"},
         "batch": {"rows": 16, "sequence": 32, "accumulation": 8},
     },
     "stages-in-sites": STAGES
     | {
-        "pipeline": {"schedule": "interleaved", "chunks": 2},
+        "pipeline": {"schedule": "interleaved", "virtual_stages": 2},
         "communication": {"wire": "int8"},
         "batch": {"rows": 16, "sequence": 32, "accumulation": 4},
     },
     "zero-bubble": {
         "mesh": {"dc": 2, "stage": 2, "tensor": 2},
         **SEQUENCE,
-        "pipeline": {"dc_role": "stage", "schedule": "zero_bubble_h1"},
+        "dc": {"role": "stage"},
+        "pipeline": {"schedule": "zero_bubble_h1"},
         "batch": {"rows": 16, "sequence": 32, "accumulation": 4},
         "precision": "fp8-current",
     },

@@ -30,7 +30,7 @@ DEVICES, ROWS, SEQUENCE, MICROBATCHES = 8, 24, 16, 6
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 """Each program runs once: what is spent on its machine code is lost. (XLA's passes stay.)"""
 
-WHOLE = ("branch_free", "gpipe", "one_f_one_b", "extended_warmup", "interleaved", "latency_hiding")
+WHOLE = ("branch_free", "gpipe", "1f1b", "geopipe", "interleaved", "latency_hiding")
 SPLIT = ("zero_bubble_h1", "zero_bubble_h2", "zbv", "latency_hiding_split")
 """Schedules whose gradients of weights are actions of their own."""
 FACTORS = {
@@ -91,7 +91,7 @@ class Case:
         if self.schedule in SPLIT and not self.branches:
             return "split backwards take branches"
         if self.branches and self.schedule == "branch_free":
-            return "with branches it is extended_warmup"
+            return "with branches it is geopipe"
         return None
 
     @property

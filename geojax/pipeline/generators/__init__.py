@@ -5,9 +5,9 @@ from geojax.pipeline.generators.latency_hiding import latency_hiding as latency_
 from geojax.pipeline.generators.tick_orders import TICK_SCHEDULES as TICK_SCHEDULES
 from geojax.pipeline.generators.tick_tables import best_tick_table as best_tick_table
 from geojax.pipeline.generators.tick_tables import tick_table as tick_table
-from geojax.pipeline.generators.warmup import extended_warmup as extended_warmup
+from geojax.pipeline.generators.warmup import geopipe as geopipe
 from geojax.pipeline.generators.warmup import gpipe as gpipe
-from geojax.pipeline.generators.warmup import one_f_one_b as one_f_one_b
+from geojax.pipeline.generators.warmup import one_forward_one_backward as one_forward_one_backward
 from geojax.pipeline.generators.zero_bubble import zero_bubble_h1 as zero_bubble_h1
 from geojax.pipeline.generators.zero_bubble import zero_bubble_h2 as zero_bubble_h2
 from geojax.pipeline.generators.zero_bubble_v import zbv as zbv

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from geojax.errors import UserError
 from geojax.pipeline.generators.greedy import greedy
-from geojax.pipeline.generators.warmup import extended_warmup, gpipe, one_f_one_b
+from geojax.pipeline.generators.warmup import geopipe, gpipe, one_forward_one_backward
 from geojax.pipeline.generators.zero_bubble import zero_bubble_h1, zero_bubble_h2
 from geojax.pipeline.schedule import Kind, Schedule
 from geojax.pipeline.simulation.costs import Costs
@@ -47,8 +47,8 @@ def candidates(
     stages = len(costs.forward)
     fixed = [
         gpipe(stages, microbatches),
-        one_f_one_b(stages, microbatches),
-        extended_warmup(microbatches, costs, limit),
+        one_forward_one_backward(stages, microbatches),
+        geopipe(microbatches, costs, limit),
     ]
     if split_backward:
         fixed = [with_split_backward(schedule) for schedule in fixed]

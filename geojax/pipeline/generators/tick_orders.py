@@ -16,8 +16,8 @@ from geojax.pipeline.ticks import Packing
 TICK_SCHEDULES = (
     "branch_free",
     "gpipe",
-    "one_f_one_b",
-    "extended_warmup",
+    "1f1b",
+    "geopipe",
     "interleaved",
     "zero_bubble_h1",
     "zero_bubble_h2",
@@ -85,9 +85,9 @@ def tick_orders(
             return [with_warmups(name, [microbatches] * stages, microbatches)]
         case "branch_free":
             return [_ahead(rounds, hop_ticks, return_ticks, microbatches, microbatches)]
-        case "one_f_one_b":
+        case "1f1b":
             return [as_if_near]
-        case "extended_warmup":
+        case "geopipe":
             return [run_ahead]
     if packing is Packing.SINGLE:
         found = _greedy(hop_ticks, microbatches, cap, split)

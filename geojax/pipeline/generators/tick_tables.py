@@ -37,8 +37,8 @@ def tick_table(
         Stage s runs the forward of microbatch i in tick i + (hop ticks before s), the last stage
         its backward in the same tick, the stages before it each its hops later: ticks of forwards,
         of both, of backwards. In all m + 2 sum(hop ticks), and (m + sum(hop ticks))(f + b) seconds.
-    gpipe, one_f_one_b, extended_warmup, latency_hiding
-        One chunk a stage. one_f_one_b runs ahead as if every hop took one tick, extended_warmup by
+    gpipe, 1f1b, geopipe, latency_hiding
+        One chunk a stage. 1f1b runs ahead as if every hop took one tick, geopipe by
         what they do take.
     interleaved
         A forward and a backward of a chunk a tick, chunks as in `Placement.interleaved`.

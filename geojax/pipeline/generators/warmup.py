@@ -1,8 +1,8 @@
 """Schedules that differ in one thing: how many forwards a stage runs before its first backward.
 
     gpipe              all of them
-    one_f_one_b        one for each stage behind it
-    extended_warmup    as many more as the messages of a round trip over a slow cut take
+    1f1b               one for each stage behind it
+    geopipe            as many more as the messages of a round trip over a slow cut take
 
 All orders are strict: after the warm-up forwards and backwards alternate.
 """
@@ -23,16 +23,16 @@ def gpipe(stages: int, microbatches: int) -> Schedule:
     return with_warmups("gpipe", [microbatches] * stages, microbatches)
 
 
-def one_f_one_b(stages: int, microbatches: int) -> Schedule:
+def one_forward_one_backward(stages: int, microbatches: int) -> Schedule:
     """One forward for each stage behind, then forwards and backwards in turn (PipeDream-Flush).
 
     The first stage holds as many microbatches as there are stages (Narayanan et al., 2021, section
     2.2.1).
     """
-    return with_warmups("one_f_one_b", list(range(stages))[::-1], microbatches)
+    return with_warmups("1f1b", list(range(stages))[::-1], microbatches)
 
 
-def extended_warmup(microbatches: int, costs: Costs, limit: int | None = None) -> Schedule:
+def geopipe(microbatches: int, costs: Costs, limit: int | None = None) -> Schedule:
     """GeoPipe: more forwards before the first backward upstream of every slow hop.
 
     A hop of H seconds keeps a microbatch away for 2 H longer, in which its stages have time for
@@ -56,7 +56,7 @@ def extended_warmup(microbatches: int, costs: Costs, limit: int | None = None) -
     warmups = list(behind)[::-1]
     if limit is not None:
         warmups = [min(count, limit - 1) for count in warmups]
-    return with_warmups("extended_warmup", warmups, microbatches)
+    return with_warmups("geopipe", warmups, microbatches)
 
 
 def with_warmups(name: str, warmups: Sequence[int], microbatches: int) -> Schedule:

@@ -9,7 +9,7 @@ from geojax.errors import UserError
 from geojax.pipeline.generators.interleaved import interleaved
 from geojax.pipeline.generators.latency_hiding import latency_hiding
 from geojax.pipeline.generators.tick_tables import best_tick_table, tick_table
-from geojax.pipeline.generators.warmup import extended_warmup, gpipe, one_f_one_b
+from geojax.pipeline.generators.warmup import geopipe, gpipe, one_forward_one_backward
 from geojax.pipeline.generators.zero_bubble import zero_bubble_h1, zero_bubble_h2
 from geojax.pipeline.generators.zero_bubble_v import zbv
 from geojax.pipeline.schedule import Placement, Schedule, TickTable
@@ -96,12 +96,12 @@ def compare(
             ).schedule
         ),
         "gpipe": lambda: gpipe(stages, microbatches),
-        "one_f_one_b": lambda: one_f_one_b(stages, microbatches),
+        "1f1b": lambda: one_forward_one_backward(stages, microbatches),
         "interleaved": lambda: interleaved(sites, chunks_per_stage, microbatches),
         "zero_bubble_h1": lambda: zero_bubble_h1(stages, microbatches),
         "zero_bubble_h2": lambda: zero_bubble_h2(stages, microbatches),
         "zbv": lambda: zbv(stages, microbatches),
-        "extended_warmup": lambda: extended_warmup(microbatches, linear),
+        "geopipe": lambda: geopipe(microbatches, linear),
         "latency_hiding": hide,
         f"latency_hiding, {_SPLIT}": lambda: hide(split_backward=True),
     }

@@ -48,7 +48,7 @@ def test_every_geojax_contestant_is_a_run(benchmark):
     for each in everyone:
         if each.side == "geojax_side":
             run = side.run_config(each.settings, each.repeats)
-            assert run.pipeline.dc_role == each.role
+            assert run.dc.role == each.role
             assert run.batch.rows == each.repeats * benchmark("wan_sides.work").ROWS
 
 

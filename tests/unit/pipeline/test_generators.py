@@ -13,12 +13,12 @@ from geojax.pipeline import (
     Hop,
     Kind,
     Placement,
-    extended_warmup,
+    geopipe,
     gpipe,
     interleaved,
     latency_hiding,
     lock_step,
-    one_f_one_b,
+    one_forward_one_backward,
     simulate,
     tick_table,
     validate,
@@ -50,9 +50,9 @@ def test_generators_keep_the_rules_and_their_memory(costs, microbatches, limit):
     stages = len(costs.forward)
     schedules = [
         (gpipe(stages, microbatches), microbatches),
-        (one_f_one_b(stages, microbatches), stages),
-        (extended_warmup(microbatches, costs, limit), limit),
-        (extended_warmup(microbatches, costs), microbatches),
+        (one_forward_one_backward(stages, microbatches), stages),
+        (geopipe(microbatches, costs, limit), limit),
+        (geopipe(microbatches, costs), microbatches),
         (zero_bubble_h1(stages, microbatches), stages),
         (zero_bubble_h2(stages, microbatches), 2 * stages - 1),
         (latency_hiding(microbatches, costs, limit), limit),
@@ -112,7 +112,7 @@ def test_interleaved_wants_whole_groups():
 
 
 @pytest.mark.parametrize("stages", range(1, 8))
-def test_zbv_keeps_the_memory_of_one_f_one_b(stages):
+def test_zbv_keeps_the_memory_of_one_forward_one_backward(stages):
     """At equal times nothing idles between a stage's first action and its last."""
     for microbatches in (1, 2, stages, 2 * stages - 1, 3 * stages):
         schedule = zbv(stages, microbatches)
@@ -137,7 +137,7 @@ def test_tables_keep_the_rules(data, name, stages):
     limit = data.draw(st.none() | st.integers(1, 12))
     split = name == "latency_hiding" and data.draw(st.booleans())
     # Those that cannot bend may refuse a limit, interleaved ones too few microbatches too.
-    bends = name in ("one_f_one_b", "extended_warmup", "latency_hiding")
+    bends = name in ("1f1b", "geopipe", "latency_hiding")
     may_refuse = name == "interleaved" or not (limit is None or bends)
     try:
         table = tick_table(name, placement, microbatches, hop_ticks, limit, split_backward=split)

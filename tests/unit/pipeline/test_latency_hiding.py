@@ -4,7 +4,7 @@ import random
 
 from support.drawn_pipelines import drawn_under_a_limit, littles_law
 
-from geojax.pipeline import Costs, Hop, extended_warmup, latency_hiding, one_f_one_b, validate
+from geojax.pipeline import Costs, Hop, geopipe, latency_hiding, one_forward_one_backward, validate
 from geojax.pipeline.simulation.simulator import iteration_seconds
 
 
@@ -18,9 +18,9 @@ def test_close_to_littles_law():
         validate(schedule, limit)
         seconds = iteration_seconds(schedule, costs)
         ratios.append(seconds / littles_law(microbatches, costs, limit))
-        rivals = [extended_warmup(microbatches, costs, limit)]
+        rivals = [geopipe(microbatches, costs, limit)]
         if limit >= min(stages, microbatches):
-            rivals.append(one_f_one_b(stages, microbatches))
+            rivals.append(one_forward_one_backward(stages, microbatches))
         for rival in rivals:
             assert seconds <= iteration_seconds(rival, costs)
     ratios.sort()
@@ -28,7 +28,7 @@ def test_close_to_littles_law():
     assert ratios[-1] <= 1.10
 
 
-def test_the_case_of_the_slow_cut_at_one_f_one_bs_memory():
+def test_the_case_of_the_slow_cut_at_one_forward_one_backwards_memory():
     """M = p = 8, H = 4 (f + b): six turns a microbatch's place where strict order takes fifteen."""
     hops = [Hop()] * 7
     hops[3] = Hop(4.0, 0.0, "cut")
@@ -39,7 +39,8 @@ def test_the_case_of_the_slow_cut_at_one_f_one_bs_memory():
     )
     assert (longer - shorter) / 64 < 2.1  # (8 + 8) / 8 = 2 by Little's law
     shorter, longer = (
-        iteration_seconds(one_f_one_b(8, microbatches), costs) for microbatches in (64, 128)
+        iteration_seconds(one_forward_one_backward(8, microbatches), costs)
+        for microbatches in (64, 128)
     )
     assert (longer - shorter) / 64 > 4.99  # f + b + H
 

@@ -11,12 +11,14 @@ from geojax.pipeline import (
     Kind,
     Placement,
     ScheduleError,
-    one_f_one_b,
+    one_forward_one_backward,
     tick_table,
     validate,
     validate_table,
     zero_bubble_h1,
 )
+
+ONE_F_ONE_B = one_forward_one_backward(3, 5)
 
 
 def changed(schedule, stage, change):
@@ -37,33 +39,41 @@ def swap(first, second):
     ("schedule", "invariant", "message"),
     [
         (
-            changed(one_f_one_b(3, 5), 1, lambda order: order.pop()),
+            changed(ONE_F_ONE_B, 1, lambda order: order.pop()),
             Invariant.COMPLETE,
             r"B4\.1 does not run exactly once; rule COMPLETE",
         ),
         (
-            changed(one_f_one_b(3, 5), 2, lambda order: order.append(order[0])),
+            changed(ONE_F_ONE_B, 2, lambda order: order.append(order[0])),
             Invariant.COMPLETE,
             r"F0\.2 does not run exactly once",
         ),
         (
-            changed(one_f_one_b(3, 5), 0, lambda order: order.append(Action(Kind.WEIGHT, 0, 0))),
+            changed(
+                ONE_F_ONE_B,
+                0,
+                lambda order: order.append(Action(Kind.WEIGHT, 0, 0)),
+            ),
             Invariant.COMPLETE,
             r"W0\.0 is not among",
         ),
         (
-            changed(one_f_one_b(3, 5), 0, lambda order: order.append(Action(Kind.FORWARD, 0, 2))),
+            changed(
+                ONE_F_ONE_B,
+                0,
+                lambda order: order.append(Action(Kind.FORWARD, 0, 2)),
+            ),
             Invariant.PLACED,
             r"stage 0 runs F0\.2; rule PLACED",
         ),
         (
-            changed(one_f_one_b(3, 5), 2, swap(0, 1)),
+            changed(ONE_F_ONE_B, 2, swap(0, 1)),
             Invariant.CAN_FINISH,
             r"stage 2 waits at B0\.2 for F0\.2; rule CAN_FINISH",
         ),
         (
             # The last stage wants the third microbatch first, the first stage a backward by then.
-            changed(one_f_one_b(2, 4), 1, swap(0, 4)),
+            changed(one_forward_one_backward(2, 4), 1, swap(0, 4)),
             Invariant.CAN_FINISH,
             "waits at",
         ),
@@ -82,9 +92,9 @@ def test_broken_schedules(schedule, invariant, message):
 
 
 def test_the_limit_counts_what_a_stage_holds():
-    validate(one_f_one_b(4, 8), limit=4)
+    validate(one_forward_one_backward(4, 8), limit=4)
     with pytest.raises(ScheduleError, match="stage 0 holds 4 where the limit is 3") as raised:
-        validate(one_f_one_b(4, 8), limit=3)
+        validate(one_forward_one_backward(4, 8), limit=3)
     assert raised.value.invariant is Invariant.WITHIN_LIMIT
 
 

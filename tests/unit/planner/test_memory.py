@@ -20,7 +20,7 @@ SITE = ("--mesh.dc", "2", "--mesh.data", "2")
 EXPERTS = ("--model.mixture.experts", "4", "--model.mixture.experts_per_token", "2")
 
 PIPELINE = (
-    *("--mesh", "{dc: 2, stage: 2, data: 2}", "--pipeline.dc_role", "stage"),
+    *("--mesh", "{dc: 2, stage: 2, data: 2}", "--dc.role", "stage"),
     *("--pipeline.hop_ticks", "2", "--batch.accumulation", "4"),
 )
 
@@ -35,7 +35,7 @@ LAYOUTS = {
     "context": (*SITE, "--mesh.context", "2", "--batch.sequence", "512"),
     "experts": (*SITE, "--mesh.expert", "2", *EXPERTS),
     "pipeline": PIPELINE,
-    "pipeline with branches": (*PIPELINE, "--pipeline.schedule", "one_f_one_b"),
+    "pipeline with branches": (*PIPELINE, "--pipeline.schedule", "1f1b"),
 }
 
 # Many parameters and few tokens: what ZeRO shards is most of what is held, in the backward pass.

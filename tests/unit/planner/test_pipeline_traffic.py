@@ -25,10 +25,10 @@ COMPILED = ("through sites, tensor", "in each site, data")
 CASES = {
     "through sites": ("branch_free", THROUGH_SITES, {"dc_role": "stage"}),
     "a stage a site": ("branch_free", {"dc": 4, "stage": 1}, {"dc_role": "stage"}),
-    "through sites, data": ("one_f_one_b", THROUGH_SITES | {"data": 2}, {"dc_role": "stage"}),
+    "through sites, data": ("1f1b", THROUGH_SITES | {"data": 2}, {"dc_role": "stage"}),
     "through sites, tensor": ("branch_free", THROUGH_SITES | {"tensor": 2}, {"dc_role": "stage"}),
     "branches, tensor": (
-        "one_f_one_b",
+        "1f1b",
         THROUGH_SITES | {"tensor": 2},
         {"dc_role": "stage", "sequence_parallel": True, "remat": "full"},
     ),
@@ -37,7 +37,7 @@ CASES = {
         THROUGH_SITES | {"context": 2},
         {"dc_role": "stage", "context_method": "all_gather"},
     ),
-    "in each site, data": ("one_f_one_b", {"dc": 2, "stage": 2, "data": 2}, {"zero_stage": 1}),
+    "in each site, data": ("1f1b", {"dc": 2, "stage": 2, "data": 2}, {"zero_stage": 1}),
     "in each site, tensor": ("branch_free", {"dc": 2, "stage": 2, "tensor": 2}, {}),
     "split backward": ("zbv", {"stage": 2, "tensor": 2}, {"sequence_parallel": True}),
 }

@@ -29,7 +29,8 @@ LAYOUTS = {
     },
     "sites-as-stages": {
         "mesh": {"dc": 2, "data": 4},
-        "pipeline": {"dc_role": "stage", "hop_ticks": 2},
+        "dc": {"role": "stage"},
+        "pipeline": {"hop_ticks": 2},
         "accumulation": 3,
     },
 }

@@ -35,7 +35,7 @@ def test_simulated_sites_sum_float32_as_it_is():
         ({"communication": {"wire": "bf16"}}, BFLOAT16),
         ({"precision": "fp64"}, None),
         ({"zero": {"across_sites": True}}, None),
-        ({"pipeline": {"dc_role": "stage"}}, None),
+        ({"dc": {"role": "stage"}}, None),
     ],
 )
 def test_over_gloo_float32_travels_in_messages_of_our_own(settings, wire, monkeypatch):

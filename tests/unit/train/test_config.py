@@ -72,8 +72,8 @@ def test_a_resolved_config_reads_back_as_itself(tmp_path):
         (("--mesh.stage", "2", "--communication.overlap", "true"), "stages have theirs at"),
         (("--communication.wire", "int4"), "communication.wire: "),
         (
-            ("--communication.wire=int8", "--mesh.dc=2", "--pipeline={dc_role: stage}"),
-            "communication.wire=int8 is about gradients that sites sum",
+            ("--communication.wire=int8", "--mesh.dc=2", "--dc.role=stage"),
+            "communication.wire=int8 requires dc.role=data: ",
         ),
         (
             ("--communication.wire=bf16", "--mesh.dc=2", "--zero.across_sites=true"),
@@ -85,30 +85,43 @@ def test_a_resolved_config_reads_back_as_itself(tmp_path):
         (("--communication.overlap_layers", "5"), "6 layers; 1, 2, 3, 6 would"),
         (("--zero.keep_gathered", "true"), "zero: keep_gathered is about stage 3"),
         (("--zero", "{stage: 0, across_sites: true}"), "choose stage 1, 2 or 3"),
-        (("--pipeline", "{schedule: zbv}"), "pipeline: chunks=1, but schedule zbv"),
-        (("--pipeline.chunks", "2"), "with schedule branch_free a stage holds one chunk"),
         (
-            ("--pipeline", "{schedule: interleaved, chunks: 2}"),
-            "pipeline: chunks is about stages, and there is one",
+            ("--pipeline", "{schedule: zbv}"),
+            "schedule zbv requires virtual_stages=2; got 1",
         ),
         (
-            ("--mesh.dc", "2", "--pipeline", "{dc_role: stage, layers: [3, 2]}"),
+            ("--pipeline.virtual_stages", "2"),
+            "branch_free requires virtual_stages=1; got 2",
+        ),
+        (("--pipeline.schedule", "fastest"), "pipeline.schedule: "),
+        (("--pipeline.chunks", "2"), "pipeline.chunks: renamed; use pipeline.virtual_stages"),
+        (("--pipeline.dc_role", "stage"), "pipeline.dc_role: renamed; use dc.role"),
+        (("--pipeline.schedule", "one_f_one_b"), "one_f_one_b was renamed; use 1f1b"),
+        (
+            ("--pipeline", "{schedule: interleaved, virtual_stages: 2}"),
+            "pipeline.virtual_stages requires two stages or more; got 1",
+        ),
+        (
+            ("--mesh.dc", "2", "--dc.role", "stage", "--pipeline.layers", "[3, 2]"),
             "the model has 6 layers in mesh.dc=2 = 2 chunks; [3, 3] would work",
         ),
         (
-            ("--mesh.dc", "8", "--pipeline", "{dc_role: stage}"),
+            ("--mesh.dc", "8", "--dc.role", "stage"),
             "mesh.dc=8 = 8 chunks need a layer each, and the model has 6; 6 stages are the most",
         ),
         (
-            ("--mesh.dc=2", "--pipeline={dc_role: stage, schedule: interleaved, chunks: 4}"),
-            "the model has 6; chunks can be up to 3",
+            (
+                *("--mesh.dc=2", "--dc.role=stage"),
+                "--pipeline={schedule: interleaved, virtual_stages: 4}",
+            ),
+            "the model has 6; virtual_stages can be up to 3",
         ),
         (
-            ("--mesh.dc=2", "--pipeline={dc_role: stage}", "--zero.across_sites=true"),
-            "zero.across_sites shards over sites what each of them holds",
+            ("--mesh.dc=2", "--dc.role=stage", "--zero.across_sites=true"),
+            "zero.across_sites requires dc.role=data: ",
         ),
         (
-            ("--mesh.dc=2", "--mesh.data=3", "--pipeline={dc_role: stage}"),
+            ("--mesh.dc=2", "--mesh.data=3", "--dc.role=stage"),
             "does not divide over data=3 x expert=1 x accumulation=1 = 3; 6 or 9 rows would",
         ),
         (
@@ -129,7 +142,7 @@ def test_a_resolved_config_reads_back_as_itself(tmp_path):
                 "--precision=fp8-delayed",
                 "--fp8.sites_share_scales=true",
                 "--mesh.dc=2",
-                "--pipeline={dc_role: stage}",
+                "--dc.role=stage",
             ),
             "fp8.sites_share_scales is about sites that hold the same layers",
         ),
@@ -155,13 +168,15 @@ def test_a_misspelt_required_key_is_called_unknown_not_missing(tmp_path):
 
 
 @pytest.mark.parametrize("role", ["data", "stage"])
-def test_layers_are_given_for_every_chunk(role):
+def test_layers_are_given_for_every_chunk(tmp_path, role):
     stages = 4 if role == "stage" else 2
-    settings = PipelineSettings(dc_role=role, layers=(2, *[1] * (stages - 1)))
-    assert settings.stages(dc=2, stage=2) == stages
-    check_stages(settings, dc=2, stage=2, layers=stages + 1)
+    mesh = ("--mesh", "{dc: 2, stage: 2}", "--dc.role", role)
+    config = load(tmp_path, MINIMAL, *mesh)
+    assert config.pipeline_stages == stages
+    settings = PipelineSettings(layers=(2, *[1] * (stages - 1)))
+    check_stages(settings, sites=config.pipeline_sites, stage=2, layers=stages + 1)
     with pytest.raises(UserError, match=f"= {stages} chunks; .* would work"):
-        check_stages(settings, dc=2, stage=2, layers=stages)
+        check_stages(settings, sites=config.pipeline_sites, stage=2, layers=stages)
 
 
 def test_every_schedule_that_has_a_table_can_be_asked_for():

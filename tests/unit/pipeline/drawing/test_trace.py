@@ -15,7 +15,7 @@ from geojax.pipeline import (
     best_tick_table,
     latency_hiding,
     lock_step,
-    one_f_one_b,
+    one_forward_one_backward,
     simulate,
 )
 from geojax.pipeline.drawing.trace import write_trace
@@ -98,9 +98,9 @@ CUT = Costs(
 @pytest.fixture(scope="module")
 def long_trace(tmp_path_factory):
     """Of several schedules, in both modes, with times that do not fit the nanosecond."""
-    table = best_tick_table("extended_warmup", Placement.linear(4), 24, CUT)
+    table = best_tick_table("geopipe", Placement.linear(4), 24, CUT)
     timelines = [
-        simulate(one_f_one_b(4, 24), CUT),
+        simulate(one_forward_one_backward(4, 24), CUT),
         simulate(latency_hiding(24, CUT, 6, split_backward=True), CUT),
         lock_step(table, CUT),
     ]

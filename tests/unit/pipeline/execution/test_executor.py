@@ -12,10 +12,10 @@ from support.pipelines import FACTORS, Case, covering_cases, grid
 NAMED = {
     "branch-free through two sites": Case("branch_free", hop_ticks=2, rows="data"),
     "1F1B with branches through three sites": Case(
-        "one_f_one_b", "3 sites", hop_ticks=2, branches="branches", layers="uneven"
+        "1f1b", "3 sites", hop_ticks=2, branches="branches", layers="uneven"
     ),
     "interleaved": Case("interleaved", tensor="tensor", family="nemotron"),
-    "a pipeline in each site": Case("one_f_one_b", "in each", tensor="sequence", remat="full"),
+    "a pipeline in each site": Case("1f1b", "in each", tensor="sequence", remat="full"),
     "mixture": Case("branch_free", hop_ticks=3, rows="expert", remat="selective"),
 }
 

@@ -24,7 +24,7 @@ BRANCHES = {"branches": "branches"}
 CASES = {
     "branch-free": Case("branch_free", hop_ticks=2),
     "near hops": Case("branch_free", "3 sites", hop_ticks=1, rows="data"),
-    "with branches": Case("one_f_one_b", hop_ticks=3, tensor="sequence", **BRANCHES),
+    "with branches": Case("1f1b", hop_ticks=3, tensor="sequence", **BRANCHES),
     "remat": Case("gpipe", hop_ticks=2, remat="full", context="context", **BRANCHES),
     "chunks handed over": Case("interleaved", "3 sites", hop_ticks=2, tensor="tensor", **BRANCHES),
     "split backward": Case("zero_bubble_h2", hop_ticks=2, remat="selective", **BRANCHES),
@@ -137,7 +137,7 @@ def test_nan_of():
     np.testing.assert_array_equal(nan_of(jax.ShapeDtypeStruct((2,), jnp.int32), 4), 0)
 
 
-@pytest.mark.parametrize("name", ["branch_free", "one_f_one_b"])
+@pytest.mark.parametrize("name", ["branch_free", "1f1b"])
 def test_what_does_not_arrive_is_seen(name, monkeypatch):
     """A message less, and what has never been written is read: everything behind it is NaN."""
     branches = {} if name == "branch_free" else BRANCHES
@@ -194,7 +194,7 @@ def products_by_kind(case):
 
 
 def test_a_split_backward_does_each_half_once():
-    _, whole = products_by_kind(Case("one_f_one_b", **BRANCHES))
+    _, whole = products_by_kind(Case("1f1b", **BRANCHES))
     _, of_inputs, of_weights = products_by_kind(Case("zero_bubble_h1", **BRANCHES))
     kernels = {"query", "key", "value", "output", "gate", "up", "down"}
     assert len(of_weights) == len(kernels), "one product for each kernel"
@@ -235,7 +235,7 @@ def test_memory_of_gpipe_grows_by_a_slot_for_each_microbatch():
     assert 0 < bytes_of_few - FEW * slot_bytes() < 3 * slot_bytes()
 
 
-@pytest.mark.parametrize("schedule", ["branch_free", "one_f_one_b", "latency_hiding"])
+@pytest.mark.parametrize("schedule", ["branch_free", "1f1b", "latency_hiding"])
 def test_memory_of_others_does_not_grow(schedule):
     few, many = (memory(schedule, count)[0] for count in (FEW, MANY))
     # The table has more ticks; no tensor is larger.
@@ -249,4 +249,4 @@ def test_latency_hiding_stays_under_its_limit():
     assert plan.tick_program.slots["residuals"] <= limit
     without_rings = memory("gpipe", FEW)[0] - FEW * slot_bytes()
     assert taken < without_rings + (limit + 0.5) * slot_bytes()
-    assert memory("one_f_one_b", MANY)[0] > taken, "which needs more"
+    assert memory("1f1b", MANY)[0] > taken, "which needs more"

@@ -23,7 +23,7 @@ from geojax.step.update import batch_shape, lower_step
 from geojax.topology import Topology
 
 SEQUENCE = 4096
-FORMS = {"branch_free": True, "one_f_one_b": False}
+FORMS = {"branch_free": True, "1f1b": False}
 LAYOUTS = {"data": {"data": 4}, "tensor": {"tensor": 4}}
 
 

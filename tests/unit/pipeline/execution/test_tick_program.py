@@ -252,7 +252,7 @@ def test_without_branches_forwards_come_first_then_both_then_backwards(hops):
 
 
 def test_columns_cannot_be_changed():
-    table = tick_table("one_f_one_b", Placement.linear(2), 3, (1,))
+    table = tick_table("1f1b", Placement.linear(2), 3, (1,))
     program = TickProgram.of(table, branch_free=False)
     for column in program.columns.values():
         assert column.dtype == np.int32

@@ -10,12 +10,12 @@ from geojax.topology import Topology
 NAMES = [
     "branch_free",
     "gpipe",
-    "one_f_one_b",
+    "1f1b",
     "interleaved",
     "zero_bubble_h1",
     "zero_bubble_h2",
     "zbv",
-    "extended_warmup",
+    "geopipe",
     "latency_hiding",
     "latency_hiding, split",
 ]
@@ -50,7 +50,7 @@ def test_every_schedule_is_timed_in_both_modes(comparison):
 
 def test_what_is_held_is_counted_in_microbatches_of_the_whole_stage(comparison):
     held = {entry.name: entry.held for entry in comparison.entries}
-    assert (held["gpipe"], held["one_f_one_b"], held["zero_bubble_h2"]) == (16, 4, 7)
+    assert (held["gpipe"], held["1f1b"], held["zero_bubble_h2"]) == (16, 4, 7)
     assert held["zbv"] == 4  # 8 halves
     assert held["latency_hiding"] <= 4
 

@@ -11,7 +11,7 @@ from geojax.pipeline import (
     Placement,
     best_tick_table,
     lock_step,
-    one_f_one_b,
+    one_forward_one_backward,
     simulate,
     tick_table,
 )
@@ -46,7 +46,7 @@ def test_branch_free_takes_the_formula(stages, microbatches, cut_ticks):
 def test_an_order_for_events_is_slow_in_lock_step():
     """While some stages run a forward others run a backward: 2 b a microbatch, not f + b."""
     costs = Costs.uniform(4, 1.0, 2.0)
-    schedule = one_f_one_b(4, 64)
+    schedule = one_forward_one_backward(4, 64)
     table = in_ticks(schedule, (1,) * 3, (1,) * 3, Packing.SINGLE)
     ratio = lock_step_seconds(table, costs) / iteration_seconds(schedule, costs)
     assert 1.23 < ratio < 1.45
@@ -104,7 +104,7 @@ def test_a_hop_may_take_other_ticks_back_than_there():
     assert lock_step_seconds(table, costs) == lower_bound(40, costs)
 
 
-@pytest.mark.parametrize(("name", "least_per_stage"), [("extended_warmup", 4), ("branch_free", 8)])
+@pytest.mark.parametrize(("name", "least_per_stage"), [("geopipe", 4), ("branch_free", 8)])
 def test_close_to_the_event_driven_time_where_memory_allows(name, least_per_stage):
     """At most 1.05 times; with branches from four microbatches a stage on."""
     generator = random.Random(5)

@@ -18,7 +18,7 @@ from support.published import (
 from geojax.pipeline import (
     interleaved,
     latency_hiding,
-    one_f_one_b,
+    one_forward_one_backward,
     simulate,
     zero_bubble_h1,
     zero_bubble_h2,
@@ -32,7 +32,7 @@ def test_zero_bubble_rates(row):
     """1F1B to the last printed digit; ZB-H1 and ZB-H2 too, though 0.01 is asked for."""
     stages, microbatches = row["p"], row["m"]
     schedules = {
-        "bubble_1f1b": (one_f_one_b(stages, microbatches), 0.00005),
+        "bubble_1f1b": (one_forward_one_backward(stages, microbatches), 0.00005),
         "bubble_zb_h1": (zero_bubble_h1(stages, microbatches), 0.0001),
         "bubble_zb_h2": (zero_bubble_h2(stages, microbatches), 0.0001),
         "bubble_interleaved_1f1b": (
@@ -46,7 +46,7 @@ def test_zero_bubble_rates(row):
         assert abs(rate - row[column]) <= tolerance, (column, rate, row[column])
 
 
-def test_crosspipe_one_f_one_b_from_one_cell():
+def test_crosspipe_one_forward_one_backward_from_one_cell():
     rows = crosspipe_rows()
     backward = crosspipe_backward(rows)
     errors = []
@@ -54,7 +54,7 @@ def test_crosspipe_one_f_one_b_from_one_cell():
         if row["s_1f1b"] is None or (row["latency_over_tf"] == 0 and row["case"] == 1):
             continue  # not printed, or the cell that was fitted
         microbatches = CROSSPIPE_MICROBATCHES[row["case"]]
-        schedule = one_f_one_b(CROSSPIPE_STAGES, microbatches)
+        schedule = one_forward_one_backward(CROSSPIPE_STAGES, microbatches)
         seconds = simulate(schedule, crosspipe_costs(row, backward)).seconds / microbatches
         errors.append(abs(seconds / row["s_1f1b"] - 1))
     assert len(errors) == 9

@@ -8,9 +8,9 @@ import pytest
 
 from geojax.cli.main import run
 
-QUICKSTART = str(Path(__file__).parents[3] / "configs" / "quickstart.yaml")
+QUICKSTART = str(Path(__file__).parents[4] / "configs" / "quickstart.yaml")
 ONE_RANK = (QUICKSTART, "--mesh.data", "1")
-FOUR_STAGES = (*ONE_RANK, "--pipeline.dc_role", "stage", "--stages-per-site", "2")
+FOUR_STAGES = (*ONE_RANK, "--dc.role", "stage", "--stages-per-site", "2")
 TWENTY = ("--stage-seconds", "20ms")
 MEASURED = (*FOUR_STAGES, *TWENTY)
 
@@ -19,11 +19,11 @@ def test_schedules_are_compared_and_drawn(capsys, tmp_path):
     folder = tmp_path / "simulation"
     assert run(["simulate", *MEASURED, "--memory-limit", "3", "--output", str(folder)]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("one pipeline through east, west (pipeline.dc_role stage); lock-step has")
+    assert out.startswith("one pipeline through east, west (dc.role stage); lock-step has")
     assert "5.77M parameters in 4 stages, 2 in each of east, west; layers of each: 1 2 2 1" in out
     assert "east-west (stages 1 to 2): latency 10.5 ms + 262 kB in 209.7 us" in out
     rows = {line.split("  ")[0]: line for line in out.splitlines()}
-    for name in ("gpipe", "one_f_one_b", "zero_bubble_h1", "extended_warmup", "latency_hiding"):
+    for name in ("gpipe", "1f1b", "zero_bubble_h1", "geopipe", "latency_hiding"):
         assert " ms" in rows[name]
     assert "8 > 3" in rows["gpipe"]
     assert "zbv is left out: 6 layers cannot be cut into 8 stages" in out
@@ -35,8 +35,8 @@ def test_schedules_are_compared_and_drawn(capsys, tmp_path):
     trace = json.loads((folder / "trace.json").read_text())["traceEvents"]
     titles = [event["args"]["name"] for event in trace if event["name"] == "process_name"]
     names = [title.partition(":")[0] for title in titles]
-    assert names[:3] == ["branch_free", "gpipe", "one_f_one_b"]
-    assert "one_f_one_b, lock-step" in names
+    assert names[:3] == ["branch_free", "gpipe", "1f1b"]
+    assert "1f1b, lock-step" in names
     for name in ("timelines.png", "lock-step.png", "bandwidth.png"):
         assert matplotlib.image.imread(folder / name).std() > 0.05
 
@@ -51,24 +51,19 @@ def simulated(capsys, monkeypatch, *arguments):
 
 
 def test_the_pipeline_of_the_config_is_the_one_that_is_simulated(capsys, monkeypatch, tmp_path):
-    pipeline = ("--pipeline.schedule", "one_f_one_b", "--batch.accumulation", "8")
+    pipeline = ("--pipeline.schedule", "1f1b", "--batch.accumulation", "8")
     arguments = (*ONE_RANK, "--mesh.stage", "2", *pipeline, *TWENTY, "--output", str(tmp_path))
-    through = ("--pipeline.dc_role", "stage", "--pipeline.hop_ticks", "2")
+    through = ("--dc.role", "stage", "--pipeline.hop_ticks", "2")
     lines = simulated(capsys, monkeypatch, *arguments, *through)
-    assert (
-        lines[0]
-        == "one pipeline through east, west (pipeline.dc_role stage); lock-step has hop_ticks 2"
-    )
+    assert lines[0] == "one pipeline through east, west (dc.role stage); lock-step has hop_ticks 2"
     (marked,) = [line for line in lines if "(config)" in line]
-    assert marked.startswith("one_f_one_b (config) ")
-    (own,) = [
-        line for line in lines if line.startswith("geojax train runs one_f_one_b, hop_ticks 2:")
-    ]
+    assert marked.startswith("1f1b (config) ")
+    (own,) = [line for line in lines if line.startswith("geojax train runs 1f1b, hop_ticks 2:")]
     assert own.endswith(" in lock-step, 7 microbatches in flight")
 
     rows = ("--batch.rows", "16")
     lines = simulated(capsys, monkeypatch, *arguments, *rows)
-    assert lines[0].startswith("a pipeline in each of east, west (pipeline.dc_role data), here")
+    assert lines[0].startswith("a pipeline in each of east, west (dc.role data), here")
     assert "2 stages, 2 in east" in lines[1]
     assert lines[2].endswith("microbatches: 8 of 1 x 256 tokens a data-parallel rank")
     assert "the bandwidth point" not in lines

@@ -18,9 +18,9 @@ from geojax.pipeline import (
     Placement,
     Schedule,
     ScheduleError,
-    extended_warmup,
+    geopipe,
     gpipe,
-    one_f_one_b,
+    one_forward_one_backward,
     simulate,
 )
 from geojax.pipeline.simulation.simulator import iteration_seconds
@@ -35,7 +35,7 @@ def linear(forward, backward, hops, *, weight=0.0, half_duplex=False):
 
 def test_a_small_pipeline_by_hand():
     """Two stages, F 1, B 2, a hop that sends for 0.5 and travels for 1."""
-    timeline = simulate(one_f_one_b(2, 2), linear(1.0, 2.0, [Hop(1.0, 0.5, "cut")]))
+    timeline = simulate(one_forward_one_backward(2, 2), linear(1.0, 2.0, [Hop(1.0, 0.5, "cut")]))
     begins = {(span.stage, str(span.action)): span.start for span in timeline.spans}
     assert begins == {
         (0, "F0.0"): 0.0,
@@ -58,7 +58,7 @@ def test_a_small_pipeline_by_hand():
     assert (first.source, first.target, first.start, first.sent, first.end) == (0, 1, 1, 1.5, 2.5)
 
 
-def test_the_period_of_strict_one_f_one_b():
+def test_the_period_of_strict_one_forward_one_backward():
     """P = (f + b) + max over windows of n adjacent stages of 2 sum(n - 1 hops) / n."""
     generator = random.Random(0)
     for _ in range(300):
@@ -73,7 +73,7 @@ def test_the_period_of_strict_one_f_one_b():
         ]
         # A window's turn comes back every `size` microbatches; what the start leaves has died out.
         turn, microbatches = math.lcm(*range(2, stages + 1)), 480
-        timeline = simulate(one_f_one_b(stages, microbatches), costs)
+        timeline = simulate(one_forward_one_backward(stages, microbatches), costs)
         begins = [
             span.start
             for span in timeline.spans
@@ -84,7 +84,7 @@ def test_the_period_of_strict_one_f_one_b():
         assert period == pytest.approx(forward + backward + max(windows), rel=1e-9)
 
 
-def test_one_cut_costs_strict_one_f_one_b_two_hops_for_every_two_microbatches():
+def test_one_cut_costs_strict_one_forward_one_backward_two_hops_for_every_two_microbatches():
     """(m + p - 1)(f + b) + 2 (floor((m - (p - q)) / 2) + 1) H for a cut after q stages."""
     generator = random.Random(1)
     for _ in range(100):
@@ -95,7 +95,7 @@ def test_one_cut_costs_strict_one_f_one_b_two_hops_for_every_two_microbatches():
         hops = [Hop()] * (stages - 1)
         hops[before - 1] = Hop(generator.uniform(0, 5))
         seconds = iteration_seconds(
-            one_f_one_b(stages, microbatches), linear(forward, backward, hops)
+            one_forward_one_backward(stages, microbatches), linear(forward, backward, hops)
         )
         expected = (microbatches + stages - 1) * (forward + backward)
         turns = (microbatches - (stages - before)) // 2 + 1
@@ -103,7 +103,7 @@ def test_one_cut_costs_strict_one_f_one_b_two_hops_for_every_two_microbatches():
         assert seconds == pytest.approx(expected, rel=1e-12)
 
 
-def test_extended_warmup_meets_the_lower_bound():
+def test_geopipe_meets_the_lower_bound():
     generator = random.Random(2)
     for _ in range(300):
         stages = generator.randint(2, 12)
@@ -114,7 +114,7 @@ def test_extended_warmup_meets_the_lower_bound():
             halves = [round(2 * hop.seconds / period_of(costs)) / 2 for hop in costs.hops]
             hops = tuple(Hop(half * period_of(costs), 0.0, "cut") for half in halves)
             costs = dataclasses.replace(costs, hops=hops)
-        schedule = extended_warmup(microbatches, costs)
+        schedule = geopipe(microbatches, costs)
         seconds = iteration_seconds(schedule, costs)
         assert seconds == pytest.approx(lower_bound(microbatches, costs), rel=1e-9)
 
@@ -134,7 +134,7 @@ def test_half_duplex_links_share_both_directions():
     """Forwards and backwards of 2 s in all, 1.5 s of sending each: 3 s a microbatch on one link."""
     hops = [Hop(0.0, 1.5, "cut")]
     full, half = (
-        simulate(extended_warmup(16, costs), costs)
+        simulate(geopipe(16, costs), costs)
         for costs in (linear(1.0, 1.0, hops), linear(1.0, 1.0, hops, half_duplex=True))
     )
     assert full.seconds == 17 * 2 + 2 * 1.5
@@ -157,7 +157,7 @@ def test_large_pipelines_take_less_than_a_second():
     hops = [Hop(0.1, 0.1)] * 63
     hops[31] = Hop(3.0, 0.5, "cut")
     costs = dataclasses.replace(linear(1.0, 2.0, [Hop()] * 63), hops=tuple(hops))
-    schedule = one_f_one_b(64, 1024)
+    schedule = one_forward_one_backward(64, 1024)
     took = []
     for _ in range(3):
         begin = time.process_time()
