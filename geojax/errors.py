@@ -1,16 +1,18 @@
-"""The errors that speak to the person who runs geojax."""
+"""Errors that speak to the person who runs geojax."""
+
+from collections.abc import Sequence
 
 
 class UserError(ValueError):
-    """Bad input from outside: a config, a topology, a layout, data, a checkpoint.
+    """Bad input from outside: a config, a topology, a layout, data or a checkpoint.
 
-    The message is one line that says what is wrong, where, and what would be right. The `geojax`
-    command prints it without a traceback and exits with code 2; a library user sees a `ValueError`.
+    The message is one line: where, what is wrong, and what would be right. The `geojax` command
+    prints it without a traceback and exits with code 2; a library user sees a `ValueError`.
     """
 
 
 class RunError(RuntimeError):
-    """A run that began well and cannot go on: diverged, or out of contact with its peers.
+    """A run that began well and cannot go on: it diverged, or lost contact with a process.
 
     The message says what happened and what is left. The `geojax` command prints it without a
     traceback and exits with code 1.
@@ -18,4 +20,16 @@ class RunError(RuntimeError):
 
 
 class LostContactError(RunError):
-    """Another process of the run has gone, and nothing that waits for it will ever end."""
+    """Another process of the run is gone, so that waiting for it would never end."""
+
+
+class MissingProcessesError(RunError):
+    """Some processes did not arrive in time, which another try may cure.
+
+    Attributes:
+        missing: the indices of those processes.
+    """
+
+    def __init__(self, message: str, missing: Sequence[int]):
+        super().__init__(message)
+        self.missing = tuple(missing)

@@ -29,7 +29,8 @@ from geojax.checkpoint.folder import (
 )
 from geojax.checkpoint.handler import RestoreState, SaveState, StateHandler
 from geojax.errors import LostContactError, UserError
-from geojax.runtime.coordination import first_line, naming_lost_contact
+from geojax.runtime import translate_collective_errors
+from geojax.runtime.liveness.exit_messages import first_line
 
 State = TypeVar("State")
 Result = TypeVar("Result")
@@ -158,7 +159,7 @@ class Checkpointer:
             self._newest_step = None
             for reason in (error, error.__cause__):
                 if isinstance(reason, jax.errors.JaxRuntimeError) and jax.process_count() > 1:
-                    with naming_lost_contact():
+                    with translate_collective_errors():
                         raise reason from None
             raise self._save_failed(step, error) from error
 

@@ -23,7 +23,7 @@ from geojax.wan.state import DEFAULT_NAME
 
 _VERBS = ("train", "probe")
 _LINES_SHOWN = 15
-_FINAL = (exit_codes.MISTAKE, *exit_codes.STOPPED)
+_FINAL = (exit_codes.USAGE, *exit_codes.STOPPED)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ import tyro
 
 from geojax.cli import data, launch, memory, probe, simulate, train, wan
 from geojax.errors import RunError, UserError
-from geojax.exit_codes import FAILURE, INTERRUPTED, MISTAKE
+from geojax.exit_codes import FAILURE, INTERRUPTED, USAGE
 
 Verb = (
     Annotated[train.TrainCommand, tyro.conf.subcommand("train")]
@@ -63,7 +63,7 @@ def run(arguments: list[str]) -> int:
             return wan.run(verb)
         return data.run(verb)
     except UserError as error:
-        return _give_up(f"error: {error}", MISTAKE)
+        return _give_up(f"error: {error}", USAGE)
     except RunError as error:
         return _give_up(f"error: {error}", FAILURE)
     except KeyboardInterrupt:
@@ -79,5 +79,5 @@ def _give_up(message: str, code: int) -> int:
     with contextlib.suppress(OSError):  # nobody may be listening any more
         print(message, file=sys.stderr, flush=True)
     if "geojax.runtime" in sys.modules:
-        sys.modules["geojax.runtime"].abandon(message, code)
+        sys.modules["geojax.runtime"].abort_job(message, code)
     return code

@@ -11,7 +11,7 @@ import tyro
 from rich.console import Console
 
 from geojax.errors import UserError
-from geojax.exit_codes import VERDICT
+from geojax.exit_codes import UNHEALTHY
 from geojax.settings import Settings, validate
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def run(command: ProbeCommand, overrides: Sequence[str]) -> int:
         _write(command, places, figures, console)
     console.print("slow: " + "; ".join(figures.flagged) if figures.flagged else "nothing is slow")
     runtime.finish()
-    return VERDICT if figures.flagged and first else 0
+    return UNHEALTHY if figures.flagged and first else 0
 
 
 def _processes(simulate: int | None, config: "RunConfig | None") -> "ProcessSettings":

@@ -6,7 +6,7 @@ import pydantic
 from rich.console import Console
 from rich.table import Table
 
-from geojax.exit_codes import VERDICT
+from geojax.exit_codes import UNHEALTHY
 from geojax.quantities import Bytes, BytesPerSecond, Seconds, Share
 from geojax.settings import Settings, validate
 from geojax.wan import (
@@ -166,7 +166,7 @@ def _status(wan: EmulatedWan, console: Console) -> int:
     for what in broken:
         console.print(f"broken: {what}; geojax wan up makes it anew")
     if broken:
-        return VERDICT
+        return UNHEALTHY
     for link in wan.links:
         if is_cut(wan, link):
             name = "-".join(link.sites)

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import IO, Any, Self
 
-from geojax.exit_codes import COMPLETE, VERDICT
+from geojax.exit_codes import COMPLETE, UNHEALTHY
 from geojax.launch.output import Output
 from geojax.launch.workers import Member
-from geojax.runtime.exit_messages import blamed_process, blames_another
+from geojax.runtime.liveness.exit_messages import blamed_process, blames_another
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# The processes of geojax find out who ended, which takes up to 6 s (`runtime.heartbeat`), and
+# The processes of geojax find out who ended, which takes up to 6 s (`runtime.liveness`), and
 # tell each other within 2 s more.
 SETTLE_SECONDS = 9.0
 _LONGEST_LINE = 1 << 16
@@ -223,9 +223,9 @@ class _Run:
 
     def outcome(self) -> Outcome:
         failed = [running for running in self.all if running.code not in COMPLETE]
-        judged = any(running.code == VERDICT for running in self.all)
+        judged = any(running.code == UNHEALTHY for running in self.all)
         if not failed or (judged and all(running.told_to_end for running in failed)):
-            answer = VERDICT if judged else 0
+            answer = UNHEALTHY if judged else 0
             return Outcome(answer, (), stuck=False, stopped_by=self.stopped_by)
         blamed = to_blame(failed, self.output)
         by_themselves = [running for running in failed if not running.told_to_end]

@@ -1,23 +1,21 @@
-"""Process start-up and what watches over a run.
+"""Process start-up, barriers, and detection of processes that died or hang.
 
 `start` makes this process a part of its job: simulated devices, XLA flags, JAX's distributed
-runtime, who runs in which site. `barrier` and `Watchdog` name the process that is missing, `finish`
-ends the job together and `abandon` ends it everywhere after an error in one process.
+runtime, the site of each process. `barrier` and `Watchdog` name the process that is missing,
+`finish` ends the job together, and `abort_job` ends it everywhere after an error in one process.
 """
 
+from geojax.errors import MissingProcessesError
+from geojax.runtime.barrier import barrier
 from geojax.runtime.cluster_env import ProcessSettings
-from geojax.runtime.compilation_cache import enable_compilation_cache
-from geojax.runtime.coordination import (
-    MissingProcessesError,
-    barrier,
-    describe,
-    naming_lost_contact,
-)
+from geojax.runtime.compilation import enable_compilation_cache
 from geojax.runtime.devices import simulate_devices
-from geojax.runtime.peer_monitor import abandon
+from geojax.runtime.liveness.exit_messages import describe
+from geojax.runtime.liveness.lost_contact import translate_collective_errors
+from geojax.runtime.liveness.peer_monitor import abort_job
+from geojax.runtime.liveness.watchdog import Watchdog, WatchdogSettings
 from geojax.runtime.start import finish, start
 from geojax.runtime.stop_signals import StopSignals
-from geojax.runtime.watchdog import Watchdog, WatchdogSettings
 from geojax.runtime.xla_flags import apply_xla_flags, flags_in_force
 
 __all__ = [
@@ -26,14 +24,14 @@ __all__ = [
     "StopSignals",
     "Watchdog",
     "WatchdogSettings",
-    "abandon",
+    "abort_job",
     "apply_xla_flags",
     "barrier",
     "describe",
     "enable_compilation_cache",
     "finish",
     "flags_in_force",
-    "naming_lost_contact",
     "simulate_devices",
     "start",
+    "translate_collective_errors",
 ]

@@ -1,4 +1,4 @@
-"""Which process of which job this one is: from arguments, the environment, SLURM or Kubernetes.
+"""The place of this process in its job, from arguments, the environment, SLURM or Kubernetes.
 
 | setting           | argument, else variable | else SLURM           | else Kubernetes      |
 |-------------------|-------------------------|----------------------|----------------------|
@@ -28,24 +28,24 @@ _SLURM_PORTS = 4096
 
 
 class ProcessSettings(Settings):
-    """This process's place in its job. None means: from the environment, else one process."""
+    """The place of this process in its job; None: from the environment, else a single process."""
 
     coordinator: str | None = pydantic.Field(default=None, pattern=r"^\S+:\d+$")
     """host:port of process 0, as the other processes reach it."""
     process_count: int | None = pydantic.Field(default=None, ge=1)
     """Number of processes of the job, in all sites."""
     process_id: int | None = pydantic.Field(default=None, ge=0)
-    """Number of this process, from 0."""
+    """Index of this process, from 0."""
     process_offset: int = pydantic.Field(default=0, ge=0)
-    """Added to the number that SLURM or Kubernetes gives; never to `process_id`."""
+    """Number added to the index that SLURM or Kubernetes gives; never to `process_id`."""
     site: str | None = pydantic.Field(default=None, min_length=1)
     """Name of the site where this process runs."""
     simulated_devices: int | None = pydantic.Field(default=None, ge=1)
-    """Simulate so many CPU devices in this process, instead of its accelerators."""
+    """Number of CPU devices to simulate in this process, instead of its accelerators."""
     start_timeout_seconds: Seconds = 300.0
-    """How long to wait at start-up for the other processes."""
-    silence_seconds: Seconds = pydantic.Field(default=40.0, gt=0)
-    """A process that gives no sign of life for so long ends the run."""
+    """Time to wait at start-up for the other processes."""
+    heartbeat_timeout_seconds: Seconds = pydantic.Field(default=40.0, gt=0)
+    """Time without a heartbeat of some process after which the run ends."""
 
 
 VARIABLES = {
@@ -56,9 +56,11 @@ VARIABLES = {
     "site": "GEOJAX_SITE",
     "simulated_devices": "GEOJAX_SIMULATE_DEVICES",
     "start_timeout_seconds": "GEOJAX_START_TIMEOUT_SECONDS",
-    "silence_seconds": "GEOJAX_SILENCE_SECONDS",
+    "heartbeat_timeout_seconds": "GEOJAX_HEARTBEAT_TIMEOUT",
 }
-"""The environment variable that says each setting."""
+"""Environment variable of each setting."""
+
+_RENAMED_VARIABLES = {"GEOJAX_SILENCE_SECONDS": "GEOJAX_HEARTBEAT_TIMEOUT"}
 
 
 def complete(
@@ -66,14 +68,17 @@ def complete(
     environment: Mapping[str, str],
     host_name: Callable[[], str] = socket.getfqdn,
 ) -> ProcessSettings:
-    """`settings` with what it leaves open filled from `environment`; see the module's table.
+    """Fill what `settings` leaves open from `environment`, as in the module's table.
 
     The result has `process_count`; with more than one process also `coordinator` and `process_id`.
 
     Raises:
-        UserError: a variable holds something impossible, or a part of what several processes need
-            is missing; the message names the variable to set.
+        UserError: a variable holds something impossible or was renamed, or a part of what several
+            processes need is missing; the message names the variable to set.
     """
+    for old, new in _RENAMED_VARIABLES.items():
+        if old in environment:
+            raise UserError(f"{old}: is called {new} now; set that instead")
     found = {
         field: environment[variable]
         for field, variable in VARIABLES.items()
@@ -125,7 +130,7 @@ def _checked(settings: ProcessSettings, alone: bool) -> ProcessSettings:
 
 
 def _slurm(environment: Mapping[str, str]) -> dict[str, str | int]:
-    """What a SLURM job step says; {} outside of one (a batch script is none), or with one task."""
+    """Read the variables of a SLURM job step; {} in a batch script, or with a single task."""
     try:
         count = int(environment["SLURM_STEP_NUM_TASKS"])
         process_id = int(environment["SLURM_PROCID"])
@@ -143,7 +148,7 @@ def _slurm(environment: Mapping[str, str]) -> dict[str, str | int]:
 
 
 def first_host(hosts: str) -> str:
-    """The first host of a SLURM node list: n[001-004,7],m1 gives n001."""
+    """Return the first host of a SLURM node list: n[001-004,7],m1 gives n001."""
     head, bracket, tail = hosts.partition("[")
     if not bracket or "," in head:
         return hosts.split(",")[0]
@@ -155,7 +160,7 @@ def first_host(hosts: str) -> str:
 def _kubernetes(
     environment: Mapping[str, str], host_name: Callable[[], str]
 ) -> dict[str, str | int]:
-    """What the pod of an indexed Job (alone or in a JobSet) says; {} elsewhere.
+    """Read the variables of a pod of an indexed Job (alone or in a JobSet); {} elsewhere.
 
     The pod's host name is <job>-<index> with the subdomain of the Job's headless service, so that
     pod 0 is found by its name. The number of pods is nowhere in a pod's environment.

@@ -1,4 +1,4 @@
-"""How many devices this process simulates on its CPU, decided before JAX starts its backend."""
+"""Simulated CPU devices of this process, which have to be set before JAX starts its backend."""
 
 import os
 

@@ -1,6 +1,7 @@
-"""Small notes that the processes of one job leave for each other.
+"""Small notes that the processes of one job exchange.
 
-They lie in the key-value store of JAX's coordination service, in process 0, and need no device.
+They lie in the key-value store of JAX's coordination service, in process 0, and need no device. In
+a job of one process nothing is kept.
 """
 
 from geojax.runtime.jax_private import coordination_client
@@ -14,7 +15,7 @@ def publish(key: str, value: str) -> None:
 
 
 def published(folder: str) -> dict[str, str]:
-    """What the processes have published under keys that begin with `folder`/, without it."""
+    """Return the values that are published under `folder`/, by the rest of their keys."""
     client = coordination_client()
     if client is None:
         return {}

@@ -1,15 +1,15 @@
-"""Before JAX connects the processes: all of them meet, say where they run, and hear who else does.
+"""The rendezvous of all processes before JAX connects them: each joins and learns of the others.
 
-JAX's own start-up ends the process (in C++, with a stack trace and no word on who is missing) when
-a process does not come in time. So process 0 first listens on the coordinator's port itself, with
-one line of JSON for each message:
+JAX's own start-up ends the process (in C++, with a stack trace that does not name the process that
+is missing) when one does not join in time. So process 0 first listens on the coordinator's port
+itself; each message is one line of JSON:
 
     process i  → process 0    {"process": i, "count": n, "site": ..., "host": ..., ...}
-    process 0  → everyone     {"missing": [...]}      whenever somebody came
-    process 0  → everyone     {"present": [{...}, ...]}  when all have come; then it stops listening
-                           or {"error": "..."}        when they do not fit together, or time is up
+    process 0  → all          {"missing": [...]}       on joining, and when it changes
+    process 0  → all          {"present": [{...}, ...]}  when all have joined; it stops listening
+                           or {"error": "..."}         when they do not fit together, or time is up
 
-`token` tells a process that connects again from two that claim the same number.
+`token` tells a process that connects again from two that claim the same index.
 """
 
 import contextlib
@@ -20,17 +20,20 @@ import selectors
 import socket
 import time
 import uuid
+from collections.abc import Iterable, Iterator
 from typing import Any, TypedDict
 
-from geojax.errors import UserError
-from geojax.runtime.coordination import MissingProcessesError
+from geojax.errors import MissingProcessesError, UserError
 
 _LONGEST_MESSAGE = 1 << 20
 _REDIAL_SECONDS = 0.2
+_BROADCAST_SECONDS = 1.0
+# How much longer than the timeout a process waits for process 0 to say who is missing.
+_VERDICT_SECONDS = 2.0
 
 
 class Presence(TypedDict):
-    """What one process says of itself."""
+    """Facts that one process tells the others about itself."""
 
     process: int
     count: int
@@ -40,19 +43,19 @@ class Presence(TypedDict):
     gpus: str | None
     """CUDA_VISIBLE_DEVICES, if set."""
     address: str | None
-    """What the host's own name stands for on it; None when it cannot be looked up."""
+    """Address that the host's own name resolves to on it; None if it cannot be resolved."""
 
 
-def roll_call(
+def join(
     process: int, count: int, coordinator: str, site: str | None, timeout_seconds: float
 ) -> list[Presence]:
-    """Meet the other processes of the job; returns what each says, in the order of their numbers.
+    """Meet the other processes of the job; return the facts of each, by process index.
 
     Raises:
-        MissingProcessesError: some process did not come in time; it names them. In the others than
-            process 0 also when the coordinator cannot be reached.
-        UserError: processes disagree on their number, two claim the same, some give a site and
-            others none, or the coordinator's port is taken.
+        MissingProcessesError: some process did not join in time; it is named. In processes other
+            than 0 also when the coordinator cannot be reached.
+        UserError: processes disagree on their number, two claim the same index, some name a site
+            and others none, or the coordinator's port is taken.
     """
     host, _, port = coordinator.rpartition(":")
     own = Presence(
@@ -66,20 +69,21 @@ def roll_call(
     )
     deadline = time.monotonic() + timeout_seconds
     if process == 0:
-        return _Desk(own, int(port), timeout_seconds).serve(deadline)
-    return _attend(own, host.strip("[]"), int(port), timeout_seconds, deadline)
+        return RendezvousServer(own, int(port), timeout_seconds).serve(deadline)
+    return _join_server(own, host.strip("[]"), int(port), timeout_seconds, deadline)
 
 
-class _Desk:
-    """Process 0's side."""
+class RendezvousServer:
+    """The side of process 0, which waits for all others and tells each who is there."""
 
     def __init__(self, own: Presence, port: int, timeout_seconds: float):
         self.own = own
         self.timeout_seconds = timeout_seconds
         self.present = {0: own}
-        self.seen = {0}
-        self.visitors: dict[int, socket.socket] = {}
+        self.ever_joined = {0}
+        self.connections: dict[int, socket.socket] = {}
         self.unread: dict[socket.socket, bytes] = {}
+        self.next_broadcast = 0.0
         self.selector = selectors.DefaultSelector()
         dual = socket.has_dualstack_ipv6()
         try:
@@ -98,22 +102,22 @@ class _Desk:
         self.selector.register(self.listener, selectors.EVENT_READ)
 
     def serve(self, deadline: float) -> list[Presence]:
+        """Wait until all processes have joined; return the facts of each, by process index."""
+        announced = self.missing
         try:
-            while len(self.present) < self.own["count"]:
-                remaining = deadline - time.monotonic()
-                if remaining <= 0:
-                    # Some that came may have given up before: those that never came are to blame.
-                    blame = [process for process in self.missing if process not in self.seen]
-                    blame = blame or self.missing
-                    error = _missing_sentence(blame, self.own["count"], self.timeout_seconds)
-                    self.tell({"error": error, "missing": blame})
-                    raise MissingProcessesError(error, blame)
-                for key, _ in self.selector.select(timeout=min(remaining, 1.0)):
-                    self.attend_to(key.fileobj)
+            while self.missing:
+                now = time.monotonic()
+                if now >= deadline:
+                    self.give_up()
+                for key, _ in self.selector.select(timeout=min(deadline - now, _BROADCAST_SECONDS)):
+                    self.receive(key.fileobj)
+                if self.missing != announced and now >= self.next_broadcast:
+                    announced, self.next_broadcast = self.missing, now + _BROADCAST_SECONDS
+                    self.send({"missing": announced}, self.unread)
             everyone = [self.present[process] for process in sorted(self.present)]
             if problem := _disagreement(everyone):
                 self.refuse(problem)
-            self.tell({"present": everyone})
+            self.send({"present": everyone}, self.unread)
             return everyone
         finally:
             for connection in [self.listener, *self.unread]:
@@ -123,9 +127,20 @@ class _Desk:
 
     @property
     def missing(self) -> list[int]:
+        """Processes that are not connected now."""
         return [process for process in range(self.own["count"]) if process not in self.present]
 
-    def attend_to(self, source: Any) -> None:
+    def give_up(self) -> None:
+        """Tell all processes who is missing, and raise the error for process 0 itself."""
+        # Some of those that joined may have given up just before; they are not the cause.
+        never_joined = [process for process in self.missing if process not in self.ever_joined]
+        blamed = never_joined or self.missing
+        error = _missing_sentence(blamed, self.own["count"], self.timeout_seconds)
+        self.send({"error": error, "missing": blamed}, self.unread)
+        raise MissingProcessesError(error, blamed)
+
+    def receive(self, source: Any) -> None:
+        """Accept a connection, or read from one."""
         if source is self.listener:
             connection, _ = self.listener.accept()
             connection.setblocking(False)
@@ -138,19 +153,20 @@ class _Desk:
             piece = b""
         self.unread[source] += piece
         if not piece or len(self.unread[source]) > _LONGEST_MESSAGE:
-            self.leave(source)
+            self.disconnect(source)
         elif b"\n" in self.unread[source]:
             line, self.unread[source] = self.unread[source].split(b"\n", 1)
-            self.greet(source, line)
+            self.add(source, line)
 
-    def greet(self, source: socket.socket, line: bytes) -> None:
+    def add(self, source: socket.socket, line: bytes) -> None:
+        """Add the process that sent `line` to those that have joined."""
         try:
             presence: Presence = json.loads(line)
             process, count = int(presence["process"]), int(presence["count"])
             presence["token"], presence["host"], presence["site"]
             presence["gpus"], presence["address"]
         except (ValueError, KeyError, TypeError):
-            self.leave(source)  # not one of ours: a port scan, a stray client
+            self.disconnect(source)  # not one of ours: a port scan, a stray client
             return
         if count != self.own["count"]:
             self.refuse(
@@ -164,41 +180,44 @@ class _Desk:
                 f"one on host {presence['host']}"
             )
         self.present[process] = presence
-        self.seen.add(process)
-        self.visitors[process] = source
-        self.tell({"missing": self.missing})
+        self.ever_joined.add(process)
+        self.connections[process] = source
+        self.send({"missing": self.missing}, [source])
 
-    def leave(self, source: socket.socket) -> None:
+    def disconnect(self, source: socket.socket) -> None:
+        """Forget a connection and the process that joined through it."""
         self.selector.unregister(source)
         source.close()
         del self.unread[source]
-        for process in [p for p, visitor in self.visitors.items() if visitor is source]:
-            del self.visitors[process], self.present[process]
+        for process in [p for p, connection in self.connections.items() if connection is source]:
+            del self.connections[process], self.present[process]
 
     def refuse(self, problem: str) -> None:
-        self.tell({"error": problem})
+        """Tell all processes why the job cannot start, and raise the same error here."""
+        self.send({"error": problem}, self.unread)
         raise UserError(problem)
 
-    def tell(self, message: dict[str, Any]) -> None:
+    def send(self, message: dict[str, Any], connections: Iterable[socket.socket]) -> None:
+        """Send one message over each of `connections`; a broken one is skipped."""
         line = json.dumps(message).encode() + b"\n"
-        for visitor in self.unread:
+        for connection in connections:
             with contextlib.suppress(OSError):
-                visitor.setblocking(True)
-                visitor.settimeout(5.0)
-                visitor.sendall(line)
-                visitor.setblocking(False)
+                connection.setblocking(True)
+                connection.settimeout(5.0)
+                connection.sendall(line)
+                connection.setblocking(False)
 
 
-def _attend(
+def _join_server(
     own: Presence, host: str, port: int, timeout_seconds: float, deadline: float
 ) -> list[Presence]:
-    """The side of every process but the first."""
+    """Join the rendezvous at `host`:`port`, as every process but the first does."""
     reached, problem, missing = False, "no answer", [0]
     while (remaining := deadline - time.monotonic()) > 0:
         try:
             with socket.create_connection((host, port), timeout=remaining) as connection:
                 connection.sendall(json.dumps(own).encode() + b"\n")
-                for line in _lines(connection, deadline):
+                for line in _lines(connection, deadline + _VERDICT_SECONDS):
                     message = json.loads(line)
                     reached, missing = True, message.get("missing", missing)
                     if "present" in message:
@@ -232,7 +251,7 @@ def _attend(
 
 
 def is_loopback(host: str) -> bool:
-    """Whether `host`, a name or an address, leads to nothing but the machine that asks."""
+    """Return whether `host`, a name or an address, leads only to the machine that asks."""
     try:
         found = {str(entry[4][0]) for entry in socket.getaddrinfo(host, None)}
     except OSError:
@@ -247,7 +266,7 @@ def _own_address() -> str | None:
         return None
 
 
-def _lines(connection: socket.socket, deadline: float) -> Any:
+def _lines(connection: socket.socket, deadline: float) -> Iterator[bytes]:
     unread = b""
     while (remaining := deadline - time.monotonic()) > 0:
         connection.settimeout(remaining)

@@ -1,4 +1,4 @@
-"""The start and the end of a process: devices, flags, JAX's distributed runtime, sites."""
+"""Start and end of a process: devices, XLA flags, JAX's distributed runtime, sites."""
 
 import contextlib
 import ipaddress
@@ -10,21 +10,22 @@ import jax
 
 from geojax.errors import UserError
 from geojax.mesh import register_processes
+from geojax.runtime.barrier import barrier
 from geojax.runtime.cluster_env import ProcessSettings, complete
-from geojax.runtime.coordination import barrier, know_processes
 from geojax.runtime.devices import simulate_devices
 from geojax.runtime.jax_private import backend_runs, coordination_client
-from geojax.runtime.peer_monitor import (
-    speaking_when_coordinator_is_gone,
-    stop_watching_peers,
-    watch_peers,
+from geojax.runtime.liveness.exit_messages import register_process_names
+from geojax.runtime.liveness.peer_monitor import (
+    reporting_lost_coordinator,
+    start_peer_monitor,
+    stop_peer_monitor,
 )
-from geojax.runtime.rendezvous import Presence, roll_call
+from geojax.runtime.rendezvous import Presence, join
 from geojax.runtime.xla_flags import apply_xla_flags, expected_platform
 from geojax.topology import Process
 
 # How long JAX waits at the exit for all processes to get there: they have met at a barrier before,
-# or one has abandoned the job.
+# or one has aborted the job.
 _SHUTDOWN_SECONDS = 30
 # From the moment when all processes are known to be there.
 _CONNECT_SECONDS = 120
@@ -37,20 +38,20 @@ _ENDING_SECONDS = 30
 def start(settings: ProcessSettings | None = None) -> tuple[Process, ...]:
     """Start this process's part of the job, before the first JAX operation.
 
-    What `settings` leaves open comes from GEOJAX_* variables, SLURM or Kubernetes (see
+    Settings that are left open come from GEOJAX_* variables, SLURM or Kubernetes (see
     `geojax.runtime.cluster_env`). Afterwards `jax.devices()` are the devices of all processes and
     `make_mesh` knows the sites.
 
     Returns:
-        every process of the job, in the order of their indices.
+        all processes of the job, by their index.
 
     Raises:
-        MissingProcessesError: some process did not start in time; it names them.
+        MissingProcessesError: some process did not start in time; it is named.
         UserError: settings are missing or wrong, processes do not fit together, JAX already runs.
     """
     settings = complete(settings or ProcessSettings(), os.environ)
     count, process_id = settings.process_count, settings.process_id
-    assert count is not None, "complete() gives the number of processes"
+    assert count is not None, "complete() must fill in the number of processes"
     if count > 1 and (backend_runs() or coordination_client() is not None):
         raise UserError(
             "JAX already runs in this process: call geojax.runtime.start once, before the first "
@@ -61,23 +62,21 @@ def start(settings: ProcessSettings | None = None) -> tuple[Process, ...]:
     if not backend_runs():
         apply_xla_flags(expected_platform())
     if count == 1:
-        know_processes([settings.site], [socket.gethostname()])
+        register_process_names([settings.site], [socket.gethostname()])
         return _register([settings.site], [socket.gethostname()])
 
-    assert process_id is not None, "complete() gives every process of several a number"
-    assert settings.coordinator is not None, "and the coordinator's address"
-    everyone = roll_call(
+    assert process_id is not None, "complete() must give every process of several an index"
+    assert settings.coordinator is not None, "complete() must fill in the coordinator"
+    everyone = join(
         process_id, count, settings.coordinator, settings.site, settings.start_timeout_seconds
     )
     if expected_platform() == "cpu":
         _check_addresses(everyone)
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # geojax asks for stops in the step, and JAX's service for that wants the signal SIGTERM.
+    # geojax agrees on a stop in the step; JAX's own service for that would take over SIGTERM.
     jax.config.update("jax_enable_preemption_service", False)
     with (
-        speaking_when_coordinator_is_gone(settings.coordinator)
-        if process_id
-        else contextlib.nullcontext()
+        reporting_lost_coordinator(settings.coordinator) if process_id else contextlib.nullcontext()
     ):
         jax.distributed.initialize(
             settings.coordinator,
@@ -85,15 +84,15 @@ def start(settings: ProcessSettings | None = None) -> tuple[Process, ...]:
             process_id,
             local_device_ids=_own_devices(process_id, everyone),
             initialization_timeout=_CONNECT_SECONDS,
-            heartbeat_timeout_seconds=_heartbeat_timeout(settings.silence_seconds),
+            heartbeat_timeout_seconds=_jax_heartbeat_timeout(settings.heartbeat_timeout_seconds),
             shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
             cluster_detection_method="deactivate",
         )
     sites = [presence["site"] for presence in everyone]
     hosts = [presence["host"] for presence in everyone]
-    know_processes(sites, hosts)
+    register_process_names(sites, hosts)
     # Before the devices are known, for which processes wait for each other.
-    watch_peers(settings.silence_seconds)
+    start_peer_monitor(settings.heartbeat_timeout_seconds)
     return _register(sites, hosts)
 
 
@@ -101,16 +100,19 @@ def finish(timeout_seconds: float = _END_SECONDS) -> None:
     """End the job together: wait for the other processes, then leave JAX's distributed runtime.
 
     Raises:
-        MissingProcessesError: some process did not come within `timeout_seconds`.
+        MissingProcessesError: some process did not arrive within `timeout_seconds`.
     """
     barrier("end of the job", timeout_seconds)
-    stop_watching_peers()
+    stop_peer_monitor()
     jax.distributed.shutdown()
 
 
-def _heartbeat_timeout(silence_seconds: float) -> int:
-    """JAX sends a heartbeat in half of its timeout, so that half of it can be over at any time."""
-    return math.ceil(2 * (silence_seconds + _ENDING_SECONDS))
+def _jax_heartbeat_timeout(timeout_seconds: float) -> int:
+    """Return a timeout for JAX's own heartbeat that ends after geojax has ended the run.
+
+    JAX sends its heartbeat once in half of its timeout, so that half of it may be over at any time.
+    """
+    return math.ceil(2 * (timeout_seconds + _ENDING_SECONDS))
 
 
 def _register(sites: list[str | None], hosts: list[str]) -> tuple[Process, ...]:
@@ -126,10 +128,12 @@ def _register(sites: list[str | None], hosts: list[str]) -> tuple[Process, ...]:
 
 
 def _check_addresses(everyone: list[Presence]) -> None:
-    """Gloo listens where the host's own name leads, and on Debian that is often 127.0.1.1.
+    """Check that Gloo of every process listens where the other hosts can reach it.
+
+    Gloo listens at the address of the host's own name, which on Debian is often 127.0.1.1.
 
     Raises:
-        UserError: there are several hosts, and one of them would listen where no other reaches it.
+        UserError: there are several hosts, and one of them resolves its name to itself only.
     """
     if len({presence["host"] for presence in everyone}) == 1:
         return
@@ -145,10 +149,10 @@ def _check_addresses(everyone: list[Presence]) -> None:
 
 
 def _own_devices(process_id: int, everyone: list[Presence]) -> list[int] | None:
-    """Which of the visible GPUs this process takes; None for all of them.
+    """Return the visible GPUs that this process takes; None for all of them.
 
-    Where the processes of one host all see the same GPUs, and as many as there are processes (a
-    task per GPU under SLURM), each takes one.
+    If the processes of one host all see the same GPUs, and as many as there are processes (a task
+    per GPU under SLURM), each takes one.
     """
     host, visible = everyone[process_id]["host"], everyone[process_id]["gpus"]
     together = [presence for presence in everyone if presence["host"] == host]

@@ -1,4 +1,4 @@
-"""A graceful stop: the first Ctrl-C or SIGTERM asks, the second Ctrl-C insists."""
+"""Graceful stop: the first Ctrl-C or SIGTERM asks the run to stop, a second Ctrl-C ends it."""
 
 import signal
 from collections.abc import Callable
@@ -10,7 +10,7 @@ _Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
 class StopSignals:
-    """While entered, SIGINT and SIGTERM set `requested` and nothing else happens.
+    """Context in which SIGINT and SIGTERM set `requested` and do nothing else.
 
         with StopSignals() as stop:
             while step < steps and not stop.requested:
@@ -27,12 +27,12 @@ class StopSignals:
 
     @property
     def requested(self) -> bool:
-        """Whether a signal has asked this process to stop."""
+        """True once a signal has asked this process to stop."""
         return self.received is not None
 
     @property
     def exit_code(self) -> int:
-        """What a shell expects of a process that ends by the received signal: 130 for Ctrl-C."""
+        """Exit code that a shell expects after the received signal: 130 for Ctrl-C."""
         return 0 if self.received is None else 128 + self.received
 
     def __enter__(self) -> Self:

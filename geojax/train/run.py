@@ -18,7 +18,7 @@ from geojax.data import Corpus, Loader
 from geojax.errors import UserError
 from geojax.optim import layout
 from geojax.quantities import quantity
-from geojax.runtime.compilations import CompilationCounter
+from geojax.runtime.compilation import CompilationCounter
 from geojax.runtime.link_advice import advice_of_process
 from geojax.step.state import TrainState, with_own_sites, with_saved_sites
 from geojax.step.update import STEP_NAME
@@ -58,7 +58,7 @@ def train(
     jax.config.update("jax_enable_x64", config.precision == "fp64")
     first = jax.process_index() == 0
     console = rich.console.Console(quiet=not first, soft_wrap=True, highlight=False, markup=False)
-    with runtime.naming_lost_contact(), contextlib.ExitStack() as stack:
+    with runtime.translate_collective_errors(), contextlib.ExitStack() as stack:
         directory = stack.enter_context(RunDirectory(config.run_directory))
         if first:
             directory.lock()

@@ -15,8 +15,8 @@ from geojax.data import Loader
 from geojax.errors import RunError
 from geojax.optim import layout
 from geojax.quantities import quantity
-from geojax.runtime import StopSignals, Watchdog, naming_lost_contact
-from geojax.runtime.compilations import CompilationCounter
+from geojax.runtime import StopSignals, Watchdog, translate_collective_errors
+from geojax.runtime.compilation import CompilationCounter
 from geojax.step.state import TrainState
 from geojax.train.batches import global_batch, global_signals
 from geojax.train.compiled_run import Program
@@ -78,7 +78,7 @@ class Loop:
             RunError: the loss or gradient was not finite for `skip_limit` steps in a row.
             LostContactError: another process of the run went away.
         """
-        with naming_lost_contact():
+        with translate_collective_errors():
             return self._train(state, start)
 
     def _train(self, state: TrainState, start: int) -> TrainState:
@@ -178,7 +178,7 @@ class Loop:
         for name in self.loader.validation_names:
             sums = []
             for rows in self.loader.validation(name):
-                with self.watchdog.step(step):
+                with self.watchdog.step(step, "validation"):
                     batch = self._on_mesh(rows)
                     sums.append(jax.device_get(self.program.evaluate(state, batch)))
             loss, targets = np.sum(sums, axis=0)

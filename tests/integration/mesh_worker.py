@@ -70,7 +70,7 @@ def barrier():
 def watchdog():
     """Process 1 hangs before step 3; the watchdogs of the others say so."""
     runtime.start()
-    settings = runtime.WatchdogSettings(factor=2, minimum_seconds=4, heartbeat_seconds=0.5)
+    settings = runtime.WatchdogSettings(factor=2, minimum_seconds=4)
     with runtime.Watchdog(settings) as watchdog:
         for step in range(6):
             if step == 3 and jax.process_index() == 1:
@@ -94,7 +94,7 @@ def collective():
     whole = jax.NamedSharding(mesh, PartitionSpec(("dc", "data")))
     x = jax.make_array_from_callback((mesh.size,), whole, lambda index: jnp.ones(mesh.size)[index])
     program = jax.jit(jnp.sum)
-    with runtime.naming_lost_contact():
+    with runtime.translate_collective_errors():
         for turn in itertools.count():
             if turn == 10 and jax.process_index() == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -123,5 +123,5 @@ if __name__ == "__main__":
     except (geojax.UserError, RunError) as problem:
         code = 2 if isinstance(problem, geojax.UserError) else 1
         print(problem, file=sys.stderr)
-        runtime.abandon(str(problem), code)
+        runtime.abort_job(str(problem), code)
         sys.exit(code)

@@ -15,7 +15,7 @@ from support.emulated_link import skip_unless_possible
 
 from geojax.cli.main import run
 from geojax.errors import RunError, UserError
-from geojax.exit_codes import VERDICT
+from geojax.exit_codes import UNHEALTHY
 from geojax.wan import (
     EmulatedWan,
     WanSettings,
@@ -155,7 +155,7 @@ def test_three_sites_reach_each_other_are_cut_off_and_a_crash_is_cleaned_up():
     with pytest.raises(UserError, match="is broken: the relay of the link east-north has ended"):
         running(NAME)
     code, printed = command("status")
-    assert code == VERDICT
+    assert code == UNHEALTHY
     assert "broken: the relay of the link east-north has ended; geojax wan up" in printed
 
     # The next one removes what is left, also where the one that made it never came to its end.

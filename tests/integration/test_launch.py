@@ -29,7 +29,7 @@ from geojax.wan import EmulatedWan, WanSettings, bring_up, cut, mend, take_down
 pytestmark = pytest.mark.multiprocess
 
 STEPS = 40
-SILENCE_SECONDS = 8
+HEARTBEAT_TIMEOUT = 8
 SETTINGS = {
     "steps": STEPS,
     "simulate_devices": 1,
@@ -48,7 +48,7 @@ def launch(config: Path, *options: str) -> subprocess.Popen:
     line = [sys.executable, "-m", "geojax", "launch", "--devices-per-process", "1", *options]
     return subprocess.Popen(
         [*line, "--", "train", str(config)],
-        env=environment(GEOJAX_SILENCE_SECONDS=str(SILENCE_SECONDS)),
+        env=environment(GEOJAX_HEARTBEAT_TIMEOUT=str(HEARTBEAT_TIMEOUT)),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -158,7 +158,7 @@ def test_whatever_fails_the_run_goes_on_as_one_process_would(tmp_path, corpus, a
     said = r"\| (?:geojax: )?error: lost contact with another process of the run: process"
     assert len(re.findall(rf"^east/0 {said} 1 \(site west, host ", printed, re.MULTILINE)) == 2
     assert len(re.findall(rf"^west/1 {said} 0 \(site east, host ", printed, re.MULTILINE)) == 1
-    assert f"gave no sign of life for {SILENCE_SECONDS} seconds" in printed
+    assert f"sent no heartbeat for {HEARTBEAT_TIMEOUT} seconds" in printed
     assert "geojax launch: restart 3 of 3, from the newest checkpoint" in printed
     resumed = [int(step) for step in re.findall(r"east/0 \| resuming from step (\d+)", printed)]
     assert len(resumed) == len(faults)
@@ -189,7 +189,7 @@ def test_sites_whose_link_is_cut_both_say_so_and_go_on_when_it_is_mended(tmp_pat
     assert process.returncode == 130, printed
     lost = "geojax: error: lost contact with another process of the run: process"
     for words in (
-        rf"^east/0 \| {lost} 1 \(site west, host .*\) gave no sign of life for",
+        rf"^east/0 \| {lost} 1 \(site west, host .*\) sent no heartbeat for",
         rf"^west/1 \| {lost} 0 \(site east, host .*\), which coordinates the run, did not answer",
         "^geojax launch: the sites east and west lost contact with each other, exit code 1;",
         r"^east/0 \| resuming from step \d*[02468]0 in",

@@ -13,7 +13,7 @@ import pytest
 from support.emulated_link import skip_unless_possible
 from support.small_runs import environment
 
-from geojax.exit_codes import VERDICT
+from geojax.exit_codes import UNHEALTHY
 from geojax.topology import Topology
 from geojax.wan import WanSettings, bring_up, take_down
 
@@ -100,7 +100,7 @@ def test_a_device_that_is_slowed_down_is_flagged(tmp_path):
     except ProcessLookupError:
         pass  # it has ended
     printed = "".join(lines) + launcher.communicate(timeout=300)[0]
-    assert launcher.returncode == VERDICT, printed
+    assert launcher.returncode == UNHEALTHY, printed
     assert "last lines" not in printed, "an answer is not a crash"
     found = json.loads(figures.read_text())
     assert [device["verdict"] for device in found["devices"]] == ["ok", "slow"], printed

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from geojax.exit_codes import HANGING
+from geojax.exit_codes import HANG
 
 pytestmark = pytest.mark.multiprocess
 
 WORKER = Path(__file__).with_name("mesh_worker.py")
-SILENCE = {"GEOJAX_SILENCE_SECONDS": "4"}
+TIMEOUT = {"GEOJAX_HEARTBEAT_TIMEOUT": "4"}
 
 
 def free_port():
@@ -123,12 +123,12 @@ def test_a_coordinator_that_never_comes_ends_in_one_line():
 
 def test_the_watchdog_names_the_process_that_hangs():
     outcomes = run("watchdog", processes=[0, 1, 2], devices=1, sites=["a", "b", "a"])
-    assert outcomes[0][0] == HANGING
-    reports = [errors for _, _, errors in outcomes if "did not come to step 3" in errors]
+    assert outcomes[0][0] == HANG
+    reports = [errors for _, _, errors in outcomes if "did not reach step 3" in errors]
     assert len(reports) >= 1
     for errors in reports:
         assert "process 1 (site b, host " in errors
-        assert "step 3 has taken" in errors
+        assert "step 3 (training step) has taken" in errors
         assert "in barrier" in errors  # the stack that waits
 
 
@@ -148,7 +148,7 @@ def test_an_error_in_one_process_ends_all_of_them_at_once_and_in_one_line(failin
 
 
 def test_who_was_killed_in_a_collective_is_named_by_all_others():
-    outcomes = run("collective", processes=[0, 1, 2], sites=["a", "b", "c"], **SILENCE)
+    outcomes = run("collective", processes=[0, 1, 2], sites=["a", "b", "c"], **TIMEOUT)
     assert outcomes[1][0] == -signal.SIGKILL
     lost = "lost contact with another process of the run"
     for code, _, errors in (outcomes[0], outcomes[2]):
@@ -158,12 +158,12 @@ def test_who_was_killed_in_a_collective_is_named_by_all_others():
         assert all(f"{lost}: process 1 (site b, host " in line for line in said), errors
 
 
-def test_who_stops_before_its_first_sign_of_life_is_named():
+def test_a_process_that_stops_before_its_first_heartbeat_is_named():
     """Before the devices are known, for which the others wait."""
     started = time.monotonic()
-    outcomes = run("joining", processes=[0, 1, 2], sites=["a", "b", "c"], stuck=[1], **SILENCE)
+    outcomes = run("joining", processes=[0, 1, 2], sites=["a", "b", "c"], stuck=[1], **TIMEOUT)
     for code, _, errors in (outcomes[0], outcomes[2]):
         assert code == 1, errors
         assert "lost contact with another process of the run: process 1 (site b, host " in errors
-        assert "gave no sign of life for 4 seconds; start all of them again" in errors
+        assert "sent no heartbeat for 4 seconds; start all of them again" in errors
     assert time.monotonic() - started < 60

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from geojax.cli.main import run
-from geojax.exit_codes import FAILURE, HANGING, MISTAKE, VERDICT
+from geojax.exit_codes import FAILURE, HANG, UNHEALTHY, USAGE
 
 PROGRAM = """
 import os, sys
@@ -31,18 +31,18 @@ def launched(capsys, monkeypatch):
     return launched
 
 
-@pytest.mark.parametrize("code", [0, VERDICT])
+@pytest.mark.parametrize("code", [0, UNHEALTHY])
 def test_what_was_done_is_neither_repeated_nor_started_again(launched, code):
     assert launched(code) == (2, ["2 process(es) in east, west"])
 
 
 def test_bad_input_is_named_and_not_started_again(launched):
-    hellos, said = launched(MISTAKE)
+    hellos, said = launched(USAGE)
     assert hellos == 2
     assert said[1:] == ["process 1 (site west) failed first, exit code 2; its last lines:"]
 
 
-@pytest.mark.parametrize("code", [FAILURE, HANGING])
+@pytest.mark.parametrize("code", [FAILURE, HANG])
 def test_what_failed_is_started_again(launched, code):
     hellos, said = launched(code)
     assert hellos == 4

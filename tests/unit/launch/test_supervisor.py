@@ -11,7 +11,7 @@ import pytest
 
 from geojax.launch import Output, local_members, supervise
 from geojax.launch.workers import Member
-from geojax.runtime.exit_messages import ending_because, lost_contact
+from geojax.runtime.liveness.exit_messages import ending_because, lost_contact
 
 # Lets a program wait for another: a file appears.
 PRELUDE = """
@@ -185,7 +185,7 @@ sys.exit(1)
 
 
 def test_who_was_stuck_is_blamed_with_the_exit_code_of_who_noticed(run):
-    words = lost_contact(": process 1 (site b, host n1) gave no sign of life for 40 seconds")
+    words = lost_contact(": process 1 (site b, host n1) sent no heartbeat for 40 seconds")
     outcome, _, _ = run(
         f"""
 alive()
@@ -205,7 +205,7 @@ os.kill(os.getpid(), signal.SIGSTOP)
 def test_who_lost_contact_with_each_other_are_blamed_together(run):
     """The first and the last of three cannot reach each other; the second one hears of it."""
     words = {
-        "a": f"error: {lost_contact(': process 2 (site c, host n2) gave no sign of life')}",
+        "a": f"error: {lost_contact(': process 2 (site c, host n2) sent no heartbeat')}",
         "b": ending_because("process 0 (site a, host n1)", lost_contact(": process 2 (site c)")),
         "c": lost_contact(": process 0 (site a, host n1), which coordinates the run, is gone"),
     }

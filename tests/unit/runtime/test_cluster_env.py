@@ -101,6 +101,11 @@ def test_impossible_variables_are_refused(variable, value):
         found({variable: value})
 
 
+def test_an_old_name_of_a_variable_is_an_error_that_names_the_new_one():
+    with pytest.raises(UserError, match="GEOJAX_SILENCE_SECONDS: is called GEOJAX_HEARTBEAT_TIME"):
+        found({"GEOJAX_SILENCE_SECONDS": "8"})
+
+
 @pytest.mark.parametrize(
     ("hosts", "first"),
     [

@@ -8,9 +8,8 @@ import time
 
 import pytest
 
-from geojax.errors import RunError, UserError
-from geojax.runtime.coordination import MissingProcessesError
-from geojax.runtime.rendezvous import roll_call
+from geojax.errors import MissingProcessesError, RunError, UserError
+from geojax.runtime.rendezvous import join
 from geojax.runtime.start import _check_addresses, _own_devices
 
 
@@ -27,7 +26,7 @@ def meet(*calls, timeout=10.0):
     def call(arguments):
         process, count, address, site = arguments
         try:
-            return roll_call(process, count, address, site, timeout)
+            return join(process, count, address, site, timeout)
         except (UserError, RunError) as error:
             return error
 
@@ -62,7 +61,7 @@ def test_who_did_not_come_is_named_on_every_side(coordinator):
 def test_a_coordinator_that_never_comes_is_named(coordinator):
     started = time.monotonic()
     with pytest.raises(MissingProcessesError, match=f"process 0 at {coordinator}") as caught:
-        roll_call(1, 2, coordinator, None, 0.5)
+        join(1, 2, coordinator, None, 0.5)
     assert caught.value.missing == (0,)
     assert time.monotonic() - started < 5
 
@@ -101,17 +100,17 @@ def test_a_process_that_died_may_come_again_and_strangers_are_ignored(coordinato
 
     thread = threading.Thread(target=strangers)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        desk = pool.submit(roll_call, 0, 2, coordinator, None, 20.0)
+        desk = pool.submit(join, 0, 2, coordinator, None, 20.0)
         thread.start()
         thread.join()
-        roll_call(1, 2, coordinator, None, 10.0)
+        join(1, 2, coordinator, None, 10.0)
         assert [presence["process"] for presence in desk.result()] == [0, 1]
 
 
 def test_a_port_in_use_is_said(coordinator):
     occupied = socket.create_server(("127.0.0.1", int(coordinator.split(":")[1])))
     with occupied, pytest.raises(UserError, match="cannot listen on port"):
-        roll_call(0, 2, coordinator, None, 1.0)
+        join(0, 2, coordinator, None, 1.0)
 
 
 def presence(process, host="a", gpus=None, address="10.0.0.1"):

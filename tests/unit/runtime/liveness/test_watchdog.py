@@ -5,18 +5,19 @@ import threading
 
 import pytest
 
-from geojax.exit_codes import HANGING
+from geojax.exit_codes import HANG
 from geojax.runtime import Watchdog, WatchdogSettings
-from geojax.runtime.watchdog import who_is_behind
+from geojax.runtime.liveness.heartbeat import Heartbeat
+from geojax.runtime.liveness.watchdog import describe_laggards
 
 
 def test_the_limit_follows_the_median_of_the_steps_before():
     watchdog = Watchdog(WatchdogSettings(factor=10, minimum_seconds=2, first_step_seconds=99))
-    assert watchdog.limit_seconds == 99
-    watchdog._durations.extend([60.0, 0.5, 0.4, 0.5])
-    assert watchdog.limit_seconds == 5
-    watchdog._durations.extend([0.1] * 50)
-    assert watchdog.limit_seconds == 2
+    assert watchdog.limit_seconds() == 99
+    watchdog._durations["training step"].extend([60.0, 0.5, 0.4, 0.5])
+    assert watchdog.limit_seconds() == 5
+    watchdog._durations["training step"].extend([0.1] * 50)
+    assert watchdog.limit_seconds() == 2
 
 
 def test_steps_in_time_do_not_wake_it():
@@ -35,27 +36,27 @@ def test_a_step_that_hangs_ends_the_process_once():
         ended.append(code)
         done.set()
 
-    settings = WatchdogSettings(minimum_seconds=0.2, heartbeat_seconds=0.05)
+    settings = WatchdogSettings(minimum_seconds=0.2)
     with Watchdog(settings, end_process=end) as watchdog:
         with watchdog.step(0):
             pass
         with watchdog.step(1):
             assert done.wait(30)
-    assert ended == [HANGING]
+    assert ended == [HANG]
 
 
 def test_a_failing_step_is_no_longer_watched():
     watchdog = Watchdog()
     with pytest.raises(RuntimeError), watchdog.step(3):
         raise RuntimeError
-    assert watchdog._current is None
+    assert watchdog._running is None
 
 
 def test_a_process_that_hangs_leaves_its_stacks_and_a_code():
     program = """
 import time
 from geojax.runtime import Watchdog, WatchdogSettings
-with Watchdog(WatchdogSettings(minimum_seconds=0.3, heartbeat_seconds=0.1)) as watchdog:
+with Watchdog(WatchdogSettings(minimum_seconds=0.3)) as watchdog:
     with watchdog.step(0):
         pass
     def sleeps_for_ever():
@@ -71,20 +72,33 @@ with Watchdog(WatchdogSettings(minimum_seconds=0.3, heartbeat_seconds=0.1)) as w
         timeout=120,
         check=False,
     )
-    assert result.returncode == HANGING
-    assert "step 1 has taken" in result.stderr
+    assert result.returncode == HANG
+    assert "step 1 (training step) has taken" in result.stderr
     assert "sleeps_for_ever" in result.stderr
     assert "this is the only process" in result.stderr
+
+
+def beats(steps, time):
+    return {process: Heartbeat(time, step, "training step") for process, step in enumerate(steps)}
 
 
 @pytest.mark.parametrize(
     ("before", "after", "sentence"),
     [
-        ({0: (7, 10), 1: (6, 10)}, {0: (7, 11), 1: (6, 11)}, "process 1 did not come to step 7"),
-        ({0: (7, 10), 1: (7, 10)}, {0: (7, 11), 1: (7, 10)}, "no sign of life from process 1"),
-        ({0: (7, 10)}, {0: (7, 11)}, "no sign of life from process 1"),
-        ({0: (7, 10), 1: (7, 3)}, {0: (7, 11), 1: (7, 4)}, "all 2 processes are alive"),
+        (beats([7, 6], 10), beats([7, 6], 12), "process 1 did not reach step 7, but is still at"),
+        (beats([7, 7], 10), beats([7], 12) | {1: beats([7, 7], 10)[1]}, "no heartbeat from proc"),
+        (beats([7], 10), beats([7], 12), "no heartbeat from process 1"),
+        (beats([7, 7], 10), beats([7, 7], 12), "all 2 processes are alive"),
     ],
 )
 def test_the_process_that_is_behind_is_named(before, after, sentence):
-    assert sentence in who_is_behind(before, after, process_count=2)
+    assert sentence in describe_laggards(before, after, process_count=2)
+
+
+def test_each_kind_of_work_has_a_limit_of_its_own():
+    """Validation runs before the first training step, which still has to compile."""
+    watchdog = Watchdog(WatchdogSettings(factor=10, minimum_seconds=2, first_step_seconds=99))
+    with watchdog.step(0, "validation"):
+        pass
+    assert watchdog.limit_seconds("validation") == 2
+    assert watchdog.limit_seconds("training step") == 99

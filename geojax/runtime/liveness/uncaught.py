@@ -1,4 +1,4 @@
-"""What this process does before C++ aborts it because of an exception that nobody caught."""
+"""A hook that runs before C++ aborts this process because of an exception that nobody caught."""
 
 import ctypes
 from collections.abc import Callable
@@ -9,10 +9,10 @@ _installed: list[object] = []  # what C++ calls must live as long as the process
 
 
 def before_abort(act: Callable[[], None]) -> bool:
-    """Call `act` then, in the thread of the exception; if it returns, the process is aborted.
+    """Call `act` before such an abort, in the thread of the exception; the abort follows it.
 
     Returns:
-        Whether that can be had: it needs the C++ library of GCC, which JAX uses on Linux.
+        whether the hook could be installed: it needs the C++ library of GCC, as JAX on Linux does.
     """
     try:
         set_terminate = getattr(ctypes.CDLL(_LIBRARY), _SET_TERMINATE)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from geojax.runtime import uncaught
+from geojax.runtime.liveness import uncaught
 
 # The file alone, without JAX; std::terminate is what C++ calls then.
 PROGRAM = """

@@ -1,0 +1,198 @@
+"""The monitor that ends this process, in one line, when another one fails or falls silent.
+
+Without it a process would wait in a collective or a barrier until JAX's own heartbeat timeout
+aborts it with a stack trace, and a process that failed would wait at its exit for a common shutdown
+that cannot happen.
+
+From the moment when all processes have connected to the key-value store, which process 0 holds, a
+thread of each sends its heartbeat. Process 0 looks for those that stop; the others notice when the
+store no longer answers. When process 0 dies its connections break, and JAX's client of the store
+wants to abort; it is delayed for as long as it takes to print one line.
+"""
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import NoReturn
+
+from geojax.runtime.jax_private import (
+    calling_when_service_is_lost,
+    coordination_client,
+    process_index_and_count,
+)
+from geojax.runtime.key_value_store import publish, published
+from geojax.runtime.liveness.exit_messages import (
+    describe,
+    ending_because,
+    first_line,
+    lost_contact,
+)
+from geojax.runtime.liveness.heartbeat import (
+    INTERVAL_SECONDS,
+    SilenceDetector,
+    read_heartbeats,
+    send_heartbeat,
+)
+from geojax.runtime.liveness.lost_contact import HAND_OVER_SECONDS, reporting_lost_contact
+from geojax.runtime.liveness.uncaught import before_abort
+
+_HEARTBEATS_PER_TIMEOUT = 8
+_CONNECT_SECONDS = 5.0
+_COORDINATOR = ", which coordinates the run,"
+_stopped = threading.Event()
+
+
+def abort_job(message: str, exit_code: int) -> None:
+    """End this process with `exit_code`, and the others too; they print `message` as the reason.
+
+    For an error after `start`, while the other processes go on. Print the message before: in a job
+    of several processes this does not return, and ends the process without Python's clean-up. In a
+    job of one process it does nothing.
+    """
+    if coordination_client() is None:
+        return
+    _stopped.set()
+    publishing = threading.Thread(target=_publish_abort, args=(message, exit_code), daemon=True)
+    publishing.start()
+    publishing.join(INTERVAL_SECONDS)  # the store may not answer any more
+    if process_index_and_count()[0] == 0:
+        time.sleep(2 * INTERVAL_SECONDS)  # the others read the message from this process
+    _exit(exit_code)
+
+
+def start_peer_monitor(timeout_seconds: float) -> None:
+    """Send heartbeats from now on, and end this process when another one aborts or falls silent.
+
+    `geojax.runtime.start` calls it. JAX's own heartbeat timeout has to be longer.
+
+    Args:
+        timeout_seconds: how long a process may send no heartbeat.
+    """
+    _stopped.clear()
+    monitor = _PeerMonitor(timeout_seconds)
+    monitor.start_thread(monitor.exchange_heartbeats)
+    if process_index_and_count()[0] != 0:
+        # A thread of its own: over a link that was cut, a question to the store never returns.
+        monitor.start_thread(monitor.check_coordinator)
+
+
+def stop_peer_monitor() -> None:
+    """Stop watching the other processes, at the orderly end of the job."""
+    _stopped.set()
+
+
+def reporting_lost_coordinator(
+    coordinator: str,
+) -> contextlib.AbstractContextManager[None]:
+    """Let a client that JAX connects inside report the loss of process 0 in one line.
+
+    When process 0 is gone later, this process prints that line and ends, in place of JAX's stack
+    trace and abort.
+
+    Args:
+        coordinator: host:port of process 0, which must not be this process.
+    """
+    host, _, port = coordinator.rpartition(":")
+
+    def report(_: object = None) -> None:
+        if _stopped.is_set():
+            return
+        if not _answers(host.strip("[]"), int(port)):
+            _end_without([0], f"{_COORDINATOR} does not answer any more")
+        # Something else is wrong, and what C++ prints next tells what.
+
+    if not before_abort(report):
+        return contextlib.nullcontext()
+    return calling_when_service_is_lost(report)
+
+
+class _PeerMonitor:
+    """Threads beside the program that send this process's heartbeat and watch the others'."""
+
+    def __init__(self, timeout_seconds: float):
+        self.timeout_seconds = timeout_seconds
+        self.interval_seconds = min(INTERVAL_SECONDS, timeout_seconds / _HEARTBEATS_PER_TIMEOUT)
+        self.latest_answer = time.monotonic()
+
+    def start_thread(self, target: Callable[[], None]) -> None:
+        threading.Thread(target=target, name=f"geojax {target.__name__}", daemon=True).start()
+
+    def exchange_heartbeats(self) -> None:
+        """Send heartbeats, and end the process when the store says that another one is gone."""
+        own, count = process_index_and_count()
+        detector = SilenceDetector(count, self.timeout_seconds, time.monotonic())
+        while True:
+            try:
+                send_heartbeat()
+                aborted = published("aborted")
+                silent = detector.silent(read_heartbeats(), time.monotonic()) if own == 0 else []
+            except Exception as error:
+                if own != 0 and not _stopped.is_set():
+                    _end_without([0], f"{_COORDINATOR} does not answer ({first_line(error)})")
+                return
+            self.latest_answer = time.monotonic()
+            aborted.pop(str(own), None)
+            if _stopped.is_set():
+                return
+            if aborted:
+                process, note = min(aborted.items())
+                exit_code, _, message = note.partition(" ")
+                _print_error(ending_because(describe([int(process)]), message))
+                if own == 0:
+                    time.sleep(2 * INTERVAL_SECONDS)  # the others read the reason here
+                _exit(int(exit_code))
+            if silent:
+                _end_without(silent, f" sent no heartbeat for {self.timeout_seconds:g} seconds")
+            if _stopped.wait(self.interval_seconds):
+                return
+
+    def check_coordinator(self) -> None:
+        """End the process when the store has not answered for too long."""
+        while not _stopped.wait(self.interval_seconds):
+            if time.monotonic() - self.latest_answer > self.timeout_seconds:
+                _end_without(
+                    [0], f"{_COORDINATOR} did not answer for {self.timeout_seconds:g} seconds"
+                )
+
+
+def _publish_abort(message: str, exit_code: int) -> None:
+    with contextlib.suppress(Exception):
+        publish(f"aborted/{process_index_and_count()[0]}", f"{exit_code} {message}")
+
+
+def _answers(host: str, port: int) -> bool:
+    """Return whether a gRPC server answers; it sends first (HTTP/2, RFC 9113, section 3.4)."""
+    with (
+        contextlib.suppress(OSError),
+        socket.create_connection((host, port), _CONNECT_SECONDS) as connection,
+    ):
+        return connection.recv(1) != b""
+    return False
+
+
+def _end_without(processes: list[int], problem: str) -> None:
+    """Report that contact to `processes` is lost, tell the others, and end this process."""
+    if not reporting_lost_contact.acquire(blocking=False) and _stopped.wait(HAND_OVER_SECONDS):
+        time.sleep(HAND_OVER_SECONDS)  # the thread that reported tells the others
+    message = lost_contact(f": {describe(processes)}{problem}")
+    _print_error(f"error: {message}")
+    own, count = process_index_and_count()
+    if processes == [0] or set(range(count)) == {own, *processes}:
+        _exit(1)  # nobody is left to be told
+    abort_job(message, exit_code=1)
+
+
+def _print_error(message: str) -> None:
+    with contextlib.suppress(OSError):
+        print(f"geojax: {message}", file=sys.stderr, flush=True)
+
+
+def _exit(code: int) -> NoReturn:
+    with contextlib.suppress(OSError):  # nobody may be reading the output any more
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
