@@ -50,10 +50,10 @@ from geojax.pipeline import TICK_SCHEDULES, Placement, tick_table
 from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.precision import policy
 from geojax.runtime import simulate_devices
-from geojax.step.plan import StepPlan
+from geojax.step.plan import SIGNALS, StepPlan
+from geojax.step.program import batch_shape, lower_step
 from geojax.step.stage_layers import StagedLayers
 from geojax.step.state import initial_state, state_layouts
-from geojax.step.update import SIGNALS, batch_shape, lower_step
 from geojax.train.batches import global_batch, global_signals
 
 SITES, STAGES_PER_SITE, DATA = 2, 2, 2

@@ -70,9 +70,9 @@ from geojax.optim import (
 )
 from geojax.precision import policy
 from geojax.runtime import simulate_devices
-from geojax.step.plan import BATCH_AXES, StepPlan
+from geojax.step.plan import BATCH_AXES, SIGNALS, StepPlan
+from geojax.step.program import batch_shape, lower_step
 from geojax.step.state import initial_state, state_layouts
-from geojax.step.update import SIGNALS, batch_shape, lower_step
 from geojax.train.batches import global_batch, global_signals
 
 RING_KINDS = ("all-reduce", "reduce-scatter", "all-gather")

@@ -28,8 +28,8 @@ from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimiz
 from geojax.precision import policy
 from geojax.runtime import simulate_devices
 from geojax.step.plan import StepPlan
+from geojax.step.program import batch_shape, lower_step
 from geojax.step.state import state_layouts
-from geojax.step.update import batch_shape, lower_step
 
 FORMATS: tuple[WireName, ...] = get_args(WireName)
 SETTINGS, STEPS = OptimizerSettings(), 10

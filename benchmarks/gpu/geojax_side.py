@@ -25,8 +25,8 @@ from geojax.precision import Backend, chosen_backend, policy, policy_names
 from geojax.runtime import apply_xla_flags, flags_in_force
 from geojax.runtime.xla_flags import expected_platform
 from geojax.step.plan import StepPlan
+from geojax.step.program import batch_on_mesh, batch_shape, lower_step, signals_on_mesh
 from geojax.step.state import initial_state, state_layouts
-from geojax.step.update import batch_on_mesh, batch_shape, lower_step, signals_on_mesh
 
 FOREVER = 1_000_000
 """Steps of the schedule: its end is far away."""

@@ -7,9 +7,9 @@ import jax
 import numpy as np
 
 from geojax.optim import make_optimizer
-from geojax.step.plan import StepPlan
+from geojax.step.plan import SIGNALS, StepPlan
+from geojax.step.program import batch_shape, lower_step
 from geojax.step.state import initial_state, state_layouts
-from geojax.step.update import SIGNALS, batch_shape, lower_step
 from geojax.train.batches import global_batch, global_signals
 from layout_sides.work import MODEL, ROWS, SCHEDULE, SEED, SEQUENCE, SETTINGS, STEPS, host_batch
 

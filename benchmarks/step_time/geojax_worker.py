@@ -27,8 +27,8 @@ from geojax.optim import (
 )
 from geojax.precision import policy
 from geojax.step.plan import StepPlan
+from geojax.step.program import batch_on_mesh, batch_shape, lower_step, signals_on_mesh
 from geojax.step.state import initial_state, state_layouts
-from geojax.step.update import batch_on_mesh, batch_shape, lower_step, signals_on_mesh
 
 ROWS, SEQUENCE = WORK["rows"], WORK["sequence"]
 MODEL = ModelConfig(**WORK["model"])

@@ -9,7 +9,7 @@ import numpy as np
 from geojax import runtime
 from geojax.cache import cache_folder
 from geojax.settings import validate
-from geojax.step.update import SIGNALS
+from geojax.step.plan import SIGNALS
 from geojax.train.batches import global_batch, global_signals, rows_of_process
 from geojax.train.compiled_run import Program, make_run_mesh, step_plan
 from geojax.train.config import RunConfig

@@ -6,8 +6,8 @@ import jax
 
 from geojax.mesh import make_mesh
 from geojax.optim import learning_rate_schedule, make_optimizer
+from geojax.step.program import batch_shape, lower_step
 from geojax.step.state import state_layouts
-from geojax.step.update import batch_shape, lower_step
 from geojax.train.compiled_run import step_plan
 from geojax.train.config import RunConfig
 

@@ -23,8 +23,8 @@ from geojax.planner.flat_program import Buffer, FlatProgram, Operation, flatten
 from geojax.planner.live_bytes import Accounting, Moment, peaks
 from geojax.runtime.xla_flags import expected_platform
 from geojax.step.plan import StepPlan
+from geojax.step.program import batch_shape, trace_step
 from geojax.step.state import TrainState, state_layouts
-from geojax.step.update import batch_shape, trace_step
 from geojax.topology import Topology
 from geojax.train.compiled_run import step_plan
 from geojax.train.config import RunConfig

@@ -34,8 +34,8 @@ from geojax.step.amax_history import attach, expected, history_layouts
 from geojax.step.forward_backward import TrainingPass
 from geojax.step.pipelined_gradients import stage_functions
 from geojax.step.plan import StepPlan
+from geojax.step.program import batch_shape, batch_specs
 from geojax.step.state import parameter_layouts
-from geojax.step.update import batch_shape, batch_specs
 from geojax.step.weights import gather_weights
 from geojax.train.compiled_run import step_plan
 from geojax.train.config import MeshSettings, RunConfig, ZeroSettings

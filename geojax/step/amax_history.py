@@ -12,6 +12,7 @@ request (`StepPlan.sites_share_scales`) sites have one history together, and so 
 second message a step then carries each site's largest between them.
 """
 
+import itertools
 from typing import Any
 
 import jax
@@ -76,44 +77,67 @@ def expected(history: Any, plan: StepPlan) -> Any:
     return jax.tree.map(largest, history)
 
 
-def shared_axes(plan: StepPlan) -> list[tuple[str, ...]]:
-    """The axes, longer than 1, of each message about what was seen: those of a site, and then `dc`
-    if sites share scales."""
+def site_axes(plan: StepPlan) -> tuple[str, ...]:
+    """The axes, longer than 1, over which the ranks of a site see parts of the same tensors."""
     between = ("dc", *plan.stage_axes)
-    long = [axis for axis in AXES if plan.mesh.shape[axis] > 1]
-    inside = tuple(axis for axis in long if axis not in between)
-    across = ("dc",) if plan.sites_share_scales and "dc" in long else ()
-    return [axes for axes in (inside, across) if axes]
+    return tuple(axis for axis in AXES if plan.mesh.shape[axis] > 1 and axis not in between)
+
+
+def shared_axes(plan: StepPlan) -> list[tuple[str, ...]]:
+    """The axes of each message about amax: inside a site, and `dc` if sites share scales."""
+    across = ("dc",) if plan.sites_share_scales and plan.mesh.shape["dc"] > 1 else ()
+    return [axes for axes in (site_axes(plan), across) if axes]
 
 
 @jax.named_scope("amax_history")
-def next_history(history: Any, seen: Any, plan: StepPlan) -> Any:
-    """The history with what all ranks that share it have seen, and without its oldest step.
-
-    What is not finite is not remembered: what was expected is, once more.
+def max_in_site(amax: Any, plan: StepPlan) -> jax.Array | None:
+    """The largest amax of all ranks of a site, in one vector; None where there is none.
 
     Args:
-        history: of this rank's site and stage.
-        seen: float32 [rows, 3] of each linear layer, the largest of all microbatches of this rank.
+        amax: float32 [rows, 3] of each linear layer, the largest of all microbatches of this rank.
         plan: how the step runs.
+    """
+    leaves = jax.tree.leaves(amax)
+    if not leaves:
+        return None
+    packed = jnp.concatenate([leaf.astype(jnp.float32).ravel() for leaf in leaves])
+    axes = site_axes(plan)
+    packed = lax.pmax(packed, axes) if axes else packed
+    sizes = plan.mesh.shape
+    single = [axis for axis in AXES if sizes[axis] == 1 and axis not in plan.stage_axes]
+    return drop_single(packed, single)
+
+
+@jax.named_scope("amax_history")
+def max_over_sites(amax: jax.Array | None, plan: StepPlan) -> jax.Array | None:
+    """The largest of all sites' `max_in_site`, if they share scales; otherwise as it is."""
+    shared = plan.sites_share_scales and plan.mesh.shape["dc"] > 1
+    return lax.pmax(amax, "dc") if shared else amax
+
+
+@jax.named_scope("amax_history")
+def next_history(history: Any, amax: jax.Array | None) -> Any:
+    """The history with a step's amax, and without its oldest step.
+
+    An amax that is not finite is not remembered: the one before is, once more.
+
+    Args:
+        history: float32 [rows, 1, 3, steps] of each linear layer, of this rank's site and stage.
+        amax: from `max_in_site` or `max_over_sites`.
     """
     if history is None:
         return None
-    leaves, structure = jax.tree.flatten(seen)
-    packed = jnp.concatenate([leaf.astype(jnp.float32).ravel() for leaf in leaves])
-    for axes in shared_axes(plan):
-        packed = lax.pmax(packed, axes)
-    sizes = plan.mesh.shape
-    single = [axis for axis in AXES if sizes[axis] == 1 and axis not in plan.stage_axes]
-    ends = [sum(leaf.size for leaf in leaves[:count]) for count in range(1, len(leaves))]
-    parts = jnp.split(drop_single(packed, single), ends)
-    shaped = [part.reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)]
+    assert amax is not None, "a history needs the amax of each step"
+    leaves, structure = jax.tree.flatten(history)
+    ends = itertools.accumulate(leaf[..., 0].size for leaf in leaves[:-1])
 
     def roll(old: jax.Array, new: jax.Array) -> jax.Array:
+        new = new.reshape(old.shape[0], _OPERANDS)
         new = jnp.where(jnp.isfinite(new), new, old.max(axis=-1)[:, 0])
         return jnp.concatenate([new[:, None, :, None], old[..., :-1]], axis=-1)
 
-    return jax.tree.map(roll, history, jax.tree.unflatten(structure, shaped))
+    parts = jnp.split(amax, list(ends))
+    return jax.tree.unflatten(structure, map(roll, leaves, parts))
 
 
 def attach(weights: Parameters, amax: Any) -> Parameters:

@@ -20,6 +20,9 @@ from geojax.step.stage_layers import StagedLayers
 BATCH_AXES = ("dc", *SHARD_AXES)
 """The axes over which the rows of a batch are spread; where sites are stages, the last of them."""
 
+SIGNALS = ("stop", "save")
+"""Requests that any process may make of all of them; summed over the mesh inside the step."""
+
 DcRole: TypeAlias = Literal["data", "stage"]
 """What sites are to each other: "data", each trains on its share of the batch; "stage", each holds
 a part of the pipeline."""

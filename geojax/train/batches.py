@@ -7,8 +7,8 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from geojax.models.parallel.sequence_order import column_order
-from geojax.step.plan import StepPlan
-from geojax.step.update import SIGNALS, signals_on_mesh
+from geojax.step.plan import SIGNALS, StepPlan
+from geojax.step.program import signals_on_mesh
 
 
 def rows_of_process(plan: StepPlan, rows: int) -> list[int]:

@@ -23,8 +23,8 @@ from geojax.quantities import quantity
 from geojax.runtime import flags_in_force
 from geojax.step.fp8_products import require_fp8_products
 from geojax.step.plan import StepPlan
+from geojax.step.program import batch_shape, compile_evaluation, lower_step
 from geojax.step.state import TrainState, initial_state, state_layouts
-from geojax.step.update import batch_shape, compile_evaluation, lower_step
 from geojax.topology import Topology
 from geojax.train.config import RunConfig
 from geojax.train.fp8_settings import policy_of

@@ -20,8 +20,8 @@ from geojax.optim import layout
 from geojax.quantities import quantity
 from geojax.runtime.compilation import CompilationCounter
 from geojax.runtime.link_advice import advice_of_process
+from geojax.step.program import STEP_NAME
 from geojax.step.state import TrainState, with_own_sites, with_saved_sites
-from geojax.step.update import STEP_NAME
 from geojax.topology import Topology
 from geojax.train.batches import rows_of_process
 from geojax.train.compiled_run import Program, make_run_mesh, step_plan

@@ -14,8 +14,9 @@ from geojax.models import init_parameters, loss_sum
 from geojax.optim import layout
 from geojax.precision import policy
 from geojax.step.plan import StepPlan
-from geojax.step.state import parameter_layouts
-from geojax.step.update import batch_specs, mean_gradients, signals_on_mesh
+from geojax.step.program import batch_specs, signals_on_mesh
+from geojax.step.state import TrainState, parameter_layouts
+from geojax.step.update import mean_over_targets, site_sums, sum_over_sites
 from geojax.train.batches import global_batch, rows_of_process
 
 
@@ -51,13 +52,37 @@ def on_layout(family, precision, axes, accumulation, **options):
     return gradients_of_step(model, parameters, batch, dropout_key, plan)
 
 
+def sums_of_step(
+    shards,
+    batch,
+    signals,
+    *,
+    loss_scale=None,
+    amax_history=None,
+    wire_errors=None,
+    **arguments,
+):
+    """The sums over all sites of a step, inside a `shard_map`, without optimizer and counters."""
+    state = TrainState(
+        step=None,
+        parameters=shards,
+        optimizer=None,
+        skipped=None,
+        skipped_in_a_row=None,
+        loss_scale=loss_scale,
+        amax_history=amax_history,
+        wire_errors=wire_errors,
+    )
+    return sum_over_sites(site_sums(state, batch, signals, **arguments), arguments["plan"])
+
+
 def gradients_of_step(model, parameters, batch, dropout_key, plan, compiler_options=None):
     """Loss and gradient of a batch through the gradient half of the training step."""
     layouts = parameter_layouts(model, plan)
     specs = jax.tree.map(lambda place: place.spec(), layouts)
 
     def gradients_and_metrics(shards, rows, signals):
-        made = mean_gradients(
+        sums = sums_of_step(
             shards,
             rows,
             signals,
@@ -66,7 +91,7 @@ def gradients_of_step(model, parameters, batch, dropout_key, plan, compiler_opti
             plan=plan,
             dropout_key=dropout_key,
         )
-        return made.gradients, made.metrics
+        return mean_over_targets(sums)
 
     program = jax.shard_map(
         gradients_and_metrics,

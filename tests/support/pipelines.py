@@ -22,9 +22,9 @@ from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.precision import policy
 from geojax.step.gradients import step_gradients
 from geojax.step.plan import StepPlan
+from geojax.step.program import batch_shape, batch_specs
 from geojax.step.stage_layers import StagedLayers
 from geojax.step.state import parameter_layouts
-from geojax.step.update import batch_shape, batch_specs
 
 DEVICES, ROWS, SEQUENCE, MICROBATCHES = 8, 24, 16, 6
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}

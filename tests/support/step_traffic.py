@@ -3,8 +3,9 @@
 from geojax.hlo import collective_traffic
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.planner.traffic.step import expected_step_bytes
+from geojax.step.plan import SIGNALS
+from geojax.step.program import batch_shape, lower_step
 from geojax.step.state import state_layouts
-from geojax.step.update import SIGNALS, batch_shape, lower_step
 
 
 def lowered_step(model, plan, rows, sequence):

@@ -34,9 +34,9 @@ from geojax.optim import (
 )
 from geojax.planner.traffic.collectives import expected_all_gather, expected_reduce_scatter
 from geojax.precision import policy
-from geojax.step.plan import StepPlan
+from geojax.step.plan import SIGNALS, StepPlan
+from geojax.step.program import batch_shape, lower_step
 from geojax.step.state import state_layouts
-from geojax.step.update import SIGNALS, batch_shape, lower_step
 from geojax.train.compiled_run import make_run_mesh, step_plan
 from geojax.train.config import RunConfig
 

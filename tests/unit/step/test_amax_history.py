@@ -18,6 +18,7 @@ from geojax.pipeline import Placement, tick_table
 from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.precision import RECIPES, policy
 from geojax.step.plan import StepPlan
+from geojax.step.program import batch_shape, lower_step
 from geojax.step.stage_layers import StagedLayers
 from geojax.step.state import (
     initial_state,
@@ -25,7 +26,6 @@ from geojax.step.state import (
     with_own_sites,
     with_saved_sites,
 )
-from geojax.step.update import batch_shape, lower_step
 from geojax.train.batches import global_batch, global_signals, rows_of_process
 
 ROWS, STEPS, HISTORY = 8, 3, 4

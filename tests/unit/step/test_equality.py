@@ -12,8 +12,8 @@ from geojax import make_mesh
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.precision import policy
 from geojax.step.plan import StepPlan
+from geojax.step.program import batch_shape, lower_step
 from geojax.step.state import initial_state, state_layouts
-from geojax.step.update import batch_shape, lower_step
 from geojax.train.batches import global_batch, global_signals, rows_of_process
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
-from support.equality import reference, setting
+from support.equality import reference, setting, sums_of_step
 from support.small_models import ROWS, SEQUENCE, make_batch, model_of
 
 from geojax import make_mesh
@@ -19,6 +19,7 @@ from geojax.optim import OptimizerSettings, layout, learning_rate_schedule, make
 from geojax.precision import LossScale, LossScaleSettings, policy
 from geojax.step.error_feedback import error_layouts
 from geojax.step.plan import StepPlan
+from geojax.step.program import batch_shape, batch_specs, lower_step, signals_on_mesh
 from geojax.step.state import (
     initial_state,
     parameter_layouts,
@@ -26,7 +27,7 @@ from geojax.step.state import (
     with_own_sites,
     with_saved_sites,
 )
-from geojax.step.update import batch_shape, batch_specs, lower_step, mean_gradients, signals_on_mesh
+from geojax.step.update import mean_over_targets
 from geojax.train.batches import global_batch, global_signals, rows_of_process
 
 
@@ -65,7 +66,7 @@ def test_what_is_not_in_the_gradient_is_in_the_errors():
         )
 
         def step(shards, rows, signals, errors):
-            made = mean_gradients(
+            sums = sums_of_step(
                 shards,
                 rows,
                 signals,
@@ -73,10 +74,11 @@ def test_what_is_not_in_the_gradient_is_in_the_errors():
                 model=model,
                 plan=plan,
                 dropout_key=key,
-                loss_scale=jnp.float64(2.0**10),
+                loss_scale=LossScale(jnp.float64(2.0**10), jnp.int32(0)),
                 wire_errors=errors,
             )
-            return made.gradients, made.wire_errors, made.metrics["targets"]
+            gradients, metrics = mean_over_targets(sums)
+            return gradients, sums.wire_errors, metrics["targets"]
 
         program = jax.shard_map(
             step,

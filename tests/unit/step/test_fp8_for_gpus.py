@@ -15,8 +15,8 @@ from geojax.precision import policy
 from geojax.runtime.xla_flags import recommended_flags
 from geojax.step.fp8_products import require_fp8_products
 from geojax.step.plan import StepPlan
+from geojax.step.program import batch_shape, lower_step
 from geojax.step.state import state_layouts
-from geojax.step.update import batch_shape, lower_step
 from geojax.topology import Topology
 
 LAYERS = 4

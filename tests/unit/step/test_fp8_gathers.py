@@ -7,16 +7,18 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
+from support.equality import sums_of_step
 from support.small_models import make_batch
 
 from geojax import make_mesh
 from geojax.models import ModelConfig
 from geojax.precision import RECIPES, policy
 from geojax.step import fp8_all_gather as rounded_kernels
-from geojax.step.amax_history import expected, history_layouts, next_history
+from geojax.step.amax_history import history_layouts, next_history
 from geojax.step.plan import StepPlan
+from geojax.step.program import batch_specs, signals_on_mesh
 from geojax.step.state import parameter_layouts
-from geojax.step.update import batch_specs, mean_gradients, signals_on_mesh
+from geojax.step.update import mean_over_targets
 
 SIZES = {
     "layers": 3,
@@ -71,16 +73,17 @@ def gradients(case):
     signals = np.zeros(signals_on_mesh(plan).shape, np.float32)
 
     def of_rank(shards, history, rows, signals):
-        made = mean_gradients(
+        sums = sums_of_step(
             shards,
             rows,
             signals,
             layouts=layouts,
             model=model,
             plan=plan,
-            expected=expected(history, plan),
+            amax_history=history,
         )
-        return made.metrics["loss"], made.gradients, next_history(history, made.seen, plan)
+        mean, metrics = mean_over_targets(sums)
+        return metrics["loss"], mean, next_history(history, sums.amax)
 
     specs, of_history = (
         jax.tree.map(lambda place: place.spec(), tree)

@@ -17,9 +17,9 @@ from geojax.pipeline import Placement, tick_table
 from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.precision import RECIPES, policy
 from geojax.step.plan import StepPlan
+from geojax.step.program import batch_shape, lower_step
 from geojax.step.stage_layers import StagedLayers
 from geojax.step.state import state_layouts
-from geojax.step.update import batch_shape, lower_step
 
 ROWS = 8
 SEQUENCE_PARALLEL = {"sequence_parallel": True}

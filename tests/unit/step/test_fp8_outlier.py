@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 
 from geojax import make_mesh
 from geojax.precision import AMAX, RECIPES, Axes, policy
-from geojax.step.amax_history import expected, next_history
+from geojax.step.amax_history import expected, max_in_site, max_over_sites, next_history
 from geojax.step.plan import BATCH_AXES, StepPlan
 
 TOKENS, INPUTS, OUTPUTS, OUTLIER = 16, 64, 32, 1e6
@@ -43,7 +43,8 @@ def program(recipe):
 
         y, backward = jax.vjp(product, x, w, known)
         dx, dw, seen = backward(dy)
-        return y, dx, dw[None], next_history(history, seen, plan)
+        amax = max_over_sites(max_in_site(seen, plan), plan)
+        return y, dx, dw[None], next_history(history, amax)
 
     x = PartitionSpec(BATCH_AXES, "tensor")
     history = PartitionSpec(None, "dc")

@@ -16,9 +16,9 @@ from geojax.pipeline import Placement, tick_table
 from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.precision import policy
 from geojax.step.plan import StepPlan
+from geojax.step.program import batch_shape, lower_step
 from geojax.step.stage_layers import StagedLayers
 from geojax.step.state import initial_state, state_layouts
-from geojax.step.update import batch_shape, lower_step
 from geojax.train.batches import global_batch, global_signals, rows_of_process
 
 ROWS, SEQUENCE, HISTORY = 8, 32, 4

@@ -9,8 +9,8 @@ from support.small_models import ROWS, SEQUENCE, make_batch, model_of
 
 from geojax import make_mesh
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
+from geojax.step.program import batch_shape, lower_step
 from geojax.step.state import initial_state, state_layouts
-from geojax.step.update import batch_shape, lower_step
 from geojax.train.batches import global_batch, global_signals, rows_of_process
 from geojax.train.compiled_run import step_plan
 from geojax.train.config import RunConfig

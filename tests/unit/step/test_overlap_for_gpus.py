@@ -10,8 +10,8 @@ from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimiz
 from geojax.precision import policy
 from geojax.runtime.xla_flags import recommended_flags
 from geojax.step.plan import StepPlan
+from geojax.step.program import batch_shape, lower_step
 from geojax.step.state import state_layouts
-from geojax.step.update import batch_shape, lower_step
 from geojax.topology import Topology
 
 LAYERS, ROWS, SEQUENCE = 8, 2, 4096

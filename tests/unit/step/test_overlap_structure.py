@@ -17,8 +17,8 @@ from geojax.precision import policy
 from geojax.step.error_feedback import error_layouts
 from geojax.step.gradients import step_gradients
 from geojax.step.plan import StepPlan
+from geojax.step.program import batch_shape, batch_specs
 from geojax.step.state import parameter_layouts
-from geojax.step.update import batch_shape, batch_specs
 
 LAYERS = 4
 PRODUCTS, SCATTERS = {"dot_general"}, {"reduce_scatter"}

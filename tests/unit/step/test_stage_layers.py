@@ -27,10 +27,10 @@ from geojax.pipeline.schedule import Placement
 from geojax.planner.traffic.step import expected_step_bytes
 from geojax.precision import policy
 from geojax.step.error_feedback import error_layouts
-from geojax.step.plan import StepPlan
+from geojax.step.plan import SIGNALS, StepPlan
 from geojax.step.stage_layers import StagedLayers, stage_rows
 from geojax.step.state import parameter_layouts
-from geojax.step.update import SIGNALS, sum_of_signals, sum_over_mesh
+from geojax.step.update import sum_in_site, sum_scalars_over_sites, sum_signals
 from geojax.step.weights import gather_weights, reduce_gradients
 from geojax.train.batches import global_batch, global_signals, rows_of_process
 
@@ -254,7 +254,9 @@ def test_what_a_process_asks_is_heard_once_from_whatever_stage():
     assert signals.shape == (8, len(SIGNALS))
     summed = jax.jit(
         jax.shard_map(
-            lambda rows: sum_over_mesh(sum_of_signals(rows, jnp.float32(0)), plan),
+            lambda rows: sum_scalars_over_sites(
+                sum_in_site(sum_signals(rows, jnp.float32(0))), plan
+            ),
             mesh=plan.mesh,
             in_specs=plan.signal_spec,
             out_specs=PartitionSpec(),

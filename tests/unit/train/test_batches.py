@@ -5,8 +5,7 @@ import pytest
 from geojax import make_mesh
 from geojax.models.parallel.sequence_order import column_order
 from geojax.precision import policy
-from geojax.step.plan import StepPlan
-from geojax.step.update import SIGNALS
+from geojax.step.plan import SIGNALS, StepPlan
 from geojax.train.batches import global_batch, global_signals, rows_of_process
 
 

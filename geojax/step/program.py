@@ -1,0 +1,140 @@
+"""The compiled programs of one runtime: the training step and the validation pass."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from geojax.models import ModelConfig
+from geojax.optim import layout
+from geojax.step.amax_history import expected as expected_magnitudes
+from geojax.step.gradients import batch_loss
+from geojax.step.plan import SIGNALS, StepPlan
+from geojax.step.state import TrainState
+from geojax.step.update import sum_in_site, sum_scalars_over_sites, update_state
+
+STEP_NAME = "train_step"
+"""The name of the compiled step, in profiles and in the count of compilations."""
+
+
+def trace_step(
+    layouts: TrainState,
+    model: ModelConfig,
+    plan: StepPlan,
+    optimizer: optax.GradientTransformationExtraArgs,
+    schedule: optax.Schedule,
+    batch: Any,
+) -> jax.stages.Traced:
+    """The step `(state, batch, signals, seed) -> (state, metrics)`, to be lowered and compiled.
+
+    The state is donated. Compiled for these shapes, it refuses others and never recompiles.
+
+    Args:
+        layouts: from `state_layouts`.
+        model: the model.
+        plan: how the step runs.
+        optimizer: the optax chain that runs on shards.
+        schedule: learning rate by update, for the metrics.
+        batch: the global batch as `jax.ShapeDtypeStruct`s, without shardings.
+    """
+    specs = jax.tree.map(lambda place: place.spec(), layouts)
+
+    def train_step(state: TrainState, *inputs: Any) -> tuple[TrainState, dict[str, jax.Array]]:
+        return update_state(
+            state,
+            *inputs,
+            layouts=layouts,
+            model=model,
+            plan=plan,
+            optimizer=optimizer,
+            schedule=schedule,
+        )
+
+    assert train_step.__name__ == STEP_NAME, "compilations are counted by this name"
+    program = jax.shard_map(
+        train_step,
+        mesh=plan.mesh,
+        in_specs=(specs, batch_specs(batch, plan), plan.signal_spec, PartitionSpec()),
+        out_specs=(specs, PartitionSpec()),
+        check_vma=True,
+    )
+    arguments = (
+        layout.abstract(layouts, plan.mesh),
+        batch_on_mesh(batch, plan),
+        signals_on_mesh(plan),
+        jax.ShapeDtypeStruct((), jnp.uint32, sharding=NamedSharding(plan.mesh, PartitionSpec())),
+    )
+    return jax.jit(program, donate_argnums=0).trace(*arguments)
+
+
+def lower_step(*what: Any) -> jax.stages.Lowered:
+    """The step of `trace_step`, which takes the same arguments, lowered for the mesh's devices."""
+    return trace_step(*what).lower()
+
+
+def compile_evaluation(
+    layouts: TrainState, model: ModelConfig, plan: StepPlan, batch: Any
+) -> jax.stages.Compiled:
+    """The compiled validation pass: `(state, batch) -> [sum of losses, number of targets]`."""
+    specs = jax.tree.map(lambda place: place.spec(), layouts)
+
+    def evaluate(state: TrainState, rows: Any) -> jax.Array:
+        expected = expected_magnitudes(state.amax_history, plan)
+        sums = batch_loss(
+            state.parameters,
+            rows,
+            layouts=layouts.parameters,
+            model=model,
+            plan=plan,
+            expected=expected,
+        )
+        return sum_scalars_over_sites(sum_in_site(jnp.stack(sums)), plan)
+
+    program = jax.shard_map(
+        evaluate,
+        mesh=plan.mesh,
+        in_specs=(specs, batch_specs(batch, plan)),
+        out_specs=PartitionSpec(),
+        check_vma=True,
+    )
+    arguments = (layout.abstract(layouts, plan.mesh), batch_on_mesh(batch, plan))
+    return jax.jit(program).lower(*arguments).compile(compiler_options=plan.compiler_options)
+
+
+def batch_shape(rows: int, sequence: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """The global batch of `geojax.data` as shapes."""
+    tokens = jax.ShapeDtypeStruct((rows, sequence), jnp.int32)
+    return {
+        "tokens": tokens,
+        "targets": tokens,
+        "loss_mask": jax.ShapeDtypeStruct((rows, sequence), jnp.float32),
+        "segment_ids": tokens,
+        "positions": tokens,
+        "row": jax.ShapeDtypeStruct((rows,), jnp.int32),
+    }
+
+
+def batch_specs(batch: Any, plan: StepPlan) -> Any:
+    """How each array of the batch lies on the mesh: [rows, sequence] or [rows]."""
+    return jax.tree.map(
+        lambda leaf: plan.token_spec if len(leaf.shape) > 1 else plan.row_spec, batch
+    )
+
+
+def batch_on_mesh(batch: Any, plan: StepPlan) -> Any:
+    """Shapes of a batch with their shardings."""
+    return jax.tree.map(
+        lambda leaf, spec: _on_mesh(leaf, spec, plan.mesh), batch, batch_specs(batch, plan)
+    )
+
+
+def signals_on_mesh(plan: StepPlan) -> jax.ShapeDtypeStruct:
+    """The signals of all ranks, [ranks, len(SIGNALS)]."""
+    shape = jax.ShapeDtypeStruct((plan.mesh.size, len(SIGNALS)), jnp.float32)
+    return _on_mesh(shape, plan.signal_spec, plan.mesh)
+
+
+def _on_mesh(leaf: jax.ShapeDtypeStruct, spec: PartitionSpec, mesh: Mesh) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
