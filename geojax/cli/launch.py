@@ -15,7 +15,7 @@ import tyro
 
 from geojax import exit_codes
 from geojax.errors import UserError
-from geojax.launch import Hosts, Member, Outcome, Output, local_members, supervise
+from geojax.launch import Hosts, Outcome, Output, Worker, local_workers, supervise
 from geojax.quantities import Seconds
 from geojax.settings import Settings, validate
 from geojax.wan import SITE_NAMES, EmulatedWan
@@ -32,41 +32,41 @@ class LaunchCommand:
 
     What follows `--` is a verb of geojax, or any program that calls geojax.runtime.start. Ctrl-C
     finishes the step, saves and ends; a second one ends at once. When one process fails all of them
-    end, the first one is named, and its exit code is this command's. A bad verdict (exit code 3: a
-    probe found something slow) is an answer, passed on as it is.
+    end, the first one is named, and its exit code is this command's. Exit code 3 (a probe found
+    something slow) is a result and no failure.
     """
 
     sites: str | None = None
-    """How many sites (called east, west, north, south), or their names: east,west. Default: 2, or
-    the emulated network's."""
+    """Number of sites (called east, west, north, south), or their names: east,west. Default: 2, or
+    those of the emulated network."""
 
     processes_per_site: int = 1
     """Processes in each site."""
 
     devices_per_process: int | None = None
-    """Simulate so many CPU devices in each process. Default: the machine's GPUs are shared out;
-    where there are none, what the config says."""
+    """CPU devices to simulate in each process. Default: the machine's GPUs are shared out; without
+    any, the config decides."""
 
     hosts: Path | None = None
-    """YAML file of the hosts where the run is started over ssh, one process a host; what stands in
-    it is explained in geojax/launch/hosts.py."""
+    """YAML file of the hosts where the run is started over ssh, one process a host; its fields are
+    explained in geojax/launch/hosts.py."""
 
     wan: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Run each site in its namespace of the network that `geojax wan up` has made."""
+    """Run each site in its namespace of the network that `geojax wan up` made."""
 
     wan_name: str = DEFAULT_NAME
-    """Which emulated network, where several are up."""
+    """Name of the emulated network, if several are up."""
 
     restarts: int = 0
-    """How often a run that failed is started again, from its newest checkpoint. What ended with
-    exit code 2 (bad input) or 3 (a bad verdict) is not."""
+    """Times that a run that failed is started again, from its newest checkpoint; never after exit
+    code 2 (bad input) or 3 (a probe found something slow)."""
 
     grace_seconds: str = "45s"
-    """How long a process may take to end before it is killed, when another has failed."""
+    """Time that a process has to end before it is killed, when another has failed."""
 
 
 class _Options(Settings):
-    """The numbers of the command, checked."""
+    """Numbers of the command, validated."""
 
     processes_per_site: pydantic.PositiveInt
     devices_per_process: pydantic.PositiveInt | None
@@ -75,16 +75,15 @@ class _Options(Settings):
 
 
 def run(command: LaunchCommand, launched: Sequence[str]) -> int:
-    """Run it to its end, and return the exit code: that of the process that failed first, else 0 or
-    that of a bad verdict."""
+    """Run the workers to their end; return the code of the one that failed first, else 0 or 3."""
     given = {name: getattr(command, name) for name in _Options.model_fields}
     options = validate(_Options, given, "geojax launch")
     for remaining in range(options.restarts, -1, -1):
-        members = _members(command, options, launched)
-        output = Output(members, sys.stdout, sys.stderr)
-        places = ", ".join(dict.fromkeys(member.site for member in members))
-        output.say(f"{len(members)} process(es) in {places}")
-        outcome = supervise(members, output, grace_seconds=options.grace_seconds)
+        workers = _workers(command, options, launched)
+        output = Output(workers, sys.stdout, sys.stderr)
+        sites = ", ".join(dict.fromkeys(worker.site for worker in workers))
+        output.say(f"{len(workers)} process(es) in {sites}")
+        outcome = supervise(workers, output, grace_seconds=options.grace_seconds)
         _report(outcome, output)
         if output.closed:  # Python would report what it can no longer write, on its way out
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -95,7 +94,7 @@ def run(command: LaunchCommand, launched: Sequence[str]) -> int:
     return outcome.exit_code
 
 
-def _members(command: LaunchCommand, options: _Options, launched: Sequence[str]) -> list[Member]:
+def _workers(command: LaunchCommand, options: _Options, launched: Sequence[str]) -> list[Worker]:
     devices, grace = options.devices_per_process, options.grace_seconds
     if command.hosts is not None:
         if command.sites or command.wan or options.processes_per_site > 1:
@@ -105,9 +104,9 @@ def _members(command: LaunchCommand, options: _Options, launched: Sequence[str])
             )
         hosts = Hosts.load(command.hosts)
         line = _command_line(launched, hosts.python or sys.executable, here=False)
-        return hosts.members(line, simulated_devices=devices, grace_seconds=grace)
+        return hosts.workers(line, simulated_devices=devices, grace_seconds=grace)
     wan = EmulatedWan.load(command.wan_name) if command.wan else None
-    return local_members(
+    return local_workers(
         _sites(command.sites, wan),
         options.processes_per_site,
         _command_line(launched, sys.executable, here=True),
@@ -140,7 +139,7 @@ def _sites(asked: str | None, wan: EmulatedWan | None) -> list[str]:
 
 
 def _command_line(launched: Sequence[str], python: str, *, here: bool) -> list[str]:
-    """What each process runs, from the words after `--`."""
+    """Return the command of each worker, from the words after `--`."""
     if not launched:
         raise UserError("what shall be launched? geojax launch --sites 2 -- train run.yaml")
     if launched[0] in _VERBS:
@@ -166,16 +165,16 @@ def _report(outcome: Outcome, output: Output) -> None:
     else:
         what = f"{blamed[0]} failed first{_signal_name(code)}"
     output.say(f"{what}, exit code {code}; {'its' if len(blamed) == 1 else 'their'} last lines:")
-    for member in blamed:
-        output.repeat(member, _LINES_SHOWN)
+    for worker in blamed:
+        output.repeat(worker, _LINES_SHOWN)
 
 
-def _parted(members: Sequence[Member]) -> str:
-    """For a message: "the sites east and west", or the processes where they are in one site."""
-    sites = list(dict.fromkeys(member.site for member in members))
+def _parted(workers: Sequence[Worker]) -> str:
+    """Name workers in a message: "the sites east and west", or the workers if in one site."""
+    sites = list(dict.fromkeys(worker.site for worker in workers))
     if len(sites) > 1:
         return f"the sites {' and '.join(sites)}"
-    return " and ".join(map(str, members))
+    return " and ".join(map(str, workers))
 
 
 def _signal_name(code: int) -> str:

@@ -1,12 +1,12 @@
-"""Starting the processes of a run, here or over ssh, watching them and leaving none behind.
+"""Start of a run's processes, here or over ssh, so that they end together and leave none behind.
 
-`supervise` runs `Member`s, each under a guard of its own (`guard.py`), and says which of them
-failed first; `local_members` and `Hosts.members` make them.
+`supervise` runs `Worker`s, each under a reaper of its own (`reaper.py`), and finds out which of
+them failed first; `local_workers` and `Hosts.workers` make them.
 """
 
 from geojax.launch.hosts import Hosts
 from geojax.launch.output import Output
 from geojax.launch.supervisor import Outcome, supervise
-from geojax.launch.workers import Member, local_members
+from geojax.launch.workers import Worker, local_workers
 
-__all__ = ["Hosts", "Member", "Outcome", "Output", "local_members", "supervise"]
+__all__ = ["Hosts", "Outcome", "Output", "Worker", "local_workers", "supervise"]

@@ -25,7 +25,7 @@ import pydantic
 
 from geojax.errors import UserError
 from geojax.launch import reaper
-from geojax.launch.workers import Member, place
+from geojax.launch.workers import Worker, worker_env
 from geojax.runtime.cluster_env import FIRST_PORT
 from geojax.runtime.rendezvous import is_loopback
 from geojax.settings import Settings, load_yaml, validate
@@ -36,25 +36,25 @@ _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=30", "-o", "ServerAl
 
 
 class SiteHosts(Settings):
-    """One site."""
+    """Hosts of one site."""
 
     name: str = pydantic.Field(min_length=1)
-    """What the topology calls it."""
+    """Name of the site in the topology."""
     hosts: tuple[str, ...] = pydantic.Field(min_length=1)
-    """What ssh calls each of its hosts: `east1`, `me@10.1.0.1`."""
+    """Hosts as ssh knows them: `east1`, `me@10.1.0.1`."""
 
 
 class Hosts(Settings):
-    """See the module."""
+    """Hosts of all sites and what runs on each, as in the module's example."""
 
     sites: tuple[SiteHosts, ...] = pydantic.Field(min_length=1)
-    """The sites, in the order of the mesh's dc axis."""
+    """Sites, in the order of the mesh's dc axis."""
     coordinator: str | None = pydantic.Field(default=None, pattern=r"^\S+:\d+$")
     """host:port where the other hosts reach the first one. None: its name, and geojax's port."""
     directory: Path | None = None
-    """Where the command runs on every host. None: the launcher's own directory."""
+    """Directory in which the command runs on every host. None: the launcher's own."""
     python: str | None = None
-    """The Python that runs the guard and geojax on every host. None: the launcher's own."""
+    """Python that runs the reaper and geojax on every host. None: the launcher's own."""
 
     @pydantic.model_validator(mode="after")
     def _names_differ(self) -> Self:
@@ -65,20 +65,20 @@ class Hosts(Settings):
 
     @classmethod
     def load(cls, path: Path) -> "Hosts":
-        """The hosts in a YAML file.
+        """Read the hosts from a YAML file.
 
         Raises:
-            UserError: no such file, or a mistake in it, in one line.
+            UserError: there is no such file, or it has a mistake.
         """
         return validate(cls, load_yaml(path), str(path))
 
-    def members(
+    def workers(
         self, command: Sequence[str], *, simulated_devices: int | None, grace_seconds: float
-    ) -> list[Member]:
-        """The processes of the run, one a host; `local_members` explains the arguments.
+    ) -> list[Worker]:
+        """Make the workers of the run, one a host; `local_workers` explains the arguments.
 
         Raises:
-            UserError: a host has no address, or the others could not reach the coordinator at its.
+            UserError: a host has no address, or the coordinator's leads other hosts to themselves.
         """
         hosts = [(site.name, host) for site in self.sites for host in site.hosts]
         for _, host in hosts:
@@ -90,15 +90,15 @@ class Hosts(Settings):
         # The directory is this process's, where a symbolic link in $PWD reads better to others.
         directory = self.directory or Path(os.environ.get("PWD") or Path.cwd())
         source = Path(reaper.__file__).read_text(encoding="utf-8")
-        members = []
+        workers = []
         for process, (site, host) in enumerate(hosts):
-            told = place(process, len(hosts), coordinator, site, simulated_devices)
-            variables = [f"{name}={value}" for name, value in sorted((passed_on | told).items())]
-            guarded = [self.python or sys.executable, "-I", "-c", source, f"{grace_seconds:g}"]
-            line = shlex.join(["exec", "env", *variables, *guarded, *command])
+            env = worker_env(process, len(hosts), coordinator, site, simulated_devices)
+            variables = [f"{name}={value}" for name, value in sorted((passed_on | env).items())]
+            reaped = [self.python or sys.executable, "-I", "-c", source, f"{grace_seconds:g}"]
+            line = shlex.join(["exec", "env", *variables, *reaped, *command])
             remote = f"cd {shlex.quote(str(directory))} && {line}"
-            members.append(Member(process, site, (*_SSH, host, remote), {}, host))
-        return members
+            workers.append(Worker(process, site, (*_SSH, host, remote), {}, host))
+        return workers
 
     def _checked_coordinator(self, hosts: list[str]) -> str:
         coordinator = self.coordinator or f"{_connected_to(hosts[0])[0]}:{FIRST_PORT}"
@@ -126,7 +126,7 @@ def _require_address(host: str) -> None:
 
 
 def _connected_to(host: str) -> tuple[str, bool]:
-    """The name or address to which ssh connects for `host`, and whether it does so directly."""
+    """Return the name or address to which ssh connects for `host`, and True if it does directly."""
     try:
         done = subprocess.run([*_SSH, "-G", host], capture_output=True, text=True)
     except OSError as error:

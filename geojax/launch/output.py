@@ -1,4 +1,4 @@
-"""What the processes of a run print, line by line, each line marked with who printed it."""
+"""Output of a run's workers, line by line, each line marked with the worker that printed it."""
 
 import contextlib
 import os
@@ -6,54 +6,54 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TextIO
 
-from geojax.launch.workers import Member
+from geojax.launch.workers import Worker
 
-_COLOURS = (36, 33, 35, 32, 34, 31)
+_COLORS = (36, 33, 35, 32, 34, 31)
 _LINES_KEPT = 100
 
 
 class Output:
-    """Writes marked lines to `out` and `err`, in colour where these are terminals.
+    """Marked lines on `out` and `err`, in color where these are terminals.
 
-    `closed` tells that nobody reads them any more (`geojax launch ... | head`).
+    `closed` becomes True when nobody reads them any more (`geojax launch ... | head`).
     """
 
-    def __init__(self, members: Iterable[Member], out: TextIO, err: TextIO):
-        members = list(members)
+    def __init__(self, workers: Iterable[Worker], out: TextIO, err: TextIO):
+        workers = list(workers)
         self.closed = False
         self._out, self._err = out, err
-        self._width = max(len(member.label) for member in members)
-        self._colours = {
-            member.process: _COLOURS[place % len(_COLOURS)] for place, member in enumerate(members)
+        self._width = max(len(worker.label) for worker in workers)
+        self._colors = {
+            worker.process: _COLORS[index % len(_COLORS)] for index, worker in enumerate(workers)
         }
         self._last: dict[int, deque[str]] = {
-            member.process: deque(maxlen=_LINES_KEPT) for member in members
+            worker.process: deque(maxlen=_LINES_KEPT) for worker in workers
         }
 
-    def line(self, member: Member, text: str, *, error: bool) -> None:
-        """A line that `member` wrote to its standard output or, with `error`, standard error."""
+    def line(self, worker: Worker, text: str, *, error: bool) -> None:
+        """Show a line that `worker` wrote to its standard output or, if `error`, standard error."""
         # What overwrites itself on a terminal, such as a progress bar, ends as its last state.
         text = text.rstrip("\r").rpartition("\r")[2]
-        self._last[member.process].append(text)
-        self._write(self._err if error else self._out, member, text)
+        self._last[worker.process].append(text)
+        self._write(self._err if error else self._out, worker, text)
 
-    def last_lines(self, member: Member) -> list[str]:
-        """The newest lines of both kinds that `member` wrote."""
-        return list(self._last[member.process])
+    def last_lines(self, worker: Worker) -> list[str]:
+        """Return the newest lines that `worker` wrote to either stream."""
+        return list(self._last[worker.process])
 
-    def repeat(self, member: Member, count: int) -> None:
-        """Show the last `count` lines of `member` again, on standard error."""
-        for text in self.last_lines(member)[-count:]:
-            self._write(self._err, member, text, indent="  ")
+    def repeat(self, worker: Worker, count: int) -> None:
+        """Show the last `count` lines of `worker` again, on standard error."""
+        for text in self.last_lines(worker)[-count:]:
+            self._write(self._err, worker, text, indent="  ")
 
     def say(self, text: str) -> None:
-        """A line of the launcher's own, on standard error."""
+        """Show a line of the launcher itself, on standard error."""
         self._emit(self._err, f"geojax launch: {text}")
 
-    def _write(self, stream: TextIO, member: Member, text: str, indent: str = "") -> None:
-        mark = f"{member.label:{self._width}} |"
-        if _wants_colour(stream):
-            mark = f"\033[{self._colours[member.process]}m{mark}\033[0m"
+    def _write(self, stream: TextIO, worker: Worker, text: str, indent: str = "") -> None:
+        mark = f"{worker.label:{self._width}} |"
+        if _wants_color(stream):
+            mark = f"\033[{self._colors[worker.process]}m{mark}\033[0m"
         self._emit(stream, f"{indent}{mark} {text}")
 
     def _emit(self, stream: TextIO, line: str) -> None:
@@ -65,7 +65,7 @@ class Output:
             self.closed = True
 
 
-def _wants_colour(stream: TextIO) -> bool:
+def _wants_color(stream: TextIO) -> bool:
     with contextlib.suppress(ValueError):  # a closed stream
         return stream.isatty() and not os.environ.get("NO_COLOR")
     return False

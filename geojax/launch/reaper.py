@@ -1,11 +1,12 @@
-"""Runs one command and leaves nothing of it behind: what `geojax launch` starts for each process.
+"""The reaper: runs one worker's command for `geojax launch` and leaves no process of it behind.
 
-    python guard.py GRACE_SECONDS COMMAND [ARGUMENT ...]
+    python reaper.py GRACE_SECONDS COMMAND [ARGUMENT ...]
 
-Its standard input is the launcher's hand. A line with a number is a signal for the command. The end
-of the input, because the launcher died or the connection to its host did, stops the command: by
-SIGTERM, and by SIGKILL after GRACE_SECONDS. Whatever the command started and left is killed when it
-ends. The exit code is the command's, or 128 + n where the signal n killed it, as in a shell.
+The launcher controls it through its standard input. A line with a number is a signal for the
+command. The end of the input, because the launcher or the connection to its host died, stops the
+command: by SIGTERM, and by SIGKILL after GRACE_SECONDS. Processes that the command started and left
+behind are killed when it ends. The exit code is the command's, or, as in a shell, 128 + n if the
+signal n killed it.
 
 The file uses the standard library alone and runs under any Python 3: over ssh it is sent as it is,
 to hosts where nothing is known but a Python.
@@ -37,14 +38,14 @@ def main(arguments: list[str]) -> int:
     except OSError as error:
         print(f"{command[0]}: cannot be started ({error.strerror})", file=sys.stderr)
         return 127
-    code = _attend(process, wakeup, grace_seconds)
+    code = _wait(process, wakeup, grace_seconds)
     _sweep(process.pid)
     return code if code >= 0 else 128 - code
 
 
 def _lead_own_group() -> None:
     os.setpgid(0, 0)
-    _linux_prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # should somebody kill the guard itself
+    _linux_prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # if somebody kills the reaper itself
 
 
 def _linux_prctl(option: int, value: int) -> None:
@@ -62,12 +63,12 @@ def _signals_to_pipe() -> int:
     return reading
 
 
-def _attend(process: "subprocess.Popen[bytes]", wakeup: int, grace_seconds: float) -> int:
-    """Do what the launcher and the signals say, until the command has ended; returns its code."""
-    hand = sys.stdin.fileno()
+def _wait(process: "subprocess.Popen[bytes]", wakeup: int, grace_seconds: float) -> int:
+    """Pass signals on to the command until it has ended; return its code."""
+    launcher = sys.stdin.fileno()
     unread, kill_at = b"", None
     with selectors.DefaultSelector() as selector:
-        selector.register(hand, selectors.EVENT_READ)
+        selector.register(launcher, selectors.EVENT_READ)
         selector.register(wakeup, selectors.EVENT_READ)
         while (code := process.poll()) is None:
             remaining = None if kill_at is None else max(0.0, kill_at - time.monotonic())
@@ -82,7 +83,7 @@ def _attend(process: "subprocess.Popen[bytes]", wakeup: int, grace_seconds: floa
                     for line in lines:
                         _send(process, int(line))
                 else:
-                    selector.unregister(hand)
+                    selector.unregister(launcher)
                     _send(process, signal.SIGTERM)
                     kill_at = time.monotonic() + grace_seconds
             if kill_at is not None and time.monotonic() >= kill_at:
@@ -92,13 +93,13 @@ def _attend(process: "subprocess.Popen[bytes]", wakeup: int, grace_seconds: floa
 
 
 def _send(process: "subprocess.Popen[bytes]", number: int) -> None:
-    """To the whole group, as a terminal does: a shell script passes nothing on by itself."""
+    """Send a signal to the whole group, as a terminal does: shell scripts pass nothing on."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)
 
 
 def _sweep(group: int) -> None:
-    """Kill what is left of the command's group, and what left the group and lost its parent."""
+    """Kill what is left of the command's group, and orphans that have left the group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
     deadline = time.monotonic() + _SWEEP_SECONDS

@@ -1,4 +1,4 @@
-"""Runs the processes of a run together: when one fails all end, and the first one is named."""
+"""Supervision of a run's workers: when one fails, all end, and the one that failed is named."""
 
 import contextlib
 import dataclasses
@@ -13,11 +13,11 @@ from typing import IO, Any, Self
 
 from geojax.exit_codes import COMPLETE, UNHEALTHY
 from geojax.launch.output import Output
-from geojax.launch.workers import Member
+from geojax.launch.workers import Worker
 from geojax.runtime.liveness.exit_messages import blamed_process, blames_another
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# The processes of geojax find out who ended, which takes up to 6 s (`runtime.liveness`), and
+# geojax's processes find out which of them ended, which takes up to 6 s (`runtime.liveness`), and
 # tell each other within 2 s more.
 SETTLE_SECONDS = 9.0
 _LONGEST_LINE = 1 << 16
@@ -25,39 +25,39 @@ _LONGEST_LINE = 1 << 16
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How a run ended."""
+    """Result of a run."""
 
     exit_code: int
-    """That of the process which failed first; where none failed 0, or that of a bad verdict."""
-    blamed: tuple[Member, ...]
-    """Who brought the run down: the process that failed first, or those that lost contact with each
-    other although none of them failed; nobody where all was done."""
+    """Exit code of the worker that failed first; without a failure 0, or `UNHEALTHY` if any."""
+    blamed: tuple[Worker, ...]
+    """Workers that brought the run down: the one that failed first, or several that lost contact
+    with each other although none of them failed. Empty if none failed."""
     stuck: bool
-    """Whether the one to blame did nothing any more, so that it had to be killed."""
+    """True if the blamed worker did nothing any more, so that it had to be killed."""
     stopped_by: signal.Signals | None
-    """The first signal that asked the launcher to stop."""
+    """First signal that asked the launcher to stop."""
 
     @property
     def failed(self) -> bool:
-        """Whether the command was not done; a bad verdict is an answer, and no failure."""
+        """True if the command was not completed; `UNHEALTHY` is a result and no failure."""
         return self.exit_code not in COMPLETE
 
 
 def supervise(
-    members: Sequence[Member],
+    workers: Sequence[Worker],
     output: Output,
     *,
     grace_seconds: float,
     settle_seconds: float = SETTLE_SECONDS,
 ) -> Outcome:
-    """Start all `members`, show what they print, and return when none is left.
+    """Start all `workers`, show what they print, and return when none is left.
 
-    SIGINT and SIGTERM are passed on to all, who save and end; the second one kills them. When one
-    fails, the others have `settle_seconds` to say why they end, then SIGTERM, and SIGKILL
-    `grace_seconds` later. Call it in the main thread (Python's rule for signals).
+    SIGINT and SIGTERM are passed on to the workers, which save and end; a second one kills them.
+    When one fails, the others have `settle_seconds` to print why they end, then they get SIGTERM,
+    and SIGKILL `grace_seconds` later. Call it in the main thread (Python's rule for signals).
     """
     with _Signals() as signals, selectors.DefaultSelector() as selector:
-        run = _Run(members, output, selector, grace_seconds, settle_seconds)
+        run = _Run(workers, output, selector, grace_seconds, settle_seconds)
         selector.register(signals.pipe, selectors.EVENT_READ)
         try:
             run.start()
@@ -68,15 +68,15 @@ def supervise(
                             run.stop(number)
                     else:
                         run.read(key.data, key.fileobj)
-                run.look_after()
+                run.poll()
         finally:
-            # The guards see their input end; on the way out of an error nobody waits for a save.
+            # The reapers see their input end; on the way out of an error nobody waits for a save.
             run.send_all(signal.SIGKILL)
     return run.outcome()
 
 
 class _Signals:
-    """While entered, signals come as bytes through a pipe that a selector can wait for."""
+    """Context in which signals arrive as bytes in a pipe that a selector can wait for."""
 
     def __init__(self) -> None:
         self.pipe, self._writing = os.pipe()
@@ -97,7 +97,7 @@ class _Signals:
         os.close(self._writing)
 
     def read(self) -> list[signal.Signals]:
-        """The signals since the last call that ask to stop."""
+        """Return the signals since the last call that ask to stop."""
         return [signal.Signals(n) for n in os.read(self.pipe, 4096) if n in _FORWARDED]
 
 
@@ -106,14 +106,14 @@ def _do_nothing(number: int, frame: FrameType | None) -> None:
 
 
 class _Running:
-    """A member, its guard and what is known of its end."""
+    """A started worker, its reaper and its exit code."""
 
-    def __init__(self, member: Member):
-        self.member = member
+    def __init__(self, worker: Worker):
+        self.worker = worker
         # In a session of its own: Ctrl-C at the terminal comes to the launcher alone.
-        self.guard = subprocess.Popen(
-            member.command,
-            env={**os.environ, **member.environment},
+        self.reaper = subprocess.Popen(
+            worker.command,
+            env={**os.environ, **worker.environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -126,22 +126,22 @@ class _Running:
 
     def send(self, number: int) -> None:
         with contextlib.suppress(OSError):
-            assert self.guard.stdin is not None, "the guard has a pipe as its input"
-            os.write(self.guard.stdin.fileno(), b"%d\n" % number)
+            assert self.reaper.stdin is not None, "the reaper must have a pipe as its input"
+            os.write(self.reaper.stdin.fileno(), b"%d\n" % number)
 
 
 class _Run:
-    """What `supervise` knows and does."""
+    """State of one call of `supervise`."""
 
     def __init__(
         self,
-        members: Sequence[Member],
+        workers: Sequence[Worker],
         output: Output,
         selector: selectors.BaseSelector,
         grace_seconds: float,
         settle_seconds: float,
     ):
-        self.members, self.output, self.selector = members, output, selector
+        self.workers, self.output, self.selector = workers, output, selector
         self.grace_seconds, self.settle_seconds = grace_seconds, settle_seconds
         self.all: list[_Running] = []
         self.stopped_by: signal.Signals | None = None
@@ -150,15 +150,15 @@ class _Run:
 
     @property
     def living(self) -> list[_Running]:
-        """Those whose guard runs or whose output is not read to its end."""
+        """Workers whose reaper runs or whose output is not read to its end."""
         return [running for running in self.all if running.code is None or running.unread]
 
     def start(self) -> None:
-        for member in self.members:
-            running = _Running(member)
+        for worker in self.workers:
+            running = _Running(worker)
             self.all.append(running)
-            for pipe in (running.guard.stdout, running.guard.stderr):
-                assert pipe is not None, "the guard's output goes to pipes"
+            for pipe in (running.reaper.stdout, running.reaper.stderr):
+                assert pipe is not None, "the reaper's output must go to pipes"
                 running.unread[pipe] = b""
                 self.selector.register(pipe, selectors.EVENT_READ, running)
 
@@ -172,14 +172,14 @@ class _Run:
             running.unread[pipe] = b""
         for line in lines:
             text = line.decode("utf-8", "replace")
-            self.output.line(running.member, text, error=pipe is running.guard.stderr)
+            self.output.line(running.worker, text, error=pipe is running.reaper.stderr)
         if not piece:
             self.selector.unregister(pipe)
             pipe.close()
             del running.unread[pipe]
 
     def stop(self, number: signal.Signals) -> None:
-        """A signal came to the launcher."""
+        """Pass on a signal that the launcher received."""
         if self.stopped_by is not None:
             self.output.say(f"{number.name} again: ending all processes at once")
             self.send_all(signal.SIGKILL)
@@ -195,11 +195,11 @@ class _Run:
                 running.told_to_end |= number == signal.SIGKILL
                 running.send(number)
 
-    def look_after(self) -> None:
-        """Note who has ended, and do what is due."""
+    def poll(self) -> None:
+        """Note the workers that have ended, and send the signals that are due."""
         now = time.monotonic()
         for running in self.all:
-            if running.code is None and (code := running.guard.poll()) is not None:
+            if running.code is None and (code := running.reaper.poll()) is not None:
                 running.code, running.ended_at = code if code >= 0 else 128 - code, now
                 if code and self.terminate_at is None:
                     self.terminate_at = now + self.settle_seconds
@@ -215,7 +215,7 @@ class _Run:
             self.send_all(signal.SIGKILL)
 
     def seconds_to_wait(self) -> float | None:
-        """Until something is due; None: until something happens."""
+        """Return the time until the next signal is due; None if none is."""
         due = self.kill_at if self.kill_at is not None else self.terminate_at
         if due is None or due == float("inf"):
             return None
@@ -223,43 +223,43 @@ class _Run:
 
     def outcome(self) -> Outcome:
         failed = [running for running in self.all if running.code not in COMPLETE]
-        judged = any(running.code == UNHEALTHY for running in self.all)
-        if not failed or (judged and all(running.told_to_end for running in failed)):
-            answer = UNHEALTHY if judged else 0
-            return Outcome(answer, (), stuck=False, stopped_by=self.stopped_by)
-        blamed = to_blame(failed, self.output)
+        unhealthy = any(running.code == UNHEALTHY for running in self.all)
+        if not failed or (unhealthy and all(running.told_to_end for running in failed)):
+            code = UNHEALTHY if unhealthy else 0
+            return Outcome(code, (), stuck=False, stopped_by=self.stopped_by)
+        blamed = root_cause(failed, self.output)
         by_themselves = [running for running in failed if not running.told_to_end]
         # One that was stuck, and had to be killed after the others gave up, has no code of its own.
         stuck = blamed[0].told_to_end and bool(by_themselves)
-        judges = by_themselves if stuck else blamed
-        code = min(judges, key=lambda running: running.ended_at).code
-        assert code is not None, "it has failed"
-        members = tuple(running.member for running in blamed)
-        return Outcome(code, members, stuck=stuck, stopped_by=self.stopped_by)
+        sources = by_themselves if stuck else blamed
+        first_code = min(sources, key=lambda running: running.ended_at).code
+        assert first_code is not None, "a failed worker must have an exit code"
+        workers = tuple(running.worker for running in blamed)
+        return Outcome(first_code, workers, stuck=stuck, stopped_by=self.stopped_by)
 
 
-def to_blame(failed: list[_Running], output: Output) -> list[_Running]:
-    """Which of them brought down the others: one, or several that lost contact with each other.
+def root_cause(failed: list[_Running], output: Output) -> list[_Running]:
+    """Find the worker that brought down the others, or those that lost contact with each other.
 
-    Not always the one that ended first: a process of geojax tells the others of its error before it
-    ends, and two that lose a third may notice before its own end is seen. Where two blame each
-    other both were alive, and what failed is what lies between them.
+    It is not always the one that ended first: a process of geojax tells the others of its error
+    before it ends, and two that lose a third may notice before its own end is seen. If two blame
+    each other both were alive, and the link between them failed.
     """
-    by_process = {running.member.process: running for running in failed}
+    by_process = {running.worker.process: running for running in failed}
     by_themselves = [running for running in failed if not running.told_to_end]
     by_time = sorted(by_themselves or failed, key=lambda running: running.ended_at)
     told_the_others = by_time[0]
     for first in by_time:
         chain = [first]
         while True:
-            lines = output.last_lines(chain[-1].member)
+            lines = output.last_lines(chain[-1].worker)
             named = [process for process in map(blamed_process, lines) if process in by_process]
             if not named:
                 break
             blamed = by_process[named[0]]
             if blamed in chain:
                 parted = chain[chain.index(blamed) :]
-                return sorted(parted, key=lambda running: running.member.process)
+                return sorted(parted, key=lambda running: running.worker.process)
             chain.append(blamed)
         if not any(map(blames_another, lines)):
             return [chain[-1]]

@@ -1,6 +1,7 @@
-"""The processes of a run, as the launcher starts them: what each runs, where, and what it is told.
+"""Workers: the processes of a run as the launcher starts them, with command, host and variables.
 
-Each runs the same command and learns its place from variables (`geojax.runtime.cluster_env`).
+All run the same command, and each learns its index and site from variables
+(`geojax.runtime.cluster_env`).
 """
 
 import dataclasses
@@ -18,31 +19,31 @@ from geojax.wan import EmulatedWan
 
 
 @dataclasses.dataclass(frozen=True)
-class Member:
+class Worker:
     """One process of a run."""
 
     process: int
-    """Its number, from 0."""
+    """Index in the run, from 0."""
     site: str
-    """The site that it belongs to."""
+    """Name of the site that the process belongs to."""
     command: tuple[str, ...]
-    """What is started on this machine, the guard and what stands before it included."""
+    """Command that is started on this machine, including the reaper and any prefix before it."""
     environment: Mapping[str, str]
-    """Variables that are set beside those of the launcher."""
+    """Variables that are set in addition to those of the launcher."""
     host: str | None = None
-    """The host where it runs; None for this one."""
+    """Host where the process runs; None for this one."""
 
     @property
     def label(self) -> str:
-        """What its output is marked with."""
+        """Mark in front of each line of output: site/index."""
         return f"{self.site}/{self.process}"
 
     def __str__(self) -> str:
-        place = f"site {self.site}" + (f", host {self.host}" if self.host else "")
-        return f"process {self.process} ({place})"
+        where = f"site {self.site}" + (f", host {self.host}" if self.host else "")
+        return f"process {self.process} ({where})"
 
 
-def local_members(
+def local_workers(
     sites: Sequence[str],
     processes_per_site: int,
     command: Sequence[str],
@@ -50,16 +51,16 @@ def local_members(
     simulated_devices: int | None,
     grace_seconds: float,
     wan: EmulatedWan | None = None,
-) -> list[Member]:
-    """The processes of a run on this machine, those of each site one after the other.
+) -> list[Worker]:
+    """Make the workers of a run on this machine, ordered by site.
 
     Args:
-        sites: the sites' names.
-        processes_per_site: how many processes each site has.
-        command: what each process runs.
-        simulated_devices: how many CPU devices each simulates. None: the machine's GPUs, if it has
-            any, are shared out evenly.
-        grace_seconds: how long a process may live on after SIGTERM when the launcher is gone.
+        sites: names of the sites.
+        processes_per_site: number of workers in each site.
+        command: the command that each worker runs.
+        simulated_devices: number of CPU devices that each simulates. None: the machine's GPUs, if
+            it has any, are shared out evenly.
+        grace_seconds: time that a worker has between SIGTERM and SIGKILL if the launcher dies.
         wan: the emulated network in whose namespaces the sites run.
 
     Raises:
@@ -69,22 +70,22 @@ def local_members(
     address = wan.site(sites[0]).address if wan else "127.0.0.1"
     coordinator = f"{address}:{_free_port()}"
     shares = _gpu_shares(count) if simulated_devices is None else []
-    members = []
+    workers = []
     for process in range(count):
         site = sites[process // processes_per_site]
         prefix = wan.site(site).command_prefix if wan else ()
-        environment = place(process, count, coordinator, site, simulated_devices)
+        environment = worker_env(process, count, coordinator, site, simulated_devices)
         if shares:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(shares[process])
-        guarded = [sys.executable, "-I", reaper.__file__, f"{grace_seconds:g}", *command]
-        members.append(Member(process, site, (*prefix, *guarded), environment))
-    return members
+        reaped = [sys.executable, "-I", reaper.__file__, f"{grace_seconds:g}", *command]
+        workers.append(Worker(process, site, (*prefix, *reaped), environment))
+    return workers
 
 
-def place(
+def worker_env(
     process: int, count: int, coordinator: str, site: str, simulated_devices: int | None
 ) -> dict[str, str]:
-    """The variables that tell a process its place in the run."""
+    """Return the variables that tell a worker its index, site and coordinator."""
     fields = {
         "coordinator": coordinator,
         "process_count": count,
@@ -92,8 +93,8 @@ def place(
         "site": site,
         "simulated_devices": simulated_devices,
     }
-    told = {VARIABLES[name]: str(value) for name, value in fields.items() if value is not None}
-    return told | {"PYTHONUNBUFFERED": "1"}  # a line is shown when it is written
+    variables = {VARIABLES[name]: str(value) for name, value in fields.items() if value is not None}
+    return variables | {"PYTHONUNBUFFERED": "1"}  # a line is shown when it is written
 
 
 def _free_port() -> int:
@@ -104,7 +105,7 @@ def _free_port() -> int:
 
 
 def _gpu_shares(processes: int) -> list[list[str]]:
-    """The GPUs that each process shall see; [] on a machine that has none for us."""
+    """Return the GPUs for each worker to see; [] on a machine without GPUs that JAX may use."""
     if os.environ.get("JAX_PLATFORMS", "").startswith("cpu"):
         return []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")

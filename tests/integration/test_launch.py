@@ -56,7 +56,7 @@ def launch(config: Path, *options: str) -> subprocess.Popen:
 
 
 def trainers(config: Path) -> dict[int, int]:
-    """The processes that train `config`, by their number in the run; guards are left out."""
+    """The processes that train `config`, by their number in the run; reapers are left out."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:

@@ -67,13 +67,13 @@ def test_a_link_has_the_round_trip_and_the_rate_that_were_set(wan, tmp_path):
 
 
 def process_of(launcher: subprocess.Popen, number: int) -> int:
-    """The process with that number of the run, by what it and its guard inherit."""
+    """The process with that number of the run, by what it and its reaper inherit."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             variables = (folder / "environ").read_bytes().split(b"\0")
             words = (folder / "cmdline").read_bytes().split(b"\0")
-            guard = (folder / "stat").read_text().rpartition(")")[2].split()[1]
-            above = Path(f"/proc/{guard}/stat").read_text().rpartition(")")[2].split()[1]
+            reaper = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+            above = Path(f"/proc/{reaper}/stat").read_text().rpartition(")")[2].split()[1]
         except OSError:
             continue
         is_probe = words[1:4] == [b"-m", b"geojax", b"probe"] and int(above) == launcher.pid

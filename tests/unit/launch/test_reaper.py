@@ -1,4 +1,4 @@
-"""The guard on its own: what it does with its input, and when the launcher is gone."""
+"""The reaper on its own: what it does with its input, and when the launcher is gone."""
 
 import signal
 import subprocess
@@ -12,7 +12,7 @@ READY = "import signal, sys, time; {setup}; print('ready', flush=True); time.sle
 
 
 def start(program, grace="5"):
-    """A guard around a Python program that has printed 'ready'."""
+    """A reaper around a Python program that has printed 'ready'."""
     command = [sys.executable, "-I", reaper.__file__, grace, sys.executable, "-S", "-c", program]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "ready\n"
@@ -38,13 +38,13 @@ def test_who_does_not_end_then_is_killed():
     assert process.wait(timeout=20) == 137
 
 
-def test_signals_to_the_guard_are_for_the_command():
+def test_signals_to_the_reaper_are_for_the_command():
     process = start(READY.format(setup="signal.signal(2, lambda *_: sys.exit(130))"))
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=20) == 130
 
 
-def test_a_guard_that_is_killed_takes_its_command_with_it():
+def test_a_reaper_that_is_killed_takes_its_command_with_it():
     setup = "import os; print(os.getpid(), flush=True)"
     command = [sys.executable, "-I", reaper.__file__, "5", sys.executable, "-S", "-c"]
     process = subprocess.Popen(

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from geojax.launch import Output, local_members, supervise
-from geojax.launch.workers import Member
+from geojax.launch import Output, local_workers, supervise
+from geojax.launch.workers import Worker
 from geojax.runtime.liveness.exit_messages import ending_because, lost_contact
 
 # Lets a program wait for another: a file appears.
@@ -32,12 +32,12 @@ def run(tmp_path, monkeypatch):
 
     def run(program, sites="ab", grace=5.0, settle=0.3):
         command = [sys.executable, "-S", "-c", PRELUDE + program, str(tmp_path)]
-        members = local_members(
+        workers = local_workers(
             list(sites), 1, command, simulated_devices=None, grace_seconds=grace
         )
         out, err = io.StringIO(), io.StringIO()
-        output = Output(members, out, err)
-        outcome = supervise(members, output, grace_seconds=grace, settle_seconds=settle)
+        output = Output(workers, out, err)
+        outcome = supervise(workers, output, grace_seconds=grace, settle_seconds=settle)
         nothing_is_left(tmp_path)
         return outcome, out.getvalue().splitlines(), err.getvalue().splitlines()
 
@@ -54,7 +54,7 @@ def nothing_is_left(folder: Path) -> None:
 
 def ended(outcome):
     """The exit code and who is blamed."""
-    return outcome.exit_code, [member.label for member in outcome.blamed]
+    return outcome.exit_code, [worker.label for worker in outcome.blamed]
 
 
 def test_lines_are_marked_and_streams_kept_apart(run):
@@ -271,17 +271,17 @@ def test_a_reader_that_goes_away_stops_the_run():
             raise BrokenPipeError
 
     command = [sys.executable, "-S", "-u", "-c", "while True: print('line')"]
-    members = local_members(["a"], 1, command, simulated_devices=1, grace_seconds=5)
-    outcome = supervise(members, Output(members, Closed(), io.StringIO()), grace_seconds=5)
+    workers = local_workers(["a"], 1, command, simulated_devices=1, grace_seconds=5)
+    outcome = supervise(workers, Output(workers, Closed(), io.StringIO()), grace_seconds=5)
     assert (outcome.exit_code, outcome.stopped_by) == (143, signal.SIGHUP)
 
 
 def test_a_program_that_is_not_there_is_said(run, tmp_path):
-    members = local_members(
+    workers = local_workers(
         ["a"], 1, [str(tmp_path / "none")], simulated_devices=2, grace_seconds=5
     )
     err = io.StringIO()
-    outcome = supervise(members, Output(members, err, err), grace_seconds=5)
+    outcome = supervise(workers, Output(workers, err, err), grace_seconds=5)
     assert outcome.exit_code == 127
     assert "none: cannot be started (No such file or directory)" in err.getvalue()
 
@@ -291,11 +291,11 @@ def test_colours_are_for_terminals(monkeypatch):
         def isatty(self):
             return True
 
-    member = Member(0, "a", (), {})
+    worker = Worker(0, "a", (), {})
     out, err = Terminal(), io.StringIO()
     monkeypatch.delenv("NO_COLOR", raising=False)
-    output = Output([member], out, err)
-    output.line(member, "text", error=False)
-    output.line(member, "text", error=True)
+    output = Output([worker], out, err)
+    output.line(worker, "text", error=False)
+    output.line(worker, "text", error=True)
     assert out.getvalue() == "\033[36ma/0 |\033[0m text\n"
     assert err.getvalue() == "a/0 | text\n"

@@ -10,25 +10,25 @@ import pytest
 
 from geojax.cli.launch import LaunchCommand, _sites, run
 from geojax.errors import UserError
-from geojax.launch import Hosts, local_members
+from geojax.launch import Hosts, local_workers
 from geojax.runtime.cluster_env import ProcessSettings, complete
 from geojax.wan import EmulatedSite, EmulatedWan, WanSettings
 
 
-def told(member):
+def told(worker):
     """What a process of geojax makes of its variables."""
-    return complete(ProcessSettings(), member.environment)
+    return complete(ProcessSettings(), worker.environment)
 
 
-def members(sites, each=1, devices=None, wan=None):
-    return local_members(
+def workers(sites, each=1, devices=None, wan=None):
+    return local_workers(
         sites, each, ["train"], simulated_devices=devices, grace_seconds=3, wan=wan
     )
 
 
 def test_processes_on_this_machine_learn_their_places():
-    started = members(["east", "west"], each=2, devices=4)
-    places = [told(member) for member in started]
+    started = workers(["east", "west"], each=2, devices=4)
+    places = [told(worker) for worker in started]
     assert [place.process_id for place in places] == [0, 1, 2, 3]
     assert [place.site for place in places] == ["east", "east", "west", "west"]
     assert {place.process_count for place in places} == {4}
@@ -45,9 +45,9 @@ def test_sites_of_an_emulated_network_run_in_their_namespaces():
         for place, name in enumerate(["east", "west"], 1)
     )
     wan = EmulatedWan(name="wan", settings=WanSettings(), shaper="none", sites=sites, links=())
-    started = members(["east", "west"], wan=wan, devices=1)
+    started = workers(["east", "west"], wan=wan, devices=1)
     assert started[1].command[:5] == ("ip", "netns", "exec", "ns-west", sys.executable)
-    assert {told(member).coordinator.split(":")[0] for member in started} == {"10.0.0.1"}
+    assert {told(worker).coordinator.split(":")[0] for worker in started} == {"10.0.0.1"}
     assert _sites(None, wan) == ["east", "west"]
     with pytest.raises(UserError, match="the emulated network 'wan' has 2 sites"):
         _sites("3", wan)
@@ -58,11 +58,11 @@ def test_sites_of_an_emulated_network_run_in_their_namespaces():
 def test_gpus_are_shared_out(monkeypatch):
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,5")
-    shares = [member.environment["CUDA_VISIBLE_DEVICES"] for member in members(["a", "b"])]
+    shares = [worker.environment["CUDA_VISIBLE_DEVICES"] for worker in workers(["a", "b"])]
     assert shares == ["0,1", "2,5"]
-    assert "CUDA_VISIBLE_DEVICES" not in members(["a", "b"], devices=2)[0].environment
+    assert "CUDA_VISIBLE_DEVICES" not in workers(["a", "b"], devices=2)[0].environment
     with pytest.raises(UserError, match=r"4 GPU\(s\) do not divide among 3 processes"):
-        members(["a", "b", "c"])
+        workers(["a", "b", "c"])
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def hosts_file(path, text):
 
 
 def ssh_members(hosts, *command):
-    return hosts.members(command, simulated_devices=None, grace_seconds=3)
+    return hosts.workers(command, simulated_devices=None, grace_seconds=3)
 
 
 HOSTS = """
@@ -143,7 +143,7 @@ python: python3
 def test_a_process_on_each_host(tmp_path, monkeypatch):
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth 1")
     started = ssh_members(hosts_file(tmp_path / "h.yaml", HOSTS), "train", "a b")
-    assert [str(member) for member in started] == [
+    assert [str(worker) for worker in started] == [
         "process 0 (site east, host me@east1)",
         "process 1 (site east, host east2)",
         "process 2 (site west, host west1)",
@@ -170,9 +170,9 @@ def test_the_line_runs_in_a_shell_as_it_was_meant(tmp_path):
             "python": sys.executable,
         }
     )
-    (member,) = ssh_members(hosts, sys.executable, "-c", program, "a 'b' $HOME")
+    (worker,) = ssh_members(hosts, sys.executable, "-c", program, "a 'b' $HOME")
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(member.command, text=True, **pipes) as process:
+    with subprocess.Popen(worker.command, text=True, **pipes) as process:
         assert process.stdout.read() == f"""it's {tmp_path} ["a 'b' $HOME"]\n"""
 
 
