@@ -81,12 +81,12 @@ class Work:
     def model(self) -> ModelConfig:
         # The head is small: it lies on one stage, and no idle one computes it.
         return ModelConfig(
-            layers=LAYERS,
-            hidden=self.hidden,
-            heads=self.hidden // 32,
-            feed_forward=self.hidden * 11 // 4,
-            vocabulary=512,
-            maximum_positions=self.sequence,
+            num_hidden_layers=LAYERS,
+            hidden_size=self.hidden,
+            num_attention_heads=self.hidden // 32,
+            intermediate_size=self.hidden * 11 // 4,
+            vocab_size=512,
+            max_position_embeddings=self.sequence,
         )
 
     @property
@@ -97,7 +97,7 @@ class Work:
         """Random tokens, one document a row; the same batch every step."""
         shape = (self.all_rows, self.sequence)
         tokens = np.random.default_rng(SEED).integers(
-            self.model.vocabulary, size=(shape[0], shape[1] + 1), dtype=np.int32
+            self.model.vocab_size, size=(shape[0], shape[1] + 1), dtype=np.int32
         )
         return {
             "tokens": tokens[:, :-1],

@@ -37,8 +37,8 @@ REPOSITORY = WORKERS.parent.parent
 
 ROWS, SEQUENCE, VOCABULARY, HEAD_SIZE = 8, 256, 8192, 64
 CONFIGURATIONS = {
-    "d=512 L=4": {"hidden": 512, "layers": 4, "feed_forward": 1408},
-    "d=256 L=6": {"hidden": 256, "layers": 6, "feed_forward": 704},
+    "d=512 L=4": {"hidden_size": 512, "num_hidden_layers": 4, "intermediate_size": 1408},
+    "d=256 L=6": {"hidden_size": 256, "num_hidden_layers": 6, "intermediate_size": 704},
 }
 OPTIMIZER = {
     "peak_learning_rate": 3e-4,
@@ -106,11 +106,11 @@ def running_workers(work: dict[str, Any]) -> Iterator[dict[str, Worker]]:
 
 def model_of(configuration: dict[str, int]) -> dict[str, Any]:
     return configuration | {
-        "heads": configuration["hidden"] // HEAD_SIZE,
-        "vocabulary": VOCABULARY,
-        "maximum_positions": SEQUENCE,
-        "norm_epsilon": 1e-5,
-        "rotary_base": 10_000.0,
+        "num_attention_heads": configuration["hidden_size"] // HEAD_SIZE,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": SEQUENCE,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_theta": 10_000.0},
     }
 
 

@@ -16,12 +16,16 @@ from torch import nn
 class Layer(nn.Module):
     def __init__(self, model: dict[str, Any]) -> None:
         super().__init__()
-        hidden, wide, self.heads = model["hidden"], model["feed_forward"], model["heads"]
-        self.attention_norm = nn.RMSNorm(hidden, eps=model["norm_epsilon"])
+        hidden, wide, self.heads = (
+            model["hidden_size"],
+            model["intermediate_size"],
+            model["num_attention_heads"],
+        )
+        self.attention_norm = nn.RMSNorm(hidden, eps=model["rms_norm_eps"])
         # One product for the three of the attention block, and one for the two of SwiGLU.
         self.query_key_value = nn.Linear(hidden, 3 * hidden, bias=False)
         self.output = nn.Linear(hidden, hidden, bias=False)
-        self.feed_forward_norm = nn.RMSNorm(hidden, eps=model["norm_epsilon"])
+        self.feed_forward_norm = nn.RMSNorm(hidden, eps=model["rms_norm_eps"])
         self.gate_up = nn.Linear(hidden, 2 * wide, bias=False)
         self.down = nn.Linear(wide, hidden, bias=False)
 
@@ -41,18 +45,21 @@ class Llama(nn.Module):
 
     def __init__(self, model: dict[str, Any], sequence: int, own: Sequence[int] | None = None):
         super().__init__()
-        own = range(model["layers"]) if own is None else own
-        hidden, head_size = model["hidden"], model["hidden"] // model["heads"]
+        own = range(model["num_hidden_layers"]) if own is None else own
+        hidden, head_size = (
+            model["hidden_size"],
+            model["hidden_size"] // model["num_attention_heads"],
+        )
         if 0 in own:
-            self.embedding = nn.Embedding(model["vocabulary"], hidden)
+            self.embedding = nn.Embedding(model["vocab_size"], hidden)
         self.layers = nn.ModuleDict({str(index): Layer(model) for index in own})
-        if model["layers"] - 1 in own:
-            self.final_norm = nn.RMSNorm(hidden, eps=model["norm_epsilon"])
-            self.head = nn.Linear(hidden, model["vocabulary"], bias=False)
-        self.is_first, self.is_last = 0 in own, model["layers"] - 1 in own
+        if model["num_hidden_layers"] - 1 in own:
+            self.final_norm = nn.RMSNorm(hidden, eps=model["rms_norm_eps"])
+            self.head = nn.Linear(hidden, model["vocab_size"], bias=False)
+        self.is_first, self.is_last = 0 in own, model["num_hidden_layers"] - 1 in own
         exponents = torch.arange(0, head_size, 2, dtype=torch.float64) / head_size
         positions = torch.arange(sequence, dtype=torch.float64)
-        angles = torch.outer(positions, model["rotary_base"] ** -exponents)
+        angles = torch.outer(positions, model["rope_parameters"]["rope_theta"] ** -exponents)
         self.register_buffer("cosine", angles.cos().float(), persistent=False)
         self.register_buffer("sine", angles.sin().float(), persistent=False)
 

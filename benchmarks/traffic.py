@@ -96,7 +96,7 @@ class Work:
         """Random tokens, one document a row."""
         shape = (self.rows, self.sequence)
         tokens = np.random.default_rng(SEED).integers(
-            self.model.vocabulary, size=(self.rows, self.sequence + 1), dtype=np.int32
+            self.model.vocab_size, size=(self.rows, self.sequence + 1), dtype=np.int32
         )
         return {
             "tokens": tokens[:, :-1],

@@ -9,7 +9,7 @@ import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import pydantic
 
@@ -22,6 +22,10 @@ class Settings(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
     )
+    renamed_keys: ClassVar[Mapping[str, str]] = {}
+    """Keys of earlier versions below this class, dotted, and the keys that replaced them."""
+    renamed_values: ClassVar[Mapping[tuple[str, str], str]] = {}
+    """Values of earlier versions by dotted key, and the values that replaced them."""
 
 
 SettingsType = TypeVar("SettingsType", bound=Settings)
@@ -62,8 +66,10 @@ def validate(settings: type[SettingsType], content: Mapping[str, Any], source: s
     try:
         return settings.model_validate(content)
     except pydantic.ValidationError as error:
-        # A misspelt required key is both unknown and missing: the first says more.
-        found = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
+        # A misspelt required key is both unknown and missing: the first says more. A default that
+        # depends on a wrong field is no mistake of its own.
+        found = [each for each in error.errors() if each["type"] != "default_factory_not_called"]
+        found.sort(key=lambda problem: problem["type"] != "extra_forbidden")
         problems = [_sentence(settings, problem) for problem in found]
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise UserError(f"{source}: {problems[0]}{more}") from None
@@ -95,10 +101,14 @@ def _sentence(settings: type[pydantic.BaseModel], problem: Any) -> str:
     path = ".".join(str(part) for part in location)
     kind, given = problem["type"], problem.get("input")
     if kind == "extra_forbidden":
+        if (renamed := _renamed_key(settings, location, given)) is not None:
+            return f"{renamed[0]}: renamed; use {renamed[1]}"
         known = _fields_at(settings, location[:-1])
         near = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
         hint = f"did you mean '{near[0]}'?" if near else f"known here: {', '.join(known)}"
         return f"{path}: unknown key; {hint}"
+    if isinstance(given, str) and (value := _renamed_value(settings, location, given)) is not None:
+        return f"{path}: {given} was renamed; use {value}"
     if kind == "missing":
         return f"{path}: is required and missing"
     message = problem["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
@@ -107,15 +117,51 @@ def _sentence(settings: type[pydantic.BaseModel], problem: Any) -> str:
     return f"{path}: {message[:1].lower()}{message[1:]}, not {_describe(given)}"
 
 
+def _renamed_key(
+    settings: type[pydantic.BaseModel], location: tuple[Any, ...], given: Any
+) -> tuple[str, str] | None:
+    """Find the key at `location`, or the first one in the group there, among the renamed ones.
+
+    Returns:
+        The old key and the new one, dotted; None where the key at `location` was never one.
+    """
+    parts = [str(part) for part in location]
+    below = list(given) if isinstance(given, Mapping) else []
+    for depth in range(len(location)):
+        for found in _classes_at(settings, location[:depth]):
+            renamed = getattr(found, "renamed_keys", {})
+            for old in (*([*parts, str(key)] for key in below), parts):
+                if (new := renamed.get(".".join(old[depth:]))) is not None:
+                    return ".".join(old), ".".join([*parts[:depth], new])
+    return None
+
+
+def _renamed_value(
+    settings: type[pydantic.BaseModel], location: tuple[Any, ...], given: Any
+) -> str | None:
+    """Look up the value `given` for the key at `location` among the renamed ones."""
+    for depth in range(len(location)):
+        key = ".".join(str(part) for part in location[depth:])
+        for found in _classes_at(settings, location[:depth]):
+            if (new := getattr(found, "renamed_values", {}).get((key, str(given)))) is not None:
+                return str(new)
+    return None
+
+
 def _fields_at(settings: type[pydantic.BaseModel], location: tuple[Any, ...]) -> list[str]:
     """The names of the fields of the settings class that lies at `location` below `settings`."""
+    classes = _classes_at(settings, location)
+    return sorted({name for c in classes for name in getattr(c, "model_fields", {})})
+
+
+def _classes_at(settings: type[pydantic.BaseModel], location: tuple[Any, ...]) -> list[type]:
+    """The classes in the annotation of what lies at `location` below `settings`."""
     current: Any = settings
     for part in location:
         classes = [c for c in _classes_in(current) if issubclass(c, pydantic.BaseModel)]
         fields = [c.model_fields[part].annotation for c in classes if part in c.model_fields]
         current = fields[0] if fields else current
-    names = [name for c in _classes_in(current) for name in getattr(c, "model_fields", {})]
-    return sorted(set(names))
+    return _classes_in(current)
 
 
 def _classes_in(annotation: Any) -> list[type]:

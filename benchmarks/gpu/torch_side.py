@@ -16,14 +16,21 @@ INITIAL_DEVIATION = 0.02
 class Layer(nn.Module):
     def __init__(self, model: dict[str, Any]) -> None:
         super().__init__()
-        hidden, wide, self.heads = model["hidden"], model["feed_forward"], model["heads"]
-        self.groups, self.width = model["key_value_heads"], hidden // model["heads"]
-        self.attention_norm = nn.RMSNorm(hidden, eps=model["norm_epsilon"])
+        hidden, wide, self.heads = (
+            model["hidden_size"],
+            model["intermediate_size"],
+            model["num_attention_heads"],
+        )
+        self.groups, self.width = (
+            model["num_key_value_heads"],
+            hidden // model["num_attention_heads"],
+        )
+        self.attention_norm = nn.RMSNorm(hidden, eps=model["rms_norm_eps"])
         # One product for the three of the attention block, and one for the two of SwiGLU.
         rows = (self.heads + 2 * self.groups) * self.width
         self.query_key_value = nn.Linear(hidden, rows, bias=False)
         self.output = nn.Linear(hidden, hidden, bias=False)
-        self.feed_forward_norm = nn.RMSNorm(hidden, eps=model["norm_epsilon"])
+        self.feed_forward_norm = nn.RMSNorm(hidden, eps=model["rms_norm_eps"])
         self.gate_up = nn.Linear(hidden, 2 * wide, bias=False)
         self.down = nn.Linear(wide, hidden, bias=False)
 
@@ -42,21 +49,22 @@ class Layer(nn.Module):
 class Llama(nn.Module):
     def __init__(self, model: dict[str, Any], sequence: int) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(model["vocabulary"], model["hidden"])
-        self.layers = nn.ModuleList(Layer(model) for _ in range(model["layers"]))
-        self.final_norm = nn.RMSNorm(model["hidden"], eps=model["norm_epsilon"])
-        self.head = nn.Linear(model["hidden"], model["vocabulary"], bias=False)
-        width = model["hidden"] // model["heads"]
+        self.embedding = nn.Embedding(model["vocab_size"], model["hidden_size"])
+        self.layers = nn.ModuleList(Layer(model) for _ in range(model["num_hidden_layers"]))
+        self.final_norm = nn.RMSNorm(model["hidden_size"], eps=model["rms_norm_eps"])
+        self.head = nn.Linear(model["hidden_size"], model["vocab_size"], bias=False)
+        width = model["hidden_size"] // model["num_attention_heads"]
         exponents = torch.arange(0, width, 2, dtype=torch.float64) / width
         angles = torch.outer(
-            torch.arange(sequence, dtype=torch.float64), model["rotary_base"] ** -exponents
+            torch.arange(sequence, dtype=torch.float64),
+            model["rope_parameters"]["rope_theta"] ** -exponents,
         )
         self.register_buffer("cosine", angles.cos().float(), persistent=False)
         self.register_buffer("sine", angles.sin().float(), persistent=False)
         for name, parameter in self.named_parameters():
             if parameter.ndim > 1:
                 is_output = name.endswith(("output.weight", "down.weight"))
-                scale = 1 / math.sqrt(2 * model["layers"]) if is_output else 1.0
+                scale = 1 / math.sqrt(2 * model["num_hidden_layers"]) if is_output else 1.0
                 nn.init.normal_(parameter, std=INITIAL_DEVIATION * scale)
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -104,8 +104,8 @@ def show(name: str, work: dict[str, Any], results: dict[str, dict[str, Any]]) ->
     """A table of one model, and what became of the goals."""
     model = work["model"]
     print(
-        f"\n{name}: {work['parameters'] / 1e9:.3g}B parameters, {model['layers']} layers, "
-        f"{work['rows']} rows of {work['sequence']} tokens; MFU is of the bf16 peak"
+        f"\n{name}: {work['parameters'] / 1e9:.3g}B parameters, {model['num_hidden_layers']} "
+        f"layers, {work['rows']} rows of {work['sequence']} tokens; MFU is of the bf16 peak"
     )
     base = results.get(BASE)
     if base is not None and "problem" in base:

@@ -26,10 +26,10 @@ OPTIMIZER = {
 
 LLAMA = {
     "norm": "rmsnorm",
-    "norm_epsilon": 1e-5,
-    "activation": "swiglu",
-    "positions": "rotary",
-    "rotary_base": 500_000.0,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "position_embedding_type": "rope",
+    "rope_parameters": {"rope_theta": 500_000.0},
 }
 """Of every model here; a model is a mapping that `geojax.models.ModelConfig` takes."""
 
@@ -47,20 +47,36 @@ def fitting_layers(memory_bytes: int) -> int:
 def full_works(memory_bytes: int, layers: int | None) -> dict[str, dict[str, Any]]:
     """The models of a GPU by name, with rows and sequence; `layers` of the first, None: as fit."""
     size = {"rows": 4, "sequence": 4096}
-    common = LLAMA | {"vocabulary": 32_000, "maximum_positions": 4096}
+    common = LLAMA | {"vocab_size": 32_000, "max_position_embeddings": 4096}
     layers = layers or fitting_layers(memory_bytes)
-    eight = {"hidden": 4096, "heads": 32, "key_value_heads": 8, "feed_forward": 14_336}
-    small = {"hidden": 2048, "heads": 16, "key_value_heads": 8, "feed_forward": 8192}
+    eight = {
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 14_336,
+    }
+    small = {
+        "hidden_size": 2048,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "intermediate_size": 8192,
+    }
     return {
-        "8B-shaped": size | {"model": common | eight | {"layers": layers}},
-        "1.2B": size | {"model": common | small | {"layers": 18}},
+        "8B-shaped": size | {"model": common | eight | {"num_hidden_layers": layers}},
+        "1.2B": size | {"model": common | small | {"num_hidden_layers": 18}},
     }
 
 
 def toy_works() -> dict[str, dict[str, Any]]:
     """One model that a CPU trains in seconds."""
-    sizes = {"layers": 3, "hidden": 128, "heads": 4, "key_value_heads": 2, "feed_forward": 384}
-    model = LLAMA | sizes | {"vocabulary": 512, "maximum_positions": 128}
+    sizes = {
+        "num_hidden_layers": 3,
+        "hidden_size": 128,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 384,
+    }
+    model = LLAMA | sizes | {"vocab_size": 512, "max_position_embeddings": 128}
     return {"toy": {"rows": 4, "sequence": 128, "model": model}}
 
 
@@ -70,7 +86,7 @@ def text(work: dict[str, Any]) -> np.ndarray:
     Half of the tokens follow from the one before; the others are drawn, low numbers far more often.
     """
     generator = np.random.default_rng(0)
-    vocabulary, sequence = work["model"]["vocabulary"], work["sequence"]
+    vocabulary, sequence = work["model"]["vocab_size"], work["sequence"]
     following = generator.permutation(vocabulary).astype(np.int32)
     shape = (work["steps"], work["rows"], sequence + 1)
     drawn = (vocabulary * generator.random(shape) ** 4).astype(np.int32)

@@ -112,7 +112,7 @@ class AutomaticModel:
 
     def _heads(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
         """[pieces, columns, heads, head size]; key and value heads too few are repeated."""
-        tensor, size = self.plan.parallelism.tensor, self.config.head_size
+        tensor, size = self.plan.parallelism.tensor, self.config.head_dim
         heads = kernel.shape[-1] // size
         if heads < tensor:
             repeated = jnp.repeat(kernel.reshape(-1, heads, size), tensor // heads, axis=1)
@@ -150,7 +150,7 @@ class AutomaticModel:
         self, query: jax.Array, key: jax.Array, value: jax.Array, segments: jax.Array
     ) -> jax.Array:
         """Keys and values gathered; each rank's queries a few at a time, as far as any can see."""
-        ranks, size = self.plan.parallelism.context, self.config.head_size
+        ranks, size = self.plan.parallelism.context, self.config.head_dim
         pieces, length, heads = query.shape[:3]
         groups = key.shape[2]
         order = column_order(length * ranks, self.plan.parallelism)

@@ -17,13 +17,13 @@ SCHEDULE = learning_rate_schedule(SETTINGS, STEPS)
 
 DEVICES, ROWS, SEQUENCE = 8, 8, 256
 MODEL = ModelConfig(
-    layers=4,
-    hidden=256,
-    heads=8,
-    key_value_heads=4,
-    feed_forward=704,
-    vocabulary=2048,
-    maximum_positions=SEQUENCE,
+    num_hidden_layers=4,
+    hidden_size=256,
+    num_attention_heads=8,
+    num_key_value_heads=4,
+    intermediate_size=704,
+    vocab_size=2048,
+    max_position_embeddings=SEQUENCE,
 )
 
 
@@ -74,7 +74,7 @@ def host_batch() -> dict[str, np.ndarray]:
     """Random tokens, one document a row; the same batch every step."""
     shape = (ROWS, SEQUENCE)
     tokens = np.random.default_rng(SEED).integers(
-        MODEL.vocabulary, size=(ROWS, SEQUENCE + 1), dtype=np.int32
+        MODEL.vocab_size, size=(ROWS, SEQUENCE + 1), dtype=np.int32
     )
     return {
         "tokens": tokens[:, :-1],

@@ -86,29 +86,32 @@ class Worker:
         return seconds
 
     def _attention(self):
-        heads = (ROWS, SEQUENCE, MODEL.heads, MODEL.head_size)
-        groups = (ROWS, SEQUENCE, MODEL.kv_heads, MODEL.head_size)
+        heads = (ROWS, SEQUENCE, MODEL.num_attention_heads, MODEL.head_dim)
+        groups = (ROWS, SEQUENCE, MODEL.num_key_value_heads, MODEL.head_dim)
         segments = jnp.ones((ROWS, SEQUENCE), jnp.int32)
         inputs = _random(heads, groups, groups)
-        return MODEL.layers, _forward_and_backward(
+        return MODEL.num_hidden_layers, _forward_and_backward(
             lambda q, k, v: attention(q, k, v, segments), inputs
         )
 
     def _products(self):
-        tokens, hidden, wide = ROWS * SEQUENCE, MODEL.hidden, MODEL.feed_forward
-        head, group = MODEL.heads * MODEL.head_size, MODEL.kv_heads * MODEL.head_size
+        tokens, hidden, wide = ROWS * SEQUENCE, MODEL.hidden_size, MODEL.intermediate_size
+        head, group = (
+            MODEL.num_attention_heads * MODEL.head_dim,
+            MODEL.num_key_value_heads * MODEL.head_dim,
+        )
         pairs = ((hidden, head), (hidden, group), (hidden, group), (head, hidden))
         pairs += ((hidden, wide), (hidden, wide), (wide, hidden))
         states = _random(*((tokens, inputs) for inputs, _ in pairs))
         kernels = _random(*pairs)
-        return MODEL.layers, _forward_and_backward(
+        return MODEL.num_hidden_layers, _forward_and_backward(
             lambda states, kernels: [x @ kernel for x, kernel in zip(states, kernels, strict=True)],
             (states, kernels),
         )
 
     def _loss(self):
         targets, mask = jnp.asarray(_batch()["targets"]), jnp.ones((ROWS, SEQUENCE))
-        shapes = ((ROWS, SEQUENCE, MODEL.hidden), (MODEL.hidden, MODEL.vocabulary))
+        shapes = ((ROWS, SEQUENCE, MODEL.hidden_size), (MODEL.hidden_size, MODEL.vocab_size))
         return 1, _forward_and_backward(
             lambda hidden, kernel: cross_entropy_sum(hidden, kernel, targets, mask),
             _random(*shapes),

@@ -18,8 +18,8 @@ torch.set_num_threads(WORK["threads"])
 
 ROWS, SEQUENCE = WORK["rows"], WORK["sequence"]
 MODEL = WORK["model"]
-HEADS = MODEL["heads"]
-HEAD_SIZE = MODEL["hidden"] // HEADS
+HEADS = MODEL["num_attention_heads"]
+HEAD_SIZE = MODEL["hidden_size"] // HEADS
 
 
 class Worker:
@@ -60,8 +60,8 @@ class Worker:
     def parts(self, count: int) -> dict[str, float]:
         """Seconds of each part of a step by itself, forward and backward: the best of `count`."""
         programs = {
-            "attention": (MODEL["layers"], self._attention()),
-            "matrix products": (MODEL["layers"], self._products()),
+            "attention": (MODEL["num_hidden_layers"], self._attention()),
+            "matrix products": (MODEL["num_hidden_layers"], self._products()),
             "loss": (1, self._loss()),
             "optimizer": (1, self._optimizer()),
         }
@@ -94,7 +94,7 @@ class Worker:
         return _forward_and_backward(products, states + weights)
 
     def _loss(self):
-        hidden, vocabulary = MODEL["hidden"], MODEL["vocabulary"]
+        hidden, vocabulary = MODEL["hidden_size"], MODEL["vocab_size"]
 
         def loss(states, weight):
             return F.cross_entropy(F.linear(states, weight), self.targets.view(-1))

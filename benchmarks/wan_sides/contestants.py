@@ -152,7 +152,7 @@ def _geojax_stage() -> list[Contestant]:
 
 def _torch_stage() -> list[Contestant]:
     # A microbatch's stream crosses each cut, and its gradient comes back.
-    stream = 4 * (ROWS // MICROBATCHES) * SEQUENCE * MODEL["hidden"]
+    stream = 4 * (ROWS // MICROBATCHES) * SEQUENCE * MODEL["hidden_size"]
     chunks_of = {"GPipe": 1, "1F1B": 1, "Interleaved1F1B": 2}
     return [
         Contestant(

@@ -59,7 +59,7 @@ def bytes_over_link(program: Program) -> float:
     if ticks is None:
         return 2 * program.bytes_across_sites
     # Each pair of a permute is one message; an idle stage's is sent too.
-    stream = 4 * (ROWS // MICROBATCHES) * SEQUENCE * MODEL["hidden"]
+    stream = 4 * (ROWS // MICROBATCHES) * SEQUENCE * MODEL["hidden_size"]
     messages = sum(
         segment.count * len(ticks.channels[number].pairs)
         for segment in ticks.segments

@@ -42,10 +42,10 @@ def own_parts(weights: dict[str, np.ndarray], chunks_of_stage: int) -> dict[int,
 
 
 def make_stage(part: Llama, chunk: int, chunks: int) -> PipelineStage:
-    rows, hidden = ROWS // MICROBATCHES, MODEL["hidden"]
+    rows, hidden = ROWS // MICROBATCHES, MODEL["hidden_size"]
     tokens = torch.zeros((rows, SEQUENCE), dtype=torch.long)
     stream = torch.zeros((rows, SEQUENCE, hidden), requires_grad=True)
-    logits = torch.zeros((rows, SEQUENCE, MODEL["vocabulary"]), requires_grad=True)
+    logits = torch.zeros((rows, SEQUENCE, MODEL["vocab_size"]), requires_grad=True)
     return PipelineStage(
         part,
         chunk,

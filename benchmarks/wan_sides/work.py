@@ -8,14 +8,14 @@ MICROBATCHES = 8
 """Of a pipeline; one row each."""
 
 MODEL = {
-    "layers": 8,
-    "hidden": 512,
-    "heads": 8,
-    "feed_forward": 1408,
-    "vocabulary": 2048,
-    "maximum_positions": SEQUENCE,
-    "norm_epsilon": 1e-5,
-    "rotary_base": 10_000.0,
+    "num_hidden_layers": 8,
+    "hidden_size": 512,
+    "num_attention_heads": 8,
+    "intermediate_size": 1408,
+    "vocab_size": 2048,
+    "max_position_embeddings": SEQUENCE,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {"rope_theta": 10_000.0},
 }
 OPTIMIZER = {
     "peak_learning_rate": 3e-4,
@@ -34,14 +34,14 @@ STEPS = 1_000_000
 
 
 def parameter_count() -> int:
-    hidden, vocabulary = MODEL["hidden"], MODEL["vocabulary"]
-    layer = 4 * hidden**2 + 3 * hidden * MODEL["feed_forward"] + 2 * hidden
-    return int(MODEL["layers"] * layer + 2 * vocabulary * hidden + hidden)
+    hidden, vocabulary = MODEL["hidden_size"], MODEL["vocab_size"]
+    layer = 4 * hidden**2 + 3 * hidden * MODEL["intermediate_size"] + 2 * hidden
+    return int(MODEL["num_hidden_layers"] * layer + 2 * vocabulary * hidden + hidden)
 
 
 def layers_of_chunks(chunks: int) -> list[int]:
     """The same share of the layers for each chunk of a pipeline."""
-    layers = int(MODEL["layers"])
+    layers = int(MODEL["num_hidden_layers"])
     assert layers % chunks == 0, f"{layers} layers do not divide into {chunks} chunks"
     return [layers // chunks] * chunks
 
@@ -55,7 +55,7 @@ def batch(repeats: int = 1) -> dict[str, np.ndarray]:
     rows = repeats * ROWS
     shape = (rows, SEQUENCE)
     tokens = np.random.default_rng(SEED).integers(
-        int(MODEL["vocabulary"]), size=(ROWS, SEQUENCE + 1), dtype=np.int32
+        int(MODEL["vocab_size"]), size=(ROWS, SEQUENCE + 1), dtype=np.int32
     )
     tokens = np.tile(tokens, (repeats, 1))
     return {

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from geojax.errors import UserError
+from geojax.renamed_keys import MODEL_KEYS
 
 
 def describe_arrays(arrays: Mapping[str, Any]) -> dict[str, str]:
@@ -17,8 +18,16 @@ def refuse_other_model(path: Path, saved: Any, given: Mapping[str, Any]) -> None
     """Compare the model config saved in the checkpoint at `path` with the one `given`.
 
     Raises:
-        UserError: they differ; the message names the first field that does, and both values.
+        UserError: they differ, and the message names the first field that does, and both values; or
+            the checkpoint is of a version whose keys have been renamed since.
     """
+    for old, new in MODEL_KEYS.items():
+        if saved and old in saved and old not in given:
+            raise UserError(
+                f"{path}: was written by an earlier version of geojax (model.{old} is now "
+                f"model.{new}) and cannot be resumed by this one; resume it with that version, or "
+                "start in another run directory"
+            )
     difference = _first_difference(saved or {}, json.loads(json.dumps(dict(given))), "model")
     if difference is not None:
         field, there, here = difference

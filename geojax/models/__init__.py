@@ -1,7 +1,7 @@
 """Decoder-only transformers as functions on plain parameter trees."""
 
 from geojax.models.chunk.remat import Remat
-from geojax.models.config import MixtureSettings, ModelConfig, RotaryScaling
+from geojax.models.config import ModelConfig, RopeParameters
 from geojax.models.flops import model_flops
 from geojax.models.generate import generate
 from geojax.models.linen import Transformer
@@ -21,13 +21,12 @@ from geojax.models.transformer import Batch, logits, loss_sum
 __all__ = [
     "ALONE",
     "Batch",
-    "MixtureSettings",
     "ModelConfig",
     "Parallelism",
     "Parameters",
     "Partition",
     "Remat",
-    "RotaryScaling",
+    "RopeParameters",
     "Transformer",
     "active_parameter_count",
     "check_parallelism",

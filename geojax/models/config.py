@@ -1,173 +1,210 @@
-"""What a model is: sizes and choices that make one decoder-only transformer a GPT-3 or a Llama."""
+"""The sizes and choices that make one decoder-only transformer, by Hugging Face's names.
+
+Keys are those of `config.json`, flat, as Llama and Qwen3-MoE have them; a few, such as `norm`, have
+no counterpart there, because the architecture's class implies them.
+"""
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import pydantic
 
+from geojax.renamed_keys import MODEL_KEYS, MODEL_VALUES
 from geojax.settings import Settings, load_yaml, preset_path, validate
 
 
-class RotaryScaling(Settings):
-    """Llama 3.1's stretch of the rotary frequencies for contexts longer than it was trained on.
+class RopeParameters(Settings):
+    """Rotary positions: their base, their share of a head, and Llama 3.1's longer contexts.
 
-    Wavelengths above `original_positions / low_frequency_factor` are stretched by `factor`, those
-    below `original_positions / high_frequency_factor` are kept, and those between are blended.
-    Source: "The Llama 3 Herd of Models" (2024) and the model code that Meta released with it.
+    With `rope_type: llama3` wavelengths above `original_max_position_embeddings / low_freq_factor`
+    grow by `factor`, those below `original_max_position_embeddings / high_freq_factor` are kept,
+    and those between are blended. Source: "The Llama 3 Herd of Models" (2024) and the model code
+    that Meta released with it.
     """
 
-    factor: float = pydantic.Field(gt=0)
-    """How many times longer the low frequencies' wavelengths become."""
-    low_frequency_factor: float = pydantic.Field(gt=0)
-    """Fewer turns than this in `original_positions` make a frequency low."""
-    high_frequency_factor: float = pydantic.Field(gt=0)
-    """More turns than this in `original_positions` make a frequency high."""
-    original_positions: int = pydantic.Field(gt=0)
-    """Context length of the training that is being stretched."""
+    rope_type: Literal["default", "llama3"] = "default"
+    """Scaling of the frequencies."""
+    rope_theta: float = pydantic.Field(default=10_000.0, gt=1)
+    """Base of the frequencies: wavelengths run from 2 pi to almost 2 pi times this."""
+    partial_rotary_factor: float = pydantic.Field(default=1.0, gt=0, le=1)
+    """Share of each head that is rotated (its first dims); the rest carries no position."""
+    factor: float | None = pydantic.Field(default=None, gt=0)
+    """llama3: growth of the low frequencies' wavelengths."""
+    low_freq_factor: float | None = pydantic.Field(default=None, gt=0)
+    """llama3: fewer rotations than this in the original context make a frequency low."""
+    high_freq_factor: float | None = pydantic.Field(default=None, gt=0)
+    """llama3: more rotations than this in the original context make a frequency high."""
+    original_max_position_embeddings: int | None = pydantic.Field(default=None, gt=0)
+    """llama3: context length of the training before the extension."""
 
     @pydantic.model_validator(mode="after")
-    def _factors_in_order(self) -> Self:
-        if self.high_frequency_factor <= self.low_frequency_factor:
-            raise ValueError(
-                f"high_frequency_factor {self.high_frequency_factor:g} must be above "
-                f"low_frequency_factor {self.low_frequency_factor:g}"
-            )
+    def _scaling_is_complete(self) -> Self:
+        keys = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+        for key in keys:
+            if (getattr(self, key) is None) != (self.rope_type == "default"):
+                needs = "needs" if self.rope_type == "llama3" else "takes no"
+                raise ValueError(f"rope_type {self.rope_type} {needs} {key}")
+        low, high = self.low_freq_factor, self.high_freq_factor
+        if low is not None and high is not None and high <= low:
+            raise ValueError(f"high_freq_factor {high:g} must be above low_freq_factor {low:g}")
         return self
 
 
-class MixtureSettings(Settings):
-    """Experts in the place of each layer's feed-forward block, a few of which each token meets."""
+def _attention_heads(given: Mapping[str, Any]) -> int:
+    return int(given["num_attention_heads"])
 
-    experts: int = pydantic.Field(gt=1)
-    """Experts of a layer among which its router chooses, each of the width `feed_forward`."""
-    experts_per_token: int = pydantic.Field(gt=0)
-    """How many of them a token goes to (k)."""
-    shared_experts: int = pydantic.Field(default=0, ge=0)
-    """Experts of the same width that every token goes to besides, without a gate."""
-    normalised_gates: bool = True
-    """Whether a token's k gates sum to 1, as in Mixtral; else they are its k largest probabilities
-    among all experts, as in DeepSeekMoE."""
-    capacity_factor: float | None = pydantic.Field(default=None, gt=0)
-    """An expert takes at most ceil(capacity_factor * sequence * k / experts) tokens of a row, the
-    first ones, and drops the others; null: it takes all."""
-    balance_coefficient: float = pydantic.Field(default=0.01, ge=0)
-    """What the sum over layers of the load-balancing loss is multiplied by in a row's loss."""
 
-    @pydantic.model_validator(mode="after")
-    def _enough_experts(self) -> Self:
-        if self.experts_per_token > self.experts:
-            raise ValueError(
-                f"experts_per_token {self.experts_per_token} is more than the {self.experts} "
-                f"experts; it can be 1 to {self.experts}"
-            )
-        return self
+def _even_head_dim(given: Mapping[str, Any]) -> int:
+    return int(given["hidden_size"] // given["num_attention_heads"])
+
+
+def _dense_width(given: Mapping[str, Any]) -> int:
+    return int(given["intermediate_size"])
 
 
 class ModelConfig(Settings):
     """One decoder-only transformer; the presets in `configs/model/` are values of this class."""
 
-    layers: int = pydantic.Field(gt=0)
+    renamed_keys: ClassVar[Mapping[str, str]] = MODEL_KEYS
+    renamed_values: ClassVar[Mapping[tuple[str, str], str]] = MODEL_VALUES
+
+    num_hidden_layers: int = pydantic.Field(gt=0)
     """Transformer layers, each an attention block and a feed-forward block."""
-    hidden: int = pydantic.Field(gt=0)
+    hidden_size: int = pydantic.Field(gt=0)
     """Width of the residual stream."""
-    heads: int = pydantic.Field(gt=0)
+    num_attention_heads: int = pydantic.Field(gt=0)
     """Query heads."""
-    key_value_heads: int | None = pydantic.Field(default=None, gt=0)
-    """Key and value heads, each shared by heads / key_value_heads query heads; default: `heads`."""
-    head_dim: int | None = pydantic.Field(default=None, gt=0)
-    """Width of one head; default: hidden / heads."""
-    feed_forward: int = pydantic.Field(gt=0)
-    """Width between the two matrix products of the feed-forward block (of each half of SwiGLU); in
-    a mixture that of each expert."""
-    mixture: MixtureSettings | None = None
-    """Experts in place of the feed-forward block, in every layer; null: a dense model."""
-    vocabulary: int = pydantic.Field(gt=0)
+    num_key_value_heads: int = pydantic.Field(default_factory=_attention_heads, gt=0)
+    """Key and value heads, each shared by num_attention_heads / num_key_value_heads query heads;
+    default: `num_attention_heads`."""
+    head_dim: int = pydantic.Field(default_factory=_even_head_dim, gt=0)
+    """Width of one head; default: hidden_size / num_attention_heads."""
+    intermediate_size: int = pydantic.Field(gt=0)
+    """Width between the two matmuls of a dense feed-forward block (of each half of SwiGLU)."""
+    vocab_size: int = pydantic.Field(gt=0)
     """Number of tokens."""
-    maximum_positions: int = pydantic.Field(gt=0)
+    max_position_embeddings: int = pydantic.Field(gt=0)
     """Longest sequence; the number of learned positions, if positions are learned."""
     norm: Literal["layernorm", "rmsnorm", "layernorm1p"] = "rmsnorm"
     """LayerNorm has a bias. LayerNorm1p is LayerNorm whose stored scale is the scale minus 1, so
     that weight decay, where it is applied, pulls the scale to 1."""
-    norm_epsilon: float = pydantic.Field(default=1e-5, gt=0)
-    """Added to the variance before its root is taken."""
-    activation: Literal["gelu", "squared_relu", "swiglu"] = "swiglu"
-    """GELU is the tanh approximation that GPT-2 and GPT-3 use."""
-    positions: Literal["learned", "rotary"] = "rotary"
-    """Learned positions are added to the embedding; rotary ones turn queries and keys."""
-    rotary_fraction: float = pydantic.Field(default=1.0, gt=0, le=1)
-    """Share of each head that is turned (its first dims); the rest carries no position."""
-    rotary_base: float = pydantic.Field(default=10_000.0, gt=1)
-    """Wavelengths run from 2 pi to almost 2 pi times this."""
-    rotary_scaling: RotaryScaling | None = None
-    """Llama 3.1's stretch of the frequencies, if any."""
-    biases: bool = False
-    """Whether matrix products have a bias; those of a mixture have none."""
-    tied_head: bool = False
-    """Whether the output head is the transpose of the token embedding."""
+    rms_norm_eps: float = pydantic.Field(default=1e-5, gt=0)
+    """Number added to the variance (RMSNorm: the mean square) before its root is taken."""
+    hidden_act: Literal["gelu_pytorch_tanh", "relu2", "silu"] = "silu"
+    """Activation of the feed-forward block. `silu` is gated (SwiGLU), as in Llama;
+    `gelu_pytorch_tanh` (GPT-2 and GPT-3) and `relu2` (Nemotron) have no gate."""
+    position_embedding_type: Literal["learned_absolute", "rope"] = "rope"
+    """Learned positions are added to the embedding; rotary ones rotate queries and keys."""
+    rope_parameters: RopeParameters = RopeParameters()
+    """Base, share and scaling of rotary positions."""
+    qkv_bias: bool = False
+    """Bias of the query, key and value projections."""
+    attention_output_bias: bool = False
+    """Bias of the attention's output projection."""
+    mlp_bias: bool = False
+    """Bias of a dense feed-forward block's projections; those of experts have none."""
+    tie_word_embeddings: bool = False
+    """Use the transpose of the token embedding as the output head."""
     dropout: float = pydantic.Field(default=0.0, ge=0, lt=1)
     """Rate on the embedding and on both residual branches; attention weights have none."""
-    initial_deviation: float = pydantic.Field(default=0.02, gt=0)
+    initializer_range: float = pydantic.Field(default=0.02, gt=0)
     """Standard deviation of the initial matrices; residual outputs get 1/sqrt(2 layers) of it."""
 
-    @property
-    def kv_heads(self) -> int:
-        """Key and value heads: `key_value_heads`, or `heads` where that is not given."""
-        return self.key_value_heads or self.heads
+    num_experts: int = pydantic.Field(default=0, ge=0)
+    """Experts of every layer, in place of its dense feed-forward block; 0: a dense model."""
+    num_experts_per_tok: int = pydantic.Field(default=0, ge=0)
+    """Experts that the router chooses for a token (k)."""
+    moe_intermediate_size: int = pydantic.Field(default_factory=_dense_width, gt=0)
+    """Width of each expert; default: `intermediate_size`, which has no other use with experts."""
+    n_shared_experts: int = pydantic.Field(default=0, ge=0)
+    """Experts of the same width that every token also goes to, without a gate (as in DeepSeek)."""
+    norm_topk_prob: bool = True
+    """Make a token's k gates sum to 1, as in Mixtral; otherwise they are its k largest
+    probabilities among all experts, as in DeepSeekMoE."""
+    capacity_factor: float | None = pydantic.Field(default=None, gt=0)
+    """An expert takes at most ceil(capacity_factor * S * k / E) tokens of a sequence, the first
+    ones, and drops the others; null: it takes all (dropless)."""
+    router_aux_loss_coef: float = pydantic.Field(default=0.01, ge=0)
+    """Weight of the load-balancing loss, summed over layers, in a sequence's loss."""
 
     @property
-    def head_size(self) -> int:
-        """Width of one head: `head_dim`, or hidden / heads where that is not given."""
-        return self.head_dim or self.hidden // self.heads
+    def is_moe(self) -> bool:
+        """True where experts take the place of the dense feed-forward block."""
+        return self.num_experts > 0
 
     @property
-    def shared_width(self) -> int:
-        """Width of the feed-forward block that every token meets: all of it, or a mixture's shared
-        experts side by side."""
-        return self.feed_forward * (self.mixture.shared_experts if self.mixture else 1)
+    def shared_expert_intermediate_size(self) -> int:
+        """Width of the shared experts side by side, which are one dense feed-forward block."""
+        return self.n_shared_experts * self.moe_intermediate_size
 
     @property
     def rotary_dim(self) -> int:
-        """How many of a head's dims the rotary positions turn."""
-        return round(self.rotary_fraction * self.head_size)
+        """Dims of a head that rotary positions rotate."""
+        return round(self.rope_parameters.partial_rotary_factor * self.head_dim)
 
     @property
     def gated(self) -> bool:
-        """Whether the feed-forward block has a gate beside its up projection."""
-        return self.activation == "swiglu"
+        """True where the feed-forward block has a gate beside its up projection."""
+        return self.hidden_act == "silu"
 
     @pydantic.model_validator(mode="after")
     def _sizes_fit(self) -> Self:
-        if self.head_dim is None and self.hidden % self.heads:
+        heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
+        if "head_dim" not in self.model_fields_set and self.hidden_size % heads:
             raise ValueError(
-                f"hidden {self.hidden} is not a multiple of heads {self.heads}; "
+                f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads {heads}; "
                 "choose one that is, or give head_dim"
             )
-        if self.heads % self.kv_heads:
-            fitting = [n for n in range(1, self.heads + 1) if self.heads % n == 0]
+        if heads % kv_heads:
+            fitting = [n for n in range(1, heads + 1) if heads % n == 0]
             raise ValueError(
-                f"heads {self.heads} is not a multiple of key_value_heads {self.kv_heads}; "
-                f"key_value_heads can be {', '.join(map(str, fitting))}"
-            )
-        if self.positions == "rotary":
-            turned = self.rotary_fraction * self.head_size
-            if not math.isclose(turned, round(turned)) or round(turned) % 2:
-                raise ValueError(
-                    f"rotary_fraction {self.rotary_fraction:g} of a head of {self.head_size} dims "
-                    f"is {turned:g} dims; rotary positions turn pairs, so it must be even"
-                )
-        elif self.rotary_scaling is not None or self.rotary_fraction != 1:
-            raise ValueError(
-                "rotary_scaling and rotary_fraction need positions: rotary, and positions is "
-                f"{self.positions}"
+                f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}; "
+                f"num_key_value_heads can be {', '.join(map(str, fitting))}"
             )
         return self
 
+    @pydantic.model_validator(mode="after")
+    def _positions_fit(self) -> Self:
+        if self.position_embedding_type == "learned_absolute":
+            if self.rope_parameters != RopeParameters():
+                raise ValueError(
+                    "rope_parameters requires position_embedding_type=rope; got learned_absolute. "
+                    "Remove rope_parameters, or set position_embedding_type"
+                )
+            return self
+        share = self.rope_parameters.partial_rotary_factor
+        rotated = share * self.head_dim
+        if not math.isclose(rotated, round(rotated)) or round(rotated) % 2:
+            raise ValueError(
+                f"rope_parameters.partial_rotary_factor {share:g} of a head of {self.head_dim} "
+                f"dims is {rotated:g} dims; rotary positions rotate pairs, so it must be even"
+            )
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _experts_fit(self) -> Self:
+        if self.is_moe and not 1 <= self.num_experts_per_tok <= self.num_experts:
+            raise ValueError(
+                f"num_experts_per_tok {self.num_experts_per_tok} does not fit num_experts "
+                f"{self.num_experts}; it can be 1 to {self.num_experts}"
+            )
+        if not self.is_moe:
+            for key in ("num_experts_per_tok", "n_shared_experts", "capacity_factor"):
+                if getattr(self, key):
+                    raise ValueError(f"{key} requires num_experts; remove {key}, or set both")
+        return self
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a validated copy with `changes`; defaults that depend on them are taken anew."""
+        return type(self)(**self.model_dump(exclude_unset=True) | changes)
+
     @classmethod
     def load(cls, name_or_path: str | Path) -> Self:
-        """The preset of that name in `configs/model/`, or the YAML file at that path.
+        """Read the preset of that name in `configs/model/`, or the YAML file at that path.
 
-        What ends in .yaml or .yml or holds a slash is a path; everything else is a name.
+        A text that ends in .yaml or .yml or holds a slash is a path; any other is a name.
 
         Raises:
             UserError: no such preset or file, or a setting in it is wrong.

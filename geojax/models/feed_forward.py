@@ -77,10 +77,10 @@ def activate(up: jax.Array, gate: jax.Array | None, config: ModelConfig) -> jax.
         gate: in the shape of `up`, the product beside it; None where the activation has no gate.
         config: the model.
     """
-    if config.activation == "swiglu":
+    if config.hidden_act == "silu":
         assert gate is not None, "SwiGLU has a gate"
         return jax.nn.silu(gate) * up
-    if config.activation == "squared_relu":
+    if config.hidden_act == "relu2":
         return jnp.square(jax.nn.relu(up))
     return jax.nn.gelu(up, approximate=True)
 

@@ -21,6 +21,8 @@ def model_flops(config: ModelConfig, sequence: int) -> int:
     layers = jax.tree_util.tree_leaves_with_path(parameter_shapes(config)["layers"])
     kernels = sum(leaf.size for path, leaf in layers if path[-1].key == "kernel")
     kernels -= parameter_count(config) - active_parameter_count(config)
-    head = config.hidden * config.vocabulary
-    attention = 12 * config.layers * config.heads * config.head_size * sequence
+    head = config.hidden_size * config.vocab_size
+    attention = (
+        12 * config.num_hidden_layers * config.num_attention_heads * config.head_dim * sequence
+    )
     return 6 * (kernels + head) + attention

@@ -66,24 +66,27 @@ def _check(
 ) -> None:
     if not prompts or any(len(prompt) == 0 for prompt in prompts):
         raise UserError("generate: give at least one prompt, each of at least one token")
-    beyond = [token for prompt in prompts for token in prompt if not 0 <= token < config.vocabulary]
+    beyond = [token for prompt in prompts for token in prompt if not 0 <= token < config.vocab_size]
     if beyond:
         raise UserError(
             f"generate: token {beyond[0]} in a prompt is outside the model's vocabulary "
-            f"(0 to {config.vocabulary - 1})"
+            f"(0 to {config.vocab_size - 1})"
         )
     if count < 1:
         raise UserError(f"generate: count is {count}, must be at least 1")
     if temperature < 0:
         raise UserError(f"generate: temperature is {temperature:g}, must be 0 or more")
-    if top_k is not None and not 1 <= top_k <= config.vocabulary:
-        raise UserError(f"generate: top_k is {top_k}, must be in 1 to {config.vocabulary}")
+    if top_k is not None and not 1 <= top_k <= config.vocab_size:
+        raise UserError(f"generate: top_k is {top_k}, must be in 1 to {config.vocab_size}")
     # The last token drawn is not read again.
     longest = max(len(prompt) for prompt in prompts) + count - 1
-    if config.positions == "learned" and longest > config.maximum_positions:
+    if (
+        config.position_embedding_type == "learned_absolute"
+        and longest > config.max_position_embeddings
+    ):
         raise UserError(
             f"generate: prompt and continuation take {longest} positions, the model has learned "
-            f"{config.maximum_positions} (maximum_positions)"
+            f"{config.max_position_embeddings} (maximum_positions)"
         )
 
 
@@ -107,7 +110,7 @@ def _continue(
     """`padded` [rows, positions] with what lies behind each row's length filled in."""
     rows, positions = padded.shape
     dtype = parameters["embedding"]["tokens"]["embedding"].dtype
-    shape = (config.layers, rows, positions, config.kv_heads, config.head_size)
+    shape = (config.num_hidden_layers, rows, positions, config.num_key_value_heads, config.head_dim)
 
     def step(
         carry: tuple[jax.Array, _Cache], position: jax.Array
@@ -136,7 +139,9 @@ def _next_logits(
     here = jnp.broadcast_to(position, (tokens.shape[0], 1))
     batch = {"tokens": tokens[:, None], "positions": here}
     x = embed(parameters["embedding"], batch, config, None)
-    rotary = rotary_table(here, config, x.dtype) if config.positions == "rotary" else None
+    rotary = (
+        rotary_table(here, config, x.dtype) if config.position_embedding_type == "rope" else None
+    )
 
     def one_layer(
         carry: tuple[jax.Array, _Cache], layer_and_index: tuple[Parameters, jax.Array]
@@ -154,7 +159,7 @@ def _next_logits(
         branch, _ = second_block(own, x, None, position[None], config)
         return (x + branch, cache), None
 
-    indices = jnp.arange(config.layers, dtype=jnp.int32)
+    indices = jnp.arange(config.num_hidden_layers, dtype=jnp.int32)
     (x, cache), _ = lax.scan(one_layer, (x, cache), (parameters["layers"], indices))
     return head(parameters, x, config)[:, 0], cache
 

@@ -59,7 +59,7 @@ def make_context(
 ) -> LayerContext:
     """The context of a batch, for layers that compute in `dtype`."""
     rotary = None
-    if config.positions == "rotary":
+    if config.position_embedding_type == "rope":
         rotary = rotary_table(batch["positions"], config, dtype)
     key = dropout_key if config.dropout > 0 else None
     columns = local_columns(batch["tokens"].shape[1], parallelism)
@@ -123,11 +123,11 @@ def project_heads(
     """
     normed = enter(norm(parameters["attention_norm"], x, config), parallelism)
     own = parameters["attention"]
-    if config.kv_heads < parallelism.tensor:
+    if config.num_key_value_heads < parallelism.tensor:
         own = own | {name: _own_head(own[name], config, parallelism) for name in ("key", "value")}
     query, key, value = (
         linear(own[name], normed, parallelism, products).reshape(
-            *normed.shape[:2], -1, config.head_size
+            *normed.shape[:2], -1, config.head_dim
         )
         for name in ("query", "key", "value")
     )
@@ -138,13 +138,13 @@ def project_heads(
 
 def _own_head(parameters: Parameters, config: ModelConfig, parallelism: Parallelism) -> Parameters:
     """The one head that this rank's queries read, of keys or values that it holds whole."""
-    ranks_of_a_head = parallelism.tensor // config.kv_heads
-    first = lax.axis_index("tensor") // ranks_of_a_head * config.head_size
+    ranks_of_a_head = parallelism.tensor // config.num_key_value_heads
+    first = lax.axis_index("tensor") // ranks_of_a_head * config.head_dim
 
     def of_head(leaf: jax.Array) -> jax.Array:
         if leaf.ndim == 0:  # of a rounded kernel: a scale, which is that of all heads
             return leaf
-        return lax.dynamic_slice_in_dim(leaf, first, config.head_size, axis=-1)
+        return lax.dynamic_slice_in_dim(leaf, first, config.head_dim, axis=-1)
 
     own = {name: parameters[name] for name in ("kernel", "bias") if name in parameters}
     return parameters | jax.tree.map(of_head, own)
@@ -173,7 +173,7 @@ def second_block(
     Returns:
         [rows, columns, hidden], and the mixture's balance loss [rows], None where it is dense.
     """
-    if config.mixture is None:
+    if not config.is_moe:
         return feed_forward_block(parameters, x, config, parallelism, products), None
     return mixture_block(parameters, x, segment_ids, columns, config, parallelism, products)
 

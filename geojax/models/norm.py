@@ -20,7 +20,7 @@ def norm(parameters: Parameters, x: jax.Array, config: ModelConfig) -> jax.Array
         wide = wide - wide.mean(-1, keepdims=True)
     if config.norm == "layernorm1p":
         scale = 1 + scale
-    inverse = lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + config.norm_epsilon)
+    inverse = lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + config.rms_norm_eps)
     result = wide * inverse * scale
     if "bias" in parameters:
         result = result + parameters["bias"].astype(wide.dtype)

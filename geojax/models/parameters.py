@@ -25,15 +25,15 @@ def parameter_shapes(config: ModelConfig, dtype: Any = jnp.float32) -> Parameter
     With L layers, d hidden, H and K query and key-value heads of D dims, F feed-forward, V tokens:
 
         embedding/tokens/embedding          [V, d]
-        embedding/positions/embedding       [maximum_positions, d]     learned positions only
+        embedding/positions/embedding       [max_position_embeddings, d]  learned positions only
         layers/attention_norm/scale         [L, d]      and /bias      LayerNorm and LayerNorm1p
-        layers/attention/query/kernel       [L, d, H D] and /bias      bias: config.biases
+        layers/attention/query/kernel       [L, d, H D] and /bias      bias: qkv_bias
         layers/attention/key/kernel         [L, d, K D] and /bias
         layers/attention/value/kernel       [L, d, K D] and /bias
-        layers/attention/output/kernel      [L, H D, d] and /bias
+        layers/attention/output/kernel      [L, H D, d] and /bias      bias: attention_output_bias
         layers/feed_forward_norm/scale      [L, d]      and /bias
         layers/feed_forward/gate/kernel     [L, d, F]   and /bias      SwiGLU only
-        layers/feed_forward/up/kernel       [L, d, F]   and /bias
+        layers/feed_forward/up/kernel       [L, d, F]   and /bias      bias: mlp_bias
         layers/feed_forward/down/kernel     [L, F, d]   and /bias
         final_norm/scale                    [d]         and /bias
         head/kernel                         [d, V]                     unless the head is tied
@@ -46,9 +46,9 @@ def parameter_shapes(config: ModelConfig, dtype: Any = jnp.float32) -> Parameter
         layers/experts/down/kernel          [L, E, F, d]
         layers/shared_experts/gate/kernel   [L, d, S F]                and up and down; if S > 0
     """
-    hidden = config.hidden
-    query_width = config.heads * config.head_size
-    key_value_width = config.kv_heads * config.head_size
+    hidden = config.hidden_size
+    query_width = config.num_attention_heads * config.head_dim
+    key_value_width = config.num_key_value_heads * config.head_dim
 
     def array(*shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype)
@@ -57,42 +57,42 @@ def parameter_shapes(config: ModelConfig, dtype: Any = jnp.float32) -> Parameter
         scale = {"scale": array(*leading, hidden)}
         return scale if config.norm == "rmsnorm" else scale | {"bias": array(*leading, hidden)}
 
-    def matrix(*dims: int, bias: bool = config.biases) -> Parameters:
-        kernel = {"kernel": array(config.layers, *dims)}
-        return kernel | {"bias": array(config.layers, dims[-1])} if bias else kernel
+    def matrix(*dims: int, bias: bool = False) -> Parameters:
+        kernel = {"kernel": array(config.num_hidden_layers, *dims)}
+        return kernel | {"bias": array(config.num_hidden_layers, dims[-1])} if bias else kernel
 
     def feed_forward(width: int, *leading: int) -> Parameters:
-        bias = config.biases and config.mixture is None
+        bias = config.mlp_bias and not config.is_moe
         block = {"up": matrix(*leading, hidden, width, bias=bias)}
         if config.gated:
             block["gate"] = matrix(*leading, hidden, width, bias=bias)
         return block | {"down": matrix(*leading, width, hidden, bias=bias)}
 
-    tree: Parameters = {"embedding": {"tokens": {"embedding": array(config.vocabulary, hidden)}}}
-    if config.positions == "learned":
-        positions = {"embedding": array(config.maximum_positions, hidden)}
+    tree: Parameters = {"embedding": {"tokens": {"embedding": array(config.vocab_size, hidden)}}}
+    if config.position_embedding_type == "learned_absolute":
+        positions = {"embedding": array(config.max_position_embeddings, hidden)}
         tree["embedding"]["positions"] = positions
     layers: Parameters = {
-        "attention_norm": norm(config.layers),
+        "attention_norm": norm(config.num_hidden_layers),
         "attention": {
-            "query": matrix(hidden, query_width),
-            "key": matrix(hidden, key_value_width),
-            "value": matrix(hidden, key_value_width),
-            "output": matrix(query_width, hidden),
+            "query": matrix(hidden, query_width, bias=config.qkv_bias),
+            "key": matrix(hidden, key_value_width, bias=config.qkv_bias),
+            "value": matrix(hidden, key_value_width, bias=config.qkv_bias),
+            "output": matrix(query_width, hidden, bias=config.attention_output_bias),
         },
-        "feed_forward_norm": norm(config.layers),
+        "feed_forward_norm": norm(config.num_hidden_layers),
     }
-    if config.mixture is None:
-        layers["feed_forward"] = feed_forward(config.feed_forward)
+    if not config.is_moe:
+        layers["feed_forward"] = feed_forward(config.intermediate_size)
     else:
-        layers["router"] = matrix(hidden, config.mixture.experts, bias=False)
-        layers["experts"] = feed_forward(config.feed_forward, config.mixture.experts)
-        if config.mixture.shared_experts:
-            layers["shared_experts"] = feed_forward(config.shared_width)
+        layers["router"] = matrix(hidden, config.num_experts)
+        layers["experts"] = feed_forward(config.moe_intermediate_size, config.num_experts)
+        if config.n_shared_experts:
+            layers["shared_experts"] = feed_forward(config.shared_expert_intermediate_size)
     tree["layers"] = layers
     tree["final_norm"] = norm()
-    if not config.tied_head:
-        tree["head"] = {"kernel": array(hidden, config.vocabulary)}
+    if not config.tie_word_embeddings:
+        tree["head"] = {"kernel": array(hidden, config.vocab_size)}
     return tree
 
 
@@ -103,18 +103,18 @@ def parameter_count(config: ModelConfig) -> int:
 
 def active_parameter_count(config: ModelConfig) -> int:
     """How many parameters one token meets: of a mixture's experts those that it goes to."""
-    if config.mixture is None:
+    if not config.is_moe:
         return parameter_count(config)
     experts = jax.tree.leaves(parameter_shapes(config)["layers"]["experts"])
-    unmet = config.mixture.experts - config.mixture.experts_per_token
-    of_one = sum(math.prod(leaf.shape) for leaf in experts) // config.mixture.experts
+    unmet = config.num_experts - config.num_experts_per_tok
+    of_one = sum(math.prod(leaf.shape) for leaf in experts) // config.num_experts
     return parameter_count(config) - unmet * of_one
 
 
 def init_parameters(config: ModelConfig, key: jax.Array, dtype: Any = jnp.float32) -> Parameters:
     """Initial parameters, in the tree of `parameter_shapes`.
 
-    Matrices and tables are normal with `config.initial_deviation`; the two outputs into the
+    Matrices and tables are normal with `config.initializer_range`; the two outputs into the
     residual stream (attention/output and every down) with 1/sqrt(2 layers) of it, as in GPT-2
     ("Language Models are Unsupervised Multitask Learners", Radford et al. 2019, section 2.3) and
     Megatron-LM. Biases are 0 and scales 1 (stored as 0 by LayerNorm1p).
@@ -123,7 +123,7 @@ def init_parameters(config: ModelConfig, key: jax.Array, dtype: Any = jnp.float3
     then cast: they do not depend on `dtype` (but for rounding), nor, under `jax.jit` with
     `out_shardings`, on the sharding.
     """
-    output_deviation = config.initial_deviation / math.sqrt(2 * config.layers)
+    output_deviation = config.initializer_range / math.sqrt(2 * config.num_hidden_layers)
 
     def initial(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.Array:
         names = [entry.key for entry in path]
@@ -132,7 +132,7 @@ def init_parameters(config: ModelConfig, key: jax.Array, dtype: Any = jnp.float3
         if names[-1] == "scale":
             return jnp.ones(leaf.shape, dtype)
         is_output = names[-2] in ("output", "down")
-        deviation = output_deviation if is_output else config.initial_deviation
+        deviation = output_deviation if is_output else config.initializer_range
         leaf_key = jax.random.fold_in(key, np.uint32(zlib.crc32("/".join(names).encode())))
         return (deviation * jax.random.normal(leaf_key, leaf.shape, jnp.float32)).astype(dtype)
 

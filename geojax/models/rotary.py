@@ -4,25 +4,32 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from geojax.models.config import ModelConfig, RotaryScaling
+from geojax.models.config import ModelConfig, RopeParameters
 
 
 def rotary_frequencies(config: ModelConfig) -> np.ndarray:
     """Radians per position of each pair of dims, float64 [rotary_dim / 2].
 
     RoFormer (Su et al. 2021), equation 15: base^(-2 i / rotary_dim); stretched as Llama 3.1 does
-    where `config.rotary_scaling` says so.
+    with `rope_type: llama3`.
     """
     exponents = np.arange(0, config.rotary_dim, 2, dtype=np.float64) / config.rotary_dim
-    frequencies = config.rotary_base**-exponents
-    return _stretch(frequencies, config.rotary_scaling) if config.rotary_scaling else frequencies
+    frequencies = config.rope_parameters.rope_theta**-exponents
+    if config.rope_parameters.rope_type == "llama3":
+        return _scale_as_llama3(frequencies, config.rope_parameters)
+    return frequencies
 
 
-def _stretch(frequencies: np.ndarray, scaling: RotaryScaling) -> np.ndarray:
-    turns = scaling.original_positions * frequencies / (2 * np.pi)
-    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
-    keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
-    return frequencies * (keep + (1 - keep) / scaling.factor)
+def _scale_as_llama3(frequencies: np.ndarray, rope: RopeParameters) -> np.ndarray:
+    low, high = rope.low_freq_factor, rope.high_freq_factor
+    context, factor = rope.original_max_position_embeddings, rope.factor
+    assert low is not None
+    assert high is not None
+    assert context is not None
+    assert factor is not None
+    rotations = context * frequencies / (2 * np.pi)
+    keep = np.clip((rotations - low) / (high - low), 0.0, 1.0)
+    return frequencies * (keep + (1 - keep) / factor)
 
 
 def rotary_table(

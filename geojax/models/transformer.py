@@ -70,8 +70,8 @@ def loss_sum(
         products=products,
     )
     total = head_loss(parameters, x, batch, config, parallelism)
-    if balance is not None and config.mixture is not None:
-        total += weighted_balance(balance, batch["loss_mask"], config.mixture)
+    if balance is not None and config.is_moe:
+        total += weighted_balance(balance, batch["loss_mask"], config)
     return total, batch["loss_mask"].astype(total.dtype).sum()
 
 
@@ -143,12 +143,12 @@ def embed(
     """
     tokens = look_up_own(parameters["tokens"]["embedding"], batch["tokens"], parallelism)
     x = leave(tokens, parallelism)
-    if config.positions == "learned":
+    if config.position_embedding_type == "learned_absolute":
         sequence = batch["tokens"].shape[1] * parallelism.context
-        if sequence > config.maximum_positions:
+        if sequence > config.max_position_embeddings:
             raise UserError(
                 f"a sequence of {sequence} tokens is longer than the model's "
-                f"{config.maximum_positions} learned positions (maximum_positions)"
+                f"{config.max_position_embeddings} learned positions (maximum_positions)"
             )
         positions = stream_columns(batch["positions"], parallelism, dim=1)
         x = x + look_up(parameters["positions"]["embedding"], positions)
@@ -185,7 +185,7 @@ def apply_layers(
         x: jax.Array, layer_and_index: tuple[Parameters, jax.Array]
     ) -> tuple[jax.Array, jax.Array | None]:
         own, index = layer_and_index
-        here = products.at_layer(index, config.layers)
+        here = products.at_layer(index, config.num_hidden_layers)
         return layer(own, x, index, context, config, attention, parallelism, here)
 
     # The carry must vary over whatever the weights or the batch vary over, but for `tensor`: what
@@ -214,15 +214,15 @@ def head_loss(
         head_kernel(parameters, config),
         batch["targets"],
         batch["loss_mask"],
-        tied=config.tied_head,
-        vocabulary=config.vocabulary,
+        tied=config.tie_word_embeddings,
+        vocabulary=config.vocab_size,
         parallelism=parallelism,
     )
 
 
 def head_kernel(parameters: Parameters, config: ModelConfig) -> jax.Array:
     """[hidden, vocabulary], or the embedding [vocabulary, hidden] where the head is tied."""
-    if config.tied_head:
+    if config.tie_word_embeddings:
         return parameters["embedding"]["tokens"]["embedding"]
     return parameters["head"]["kernel"]
 
@@ -238,5 +238,5 @@ def head(
     hidden = enter(norm(parameters["final_norm"], x, config), parallelism)
     kernel = head_kernel(parameters, config)
     wide = jnp.promote_types(hidden.dtype, jnp.float32)
-    equation = "...d,vd->...v" if config.tied_head else "...d,dv->...v"
+    equation = "...d,vd->...v" if config.tie_word_embeddings else "...d,dv->...v"
     return jnp.einsum(equation, hidden, kernel, preferred_element_type=wide)

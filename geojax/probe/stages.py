@@ -187,7 +187,7 @@ class _Pieces:
             parameters = init_parameters(single, key, plan.policy.master_dtype)
             padded = jax.tree.map(lambda leaf, place: place.pad(leaf), parameters, self._layouts)
             history = jax.tree.map(lambda place: jnp.ones(place.padded_shape), histories)
-            tokens = jax.random.randint(key, shapes["tokens"].shape, 0, model.vocabulary)
+            tokens = jax.random.randint(key, shapes["tokens"].shape, 0, model.vocab_size)
             columns = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
             batch = {
                 "tokens": tokens,
@@ -238,8 +238,8 @@ class _Pieces:
 
     def _layer(self, kind: str, weights: StageWeights, batch: Any) -> tuple[Body, Any]:
         """One layer, from the middle of the model, as the executor runs it."""
-        before = self._run.model.layers // 2
-        counts = (before, 1, self._run.model.layers - before - 1)
+        before = self._run.model.num_hidden_layers // 2
+        counts = (before, 1, self._run.model.num_hidden_layers - before - 1)
         layers = StageLayers(
             self._functions,
             weights,

@@ -46,7 +46,7 @@ def history_layouts(model: ModelConfig, plan: StepPlan) -> Any:
     if plan.staged_layers is not None:
         rows = stage_rows(model, plan.staged_layers, plan.stage_axes)["layers"]
         stages = jax.tree.leaves(rows)[0]
-    shape = (model.layers, sites, _OPERANDS, recipe.history)
+    shape = (model.num_hidden_layers, sites, _OPERANDS, recipe.history)
     place = LeafLayout(shape, jnp.dtype(jnp.float32), parts, stages=stages)
     return _of_linear_layers(parameter_shapes(model)["layers"], place)
 

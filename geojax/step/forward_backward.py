@@ -178,14 +178,14 @@ class TrainingPass:
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array | None]]:
         """What is differentiated; and its parts, the tokens' losses and the experts' balance."""
         loss = head_loss(read, x, batch, self.model, self.plan.parallelism)
-        if balance is None or self.model.mixture is None:
+        if balance is None or not self.model.is_moe:
             return self.scaled(loss), (loss, None)
-        weighted = weighted_balance(balance, batch["loss_mask"], self.model.mixture)
+        weighted = weighted_balance(balance, batch["loss_mask"], self.model)
         return self.scaled(loss + weighted), (loss, weighted)
 
     def spans(self, sources: Sequence[WeightSource]) -> list[Span]:
         """All layers, without rematerialisation; those that multiply alike are together."""
-        spans = self.plan.products.spans(self.model.layers)
+        spans = self.plan.products.spans(self.model.num_hidden_layers)
         return [
             Span(count, functools.partial(self._layer, products), source)
             for (count, products), source in zip(spans, sources, strict=True)
@@ -195,7 +195,7 @@ class TrainingPass:
         self, weights: Parameters, x: jax.Array, index: jax.Array, context: Any
     ) -> tuple[jax.Array, jax.Array | None]:
         """Any one layer, without rematerialisation."""
-        products = self.plan.products.at_layer(index, self.model.layers)
+        products = self.plan.products.at_layer(index, self.model.num_hidden_layers)
         return self._layer(products, weights, x, index, context)
 
     def _layer(
@@ -207,7 +207,7 @@ class TrainingPass:
     @property
     def read_by_head(self) -> tuple[str, ...]:
         """The parts of the parameters that the head reads."""
-        return ("final_norm", "embedding" if self.model.tied_head else "head")
+        return ("final_norm", "embedding" if self.model.tie_word_embeddings else "head")
 
     def outer_gradients(self, of_head: Parameters, tables: Parameters) -> Parameters:
         """The gradients of the head and of the tables; a tied table gets both."""

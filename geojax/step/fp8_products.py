@@ -32,12 +32,12 @@ def require_fp8_products(step: jax.stages.Compiled, model: ModelConfig, plan: St
     Raises:
         UserError: there are fewer than there should be.
     """
-    follow = any(products.recipe for _, products in plan.products.spans(model.layers))
+    follow = any(products.recipe for _, products in plan.products.spans(model.num_hidden_layers))
     wanted = _OF_EACH * linear_layers(parameter_shapes(model)["layers"]) if follow else 0
     made = (step.as_text() or "").count(_FP8_PRODUCT)
     if made < wanted:
         raise UserError(
             f"FP8 on backend xla: of the {wanted} matrix products of a layer XLA made only {made} "
-            "in FP8; hidden, and a tensor rank's part of feed_forward and heads, must be multiples "
-            "of 16; use fp8.backend reference, or precision bf16"
+            "in FP8; hidden_size, and a tensor rank's part of intermediate_size and heads, must be "
+            "multiples of 16; use fp8.backend reference, or precision bf16"
         )

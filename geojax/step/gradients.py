@@ -126,8 +126,8 @@ def step_gradients(
     layer = jax.eval_shape(lambda: _trained_layer(weights))
     zero = vary_over(jnp.zeros((), run.loss_dtype), varying_axes(batch["loss_mask"]))
     outer_sums = zeros_of(jax.eval_shape(lambda: in_site(zeros_of(outer, dtype=dtype))))
-    layer_sums = WatchedSums(sink.start(layer, model.layers), zeros_of(expected))
-    balance = None if model.mixture is None else zero
+    layer_sums = WatchedSums(sink.start(layer, model.num_hidden_layers), zeros_of(expected))
+    balance = None if not model.is_moe else zero
     sums = Gradients(zero, balance, zero, outer_sums, layer_sums, ahead)
     if in_loop == 1:
         sums, _ = turn(sums, layer_slice(microbatches, 0))
@@ -151,7 +151,7 @@ def step_gradients(
         sources,
         sums.ahead,
         WatchedGradients(last_sink),
-        WatchedSums(last_sink.start(layer, model.layers), sums.layers.seen),
+        WatchedSums(last_sink.start(layer, model.num_hidden_layers), sums.layers.seen),
         layer_slice(microbatches, in_loop),
         behind=sums.loss if in_loop else None,
         together=together,

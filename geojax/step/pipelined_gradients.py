@@ -99,11 +99,10 @@ def _on_last_stage(number: jax.Array, plan: StepPlan) -> jax.Array:
 def stage_functions(run: TrainingPass) -> StageFunctions:
     """The pieces of a model for the executor."""
     model, plan = run.model, run.plan
-    settings, parallelism = model.mixture, plan.parallelism
+    parallelism = plan.parallelism
 
     def weigh(balance: jax.Array, batch: Batch) -> jax.Array:
-        assert settings is not None, "only mixtures have a balance"
-        return run.scaled(weighted_balance(balance, batch["loss_mask"], settings))
+        return run.scaled(weighted_balance(balance, batch["loss_mask"], model))
 
     return StageFunctions(
         embed=lambda first, batch: embed(first, batch, model, run.dropout_key, parallelism),
@@ -116,5 +115,5 @@ def stage_functions(run: TrainingPass) -> StageFunctions:
         ),
         layer=rematerialised(run.layer, plan.remat),
         head=lambda last, x, batch: run.scaled(head_loss(last, x, batch, model, parallelism)),
-        balance=None if settings is None else weigh,
+        balance=weigh if model.is_moe else None,
     )

@@ -77,7 +77,9 @@ def stage_rows(model: ModelConfig, staged: StagedLayers, axes: Sequence[str]) ->
         staged: how the stages share its layers.
         axes: the mesh axes that number the stages.
     """
-    assert staged.layers == model.layers, f"{staged.layers} layers on stages, not {model.layers}"
+    assert staged.layers == model.num_hidden_layers, (
+        f"{staged.layers} layers on stages, not {model.num_hidden_layers}"
+    )
     stages = staged.placement.stages
     layers = StageRows(tuple(axes), staged.rows)
 
@@ -86,7 +88,7 @@ def stage_rows(model: ModelConfig, staged: StagedLayers, axes: Sequence[str]) ->
         if names[0] == "layers":
             return layers
         holders = {staged.first_stage if names[0] == "embedding" else staged.last_stage}
-        if model.tied_head and "tokens" in names:
+        if model.tie_word_embeddings and "tokens" in names:
             holders.add(staged.last_stage)
         return StageRows.on(tuple(axes), stages, holders)
 

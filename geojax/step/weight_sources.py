@@ -93,7 +93,7 @@ def step_weights(
     sources: list[WeightSource] = []
     ahead: list[Any] = []
     first = 0
-    for count, products in plan.products.spans(model.layers):
+    for count, products in plan.products.spans(model.num_hidden_layers):
         own, known = _rows(layers, first, count), _rows(expected, first, count)
         places = jax.tree.map(lambda place, count=count: place.of_layers(count), layouts["layers"])
         follows = products.recipe == plan.policy.recipe

@@ -176,7 +176,7 @@ class Program:
         """The line after it: what was chosen for this machine."""
         attention = chosen_implementation(
             self.plan.policy.compute_dtype,
-            self.config.model.head_size,
+            self.config.model.head_dim,
             packed=True,
             implementation=self.plan.attention,
             platform=self.mesh.devices.flat[0].platform,

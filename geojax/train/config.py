@@ -1,9 +1,9 @@
 """The settings of a whole run: one YAML file, checked before any device is touched."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pydantic
 import yaml
@@ -16,11 +16,11 @@ from geojax.models.parallel.limits import check_parallelism
 from geojax.models.parallel.parallelism import ContextMethod, Parallelism
 from geojax.optim import OptimizerSettings
 from geojax.precision import LossScaleSettings, PrecisionName
+from geojax.renamed_keys import RUN_KEYS, RUN_VALUES
 from geojax.runtime import WatchdogSettings
 from geojax.settings import Settings, load_yaml, validate
 from geojax.train.fp8_settings import Fp8Settings, check_fp8
 from geojax.train.pipeline_settings import DcSettings, PipelineSettings, check_stages
-from geojax.train.renamed_keys import refuse_renamed
 
 
 class MeshSettings(Settings):
@@ -164,6 +164,9 @@ class SampleSettings(Settings):
 class RunConfig(Settings):
     """A whole run, as `geojax train` reads it."""
 
+    renamed_keys: ClassVar[Mapping[str, str]] = RUN_KEYS
+    renamed_values: ClassVar[Mapping[tuple[str, str], str]] = RUN_VALUES
+
     run_directory: Path
     """Where checkpoints, metrics, plots and the resolved config go."""
 
@@ -239,13 +242,6 @@ class RunConfig(Settings):
     """Consecutive steps with a non-finite loss or gradient after which the run stops; in fp16 not
     before the loss scale is at its minimum."""
 
-    @pydantic.model_validator(mode="before")
-    @classmethod
-    def _names_are_todays(cls, content: Any) -> Any:
-        if isinstance(content, dict):
-            refuse_renamed(content)
-        return content
-
     @pydantic.field_validator("model", mode="before")
     @classmethod
     def _resolve_preset(cls, value: Any) -> Any:
@@ -294,12 +290,14 @@ class RunConfig(Settings):
     @pydantic.model_validator(mode="after")
     def _fp8_is_used(self) -> "RunConfig":
         stages = self.dc.role == "stage"
-        check_fp8(self.fp8, self.precision, layers=self.model.layers, sites_are_stages=stages)
+        check_fp8(
+            self.fp8, self.precision, layers=self.model.num_hidden_layers, sites_are_stages=stages
+        )
         return self
 
     @pydantic.model_validator(mode="after")
     def _layers_divide(self) -> "RunConfig":
-        layers, together = self.model.layers, self.communication.overlap_layers
+        layers, together = self.model.num_hidden_layers, self.communication.overlap_layers
         if layers % together:
             fitting = ", ".join(str(n) for n in range(1, layers + 1) if layers % n == 0)
             raise ValueError(
@@ -311,7 +309,8 @@ class RunConfig(Settings):
     @pydantic.model_validator(mode="after")
     def _stages_fit(self) -> "RunConfig":
         sites, stage = self.pipeline_sites, self.mesh.stage
-        check_stages(self.pipeline, sites=sites, stage=stage, layers=self.model.layers)
+        layers = self.model.num_hidden_layers
+        check_stages(self.pipeline, sites=sites, stage=stage, layers=layers)
         if self.dc.role == "stage" and self.zero.across_sites:
             raise ValueError(
                 "zero.across_sites requires dc.role=data: with dc.role=stage the sites hold "
@@ -362,10 +361,10 @@ class RunConfig(Settings):
                 f"batch.rows={self.batch.rows} does not divide over {product} = {shares}; "
                 f"{fitting} rows would"
             )
-        if self.batch.sequence > self.model.maximum_positions:
+        if self.batch.sequence > self.model.max_position_embeddings:
             raise ValueError(
                 f"batch.sequence={self.batch.sequence} is longer than the model's "
-                f"maximum_positions={self.model.maximum_positions}"
+                f"max_position_embeddings={self.model.max_position_embeddings}"
             )
         return self
 

@@ -129,7 +129,7 @@ def _open_loader(config: RunConfig, corpus: Corpus, rows: Sequence[int]) -> Load
         global_rows=config.batch.rows,
         rows=rows,
         seed=config.seed,
-        vocabulary_size=config.model.vocabulary,
+        vocabulary_size=config.model.vocab_size,
         validation_rows=config.evaluation.rows,
     )
 

@@ -39,7 +39,7 @@ def refusal(result):
         (["--topology", "simulated-3x2"], "dc must be 3"),
         (["--topology", "atlantis"], "no topology preset is called 'atlantis'"),
         (["--data.sources", "[{name: sums, prepared: nowhere}]"], "nowhere"),
-        (["--model.vocabulary", "200"], "smaller than the tokenizer's"),
+        (["--model.vocab_size", "200"], "smaller than the tokenizer's"),
         (["steps", "3"], "expected an override such as"),
         (["--steps"], "--steps: a value is missing"),
         (["--resume"], "there is no checkpoint to resume from"),
@@ -104,8 +104,8 @@ def test_no_whole_checkpoint_is_an_error_not_a_fresh_start(run, corpus):
 
 def test_a_checkpoint_of_another_model(run, corpus):
     config = write_config(run.parent / "run.yaml", corpus)
-    line = refusal(train(config, "--model.layers", "3"))
-    assert "layers" in line
+    line = refusal(train(config, "--model.num_hidden_layers", "3"))
+    assert "num_hidden_layers" in line
     assert "2" in line
     assert "3" in line
 

@@ -13,32 +13,38 @@ DEVICES, ROWS, SEQUENCE = 8, 16, 32
 _LAYOUT_AXES = tuple(axis for axis in AXES if axis != "stage")
 _SIZES = {
     # The vocabulary divides over no number of ranks.
-    "layers": 2,
-    "hidden": 24,
-    "heads": 8,
+    "num_hidden_layers": 2,
+    "hidden_size": 24,
+    "num_attention_heads": 8,
     "head_dim": 4,
-    "feed_forward": 40,
-    "vocabulary": 61,
-    "maximum_positions": 64,
+    "intermediate_size": 40,
+    "vocab_size": 61,
+    "max_position_embeddings": 64,
 }
 _FAMILIES = {
     "gpt3": {
         "norm": "layernorm",
-        "activation": "gelu",
-        "positions": "learned",
-        "biases": True,
-        "tied_head": True,
+        "hidden_act": "gelu_pytorch_tanh",
+        "position_embedding_type": "learned_absolute",
+        "qkv_bias": True,
+        "attention_output_bias": True,
+        "mlp_bias": True,
+        "tie_word_embeddings": True,
     },
-    "llama": {"norm": "rmsnorm", "activation": "swiglu"},
-    "nemotron": {"norm": "layernorm1p", "activation": "squared_relu", "rotary_fraction": 0.5},
+    "llama": {"norm": "rmsnorm", "hidden_act": "silu"},
+    "nemotron": {
+        "norm": "layernorm1p",
+        "hidden_act": "relu2",
+        "rope_parameters": {"partial_rotary_factor": 0.5},
+    },
 }
 _MIXTURES = {
-    "dense": None,
-    "dropless": {"experts": 8, "experts_per_token": 2},
+    "dense": {},
+    "dropless": {"num_experts": 8, "num_experts_per_tok": 2},
     "capacity": {
-        "experts": 8,
-        "experts_per_token": 2,
-        "shared_experts": 1,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 1,
         "capacity_factor": 1.0,
     },
 }
@@ -58,13 +64,12 @@ class Draw:
     """Of the `StepPlan`."""
 
     def model(self) -> ModelConfig:
-        mixture = _MIXTURES[self.mixture]
         return ModelConfig(
             **_SIZES,
             **_FAMILIES[self.family],
-            key_value_heads=self.key_value_heads,
+            num_key_value_heads=self.key_value_heads,
             dropout=self.dropout,
-            **({} if mixture is None else {"mixture": mixture}),
+            **_MIXTURES[self.mixture],
         )
 
 

@@ -28,16 +28,16 @@ from geojax.train.compiled_run import Program, make_run_mesh, step_plan
 from geojax.train.config import RunConfig
 
 MODEL = {
-    "layers": 4,
-    "hidden": 48,
-    "heads": 4,
-    "key_value_heads": 2,
+    "num_hidden_layers": 4,
+    "hidden_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
     "head_dim": 12,
-    "feed_forward": 80,
-    "vocabulary": 101,
-    "maximum_positions": 64,
+    "intermediate_size": 80,
+    "vocab_size": 101,
+    "max_position_embeddings": 64,
 }
-MIXTURE = MODEL | {"mixture": {"experts": 4, "experts_per_token": 2}}
+MIXTURE = MODEL | {"num_experts": 4, "num_experts_per_tok": 2}
 COMMON = {
     "run_directory": "runs/golden",
     "steps": 20,

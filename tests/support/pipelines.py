@@ -46,14 +46,14 @@ FACTORS = {
     "layers": ("", "uneven"),
 }
 _SIZES = {
-    "hidden": 16,
-    "heads": 4,
+    "hidden_size": 16,
+    "num_attention_heads": 4,
     "head_dim": 4,
-    "feed_forward": 20,
-    "vocabulary": 29,
-    "maximum_positions": SEQUENCE,
+    "intermediate_size": 20,
+    "vocab_size": 29,
+    "max_position_embeddings": SEQUENCE,
 }
-_MIXTURE = {"experts": 4, "experts_per_token": 2}
+_MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,9 +188,9 @@ class Case:
 
     @property
     def model(self) -> ModelConfig:
-        mixture = {"mixture": _MIXTURE} if self.rows == "expert" else {}
+        mixture = _MIXTURE if self.rows == "expert" else {}
         layers = sum(self.layers_per_chunk)
-        return ModelConfig(layers=layers, **_SIZES, **FAMILIES[self.family], **mixture)
+        return ModelConfig(num_hidden_layers=layers, **_SIZES, **FAMILIES[self.family], **mixture)
 
     def errors(self, precision: str = "fp64") -> dict[str, float]:
         """How far the loss and the gradient of each leaf are from those of one device.
@@ -210,7 +210,7 @@ class Case:
         errors = {"loss": abs(float(made[0]) - loss) / abs(loss)}
         for (path, expected), value in zip(wanted, actual, strict=True):
             name = jax.tree_util.keystr(path, simple=True, separator=".")
-            zero = self.model.biases and name.endswith("key.bias")
+            zero = self.model.qkv_bias and name.endswith("key.bias")
             scale = largest if zero else np.abs(expected).max()
             errors[name] = float(np.abs(value - expected).max() / scale)
         return errors

@@ -20,25 +20,33 @@ FAMILIES = {
     # Sizes that do not divide over 3, 4 or 8 ranks, so that padding is at work everywhere.
     "gpt3": {
         "norm": "layernorm",
-        "activation": "gelu",
-        "positions": "learned",
-        "biases": True,
-        "tied_head": True,
+        "hidden_act": "gelu_pytorch_tanh",
+        "position_embedding_type": "learned_absolute",
+        "qkv_bias": True,
+        "attention_output_bias": True,
+        "mlp_bias": True,
+        "tie_word_embeddings": True,
         "dropout": 0.1,
     },
-    "llama": {"norm": "rmsnorm", "activation": "swiglu", "key_value_heads": 1},
+    "llama": {"norm": "rmsnorm", "hidden_act": "silu", "num_key_value_heads": 1},
     "nemotron": {
         "norm": "layernorm1p",
-        "activation": "squared_relu",
-        "rotary_fraction": 0.5,
-        "tied_head": False,
+        "hidden_act": "relu2",
+        "rope_parameters": {"partial_rotary_factor": 0.5},
+        "tie_word_embeddings": False,
     },
 }
 
 
 def model_of(family):
-    sizes = {"layers": 3, "hidden": 20, "heads": 2, "head_dim": 8, "feed_forward": 36}
-    return ModelConfig(**sizes, vocabulary=61, maximum_positions=64, **FAMILIES[family])
+    sizes = {
+        "num_hidden_layers": 3,
+        "hidden_size": 20,
+        "num_attention_heads": 2,
+        "head_dim": 8,
+        "intermediate_size": 36,
+    }
+    return ModelConfig(**sizes, vocab_size=61, max_position_embeddings=64, **FAMILIES[family])
 
 
 def make_batch(model, seed=0, rows=ROWS, sequence=SEQUENCE):
@@ -52,7 +60,7 @@ def make_batch(model, seed=0, rows=ROWS, sequence=SEQUENCE):
             first = place == 0 or segment_ids[row, place] != segment_ids[row, place - 1]
             positions[row, place] = 0 if first else positions[row, place - 1] + 1
     # Some tokens are much likelier than others: there is something to learn.
-    tokens = model.vocabulary * generator.random((rows, sequence + 1)) ** 4
+    tokens = model.vocab_size * generator.random((rows, sequence + 1)) ** 4
     return {
         "tokens": tokens[:, :-1].astype(np.int32),
         "targets": tokens[:, 1:].astype(np.int32),

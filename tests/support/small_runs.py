@@ -42,13 +42,13 @@ def write_config(path: Path, corpus: Path, **changes) -> Path:
         "simulate_devices": 8,
         "mesh": {"dc": 2, "data": 4},
         "model": {
-            "layers": 2,
-            "hidden": 36,  # divides over neither 8 nor 24 ranks: the state is padded
-            "heads": 2,
+            "num_hidden_layers": 2,
+            "hidden_size": 36,  # divides over neither 8 nor 24 ranks: the state is padded
+            "num_attention_heads": 2,
             "head_dim": 16,
-            "feed_forward": 52,
-            "vocabulary": 301,
-            "maximum_positions": 32,
+            "intermediate_size": 52,
+            "vocab_size": 301,
+            "max_position_embeddings": 32,
             "dropout": 0.1,
         },
         "data": {"sources": [{"name": "sums", "prepared": str(corpus)}]},

@@ -20,7 +20,7 @@ def lowered_step(model, plan, rows, sequence):
         plan,
         rows=rows,
         sequence=sequence,
-        scalars=2 + (model.mixture is not None),
+        scalars=2 + model.is_moe,
         signals=len(SIGNALS),
     )
     return step, expected

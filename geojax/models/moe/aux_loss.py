@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from geojax.models.config import MixtureSettings
+from geojax.models.config import ModelConfig
 from geojax.models.moe.router import Routing
 from geojax.models.moe.sharded_sequence import row_axes
 from geojax.models.parallel.parallelism import Parallelism
@@ -51,9 +51,7 @@ def balance_loss(routing: Routing, real: jax.Array | None, parallelism: Parallel
     return experts * product / (choices * count**2)
 
 
-def weighted_balance(
-    balance: jax.Array, loss_mask: jax.Array, settings: MixtureSettings
-) -> jax.Array:
+def weighted_balance(balance: jax.Array, loss_mask: jax.Array, config: ModelConfig) -> jax.Array:
     """What the balance adds to the sum of a row set's token losses: a scalar of at least float32.
 
     A row's balance counts as often as the row has targets, so that neither the layout nor
@@ -63,7 +61,7 @@ def weighted_balance(
         balance: [rows], summed over layers, of whole rows.
         loss_mask: [rows, columns] of this rank's columns; its sum over a row counts targets. (The
             ranks of `context` each weigh the row with their own targets, and together with all.)
-        settings: the mixture's.
+        config: the model.
     """
     targets = loss_mask.astype(balance.dtype).sum(axis=1)
-    return settings.balance_coefficient * jnp.sum(targets * balance)
+    return config.router_aux_loss_coef * jnp.sum(targets * balance)

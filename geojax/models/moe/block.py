@@ -57,16 +57,14 @@ def mixture_block(
     Returns:
         [rows, columns, hidden] in the dtype of `x`, and [rows] (see `balance_loss`).
     """
-    settings = config.mixture
-    assert settings is not None, "the model has no mixture"
     normed = norm(parameters["feed_forward_norm"], x, config)
-    routing = route(parameters["router"]["kernel"], normed, settings)
+    routing = route(parameters["router"]["kernel"], normed, config)
     real = None if segment_ids is None else segment_ids != 0
     balance = balance_loss(routing, real, parallelism)
     experts = routing.experts
     if real is not None:
-        experts = jnp.where(real[..., None], experts, settings.experts)
-    experts = drop(experts, columns, settings, parallelism)
+        experts = jnp.where(real[..., None], experts, config.num_experts)
+    experts = drop(experts, columns, config, parallelism)
     routing = routing._replace(experts=checkpoint_name(experts, PLACES))
     return _apply(parameters, normed, routing, config, parallelism, products), balance
 

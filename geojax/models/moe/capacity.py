@@ -8,27 +8,27 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from geojax.models.config import MixtureSettings
+from geojax.models.config import ModelConfig
 from geojax.models.moe.sharded_sequence import row_axes, row_length
 from geojax.models.parallel.parallelism import Parallelism
 from geojax.models.parallel.sequence_order import column_order
 
 
-def row_capacity(sequence: int, settings: MixtureSettings) -> int:
+def row_capacity(sequence: int, config: ModelConfig) -> int:
     """The most tokens that an expert takes of a row of `sequence` tokens.
 
     ceil(capacity_factor * sequence * k / E): a row's tokens, padding included, shared out evenly,
     times the factor; without a factor the whole row.
     """
-    if settings.capacity_factor is None:
+    if config.capacity_factor is None:
         return sequence
-    even = Fraction(sequence * settings.experts_per_token, settings.experts)
-    factor = Fraction(str(settings.capacity_factor))  # 1.1 times 10 is 11 and not a little more
+    even = Fraction(sequence * config.num_experts_per_tok, config.num_experts)
+    factor = Fraction(str(config.capacity_factor))  # 1.1 times 10 is 11 and not a little more
     return min(math.ceil(factor * even), sequence)
 
 
 def drop(
-    experts: jax.Array, columns: jax.Array, settings: MixtureSettings, parallelism: Parallelism
+    experts: jax.Array, columns: jax.Array, config: ModelConfig, parallelism: Parallelism
 ) -> jax.Array:
     """`experts` int32 [rows, columns, k] with E for every choice that its expert has no room for.
 
@@ -41,14 +41,14 @@ def drop(
         experts: of this rank's columns; E stands for none.
         columns: int32 [columns], their positions in the row: two runs of equal length, each of
             neighbours in ascending order (or one run of odd length).
-        settings: the mixture's.
+        config: the model.
         parallelism: how the model is spread. The ranks that hold other columns of the rows tell
             how many of each run chose each expert: 2 E numbers a row and rank are gathered.
     """
-    if settings.capacity_factor is None:
+    if config.capacity_factor is None:
         return experts
     rows, length, _ = experts.shape
-    none = settings.experts
+    none = config.num_experts
     # Zig-zag cuts a row of C ranks into 2 C chunks, and two of them need not be neighbours. With
     # sequence parallelism a rank has a part of both: if `tensor` is odd, the middle rank's part has
     # as much of the one as of the other, and if it is even no part has more than one.
@@ -66,5 +66,5 @@ def drop(
     before = before + jnp.einsum("oa,rae->roe", earlier, counts)[:, :, None]
     before = before.reshape(rows, length, none)
     here = jnp.take_along_axis(before, jnp.minimum(experts, none - 1), axis=2)
-    capacity = row_capacity(len(order), settings)
+    capacity = row_capacity(len(order), config)
     return jnp.where(here < capacity, experts, none)

@@ -74,8 +74,7 @@ def windows(
         parallelism: how it is spread.
         platform: what the program is compiled for.
     """
-    assert config.mixture is not None, "the model has no mixture"
-    even = tokens * config.mixture.experts_per_token / parallelism.expert
+    even = tokens * config.num_experts_per_tok / parallelism.expert
     first = min(math.ceil(_SLACK * even), most) if _may_branch(platform) else most
     first = max(first, 1)
     further = math.ceil(_FURTHER * first)
@@ -90,11 +89,9 @@ def most_to_a_rank(
     tokens: int, rows: int, sequence: int, config: ModelConfig, parallelism: Parallelism
 ) -> int:
     """How often `tokens` tokens, of `rows` rows of `sequence` tokens, can go to one rank."""
-    settings = config.mixture
-    assert settings is not None, "the model has no mixture"
-    held = settings.experts // parallelism.expert
-    limit = rows * held * row_capacity(sequence, settings)
-    return min(tokens * min(settings.experts_per_token, held), limit)
+    held = config.num_experts // parallelism.expert
+    limit = rows * held * row_capacity(sequence, config)
+    return min(tokens * min(config.num_experts_per_tok, held), limit)
 
 
 class _Plan(NamedTuple):
@@ -151,8 +148,7 @@ class _Fixed(NamedTuple):
 def _plan(
     experts: jax.Array, sizes: Windows, config: ModelConfig, parallelism: Parallelism
 ) -> _Plan:
-    assert config.mixture is not None, "the model has no mixture"
-    held = config.mixture.experts // parallelism.expert
+    held = config.num_experts // parallelism.expert
     flat = experts.reshape(-1)
     rank = flat // held  # none is rank R
     order = jnp.argsort(rank, stable=True).astype(jnp.int32)

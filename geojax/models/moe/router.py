@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from geojax.models.config import MixtureSettings
+from geojax.models.config import ModelConfig
 
 
 class Routing(NamedTuple):
@@ -20,7 +20,7 @@ class Routing(NamedTuple):
     """[rows, columns, E] in at least float32, the softmax over all experts."""
 
 
-def route(kernel: jax.Array, x: jax.Array, settings: MixtureSettings) -> Routing:
+def route(kernel: jax.Array, x: jax.Array, config: ModelConfig) -> Routing:
     """The k experts with the largest logits, of equal ones those with the lower numbers.
 
     Logits and softmax are in at least float32, whatever the dtype of `x` and `kernel`. With
@@ -31,7 +31,7 @@ def route(kernel: jax.Array, x: jax.Array, settings: MixtureSettings) -> Routing
     Args:
         kernel: [hidden, E].
         x: [rows, columns, hidden], after the norm.
-        settings: the mixture's.
+        config: the model.
     """
     wide = jnp.promote_types(x.dtype, jnp.float32)
     dims = (((x.ndim - 1,), (0,)), ((), ()))
@@ -39,9 +39,9 @@ def route(kernel: jax.Array, x: jax.Array, settings: MixtureSettings) -> Routing
     logits = lax.dot_general(
         x.astype(wide), kernel.astype(wide), dims, precision=lax.Precision.HIGHEST
     )
-    experts = _largest(lax.stop_gradient(logits), settings.experts_per_token)
+    experts = _largest(lax.stop_gradient(logits), config.num_experts_per_tok)
     probabilities = jax.nn.softmax(logits, axis=-1)
-    if settings.normalised_gates:
+    if config.norm_topk_prob:
         gates = jax.nn.softmax(jnp.take_along_axis(logits, experts, axis=-1), axis=-1)
     else:
         gates = jnp.take_along_axis(probabilities, experts, axis=-1)

@@ -20,12 +20,12 @@ def check_parallelism(config: ModelConfig, parallelism: Parallelism, sequence: i
         sequence: columns of a whole row.
 
     Raises:
-        UserError: heads, key and value heads, feed_forward, experts or the sequence cannot be
+        UserError: heads, key and value heads, feed-forward width, experts or the sequence cannot be
             shared out; with the sizes that would work.
     """
     obstacle = (
         _tensor_obstacle(config, parallelism.tensor)
-        or context_obstacle(parallelism, sequence=sequence, heads=config.heads)
+        or context_obstacle(parallelism, sequence=sequence, heads=config.num_attention_heads)
         or _stream_obstacle(parallelism, sequence)
         or _expert_obstacle(config, parallelism.expert)
     )
@@ -37,18 +37,22 @@ def _tensor_obstacle(config: ModelConfig, ranks: int) -> str | None:
     reason = _unshared(config, ranks)
     if reason is None:
         return None
-    fitting = [size for size in range(1, config.heads + 1) if _unshared(config, size) is None]
+    fitting = [
+        size for size in range(1, config.num_attention_heads + 1) if _unshared(config, size) is None
+    ]
     return f"tensor parallelism over {ranks} ranks: {reason}; tensor can be {_either(fitting)}"
 
 
 def _unshared(config: ModelConfig, ranks: int) -> str | None:
     """What of a layer `ranks` ranks of `tensor` cannot share, or None."""
-    if config.heads % ranks:
-        return f"heads {config.heads} is not a multiple of it"
-    if config.kv_heads % ranks and ranks % config.kv_heads:
-        return f"key_value_heads {config.kv_heads} is neither a multiple nor a divisor of it"
-    if config.feed_forward % ranks:
-        return f"feed_forward {config.feed_forward} is not a multiple of it"
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    if heads % ranks:
+        return f"num_attention_heads {heads} is not a multiple of it"
+    if kv_heads % ranks and ranks % kv_heads:
+        return f"num_key_value_heads {kv_heads} is neither a multiple nor a divisor of it"
+    width = "moe_intermediate_size" if config.is_moe else "intermediate_size"
+    if (size := getattr(config, width)) % ranks:
+        return f"{width} {size} is not a multiple of it"
     return None
 
 
@@ -68,12 +72,12 @@ def _stream_obstacle(parallelism: Parallelism, sequence: int) -> str | None:
 
 
 def _expert_obstacle(config: ModelConfig, ranks: int) -> str | None:
-    if config.mixture is None or config.mixture.experts % ranks == 0:
+    if not config.is_moe or config.num_experts % ranks == 0:
         return None
-    experts = config.mixture.experts
+    experts = config.num_experts
     fitting = [size for size in range(1, experts + 1) if experts % size == 0]
     return (
-        f"expert parallelism over {ranks} ranks: experts {experts} is not a multiple of it; "
+        f"expert parallelism over {ranks} ranks: num_experts {experts} is not a multiple of it; "
         f"expert can be {_either(fitting)}"
     )
 

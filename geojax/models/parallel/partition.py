@@ -66,4 +66,4 @@ def _tensor_cuts(names: list[str], dims: int) -> dict[int, str]:
 def _is_whole_head(names: list[str], config: ModelConfig, parallelism: Parallelism) -> bool:
     """Keys and values of fewer heads than ranks: each rank slices the head that its queries read
     out of the whole kernel."""
-    return names[-2] in ("key", "value") and config.kv_heads < parallelism.tensor
+    return names[-2] in ("key", "value") and config.num_key_value_heads < parallelism.tensor

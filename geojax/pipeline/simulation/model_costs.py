@@ -26,7 +26,7 @@ class Operations(NamedTuple):
 
 def head_operations(model: ModelConfig) -> Operations:
     """Those of the head, which are not rematerialised."""
-    return Operations(*[2.0 * model.hidden * model.vocabulary] * 3)
+    return Operations(*[2.0 * model.hidden_size * model.vocab_size] * 3)
 
 
 def layer_operations(model: ModelConfig, sequence: int, remat: Remat = "none") -> Operations:
@@ -34,9 +34,9 @@ def layer_operations(model: ModelConfig, sequence: int, remat: Remat = "none") -
 
     `remat` adds attention's forward ("selective") or all of it ("full") to the backward.
     """
-    attention = 4.0 * model.heads * model.head_size * sequence
+    attention = 4.0 * model.num_attention_heads * model.head_dim * sequence
     of_layers = model_flops(model, sequence) - sum(head_operations(model))
-    kernels = of_layers / model.layers / 3 - attention
+    kernels = of_layers / model.num_hidden_layers / 3 - attention
     again = {"none": 0.0, "selective": attention, "full": kernels + attention}[remat]
     return Operations(kernels + attention, kernels + 2 * attention + again, kernels)
 
@@ -50,4 +50,6 @@ def layers_by_operations(
         UserError: there are more chunks than layers.
     """
     layer = sum(layer_operations(model, sequence, remat))
-    return balanced_layers([layer] * model.layers, chunks, after=sum(head_operations(model)))
+    return balanced_layers(
+        [layer] * model.num_hidden_layers, chunks, after=sum(head_operations(model))
+    )

@@ -98,7 +98,7 @@ class StagedModel:
         its part of it.
         """
         itemsize = jnp.dtype(self.dtype).itemsize
-        once = self.rows * self.data * self.sequence * self.model.hidden * itemsize
+        once = self.rows * self.data * self.sequence * self.model.hidden_size * itemsize
         return once if self.parallelism.sequence else once * self.parallelism.tensor
 
     def layers(self, placement: Placement) -> tuple[int, ...]:
@@ -112,7 +112,7 @@ class StagedModel:
         pieces = [self._pieces(stage) for stage in placement.stage_of]
         layers = [sum(of_stage.layer.kinds) for of_stage in pieces]
         return balanced_layers(
-            [1.0] * self.model.layers,
+            [1.0] * self.model.num_hidden_layers,
             placement.chunks,
             before=sum(pieces[0].embedding.kinds) / layers[0],
             after=sum(pieces[-1].head.kinds) / layers[-1],
@@ -183,7 +183,7 @@ class StagedModel:
         if bandwidth is None:
             return 0.0, 0.0
         columns = self.rows * self.sequence / self.parallelism.context
-        row_bytes = self.model.hidden * jnp.dtype(self.dtype).itemsize
+        row_bytes = self.model.hidden_size * jnp.dtype(self.dtype).itemsize
         return 2 * columns * row_bytes / bandwidth, 3 * columns * row_bytes / bandwidth
 
     def _site(self, stage: int) -> Site:

@@ -51,8 +51,7 @@ def expected_amax_bytes(
             continue
         numbers, own = 1, parallelism
         if "experts" in blocks:
-            assert config.mixture is not None, "experts are a mixture's"
-            numbers = config.mixture.experts // parallelism.expert
+            numbers = config.num_experts // parallelism.expert
             own = Parallelism(tensor=parallelism.tensor)
         passes = 2 if remat == "full" else 1
         if owner == "output" and remat != "selective":

@@ -62,7 +62,6 @@ def expected_mixture_bytes(
         remat: what the forward pass keeps.
         platform: what the program is compiled for; None: what `target_platform` says.
     """
-    assert config.mixture is not None, "the model has no mixture"
     platform = platform or target_platform()
     ranks = parallelism.tensor
     stream = columns // ranks if parallelism.sequence else columns
@@ -74,9 +73,9 @@ def expected_mixture_bytes(
         tokens = _choices(config, parallelism, rows * columns, dtype, remat)
     for axes, count in tokens.items():
         sent[axes] += count
-    if ranks > 1 and (parallelism.expert == 1 or config.mixture.shared_experts):
+    if ranks > 1 and (parallelism.expert == 1 or config.n_shared_experts):
         again = 1 if parallelism.sequence and remat != "none" else 0
-        half = reduce_scatter_bytes(rows * columns * config.hidden * _size(dtype), ranks)
+        half = reduce_scatter_bytes(rows * columns * config.hidden_size * _size(dtype), ranks)
         sent["tensor",] += (4 + again) * half
     return {axes: count for axes, count in sent.items() if count}
 
@@ -91,12 +90,11 @@ def _travel(
     platform: str,
 ) -> Sent:
     """The first exchange, and the largest number of tokens that wait for further ones."""
-    assert config.mixture is not None
     ranks, experts = parallelism.tensor, parallelism.expert
     share = rows * stream if parallelism.sequence else -(-rows * stream // ranks)
     most = most_to_a_rank(share, rows, row_length(stream, parallelism), config, parallelism)
     sizes = windows(share, most, config, parallelism, platform)
-    row, gate = config.hidden * _size(dtype), _wide(dtype)
+    row, gate = config.hidden_size * _size(dtype), _wide(dtype)
     there, back = row + gate + 4, row
     place = there + back + (row + gate) + row  # forwards, and backwards without experts' numbers
     if remat == "full":
@@ -108,7 +106,7 @@ def _travel(
         sent["tensor",] = all_gather_bytes(window * place, ranks)
     if ranks > 1 and not parallelism.sequence:
         sent["tensor",] += all_gather_bytes(share * row, ranks)
-        of_token = row + config.mixture.experts_per_token * gate
+        of_token = row + config.num_experts_per_tok * gate
         sent["tensor",] += all_reduce_bytes(rows * stream * of_token, ranks)
     if sizes.exchanges:
         passes = 2 if remat == "full" else 1
@@ -121,8 +119,7 @@ def _choices(
     config: ModelConfig, parallelism: Parallelism, tokens: int, dtype: Any, remat: Remat
 ) -> Sent:
     """The router's choices, entered with the stream where no token travels."""
-    assert config.mixture is not None
-    ranks, choices = parallelism.tensor, tokens * config.mixture.experts_per_token
+    ranks, choices = parallelism.tensor, tokens * config.num_experts_per_tok
     if ranks == 1:
         return {}
     gates = choices * _wide(dtype)
@@ -138,17 +135,16 @@ def _counts(
     config: ModelConfig, parallelism: Parallelism, rows: int, stream: int, dtype: Any, remat: Remat
 ) -> Sent:
     """What the ranks that share rows tell each other of their columns."""
-    assert config.mixture is not None
     axes = row_axes(parallelism)
     sizes = {axis: getattr(parallelism, axis) for axis in axes}
     passes = 2 if remat == "full" else 1
     sent: Sent = collections.defaultdict(Fraction)
     if not axes:
         return sent
-    experts = config.mixture.experts
+    experts = config.num_experts
     sums = rows * (2 * experts + 1) * _wide(dtype)
     sent[axes] += passes * all_reduce_bytes(sums, row_length(1, parallelism))
-    if config.mixture.capacity_factor is not None:
+    if config.capacity_factor is not None:
         runs = 2 if stream % 2 == 0 else 1
         held = 4 * runs * rows * experts
         for axis in reversed(axes):

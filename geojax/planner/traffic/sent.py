@@ -52,4 +52,4 @@ def passes_of(plan: StepPlan) -> int:
 
 def layers_of_pass(model: ModelConfig, plan: StepPlan) -> int:
     """The layers of a pass: the model's; in a pipeline those of the longest chunk."""
-    return plan.staged_layers.rows_per_chunk if plan.staged_layers else model.layers
+    return plan.staged_layers.rows_per_chunk if plan.staged_layers else model.num_hidden_layers

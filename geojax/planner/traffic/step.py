@@ -108,13 +108,15 @@ def _gradients(model: ModelConfig, layouts: Any, plan: StepPlan) -> Sent:
     if plan.zero_stage >= 2:
         looped = plan.accumulation - (1 if plan.overlap else 0)
         fills = 1 if looped else 0
-        scatters = Fraction(plan.accumulation * model.layers + fills, model.layers)
+        scatters = Fraction(
+            plan.accumulation * model.num_hidden_layers + fills, model.num_hidden_layers
+        )
         rest = plan.accumulation
     sent = _times(lambda places: _scatter(places, plan), layouts, layers=scatters, rest=rest)
     if plan.overlap:
         together = plan.overlap_layers
         of_turn = jax.tree.map(lambda place: place.of_layers(together), layouts["layers"])
-        for turn in range(model.layers // together):
+        for turn in range(model.num_hidden_layers // together):
             of_layers = jax.tree.leaves(of_turn)
             first = int(turn == 0)  # which puts away what nobody has sent
             add(sent, _sum_shards(of_layers, plan.one_message, scattered=True, idle=first))
@@ -225,18 +227,18 @@ def _activations(model: ModelConfig, plan: StepPlan, *, rows: int, sequence: int
         parallelism,
         rows=microbatch,
         sequence=sequence,
-        heads=model.heads // parallelism.tensor,
-        key_heads=max(model.kv_heads // parallelism.tensor, 1),
-        head_size=model.head_size,
+        heads=model.num_attention_heads // parallelism.tensor,
+        key_heads=max(model.num_key_value_heads // parallelism.tensor, 1),
+        head_size=model.head_dim,
         dtype=plan.policy.compute_dtype,
         packed=True,
     )
     forwards = 1 if plan.remat == "none" else 2
-    context = model.layers * (forwards * attention.forward + attention.backward)
+    context = model.num_hidden_layers * (forwards * attention.forward + attention.backward)
     sent = nothing()
     sent[long_axes(("tensor",), plan)] += tensor * passes
     sent[long_axes(("context",), plan)] += context * passes
-    if model.mixture is None:
+    if not model.is_moe:
         return sent
     mixture = expected_mixture_bytes(
         model,
@@ -247,7 +249,7 @@ def _activations(model: ModelConfig, plan: StepPlan, *, rows: int, sequence: int
         remat=plan.remat,
         platform=platform_of(plan.mesh),
     )
-    add(sent, mixture, Fraction(model.layers * passes))
+    add(sent, mixture, Fraction(model.num_hidden_layers * passes))
     # The gradient of the balance, of which each rank weighs what it has of the row.
     wide = jnp.promote_types(plan.policy.compute_dtype, jnp.float32).itemsize
     weighed = all_reduce_bytes(microbatch * wide, parallelism.context)
@@ -263,7 +265,7 @@ def _hops(model: ModelConfig, plan: StepPlan, *, rows: int, sequence: int) -> Se
     parallelism = plan.parallelism
     shares = parallelism.context * (parallelism.tensor if parallelism.sequence else 1)
     tokens = _rows_of_microbatch(rows, plan) * sequence // shares
-    stream = tokens * model.hidden * plan.policy.compute_dtype.itemsize
+    stream = tokens * model.hidden_size * plan.policy.compute_dtype.itemsize
     program = plan.tick_program
     for segment in program.segments:
         for number in segment.channels:

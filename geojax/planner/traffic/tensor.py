@@ -66,12 +66,12 @@ def expected_tensor_bytes(
     ranks = parallelism.tensor
     if ranks == 1:
         return Fraction(0)
-    stream = rows * columns * config.hidden * jnp.dtype(dtype).itemsize
+    stream = rows * columns * config.hidden_size * jnp.dtype(dtype).itemsize
     of_layer = 8 + _RUN_AGAIN[remat, parallelism.sequence]
-    if config.mixture is not None:
+    if config.is_moe:
         of_layer -= 5 if parallelism.sequence and remat != "none" else 4
-    halves = config.layers * of_layer + 4
+    halves = config.num_hidden_layers * of_layer + 4
     wide = jnp.promote_types(dtype, jnp.float32).itemsize
-    chunks, tokens = chunk_plan(rows * columns, -(-config.vocabulary // ranks), wide)
+    chunks, tokens = chunk_plan(rows * columns, -(-config.vocab_size // ranks), wide)
     loss = all_reduce_bytes(3 * wide * chunks * tokens, ranks)
     return halves * reduce_scatter_bytes(stream, ranks) + loss

@@ -50,7 +50,7 @@ def following_spans(
 ) -> Iterator[tuple[int, bool, Any]]:
     """Of each span of the model's layers their number, whether they follow the recipe (if there is
     one), and the layouts of their weights."""
-    for count, products in plan.products.spans(model.layers):
+    for count, products in plan.products.spans(model.num_hidden_layers):
         places = jax.tree.map(lambda place, count=count: place.of_layers(count), layouts["layers"])
         yield count, products.recipe == plan.policy.recipe, places
 

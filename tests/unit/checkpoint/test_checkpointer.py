@@ -262,6 +262,16 @@ def test_another_model_is_refused_before_anything_is_read(
     assert str(refusal.value).endswith(message)
 
 
+def test_a_checkpoint_with_renamed_model_keys_is_refused_in_one_line(tmp_path: Path) -> None:
+    save(tmp_path, 10)
+    with Checkpointer(tmp_path) as checkpointer, pytest.raises(UserError) as refusal:
+        checkpointer.restore(abstract_on(mesh(2, 4)), model={"num_hidden_layers": 12})
+    assert "earlier version of geojax (model.layers is now model.num_hidden_layers)" in str(
+        refusal.value
+    )
+    assert "\n" not in str(refusal.value)
+
+
 def test_other_arrays_are_refused(tmp_path: Path) -> None:
     save(tmp_path, 10)
     abstract = abstract_on(mesh(2, 4))

@@ -15,7 +15,7 @@ from geojax.step.plan import StepPlan
 from geojax.step.stage_layers import StagedLayers
 from geojax.step.state import initial_state, state_layouts
 
-MODEL = model_of("llama").model_copy(update={"layers": 5, "tied_head": True})
+MODEL = model_of("llama").model_copy(update={"num_hidden_layers": 5, "tie_word_embeddings": True})
 LAYOUTS = {
     "no pipeline": ({"dc": 2, "data": 4}, {}),
     "sites as stages": (

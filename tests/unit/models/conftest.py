@@ -41,7 +41,7 @@ def packed_batch():
 
     def make(config, rows=3, sequence=13, seed=0):
         random = np.random.default_rng(seed)
-        tokens = random.integers(0, config.vocabulary, (rows, sequence + 1))
+        tokens = random.integers(0, config.vocab_size, (rows, sequence + 1))
         segments = np.ones((rows, sequence), int)
         segments[0, 4:], segments[0, 9:] = 2, 3
         segments[1, 7:] = 2

@@ -6,7 +6,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from geojax.collectives.axes import to_varying
-from geojax.models import MixtureSettings, ModelConfig, init_parameters, parameter_shapes
+from geojax.models import ModelConfig, init_parameters, parameter_shapes
 from geojax.models.chunk.remat import rematerialised
 from geojax.models.moe import mixture_block
 from geojax.models.parallel.partition import partitions
@@ -14,30 +14,34 @@ from geojax.models.parallel.sequence_order import local_columns
 from geojax.models.parallel.tensor import stream_columns
 
 _SIZES = {
-    "layers": 2,
-    "hidden": 24,
-    "heads": 4,
+    "num_hidden_layers": 2,
+    "hidden_size": 24,
+    "num_attention_heads": 4,
     "head_dim": 8,
-    "feed_forward": 12,
-    "vocabulary": 37,
-    "maximum_positions": 64,
+    "intermediate_size": 12,
+    "vocab_size": 37,
+    "max_position_embeddings": 64,
 }
 _FINE = {
-    "experts": 8,
-    "experts_per_token": 3,
-    "shared_experts": 1,
-    "normalised_gates": False,
-    "balance_coefficient": 0.5,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 1,
+    "norm_topk_prob": False,
+    "router_aux_loss_coef": 0.5,
 }
 MIXTURES = {
-    "mixtral": {"experts": 4, "experts_per_token": 2, "balance_coefficient": 0.5},
+    "mixtral": {"num_experts": 4, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.5},
     "fine": _FINE,
     "capacity": _FINE | {"capacity_factor": 1.0},
 }
 
 
 def model_with(mixture, **changes):
-    return ModelConfig(**_SIZES | changes, mixture=MixtureSettings(**MIXTURES[mixture]))
+    return ModelConfig(**_SIZES | MIXTURES[mixture] | changes)
+
+
+def moe_model(**experts):
+    return ModelConfig(**_SIZES | experts)
 
 
 def uneven_parameters(config, dtype=jnp.float64):
@@ -109,6 +113,6 @@ def block_inputs(config, rows, columns, dtype):
     """The shapes of what the program takes."""
     return (
         parameter_shapes(config, dtype)["layers"],
-        jax.ShapeDtypeStruct((rows, columns, config.hidden), dtype),
+        jax.ShapeDtypeStruct((rows, columns, config.hidden_size), dtype),
         jax.ShapeDtypeStruct((rows, columns), jnp.int32),
     )

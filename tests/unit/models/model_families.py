@@ -1,49 +1,59 @@
 """A small model of each family: every feature on, odd sizes."""
 
-from geojax.models import MixtureSettings, ModelConfig, RotaryScaling
+from geojax.models import ModelConfig, RopeParameters
 
-_SMALL = {"layers": 3, "hidden": 24, "heads": 4, "feed_forward": 40, "vocabulary": 37}
-_STRETCHED = RotaryScaling(
-    factor=8.0, low_frequency_factor=1.0, high_frequency_factor=4.0, original_positions=16
+_SMALL = {
+    "num_hidden_layers": 3,
+    "hidden_size": 24,
+    "num_attention_heads": 4,
+    "intermediate_size": 40,
+    "vocab_size": 37,
+}
+_LLAMA3 = RopeParameters(
+    rope_type="llama3",
+    rope_theta=100.0,
+    factor=8.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=16,
 )
 FAMILIES = {
     "gpt3": ModelConfig(
         **_SMALL,
-        maximum_positions=16,
+        max_position_embeddings=16,
         norm="layernorm",
-        activation="gelu",
-        positions="learned",
-        biases=True,
-        tied_head=True,
+        hidden_act="gelu_pytorch_tanh",
+        position_embedding_type="learned_absolute",
+        qkv_bias=True,
+        attention_output_bias=True,
+        mlp_bias=True,
+        tie_word_embeddings=True,
     ),
     "llama": ModelConfig(
         **_SMALL,
-        key_value_heads=2,
-        maximum_positions=64,
-        rotary_base=100.0,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
         head_dim=8,
-        rotary_scaling=_STRETCHED,
+        rope_parameters=_LLAMA3,
     ),
     "nemotron": ModelConfig(
         **_SMALL,
-        key_value_heads=1,
+        num_key_value_heads=1,
         head_dim=8,
-        maximum_positions=64,
+        max_position_embeddings=64,
         norm="layernorm1p",
-        activation="squared_relu",
-        rotary_fraction=0.5,
+        hidden_act="relu2",
+        rope_parameters=RopeParameters(partial_rotary_factor=0.5),
     ),
     "mixture": ModelConfig(
-        **_SMALL | {"feed_forward": 12},
+        **_SMALL | {"intermediate_size": 12},
         head_dim=8,
-        maximum_positions=64,
-        activation="squared_relu",
-        mixture=MixtureSettings(
-            experts=8,
-            experts_per_token=3,
-            shared_experts=2,
-            normalised_gates=False,
-            balance_coefficient=0.5,
-        ),
+        max_position_embeddings=64,
+        hidden_act="relu2",
+        num_experts=8,
+        num_experts_per_tok=3,
+        n_shared_experts=2,
+        norm_topk_prob=False,
+        router_aux_loss_coef=0.5,
     ),
 }

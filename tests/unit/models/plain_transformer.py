@@ -12,10 +12,10 @@ def plain_loss(parameters, batch, config):
     outputs = [_row(parameters, batch, config, row) for row in range(len(batch["tokens"]))]
     logits = [logits for logits, _ in outputs]
     total = 0.0
-    if config.mixture:
+    if config.is_moe:
         targets = batch["loss_mask"].astype(float).sum(axis=1)
         balances = [balance for _, balance in outputs]
-        total = config.mixture.balance_coefficient * (targets @ np.array(balances))
+        total = config.router_aux_loss_coef * (targets @ np.array(balances))
     for row, column in np.ndindex(*batch["targets"].shape):
         scores = logits[row][column]
         top = scores.real.max()
@@ -35,20 +35,20 @@ def _row(parameters, batch, config, row):
     table = parameters["embedding"]["tokens"]["embedding"]
     x, balance = table[batch["tokens"][row]], 0.0
     positions, segments = batch["positions"][row], batch["segment_ids"][row]
-    if config.positions == "learned":
+    if config.position_embedding_type == "learned_absolute":
         x = x + parameters["embedding"]["positions"]["embedding"][positions]
-    for index in range(config.layers):
+    for index in range(config.num_hidden_layers):
         own = _layer(parameters["layers"], index)
         normed = _norm(own["attention_norm"], x, config)
         x = x + _attention(own["attention"], normed, positions, segments, config)
         normed = _norm(own["feed_forward_norm"], x, config)
-        if config.mixture:
+        if config.is_moe:
             added, own_balance = plain_mixture(own, normed, segments, config)
             x, balance = x + added, balance + own_balance
         else:
             x = x + _feed_forward(own["feed_forward"], normed, config)
     x = _norm(parameters["final_norm"], x, config)
-    return x @ (table.T if config.tied_head else parameters["head"]["kernel"]), balance
+    return x @ (table.T if config.tie_word_embeddings else parameters["head"]["kernel"]), balance
 
 
 def _layer(tree, index):
@@ -57,9 +57,9 @@ def _layer(tree, index):
 
 def _norm(own, x, config):
     if config.norm == "rmsnorm":
-        return x / np.sqrt((x * x).mean(1, keepdims=True) + config.norm_epsilon) * own["scale"]
+        return x / np.sqrt((x * x).mean(1, keepdims=True) + config.rms_norm_eps) * own["scale"]
     centred = x - x.mean(1, keepdims=True)
-    normed = centred / np.sqrt((centred**2).mean(1, keepdims=True) + config.norm_epsilon)
+    normed = centred / np.sqrt((centred**2).mean(1, keepdims=True) + config.rms_norm_eps)
     scale = own["scale"] + 1 if config.norm == "layernorm1p" else own["scale"]
     return normed * scale + own["bias"]
 
@@ -69,10 +69,12 @@ def _linear(own, x):
 
 
 def _attention(own, x, positions, segments, config):
-    dim, group = config.head_size, config.heads // config.kv_heads
+    dim, group = config.head_dim, config.num_attention_heads // config.num_key_value_heads
     query, key, value = (_linear(own[name], x) for name in ("query", "key", "value"))
-    mixed = np.zeros((len(x), config.heads * dim), dtype=np.result_type(query, key, value))
-    for head in range(config.heads):
+    mixed = np.zeros(
+        (len(x), config.num_attention_heads * dim), dtype=np.result_type(query, key, value)
+    )
+    for head in range(config.num_attention_heads):
         of_query = slice(head * dim, (head + 1) * dim)
         of_key = slice(head // group * dim, (head // group + 1) * dim)
         q, k = (_turned(part, positions, config) for part in (query[:, of_query], key[:, of_key]))
@@ -89,37 +91,37 @@ def _turned(vectors, positions, config):
 
 
 def _turn(vector, position, config):
-    if config.positions == "learned":
+    if config.position_embedding_type == "learned_absolute":
         return vector
     turned, half = vector.copy(), config.rotary_dim // 2
     for pair in range(half):
-        frequency = config.rotary_base ** (-2 * pair / config.rotary_dim)
-        if config.rotary_scaling:
-            frequency = _stretched(frequency, config.rotary_scaling)
+        frequency = config.rope_parameters.rope_theta ** (-2 * pair / config.rotary_dim)
+        if config.rope_parameters.rope_type == "llama3":
+            frequency = _scaled(frequency, config.rope_parameters)
         c, s = np.cos(position * frequency), np.sin(position * frequency)
         a, b = vector[pair], vector[pair + half]
         turned[pair], turned[pair + half] = a * c - b * s, b * c + a * s
     return turned
 
 
-def _stretched(frequency, scaling):
+def _scaled(frequency, rope):
     wavelength = 2 * np.pi / frequency
-    if wavelength < scaling.original_positions / scaling.high_frequency_factor:
+    if wavelength < rope.original_max_position_embeddings / rope.high_freq_factor:
         return frequency
-    if wavelength > scaling.original_positions / scaling.low_frequency_factor:
-        return frequency / scaling.factor
-    smooth = (scaling.original_positions / wavelength - scaling.low_frequency_factor) / (
-        scaling.high_frequency_factor - scaling.low_frequency_factor
+    if wavelength > rope.original_max_position_embeddings / rope.low_freq_factor:
+        return frequency / rope.factor
+    smooth = (rope.original_max_position_embeddings / wavelength - rope.low_freq_factor) / (
+        rope.high_freq_factor - rope.low_freq_factor
     )
-    return (1 - smooth) * frequency / scaling.factor + smooth * frequency
+    return (1 - smooth) * frequency / rope.factor + smooth * frequency
 
 
 def _feed_forward(own, x, config):
     up = _linear(own["up"], x)
-    if config.activation == "swiglu":
+    if config.hidden_act == "silu":
         gate = _linear(own["gate"], x)
         middle = gate / (1 + np.exp(-gate)) * up
-    elif config.activation == "squared_relu":
+    elif config.hidden_act == "relu2":
         middle = np.where(up.real > 0, up, 0) ** 2
     else:
         inner = np.sqrt(2 / np.pi) * (up + 0.044715 * up**3)
@@ -129,15 +131,14 @@ def _feed_forward(own, x, config):
 
 def plain_mixture(own, x, segments, config):
     """What the experts add to one row, and its balance loss: one token after the other."""
-    mixture = config.mixture
-    experts, choices = mixture.experts, mixture.experts_per_token
+    experts, choices = config.num_experts, config.num_experts_per_tok
     capacity = len(x)
-    if mixture.capacity_factor is not None:
-        capacity = np.ceil(mixture.capacity_factor * len(x) * choices / experts)
+    if config.capacity_factor is not None:
+        capacity = np.ceil(config.capacity_factor * len(x) * choices / experts)
     out = [np.zeros(x.shape[1]) for _ in x]
     load, chosen, mass, real = np.zeros(experts), np.zeros(experts), 0.0, 0
     for column, token in enumerate(x):
-        if mixture.shared_experts:
+        if config.n_shared_experts:
             out[column] = out[column] + _feed_forward(own["shared_experts"], token, config)
         if segments[column] == 0:
             continue
@@ -145,7 +146,7 @@ def plain_mixture(own, x, segments, config):
         weights = np.exp(scores - scores.real.max())
         probabilities = weights / weights.sum()
         best = sorted(range(experts), key=lambda expert: (-scores[expert].real, expert))[:choices]
-        shared_out = probabilities[best].sum() if mixture.normalised_gates else 1.0
+        shared_out = probabilities[best].sum() if config.norm_topk_prob else 1.0
         for expert in best:
             chosen[expert] += 1
             if load[expert] < capacity:

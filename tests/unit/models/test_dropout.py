@@ -91,14 +91,14 @@ def test_every_layer_and_branch_draws_its_own_mask(x64, random_parameters, packe
     loss = jax.jit(lambda p: loss_sum(p, batch, config, dropout_key=jax.random.key(0))[0])
     seen = set()
     for block, output in (("attention", "output"), ("feed_forward", "down")):
-        for index in range(config.layers):
+        for index in range(config.num_hidden_layers):
             parameters = random_parameters(config, jnp.float64)
             for name, last in (("attention", "output"), ("feed_forward", "down")):
                 branch = parameters["layers"][name][last]
                 branch["kernel"] = jnp.zeros_like(branch["kernel"])
                 only = jnp.zeros_like(branch["bias"])
                 if (name, last) == (block, output):
-                    only = only.at[index].set(1 + jnp.arange(config.hidden) / 7)
+                    only = only.at[index].set(1 + jnp.arange(config.hidden_size) / 7)
                 branch["bias"] = only
             seen.add(float(loss(parameters)))
-    assert len(seen) == 2 * config.layers
+    assert len(seen) == 2 * config.num_hidden_layers

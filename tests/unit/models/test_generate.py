@@ -44,7 +44,7 @@ def test_draws_follow_the_models_distribution(random_parameters):
     )
     scores = logits(parameters, _whole([3, 1, 4]), config)[0, -1]
     want = np.asarray(jax.nn.softmax(scores / 1.5))
-    share = np.bincount(drawn[:, 0], minlength=config.vocabulary) / many
+    share = np.bincount(drawn[:, 0], minlength=config.vocab_size) / many
     assert np.abs(share - want).max() < 5 * np.sqrt(want.max() / many)
     few = generate(parameters, config, [[3, 1, 4]] * 200, count=1, top_k=3, key=jax.random.key(1))
     assert set(few[:, 0]) == set(np.argsort(scores)[-3:].tolist())

@@ -1,57 +1,81 @@
 import pytest
 
 from geojax import UserError
-from geojax.models import ModelConfig
+from geojax.models import ModelConfig, parameter_shapes
 from geojax.settings import validate
 
 _VALID = {
-    "layers": 2,
-    "hidden": 32,
-    "heads": 4,
-    "feed_forward": 64,
-    "vocabulary": 100,
-    "maximum_positions": 16,
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "vocab_size": 100,
+    "max_position_embeddings": 16,
 }
 
 
 def test_loads_a_preset_and_a_file(tmp_path):
     preset = ModelConfig.load("llama3-8b")
-    assert (preset.kv_heads, preset.head_size, preset.rotary_dim) == (8, 128, 128)
-    assert preset.rotary_scaling is not None
-    assert preset.rotary_scaling.factor == 8
+    assert (preset.num_key_value_heads, preset.head_dim, preset.rotary_dim) == (8, 128, 128)
+    assert preset.rope_parameters.rope_type == "llama3"
+    assert preset.rope_parameters.factor == 8
     assert ModelConfig.load("nemotron4-15b").rotary_dim == 64
 
     path = tmp_path / "small.yaml"
     path.write_text("\n".join(f"{key}: {value}" for key, value in _VALID.items()))
     loaded = ModelConfig.load(path)
     assert loaded == ModelConfig.load(str(path)) == ModelConfig(**_VALID)
-    assert loaded.kv_heads == 4
+    assert loaded.num_key_value_heads == 4
     assert hash(loaded) == hash(ModelConfig(**_VALID))
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"heads": 5}, "hidden 32 is not a multiple of heads 5; choose one that is, or give head"),
-        ({"key_value_heads": 3}, "not a multiple of key_value_heads 3; .* can be 1, 2, 4"),
-        ({"rotary_fraction": 0.4}, "0.4 of a head of 8 dims is 3.2 dims; .* must be even"),
-        ({"rotary_fraction": 0.375}, "is 3 dims; rotary positions turn pairs"),
-        ({"positions": "learned", "rotary_fraction": 0.5}, "need positions: rotary, and"),
-        ({"layers": 0}, "layers: input should be greater than 0, not 0"),
-        ({"dropout": 1.0}, "dropout: input should be less than 1"),
-        ({"norm": "batchnorm"}, "norm: input should be 'layernorm', 'rmsnorm' or 'layernorm1p'"),
-        ({"head": 5}, "head: unknown key; did you mean 'heads'"),
+        (
+            {"num_attention_heads": 5},
+            "hidden_size 32 is not a multiple of num_attention_heads 5; choose",
+        ),
+        ({"num_key_value_heads": 3}, "not a multiple of num_key_value_heads 3; .* can be 1, 2, 4"),
+        (
+            {"rope_parameters": {"partial_rotary_factor": 0.4}},
+            "0.4 of a head of 8 dims is 3.2 dims; .* must be even",
+        ),
+        (
+            {"rope_parameters": {"partial_rotary_factor": 0.375}},
+            "is 3 dims; rotary positions rotate pairs",
+        ),
         (
             {
-                "rotary_scaling": {
+                "position_embedding_type": "learned_absolute",
+                "rope_parameters": {"partial_rotary_factor": 0.5},
+            },
+            "rope_parameters requires position_embedding_type=rope; got",
+        ),
+        ({"num_hidden_layers": 0}, "num_hidden_layers: input should be greater than 0, not 0"),
+        ({"dropout": 1.0}, "dropout: input should be less than 1"),
+        ({"norm": "batchnorm"}, "norm: input should be 'layernorm', 'rmsnorm' or 'layernorm1p'"),
+        ({"head": 5}, "head: unknown key; did you mean 'head_dim'"),
+        ({"rope_parameters": {"rope_type": "llama3"}}, "rope_type llama3 needs factor"),
+        ({"rope_parameters": {"factor": 8}}, "rope_type default takes no factor"),
+        (
+            {
+                "rope_parameters": {
+                    "rope_type": "llama3",
                     "factor": 8,
-                    "low_frequency_factor": 4,
-                    "high_frequency_factor": 1,
-                    "original_positions": 8192,
+                    "low_freq_factor": 4,
+                    "high_freq_factor": 1,
+                    "original_max_position_embeddings": 8192,
                 }
             },
-            "rotary_scaling: high_frequency_factor 1 must be above low_frequency_factor 4",
+            "rope_parameters: high_freq_factor 1 must be above low_freq_factor 4",
         ),
+        (
+            {"num_experts": 4, "num_experts_per_tok": 5},
+            "num_experts_per_tok 5 .*; it can be 1 to 4",
+        ),
+        ({"num_experts": 4}, "num_experts_per_tok 0 does not fit num_experts 4; it can be 1 to 4"),
+        ({"n_shared_experts": 2}, "n_shared_experts requires num_experts"),
     ],
 )
 def test_refuses_in_one_line(change, message):
@@ -63,3 +87,24 @@ def test_refuses_in_one_line(change, message):
 def test_unknown_preset_names_the_nearest():
     with pytest.raises(UserError, match="did you mean 'llama3-8b'"):
         ModelConfig.load("llama3-8")
+
+
+def test_defaults_that_depend_on_other_sizes_are_resolved():
+    config = ModelConfig(**_VALID)
+    assert (config.head_dim, config.num_key_value_heads, config.moe_intermediate_size) == (8, 4, 64)
+    wider = config.replace(num_attention_heads=8, hidden_size=48, intermediate_size=96)
+    assert (wider.head_dim, wider.num_key_value_heads, wider.moe_intermediate_size) == (6, 8, 96)
+    given = ModelConfig(**_VALID, head_dim=16, num_key_value_heads=2)
+    assert given.replace(hidden_size=64).head_dim == 16
+
+
+def test_each_projection_has_a_bias_of_its_own():
+    def biases(**changes):
+        layers = parameter_shapes(ModelConfig(**_VALID | changes))["layers"]
+        blocks = layers["attention"] | layers["feed_forward"]
+        return {name for name, block in blocks.items() if "bias" in block}
+
+    assert biases() == set()
+    assert biases(qkv_bias=True) == {"query", "key", "value"}
+    assert biases(attention_output_bias=True) == {"output"}
+    assert biases(mlp_bias=True) == {"gate", "up", "down"}

@@ -4,11 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from mixtures import MIXTURES, model_with, uneven_parameters
+from mixtures import MIXTURES, model_with, moe_model, uneven_parameters
 from plain_transformer import plain_mixture
 
 from geojax.models import (
-    MixtureSettings,
     ModelConfig,
     active_parameter_count,
     model_flops,
@@ -29,14 +28,14 @@ def _rows(hidden, rows=3, columns=13):
     return x, segment_ids
 
 
-@pytest.mark.parametrize("activation", ["swiglu", "gelu"])
+@pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh"])
 @pytest.mark.parametrize("mixture", MIXTURES)
 def test_outputs_balance_and_every_gradient_equal_the_plain_ones(mixture, activation, x64):
-    config = model_with(mixture, activation=activation)
+    config = model_with(mixture, hidden_act=activation)
     layer = jax.tree.map(lambda leaf: leaf[0], uneven_parameters(config)["layers"])
     names = ("feed_forward_norm", "router", "experts", "shared_experts")
     own = {name: layer[name] for name in names if name in layer}
-    x, segment_ids = _rows(config.hidden)
+    x, segment_ids = _rows(config.hidden_size)
     columns = jnp.arange(x.shape[1], dtype=jnp.int32)
 
     def block(own, x):
@@ -72,14 +71,14 @@ def test_outputs_balance_and_every_gradient_equal_the_plain_ones(mixture, activa
 
 def _plain_row(own, x, segment_ids, config):
     scale = own["feed_forward_norm"]["scale"]
-    normed = x / np.sqrt((x * x).mean(1, keepdims=True) + config.norm_epsilon) * scale
+    normed = x / np.sqrt((x * x).mean(1, keepdims=True) + config.rms_norm_eps) * scale
     return plain_mixture(own, normed, segment_ids, config)
 
 
 def test_of_equal_logits_the_lower_numbers_win():
-    settings = MixtureSettings(experts=5, experts_per_token=3)
+    config = moe_model(num_experts=5, num_experts_per_tok=3)
     logits = jnp.asarray([[1.0, 2, 1, 2, 1], [0, 0, 0, 0, 0], [-9, -9, 0, -9, -9]])
-    routing = route(jnp.eye(5), logits[None], settings)
+    routing = route(jnp.eye(5), logits[None], config)
     np.testing.assert_array_equal(routing.experts[0], [[1, 3, 0], [0, 1, 2], [2, 0, 1]])
     np.testing.assert_allclose(routing.gates[0, 1], 1 / 3, rtol=1e-6)
     np.testing.assert_allclose(routing.gates.sum(-1), 1, rtol=1e-6)
@@ -90,20 +89,20 @@ def test_the_router_is_wide_whatever_it_reads():
     x = jnp.asarray([[[1.0, 2.0**-12]]], jnp.bfloat16)
     kernel = jnp.asarray([[1.0, 1.0], [0.0, 1.0]], jnp.bfloat16)
     for normalised in (True, False):
-        settings = MixtureSettings(experts=2, experts_per_token=1, normalised_gates=normalised)
-        routing = route(kernel, x, settings)
+        config = moe_model(num_experts=2, num_experts_per_tok=1, norm_topk_prob=normalised)
+        routing = route(kernel, x, config)
         assert routing.experts.item() == 1
         assert routing.gates.dtype == routing.probabilities.dtype == jnp.float32
     np.testing.assert_allclose(routing.gates.item(), 1 / (1 + np.exp(-(2.0**-12))), rtol=1e-6)
 
 
 def test_an_expert_takes_the_first_tokens_of_each_row():
-    settings = MixtureSettings(experts=2, experts_per_token=1, capacity_factor=0.5)
+    config = moe_model(num_experts=2, num_experts_per_tok=1, capacity_factor=0.5)
     experts = jnp.asarray([[0, 1, 0, 0, 1, 1, 1, 0], [2, 1, 1, 1, 1, 1, 1, 0]], jnp.int32)[
         ..., None
     ]
-    kept = drop(experts, jnp.arange(8, dtype=jnp.int32), settings, ALONE)
-    assert row_capacity(8, settings) == 2
+    kept = drop(experts, jnp.arange(8, dtype=jnp.int32), config, ALONE)
+    assert row_capacity(8, config) == 2
     np.testing.assert_array_equal(
         kept[..., 0], [[0, 1, 0, 2, 1, 2, 2, 2], [2, 1, 1, 2, 2, 2, 2, 0]]
     )
@@ -114,8 +113,8 @@ def test_an_expert_takes_the_first_tokens_of_each_row():
     [(1.1, 40, 11), (1.0, 41, 11), (1.25, 4096, 1280), (9.0, 40, 40), (0.01, 40, 1), (None, 7, 7)],
 )
 def test_capacity_is_rounded_up_and_at_most_the_row(factor, sequence, capacity):
-    settings = MixtureSettings(experts=8, experts_per_token=2, capacity_factor=factor)
-    assert row_capacity(sequence, settings) == capacity
+    config = moe_model(num_experts=8, num_experts_per_tok=2, capacity_factor=factor)
+    assert row_capacity(sequence, config) == capacity
 
 
 def test_balance_is_one_when_even_and_does_not_see_padding_or_other_rows():
@@ -126,9 +125,9 @@ def test_balance_is_one_when_even_and_does_not_see_padding_or_other_rows():
     real = jnp.asarray([[1, 1, 0, 0], [0, 0, 0, 0]], bool)
     np.testing.assert_allclose(balance_loss(routing, real, ALONE), [1, 0])
 
-    settings = MixtureSettings(experts=4, experts_per_token=1, balance_coefficient=0.1)
+    config = moe_model(num_experts=4, num_experts_per_tok=1, router_aux_loss_coef=0.1)
     targets = jnp.asarray([[1, 1, 1, 0], [1, 0, 0, 0]], jnp.float32)
-    weighted = weighted_balance(jnp.asarray([1.0, 4.0]), targets, settings)
+    weighted = weighted_balance(jnp.asarray([1.0, 4.0]), targets, config)
     np.testing.assert_allclose(weighted, 0.1 * (3 * 1 + 1 * 4), rtol=1e-6)
 
 

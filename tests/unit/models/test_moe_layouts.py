@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
-from mixtures import block_inputs, model_with, spread_blocks, uneven_parameters
+from mixtures import block_inputs, model_with, moe_model, spread_blocks, uneven_parameters
 from spread_model import assert_close, mesh_of, spread, spread_step
 
 from geojax.hlo import collective_traffic
-from geojax.models import MixtureSettings, loss_sum
+from geojax.models import loss_sum
 from geojax.models.moe import dispatch
 from geojax.models.moe.capacity import drop
 from geojax.models.moe.dispatch import most_to_a_rank, windows
@@ -73,11 +73,12 @@ def test_loss_and_every_gradient_equal_one_devices(
 @pytest.mark.parametrize("method", ["ring", "ulysses"])
 def test_who_is_dropped_does_not_depend_on_who_holds_the_columns(tensor, context, method):
     # With three ranks of tensor the middle one has a part of each of its context rank's chunks.
-    sequence, settings = 48, MixtureSettings(experts=4, experts_per_token=2, capacity_factor=0.6)
+    config = moe_model(num_experts=4, num_experts_per_tok=2, capacity_factor=0.6)
+    sequence = 48
     random = np.random.default_rng(2)
     draws = [random.permutation(4)[:2] for _ in range(2 * sequence)]
     experts = jnp.asarray(draws, jnp.int32).reshape(2, sequence, 2)
-    want = drop(experts, jnp.arange(sequence, dtype=jnp.int32), settings, ALONE)
+    want = drop(experts, jnp.arange(sequence, dtype=jnp.int32), config, ALONE)
     assert 10 < (want == 4).sum() < 100
     parallelism = Parallelism(
         tensor=tensor, sequence=tensor > 1, context=context, context_method=method
@@ -85,7 +86,7 @@ def test_who_is_dropped_does_not_depend_on_who_holds_the_columns(tensor, context
 
     def local(experts):
         columns = local_columns(sequence // context, parallelism)
-        return drop(experts, stream_columns(columns, parallelism, dim=0), settings, parallelism)
+        return drop(experts, stream_columns(columns, parallelism, dim=0), config, parallelism)
 
     spec = PartitionSpec(None, ("context", "tensor"))
     program = jax.shard_map(local, mesh=mesh_of(parallelism), in_specs=spec, out_specs=spec)
@@ -128,7 +129,7 @@ def test_bytes_are_the_formulas(mixture, parallelism, axes, remat, monkeypatch):
         dtype=jnp.bfloat16,
         remat=remat,
     )
-    assert sent == {axes: config.layers * count for axes, count in of_layer.items()}
+    assert sent == {axes: config.num_hidden_layers * count for axes, count in of_layer.items()}
     # What may have to be sent besides, if the tokens want it.
     besides = {c.axes for c in traffic.collectives if c.conditional and c.axes}
     assert besides <= ({("expert",), ("tensor",)} if parallelism.expert > 1 else set())

@@ -5,11 +5,10 @@ from model_families import FAMILIES
 
 from geojax import UserError
 from geojax.models import ModelConfig
-from geojax.models.config import MixtureSettings
 from geojax.models.parallel.limits import check_parallelism
 from geojax.models.parallel.parallelism import Parallelism
 
-_LLAMA = FAMILIES["llama"].model_copy(update={"heads": 8, "feed_forward": 48})
+_LLAMA = FAMILIES["llama"].replace(num_attention_heads=8, intermediate_size=48)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +32,7 @@ def test_what_divides_is_let_through(parallelism):
         (
             Parallelism(tensor=3),
             48,
-            "tensor parallelism over 3 ranks: heads 8 is not a multiple of it; "
+            "tensor parallelism over 3 ranks: num_attention_heads 8 is not a multiple of it; "
             "tensor can be 1, 2, 4 or 8",
         ),
         (
@@ -75,16 +74,21 @@ def test_what_does_not_divide_is_refused(parallelism, sequence, message):
 
 def test_every_size_of_a_layer_counts():
     config = ModelConfig(
-        layers=1, hidden=24, heads=12, key_value_heads=4, feed_forward=40, vocabulary=7,
-        maximum_positions=8,
-    )  # fmt: skip
+        num_hidden_layers=1,
+        hidden_size=24,
+        num_attention_heads=12,
+        num_key_value_heads=4,
+        intermediate_size=40,
+        vocab_size=7,
+        max_position_embeddings=8,
+    )
     with pytest.raises(
-        UserError, match=r"key_value_heads 4 is neither .*; tensor can be 1, 2 or 4"
+        UserError, match=r"num_key_value_heads 4 is neither .*; tensor can be 1, 2 or 4"
     ):
         check_parallelism(config, Parallelism(tensor=6), 8)
-    with pytest.raises(UserError, match=r"feed_forward 40 is not .*; tensor can be 1, 2 or 4"):
+    with pytest.raises(UserError, match=r"intermediate_size 40 is not .*; tensor can be 1, 2 or 4"):
         check_parallelism(config, Parallelism(tensor=12), 8)
     check_parallelism(config, Parallelism(tensor=4), 8)
-    mixed = config.model_copy(update={"mixture": MixtureSettings(experts=6, experts_per_token=2)})
-    with pytest.raises(UserError, match=r"experts 6 is not a multiple .* can be 1, 2, 3 or 6"):
+    mixed = config.replace(num_experts=6, num_experts_per_tok=2)
+    with pytest.raises(UserError, match=r"num_experts 6 is not a multiple .* can be 1, 2, 3 or 6"):
         check_parallelism(mixed, Parallelism(expert=4), 8)

@@ -44,26 +44,31 @@ def test_published_counts(preset, count):
 )
 def test_nemotron_counts_as_its_reports_split_them(preset, embedding, rest):
     config = ModelConfig.load(preset)
-    tables = 2 * config.vocabulary * config.hidden  # the embedding and the untied head
+    tables = 2 * config.vocab_size * config.hidden_size  # the embedding and the untied head
     # The reports print one decimal (and 3.15 as 3.2).
     assert tables == pytest.approx(embedding, abs=0.055e9)
     assert parameter_count(config) - tables == pytest.approx(rest, abs=0.05e9)
 
 
 def test_initial_values(config):
-    config = config.model_copy(update={"hidden": 64, "feed_forward": 256})
+    config = config.replace(hidden_size=64, intermediate_size=256, moe_intermediate_size=256)
     parameters = init_parameters(config, jax.random.key(0))
     assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), parameters) == jax.tree.map(
         lambda leaf: (leaf.shape, leaf.dtype), parameter_shapes(config)
     )
     layers = parameters["layers"]
-    block = layers["experts" if config.mixture else "feed_forward"]
+    block = layers["experts" if config.is_moe else "feed_forward"]
     up, down = block["up"], block["down"]
     assert np.std(up["kernel"]) == pytest.approx(0.02, rel=0.03)
-    assert np.std(down["kernel"]) == pytest.approx(0.02 / np.sqrt(2 * config.layers), rel=0.03)
-    assert np.abs(np.corrcoef(up["kernel"].reshape(config.layers, -1))).sum() < config.layers + 0.2
+    assert np.std(down["kernel"]) == pytest.approx(
+        0.02 / np.sqrt(2 * config.num_hidden_layers), rel=0.03
+    )
+    assert (
+        np.abs(np.corrcoef(up["kernel"].reshape(config.num_hidden_layers, -1))).sum()
+        < config.num_hidden_layers + 0.2
+    )
     assert (layers["attention_norm"]["scale"] == (0 if config.norm == "layernorm1p" else 1)).all()
-    assert all((up["bias"] == 0).all() for _ in range(config.biases))
+    assert all((up["bias"] == 0).all() for _ in range(config.mlp_bias))
 
 
 def test_initial_values_do_not_depend_on_sharding_or_dtype():
@@ -99,8 +104,8 @@ def test_decay_mask_is_true_for_matrices_and_tables_only(config):
 def test_model_flops_are_the_published_formulas():
     # Narayanan et al. 2021, equation 3, without recomputation: 72 l h^2 (1 + s/6h + V/12lh).
     config, sequence = ModelConfig.load("gpt3-175b"), 2048
-    width, layers = config.hidden, config.layers
-    want = 72 * layers * width**2 + 12 * layers * width * sequence + 6 * config.vocabulary * width
+    width, layers = config.hidden_size, config.num_hidden_layers
+    want = 72 * layers * width**2 + 12 * layers * width * sequence + 6 * config.vocab_size * width
     assert model_flops(config, sequence) == want
     # Chowdhery et al. 2022, appendix B: 6 N + 12 L H Q T, N without the embedding and the norms.
     config = ModelConfig.load("llama3-8b")

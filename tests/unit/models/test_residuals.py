@@ -25,7 +25,7 @@ def setting(family):
     """A model, its layers, a first stream and what the layers read beside it."""
     model = model_of(family)
     layers = init_parameters(model, jax.random.key(1))["layers"]
-    x = jax.random.normal(jax.random.key(2), (ROWS, SEQUENCE, model.hidden))
+    x = jax.random.normal(jax.random.key(2), (ROWS, SEQUENCE, model.hidden_size))
     batch = jax.tree.map(jnp.asarray, make_batch(model))
     return model, layers, x, make_context(batch, model, x.dtype, jax.random.key(7))
 
@@ -84,17 +84,17 @@ def test_the_backward_is_that_of_the_model(family, remat, together):
         def by_hand(layers, x):
             source, sink = StackedWeights(layers), StackedGradients(x.dtype, once=True)
             function = rematerialised(lambda *arguments: layer(*arguments, model), remat)
-            span = Span(model.layers, function, source)
+            span = Span(model.num_hidden_layers, function, source)
             made = forward_layers([span], [None], x, context)
             backward = backward_layers(
                 [source],
                 [None],
                 sink,
-                sink.start(layer_slice(layers, 0), model.layers),
+                sink.start(layer_slice(layers, 0), model.num_hidden_layers),
                 made.residuals,
                 (cotangent, None),
                 context,
-                [model.layers],
+                [model.num_hidden_layers],
                 together=together,
             )
             return {"y": made.x, "gradients": (backward.sums, backward.x)}

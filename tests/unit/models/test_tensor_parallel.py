@@ -19,7 +19,7 @@ _KEY = jax.random.PRNGKey(7)
 
 def _wide(family):
     """Eight heads, so that eight ranks can share them; with dropout."""
-    return FAMILIES[family].model_copy(update={"heads": 8, "dropout": 0.1})
+    return FAMILIES[family].replace(num_attention_heads=8, dropout=0.1)
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def test_a_layer_enters_and_leaves_twice(sequence, kinds, random_parameters, pac
     config, parallelism = _wide("llama"), Parallelism(tensor=4, sequence=sequence)
     parameters = random_parameters(config, jnp.float32)
     traffic = _traffic(config, parallelism, "none", parameters, packed_batch, compiled=True)
-    layers = [each for each in traffic.collectives if each.executions == config.layers]
+    layers = [each for each in traffic.collectives if each.executions == config.num_hidden_layers]
     assert all(each.axes == ("tensor",) for each in layers)
     assert collections.Counter(each.kind for each in layers) == kinds
     # In float32 the compiler sends what is written.
@@ -146,7 +146,7 @@ def test_with_a_shared_stream_a_layer_keeps_its_share_alone(remat, random_parame
         parallelism = Parallelism(tensor=tensor, sequence=True)
         step = spread_step(config, parallelism, mesh_of(parallelism), _KEY, remat=remat)
         program = jax.make_jaxpr(step)(*spread(parameters, batch, config, parallelism))
-        forward = next(_scans(program.jaxpr, config.layers))
+        forward = next(_scans(program.jaxpr, config.num_hidden_layers))
         body = next(iter(jaxprs_in_params(forward.params)))
         return sum(
             stacked.aval.size * stacked.aval.dtype.itemsize

@@ -58,7 +58,7 @@ def test_loss_and_every_gradient_equal_the_plain_models(
 def test_a_segment_does_not_see_its_neighbours(config, x64, random_parameters, packed_batch):
     parameters, batch = random_parameters(config, jnp.float64), packed_batch(config)
     other = {**batch, "tokens": batch["tokens"].copy()}
-    other["tokens"][0, :4] = (other["tokens"][0, :4] + 1) % config.vocabulary
+    other["tokens"][0, :4] = (other["tokens"][0, :4] + 1) % config.vocab_size
     read = jax.jit(lambda batch: logits(parameters, batch, config))
     before, after = read(batch), read(other)
     np.testing.assert_array_equal(before[0, 4:], after[0, 4:])
@@ -91,7 +91,7 @@ def test_no_tokens_that_count_give_zero_and_finite_gradients(random_parameters, 
 
 
 def test_remat_keeps_less(random_parameters, packed_batch):
-    config = FAMILIES["llama"].model_copy(update={"layers": 8, "feed_forward": 512})
+    config = FAMILIES["llama"].model_copy(update={"num_hidden_layers": 8, "intermediate_size": 512})
     parameters = random_parameters(config, jnp.float32)
     batch = packed_batch(config, rows=4, sequence=128)
 

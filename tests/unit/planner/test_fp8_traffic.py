@@ -18,9 +18,15 @@ from geojax.step.plan import StepPlan
 from geojax.step.stage_layers import StagedLayers
 
 ROWS, LAYERS = 16, 4
-SIZES = {"layers": LAYERS, "hidden": 32, "heads": 4, "feed_forward": 48, "vocabulary": 61}
-MIXTURE = {"experts": 4, "experts_per_token": 2, "shared_experts": 1}
-LONG_BLOCKS = {"hidden": 256, "feed_forward": 512}
+SIZES = {
+    "num_hidden_layers": LAYERS,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "vocab_size": 61,
+}
+MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1}
+LONG_BLOCKS = {"hidden_size": 256, "intermediate_size": 512}
 
 
 @functools.cache
@@ -52,13 +58,13 @@ CASES = {
         "delayed",
         {"data": 2, "expert": 2, "tensor": 2},
         {"zero_stage": 3},
-        {"mixture": MIXTURE},
+        MIXTURE,
     ),
     "current, zero 2": (
         "current",
         {"dc": 2, "data": 2, "tensor": 2},
         {"zero_stage": 2, "overlap": True, "accumulation": 2, "remat": "selective"},
-        {"key_value_heads": 1},
+        {"num_key_value_heads": 1},
     ),
     "current, zero 3, across sites": (
         "current",
@@ -76,7 +82,7 @@ CASES = {
         "current",
         {"context": 2, "tensor": 2},
         {"zero_stage": 0, "remat": "full"},
-        {"mixture": MIXTURE},
+        MIXTURE,
     ),
     "current, pipeline": ("current", {"dc": 2, "data": 2, "tensor": 2}, pipeline, {}),
     "block": ("block", {"data": 2, "tensor": 2}, {"zero_stage": 3}, LONG_BLOCKS),
@@ -89,7 +95,9 @@ def test_bytes_over_each_axis_are_those_of_the_formula(name):
     recipe, axes, options, sizes = CASES[name]
     if options is pipeline:
         options = pipeline("branch_free" if recipe == "current" else "zero_bubble_h1")
-    model = ModelConfig(**SIZES | sizes, maximum_positions=64, norm="rmsnorm", activation="swiglu")
+    model = ModelConfig(
+        **SIZES | sizes, max_position_embeddings=64, norm="rmsnorm", hidden_act="silu"
+    )
     mesh = make_mesh(devices=jax.devices()[: math.prod(axes.values())], **axes)
     own = dataclasses.replace(policy("fp32"), recipe=RECIPES[recipe])
     plan = StepPlan(mesh, own, **options)

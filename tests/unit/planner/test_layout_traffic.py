@@ -68,7 +68,7 @@ def test_bytes_over_each_axis_are_those_of_the_formula(name):
     axes, options = LAYOUTS[name]
     model = Draw("llama", "dense", 2, 0.0, (), 1, ()).model()
     if "overlap" in options:  # enough of them for a loop
-        model = model.model_copy(update={"layers": 8})
+        model = model.model_copy(update={"num_hidden_layers": 8})
     mesh = make_mesh(devices=jax.devices()[: math.prod(axes.values())], **axes)
     plan = StepPlan(mesh, policy("fp32"), chunk_bytes=4096, **options)
     step, expected = lowered_step(model, plan, ROWS, SEQUENCE)

@@ -17,7 +17,7 @@ from geojax.train.config import RunConfig
 
 QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
 SITE = ("--mesh.dc", "2", "--mesh.data", "2")
-EXPERTS = ("--model.mixture.experts", "4", "--model.mixture.experts_per_token", "2")
+EXPERTS = ("--model.num_experts", "4", "--model.num_experts_per_tok", "2")
 
 PIPELINE = (
     *("--mesh", "{dc: 2, stage: 2, data: 2}", "--dc.role", "stage"),
@@ -39,7 +39,7 @@ LAYOUTS = {
 }
 
 # Many parameters and few tokens: what ZeRO shards is most of what is held, in the backward pass.
-LARGE = ("--model.layers", "16", "--model.vocabulary", "512", "--batch.sequence", "192")
+LARGE = ("--model.num_hidden_layers", "16", "--model.vocab_size", "512", "--batch.sequence", "192")
 
 
 @functools.cache

@@ -70,7 +70,7 @@ def test_bytes_over_each_axis_are_those_of_the_formula(name):
         **options,
     )
     model = Draw("llama", "dense", 2, 0.0, (), 1, ()).model()
-    model = model.model_copy(update={"layers": 2 * placement.chunks})
+    model = model.model_copy(update={"num_hidden_layers": 2 * placement.chunks})
     step, expected = lowered_step(model, plan, ROWS, SEQUENCE)
     for program in (step, step.compile()) if name in COMPILED else (step,):
         assert sent_bytes(program, plan.mesh) == expected

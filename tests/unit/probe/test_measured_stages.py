@@ -19,7 +19,14 @@ from geojax.topology import Process, Topology
 from geojax.train.config import RunConfig
 
 QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
-SMALL = ("--model.hidden", "64", "--model.feed_forward", "96", "--model.vocabulary", "256")
+SMALL = (
+    "--model.hidden_size",
+    "64",
+    "--model.intermediate_size",
+    "96",
+    "--model.vocab_size",
+    "256",
+)
 LAYOUT = ("--mesh", "{dc: 2, tensor: 2, stage: 2}", "--batch.sequence", "64")
 
 
@@ -98,7 +105,7 @@ def test_times_of_another_model_are_refused(capsys, tmp_path, times):
     assert error.startswith("error: the stage times were measured for another rows: 2, not 1; geoj")
     code, _, error = simulate(capsys, tmp_path, content | {"rows": 1}, "--batch.sequence", "32")
     assert "another sequence: 64, not 32" in error
-    code, _, error = simulate(capsys, tmp_path, content | {"rows": 1}, "--model.hidden", "128")
+    code, _, error = simulate(capsys, tmp_path, content | {"rows": 1}, "--model.hidden_size", "128")
     assert "measured for another model; geojax probe CONFIG" in error
     code, _, error = simulate(capsys, tmp_path, content, "--stage-seconds", "20ms")
     assert "stage_seconds and stage_times say the same" in error

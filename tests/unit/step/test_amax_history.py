@@ -34,18 +34,18 @@ DELAYED = dataclasses.replace(RECIPES["delayed"], history=HISTORY)
 
 
 def model_of(mixture):
-    experts = {"experts": 4, "experts_per_token": 2}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2}
     return ModelConfig(
-        layers=2,
-        hidden=16,
-        heads=2,
-        key_value_heads=2,
-        feed_forward=20,
-        vocabulary=61,
-        maximum_positions=64,
+        num_hidden_layers=2,
+        hidden_size=16,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        intermediate_size=20,
+        vocab_size=61,
+        max_position_embeddings=64,
         norm="rmsnorm",
-        activation="swiglu",
-        **({"mixture": experts} if mixture else {}),
+        hidden_act="silu",
+        **(experts if mixture else {}),
     )
 
 

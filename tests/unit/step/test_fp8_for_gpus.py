@@ -28,7 +28,7 @@ PRODUCTS = 3
 
 def lowered_step(name, axes, backend="xla", **options):
     """The step of one model for two sites of H100s; the plan, and the model."""
-    size = {"layers": LAYERS, "vocabulary": 32768}
+    size = {"num_hidden_layers": LAYERS, "vocab_size": 32768}
     model = ModelConfig.load("llama3-8b").model_copy(update=size)
     topology = Topology.load("two-h100-sites")
     sites = tuple(site.model_copy(update={"hosts": 1}) for site in topology.sites)

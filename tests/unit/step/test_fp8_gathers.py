@@ -21,18 +21,18 @@ from geojax.step.state import parameter_layouts
 from geojax.step.update import mean_over_targets
 
 SIZES = {
-    "layers": 3,
-    "hidden": 32,
-    "heads": 2,
+    "num_hidden_layers": 3,
+    "hidden_size": 32,
+    "num_attention_heads": 2,
     "head_dim": 32,
-    "feed_forward": 40,
-    "vocabulary": 61,
-    "maximum_positions": 64,
+    "intermediate_size": 40,
+    "vocab_size": 61,
+    "max_position_embeddings": 64,
     "norm": "rmsnorm",
-    "activation": "swiglu",
+    "hidden_act": "silu",
 }
 
-MIXTURE = {"experts": 4, "experts_per_token": 2, "shared_experts": 1}
+MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1}
 CASES = {
     # recipe, dtype of what is not FP8, axes, options, sizes of the model
     "delayed": (
@@ -40,16 +40,22 @@ CASES = {
         "bf16",
         {"data": 2, "tensor": 2},
         {"zero_stage": 3, "accumulation": 2, "overlap": True, "remat": "selective"},
-        {"layers": 2, "key_value_heads": 1},
+        {"num_hidden_layers": 2, "num_key_value_heads": 1},
     ),
     "current": (
         "current",
         "fp64",
         {"data": 2, "expert": 2},
         {"zero_stage": 3, "keep_gathered": True},
-        {"mixture": MIXTURE},
+        MIXTURE,
     ),
-    "block": ("block", "bf16", {"data": 2}, {"zero_stage": 1}, {"layers": 1, "hidden": 256}),
+    "block": (
+        "block",
+        "bf16",
+        {"data": 2},
+        {"zero_stage": 1},
+        {"num_hidden_layers": 1, "hidden_size": 256},
+    ),
 }
 
 

@@ -27,19 +27,19 @@ SEQUENCE_PARALLEL = {"sequence_parallel": True}
 
 def model_of(mixture, key_value_heads=2):
     """Whose parts on two ranks are whole blocks of 32 numbers."""
-    experts = {"experts": 4, "experts_per_token": 2, "shared_experts": 1}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1}
     return ModelConfig(
-        layers=4,
-        hidden=32,
-        heads=2,
+        num_hidden_layers=4,
+        hidden_size=32,
+        num_attention_heads=2,
         head_dim=32,
-        key_value_heads=key_value_heads,
-        feed_forward=64,
-        vocabulary=61,
-        maximum_positions=64,
+        num_key_value_heads=key_value_heads,
+        intermediate_size=64,
+        vocab_size=61,
+        max_position_embeddings=64,
         norm="rmsnorm",
-        activation="swiglu",
-        **({"mixture": experts} if mixture else {}),
+        hidden_act="silu",
+        **(experts if mixture else {}),
     )
 
 

@@ -25,15 +25,15 @@ ROWS, SEQUENCE, HISTORY = 8, 32, 4
 RECIPE_ERROR = 0.059
 """Of a gradient: what rounding one operand to E4M3 and the other to E5M2 costs."""
 MODEL = ModelConfig(
-    layers=4,
-    hidden=32,
-    heads=2,
-    key_value_heads=2,
-    feed_forward=64,
-    vocabulary=61,
-    maximum_positions=64,
+    num_hidden_layers=4,
+    hidden_size=32,
+    num_attention_heads=2,
+    num_key_value_heads=2,
+    intermediate_size=64,
+    vocab_size=61,
+    max_position_embeddings=64,
     norm="rmsnorm",
-    activation="swiglu",
+    hidden_act="silu",
 )
 
 

@@ -19,7 +19,7 @@ LAYERS, ROWS, SEQUENCE = 8, 2, 4096
 
 def compiled_step(hosts, **options):
     """The step of a Llama 3 8B of a few layers on two sites, and its plan."""
-    size = {"layers": LAYERS, "vocabulary": 32768}
+    size = {"num_hidden_layers": LAYERS, "vocab_size": 32768}
     model = ModelConfig.load("llama3-8b").model_copy(update=size)
     mesh = make_mesh(
         _topology(hosts), dc=2, data=8 * hosts, devices=h100_devices(sites=2, hosts=hosts)

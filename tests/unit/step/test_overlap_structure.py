@@ -30,7 +30,7 @@ SUMS = {"psum over dc", "psum_invariant over dc", "ppermute over dc"}
 def traced(**options):
     """The jaxpr of the gradients of a step on two sites."""
     model = Draw("llama", "dense", 2, 0.0, (), 1, ()).model()
-    model = model.model_copy(update={"layers": LAYERS})
+    model = model.model_copy(update={"num_hidden_layers": LAYERS})
     plan = StepPlan(make_mesh(dc=2, data=4), policy("fp32"), **options)
     layouts = parameter_layouts(model, plan)
     specs = jax.tree.map(lambda place: place.spec(), layouts)

@@ -91,7 +91,7 @@ def plan_and_model(case):
         staged_layers=case.staged,
         **case.options,
     )
-    return plan, model_of(case.family).model_copy(update={"layers": case.staged.layers})
+    return plan, model_of(case.family).model_copy(update={"num_hidden_layers": case.staged.layers})
 
 
 def reduced_by(plan, layouts):
@@ -225,7 +225,7 @@ def test_rows_go_chunk_after_chunk():
 
 
 def test_each_leaf_is_on_the_stages_that_use_it():
-    model = model_of("gpt3").model_copy(update={"layers": 5})
+    model = model_of("gpt3").model_copy(update={"num_hidden_layers": 5})
     rows = stage_rows(model, one_chunk_each(2, 1, 2), ("stage",))
     assert rows["embedding"]["tokens"]["embedding"].order == (0, EMPTY, 0)
     assert rows["embedding"]["positions"]["embedding"].order == (0, EMPTY, EMPTY)

@@ -26,7 +26,7 @@ def test_defaults_make_a_run_on_one_device(tmp_path):
     config = load(tmp_path)
     assert config.mesh.devices == 1
     assert config.precision == "bf16"
-    assert config.model.layers > 0
+    assert config.model.num_hidden_layers > 0
 
 
 def test_overrides_go_anywhere_and_values_are_yaml(tmp_path):
@@ -49,9 +49,9 @@ def test_overrides_go_anywhere_and_values_are_yaml(tmp_path):
 
 def test_a_preset_keeps_what_is_not_overridden(tmp_path):
     plain = load(tmp_path)
-    changed = load(tmp_path, MINIMAL, "--model.layers", "2")
-    assert changed.model.layers == 2
-    assert changed.model.hidden == plain.model.hidden
+    changed = load(tmp_path, MINIMAL, "--model.num_hidden_layers", "2")
+    assert changed.model.num_hidden_layers == 2
+    assert changed.model.hidden_size == plain.model.hidden_size
 
 
 def test_a_resolved_config_reads_back_as_itself(tmp_path):

@@ -105,7 +105,7 @@ def expected_hops(model, plan):
     columns = SEQUENCE // plan.parallelism.context
     if plan.parallelism.sequence:
         columns //= plan.parallelism.tensor
-    stream = ROWS * columns * model.hidden * plan.policy.compute_dtype.itemsize
+    stream = ROWS * columns * model.hidden_size * plan.policy.compute_dtype.itemsize
     sizes = [plan.mesh.shape[axis] for axis in plan.stage_axes]
     expected = {}
     for number, channel in enumerate(plan.tick_program.channels):

@@ -46,7 +46,7 @@ def compiled_step(model, schedule, *, hosts, stages_per_site, microbatches, **ax
         sequence_parallel="tensor" in axes,
         dc_role="stage",
         staged_layers=StagedLayers(
-            placement, (model.layers // placement.chunks,) * placement.chunks
+            placement, (model.num_hidden_layers // placement.chunks,) * placement.chunks
         ),
         tick_program=TickProgram.of(table, branch_free=FORMS[schedule]),
     )
@@ -92,7 +92,7 @@ def copied_in_ticks(program):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("schedule", FORMS)
 def test_messages_cross_the_cut_while_the_tick_is_computed(schedule, layout):
-    size = {"layers": 8, "vocabulary": 32768}
+    size = {"num_hidden_layers": 8, "vocab_size": 32768}
     model = ModelConfig.load("llama3-8b").model_copy(update=size)
     program, plan = compiled_step(
         model, schedule, hosts=1, stages_per_site=2, microbatches=8, **LAYOUTS[layout]

@@ -23,7 +23,7 @@ NAMES = [
 
 def staged(**changes):
     settings = {
-        "model": ModelConfig.load("tiny").model_copy(update={"layers": 8}),
+        "model": ModelConfig.load("tiny").model_copy(update={"num_hidden_layers": 8}),
         "topology": Topology.load("simulated-2x4"),
         "stages_per_site": 2,
         "rows": 1,
@@ -66,7 +66,7 @@ def test_the_best_keeps_the_limit_in_both_modes(comparison):
 
 
 def test_a_schedule_that_cannot_be_had_is_left_out_with_the_reason():
-    few = ModelConfig.load("tiny").model_copy(update={"layers": 6})
+    few = ModelConfig.load("tiny").model_copy(update={"num_hidden_layers": 6})
     comparison = compare(staged(model=few), 6, memory_limit=4, chunks_per_stage=3)
     assert set(comparison.left_out) == {"interleaved", "zbv"}
     assert "6 layers cannot be cut into 12 stages" in comparison.left_out["interleaved"]

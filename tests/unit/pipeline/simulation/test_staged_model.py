@@ -56,7 +56,7 @@ def test_all_chunks_together_take_the_model_s_operations(model):
     costs = pipeline.costs(Placement.linear(4))
     total = sum(map(sum, (costs.forward, costs.backward, costs.weight)))
     expected = model_flops(config, 2048) * 2048 / 8 / (0.4 * PEAK)
-    embedding = 5 * 2048 * config.hidden * 2 / 3.35e12
+    embedding = 5 * 2048 * config.hidden_size * 2 / 3.35e12
     assert total == pytest.approx(expected + embedding, rel=1e-12)
 
 
@@ -168,7 +168,10 @@ def test_a_measured_stage_sets_the_scale():
         ({"data": 5}, "2 stages of 40 devices each need 80 accelerators, and site 'east'"),
         ({"topology": topology(("h100-sxm", "simulated"))}, "peak of accelerator 'simulated'"),
         ({"topology": topology(links=False)}, "says nothing of the link between 'east' and 'west'"),
-        ({"model": MODEL.model_copy(update={"layers": 3})}, "3 layers cannot be cut into 4 stages"),
+        (
+            {"model": MODEL.model_copy(update={"num_hidden_layers": 3})},
+            "3 layers cannot be cut into 4 stages",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(changes, message):
