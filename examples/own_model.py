@@ -14,7 +14,7 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 import geojax
-from geojax.collectives import all_gather, hierarchical_reduce_scatter
+from geojax.collectives import all_gather, reduce_scatter
 from geojax.hlo import collective_traffic
 from geojax.runtime import simulate_devices
 
@@ -56,7 +56,7 @@ def train_step(state, batch):
     loss, gradients = jax.value_and_grad(part_of_mean)(weights)
 
     # Summed inside the site, then across sites; each device keeps its shard, and updates it.
-    gradients = hierarchical_reduce_scatter(gradients, "data", "dc", dims=0)
+    gradients = reduce_scatter(gradients, "data", "dc", dims=0)
     updates, moments = optimizer.update(gradients, moments, shards)
     return (optax.apply_updates(shards, updates), moments), jax.lax.psum(loss, ("dc", "data"))
 

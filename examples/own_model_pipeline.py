@@ -16,7 +16,7 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 import geojax
-from geojax.collectives import hierarchical_all_reduce
+from geojax.collectives import all_reduce
 from geojax.hlo import collective_traffic
 from geojax.pipeline import Placement, tick_table
 from geojax.pipeline.execution import Executor, StageFunctions, StageWeights, TickProgram
@@ -84,7 +84,7 @@ def mean_gradients(weights, microbatches):
     # `pcast` tells JAX that each device has rows of its own, and leaves it to us to sum over them.
     weights = jax.lax.pcast(weights, "data", to="varying")
     made = executor.gradients(weights, microbatches)
-    gradients = hierarchical_all_reduce(made.weights, "data", ())
+    gradients = all_reduce(made.weights, "data", ())
     loss = jax.lax.psum(made.loss, ("dc", "stage", "data"))
     return jax.tree.map(lambda total: total / (MICROBATCHES * ROWS), (loss, gradients))
 

@@ -8,9 +8,11 @@ of one, which XLA for CPUs does not remove. `drop_single` is the cast that costs
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
@@ -22,12 +24,12 @@ AxisNames: TypeAlias = str | Sequence[str]
 
 
 def axis_tuple(axes: AxisNames) -> tuple[str, ...]:
-    """`axes` as a tuple of names: a lone name becomes a tuple of one."""
+    """Return `axes` as a tuple of names: a lone name becomes a tuple of one."""
     return (axes,) if isinstance(axes, str) else tuple(axes)
 
 
 def axis_sizes(axes: Iterable[str]) -> dict[str, int]:
-    """The size of each axis of the surrounding shard_map.
+    """Look up the size of each axis of the surrounding shard_map.
 
     Raises:
         UserError: an axis is not a manual axis here.
@@ -44,19 +46,61 @@ def axis_sizes(axes: Iterable[str]) -> dict[str, int]:
     return sizes
 
 
-def check_disjoint(inner: tuple[str, ...], outer: tuple[str, ...]) -> None:
-    """Raise a UserError when an axis is named twice in `inner` and `outer` together."""
-    named = inner + outer
+@dataclass(frozen=True)
+class SiteAxes:
+    """The axes of a collective, inside a site and between sites.
+
+    Axes of size 1 carry no message: they are left out of `intra` and `inter` and only change types.
+    """
+
+    intra: tuple[str, ...]
+    """Axes inside a site that are longer than 1."""
+    inter: tuple[str, ...]
+    """Axes between sites that are longer than 1."""
+    single: tuple[str, ...]
+    """Axes of size 1, inside a site or between sites."""
+    all_intra: tuple[str, ...]
+    """All axes inside a site, in the caller's order."""
+    ranks: int
+    """Number of ranks inside a site."""
+
+    @classmethod
+    def resolve(cls, intra: AxisNames, inter: AxisNames) -> "SiteAxes":
+        """Look up the sizes of the axes in the surrounding shard_map.
+
+        Raises:
+            UserError: an axis is unknown, or named twice.
+        """
+        all_intra, all_inter = axis_tuple(intra), axis_tuple(inter)
+        _check_disjoint(all_intra, all_inter)
+        long_intra, single_intra, ranks = split_by_size(all_intra)
+        long_inter, single_inter, _ = split_by_size(all_inter)
+        return cls(long_intra, long_inter, single_intra + single_inter, all_intra, ranks)
+
+    def drop_singles(self, leaf: jax.Array) -> jax.Array:
+        """Type `leaf` as not varying over the axes of size 1."""
+        return drop_single(leaf, self.single)
+
+    def on_first_rank(self, leaf: jax.Array) -> jax.Array:
+        """Keep `leaf` on the first rank of a site only, with zeros elsewhere: it counts once."""
+        if not self.intra:
+            return leaf
+        return jnp.where(lax.axis_index(self.intra) == 0, leaf, jnp.zeros_like(leaf))
+
+
+def _check_disjoint(intra: tuple[str, ...], inter: tuple[str, ...]) -> None:
+    """Raise a UserError when an axis is named twice in `intra` and `inter` together."""
+    named = intra + inter
     twice = sorted({axis for axis in named if named.count(axis) > 1})
     if twice:
         raise UserError(
-            f"collectives: axis '{twice[0]}' is named twice in inner={inner} and outer={outer}; "
+            f"collectives: axis '{twice[0]}' is named twice in intra={intra} and inter={inter}; "
             "every axis belongs to one of them, once"
         )
 
 
 def split_by_size(axes: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...], int]:
-    """(axes longer than 1 in their order, axes of size 1, number of ranks over all of them)."""
+    """Split axes into (those longer than 1 in order, those of size 1, ranks over all of them)."""
     sizes = axis_sizes(axes)
     long = tuple(axis for axis in axes if sizes[axis] > 1)
     single = tuple(axis for axis in axes if sizes[axis] == 1)
@@ -64,32 +108,35 @@ def split_by_size(axes: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ..
 
 
 def varying_axes(x: jax.Array) -> frozenset[str]:
-    """The mesh axes that `x` varies over; empty outside shard_map and under `check_vma=False`."""
+    """Return the mesh axes that `x` varies over: none outside shard_map or if `check_vma=False`."""
     return frozenset(jax.typeof(x).mat.varying)
 
 
 def to_varying(x: jax.Array, axes: Iterable[str]) -> jax.Array:
-    """`x` typed as varying over `axes` too; no data moves."""
+    """Type `x` as varying over `axes` too; no data moves."""
     varying = varying_axes(x)
     missing = tuple(axis for axis in axes if axis not in varying)
     return lax.pcast(x, missing, to="varying") if missing else x
 
 
 def drop_single(x: jax.Array, axes: Iterable[str]) -> jax.Array:
-    """`x` typed as no longer varying over `axes`, each of size 1; no data moves.
+    """Type `x` as no longer varying over `axes`, each of size 1; no data moves.
 
     Linear; the transpose is the cast to varying.
     """
     varying = varying_axes(x)
     sizes = axis_sizes(tuple(axis for axis in axes if axis in varying))
-    assert all(size == 1 for size in sizes.values()), f"drop_single over {sizes}: not of size 1"
+    assert all(size == 1 for size in sizes.values()), (
+        f"drop_single: the axes {sizes} must be of size 1"
+    )
     return agreed(x, sizes)
 
 
 def agreed(x: jax.Array, axes: Iterable[str]) -> jax.Array:
-    """`x` typed as no longer varying over `axes`, on whose ranks it is equal; no data moves.
+    """Type `x` as no longer varying over `axes`, on whose ranks it is equal; no data moves.
 
-    JAX cannot know that it is: the caller does. Linear; the transpose is the cast to varying.
+    The caller vouches for the equality, which JAX cannot see. Linear; the transpose is the cast to
+    varying.
     """
     varying = varying_axes(x)
     present = tuple(axis for axis in axes if axis in varying)

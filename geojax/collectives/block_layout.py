@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from geojax.collectives.buckets import ChunkPlan, plan_chunks
+from geojax.collectives.buckets import BucketPlan, plan_buckets
 from geojax.errors import UserError
 
 PyTree: TypeAlias = Any
@@ -95,7 +95,7 @@ def block_layouts(
         if not shape:
             raise UserError(
                 f"collectives: leaf{name} is a scalar, which has no dimension to scatter; give it "
-                "shape (1,), or sum it with hierarchical_all_reduce"
+                "shape (1,), or sum it with all_reduce"
             )
         if not -len(shape) <= dim < len(shape):
             raise UserError(
@@ -158,34 +158,34 @@ def spread_shapes(shapes: PyTree, tree: PyTree) -> list[tuple[int, ...]]:
     return [tuple(leaf) if isinstance(leaf, tuple) else tuple(leaf.shape) for leaf in leaves]
 
 
-def chunk_limit(chunk_bytes: int | None, unit_bytes: int) -> int | None:
-    """How many units of `unit_bytes` fit a chunk of `chunk_bytes`; None stays None.
+def bucket_limit(bucket_bytes: int | None, unit_bytes: int) -> int | None:
+    """How many units of `unit_bytes` fit a bucket of `bucket_bytes`; None stays None.
 
     Raises:
         UserError: not even one unit fits.
     """
-    if chunk_bytes is None:
+    if bucket_bytes is None:
         return None
-    if chunk_bytes < unit_bytes:
+    if bucket_bytes < unit_bytes:
         raise UserError(
-            f"collectives: chunk_bytes={chunk_bytes} cannot hold one element for each rank, which "
-            f"takes {unit_bytes} bytes; give at least that (megabytes are usual), or None"
+            f"collectives: bucket_bytes={bucket_bytes} cannot hold one element for each rank, "
+            f"which takes {unit_bytes} bytes; give at least that (megabytes are usual), or None"
         )
-    return chunk_bytes // unit_bytes
+    return bucket_bytes // unit_bytes
 
 
 def plan_columns(
     layouts: Sequence[BlockLayout],
     dtypes: Sequence[Any],
     kinds: Sequence[Hashable],
-    chunk_bytes: int | None,
-) -> ChunkPlan:
-    """The chunks of scattered leaves, in columns; `dtypes` are those that travel in the site."""
+    bucket_bytes: int | None,
+) -> BucketPlan:
+    """The buckets of scattered leaves, in columns; `dtypes` are those that travel in the site."""
     limits = [
-        chunk_limit(chunk_bytes, layout.ranks * np.dtype(dtype).itemsize)
+        bucket_limit(bucket_bytes, layout.ranks * np.dtype(dtype).itemsize)
         for layout, dtype in zip(layouts, dtypes, strict=True)
     ]
-    return plan_chunks([layout.columns for layout in layouts], kinds, limits)
+    return plan_buckets([layout.columns for layout in layouts], kinds, limits)
 
 
 def plan_elements(
@@ -193,14 +193,14 @@ def plan_elements(
     dtypes: Sequence[Any],
     kinds: Sequence[Hashable],
     ranks: int,
-    chunk_bytes: int | None,
-) -> ChunkPlan:
-    """The chunks of flattened leaves, in elements; a full chunk is a multiple of `ranks` long."""
+    bucket_bytes: int | None,
+) -> BucketPlan:
+    """The buckets of flattened leaves, in elements; a full bucket is a multiple of `ranks` long."""
     limits: list[int | None] = []
     for dtype in dtypes:
-        columns = chunk_limit(chunk_bytes, ranks * np.dtype(dtype).itemsize)
+        columns = bucket_limit(bucket_bytes, ranks * np.dtype(dtype).itemsize)
         limits.append(None if columns is None else columns * ranks)
-    return plan_chunks(sizes, kinds, limits)
+    return plan_buckets(sizes, kinds, limits)
 
 
 def _is_shape(node: Any) -> bool:

@@ -1,19 +1,23 @@
-"""How the leaves of a tree are split and merged into the chunks that travel together.
+"""How the leaves of a tree are split and merged into buckets, each of which travels as one message.
 
 The unit of length is the caller's: a column (one element for each rank) in the scattering
-operations, an element in the all-reduce. A plan is plain data and knows nothing of arrays.
+operations, an element in the all-reduce. A plan is plain data.
 
-Example: leaves of lengths 5, 2, 3 and 1, all of one kind, and chunks of at most 4:
+Example: leaves of lengths 5, 2, 3 and 1, all of one kind, and buckets of at most 4:
 
-    leaf 0  [0:3]           chunk 0   the long leaf is split evenly; a piece of it shares with
-    leaf 0  [3:5]           chunk 1   nobody, so that it is never copied together with others
-    leaf 1  [0:2]           chunk 2   short leaves are merged with their neighbours, in order, as
-    leaf 2  [0:3] + leaf 3  chunk 3   long as there is room: neighbours are ready at the same time
+    leaf 0  [0:3]           bucket 0   a long leaf is split evenly; its pieces are never merged, so
+    leaf 0  [3:5]           bucket 1   that a long leaf is not copied together with others
+    leaf 1  [0:2]           bucket 2   short leaves are merged with their neighbors, in order, as
+    leaf 2  [0:3] + leaf 3  bucket 3   long as there is room: neighbors are ready at the same time
 """
 
 import itertools
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import lax
 
 
 @dataclass(frozen=True)
@@ -31,67 +35,96 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Chunk:
-    """Pieces that travel in one message, one behind the other."""
+class Bucket:
+    """Pieces that travel in one message, one after the other."""
 
     pieces: tuple[Piece, ...]
 
     @property
     def length(self) -> int:
-        """The number of units in the chunk."""
+        """The number of units in the bucket."""
         return sum(piece.length for piece in self.pieces)
+
+    def take(self, arrays: Mapping[int, jax.Array], dim: int) -> jax.Array:
+        """Concatenate the bucket's pieces along `dim`, out of the arrays of the leaves."""
+        pieces = [
+            lax.slice_in_dim(arrays[piece.leaf], piece.start, piece.stop, axis=dim)
+            for piece in self.pieces
+        ]
+        return pieces[0] if len(pieces) == 1 else jnp.concatenate(pieces, axis=dim)
 
 
 @dataclass(frozen=True)
-class ChunkPlan:
-    """Every unit of every leaf in exactly one chunk; the chunks in the order they are sent."""
+class BucketPlan:
+    """Every unit of every leaf in exactly one bucket; the buckets in the order they are sent."""
 
     lengths: tuple[int, ...]
     """The length of each leaf."""
-    chunks: tuple[Chunk, ...]
+    buckets: tuple[Bucket, ...]
 
     @property
     def alone(self) -> frozenset[int]:
-        """The leaves that are a chunk by themselves, whole."""
+        """The leaves that are a bucket by themselves, whole."""
         return frozenset(
-            chunk.pieces[0].leaf
-            for chunk in self.chunks
-            if len(chunk.pieces) == 1 and chunk.length == self.lengths[chunk.pieces[0].leaf]
+            bucket.pieces[0].leaf
+            for bucket in self.buckets
+            if len(bucket.pieces) == 1 and bucket.length == self.lengths[bucket.pieces[0].leaf]
         )
 
 
-def plan_chunks(
+class Collected:
+    """The leaves again, joined from the arrays of buckets."""
+
+    def __init__(self, leaves: int, dim: int) -> None:
+        self._dim = dim
+        self._pieces: list[list[jax.Array]] = [[] for _ in range(leaves)]
+
+    def put(self, bucket: Bucket, array: jax.Array) -> None:
+        """Take the pieces of a bucket out of its array, where they lie along `dim`."""
+        start = 0
+        for piece in bucket.pieces:
+            stop = start + piece.length
+            self._pieces[piece.leaf].append(lax.slice_in_dim(array, start, stop, axis=self._dim))
+            start = stop
+
+    def join(self, leaf: int) -> jax.Array:
+        """Concatenate all pieces of a leaf, in order."""
+        pieces = self._pieces[leaf]
+        return pieces[0] if len(pieces) == 1 else jnp.concatenate(pieces, axis=self._dim)
+
+
+def plan_buckets(
     lengths: Sequence[int], kinds: Sequence[Hashable], limits: Sequence[int | None]
-) -> ChunkPlan:
-    """Split long leaves and merge short ones into chunks of at most the limit.
+) -> BucketPlan:
+    """Split long leaves and merge short ones into buckets of at most the limit.
 
     Args:
-        lengths: of each leaf, in units. An empty leaf is a chunk of its own: XLA crashes on empty
+        lengths: of each leaf, in units. An empty leaf is a bucket of its own: XLA crashes on empty
             pieces among others (seen in JAX 0.11.2).
-        kinds: of each leaf; leaves of different kinds (another dtype, say) never share a chunk.
-        limits: for each leaf, the most units of a chunk that it is in; equal for leaves of one
-            kind. None: the leaf is a chunk of its own, neither split nor merged.
+        kinds: of each leaf; leaves of different kinds (another dtype, say) never share a bucket.
+        limits: for each leaf, the most units of a bucket that it is in; equal for leaves of one
+            kind. None: the leaf is a bucket of its own, neither split nor merged.
     """
     assert len(lengths) == len(kinds) == len(limits), "one length, kind and limit for each leaf"
-    assert all(limit is None or limit > 0 for limit in limits), f"limits {limits}: not positive"
-    chunks: list[list[Piece]] = []
+    assert all(limit is None or limit > 0 for limit in limits), f"limits must be positive: {limits}"
+    buckets: list[list[Piece]] = []
     last_merged: dict[Hashable, list[Piece]] = {}
     for leaf, (length, kind, limit) in enumerate(zip(lengths, kinds, limits, strict=True)):
         if limit is None or length == 0:
-            chunks.append([Piece(leaf, 0, length)])
+            buckets.append([Piece(leaf, 0, length)])
         elif length > limit:
-            chunks.extend([piece] for piece in _split(leaf, length, limit))
+            buckets.extend([piece] for piece in _split(leaf, length, limit))
         else:
-            chunk = last_merged.get(kind)
-            if chunk is None or sum(piece.length for piece in chunk) + length > limit:
-                chunk = last_merged[kind] = []
-                chunks.append(chunk)
-            chunk.append(Piece(leaf, 0, length))
-    return ChunkPlan(tuple(lengths), tuple(Chunk(tuple(pieces)) for pieces in chunks))
+            bucket = last_merged.get(kind)
+            if bucket is None or sum(piece.length for piece in bucket) + length > limit:
+                bucket = last_merged[kind] = []
+                buckets.append(bucket)
+            bucket.append(Piece(leaf, 0, length))
+    return BucketPlan(tuple(lengths), tuple(Bucket(tuple(pieces)) for pieces in buckets))
 
 
 def _split(leaf: int, length: int, limit: int) -> list[Piece]:
-    """The fewest pieces of at most `limit`, their lengths at most one apart, longest first."""
+    """Cut a leaf into the fewest pieces of at most `limit`; lengths differ by at most 1."""
     count = -(-length // limit)
     short, longer = divmod(length, count)
     starts = [index * short + min(index, longer) for index in range(count + 1)]

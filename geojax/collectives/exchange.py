@@ -1,26 +1,18 @@
-"""The sum over sites in a wire format: what a rank's share of a tensor does on the long link.
+"""The sum of an array over sites: start, exchange, done.
 
-Two sites swap what they hold of x, in one message each:
+Numbers cross as they are, in a `psum`, or in messages of a wire format
+(`geojax.collectives.codec`). Two sites swap one message each, and both decode and add them:
 
-    encode x ─► permute ─► everyone decodes both and adds them
+    encode x ─► permute ─► decode both and add
 
-Of o > 2 sites each owns 1/o of the numbers x, which all of them hold:
+With o > 2 sites it is a quantized reduce-scatter followed by a quantized all-gather (as in ZeRO++,
+Wang et al. 2023); each site owns 1/o of the numbers:
 
-    encode the parts of x ─► all-to-all ─► the owner decodes what came for it and sums it
-                                                 │ encodes the sum
-    everyone decodes      ◄─ all-gather ◄────────┘
+    encode the parts of x ─► all-to-all ─► the owner decodes and sums what came, encodes the sum
+    decode                ◄─ all-gather ◄─┘
 
-(the quantised reduce-scatter of ZeRO++, Wang et al. 2023, and the same for the way back). All sites
-decode the same bytes, and so end with the same bits. With P bytes of x in the format a device sends
-2 (o - 1) / o P, as in an all-reduce: P with 2 sites, 4/3 P with 3, 3/2 P with 4.
-
-The three steps are functions of their own, `depart`, `cross` and `arrive`, for callers that compute
-something else while a message is under way.
-
-Errors. A site's error is what rounding took away from what it has sent, the owner's from the sum
-too; it is added to what the site sends next. Over any number of times, with sums s and errors e,
-
-    sum over times of s = sum over times and sites of x - sum over sites of the last e
+All sites decode the same bytes, so replicas stay bit-identical. With P bytes of x in the format a
+device sends 2 (o - 1) / o P, as in an all-reduce: P with 2 sites, 4/3 P with 3, 3/2 P with 4.
 """
 
 import dataclasses
@@ -33,135 +25,137 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from geojax.collectives import codec
 from geojax.collectives.axes import agreed, axis_sizes, to_varying, varying_axes
-from geojax.collectives.wire_format import Wire
+from geojax.collectives.wire_format import WireFormat
+
+
+class Sum(NamedTuple):
+    """A sum over sites, and what rounding took away from this site's part of it."""
+
+    total: jax.Array
+    error: jax.Array | None
+    """None: no errors are kept."""
 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["contents", "error"],
-    meta_fields=["count", "dtype"],
+    meta_fields=["shape", "dtype", "inter", "wire", "keep_error"],
 )
 @dataclass(frozen=True)
-class Message:
-    """A site's numbers in the format, or what has come of those of all sites."""
+class SiteSum:
+    """The sum of one array over sites, under way; a pytree.
+
+    It has no derivative where there is a wire format: `sum_over_sites` has.
+    """
 
     contents: tuple[jax.Array, ...]
-    """Of two sites the own [length] and, when it has crossed, that of the other. Of more what the
-    owners are sent [sites, length] and, when it has crossed, what they have answered."""
+    """The array; or messages. Those of two sites are the own [length] and, once exchanged, the
+    other's. Those of more are [sites, length] for the owners and, once exchanged, their answers."""
     error: jax.Array | None
-    """This site's, [count]; None: nobody asked."""
-    count: int
-    """Of the numbers."""
+    """What the own messages lack, [count]; None: no errors are kept, or there is no format."""
+    shape: tuple[int, ...]
     dtype: jnp.dtype
-    """That of the numbers."""
+    inter: tuple[str, ...]
+    """The axes between sites, each longer than 1; none: nothing has to cross."""
+    wire: WireFormat | None
+    keep_error: bool
+
+    @classmethod
+    def start(
+        cls, x: jax.Array, inter: tuple[str, ...], wire: WireFormat | None, *, keep_error: bool
+    ) -> "SiteSum":
+        """Encode `x`, to which the error of the step before has been added.
+
+        Args:
+            x: this rank's part of the sum, of any shape.
+            inter: the axes between sites, each longer than 1.
+            wire: the format of floating-point numbers; None, as they are.
+            keep_error: whether `done` is to return what rounding took away.
+        """
+        crosses = inter if x.size else ()  # XLA has no collectives of empty arrays
+        if not crosses or not jnp.issubdtype(x.dtype, jnp.floating):
+            wire = None
+        contents, error = (x,), None
+        if wire is not None:
+            sites = _sites(inter)
+            parts = 1 if sites == 2 else sites
+            encoded = codec.encode(to_varying(x.reshape(x.size), inter), wire, parts)
+            contents, error = (encoded.messages,), encoded.error if keep_error else None
+        return cls(contents, error, x.shape, x.dtype, crosses, wire, keep_error)
+
+    def exchange(self) -> "SiteSum":
+        """Send to the other sites, and receive: the only phase in which anything crosses."""
+        (content,) = self.contents
+        if not self.inter:
+            return self
+        if self.wire is None:
+            return dataclasses.replace(self, contents=(lax.psum(content, self.inter),))
+        if _sites(self.inter) == 2:
+            other = lax.ppermute(content, self.inter, [(0, 1), (1, 0)])
+            return dataclasses.replace(self, contents=(content, other))
+        return self._exchange_parts(content, self.wire)
+
+    def done(self) -> Sum:
+        """Decode: the same bits on all sites, not varying over `inter`."""
+        if self.wire is None:
+            (total,) = self.contents
+            return Sum(total, jnp.zeros_like(total) if self.keep_error else None)
+        count = math.prod(self.shape)
+        if _sites(self.inter) == 2:  # the sum of two does not depend on which comes first
+            total = codec.decode_sum(self.contents, count, self.wire, self.dtype)
+            total = agreed(total, self.inter)
+        else:
+            total = codec.decode_parts(self.contents[0], count, self.wire, self.dtype)
+        error = None if self.error is None else self.error.reshape(self.shape)
+        return Sum(total.astype(self.dtype).reshape(self.shape), error)
+
+    def _exchange_parts(self, messages: jax.Array, wire: WireFormat) -> "SiteSum":
+        sites, count = len(messages), math.prod(self.shape)
+        received = lax.all_to_all(messages, self.inter, 0, 0)
+        answer = codec.encode(
+            codec.decode_sum(received, -(-count // sites), wire, self.dtype), wire
+        )
+        error = self.error
+        if error is not None:
+            wide = error.astype(codec.sum_dtype(error.dtype))
+            own = codec.split(wide, sites).at[lax.axis_index(self.inter)].add(answer.error)
+            error = own.reshape(-1)[:count].astype(error.dtype)
+        answers = lax.all_gather(answer.messages, self.inter, to="invarying")
+        return dataclasses.replace(self, contents=(answers,), error=error)
 
 
-class Sum(NamedTuple):
-    """A sum, and what rounding took away from it; None: nobody asked."""
-
-    total: jax.Array
-    error: jax.Array | None
-
-
-def sum_in_format(x: jax.Array, outer: tuple[str, ...], wire: Wire) -> Sum:
-    """The sum of `x` over `outer`; its derivative is that of the plain sum.
-
-    Args:
-        x: floating-point numbers [count], with the error of the time before added.
-        outer: the axes between sites, each longer than 1.
-        wire: the format.
-
-    Returns:
-        The sum, the same bits on all ranks of `outer` and not varying over it; and this site's
-        error. Both are [count].
-    """
-    return Sum(*_sum_in_format(to_varying(x, outer), outer, wire))
-
-
-def depart(x: jax.Array, outer: tuple[str, ...], wire: Wire, *, keep_error: bool) -> Message:
-    """What a rank sends of `x` [count], to which the error of the time before has been added."""
-    x = to_varying(x, outer)
-    sites = _sites(outer)
-    parts = _wide(x) if sites == 2 else _of_owners(x, sites)
-    content = wire.encode(parts)
-    error = None
-    if keep_error:
-        lost = parts - wire.decode(content, parts.shape[-1], parts.dtype)
-        error = lost.reshape(-1)[: x.size].astype(x.dtype)
-    return Message((content,), error, x.size, x.dtype)
-
-
-def cross(message: Message, outer: tuple[str, ...], wire: Wire) -> Message:
-    """The message of all sites."""
-    (content,), error = message.contents, message.error
-    sites = _sites(outer)
-    if sites == 2:
-        other = lax.ppermute(content, outer, [(0, 1), (1, 0)])
-        return dataclasses.replace(message, contents=(content, other))
-    dtype = jnp.promote_types(message.dtype, jnp.float32)
-    count = -(-message.count // sites)
-    received = lax.all_to_all(content, outer, 0, 0)
-    total = _added(received, count, wire, dtype)
-    answer = wire.encode(total)
-    if error is not None:
-        lost = total - wire.decode(answer, count, dtype)
-        own = _of_owners(error, sites).at[lax.axis_index(outer)].add(lost)
-        error = own.reshape(-1)[: message.count].astype(message.dtype)
-    answers = lax.all_gather(answer, outer, to="invarying")
-    return dataclasses.replace(message, contents=(answers,), error=error)
-
-
-def arrive(message: Message, outer: tuple[str, ...], wire: Wire) -> Sum:
-    """The sum that has come."""
-    sites = _sites(outer)
-    dtype = jnp.promote_types(message.dtype, jnp.float32)
-    if sites == 2:  # of two numbers the sum does not depend on which comes first
-        total = agreed(_added(message.contents, message.count, wire, dtype), outer)
-    else:
-        parts = wire.decode(message.contents[0], -(-message.count // sites), dtype)
-        total = parts.reshape(-1)[: message.count]
-    return Sum(total.astype(message.dtype), message.error)
-
-
-def _added(
-    messages: jax.Array | tuple[jax.Array, ...], count: int, wire: Wire, dtype: Any
-) -> jax.Array:
-    """The sum [count] of the numbers of messages [length] or [sites, length].
-
-    One after the other: XLA for CPUs takes 70 times as long for a sum over a dimension of two.
-    """
-    return functools.reduce(jnp.add, (wire.decode(each, count, dtype) for each in messages))
-
-
-def _sites(outer: tuple[str, ...]) -> int:
-    return math.prod(axis_sizes(outer).values())
-
-
-def _wide(x: jax.Array) -> jax.Array:
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
-
-
-def _of_owners(x: jax.Array, sites: int) -> jax.Array:
-    """[count] as [sites, ceil(count / sites)], padded with zeros."""
-    count = -(-x.size // sites)
-    return jnp.pad(_wide(x), (0, sites * count - x.size)).reshape(sites, count)
+def sum_over_sites(
+    x: jax.Array, inter: tuple[str, ...], wire: WireFormat | None, *, keep_error: bool
+) -> Sum:
+    """Start, exchange and finish the sum of `x`; its derivative is that of the plain sum."""
+    if wire is None or not inter or not x.size or not jnp.issubdtype(x.dtype, jnp.floating):
+        return SiteSum.start(x, inter, None, keep_error=keep_error).exchange().done()
+    total, error = _sum_in_format(to_varying(x, inter), inter, wire)
+    return Sum(total, error if keep_error else None)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
 def _sum_in_format(
-    x: jax.Array, outer: tuple[str, ...], wire: Wire
-) -> tuple[jax.Array, jax.Array | None]:
-    message = depart(x, outer, wire, keep_error=True)
-    total, error = arrive(cross(message, outer, wire), outer, wire)
+    x: jax.Array, inter: tuple[str, ...], wire: WireFormat
+) -> tuple[jax.Array, jax.Array]:
+    total, error = SiteSum.start(x, inter, wire, keep_error=True).exchange().done()
+    assert error is not None, "a sum that keeps its error must return it"
     return total, error
 
 
 @_sum_in_format.defjvp
 def _derivative(
-    outer: tuple[str, ...], wire: Wire, primals: tuple[jax.Array], tangents: tuple[jax.Array]
+    inter: tuple[str, ...],
+    wire: WireFormat,
+    primals: tuple[jax.Array],
+    tangents: tuple[jax.Array],
 ) -> tuple[Any, Any]:
-    total, error = _sum_in_format(*primals, outer, wire)
-    assert error is not None, "it was asked for"
-    tangent = lax.psum(tangents[0], outer)
+    total, error = _sum_in_format(*primals, inter, wire)
+    tangent = lax.psum(tangents[0], inter)
     return (total, error), (tangent, to_varying(jnp.zeros_like(error), varying_axes(error)))
+
+
+def _sites(inter: tuple[str, ...]) -> int:
+    return math.prod(axis_sizes(inter).values())

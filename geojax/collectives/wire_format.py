@@ -1,7 +1,7 @@
-"""Wire formats: in what numbers travel between sites, in fewer bytes than they have.
+"""Wire formats: how numbers travel between sites, in fewer bytes than they have.
 
-A format turns numbers into a message, which travels as it is on every platform (of integers, where
-XLA for CPUs would widen what they stand for), and back. Bytes of n numbers:
+A format turns numbers into a message, which travels as it is on every platform (it consists of
+integers, where XLA for CPUs would widen bfloat16 numbers), and back. Bytes of n numbers:
 
     FLOAT32    4 n
     BFLOAT16   2 n
@@ -11,7 +11,7 @@ INT8 is linear: a block's largest magnitude is 127 (blockwise, as in Dettmers et
 Optimizers via Block-wise Quantization", whose codes are not linear). An infinity or a NaN makes its
 whole block NaN.
 
-Rounding to 8 bits would bias training, so the sums of `geojax.collectives.exchange` can keep what
+Rounding to 8 bits would bias training, so the sums of `geojax.collectives.reduction` can keep what
 it took away and add it the next time (error feedback: Seide et al. 2014, "1-Bit Stochastic Gradient
 Descent"; Karimireddy et al. 2019, "Error Feedback Fixes SignSGD").
 """
@@ -24,94 +24,94 @@ import jax.numpy as jnp
 from jax import lax
 
 WireName: TypeAlias = Literal["fp32", "bf16", "int8"]
-"""What wire formats are called; "fp32" is none: numbers travel as they are."""
+"""Names of wire formats; "fp32" is none: numbers travel as they are."""
 
 
-class Wire(Protocol):
-    """A format of messages."""
+class WireFormat(Protocol):
+    """A format of the messages between sites."""
 
     @property
-    def feedback(self) -> bool:
-        """Whether sums should carry its rounding errors to the next time."""
+    def needs_error_feedback(self) -> bool:
+        """True if sums should add its rounding errors to the next sum."""
 
     def message_bytes(self, count: int) -> int:
-        """The bytes of a message of `count` numbers."""
+        """Return the bytes of a message of `count` numbers."""
 
     def encode(self, x: jax.Array) -> jax.Array:
-        """The messages [..., length] of floating-point numbers [..., count], in integers."""
+        """Encode floating-point numbers [..., count] as messages [..., length]."""
 
     def decode(self, messages: jax.Array, count: int, dtype: Any) -> jax.Array:
-        """The numbers [..., count] of messages [..., length], in `dtype`."""
+        """Decode messages [..., length] to numbers [..., count] in `dtype`."""
 
 
 @dataclass(frozen=True)
-class Float32Wire:
+class Float32Format:
     """Numbers as they are, rounded to float32 if they are wider.
 
-    For Gloo, whose all-reduce waits for each megabyte to be answered, with two of them on the way:
-    over 100 ms it was seen to take 2.3 s for 32 MB, and these messages 0.7 s.
+    It serves Gloo, whose all-reduce has two megabytes in flight and waits for each to be answered:
+    over a round trip of 100 ms it took 2.3 s for 32 MB, and messages in this format 0.7 s.
     """
 
     @property
-    def feedback(self) -> bool:
-        """Nothing is lost."""
+    def needs_error_feedback(self) -> bool:
+        """False: nothing is lost."""
         return False
 
     def message_bytes(self, count: int) -> int:
-        """Four a number."""
+        """Return four bytes a number."""
         return 4 * count
 
     def encode(self, x: jax.Array) -> jax.Array:
-        """float32 [..., count]."""
+        """Round to float32 [..., count]."""
         return x.astype(jnp.float32)
 
     def decode(self, messages: jax.Array, count: int, dtype: Any) -> jax.Array:
-        """The same numbers."""
-        assert messages.shape[-1] == count, f"a message of {messages.shape[-1]} for {count} numbers"
+        """Cast the numbers to `dtype`."""
+        assert messages.shape[-1] == count, f"a message of {count} numbers has as many entries"
         return messages.astype(dtype)
 
 
 @dataclass(frozen=True)
-class Bfloat16Wire:
+class Bfloat16Format:
     """Numbers rounded to bfloat16."""
 
     @property
-    def feedback(self) -> bool:
-        """Eight bits of precision need none."""
+    def needs_error_feedback(self) -> bool:
+        """False: eight bits of precision need none."""
         return False
 
     def message_bytes(self, count: int) -> int:
-        """Two a number."""
+        """Return two bytes a number."""
         return 2 * count
 
     def encode(self, x: jax.Array) -> jax.Array:
-        """uint16 [..., count]: the bits."""
+        """Round to bfloat16; the message is its bits, uint16 [..., count]."""
         return lax.bitcast_convert_type(x.astype(jnp.bfloat16), jnp.uint16)
 
     def decode(self, messages: jax.Array, count: int, dtype: Any) -> jax.Array:
-        """The numbers that the bits are."""
-        assert messages.shape[-1] == count, f"a message of {messages.shape[-1]} for {count} numbers"
+        """Read the bits as bfloat16 numbers."""
+        assert messages.shape[-1] == count, f"a message of {count} numbers has as many entries"
         return lax.bitcast_convert_type(messages, jnp.bfloat16).astype(dtype)
 
 
 @dataclass(frozen=True)
-class Int8Wire:
-    """Integers of 8 bits and, behind them in the same message, a float32 scale for each block."""
+class Int8Format:
+    """Integers of 8 bits, followed in the same message by a float32 scale for each block."""
 
     block: int = 256
     """Numbers that share a scale."""
 
     @property
-    def feedback(self) -> bool:
-        """Without it what is below half a step of its block would never be heard of."""
+    def needs_error_feedback(self) -> bool:
+        """True: else numbers below half a step of their block would be lost in every sum."""
         return True
 
     def message_bytes(self, count: int) -> int:
-        """One a number and four a block."""
+        """Return one byte a number and four a block."""
         return count + 4 * self._blocks(count)
 
     def encode(self, x: jax.Array) -> jax.Array:
-        """int8 [..., count + 4 * blocks]."""
+        """Quantize blockwise; the message is int8 [..., count + 4 * blocks]."""
         count = x.shape[-1]
         blocks = self._in_blocks(x)
         largest = jnp.max(jnp.abs(blocks), axis=-1, keepdims=True)
@@ -126,8 +126,10 @@ class Int8Wire:
         return jnp.concatenate([codes, scales.reshape(*x.shape[:-1], -1)], axis=-1)
 
     def decode(self, messages: jax.Array, count: int, dtype: Any) -> jax.Array:
-        """Each integer times the scale of its block."""
-        assert messages.shape[-1] == self.message_bytes(count), "the message is of other numbers"
+        """Multiply each integer by the scale of its block."""
+        assert messages.shape[-1] == self.message_bytes(count), (
+            f"a message of {count} numbers has {self.message_bytes(count)} bytes"
+        )
         codes = self._in_blocks(messages[..., :count])
         scales = messages[..., count:].reshape(*codes.shape[:-1], 4)
         scale = lax.bitcast_convert_type(scales, jnp.float32)
@@ -138,7 +140,7 @@ class Int8Wire:
         return -(-count // self.block)
 
     def _in_blocks(self, x: jax.Array) -> jax.Array:
-        """[..., count] as [..., blocks, block], padded with zeros."""
+        """Reshape [..., count] to [..., blocks, block], padded with zeros."""
         count = x.shape[-1]
         missing = self._blocks(count) * self.block - count
         if missing:
@@ -146,17 +148,17 @@ class Int8Wire:
         return x.reshape(*x.shape[:-1], -1, self.block)
 
 
-FLOAT32 = Float32Wire()
+FLOAT32 = Float32Format()
 """As many bytes as an all-reduce of float32."""
 
-BFLOAT16 = Bfloat16Wire()
+BFLOAT16 = Bfloat16Format()
 """Half the bytes of float32."""
 
-INT8 = Int8Wire()
+INT8 = Int8Format()
 """A little more than a quarter of the bytes of float32."""
 
 
-def wire_format(name: WireName) -> Wire | None:
-    """The format called `name`; None for "fp32"."""
-    formats: dict[WireName, Wire | None] = {"fp32": None, "bf16": BFLOAT16, "int8": INT8}
+def wire_format(name: WireName) -> WireFormat | None:
+    """Look up the format called `name`; None for "fp32", numbers as they are."""
+    formats: dict[WireName, WireFormat | None] = {"fp32": None, "bf16": BFLOAT16, "int8": INT8}
     return formats[name]

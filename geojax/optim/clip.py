@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from geojax.collectives import hierarchical_all_reduce
+from geojax.collectives import all_reduce
 from geojax.collectives.axes import varying_axes
 from geojax.optim.layout import LeafLayout
 
@@ -36,8 +36,8 @@ def global_norm(gradients: Any, layouts: Any = None) -> jax.Array:
     squares = []
     for axes, values in sums.items():
         in_site = tuple(axis for axis in axes if axis != "dc")
-        square = hierarchical_all_reduce(jnp.sum(jnp.stack(values)), in_site, ())
-        squares.append(hierarchical_all_reduce(square, (), "dc") if "dc" in axes else square)
+        square = all_reduce(jnp.sum(jnp.stack(values)), in_site, ())
+        squares.append(all_reduce(square, (), "dc") if "dc" in axes else square)
     return jnp.sqrt(jnp.sum(jnp.stack(squares)))
 
 

@@ -32,11 +32,11 @@ from geojax.probe.exchange import PATIENCE_SECONDS, collect
 from geojax.runtime import Watchdog, WatchdogSettings, barrier
 from geojax.step.amax_history import attach, expected, history_layouts
 from geojax.step.forward_backward import TrainingPass
+from geojax.step.gather import gather_weights
 from geojax.step.pipelined_gradients import stage_functions
 from geojax.step.plan import StepPlan
 from geojax.step.program import batch_shape, batch_specs
 from geojax.step.state import parameter_layouts
-from geojax.step.weights import gather_weights
 from geojax.train.compiled_run import step_plan
 from geojax.train.config import MeshSettings, RunConfig, ZeroSettings
 from geojax.train.pipeline_settings import PipelineSettings

@@ -30,8 +30,8 @@ from geojax.mesh import AXES
 from geojax.models import Parameters
 from geojax.optim import LeafLayout
 from geojax.precision import AMAX, round_weight
+from geojax.step.gather import shard_axes
 from geojax.step.plan import StepPlan
-from geojax.step.weights import shard_axes
 
 
 class Magnitudes(NamedTuple):

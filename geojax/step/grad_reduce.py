@@ -1,90 +1,283 @@
-"""What `geojax.step.weights.sum_shards` does, in phases that are the caller's to place.
+"""Reduce gradients: each rank's shard of the sum over all ranks that made a part of it.
 
-See `geojax.collectives.in_flight` for what that is good for.
+Everything here takes any subtree of the parameters with the `LeafLayout`s of its leaves, inside the
+step's `shard_map`: the whole tree, or a few layers' slice.
+
+    start       psum_scatter in the site, sum over other axes of the site, encode
+    exchange    psum over dc, or messages in a wire format
+    done        decode
+
+A gradient is summed over every axis in its varying-axes type that its leaf is not sharded on. Ranks
+that share a part without sharding it (`context`; `tensor` for a leaf of which each of them makes a
+part of the gradient) sum their shards as one hierarchical all-reduce with the sites, so that each
+of them sends its share of the shard over `dc` and not all of it.
+
+With a pipeline a leaf is sharded over the stages and not summed over them, but for a tied table, of
+whose gradient two stages make a part each. Where sites are stages nothing else here crosses `dc`.
 """
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
-from geojax.collectives import AllReduce, hierarchical_all_reduce, start_all_reduce
+from geojax.collectives import (
+    Reduction,
+    all_reduce,
+    reduce_scatter,
+    start_all_reduce,
+    start_reduce_scatter,
+)
+from geojax.collectives.axes import drop_single, to_varying, varying_axes
+from geojax.mesh import AXES
+from geojax.optim import LeafLayout
+from geojax.step.gather import group, map_by_group, shard_axes, shard_dim
 from geojax.step.plan import StepPlan
-from geojax.step.weights import Summed, reduced_together, scatter_across
+
+
+class ReducedGradients(NamedTuple):
+    """A rank's shards of gradients, summed over all ranks that made a part of them."""
+
+    gradients: Any
+    error_feedback: Any
+    """What the wire format took away from them (see `geojax.step.error_feedback`); None: none is
+    kept."""
 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["sums"],
-    meta_fields=["members", "structure", "errors"],
+    meta_fields=["members", "layouts", "structure", "bucket_bytes", "error_shapes"],
 )
 @dataclasses.dataclass(frozen=True)
-class SumInFlight:
-    """A sum of shards that `start_sum` has begun; a pytree."""
+class GradReduce:
+    """A reduction of gradients under way; a pytree."""
 
-    sums: tuple[AllReduce | list[jax.Array], ...]
-    """Of leaves that are reduced together. A list: those whose shards are cut over `dc`."""
+    sums: tuple[Reduction | list[jax.Array], ...]
+    """One for each group of leaves that are reduced together. A list: leaves that are sharded over
+    `dc` too."""
     members: tuple[tuple[int, ...], ...]
-    """The positions of those leaves."""
+    """The positions of each group's leaves."""
+    layouts: tuple[LeafLayout, ...]
+    """The layout of each leaf."""
     structure: Any
-    errors: tuple[tuple[int, ...], ...] | None
-    """The shapes of the errors; None: none are kept."""
+    bucket_bytes: int | None
+    error_shapes: tuple[tuple[int, ...], ...] | None
+    """The shape of each leaf's error feedback; None: none is kept."""
 
-    def cross(self, layouts: Any, plan: StepPlan) -> "SumInFlight":
-        """What all sites have started crosses between them."""
-        places = jax.tree.leaves(layouts)
+    def exchange(self) -> "GradReduce":
+        """Exchange between sites what all of them have started."""
 
-        def crossed(begun: AllReduce | list[jax.Array], members: tuple[int, ...]) -> Any:
-            if isinstance(begun, AllReduce):
-                return begun.cross()
-            return scatter_across(begun, [places[i] for i in members], plan)
+        def exchanged(begun: Reduction | list[jax.Array], members: tuple[int, ...]) -> Any:
+            if isinstance(begun, Reduction):
+                return begun.exchange()
+            dims = [shard_dim(self.layouts[i]) for i in members]
+            return reduce_scatter(begun, "dc", (), dims=dims, bucket_bytes=self.bucket_bytes)
 
-        return dataclasses.replace(self, sums=tuple(map(crossed, self.sums, self.members)))
+        return dataclasses.replace(self, sums=tuple(map(exchanged, self.sums, self.members)))
 
-    def finish(self) -> Summed:
-        """Each rank's shards, of what has crossed."""
+    def done(self) -> ReducedGradients:
+        """Return each rank's shards, of what was exchanged."""
         totals: dict[int, jax.Array] = {}
         errors: dict[int, jax.Array] = {}
         for begun, members in zip(self.sums, self.members, strict=True):
-            total, error = begun.finish() if isinstance(begun, AllReduce) else (begun, None)
-            totals.update(zip(members, total, strict=True))
-            errors.update(zip(members, error or (), strict=error is not None))
-        summed = jax.tree.unflatten(self.structure, [totals[i] for i in range(len(totals))])
-        if self.errors is None:
-            return Summed(summed, None)
-        held = [errors[i].reshape(shape) for i, shape in enumerate(self.errors)]
-        return Summed(summed, jax.tree.unflatten(self.structure, held))
+            made = begun.done() if isinstance(begun, Reduction) else begun
+            if self.error_shapes is not None:
+                made, lost = made
+                errors.update(zip(members, lost, strict=True))
+            totals.update(zip(members, made, strict=True))
+        gradients = self._tree([_on_stage(totals[i], each) for i, each in enumerate(self.layouts)])
+        if self.error_shapes is None:
+            return ReducedGradients(gradients, None)
+        held = [_on_stage(errors[i], each) for i, each in enumerate(self.layouts)]
+        shaped = [
+            error.reshape(shape) for error, shape in zip(held, self.error_shapes, strict=True)
+        ]
+        return ReducedGradients(gradients, self._tree(shaped))
+
+    def _tree(self, leaves: list[jax.Array]) -> Any:
+        return jax.tree.unflatten(self.structure, leaves)
 
 
 @jax.named_scope("reduce_gradients")
-def start_sum(shards: Any, errors: Any, layouts: Any, plan: StepPlan) -> SumInFlight:
-    """The first phase of `sum_shards`, without a pipeline."""
-    assert plan.staged_layers is None, "stages have nothing to do while their gradients travel"
-    leaves, structure = jax.tree.flatten(shards)
-    places = jax.tree.leaves(layouts)
-    held = None if errors is None else jax.tree.leaves(errors)
-    groups = reduced_together(leaves, places, plan)
-    sums: list[AllReduce | list[jax.Array]] = []
-    for ((_, across), beside, _), members in groups.items():
-        own = [leaves[i] for i in members]
-        if across:
-            sums.append(hierarchical_all_reduce(own, beside, (), chunk_bytes=plan.chunk_bytes))
-            continue
-        before = held and [held[i].reshape(places[i].shard_shape) for i in members]
-        sums.append(
-            start_all_reduce(
-                own,
-                before,
-                beside,
-                plan.outer_axes,
-                chunk_bytes=plan.chunk_bytes,
-                wire=plan.wire,
-            )
-        )
-    return SumInFlight(
+def reduce_gradients(
+    gradients: Any, error_feedback: Any, layouts: Any, plan: StepPlan
+) -> ReducedGradients:
+    """Reduce gradients in one go; arguments as `start_grad_reduce`."""
+    return start_grad_reduce(gradients, error_feedback, layouts, plan).exchange().done()
+
+
+@jax.named_scope("reduce_gradients")
+def inter_site_all_reduce(
+    shards: Any, error_feedback: Any, layouts: Any, plan: StepPlan
+) -> ReducedGradients:
+    """Sum over sites, in one go, what `intra_site_reduce_scatter` has returned.
+
+    The other arguments are those of `start_grad_reduce`.
+    """
+    return (
+        start_grad_reduce(shards, error_feedback, layouts, plan, scattered=True).exchange().done()
+    )
+
+
+@jax.named_scope("reduce_gradients")
+def intra_site_reduce_scatter(gradients: Any, layouts: Any, plan: StepPlan) -> Any:
+    """Sum gradients over the axes of a site that shard their leaves; each rank keeps its shard.
+
+    Nothing crosses `dc`. Several such results may be added before they are summed over sites.
+    """
+
+    def scatter(
+        sharded: tuple[tuple[str, ...] | None, bool],
+        leaves: list[jax.Array],
+        layouts: list[LeafLayout],
+    ) -> list[jax.Array]:
+        return _scatter(sharded[0], leaves, layouts, plan)
+
+    return map_by_group(scatter, gradients, layouts, shard_axes)
+
+
+@jax.named_scope("reduce_gradients")
+def start_grad_reduce(
+    gradients: Any, error_feedback: Any, layouts: Any, plan: StepPlan, *, scattered: bool = False
+) -> GradReduce:
+    """Sum gradients inside the site and encode what will cross.
+
+    Args:
+        gradients: this rank's, in the reduction dtype.
+        error_feedback: this site's, from the step before; None: none is kept.
+        layouts: the `LeafLayout` of each leaf.
+        plan: how the step runs.
+        scattered: the gradients are shards from `intra_site_reduce_scatter`.
+    """
+    leaves, structure = jax.tree.flatten(gradients)
+    leaf_layouts = tuple(jax.tree.leaves(layouts))
+    if plan.wire is not None:  # what an idle stage computed would spoil the blocks that it is in
+        leaves = [_held(leaf, layout) for leaf, layout in zip(leaves, leaf_layouts, strict=True)]
+    errors = None if error_feedback is None else jax.tree.leaves(error_feedback)
+    sums: list[Reduction | list[jax.Array]] = []
+    groups = group(
+        _group_of(leaf, layout, plan) for leaf, layout in zip(leaves, leaf_layouts, strict=True)
+    )
+    for key, members in groups.items():
+        own = [leaf_layouts[i] for i in members]
+        before = None
+        if errors is not None:
+            before = [errors[i].reshape(_site_shard_shape(leaf_layouts[i])) for i in members]
+        sums.append(_start(key, [leaves[i] for i in members], before, own, plan, scattered))
+    return GradReduce(
         tuple(sums),
         tuple(map(tuple, groups.values())),
+        leaf_layouts,
         structure,
-        None if held is None else tuple(error.shape for error in held),
+        plan.chunk_bytes,
+        None if errors is None else tuple(error.shape for error in errors),
     )
+
+
+class _Group(NamedTuple):
+    """Leaves with the same values are reduced together, and can share buckets."""
+
+    site_axes: tuple[str, ...] | None
+    """The axes inside a site that shard the leaf; None: none do."""
+    across_sites: bool
+    """The leaf is sharded over `dc` too."""
+    beside: tuple[str, ...]
+    """The other axes inside a site over which the gradient is summed."""
+    shared: bool
+    """Two stages make a part of the gradient each."""
+
+
+def _group_of(gradient: jax.Array, layout: LeafLayout, plan: StepPlan) -> _Group:
+    site_axes, across = shard_axes(layout)
+    shared = layout.stages is not None and layout.stages.shared
+    held = {axis for part in layout.parts for axis in part.axes} | {"dc", *(site_axes or ())}
+    if not shared:
+        held |= set(plan.stage_axes)
+    beside = tuple(axis for axis in AXES if axis in varying_axes(gradient) and axis not in held)
+    return _Group(site_axes, across, beside, shared)
+
+
+def _start(
+    key: _Group,
+    leaves: list[jax.Array],
+    errors: list[jax.Array] | None,
+    layouts: list[LeafLayout],
+    plan: StepPlan,
+    scattered: bool,
+) -> Reduction | list[jax.Array]:
+    bucket_bytes = plan.chunk_bytes
+    summed_beside = any(plan.mesh.shape[axis] > 1 for axis in key.beside)
+    plain = key.site_axes is not None and not (key.across_sites or key.shared or summed_beside)
+    if plain and not scattered:  # a bucket of the site's phase is one of the phase between sites
+        return start_reduce_scatter(
+            [
+                drop_single(_padded(leaf, layout), key.beside)
+                for leaf, layout in zip(leaves, layouts, strict=True)
+            ],
+            key.site_axes or (),
+            plan.outer_axes,
+            dims=[shard_dim(layout) for layout in layouts],
+            bucket_bytes=bucket_bytes,
+            wire=plan.wire,
+            error_feedback=errors,
+        )
+    shards = leaves if scattered else _scatter(key.site_axes, leaves, layouts, plan)
+    if key.shared:  # a stage that does not hold the leaf has computed with zeros, perhaps to no end
+        shards = [_held(shard, layout) for shard, layout in zip(shards, layouts, strict=True)]
+    if key.across_sites:
+        assert errors is None, "shards across sites are summed without a wire format"
+        return all_reduce(shards, key.beside, (), bucket_bytes=bucket_bytes)
+    inter = "dc" if key.shared else plan.outer_axes
+    return start_all_reduce(
+        shards,
+        key.beside,
+        inter,
+        bucket_bytes=bucket_bytes,
+        wire=plan.wire,
+        error_feedback=errors,
+    )
+
+
+def _scatter(
+    site_axes: tuple[str, ...] | None,
+    leaves: list[jax.Array],
+    layouts: list[LeafLayout],
+    plan: StepPlan,
+) -> list[jax.Array]:
+    if site_axes is None:
+        return leaves
+    return reduce_scatter(
+        [_padded(leaf, layout) for leaf, layout in zip(leaves, layouts, strict=True)],
+        site_axes,
+        (),
+        dims=[shard_dim(layout) for layout in layouts],
+        bucket_bytes=plan.chunk_bytes,
+    )
+
+
+def _held(leaf: jax.Array, layout: LeafLayout) -> jax.Array:
+    """Return a stage's part of a leaf, zero where it holds none."""
+    if layout.stages is None:
+        return leaf
+    return layout.stages.hold(leaf[None])[0] if layout.has_stage_dim else layout.stages.hold(leaf)
+
+
+def _on_stage(leaf: jax.Array, layout: LeafLayout) -> jax.Array:
+    """Return a reduced gradient as its weights lie between steps."""
+    if layout.stages is None:
+        return leaf
+    held = _held(to_varying(leaf, layout.stages.axes), layout)
+    return held[None] if layout.has_stage_dim else held
+
+
+def _padded(leaf: jax.Array, layout: LeafLayout) -> jax.Array:
+    missing = [(0, p - s) for p, s in zip(layout.part_shape, leaf.shape, strict=True)]
+    return jnp.pad(leaf, missing) if any(end for _, end in missing) else leaf
+
+
+def _site_shard_shape(layout: LeafLayout) -> tuple[int, ...]:
+    """Return the shape of a shard, and of its error, as they cross: without a stage dimension."""
+    return layout.shard_shape[1:] if layout.has_stage_dim else layout.shard_shape

@@ -29,9 +29,13 @@ from geojax.models.chunk.layer_scan import (
 from geojax.models.parallel.varying import zeros_of
 from geojax.models.parameters import Parameters
 from geojax.step.amax_history import detach
-from geojax.step.grad_reduce import SumInFlight, start_sum
+from geojax.step.grad_reduce import (
+    GradReduce,
+    ReducedGradients,
+    intra_site_reduce_scatter,
+    start_grad_reduce,
+)
 from geojax.step.plan import StepPlan
-from geojax.step.weights import Summed, scatter_in_site
 
 
 class WatchedSums(NamedTuple):
@@ -103,18 +107,18 @@ class ScatteredGradients:
 class ReducedSums(NamedTuple):
     """The gradients of all layers, but for those that are on their way."""
 
-    reduced: Summed
+    reduced: ReducedGradients
     """The shards of what is summed over everybody, stacked."""
     whole: Parameters | None = None
     """The gradients of the last turn, where they are to be summed in the site first."""
-    started: SumInFlight | None = None
+    started: GradReduce | None = None
     """Gradients ready to cross."""
-    crossed: SumInFlight | None = None
+    crossed: GradReduce | None = None
     """Those of the turn before, which did."""
 
 
 @dataclasses.dataclass(frozen=True)
-class ReducedGradients:
+class OverlappedReduceSink:
     """A sink that reduces gradients all the way, over the sites too: of a step's last microbatch.
 
     A pipeline over turns. All messages of a turn are made of what it begins with, and nothing in it
@@ -149,9 +153,9 @@ class ReducedGradients:
         """Sums of nothing, for `count` layers whose weights have the types of `layer`."""
         whole = zeros_of(layer, self.plan.overlap_layers)
 
-        def one_layer() -> Summed:
+        def one_layer() -> ReducedGradients:
             begun = self._start(whole, jnp.int32(0))
-            return layer_slice(self._cross(begun).finish(), 0)
+            return layer_slice(begun.exchange().done(), 0)
 
         return ReducedSums(zeros_of(jax.eval_shape(one_layer), count))
 
@@ -159,7 +163,7 @@ class ReducedGradients:
         """Sends on what the last turns left, and leaves these gradients for the next one."""
         return self._put(sums, first, gradients)
 
-    def finish(self, sums: ReducedSums) -> Summed:
+    def finish(self, sums: ReducedSums) -> ReducedGradients:
         """The shards of all layers: what the last turns left is sent on."""
         turn = 0
         while sums.whole is not None or sums.started is not None or sums.crossed is not None:
@@ -174,10 +178,10 @@ class ReducedGradients:
         reduced = sums.reduced
         if sums.crossed is not None:
             arrived = first + (self.turns_to_fill + 1) * together
-            reduced = add_at(reduced, arrived, sums.crossed.finish(), empty=True)
+            reduced = add_at(reduced, arrived, sums.crossed.done(), empty=True)
         crossed = None
         if sums.started is not None:
-            crossed = self._cross(sums.started)
+            crossed = sums.started.exchange()
             if gradients is not None:
                 # What is sent and what comes stay where they are until the turn is over: XLA for
                 # CPUs else gives their memory to what the turn computes, which waits for them then.
@@ -189,13 +193,10 @@ class ReducedGradients:
         if started is not None and crossed is None:
             # Nothing comes in the first turn, as in all others. It is written over the end of the
             # stack, where the first gradients that come will be written over it.
-            crossed = zeros_of(jax.eval_shape(functools.partial(self._cross, started)))
+            crossed = zeros_of(jax.eval_shape(started.exchange))
         return ReducedSums(reduced, whole, started, crossed)
 
-    def _cross(self, started: SumInFlight) -> SumInFlight:
-        return started.cross(self.layouts, self.plan.one_message)
-
-    def _start(self, whole: Parameters, first: jax.Array) -> SumInFlight:
+    def _start(self, whole: Parameters, first: jax.Array) -> GradReduce:
         """The gradients of layers from `first` on, summed in the site and ready to cross."""
         before = self.before
         if before is not None:
@@ -203,7 +204,7 @@ class ReducedGradients:
         plan = self.plan.one_message
         shards = site_shards(before, whole, self.layouts, plan)
         errors = layers_slice(self.errors, first, self.plan.overlap_layers)
-        return start_sum(shards, errors, self.layouts, plan)
+        return start_grad_reduce(shards, errors, self.layouts, plan, scattered=True)
 
 
 def _token(tree: Any) -> jax.Array:
@@ -224,7 +225,7 @@ def site_shards(before: Any, gradient: Any, layouts: Any, plan: StepPlan) -> Any
     """
     whole = jax.tree.map(lambda leaf: leaf.astype(plan.policy.reduce_dtype), gradient)
     if before is None:
-        return scatter_in_site(whole, layouts, plan)
+        return intra_site_reduce_scatter(whole, layouts, plan)
     if plan.zero_stage < 2:
-        return scatter_in_site(jax.tree.map(jnp.add, before, whole), layouts, plan)
-    return jax.tree.map(jnp.add, before, scatter_in_site(whole, layouts, plan))
+        return intra_site_reduce_scatter(jax.tree.map(jnp.add, before, whole), layouts, plan)
+    return jax.tree.map(jnp.add, before, intra_site_reduce_scatter(whole, layouts, plan))

@@ -23,8 +23,13 @@ from geojax.models.parallel.varying import vary_over, varying_axes, zeros_of
 from geojax.precision import separate
 from geojax.step.amax_history import detach
 from geojax.step.forward_backward import Gradients, TrainingPass
+from geojax.step.grad_reduce import (
+    inter_site_all_reduce,
+    intra_site_reduce_scatter,
+    reduce_gradients,
+)
 from geojax.step.grad_sinks import (
-    ReducedGradients,
+    OverlappedReduceSink,
     ScatteredGradients,
     WatchedGradients,
     WatchedSums,
@@ -33,11 +38,6 @@ from geojax.step.grad_sinks import (
 from geojax.step.pipelined_gradients import pipeline_gradients, pipeline_loss
 from geojax.step.plan import StepPlan
 from geojax.step.weight_sources import StepWeights, step_weights, without_layers
-from geojax.step.weights import (
-    reduce_gradients,
-    scatter_in_site,
-    sum_shards,
-)
 
 
 class StepGradients(NamedTuple):
@@ -99,7 +99,7 @@ def step_gradients(
         of_layers, seen = detach(staged.layers)
         whole = staged.outer | {"layers": of_layers}
         made = reduce_gradients(whole, wire_errors, layouts, plan)
-        return StepGradients(made.gradients, *_numbers(staged), seen, made.errors)
+        return StepGradients(made.gradients, *_numbers(staged), seen, made.error_feedback)
     run = TrainingPass(model, plan, dropout_key, gradient_factor)
     weights = step_weights(shards, layouts, model, plan, expected)
     outer, sources, ahead = weights
@@ -113,7 +113,7 @@ def step_gradients(
         sink = ScatteredGradients(_of_layers(layouts, 1), plan)
 
     def in_site(gradient: Parameters) -> Parameters:
-        return scatter_in_site(gradient, of_outer, plan) if scattered else gradient
+        return intra_site_reduce_scatter(gradient, of_outer, plan) if scattered else gradient
 
     def turn(sums: Gradients, microbatch: Batch) -> tuple[Gradients, None]:
         watched = WatchedGradients(sink)
@@ -135,12 +135,12 @@ def step_gradients(
         sums, _ = lax.scan(turn, sums, jax.tree.map(lambda leaf: leaf[:in_loop], microbatches))
     before = sums.outer | {"layers": sink.finish(sums.layers.weights)} if in_loop else None
     if not plan.overlap:
-        reduce = sum_shards if scattered else reduce_gradients
+        reduce = inter_site_all_reduce if scattered else reduce_gradients
         made = reduce(before, wire_errors, layouts, plan)
-        return StepGradients(made.gradients, *_numbers(sums), sums.layers.seen, made.errors)
+        return StepGradients(made.gradients, *_numbers(sums), sums.layers.seen, made.error_feedback)
 
     together = plan.overlap_layers
-    last_sink = ReducedGradients(
+    last_sink = OverlappedReduceSink(
         _of_layers(layouts, together),
         plan,
         before and before["layers"],
@@ -161,11 +161,11 @@ def step_gradients(
         name: site_shards(before and before[name], gradient, layouts[name], plan)
         for name, gradient in last.outer.items()
     }
-    outer_reduced = sum_shards(
+    outer_reduced = inter_site_all_reduce(
         outer_shards, wire_errors and without_layers(wire_errors), of_outer, plan
     )
     gradients = outer_reduced.gradients | {"layers": reduced.gradients}
-    after = wire_errors and outer_reduced.errors | {"layers": reduced.errors}
+    after = wire_errors and outer_reduced.error_feedback | {"layers": reduced.error_feedback}
     loss, balance, targets = jax.tree.map(jnp.add, _numbers(sums), _numbers(last))
     return StepGradients(gradients, loss, balance, targets, last.layers.seen, after)
 

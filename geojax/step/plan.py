@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 from jax.sharding import Mesh, PartitionSpec
 
-from geojax.collectives import Wire
+from geojax.collectives import WireFormat
 from geojax.mesh import AXES
 from geojax.models.parallel.parallelism import ContextMethod, Parallelism
 from geojax.models.transformer import Remat
@@ -44,7 +44,7 @@ class StepPlan:
     chunk_bytes: int | None = None
     """Size of a chunk of the gradient reduction; None, one chunk a leaf."""
 
-    wire: Wire | None = None
+    wire: WireFormat | None = None
     """The format of gradients on the link between sites; None, as they are reduced."""
 
     loss_scale: LossScaleSettings = dataclasses.field(default_factory=LossScaleSettings)
@@ -132,7 +132,9 @@ class StepPlan:
     @property
     def keeps_wire_errors(self) -> bool:
         """Whether what the wire format takes away from this step's gradients goes into the next."""
-        return self.wire is not None and self.wire.feedback and self.mesh.shape["dc"] > 1
+        return (
+            self.wire is not None and self.wire.needs_error_feedback and self.mesh.shape["dc"] > 1
+        )
 
     @property
     def parallelism(self) -> Parallelism:

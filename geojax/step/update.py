@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from geojax.collectives import FLOAT32, after, hierarchical_all_reduce
+from geojax.collectives import FLOAT32, after, all_reduce
 from geojax.models import ModelConfig
 from geojax.optim import SHARD_AXES, global_norm
 from geojax.precision import LossScale
@@ -118,12 +118,12 @@ def sum_signals(signals: jax.Array, loss: jax.Array) -> jax.Array:
     Those ranks make one loss together, so that `sum_in_site` leaves them out.
     """
     own = jnp.sum(signals.astype(loss.dtype), axis=0)
-    return hierarchical_all_reduce(after(own, loss), "tensor", ())
+    return all_reduce(after(own, loss), "tensor", ())
 
 
 def sum_in_site(scalars: jax.Array) -> jax.Array:
     """Sum a few numbers over the ranks of a site that hold other tokens or other stages."""
-    return hierarchical_all_reduce(scalars, ("stage", *SHARD_AXES, "context"), ())
+    return all_reduce(scalars, ("stage", *SHARD_AXES, "context"), ())
 
 
 def sum_scalars_over_sites(scalars: jax.Array, plan: StepPlan) -> jax.Array:
@@ -133,7 +133,7 @@ def sum_scalars_over_sites(scalars: jax.Array, plan: StepPlan) -> jax.Array:
     over the link, and the swap of two sites one.
     """
     own_messages = plan.wire is not None and scalars.dtype == jnp.float32
-    return hierarchical_all_reduce(scalars, (), "dc", wire=FLOAT32 if own_messages else None)
+    return all_reduce(scalars, (), "dc", wire=FLOAT32 if own_messages else None)
 
 
 def sum_over_sites(sums: SiteSums, plan: StepPlan) -> SiteSums:

@@ -17,8 +17,8 @@ from geojax.models.chunk.layer_scan import StackedWeights, WeightSource, layer_s
 from geojax.optim import LeafLayout
 from geojax.step.amax_history import attach
 from geojax.step.fp8_all_gather import kernel_magnitudes, round_kernels
+from geojax.step.gather import gather_across_sites, gather_in_site, gather_weights
 from geojax.step.plan import StepPlan
-from geojax.step.weights import gather_across_sites, gather_in_site, gather_weights
 
 
 @dataclasses.dataclass(frozen=True)

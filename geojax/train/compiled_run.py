@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from geojax.accelerators import accelerator_of
-from geojax.collectives import FLOAT32, Wire, wire_format
+from geojax.collectives import FLOAT32, WireFormat, wire_format
 from geojax.hlo import Traffic, collective_traffic
 from geojax.mesh import make_mesh, platform_of, spans_processes
 from geojax.models import model_flops, parameter_count
@@ -75,7 +75,7 @@ def step_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
     )
 
 
-def _wire(config: RunConfig, mesh: Mesh) -> Wire | None:
+def _wire(config: RunConfig, mesh: Mesh) -> WireFormat | None:
     """The format of gradients on the link; of float32 in messages of our own where Gloo carries it,
     whose all-reduce cannot fill a long link (see `geojax.collectives.wire_format`)."""
     asked = wire_format(config.communication.wire)

@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from geojax import make_mesh, runtime
-from geojax.collectives import BFLOAT16, INT8, hierarchical_all_reduce
+from geojax.collectives import BFLOAT16, INT8, all_reduce
 
 
 def check_wires() -> int:
@@ -18,7 +18,7 @@ def check_wires() -> int:
     checksum = 0
     for wire, precision in ((BFLOAT16, 2.0**-8), (INT8, 1 / 254)):
         program = jax.shard_map(
-            lambda x, wire=wire: hierarchical_all_reduce(x[0], "data", "dc", wire=wire),
+            lambda x, wire=wire: all_reduce(x[0], "data", "dc", wire=wire),
             mesh=mesh,
             in_specs=P(("dc", "data")),
             out_specs=P(),

@@ -28,7 +28,7 @@ from geojax.collectives.block_layout import (
     plan_elements,
     spread_dims,
 )
-from geojax.collectives.wire_format import Wire
+from geojax.collectives.wire_format import WireFormat
 from geojax.hlo.conventions import (
     all_gather_bytes,
     all_reduce_bytes,
@@ -54,13 +54,13 @@ def expected_all_reduce(
     inner_ranks: int,
     outer_ranks: int,
     chunk_bytes: int | None = None,
-    wire: Wire | None = None,
+    wire: WireFormat | None = None,
     errors: bool = False,
 ) -> PhaseBytes:
-    """What `hierarchical_all_reduce` sends; the leaves need only a shape and a dtype.
+    """What `all_reduce` sends; the leaves need only a shape and a dtype.
 
     The leaves are taken to vary over the same axes, as gradients do. With `errors`, what
-    `all_reduce_with_errors` sends.
+    `all_reduce` sends with error feedback.
     """
     leaves = jax.tree.leaves(tree)
     dtypes = [leaf.dtype for leaf in leaves]
@@ -68,13 +68,13 @@ def expected_all_reduce(
         [int(np.prod(leaf.shape)) for leaf in leaves], dtypes, dtypes, inner_ranks, chunk_bytes
     )
     inner = outer = Fraction(0)
-    for chunk in plan.chunks:
-        dtype = np.dtype(dtypes[chunk.pieces[0].leaf])
+    for bucket in plan.buckets:
+        dtype = np.dtype(dtypes[bucket.pieces[0].leaf])
         size = dtype.itemsize
         if outer_ranks == 1:
-            inner += all_reduce_bytes(chunk.length * size, inner_ranks)
+            inner += all_reduce_bytes(bucket.length * size, inner_ranks)
             continue
-        shard = -(-chunk.length // inner_ranks)
+        shard = -(-bucket.length // inner_ranks)
         inner += reduce_scatter_bytes(shard * inner_ranks * size, inner_ranks)
         outer += _across(shard, dtype, outer_ranks, wire)
         inner += (2 if errors else 1) * all_gather_bytes(shard * size, inner_ranks)
@@ -88,19 +88,19 @@ def expected_reduce_scatter(
     inner_ranks: int,
     outer_ranks: int,
     chunk_bytes: int | None = None,
-    wire: Wire | None = None,
+    wire: WireFormat | None = None,
 ) -> PhaseBytes:
-    """What `hierarchical_reduce_scatter` sends, with errors or without.
+    """What `reduce_scatter` sends, with errors or without.
 
     The leaves are taken to vary over the same axes, as gradients do.
     """
     layouts, dtypes = _layouts(tree, dims, inner_ranks)
     plan = plan_columns(layouts, dtypes, dtypes, chunk_bytes)
     inner = outer = Fraction(0)
-    for chunk in plan.chunks:
-        dtype = dtypes[chunk.pieces[0].leaf]
-        inner += reduce_scatter_bytes(chunk.length * inner_ranks * dtype.itemsize, inner_ranks)
-        outer += _across(chunk.length, dtype, outer_ranks, wire)
+    for bucket in plan.buckets:
+        dtype = dtypes[bucket.pieces[0].leaf]
+        inner += reduce_scatter_bytes(bucket.length * inner_ranks * dtype.itemsize, inner_ranks)
+        outer += _across(bucket.length, dtype, outer_ranks, wire)
     return PhaseBytes(inner, outer)
 
 
@@ -126,7 +126,7 @@ def _layouts(
     return layouts, [np.dtype(leaf.dtype) for leaf in leaves]
 
 
-def _across(count: int, dtype: np.dtype, sites: int, wire: Wire | None) -> Fraction:
+def _across(count: int, dtype: np.dtype, sites: int, wire: WireFormat | None) -> Fraction:
     """What the sum of `count` numbers over sites sends."""
     if wire is None or not jnp.issubdtype(dtype, jnp.floating):
         return all_reduce_bytes(count * dtype.itemsize, sites)

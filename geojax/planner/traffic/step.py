@@ -64,8 +64,8 @@ from geojax.planner.traffic.sent import (
 from geojax.planner.traffic.statistics import expected_statistics
 from geojax.planner.traffic.tensor import expected_tensor_bytes
 from geojax.planner.traffic.weights import expected_weights
+from geojax.step.gather import computing_axes, shard_axes
 from geojax.step.plan import StepPlan
-from geojax.step.weights import computing_axes, shard_axes
 
 
 def expected_step_bytes(

@@ -18,8 +18,8 @@ from geojax.optim import LeafLayout
 from geojax.planner.traffic.sent import Sent, add, long_axes, nothing, ranks_of
 from geojax.precision import Recipe
 from geojax.step.fp8_all_gather import travels_rounded
+from geojax.step.gather import scales_are_sent, shard_axes, site_shape
 from geojax.step.plan import StepPlan
-from geojax.step.weights import scales_are_sent, shard_axes, site_shape
 
 
 def expected_weights(model: ModelConfig, layouts: Any, plan: StepPlan) -> Sent:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from geojax.collectives.block_layout import (
     BlockLayout,
     block_layouts,
-    chunk_limit,
+    bucket_limit,
     leaf_names,
     spread_dims,
     spread_shapes,
@@ -72,8 +72,8 @@ def test_a_leaf_is_named_in_the_message():
         block_layouts(names, [(2, 3)], [2], 4)
 
 
-def test_a_chunk_holds_at_least_one_element_of_each_rank():
-    assert chunk_limit(None, 16) is None
-    assert chunk_limit(47, 16) == 2
-    with pytest.raises(UserError, match=r"chunk_bytes=15 cannot hold .* 16 bytes"):
-        chunk_limit(15, 16)
+def test_a_bucket_holds_at_least_one_element_of_each_rank():
+    assert bucket_limit(None, 16) is None
+    assert bucket_limit(47, 16) == 2
+    with pytest.raises(UserError, match=r"bucket_bytes=15 cannot hold .* 16 bytes"):
+        bucket_limit(15, 16)

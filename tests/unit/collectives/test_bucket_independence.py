@@ -1,4 +1,4 @@
-"""The chunks' phases do not wait for one another, and a leaf that is its own chunk is not copied.
+"""The buckets' phases do not wait for one another, and a leaf that is its own bucket is not copied.
 
 Read from the jaxpr, where an equation waits for another when there is a path of values from one to
 the other.
@@ -12,8 +12,10 @@ from jax.sharding import PartitionSpec as P
 from geojax.collectives import (
     INT8,
     all_gather,
-    hierarchical_all_reduce,
-    hierarchical_reduce_scatter,
+)
+from geojax.collectives import all_reduce as sum_of
+from geojax.collectives import (
+    reduce_scatter as scattered_sum_of,
 )
 
 TREE = {
@@ -21,7 +23,7 @@ TREE = {
     "one": jax.ShapeDtypeStruct((8,), jnp.float32),
     "two": jax.ShapeDtypeStruct((4,), jnp.float32),
 }
-CHUNK_BYTES = 1024  # big is 4096 bytes: four chunks, and a fifth with the two others
+BUCKET_BYTES = 1024  # big is 4096 bytes: four buckets, and a fifth with the two others
 
 
 def equations(mesh, step, *arguments):
@@ -55,15 +57,15 @@ def numbers_of(body, *names):
 
 
 def all_reduce(tree):
-    return hierarchical_all_reduce(tree, "data", "dc", chunk_bytes=CHUNK_BYTES)
+    return sum_of(tree, "data", "dc", bucket_bytes=BUCKET_BYTES)
 
 
 def reduce_scatter(tree):
-    return hierarchical_reduce_scatter(tree, "data", "dc", dims=0, chunk_bytes=CHUNK_BYTES)
+    return scattered_sum_of(tree, "data", "dc", dims=0, bucket_bytes=BUCKET_BYTES)
 
 
 @pytest.mark.parametrize("operation", [all_reduce, reduce_scatter])
-def test_no_phase_of_a_chunk_waits_for_another_chunk(mesh_of, operation):
+def test_no_phase_of_a_bucket_waits_for_another_bucket(mesh_of, operation):
     body = equations(mesh_of(dc=2, data=4), operation, TREE)
     waits = ancestors(body)
     scatters = numbers_of(body, "reduce_scatter")
@@ -89,9 +91,7 @@ def test_no_phase_of_a_chunk_waits_for_another_chunk(mesh_of, operation):
 )
 def test_nor_in_a_wire_format(mesh_of, sites, wanted):
     def step(tree):
-        return hierarchical_reduce_scatter(
-            tree, "data", "dc", dims=0, chunk_bytes=CHUNK_BYTES, wire=INT8
-        )
+        return scattered_sum_of(tree, "data", "dc", dims=0, bucket_bytes=BUCKET_BYTES, wire=INT8)
 
     body = equations(mesh_of(dc=sites, data=8 // sites), step, TREE)
     waits = ancestors(body)
@@ -108,9 +108,9 @@ def test_nor_in_a_wire_format(mesh_of, sites, wanted):
         assert not waits[number] & sums
 
 
-def test_a_leaf_that_is_its_own_chunk_is_sent_as_it_lies(mesh_of):
+def test_a_leaf_that_is_its_own_bucket_is_sent_as_it_lies(mesh_of):
     def step(tree):
-        shards = hierarchical_reduce_scatter(tree, "data", "dc", dims=dims)
+        shards = scattered_sum_of(tree, "data", "dc", dims=dims)
         return all_gather(shards, "data", dims=dims, shapes=tree)
 
     dims = {"big": 1, "one": 0, "two": 0}
@@ -123,7 +123,7 @@ def test_a_leaf_that_is_its_own_chunk_is_sent_as_it_lies(mesh_of):
 def test_an_axis_of_size_one_emits_nothing(mesh_of, sizes):
     def step(tree):
         shards = reduce_scatter(tree)
-        whole = all_gather(shards, "data", dims=0, shapes=tree, chunk_bytes=CHUNK_BYTES)
+        whole = all_gather(shards, "data", dims=0, shapes=tree, bucket_bytes=BUCKET_BYTES)
         return all_reduce(whole)
 
     mesh = mesh_of(**sizes)

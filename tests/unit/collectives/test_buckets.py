@@ -3,7 +3,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geojax.collectives.buckets import Chunk, Piece, plan_chunks
+from geojax.collectives.buckets import Bucket, Piece, plan_buckets
 
 leaves = st.lists(
     st.tuples(st.integers(0, 200), st.sampled_from(["float32", "bfloat16"])), max_size=12
@@ -12,24 +12,24 @@ leaves = st.lists(
 
 def plan_of(drawn, limit):
     lengths = [length for length, _ in drawn]
-    return plan_chunks(lengths, [kind for _, kind in drawn], [limit] * len(drawn))
+    return plan_buckets(lengths, [kind for _, kind in drawn], [limit] * len(drawn))
 
 
 @given(leaves, st.integers(1, 64) | st.none())
-def test_every_unit_of_every_leaf_is_in_exactly_one_chunk(drawn, limit):
+def test_every_unit_of_every_leaf_is_in_exactly_one_bucket(drawn, limit):
     plan = plan_of(drawn, limit)
     seen = {leaf: [] for leaf in range(len(drawn))}
-    for chunk in plan.chunks:
-        for piece in chunk.pieces:
+    for bucket in plan.buckets:
+        for piece in bucket.pieces:
             seen[piece.leaf] += range(piece.start, piece.stop)
     assert seen == {leaf: list(range(length)) for leaf, (length, _) in enumerate(drawn)}
 
 
 @given(leaves, st.integers(1, 64))
-def test_no_chunk_exceeds_the_limit_or_mixes_kinds(drawn, limit):
-    for chunk in plan_of(drawn, limit).chunks:
-        assert chunk.length <= limit
-        assert len({drawn[piece.leaf][1] for piece in chunk.pieces}) == 1
+def test_no_bucket_exceeds_the_limit_or_mixes_kinds(drawn, limit):
+    for bucket in plan_of(drawn, limit).buckets:
+        assert bucket.length <= limit
+        assert len({drawn[piece.leaf][1] for piece in bucket.pieces}) == 1
 
 
 @given(leaves, st.integers(1, 64))
@@ -37,44 +37,44 @@ def test_a_long_leaf_takes_the_fewest_pieces_and_shares_with_nobody(drawn, limit
     plan = plan_of(drawn, limit)
     for leaf, (length, _) in enumerate(drawn):
         if length > limit:
-            own = [c for c in plan.chunks if any(piece.leaf == leaf for piece in c.pieces)]
+            own = [c for c in plan.buckets if any(piece.leaf == leaf for piece in c.pieces)]
             assert len(own) == -(-length // limit)
-            assert all(len(chunk.pieces) == 1 for chunk in own)
-            sizes = [chunk.length for chunk in own]
+            assert all(len(bucket.pieces) == 1 for bucket in own)
+            sizes = [bucket.length for bucket in own]
             assert max(sizes) - min(sizes) <= 1
 
 
 @given(leaves, st.integers(1, 64))
-def test_neighbouring_merged_chunks_of_a_kind_could_not_be_one(drawn, limit):
+def test_neighbouring_merged_buckets_of_a_kind_could_not_be_one(drawn, limit):
     merged = {}
-    for chunk in plan_of(drawn, limit).chunks:
-        first = chunk.pieces[0]
+    for bucket in plan_of(drawn, limit).buckets:
+        first = bucket.pieces[0]
         length, kind = drawn[first.leaf]
         if 0 < length <= limit:
-            merged.setdefault(kind, []).append(chunk)
-    for chunks in merged.values():
-        for before, after in itertools.pairwise(chunks):
+            merged.setdefault(kind, []).append(bucket)
+    for buckets in merged.values():
+        for before, after in itertools.pairwise(buckets):
             assert before.length + after.pieces[0].length > limit
 
 
 def test_the_documented_example():
-    plan = plan_chunks([5, 2, 3, 1], ["f"] * 4, [4] * 4)
-    assert plan.chunks == (
-        Chunk((Piece(0, 0, 3),)),
-        Chunk((Piece(0, 3, 5),)),
-        Chunk((Piece(1, 0, 2),)),
-        Chunk((Piece(2, 0, 3), Piece(3, 0, 1))),
+    plan = plan_buckets([5, 2, 3, 1], ["f"] * 4, [4] * 4)
+    assert plan.buckets == (
+        Bucket((Piece(0, 0, 3),)),
+        Bucket((Piece(0, 3, 5),)),
+        Bucket((Piece(1, 0, 2),)),
+        Bucket((Piece(2, 0, 3), Piece(3, 0, 1))),
     )
     assert plan.alone == {1}
 
 
 def test_without_a_limit_every_leaf_is_alone():
-    plan = plan_chunks([5, 0, 3], ["f"] * 3, [None] * 3)
+    plan = plan_buckets([5, 0, 3], ["f"] * 3, [None] * 3)
     assert plan.alone == {0, 1, 2}
 
 
 def test_an_empty_leaf_is_never_merged():
-    assert plan_chunks([2, 0, 2], ["f"] * 3, [8] * 3).chunks == (
-        Chunk((Piece(0, 0, 2), Piece(2, 0, 2))),
-        Chunk((Piece(1, 0, 0),)),
+    assert plan_buckets([2, 0, 2], ["f"] * 3, [8] * 3).buckets == (
+        Bucket((Piece(0, 0, 2), Piece(2, 0, 2))),
+        Bucket((Piece(1, 0, 0),)),
     )

@@ -5,7 +5,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from geojax import UserError, make_mesh
-from geojax.collectives import all_gather, hierarchical_reduce_scatter
+from geojax.collectives import all_gather, reduce_scatter
 
 
 def gradient_shards(cast_first):
@@ -17,7 +17,7 @@ def gradient_shards(cast_first):
         if cast_first:
             weights = jax.lax.pcast(weights, "dc", to="varying")
         gradient = jax.grad(lambda weights: jnp.sum(rows @ weights))(weights)
-        return hierarchical_reduce_scatter(gradient, "data", "dc", dims=0)
+        return reduce_scatter(gradient, "data", "dc", dims=0)
 
     spec = PartitionSpec("data")
     run = jax.shard_map(

@@ -61,7 +61,7 @@ def test_float32_is_as_it_was_and_rounds_what_is_wider():
     assert message.dtype == np.float32
     assert message.nbytes == 2 * FLOAT32.message_bytes(100)
     np.testing.assert_array_equal(FLOAT32.decode(message, 100, np.float32), x.astype(np.float32))
-    assert not FLOAT32.feedback
+    assert not FLOAT32.needs_error_feedback
 
 
 def test_bfloat16_rounds_to_nearest():

@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from geojax.collectives import all_gather, hierarchical_all_reduce, hierarchical_reduce_scatter
+from geojax.collectives import all_gather, all_reduce, reduce_scatter
 from geojax.errors import UserError
 from geojax.hlo import collective_traffic
 from geojax.hlo.conventions import BYTES_SENT
@@ -235,9 +235,11 @@ def varied(tree, inner):
     return jax.tree.map(lambda x: x * place, tree)
 
 
-@pytest.mark.parametrize("chunk_bytes", [None, 2048, 1 << 20], ids=["unchunked", "split", "merged"])
+@pytest.mark.parametrize(
+    "bucket_bytes", [None, 2048, 1 << 20], ids=["unbucketed", "split", "merged"]
+)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_is_sent_is_what_the_formula_says(mesh_of, layout, chunk_bytes):
+def test_what_is_sent_is_what_the_formula_says(mesh_of, layout, bucket_bytes):
     sizes, inner = LAYOUTS[layout]
     mesh = mesh_of(**sizes)
     ranks = {"inner_ranks": mesh.size // sizes["dc"], "outer_ranks": sizes["dc"]}
@@ -254,15 +256,13 @@ def test_what_is_sent_is_what_the_formula_says(mesh_of, layout, chunk_bytes):
             assert all(c.ranks > 1 for c in traffic.collectives), "nothing for an axis of one"
 
     check(
-        lambda tree: hierarchical_all_reduce(tree, inner, "dc", chunk_bytes=chunk_bytes),
+        lambda tree: all_reduce(tree, inner, "dc", bucket_bytes=bucket_bytes),
         P(),
-        expected_all_reduce(TREE, **ranks, chunk_bytes=chunk_bytes),
+        expected_all_reduce(TREE, **ranks, chunk_bytes=bucket_bytes),
     )
     second, last = P(None, inner), P(None, None, inner)
     check(
-        lambda tree: hierarchical_reduce_scatter(
-            tree, inner, "dc", dims=DIMS, chunk_bytes=chunk_bytes
-        ),
+        lambda tree: reduce_scatter(tree, inner, "dc", dims=DIMS, bucket_bytes=bucket_bytes),
         {"scale": P(inner), "vector": P(inner), "matrix": second, "cube": last},
         expected_reduce_scatter(TREE, dims=DIMS, **ranks),
     )
@@ -284,7 +284,7 @@ def test_the_formula_for_a_tree_that_divides_evenly():
 def test_xla_for_cpus_merges_sums_and_keeps_their_bytes(mesh):
     lowered = lower(
         mesh,
-        lambda x: hierarchical_all_reduce(varied(x, ("data",)), "data", "dc", chunk_bytes=1024),
+        lambda x: all_reduce(varied(x, ("data",)), "data", "dc", bucket_bytes=1024),
         jnp.ones(1024, jnp.float32),
     )
     asked = collective_traffic(lowered, mesh).sums()["dc",]["all-reduce"]
@@ -298,10 +298,10 @@ def test_types_of_axes_of_size_one_cost_nothing(mesh_of):
     everything = tuple(mesh.axis_names)
 
     def step(x):
-        shards = hierarchical_reduce_scatter(x, ("data", "expert"), "dc", dims=0)
+        shards = reduce_scatter(x, ("data", "expert"), "dc", dims=0)
         whole = all_gather(shards, ("data", "expert"), dims=0, shapes=(6,), to="invarying")
         inner, outer = ("data", "expert", "context"), ("dc", "stage", "tensor")
-        return hierarchical_all_reduce(x, inner, outer), lax.pcast(whole, "data", to="varying")
+        return all_reduce(x, inner, outer), lax.pcast(whole, "data", to="varying")
 
     rest = tuple(axis for axis in everything if axis != "dc")
     program = jax.jit(
@@ -313,7 +313,7 @@ def test_types_of_axes_of_size_one_cost_nothing(mesh_of):
 
 def test_the_table_and_the_json(mesh):
     def step(x):
-        return hierarchical_all_reduce(varied(x, ("data",)), "data", "dc")
+        return all_reduce(varied(x, ("data",)), "data", "dc")
 
     traffic = collective_traffic(lower(mesh, step, jnp.ones((2048,), jnp.float32)), mesh)
     assert str(traffic).splitlines() == [

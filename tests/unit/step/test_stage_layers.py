@@ -27,11 +27,12 @@ from geojax.pipeline.schedule import Placement
 from geojax.planner.traffic.step import expected_step_bytes
 from geojax.precision import policy
 from geojax.step.error_feedback import error_layouts
+from geojax.step.gather import gather_weights
+from geojax.step.grad_reduce import reduce_gradients
 from geojax.step.plan import SIGNALS, StepPlan
 from geojax.step.stage_layers import StagedLayers, stage_rows
 from geojax.step.state import parameter_layouts
 from geojax.step.update import sum_in_site, sum_scalars_over_sites, sum_signals
-from geojax.step.weights import gather_weights, reduce_gradients
 from geojax.train.batches import global_batch, global_signals, rows_of_process
 
 V_SHAPED = StagedLayers(Placement(2, (0, 1, 1, 0)), (1, 2, 1, 1))

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from geojax.collectives import BFLOAT16, FLOAT32, INT8, all_reduce_with_errors
-from geojax.collectives.hierarchical import reduce_scatter_with_errors
+from geojax.collectives import BFLOAT16, FLOAT32, INT8, all_reduce, reduce_scatter
 from geojax.hlo import collective_traffic
 from geojax.mesh import make_mesh
 from geojax.planner.traffic.collectives import expected_all_reduce, expected_reduce_scatter
@@ -17,7 +16,7 @@ from geojax.planner.traffic.collectives import expected_all_reduce, expected_red
 WIRES = {"fp32": FLOAT32, "bf16": BFLOAT16, "int8": INT8}
 SHAPES = {"scale": (1,), "vector": (1001,), "matrix": (30, 70)}
 DIMS = {"scale": 0, "vector": 0, "matrix": 1}
-RANKS, CHUNK_BYTES, TIMES = 2, 16384, 20
+RANKS, BUCKET_BYTES, TIMES = 2, 16384, 20
 # All of the messages below are of numbers of about this size; a block's largest is 4 at most.
 HALF_STEP = {"fp32": 4 * 2.0**-25, "bf16": 4 * 2.0**-9, "int8": 4 / 127 / 2}
 
@@ -42,21 +41,24 @@ def compiled(sites, wire_name, feedback):
     """(mesh, the lowered program, the compiled one) of both sums: of each device's own numbers, and
     errors if there is feedback."""
     mesh = make_mesh(devices=jax.devices()[: sites * RANKS], dc=sites, data=RANKS)
-    options = {"chunk_bytes": CHUNK_BYTES, "wire": WIRES[wire_name]}
+    options = {"bucket_bytes": BUCKET_BYTES, "wire": WIRES[wire_name]}
 
     def first(tree):
         return jax.tree.map(lambda x: x[0], tree)
 
     def step(tree, whole_errors, shard_errors):
-        if not feedback:
-            whole_errors = shard_errors = None
-        whole, rounded = all_reduce_with_errors(
-            first(tree), first(whole_errors), "data", "dc", **options
-        )
         doubled = jax.tree.map(lambda x: 2 * x, first(tree))  # equal messages would become one
-        shards, rounded_shards = reduce_scatter_with_errors(
-            doubled, first(shard_errors), "data", "dc", dims=DIMS, **options
-        )
+        if not feedback:
+            whole = all_reduce(first(tree), "data", "dc", **options)
+            shards = reduce_scatter(doubled, "data", "dc", dims=DIMS, **options)
+            rounded = rounded_shards = None
+        else:
+            whole, rounded = all_reduce(
+                first(tree), "data", "dc", error_feedback=first(whole_errors), **options
+            )
+            shards, rounded_shards = reduce_scatter(
+                doubled, "data", "dc", dims=DIMS, error_feedback=first(shard_errors), **options
+            )
         made = (rounded, shards, rounded_shards)
         return whole, *(jax.tree.map(lambda x: x[None], tree) for tree in made)
 
@@ -163,7 +165,7 @@ def test_the_bytes_are_those_of_the_formula_and_nothing_widens_them(sites, wire_
     tree = {name: jax.ShapeDtypeStruct(shape, jnp.float64) for name, shape in SHAPES.items()}
 
     def expected(wire, *, errors):
-        ranks = {"inner_ranks": RANKS, "outer_ranks": sites, "chunk_bytes": CHUNK_BYTES}
+        ranks = {"inner_ranks": RANKS, "outer_ranks": sites, "chunk_bytes": BUCKET_BYTES}
         return (
             expected_all_reduce(tree, **ranks, wire=wire, errors=errors),
             expected_reduce_scatter(tree, dims=DIMS, **ranks, wire=wire),

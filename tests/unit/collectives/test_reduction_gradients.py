@@ -10,19 +10,19 @@ from jax.sharding import PartitionSpec as P
 from geojax.collectives import (
     BFLOAT16,
     all_gather,
-    hierarchical_all_reduce,
-    hierarchical_reduce_scatter,
+    all_reduce,
+    reduce_scatter,
 )
 
 # With 200 bytes the cube is split, and the others are merged.
 LAYOUTS = {
-    "2x4 unchunked": ({"dc": 2, "data": 4}, ("data",), None),
+    "2x4 unbucketed": ({"dc": 2, "data": 4}, ("data",), None),
     "2x4": ({"dc": 2, "data": 4}, ("data",), 200),
     "3x2": ({"dc": 3, "data": 2}, ("data",), 200),
     "1x8": ({"dc": 1, "data": 8}, ("data",), 200),
     "8x1": ({"dc": 8, "data": 1}, ("data",), 200),
     "2x2x2": ({"dc": 2, "data": 2, "expert": 2}, ("data", "expert"), 200),
-    "2x2x2 unchunked": ({"dc": 2, "data": 2, "expert": 2}, ("data", "expert"), None),
+    "2x2x2 unbucketed": ({"dc": 2, "data": 2, "expert": 2}, ("data", "expert"), None),
 }
 SHAPES = {"scale": (1,), "vector": (7,), "matrix": (3, 5), "cube": (2, 8, 3)}
 DIMS = {"scale": 0, "vector": 0, "matrix": 1, "cube": 1}
@@ -32,8 +32,8 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 @pytest.fixture(params=LAYOUTS)
 def layout(request, mesh_of):
-    sizes, inner, chunk_bytes = LAYOUTS[request.param]
-    return mesh_of(**sizes), inner, chunk_bytes
+    sizes, inner, bucket_bytes = LAYOUTS[request.param]
+    return mesh_of(**sizes), inner, bucket_bytes
 
 
 def numbers(seed, leading=()):
@@ -47,19 +47,17 @@ def nonlinear(tree):
     return sum(jnp.sum(weights[name] * jnp.sin(tree[name])) for name in SHAPES)
 
 
-def operations(inner, chunk_bytes):
+def operations(inner, bucket_bytes):
     """Sums over all ranks, by the collectives in their several ways and by plain psum."""
 
     def all_reduced(tree):
-        return hierarchical_all_reduce(tree, inner, "dc", chunk_bytes=chunk_bytes)
+        return all_reduce(tree, inner, "dc", bucket_bytes=bucket_bytes)
 
     def by_halves(to):
         def both(tree):
-            shards = hierarchical_reduce_scatter(
-                tree, inner, "dc", dims=DIMS, chunk_bytes=chunk_bytes
-            )
+            shards = reduce_scatter(tree, inner, "dc", dims=DIMS, bucket_bytes=bucket_bytes)
             return all_gather(
-                shards, inner, dims=DIMS, shapes=SHAPES, chunk_bytes=chunk_bytes, to=to
+                shards, inner, dims=DIMS, shapes=SHAPES, bucket_bytes=bucket_bytes, to=to
             )
 
         return both
@@ -79,7 +77,7 @@ def assert_equal_trees(tree, expected):
 
 @pytest.mark.parametrize("operation", ["all-reduce", "halves"])
 def test_gradient_through_the_shard_map_is_that_of_psum(layout, operation):
-    mesh, inner, chunk_bytes = layout
+    mesh, inner, bucket_bytes = layout
     tree = numbers(0, leading=(mesh.size,))
 
     def gradient(operate):
@@ -89,14 +87,14 @@ def test_gradient_through_the_shard_map_is_that_of_psum(layout, operation):
         program = jax.shard_map(loss, mesh=mesh, in_specs=P(("dc", *inner)), out_specs=P())
         return jax.jit(jax.grad(program))(tree)
 
-    known = operations(inner, chunk_bytes)
+    known = operations(inner, bucket_bytes)
     assert_equal_trees(gradient(known[operation]), gradient(known["plain"]))
 
 
 @pytest.mark.parametrize("operation", ["all-reduce", "halves, varying"])
 def test_gradient_inside_the_shard_map(layout, operation):
     """With respect to a rank's own values; a varying result makes the loss of every rank count."""
-    mesh, inner, chunk_bytes = layout
+    mesh, inner, bucket_bytes = layout
     axes = ("dc", *inner)
     tree = numbers(0, leading=(mesh.size,))
     varying = operation == "halves, varying"
@@ -107,7 +105,7 @@ def test_gradient_inside_the_shard_map(layout, operation):
 
         return jax.jit(jax.shard_map(step, mesh=mesh, in_specs=P(axes), out_specs=P(axes)))(tree)
 
-    known = operations(inner, chunk_bytes)
+    known = operations(inner, bucket_bytes)
     plain = gradient(known["plain"])
     # The loss of each rank of inner is a loss of its own there, and its gradients are summed.
     ranks = int(np.prod([mesh.shape[axis] for axis in inner])) if varying else 1
@@ -117,13 +115,13 @@ def test_gradient_inside_the_shard_map(layout, operation):
 @pytest.mark.parametrize("operation", ["all-reduce", "halves, varying"])
 def test_forward_and_reverse_mode_are_transposes(layout, operation):
     """<J v, u> = <v, J^T u>, summed over all devices."""
-    mesh, inner, chunk_bytes = layout
+    mesh, inner, bucket_bytes = layout
     axes = ("dc", *inner)
     tree, tangent = (numbers(seed, leading=(mesh.size,)) for seed in (0, 1))
 
     def operate(tree):
         own = {name: jnp.tanh(leaf[0]) for name, leaf in tree.items()}
-        return operations(inner, chunk_bytes)[operation](own)
+        return operations(inner, bucket_bytes)[operation](own)
 
     copies = P(inner) if operation == "halves, varying" else P()
 
@@ -143,7 +141,7 @@ def test_forward_and_reverse_mode_are_transposes(layout, operation):
 
 def test_a_step_on_shards_is_a_step_on_the_whole(layout):
     """Gather, a rank's own gradients, reduce-scatter: what a trainer does with the two halves."""
-    mesh, inner, chunk_bytes = layout
+    mesh, inner, bucket_bytes = layout
     parameters, data = numbers(0), numbers(1, leading=(mesh.size,))
 
     def loss(parameters, sample):
@@ -152,13 +150,11 @@ def test_a_step_on_shards_is_a_step_on_the_whole(layout):
     def step(parameters, data):
         # Shards as a trainer holds them: cut out of the whole by a reduce-scatter of equal copies.
         copies = jax.tree.map(lambda x: x / mesh.size, parameters)
-        shards = hierarchical_reduce_scatter(copies, inner, "dc", dims=DIMS)
-        whole = all_gather(shards, inner, dims=DIMS, shapes=SHAPES, chunk_bytes=chunk_bytes)
+        shards = reduce_scatter(copies, inner, "dc", dims=DIMS)
+        whole = all_gather(shards, inner, dims=DIMS, shapes=SHAPES, bucket_bytes=bucket_bytes)
         whole = jax.tree.map(lambda x: lax.pcast(x, "dc", to="varying"), whole)
         gradients = jax.grad(loss)(whole, jax.tree.map(lambda x: x[0], data))
-        summed = hierarchical_reduce_scatter(
-            gradients, inner, "dc", dims=DIMS, chunk_bytes=chunk_bytes
-        )
+        summed = reduce_scatter(gradients, inner, "dc", dims=DIMS, bucket_bytes=bucket_bytes)
         return all_gather(summed, inner, dims=DIMS, shapes=SHAPES, to="invarying")
 
     program = jax.shard_map(step, mesh=mesh, in_specs=(P(), P(("dc", *inner))), out_specs=P())
@@ -178,7 +174,7 @@ def test_a_bfloat16_wire_gives_gradients_within_its_rounding(mesh_of):
     def gradient(wire):
         def loss(tree):
             own = jax.tree.map(lambda x: x[0], tree)
-            return nonlinear(hierarchical_all_reduce(own, "data", "dc", chunk_bytes=160, wire=wire))
+            return nonlinear(all_reduce(own, "data", "dc", bucket_bytes=160, wire=wire))
 
         program = jax.shard_map(loss, mesh=mesh, in_specs=P(("dc", "data")), out_specs=P())
         return jax.jit(jax.grad(program))(tree)

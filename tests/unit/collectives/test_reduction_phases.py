@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from geojax.collectives import BFLOAT16, INT8, all_reduce_with_errors, start_all_reduce
+from geojax.collectives import BFLOAT16, INT8, all_reduce, start_all_reduce
 from geojax.hlo import collective_traffic
 
 SHAPES = {"matrix": (30, 70), "vector": (1001,), "scalar": (), "empty": (0, 3)}
-CHUNK_BYTES = 4096
+BUCKET_BYTES = 4096
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -26,7 +26,8 @@ def run(mesh, reduce, errors):
 
     def step(tree, before):
         own, before = jax.tree.map(lambda leaf: leaf[0], (tree, before))
-        total, after = reduce(own, before if errors else None)
+        made = reduce(own, before if errors else None)
+        total, after = made if errors else (made, None)
         return total, jax.tree.map(lambda leaf: leaf[None], after)
 
     program = jax.shard_map(
@@ -51,15 +52,15 @@ def run(mesh, reduce, errors):
 )
 def test_in_phases_the_sum_has_the_same_bits(mesh_of, sites, ranks, wire, errors):
     mesh = mesh_of(dc=sites, data=ranks)
-    options = {"chunk_bytes": CHUNK_BYTES, "wire": wire}
+    options = {"bucket_bytes": BUCKET_BYTES, "wire": wire}
 
     def at_once(tree, before):
-        return all_reduce_with_errors(tree, before, "data", "dc", **options)
+        return all_reduce(tree, "data", "dc", error_feedback=before, **options)
 
     def in_phases(tree, before):
-        started = start_all_reduce(tree, before, "data", "dc", **options)
-        crossed = jax.tree.map(jnp.asarray, started).cross()  # what is carried is a plain tree
-        return crossed.finish()
+        started = start_all_reduce(tree, "data", "dc", error_feedback=before, **options)
+        exchanged = jax.tree.map(jnp.asarray, started).exchange()  # what is carried is a plain tree
+        return exchanged.done()
 
     made = {}
     for reduce in (at_once, in_phases):
@@ -78,10 +79,10 @@ def test_only_what_crosses_crosses(mesh_of, wire):
 
     def only(phase):
         def reduce(tree, before):
-            started = start_all_reduce(tree, before, "data", "dc", wire=wire)
+            started = start_all_reduce(tree, "data", "dc", wire=wire, error_feedback=before)
             if phase == "start":
                 return jax.tree.leaves(started)
-            return jax.tree.leaves(started.cross())
+            return jax.tree.leaves(started.exchange())
 
         def step(tree, before):
             tree, before = jax.tree.map(lambda leaf: leaf[0], (tree, before))
@@ -95,5 +96,5 @@ def test_only_what_crosses_crosses(mesh_of, wire):
         return collective_traffic(lowered, mesh)
 
     assert only("start").bytes_over("dc") == 0
-    assert only("start").bytes_over("data") == only("cross").bytes_over("data") > 0
-    assert only("cross").bytes_over("dc") > 0
+    assert only("start").bytes_over("data") == only("exchange").bytes_over("data") > 0
+    assert only("exchange").bytes_over("dc") > 0

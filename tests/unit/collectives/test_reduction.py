@@ -10,8 +10,8 @@ from jax.sharding import PartitionSpec as P
 from geojax.collectives import (
     BFLOAT16,
     all_gather,
-    hierarchical_all_reduce,
-    hierarchical_reduce_scatter,
+    all_reduce,
+    reduce_scatter,
 )
 from geojax.collectives.axes import drop_single, to_varying, varying_axes
 from geojax.errors import UserError
@@ -39,8 +39,8 @@ def layout(request, mesh_of):
     return mesh_of(**sizes), inner
 
 
-@pytest.fixture(params=[None, 80, 10_000], ids=["unchunked", "split", "merged"])
-def chunk_bytes(request):
+@pytest.fixture(params=[None, 80, 10_000], ids=["unbucketed", "split", "merged"])
+def bucket_bytes(request):
     # 80 bytes: one float64 for each of eight ranks and a little, so that everything is split.
     return request.param
 
@@ -62,12 +62,12 @@ def assert_close(tree, expected):
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
-def test_all_reduce_sums_over_both_kinds_of_axes(layout, chunk_bytes, check_vma):
+def test_all_reduce_sums_over_both_kinds_of_axes(layout, bucket_bytes, check_vma):
     mesh, inner = layout
     tree = summands(mesh, {**SHAPES, "scalar": ()})
 
     def step(tree):
-        return hierarchical_all_reduce(own(tree), inner, "dc", chunk_bytes=chunk_bytes)
+        return all_reduce(own(tree), inner, "dc", bucket_bytes=bucket_bytes)
 
     program = jax.shard_map(
         step, mesh=mesh, in_specs=P(("dc", *inner)), out_specs=P(), check_vma=check_vma
@@ -76,15 +76,15 @@ def test_all_reduce_sums_over_both_kinds_of_axes(layout, chunk_bytes, check_vma)
 
 
 @pytest.mark.parametrize("to", ["varying", "invarying"])
-def test_rank_r_keeps_block_r_and_the_gather_brings_all_back(layout, chunk_bytes, to):
+def test_rank_r_keeps_block_r_and_the_gather_brings_all_back(layout, bucket_bytes, to):
     mesh, inner = layout
     tree = summands(mesh, SHAPES)
 
     def step(tree):
-        shards = hierarchical_reduce_scatter(
-            own(tree), inner, "dc", dims=DIMS, chunk_bytes=chunk_bytes
+        shards = reduce_scatter(own(tree), inner, "dc", dims=DIMS, bucket_bytes=bucket_bytes)
+        whole = all_gather(
+            shards, inner, dims=DIMS, shapes=SHAPES, bucket_bytes=bucket_bytes, to=to
         )
-        whole = all_gather(shards, inner, dims=DIMS, shapes=SHAPES, chunk_bytes=chunk_bytes, to=to)
         return shards, jax.tree.map(lambda x: x[None], whole)
 
     second = P(None, inner)
@@ -109,8 +109,8 @@ def test_types_do_not_depend_on_the_sizes_of_the_axes(layout):
 
     def step(x):
         x = to_varying(x, ("context",))
-        shard = hierarchical_reduce_scatter(x, inner, "dc", dims=0)
-        seen["sum"] = varying_axes(hierarchical_all_reduce(x, inner, "dc"))
+        shard = reduce_scatter(x, inner, "dc", dims=0)
+        seen["sum"] = varying_axes(all_reduce(x, inner, "dc"))
         seen["shard"] = varying_axes(shard)
         seen["whole"] = varying_axes(all_gather(shard, inner, dims=0, shapes=(6,)))
         seen["known"] = varying_axes(all_gather(shard, inner, dims=0, shapes=(6,), to="invarying"))
@@ -132,8 +132,8 @@ def test_a_value_that_does_not_vary_counts_once_for_each_rank(mesh_of):
     mesh = mesh_of(dc=2, data=4)
 
     def step(x):
-        shard = hierarchical_reduce_scatter(x, "data", "dc", dims=0)
-        return hierarchical_all_reduce(x, "data", "dc"), shard, lax.psum(x, ("dc", "data"))
+        shard = reduce_scatter(x, "data", "dc", dims=0)
+        return all_reduce(x, "data", "dc"), shard, lax.psum(x, ("dc", "data"))
 
     program = jax.shard_map(step, mesh=mesh, in_specs=P(), out_specs=(P(), P("data"), P()))
     summed, shard, plain = jax.jit(program)(jnp.arange(8.0))
@@ -141,7 +141,7 @@ def test_a_value_that_does_not_vary_counts_once_for_each_rank(mesh_of):
     np.testing.assert_array_equal(shard, plain)
 
 
-def test_leaves_keep_their_dtypes_and_other_axes_in_one_chunk(mesh_of):
+def test_leaves_keep_their_dtypes_and_other_axes_in_one_bucket(mesh_of):
     mesh = mesh_of(dc=2, data=2, tensor=2)
     tree = {
         "split": jnp.arange(16.0),
@@ -152,7 +152,7 @@ def test_leaves_keep_their_dtypes_and_other_axes_in_one_chunk(mesh_of):
     specs = {"split": P("tensor"), "alike": P(), "half": P(), "count": P()}
 
     def step(tree):
-        return hierarchical_all_reduce(tree, "data", "dc", chunk_bytes=1000)
+        return all_reduce(tree, "data", "dc", bucket_bytes=1000)
 
     out = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=(specs,), out_specs=specs))(tree)
     for name, leaf in tree.items():
@@ -166,9 +166,7 @@ def test_a_bfloat16_wire_rounds_only_between_sites(mesh_of):
     counts = np.arange(8)
 
     def step(x, counts):
-        return hierarchical_all_reduce(
-            (x[0], counts[0]), "data", "dc", chunk_bytes=4000, wire=BFLOAT16
-        )
+        return all_reduce((x[0], counts[0]), "data", "dc", bucket_bytes=4000, wire=BFLOAT16)
 
     program = jax.shard_map(step, mesh=mesh, in_specs=P(("dc", "data")), out_specs=P())
     summed, count = jax.jit(program)(x, counts)
@@ -184,7 +182,7 @@ def test_a_wire_sums_wider_than_its_numbers(mesh_of):
     x = np.random.default_rng(1).normal(size=(8, 64)).astype(jnp.bfloat16)
 
     def step(x):
-        return hierarchical_reduce_scatter(x[0], "data", "dc", dims=0, wire=BFLOAT16)
+        return reduce_scatter(x[0], "data", "dc", dims=0, wire=BFLOAT16)
 
     program = jax.shard_map(step, mesh=mesh, in_specs=P(("dc", "data")), out_specs=P("data"))
     summed = jax.jit(program)(x)
@@ -198,7 +196,7 @@ def test_the_gather_casts_floating_point_shards_before_it_sends_them(mesh_of):
     tree = {"weights": np.random.default_rng(2).normal(size=(10, 3)), "ids": np.arange(10)}
 
     def step(tree):
-        shards = hierarchical_reduce_scatter(tree, "data", "dc", dims=0)
+        shards = reduce_scatter(tree, "data", "dc", dims=0)
         return all_gather(shards, "data", dims=0, shapes=tree, dtype=jnp.bfloat16, to="invarying")
 
     out = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=P(), out_specs=P()))(tree)
@@ -212,8 +210,8 @@ def test_several_outer_axes_and_none(mesh_of):
     x = np.random.default_rng(3).normal(size=(8, 5))
 
     def step(x):
-        both = hierarchical_all_reduce(x[0], "data", ("dc", "stage"))
-        inner = hierarchical_all_reduce(x[0], ("data", "stage", "dc"), ())
+        both = all_reduce(x[0], "data", ("dc", "stage"))
+        inner = all_reduce(x[0], ("data", "stage", "dc"), ())
         return both, inner
 
     program = jax.shard_map(step, mesh=mesh, in_specs=P(("dc", "stage", "data")), out_specs=P())
@@ -236,24 +234,24 @@ def run(mesh, step, *arguments):
 )
 def test_axes_that_make_no_sense_are_refused(mesh_of, inner, outer, message):
     with pytest.raises(UserError, match=message):
-        run(mesh_of(dc=2, data=4), lambda x: hierarchical_all_reduce(x, inner, outer), jnp.ones(4))
+        run(mesh_of(dc=2, data=4), lambda x: all_reduce(x, inner, outer), jnp.ones(4))
 
 
 def test_a_call_outside_shard_map_is_refused():
     with pytest.raises(UserError, match=r"call inside a jax\.shard_map"):
-        hierarchical_all_reduce(jnp.ones(4), "data", "dc")
+        all_reduce(jnp.ones(4), "data", "dc")
 
 
 @pytest.mark.parametrize(
     ("operation", "message"),
     [
         (
-            lambda x: hierarchical_all_reduce({"mask": x > 0}, "data", "dc"),
+            lambda x: all_reduce({"mask": x > 0}, "data", "dc"),
             r"\['mask'\] is boolean",
         ),
-        (lambda x: hierarchical_all_reduce(x, "data", "dc", chunk_bytes=8), "takes 32 bytes"),
-        (lambda x: hierarchical_reduce_scatter(x, "data", "dc", dims=1), "no dimension 1"),
-        (lambda x: hierarchical_reduce_scatter(x[0], "data", "dc", dims=0), "is a scalar"),
+        (lambda x: all_reduce(x, "data", "dc", bucket_bytes=8), "takes 32 bytes"),
+        (lambda x: reduce_scatter(x, "data", "dc", dims=1), "no dimension 1"),
+        (lambda x: reduce_scatter(x[0], "data", "dc", dims=0), "is a scalar"),
         (lambda x: all_gather(x, "data", dims=0, shapes=(17,)), r"shard has shape \(4,\).* \(5,\)"),
         (lambda x: all_gather(x, "data", dims=0, shapes=(16,), to="both"), "to='both'"),
     ],

@@ -1,0 +1,225 @@
+"""Trees to the buckets that a reduction sends over sites, and the sums of the buckets to trees.
+
+`FlatBuckets` are those of an all-reduce: leaves flattened into vectors, of each of which a rank
+sums its share. `BlockBuckets` are those of a reduce-scatter: columns of the blocks that the ranks
+keep. Making buckets includes the phase inside the site, which nothing between sites waits for.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from geojax.collectives.axes import SiteAxes, to_varying, varying_axes
+from geojax.collectives.block_layout import (
+    BlockLayout,
+    PyTree,
+    block_layouts,
+    leaf_names,
+    plan_columns,
+    plan_elements,
+    spread_dims,
+)
+from geojax.collectives.buckets import BucketPlan, Collected
+from geojax.collectives.exchange import Sum
+from geojax.errors import UserError
+
+
+class SummedTree(NamedTuple):
+    """A summed tree, and the error feedback for the next sum."""
+
+    total: Any
+    errors: Any
+    """None: none is kept."""
+
+
+@dataclass(frozen=True)
+class FlatBuckets:
+    """How the leaves of an all-reduced tree lie in its buckets."""
+
+    plan: BucketPlan
+    shapes: tuple[tuple[int, ...], ...]
+    structure: Any
+    axes: SiteAxes
+
+    def join(self, sums: Sequence[Sum]) -> SummedTree:
+        """Gather the buckets' sums inside the site, and take the tree out of them."""
+        totals = Collected(len(self.shapes), dim=0)
+        errors = Collected(len(self.shapes), dim=0)
+        keep = False
+        for bucket, made in zip(self.plan.buckets, sums, strict=True):
+            totals.put(bucket, self._gather(made.total, bucket.length))
+            if made.error is not None:
+                errors.put(bucket, self._gather(made.error, bucket.length))
+                keep = True
+        return SummedTree(self._tree(totals), self._tree(errors) if keep else None)
+
+    def _gather(self, share: jax.Array, size: int) -> jax.Array:
+        if not self.axes.inter:  # summed inside the site, whole
+            return share
+        return gather_blocks(share, 0, self.axes, "invarying")[:size]
+
+    def _tree(self, collected: Collected) -> Any:
+        joined = [collected.join(leaf).reshape(shape) for leaf, shape in enumerate(self.shapes)]
+        return jax.tree.unflatten(self.structure, joined)
+
+
+def flat_buckets(
+    tree: PyTree, errors: PyTree | None, axes: SiteAxes, bucket_bytes: int | None
+) -> tuple[FlatBuckets, list[jax.Array]]:
+    """Plan an all-reduce; return also this rank's share of each bucket, summed inside the site.
+
+    The errors of the step before count once a site.
+    """
+    leaves, structure = _summands(tree)
+    vectors = [axes.drop_singles(leaf).reshape(leaf.size) for leaf in leaves]
+    if errors is not None:
+        vectors = [
+            vector + axes.on_first_rank(axes.drop_singles(error).reshape(error.size))
+            for vector, error in zip(vectors, jax.tree.leaves(errors), strict=True)
+        ]
+    plan = plan_elements(
+        [vector.size for vector in vectors], *dtypes_and_kinds(vectors), axes.ranks, bucket_bytes
+    )
+    by_leaf = dict(enumerate(vectors))
+
+    def share(vector: jax.Array) -> jax.Array:
+        if not vector.size:
+            return jnp.zeros((0,), vector.dtype)
+        if not axes.intra:
+            return vector
+        if not axes.inter:
+            return lax.psum(vector, axes.intra)
+        return scatter(jnp.pad(vector, (0, -vector.size % axes.ranks)), 0, axes)
+
+    layout = FlatBuckets(plan, tuple(leaf.shape for leaf in leaves), structure, axes)
+    return layout, [share(bucket.take(by_leaf, dim=0)) for bucket in plan.buckets]
+
+
+@dataclass(frozen=True)
+class BlockBuckets:
+    """How the blocks of a reduce-scattered tree lie in its buckets."""
+
+    plan: BucketPlan
+    layouts: tuple[BlockLayout, ...]
+    structure: Any
+    axes: SiteAxes
+
+    def join(self, sums: Sequence[Sum]) -> SummedTree:
+        """Take the tree of blocks out of the buckets' sums."""
+        keep = any(made.error is not None for made in sums)
+        return SummedTree(
+            self._tree([made.total for made in sums]),
+            self._tree([made.error for made in sums if made.error is not None]) if keep else None,
+        )
+
+    def _tree(self, arrays: Sequence[jax.Array]) -> Any:
+        alone = self.plan.alone
+        collected = Collected(len(self.layouts), dim=0)
+        blocks: dict[int, jax.Array] = {}
+        for bucket, array in zip(self.plan.buckets, arrays, strict=True):
+            leaf = bucket.pieces[0].leaf
+            if leaf in alone:
+                blocks[leaf] = array
+            else:
+                collected.put(bucket, array.reshape(bucket.length))
+        for leaf, layout in enumerate(self.layouts):
+            if leaf not in alone:
+                blocks[leaf] = layout.from_row(collected.join(leaf))
+        ordered = [
+            to_varying(blocks[leaf], self.axes.all_intra) for leaf in range(len(self.layouts))
+        ]
+        return jax.tree.unflatten(self.structure, ordered)
+
+
+def block_buckets(
+    tree: PyTree, errors: PyTree | None, dims: PyTree, axes: SiteAxes, bucket_bytes: int | None
+) -> tuple[BlockBuckets, list[jax.Array]]:
+    """Plan a reduce-scatter; return also this rank's block of each bucket, summed inside the site.
+
+    A leaf that is a bucket by itself is sent as it lies. The errors of the step before are added.
+    """
+    leaves, structure = _summands(tree)
+    _refuse_summed(tree, leaves, axes)
+    leaves = [axes.drop_singles(leaf) for leaf in leaves]
+    shapes = [leaf.shape for leaf in leaves]
+    layouts = block_layouts(leaf_names(tree), shapes, spread_dims(dims, tree), axes.ranks)
+    plan = plan_columns(layouts, *dtypes_and_kinds(leaves), bucket_bytes)
+    alone = plan.alone
+    merged = [leaf for leaf in range(len(leaves)) if leaf not in alone]
+    rows = {leaf: layouts[leaf].to_rows(leaves[leaf]) for leaf in merged}
+    given: Mapping[int, jax.Array] = {}
+    if errors is not None:
+        given = dict(enumerate(map(axes.drop_singles, jax.tree.leaves(errors))))
+    error_rows = {leaf: layouts[leaf].to_row(given[leaf]) for leaf in merged if given}
+    blocks = []
+    for bucket in plan.buckets:
+        leaf = bucket.pieces[0].leaf
+        if leaf in alone:
+            block = scatter(layouts[leaf].pad(leaves[leaf]), layouts[leaf].dim, axes)
+            error = given.get(leaf)
+        else:
+            block = scatter(bucket.take(rows, dim=1), 0, axes)
+            error = bucket.take(error_rows, dim=0)[None] if given else None
+        blocks.append(block if error is None else block + error)
+    return BlockBuckets(plan, layouts, structure, axes), blocks
+
+
+def scatter(x: jax.Array, dim: int, axes: SiteAxes) -> jax.Array:
+    """Sum `x`, whose `dim` divides by the ranks, inside the site; each rank keeps its block."""
+    if x.size == 0:  # XLA has no collectives of empty arrays
+        return jnp.zeros(_with_size(x, dim, x.shape[dim] // axes.ranks), x.dtype)
+    if not axes.intra:
+        return x
+    return lax.psum_scatter(
+        to_varying(x, axes.intra), axes.intra, scatter_dimension=dim, tiled=True
+    )
+
+
+def gather_blocks(block: jax.Array, dim: int, axes: SiteAxes, to: str) -> jax.Array:
+    """Concatenate the blocks of all ranks of a site along `dim`."""
+    if block.size == 0:
+        return jnp.zeros(_with_size(block, dim, block.shape[dim] * axes.ranks), block.dtype)
+    if not axes.intra:
+        return block
+    block = to_varying(block, axes.intra)
+    return lax.all_gather(block, axes.intra, axis=dim, tiled=True, to=to)
+
+
+def dtypes_and_kinds(leaves: Sequence[jax.Array]) -> tuple[list[Any], list[Hashable]]:
+    """Return the dtype of each leaf, and what leaves of one bucket must have in common.
+
+    That is the dtype and the varying axes: in one array leaves would all come to vary over the
+    axes of each.
+    """
+    dtypes = [leaf.dtype for leaf in leaves]
+    return dtypes, [(leaf.dtype.name, varying_axes(leaf)) for leaf in leaves]
+
+
+def _with_size(x: jax.Array, dim: int, size: int) -> tuple[int, ...]:
+    return (*x.shape[:dim], size, *x.shape[dim + 1 :])
+
+
+def _summands(tree: PyTree) -> tuple[list[jax.Array], Any]:
+    leaves, structure = jax.tree.flatten(jax.tree.map(jnp.asarray, tree))
+    for name, leaf in zip(leaf_names(tree), leaves, strict=True):
+        if leaf.dtype == jnp.bool_:
+            raise UserError(f"collectives: leaf{name} is boolean; convert it to integers to sum it")
+    return leaves, structure
+
+
+def _refuse_summed(tree: PyTree, leaves: Sequence[jax.Array], axes: SiteAxes) -> None:
+    """Refuse gradients that `jax.grad` has summed over `inter`, to be summed there again."""
+    for name, leaf in zip(leaf_names(tree), leaves, strict=True):
+        varying = varying_axes(leaf)
+        equal = [axis for axis in axes.inter if axis not in varying]
+        if equal and any(axis in varying for axis in axes.intra):
+            raise UserError(
+                f"collectives: leaf{name} differs along {', '.join(axes.intra)} but not along "
+                f"{', '.join(equal)}, and would be counted once for each rank there: jax.grad sums "
+                "over axes along which the weights do not vary; before it, "
+                f"jax.lax.pcast(weights, {tuple(equal)}, to='varying')"
+            )

@@ -1,0 +1,190 @@
+"""Gather weights: a rank's parts of them in the compute dtype, from the shards of the state.
+
+Everything here takes any subtree of the parameters with the `LeafLayout`s of its leaves, inside the
+step's `shard_map`: the whole tree, or one layer's slice.
+
+    shards ─(all_gather over dc, if sharded there)─► all_gather in the site ─► a rank's parts
+
+Weights may be quantized to FP8 in between (`geojax.step.fp8_all_gather`).
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from geojax.collectives import all_gather
+from geojax.collectives.axes import to_varying, varying_axes
+from geojax.optim import LeafLayout
+from geojax.optim.layout import Cut
+from geojax.precision import RoundedWeight, Weight, is_rounded
+from geojax.step.plan import StepPlan
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+def gather_weights(shards: Any, layouts: Any, plan: StepPlan) -> Any:
+    """Gather this rank's parts of the weights, in the compute dtype.
+
+    Nothing crosses `dc` unless the state is sharded over it. The weights are typed as varying over
+    every axis along which ranks see other tokens, so that their gradient stays on the device until
+    it is reduced.
+    """
+    return gather_in_site(gather_across_sites(shards, layouts, plan), layouts, plan)
+
+
+@jax.named_scope("gather_weights")
+def gather_across_sites(shards: Any, layouts: Any, plan: StepPlan) -> Any:
+    """Gather over `dc` the leaves that are sharded over it: the first half of `gather_weights`.
+
+    Those come out in the compute dtype, all others as they were, and none has a dimension of
+    stages. Of stacked layers, one layer after the other may take the second half.
+    """
+
+    def gather(
+        across: Any, leaves: list[jax.Array], leaf_layouts: list[LeafLayout]
+    ) -> list[jax.Array]:
+        leaves = [
+            leaf[0] if layout.has_stage_dim else leaf
+            for leaf, layout in zip(leaves, leaf_layouts, strict=True)
+        ]
+        if not across:
+            return leaves
+        cast = [leaf.astype(plan.policy.compute_dtype) for leaf in leaves]
+        return _gather(
+            cast, ("dc",), leaf_layouts, [site_shape(layout, plan) for layout in leaf_layouts]
+        )
+
+    return map_by_group(gather, shards, layouts, lambda layout: shard_axes(layout)[1])
+
+
+@jax.named_scope("gather_weights")
+def gather_in_site(shards: Any, layouts: Any, plan: StepPlan) -> Any:
+    """Gather inside the site: the second half of `gather_weights`; nothing crosses `dc`.
+
+    Some `shards` may be quantized (see `geojax.step.fp8_all_gather`): those travel as they are.
+    """
+
+    def gather(
+        site_axes: Any, leaves: list[Weight], leaf_layouts: list[LeafLayout]
+    ) -> list[Weight]:
+        sent = [_sent(leaf, plan) for leaf in leaves]
+        if site_axes is not None:
+            sent = _gather(
+                sent, site_axes, leaf_layouts, [layout.part_shape for layout in leaf_layouts]
+            )
+        trimmed = [
+            to_varying(
+                leaf[tuple(slice(size) for size in layout.gathered_shape)],
+                computing_axes(layout, plan),
+            )
+            for leaf, layout in zip(sent, leaf_layouts, strict=True)
+        ]
+        return [
+            _received(leaf, whole, layout) if isinstance(leaf, RoundedWeight) else whole
+            for leaf, whole, layout in zip(leaves, trimmed, leaf_layouts, strict=True)
+        ]
+
+    return map_by_group(gather, shards, layouts, lambda layout: shard_axes(layout)[0])
+
+
+def _sent(leaf: Weight, plan: StepPlan) -> jax.Array:
+    """Cast a leaf to what is sent: FP8 numbers to plain bytes, which no backend widens."""
+    if isinstance(leaf, RoundedWeight):
+        return lax.bitcast_convert_type(leaf.values, jnp.uint8)
+    return leaf.astype(plan.policy.compute_dtype)
+
+
+def _received(leaf: RoundedWeight, whole: jax.Array, layout: LeafLayout) -> RoundedWeight:
+    """Make the quantized weight whose bytes are `whole`, gathered from shards like `leaf`.
+
+    Its scales are gathered here, where the shards have different ones.
+    """
+    scales, axes = leaf.scales, shard_axes(layout)[0]
+    if axes is not None and scales_are_sent(scales.ndim, layout):
+        shape = list(scales.shape)
+        shape[shard_dim(layout)] *= _shard_cut(layout).ranks
+        (scales,) = _gather([scales], axes, [layout], [tuple(shape)])
+        blocks = (1,) * (whole.ndim - 2) + (leaf.block or (1, 1))
+        kept = [-(-size // block) for size, block in zip(whole.shape, blocks, strict=True)]
+        scales = scales[tuple(slice(size) for size in kept[: scales.ndim])]
+    values = lax.bitcast_convert_type(whole, leaf.values.dtype)
+    made = dataclasses.replace(leaf, values=values, scales=scales)
+    varying = sorted(varying_axes(values))
+    return jax.tree.map(lambda x: to_varying(x, varying), made)
+
+
+def scales_are_sent(dims: int, layout: LeafLayout) -> bool:
+    """Return True if the shards of a quantized weight have different scales, an array of `dims`."""
+    return shard_dim(layout) < dims
+
+
+def computing_axes(layout: LeafLayout, plan: StepPlan) -> tuple[str, ...]:
+    """Return the axes over which a gathered leaf varies, beside those that shard it and stages."""
+    context = ("context",) if plan.mesh.shape["context"] > 1 else ()
+    return (*plan.batch_axes, *context, *(("tensor",) if layout.partial else ()))
+
+
+def _gather(
+    leaves: list[jax.Array],
+    axes: tuple[str, ...],
+    leaf_layouts: list[LeafLayout],
+    shapes: list[tuple[int, ...]],
+) -> list[jax.Array]:
+    return all_gather(
+        leaves, axes, dims=[shard_dim(layout) for layout in leaf_layouts], shapes=shapes
+    )
+
+
+def site_shape(layout: LeafLayout, plan: StepPlan) -> tuple[int, ...]:
+    """Return the shape of a rank's block of a part, once it is gathered over `dc`."""
+    shape = list(layout.part_shape)
+    shape[shard_dim(layout)] //= math.prod(
+        plan.mesh.shape[axis] for axis in shard_axes(layout)[0] or ()
+    )
+    return tuple(shape)
+
+
+def shard_dim(layout: LeafLayout) -> int:
+    """Return the dimension along which a leaf is sharded."""
+    return _shard_cut(layout).dim
+
+
+def shard_axes(layout: LeafLayout) -> tuple[tuple[str, ...] | None, bool]:
+    """Return the axes inside a site that shard a leaf, None if none; and whether `dc` does."""
+    if layout.shard is None:
+        return None, False
+    return tuple(axis for axis in layout.shard.axes if axis != "dc"), "dc" in layout.shard.axes
+
+
+def _shard_cut(layout: LeafLayout) -> Cut:
+    assert layout.shard is not None, "the leaf must be sharded"
+    return layout.shard
+
+
+def map_by_group(
+    function: Callable[[Any, list[Any], list[LeafLayout]], list[Any]],
+    tree: Any,
+    layouts: Any,
+    key_of: Callable[[LeafLayout], Hashable],
+) -> Any:
+    """Apply `function` to all leaves with the same key together, so that they can share buckets."""
+    leaves, structure = jax.tree.flatten(tree, is_leaf=is_rounded)
+    leaf_layouts = jax.tree.leaves(layouts)
+    results: dict[int, Any] = {}
+    for key, members in group(key_of(layout) for layout in leaf_layouts).items():
+        made = function(key, [leaves[i] for i in members], [leaf_layouts[i] for i in members])
+        results.update(zip(members, made, strict=True))
+    return jax.tree.unflatten(structure, [results[index] for index in range(len(leaves))])
+
+
+def group(keys: Iterable[Key]) -> dict[Key, list[int]]:
+    """Return the positions of equal keys, by key."""
+    groups: dict[Key, list[int]] = {}
+    for index, key in enumerate(keys):
+        groups.setdefault(key, []).append(index)
+    return groups
