@@ -10,8 +10,8 @@ from geojax import runtime
 from geojax.cache import cache_folder
 from geojax.settings import validate
 from geojax.step.plan import SIGNALS
-from geojax.train.batches import global_batch, global_signals, rows_of_process
-from geojax.train.compiled_run import Program, make_run_mesh, step_plan
+from geojax.train.batches import global_batch, global_signals, sequences_of_process
+from geojax.train.compiled_run import CompiledRun, make_run_mesh, step_plan
 from geojax.train.config import RunConfig
 from wan_sides.jax_process import PATIENCE_SECONDS, join
 from wan_sides.serving import own_work, serve, take_steps
@@ -53,11 +53,11 @@ def run_config(settings: dict[str, Any], repeats: int) -> RunConfig:
     return validate(RunConfig, content | settings | staged, "benchmark")
 
 
-def bytes_over_link(program: Program) -> float:
+def bytes_over_link(program: CompiledRun) -> float:
     """What a step sends, both directions together."""
     ticks = program.plan.tick_program
     if ticks is None:
-        return 2 * program.bytes_across_sites
+        return 2 * (program.facts.bytes_over_dc or 0)
     # Each pair of a permute is one message; an idle stage's is sent too.
     stream = 4 * (ROWS // MICROBATCHES) * SEQUENCE * MODEL["hidden_size"]
     messages = sum(
@@ -76,12 +76,12 @@ class Worker:
         repeats = work["repeats"]
         config = run_config(work["settings"], repeats)
         plan = step_plan(config, make_run_mesh(config))
-        program = Program.build(config, plan)
-        rows = rows_of_process(plan, repeats * ROWS)
+        program = CompiledRun.build(config, plan)
+        rows = sequences_of_process(plan, repeats * ROWS)
         local = {name: values[rows] for name, values in batch(repeats).items()}
         self.batch = global_batch(plan, repeats * ROWS, rows, local)
         self.signals = global_signals(plan, dict.fromkeys(SIGNALS, False))
-        self.step = program.step
+        self.step = program.step_program
         self.state = program.initial_state()
         runtime.barrier("ready", timeout_seconds=PATIENCE_SECONDS)
         return {

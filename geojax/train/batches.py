@@ -1,4 +1,4 @@
-"""From rows in a process's memory to global arrays on the mesh."""
+"""From the sequences in a process's memory to global arrays on the mesh."""
 
 from collections.abc import Iterable, Mapping
 
@@ -11,24 +11,28 @@ from geojax.step.plan import SIGNALS, StepPlan
 from geojax.step.program import signals_on_mesh
 
 
-def rows_of_process(plan: StepPlan, rows: int) -> list[int]:
-    """Which rows of a global batch of `rows` the devices of this process need, ascending."""
-    spans = _spans_of_process(NamedSharding(plan.mesh, plan.row_spec), rows)
-    return sorted({row for first, last in spans for row in range(first, last)})
+def sequences_of_process(plan: StepPlan, batch_size: int) -> list[int]:
+    """List the sequences of a global batch that the devices of this process need, ascending."""
+    spans = _spans_of_process(NamedSharding(plan.mesh, plan.row_spec), batch_size)
+    return sorted({sequence for first, last in spans for sequence in range(first, last)})
 
 
 def global_batch(
-    plan: StepPlan, rows: int, local_rows: Iterable[int], local: Mapping[str, np.ndarray]
+    plan: StepPlan,
+    batch_size: int,
+    local_sequences: Iterable[int],
+    local: Mapping[str, np.ndarray],
 ) -> dict[str, jax.Array]:
-    """The global batch as arrays sharded over the mesh, from this process's share of it.
+    """Make the global batch, as arrays sharded over the mesh, of each process's share of it.
 
     Args:
-        plan: the mesh, and how it shares rows and columns.
-        rows: rows of the global batch.
-        local_rows: which rows `local` holds, ascending; from `rows_of_process`.
-        local: arrays [len(local_rows)] or [len(local_rows), sequence], columns in natural order.
+        plan: the mesh, and how it shares sequences and their positions.
+        batch_size: sequences of the global batch.
+        local_sequences: the numbers of those in `local`, ascending, from `sequences_of_process`.
+        local: arrays [len(local_sequences)] or [len(local_sequences), S], positions in natural
+            order.
     """
-    position = {int(row): place for place, row in enumerate(local_rows)}
+    index_of = {int(sequence): index for index, sequence in enumerate(local_sequences)}
 
     def one(values: np.ndarray) -> jax.Array:
         spec = plan.row_spec if values.ndim == 1 else plan.token_spec
@@ -36,43 +40,43 @@ def global_batch(
             values = values[:, column_order(values.shape[1], plan.parallelism)]
 
         def of_device(index: tuple[slice, ...] | None) -> np.ndarray:
-            first, last = _span(index, rows)
-            start = position[first]  # a device's rows are contiguous, in the share as in the batch
-            columns = index[1:] if index else ()
-            return values[(slice(start, start + last - first), *columns)]
+            first, last = _span(index, batch_size)
+            start = index_of[first]  # a device's sequences are contiguous, in the share too
+            positions = index[1:] if index else ()
+            return values[(slice(start, start + last - first), *positions)]
 
-        shape = (rows, *values.shape[1:])
+        shape = (batch_size, *values.shape[1:])
         sharding = NamedSharding(plan.mesh, spec)
         return jax.make_array_from_callback(shape, sharding, of_device)
 
     return {name: one(values) for name, values in local.items()}
 
 
-def global_signals(plan: StepPlan, asked: Mapping[str, bool]) -> jax.Array:
-    """What this process asks of all of them, said once, by its first device."""
+def global_signals(plan: StepPlan, requests: Mapping[str, bool]) -> jax.Array:
+    """Make the signals of all ranks; the first device of each process carries its requests."""
     signals = signals_on_mesh(plan)
     ranks = signals.shape[0]
-    values = np.array([float(asked[name]) for name in SIGNALS], signals.dtype)
-    speaker = min(_spans_of_process(signals.sharding, ranks))
+    values = np.array([float(requests[name]) for name in SIGNALS], signals.dtype)
+    carrier = min(_spans_of_process(signals.sharding, ranks))
 
     def of_device(index: tuple[slice, ...] | None) -> np.ndarray:
         first, last = _span(index, ranks)
-        said = np.zeros((last - first, len(SIGNALS)), signals.dtype)
-        if (first, last) == speaker:
-            said[0] = values
-        return said
+        share = np.zeros((last - first, len(SIGNALS)), signals.dtype)
+        if (first, last) == carrier:
+            share[0] = values
+        return share
 
     return jax.make_array_from_callback(signals.shape, signals.sharding, of_device)
 
 
 def _spans_of_process(sharding: NamedSharding, size: int) -> set[tuple[int, int]]:
-    """First and last (excluded) entry of each share of `size` that this process's devices hold."""
+    """List first and last (excluded) entry of each share that this process's devices hold."""
     return {
         _span(index, size) for index in sharding.addressable_devices_indices_map((size,)).values()
     }
 
 
 def _span(index: tuple[slice, ...] | None, size: int) -> tuple[int, int]:
-    assert index is not None, "an addressable device has a share"
+    assert index is not None, "an addressable device must have a share"
     first, last, _ = index[0].indices(size)
     return first, last

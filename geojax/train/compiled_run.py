@@ -1,35 +1,45 @@
-"""Everything of a run that is fixed before its first step: mesh, layouts, compiled programs."""
+"""A run on one mesh over all sites: its plan, its compiled programs, and what drives them."""
 
 import dataclasses
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
 from geojax.accelerators import accelerator_of
+from geojax.checkpoint import Checkpointer
 from geojax.collectives import FLOAT32, WireFormat, wire_format
-from geojax.hlo import Traffic, collective_traffic
+from geojax.errors import UserError
+from geojax.hlo import collective_traffic
 from geojax.mesh import make_mesh, platform_of, spans_processes
 from geojax.models import model_flops, parameter_count
 from geojax.models.attention import chosen_implementation
-from geojax.optim import (
-    bytes_per_device,
-    learning_rate_schedule,
-    make_optimizer,
-)
+from geojax.optim import bytes_per_device, layout, learning_rate_schedule, make_optimizer
 from geojax.precision import BackendChoice, chosen_backend
 from geojax.quantities import quantity
 from geojax.runtime import flags_in_force
 from geojax.step.fp8_products import require_fp8_products
 from geojax.step.plan import StepPlan
 from geojax.step.program import batch_shape, compile_evaluation, lower_step
-from geojax.step.state import TrainState, initial_state, state_layouts
+from geojax.step.state import (
+    TrainState,
+    initial_state,
+    state_layouts,
+    with_own_sites,
+    with_saved_sites,
+)
 from geojax.topology import Topology
+from geojax.train.batches import global_batch, global_signals, sequences_of_process
 from geojax.train.config import RunConfig
 from geojax.train.fp8_settings import policy_of
 from geojax.train.pipeline_plan import staged_layers, tick_program
 from geojax.train.report import mesh_line
+from geojax.train.sample import gather_full_params
+from geojax.train.trainer import Batch, TrainerFacts
 
 
 def make_run_mesh(config: RunConfig) -> Mesh:
@@ -93,27 +103,30 @@ def _fp8_backend(config: RunConfig, mesh: Mesh) -> BackendChoice:
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
-    """A config on a mesh: where everything lies, and what runs."""
+class CompiledRun:
+    """A config on one mesh over all sites: a `geojax.train.trainer.Trainer`."""
 
     config: RunConfig
     plan: StepPlan
     layouts: TrainState
     optimizer: Any
-    step: jax.stages.Compiled
+    step_program: jax.stages.Compiled
     """`(state, batch, signals, seed) -> (state, metrics)`; compiled once."""
-    evaluate: jax.stages.Compiled
+    evaluation_program: jax.stages.Compiled
     """`(state, batch) -> [sum of losses, number of targets]`."""
-    traffic: Traffic
-    """The collectives of one step, read from its HLO."""
+    log: Callable[[str], None] = print
+    """Function that shows a line to the user."""
 
     @classmethod
-    def build(cls, config: RunConfig, plan: StepPlan) -> "Program":
+    def build(
+        cls, config: RunConfig, plan: StepPlan, log: Callable[[str], None] = print
+    ) -> "CompiledRun":
         """Compile the step and the validation pass of `config`.
 
         Args:
             config: the run.
             plan: from `step_plan`.
+            log: shows a line to the user.
 
         Raises:
             UserError: the compiler made fewer FP8 products than there should be.
@@ -131,57 +144,101 @@ class Program:
             plan=plan,
             layouts=layouts,
             optimizer=optimizer,
-            step=step,
-            evaluate=compile_evaluation(layouts, config.model, plan, batch),
-            traffic=collective_traffic(step, plan.mesh),
+            step_program=step,
+            evaluation_program=compile_evaluation(layouts, config.model, plan, batch),
+            log=log,
         )
 
     def initial_state(self) -> TrainState:
-        """The state before the first step."""
+        """Return the state before the first step."""
         config = self.config
         return initial_state(config.model, self.optimizer, self.layouts, self.plan, config.seed)
 
-    @property
-    def mesh(self) -> Mesh:
-        """The devices."""
-        return self.plan.mesh
+    def step(
+        self, state: TrainState, batch: Batch, requests: Mapping[str, bool]
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
+        """Start a step on this process's sequences; the state is donated."""
+        signals = global_signals(self.plan, requests)
+        seed = np.uint32(self.config.seed)
+        next_state, metrics = self.step_program(state, self._on_mesh(batch), signals, seed)
+        return next_state, metrics
 
-    @property
-    def tokens_per_step(self) -> int:
-        """Tokens of a global batch, padding included."""
-        return self.config.batch.rows * self.config.batch.sequence
+    def evaluate(self, state: TrainState, batch: Batch) -> jax.Array:
+        """Return [sum of losses, number of targets] of a batch."""
+        sums: jax.Array = self.evaluation_program(state, self._on_mesh(batch))
+        return sums
 
-    @property
-    def bytes_across_sites(self) -> float:
-        """Bytes that all devices of one site send over the link in one step."""
-        devices_of_site = self.mesh.devices.size // self.mesh.shape["dc"]
-        return float(self.traffic.bytes_over("dc")) * devices_of_site
+    def _on_mesh(self, batch: Batch) -> dict[str, jax.Array]:
+        return global_batch(self.plan, self.config.batch.rows, self.local_sequences, batch)
 
-    def model_flops_utilisation(self, tokens_per_second: float) -> float | None:
-        """Model FLOP/s over the devices' peak in the compute dtype; None where it is not known."""
-        accelerator = accelerator_of(self.mesh.devices.flat[0])
+    @functools.cached_property
+    def local_sequences(self) -> list[int]:
+        """The sequences of a global batch that this process's devices need, ascending."""
+        return sequences_of_process(self.plan, self.config.batch.rows)
+
+    def save(
+        self, checkpointer: Checkpointer, step: int, state: TrainState, metadata: Mapping[str, Any]
+    ) -> None:
+        """Save the state in the model's shapes, without padding."""
+        checkpointer.save(step, layout.trim(state, self.layouts, self.plan.mesh), metadata)
+
+    def restore(
+        self, checkpointer: Checkpointer, model: Mapping[str, Any]
+    ) -> tuple[TrainState, dict[str, Any]]:
+        """Restore the newest checkpoint, which any number of sites may have saved."""
+        mesh = self.plan.mesh
+        wanted = layout.abstract_whole(self.layouts, mesh)
+        whole, saved = checkpointer.restore(wanted, model=model, adapt=with_saved_sites)
+        return layout.pad(with_own_sites(whole, wanted), self.layouts, mesh), saved
+
+    def gather_full_params(self, state: TrainState) -> Any:
+        """Return the weights in the compute dtype, unsharded, on this process's first device.
+
+        Every process calls it. The weights must fit on one device.
+        """
+        return gather_full_params(state.parameters, self.layouts.parameters, self.plan)
+
+    @functools.cached_property
+    def facts(self) -> TrainerFacts:
+        """Facts for the log; the first process reads the bytes from the compiled step."""
+        mesh = self.plan.mesh
+        accelerator = accelerator_of(mesh.devices.flat[0])
         peak = accelerator and accelerator.peak(self.plan.policy.compute_dtype.name)
-        if not peak:
+        sequence = self.config.batch.sequence
+        return TrainerFacts(
+            tokens_per_step=self.config.batch.rows * sequence,
+            flops_per_token=model_flops(self.config.model, sequence),
+            peak_flops=peak * mesh.devices.size if peak else None,
+            bytes_over_dc=self._bytes_over_dc(),
+        )
+
+    def _bytes_over_dc(self) -> float | None:
+        mesh = self.plan.mesh
+        if mesh.shape["dc"] == 1 or jax.process_index() != 0:
             return None
-        needed = model_flops(self.config.model, self.config.batch.sequence) * tokens_per_second
-        return needed / (peak * self.mesh.devices.size)
+        try:
+            traffic = collective_traffic(self.step_program, mesh)
+        except UserError as error:
+            self.log(f"note: the bytes between sites are not known: {error}")
+            return None
+        return float(traffic.bytes_over("dc")) * (mesh.devices.size // mesh.shape["dc"])
 
-    def describe(self) -> str:
-        """The line that opens a run."""
-        parameters = quantity(parameter_count(self.config.model))
+    def describe(self) -> list[str]:
+        """Return the lines that open a run: its layout, and the choices made for the machine."""
+        model, mesh = self.config.model, self.plan.mesh
+        parameters = quantity(parameter_count(model))
         held = quantity(bytes_per_device(self.layouts), "B")
-        return f"{mesh_line(self.mesh)}; {parameters} parameters; {held} of state per device"
-
-    def describe_choices(self) -> str:
-        """The line after it: what was chosen for this machine."""
         attention = chosen_implementation(
             self.plan.policy.compute_dtype,
-            self.config.model.head_dim,
+            model.head_dim,
             packed=True,
             implementation=self.plan.attention,
-            platform=self.mesh.devices.flat[0].platform,
+            platform=platform_of(mesh),
         )
         reasons = [attention.reason, flags_in_force()]
         if self.plan.policy.recipe is not None:
-            reasons.insert(1, _fp8_backend(self.config, self.mesh).reason)
-        return "; ".join(reasons)
+            reasons.insert(1, _fp8_backend(self.config, mesh).reason)
+        return [
+            f"{mesh_line(mesh)}; {parameters} parameters; {held} of state per device",
+            "; ".join(reasons),
+        ]

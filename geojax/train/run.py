@@ -16,20 +16,20 @@ from geojax.cache import cache_folder
 from geojax.checkpoint import Checkpointer, RunDirectory
 from geojax.data import Corpus, Loader
 from geojax.errors import UserError
-from geojax.optim import layout
 from geojax.quantities import quantity
 from geojax.runtime.compilation import CompilationCounter
 from geojax.runtime.link_advice import advice_of_process
 from geojax.step.program import STEP_NAME
-from geojax.step.state import TrainState, with_own_sites, with_saved_sites
+from geojax.step.state import TrainState
 from geojax.topology import Topology
-from geojax.train.batches import rows_of_process
-from geojax.train.compiled_run import Program, make_run_mesh, step_plan
+from geojax.train.batches import sequences_of_process
+from geojax.train.compiled_run import CompiledRun, make_run_mesh, step_plan
 from geojax.train.config import RunConfig
 from geojax.train.metrics import MetricsWriter
 from geojax.train.report import Progress, draw_loss_curve, summary_table
-from geojax.train.sample import sample_texts, whole_weights
-from geojax.train.training_loop import Loop
+from geojax.train.sample import sample_texts
+from geojax.train.trainer import State, Trainer, TrainerFacts
+from geojax.train.training_loop import TrainingLoop
 
 
 def train(
@@ -69,20 +69,20 @@ def train(
             for line in advice_of_process(topology, everyone, jax.process_index(), os.environ):
                 print(line, flush=True)
         corpus = Corpus.open(config.data, progress=first)
-        loader = _open_loader(config, corpus, rows_of_process(plan, config.batch.rows))
+        loader = _open_loader(config, corpus, sequences_of_process(plan, config.batch.rows))
         compilations = stack.enter_context(CompilationCounter(STEP_NAME))
         with console.status("compiling the step"):
-            program = Program.build(config, plan)
+            trainer = CompiledRun.build(config, plan, console.print)
         # Where one compiled and another found it in the cache, they come far apart to the first
         # collective, and that dies after half a minute.
         runtime.barrier("compiled", timeout_seconds=config.watchdog.first_step_seconds)
-        console.print(f"geojax {geojax.__version__}: {program.describe()}")
-        console.print(program.describe_choices())
+        layout, *choices = trainer.describe()
+        console.print(f"geojax {geojax.__version__}: {layout}", *choices, sep="\n")
 
         checkpointer = stack.enter_context(_open_checkpoints(config, directory, console))
         metadata = _metadata(config, loader)
         state, start = _restore_or_start(
-            program, checkpointer, directory, metadata, console, require_checkpoint
+            trainer, checkpointer, directory, metadata, console, require_checkpoint
         )
         if start >= config.steps:
             console.print(
@@ -94,15 +94,16 @@ def train(
         # Some collectives die when their ranks come far apart: all compile, then meet.
         runtime.barrier("ready to train", timeout_seconds=config.watchdog.first_step_seconds)
         with contextlib.ExitStack() as training:
-            loop = Loop(
-                program=program,
+            loop = TrainingLoop(
+                trainer=trainer,
+                config=config,
                 loader=loader,
                 checkpointer=checkpointer,
                 writer=training.enter_context(MetricsWriter(directory, start)) if first else None,
                 progress=training.enter_context(Progress(console, config.steps, start)),
                 stop_signals=training.enter_context(runtime.StopSignals()),
                 watchdog=training.enter_context(runtime.Watchdog(config.watchdog)),
-                say=console.print,
+                log=console.print,
                 metadata=metadata,
                 compilations=compilations,
             )
@@ -117,7 +118,7 @@ def train(
             )
         else:
             seconds = (training_seconds, time.monotonic() - started)
-            _show_result(program, loop, state, corpus, directory, console, seconds)
+            _show_result(trainer, loop, state, corpus, directory, console, seconds)
     runtime.finish()
     return loop.exit_code
 
@@ -157,21 +158,19 @@ def _metadata(config: RunConfig, loader: Loader) -> dict[str, Any]:
 
 
 def _restore_or_start(
-    program: Program,
+    trainer: Trainer[State],
     checkpointer: Checkpointer,
     directory: RunDirectory,
     metadata: dict[str, Any],
     console: rich.console.Console,
     require_checkpoint: bool,
-) -> tuple[TrainState, int]:
+) -> tuple[State, int]:
     """The state to train from, and its step."""
     if not checkpointer.latest_steps():
         if require_checkpoint:
             raise UserError(f"{directory.path}: there is no checkpoint to resume from")
-        return program.initial_state(), 0
-    wanted = layout.abstract_whole(program.layouts, program.mesh)
-    whole, saved = checkpointer.restore(wanted, model=metadata["model"], adapt=with_saved_sites)
-    whole = with_own_sites(whole, wanted)
+        return trainer.initial_state(), 0
+    state, saved = trainer.restore(checkpointer, metadata["model"])
     step = int(saved["step"])
     console.print(f"resuming from step {step} in {directory.path}")
     if saved["data"] != metadata["data"]:
@@ -179,12 +178,12 @@ def _restore_or_start(
             "note: data, seed or batch differ from those of the checkpoint; the run goes on with "
             "the new ones from this step"
         )
-    return layout.pad(whole, program.layouts, program.mesh), step
+    return state, step
 
 
 def _show_result(
-    program: Program,
-    loop: Loop,
+    trainer: CompiledRun,
+    loop: TrainingLoop[TrainState],
     state: TrainState,
     corpus: Corpus,
     directory: RunDirectory,
@@ -192,8 +191,8 @@ def _show_result(
     seconds: tuple[float, float],
 ) -> None:
     """Sample, loss curve and summary; all processes gather the weights, the first one shows."""
-    config, step = program.config, int(state.step)
-    weights = whole_weights(state, program.layouts, program.plan) if config.sample.prompts else None
+    config, step = trainer.config, int(state.step)
+    weights = trainer.gather_full_params(state) if config.sample.prompts else None
     if jax.process_index() != 0:
         return
     curve = directory.path / "loss.png"
@@ -215,7 +214,7 @@ def _show_result(
                 "step compiled": "once"
                 if (count := loop.compilations.count) == 1
                 else f"{count} times",
-                "cross-site": f"{quantity(program.bytes_across_sites, 'B')} a step and direction",
+                **_bytes_over_dc(trainer.facts),
                 "loss curve": _shown(curve),
                 "metrics": f"{_shown(directory.metrics)}, tensorboard --logdir "
                 f"{_shown(directory.tensorboard)}",
@@ -225,14 +224,20 @@ def _show_result(
     )
 
 
-def _pace(loop: Loop, seconds: tuple[float, float]) -> dict[str, str]:
+def _pace(loop: TrainingLoop[Any], seconds: tuple[float, float]) -> dict[str, str]:
     if not loop.median_tokens_per_second:
         return {}
     pace = quantity(loop.median_tokens_per_second, "tokens/s")
     return {"trained": f"{seconds[0]:.0f} s of {seconds[1]:.0f} s, median {pace}"}
 
 
-def _validation_rows(loop: Loop) -> dict[str, str]:
+def _bytes_over_dc(facts: TrainerFacts) -> dict[str, str]:
+    if facts.bytes_over_dc is None:
+        return {}
+    return {"cross-site": f"{quantity(facts.bytes_over_dc, 'B')} a step and direction"}
+
+
+def _validation_rows(loop: TrainingLoop[Any]) -> dict[str, str]:
     rows = {}
     for name, points in loop.validation.items():
         (_, before), (_, after) = points[0], points[-1]

@@ -1,4 +1,4 @@
-"""Text that the trained model writes."""
+"""Sample text of the trained model."""
 
 from typing import Any
 
@@ -8,12 +8,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 from geojax.data import Tokenizer
 from geojax.models import ModelConfig, generate
 from geojax.step.plan import StepPlan
-from geojax.step.state import TrainState
 from geojax.train.config import SampleSettings
 
 
-def whole_weights(state: TrainState, layouts: TrainState, plan: StepPlan) -> Any:
-    """The weights in the compute dtype, whole, on this process's first device.
+def gather_full_params(shards: Any, layouts: Any, plan: StepPlan) -> Any:
+    """Return the weights in the compute dtype, unsharded, on this process's first device.
 
     A collective: every process calls it. The weights must fit on one device.
     """
@@ -21,19 +20,17 @@ def whole_weights(state: TrainState, layouts: TrainState, plan: StepPlan) -> Any
 
     def gather(shards: Any) -> Any:
         return jax.tree.map(
-            lambda leaf, place: place.trim(leaf.astype(plan.policy.compute_dtype)),
-            shards,
-            layouts.parameters,
+            lambda leaf, place: place.trim(leaf.astype(plan.policy.compute_dtype)), shards, layouts
         )
 
-    whole = jax.jit(gather, out_shardings=everywhere)(state.parameters)
+    whole = jax.jit(gather, out_shardings=everywhere)(shards)
     return jax.tree.map(lambda leaf: leaf.addressable_data(0), whole)
 
 
 def sample_texts(
     weights: Any, model: ModelConfig, tokenizer: Tokenizer, settings: SampleSettings, seed: int
 ) -> list[str]:
-    """One text for each prompt, the prompt included; a text ends with its document."""
+    """Continue each prompt to the end of the document; the texts include the prompts."""
     starts = [[tokenizer.bos_id, *tokenizer.encode(prompt)] for prompt in settings.prompts]
     written = generate(
         weights,

@@ -17,7 +17,7 @@ from geojax.step.plan import StepPlan
 from geojax.step.program import batch_specs, signals_on_mesh
 from geojax.step.state import TrainState, parameter_layouts
 from geojax.step.update import mean_over_targets, site_sums, sum_over_sites
-from geojax.train.batches import global_batch, rows_of_process
+from geojax.train.batches import global_batch, sequences_of_process
 
 
 def setting(family, precision):
@@ -103,7 +103,7 @@ def gradients_of_step(model, parameters, batch, dropout_key, plan, compiler_opti
     padded = jax.tree.map(lambda leaf, place: place.pad(leaf), parameters, layouts)
     shards = jax.device_put(padded, layout.shardings(layouts, plan.mesh))
     count = len(batch["row"])
-    share = rows_of_process(plan, count)
+    share = sequences_of_process(plan, count)
     rows = global_batch(plan, count, share, {name: leaf[share] for name, leaf in batch.items()})
     signals = jnp.zeros(signals_on_mesh(plan).shape)
     compiled = jax.jit(program, compiler_options=compiler_options)

@@ -24,7 +24,7 @@ from geojax.runtime import simulate_devices
 simulate_devices(8)
 
 from geojax.settings import validate
-from geojax.train.compiled_run import Program, make_run_mesh, step_plan
+from geojax.train.compiled_run import CompiledRun, make_run_mesh, step_plan
 from geojax.train.config import RunConfig
 
 MODEL = {
@@ -111,8 +111,8 @@ def canonical(text: str) -> str:
 def optimized_hlo(changes: dict) -> str:
     """The canonical optimized HLO of the training step that `changes` to the common config make."""
     config = validate(RunConfig, COMMON | changes, "golden")
-    program = Program.build(config, step_plan(config, make_run_mesh(config)))
-    return canonical(program.step.as_text())
+    program = CompiledRun.build(config, step_plan(config, make_run_mesh(config)))
+    return canonical(program.step_program.as_text())
 
 
 def main() -> int:

@@ -26,7 +26,7 @@ from geojax.step.state import (
     with_own_sites,
     with_saved_sites,
 )
-from geojax.train.batches import global_batch, global_signals, rows_of_process
+from geojax.train.batches import global_batch, global_signals, sequences_of_process
 
 ROWS, STEPS, HISTORY = 8, 3, 4
 OUTLIER_ROW = 5
@@ -91,7 +91,7 @@ class Run:
         """The losses of one row weigh much: what its rank sees going backwards is an outlier."""
         made = make_batch(model_of(self.mixture), seed=step, rows=ROWS)
         made["loss_mask"][OUTLIER_ROW] *= 100.0
-        return global_batch(self.plan, ROWS, rows_of_process(self.plan, ROWS), made)
+        return global_batch(self.plan, ROWS, sequences_of_process(self.plan, ROWS), made)
 
     def step(self, state, number):
         signals = global_signals(self.plan, {"stop": False, "save": False})

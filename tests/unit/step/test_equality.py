@@ -14,7 +14,7 @@ from geojax.precision import policy
 from geojax.step.plan import StepPlan
 from geojax.step.program import batch_shape, lower_step
 from geojax.step.state import initial_state, state_layouts
-from geojax.train.batches import global_batch, global_signals, rows_of_process
+from geojax.train.batches import global_batch, global_signals, sequences_of_process
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -62,7 +62,7 @@ def train(axes, steps, *, accumulation=1, wreck=(), schedule_steps=None):
         if step in wreck:
             batch["loss_mask"][5, 7] = np.nan
         signals = global_signals(plan, {"stop": step == 1, "save": False})
-        rows_on_mesh = global_batch(plan, ROWS, rows_of_process(plan, ROWS), batch)
+        rows_on_mesh = global_batch(plan, ROWS, sequences_of_process(plan, ROWS), batch)
         state, metrics = program(state, rows_on_mesh, signals, np.uint32(0))
         history.append(jax.device_get(metrics))
     return state, history

@@ -28,7 +28,7 @@ from geojax.step.state import (
     with_saved_sites,
 )
 from geojax.step.update import mean_over_targets
-from geojax.train.batches import global_batch, global_signals, rows_of_process
+from geojax.train.batches import global_batch, global_signals, sequences_of_process
 
 
 def mesh_of(axes):
@@ -89,7 +89,7 @@ def test_what_is_not_in_the_gradient_is_in_the_errors():
         padded = jax.tree.map(lambda leaf, place: place.pad(leaf), parameters, layouts)
         shards = jax.device_put(padded, layout.shardings(layouts, plan.mesh))
         rows = global_batch(
-            plan, len(batch["row"]), rows_of_process(plan, len(batch["row"])), batch
+            plan, len(batch["row"]), sequences_of_process(plan, len(batch["row"])), batch
         )
         signals = jnp.zeros(signals_on_mesh(plan).shape)
         compiled = jax.jit(program)
@@ -166,7 +166,7 @@ class Run:
             batch = make_batch(model_of("llama"), seed=step)
             if step == self.wreck:
                 batch["loss_mask"][5, 7] = 1e7  # leaves the range of float16 on one rank
-            rows = global_batch(self.plan, ROWS, rows_of_process(self.plan, ROWS), batch)
+            rows = global_batch(self.plan, ROWS, sequences_of_process(self.plan, ROWS), batch)
             state, metrics = self.program(state, rows, signals, np.uint32(0))
             states.append(jax.device_get(state))
             losses.append(float(metrics["loss"]))

@@ -19,7 +19,7 @@ from geojax.step.plan import StepPlan
 from geojax.step.program import batch_shape, lower_step
 from geojax.step.stage_layers import StagedLayers
 from geojax.step.state import initial_state, state_layouts
-from geojax.train.batches import global_batch, global_signals, rows_of_process
+from geojax.train.batches import global_batch, global_signals, sequences_of_process
 
 ROWS, SEQUENCE, HISTORY = 8, 32, 4
 RECIPE_ERROR = 0.059
@@ -73,7 +73,7 @@ def trained(backend, name, steps, axes, options):
     signals, losses = global_signals(plan, {"stop": False, "save": False}), []
     for step in range(steps):
         made = make_batch(MODEL, seed=step, rows=ROWS, sequence=SEQUENCE)
-        batch = global_batch(plan, ROWS, rows_of_process(plan, ROWS), made)
+        batch = global_batch(plan, ROWS, sequences_of_process(plan, ROWS), made)
         state, metrics = program(state, batch, signals, np.uint32(0))
         losses.append(float(metrics["loss"]))
     return losses, layout.trim(state, layouts, plan.mesh)

@@ -11,7 +11,7 @@ from geojax import make_mesh
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.step.program import batch_shape, lower_step
 from geojax.step.state import initial_state, state_layouts
-from geojax.train.batches import global_batch, global_signals, rows_of_process
+from geojax.train.batches import global_batch, global_signals, sequences_of_process
 from geojax.train.compiled_run import step_plan
 from geojax.train.config import RunConfig
 
@@ -72,7 +72,7 @@ def train(layout):
             # One token of one row, which one rank of one site holds, weighs so much that its
             # gradient leaves the range of float16; the loss, in float32, is a large number.
             batch["loss_mask"][5, 7] = 1e7
-        rows = global_batch(plan, ROWS, rows_of_process(plan, ROWS), batch)
+        rows = global_batch(plan, ROWS, sequences_of_process(plan, ROWS), batch)
         state, metrics = program(state, rows, signals, np.uint32(0))
         states.append(jax.device_get(state))
         history.append(jax.device_get(metrics))

@@ -16,7 +16,7 @@ from geojax.step.plan import StepPlan
 from geojax.step.program import batch_specs, signals_on_mesh
 from geojax.step.state import initial_state, state_layouts
 from geojax.step.update import SiteSums, apply_sums, site_sums, sum_over_sites, update_state
-from geojax.train.batches import global_batch, rows_of_process
+from geojax.train.batches import global_batch, sequences_of_process
 
 SITE = {"data": 2, "tensor": 2}
 SETTINGS = OptimizerSettings(warmup_steps=1)
@@ -56,7 +56,7 @@ class Trained:
 
     def on_mesh(self, batch):
         rows = len(batch["row"])
-        return global_batch(self.plan, rows, rows_of_process(self.plan, rows), batch)
+        return global_batch(self.plan, rows, sequences_of_process(self.plan, rows), batch)
 
     def signals(self):
         return np.ones(signals_on_mesh(self.plan).shape, np.float32)

@@ -33,7 +33,7 @@ from geojax.step.plan import SIGNALS, StepPlan
 from geojax.step.stage_layers import StagedLayers, stage_rows
 from geojax.step.state import parameter_layouts
 from geojax.step.update import sum_in_site, sum_scalars_over_sites, sum_signals
-from geojax.train.batches import global_batch, global_signals, rows_of_process
+from geojax.train.batches import global_batch, global_signals, sequences_of_process
 
 V_SHAPED = StagedLayers(Placement(2, (0, 1, 1, 0)), (1, 2, 1, 1))
 INTERLEAVED = StagedLayers(Placement(4, (0, 1, 0, 1, 2, 3)), (1, 1, 1, 1, 2, 1))
@@ -243,7 +243,7 @@ def test_stages_of_a_pipeline_see_the_same_rows(role, shares):
     case = Case({"dc": 2, "stage": 2, "data": 2}, one_chunk_each(*[1] * stages), role)
     plan, model = plan_and_model(case)
     batch = make_batch(model)
-    on_mesh = global_batch(plan, 24, rows_of_process(plan, 24), batch)
+    on_mesh = global_batch(plan, 24, sequences_of_process(plan, 24), batch)
     np.testing.assert_array_equal(on_mesh["tokens"], batch["tokens"])
     held = {shard.data.shape for shard in on_mesh["tokens"].addressable_shards}
     assert held == {(24 // shares, 32)}

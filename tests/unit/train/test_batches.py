@@ -6,13 +6,13 @@ from geojax import make_mesh
 from geojax.models.parallel.sequence_order import column_order
 from geojax.precision import policy
 from geojax.step.plan import SIGNALS, StepPlan
-from geojax.train.batches import global_batch, global_signals, rows_of_process
+from geojax.train.batches import global_batch, global_signals, sequences_of_process
 
 
 @pytest.mark.parametrize("axes", [{"data": 8}, {"dc": 2, "data": 4}, {"dc": 4, "expert": 2}])
 def test_a_batch_arrives_whole_and_in_order(axes):
     plan = StepPlan(make_mesh(**axes), policy("fp32"))
-    rows = rows_of_process(plan, 16)
+    rows = sequences_of_process(plan, 16)
     assert rows == list(range(16)), "one process holds every row"
     local = {"tokens": np.arange(16 * 3).reshape(16, 3), "row": np.arange(16)}
     batch = global_batch(plan, 16, rows, local)
@@ -25,7 +25,7 @@ def test_a_batch_arrives_whole_and_in_order(axes):
 def test_ranks_that_share_rows_hold_their_columns(method):
     plan = StepPlan(make_mesh(data=2, context=4), policy("fp32"), context_method=method)
     local = {"tokens": np.arange(4 * 16).reshape(4, 16), "row": np.arange(4)}
-    batch = global_batch(plan, 4, rows_of_process(plan, 4), local)
+    batch = global_batch(plan, 4, sequences_of_process(plan, 4), local)
     order = column_order(16, plan.parallelism)
     np.testing.assert_array_equal(batch["tokens"], local["tokens"][:, order])
     assert {shard.data.shape for shard in batch["tokens"].addressable_shards} == {(2, 4)}

@@ -1,0 +1,94 @@
+"""The trainer: what computes the steps of a run, as the training loop sees it."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from geojax.checkpoint import Checkpointer
+
+State = TypeVar("State")
+
+Batch = Mapping[str, np.ndarray]
+"""This process's sequences of a global batch: arrays [sequences, ...] by name."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainerFacts:
+    """Facts about every step of a trainer, for the log."""
+
+    tokens_per_step: int
+    """Tokens of a global batch, padding included."""
+
+    flops_per_token: float
+    """Model FLOPs, forwards and backwards; what is computed again does not count."""
+
+    peak_flops: float | None = None
+    """FLOP/s of all devices together in the compute dtype; None where they are not known."""
+
+    bytes_over_dc: float | None = None
+    """Bytes that all devices of a site send to other sites in a step; None of one site, and where
+    they are not known."""
+
+    def model_flops_utilization(self, tokens_per_second: float) -> float | None:
+        """Return the share of the peak that goes into the model; None without a known peak."""
+        if not self.peak_flops:
+            return None
+        return self.flops_per_token * tokens_per_second / self.peak_flops
+
+
+class Trainer(Protocol[State]):
+    """One way to run a config: on one mesh over all sites, say.
+
+    All processes of a run call its methods together and in the same order.
+    """
+
+    @property
+    def facts(self) -> TrainerFacts:
+        """Facts for the log."""
+        ...
+
+    def initial_state(self) -> State:
+        """Return the state before the first step."""
+        ...
+
+    def step(
+        self, state: State, batch: Batch, requests: Mapping[str, bool]
+    ) -> tuple[State, Mapping[str, Any]]:
+        """Start a step; it may still run when this returns.
+
+        Args:
+            state: it is used up.
+            batch: this process's sequences.
+            requests: whether this process asks all of them to "stop" or to "save".
+
+        Returns:
+            The next state and the step's metrics: scalars, the same on every process, with the
+            number of processes that ask for each of the requests.
+        """
+        ...
+
+    def evaluate(self, state: State, batch: Batch) -> Any:
+        """Return [sum of losses, number of targets] of a batch, the same on every process."""
+        ...
+
+    def save(
+        self, checkpointer: Checkpointer, step: int, state: State, metadata: Mapping[str, Any]
+    ) -> None:
+        """Save the state as the checkpoint of `step`, in the background."""
+        ...
+
+    def restore(
+        self, checkpointer: Checkpointer, model: Mapping[str, Any]
+    ) -> tuple[State, dict[str, Any]]:
+        """Return the state of the newest checkpoint and the metadata that it was saved with.
+
+        Args:
+            checkpointer: the run's checkpoints.
+            model: the model's config, which must be that of the checkpoint.
+
+        Raises:
+            UserError: there is no checkpoint, or not of this model.
+        """
+        ...

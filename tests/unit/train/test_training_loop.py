@@ -1,0 +1,219 @@
+"""The training loop on a trainer of plain numbers: no mesh, no plan, no compiled program."""
+
+import contextlib
+import io
+import os
+import signal
+import types
+
+import numpy as np
+import pytest
+import rich.console
+from support.small_models import model_of
+
+from geojax.errors import RunError
+from geojax.runtime import StopSignals, Watchdog, WatchdogSettings
+from geojax.train.config import RunConfig
+from geojax.train.report import Progress
+from geojax.train.trainer import Trainer, TrainerFacts
+from geojax.train.training_loop import TrainingLoop
+
+STEPS = 10
+
+
+class CountingTrainer:
+    """The state is the number of steps done; hooks stand for what happens during a step."""
+
+    facts = TrainerFacts(
+        tokens_per_step=1000, flops_per_token=6.0, peak_flops=1e6, bytes_over_dc=2e6
+    )
+
+    def __init__(self):
+        self.batches = []
+        self.evaluated = []
+        self.during = {}
+        self.skipped_from = None
+        self.loss_scale = None
+
+    def initial_state(self):
+        return 0
+
+    def step(self, state, batch, requests):
+        done = state + 1
+        self.batches.append(int(batch["row"][0]))
+        requests = dict(requests)
+        if done in self.during:
+            self.during[done]()
+        skipped = 0 if self.skipped_from is None else max(0, done - self.skipped_from + 1)
+        metrics = {
+            "loss": np.float32(5 - 0.1 * done),
+            "gradient_norm": np.float32(1),
+            "learning_rate": np.float32(0.1),
+            "targets": np.float32(900),
+            "skipped": np.int32(skipped),
+            "skipped_in_a_row": np.int32(skipped),
+            **{name: np.float32(asked) for name, asked in requests.items()},
+        }
+        if self.loss_scale is not None:
+            metrics["loss_scale"] = np.float32(self.loss_scale)
+        return done, metrics
+
+    def evaluate(self, state, batch):
+        self.evaluated.append(state)
+        return np.array([2.0 * len(batch["row"]), len(batch["row"])])
+
+    def save(self, checkpointer, step, state, metadata):
+        checkpointer.save(step, state, metadata)
+
+    def restore(self, checkpointer, model):
+        raise NotImplementedError
+
+
+class Checkpoints:
+    """A checkpointer that keeps its checkpoints in a dictionary."""
+
+    def __init__(self, every=4):
+        self.every = every
+        self.asked = False
+        self.saved = {}
+
+    def due(self):
+        asked, self.asked = self.asked, False
+        return asked
+
+    def should_save(self, step):
+        return step % self.every == 0
+
+    def save(self, step, state, metadata):
+        assert state == step
+        self.saved[step] = metadata
+
+
+class Sequences:
+    """A loader of batches that know their step, and two validation sets."""
+
+    validation_names = ("near", "far")
+
+    def iterate(self, start):
+        while True:
+            yield {"row": np.array([start])}
+            start += 1
+
+    def validation(self, name):
+        return [{"row": np.arange(3)}, {"row": np.arange(1)}]
+
+
+class Lines:
+    def __init__(self):
+        self.lines = []
+
+    def write(self, step, values):
+        self.lines.append((step, values))
+
+
+@contextlib.contextmanager
+def loop_of(trainer: Trainer, checkpoints=None, **changes):
+    config = RunConfig(
+        run_directory="unused",
+        steps=STEPS,
+        model=model_of("llama"),
+        data={},
+        batch={"rows": 8, "sequence": 32},
+        evaluation={"every_steps": 4},
+        skip_limit=3,
+        **changes,
+    )
+    text = io.StringIO()
+    console = rich.console.Console(file=text, soft_wrap=True)
+    with StopSignals() as stop, Watchdog(WatchdogSettings()) as watchdog:
+        loop = TrainingLoop(
+            trainer=trainer,
+            config=config,
+            loader=Sequences(),
+            checkpointer=checkpoints or Checkpoints(),
+            writer=Lines(),
+            progress=Progress(console, STEPS, 0),
+            watchdog=watchdog,
+            stop_signals=stop,
+            log=console.print,
+            metadata={"data": "of this run"},
+            compilations=types.SimpleNamespace(count=1),
+        )
+        loop.text = text
+        yield loop
+
+
+def test_a_run_takes_each_batch_once_and_records_each_step():
+    trainer = CountingTrainer()
+    with loop_of(trainer) as loop:
+        assert loop.run(trainer.initial_state(), 0) == STEPS
+    assert trainer.batches == list(range(STEPS))
+    steps = [values for _, values in loop.writer.lines if "loss" in values]
+    assert [step for step, values in loop.writer.lines if "loss" in values] == list(range(1, 11))
+    assert all(values["mfu"] > 0 and values["compilations"] == 1 for values in steps)
+    assert "loss_scale" not in steps[0]
+    assert "cross-site 2 MB/step" in loop.text.getvalue()
+    assert loop.exit_code == 0
+
+
+def test_a_resumed_run_takes_the_batches_that_follow_without_a_validation_first():
+    trainer = CountingTrainer()
+    with loop_of(trainer) as loop:
+        assert loop.run(7, 7) == STEPS
+    assert trainer.batches == [7, 8, 9]
+    assert set(trainer.evaluated) == {8, 10}
+
+
+def test_intervals_say_when_to_validate_and_to_save():
+    trainer = CountingTrainer()
+    with loop_of(trainer, Checkpoints(every=3)) as loop:
+        loop.run(0, 0)
+    assert sorted(loop.checkpointer.saved) == [3, 6, 9, 10]
+    assert loop.checkpointer.saved[3] == {"data": "of this run"}
+    assert sorted(set(trainer.evaluated)) == [0, 4, 8, 10]
+
+
+def test_validation_is_the_mean_over_the_targets_of_all_batches():
+    with loop_of(CountingTrainer()) as loop:
+        loop.run(0, 0)
+    assert loop.validation["near"] == [(step, 2.0) for step in (0, 4, 8, 10)]
+    assert (4, {"validation/far": 2.0}) in loop.writer.lines
+
+
+def test_a_save_that_is_due_by_time_follows_the_step_that_asked():
+    trainer = CountingTrainer()
+    with loop_of(trainer, Checkpoints(every=100)) as loop:
+        trainer.during[5] = lambda: setattr(loop.checkpointer, "asked", True)
+        loop.run(0, 0)
+    # The step after asks; its answer is read when another one is in flight.
+    assert sorted(loop.checkpointer.saved) == [7, 10]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_stops_the_run_and_saves_it(number, code):
+    trainer = CountingTrainer()
+    trainer.during[5] = lambda: os.kill(os.getpid(), number)
+    with loop_of(trainer, Checkpoints(every=100)) as loop:
+        done = loop.run(0, 0)
+    assert 6 <= done < STEPS
+    assert sorted(loop.checkpointer.saved) == [done]
+    assert loop.stopped_early
+    assert loop.exit_code == code
+
+
+def test_skipped_steps_in_a_row_end_the_run():
+    trainer = CountingTrainer()
+    trainer.skipped_from = 4
+    with loop_of(trainer) as loop, pytest.raises(RunError, match="not finite for 3 steps in a row"):
+        loop.run(0, 0)
+    assert "step 4: the loss or the gradient is not finite; the step is skipped" in (
+        loop.text.getvalue()
+    )
+
+
+def test_skipped_steps_do_not_end_the_run_while_the_loss_scale_can_fall():
+    trainer = CountingTrainer()
+    trainer.skipped_from, trainer.loss_scale = 4, 8.0
+    with loop_of(trainer, precision="fp16") as loop:
+        assert loop.run(0, 0) == STEPS
+    assert "at a loss scale of 2^3" in loop.text.getvalue()
