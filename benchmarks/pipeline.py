@@ -46,7 +46,7 @@ from geojax import make_mesh
 from geojax.models import ModelConfig, parameter_count
 from geojax.models.chunk.remat import Remat
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
-from geojax.pipeline import TICK_SCHEDULES, Placement, tick_table
+from geojax.pipeline import SCHEDULES, tick_table
 from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.precision import policy
 from geojax.runtime import simulate_devices
@@ -141,10 +141,8 @@ def without_pipeline(work: Work) -> StepPlan:
 
 def pipeline(work: Work, name: str, *, branch_free: bool) -> StepPlan:
     """The schedule of that name through both sites."""
-    if name == "interleaved":
-        placement = Placement.interleaved([STAGES_PER_SITE] * SITES, 2)
-    else:
-        placement = Placement.vee(STAGES) if name == "zbv" else Placement.linear(STAGES)
+    entry = SCHEDULES[name]
+    placement = entry.placement([STAGES_PER_SITE] * SITES, entry.virtual_stages or 2)
     sites = [stage // STAGES_PER_SITE for stage in placement.stage_of]
     hops = [1 if a == b else HOP_TICKS for a, b in itertools.pairwise(sites)]
     table = tick_table(name, placement, work.microbatches, hops)
@@ -163,7 +161,7 @@ def pipeline(work: Work, name: str, *, branch_free: bool) -> StepPlan:
 def plans(work: Work) -> dict[str, StepPlan]:
     """All sides but the one without a pipeline, by name."""
     sides = {"branch_free": pipeline(work, "branch_free", branch_free=True)}
-    for name in TICK_SCHEDULES:
+    for name in SCHEDULES:
         label = "branch_free, with branches" if name == "branch_free" else name
         sides[label] = pipeline(work, name, branch_free=False)
     return sides

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+from geojax.pipeline import SCHEDULES
 from geojax.train.config import CommunicationSettings
 from wan_sides.work import MICROBATCHES, MODEL, ROWS, SEQUENCE, parameter_count
 
@@ -116,37 +117,27 @@ def _torch_data() -> list[Contestant]:
     ]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Schedule:
-    name: str
-    options: dict[str, int] = dataclasses.field(default_factory=dict)
-    quick: bool = True
-
-
-SCHEDULES = (
-    _Schedule("branch_free"),
-    _Schedule("gpipe"),
-    _Schedule("1f1b"),
-    _Schedule("geopipe", {"hop_ticks": 2}, quick=False),
-    _Schedule("latency_hiding", {"hop_ticks": 2}),
-    _Schedule("zero_bubble_h1", quick=False),
-    _Schedule("zero_bubble_h2", quick=False),
-    _Schedule("zbv", {"virtual_stages": 2}, quick=False),
-    _Schedule("interleaved", {"virtual_stages": 2}),
-)
-"""geojax's schedules of two sites with a stage each."""
+HOP_TICKS = {"geopipe": 2, "latency_hiding": 2, "latency_hiding_split": 2}
+QUICK_SCHEDULES = ("branch_free", "gpipe", "1f1b", "latency_hiding", "interleaved")
 
 
 def _geojax_stage() -> list[Contestant]:
+    """geojax's schedules of two sites with a stage each."""
     return [
         Contestant(
-            f"geojax {schedule.name}",
+            f"geojax {name}",
             "geojax_side",
             "stage",
-            {"pipeline": {"schedule": schedule.name} | schedule.options},
-            quick=schedule.quick,
+            {
+                "pipeline": {
+                    "schedule": name,
+                    "virtual_stages": entry.virtual_stages or 2,
+                    "hop_ticks": HOP_TICKS.get(name, 1),
+                }
+            },
+            quick=name in QUICK_SCHEDULES,
         )
-        for schedule in SCHEDULES
+        for name, entry in SCHEDULES.items()
     ]
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from rich.console import Console
@@ -18,6 +18,7 @@ from geojax.cli.simulated_pipeline import (
     topology_of,
 )
 from geojax.errors import UserError
+from geojax.pipeline.registry import SCHEDULES
 
 if TYPE_CHECKING:
     from geojax.pipeline.simulation.compare import Comparison
@@ -30,7 +31,7 @@ _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 
 @dataclasses.dataclass(frozen=True)
 class SimulateCommand:
-    """Compare all pipeline schedules for CONFIG: through all of its sites or inside each one, as
+    """Compare pipeline schedules for CONFIG: through all of its sites or inside each one, as
     dc.role says.
 
     Times follow from the model's operations, the accelerators' peaks and the links of the topology,
@@ -68,6 +69,16 @@ class SimulateCommand:
     stage_times: Path | None = None
     """Instead of these: what `geojax probe` has measured of the model's pieces (a YAML file)."""
 
+    schedules: Annotated[
+        tuple[str, ...],
+        tyro.conf.arg(
+            metavar="NAME",
+            help="The schedules to compare; default: all of "
+            + " ".join(f"{entry.name} ({entry.description})" for entry in SCHEDULES.values()),
+        ),
+    ] = ()
+    """The schedules to compare; none: all."""
+
     output: Path | None = None
     """Folder of the pictures and the trace; default: simulation in the run directory."""
 
@@ -89,7 +100,12 @@ def run(command: SimulateCommand, overrides: Sequence[str]) -> int:
     limit, microbatches = options.memory_limit, options.microbatches
     with console.status("simulating the schedules"):
         comparison = compare(
-            staged, microbatches, limit, options.chunks_per_stage, given_hop_ticks(config)
+            staged,
+            microbatches,
+            limit,
+            options.chunks_per_stage,
+            given_hop_ticks(config),
+            command.schedules,
         )
     console.print(_assumed(config, sites, staged))
     console.print(_heading(staged, options))

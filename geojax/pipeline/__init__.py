@@ -3,17 +3,17 @@
 Nothing here imports JAX; `geojax.pipeline.execution` does.
 """
 
-from geojax.pipeline.generators import TICK_SCHEDULES as TICK_SCHEDULES
-from geojax.pipeline.generators import best_tick_table as best_tick_table
 from geojax.pipeline.generators import geopipe as geopipe
 from geojax.pipeline.generators import gpipe as gpipe
 from geojax.pipeline.generators import interleaved as interleaved
 from geojax.pipeline.generators import latency_hiding as latency_hiding
 from geojax.pipeline.generators import one_forward_one_backward as one_forward_one_backward
-from geojax.pipeline.generators import tick_table as tick_table
 from geojax.pipeline.generators import zbv as zbv
 from geojax.pipeline.generators import zero_bubble_h1 as zero_bubble_h1
 from geojax.pipeline.generators import zero_bubble_h2 as zero_bubble_h2
+from geojax.pipeline.registry import SCHEDULES as SCHEDULES
+from geojax.pipeline.registry import ScheduleEntry as ScheduleEntry
+from geojax.pipeline.registry import schedule_entry as schedule_entry
 from geojax.pipeline.schedule import Action as Action
 from geojax.pipeline.schedule import Kind as Kind
 from geojax.pipeline.schedule import Placement as Placement
@@ -26,6 +26,8 @@ from geojax.pipeline.simulation.simulator import simulate as simulate
 from geojax.pipeline.simulation.timeline import Message as Message
 from geojax.pipeline.simulation.timeline import Span as Span
 from geojax.pipeline.simulation.timeline import Timeline as Timeline
+from geojax.pipeline.tick_tables import best_tick_table as best_tick_table
+from geojax.pipeline.tick_tables import tick_table as tick_table
 from geojax.pipeline.validate import Invariant as Invariant
 from geojax.pipeline.validate import ScheduleError as ScheduleError
 from geojax.pipeline.validate import validate as validate

@@ -4,9 +4,10 @@ import itertools
 
 from geojax.errors import UserError
 from geojax.pipeline.execution.tick_program import TickProgram
-from geojax.pipeline.generators import tick_table
-from geojax.pipeline.schedule import Placement, TickTable
+from geojax.pipeline.registry import schedule_entry
+from geojax.pipeline.schedule import TickTable
 from geojax.pipeline.simulation.model_costs import layers_by_operations
+from geojax.pipeline.tick_tables import tick_table
 from geojax.step.stage_layers import StagedLayers
 from geojax.train.config import RunConfig
 
@@ -16,12 +17,8 @@ def staged_layers(config: RunConfig) -> StagedLayers | None:
     settings, stages = config.pipeline, config.pipeline_stages
     if stages == 1:
         return None
-    if settings.schedule == "zbv":
-        placement = Placement.vee(stages)
-    else:
-        placement = Placement.interleaved(
-            [config.mesh.stage] * config.pipeline_sites, settings.virtual_stages
-        )
+    sites = [config.mesh.stage] * config.pipeline_sites
+    placement = schedule_entry(settings.schedule).placement(sites, settings.virtual_stages)
     layers = settings.layers or layers_by_operations(
         config.model, config.batch.sequence, placement.chunks, config.remat
     )
@@ -53,7 +50,7 @@ def tick_program(config: RunConfig, staged: StagedLayers, platform: str) -> Tick
         UserError: there is no such table, or devices of `platform` cannot run it.
     """
     table = pipeline_ticks(config, staged)
-    branch_free = config.pipeline.schedule == "branch_free"
+    branch_free = schedule_entry(config.pipeline.schedule).branch_free
     uneven = len(set(staged.layers_per_chunk)) > 1
     ring = config.mesh.context > 1 and config.parallelism.context_method == "ring"
     if platform == "cpu" and ring and (uneven or not branch_free):

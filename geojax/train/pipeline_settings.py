@@ -1,34 +1,16 @@
 """How a run uses pipeline stages: its settings, and whether they fit the mesh and the model."""
 
-from typing import Literal
+from typing import Annotated
 
 import pydantic
 
 from geojax.errors import UserError
+from geojax.pipeline.registry import schedule_entry, schedules_with
 from geojax.settings import Settings
 from geojax.step.plan import DcRole
 
-ScheduleName = Literal[
-    "branch_free",
-    "gpipe",
-    "1f1b",
-    "interleaved",
-    "zero_bubble_h1",
-    "zero_bubble_h2",
-    "zbv",
-    "geopipe",
-    "latency_hiding",
-]
-
-_ONE_CHUNK_A_STAGE = (
-    "branch_free",
-    "gpipe",
-    "1f1b",
-    "zero_bubble_h1",
-    "zero_bubble_h2",
-    "geopipe",
-    "latency_hiding",
-)
+ScheduleName = Annotated[str, pydantic.AfterValidator(lambda name: schedule_entry(name).name)]
+"""The name of an entry in `geojax.pipeline.registry`."""
 
 
 class DcSettings(Settings):
@@ -62,12 +44,12 @@ class PipelineSettings(Settings):
 
     @pydantic.model_validator(mode="after")
     def _schedule_takes_the_chunks(self) -> "PipelineSettings":
-        if self.schedule == "zbv" and self.virtual_stages != 2:
-            raise ValueError(f"schedule zbv requires virtual_stages=2; got {self.virtual_stages}")
-        if self.schedule in _ONE_CHUNK_A_STAGE and self.virtual_stages != 1:
+        needed = schedule_entry(self.schedule).virtual_stages
+        if needed not in (None, self.virtual_stages):
             raise ValueError(
-                f"schedule {self.schedule} requires virtual_stages=1; got {self.virtual_stages}. "
-                "Remove virtual_stages, or choose interleaved or zbv"
+                f"schedule {self.schedule} requires virtual_stages={needed}; got "
+                f"{self.virtual_stages}, which {', '.join(schedules_with(self.virtual_stages))} "
+                "can have"
             )
         return self
 

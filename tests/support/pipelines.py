@@ -17,7 +17,7 @@ from support.small_models import FAMILIES, make_batch
 from geojax import make_mesh
 from geojax.models import ModelConfig, loss_sum
 from geojax.models.parameters import parameter_shapes
-from geojax.pipeline import Placement, tick_table
+from geojax.pipeline import SCHEDULES, Placement, tick_table
 from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.precision import policy
 from geojax.step.gradients import step_gradients
@@ -30,11 +30,8 @@ DEVICES, ROWS, SEQUENCE, MICROBATCHES = 8, 24, 16, 6
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 """Each program runs once: what is spent on its machine code is lost. (XLA's passes stay.)"""
 
-WHOLE = ("branch_free", "gpipe", "1f1b", "geopipe", "interleaved", "latency_hiding")
-SPLIT = ("zero_bubble_h1", "zero_bubble_h2", "zbv", "latency_hiding_split")
-"""Schedules whose gradients of weights are actions of their own."""
 FACTORS = {
-    "schedule": (*WHOLE, *SPLIT),
+    "schedule": tuple(sorted(SCHEDULES, key=lambda name: SCHEDULES[name].split_backward)),
     "sites": ("2 sites", "3 sites", "in each"),
     "hop_ticks": (1, 2, 3),
     "tensor": ("", "tensor", "sequence"),
@@ -88,7 +85,7 @@ class Case:
         """Why there is no such pipeline; None if there is."""
         if self.axes is None:
             return f"more than {DEVICES} devices"
-        if self.schedule in SPLIT and not self.branches:
+        if SCHEDULES[self.schedule].split_backward and not self.branches:
             return "split backwards take branches"
         if self.branches and self.schedule == "branch_free":
             return "with branches it is geopipe"
@@ -160,15 +157,7 @@ class Case:
         return None
 
     def program(self, microbatches: int = MICROBATCHES) -> TickProgram:
-        split = self.schedule == "latency_hiding_split"
-        table = tick_table(
-            "latency_hiding" if split else self.schedule,
-            self.placement,
-            microbatches,
-            self.hops,
-            self.limit,
-            split_backward=split,
-        )
+        table = tick_table(self.schedule, self.placement, microbatches, self.hops, self.limit)
         return TickProgram.of(table, branch_free=not self.branches)
 
     def plan(self, precision: str, microbatches: int = MICROBATCHES) -> StepPlan:

@@ -2,9 +2,6 @@
 
 from geojax.pipeline.generators.interleaved import interleaved as interleaved
 from geojax.pipeline.generators.latency_hiding import latency_hiding as latency_hiding
-from geojax.pipeline.generators.tick_orders import TICK_SCHEDULES as TICK_SCHEDULES
-from geojax.pipeline.generators.tick_tables import best_tick_table as best_tick_table
-from geojax.pipeline.generators.tick_tables import tick_table as tick_table
 from geojax.pipeline.generators.warmup import geopipe as geopipe
 from geojax.pipeline.generators.warmup import gpipe as gpipe
 from geojax.pipeline.generators.warmup import one_forward_one_backward as one_forward_one_backward

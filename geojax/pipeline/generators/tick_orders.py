@@ -1,161 +1,134 @@
-"""The orders that tables of ticks are made of, for each name of a schedule."""
+"""Orders for stages that work in lock-step, in the units of their ticks."""
 
+import dataclasses
 from collections.abc import Sequence
 
-from geojax.errors import UserError
 from geojax.pipeline.generators.greedy import greedy
 from geojax.pipeline.generators.latency_hiding import limit_spreads, with_split_backward
 from geojax.pipeline.generators.paired import paired_greedy, paired_interleaved
 from geojax.pipeline.generators.warmup import with_warmups
 from geojax.pipeline.generators.zero_bubble import zero_bubble_h1, zero_bubble_h2
-from geojax.pipeline.generators.zero_bubble_v import zbv
 from geojax.pipeline.schedule import Placement, Schedule
 from geojax.pipeline.simulation.costs import Costs, Hop
 from geojax.pipeline.ticks import Packing
 
-TICK_SCHEDULES = (
-    "branch_free",
-    "gpipe",
-    "1f1b",
-    "geopipe",
-    "interleaved",
-    "zero_bubble_h1",
-    "zero_bubble_h2",
-    "zbv",
-    "latency_hiding",
-)
-"""The names that `tick_table` takes."""
 
-_SPLIT = ("zero_bubble_h1", "zero_bubble_h2", "zbv")
+@dataclasses.dataclass(frozen=True)
+class TickRequest:
+    """A pipeline whose stages work in lock-step, in ticks of one packing.
 
-
-def splits_backward(name: str, asked: bool) -> bool:
-    """Whether the schedule of that name splits backwards, as latency_hiding does where asked to.
-
-    Raises:
-        UserError: no schedule has that name, or it is asked of another one.
+    A round is the time that passes one microbatch: a tick, or as many ticks as there are kinds.
     """
-    if name not in TICK_SCHEDULES:
-        raise UserError(f"no schedule is called '{name}': take one of {', '.join(TICK_SCHEDULES)}")
-    if asked and name != "latency_hiding":
-        raise UserError(f"split_backward is for latency_hiding; '{name}' says itself what it does")
-    return asked or name in _SPLIT
 
+    placement: Placement
+    microbatches: int
+    packing: Packing
+    hop_ticks: tuple[int, ...]
+    """From each chunk to its successor."""
 
-def tick_orders(
-    name: str,
-    placement: Placement,
-    microbatches: int,
-    packing: Packing,
-    hop_ticks: Sequence[int],
-    return_ticks: Sequence[int],
-    limit: int | None,
-    *,
-    split: bool,
-) -> list[Schedule]:
-    """The orders of that name that may do well in ticks of one packing; some hold too much.
+    return_ticks: tuple[int, ...]
+    """From each chunk's successor back to it."""
 
-    Arguments are those of `tick_table`.
+    limit: int | None
+    """The most (microbatch, chunk) pairs that a stage may hold; None: any number."""
 
-    Raises:
-        UserError: the placement is not one that the schedule can have, or the microbatches are too
-            few for it.
-    """
-    stages = placement.stages
-    if name == "zbv":
-        _require(name, placement, Placement.vee(stages))
-    elif name != "interleaved":
-        _require(name, placement, Placement.linear(stages))
-    cap = microbatches if limit is None else limit
-    rounds = _Rounds(packing, 3 if split else 2)
-    there, back = (rounds.of(ticks) for ticks in (hop_ticks, return_ticks))
-    ones = [1] * len(there)
-    run_ahead = _ahead(rounds, hop_ticks, return_ticks, microbatches, cap)
-    as_if_near = _ahead(rounds, ones, ones, microbatches, cap)
-    match name:
-        case "interleaved":
-            return [paired_interleaved(placement, microbatches, list(map(max, there, back)))]
-        case "zbv":
-            return [zbv(stages, microbatches)]
-        case "zero_bubble_h1":
-            return [zero_bubble_h1(stages, microbatches)]
-        case "zero_bubble_h2":
-            return [zero_bubble_h2(stages, microbatches)]
-        case "gpipe":
-            return [with_warmups(name, [microbatches] * stages, microbatches)]
-        case "branch_free":
-            return [_ahead(rounds, hop_ticks, return_ticks, microbatches, microbatches)]
-        case "1f1b":
-            return [as_if_near]
-        case "geopipe":
-            return [run_ahead]
-    if packing is Packing.SINGLE:
-        found = _greedy(hop_ticks, microbatches, cap, split)
-    elif split:
-        found = []
-    else:
-        spreads = limit_spreads(_unit_costs(there, 0.0), cap)
-        found = [paired_greedy(microbatches, there, back, limits) for limits in spreads]
-    if not split:
-        return [as_if_near, run_ahead, *found]
-    handmade = [zero_bubble_h1(stages, microbatches), zero_bubble_h2(stages, microbatches)]
-    return [*handmade, with_split_backward(run_ahead), *found]
+    split_backward: bool
 
+    @property
+    def most_in_flight(self) -> int:
+        """The most microbatches that a stage may hold, in numbers."""
+        return self.microbatches if self.limit is None else self.limit
 
-class _Rounds:
-    """A round is what passes one microbatch: a tick, or as many as there are kinds."""
+    @property
+    def hop_rounds(self) -> list[int]:
+        """Rounds from a forward to the next stage's, over each hop; at least one each."""
+        return self._rounds(self.hop_ticks)
 
-    def __init__(self, packing: Packing, kinds: int) -> None:
-        self._ticks = 1 if packing is Packing.TOGETHER else kinds
-        self._single = packing is Packing.SINGLE
+    @property
+    def return_rounds(self) -> list[int]:
+        """Rounds from a backward to the previous stage's, over each hop; at least one each."""
+        return self._rounds(self.return_ticks)
 
-    def of(self, ticks: Sequence[int]) -> list[int]:
-        """The rounds from an action to the next stage's, over each hop; at least one each."""
-        return [-(-count // self._ticks) for count in ticks]
-
-    def there_and_back(self, hop_ticks: Sequence[int], return_ticks: Sequence[int]) -> list[int]:
-        """For each hop, the microbatches that pass while a message and its answer cross it."""
-        if self._single:  # forwards and backwards wait for no turn of theirs
-            pairs = zip(hop_ticks, return_ticks, strict=True)
+    def round_trips(self) -> list[int]:
+        """Count for each hop the microbatches that pass while a message and its answer cross it."""
+        if self.packing is Packing.SINGLE:  # forwards and backwards wait for no turn of theirs
+            pairs = zip(self.hop_ticks, self.return_ticks, strict=True)
             return [-(-(there + back) // 2) for there, back in pairs]
-        pairs = zip(self.of(hop_ticks), self.of(return_ticks), strict=True)
-        return [there + back for there, back in pairs]
+        return list(map(sum, zip(self.hop_rounds, self.return_rounds, strict=True)))
+
+    def _rounds(self, ticks: Sequence[int]) -> list[int]:
+        kinds = 3 if self.split_backward else 2
+        ticks_per_round = 1 if self.packing is Packing.TOGETHER else kinds
+        return [-(-count // ticks_per_round) for count in ticks]
 
 
-def _require(name: str, placement: Placement, wanted: Placement) -> None:
-    if placement != wanted:
-        raise UserError(
-            f"the schedule '{name}' puts its chunks on the stages "
-            f"{', '.join(map(str, wanted.stage_of))}, not on "
-            f"{', '.join(map(str, placement.stage_of))}"
-        )
+def branch_free(request: TickRequest) -> list[Schedule]:
+    """Run forwards ahead for the whole round trip, whatever a stage then holds."""
+    return [_ahead(dataclasses.replace(request, limit=None))]
 
 
-def _ahead(
-    rounds: _Rounds,
-    hop_ticks: Sequence[int],
-    return_ticks: Sequence[int],
-    microbatches: int,
-    cap: int,
-) -> Schedule:
-    """Forwards first for as long as a message takes to the last stage and back."""
-    away = rounds.there_and_back(hop_ticks, return_ticks)
-    warmups = [min(sum(away[stage:]), cap - 1) for stage in range(len(away) + 1)]
-    return with_warmups("ahead", warmups, microbatches)
+def geopipe(request: TickRequest) -> list[Schedule]:
+    """Run forwards ahead for the whole round trip, as far as memory allows."""
+    return [_ahead(request)]
+
+
+def one_forward_one_backward(request: TickRequest) -> list[Schedule]:
+    """Run forwards ahead as if every hop took one tick."""
+    ones = (1,) * len(request.hop_ticks)
+    return [_ahead(dataclasses.replace(request, hop_ticks=ones, return_ticks=ones))]
+
+
+def interleaved(request: TickRequest) -> list[Schedule]:
+    """Run a forward and a backward of a chunk a tick.
+
+    Raises:
+        UserError: the placement is not that of `Placement.interleaved`, or there are too few
+            microbatches.
+    """
+    hop_rounds = list(map(max, request.hop_rounds, request.return_rounds))
+    return [paired_interleaved(request.placement, request.microbatches, hop_rounds)]
+
+
+def latency_hiding(request: TickRequest) -> list[Schedule]:
+    """Run ahead near and far, and greedily in many ways."""
+    if request.packing is Packing.SINGLE:
+        found = _greedy(request)
+    else:
+        there, back = request.hop_rounds, request.return_rounds
+        spreads = limit_spreads(_unit_costs(there, 0.0), request.most_in_flight)
+        found = [paired_greedy(request.microbatches, there, back, limits) for limits in spreads]
+    return [*one_forward_one_backward(request), *geopipe(request), *found]
+
+
+def latency_hiding_split(request: TickRequest) -> list[Schedule]:
+    """Run as the zero-bubble schedules do, ahead, and greedily in many ways."""
+    stages, microbatches = request.placement.stages, request.microbatches
+    return [
+        zero_bubble_h1(stages, microbatches),
+        zero_bubble_h2(stages, microbatches),
+        with_split_backward(_ahead(request)),
+        *(_greedy(request) if request.packing is Packing.SINGLE else []),
+    ]
+
+
+def _ahead(request: TickRequest) -> Schedule:
+    """Run forwards first for as long as a message takes to the last stage and back."""
+    away, most = request.round_trips(), request.most_in_flight
+    warmups = [min(sum(away[stage:]), most - 1) for stage in range(len(away) + 1)]
+    return with_warmups("ahead", warmups, request.microbatches)
 
 
 def _unit_costs(hop_ticks: Sequence[int], weight: float) -> Costs:
-    """One tick for each action; a hop's first tick is the one that made the message."""
+    """Return one tick for each action; a hop's first tick is the one that made the message."""
     actions = (1.0,) * (len(hop_ticks) + 1)
     hops = tuple(Hop(ticks - 1.0) for ticks in hop_ticks)
     return Costs(actions, actions, (weight,) * len(actions), hops)
 
 
-def _greedy(
-    hop_ticks: Sequence[int], microbatches: int, cap: int, split_backward: bool
-) -> list[Schedule]:
-    costs = _unit_costs(hop_ticks, 1.0 if split_backward else 0.0)
+def _greedy(request: TickRequest) -> list[Schedule]:
+    split = request.split_backward
+    costs = _unit_costs(request.hop_ticks, 1.0 if split else 0.0)
     return [
-        greedy(microbatches, costs, limits, split_backward=split_backward)
-        for limits in limit_spreads(costs, cap)
+        greedy(request.microbatches, costs, limits, split_backward=split)
+        for limits in limit_spreads(costs, request.most_in_flight)
     ]

@@ -1,39 +1,32 @@
-"""All schedules on one pipeline, timed with stages on their own and with stages in lock-step."""
+"""Schedules on one pipeline, timed with stages on their own and with stages in lock-step."""
 
 import dataclasses
-import functools
-from collections.abc import Callable
+from collections.abc import Sequence
 from fractions import Fraction
 
 from geojax.errors import UserError
-from geojax.pipeline.generators.interleaved import interleaved
-from geojax.pipeline.generators.latency_hiding import latency_hiding
-from geojax.pipeline.generators.tick_tables import best_tick_table, tick_table
-from geojax.pipeline.generators.warmup import geopipe, gpipe, one_forward_one_backward
-from geojax.pipeline.generators.zero_bubble import zero_bubble_h1, zero_bubble_h2
-from geojax.pipeline.generators.zero_bubble_v import zbv
+from geojax.pipeline.registry import SCHEDULES, EventRequest, ScheduleEntry, schedule_entry
 from geojax.pipeline.schedule import Placement, Schedule, TickTable
 from geojax.pipeline.simulation.costs import Costs
 from geojax.pipeline.simulation.lock_step import lock_step
 from geojax.pipeline.simulation.simulator import simulate
 from geojax.pipeline.simulation.staged_model import StagedModel
 from geojax.pipeline.simulation.timeline import Timeline
-
-_SPLIT = "split"
+from geojax.pipeline.tick_tables import best_tick_table, tick_table
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
-    """One schedule."""
+class TimedSchedule:
+    """One schedule, timed in both modes."""
 
     event_driven: Timeline
-    """Each stage begins what it can begin."""
+    """Each stage begins an action as soon as its input has arrived."""
     lock_step: Timeline | None
-    """All stages wait for each other at every tick; None: it would hold more then."""
+    """All stages wait for each other at every tick; None: the schedule would hold more then."""
 
     @property
     def name(self) -> str:
-        """What the table calls it."""
+        """The name of the schedule."""
         return self.event_driven.schedule.name
 
     @property
@@ -48,15 +41,17 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """What all schedules make of one pipeline."""
+    """Schedules timed on one pipeline."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[TimedSchedule, ...]
     left_out: dict[str, str]
-    """Schedules that this pipeline cannot have, and why."""
+    """The reason for each schedule that this pipeline cannot have."""
 
     def best(self, memory_limit: int, *, in_lock_step: bool) -> tuple[str, float] | None:
-        """The name and the seconds of the fastest that holds at most so many microbatches; None:
-        all hold more."""
+        """Return the name and seconds of the fastest schedule within a limit of microbatches.
+
+        None: all hold more.
+        """
         found = [
             (timeline.seconds, entry.name)
             for entry in self.entries
@@ -72,8 +67,9 @@ def compare(
     memory_limit: int,
     chunks_per_stage: int,
     hop_ticks: int | None = None,
+    names: Sequence[str] = (),
 ) -> Comparison:
-    """Generate and time all schedules.
+    """Generate and time schedules.
 
     Args:
         staged: the pipeline.
@@ -81,54 +77,47 @@ def compare(
         memory_limit: the most microbatches that `latency_hiding` may keep on a stage; the others
             keep what they keep.
         chunks_per_stage: of the interleaved schedule.
-        hop_ticks: of messages between sites in lock-step; None: what suits each schedule.
+        hop_ticks: of messages between sites in lock-step; None: as many as suit each schedule.
+        names: of the schedules; none: all of the registry.
 
     Raises:
-        UserError: the pipeline cannot be had at all (`StagedModel.costs`), or the limit is none.
+        UserError: the pipeline cannot be had at all (`StagedModel.costs`), or there
+            is no schedule of such a name.
     """
-    stages, sites = staged.stages, [staged.stages_per_site] * len(staged.topology.sites)
-    linear = staged.costs(Placement.linear(stages))
-    hide = functools.partial(latency_hiding, microbatches, linear, memory_limit)
-    makers: dict[str, Callable[[], Schedule]] = {
-        "branch_free": lambda: (
-            _table(
-                "branch_free", Placement.linear(stages), microbatches, linear, None, hop_ticks
-            ).schedule
-        ),
-        "gpipe": lambda: gpipe(stages, microbatches),
-        "1f1b": lambda: one_forward_one_backward(stages, microbatches),
-        "interleaved": lambda: interleaved(sites, chunks_per_stage, microbatches),
-        "zero_bubble_h1": lambda: zero_bubble_h1(stages, microbatches),
-        "zero_bubble_h2": lambda: zero_bubble_h2(stages, microbatches),
-        "zbv": lambda: zbv(stages, microbatches),
-        "geopipe": lambda: geopipe(microbatches, linear),
-        "latency_hiding": hide,
-        f"latency_hiding, {_SPLIT}": lambda: hide(split_backward=True),
-    }
-    entries, left_out = [], {}
-    for name, make in makers.items():
+    sites = (staged.stages_per_site,) * len(staged.topology.sites)
+    linear = staged.costs(Placement.linear(staged.stages))
+    request = EventRequest(sites, microbatches, linear, memory_limit, chunks_per_stage)
+    found, left_out = [], {}
+    for name in names or SCHEDULES:
+        entry = schedule_entry(name)
         try:
-            schedule = dataclasses.replace(make(), name=name)
+            schedule = _event_order(entry, request, hop_ticks)
             costs = staged.costs(schedule.placement)
             in_step = in_lock_step(schedule, costs, hop_ticks)
-            entries.append(Entry(simulate(schedule, costs), in_step))
+            found.append(TimedSchedule(simulate(schedule, costs), in_step))
         except UserError as reason:  # of this schedule alone: the linear placement has its costs
             left_out[name] = str(reason)
-    return Comparison(tuple(entries), left_out)
+    return Comparison(tuple(found), left_out)
+
+
+def _event_order(entry: ScheduleEntry, request: EventRequest, hop_ticks: int | None) -> Schedule:
+    if entry.event_order is None:
+        chunks = entry.virtual_stages or request.virtual_stages
+        placement = entry.placement(request.stages_per_site, chunks)
+        table = _table(entry.name, placement, request.microbatches, request.costs, None, hop_ticks)
+        return table.schedule
+    return dataclasses.replace(entry.event_order(request), name=entry.name)
 
 
 def in_lock_step(schedule: Schedule, costs: Costs, hop_ticks: int | None) -> Timeline | None:
-    """What the executor of one program makes of a schedule's name, in the schedule's memory.
+    """Time the table that the executor of one program has for a schedule, in the same memory.
 
     None: in ticks the schedule holds more.
     """
-    name, _, split = schedule.name.partition(", ")
     limit = max(schedule.in_flight)
     placement, microbatches = schedule.placement, schedule.microbatches
     try:
-        table = _table(
-            name, placement, microbatches, costs, limit, hop_ticks, split_backward=split == _SPLIT
-        )
+        table = _table(schedule.name, placement, microbatches, costs, limit, hop_ticks)
     except UserError:  # over the limit
         return None
     timeline = lock_step(table, costs)
@@ -143,14 +132,8 @@ def _table(
     costs: Costs,
     limit: int | None,
     hop_ticks: int | None,
-    *,
-    split_backward: bool = False,
 ) -> TickTable:
     if hop_ticks is None:
-        return best_tick_table(
-            name, placement, microbatches, costs, limit, split_backward=split_backward
-        )
+        return best_tick_table(name, placement, microbatches, costs, limit)
     of_hops = [1 if hop.link is None else hop_ticks for hop in costs.hops]
-    return tick_table(
-        name, placement, microbatches, of_hops, limit, costs=costs, split_backward=split_backward
-    )
+    return tick_table(name, placement, microbatches, of_hops, limit, costs=costs)

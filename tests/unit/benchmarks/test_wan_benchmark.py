@@ -37,7 +37,7 @@ def test_what_is_trained_is_what_geojax_counts(benchmark):
     work = benchmark("wan_sides.work")
     assert work.parameter_count() == parameter_count(ModelConfig(**work.MODEL))
     assert work.ROWS % work.MICROBATCHES == 0
-    assert sum(work.layers_of_chunks(4)) == work.MODEL["layers"]
+    assert sum(work.layers_of_chunks(4)) == work.MODEL["num_hidden_layers"]
 
 
 def test_every_geojax_contestant_is_a_run(benchmark):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from geojax import UserError
 from geojax.pipeline import (
-    TICK_SCHEDULES,
+    SCHEDULES,
     Costs,
     Hop,
     Kind,
@@ -124,7 +124,7 @@ def test_zbv_keeps_the_memory_of_one_forward_one_backward(stages):
 
 
 @FEW
-@hypothesis.given(st.data(), st.sampled_from(TICK_SCHEDULES), st.integers(1, 6))
+@hypothesis.given(st.data(), st.sampled_from(tuple(SCHEDULES)), st.integers(1, 6))
 def test_tables_keep_the_rules(data, name, stages):
     placement = Placement.vee(stages) if name == "zbv" else Placement.linear(stages)
     if name == "interleaved":
@@ -135,12 +135,11 @@ def test_tables_keep_the_rules(data, name, stages):
     ]
     microbatches = data.draw(st.integers(1, 20))
     limit = data.draw(st.none() | st.integers(1, 12))
-    split = name == "latency_hiding" and data.draw(st.booleans())
     # Those that cannot bend may refuse a limit, interleaved ones too few microbatches too.
-    bends = name in ("1f1b", "geopipe", "latency_hiding")
+    bends = name in ("1f1b", "geopipe", "latency_hiding", "latency_hiding_split")
     may_refuse = name == "interleaved" or not (limit is None or bends)
     try:
-        table = tick_table(name, placement, microbatches, hop_ticks, limit, split_backward=split)
+        table = tick_table(name, placement, microbatches, hop_ticks, limit)
     except UserError:
         if may_refuse:
             return
@@ -156,7 +155,12 @@ def test_tables_keep_the_rules(data, name, stages):
 @pytest.mark.parametrize(
     ("name", "placement", "options", "message"),
     [
-        ("fastest", Placement.linear(2), {}, "no schedule is called 'fastest': take one of branch"),
+        (
+            "fastest",
+            Placement.linear(2),
+            {},
+            "no schedule is called 'fastest'; choose one of branch",
+        ),
         ("gpipe", Placement.vee(2), {}, "'gpipe' puts its chunks on the stages 0, 1, not on 0, 1"),
         ("zbv", Placement.linear(2), {}, "'zbv' puts its chunks on the stages 0, 1, 1, 0, not on"),
         ("interleaved", Placement.vee(2), {}, "are not interleaved"),
@@ -180,7 +184,6 @@ def test_tables_keep_the_rules(data, name, stages):
             {"limit": 4},
             "'interleaved' holds 2.5 microbatches .* the least that works is 3 microbatches",
         ),
-        ("gpipe", Placement.linear(2), {"split_backward": True}, "split_backward is for"),
     ],
 )
 def test_refusals(name, placement, options, message):

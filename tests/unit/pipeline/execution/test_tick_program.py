@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from geojax import UserError
 from geojax.pipeline import (
-    TICK_SCHEDULES,
+    SCHEDULES,
     Costs,
     Hop,
     Kind,
@@ -34,7 +34,7 @@ SOME = hypothesis.settings(max_examples=150, deadline=None, derandomize=True)
 def tables(draw):
     """A table of any schedule, with hops of one to four ticks between any two stages, or with those
     that suit hops of so many forwards."""
-    name = draw(st.sampled_from(TICK_SCHEDULES))
+    name = draw(st.sampled_from(tuple(SCHEDULES)))
     stages = draw(st.integers(1, 6))
     microbatches = draw(st.integers(1, 12))
     placement = Placement.linear(stages)
@@ -48,16 +48,13 @@ def tables(draw):
         1 if before == behind else draw(st.integers(1, 4))
         for before, behind in itertools.pairwise(placement.stage_of)
     ]
-    limit = draw(st.none() | st.integers(1, 8)) if name == "latency_hiding" else None
-    split = name == "latency_hiding" and draw(st.booleans())
+    limit = draw(st.none() | st.integers(1, 8)) if name.startswith("latency_hiding") else None
     try:
         if draw(st.booleans()):
             across = tuple(Hop(ticks - 1.0, 0.0, "cut" if ticks > 1 else None) for ticks in hops)
             costs = dataclasses.replace(Costs.uniform(placement.chunks, 1.0, 0.7, 0.8), hops=across)
-            return best_tick_table(
-                name, placement, microbatches, costs, limit, split_backward=split
-            )
-        return tick_table(name, placement, microbatches, hops, limit, split_backward=split)
+            return best_tick_table(name, placement, microbatches, costs, limit)
+        return tick_table(name, placement, microbatches, hops, limit)
     except UserError:
         hypothesis.reject()
 

@@ -3,22 +3,10 @@
 import pytest
 
 from geojax.models import ModelConfig
+from geojax.pipeline import SCHEDULES
 from geojax.pipeline.simulation.compare import compare
 from geojax.pipeline.simulation.staged_model import StagedModel
 from geojax.topology import Topology
-
-NAMES = [
-    "branch_free",
-    "gpipe",
-    "1f1b",
-    "interleaved",
-    "zero_bubble_h1",
-    "zero_bubble_h2",
-    "zbv",
-    "geopipe",
-    "latency_hiding",
-    "latency_hiding, split",
-]
 
 
 def staged(**changes):
@@ -39,7 +27,7 @@ def comparison():
 
 
 def test_every_schedule_is_timed_in_both_modes(comparison):
-    assert [entry.name for entry in comparison.entries] == NAMES
+    assert [entry.name for entry in comparison.entries] == list(SCHEDULES)
     assert not comparison.left_out
     for entry in comparison.entries:
         assert entry.event_driven.seconds >= 16 * 0.015

@@ -1,11 +1,12 @@
-"""The table of ticks of every schedule by name: what the executor of one program runs."""
+"""Tick tables: any schedule by name, as the executor of one program runs it."""
 
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 
 from geojax.errors import UserError
-from geojax.pipeline.generators.tick_orders import splits_backward, tick_orders
+from geojax.pipeline.generators.tick_orders import TickRequest
+from geojax.pipeline.registry import ScheduleEntry, schedule_entry
 from geojax.pipeline.schedule import Placement, TickTable
 from geojax.pipeline.simulation.costs import Costs
 from geojax.pipeline.simulation.lock_step import lock_step_seconds
@@ -29,30 +30,24 @@ def tick_table(
     limit: int | None = None,
     *,
     costs: Costs | None = None,
-    split_backward: bool = False,
 ) -> TickTable:
-    """The schedule of that name in ticks.
-
-    branch_free
-        Stage s runs the forward of microbatch i in tick i + (hop ticks before s), the last stage
-        its backward in the same tick, the stages before it each its hops later: ticks of forwards,
-        of both, of backwards. In all m + 2 sum(hop ticks), and (m + sum(hop ticks))(f + b) seconds.
-    gpipe, 1f1b, geopipe, latency_hiding
-        One chunk a stage. 1f1b runs ahead as if every hop took one tick, geopipe by
-        what they do take.
-    interleaved
-        A forward and a backward of a chunk a tick, chunks as in `Placement.interleaved`.
-    zero_bubble_h1, zero_bubble_h2, zbv
-        Backwards are split; zbv with the chunks of `Placement.vee`.
+    """Return the schedule `name` in ticks.
 
     Of the packings (`geojax.pipeline.ticks`) it has the one that takes least time within the limit.
     Where backwards are not split, a tick is never one of kinds in turn: a hop of two ticks then has
     half of the time to travel in, which only `best_tick_table` can weigh.
 
-    `hop_ticks` has one entry for each chunk and its successor, the same there and back; `limit` is
-    the most (microbatch, chunk) pairs that a stage may hold. `costs` are what candidates are timed
-    with: by default a backward takes twice a forward. `split_backward` is for latency_hiding:
-    whether the gradients of weights are actions of their own.
+    With `branch_free` stage s runs the forward of microbatch i in tick i + (hop ticks before s),
+    the last stage its backward in the same tick, the stages before it each its hops later. In all
+    that is m + 2 sum(hop ticks) ticks, and (m + sum(hop ticks))(f + b) seconds.
+
+    Args:
+        name: of an entry in `geojax.pipeline.registry`.
+        placement: the stage of each chunk, as that entry places them.
+        microbatches: the number of them.
+        hop_ticks: one number for each chunk and its successor, the same there and back.
+        limit: the most (microbatch, chunk) pairs that a stage may hold.
+        costs: the seconds that candidates are timed with; None: a backward takes twice a forward.
 
     Raises:
         UserError: no schedule has that name, the placement is not one that it can have, or it
@@ -63,14 +58,14 @@ def tick_table(
             f"hop_ticks {tuple(hop_ticks)} do not fit {placement.chunks} chunks: there is one "
             "number for each chunk and its successor, at least 1"
         )
-    split = splits_backward(name, split_backward)
+    entry = schedule_entry(name)
     packings = [Packing.TOGETHER, Packing.SINGLE]
-    if split:
+    if entry.split_backward:
         packings = [Packing.SINGLE, Packing.TOGETHER, Packing.IN_TURN]
     both = (tuple(hop_ticks), tuple(hop_ticks))
     if costs is None:
         costs = Costs.uniform(placement.chunks, 1.0, 1.0, 1.0)
-    return _best(name, placement, microbatches, limit, costs, split, packings, lambda _: [both])
+    return _best(entry, placement, microbatches, limit, costs, packings, lambda _: [both])
 
 
 def best_tick_table(
@@ -79,10 +74,8 @@ def best_tick_table(
     microbatches: int,
     costs: Costs,
     limit: int | None = None,
-    *,
-    split_backward: bool = False,
 ) -> TickTable:
-    """The table of that name with the packing and the hop ticks that make it fastest in lock-step.
+    """Return the table of `name` with the packing and hop ticks that are fastest in lock-step.
 
     In the steady state a message has the ticks of its hop but one, of f + b together, to travel in;
     but before the first backward ticks last f, after the last forward b. So a hop may do well with
@@ -92,33 +85,35 @@ def best_tick_table(
     Raises:
         UserError: as `tick_table`.
     """
-    split = splits_backward(name, split_backward)
+    entry = schedule_entry(name)
 
     def hop_ticks(packing: Packing) -> list[_HopTicks]:
-        return _hop_ticks(packing, costs, split)
+        return _hop_ticks(packing, costs, entry.split_backward)
 
-    return _best(name, placement, microbatches, limit, costs, split, list(Packing), hop_ticks)
+    return _best(entry, placement, microbatches, limit, costs, list(Packing), hop_ticks)
 
 
 def _best(
-    name: str,
+    entry: ScheduleEntry,
     placement: Placement,
     microbatches: int,
     limit: int | None,
     costs: Costs,
-    split: bool,
     packings: Sequence[Packing],
     hop_ticks: Callable[[Packing], Sequence[_HopTicks]],
 ) -> TickTable:
+    _require_placement(entry, placement)
+
     def tables() -> Iterator[TickTable]:
         for packing in packings:
-            if name == "branch_free" and packing is not Packing.TOGETHER:
+            if entry.branch_free and packing is not Packing.TOGETHER:
                 continue
             for number, (there, back) in enumerate(hop_ticks(packing)):
+                request = TickRequest(
+                    placement, microbatches, packing, there, back, limit, entry.split_backward
+                )
                 try:
-                    orders = tick_orders(
-                        name, placement, microbatches, packing, there, back, limit, split=split
-                    )
+                    orders = entry.tick_orders(request)
                 except UserError:
                     if number == 0:  # the fewest ticks ask for least
                         raise
@@ -132,8 +127,20 @@ def _best(
     best = min(tables(), key=lambda table: lock_step_seconds(table, costs), default=None)
     if best is None:
         assert limit is not None, "without a limit nothing holds too much"
-        raise UserError(_too_much(name, placement, min(held), limit))
-    return dataclasses.replace(best, schedule=dataclasses.replace(best.schedule, name=name))
+        raise UserError(_too_much(entry.name, placement, min(held), limit))
+    return dataclasses.replace(best, schedule=dataclasses.replace(best.schedule, name=entry.name))
+
+
+def _require_placement(entry: ScheduleEntry, placement: Placement) -> None:
+    if entry.virtual_stages is None:
+        return  # it depends on the sites; the generator checks it
+    wanted = entry.placement((placement.stages,), entry.virtual_stages)
+    if placement != wanted:
+        raise UserError(
+            f"the schedule '{entry.name}' puts its chunks on the stages "
+            f"{', '.join(map(str, wanted.stage_of))}, not on "
+            f"{', '.join(map(str, placement.stage_of))}"
+        )
 
 
 def _too_much(name: str, placement: Placement, least: int, limit: int) -> str:

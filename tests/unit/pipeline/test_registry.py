@@ -1,0 +1,76 @@
+"""A schedule is one entry of the registry: everything else reads it there."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+
+from geojax import UserError
+from geojax.models import ModelConfig
+from geojax.pipeline import SCHEDULES, Costs, ScheduleEntry, schedule_entry
+from geojax.pipeline.generators.warmup import with_warmups
+from geojax.pipeline.registry import EventRequest
+from geojax.pipeline.simulation.compare import compare
+from geojax.pipeline.simulation.staged_model import StagedModel
+from geojax.topology import Topology
+from geojax.train.pipeline_settings import PipelineSettings
+
+
+def serial(stages, microbatches):
+    """One microbatch at a time."""
+    return with_warmups("serial", [0] * stages, microbatches)
+
+
+SERIAL = ScheduleEntry(
+    "serial",
+    "One microbatch at a time.",
+    tick_orders=lambda request: [serial(request.placement.stages, request.microbatches)],
+    event_order=lambda request: serial(request.stages, request.microbatches),
+)
+
+
+@pytest.mark.parametrize("entry", SCHEDULES.values(), ids=lambda entry: entry.name)
+def test_an_entry_says_what_its_orders_are(entry):
+    assert entry.description.endswith(".")
+    assert schedule_entry(entry.name) is entry
+    virtual_stages = entry.virtual_stages or 2
+    PipelineSettings(schedule=entry.name, virtual_stages=virtual_stages)
+    if entry.event_order is None:
+        return
+    made = entry.event_order(EventRequest((2, 2), 8, Costs.uniform(4, 1.0, 2.0), 4, virtual_stages))
+    assert made.placement == entry.placement((2, 2), virtual_stages)
+    assert made.split_backward == entry.split_backward
+
+
+def test_a_new_entry_is_in_the_config_and_the_comparison(monkeypatch):
+    with pytest.raises(ValueError, match="no schedule is called 'serial'; choose one of branch"):
+        PipelineSettings(schedule="serial")
+    monkeypatch.setitem(SCHEDULES, "serial", SERIAL)
+    PipelineSettings(schedule="serial")
+    with pytest.raises(ValueError, match="serial requires virtual_stages=1; got 2, which inter"):
+        PipelineSettings(schedule="serial", virtual_stages=2)
+    model = ModelConfig.load("tiny")
+    staged = StagedModel(model, Topology.load("simulated-2x4"), 1, 1, 256, stage_seconds=0.02)
+    comparison = compare(staged, 4, 2, 2, names=["1f1b", "serial"])
+    times = {timed.name: timed.event_driven.seconds for timed in comparison.entries}
+    assert times["serial"] > 1.5 * times["1f1b"]
+    assert all(timed.lock_step is not None for timed in comparison.entries)
+    with pytest.raises(UserError, match="no schedule is called 'fastest'"):
+        compare(staged, 4, 2, 2, names=["fastest"])
+
+
+def test_a_new_entry_is_in_the_help_of_the_command():
+    added = dataclasses.replace(SCHEDULES["gpipe"], name="serial", description="One at a time.")
+    program = (
+        "from geojax.pipeline import SCHEDULES, registry\n"
+        f"SCHEDULES['serial'] = registry.dataclasses.replace(SCHEDULES['gpipe'], name='serial',"
+        f" description={added.description!r})\n"
+        "from geojax.cli.main import run\n"
+        "run(['simulate', '--help'])\n"
+    )
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    words = " ".join(shown.stdout.replace("│", " ").split())
+    assert "serial (One at a time.)" in words
+    for name in SCHEDULES:
+        assert f"{name} (" in words
