@@ -229,6 +229,12 @@ def _require_product(
     )
     if all(device.platform == "cpu" for device in devices):
         hint += f"; or simulate {product} devices"
+        processes = len({device.process_index for device in devices})
+        if processes > 1 and product % processes == 0:
+            hint += (
+                f" in all, {product // processes} in each of the {processes} processes (geojax "
+                f"launch --devices-per-process {product // processes})"
+            )
     raise UserError(f"{what}: {hint}")
 
 

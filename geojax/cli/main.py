@@ -1,17 +1,21 @@
-"""The entry point: finds the verb, runs it, and turns a user's mistake into one line."""
+"""The `geojax` command: find the subcommand, run it, and print a user's mistake in one line."""
 
 import contextlib
+import dataclasses
+import difflib
 import sys
 import traceback
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Any, get_args
 
 import tyro
 
+import geojax
 from geojax.cli import data, launch, memory, probe, simulate, train, wan
 from geojax.errors import RunError, UserError
 from geojax.exit_codes import FAILURE, INTERRUPTED, USAGE
 
-Verb = (
+Subcommand = (
     Annotated[train.TrainCommand, tyro.conf.subcommand("train")]
     | Annotated[memory.MemoryCommand, tyro.conf.subcommand("memory")]
     | Annotated[simulate.SimulateCommand, tyro.conf.subcommand("simulate")]
@@ -22,8 +26,13 @@ Verb = (
     | Annotated[wan.WanDownCommand, tyro.conf.subcommand("wan down")]
     | Annotated[wan.WanStatusCommand, tyro.conf.subcommand("wan status")]
     | Annotated[wan.WanCutCommand, tyro.conf.subcommand("wan cut")]
-    | Annotated[wan.WanMendCommand, tyro.conf.subcommand("wan mend")]
+    | Annotated[wan.WanRestoreCommand, tyro.conf.subcommand("wan restore")]
 )
+
+_COMMANDS: dict[str, type[Any]] = {
+    marker.name: command for command, marker in map(get_args, get_args(Subcommand))
+}
+_RENAMED = {"wan mend": "wan restore"}
 
 
 def main() -> None:
@@ -32,51 +41,108 @@ def main() -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Run one verb and return the exit code."""
-    if arguments[:1] in (["data"], ["wan"]):  # a verb of two words
+    """Run one subcommand and return the exit code."""
+    if arguments == ["--version"]:
+        print(f"geojax {geojax.__version__}")
+        return 0
+    try:
+        return _run(arguments or ["--help"])
+    except UserError as error:
+        return _end(f"error: {error}", USAGE)
+    except RunError as error:
+        return _end(f"error: {error}", FAILURE)
+    except KeyboardInterrupt:
+        return _end("interrupted", INTERRUPTED)
+    except Exception:
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
+        return _end("error: unexpected, see the traceback above", FAILURE)
+
+
+def _run(arguments: list[str]) -> int:
+    if arguments[0] in ("data", "wan"):  # a subcommand of two words
         arguments = [" ".join(arguments[:2]), *arguments[2:]]
     launched: list[str] = []
-    if arguments[:1] == ["launch"] and "--" in arguments:  # what follows is another command's
+    if arguments[0] == "launch" and "--" in arguments:  # the rest belongs to another command
         separator = arguments.index("--")
         arguments, launched = arguments[:separator], arguments[separator + 1 :]
-    verb, unknown = tyro.cli(
-        Verb,
+    _check_name(arguments[0])
+    _check_config_first(arguments)
+    command, unknown = tyro.cli(
+        Subcommand,
         prog="geojax",
-        description="Train transformers across data centres.",
+        description="Train transformers across data centers.",
         args=arguments,
         return_unknown_args=True,
     )
-    try:
-        if isinstance(verb, train.TrainCommand):
-            return train.run(verb, unknown)
-        if isinstance(verb, memory.MemoryCommand):
-            return memory.run(verb, unknown)
-        if isinstance(verb, simulate.SimulateCommand):
-            return simulate.run(verb, unknown)
-        if isinstance(verb, probe.ProbeCommand):
-            return probe.run(verb, unknown)
-        if unknown:
-            raise UserError(f"unknown argument {unknown[0]}; see geojax {arguments[0]} --help")
-        if isinstance(verb, launch.LaunchCommand):
-            return launch.run(verb, launched)
-        if isinstance(verb, wan.WanCommand):
-            return wan.run(verb)
-        return data.run(verb)
-    except UserError as error:
-        return _give_up(f"error: {error}", USAGE)
-    except RunError as error:
-        return _give_up(f"error: {error}", FAILURE)
-    except KeyboardInterrupt:
-        return _give_up("interrupted", INTERRUPTED)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            traceback.print_exc()
-        return _give_up("error: unexpected, see the traceback above", FAILURE)
+    if isinstance(command, train.TrainCommand):
+        return train.run(command, unknown)
+    if isinstance(command, memory.MemoryCommand):
+        return memory.run(command, unknown)
+    if isinstance(command, simulate.SimulateCommand):
+        return simulate.run(command, unknown)
+    if isinstance(command, probe.ProbeCommand):
+        return probe.run(command, unknown)
+    if isinstance(command, launch.LaunchCommand):
+        if unknown and not unknown[0].startswith("-"):
+            raise UserError(
+                f"geojax launch: '{unknown[0]}' is no option; put -- before the command that is "
+                f"launched: geojax launch -- {' '.join(unknown)}"
+            )
+        _refuse(unknown, arguments[0])
+        return launch.run(command, launched)
+    _refuse(unknown, arguments[0])
+    if isinstance(command, wan.WanCommand):
+        return wan.run(command)
+    return data.run(command)
 
 
-def _give_up(message: str, code: int) -> int:
-    """Say why; in a run of several processes the others are told too, and end as well."""
-    with contextlib.suppress(OSError):  # nobody may be listening any more
+def _refuse(unknown: Sequence[str], name: str) -> None:
+    if unknown:
+        raise UserError(f"unknown argument {unknown[0]}; see geojax {name} --help")
+
+
+def _check_name(name: str) -> None:
+    """Check that there is a subcommand called `name`; options are left to tyro.
+
+    Raises:
+        UserError: there is none; the message names the nearest.
+    """
+    if name in _COMMANDS or name.startswith("-"):
+        return
+    if name in _RENAMED:
+        raise UserError(f"geojax {name} is called geojax {_RENAMED[name]} now")
+    longer = [known for known in _COMMANDS if known.startswith(f"{name} ")]
+    near = longer or difflib.get_close_matches(name, _COMMANDS, n=1)
+    hint = (
+        f"did you mean {' or '.join(map(repr, near))}?"
+        if near
+        else f"there are: {', '.join(_COMMANDS)}"
+    )
+    raise UserError(f"there is no subcommand '{name}'; {hint}")
+
+
+def _check_config_first(arguments: Sequence[str]) -> None:
+    """Check that no setting of the config file stands before the file itself.
+
+    Raises:
+        UserError: one does; the message shows the right order.
+    """
+    name, *words = arguments
+    if not words or not words[0].startswith("--"):
+        return
+    fields = {field.name for field in dataclasses.fields(_COMMANDS[name])}
+    option = words[0].removeprefix("--").partition("=")[0].replace("-", "_")
+    configs = [word for word in words if word.endswith((".yaml", ".yml")) and word[0] != "-"]
+    if "config" in fields and option not in {"help", *fields} and configs:
+        config = configs[-1]
+        rest = " ".join(word for word in words if word != config)
+        raise UserError(f"put the config file before the settings: geojax {name} {config} {rest}")
+
+
+def _end(message: str, code: int) -> int:
+    """Print the reason; in a run of several processes the others are told too, and end as well."""
+    with contextlib.suppress(OSError):  # nobody may be reading the output any more
         print(message, file=sys.stderr, flush=True)
     if "geojax.runtime" in sys.modules:
         sys.modules["geojax.runtime"].abort_job(message, code)

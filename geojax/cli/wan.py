@@ -1,4 +1,4 @@
-"""`geojax wan up` and its like: an emulated long link between sites on this machine."""
+"""`geojax wan`: emulated long links between sites on this machine."""
 
 import dataclasses
 
@@ -12,12 +12,12 @@ from geojax.settings import Settings, validate
 from geojax.wan import (
     EmulatedWan,
     WanSettings,
-    ailments,
     bring_up,
     congestion_control,
     cut,
     is_cut,
-    mend,
+    problems,
+    restore,
     take_down,
     traffic,
 )
@@ -47,16 +47,16 @@ class WanUpCommand:
     """Share of the packets that gets lost, such as 0.1%."""
 
     jitter: str = "0ms"
-    """By how much a packet's delay differs from half the round trip at most; order is kept."""
+    """Largest difference of a packet's delay from half the round trip; packets keep their order."""
 
     queue: str | None = None
-    """What waits for a link at most, such as 4MiB; default: bandwidth-delay product and 1 MiB."""
+    """Most bytes that wait for a link, such as 4MiB; default: bandwidth-delay product + 1 MiB."""
 
     core: int | None = None
-    """The core that carries the packets where the kernel has no netem; default: the last one."""
+    """CPU core of the relay that is used if the kernel has no netem; default: the last one."""
 
     name: str = "wan"
-    """Tells this emulated network from others on this machine."""
+    """Name of this emulated network among those on this machine."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,44 +64,44 @@ class WanDownCommand:
     """Remove an emulated network, or what a crash has left of it. Needs root."""
 
     name: str = "wan"
-    """What it was called at `geojax wan up`."""
+    """Name that was given to `geojax wan up`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class WanStatusCommand:
-    """Show an emulated network: what was asked, what was measured, and what has crossed it."""
+    """Show an emulated network: its settings, its measurements, and the bytes that crossed it."""
 
     name: str = "wan"
-    """What it was called at `geojax wan up`."""
+    """Name that was given to `geojax wan up`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class WanCutCommand:
-    """Let nothing cross a link any more, as if somebody had dug up the fibre. Needs root."""
+    """Cut a link, so that nothing crosses it, as if the fiber were broken. Needs root."""
 
     link: str | None = None
-    """Which link, such as east-west; default: all of them."""
+    """Link to change, such as east-west; default: all of them."""
 
     name: str = "wan"
-    """What the network was called at `geojax wan up`."""
+    """Name of the network that was given to `geojax wan up`."""
 
 
 @dataclasses.dataclass(frozen=True)
-class WanMendCommand:
-    """Let links that were cut carry packets again. Needs root."""
+class WanRestoreCommand:
+    """Restore links that were cut, so that they carry packets again. Needs root."""
 
     link: str | None = None
-    """Which link, such as east-west; default: all of them."""
+    """Link to change, such as east-west; default: all of them."""
 
     name: str = "wan"
-    """What the network was called at `geojax wan up`."""
+    """Name of the network that was given to `geojax wan up`."""
 
 
-WanCommand = WanUpCommand | WanDownCommand | WanStatusCommand | WanCutCommand | WanMendCommand
+WanCommand = WanUpCommand | WanDownCommand | WanStatusCommand | WanCutCommand | WanRestoreCommand
 
 
 class _Options(Settings):
-    """The command's quantities, read; under the names of its options."""
+    """Quantities of the command, parsed, under the names of its options."""
 
     rtt: Seconds
     rate: BytesPerSecond | None
@@ -112,7 +112,7 @@ class _Options(Settings):
 
 
 def run(command: WanCommand) -> int:
-    """Do it, print what there is then, and return the exit code: 3 where a link is broken."""
+    """Run the command, print the result, and return the exit code: 3 if a link is broken."""
     console = Console(highlight=False, soft_wrap=True, markup=False)
     if isinstance(command, WanUpCommand):
         return _up(command, console)
@@ -126,7 +126,7 @@ def run(command: WanCommand) -> int:
     wan = EmulatedWan.load(command.name)
     if isinstance(command, WanStatusCommand):
         return _status(wan, console)
-    change, done = (cut, "cut") if isinstance(command, WanCutCommand) else (mend, "mended")
+    change, done = (cut, "cut") if isinstance(command, WanCutCommand) else (restore, "restored")
     for link in wan.links if command.link is None else [wan.link(command.link)]:
         change(wan, link)
         console.print(f"{done} the link {'-'.join(link.sites)}")
@@ -162,7 +162,7 @@ def _status(wan: EmulatedWan, console: Console) -> int:
 
     console.print(_heading(wan))
     console.print(_links(wan))
-    broken = ailments(wan)
+    broken = problems(wan)
     for what in broken:
         console.print(f"broken: {what}; geojax wan up makes it anew")
     if broken:
@@ -170,7 +170,7 @@ def _status(wan: EmulatedWan, console: Console) -> int:
     for link in wan.links:
         if is_cut(wan, link):
             name = "-".join(link.sites)
-            console.print(f"cut: nothing crosses the link {name}; geojax wan mend joins it again")
+            console.print(f"cut: nothing crosses the link {name}; geojax wan restore undoes that")
     table = _table("site", "namespace", "address", "sent", "received")
     crossed = traffic(wan)
     for site in wan.sites:
@@ -182,7 +182,7 @@ def _status(wan: EmulatedWan, console: Console) -> int:
 
 
 def _heading(wan: EmulatedWan) -> str:
-    """The sites, and what is between them."""
+    """Return a line with the sites and the kind of links between them."""
     relays = [link.relay for link in wan.links if link.relay is not None]
     by = {
         "none": "unshaped",
@@ -194,7 +194,7 @@ def _heading(wan: EmulatedWan) -> str:
 
 
 def _links(wan: EmulatedWan) -> Table:
-    """What was asked of the links, and under it what was measured over each."""
+    """Make a table of the requested link, and under it the measurement of each link."""
     from geojax.quantities import quantity
 
     settings = wan.settings
@@ -202,7 +202,7 @@ def _links(wan: EmulatedWan) -> Table:
     rate = settings.bytes_per_second
     asked = quantity(rate * 8, "bit/s") if rate else "-"
     table.add_row(
-        "asked",
+        "requested",
         _milliseconds(settings.round_trip_seconds),
         asked,
         asked,
@@ -219,12 +219,12 @@ def _links(wan: EmulatedWan) -> Table:
 
 
 def _footnote(wan: EmulatedWan) -> str:
-    """What the measured rates are, beside the one that was asked."""
+    """Explain how the measured rates compare with the requested one."""
     text = f"measured with several TCP streams ({congestion_control(wan.sites[0])})"
     if wan.settings.bytes_per_second is None or wan.settings.loss:
         return text
     headers = 1 - LARGEST_SEGMENT / MTU
-    return f"{text}, without most of the headers, which take {headers:.1%} of what was asked"
+    return f"{text}, without most of the headers, which take {headers:.1%} of the requested rate"
 
 
 def _table(first: str, *others: str) -> Table:

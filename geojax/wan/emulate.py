@@ -1,4 +1,4 @@
-"""Bring an emulated network up, take it down, and say whether it is whole."""
+"""Emulated networks: brought up, taken down, cut, restored, and checked."""
 
 import contextlib
 import fcntl
@@ -37,15 +37,15 @@ def bring_up(
     `core` (None: the last one that this process may use).
 
     Raises:
-        UserError: it is up already; or this machine, or who asks, cannot make one.
+        UserError: it is up already, or this machine or user cannot make one.
         RunError: iproute2 refuses something, or a link does not carry what is sent.
     """
     namespaces.require_namespaces()
     cores = sorted(os.sched_getaffinity(0))
     if core is not None and core not in cores:
         raise UserError(f"core {core} is not among those of this process, {cores}")
-    with _alone():
-        if state_path(name).exists() and not ailments(EmulatedWan.load(name)):
+    with _locked():
+        if state_path(name).exists() and not problems(EmulatedWan.load(name)):
             raise UserError(
                 f"the emulated network '{name}' is up already; geojax wan down --name {name} takes "
                 "it down"
@@ -63,25 +63,25 @@ def bring_up(
 
 
 def take_down(name: str = DEFAULT_NAME) -> list[str]:
-    """Remove relays, namespaces and state; what was removed, in words.
+    """Remove relays, namespaces and state; return the names of what was removed.
 
     Raises:
         UserError: not root.
     """
     if os.geteuid() != 0:
         raise UserError("taking an emulated link down needs root: try sudo")
-    with _alone():
+    with _locked():
         return _remove(name)
 
 
 def running(name: str = DEFAULT_NAME) -> EmulatedWan:
-    """The emulated network `name`, which is up and whole.
+    """Return the emulated network `name`, after checking that nothing of it is broken.
 
     Raises:
-        UserError: it is not.
+        UserError: it is not up, or broken.
     """
     wan = EmulatedWan.load(name)
-    broken = ailments(wan)
+    broken = problems(wan)
     if broken:
         raise UserError(
             f"the emulated network '{name}' is broken: {broken[0]}; geojax wan up makes it anew"
@@ -89,8 +89,8 @@ def running(name: str = DEFAULT_NAME) -> EmulatedWan:
     return wan
 
 
-def ailments(wan: EmulatedWan) -> list[str]:
-    """What is broken in an emulated network, in words; nothing if it is whole."""
+def problems(wan: EmulatedWan) -> list[str]:
+    """List what is broken in an emulated network, a phrase each."""
     existing = set(namespaces.names_beginning(_prefix(wan.name)))
     found = [
         f"the namespace {site.namespace} is gone"
@@ -106,7 +106,7 @@ def ailments(wan: EmulatedWan) -> list[str]:
 
 
 def traffic(wan: EmulatedWan) -> dict[str, SiteTraffic]:
-    """Bytes that each site has sent to and received from the others, by the site's name.
+    """Count the bytes that each site has sent to and received from the others, by its name.
 
     Raises:
         RunError: a namespace is gone.
@@ -115,25 +115,25 @@ def traffic(wan: EmulatedWan) -> dict[str, SiteTraffic]:
 
 
 def cut(wan: EmulatedWan, link: EmulatedLink) -> None:
-    """Let nothing cross a link any more: connections over it stay open, and nobody hears a thing.
+    """Drop all packets on a link; connections over it stay open and receive nothing.
 
     Raises:
-        RunError: a namespace is gone, or it is not root who asks.
+        RunError: a namespace is gone, or the user is not root.
     """
     _set_devices(wan, link, "down")
 
 
-def mend(wan: EmulatedWan, link: EmulatedLink) -> None:
+def restore(wan: EmulatedWan, link: EmulatedLink) -> None:
     """Let a link that was cut carry packets again.
 
     Raises:
-        RunError: a namespace is gone, or it is not root who asks.
+        RunError: a namespace is gone, or the user is not root.
     """
     _set_devices(wan, link, "up")
 
 
 def is_cut(wan: EmulatedWan, link: EmulatedLink) -> bool:
-    """Whether nothing crosses a link because of `cut`.
+    """Return whether a link carries nothing because of `cut`.
 
     Raises:
         RunError: a namespace is gone.
@@ -146,9 +146,9 @@ def is_cut(wan: EmulatedWan, link: EmulatedLink) -> bool:
 
 
 def netem_arguments(settings: WanSettings) -> list[str]:
-    """What follows `tc qdisc add dev DEVICE root` on each end of a link: one direction each.
+    """Return the words after `tc qdisc add dev DEVICE root` for one end of a link, one direction.
 
-    netem's queue holds what waits and what is on the way, in packets.
+    netem's queue is counted in packets, both those that wait and those that are on the way.
     """
     arguments = ["netem", "delay", f"{round(settings.delay_seconds * 1e6)}us"]
     if settings.jitter_seconds:
@@ -168,8 +168,8 @@ def _prefix(name: str) -> str:
 
 
 @contextlib.contextmanager
-def _alone() -> Iterator[None]:
-    """Nobody else brings up, measures or takes down a network meanwhile."""
+def _locked() -> Iterator[None]:
+    """Keep other processes from bringing up, measuring or taking down a network meanwhile."""
     STATE_FOLDER.mkdir(parents=True, exist_ok=True)
     folder = os.open(STATE_FOLDER, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -194,7 +194,7 @@ def _plan(settings: WanSettings, name: str) -> EmulatedWan:
 
 
 def _make(wan: EmulatedWan, core: int) -> EmulatedWan:
-    """The namespaces, then the links; each step is in the state file before it takes effect."""
+    """Make the namespaces, then the links; each is in the state file before it takes effect."""
     settings = wan.settings
     # Twice what may be on its way or wait, twice because the kernel counts its own overhead.
     buffer = 4 * (settings.bandwidth_delay_product + settings.queue_limit)
@@ -227,7 +227,7 @@ def _with_relays(wan: EmulatedWan, relays: list[Relay]) -> EmulatedWan:
 
 
 def _ends(wan: EmulatedWan, link: EmulatedLink) -> list[tuple[EmulatedSite, str, str]]:
-    """For both ends of a link: the site, its device, and the address of the other site."""
+    """Return for both ends of a link the site, its device, and the address of the other site."""
     first, second = (wan.site(name) for name in link.sites)
     return [
         (first, f"to-{second.name}", second.address),

@@ -1,4 +1,4 @@
-"""Round trip and throughput between two sites, by TCP through their real namespaces."""
+"""Round trip and throughput between two sites, measured by TCP through their namespaces."""
 
 import contextlib
 import itertools
@@ -20,7 +20,7 @@ _PATIENCE_SECONDS = 10.0
 
 
 def measured(wan: EmulatedWan) -> EmulatedWan:
-    """`wan` with what was measured over each of its links, one after the other.
+    """Measure the links of `wan` one after the other, and return it with the measurements.
 
     Raises:
         RunError: a link does not carry a connection.
@@ -28,7 +28,7 @@ def measured(wan: EmulatedWan) -> EmulatedWan:
     links = []
     for link in wan.links:
         first, second = (wan.site(name) for name in link.sites)
-        round_trip = round_trip_seconds(first, second)  # while no queue of the others is left
+        round_trip = round_trip_seconds(first, second)  # before throughput fills the queues
         there = bytes_per_second(first, second, wan.settings)
         back = bytes_per_second(second, first, wan.settings)
         found = Measurement(round_trip_seconds=round_trip, bytes_per_second=(there, back))
@@ -37,7 +37,7 @@ def measured(wan: EmulatedWan) -> EmulatedWan:
 
 
 def round_trip_seconds(first: EmulatedSite, second: EmulatedSite) -> float:
-    """The median time of one byte from `first` to `second` and back.
+    """Measure the median time of one byte from `first` to `second` and back.
 
     Raises:
         RunError: there is no connection.
@@ -65,10 +65,10 @@ def round_trip_seconds(first: EmulatedSite, second: EmulatedSite) -> float:
 
 
 def bytes_per_second(source: EmulatedSite, target: EmulatedSite, settings: WanSettings) -> float:
-    """Bytes per second that get from `source` to `target` when several TCP streams fill the link.
+    """Measure the bytes per second from `source` to `target` when TCP streams fill the link.
 
-    Counted by the receiving interface (`SiteTraffic` says what of the headers), after the streams
-    had 20 round trips to find their rate.
+    The receiving interface counts them (`SiteTraffic` explains the headers), after the streams had
+    20 round trips to find their rate.
 
     Raises:
         RunError: there is no connection.
@@ -99,7 +99,7 @@ def bytes_per_second(source: EmulatedSite, target: EmulatedSite, settings: WanSe
 def _connection(
     first: EmulatedSite, second: EmulatedSite
 ) -> Iterator[tuple[socket.socket, socket.socket]]:
-    """A TCP connection from `first` to `second`, both ends in this process."""
+    """Open a TCP connection from `first` to `second`, with both ends in this process."""
     with contextlib.ExitStack() as stack:
         try:
             with inside(second.namespace):

@@ -1,4 +1,4 @@
-"""Network namespaces of the sites: made, entered, read and removed by iproute2 and setns(2)."""
+"""Network namespaces of the sites, by means of iproute2 and setns(2)."""
 
 import contextlib
 import ctypes
@@ -20,20 +20,20 @@ _CLONE_NEWNET = 0x40000000
 
 @dataclasses.dataclass(frozen=True)
 class SiteTraffic:
-    """What one site has exchanged with the others since its links came up."""
+    """Bytes that one site has exchanged with the others since its links came up."""
 
     sent_bytes: int
     """Bytes of IP packets that left. A segment that a network card would cut to the MTU counts
-    once, with its one header: a little less than on a wire."""
+    once, with one header: slightly less than on a wire."""
     received_bytes: int
-    """Bytes of IP packets that came."""
+    """Bytes of IP packets that arrived."""
 
 
 def call(*command: str) -> str:
-    """The output of a command of iproute2: `ip` or `tc` and its arguments.
+    """Run a command of iproute2, `ip` or `tc` with its arguments, and return its output.
 
     Raises:
-        RunError: it fails; with its own words.
+        RunError: it fails; the message is its own.
     """
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -43,10 +43,10 @@ def call(*command: str) -> str:
 
 
 def require_namespaces() -> None:
-    """Refuse where network namespaces cannot be made.
+    """Check that network namespaces can be made here.
 
     Raises:
-        UserError: not root, no iproute2, or a container without the rights; in one line.
+        UserError: the user is not root, there is no iproute2, or a container lacks the rights.
     """
     if os.geteuid() != 0:
         raise UserError("an emulated link needs root, to make network namespaces: try sudo")
@@ -67,7 +67,7 @@ def require_namespaces() -> None:
 
 
 def make(site: EmulatedSite, addresses: dict[str, str], tcp_buffer_bytes: int) -> None:
-    """Make the namespace of `site`, in which every site's name has its address of `addresses`.
+    """Make the namespace of `site`, in which the sites' names resolve to `addresses`.
 
     A TCP connection may have up to `tcp_buffer_bytes` in each of its buffers, keeps its window when
     idle, and learns nothing from earlier connections.
@@ -105,7 +105,7 @@ def _write_setting(path: Path, value: str) -> None:
 
 
 def remove(namespace: str) -> bool:
-    """Remove a namespace with its devices and its hosts file; whether there was anything."""
+    """Remove a namespace with its devices and its hosts file; return whether anything was there."""
     found = False
     if (_NAMESPACES / namespace).exists():
         call("ip", "netns", "delete", namespace)
@@ -120,14 +120,14 @@ def remove(namespace: str) -> bool:
 
 
 def names_beginning(prefix: str) -> list[str]:
-    """The namespaces, whole or half made, whose names begin with `prefix`."""
+    """List the namespaces, complete or half made, whose names begin with `prefix`."""
     folders = [folder for folder in (_NAMESPACES, _CONFIGURATION) if folder.is_dir()]
     found = {path.name for folder in folders for path in folder.iterdir()}
     return sorted(name for name in found if name.startswith(prefix))
 
 
 def processes_in(namespace: str) -> Sequence[int]:
-    """The processes that run in a namespace."""
+    """List the processes that run in a namespace."""
     if not (_NAMESPACES / namespace).exists():
         return []
     return [int(line) for line in call("ip", "netns", "pids", namespace).split()]
@@ -135,7 +135,7 @@ def processes_in(namespace: str) -> Sequence[int]:
 
 @contextlib.contextmanager
 def inside(namespace: str) -> Iterator[None]:
-    """This thread is in the namespace; what it opens meanwhile (sockets, devices) stays there.
+    """Move this thread into the namespace; sockets and devices that it opens there stay there.
 
     Raises:
         OSError: there is no such namespace, or no right to enter it.
@@ -157,7 +157,7 @@ def _enter(descriptor: int) -> None:
 
 
 def traffic(namespace: str) -> SiteTraffic:
-    """What the interfaces of a namespace, the loopback aside, have counted.
+    """Read the byte counters of a namespace's interfaces, except the loopback.
 
     Raises:
         RunError: there is no such namespace any more.
@@ -176,6 +176,6 @@ def traffic(namespace: str) -> SiteTraffic:
 
 
 def congestion_control(site: EmulatedSite) -> str:
-    """The algorithm of TCP in a site: a namespace has that of the machine."""
+    """Return TCP's congestion control in a site, which is that of the machine."""
     with inside(site.namespace):
         return Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()

@@ -31,7 +31,7 @@ _STOP_SECONDS = 5.0
 
 
 def compiled() -> Path:
-    """The relay's executable in the user's cache, compiled with the system's C compiler.
+    """Return the relay's executable, compiled with the system's C compiler into the user's cache.
 
     Raises:
         UserError: there is no C compiler, or it fails.
@@ -71,8 +71,8 @@ def open_device(namespace: str, name: str, whole_segments: bool) -> int:
     """Make the TUN device `name` in a namespace; it lives until its descriptor is closed.
 
     Args:
-        namespace: where it will be.
-        name: of the device.
+        namespace: the namespace that gets the device.
+        name: name of the device.
         whole_segments: take TCP segments of up to 64 KiB, which a network card would cut.
 
     Raises:
@@ -94,10 +94,10 @@ def open_device(namespace: str, name: str, whole_segments: bool) -> int:
 
 
 class RelayStart:
-    """A relay that waits for the word to begin, so that nothing runs that no state file names."""
+    """A relay process that waits for `begin`, so that every running relay is in a state file."""
 
     def __init__(self, devices: tuple[int, int], settings: WanSettings, core: int, log: Path):
-        """Start the process on `core`, which takes over the two devices; it writes to `log`."""
+        """Start the process on `core`; it takes over the two devices and writes to `log`."""
         nanoseconds = [settings.delay_seconds * 1e9, settings.jitter_seconds * 1e9]
         numbers = [*nanoseconds, settings.bytes_per_second or 0, settings.queue_limit]
         with open(log, "ab") as output:
@@ -120,8 +120,8 @@ class RelayStart:
             os.close(descriptor)
         number = self._process.pid
         os.sched_setaffinity(number, {core})
-        # Late packets would be a longer link: it goes before whoever computes on that core, for
-        # the few per cent of the time that it needs. A container may not allow it.
+        # Late packets would make the link longer, so the relay has priority on that core, for the
+        # few per cent of the time that it needs. A container may not allow it.
         with contextlib.suppress(PermissionError):
             os.sched_setscheduler(number, os.SCHED_FIFO, os.sched_param(1))
         self.relay = Relay(process_id=number, started=start_time(number), core=core)
@@ -138,33 +138,33 @@ class RelayStart:
             self._process.stdin.write(b"g")
             self._process.stdin.close()
         except BrokenPipeError:
-            words = self._log.read_text().strip() or "without a word"
+            words = self._log.read_text().strip() or "no message"
             raise RunError(f"the relay of an emulated link ended at its start: {words}") from None
         # It may outlive this process, so `stop` ends it and not this object, which would complain.
         self._process.returncode = 0
 
 
 def buffer_bytes(settings: WanSettings) -> int:
-    """Room in each direction of a relay for what waits and what is on the way.
+    """Return the size of a relay's buffer for one direction: packets that wait or are on the way.
 
-    A packet takes 32 bytes more in the buffer than on a wire, which for packets of 52 bytes
-    (acknowledgements) is much, so there is room for twice as much.
+    A packet takes 32 bytes more in the buffer than on a wire, which is much for one of 52 bytes (an
+    acknowledgement), so there is room for twice as much.
     """
     on_the_way = settings.bandwidth_delay_product // 2
     return 2 * (on_the_way + settings.queue_limit) + 2**20
 
 
 def start_time(process: int) -> int:
-    """When a process started, in clock ticks since the machine did.
+    """Return when a process started, in clock ticks since the machine did.
 
     Raises:
-        ProcessLookupError: there is none of that number.
+        ProcessLookupError: there is no such process.
     """
     return int(_fields(process)[19])
 
 
 def is_running(relay: Relay) -> bool:
-    """Whether that very process is alive."""
+    """Return whether that very process is alive, and not a later one with the same number."""
     try:
         return start_time(relay.process_id) == relay.started and _fields(relay.process_id)[0] != "Z"
     except ProcessLookupError:
@@ -172,7 +172,7 @@ def is_running(relay: Relay) -> bool:
 
 
 def _fields(process: int) -> list[str]:
-    """What /proc/PROCESS/stat says, from the state onwards."""
+    """Return the fields of /proc/PROCESS/stat, from the state onwards."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except FileNotFoundError:
@@ -180,7 +180,7 @@ def _fields(process: int) -> list[str]:
 
 
 def stop(relay: Relay) -> bool:
-    """End that very process, if it is alive; whether it was."""
+    """End that very process if it is alive; return whether it was."""
     if not is_running(relay):
         return False
     os.kill(relay.process_id, signal.SIGTERM)

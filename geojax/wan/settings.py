@@ -1,4 +1,4 @@
-"""What the emulated links between sites shall be like."""
+"""Settings of the emulated links between sites."""
 
 from typing import Self
 
@@ -8,13 +8,13 @@ from geojax.quantities import Bytes, BytesPerSecond, Seconds, Share
 from geojax.settings import Settings
 
 SITE_NAMES = ("east", "west", "north", "south")
-"""What the sites are called, in this order: as in the presets of configs/topology."""
+"""Names of the sites in order, as in the presets of configs/topology."""
 
 MTU = 1500
-"""Bytes of the largest IP packet on a link."""
+"""Size of the largest IP packet on a link, in bytes."""
 
 LARGEST_SEGMENT = MTU - 20 - 32
-"""Bytes of TCP payload in such a packet: IPv4's header and TCP's with timestamps take the rest."""
+"""TCP payload of such a packet, in bytes, without IPv4's header and TCP's with timestamps."""
 
 _LONGEST_ROUND_TRIP = 3.0
 _LEAST_QUEUE = 2**17
@@ -31,17 +31,17 @@ class WanSettings(Settings):
     sites: int = pydantic.Field(default=2, ge=2, le=len(SITE_NAMES))
     """Number of sites."""
     round_trip_seconds: Seconds = 0.0
-    """Time that a small packet and its answer are on a link, without queueing."""
+    """Time that a small packet and its answer spend on a link, without queueing."""
     bytes_per_second: BytesPerSecond | None = None
     """Bandwidth of a link in each direction, counted in IP packets with their headers; None: as
     fast as the kernel is."""
     loss: Share = 0.0
-    """The share of the packets that gets lost, each by itself."""
+    """Share of the packets that gets lost, independently of each other."""
     jitter_seconds: Seconds = 0.0
-    """A packet's delay differs from half the round trip by up to so much, evenly spread. Packets
+    """Largest difference of a packet's delay from half the round trip, evenly distributed. Packets
     keep their order."""
     queue_bytes: Bytes | None = None
-    """What waits for a link at the most; more is dropped at its tail. None: the bandwidth-delay
+    """Most bytes that wait for a link; more is dropped at its tail. None: the bandwidth-delay
     product and 1 MiB."""
 
     @pydantic.model_validator(mode="after")
@@ -67,20 +67,20 @@ class WanSettings(Settings):
 
     @property
     def shaped(self) -> bool:
-        """Whether the links differ from what the kernel does by itself."""
+        """True if the links have a delay, a rate or loss of their own."""
         return bool(self.round_trip_seconds or self.bytes_per_second or self.loss)
 
     @property
     def delay_seconds(self) -> float:
-        """Of each direction."""
+        """Delay of each direction, in seconds."""
         return self.round_trip_seconds / 2
 
     @property
     def bandwidth_delay_product(self) -> int:
-        """Bytes on the way to fill a link for a round trip; at 10 Gbit/s where no rate is set."""
+        """Bytes that fill a link for a round trip; at 10 Gbit/s if no rate is set."""
         return int((self.bytes_per_second or _UNSHAPED_BYTES_PER_SECOND) * self.round_trip_seconds)
 
     @property
     def queue_limit(self) -> int:
-        """`queue_bytes`, or what it is by default."""
+        """Size of the queue in bytes: `queue_bytes`, or its default."""
         return self.queue_bytes or self.bandwidth_delay_product + _QUEUE_BEYOND_PRODUCT

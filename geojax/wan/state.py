@@ -1,4 +1,4 @@
-"""A running emulated network, as data: what `geojax wan up` leaves for everyone else to read.
+"""A running emulated network as data, in a file that `geojax wan up` leaves for other commands.
 
     wan = EmulatedWan.load()
     for site in wan.sites:
@@ -18,78 +18,78 @@ from geojax.settings import Settings, load_yaml, validate
 from geojax.wan.settings import WanSettings
 
 DEFAULT_NAME = "wan"
-"""Of the emulated network, where nobody gave it another."""
+"""Name of the emulated network, unless another is given."""
 
 STATE_FOLDER = Path("/run/geojax/wan")
-"""A file for each emulated network. Namespaces belong to the machine and end with it, so does this:
-it must be the same for every shell of root, whatever the environment says, and be gone at boot."""
+"""Folder with a file for each emulated network. It belongs to the machine, as namespaces do: it is
+the same for every shell of root, whatever the environment, and gone after a reboot."""
 
 
 class EmulatedSite(Settings):
     """One site: a network namespace."""
 
     name: str
-    """What the topology calls it."""
+    """Name of the site in the topology."""
     namespace: str
     """Name of its network namespace, as `ip netns` lists it."""
     address: str
-    """The IPv4 address where the other sites reach it."""
+    """IPv4 address at which the other sites reach it."""
 
     @property
     def command_prefix(self) -> tuple[str, ...]:
-        """To be put before a command that shall run in this site; its process id stays the same."""
+        """Words before a command that make it run in this site, under the same process id."""
         return ("ip", "netns", "exec", self.namespace)
 
 
 class Relay(Settings):
-    """The process that carries the packets of one link."""
+    """Process that carries the packets of one link."""
 
     process_id: int
-    """Of the relay."""
+    """Process id of the relay."""
     started: int
-    """When that process started, in clock ticks since the machine did: tells it from a later
-    process with the same number."""
+    """Start time of the process in clock ticks since boot, which distinguishes it from a later one
+    with the same process id."""
     core: int
-    """The core that it is pinned to."""
+    """CPU core that it is pinned to."""
 
 
 class Measurement(Settings):
-    """What was measured over one link when it came up."""
+    """Measurement of one link when it came up."""
 
     round_trip_seconds: float
-    """Median of a small message and its answer over TCP."""
+    """Median time of a small message and its answer over TCP."""
     bytes_per_second: tuple[float, float]
-    """What got from the first site to the second, and back, one direction at a time."""
+    """Throughput from the first site to the second, and back, one direction at a time."""
 
 
 class EmulatedLink(Settings):
-    """What joins two sites."""
+    """Emulated link between two sites."""
 
     sites: tuple[str, str]
     """Names of the two sites."""
     relay: Relay | None = None
-    """None where the kernel does everything: an unshaped link, or netem."""
+    """Relay of the link; None if the kernel does everything (an unshaped link, or netem)."""
     measured: Measurement | None = None
-    """None while it comes up."""
+    """Measurement of the link; None while it comes up."""
 
 
 class EmulatedWan(Settings):
     """An emulated network: the sites, and a link between each two of them."""
 
     name: str
-    """Of this emulated network among those on this machine."""
+    """Name of this emulated network among those on this machine."""
     settings: WanSettings
-    """What was asked for."""
+    """Requested properties of the links."""
     shaper: str
-    """What shapes the links: `none`, `netem` or `relay`."""
+    """Means by which the links are shaped: `none`, `netem` or `relay`."""
     sites: tuple[EmulatedSite, ...]
-    """In the order of the mesh's dc axis."""
+    """Sites, in the order of the mesh's dc axis."""
     links: tuple[EmulatedLink, ...]
-    """One for each pair of sites."""
+    """Links, one for each pair of sites."""
 
     @classmethod
     def load(cls, name: str = DEFAULT_NAME) -> "EmulatedWan":
-        """The emulated network `name` of this machine, as it was when it came up.
+        """Read the emulated network `name` of this machine, as it was when it came up.
 
         Raises:
             UserError: there is none of that name.
@@ -100,7 +100,7 @@ class EmulatedWan(Settings):
         return validate(cls, load_yaml(path), str(path))
 
     def save(self) -> None:
-        """Write the state file, in one step."""
+        """Write the state file atomically."""
         path = state_path(self.name)
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_suffix(".draft")
@@ -108,7 +108,7 @@ class EmulatedWan(Settings):
         os.replace(draft, path)
 
     def site(self, name: str) -> EmulatedSite:
-        """The site called `name`.
+        """Return the site called `name`.
 
         Raises:
             UserError: there is none of that name.
@@ -120,7 +120,7 @@ class EmulatedWan(Settings):
         raise UserError(f"the emulated network '{self.name}' has no site '{name}', only {names}")
 
     def link(self, name: str) -> EmulatedLink:
-        """The link called `name`, such as east-west.
+        """Return the link called `name`, such as east-west.
 
         Raises:
             UserError: there is none of that name.
@@ -133,10 +133,10 @@ class EmulatedWan(Settings):
 
 
 def state_path(name: str) -> Path:
-    """The state file of the emulated network `name`.
+    """Return the path of the state file of the emulated network `name`.
 
     Raises:
-        UserError: that is no name.
+        UserError: that is no valid name.
     """
     if not re.fullmatch(r"[a-z0-9-]{1,32}", name):
         raise UserError(f"'{name}' names no emulated network: lower-case letters, digits, hyphens")

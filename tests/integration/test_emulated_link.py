@@ -19,10 +19,10 @@ from geojax.exit_codes import UNHEALTHY
 from geojax.wan import (
     EmulatedWan,
     WanSettings,
-    ailments,
     bring_up,
     is_cut,
     namespaces,
+    problems,
     relay,
     running,
     take_down,
@@ -58,7 +58,7 @@ def command(*arguments):
 def test_a_link_has_the_round_trip_and_the_rate_that_were_asked():
     code, printed = command("up", "--rtt", "21ms", "--rate", "200mbit")
     assert code == 0
-    assert re.search(r"\nasked +21 ms  200 Mbit/s  200 Mbit/s +- +- +1\.57 MB\n", printed)
+    assert re.search(r"\nrequested +21 ms  200 Mbit/s  200 Mbit/s +- +- +1\.57 MB\n", printed)
     assert re.search(r"\neast-west +2\d\.?\d* ms +\d+ Mbit/s +\d+ Mbit/s", printed)
     wan = running(NAME)
     (link,) = wan.links
@@ -118,7 +118,7 @@ def removed(*sites):
 
 
 def nothing_crosses_a_link_that_was_cut(wan):
-    """And what was open goes on when it is mended."""
+    """And what was open goes on when it is restored."""
     first, second = wan.sites[:2]
     with contextlib.ExitStack() as stack:
         with namespaces.inside(second.namespace):
@@ -134,7 +134,7 @@ def nothing_crosses_a_link_that_was_cut(wan):
         assert [is_cut(wan, link) for link in wan.links] == [True, False, False]
         code, printed = command("status")
         assert (code, printed.count("cut: nothing crosses the link ")) == (0, 1)
-        assert command("mend")[1].splitlines()[0] == "mended the link east-west"
+        assert command("restore")[1].splitlines()[0] == "restored the link east-west"
         there.settimeout(30)
         assert there.recv(1) == b"?"
     assert not any(is_cut(wan, link) for link in wan.links)
@@ -151,7 +151,7 @@ def test_three_sites_reach_each_other_are_cut_off_and_a_crash_is_cleaned_up():
     assert all(min(link.measured.bytes_per_second) > 0 for link in wan.links)
     nothing_crosses_a_link_that_was_cut(wan)
     os.kill(wan.links[1].relay.process_id, signal.SIGKILL)
-    wait_until(lambda: ailments(wan) == ["the relay of the link east-north has ended"])
+    wait_until(lambda: problems(wan) == ["the relay of the link east-north has ended"])
     with pytest.raises(UserError, match="is broken: the relay of the link east-north has ended"):
         running(NAME)
     code, printed = command("status")

@@ -24,7 +24,7 @@ from support.small_runs import (
     write_config,
 )
 
-from geojax.wan import EmulatedWan, WanSettings, bring_up, cut, mend, take_down
+from geojax.wan import EmulatedWan, WanSettings, bring_up, cut, restore, take_down
 
 pytestmark = pytest.mark.multiprocess
 
@@ -167,7 +167,7 @@ def test_whatever_fails_the_run_goes_on_as_one_process_would(tmp_path, corpus, a
     assert_losses_of(run, alone, STEPS)
 
 
-def test_sites_whose_link_is_cut_both_say_so_and_go_on_when_it_is_mended(tmp_path, corpus, wan):
+def test_sites_whose_link_is_cut_both_say_so_and_go_on_when_it_is_restored(tmp_path, corpus, wan):
     endless = {
         "steps": 100_000,
         "evaluation": {"every_steps": 100_000, "rows": 8},
@@ -182,7 +182,7 @@ def test_sites_whose_link_is_cut_both_say_so_and_go_on_when_it_is_mended(tmp_pat
     cut(wan, link)
     wait_for(lambda: not running & set(trainers(config).values()), process)
     reached = max(losses(run))
-    mend(wan, link)
+    restore(wan, link)
     wait_for_step(run, reached + 25, process)
     process.send_signal(signal.SIGINT)
     (printed,) = finish(process)

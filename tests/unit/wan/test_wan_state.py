@@ -46,7 +46,7 @@ def test_what_is_gone_is_named():
     example(other).save()
     with pytest.raises(UserError, match="'nowhere' is broken: the namespace"):
         running("nowhere")
-    assert emulate.ailments(EmulatedWan.load("nowhere"))[-1] == (
+    assert emulate.problems(EmulatedWan.load("nowhere"))[-1] == (
         "the relay of the link east-west has ended"
     )
 

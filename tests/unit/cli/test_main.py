@@ -1,0 +1,58 @@
+"""Words that the command does not know end in one line that says what to type instead."""
+
+import pytest
+
+import geojax
+from geojax.cli.main import run
+from geojax.exit_codes import USAGE
+
+
+def refused(capsys, *arguments):
+    assert run(list(arguments)) == USAGE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    return line.removeprefix("error: ")
+
+
+def test_the_version(capsys):
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out == f"geojax {geojax.__version__}\n"
+
+
+def test_no_arguments_show_the_help(capsys):
+    with pytest.raises(SystemExit) as ended:
+        run([])
+    assert ended.value.code == 0
+    assert "wan restore" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["trian", "run.yaml"], "there is no subcommand 'trian'; did you mean 'train'?"),
+        (["wan", "statsu"], "there is no subcommand 'wan statsu'; did you mean 'wan status'?"),
+        (["data"], "there is no subcommand 'data'; did you mean 'data prepare'?"),
+        (["xyzzy"], "there is no subcommand 'xyzzy'; there are: train, memory, "),
+        (["wan", "mend"], "geojax wan mend is called geojax wan restore now"),
+    ],
+)
+def test_an_unknown_subcommand_gets_the_nearest(capsys, arguments, expected):
+    assert refused(capsys, *arguments).startswith(expected)
+
+
+@pytest.mark.parametrize("steps", [["--steps", "5"], ["--steps=5"]])
+def test_settings_before_the_config_file_are_shown_in_the_right_order(capsys, steps):
+    assert refused(capsys, "train", *steps, "run.yaml") == (
+        f"put the config file before the settings: geojax train run.yaml {' '.join(steps)}"
+    )
+
+
+def test_options_of_the_command_itself_may_come_first(capsys):
+    assert refused(capsys, "train", "--resume", "none.yaml") == "none.yaml: no such file"
+
+
+def test_a_launched_command_needs_two_dashes(capsys):
+    assert refused(capsys, "launch", "--sites", "2", "train", "run.yaml", "--steps", "5") == (
+        "geojax launch: 'train' is no option; put -- before the command that is launched: "
+        "geojax launch -- train run.yaml --steps 5"
+    )
