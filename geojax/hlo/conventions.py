@@ -1,4 +1,4 @@
-"""How many bytes a device sends in a collective: the convention of every count in geojax.
+"""Bytes that a device sends in a collective: the convention of every count in geojax.
 
 Each is counted as the bandwidth-optimal ring (or direct exchange) sends it, per device, with n
 devices in a group and `payload` the bytes that one device puts in (its operands):
@@ -20,27 +20,27 @@ from fractions import Fraction
 
 
 def all_reduce_bytes(payload: int, ranks: int) -> Fraction:
-    """Sent by each of `ranks` devices that sum `payload` bytes."""
+    """Return what each of `ranks` devices sends to sum `payload` bytes."""
     return 2 * reduce_scatter_bytes(payload, ranks)
 
 
 def reduce_scatter_bytes(payload: int, ranks: int) -> Fraction:
-    """Sent by each of `ranks` devices that sum `payload` bytes and keep 1/ranks of them."""
+    """Return what each of `ranks` devices sends to sum `payload` bytes and keep 1/ranks of them."""
     return Fraction(payload * (ranks - 1), ranks)
 
 
 def all_gather_bytes(payload: int, ranks: int) -> Fraction:
-    """Sent by each of `ranks` devices that hold `payload` bytes and end with ranks * payload."""
+    """Return what each of `ranks` devices sends to gather the `payload` bytes of each."""
     return Fraction(payload * (ranks - 1))
 
 
 def all_to_all_bytes(payload: int, ranks: int) -> Fraction:
-    """Sent by each of `ranks` devices that hold `payload` bytes and keep 1/ranks of them."""
+    """Return what each of `ranks` devices sends that holds `payload` bytes and keeps 1/ranks."""
     return Fraction(payload * (ranks - 1), ranks)
 
 
 def permute_bytes(payload: int, ranks: int) -> Fraction:
-    """Sent by a device that hands its `payload` bytes to one other."""
+    """Return what a device sends that hands its `payload` bytes to one other."""
     return Fraction(payload if ranks > 1 else 0)
 
 
@@ -53,4 +53,4 @@ BYTES_SENT: dict[str, Callable[[int, int], Fraction]] = {
     "collective-broadcast": permute_bytes,
     "ragged-all-to-all": all_to_all_bytes,
 }
-"""By kind, the function (payload, ranks) -> bytes that a device sends."""
+"""For each kind of collective the function (payload, ranks) -> bytes that a device sends."""

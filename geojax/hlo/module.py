@@ -1,8 +1,8 @@
-"""Reads the text of an HLO module: computations, instructions, shapes, calls.
+"""A reader for the text of an HLO module: computations, instructions, shapes, calls.
 
-Only what `geojax.hlo.traffic` needs, and nothing of what an instruction computes. Takes the
-text of compiled programs (names with `%`, shapes in the computation's header) and of lowered ones
-(neither); attributes are parsed only for the instructions that are asked for.
+It reads only what `geojax.hlo.traffic` needs, and nothing of what an instruction computes. It takes
+the text of compiled programs (names with `%`, shapes in the computation's header) and of lowered
+ones (neither); attributes are parsed only for the instructions that are asked for.
 """
 
 import functools
@@ -10,8 +10,6 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-
-from geojax.errors import UserError
 
 _PARTITIONS = re.compile(r"^HloModule .*\bnum_partitions=(\d+)", re.MULTILINE)
 _REPLICAS = re.compile(r"^HloModule .*\breplica_count=(\d+)", re.MULTILINE)
@@ -25,16 +23,23 @@ _CALLS = re.compile(
 )
 
 
+class HloParseError(ValueError):
+    """HLO text of a form that this reader does not know: another version of XLA, another backend.
+
+    Nothing that a run computes depends on that text, so a run notes the error and goes on.
+    """
+
+
 @dataclass(frozen=True)
 class Instruction:
     """One line of a computation."""
 
     name: str
     shape: str
-    """As printed: `f32[8]{0}`, or a tuple of such."""
+    """The result's shape as printed: `f32[8]{0}`, or a tuple of such."""
     opcode: str
     tail: str
-    """What follows the opcode: the operands in parentheses and the attributes."""
+    """The text after the opcode: the operands in parentheses and the attributes."""
 
     @functools.cached_property
     def _operands_and_attributes(self) -> tuple[tuple[str, ...], dict[str, str]]:
@@ -61,7 +66,7 @@ class Instruction:
 
     @property
     def calls(self) -> tuple[str, ...]:
-        """The computations that the instruction names, whatever for."""
+        """The computations that the instruction names, for any purpose."""
         lists = (found[1] or found[2] for found in _CALLS.finditer(self.tail))
         return tuple(name.strip().lstrip("%") for names in lists for name in names.split(","))
 
@@ -78,7 +83,7 @@ class Computation:
         return iter(self.instructions.values())
 
     def operand_bytes(self, instruction: Instruction) -> int:
-        """The bytes of all operands of `instruction`, which is one of this computation."""
+        """Count the bytes of all operands of `instruction`, which is one of this computation."""
         return sum(shape_bytes(self.instructions[name].shape) for name in instruction.operands)
 
 
@@ -93,10 +98,10 @@ class Module:
 
 
 def parse_module(text: str) -> Module:
-    """The module that `text` prints.
+    """Parse the text of an HLO module.
 
     Raises:
-        UserError: the text is not that of an HLO module.
+        HloParseError: the text is not that of an HLO module, or the program has replicas.
     """
     computations: dict[str, Computation] = {}
     entry = None
@@ -118,22 +123,22 @@ def parse_module(text: str) -> Module:
                 if found["root"]:
                     root = instruction.name
     if entry is None or entry not in computations:
-        raise UserError(
-            "collective traffic: this is not the text of an HLO module (no ENTRY computation); "
+        raise HloParseError(
+            "HLO text: this is not an HLO module (no ENTRY computation); "
             "give what jax.jit(f).lower(...).compile() returns, or its as_text()"
         )
     partitions = _PARTITIONS.search(text)
     replicas = _REPLICAS.search(text)
     if replicas and int(replicas[1]) > 1:
-        raise UserError(
-            f"collective traffic: the program has {replicas[1]} replicas (jax.pmap); only "
+        raise HloParseError(
+            f"HLO text: the program has {replicas[1]} replicas (jax.pmap); only "
             "partitioned programs (jax.jit, jax.shard_map) lie on a mesh"
         )
     return Module(computations, entry, int(partitions[1]) if partitions else None)
 
 
 def shape_bytes(shape: str) -> int:
-    """The bytes of an array shape such as `bf16[4,8]{1,0}`, or of all arrays of a tuple shape."""
+    """Count the bytes of an array shape such as `bf16[4,8]{1,0}`, or of all arrays of a tuple."""
     return sum(
         -(-_bits(dtype) * math.prod(_sizes(sizes)) // 8) for dtype, sizes in _ARRAY.findall(shape)
     )
@@ -152,14 +157,14 @@ def _bits(dtype: str) -> int:
 
 def _instruction(name: str, rest: str) -> Instruction:
     rest = _COMMENT.sub("", rest)
-    end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.index(" ")
+    end = _closing(rest, 0) + 1 if rest.startswith("(") else len(rest.partition(" ")[0])
     shape, rest = rest[:end], rest[end:].lstrip()
     opcode, _, _ = rest.partition("(")
     return Instruction(name, shape, opcode, rest[len(opcode) :])
 
 
 def _closing(text: str, start: int) -> int:
-    """The index of the parenthesis that closes the one at `start`."""
+    """Return the index of the parenthesis that closes the one at `start`."""
     depth = 0
     for index in range(start, len(text)):
         if text[index] == "(":
@@ -168,11 +173,11 @@ def _closing(text: str, start: int) -> int:
             depth -= 1
             if depth == 0:
                 return index
-    raise UserError(f"collective traffic: unbalanced parentheses in HLO text: {text[:80]!r}")
+    raise HloParseError(f"HLO text: unbalanced parentheses: {text[:80]!r}")
 
 
 def _split(text: str) -> list[str]:
-    """`text` cut at the commas that are in no brackets and no quotes."""
+    """Split `text` at the commas that are in no brackets and no quotes."""
     parts, depth, quote, start = [], 0, "", 0
     for index, character in enumerate(text):
         if quote:

@@ -1,4 +1,4 @@
-"""What a compiled program computes while its messages travel.
+"""Overlap in a compiled program: the matrix products that run while a message travels.
 
 A compiler splits a collective that need not be awaited at once into a start and a done, and orders
 all instructions; those between the two run beside the message.
@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from geojax.errors import UserError
 from geojax.hlo.module import Computation, Instruction, Module, parse_module
-from geojax.hlo.traffic import Collective, collective_traffic
+from geojax.hlo.traffic import Collective, collective_traffic, program_text
 
 _SCHEDULED = re.compile(r"^HloModule .*\bis_scheduled=true", re.MULTILINE)
 _PRODUCT_CALL = re.compile(r'custom_call_target="[^"]*(?:cublas|cudnn|fmha|gemm|matmul|triton)')
@@ -26,24 +26,24 @@ class Flight:
 
     collective: Collective
     products: int
-    """The instructions between the two that hold matrix products (or attention): fusions, calls of
-    libraries, whole loops."""
+    """Number of instructions between the two that hold matrix products (or attention): fusions,
+    calls of libraries, whole loops."""
     products_around: int
-    """All such instructions of the same computation, the body of a loop for example."""
+    """Number of all such instructions of the same computation, the body of a loop for example."""
 
 
 def flights(program: jax.stages.Compiled, mesh: Mesh | AbstractMesh) -> tuple[Flight, ...]:
-    """The asynchronous collectives of `program`, in the order in which they are done.
+    """List the asynchronous collectives of `program`, in the order in which they are done.
 
     Args:
         program: compiled for `mesh`, perhaps ahead of time.
         mesh: the mesh.
 
     Raises:
-        UserError: the program is not scheduled, or as `collective_traffic`.
+        UserError: the program is not scheduled, or was compiled for another mesh.
+        HloParseError: the text of the program cannot be read.
     """
-    text = program.as_text()
-    assert text is not None, "this backend does not print its compiled programs"
+    text = program_text(program)
     if not _SCHEDULED.search(text):
         raise UserError("collective overlap: this program has no schedule; compile it for GPUs")
     collectives = {found.name: found for found in collective_traffic(text, mesh).collectives}

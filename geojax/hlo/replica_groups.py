@@ -1,4 +1,4 @@
-"""Which devices talk to each other in a collective: the three printed forms of replica groups.
+"""Replica groups: the devices that talk to each other in a collective, in their printed forms.
 
 {{0,1},{2,3}}                                     listed
 [2,4]<=[8]     [4,2]<=[2,4]T(1,0)                 iota: 8 ids, reshaped, transposed, reshaped
@@ -13,7 +13,7 @@ import re
 
 import numpy as np
 
-from geojax.errors import UserError
+from geojax.hlo.module import HloParseError
 
 _IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?$")
 _MESH = re.compile(
@@ -28,10 +28,12 @@ Groups = list[list[int]]
 
 
 def parse_groups(printed: str, devices: int) -> Groups:
-    """The groups of device numbers that `printed` stands for; `{}` is one group of all `devices`.
+    """Return the groups of device numbers that `printed` stands for.
+
+    `{}` is one group of all `devices`.
 
     Raises:
-        UserError: the form is none of the known ones.
+        HloParseError: the form is none of the known ones.
     """
     printed = printed.strip()
     if printed == "{}":
@@ -49,11 +51,11 @@ def parse_groups(printed: str, devices: int) -> Groups:
     over_mesh = _MESH.match(printed)
     if over_mesh:
         return _mesh_groups(over_mesh["axes"], over_mesh["ids"], over_mesh["over"])
-    raise UserError(f"collective traffic: replica groups of an unknown form: {printed[:80]!r}")
+    raise HloParseError(f"HLO text: replica groups of an unknown form: {printed[:80]!r}")
 
 
 def parse_id_lists(printed: str) -> Groups:
-    """`{{0,1},{2,3}}` as [[0, 1], [2, 3]]; so are source-target pairs printed."""
+    """Read `{{0,1},{2,3}}` as [[0, 1], [2, 3]]; source-target pairs are printed so too."""
     return [_ints(group) for group in re.findall(r"\{([\d,\s]+)\}", printed)]
 
 

@@ -1,8 +1,8 @@
-"""Which collectives a compiled program holds, over which mesh axes, and what they send.
+"""The collectives of a compiled program: the mesh axes that they cross and what they send.
 
-`collective_traffic` reads the program's HLO, after the compiler has had its way with it, so that a
-collective which nobody wrote shows as well. How bytes are counted is said in
-`geojax.hlo.conventions`: per device and per run of the program.
+`collective_traffic` reads the program's HLO after all passes of the compiler, so that a collective
+which the compiler added shows as well. Bytes are counted per device and per run of the program, by
+the convention of `geojax.hlo.conventions`.
 
     axes    a collective belongs to the set of mesh axes along which the members of its groups
             differ. A flat all-reduce over dc and data is listed under "dc,data", not under either.
@@ -34,7 +34,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from geojax.errors import UserError
 from geojax.hlo.conventions import BYTES_SENT
-from geojax.hlo.module import Computation, Instruction, Module, parse_module
+from geojax.hlo.module import Computation, HloParseError, Instruction, Module, parse_module
 from geojax.hlo.replica_groups import parse_groups, parse_id_lists
 from geojax.hlo.trip_count import trip_count
 
@@ -46,7 +46,7 @@ class Collective:
     """One collective instruction of a program."""
 
     name: str
-    """The instruction's, as in the HLO text."""
+    """The instruction's name, as in the HLO text."""
     kind: str
     """The HLO opcode without "-start", such as "all-reduce"."""
     axes: tuple[str, ...]
@@ -54,17 +54,17 @@ class Collective:
     ranks: int
     """The devices of a group; 2 for a permute that sends anything."""
     payload_bytes: int
-    """What one device puts in, each time."""
+    """The bytes that one device puts in, each time."""
     executions: int
-    """How often it runs in one run of the program."""
+    """Number of times that it runs in one run of the program."""
     in_loop: bool
-    """Whether it is in the body or the condition of a while loop."""
+    """True if it is in the body or the condition of a while loop."""
     conditional: bool
-    """Whether it is in a branch of a conditional, so that it may run less often."""
+    """True if it is in a branch of a conditional, so that it may run less often."""
 
     @property
     def bytes_sent(self) -> Fraction:
-        """What one device sends in one run of the program."""
+        """The bytes that one device sends in one run of the program."""
         return self.executions * BYTES_SENT[self.kind](self.payload_bytes, self.ranks)
 
 
@@ -74,11 +74,11 @@ class Sum:
 
     instructions: int
     count: int
-    """How many run in one run of the program."""
+    """Number of collectives in one run of the program."""
     in_loop: int
-    """How many of the instructions are in loops."""
+    """Number of the instructions that are in loops."""
     bytes_sent: Fraction
-    """By one device in one run of the program."""
+    """The bytes that one device sends in one run of the program."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Traffic:
     collectives: tuple[Collective, ...]
 
     def over(self, axis: str) -> tuple[Collective, ...]:
-        """The collectives that cross `axis`, alone or together with others.
+        """Return the collectives that cross `axis`, alone or together with others.
 
         Raises:
             UserError: the mesh has no such axis.
@@ -101,11 +101,11 @@ class Traffic:
         return tuple(collective for collective in self.collectives if axis in collective.axes)
 
     def bytes_over(self, axis: str) -> Fraction:
-        """What a device sends in the collectives that cross `axis`."""
+        """Sum the bytes that a device sends in the collectives that cross `axis`."""
         return sum((collective.bytes_sent for collective in self.over(axis)), Fraction(0))
 
     def sums(self) -> dict[tuple[str, ...], dict[str, Sum]]:
-        """By axes, then by kind, both sorted."""
+        """Sum the collectives by axes, then by kind, both sorted."""
         order = {name: position for position, (name, _) in enumerate(self.mesh)}
 
         def key(collective: Collective) -> tuple[tuple[int, ...], str]:
@@ -123,7 +123,7 @@ class Traffic:
         return result
 
     def to_json(self) -> dict[str, Any]:
-        """Plain lists, dicts, strings and numbers; bytes are integers where they are whole."""
+        """Return plain lists, dicts, strings and numbers; whole bytes are integers."""
         return {
             "mesh": dict(self.mesh),
             "axes": [
@@ -169,7 +169,7 @@ class Traffic:
 def collective_traffic(
     program: jax.stages.Compiled | jax.stages.Lowered | str, mesh: Mesh | AbstractMesh
 ) -> Traffic:
-    """The collectives of `program`, by the axes of `mesh`, the mesh that it runs on.
+    """List the collectives of `program`, by the axes of `mesh`, the mesh that it runs on.
 
     Args:
         program: what `jax.jit(f).lower(...).compile()` returns, or its `as_text()`. A `Lowered`
@@ -178,10 +178,41 @@ def collective_traffic(
         mesh: its devices in order are the program's partitions 0, 1, ...
 
     Raises:
-        UserError: the text is no HLO module, was compiled for another number of devices, has a
-            replica group of an unknown form, or a loop of unknown length around a collective.
+        UserError: the program was compiled for another number of devices.
+        HloParseError: the text is no HLO module or of an unknown form, for example a loop of
+            unknown length around a collective.
+
+    Examples:
+        A gradient of 1 MB is summed over two sites of four devices each: inside the sites first,
+        so that only a quarter of it crosses between them.
+
+        >>> import geojax, jax, jax.numpy as jnp
+        >>> from jax.sharding import PartitionSpec as P
+        >>> mesh = geojax.make_mesh(dc=2, data=4)
+        >>> def sum_over_sites(gradient):
+        ...     shard = jax.lax.psum_scatter(gradient, "data", tiled=True)
+        ...     return jax.lax.psum(shard, "dc")
+        >>> specs = dict(in_specs=P(), out_specs=P("data"), check_vma=False)
+        >>> step = jax.jit(jax.shard_map(sum_over_sites, mesh=mesh, **specs))
+        >>> traffic = collective_traffic(step.lower(jnp.ones(2**18)).compile(), mesh)
+        >>> print(traffic)
+        axes  collective      count  in loops  bytes sent by a device
+        dc    all-reduce          1    0 of 1                 262,144
+        data  reduce-scatter      1    0 of 1                 786,432
+        >>> int(traffic.bytes_over("dc"))
+        262144
     """
-    module = parse_module(_text(program))
+    text = program_text(program)
+    try:
+        return _read_traffic(text, mesh)
+    except (HloParseError, UserError):
+        raise
+    except (ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
+        raise HloParseError(f"HLO text: unknown form, {error!r}") from error
+
+
+def _read_traffic(text: str, mesh: Mesh | AbstractMesh) -> Traffic:
+    module = parse_module(text)
     sizes = tuple(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
     if module.partitions not in (None, mesh.size):
         raise UserError(
@@ -194,7 +225,7 @@ def collective_traffic(
 
 
 class _Reader:
-    """Walks a module from its entry, the way it runs."""
+    """A walk through a module from its entry, the way it runs."""
 
     def __init__(self, module: Module, axes: tuple[str, ...], sizes: tuple[int, ...]) -> None:
         self._module = module
@@ -246,7 +277,7 @@ class _Reader:
         )
 
     def _crossed(self, kind: str, instruction: Instruction) -> list[tuple[tuple[str, ...], int]]:
-        """The sets of axes that the collective crosses, with the size of its groups."""
+        """Return the sets of axes that the collective crosses, with the size of its groups."""
         if kind == "collective-permute":
             pairs = parse_id_lists(_source_target_pairs(instruction))
             crossed = {self._differing([pair]) for pair in pairs}
@@ -260,8 +291,8 @@ class _Reader:
             found = [self._differing([group]) for group in groups]
             return tuple(axis for axis in self._axes if any(axis in axes for axes in found))
         if members.max() >= self._devices:
-            raise UserError(
-                f"collective traffic: the program names device {members.max()}, and the mesh has "
+            raise HloParseError(
+                f"HLO text: the program names device {members.max()}, and the mesh has "
                 f"{self._devices}; give the mesh that it was compiled for"
             )
         positions = self._positions[:, members]  # [axes, groups, members]
@@ -269,13 +300,19 @@ class _Reader:
         return tuple(axis for axis, different in zip(self._axes, differs, strict=True) if different)
 
 
-def _text(program: jax.stages.Compiled | jax.stages.Lowered | str) -> str:
+def program_text(program: jax.stages.Compiled | jax.stages.Lowered | str) -> str:
+    """Return the HLO text of `program`.
+
+    Raises:
+        HloParseError: the backend does not print its compiled programs.
+    """
     if isinstance(program, str):
         return program
     if isinstance(program, jax.stages.Lowered):
         return program.as_text(dialect="hlo")
     text = program.as_text()
-    assert text is not None, "this backend does not print its compiled programs"
+    if text is None:
+        raise HloParseError("HLO text: this backend does not print its compiled programs")
     return text
 
 

@@ -1,4 +1,4 @@
-"""How often a while loop of an HLO module runs.
+"""Trip counts of the while loops of an HLO module.
 
 The compiler usually writes it down (`known_trip_count`). Where it does not, as in a lowered
 program, it follows from a counter: an element of the loop's state that starts at a constant, that
@@ -9,8 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from geojax.errors import UserError
-from geojax.hlo.module import Computation, Instruction, Module
+from geojax.hlo.module import Computation, HloParseError, Instruction, Module
 
 _KNOWN = re.compile(r'"?known_trip_count"?\s*:\s*\{\s*"?n"?\s*:\s*"?(\d+)"?')
 _TRANSPARENT = ("copy", "convert", "bitcast", "reshape", "optimization-barrier")
@@ -26,22 +25,22 @@ class _Linear:
 
 
 _Value: TypeAlias = "_Linear | tuple[_Value, ...] | None"
-"""What is known of a value: an integer, the elements of a tuple, or (None) nothing."""
+"""A value as far as it is known: an integer, the elements of a tuple, or None."""
 
 
 def trip_count(module: Module, caller: Computation, loop: Instruction) -> int:
-    """How often the body of `loop`, a `while` in `caller`, runs.
+    """Return how often the body of `loop`, a `while` in `caller`, runs.
 
     Raises:
-        UserError: it cannot be known from the text.
+        HloParseError: the text does not tell.
     """
     known = _KNOWN.search(loop.tail)
     if known:
         return int(known[1])
     counted = _counted(module, caller, loop)
     if counted is None:
-        raise UserError(
-            f"collective traffic: the while loop %{loop.name} holds collectives, and how often it "
+        raise HloParseError(
+            f"HLO text: the while loop %{loop.name} holds collectives, and how often it "
             "runs cannot be told from the program; use lax.scan or lax.fori_loop with fixed bounds"
         )
     return counted
@@ -65,7 +64,7 @@ def _counted(module: Module, caller: Computation, loop: Instruction) -> int | No
 
 
 def _count(value: int, step: int, direction: str, limit: int) -> int | None:
-    """How many of value, value + step, ... pass the comparison with `limit` before one fails."""
+    """Count how many of value, value + step, ... compare true with `limit` before one does not."""
     if direction in ("GT", "GE"):
         value, step, limit = -value, -step, -limit
         direction = _MIRRORED[direction]
@@ -79,7 +78,7 @@ def _count(value: int, step: int, direction: str, limit: int) -> int | None:
 
 
 def _comparison(module: Module, condition: Computation) -> tuple[_Linear, str, int] | None:
-    """(counter, direction, limit) when the condition compares a counter with a constant."""
+    """Return (counter, direction, limit) if the condition compares a counter with a constant."""
     computation, root = condition, condition.instructions[condition.root]
     bound: dict[str, _Value] = {}
     while root.opcode in ("fusion", "call"):
@@ -116,7 +115,7 @@ def _bind(
     inside: Computation,
     bound: dict[str, _Value],
 ) -> dict[str, _Value]:
-    """The values of the parameters of `inside` when `call` calls it."""
+    """Evaluate the parameters of `inside` when `call` calls it."""
     return {
         instruction.name: _evaluate(
             module, computation, call.operands[int(instruction.operands[0])], bound
@@ -129,9 +128,10 @@ def _bind(
 def _evaluate(
     module: Module, computation: Computation, name: str, bound: dict[str, _Value]
 ) -> _Value:
-    """What is known of instruction `name`; `bound` are the parameters of a called computation.
+    """Evaluate instruction `name` as far as possible.
 
-    A parameter that is not bound is the loop's state.
+    `bound` holds the parameters of a called computation; one that is not bound is the loop's
+    state.
     """
     if name in bound:
         return bound[name]

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from geojax.errors import UserError
-from geojax.hlo.module import parse_module, shape_bytes
+from geojax.hlo.module import HloParseError, parse_module, shape_bytes
 from geojax.hlo.replica_groups import parse_groups, parse_id_lists
 from geojax.hlo.trip_count import trip_count
 
@@ -61,7 +60,7 @@ def test_replica_groups(printed, expected):
 
 
 def test_replica_groups_of_an_unknown_form_are_refused():
-    with pytest.raises(UserError, match="replica groups of an unknown form: 'ring"):
+    with pytest.raises(HloParseError, match="replica groups of an unknown form: 'ring"):
         parse_groups("ring(8)", 8)
 
 
@@ -131,12 +130,12 @@ def test_a_lowered_module():
 
 @pytest.mark.parametrize("text", ["", "module @jit_f { }", "HloModule jit_f\n\nf {\n}\n"])
 def test_what_is_no_module_is_refused(text):
-    with pytest.raises(UserError, match="not the text of an HLO module"):
+    with pytest.raises(HloParseError, match="this is not an HLO module"):
         parse_module(text)
 
 
 def test_a_program_with_replicas_is_refused():
-    with pytest.raises(UserError, match="has 4 replicas"):
+    with pytest.raises(HloParseError, match="has 4 replicas"):
         parse_module(COMPILED.replace("replica_count=1", "replica_count=4"))
 
 
@@ -212,7 +211,7 @@ def test_trip_count(changes, values):
     ],
 )
 def test_a_loop_of_unknown_length_is_refused(changes):
-    with pytest.raises(UserError, match="while loop %loop holds collectives"):
+    with pytest.raises(HloParseError, match="while loop %loop holds collectives"):
         count_of(loop_text(**changes))
 
 

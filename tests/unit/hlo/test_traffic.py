@@ -1,5 +1,6 @@
 """The traffic of whole programs: literal text of each form, and what the collectives compile to."""
 
+import doctest
 import json
 from fractions import Fraction
 
@@ -11,7 +12,8 @@ from jax.sharding import PartitionSpec as P
 
 from geojax.collectives import all_gather, all_reduce, reduce_scatter
 from geojax.errors import UserError
-from geojax.hlo import collective_traffic
+from geojax.hlo import HloParseError, collective_traffic
+from geojax.hlo import traffic as traffic_module
 from geojax.hlo.conventions import BYTES_SENT
 from geojax.planner.traffic.collectives import (
     expected_all_gather,
@@ -169,6 +171,29 @@ def test_an_unknown_axis_is_refused(mesh):
         traffic.over("site")
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ROOT %r = f32[8]{0} all-reduce(%unknown), replica_groups={}",
+        "ROOT %r = f32[8]{0} all-reduce(%x), replica_groups=[2,9]<=[8]",
+        "ROOT %r = f32[8]{0} all-reduce(%x), replica_groups={{0,99}}",
+        "ROOT %r = f32[8]{0} collective-permute(%x)",
+    ],
+)
+def test_a_garbled_collective_is_a_parse_error(mesh, line):
+    with pytest.raises(HloParseError, match=r"^HLO text: "):
+        collective_traffic(program(line), mesh)
+
+
+def test_the_example_of_the_docstring_holds():
+    (example,) = doctest.DocTestFinder().find(
+        collective_traffic, "collective_traffic", traffic_module, globs=vars(traffic_module)
+    )
+    result = doctest.DocTestRunner().run(example)
+    assert result.attempted > 0
+    assert result.failed == 0
+
+
 def lower(mesh, step, *arguments, out_specs=None):
     out_specs = P() if out_specs is None else out_specs
     shard_mapped = jax.shard_map(step, mesh=mesh, in_specs=P(), out_specs=out_specs)
@@ -206,7 +231,7 @@ def test_a_loop_over_data_around_a_collective_is_refused_and_without_one_is_not(
 
         return lax.while_loop(lambda total: jnp.sum(total) < 100, body, x)
 
-    with pytest.raises(UserError, match="how often it runs cannot be told"):
+    with pytest.raises(HloParseError, match="how often it runs cannot be told"):
         collective_traffic(lower(mesh, lambda x: step(x, True), jnp.ones(4)), mesh)
     quiet = lower(mesh, lambda x: step(x, False), jnp.ones(4))
     assert collective_traffic(quiet.compile(), mesh).collectives == ()
