@@ -1,4 +1,4 @@
-"""`geojax memory CONFIG`: what a run holds in the memory of each device, before it runs."""
+"""`geojax memory CONFIG`: the memory and the traffic of a run's step, before it runs."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -16,48 +16,53 @@ if TYPE_CHECKING:
 _UNITS = {"T": 10**12, "G": 10**9, "M": 10**6, "k": 10**3, "": 1}
 
 MOST_SIMULATED_DEVICES = 64
-"""A step for more devices than this is not compiled."""
+"""Most devices for which a step is compiled."""
 
 
 @dataclasses.dataclass(frozen=True)
 class MemoryCommand:
-    """Say what the step of CONFIG holds in each device's memory, phase by phase.
+    """Estimate the memory that the step of CONFIG takes on each device, phase by phase.
 
     The step is traced without any device. It is also compiled for simulated ones, to compare with
-    XLA's own account. Any setting can be changed: `--zero.stage 3`.
+    XLA's own account. The bytes that a device sends over each mesh axis are predicted by formula.
+    Any setting can be changed: `--zero.stage 3`.
     """
 
     config: tyro.conf.Positional[Path]
     """The YAML file of the run."""
 
     compile: bool = True
-    """Whether to compile the step as well; that of a large model takes a minute or more."""
+    """Compile the step as well; that of a large model takes a minute or more."""
 
 
 def run(command: MemoryCommand, overrides: Sequence[str]) -> int:
-    """Print the table and return the exit code 0."""
+    """Print the tables and return the exit code 0."""
     # Imported here, so that `geojax --help` need not wait for JAX.
     import jax
 
-    from geojax.planner.memory import TracedStep
     from geojax.runtime import simulate_devices
     from geojax.train.config import RunConfig
+    from geojax.train.traced_run import trace_run
 
     config = RunConfig.load(command.config, overrides)
     jax.config.update("jax_enable_x64", config.precision == "fp64")
     console = Console(highlight=False, soft_wrap=True, markup=False)
-    step = TracedStep.of(config)
-    other = _with_other_shards(config)
+    step = trace_run(config)
+    other = _with_other_sharding(config)
     memory = step.memory()
     console.print(_heading(step))
-    console.print(_table(memory))
-    console.print(_fit(step, memory))
+    console.print(_memory_table(memory))
+    console.print("B/param: bytes on one device, at the peak, per parameter of the whole model")
+    console.print(_fit(config, memory))
     simulate_devices(min(config.mesh.devices, MOST_SIMULATED_DEVICES))  # no accelerator is touched
+    console.print(_traffic_table(step))
+    if step.plan.mesh.shape["dc"] > 1:
+        console.print(_across_sites(config, step))
     if other is not None:
-        console.print(f"{_across_sites(step)}; {_across_sites(other)}")
+        console.print(f"{_sharding_choice(config, step)}; {_sharding_choice(*other)}")
     if command.compile:
         with console.status("compiling the step"):
-            line = _compared(step)
+            line = _compared(config, step)
         console.print(line)
     return 0
 
@@ -68,84 +73,118 @@ def _heading(step: "TracedStep") -> str:
 
     used = [f"{axis}={size}" for axis, size in step.plan.mesh.shape.items() if size > 1]
     return (
-        f"{quantity(parameter_count(step.config.model))} parameters, "
+        f"{quantity(parameter_count(step.model))} parameters, "
         f"{' x '.join(used) or 'one device'}, ZeRO {step.plan.zero_stage}, remat "
         f"{step.plan.remat}, {step.plan.policy.name}"
     )
 
 
-def _table(memory: "StepMemory") -> Table:
-    """One device's bytes: a column for each phase of the step, when that phase holds most."""
-    from geojax.planner.memory import KINDS, PHASES
+def _memory_table(memory: "StepMemory") -> Table:
+    """Tabulate the bytes of one device: a column for the peak of each phase of the step."""
+    from geojax.planner.memory import KINDS
 
-    prefix, unit = next(
-        (prefix, unit) for prefix, unit in _UNITS.items() if memory.bytes >= unit or unit == 1
-    )
-    phases = [name for name in PHASES.values() if name in memory.phases]
-    table = Table(box=None, pad_edge=False, padding=(0, 0, 0, 1))
-    table.add_column(f"{prefix}B of a device", no_wrap=True)
-    for heading in (*phases, "B/param"):
-        table.add_column(heading, justify="right", no_wrap=True, min_width=len(heading))
+    prefix, unit = _unit(memory.bytes)
+    table = _empty_table(f"{prefix}B of a device", (*memory.phases, "B/param"))
     for kind in (*KINDS, "total"):
-        moments = [memory.phases[phase] for phase in phases]
-        held = [each.bytes if kind == "total" else each.by_kind[kind] for each in moments]
-        share = held[phases.index(memory.phase)] / memory.parameters
-        cells = [f"{each / unit:.2f}" for each in held]
+        held = {
+            phase: snapshot.bytes if kind == "total" else snapshot.by_kind[kind]
+            for phase, snapshot in memory.phases.items()
+        }
+        share = held[memory.phase] / memory.parameters
+        cells = [f"{each / unit:.2f}" for each in held.values()]
         if any(float(cell) for cell in cells):
             shown = (cell if float(cell) else "" for cell in cells)
             table.add_row(kind, *shown, f"{share:.3g}" if share else "")
     return table
 
 
-def _fit(step: "TracedStep", memory: "StepMemory") -> str:
-    from geojax.planner.memory import accelerator_of
+def _traffic_table(step: "TracedStep") -> Table:
+    """Tabulate the predicted bytes by the axes that they cross."""
+    by_axes = step.traffic().by_axes
+    prefix, unit = _unit(max(map(int, by_axes.values()), default=0))
+    table = _empty_table("predicted over", (f"{prefix}B a device sends in a step",))
+    for axes, sent in by_axes.items():
+        table.add_row(" x ".join(axes), f"{float(sent) / unit:.2f}")
+    return table
+
+
+def _empty_table(title: str, headings: Sequence[str]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 0, 0, 1))
+    table.add_column(title, no_wrap=True)
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True, min_width=len(heading))
+    return table
+
+
+def _unit(largest: int) -> tuple[str, int]:
+    return next((prefix, unit) for prefix, unit in _UNITS.items() if largest >= unit or unit == 1)
+
+
+def _fit(config: "RunConfig", memory: "StepMemory") -> str:
     from geojax.quantities import quantity
+    from geojax.train.traced_run import accelerator_of_run
 
     peak = f"peak: {quantity(memory.bytes, 'B')} a device, in phase {memory.phase}"
-    accelerator = accelerator_of(step.config)
+    accelerator = accelerator_of_run(config)
     if accelerator is None or accelerator.memory_bytes is None:
-        return peak
+        return f"{peak}; give a topology to compare it with the memory of its accelerators"
     room = accelerator.memory_bytes
     verdict = "fits into" if memory.bytes <= room else "does not fit into"
     return f"{peak}; {verdict} the {quantity(room, 'B')} of {accelerator.name}"
 
 
-def _with_other_shards(config: "RunConfig") -> "TracedStep | None":
-    """The step with the other choice of `zero.across_sites`, where there is one."""
-    from geojax.planner.memory import TracedStep
+def _across_sites(config: "RunConfig", step: "TracedStep") -> str:
+    """Say what a site sends in a step, and how long that takes on the topology's slowest link."""
+    from geojax.quantities import quantity
+    from geojax.topology import Topology
+
+    mesh = step.plan.mesh
+    sent = float(step.traffic().bytes_over("dc")) * mesh.size / mesh.shape["dc"]
+    line = f"over dc: {quantity(sent, 'B')} a step, site and direction"
+    links = Topology.load(config.topology).links if config.topology else ()
+    if not links:
+        return line
+    slowest = min(link.bytes_per_second for link in links)
+    return f"{line}; {sent / slowest:.2g} s at the {quantity(slowest, 'B/s')} of the link"
+
+
+def _with_other_sharding(config: "RunConfig") -> "tuple[RunConfig, TracedStep] | None":
+    """Trace the step with the other choice of `zero.across_sites`, where there is one."""
+    from geojax.train.traced_run import trace_run
 
     if config.mesh.dc == 1 or config.zero.stage == 0 or config.dc.role == "stage":
         return None
     if config.communication.wire != "fp32":
         return None
     zero = config.zero.model_copy(update={"across_sites": not config.zero.across_sites})
-    return TracedStep.of(config.model_copy(update={"zero": zero}))
+    other = config.model_copy(update={"zero": zero})
+    return other, trace_run(other)
 
 
-def _across_sites(step: "TracedStep") -> str:
+def _sharding_choice(config: "RunConfig", step: "TracedStep") -> str:
     from geojax.quantities import quantity
 
-    choice = str(step.config.zero.across_sites).lower()
-    held, sent = (quantity(each, "B") for each in (step.memory().bytes, step.bytes_across_sites()))
+    choice = str(config.zero.across_sites).lower()
+    held, sent = (
+        quantity(float(each), "B")
+        for each in (step.memory().bytes, step.traffic().bytes_over("dc"))
+    )
     return f"zero.across_sites {choice}: {held} held, {sent} sent over dc a step"
 
 
-def _compared(step: "TracedStep") -> str:
-    from geojax.planner.compiled import compiled_memory
+def _compared(config: "RunConfig", step: "TracedStep") -> str:
     from geojax.quantities import quantity
+    from geojax.train.traced_run import compiled_memory
 
-    count = step.config.mesh.devices
+    count = config.mesh.devices
     if count > MOST_SIMULATED_DEVICES:
         return f"not compiled: {count} devices are more than the {MOST_SIMULATED_DEVICES} simulated"
-    compiled = compiled_memory(step.config)
-    estimate = step.memory(on_cpu=True).bytes
+    compiled = compiled_memory(config)
+    estimate = step.memory("cpu").bytes
+    widened = " (as XLA for CPUs orders it, and with 32 bits for 16-bit floats)"
     return (
         f"XLA for {count} simulated CPU devices: {quantity(compiled.arguments, 'B')} arguments + "
         f"{quantity(compiled.results, 'B')} results + {quantity(compiled.temporaries, 'B')} "
         f"temporaries = {quantity(compiled.bytes, 'B')}; estimated {quantity(estimate, 'B')}"
-        f"{_widened(step)}, ratio {estimate / compiled.bytes:.3f}"
+        f"{'' if step.platform == 'cpu' else widened}, ratio {estimate / compiled.bytes:.3f}"
     )
-
-
-def _widened(step: "TracedStep") -> str:
-    return "" if step.on_cpu else " (as XLA for CPUs orders it, and with 32 bits for 16-bit floats)"

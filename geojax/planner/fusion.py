@@ -1,4 +1,4 @@
-"""Which results of a program lie in memory, which operations read them, and in what order."""
+"""Fusion and order: the results of a program that lie in memory, when they are made and read."""
 
 import collections
 import dataclasses
@@ -7,23 +7,23 @@ from geojax.planner.flat_program import Buffer, FlatProgram, Operation
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Turn:
-    """An operation that runs, together with all that is computed on its way."""
+class ScheduledOp:
+    """An operation that runs by itself, together with all that is fused into it."""
 
     operation: Operation
     reads: frozenset[Buffer]
-    """From memory."""
+    """The buffers that it reads from memory."""
     results: tuple[Buffer, ...]
-    """Those of its results that lie in memory."""
+    """The results that lie in memory."""
 
 
-def turns(program: FlatProgram, *, breadth_first: bool = False) -> list[Turn]:
-    """The operations of `program` that are not computed where their results are read.
+def schedule(program: FlatProgram, *, breadth_first: bool = False) -> list[ScheduledOp]:
+    """List the operations of `program` that are not computed where their results are read.
 
     Args:
-        program: what runs.
-        breadth_first: for the order: what has become possible first runs first, as XLA for CPUs
-            has it; otherwise operations run as they were written.
+        program: the program or the body of a loop.
+        breadth_first: True to run first the operation that became ready first, as XLA for CPUs
+            does; otherwise operations run as they were written.
     """
     in_memory, computed_again = _results_in_memory(program)
     sources: dict[Buffer, frozenset[Buffer]] = {
@@ -35,7 +35,7 @@ def turns(program: FlatProgram, *, breadth_first: bool = False) -> list[Turn]:
         reads = nothing.union(*(sources.get(buffer, nothing) for buffer in operation.inputs))
         results = tuple(buffer for buffer in operation.outputs if buffer in in_memory)
         if operation.reads_memory or results:
-            running.append(Turn(operation, reads, results))
+            running.append(ScheduledOp(operation, reads, results))
         for buffer in operation.outputs:
             itself = buffer in in_memory and buffer not in computed_again
             sources[buffer] = frozenset((buffer,)) if itself else reads
@@ -43,9 +43,10 @@ def turns(program: FlatProgram, *, breadth_first: bool = False) -> list[Turn]:
 
 
 def _results_in_memory(program: FlatProgram) -> tuple[set[Buffer], set[Buffer]]:
-    """The results that lie in memory, and those of them that others do not read but compute again.
+    """Return the results in memory, and those of them that readers compute again.
 
-    Others compute a cheap result of the whole program again, as it is cheaper than reading it.
+    A cheap result of the whole program lies in memory, but other readers compute it again, as that
+    is cheaper than reading it.
     """
     results = {buffer for buffer in program.outputs if buffer is not None}
     readers: dict[Buffer, set[Operation]] = {}
@@ -73,22 +74,22 @@ def _results_in_memory(program: FlatProgram) -> tuple[set[Buffer], set[Buffer]]:
     return in_memory, computed_again
 
 
-def _breadth_first(running: list[Turn]) -> list[Turn]:
-    maker = {buffer: turn for turn in running for buffer in turn.operation.outputs}
-    waits_for = {turn: {maker[read] for read in turn.reads if read in maker} for turn in running}
-    followers: dict[Turn, list[Turn]] = {turn: [] for turn in running}
-    for turn, makers in waits_for.items():
+def _breadth_first(running: list[ScheduledOp]) -> list[ScheduledOp]:
+    maker = {buffer: each for each in running for buffer in each.operation.outputs}
+    waits_for = {each: {maker[read] for read in each.reads if read in maker} for each in running}
+    followers: dict[ScheduledOp, list[ScheduledOp]] = {each: [] for each in running}
+    for follower, makers in waits_for.items():
         for each in makers:
-            followers[each].append(turn)
-    missing = {turn: len(makers) for turn, makers in waits_for.items()}
-    ready = collections.deque(turn for turn in running if not missing[turn])
+            followers[each].append(follower)
+    missing = {each: len(makers) for each, makers in waits_for.items()}
+    ready = collections.deque(each for each in running if not missing[each])
     order = []
     while ready:
-        turn = ready.popleft()
-        order.append(turn)
-        for follower in followers[turn]:
+        each = ready.popleft()
+        order.append(each)
+        for follower in followers[each]:
             missing[follower] -= 1
             if not missing[follower]:
                 ready.append(follower)
-    assert len(order) == len(running), "operations wait for each other"
+    assert len(order) == len(running), "the operations of a program must not wait for each other"
     return order

@@ -1,12 +1,12 @@
-"""How many bytes of buffers a program holds at once: its peak, and what lies there then.
+"""Peak memory of a program: a walk through its operations that follows every buffer.
 
-The operations run in the order in which they were written, and these are the compiler's rules that
-count:
+The operations run in the order in which they were written, by the rules of the compiler that
+matter:
 
-- What is computed element by element is computed where it is read (fusion): it takes no memory
-  unless it is a result, an operand of something that reads memory (a matrix product, a
-  collective, a loop), or expensive and read more than once.
-- What depends on nothing (zeros) is made when it is first read; breadth first, at once.
+- Elementwise operations are computed where their results are read (fusion): such a result takes no
+  memory unless it is a result of the program, an operand of an operation that reads memory (a
+  matrix product, a collective, a loop), or expensive and read more than once.
+- A value that depends on nothing (zeros) is made when it is first read; breadth first, at once.
 - A buffer is freed after its last reader. A result that is computed element by element from an
   operand of the same size that nobody reads later takes that operand's place.
 - A loop holds its carry once, and all that it stacks from its beginning on.
@@ -18,32 +18,51 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
+import jax
+
 from geojax.planner.flat_program import Buffer, FlatProgram, Operation, flatten
-from geojax.planner.fusion import Turn, turns
+from geojax.planner.fusion import ScheduledOp, schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiler:
+    """A compiler's habits that decide how much memory a program takes."""
+
+    breadth_first: bool = False
+    """True if it runs operations breadth first, not in the order in which they were written."""
+    widens_16_bit: bool = False
+    """True if it computes 16-bit floats as 32-bit ones and keeps them so in memory."""
+    widens_stacks: bool = False
+    """True if that includes the arrays that a loop stacks."""
+
+
+XLA_ACCELERATOR = Compiler()
+"""XLA for GPUs and TPUs."""
+
+XLA_CPU = Compiler(
+    breadth_first=True, widens_16_bit=True, widens_stacks=jax.__version_info__ < (0, 11)
+)
+"""XLA for CPUs, which simulated devices run on."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Accounting:
-    """How the bytes of a program are told apart."""
+    """The categories and sizes by which the bytes of a program are counted."""
 
     kind: Callable[[Operation, Buffer], str]
-    """What a new buffer is. What a loop carries stays what it was."""
+    """The category of a new buffer. A loop's carry stays in its category."""
     phase: Callable[[Operation], str]
     """The part of the program that an operation belongs to."""
-    breadth_first: bool = False
-    """Whether operations run breadth first and not in the order in which they were written."""
-    wide: bool = False
-    """Whether what is computed in 16-bit floats lies in memory as 32-bit ones."""
-    wide_stacks: bool = False
-    """Whether what loops stack does so too."""
+    compiler: Compiler = XLA_ACCELERATOR
+    """The compiler that lays out the program."""
 
     def bytes(self, buffer: Buffer) -> int:
-        """What a computed buffer takes."""
-        return _widened(buffer) if self.wide else buffer.bytes
+        """Return the size of a computed buffer."""
+        return _widened(buffer) if self.compiler.widens_16_bit else buffer.bytes
 
     def stack_bytes(self, buffer: Buffer) -> int:
-        """What a buffer takes that a loop stacks."""
-        return _widened(buffer) if self.wide_stacks else buffer.bytes
+        """Return the size of a buffer that a loop stacks."""
+        return _widened(buffer) if self.compiler.widens_stacks else buffer.bytes
 
 
 def _widened(buffer: Buffer) -> int:
@@ -51,33 +70,35 @@ def _widened(buffer: Buffer) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class Moment:
-    """What a program holds when a phase of it holds most."""
+class Snapshot:
+    """The memory that a program holds at one moment, the peak of a phase."""
 
     bytes: int
+    """All bytes held."""
     by_kind: Counter[str]
+    """The bytes held, by category."""
 
 
 def peaks(
     program: FlatProgram, accounting: Accounting, donated: Mapping[int, int] | None = None
-) -> dict[str, Moment]:
-    """For each phase of `program`, whose inputs have their kinds, when it holds most.
+) -> dict[str, Snapshot]:
+    """Return the peak of each phase of `program`, whose inputs have their kinds.
 
     Args:
         program: the whole program: its inputs are held throughout.
-        accounting: how its bytes are told apart.
-        donated: for results, by position, the position of the input whose place they take.
+        accounting: the categories and sizes by which its bytes are counted.
+        donated: for each donated result, by position, the position of the input it replaces.
     """
     walk = _Walk(program, accounting, pinned=frozenset(program.inputs))
-    for result, place in (donated or {}).items():
+    for result, argument in (donated or {}).items():
         buffer = program.outputs[result]
         if buffer is not None:
-            walk.donated[buffer] = program.inputs[place]
+            walk.donated[buffer] = program.inputs[argument]
     return walk.run()
 
 
 class _Walk:
-    """One program, or one turn of a loop's body."""
+    """A walk through one program, or through one iteration of a loop's body."""
 
     def __init__(
         self,
@@ -87,13 +108,13 @@ class _Walk:
         pinned: frozenset[Buffer] = frozenset(),
         outside: frozenset[Buffer] = frozenset(),
     ):
-        """`pinned` inputs are never freed; those `outside` are counted by who runs the loop."""
+        """`pinned` inputs are never freed; `outside` ones are counted by the walk around."""
         self.donated: dict[Buffer, Buffer] = {}
         self._accounting = accounting
         self._kept = pinned | outside | frozenset(b for b in program.outputs if b is not None)
-        self._turns = turns(program, breadth_first=accounting.breadth_first)
+        self._schedule = schedule(program, breadth_first=accounting.compiler.breadth_first)
         self._last_read = {
-            buffer: index for index, turn in enumerate(self._turns) for buffer in turn.reads
+            buffer: index for index, each in enumerate(self._schedule) for buffer in each.reads
         }
         self._held: dict[Buffer, int] = {
             buffer: buffer.bytes if buffer in pinned else accounting.bytes(buffer)
@@ -101,17 +122,17 @@ class _Walk:
             if buffer not in outside
         }
         self._not_made_yet: set[Buffer] = set()
-        self._peaks: dict[str, Moment] = {}
+        self._peaks: dict[str, Snapshot] = {}
 
-    def run(self) -> dict[str, Moment]:
-        for index, turn in enumerate(self._turns):
-            operation = turn.operation
+    def run(self) -> dict[str, Snapshot]:
+        for index, scheduled in enumerate(self._schedule):
+            operation = scheduled.operation
             dying = {
                 buffer
-                for buffer in turn.reads
+                for buffer in scheduled.reads
                 if self._last_read[buffer] == index and buffer not in self._kept
             }
-            for buffer in turn.reads & self._not_made_yet:
+            for buffer in scheduled.reads & self._not_made_yet:
                 self._not_made_yet.remove(buffer)
                 self._held[buffer] = self._accounting.bytes(buffer)
             if operation.name in ("scan", "while"):
@@ -119,7 +140,7 @@ class _Walk:
             elif operation.name == "cond":
                 self._branches(operation, dying)
             else:
-                self._compute(index, turn, dying)
+                self._compute(index, scheduled, dying)
             for buffer in dying:
                 self._held.pop(buffer, None)
             for buffer in operation.outputs:
@@ -127,32 +148,30 @@ class _Walk:
                     self._held.pop(buffer, None)
         return self._peaks
 
-    def _compute(self, index: int, turn: Turn, dying: set[Buffer]) -> None:
-        operation = turn.operation
-        for buffer in turn.results:
+    def _compute(self, index: int, scheduled: ScheduledOp, dying: set[Buffer]) -> None:
+        operation = scheduled.operation
+        for buffer in scheduled.results:
             buffer.kind = self._accounting.kind(operation, buffer)
-            if self._waits(operation) and buffer not in self._kept:
+            if self._is_deferred(operation) and buffer not in self._kept:
                 self._not_made_yet.add(buffer)  # zeros, for instance: they need wait for nothing
                 continue
             argument = self.donated.get(buffer)
             if argument is not None and self._last_read.get(argument, -1) <= index:
                 self._held[buffer] = 0
                 continue
-            place = self._place(operation, buffer, dying)
-            if place is not None:
-                dying.remove(place)
-                del self._held[place]
+            reused = self._reusable(operation, buffer, dying)
+            if reused is not None:
+                dying.remove(reused)
+                del self._held[reused]
             self._held[buffer] = self._accounting.bytes(buffer)
         self._note(self._accounting.phase(operation))
 
-    def _waits(self, operation: Operation) -> bool:
-        """Whether the operation runs when its result is first read: zeros, for instance.
+    def _is_deferred(self, operation: Operation) -> bool:
+        """Tell if the operation runs when its result is first read: zeros, for instance."""
+        breadth_first = self._accounting.compiler.breadth_first
+        return operation.fusible and not operation.inputs and not breadth_first
 
-        Breadth first it runs at once.
-        """
-        return operation.fusible and not operation.inputs and not self._accounting.breadth_first
-
-    def _place(
+    def _reusable(
         self, operation: Operation, buffer: Buffer, dying: Iterable[Buffer]
     ) -> Buffer | None:
         if not operation.in_place:
@@ -178,15 +197,14 @@ class _Walk:
         for inside, outer in zip(body.inputs, shared, strict=False):
             inside.kind = outer.kind
         outside = frozenset(body.inputs) - frozenset(carried)
-        turn = _Walk(body, self._accounting, outside=outside).run()
-        self._note_inner(turn)
+        self._note_inner(_Walk(body, self._accounting, outside=outside).run())
         for buffer, inside in zip(operation.outputs, carried, strict=False):
             buffer.kind = inside.kind or self._accounting.kind(operation, buffer)
             self._held[buffer] = self._accounting.bytes(buffer)
 
     def _branches(self, operation: Operation, dying: set[Buffer]) -> None:
         operands = operation.inputs[1:]
-        # What nobody reads later is the branch's own: a result may take its place.
+        # An operand that nobody reads later belongs to the branch: a result may take its place.
         given = {
             outer
             for outer in operands
@@ -209,18 +227,18 @@ class _Walk:
             buffer.kind = self._accounting.kind(operation, buffer)
             self._held[buffer] = self._accounting.bytes(buffer)
 
-    def _note(self, phase: str, inner: Moment | None = None) -> None:
+    def _note(self, phase: str, inner: Snapshot | None = None) -> None:
         total = sum(self._held.values()) + (inner.bytes if inner else 0)
         if phase in self._peaks and total <= self._peaks[phase].bytes:
             return
         kinds: Counter[str] = Counter(inner.by_kind if inner else ())
         for buffer, held in self._held.items():
             kinds[buffer.kind] += held
-        self._peaks[phase] = Moment(total, kinds)
+        self._peaks[phase] = Snapshot(total, kinds)
 
-    def _note_inner(self, turn: dict[str, Moment]) -> None:
-        for phase, moment in turn.items():
-            self._note(phase, moment)
+    def _note_inner(self, inner: dict[str, Snapshot]) -> None:
+        for phase, snapshot in inner.items():
+            self._note(phase, snapshot)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,7 +256,7 @@ def _loop_of(operation: Operation) -> _Loop:
         body = flatten(parameters["body_jaxpr"], scopes)
         return _Loop(body, tests + constants, constants, len(body.inputs) - constants)
     body = flatten(parameters["jaxpr"], scopes)
-    # What is sliced has one dim more outside, and so has what is stacked. (The parameters that
+    # A sliced input has one dim more outside, and so has a stacked output. (The parameters that
     # count them differ between versions of JAX.)
     sliced = sum(
         dims > len(buffer.shape)

@@ -1,33 +1,29 @@
-"""What a training step holds in the memory of one device, from its program alone.
+"""The memory that a training step takes on one device, from its program alone.
 
 The step is traced over a mesh without devices and its buffers are followed through it
 (`geojax.planner.live_bytes`), so that the table speaks of the very program that a run compiles:
-whatever its layout, ZeRO stage or rematerialisation, no formula is kept beside it. What is
-held between steps comes from the layouts of the state.
+whatever its layout, ZeRO stage or rematerialization, no formula is kept beside it. State that is
+held between steps comes from the layouts.
 """
 
 import dataclasses
+import functools
 from collections import Counter
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import jax
-from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh
+import optax
 
-from geojax.accelerators import Accelerator
-from geojax.hlo import collective_traffic
-from geojax.mesh import AXES, platform_of, require_sites
-from geojax.models import parameter_count
-from geojax.optim import LeafLayout, learning_rate_schedule, make_optimizer
+from geojax.mesh import platform_of
+from geojax.models import ModelConfig, parameter_count
+from geojax.optim import LeafLayout
 from geojax.planner.flat_program import Buffer, FlatProgram, Operation, flatten
-from geojax.planner.live_bytes import Accounting, Moment, peaks
-from geojax.runtime.xla_flags import expected_platform
+from geojax.planner.live_bytes import XLA_ACCELERATOR, XLA_CPU, Accounting, Snapshot, peaks
+from geojax.planner.traffic import PredictedTraffic, predicted_step_bytes
 from geojax.step.plan import StepPlan
-from geojax.step.program import batch_shape, trace_step
+from geojax.step.program import trace_step
 from geojax.step.state import TrainState, state_layouts
-from geojax.topology import Topology
-from geojax.train.compiled_run import step_plan
-from geojax.train.config import RunConfig
 
 Result = TypeVar("Result")
 
@@ -39,13 +35,13 @@ KINDS = (
     "gradients",
     "activations",
     "head and loss",
-    "a layer at work",
+    "layer workspace",
     "communication",
     "optimizer update",
     "batch, counters",
 )
-"""What memory is held for, in the order of a table; a layer at work takes what its forward or
-backward pass needs for a while."""
+"""Uses of memory, in the order of a table; the layer workspace is what one layer's
+forward or backward pass needs while it runs."""
 
 PHASES = {
     "gather_weights": "gather",
@@ -63,66 +59,72 @@ PHASES = {
 class StepMemory:
     """The bytes that one device holds while a step runs."""
 
-    phases: dict[str, Moment]
-    """For each phase of the step what is held when it holds most."""
+    phases: dict[str, Snapshot]
+    """The peak of each phase of the step, by its name."""
     parameters: int
-    """Of the whole model."""
+    """Number of parameters of the whole model."""
 
     @property
     def phase(self) -> str:
-        """In which most is held."""
+        """The phase in which most is held."""
         return max(self.phases, key=lambda name: self.phases[name].bytes)
 
     @property
     def bytes(self) -> int:
-        """What is held then."""
+        """The bytes held at the peak of the step."""
         return self.phases[self.phase].bytes
 
     @property
     def by_kind(self) -> Counter[str]:
-        """What it is held for."""
+        """The bytes held at the peak of the step, by their use."""
         return self.phases[self.phase].by_kind
 
 
 @dataclasses.dataclass(frozen=True)
 class TracedStep:
-    """The step of a config on a mesh without devices."""
+    """A training step traced for a mesh, which may be one without devices."""
 
-    config: RunConfig
+    model: ModelConfig
     plan: StepPlan
     layouts: TrainState
+    batch: Mapping[str, jax.ShapeDtypeStruct]
+    """The global batch, from `geojax.step.program.batch_shape`."""
     program: jax.stages.Traced
 
     @classmethod
-    def of(cls, config: RunConfig) -> "TracedStep":
-        """Trace the step of `config`; no device is touched.
-
-        Raises:
-            UserError: dc is not the number of the topology's sites.
-        """
-        if config.topology is not None:
-            require_sites(Topology.load(config.topology), config.mesh.dc)
-        plan = step_plan(config, cast(Mesh, _mesh_without_devices(config)))
-        optimizer = make_optimizer(config.optimizer, config.steps)
-        layouts = _abstractly(lambda: state_layouts(config.model, optimizer, plan))
-        schedule = learning_rate_schedule(config.optimizer, config.steps)
-        batch = batch_shape(config.batch.rows, config.batch.sequence)
-        program = trace_step(layouts, config.model, plan, optimizer, schedule, batch)
-        return cls(config, plan, layouts, program)
-
-    @property
-    def on_cpu(self) -> bool:
-        """Whether the step is meant for (simulated) CPU devices."""
-        return platform_of(self.plan.mesh) == "cpu"
-
-    def memory(self, *, on_cpu: bool | None = None) -> StepMemory:
-        """What a device holds.
+    def of(
+        cls,
+        model: ModelConfig,
+        plan: StepPlan,
+        optimizer: optax.GradientTransformationExtraArgs,
+        schedule: optax.Schedule,
+        batch: Mapping[str, jax.ShapeDtypeStruct],
+    ) -> "TracedStep":
+        """Trace the step; no device is touched.
 
         Args:
-            on_cpu: whether to count what XLA for CPUs makes of the program: it orders operations
-                breadth first and computes 16-bit floats as 32-bit ones. None: if it is for CPUs.
+            model: the model.
+            plan: how the step runs.
+            optimizer: the optax chain that runs on shards.
+            schedule: learning rate by update.
+            batch: the global batch as shapes.
         """
-        cpu = self.on_cpu if on_cpu is None else on_cpu
+        layouts = _abstractly(lambda: state_layouts(model, optimizer, plan))
+        program = trace_step(layouts, model, plan, optimizer, schedule, batch)
+        return cls(model, plan, layouts, batch, program)
+
+    @property
+    def platform(self) -> str:
+        """The platform that the step is meant for."""
+        return platform_of(self.plan.mesh)
+
+    def memory(self, platform: str | None = None) -> StepMemory:
+        """Estimate the memory that the step takes on a device.
+
+        Args:
+            platform: the one whose compiler makes a program of the step; None, the plan's own.
+        """
+        compiler = XLA_CPU if (platform or self.platform) == "cpu" else XLA_ACCELERATOR
         program, arguments = _of_one_device(self.program.jaxpr.jaxpr)
         leaves = jax.tree_util.tree_leaves_with_path(self.layouts)
         for buffer in program.inputs:
@@ -139,28 +141,55 @@ class TracedStep:
                 buffer.kind = kinds.get(path[0].name, buffer.kind)
         accounting = Accounting(
             _Kinds(self.layouts.parameters).kind,
-            phase_of,
-            breadth_first=cpu,
-            wide=cpu,
-            wide_stacks=cpu and jax.__version_info__ < (0, 11),
+            functools.partial(phase_of, pipeline=self.plan.staged_layers is not None),
+            compiler,
         )
         # The new state takes the old one's place.
         donated = dict(enumerate(arguments[: len(leaves)]))
-        return StepMemory(peaks(program, accounting, donated), parameter_count(self.config.model))
+        return StepMemory(peaks(program, accounting, donated), parameter_count(self.model))
 
-    def bytes_across_sites(self) -> int:
-        """What a device sends over the link in one step, as the program is written."""
-        traffic = collective_traffic(
-            self.program.lower(lowering_platforms=("cpu",)), self.plan.mesh
+    def traffic(self) -> PredictedTraffic:
+        """Predict the bytes that a device sends in the step."""
+        return predicted_step_bytes(self.model, self.plan, self.batch)
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledMemory:
+    """The bytes that one device holds, as the compiler laid them out (`memory_analysis`)."""
+
+    arguments: int
+    """State and batch."""
+    results: int
+    """Results that do not take an argument's place."""
+    temporaries: int
+    """Everything else, at the step's peak."""
+
+    @classmethod
+    def of(cls, program: jax.stages.Compiled) -> "CompiledMemory":
+        """Read the compiler's analysis of any compiled program."""
+        analysis = program.memory_analysis()
+        assert analysis is not None, "the backend must analyze the memory of its programs"
+        return cls(
+            arguments=analysis.argument_size_in_bytes,
+            results=analysis.output_size_in_bytes - analysis.alias_size_in_bytes,
+            temporaries=analysis.temp_size_in_bytes,
         )
-        return int(traffic.bytes_over("dc"))
+
+    @property
+    def bytes(self) -> int:
+        """All bytes together."""
+        return self.arguments + self.results + self.temporaries
 
 
-def phase_of(operation: Operation) -> str:
-    """The phase of a step that an operation belongs to."""
+def phase_of(operation: Operation, *, pipeline: bool = False) -> str:
+    """Return the phase of a step that an operation belongs to.
+
+    With a `pipeline` the loop over ticks holds all forward and backward passes: one phase.
+    """
     named = [scope for scope in operation.scopes if scope in PHASES]
     inner = [scope for scope in named if scope != "step_gradients"]
-    return PHASES[(inner or named or [""])[0]]
+    phase = PHASES[(inner or named or [""])[0]]
+    return "pipeline" if pipeline and phase == "embed" else phase
 
 
 class _Kinds:
@@ -173,7 +202,7 @@ class _Kinds:
         }
 
     def kind(self, operation: Operation, buffer: Buffer) -> str:
-        """What a buffer that `operation` makes is held for."""
+        """Return the use of a buffer that `operation` makes."""
         if not buffer.shape:
             return "batch, counters"
         scopes = operation.scopes
@@ -192,60 +221,29 @@ class _Kinds:
             return "head and loss"
         if innermost == "step_gradients" or (innermost == "forward_layers" and not in_loop):
             return "activations"
-        return "a layer at work"
+        return "layer workspace"
 
 
 def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape without dims of one entry: a loop over layers may work on groups of one."""
+    """Drop dims of one entry: a loop over layers may work on groups of one."""
     return tuple(size for size in shape if size > 1)
 
 
-def accelerator_of(config: RunConfig) -> Accelerator | None:
-    """What the topology of `config` says that it runs on, if it has one kind of accelerator."""
-    if config.topology is None:
-        return None
-    kinds = {site.accelerator.name: site.accelerator for site in _sites(config)}
-    return next(iter(kinds.values())) if len(kinds) == 1 else None
-
-
-def _sites(config: RunConfig) -> tuple[Any, ...]:
-    assert config.topology is not None, "there is a topology"
-    return Topology.load(config.topology).sites
-
-
-def _mesh_without_devices(config: RunConfig) -> AbstractMesh:
-    sizes = config.mesh.model_dump()
-    accelerator = accelerator_of(config)
-    kind = accelerator.device_kinds[0] if accelerator and accelerator.device_kinds else "cpu"
-    platform = "gpu" if kind.startswith("NVIDIA") else "tpu" if kind.startswith("TPU") else "cpu"
-    if config.simulate_devices is not None:
-        kind = platform = "cpu"
-    elif accelerator is None:
-        platform = expected_platform()
-    device = AbstractDevice(device_kind=kind, num_cores=None, platform=platform)
-    return AbstractMesh(
-        tuple(sizes[axis] for axis in AXES),
-        AXES,
-        axis_types=(AxisType.Auto,) * len(AXES),
-        abstract_device=device,
-    )
-
-
 def _abstractly(make: Callable[[], Result]) -> Result:
-    """`make()`, whose arrays stay abstract: JAX would put even a constant on a device."""
+    """Call `make` with abstract arrays: JAX would put even a constant on a device."""
     made: list[Result] = []
     jax.eval_shape(lambda: made.append(make()))
     return made[0]
 
 
 def _of_one_device(jaxpr: Any) -> tuple[FlatProgram, list[int]]:
-    """What each device runs, and where among its inputs the step's arguments are.
+    """Return the program of each device, and the positions of the step's arguments in its inputs.
 
     Its other inputs are constants, which JAX hands to a `shard_map` from outside.
     """
     equations = [each for each in jaxpr.eqns if each.primitive.name == "shard_map"]
     assert len(equations) == 1, "a step is one shard_map"
     (equation,) = equations
-    assert equation.outvars == jaxpr.outvars, "and nothing else"
+    assert equation.outvars == jaxpr.outvars, "the results of a step are those of its shard_map"
     program = flatten(equation.params["jaxpr"])
     return program, [equation.invars.index(variable) for variable in jaxpr.invars]

@@ -2,8 +2,7 @@
 
 from geojax.hlo import collective_traffic
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
-from geojax.planner.traffic.step import expected_step_bytes
-from geojax.step.plan import SIGNALS
+from geojax.planner.traffic import predicted_step_bytes
 from geojax.step.program import batch_shape, lower_step
 from geojax.step.state import state_layouts
 
@@ -13,17 +12,9 @@ def lowered_step(model, plan, rows, sequence):
     settings = OptimizerSettings()
     optimizer, schedule = make_optimizer(settings, 10), learning_rate_schedule(settings, 10)
     layouts = state_layouts(model, optimizer, plan)
-    step = lower_step(layouts, model, plan, optimizer, schedule, batch_shape(rows, sequence))
-    expected = expected_step_bytes(
-        model,
-        layouts.parameters,
-        plan,
-        rows=rows,
-        sequence=sequence,
-        scalars=2 + model.is_moe,
-        signals=len(SIGNALS),
-    )
-    return step, expected
+    batch = batch_shape(rows, sequence)
+    step = lower_step(layouts, model, plan, optimizer, schedule, batch)
+    return step, predicted_step_bytes(model, plan, batch).by_axes
 
 
 def sent_bytes(program, mesh):

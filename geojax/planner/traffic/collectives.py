@@ -1,14 +1,14 @@
-"""What the hierarchical collectives send, by formula: to compare with what a program holds.
+"""Predicted bytes of the hierarchical collectives.
 
-The formulas follow the same chunk plans and the same convention (`conventions`) as the operations
+The formulas follow the same bucket plans and the same convention (`conventions`) as the operations
 and `collective_traffic`, so the numbers agree exactly, padding included. For a tree of S bytes
 that divides evenly, with r ranks inside a site and o sites:
 
     reduce-scatter   inside (r - 1) / r * S       across 2 (o - 1) / o * S / r
     all-gather       inside (r - 1) / r * S
 
-In a wire format what is across is 2 (o - 1) times the message of each chunk's n / (r o) numbers; of
-two sites, the message of its n / r numbers.
+In a wire format a device sends across 2 (o - 1) times the message of each bucket's n / (r o)
+numbers; with two sites, the message of its n / r numbers.
 """
 
 from dataclasses import dataclass
@@ -40,86 +40,86 @@ from geojax.hlo.conventions import (
 
 @dataclass(frozen=True)
 class PhaseBytes:
-    """What one device sends."""
+    """The bytes that one device sends in the two phases of a hierarchical collective."""
 
-    inner: Fraction
-    """Inside its site."""
-    outer: Fraction
-    """To other sites."""
+    intra: Fraction
+    """The bytes sent inside its site."""
+    inter: Fraction
+    """The bytes sent to other sites."""
 
 
-def expected_all_reduce(
+def predicted_all_reduce(
     tree: PyTree,
     *,
-    inner_ranks: int,
-    outer_ranks: int,
-    chunk_bytes: int | None = None,
+    intra_ranks: int,
+    inter_ranks: int,
+    bucket_bytes: int | None = None,
     wire: WireFormat | None = None,
     errors: bool = False,
 ) -> PhaseBytes:
-    """What `all_reduce` sends; the leaves need only a shape and a dtype.
+    """Predict what `all_reduce` sends; the leaves need only a shape and a dtype.
 
-    The leaves are taken to vary over the same axes, as gradients do. With `errors`, what
-    `all_reduce` sends with error feedback.
+    The leaves are taken to vary over the same axes, as gradients do. With `errors`, error feedback
+    gathers once more inside the site.
     """
     leaves = jax.tree.leaves(tree)
     dtypes = [leaf.dtype for leaf in leaves]
     plan = plan_elements(
-        [int(np.prod(leaf.shape)) for leaf in leaves], dtypes, dtypes, inner_ranks, chunk_bytes
+        [int(np.prod(leaf.shape)) for leaf in leaves], dtypes, dtypes, intra_ranks, bucket_bytes
     )
-    inner = outer = Fraction(0)
+    intra = inter = Fraction(0)
     for bucket in plan.buckets:
         dtype = np.dtype(dtypes[bucket.pieces[0].leaf])
         size = dtype.itemsize
-        if outer_ranks == 1:
-            inner += all_reduce_bytes(bucket.length * size, inner_ranks)
+        if inter_ranks == 1:
+            intra += all_reduce_bytes(bucket.length * size, intra_ranks)
             continue
-        shard = -(-bucket.length // inner_ranks)
-        inner += reduce_scatter_bytes(shard * inner_ranks * size, inner_ranks)
-        outer += _across(shard, dtype, outer_ranks, wire)
-        inner += (2 if errors else 1) * all_gather_bytes(shard * size, inner_ranks)
-    return PhaseBytes(inner, outer)
+        shard = -(-bucket.length // intra_ranks)
+        intra += reduce_scatter_bytes(shard * intra_ranks * size, intra_ranks)
+        inter += _across(shard, dtype, inter_ranks, wire)
+        intra += (2 if errors else 1) * all_gather_bytes(shard * size, intra_ranks)
+    return PhaseBytes(intra, inter)
 
 
-def expected_reduce_scatter(
+def predicted_reduce_scatter(
     tree: PyTree,
     *,
     dims: PyTree,
-    inner_ranks: int,
-    outer_ranks: int,
-    chunk_bytes: int | None = None,
+    intra_ranks: int,
+    inter_ranks: int,
+    bucket_bytes: int | None = None,
     wire: WireFormat | None = None,
 ) -> PhaseBytes:
-    """What `reduce_scatter` sends, with errors or without.
+    """Predict what `reduce_scatter` sends, with error feedback or without.
 
     The leaves are taken to vary over the same axes, as gradients do.
     """
-    layouts, dtypes = _layouts(tree, dims, inner_ranks)
-    plan = plan_columns(layouts, dtypes, dtypes, chunk_bytes)
-    inner = outer = Fraction(0)
+    layouts, dtypes = _layouts(tree, dims, intra_ranks)
+    plan = plan_columns(layouts, dtypes, dtypes, bucket_bytes)
+    intra = inter = Fraction(0)
     for bucket in plan.buckets:
         dtype = dtypes[bucket.pieces[0].leaf]
-        inner += reduce_scatter_bytes(bucket.length * inner_ranks * dtype.itemsize, inner_ranks)
-        outer += _across(bucket.length, dtype, outer_ranks, wire)
-    return PhaseBytes(inner, outer)
+        intra += reduce_scatter_bytes(bucket.length * intra_ranks * dtype.itemsize, intra_ranks)
+        inter += _across(bucket.length, dtype, inter_ranks, wire)
+    return PhaseBytes(intra, inter)
 
 
-def expected_all_gather(
-    tree: PyTree, *, dims: PyTree, inner_ranks: int, dtype: Any = None
+def predicted_all_gather(
+    tree: PyTree, *, dims: PyTree, intra_ranks: int, dtype: Any = None
 ) -> PhaseBytes:
-    """What `all_gather` sends for the whole leaves `tree`, whatever its chunks."""
-    inner = Fraction(0)
-    for layout, held in zip(*_layouts(tree, dims, inner_ranks), strict=True):
+    """Predict what `all_gather` sends for the whole leaves `tree`, in buckets of any size."""
+    intra = Fraction(0)
+    for layout, held in zip(*_layouts(tree, dims, intra_ranks), strict=True):
         floating = dtype is not None and jnp.issubdtype(held, jnp.floating)
         sent = np.dtype(dtype) if floating else held
-        inner += all_gather_bytes(layout.columns * sent.itemsize, inner_ranks)
-    return PhaseBytes(inner, Fraction(0))
+        intra += all_gather_bytes(layout.columns * sent.itemsize, intra_ranks)
+    return PhaseBytes(intra, Fraction(0))
 
 
 def _layouts(
     tree: PyTree, dims: PyTree, ranks: int
 ) -> tuple[tuple[BlockLayout, ...], list[np.dtype]]:
-    """Of each leaf, and its dtype."""
+    """Return the layout and the dtype of each leaf."""
     leaves = jax.tree.leaves(tree)
     shapes = [tuple(leaf.shape) for leaf in leaves]
     layouts = block_layouts(leaf_names(tree), shapes, spread_dims(dims, tree), ranks)
@@ -127,7 +127,7 @@ def _layouts(
 
 
 def _across(count: int, dtype: np.dtype, sites: int, wire: WireFormat | None) -> Fraction:
-    """What the sum of `count` numbers over sites sends."""
+    """Predict what the sum of `count` numbers over sites sends."""
     if wire is None or not jnp.issubdtype(dtype, jnp.floating):
         return all_reduce_bytes(count * dtype.itemsize, sites)
     if sites == 2:

@@ -1,4 +1,4 @@
-"""What a training step sends, by formula: to plan with, and to compare with what a program holds.
+"""Predicted bytes of a training step, by formula.
 
 With S bytes of a rank's parts in the dtype that is sent, n ranks that share them (ZeRO), o sites, c
 ranks beside them that compute with the same parts (context; tensor, for leaves that its ranks hold
@@ -11,19 +11,19 @@ whole and make parts of the gradient of), L layers and m microbatches, a device 
                        stage 2, 3    m + 1 / L times that for the layers, m for the rest
     sum the shards                   2 (c - 1) / c S / n beside, 2 (o - 1) / o S / (n c) over dc
 
-and stage 0 sums S over all n c ranks like shards. The 1 / L are the turn in which the software
-pipeline of the layers fills or drains. Of kernels that travel as FP8 numbers S counts one byte a
-number (`expected_weights`), and what FP8 recipes know of tensors is small and counted too
-(`expected_statistics`). With the state sharded over sites too, each device sends
-(o - 1) / o S / n of gradients and as much of weights over dc.
+and stage 0 sums S over all n c ranks like shards. The 1 / L are the iteration in which the
+software pipeline of the layers fills or drains. Of kernels that travel as FP8 numbers S counts one
+byte a number (`predicted_weight_bytes`), and the amax of FP8 tensors are small and counted too
+(`predicted_amax_bytes`). With the state sharded over sites too, each device sends (o - 1) / o S / n
+of gradients and as much of weights over dc.
 
-In a wire format 2 (o - 1) messages of a chunk's 1 / (n c o) cross dc instead of 2 (o - 1) / o S
+In a wire format 2 (o - 1) messages of a bucket's 1 / (n c o) cross dc instead of 2 (o - 1) / o S
 (`geojax.collectives.exchange`), and error feedback gathers (c - 1) / c S / n more beside.
 
-In a pipeline S is of a stage's layers, and what a loop holds counts in each of its ticks, as in
-`geojax.hlo.traffic`: messages between stages, which travel whether or not anybody waits for
-them, and what a chunk's forward and backward send, which a stage skips in ticks without work if the
-program has branches. Over T ticks with forwards and backwards a device sends
+In a pipeline S is of a stage's layers, and the collectives of a loop count in each of its ticks, as
+in `geojax.hlo.traffic`: messages between stages, which travel in ticks without work too, and those
+of a chunk's forward and backward, which a stage skips in ticks without work if the program has
+branches. Over T ticks with forwards and backwards a device sends
 
     to the next stage             T stream      over the axes along which the two stages differ:
     to the stage before           T stream      stage, dc, or both
@@ -31,7 +31,7 @@ program has branches. Over T ticks with forwards and backwards a device sends
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -48,96 +48,102 @@ from geojax.hlo.conventions import (
 from geojax.mesh import AXES, platform_of
 from geojax.models import ModelConfig
 from geojax.optim import SHARD_AXES, LeafLayout
-from geojax.planner.traffic.collectives import expected_all_reduce
-from geojax.planner.traffic.context import expected_context_bytes
-from geojax.planner.traffic.moe import expected_mixture_bytes
-from geojax.planner.traffic.sent import (
+from geojax.planner.traffic.amax import predicted_amax_bytes
+from geojax.planner.traffic.by_axes import (
     Axes,
-    Sent,
+    BytesByAxes,
+    PredictedTraffic,
     add,
     layers_of_pass,
     long_axes,
-    nothing,
+    no_bytes,
     passes_of,
     ranks_of,
 )
-from geojax.planner.traffic.statistics import expected_statistics
-from geojax.planner.traffic.tensor import expected_tensor_bytes
-from geojax.planner.traffic.weights import expected_weights
+from geojax.planner.traffic.collectives import predicted_all_reduce
+from geojax.planner.traffic.context import predicted_context_bytes
+from geojax.planner.traffic.moe import predicted_moe_bytes
+from geojax.planner.traffic.tensor import predicted_tensor_bytes
+from geojax.planner.traffic.weights import predicted_weight_bytes
+from geojax.step.plan import SIGNALS, StepPlan
+from geojax.step.state import parameter_layouts
 from geojax.step.gather import computing_axes, shard_axes
-from geojax.step.plan import StepPlan
 
 
-def expected_step_bytes(
-    model: ModelConfig,
-    layouts: Any,
-    plan: StepPlan,
-    *,
-    rows: int,
-    sequence: int,
-    scalars: int,
-    signals: int,
-) -> dict[Axes, Fraction]:
-    """What one device sends in one step, but for a mixture's further exchanges.
+def predicted_step_bytes(
+    model: ModelConfig, plan: StepPlan, batch: Mapping[str, jax.ShapeDtypeStruct]
+) -> PredictedTraffic:
+    """Predict the bytes that one device sends in one step over each set of mesh axes.
+
+    Exact, padding included, but for a mixture of experts: tokens beyond its windows are exchanged
+    further, which depends on the data.
+
+    Args:
+        model: the model.
+        plan: how the step runs.
+        batch: the global batch as shapes, from `geojax.step.program.batch_shape`.
+    """
+    layouts = parameter_layouts(model, plan)
+    sequences, length = batch["tokens"].shape
+    total = predicted_update_bytes(model, layouts, plan)
+    for part in (
+        predicted_amax_bytes(model, layouts, plan),
+        _activations(model, plan, sequences, length),
+        _hops(model, plan, sequences, length),
+        _metrics(model, plan),
+    ):
+        add(total, part)
+    return PredictedTraffic({axes: count for axes, count in total.items() if count})
+
+
+def predicted_update_bytes(model: ModelConfig, layouts: Any, plan: StepPlan) -> BytesByAxes:
+    """Predict the bytes to gather weights, reduce gradients and take the gradient's norm.
 
     Args:
         model: the model.
         layouts: the `LeafLayout` of each parameter.
         plan: how the step runs.
-        rows: of the global batch.
-        sequence: columns of a row.
-        scalars: the numbers, loss and targets among them, that are summed over the batch.
-        signals: the numbers that are summed over all ranks.
     """
-    total = nothing()
-    for part in (
-        expected_weights(model, layouts, plan),
-        expected_statistics(model, layouts, plan),
-        _gradients(model, layouts, plan),
-        _activations(model, plan, rows=rows, sequence=sequence),
-        _hops(model, plan, rows=rows, sequence=sequence),
-        _numbers(layouts, plan, scalars, signals),
-    ):
-        add(total, part)
-    return {axes: count for axes, count in total.items() if count}
+    total = predicted_weight_bytes(model, layouts, plan)
+    add(total, _gradients(model, layouts, plan))
+    add(total, _norm(layouts, plan))
+    return total
 
 
-def _gradients(model: ModelConfig, layouts: Any, plan: StepPlan) -> Sent:
+def _gradients(model: ModelConfig, layouts: Any, plan: StepPlan) -> BytesByAxes:
     scatters = Fraction(1)
     rest = 1
     if plan.zero_stage >= 2:
         looped = plan.accumulation - (1 if plan.overlap else 0)
         fills = 1 if looped else 0
-        scatters = Fraction(
-            plan.accumulation * model.num_hidden_layers + fills, model.num_hidden_layers
-        )
+        scatters = Fraction(plan.accumulation * model.num_hidden_layers + fills, model.num_hidden_layers)
         rest = plan.accumulation
     sent = _times(lambda places: _scatter(places, plan), layouts, layers=scatters, rest=rest)
     if plan.overlap:
         together = plan.overlap_layers
-        of_turn = jax.tree.map(lambda place: place.of_layers(together), layouts["layers"])
-        for turn in range(model.num_hidden_layers // together):
-            of_layers = jax.tree.leaves(of_turn)
-            first = int(turn == 0)  # which puts away what nobody has sent
-            add(sent, _sum_shards(of_layers, plan.one_message, scattered=True, idle=first))
-        outer = {name: tree for name, tree in layouts.items() if name != "layers"}
-        add(sent, _sum_shards(jax.tree.leaves(outer), plan, scattered=True))
+        bucket = jax.tree.map(lambda leaf: leaf.of_layers(together), layouts["layers"])
+        for iteration in range(model.num_hidden_layers // together):
+            idle = int(iteration == 0)  # nothing has arrived yet: it gathers zeros
+            leaves = jax.tree.leaves(bucket)
+            add(sent, _sum_shards(leaves, plan.one_message, scattered=True, idle=idle))
+        non_layer = {name: tree for name, tree in layouts.items() if name != "layers"}
+        add(sent, _sum_shards(jax.tree.leaves(non_layer), plan, scattered=True))
     else:
         scattered = plan.zero_stage >= 2
         add(sent, _sum_shards(jax.tree.leaves(layouts), plan, scattered=scattered))
     return sent
 
 
-def _times(function: Any, layouts: Any, *, layers: Fraction, rest: int) -> Sent:
-    sent = nothing()
+def _times(function: Any, layouts: Any, *, layers: Fraction, rest: int) -> BytesByAxes:
+    sent = no_bytes()
     for name, tree in layouts.items():
         factor = layers if name == "layers" else Fraction(rest)
         add(sent, function(jax.tree.leaves(tree)), factor)
     return sent
 
 
-def _scatter(places: Iterable[LeafLayout], plan: StepPlan) -> Sent:
-    sent = nothing()
+def _scatter(places: Iterable[LeafLayout], plan: StepPlan) -> BytesByAxes:
+    sent = no_bytes()
     for place in places:
         site_axes, _ = shard_axes(place)
         if site_axes is not None:
@@ -150,13 +156,14 @@ def _scatter(places: Iterable[LeafLayout], plan: StepPlan) -> Sent:
 
 def _sum_shards(
     places: list[LeafLayout], plan: StepPlan, *, scattered: bool, idle: int = 0
-) -> Sent:
-    """Sums over the axes beside those of the shards, and over sites.
+) -> BytesByAxes:
+    """Predict the sums over the axes beside those of the shards, and over sites.
 
-    Unless they are `scattered` before, shards that nobody else sums go on in the chunks that came.
-    `idle` times the last phase, a gather in the site, is for nothing.
+    Shards that are summed over no further axis of the site keep the chunks of their
+    reduce-scatter, unless they were `scattered` before. The last phase, a gather in the site, runs
+    `idle` times more than it has results.
     """
-    sent = nothing()
+    sent = no_bytes()
     groups: dict[Any, list[LeafLayout]] = {}
     for place in places:
         site_axes, across = shard_axes(place)
@@ -166,23 +173,23 @@ def _sum_shards(
     for (site_axes, across, beside, shared, _), members in groups.items():
         sites = plan.mesh.shape["dc"] if plan.outer_axes or shared else 1
         shards = [_site_shard(place, site_axes, plan) for place in members]
-        chunk_bytes = plan.chunk_bytes
+        bucket_bytes = plan.chunk_bytes
         alone = site_axes is not None and not (across or shared or long_axes(beside, plan))
-        if chunk_bytes is not None and alone and not scattered:
-            chunk_bytes //= ranks_of(site_axes, plan)
-        summed = expected_all_reduce(
+        if bucket_bytes is not None and alone and not scattered:
+            bucket_bytes //= ranks_of(site_axes, plan)
+        summed = predicted_all_reduce(
             shards,
-            inner_ranks=ranks_of(beside, plan),
-            outer_ranks=1 if across else sites,
-            chunk_bytes=chunk_bytes,
+            intra_ranks=ranks_of(beside, plan),
+            inter_ranks=1 if across else sites,
+            bucket_bytes=bucket_bytes,
             wire=plan.wire,
             errors=plan.keeps_wire_errors,
         )
         # One phase in the site scatters; sums, and errors where they are kept, are gathered.
         gathers = 2 if plan.keeps_wire_errors else 1
-        gathered = 0 if across or sites == 1 else summed.inner * Fraction(gathers, 1 + gathers)
-        sent[long_axes(beside, plan)] += summed.inner + idle * gathered
-        sent[long_axes(("dc",), plan)] += summed.outer
+        gathered = 0 if across or sites == 1 else summed.intra * Fraction(gathers, 1 + gathers)
+        sent[long_axes(beside, plan)] += summed.intra + idle * gathered
+        sent[long_axes(("dc",), plan)] += summed.inter
         if across:
             whole = sum(shard.size for shard in shards) * plan.policy.reduce_dtype.itemsize
             sent[long_axes(("dc",), plan)] += reduce_scatter_bytes(whole, sites)
@@ -190,7 +197,7 @@ def _sum_shards(
 
 
 def _beside(place: LeafLayout, plan: StepPlan) -> Axes:
-    """The axes of a site that a shard's gradient is summed over."""
+    """Return the axes of a site that a shard's gradient is summed over."""
     cut = {axis for part in place.parts for axis in part.axes} | {"dc"}
     cut |= set(shard_axes(place)[0] or ())
     computing = {*computing_axes(place, plan), *(plan.stage_axes if _shared(place) else ())}
@@ -198,7 +205,7 @@ def _beside(place: LeafLayout, plan: StepPlan) -> Axes:
 
 
 def _shared(place: LeafLayout) -> bool:
-    """Whether two stages of a pipeline make parts of the gradient."""
+    """Tell if two stages of a pipeline make parts of the gradient."""
     return place.stages is not None and place.stages.shared
 
 
@@ -209,112 +216,123 @@ def _site_shard(place: LeafLayout, site_axes: Axes | None, plan: StepPlan) -> ja
     return jax.ShapeDtypeStruct(tuple(shape), plan.policy.reduce_dtype)
 
 
-def _activations(model: ModelConfig, plan: StepPlan, *, rows: int, sequence: int) -> Sent:
-    """What the model's own parallelism sends, in all microbatches or ticks."""
+def _activations(model: ModelConfig, plan: StepPlan, sequences: int, length: int) -> BytesByAxes:
+    """Predict the tensor, context and expert traffic of all microbatches or ticks."""
     parallelism = plan.parallelism
-    microbatch = _rows_of_microbatch(rows, plan)
+    microbatch = _sequences_of_microbatch(sequences, plan)
     passes, layers = passes_of(plan), layers_of_pass(model, plan)
-    model = model.model_copy(update={"layers": layers})
-    tensor = expected_tensor_bytes(
+    model = model.model_copy(update={"num_hidden_layers": layers})
+    tensor = predicted_tensor_bytes(
         model,
         parallelism,
-        rows=microbatch,
-        columns=sequence // parallelism.context,
+        sequences=microbatch,
+        positions=length // parallelism.context,
         dtype=plan.policy.compute_dtype,
         remat=plan.remat,
     )
-    attention = expected_context_bytes(
+    attention = predicted_context_bytes(
         parallelism,
-        rows=microbatch,
-        sequence=sequence,
+        sequences=microbatch,
+        sequence_length=length,
         heads=model.num_attention_heads // parallelism.tensor,
-        key_heads=max(model.num_key_value_heads // parallelism.tensor, 1),
-        head_size=model.head_dim,
+        kv_heads=max(model.num_key_value_heads // parallelism.tensor, 1),
+        head_dim=model.head_dim,
         dtype=plan.policy.compute_dtype,
         packed=True,
     )
     forwards = 1 if plan.remat == "none" else 2
     context = model.num_hidden_layers * (forwards * attention.forward + attention.backward)
-    sent = nothing()
+    sent = no_bytes()
     sent[long_axes(("tensor",), plan)] += tensor * passes
     sent[long_axes(("context",), plan)] += context * passes
     if not model.is_moe:
         return sent
-    mixture = expected_mixture_bytes(
+    mixture = predicted_moe_bytes(
         model,
         parallelism,
-        rows=microbatch,
-        columns=sequence // parallelism.context,
+        sequences=microbatch,
+        positions=length // parallelism.context,
         dtype=plan.policy.compute_dtype,
         remat=plan.remat,
         platform=platform_of(plan.mesh),
     )
     add(sent, mixture, Fraction(model.num_hidden_layers * passes))
-    # The gradient of the balance, of which each rank weighs what it has of the row.
+    # The gradient of the aux loss: each rank weighs its part of a sequence.
     wide = jnp.promote_types(plan.policy.compute_dtype, jnp.float32).itemsize
     weighed = all_reduce_bytes(microbatch * wide, parallelism.context)
     sent[long_axes(("context",), plan)] += weighed * passes
     return sent
 
 
-def _hops(model: ModelConfig, plan: StepPlan, *, rows: int, sequence: int) -> Sent:
-    """The messages between the stages of a pipeline."""
-    sent = nothing()
+def _hops(model: ModelConfig, plan: StepPlan, sequences: int, length: int) -> BytesByAxes:
+    """Predict the messages between the stages of a pipeline."""
+    sent = no_bytes()
     if plan.tick_program is None:
         return sent
     parallelism = plan.parallelism
     shares = parallelism.context * (parallelism.tensor if parallelism.sequence else 1)
-    tokens = _rows_of_microbatch(rows, plan) * sequence // shares
-    stream = tokens * model.hidden_size * plan.policy.compute_dtype.itemsize
+    tokens = _sequences_of_microbatch(sequences, plan) * length // shares
+    message = tokens * model.hidden_size * plan.policy.compute_dtype.itemsize
     program = plan.tick_program
     for segment in program.segments:
         for number in segment.channels:
             pairs = program.channels[number].pairs
             for axes in {_crossed(source, target, plan) for source, target in pairs}:
-                sent[axes] += permute_bytes(segment.count * stream, 2)
+                sent[axes] += permute_bytes(segment.count * message, 2)
     return sent
 
 
 def _crossed(source: int, target: int, plan: StepPlan) -> Axes:
-    """The axes along which two stages differ."""
+    """Return the axes along which two stages differ."""
     sizes = [plan.mesh.shape[axis] for axis in plan.stage_axes]
-    places = zip(
+    coordinates = zip(
         plan.stage_axes,
         np.unravel_index(source, sizes),
         np.unravel_index(target, sizes),
         strict=True,
     )
-    return long_axes((axis for axis, start, end in places if start != end), plan)
+    return long_axes((axis for axis, start, end in coordinates if start != end), plan)
 
 
-def _rows_of_microbatch(rows: int, plan: StepPlan) -> int:
-    return rows // (ranks_of(plan.batch_axes, plan) * plan.accumulation)
+def _sequences_of_microbatch(sequences: int, plan: StepPlan) -> int:
+    return sequences // (ranks_of(plan.batch_axes, plan) * plan.accumulation)
 
 
-def _numbers(layouts: Any, plan: StepPlan, scalars: int, signals: int) -> Sent:
-    """Loss, targets and signals; and the norm of the gradient."""
-    sent = nothing()
-
-    def add_sum(axes: Axes, payload: int) -> None:
-        in_site = long_axes((axis for axis in axes if axis != "dc"), plan)
-        sent[in_site] += all_reduce_bytes(payload, ranks_of(in_site, plan))
-        if "dc" in axes:
-            sent[long_axes(("dc",), plan)] += all_reduce_bytes(payload, plan.mesh.shape["dc"])
-
-    wide = jnp.promote_types(plan.policy.compute_dtype, jnp.float32)
-    add_sum(("tensor",), signals * wide.itemsize)
-    add_sum(("stage", *SHARD_AXES, "context"), (scalars + signals) * wide.itemsize)
-    across = expected_all_reduce(
-        jax.ShapeDtypeStruct((scalars + signals,), wide),
-        inner_ranks=1,
-        outer_ranks=plan.mesh.shape["dc"],
-        wire=FLOAT32 if plan.wire is not None and wide == jnp.float32 else None,
-    )
-    sent[long_axes(("dc",), plan)] += across.outer
-    norms = {
+def _norm(layouts: Any, plan: StepPlan) -> BytesByAxes:
+    """Predict the sums that make the norm of the gradient: one for each way to shard a leaf."""
+    sent = no_bytes()
+    shardings = {
         frozenset(plan.stage_axes).union(*(cut.axes for cut in place.cuts))
         for place in jax.tree.leaves(layouts)
     }
-    for axes in norms:
-        add_sum(tuple(axes), plan.policy.reduce_dtype.itemsize)
+    for axes in shardings:
+        add(sent, _sum_over(axes, plan.policy.reduce_dtype.itemsize, plan))
+    return sent
+
+
+def _metrics(model: ModelConfig, plan: StepPlan) -> BytesByAxes:
+    """Predict the sums of loss, targets, aux loss and signals."""
+    sent = no_bytes()
+    scalars = 2 + (model.is_moe) + len(SIGNALS)
+    wide = jnp.promote_types(plan.policy.compute_dtype, jnp.float32)
+    add(sent, _sum_over(("tensor",), len(SIGNALS) * wide.itemsize, plan))
+    in_site = ("stage", *SHARD_AXES, "context")
+    add(sent, _sum_over(in_site, scalars * wide.itemsize, plan))
+    across = predicted_all_reduce(
+        jax.ShapeDtypeStruct((scalars,), wide),
+        intra_ranks=1,
+        inter_ranks=plan.mesh.shape["dc"],
+        wire=FLOAT32 if plan.wire is not None and wide == jnp.float32 else None,
+    )
+    sent[long_axes(("dc",), plan)] += across.inter
+    return sent
+
+
+def _sum_over(axes: Iterable[str], payload: int, plan: StepPlan) -> BytesByAxes:
+    """Predict an all-reduce of `payload` bytes inside the site, and over `dc` if it is an axis."""
+    sent = no_bytes()
+    in_site = long_axes((axis for axis in axes if axis != "dc"), plan)
+    sent[in_site] += all_reduce_bytes(payload, ranks_of(in_site, plan))
+    if "dc" in axes:
+        sent[long_axes(("dc",), plan)] += all_reduce_bytes(payload, plan.mesh.shape["dc"])
     return sent

@@ -1,7 +1,7 @@
-"""What the gathering of weights sends in a step, by formula (see `geojax.planner.traffic.step`).
+"""Predicted bytes of the gathering of weights (see `geojax.planner.traffic.step`).
 
 Of S numbers that n ranks share, gathered in the compute dtype, a device sends (n - 1) / n S times
-its bytes; of a kernel that travels rounded (`geojax.step.fp8_all_gather`) (n - 1) / n S bytes,
+its bytes; of a kernel that travels quantized (`geojax.step.fp8_all_gather`) (n - 1) / n S bytes,
 and its scales beside, where the shards have different ones: of experts, of blocks.
 """
 
@@ -15,15 +15,15 @@ import jax
 from geojax.hlo.conventions import all_gather_bytes
 from geojax.models import ModelConfig
 from geojax.optim import LeafLayout
-from geojax.planner.traffic.sent import Sent, add, long_axes, nothing, ranks_of
+from geojax.planner.traffic.by_axes import BytesByAxes, add, long_axes, no_bytes, ranks_of
 from geojax.precision import Recipe
 from geojax.step.fp8_all_gather import travels_rounded
 from geojax.step.gather import scales_are_sent, shard_axes, site_shape
 from geojax.step.plan import StepPlan
 
 
-def expected_weights(model: ModelConfig, layouts: Any, plan: StepPlan) -> Sent:
-    """What one device sends in one step, between sites and inside them.
+def predicted_weight_bytes(model: ModelConfig, layouts: Any, plan: StepPlan) -> BytesByAxes:
+    """Predict the bytes that one device sends in one step to gather weights.
 
     Args:
         model: the model.
@@ -40,23 +40,22 @@ def expected_weights(model: ModelConfig, layouts: Any, plan: StepPlan) -> Sent:
     passes = plan.accumulation * (1 if plan.keep_gathered else 2)
     for count, follow, places in following_spans(model, layouts, plan):
         by_layer = plan.zero_stage == 3 and follow
-        turns = Fraction(1 + passes * count, count) if by_layer else 1
-        add(sent, _gather(places, plan, follow=follow), turns)
+        times = Fraction(1 + passes * count, count) if by_layer else 1
+        add(sent, _gather(places, plan, follow=follow), times)
     return sent
 
 
 def following_spans(
     model: ModelConfig, layouts: Any, plan: StepPlan
 ) -> Iterator[tuple[int, bool, Any]]:
-    """Of each span of the model's layers their number, whether they follow the recipe (if there is
-    one), and the layouts of their weights."""
+    """Yield the number of layers of each span, if it follows the FP8 recipe, and its layouts."""
     for count, products in plan.products.spans(model.num_hidden_layers):
         places = jax.tree.map(lambda place, count=count: place.of_layers(count), layouts["layers"])
         yield count, products.recipe == plan.policy.recipe, places
 
 
-def _across_sites(layouts: Any, plan: StepPlan) -> Sent:
-    sent = nothing()
+def _across_sites(layouts: Any, plan: StepPlan) -> BytesByAxes:
+    sent = no_bytes()
     for place in jax.tree.leaves(layouts):
         if shard_axes(place)[1]:
             held = math.prod(place.shard_shape) * plan.policy.compute_dtype.itemsize
@@ -64,22 +63,22 @@ def _across_sites(layouts: Any, plan: StepPlan) -> Sent:
     return sent
 
 
-def _gather(places: Any, plan: StepPlan, *, follow: bool) -> Sent:
-    sent = nothing()
+def _gather(places: Any, plan: StepPlan, *, follow: bool) -> BytesByAxes:
+    sent = no_bytes()
     for path, place in jax.tree.leaves_with_path(places):
         axes, _ = shard_axes(place)
         if axes is None:
             continue
         held = math.prod(site_shape(place, plan)) * plan.policy.compute_dtype.itemsize
         if follow and travels_rounded(path, place, plan):
-            assert plan.policy.recipe is not None, "which rounds it"
-            held = _rounded_bytes(place, plan, plan.policy.recipe)
+            assert plan.policy.recipe is not None, "a kernel that travels quantized needs a recipe"
+            held = _quantized_bytes(place, plan, plan.policy.recipe)
         sent[long_axes(axes, plan)] += all_gather_bytes(held, ranks_of(axes, plan))
     return sent
 
 
-def _rounded_bytes(place: LeafLayout, plan: StepPlan, recipe: Recipe) -> int:
-    """Of a rank's shard of a kernel, rounded, and of its scales if they are sent."""
+def _quantized_bytes(place: LeafLayout, plan: StepPlan, recipe: Recipe) -> int:
+    """Count the bytes of a rank's quantized shard of a kernel, and of its scales if sent."""
     form = recipe.weight
     *others, rows, columns = site_shape(place, plan)
     scales = list(others)

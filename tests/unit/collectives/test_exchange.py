@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from geojax.collectives import BFLOAT16, FLOAT32, INT8, all_reduce, reduce_scatter
 from geojax.hlo import collective_traffic
 from geojax.mesh import make_mesh
-from geojax.planner.traffic.collectives import expected_all_reduce, expected_reduce_scatter
+from geojax.planner.traffic.collectives import predicted_all_reduce, predicted_reduce_scatter
 
 WIRES = {"fp32": FLOAT32, "bf16": BFLOAT16, "int8": INT8}
 SHAPES = {"scale": (1,), "vector": (1001,), "matrix": (30, 70)}
@@ -165,18 +165,18 @@ def test_the_bytes_are_those_of_the_formula_and_nothing_widens_them(sites, wire_
     tree = {name: jax.ShapeDtypeStruct(shape, jnp.float64) for name, shape in SHAPES.items()}
 
     def expected(wire, *, errors):
-        ranks = {"inner_ranks": RANKS, "outer_ranks": sites, "chunk_bytes": BUCKET_BYTES}
+        ranks = {"intra_ranks": RANKS, "inter_ranks": sites, "bucket_bytes": BUCKET_BYTES}
         return (
-            expected_all_reduce(tree, **ranks, wire=wire, errors=errors),
-            expected_reduce_scatter(tree, dims=DIMS, **ranks, wire=wire),
+            predicted_all_reduce(tree, **ranks, wire=wire, errors=errors),
+            predicted_reduce_scatter(tree, dims=DIMS, **ranks, wire=wire),
         )
 
     parts = expected(WIRES[wire_name], errors=feedback)
     for text in (lowered, program):
         traffic = collective_traffic(text, mesh)
-        assert traffic.bytes_over("dc") == sum(part.outer for part in parts)
-        assert traffic.bytes_over("data") == sum(part.inner for part in parts)
-    plain = sum(part.outer for part in expected(None, errors=False))  # of 8 bytes a number
-    share = float(sum(part.outer for part in parts) / plain)
+        assert traffic.bytes_over("dc") == sum(part.inter for part in parts)
+        assert traffic.bytes_over("data") == sum(part.intra for part in parts)
+    plain = sum(part.inter for part in expected(None, errors=False))  # of 8 bytes a number
+    share = float(sum(part.inter for part in parts) / plain)
     least = {"fp32": 4 / 8, "bf16": 2 / 8, "int8": (1 + 4 / 256) / 8}[wire_name]
     assert least <= share < 1.03 * least, "a little more where a message is not of whole blocks"

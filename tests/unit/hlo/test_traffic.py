@@ -16,9 +16,9 @@ from geojax.hlo import HloParseError, collective_traffic
 from geojax.hlo import traffic as traffic_module
 from geojax.hlo.conventions import BYTES_SENT
 from geojax.planner.traffic.collectives import (
-    expected_all_gather,
-    expected_all_reduce,
-    expected_reduce_scatter,
+    predicted_all_gather,
+    predicted_all_reduce,
+    predicted_reduce_scatter,
 )
 
 
@@ -267,7 +267,7 @@ def varied(tree, inner):
 def test_what_is_sent_is_what_the_formula_says(mesh_of, layout, bucket_bytes):
     sizes, inner = LAYOUTS[layout]
     mesh = mesh_of(**sizes)
-    ranks = {"inner_ranks": mesh.size // sizes["dc"], "outer_ranks": sizes["dc"]}
+    ranks = {"intra_ranks": mesh.size // sizes["dc"], "inter_ranks": sizes["dc"]}
     over_inner = tuple(axis for axis in inner if sizes[axis] > 1)
 
     def check(step, out, expected):
@@ -275,35 +275,35 @@ def test_what_is_sent_is_what_the_formula_says(mesh_of, layout, bucket_bytes):
         for text in (lowered, lowered.compile()):
             traffic = collective_traffic(text, mesh)
             within = sum((c.bytes_sent for c in traffic.collectives if c.axes == over_inner), 0)
-            assert traffic.bytes_over("dc") == expected.outer
-            assert within == expected.inner
+            assert traffic.bytes_over("dc") == expected.inter
+            assert within == expected.intra
             assert {c.axes for c in traffic.collectives} <= {("dc",), over_inner}, "no other axes"
             assert all(c.ranks > 1 for c in traffic.collectives), "nothing for an axis of one"
 
     check(
         lambda tree: all_reduce(tree, inner, "dc", bucket_bytes=bucket_bytes),
         P(),
-        expected_all_reduce(TREE, **ranks, chunk_bytes=bucket_bytes),
+        predicted_all_reduce(TREE, **ranks, bucket_bytes=bucket_bytes),
     )
     second, last = P(None, inner), P(None, None, inner)
     check(
         lambda tree: reduce_scatter(tree, inner, "dc", dims=DIMS, bucket_bytes=bucket_bytes),
         {"scale": P(inner), "vector": P(inner), "matrix": second, "cube": last},
-        expected_reduce_scatter(TREE, dims=DIMS, **ranks),
+        predicted_reduce_scatter(TREE, dims=DIMS, **ranks),
     )
 
 
 def test_the_formula_for_a_tree_that_divides_evenly():
     size, ranks, sites = 4 * 1024, 4, 2
     tree = jax.ShapeDtypeStruct((1024,), jnp.float32)
-    scattered = expected_reduce_scatter(tree, dims=0, inner_ranks=ranks, outer_ranks=sites)
-    assert scattered.inner == Fraction(ranks - 1, ranks) * size
-    assert scattered.outer == Fraction(2 * (sites - 1), sites) * size / ranks
-    whole = expected_all_reduce(tree, inner_ranks=ranks, outer_ranks=sites)
-    gathered = expected_all_gather(tree, dims=0, inner_ranks=ranks)
-    assert whole.inner == scattered.inner + gathered.inner
-    assert whole.outer == scattered.outer
-    assert gathered.outer == 0
+    scattered = predicted_reduce_scatter(tree, dims=0, intra_ranks=ranks, inter_ranks=sites)
+    assert scattered.intra == Fraction(ranks - 1, ranks) * size
+    assert scattered.inter == Fraction(2 * (sites - 1), sites) * size / ranks
+    whole = predicted_all_reduce(tree, intra_ranks=ranks, inter_ranks=sites)
+    gathered = predicted_all_gather(tree, dims=0, intra_ranks=ranks)
+    assert whole.intra == scattered.intra + gathered.intra
+    assert whole.inter == scattered.inter
+    assert gathered.inter == 0
 
 
 def test_xla_for_cpus_merges_sums_and_keeps_their_bytes(mesh):

@@ -15,7 +15,7 @@ from spread_rows import (
 from geojax.hlo import collective_traffic
 from geojax.models.attention.blocked import tiled
 from geojax.models.parallel.parallelism import Parallelism
-from geojax.planner.traffic.context import expected_context_bytes
+from geojax.planner.traffic.context import predicted_context_bytes
 
 METHODS = ["ring", "all_gather", "ulysses"]
 
@@ -43,13 +43,13 @@ def check(parallelism, operands, *, data=1, implementation="blocked"):
     whole = jax.jit(lambda *x: output_and_gradients(*x, implementation=implementation))
     assert_equal(actual, whole(*operands), 1e-10)
     rows, length, heads, size = operands[0].shape
-    sent = expected_context_bytes(
+    sent = predicted_context_bytes(
         parallelism,
-        rows=rows // data,
-        sequence=length,
+        sequences=rows // data,
+        sequence_length=length,
         heads=heads // parallelism.tensor,
-        key_heads=operands[1].shape[2] // parallelism.tensor,
-        head_size=size,
+        kv_heads=operands[1].shape[2] // parallelism.tensor,
+        head_dim=size,
         dtype=operands[0].dtype,
         packed=packed,
     )

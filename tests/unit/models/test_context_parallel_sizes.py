@@ -11,7 +11,7 @@ from geojax.mesh import make_mesh
 from geojax.models.attention import attention, context_obstacle
 from geojax.models.parallel.parallelism import Parallelism
 from geojax.models.parallel.sequence_order import column_order, local_columns
-from geojax.planner.traffic.context import expected_context_bytes
+from geojax.planner.traffic.context import predicted_context_bytes
 
 METHODS = ["ring", "all_gather", "ulysses"]
 
@@ -59,8 +59,8 @@ def test_sizes_that_work(method):
 
 
 def test_nothing_is_sent_where_rows_are_whole():
-    sizes = {"rows": 2, "sequence": 64, "heads": 4, "key_heads": 2, "head_size": 8}
-    sent = expected_context_bytes(Parallelism(), **sizes, dtype=np.float32, packed=True)
+    sizes = {"sequences": 2, "sequence_length": 64, "heads": 4, "kv_heads": 2, "head_dim": 8}
+    sent = predicted_context_bytes(Parallelism(), **sizes, dtype=np.float32, packed=True)
     assert (sent.forward, sent.backward) == (0, 0)
 
 

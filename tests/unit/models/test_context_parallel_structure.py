@@ -10,7 +10,7 @@ from spread_rows import equations, inner_programs, spread
 from geojax.hlo import collective_traffic
 from geojax.models.attention.blocked import tiled
 from geojax.models.parallel.parallelism import Parallelism
-from geojax.planner.traffic.context import expected_context_bytes
+from geojax.planner.traffic.context import predicted_context_bytes
 
 HEADS, SIZE = 8, 4
 
@@ -116,8 +116,8 @@ def test_memory_is_linear_in_the_sequence(method, ranks_of_keys):
 def test_bytes_of_the_forward_pass(method, packed):
     parallelism = Parallelism(context=8, context_method=method)
     mesh, traced = trace(parallelism, 128, packed=packed, forward_only=True)
-    sizes = {"heads": HEADS, "key_heads": HEADS, "head_size": SIZE}
-    sent = expected_context_bytes(
-        parallelism, rows=1, sequence=128, dtype=jnp.float32, packed=packed, **sizes
+    sizes = {"heads": HEADS, "kv_heads": HEADS, "head_dim": SIZE}
+    sent = predicted_context_bytes(
+        parallelism, sequences=1, sequence_length=128, dtype=jnp.float32, packed=packed, **sizes
     )
     assert collective_traffic(traced.lower(), mesh).bytes_over("context") == sent.forward

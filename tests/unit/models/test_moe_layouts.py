@@ -19,7 +19,7 @@ from geojax.models.moe.dispatch import most_to_a_rank, windows
 from geojax.models.parallel.parallelism import ALONE, Parallelism
 from geojax.models.parallel.sequence_order import column_order, local_columns
 from geojax.models.parallel.tensor import stream_columns
-from geojax.planner.traffic.moe import expected_mixture_bytes
+from geojax.planner.traffic.moe import predicted_moe_bytes
 
 
 @pytest.fixture(scope="module")
@@ -121,11 +121,11 @@ def test_bytes_are_the_formulas(mixture, parallelism, axes, remat, monkeypatch):
         if not collective.conditional:
             sent[collective.axes] += collective.bytes_sent
     sent.pop((), None)
-    of_layer = expected_mixture_bytes(
+    of_layer = predicted_moe_bytes(
         config,
         parallelism,
-        rows=2,
-        columns=columns // parallelism.context,
+        sequences=2,
+        positions=columns // parallelism.context,
         dtype=jnp.bfloat16,
         remat=remat,
     )

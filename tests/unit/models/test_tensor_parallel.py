@@ -12,7 +12,7 @@ from spread_model import assert_close, mesh_of, spread, spread_step
 from geojax.hlo import collective_traffic
 from geojax.models import loss_sum
 from geojax.models.parallel.parallelism import Parallelism
-from geojax.planner.traffic.tensor import expected_tensor_bytes
+from geojax.planner.traffic.tensor import predicted_tensor_bytes
 
 _KEY = jax.random.PRNGKey(7)
 
@@ -79,8 +79,8 @@ def test_bytes_over_tensor_are_the_formulas(
 ):
     config, parallelism = _wide("gpt3"), Parallelism(tensor=4, sequence=sequence)
     traffic = _traffic(config, parallelism, remat, random_parameters(config, dtype), packed_batch)
-    expected = expected_tensor_bytes(
-        config, parallelism, rows=2, columns=16, dtype=dtype, remat=remat
+    expected = predicted_tensor_bytes(
+        config, parallelism, sequences=2, positions=16, dtype=dtype, remat=remat
     )
     # What sums gradients crosses data too.
     found = [each for each in traffic.collectives if each.axes == ("tensor",)]
@@ -100,8 +100,8 @@ def test_a_layer_enters_and_leaves_twice(sequence, kinds, random_parameters, pac
     assert all(each.axes == ("tensor",) for each in layers)
     assert collections.Counter(each.kind for each in layers) == kinds
     # In float32 the compiler sends what is written.
-    expected = expected_tensor_bytes(
-        config, parallelism, rows=2, columns=16, dtype=jnp.float32, remat="none"
+    expected = predicted_tensor_bytes(
+        config, parallelism, sequences=2, positions=16, dtype=jnp.float32, remat="none"
     )
     found = [each for each in traffic.collectives if each.axes == ("tensor",)]
     assert sum(each.bytes_sent for each in found) == expected
@@ -110,8 +110,12 @@ def test_a_layer_enters_and_leaves_twice(sequence, kinds, random_parameters, pac
 def test_sharing_the_stream_sends_the_same_bytes():
     config = _wide("llama")
     whole, shared = (
-        expected_tensor_bytes(
-            config, Parallelism(tensor=8, sequence=sequence), rows=1, columns=64, dtype=jnp.float32
+        predicted_tensor_bytes(
+            config,
+            Parallelism(tensor=8, sequence=sequence),
+            sequences=1,
+            positions=64,
+            dtype=jnp.float32,
         )
         for sequence in (False, True)
     )
@@ -125,7 +129,10 @@ def test_one_tensor_rank_sends_nothing(random_parameters, packed_batch):
         parallelism = Parallelism(sequence=sequence)
         traffic = _traffic(config, parallelism, "none", parameters, packed_batch)
         assert {each.axes for each in traffic.collectives} == {("data",)}
-        assert expected_tensor_bytes(config, parallelism, rows=2, columns=16, dtype="float32") == 0
+        assert (
+            predicted_tensor_bytes(config, parallelism, sequences=2, positions=16, dtype="float32")
+            == 0
+        )
 
 
 def _traffic(config, parallelism, remat, parameters, packed_batch, compiled=False):

@@ -6,7 +6,7 @@ import pytest
 from jax import lax
 
 from geojax.planner.flat_program import flatten
-from geojax.planner.live_bytes import Accounting, peaks
+from geojax.planner.live_bytes import Accounting, Compiler, peaks
 
 VECTOR = jax.ShapeDtypeStruct((1000,), jnp.float32)
 MATRIX = jax.ShapeDtypeStruct((1000, 1000), jnp.float32)
@@ -17,10 +17,11 @@ ONE = 4000
 def held(function, *arguments, donated=None, **how):
     """The most bytes held beside the arguments."""
     program = flatten(jax.make_jaxpr(function)(*arguments))
-    accounting = Accounting(lambda operation, buffer: "computed", lambda operation: "all", **how)
-    moments = peaks(program, accounting, donated)
+    compiler = Compiler(**how)
+    accounting = Accounting(lambda operation, buffer: "computed", lambda operation: "all", compiler)
+    snapshots = peaks(program, accounting, donated)
     given = sum(buffer.bytes for buffer in program.inputs)
-    return max((moment.bytes for moment in moments.values()), default=given) - given
+    return max((each.bytes for each in snapshots.values()), default=given) - given
 
 
 def test_what_is_computed_element_by_element_takes_no_memory_on_the_way():
@@ -119,7 +120,7 @@ def test_narrow_floats_can_be_counted_as_wide():
         return a @ a
 
     assert held(products, NARROW) == 2_000_000
-    assert held(products, NARROW, wide=True) == 4_000_000
+    assert held(products, NARROW, widens_16_bit=True) == 4_000_000
 
 
 def test_calls_and_derivatives_are_followed():

@@ -11,9 +11,8 @@ import pytest
 
 from geojax.models import parameter_count, parameter_shapes
 from geojax.optim import LeafLayout, bytes_per_device
-from geojax.planner.compiled import compiled_memory
-from geojax.planner.memory import TracedStep
 from geojax.train.config import RunConfig
+from geojax.train.traced_run import compiled_memory, trace_run
 
 QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
 SITE = ("--mesh.dc", "2", "--mesh.data", "2")
@@ -59,13 +58,13 @@ def stage(number):
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_the_estimate_is_within_a_tenth_of_what_xla_says(name):
-    estimate = TracedStep.of(config_of(*LAYOUTS[name])).memory()
+    estimate = trace_run(config_of(*LAYOUTS[name])).memory()
     assert estimate.bytes == pytest.approx(compiled(*LAYOUTS[name]).bytes, rel=0.1)
 
 
 @pytest.mark.parametrize("number", range(4))
 def test_so_it_is_for_every_stage_of_zero(number):
-    step = TracedStep.of(config_of(*stage(number)))
+    step = trace_run(config_of(*stage(number)))
     measured = compiled(*stage(number))
     assert step.memory().bytes == pytest.approx(measured.bytes, rel=0.1)
     batch = 192 * 5 * 4 + 2 * 4  # a row and the signals; only dropout reads its number and the seed
@@ -102,7 +101,7 @@ def test_the_peak_falls_with_the_stage_as_the_formula_says():
     totals = [compiled(*stage(number)).bytes for number in range(4)]
     assert totals == sorted(totals, reverse=True)
     formula = [
-        held_by_formula(number, TracedStep.of(config_of(*stage(number))).layouts.parameters)
+        held_by_formula(number, trace_run(config_of(*stage(number))).layouts.parameters)
         for number in range(4)
     ]
     for lower, higher in ((0, 1), (1, 2), (2, 3)):
@@ -118,7 +117,7 @@ def test_eighteen_bytes_a_parameter_without_zero_in_mixed_precision():
     """
     options = ("--zero.stage", "0", "--precision", "bf16", "--batch.rows", "16")
     config = config_of(*options, "--batch.accumulation", "2", "--batch.sequence", "128")
-    forward = TracedStep.of(config).memory(on_cpu=False).phases["forward"].by_kind
+    forward = trace_run(config).memory("gpu").phases["forward"].by_kind
     parts = {"gathered weights": 2, "gradients": 4, "master weights": 4, "optimizer moments": 8}
     parameters = parameter_count(config.model)
     assert {kind: forward[kind] / parameters for kind in parts} == pytest.approx(parts, rel=1e-3)
@@ -127,18 +126,18 @@ def test_eighteen_bytes_a_parameter_without_zero_in_mixed_precision():
 def test_kernels_that_travel_as_fp8_numbers_are_held_as_such():
     """A byte a number, and two for all other weights."""
     options = ("--precision", "fp8-delayed", "--batch.rows", "16", "--batch.accumulation", "2")
-    step = TracedStep.of(config_of(*options, "--batch.sequence", "128"))
-    shapes = jax.tree.leaves_with_path(parameter_shapes(step.config.model)["layers"])
+    step = trace_run(config_of(*options, "--batch.sequence", "128"))
+    shapes = jax.tree.leaves_with_path(parameter_shapes(step.model)["layers"])
     kernels = sum(leaf.size for path, leaf in shapes if path[-1].key == "kernel")
-    held = step.memory(on_cpu=False).phases["forward"].by_kind["gathered weights"]
-    parameters = parameter_count(step.config.model)
+    held = step.memory("gpu").phases["forward"].by_kind["gathered weights"]
+    parameters = parameter_count(step.model)
     assert held == pytest.approx(2 * parameters - kernels, rel=1e-3)
     assert kernels > parameters / 3
 
 
 def test_tensor_and_expert_ranks_hold_their_part_of_the_state():
-    whole = TracedStep.of(config_of("--mesh.dc", "2", "--mesh.data", "4", *EXPERTS))
-    parts = TracedStep.of(config_of(*LAYOUTS["experts"]))
+    whole = trace_run(config_of("--mesh.dc", "2", "--mesh.data", "4", *EXPERTS))
+    parts = trace_run(config_of(*LAYOUTS["experts"]))
     for step in (whole, parts):
         assert step.memory().by_kind["master weights"] == sum(
             size(leaf.shard_shape)
@@ -149,7 +148,7 @@ def test_tensor_and_expert_ranks_hold_their_part_of_the_state():
 
 def test_sharding_across_sites_holds_less_and_sends_weights_instead_of_gradients():
     default, across = (
-        TracedStep.of(config_of("--precision", "bf16", "--zero.across_sites", choice))
+        trace_run(config_of("--precision", "bf16", "--zero.across_sites", choice))
         for choice in ("false", "true")
     )
     kinds = ("master weights", "optimizer moments")
@@ -160,18 +159,20 @@ def test_sharding_across_sites_holds_less_and_sends_weights_instead_of_gradients
     # With two sites: all-reduce of 1/4 of the fp32 gradient, 2 (2 - 1) / 2 of it; or its
     # reduce-scatter, half of that, and the all-gather of as many bf16 weights.
     parameters = parameter_count(default.config.model)
-    assert default.bytes_across_sites() == pytest.approx(parameters / 4 * 4, rel=1e-3)
-    assert across.bytes_across_sites() == pytest.approx(parameters / 4 * (2 + 1), rel=1e-2)
+    assert default.traffic().bytes_over("dc") == pytest.approx(parameters / 4 * 4, rel=1e-3)
+    assert across.traffic().bytes_over("dc") == pytest.approx(parameters / 4 * (2 + 1), rel=1e-2)
 
 
 def test_the_table_touches_no_device():
     program = (
         "from pathlib import Path\n"
-        "from geojax.planner.memory import TracedStep\n"
         "from geojax.runtime.jax_private import backend_runs\n"
         "from geojax.train.config import RunConfig\n"
+        "from geojax.train.traced_run import trace_run\n"
         f"config = RunConfig.load(Path({str(QUICKSTART)!r}))\n"
-        "assert TracedStep.of(config).memory().bytes > 0\n"
+        "step = trace_run(config)\n"
+        "assert step.memory().bytes > 0\n"
+        "assert step.traffic().bytes_over('dc') > 0\n"
         "assert not backend_runs()\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=QUICKSTART.parents[1])

@@ -32,7 +32,7 @@ from geojax.optim import (
     learning_rate_schedule,
     make_optimizer,
 )
-from geojax.planner.traffic.collectives import expected_all_gather, expected_reduce_scatter
+from geojax.planner.traffic.collectives import predicted_all_gather, predicted_reduce_scatter
 from geojax.precision import policy
 from geojax.step.plan import SIGNALS, StepPlan
 from geojax.step.program import batch_shape, lower_step
@@ -127,22 +127,22 @@ def expected_bytes(step, *, widened):
         return jax.tree.map(lambda place: jax.ShapeDtypeStruct(place.shape, dtype), layouts)
 
     dims = jax.tree.map(lambda place: place.shard.dim, layouts)
-    weights = expected_all_gather(
-        whole_leaves(on_the_way(plan.policy.compute_dtype)), dims=dims, inner_ranks=ranks
+    weights = predicted_all_gather(
+        whole_leaves(on_the_way(plan.policy.compute_dtype)), dims=dims, intra_ranks=ranks
     )
-    gradients = expected_reduce_scatter(
+    gradients = predicted_reduce_scatter(
         whole_leaves(plan.policy.reduce_dtype),
         dims=dims,
-        inner_ranks=ranks,
-        outer_ranks=sites,
-        chunk_bytes=plan.chunk_bytes,
+        intra_ranks=ranks,
+        inter_ranks=sites,
+        bucket_bytes=plan.chunk_bytes,
         wire=plan.wire,
     )
     norm, sums = (count * np.dtype(np.float32).itemsize for count in (1, 2 + len(SIGNALS)))
     scalars_inside = all_reduce_bytes(norm, ranks) + all_reduce_bytes(sums, ranks)
     return {
-        "in the site": number(weights.inner + gradients.inner + scalars_inside),
-        "across sites": number(gradients.outer + all_reduce_bytes(sums, sites)),
+        "in the site": number(weights.intra + gradients.intra + scalars_inside),
+        "across sites": number(gradients.inter + all_reduce_bytes(sums, sites)),
     }
 
 

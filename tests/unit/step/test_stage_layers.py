@@ -24,7 +24,7 @@ from geojax.models import init_parameters
 from geojax.optim import OptimizerSettings, global_norm, layout, make_optimizer
 from geojax.optim.stage_assignment import EMPTY
 from geojax.pipeline.schedule import Placement
-from geojax.planner.traffic.step import expected_step_bytes
+from geojax.planner.traffic.step import predicted_update_bytes
 from geojax.precision import policy
 from geojax.step.error_feedback import error_layouts
 from geojax.step.gather import gather_weights
@@ -190,7 +190,7 @@ def test_bytes_over_each_axis_are_those_of_the_formula(name):
         axes: sum(total.bytes_sent for total in kinds.values())
         for axes, kinds in collective_traffic(compiled, plan.mesh).sums().items()
     }
-    expected = expected_step_bytes(model, layouts, plan, rows=24, sequence=32, scalars=0, signals=0)
+    expected = predicted_update_bytes(model, layouts, plan)
     for axes in (sent.keys() | expected.keys()) - of_activations:
         assert sent.get(axes, 0) == expected.get(axes, 0), axes
     assert not [axes for axes in sent if "dc" in axes and len(axes) > 1]

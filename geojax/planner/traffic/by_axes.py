@@ -1,0 +1,70 @@
+"""Bytes that a device sends, by the mesh axes that they cross."""
+
+import collections
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from fractions import Fraction
+
+from geojax.mesh import AXES
+from geojax.models import ModelConfig
+from geojax.pipeline.schedule import Kind
+from geojax.step.plan import StepPlan
+
+Axes = tuple[str, ...]
+BytesByAxes = collections.defaultdict[Axes, Fraction]
+"""The bytes that a device sends, by the axes, longer than 1, of the collectives."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PredictedTraffic:
+    """The bytes that one device sends in one step, by formula."""
+
+    by_axes: Mapping[Axes, Fraction]
+    """The bytes sent, by the axes that they cross, as `collective_traffic` names them."""
+
+    def bytes_over(self, axis: str) -> Fraction:
+        """Sum the bytes that cross `axis`, alone or together with others."""
+        return sum((sent for axes, sent in self.by_axes.items() if axis in axes), Fraction(0))
+
+
+def no_bytes() -> BytesByAxes:
+    """Start a sum."""
+    return collections.defaultdict(Fraction)
+
+
+def add(total: BytesByAxes, sent: Mapping[Axes, Fraction], times: Fraction | int = 1) -> None:
+    """Add `sent`, `times` times, to `total`."""
+    for axes, count in sent.items():
+        total[axes] += count * times
+
+
+def ranks_of(axes: Iterable[str], plan: StepPlan) -> int:
+    """Count the ranks along `axes`."""
+    return math.prod(plan.mesh.shape[axis] for axis in axes)
+
+
+def long_axes(axes: Iterable[str], plan: StepPlan) -> Axes:
+    """Return those longer than 1 in the mesh's order, as `collective_traffic` names them."""
+    named = set(axes)
+    return tuple(axis for axis in AXES if axis in named and plan.mesh.shape[axis] > 1)
+
+
+def passes_of(plan: StepPlan) -> int:
+    """Count the forward (and as many backward) passes of a step.
+
+    There is one a microbatch; in a pipeline one a tick of the loops that hold a forward.
+    """
+    if plan.tick_program is None:
+        return plan.accumulation
+    counts = {
+        kind: sum(each.count for each in plan.tick_program.segments if kind in each.kinds)
+        for kind in (Kind.FORWARD, Kind.BACKWARD)
+    }
+    assert len(set(counts.values())) == 1, "as many ticks must hold a backward as a forward"
+    return counts[Kind.FORWARD]
+
+
+def layers_of_pass(model: ModelConfig, plan: StepPlan) -> int:
+    """Count the layers of a pass: the model's; in a pipeline those of the longest chunk."""
+    return plan.staged_layers.rows_per_chunk if plan.staged_layers else model.num_hidden_layers
