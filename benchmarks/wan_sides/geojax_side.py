@@ -57,7 +57,8 @@ def bytes_over_link(program: CompiledRun) -> float:
     """What a step sends, both directions together."""
     ticks = program.plan.tick_program
     if ticks is None:
-        return 2 * (program.facts.bytes_over_dc or 0)
+        sent = program.facts.cross_site
+        return 0.0 if sent is None else 2 * sent.bytes
     # Each pair of a permute is one message; an idle stage's is sent too.
     stream = 4 * (ROWS // MICROBATCHES) * SEQUENCE * MODEL["hidden_size"]
     messages = sum(

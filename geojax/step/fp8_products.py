@@ -1,22 +1,24 @@
-"""What a compiler made of the FP8 products that a step asks for."""
+"""A check that the compiler made FP8 matrix products of all that a step asks for."""
 
 from typing import Any
 
 import jax
 
 from geojax.errors import UserError
+from geojax.hlo.module import parse_module
+from geojax.hlo.traffic import program_text
 from geojax.models import ModelConfig, parameter_shapes
 from geojax.step.plan import StepPlan
 
 _FP8_PRODUCT = 'custom_call_target="__cublas$lt$matmul$f8"'
-_OF_EACH = 3
-"""Products of a linear layer: forwards, and two gradients."""
+_PRODUCTS_OF_LINEAR = 3
+"""Matrix products of a linear layer: forwards, and two gradients."""
 
 
 def linear_layers(layers: Any) -> int:
-    """How many linear layers of `layers`, a part of the parameters, can be FP8 products.
+    """Count the linear layers of `layers`, a part of the parameters, that can multiply in FP8.
 
-    The router never is one, and the experts multiply what they rounded in the compute dtype.
+    The router never does, and the experts multiply quantized operands in the compute dtype.
     """
     if "kernel" in layers:
         return 1
@@ -25,16 +27,20 @@ def linear_layers(layers: Any) -> int:
 
 
 def require_fp8_products(step: jax.stages.Compiled, model: ModelConfig, plan: StepPlan) -> None:
-    """See that each product of a layer that follows the recipe is one of cuBLASLt, in FP8.
+    """Check that each product of a layer that follows the recipe is one of cuBLASLt, in FP8.
 
-    XLA multiplies in the compute dtype, without a word, what it cannot give to cuBLASLt.
+    XLA silently multiplies in the compute dtype where cuBLASLt cannot take a product.
 
     Raises:
-        UserError: there are fewer than there should be.
+        UserError: there are fewer FP8 products than there should be.
+        HloParseError: the text of the compiled step cannot be read.
     """
     follow = any(products.recipe for _, products in plan.products.spans(model.num_hidden_layers))
-    wanted = _OF_EACH * linear_layers(parameter_shapes(model)["layers"]) if follow else 0
-    made = (step.as_text() or "").count(_FP8_PRODUCT)
+    linear = linear_layers(parameter_shapes(model)["layers"]) if follow else 0
+    wanted = _PRODUCTS_OF_LINEAR * linear
+    text = program_text(step)
+    parse_module(text)
+    made = text.count(_FP8_PRODUCT)
     if made < wanted:
         raise UserError(
             f"FP8 on backend xla: of the {wanted} matrix products of a layer XLA made only {made} "

@@ -14,11 +14,12 @@ from geojax.accelerators import accelerator_of
 from geojax.checkpoint import Checkpointer
 from geojax.collectives import FLOAT32, WireFormat, wire_format
 from geojax.errors import UserError
-from geojax.hlo import collective_traffic
+from geojax.hlo import HloParseError
 from geojax.mesh import make_mesh, platform_of, spans_processes
 from geojax.models import model_flops, parameter_count
 from geojax.models.attention import chosen_implementation
 from geojax.optim import bytes_per_device, layout, learning_rate_schedule, make_optimizer
+from geojax.planner.cross_site import CrossSiteBytes, cross_site_bytes
 from geojax.precision import BackendChoice, chosen_backend
 from geojax.quantities import quantity
 from geojax.runtime import flags_in_force
@@ -127,9 +128,6 @@ class CompiledRun:
             config: the run.
             plan: from `step_plan`.
             log: shows a line to the user.
-
-        Raises:
-            UserError: the compiler made fewer FP8 products than there should be.
         """
         optimizer = make_optimizer(config.optimizer, config.steps)
         schedule = learning_rate_schedule(config.optimizer, config.steps)
@@ -137,8 +135,6 @@ class CompiledRun:
         batch = batch_shape(config.batch.rows, config.batch.sequence)
         lowered = lower_step(layouts, config.model, plan, optimizer, schedule, batch)
         step = lowered.compile(compiler_options=plan.compiler_options)
-        if plan.products_backend == "xla":
-            require_fp8_products(step, config.model, plan)
         return cls(
             config=config,
             plan=plan,
@@ -209,19 +205,29 @@ class CompiledRun:
             tokens_per_step=self.config.batch.rows * sequence,
             flops_per_token=model_flops(self.config.model, sequence),
             peak_flops=peak * mesh.devices.size if peak else None,
-            bytes_over_dc=self._bytes_over_dc(),
+            cross_site=self._cross_site_bytes() if mesh.shape["dc"] > 1 else None,
         )
 
-    def _bytes_over_dc(self) -> float | None:
-        mesh = self.plan.mesh
-        if mesh.shape["dc"] == 1 or jax.process_index() != 0:
-            return None
+    def _cross_site_bytes(self) -> CrossSiteBytes:
+        batch = batch_shape(self.config.batch.rows, self.config.batch.sequence)
+        program = self.step_program if jax.process_index() == 0 else None
+        sent = cross_site_bytes(self.config.model, self.plan, batch, program)
+        if sent.unreadable:
+            self.log(f"note: the bytes over dc are predicted, not read: {sent.unreadable}")
+        return sent
+
+    def check_fp8_products(self) -> None:
+        """Check on the first process that XLA multiplies in FP8 what the recipe asks for.
+
+        Raises:
+            UserError: the compiler made fewer FP8 products than there should be.
+        """
+        if self.plan.products_backend != "xla" or jax.process_index() != 0:
+            return
         try:
-            traffic = collective_traffic(self.step_program, mesh)
-        except UserError as error:
-            self.log(f"note: the bytes between sites are not known: {error}")
-            return None
-        return float(traffic.bytes_over("dc")) * (mesh.devices.size // mesh.shape["dc"])
+            require_fp8_products(self.step_program, self.config.model, self.plan)
+        except HloParseError as error:
+            self.log(f"note: the step's FP8 products were not checked: {error}")
 
     def describe(self) -> list[str]:
         """Return the lines that open a run: its layout, and the choices made for the machine."""
@@ -238,7 +244,9 @@ class CompiledRun:
         reasons = [attention.reason, flags_in_force()]
         if self.plan.policy.recipe is not None:
             reasons.insert(1, _fp8_backend(self.config, mesh).reason)
+        sent = self.facts.cross_site
         return [
             f"{mesh_line(mesh)}; {parameters} parameters; {held} of state per device",
             "; ".join(reasons),
+            *([] if sent is None else [f"a step of a site: {sent}"]),
         ]

@@ -76,6 +76,7 @@ def train(
         # Where one compiled and another found it in the cache, they come far apart to the first
         # collective, and that dies after half a minute.
         runtime.barrier("compiled", timeout_seconds=config.watchdog.first_step_seconds)
+        trainer.check_fp8_products()
         layout, *choices = trainer.describe()
         console.print(f"geojax {geojax.__version__}: {layout}", *choices, sep="\n")
 
@@ -214,7 +215,7 @@ def _show_result(
                 "step compiled": "once"
                 if (count := loop.compilations.count) == 1
                 else f"{count} times",
-                **_bytes_over_dc(trainer.facts),
+                **_cross_site(trainer.facts),
                 "loss curve": _shown(curve),
                 "metrics": f"{_shown(directory.metrics)}, tensorboard --logdir "
                 f"{_shown(directory.tensorboard)}",
@@ -231,10 +232,10 @@ def _pace(loop: TrainingLoop[Any], seconds: tuple[float, float]) -> dict[str, st
     return {"trained": f"{seconds[0]:.0f} s of {seconds[1]:.0f} s, median {pace}"}
 
 
-def _bytes_over_dc(facts: TrainerFacts) -> dict[str, str]:
-    if facts.bytes_over_dc is None:
+def _cross_site(facts: TrainerFacts) -> dict[str, str]:
+    if facts.cross_site is None:
         return {}
-    return {"cross-site": f"{quantity(facts.bytes_over_dc, 'B')} a step and direction"}
+    return {"cross-site": f"{facts.cross_site}, a step of a site in each direction"}
 
 
 def _validation_rows(loop: TrainingLoop[Any]) -> dict[str, str]:

@@ -7,6 +7,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from geojax.checkpoint import Checkpointer
+from geojax.planner.cross_site import CrossSiteBytes
 
 State = TypeVar("State")
 
@@ -27,9 +28,8 @@ class TrainerFacts:
     peak_flops: float | None = None
     """FLOP/s of all devices together in the compute dtype; None where they are not known."""
 
-    bytes_over_dc: float | None = None
-    """Bytes that all devices of a site send to other sites in a step; None of one site, and where
-    they are not known."""
+    cross_site: CrossSiteBytes | None = None
+    """Bytes that all devices of a site send to other sites in a step; None with one site."""
 
     def model_flops_utilization(self, tokens_per_second: float) -> float | None:
         """Return the share of the peak that goes into the model; None without a known peak."""

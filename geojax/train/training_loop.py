@@ -153,8 +153,8 @@ class TrainingLoop(Generic[State]):
             values["mfu"] = utilization
             figures["MFU"] = f"{utilization:.1%}"
         figures["|g|"] = f"{metrics['gradient_norm']:.2f}"
-        if facts.bytes_over_dc is not None:
-            figures["cross-site"] = quantity(facts.bytes_over_dc, "B/step")
+        if facts.cross_site is not None:
+            figures["cross-site"] = quantity(facts.cross_site.bytes, "B/step")
         if metrics["skipped_in_a_row"]:
             scale = metrics.get("loss_scale")
             at = "" if scale is None else f" at a loss scale of 2^{math.log2(scale):.0f}"

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 import signal
 
@@ -43,7 +44,30 @@ def test_a_run_leaves_everything_behind(whole_run):
     assert yaml.safe_load((run / "config.yaml").read_text())["mesh"]["dc"] == 2
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["10", "20"]
     assert "dc=2 x data=4 on 8 cpu devices" in result.stdout
+    predicted = re.search(r"a step of a site: predicted (\S+ \S+) over dc, compiled", result.stdout)
+    assert f"cross-site  predicted {predicted[1]} over dc, compiled {predicted[1]}" in re.sub(
+        " {2,}", "  ", result.stdout
+    )
     assert result.stderr == ""
+
+
+def test_hlo_text_of_an_unknown_form_is_a_note_and_the_run_trains_on(tmp_path, corpus):
+    program = tmp_path / "later_xla.py"
+    program.write_text(
+        "import sys\n"
+        "from geojax.cli.main import run\n"
+        "from geojax.hlo import traffic\n"
+        "traffic.program_text = lambda program: 'HloModule of a later version'\n"
+        "sys.exit(run(['train', *sys.argv[1:]]))\n"
+    )
+    config = write_config(tmp_path / "run.yaml", corpus, steps=2)
+    process = start(program, str(config))
+    (output,) = finish(process)
+    assert process.returncode == 0, output
+    assert "note: the bytes over dc are predicted, not read" in output
+    assert "this is not an HLO module" in output
+    assert re.search(r"cross-site +predicted \S+ \S+ over dc, a step", output)
+    assert set(losses(tmp_path / "run")) == {1, 2}
 
 
 def test_a_finished_run_is_not_trained_again(whole_run, tmp_path, corpus):

@@ -112,9 +112,7 @@ def predicted_layer_amax_bytes(
             continue
         numbers, own = 1, parallelism
         if "experts" in blocks:
-            assert config.is_moe, (
-                "a layer with experts must be of a model that has them"
-            )
+            assert config.is_moe, "a layer with experts must be of a model that has them"
             numbers = config.num_experts // parallelism.expert
             own = Parallelism(tensor=parallelism.tensor)
         passes = 2 if remat == "full" else 1

@@ -71,7 +71,9 @@ def predicted_moe_bytes(
     add(sent, tokens)
     if ranks > 1 and (parallelism.expert == 1 or config.n_shared_experts):
         again = 1 if parallelism.sequence and remat != "none" else 0
-        half = reduce_scatter_bytes(sequences * positions * config.hidden_size * _size(dtype), ranks)
+        half = reduce_scatter_bytes(
+            sequences * positions * config.hidden_size * _size(dtype), ranks
+        )
         sent["tensor",] += (4 + again) * half
     return {axes: count for axes, count in sent.items() if count}
 

@@ -116,7 +116,9 @@ def _gradients(model: ModelConfig, layouts: Any, plan: StepPlan) -> BytesByAxes:
     if plan.zero_stage >= 2:
         looped = plan.accumulation - (1 if plan.overlap else 0)
         fills = 1 if looped else 0
-        scatters = Fraction(plan.accumulation * model.num_hidden_layers + fills, model.num_hidden_layers)
+        scatters = Fraction(
+            plan.accumulation * model.num_hidden_layers + fills, model.num_hidden_layers
+        )
         rest = plan.accumulation
     sent = _times(lambda places: _scatter(places, plan), layouts, layers=scatters, rest=rest)
     if plan.overlap:

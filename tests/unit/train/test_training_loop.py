@@ -12,6 +12,7 @@ import rich.console
 from support.small_models import model_of
 
 from geojax.errors import RunError
+from geojax.planner.cross_site import CrossSiteBytes
 from geojax.runtime import StopSignals, Watchdog, WatchdogSettings
 from geojax.train.config import RunConfig
 from geojax.train.report import Progress
@@ -25,7 +26,10 @@ class CountingTrainer:
     """The state is the number of steps done; hooks stand for what happens during a step."""
 
     facts = TrainerFacts(
-        tokens_per_step=1000, flops_per_token=6.0, peak_flops=1e6, bytes_over_dc=2e6
+        tokens_per_step=1000,
+        flops_per_token=6.0,
+        peak_flops=1e6,
+        cross_site=CrossSiteBytes(2e6),
     )
 
     def __init__(self):

@@ -1,0 +1,56 @@
+"""The bytes that a site sends over `dc` in one step: predicted, and as the compiler has it."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import jax
+
+from geojax.hlo import HloParseError, collective_traffic
+from geojax.models import ModelConfig
+from geojax.planner.traffic import predicted_step_bytes
+from geojax.quantities import quantity
+from geojax.step.plan import StepPlan
+
+
+@dataclasses.dataclass(frozen=True)
+class CrossSiteBytes:
+    """Bytes that all devices of one site send over `dc` in one step, in each direction."""
+
+    predicted: float
+    """The bytes by formula."""
+    compiled: float | None = None
+    """The bytes read from the compiled program; None where its text was not or cannot be read."""
+    unreadable: str = ""
+    """The reason why the text of the compiled program cannot be read."""
+
+    @property
+    def bytes(self) -> float:
+        """The compiled program's bytes where they are known, otherwise the predicted ones."""
+        return self.predicted if self.compiled is None else self.compiled
+
+    def __str__(self) -> str:
+        line = f"predicted {quantity(self.predicted, 'B')} over dc"
+        if self.compiled is None:
+            return line
+        return f"{line}, compiled {quantity(self.compiled, 'B')}"
+
+
+def cross_site_bytes(
+    model: ModelConfig,
+    plan: StepPlan,
+    batch: Mapping[str, jax.ShapeDtypeStruct],
+    program: jax.stages.Compiled | None = None,
+) -> CrossSiteBytes:
+    """Predict the bytes of a step over `dc`, and read them from the compiled `program` if given.
+
+    Text that cannot be read is no error: the figure is for the log.
+    """
+    devices_of_site = plan.mesh.size // plan.mesh.shape["dc"]
+    predicted = float(predicted_step_bytes(model, plan, batch).bytes_over("dc")) * devices_of_site
+    if program is None:
+        return CrossSiteBytes(predicted)
+    try:
+        sent = collective_traffic(program, plan.mesh).bytes_over("dc")
+    except HloParseError as error:
+        return CrossSiteBytes(predicted, unreadable=str(error))
+    return CrossSiteBytes(predicted, float(sent) * devices_of_site)
