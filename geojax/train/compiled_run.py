@@ -13,7 +13,6 @@ from jax.sharding import Mesh
 from geojax.accelerators import accelerator_of
 from geojax.checkpoint import Checkpointer
 from geojax.collectives import FLOAT32, WireFormat, wire_format
-from geojax.errors import UserError
 from geojax.hlo import HloParseError
 from geojax.mesh import make_mesh, platform_of, spans_processes
 from geojax.models import model_flops, parameter_count

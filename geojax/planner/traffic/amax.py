@@ -44,8 +44,8 @@ from geojax.planner.traffic.by_axes import (
 from geojax.planner.traffic.weights import following_spans
 from geojax.step.amax_history import history_layouts, shared_axes
 from geojax.step.fp8_all_gather import sharing_axes, travels_rounded
-from geojax.step.plan import StepPlan
 from geojax.step.gather import site_shape
+from geojax.step.plan import StepPlan
 
 _NUMBER = jnp.dtype(jnp.float32).itemsize
 

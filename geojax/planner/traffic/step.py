@@ -65,9 +65,9 @@ from geojax.planner.traffic.context import predicted_context_bytes
 from geojax.planner.traffic.moe import predicted_moe_bytes
 from geojax.planner.traffic.tensor import predicted_tensor_bytes
 from geojax.planner.traffic.weights import predicted_weight_bytes
+from geojax.step.gather import computing_axes, shard_axes
 from geojax.step.plan import SIGNALS, StepPlan
 from geojax.step.state import parameter_layouts
-from geojax.step.gather import computing_axes, shard_axes
 
 
 def predicted_step_bytes(

@@ -158,7 +158,7 @@ def test_sharding_across_sites_holds_less_and_sends_weights_instead_of_gradients
     assert second == pytest.approx(first / 2, rel=1e-3)
     # With two sites: all-reduce of 1/4 of the fp32 gradient, 2 (2 - 1) / 2 of it; or its
     # reduce-scatter, half of that, and the all-gather of as many bf16 weights.
-    parameters = parameter_count(default.config.model)
+    parameters = parameter_count(default.model)
     assert default.traffic().bytes_over("dc") == pytest.approx(parameters / 4 * 4, rel=1e-3)
     assert across.traffic().bytes_over("dc") == pytest.approx(parameters / 4 * (2 + 1), rel=1e-2)
 
