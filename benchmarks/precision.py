@@ -51,8 +51,8 @@ def settings(precision: str, steps: int, directory: Path) -> list[str]:
         "run_directory": directory,
         "steps": steps,
         "precision": precision,
-        "evaluation.every_steps": max(1, steps // VALIDATIONS),
-        "checkpoint.every_steps": max(1, steps // CHECKPOINTS),
+        "evaluation.interval": max(1, steps // VALIDATIONS),
+        "checkpoint.interval": max(1, steps // CHECKPOINTS),
         "sample.prompts": [],
     }
     if precision.startswith("fp8-"):

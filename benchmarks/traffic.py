@@ -87,10 +87,10 @@ class Work:
 
     model: ModelConfig
     mesh: Mesh
-    accumulation: int
+    microbatches: int
     rows: int
     sequence: int
-    chunk_bytes: int
+    bucket_bytes: int
 
     def batch(self) -> dict[str, np.ndarray]:
         """Random tokens, one document a row."""
@@ -109,7 +109,7 @@ class Work:
 
 
 def geojax_step(work: Work) -> tuple[Traffic, list[float]]:
-    plan = StepPlan(work.mesh, policy("fp32"), work.accumulation, work.chunk_bytes)
+    plan = StepPlan(work.mesh, policy("fp32"), work.microbatches, work.bucket_bytes)
     optimizer = make_optimizer(SETTINGS, STEPS)
     layouts = state_layouts(work.model, optimizer, plan)
     shapes = batch_shape(work.rows, work.sequence)
@@ -146,13 +146,13 @@ def jit_step(work: Work, *, sharded_state: bool) -> tuple[Traffic, list[float]]:
             one = jax.value_and_grad(mean_loss)(weights, microbatch)
             return jax.tree.map(jnp.add, total, one), None
 
-        if work.accumulation == 1:
+        if work.microbatches == 1:
             only = jax.tree.map(lambda leaf: leaf[0], microbatches)
             loss, gradients = jax.value_and_grad(mean_loss)(weights, only)
         else:
             zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, weights))
             total, _ = jax.lax.scan(accumulate, zero, microbatches)
-            loss, gradients = jax.tree.map(lambda leaf: leaf / work.accumulation, total)
+            loss, gradients = jax.tree.map(lambda leaf: leaf / work.microbatches, total)
         updates, moments = optimizer.update(gradients, moments, parameters)
         return (optax.apply_updates(parameters, updates), moments), loss
 
@@ -174,7 +174,7 @@ def jit_step(work: Work, *, sharded_state: bool) -> tuple[Traffic, list[float]]:
     rows = NamedSharding(mesh, PartitionSpec(None, BATCH_AXES))
     microbatches = jax.device_put(
         {  # [rows, ...] -> [microbatch, rows of one, ...]
-            name: leaf.reshape(work.accumulation, -1, *leaf.shape[1:])
+            name: leaf.reshape(work.microbatches, -1, *leaf.shape[1:])
             for name, leaf in work.batch().items()
         },
         rows,
@@ -227,7 +227,7 @@ def compare(work: Work) -> dict[str, Any]:
             raise SystemExit(f"the contestants do not train the same model, losses are {losses}")
     return {
         "mesh": {axis: work.mesh.shape[axis] for axis in ("dc", "data")},
-        "microbatches": work.accumulation,
+        "microbatches": work.microbatches,
         "losses": losses,
         "contestants": {
             name: across_sites(traffic, work.mesh) for name, (traffic, _) in found.items()
@@ -293,7 +293,7 @@ def main() -> None:
         help="sites x devices of a site, such as 2x4",
     )
     parser.add_argument("--microbatches", nargs="+", type=int, default=[1, 4], help="of a step")
-    parser.add_argument("--chunk-bytes", type=int, default=4 * 2**20, help="of geojax")
+    parser.add_argument("--bucket-bytes", type=int, default=4 * 2**20, help="of geojax")
     parser.add_argument("--sequence", type=int, default=64, help="tokens in a row")
     parser.add_argument("--output", type=Path, help="also write the result as JSON")
     arguments = parser.parse_args()
@@ -313,10 +313,10 @@ def main() -> None:
                 work = Work(
                     model=model,
                     mesh=mesh,
-                    accumulation=microbatches,
+                    microbatches=microbatches,
                     rows=dc * data * microbatches,
                     sequence=arguments.sequence,
-                    chunk_bytes=arguments.chunk_bytes,
+                    bucket_bytes=arguments.bucket_bytes,
                 )
                 results.append(compare(work))
     parameters = parameter_count(model)
@@ -335,7 +335,7 @@ def main() -> None:
             },
             "model": arguments.model,
             "parameters": parameters,
-            "chunk_bytes": arguments.chunk_bytes,
+            "bucket_bytes": arguments.bucket_bytes,
             "results": results,
         }
         arguments.output.parent.mkdir(parents=True, exist_ok=True)

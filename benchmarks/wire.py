@@ -35,10 +35,10 @@ FORMATS: tuple[WireName, ...] = get_args(WireName)
 SETTINGS, STEPS = OptimizerSettings(), 10
 
 
-def bytes_of_site(model: ModelConfig, sites: int, data: int, wire: WireName, chunk: int) -> int:
+def bytes_of_site(model: ModelConfig, sites: int, data: int, wire: WireName, bucket: int) -> int:
     """What the devices of one site send across in a step."""
     mesh = make_mesh(dc=sites, data=data, devices=jax.devices()[: sites * data])
-    plan = StepPlan(mesh, policy("bf16"), chunk_bytes=chunk, wire=wire_format(wire))
+    plan = StepPlan(mesh, policy("bf16"), bucket_bytes=bucket, wire_format=wire_format(wire))
     optimizer, schedule = make_optimizer(SETTINGS, STEPS), learning_rate_schedule(SETTINGS, STEPS)
     layouts = state_layouts(model, optimizer, plan)
     step = lower_step(layouts, model, plan, optimizer, schedule, batch_shape(sites * data, 64))
@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--model", default="tiny", help="a preset or a YAML file")
     parser.add_argument("--sites", nargs="+", type=int, default=[2, 3, 4])
     parser.add_argument("--data", type=int, default=4, help="devices of a site")
-    parser.add_argument("--chunk-bytes", type=int, default=16 * 2**20)
+    parser.add_argument("--bucket-bytes", type=int, default=16 * 2**20)
     parser.add_argument("--output", type=Path, help="also write the result as JSON")
     arguments = parser.parse_args()
 
@@ -62,7 +62,7 @@ def main() -> None:
     parameters = parameter_count(model)
     table = Table(
         title=f"{arguments.model}: {parameters / 1e6:.1f}M parameters. MB that a site sends in a "
-        "step (part of fp32's)",
+        "step (part of the uncompressed)",
         title_justify="left",
         box=rich.box.HORIZONTALS,
     )
@@ -72,11 +72,11 @@ def main() -> None:
     results: list[dict[str, Any]] = []
     for sites in arguments.sites:
         sent = {
-            wire: bytes_of_site(model, sites, arguments.data, wire, arguments.chunk_bytes)
+            wire: bytes_of_site(model, sites, arguments.data, wire, arguments.bucket_bytes)
             for wire in FORMATS
         }
         results.append({"dc": sites, "data": arguments.data, "bytes_of_site": sent})
-        cells = (f"{count / 1e6:.3g} ({count / sent['fp32']:.3f})" for count in sent.values())
+        cells = (f"{count / 1e6:.3g} ({count / sent['none']:.3f})" for count in sent.values())
         table.add_row(f"dc={sites} data={arguments.data}", *cells)
     Console().print(table)
     if arguments.output:
@@ -86,7 +86,7 @@ def main() -> None:
             "versions": {name: importlib.metadata.version(name) for name in ("jax", "jaxlib")},
             "model": arguments.model,
             "parameters": parameters,
-            "chunk_bytes": arguments.chunk_bytes,
+            "bucket_bytes": arguments.bucket_bytes,
             "results": results,
         }
         arguments.output.parent.mkdir(parents=True, exist_ok=True)

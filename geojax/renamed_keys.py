@@ -45,12 +45,35 @@ MODEL_VALUES = {
 """Values of `geojax.models.ModelConfig`, by today's key."""
 
 RUN_KEYS = {
+    "batch.rows": "batch.global_batch_size",
+    "batch.sequence": "batch.sequence_length",
+    "batch.accumulation": "batch.microbatches",
+    "zero.keep_gathered": "zero.reshard_after_forward (its opposite)",
+    "communication.wire": "communication.gradient_compression",
+    "communication.overlap": "communication.overlap_grad_reduce",
+    "communication.overlap_layers": "communication.bucket_layers",
+    "communication.chunk_bytes": "communication.bucket_bytes",
+    "fp8.plain_layers": "fp8.num_bf16_layers_per_end",
+    "fp8.sites_share_scales": "fp8.share_amax_across_dc",
+    "evaluation.every_steps": "evaluation.interval",
+    "evaluation.rows": "evaluation.sequences",
+    "checkpoint.every_steps": "checkpoint.interval",
+    "checkpoint.every_minutes": "checkpoint.interval_minutes",
+    "data.vocabulary_size": "data.vocab_size",
+    "sample.tokens": "sample.max_new_tokens",
     "pipeline.dc_role": "dc.role",
     "pipeline.chunks": "pipeline.virtual_stages",
 }
 """Keys of `geojax.train.config.RunConfig`; those of its `model` are `MODEL_KEYS`."""
 
+PREPARE_KEYS = {"vocabulary_size": "vocab_size"}
+"""Keys of `geojax.data.PrepareSettings`."""
+
+PREPARE_SOURCE_KEYS = {"hold_out": "validation_fraction"}
+"""Keys of `geojax.data.PrepareSource`."""
+
 RUN_VALUES = {
+    ("communication.gradient_compression", "fp32"): "none",
     ("pipeline.schedule", "one_f_one_b"): "1f1b",
     ("pipeline.schedule", "extended_warmup"): "geopipe",
 }

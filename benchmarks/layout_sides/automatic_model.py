@@ -51,7 +51,7 @@ class AutomaticModel:
 
     def pieces(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The batch [microbatches, pieces of one, columns]."""
-        ranks, count = self.plan.parallelism.context, self.plan.accumulation
+        ranks, count = self.plan.parallelism.context, self.plan.microbatches
 
         def cut(leaf: np.ndarray) -> np.ndarray:
             ordered = leaf[:, column_order(leaf.shape[1], self.plan.parallelism)]

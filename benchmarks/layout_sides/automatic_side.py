@@ -81,7 +81,7 @@ def _gradients(
         )
         return gradients, loss, count
 
-    if model.plan.accumulation == 1:
+    if model.plan.microbatches == 1:
         return one(jax.tree.map(lambda leaf: leaf[0], microbatches))
 
     def add(total: Any, microbatch: Any) -> tuple[Any, None]:

@@ -40,10 +40,10 @@ class Layout:
         sizes = " ".join(f"{axis}={size}" for axis, size in self.axes.items())
         return ", ".join([sizes, *(_WORDS[option] for option in self.options.items())])
 
-    def plan(self, accumulation: int) -> StepPlan:
+    def plan(self, microbatches: int) -> StepPlan:
         """The layout on a mesh of simulated devices, in fp32."""
         mesh = make_mesh(**self.axes)
-        return StepPlan(mesh, policy("fp32"), accumulation=accumulation, **self.options)
+        return StepPlan(mesh, policy("fp32"), microbatches=microbatches, **self.options)
 
 
 _WORDS = {

@@ -4,7 +4,6 @@ import dataclasses
 from typing import Any
 
 from geojax.pipeline import SCHEDULES
-from geojax.train.config import CommunicationSettings
 from wan_sides.work import MICROBATCHES, MODEL, ROWS, SEQUENCE, parameter_count
 
 
@@ -51,7 +50,7 @@ def long_steps() -> list[Contestant]:
             f"geojax, {wire} wire",
             "geojax_side",
             "data",
-            {"communication": {"overlap": True, "wire": wire}},
+            {"communication": {"overlap_grad_reduce": True} | _compressed(wire)},
             variant=f"overlapped, {LONG_STEPS} microbatches",
             rounded=wire != "fp32",
             repeats=LONG_STEPS,
@@ -65,23 +64,25 @@ WIRES = ("fp32", "bf16", "int8")
 
 
 def _geojax_data() -> list[Contestant]:
-    if "wire" in CommunicationSettings.model_fields:
-        return [each for wire in WIRES for each in _geojax_wire(wire, {"wire": wire})]
-    return _geojax_wire("fp32", {})
+    return [each for wire in WIRES for each in _geojax_wire(wire)]
 
 
-def _geojax_wire(wire: str, own: dict[str, Any]) -> list[Contestant]:
+def _compressed(wire: str) -> dict[str, str]:
+    return {} if wire == "fp32" else {"gradient_compression": wire}
+
+
+def _geojax_wire(wire: str) -> list[Contestant]:
     tries = {
-        "one chunk": {"chunk_bytes": 2**30},
-        "16 MB chunks": {"chunk_bytes": 2**24},
-        "overlapped": {"overlap": True},
+        "one chunk": {"bucket_bytes": 2**30},
+        "16 MB chunks": {"bucket_bytes": 2**24},
+        "overlapped": {"overlap_grad_reduce": True},
     }
     return [
         Contestant(
             f"geojax, {wire} wire",
             "geojax_side",
             "data",
-            {"communication": settings | own},
+            {"communication": settings | _compressed(wire)},
             variant=variant,
             rounded=wire != "fp32",
             quick=variant != "16 MB chunks",

@@ -43,9 +43,9 @@ def run_config(settings: dict[str, Any], repeats: int) -> RunConfig:
         "model": MODEL,
         "data": {},
         "batch": {
-            "rows": repeats * ROWS,
-            "sequence": SEQUENCE,
-            "accumulation": MICROBATCHES if pipeline else repeats,
+            "global_batch_size": repeats * ROWS,
+            "sequence_length": SEQUENCE,
+            "microbatches": MICROBATCHES if pipeline else repeats,
         },
         "precision": "fp32",
         "optimizer": OPTIMIZER,

@@ -54,8 +54,8 @@ class Checkpointer:
         folder: Path,
         *,
         keep: int = 3,
-        every_steps: int | None = None,
-        every_minutes: float | None = None,
+        interval: int | None = None,
+        interval_minutes: float | None = None,
         report: Callable[[str], None] = _logger.warning,
     ) -> None:
         """Opens `folder`, which is made if needed.
@@ -63,8 +63,8 @@ class Checkpointer:
         Args:
             folder: where the checkpoints lie.
             keep: how many of them are kept.
-            every_steps: `should_save` is true for multiples of this step number.
-            every_minutes: `due` is true when the last save is at least this long ago.
+            interval: `should_save` is true for multiples of this step number.
+            interval_minutes: `due` is true when the last save is at least this long ago.
             report: takes a line about a damaged, interrupted or set aside checkpoint; called on
                 process 0 only.
 
@@ -74,8 +74,8 @@ class Checkpointer:
         assert keep >= 1, f"keep must be at least 1, not {keep}"
         self.folder = Path(folder).absolute()
         self._keep = keep
-        self._every_steps = every_steps
-        self._every_minutes = every_minutes
+        self._interval = interval
+        self._interval_minutes = interval_minutes
         self._first_process = jax.process_index() == 0
         self._report = report if self._first_process else lambda line: None
         self._last_save = time.monotonic()
@@ -89,7 +89,7 @@ class Checkpointer:
 
     def should_save(self, step: int) -> bool:
         """Whether a checkpoint falls due at `step` by the number of steps."""
-        return self._every_steps is not None and step > 0 and step % self._every_steps == 0
+        return self._interval is not None and step > 0 and step % self._interval == 0
 
     def due(self, now: float | None = None) -> bool:
         """Whether a checkpoint falls due by time; `now` in seconds of `time.monotonic()`.
@@ -97,7 +97,10 @@ class Checkpointer:
         Clocks differ: with several processes the caller takes one process's answer for all.
         """
         now = time.monotonic() if now is None else now
-        return self._every_minutes is not None and now - self._last_save >= 60 * self._every_minutes
+        return (
+            self._interval_minutes is not None
+            and now - self._last_save >= 60 * self._interval_minutes
+        )
 
     def latest_steps(self) -> list[int]:
         """The steps of the committed checkpoints, newest first (not looked at: one may be bad)."""

@@ -26,12 +26,12 @@ class PrepareCommand:
     """The folder to make."""
 
     config: Path | None = None
-    """A YAML file with output, sources, and tokenizer or vocabulary_size; given alone."""
+    """A YAML file with output, sources, and tokenizer or vocab_size; given alone."""
 
     validation_files: tuple[str, ...] = ()
     """Files of the validation set."""
 
-    hold_out: float = 0.0
+    validation_fraction: float = 0.0
     """Or the share of the documents that becomes the validation set, 0.01 for instance."""
 
     format: Literal["auto", "text", "jsonl"] = "auto"
@@ -43,7 +43,7 @@ class PrepareCommand:
     tokenizer: Path | None = None
     """A tokenizer.json to use; without it one is trained."""
 
-    vocabulary_size: int = 32768
+    vocab_size: int = 32768
     """Of the tokenizer that is trained."""
 
     beginning_token: str | None = None
@@ -90,7 +90,7 @@ def _single_source(command: PrepareCommand) -> dict[str, object]:
         "name": output.name,
         "files": command.files,
         "validation_files": command.validation_files,
-        "hold_out": command.hold_out,
+        "validation_fraction": command.validation_fraction,
         "format": command.format,
         "field": command.field,
     }
@@ -98,7 +98,7 @@ def _single_source(command: PrepareCommand) -> dict[str, object]:
         "output": output.parent,
         "sources": [source],
         "tokenizer": command.tokenizer,
-        "vocabulary_size": command.vocabulary_size,
+        "vocab_size": command.vocab_size,
         "beginning_token": command.beginning_token,
         "end_token": command.end_token,
     }

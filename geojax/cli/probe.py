@@ -30,8 +30,9 @@ class ProbeCommand:
 
     On several processes: `geojax launch -- probe`, or the same command everywhere, as for training.
     With CONFIG its topology says what the links should be like, and the times of a pipeline stage's
-    pieces are measured; any setting can be changed: `--batch.rows 16`. Exit code 0: nothing is slow
-    (there may be advice); 3: something is; 1: something did not answer; 2: bad input.
+    pieces are measured; any setting can be changed: `--batch.global_batch_size 16`. Exit code 0:
+    nothing is slow (there may be advice); 3: something is; 1: something did not answer; 2: bad
+    input.
     """
 
     config: tyro.conf.Positional[tuple[Path, ...]] = ()

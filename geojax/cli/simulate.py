@@ -47,7 +47,7 @@ class SimulateCommand:
     """Pipeline stages in each site; default: mesh.stage."""
 
     microbatches: int | None = None
-    """How many each rank's rows make; default: batch.accumulation, or one a row where that is 1."""
+    """How many each rank's rows make; default: batch.microbatches, or one a row where that is 1."""
 
     memory_limit: int | None = None
     """The most microbatches that a stage may hold; default: pipeline.memory_limit, or the number of
@@ -167,9 +167,9 @@ def _as_configured(config: "RunConfig", staged: "StagedModel", options: Options)
     run = f"geojax train runs {settings.schedule}"
     if layers.placement.stages != staged.stages:
         return f"{run} on {layers.placement.stages} stages, not on the {staged.stages} above"
-    if config.batch.accumulation != options.microbatches:
+    if config.batch.microbatches != options.microbatches:
         return (
-            f"{run} with batch.accumulation={config.batch.accumulation} microbatches, not with the "
+            f"{run} with batch.microbatches={config.batch.microbatches} microbatches, not with the "
             f"{options.microbatches} above"
         )
     table = pipeline_ticks(config, layers)

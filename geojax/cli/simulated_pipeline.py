@@ -68,8 +68,8 @@ def options_of(command: Mapping[str, Any], config: "RunConfig", sites: int) -> O
     through_sites = through_all_sites(config, given["stages_per_site"])
     rows = rows_of(config, through_sites)
     if given["microbatches"] is None:
-        accumulation = config.batch.accumulation
-        given["microbatches"] = accumulation if accumulation > 1 else rows
+        microbatches = config.batch.microbatches
+        given["microbatches"] = microbatches if microbatches > 1 else rows
     if given["memory_limit"] is None:
         stages = given["stages_per_site"] * (sites if through_sites else 1)
         given["memory_limit"] = config.pipeline.memory_limit or stages
@@ -80,7 +80,7 @@ def options_of(command: Mapping[str, Any], config: "RunConfig", sites: int) -> O
         fitting = [count for count in range(1, rows + 1) if rows % count == 0]
         raise UserError(
             f"microbatches={options.microbatches} does not divide the {rows} rows of each of the "
-            f"{config.batch.rows // rows} data-parallel ranks; "
+            f"{config.batch.global_batch_size // rows} data-parallel ranks; "
             f"{', '.join(map(str, fitting))} would"
         )
     return options
@@ -111,13 +111,14 @@ def rows_of(config: "RunConfig", through_sites: bool) -> int:
     sizes = {} if through_sites else {"dc": config.mesh.dc}
     sizes |= {"data": config.mesh.data, "expert": config.mesh.expert}
     ranks = math.prod(sizes.values())
-    if config.batch.rows % ranks:
+    batch = config.batch.global_batch_size
+    if batch % ranks:
         product = " x ".join(f"{name}={size}" for name, size in sizes.items())
         raise UserError(
-            f"batch.rows={config.batch.rows} does not divide over {product} = {ranks}; "
-            f"{-(-config.batch.rows // ranks) * ranks} would"
+            f"batch.global_batch_size={batch} does not divide over {product} = {ranks}; "
+            f"{-(-batch // ranks) * ranks} would"
         )
-    return config.batch.rows // ranks
+    return batch // ranks
 
 
 def microbatch_rows(config: "RunConfig") -> int:
@@ -127,7 +128,7 @@ def microbatch_rows(config: "RunConfig") -> int:
         UserError: they do not divide.
     """
     rows = rows_of(config, through_all_sites(config, config.mesh.stage))
-    return rows // config.batch.accumulation if config.batch.accumulation > 1 else 1
+    return rows // config.batch.microbatches if config.batch.microbatches > 1 else 1
 
 
 def staged_model(config: "RunConfig", topology: "Topology", options: Options) -> "StagedModel":
@@ -154,7 +155,7 @@ def staged_model(config: "RunConfig", topology: "Topology", options: Options) ->
             of_pipeline,
             options.stages_per_site,
             rows=rows_of(config, through_sites) // options.microbatches,
-            sequence=config.batch.sequence,
+            sequence=config.batch.sequence_length,
             data=config.mesh.data * config.mesh.expert,
             parallelism=config.spread,
             dtype=policy(config.precision).compute_dtype.name,

@@ -23,8 +23,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-WireName: TypeAlias = Literal["fp32", "bf16", "int8"]
-"""Names of wire formats; "fp32" is none: numbers travel as they are."""
+WireName: TypeAlias = Literal["none", "bf16", "int8"]
+"""Names of wire formats; with "none" numbers travel as they are."""
 
 
 class WireFormat(Protocol):
@@ -159,6 +159,6 @@ INT8 = Int8Format()
 
 
 def wire_format(name: WireName) -> WireFormat | None:
-    """Look up the format called `name`; None for "fp32", numbers as they are."""
-    formats: dict[WireName, WireFormat | None] = {"fp32": None, "bf16": BFLOAT16, "int8": INT8}
+    """Look up the format called `name`; None for "none"."""
+    formats: dict[WireName, WireFormat | None] = {"none": None, "bf16": BFLOAT16, "int8": INT8}
     return formats[name]

@@ -65,7 +65,7 @@ def _open(source: SourceSettings, settings: DataSettings, progress: bool) -> Pre
     if source.prepared is not None:
         return Prepared(source.prepared.expanduser())
     return prepare_standard_library(
-        vocabulary_size=settings.vocabulary_size,
+        vocabulary_size=settings.vocab_size,
         tokenizer=settings.tokenizer,
         cache=settings.cache,
         progress=progress,

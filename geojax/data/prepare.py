@@ -66,7 +66,7 @@ def prepare(settings: PrepareSettings, *, progress: bool = False) -> list[Prepar
             )
         else:
             texts = _training_texts(settings, files, bar)
-            tokenizer = Tokenizer.train(texts, vocabulary_size=settings.vocabulary_size)
+            tokenizer = Tokenizer.train(texts, vocabulary_size=settings.vocab_size)
         prepared = []
         for source in settings.sources:
             folder = settings.output / source.name
@@ -134,13 +134,15 @@ def _write(
     if source.files and not counts[TRAIN]:
         raise UserError(
             f"source '{source.name}': no document is left to train on of {total}; "
-            f"hold_out {source.hold_out:g} is too much, or the files hold no text"
+            f"validation_fraction {source.validation_fraction:g} is too much, or the files hold no "
+            "text"
         )
-    if (source.hold_out or source.validation_files) and not counts[VALIDATION]:
+    if (source.validation_fraction or source.validation_files) and not counts[VALIDATION]:
         raise UserError(
-            f"source '{source.name}': the validation set is empty: hold_out {source.hold_out:g} of "
-            f"{total} documents is none; hold out more, or name validation_files"
-            if source.hold_out
+            f"source '{source.name}': the validation set is empty: validation_fraction "
+            f"{source.validation_fraction:g} of {total} documents is none; hold out more, or name "
+            "validation_files"
+            if source.validation_fraction
             else f"source '{source.name}': the validation_files hold no text"
         )
 
@@ -154,7 +156,7 @@ def _assigned_documents(
         split: SplitName = TRAIN
         for piece in _pieces(path, source, advance):
             if piece.first:
-                split = VALIDATION if is_held_out(piece.text, source.hold_out) else TRAIN
+                split = VALIDATION if is_held_out(piece.text, source.validation_fraction) else TRAIN
             yield Assigned(split, piece)
     for path in validation_files:
         for piece in _pieces(path, source, advance):
@@ -173,7 +175,7 @@ def _training_texts(
             held_out = False
             for piece in _pieces(path, source, advance):
                 if piece.first:
-                    held_out = is_held_out(piece.text, source.hold_out)
+                    held_out = is_held_out(piece.text, source.validation_fraction)
                 if not held_out:
                     yield piece.text
                 quota -= len(piece.text.encode())

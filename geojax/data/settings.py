@@ -1,12 +1,14 @@
 """The `data:` section of a run's config, and what `geojax data prepare` is told."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import pydantic
 
 from geojax.data.documents import Format
 from geojax.data.tokenizer import SMALLEST_VOCABULARY
+from geojax.renamed_keys import PREPARE_KEYS, PREPARE_SOURCE_KEYS
 from geojax.settings import Settings
 
 Name = Annotated[str, pydantic.Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
@@ -46,7 +48,7 @@ class DataSettings(Settings):
 
     sources: tuple[SourceSettings, ...] = (SourceSettings(name="python", builtin="python-stdlib"),)
     """Where the text comes from."""
-    vocabulary_size: int = pydantic.Field(default=4096, ge=SMALLEST_VOCABULARY)
+    vocab_size: int = pydantic.Field(default=4096, ge=SMALLEST_VOCABULARY)
     """Of the tokenizer that is trained for a builtin corpus."""
     tokenizer: Path | None = None
     """A `tokenizer.json` for a builtin corpus, instead of training one."""
@@ -70,13 +72,15 @@ class DataSettings(Settings):
 class PrepareSource(Settings):
     """Files that become one prepared folder."""
 
+    renamed_keys: ClassVar[Mapping[str, str]] = PREPARE_SOURCE_KEYS
+
     name: Name
-    """Of the folder below `output`."""
+    """Name of the folder below `output`."""
     files: tuple[str, ...] = ()
     """Files, folders and globs (`**` crosses folders)."""
     validation_files: tuple[str, ...] = ()
     """The same for the validation set."""
-    hold_out: float = pydantic.Field(default=0.0, ge=0, lt=1)
+    validation_fraction: float = pydantic.Field(default=0.0, ge=0, lt=1)
     """Or the share of the documents in `files` to hold out as the validation set. A hash of the
     text decides for each document, so that one that occurs twice is on one side only."""
     format: Format = "auto"
@@ -88,15 +92,21 @@ class PrepareSource(Settings):
     def _has_files(self) -> "PrepareSource":
         if not self.files and not self.validation_files:
             raise ValueError(f"source '{self.name}' names no files")
-        if self.hold_out and self.validation_files:
-            raise ValueError(f"source '{self.name}': give hold_out or validation_files, not both")
-        if self.hold_out and not self.files:
-            raise ValueError(f"source '{self.name}': hold_out needs files to hold out from")
+        if self.validation_fraction and self.validation_files:
+            raise ValueError(
+                f"source '{self.name}': give one of validation_fraction and validation_files"
+            )
+        if self.validation_fraction and not self.files:
+            raise ValueError(
+                f"source '{self.name}': validation_fraction needs files to hold out from"
+            )
         return self
 
 
 class PrepareSettings(Settings):
     """What `geojax data prepare` makes: a folder for each source, all with one tokenizer."""
+
+    renamed_keys: ClassVar[Mapping[str, str]] = PREPARE_KEYS
 
     output: Path
     """The folder above the prepared folders."""
@@ -108,7 +118,7 @@ class PrepareSettings(Settings):
     """The token of that file that begins a document; known names are found without it."""
     end_token: str | None = None
     """The token that ends a document."""
-    vocabulary_size: int = pydantic.Field(default=32768, ge=SMALLEST_VOCABULARY)
+    vocab_size: int = pydantic.Field(default=32768, ge=SMALLEST_VOCABULARY)
     """Of the tokenizer that is trained."""
     tokenizer_bytes: int = pydantic.Field(default=1 << 28, gt=0)
     """It is trained on about so many bytes of text, taken from the start of every file."""

@@ -76,7 +76,7 @@ class Products:
 
     def spans(self, layers: int) -> list[tuple[int, "Products"]]:
         """Of a model of so many layers, how many in a row multiply in which way."""
-        ends = self.recipe.plain_ends if self.recipe else 0
+        ends = self.recipe.num_bf16_layers_per_end if self.recipe else 0
         inner = max(layers - 2 * ends, 0)
         first = min(ends, layers)
         spans = [(first, PLAIN), (inner, self), (layers - first - inner, PLAIN)]
@@ -85,9 +85,9 @@ class Products:
     def at_layer(self, index: jax.Array, layers: int) -> "Products":
         """The products of the layer that is number `index` of `layers`, if only the running program
         knows the number: it then chooses by it."""
-        if self.recipe is None or self.recipe.plain_ends == 0:
+        if self.recipe is None or self.recipe.num_bf16_layers_per_end == 0:
             return self
-        ends = self.recipe.plain_ends
+        ends = self.recipe.num_bf16_layers_per_end
         return dataclasses.replace(self, quantised=(index >= ends) & (index < layers - ends))
 
     def multiply(

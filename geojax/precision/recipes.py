@@ -59,7 +59,7 @@ class Recipe:
     history: int = 0
     """Scales come from the largest magnitudes of so many steps before; 0: from the tensor itself.
     """
-    plain_ends: int = 0
+    num_bf16_layers_per_end: int = 0
     """So many layers at either end of the model are multiplied in the compute dtype."""
 
     @property
@@ -78,7 +78,7 @@ RECIPES = {
         # TransformerEngine's DelayedScaling, which takes the largest of it.
         Recipe("delayed", Format(E4M3), Format(E4M3), Format(E5M2), history=1024),
         # TransformerEngine's Float8CurrentScaling, with the first and the last layer in bf16.
-        Recipe("current", Format(E4M3), Format(E4M3), Format(E5M2), plain_ends=1),
+        Recipe("current", Format(E4M3), Format(E4M3), Format(E5M2), num_bf16_layers_per_end=1),
         # DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 3.3.2; scales are powers of two,
         # as TransformerEngine's Float8BlockScaling has them.
         Recipe("block", _BLOCK, dataclasses.replace(_BLOCK, across=128), _BLOCK),

@@ -93,7 +93,7 @@ def measured_stages(config: RunConfig, places: Places, rows: int) -> StageTimes:
     return StageTimes(
         model=config.model,
         rows=rows,
-        sequence=config.batch.sequence,
+        sequence=config.batch.sequence_length,
         dtype=plan.policy.compute_dtype.name,
         remat=config.remat,
         parallelism=config.spread,
@@ -176,7 +176,7 @@ class _Pieces:
         self._layouts = parameter_layouts(single, plan)
         histories = history_layouts(single, plan)
         groups = plan.mesh.shape["dc"] * plan.mesh.shape["data"] * plan.mesh.shape["expert"]
-        shapes = batch_shape(rows * groups, config.batch.sequence)
+        shapes = batch_shape(rows * groups, config.batch.sequence_length)
         places = (self._layouts, histories)
         self._specs = (
             *(jax.tree.map(lambda place: place.spec(), each) for each in places),

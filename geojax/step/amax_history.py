@@ -8,7 +8,7 @@ Rows are layers, and 3 are x, w and dy of the products with a kernel. What was s
 backward pass in the place of the gradient of what was expected, and it is no gradient: it is
 maximised, not summed, and no optimizer, clipping or averaging knows it. All of it travels in one
 message a step, inside the site: each site keeps a history of its own, and nothing crosses `dc`. On
-request (`StepPlan.sites_share_scales`) sites have one history together, and so the same scales: a
+request (`StepPlan.share_amax_across_dc`) sites have one history together, and so the same scales: a
 second message a step then carries each site's largest between them.
 """
 
@@ -40,7 +40,7 @@ def history_layouts(model: ModelConfig, plan: StepPlan) -> Any:
     recipe = plan.policy.recipe
     if recipe is None or recipe.history == 0:
         return None
-    sites = 1 if "dc" in plan.stage_axes or plan.sites_share_scales else plan.mesh.shape["dc"]
+    sites = 1 if "dc" in plan.stage_axes or plan.share_amax_across_dc else plan.mesh.shape["dc"]
     parts = (Cut(1, ("dc",), sites),) if sites > 1 else ()
     stages = None
     if plan.staged_layers is not None:
@@ -85,7 +85,7 @@ def site_axes(plan: StepPlan) -> tuple[str, ...]:
 
 def shared_axes(plan: StepPlan) -> list[tuple[str, ...]]:
     """The axes of each message about amax: inside a site, and `dc` if sites share scales."""
-    across = ("dc",) if plan.sites_share_scales and plan.mesh.shape["dc"] > 1 else ()
+    across = ("dc",) if plan.share_amax_across_dc and plan.mesh.shape["dc"] > 1 else ()
     return [axes for axes in (site_axes(plan), across) if axes]
 
 
@@ -111,7 +111,7 @@ def max_in_site(amax: Any, plan: StepPlan) -> jax.Array | None:
 @jax.named_scope("amax_history")
 def max_over_sites(amax: jax.Array | None, plan: StepPlan) -> jax.Array | None:
     """The largest of all sites' `max_in_site`, if they share scales; otherwise as it is."""
-    shared = plan.sites_share_scales and plan.mesh.shape["dc"] > 1
+    shared = plan.share_amax_across_dc and plan.mesh.shape["dc"] > 1
     return lax.pmax(amax, "dc") if shared else amax
 
 

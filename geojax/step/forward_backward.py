@@ -106,7 +106,7 @@ class TrainingPass:
             outer["embedding"],
         )
         context = make_context(batch, model, x.dtype, self.dropout_key, plan.parallelism)
-        keep = plan.zero_stage == 3 and plan.keep_gathered
+        keep = plan.zero_stage == 3 and not plan.reshard_after_forward
         spans = self.spans(sources)
         forward = forward_layers(
             [

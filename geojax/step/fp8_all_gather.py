@@ -49,7 +49,7 @@ def travels_rounded(path: tuple[Any, ...], place: LeafLayout, plan: StepPlan) ->
     recipe = plan.policy.recipe
     if recipe is None or not recipe.weight.serves_both_dims:
         return False
-    if plan.staged_layers is not None and recipe.plain_ends:
+    if plan.staged_layers is not None and recipe.num_bf16_layers_per_end:
         return False
     if path[-1].key != "kernel" or path[-2].key == "router" or not _is_sent(place, plan):
         return False

@@ -154,7 +154,9 @@ def start_grad_reduce(
     """
     leaves, structure = jax.tree.flatten(gradients)
     leaf_layouts = tuple(jax.tree.leaves(layouts))
-    if plan.wire is not None:  # what an idle stage computed would spoil the blocks that it is in
+    if (
+        plan.wire_format is not None
+    ):  # what an idle stage computed would spoil the blocks that it is in
         leaves = [_held(leaf, layout) for leaf, layout in zip(leaves, leaf_layouts, strict=True)]
     errors = None if error_feedback is None else jax.tree.leaves(error_feedback)
     sums: list[Reduction | list[jax.Array]] = []
@@ -172,7 +174,7 @@ def start_grad_reduce(
         tuple(map(tuple, groups.values())),
         leaf_layouts,
         structure,
-        plan.chunk_bytes,
+        plan.bucket_bytes,
         None if errors is None else tuple(error.shape for error in errors),
     )
 
@@ -208,7 +210,7 @@ def _start(
     plan: StepPlan,
     scattered: bool,
 ) -> Reduction | list[jax.Array]:
-    bucket_bytes = plan.chunk_bytes
+    bucket_bytes = plan.bucket_bytes
     summed_beside = any(plan.mesh.shape[axis] > 1 for axis in key.beside)
     plain = key.site_axes is not None and not (key.across_sites or key.shared or summed_beside)
     if plain and not scattered:  # a bucket of the site's phase is one of the phase between sites
@@ -221,7 +223,7 @@ def _start(
             plan.outer_axes,
             dims=[shard_dim(layout) for layout in layouts],
             bucket_bytes=bucket_bytes,
-            wire=plan.wire,
+            wire=plan.wire_format,
             error_feedback=errors,
         )
     shards = leaves if scattered else _scatter(key.site_axes, leaves, layouts, plan)
@@ -236,7 +238,7 @@ def _start(
         key.beside,
         inter,
         bucket_bytes=bucket_bytes,
-        wire=plan.wire,
+        wire=plan.wire_format,
         error_feedback=errors,
     )
 
@@ -254,7 +256,7 @@ def _scatter(
         site_axes,
         (),
         dims=[shard_dim(layout) for layout in layouts],
-        bucket_bytes=plan.chunk_bytes,
+        bucket_bytes=plan.bucket_bytes,
     )
 
 

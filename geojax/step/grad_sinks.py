@@ -151,7 +151,7 @@ class OverlappedReduceSink:
 
     def start(self, layer: Parameters, count: int) -> ReducedSums:
         """Sums of nothing, for `count` layers whose weights have the types of `layer`."""
-        whole = zeros_of(layer, self.plan.overlap_layers)
+        whole = zeros_of(layer, self.plan.bucket_layers)
 
         def one_layer() -> ReducedGradients:
             begun = self._start(whole, jnp.int32(0))
@@ -168,13 +168,13 @@ class OverlappedReduceSink:
         turn = 0
         while sums.whole is not None or sums.started is not None or sums.crossed is not None:
             turn -= 1
-            sums = self._put(sums, jnp.int32(turn * self.plan.overlap_layers), None)
+            sums = self._put(sums, jnp.int32(turn * self.plan.bucket_layers), None)
         return sums.reduced
 
     def _put(
         self, sums: ReducedSums, first: jax.Array, gradients: Parameters | None
     ) -> ReducedSums:
-        together = self.plan.overlap_layers
+        together = self.plan.bucket_layers
         reduced = sums.reduced
         if sums.crossed is not None:
             arrived = first + (self.turns_to_fill + 1) * together
@@ -200,10 +200,10 @@ class OverlappedReduceSink:
         """The gradients of layers from `first` on, summed in the site and ready to cross."""
         before = self.before
         if before is not None:
-            before = layers_slice(before, first, self.plan.overlap_layers)
+            before = layers_slice(before, first, self.plan.bucket_layers)
         plan = self.plan.one_message
         shards = site_shards(before, whole, self.layouts, plan)
-        errors = layers_slice(self.errors, first, self.plan.overlap_layers)
+        errors = layers_slice(self.errors, first, self.plan.bucket_layers)
         return start_grad_reduce(shards, errors, self.layouts, plan, scattered=True)
 
 

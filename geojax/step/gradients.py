@@ -105,7 +105,7 @@ def step_gradients(
     outer, sources, ahead = weights
     of_outer = without_layers(layouts)
     scattered = plan.zero_stage >= 2
-    in_loop = plan.accumulation - 1 if plan.overlap else plan.accumulation
+    in_loop = plan.microbatches - 1 if plan.overlap_grad_reduce else plan.microbatches
     sink: ScatteredGradients | StackedGradients = StackedGradients(
         plan.policy.reduce_dtype, once=in_loop == 1
     )
@@ -134,12 +134,12 @@ def step_gradients(
     elif in_loop > 1:
         sums, _ = lax.scan(turn, sums, jax.tree.map(lambda leaf: leaf[:in_loop], microbatches))
     before = sums.outer | {"layers": sink.finish(sums.layers.weights)} if in_loop else None
-    if not plan.overlap:
+    if not plan.overlap_grad_reduce:
         reduce = inter_site_all_reduce if scattered else reduce_gradients
         made = reduce(before, wire_errors, layouts, plan)
         return StepGradients(made.gradients, *_numbers(sums), sums.layers.seen, made.error_feedback)
 
-    together = plan.overlap_layers
+    together = plan.bucket_layers
     last_sink = OverlappedReduceSink(
         _of_layers(layouts, together),
         plan,
@@ -172,7 +172,7 @@ def step_gradients(
 
 def _microbatches(batch: Batch, plan: StepPlan) -> Batch:
     """[rows, ...] -> [microbatch, rows of one, ...]."""
-    return jax.tree.map(lambda leaf: leaf.reshape(plan.accumulation, -1, *leaf.shape[1:]), batch)
+    return jax.tree.map(lambda leaf: leaf.reshape(plan.microbatches, -1, *leaf.shape[1:]), batch)
 
 
 def _numbers(made: Gradients) -> tuple[jax.Array, jax.Array | None, jax.Array]:

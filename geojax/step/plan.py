@@ -38,13 +38,13 @@ class StepPlan:
     policy: Policy
     """Dtypes of the weights, the compute and the reduction."""
 
-    accumulation: int = 1
+    microbatches: int = 1
     """Microbatches per step on each device."""
 
-    chunk_bytes: int | None = None
-    """Size of a chunk of the gradient reduction; None, one chunk a leaf."""
+    bucket_bytes: int | None = None
+    """Most bytes of one message of the gradient reduction; None: one message a leaf."""
 
-    wire: WireFormat | None = None
+    wire_format: WireFormat | None = None
     """The format of gradients on the link between sites; None, as they are reduced."""
 
     loss_scale: LossScaleSettings = dataclasses.field(default_factory=LossScaleSettings)
@@ -59,7 +59,7 @@ class StepPlan:
     products_backend: Backend = "reference"
     """Who multiplies FP8 numbers, under a policy that has a recipe."""
 
-    sites_share_scales: bool = False
+    share_amax_across_dc: bool = False
     """Whether sites have one history of delayed scaling together; otherwise each has its own, and
     nothing that FP8 knows of a tensor crosses `dc`. (Other recipes share none: the rows of another
     site are another tensor to them, and the weights are the same at all sites.)"""
@@ -77,17 +77,18 @@ class StepPlan:
     shard_across_sites: bool = False
     """Whether master weights and optimizer state are sharded over `dc` as well."""
 
-    keep_gathered: bool = False
-    """ZeRO 3: keep the weights that the forward pass gathered for the backward pass."""
+    reshard_after_forward: bool = True
+    """ZeRO 3: free the gathered weights after the forward pass and gather them again for the
+    backward pass."""
 
-    overlap: bool = False
-    """Whether a layer's gradient is reduced while the backward pass of the layers before it runs;
-    otherwise all of them are after it."""
+    overlap_grad_reduce: bool = False
+    """Reduce the gradients of a bucket of layers while the backward pass of the layers before them
+    runs, instead of all of them after it."""
 
-    overlap_layers: int = 1
-    """With overlap: layers whose gradients travel together, while the backward pass of as many
-    layers runs. The more, the longer may a round trip between sites be that is hidden. It divides
-    the model's layers."""
+    bucket_layers: int = 1
+    """With `overlap_grad_reduce`: layers whose gradients travel together, while the backward pass
+    of as many layers runs. The more, the longer may a round trip between sites be that is hidden.
+    It divides the model's layers."""
 
     dc_role: DcRole = "data"
     """What sites are to each other."""
@@ -105,12 +106,14 @@ class StepPlan:
             held = self.staged_layers.placement.stages
             assert stages == held, f"{held} stages, and {stages} along {self.stage_axes}"
         assert not (self.shard_across_sites and self.dc_role == "stage"), "sites hold other layers"
-        if self.wire is not None:
+        if self.wire_format is not None:
             assert self.dc_role == "data", "between stages there is nothing to sum"
             assert not self.shard_across_sites, "a sum in a wire format is for all sites"
-        assert not (self.sites_share_scales and self.dc_role == "stage"), "nor do they share scales"
+        assert not (self.share_amax_across_dc and self.dc_role == "stage"), (
+            "nor do they share scales"
+        )
         history = self.policy.recipe is not None and self.policy.recipe.history > 0
-        assert history or not self.sites_share_scales, "scales are shared through a history"
+        assert history or not self.share_amax_across_dc, "scales are shared through a history"
 
     @property
     def stage_axes(self) -> tuple[str, ...]:
@@ -132,9 +135,8 @@ class StepPlan:
     @property
     def keeps_wire_errors(self) -> bool:
         """Whether what the wire format takes away from this step's gradients goes into the next."""
-        return (
-            self.wire is not None and self.wire.needs_error_feedback and self.mesh.shape["dc"] > 1
-        )
+        has_feedback = self.wire_format is not None and self.wire_format.needs_error_feedback
+        return has_feedback and self.mesh.shape["dc"] > 1
 
     @property
     def parallelism(self) -> Parallelism:
@@ -162,7 +164,7 @@ class StepPlan:
     @property
     def one_message(self) -> "StepPlan":
         """The plan under which what is reduced together is one chunk, whatever its size."""
-        return dataclasses.replace(self, chunk_bytes=sys.maxsize)
+        return dataclasses.replace(self, bucket_bytes=sys.maxsize)
 
     @property
     def row_spec(self) -> PartitionSpec:

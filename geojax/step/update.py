@@ -132,7 +132,7 @@ def sum_scalars_over_sites(scalars: jax.Array, plan: StepPlan) -> jax.Array:
     Where gradients are sent in messages of our own, these are too: an all-reduce takes two trips
     over the link, and the swap of two sites one.
     """
-    own_messages = plan.wire is not None and scalars.dtype == jnp.float32
+    own_messages = plan.wire_format is not None and scalars.dtype == jnp.float32
     return all_reduce(scalars, (), "dc", wire=FLOAT32 if own_messages else None)
 
 

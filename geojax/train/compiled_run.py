@@ -65,20 +65,20 @@ def step_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
     return StepPlan(
         mesh=mesh,
         policy=policy_of(config.precision, config.fp8),
-        accumulation=config.batch.accumulation,
+        microbatches=config.batch.microbatches,
         loss_scale=config.loss_scale,
-        chunk_bytes=config.communication.chunk_bytes,
-        wire=_wire(config, mesh),
+        bucket_bytes=config.communication.bucket_bytes,
+        wire_format=_wire(config, mesh),
         remat=config.remat,
         products_backend=_fp8_backend(config, mesh).name,
-        sites_share_scales=config.fp8.sites_share_scales,
+        share_amax_across_dc=config.fp8.share_amax_across_dc,
         sequence_parallel=config.parallelism.sequence,
         context_method=config.parallelism.context_method,
         zero_stage=config.zero.stage,
         shard_across_sites=config.zero.across_sites,
-        keep_gathered=config.zero.keep_gathered,
-        overlap=config.communication.overlap,
-        overlap_layers=config.communication.overlap_layers,
+        reshard_after_forward=config.zero.reshard_after_forward,
+        overlap_grad_reduce=config.communication.overlap_grad_reduce,
+        bucket_layers=config.communication.bucket_layers,
         dc_role=config.dc.role if staged else "data",
         staged_layers=staged,
         tick_program=ticks,
@@ -88,7 +88,7 @@ def step_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
 def _wire(config: RunConfig, mesh: Mesh) -> WireFormat | None:
     """The format of gradients on the link; of float32 in messages of our own where Gloo carries it,
     whose all-reduce cannot fill a long link (see `geojax.collectives.wire_format`)."""
-    asked = wire_format(config.communication.wire)
+    asked = wire_format(config.communication.gradient_compression)
     over_gloo = platform_of(mesh) == "cpu" and spans_processes(mesh)
     float32 = policy_of(config.precision, config.fp8).reduce_dtype == jnp.float32
     sums = config.dc.role == "data" and not config.zero.across_sites
@@ -131,7 +131,7 @@ class CompiledRun:
         optimizer = make_optimizer(config.optimizer, config.steps)
         schedule = learning_rate_schedule(config.optimizer, config.steps)
         layouts = state_layouts(config.model, optimizer, plan)
-        batch = batch_shape(config.batch.rows, config.batch.sequence)
+        batch = batch_shape(config.batch.global_batch_size, config.batch.sequence_length)
         lowered = lower_step(layouts, config.model, plan, optimizer, schedule, batch)
         step = lowered.compile(compiler_options=plan.compiler_options)
         return cls(
@@ -164,12 +164,14 @@ class CompiledRun:
         return sums
 
     def _on_mesh(self, batch: Batch) -> dict[str, jax.Array]:
-        return global_batch(self.plan, self.config.batch.rows, self.local_sequences, batch)
+        return global_batch(
+            self.plan, self.config.batch.global_batch_size, self.local_sequences, batch
+        )
 
     @functools.cached_property
     def local_sequences(self) -> list[int]:
         """The sequences of a global batch that this process's devices need, ascending."""
-        return sequences_of_process(self.plan, self.config.batch.rows)
+        return sequences_of_process(self.plan, self.config.batch.global_batch_size)
 
     def save(
         self, checkpointer: Checkpointer, step: int, state: TrainState, metadata: Mapping[str, Any]
@@ -199,16 +201,16 @@ class CompiledRun:
         mesh = self.plan.mesh
         accelerator = accelerator_of(mesh.devices.flat[0])
         peak = accelerator and accelerator.peak(self.plan.policy.compute_dtype.name)
-        sequence = self.config.batch.sequence
+        sequence = self.config.batch.sequence_length
         return TrainerFacts(
-            tokens_per_step=self.config.batch.rows * sequence,
+            tokens_per_step=self.config.batch.global_batch_size * sequence,
             flops_per_token=model_flops(self.config.model, sequence),
             peak_flops=peak * mesh.devices.size if peak else None,
             cross_site=self._cross_site_bytes() if mesh.shape["dc"] > 1 else None,
         )
 
     def _cross_site_bytes(self) -> CrossSiteBytes:
-        batch = batch_shape(self.config.batch.rows, self.config.batch.sequence)
+        batch = batch_shape(self.config.batch.global_batch_size, self.config.batch.sequence_length)
         program = self.step_program if jax.process_index() == 0 else None
         sent = cross_site_bytes(self.config.model, self.plan, batch, program)
         if sent.unreadable:

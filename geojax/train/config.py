@@ -75,18 +75,20 @@ class ZeroSettings(Settings):
     """Whether master weights and optimizer state are sharded over sites as well: less memory, and
     weights cross the link in the compute dtype instead of gradients coming back."""
 
-    keep_gathered: bool = False
-    """Stage 3: keep the gathered weights for the backward pass instead of gathering them again."""
+    reshard_after_forward: bool = True
+    """Stage 3: free the gathered weights after the forward pass, and gather them again for the
+    backward pass; false keeps them."""
 
     @pydantic.model_validator(mode="after")
     def _stage_allows_the_rest(self) -> "ZeroSettings":
         if self.across_sites and self.stage == 0:
             raise ValueError(
-                "across_sites shards what stage 0 leaves whole; choose stage 1, 2 or 3, or leave it"
+                "across_sites requires stage=1, 2 or 3; got 0. Remove across_sites, or set stage"
             )
-        if self.keep_gathered and self.stage != 3:
+        if not self.reshard_after_forward and self.stage != 3:
             raise ValueError(
-                f"keep_gathered is about stage 3, and stage is {self.stage}: leave it out"
+                f"reshard_after_forward=false requires stage=3; got {self.stage}. Remove "
+                "reshard_after_forward, or set stage"
             )
         return self
 
@@ -94,54 +96,55 @@ class ZeroSettings(Settings):
 class BatchSettings(Settings):
     """The global batch of one step; the same on every mesh."""
 
-    rows: pydantic.PositiveInt
-    """Sequences in the global batch, over all sites."""
+    global_batch_size: pydantic.PositiveInt
+    """Sequences in one step, over all sites."""
 
-    sequence: pydantic.PositiveInt
-    """Tokens in a row."""
+    sequence_length: pydantic.PositiveInt
+    """Tokens in a sequence."""
 
-    accumulation: pydantic.PositiveInt = 1
-    """Microbatches that each device, or a pipeline, runs before gradients are reduced."""
+    microbatches: pydantic.PositiveInt = 1
+    """Microbatches that each data-parallel rank, or pipeline, runs before gradients are reduced
+    (gradient accumulation)."""
 
 
 class CommunicationSettings(Settings):
     """How gradients and weights travel."""
 
-    chunk_bytes: pydantic.PositiveInt | None = 16 * 2**20
-    """Gradients are reduced in chunks of at most this many bytes, so that the in-site phase of one
-    overlaps with the cross-site phase of another; null keeps one chunk a leaf."""
+    bucket_bytes: pydantic.PositiveInt | None = 16 * 2**20
+    """Most bytes of a bucket, the gradients that are reduced as one message, so that the in-site
+    phase of one bucket overlaps with the cross-site phase of another; null: a bucket a leaf."""
 
-    wire: WireName = "fp32"
-    """How gradients cross the link: "fp32" as they are reduced, at least in fp32; "bf16" rounded,
-    in half the bytes; "int8" in blocks with a scale each, in a little more than a quarter of them,
-    and what rounding takes away is added to the next step's. All sites use the same bits."""
+    gradient_compression: WireName = "none"
+    """Format of gradients on the link: "none", as they are reduced, at least in fp32; "bf16", half
+    the bytes; "int8", blocks with a scale each in a little more than a quarter of the bytes, with
+    error feedback (the rounding error is added to the next step's). Sites stay bit-identical."""
 
-    overlap: bool = False
-    """Whether a layer's gradients are reduced while the backward pass of the layers before it runs,
-    instead of all of them after it. They are one chunk then, whatever `chunk_bytes`."""
+    overlap_grad_reduce: bool = False
+    """Reduce the gradients of a bucket of layers while the backward pass of the layers before them
+    runs, instead of all of them after it. A bucket is one message then, whatever `bucket_bytes`."""
 
-    overlap_layers: pydantic.PositiveInt = 1
-    """With overlap: layers whose gradients travel together, while the backward pass of as many
-    layers runs. It should last longer than a message takes between sites."""
+    bucket_layers: pydantic.PositiveInt = 1
+    """With `overlap_grad_reduce`: layers of a bucket. The backward pass of as many layers should
+    last longer than a message takes between sites."""
 
 
 class EvaluationSettings(Settings):
     """Validation while training."""
 
-    every_steps: pydantic.PositiveInt = 200
+    interval: pydantic.PositiveInt = 200
     """Steps between two validations; there is one before the first step and one after the last."""
 
-    rows: pydantic.PositiveInt = 256
-    """At most so many rows of each validation set are read, the same ones every time."""
+    sequences: pydantic.PositiveInt = 256
+    """Most sequences that are read of each validation set, the same ones every time."""
 
 
 class CheckpointSettings(Settings):
     """When the training state is saved; it always is at the end and on Ctrl-C."""
 
-    every_steps: pydantic.PositiveInt = 500
+    interval: pydantic.PositiveInt = 500
     """Steps between two checkpoints."""
 
-    every_minutes: pydantic.PositiveFloat = 15.0
+    interval_minutes: pydantic.PositiveFloat = 15.0
     """A checkpoint is also made when the last one is this old."""
 
     keep: pydantic.PositiveInt = 3
@@ -154,7 +157,7 @@ class SampleSettings(Settings):
     prompts: tuple[str, ...] = ()
     """What each sample starts with; none, no sample."""
 
-    tokens: pydantic.PositiveInt = 200
+    max_new_tokens: pydantic.PositiveInt = 200
     """Tokens per sample."""
 
     temperature: pydantic.NonNegativeFloat = 0.7
@@ -224,7 +227,7 @@ class RunConfig(Settings):
     """AdamW and its schedule."""
 
     communication: CommunicationSettings = CommunicationSettings()
-    """Chunks and wire format of the gradients."""
+    """Buckets and compression of the gradients."""
 
     evaluation: EvaluationSettings = EvaluationSettings()
     """Validation while training."""
@@ -275,15 +278,15 @@ class RunConfig(Settings):
 
     @pydantic.model_validator(mode="after")
     def _model_can_be_spread(self) -> "RunConfig":
-        check_parallelism(self.model, self.spread, self.batch.sequence)
+        check_parallelism(self.model, self.spread, self.batch.sequence_length)
         return self
 
     @pydantic.model_validator(mode="after")
     def _loss_scale_is_used(self) -> "RunConfig":
         if self.precision != "fp16" and self.loss_scale != LossScaleSettings():
             raise ValueError(
-                f"loss_scale is about precision fp16, and precision is {self.precision}: leave it "
-                "out"
+                f"loss_scale requires precision=fp16; got {self.precision}. Remove loss_scale, or "
+                "set precision"
             )
         return self
 
@@ -297,11 +300,11 @@ class RunConfig(Settings):
 
     @pydantic.model_validator(mode="after")
     def _layers_divide(self) -> "RunConfig":
-        layers, together = self.model.num_hidden_layers, self.communication.overlap_layers
+        layers, together = self.model.num_hidden_layers, self.communication.bucket_layers
         if layers % together:
             fitting = ", ".join(str(n) for n in range(1, layers + 1) if layers % n == 0)
             raise ValueError(
-                f"communication.overlap_layers={together} does not divide the model's {layers} "
+                f"communication.bucket_layers={together} does not divide the model's {layers} "
                 f"layers; {fitting} would"
             )
         return self
@@ -320,30 +323,33 @@ class RunConfig(Settings):
             return self
         if self.zero.stage > 1:
             raise ValueError(
-                f"zero.stage={self.zero.stage} with pipeline stages would send the gradients (and "
-                "weights) of every microbatch in every tick: choose 0 or 1"
+                f"zero.stage={self.zero.stage} requires one pipeline stage: with more it would "
+                "send the gradients (and weights) of a microbatch in every tick. Set zero.stage to "
+                "0 or 1"
             )
-        if self.communication.overlap:
+        if self.communication.overlap_grad_reduce:
             raise ValueError(
-                "communication.overlap reduces gradients layer by layer in the last microbatch's "
-                "backward, and pipeline stages have theirs at different times: leave it out"
+                "communication.overlap_grad_reduce requires one pipeline stage: stages run the "
+                "last microbatch's backward at different times. Remove overlap_grad_reduce"
             )
         return self
 
     @pydantic.model_validator(mode="after")
-    def _wire_carries_sums(self) -> "RunConfig":
-        wire = self.communication.wire
-        if wire == "fp32":
+    def _compression_has_sums(self) -> "RunConfig":
+        compression = self.communication.gradient_compression
+        if compression == "none":
             return self
         if self.dc.role == "stage":
             raise ValueError(
-                f"communication.wire={wire} requires dc.role=data: with dc.role=stage the sites "
-                "send activations and sum no gradients. Remove communication.wire"
+                f"communication.gradient_compression={compression} requires dc.role=data: with "
+                "dc.role=stage the sites send activations and sum no gradients. Remove "
+                "communication.gradient_compression"
             )
         if self.zero.across_sites:
             raise ValueError(
-                f"communication.wire={wire} gives all sites the same sums, and zero.across_sites "
-                "sums each part for one site and sends weights back: leave one of them out"
+                f"communication.gradient_compression={compression} requires "
+                "zero.across_sites=false: it gives all sites the same sums, and zero.across_sites "
+                "sums each part for one site. Remove one of them"
             )
         return self
 
@@ -351,19 +357,20 @@ class RunConfig(Settings):
     def _batch_divides(self) -> "RunConfig":
         axes = ("dc", "data", "expert") if self.dc.role == "data" else ("data", "expert")
         sizes = {axis: getattr(self.mesh, axis) for axis in axes}
-        sizes["accumulation"] = self.batch.accumulation
+        sizes["microbatches"] = self.batch.microbatches
         shares = math.prod(sizes.values())
-        if self.batch.rows % shares:
-            below = self.batch.rows // shares * shares
+        batch = self.batch.global_batch_size
+        if batch % shares:
+            below = batch // shares * shares
             fitting = f"{below} or {below + shares}" if below else str(shares)
             product = " x ".join(f"{name}={size}" for name, size in sizes.items())
             raise ValueError(
-                f"batch.rows={self.batch.rows} does not divide over {product} = {shares}; "
-                f"{fitting} rows would"
+                f"batch.global_batch_size={batch} does not divide over {product} = {shares}; "
+                f"{fitting} would"
             )
-        if self.batch.sequence > self.model.max_position_embeddings:
+        if self.batch.sequence_length > self.model.max_position_embeddings:
             raise ValueError(
-                f"batch.sequence={self.batch.sequence} is longer than the model's "
+                f"batch.sequence_length={self.batch.sequence_length} is longer than the model's "
                 f"max_position_embeddings={self.model.max_position_embeddings}"
             )
         return self

@@ -12,24 +12,26 @@ class Fp8Settings(Settings):
     """How an "fp8-" precision is carried out."""
 
     backend: BackendName = "auto"
-    """Who multiplies FP8 numbers: "reference" (plain JAX, anywhere), "xla" or "transformer_engine"
-    (both by cuBLASLt on NVIDIA GPUs), or "auto", which takes the fastest that can."""
+    """Implementation of FP8 matmuls: "reference" (plain JAX, anywhere), "xla" or
+    "transformer_engine" (both by cuBLASLt on NVIDIA GPUs), or "auto", the fastest that can run."""
 
-    plain_layers: pydantic.NonNegativeInt | None = None
-    """So many layers at either end of the model are multiplied in bf16; null, as the recipe says: 1
-    with fp8-current, else 0."""
+    num_bf16_layers_per_end: pydantic.NonNegativeInt | None = None
+    """Layers at either end of the model whose matmuls are in bf16; null: as the recipe says, 1 with
+    fp8-current and else 0."""
 
-    sites_share_scales: bool = False
-    """fp8-delayed: whether all sites scale a tensor alike, by what any of them has seen: one small
-    message a step between them. Otherwise no FP8 statistic leaves its site."""
+    share_amax_across_dc: bool = False
+    """fp8-delayed: scale a tensor alike on all sites, by the largest magnitude (amax) on any: one
+    small message a step between them. Otherwise no FP8 statistic leaves its site."""
 
 
 def policy_of(precision: PrecisionName, settings: Fp8Settings) -> Policy:
-    """The policy called `precision`, its recipe as the settings have it."""
+    """Return the policy called `precision`, its recipe as the settings have it."""
     named = policy(precision)
-    if named.recipe is None or settings.plain_layers is None:
+    if named.recipe is None or settings.num_bf16_layers_per_end is None:
         return named
-    recipe = dataclasses.replace(named.recipe, plain_ends=settings.plain_layers)
+    recipe = dataclasses.replace(
+        named.recipe, num_bf16_layers_per_end=settings.num_bf16_layers_per_end
+    )
     return dataclasses.replace(named, recipe=recipe)
 
 
@@ -39,33 +41,35 @@ def check_fp8(
     """Refuse settings that have no meaning.
 
     Args:
-        settings: what is checked.
-        precision: the run's.
-        layers: of the model.
-        sites_are_stages: whether a pipeline runs through the sites.
+        settings: the settings to check.
+        precision: precision of the run.
+        layers: number of layers of the model.
+        sites_are_stages: a pipeline runs through the sites.
 
     Raises:
-        ValueError: they are about another precision, leave nothing to FP8, or have sites share what
-            they do not have together.
+        ValueError: they belong to another precision, leave nothing to FP8, or have sites share the
+            statistics of layers that they do not have in common.
     """
     recipe = policy(precision).recipe
     if recipe is None and settings != Fp8Settings():
-        raise ValueError(f"fp8 is about FP8 recipes, and precision is {precision}: leave it out")
-    plain = settings.plain_layers or 0
+        raise ValueError(
+            f"fp8 requires an fp8- precision; got {precision}. Remove fp8, or set precision"
+        )
+    plain = settings.num_bf16_layers_per_end or 0
     if plain and 2 * plain >= layers:
         raise ValueError(
-            f"fp8.plain_layers={plain} leaves none of the model's {layers} layers to FP8; at most "
-            f"{(layers - 1) // 2} would"
+            f"fp8.num_bf16_layers_per_end={plain} leaves none of the model's {layers} layers to "
+            f"FP8; it can be at most {(layers - 1) // 2}"
         )
-    if not settings.sites_share_scales:
+    if not settings.share_amax_across_dc:
         return
     if recipe is None or recipe.history == 0:
         raise ValueError(
-            "fp8.sites_share_scales is about the histories of precision fp8-delayed, and "
-            f"precision is {precision}: leave it out"
+            f"fp8.share_amax_across_dc requires precision=fp8-delayed; got {precision}. Remove "
+            "share_amax_across_dc, or set precision"
         )
     if sites_are_stages:
         raise ValueError(
-            "fp8.sites_share_scales is about sites that hold the same layers, and with "
-            "dc.role=stage they hold different ones: leave it out"
+            "fp8.share_amax_across_dc requires dc.role=data: with dc.role=stage the sites hold "
+            "different layers. Remove share_amax_across_dc"
         )

@@ -20,13 +20,13 @@ def staged_layers(config: RunConfig) -> StagedLayers | None:
     sites = [config.mesh.stage] * config.pipeline_sites
     placement = schedule_entry(settings.schedule).placement(sites, settings.virtual_stages)
     layers = settings.layers or layers_by_operations(
-        config.model, config.batch.sequence, placement.chunks, config.remat
+        config.model, config.batch.sequence_length, placement.chunks, config.remat
     )
     return StagedLayers(placement, layers)
 
 
 def pipeline_ticks(config: RunConfig, staged: StagedLayers) -> TickTable:
-    """What the stages do, tick by tick, with the microbatches of `batch.accumulation`.
+    """What the stages do, tick by tick, with the microbatches of `batch.microbatches`.
 
     Raises:
         UserError: the schedule cannot keep within the memory limit or take so many microbatches.
@@ -40,7 +40,7 @@ def pipeline_ticks(config: RunConfig, staged: StagedLayers) -> TickTable:
     limit = settings.memory_limit
     if limit is not None:  # of whole microbatches; a table counts what each chunk holds
         limit *= settings.virtual_stages
-    return tick_table(settings.schedule, placement, config.batch.accumulation, hops, limit)
+    return tick_table(settings.schedule, placement, config.batch.microbatches, hops, limit)
 
 
 def tick_program(config: RunConfig, staged: StagedLayers, platform: str) -> TickProgram:

@@ -22,7 +22,7 @@ class DcSettings(Settings):
 
 
 class PipelineSettings(Settings):
-    """What stages do, and in which order; the microbatches are those of `batch.accumulation`."""
+    """What stages do, and in which order; the microbatches are those of `batch.microbatches`."""
 
     schedule: ScheduleName = "branch_free"
     """The order in which stages go forwards and backwards. With "branch_free" idle stages compute

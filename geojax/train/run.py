@@ -69,7 +69,9 @@ def train(
             for line in advice_of_process(topology, everyone, jax.process_index(), os.environ):
                 print(line, flush=True)
         corpus = Corpus.open(config.data, progress=first)
-        loader = _open_loader(config, corpus, sequences_of_process(plan, config.batch.rows))
+        loader = _open_loader(
+            config, corpus, sequences_of_process(plan, config.batch.global_batch_size)
+        )
         compilations = stack.enter_context(CompilationCounter(STEP_NAME))
         with console.status("compiling the step"):
             trainer = CompiledRun.build(config, plan, console.print)
@@ -127,12 +129,12 @@ def train(
 def _open_loader(config: RunConfig, corpus: Corpus, rows: Sequence[int]) -> Loader:
     return Loader(
         corpus,
-        sequence=config.batch.sequence,
-        global_rows=config.batch.rows,
+        sequence=config.batch.sequence_length,
+        global_rows=config.batch.global_batch_size,
         rows=rows,
         seed=config.seed,
         vocabulary_size=config.model.vocab_size,
-        validation_rows=config.evaluation.rows,
+        validation_rows=config.evaluation.sequences,
     )
 
 
@@ -142,8 +144,8 @@ def _open_checkpoints(
     return Checkpointer(
         directory.checkpoints,
         keep=config.checkpoint.keep,
-        every_steps=config.checkpoint.every_steps,
-        every_minutes=config.checkpoint.every_minutes,
+        interval=config.checkpoint.interval,
+        interval_minutes=config.checkpoint.interval_minutes,
         report=console.print,
     )
 

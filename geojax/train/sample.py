@@ -36,7 +36,7 @@ def sample_texts(
         weights,
         model,
         starts,
-        count=settings.tokens,
+        count=settings.max_new_tokens,
         temperature=settings.temperature,
         key=jax.random.key(seed),
     ).tolist()

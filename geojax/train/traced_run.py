@@ -34,7 +34,7 @@ def trace_run(config: RunConfig) -> TracedStep:
         plan,
         make_optimizer(config.optimizer, config.steps),
         learning_rate_schedule(config.optimizer, config.steps),
-        batch_shape(config.batch.rows, config.batch.sequence),
+        batch_shape(config.batch.global_batch_size, config.batch.sequence_length),
     )
 
 
@@ -57,6 +57,6 @@ def compiled_memory(config: RunConfig) -> CompiledMemory:
     optimizer = make_optimizer(config.optimizer, config.steps)
     schedule = learning_rate_schedule(config.optimizer, config.steps)
     layouts = state_layouts(config.model, optimizer, plan)
-    batch = batch_shape(config.batch.rows, config.batch.sequence)
+    batch = batch_shape(config.batch.global_batch_size, config.batch.sequence_length)
     step = lower_step(layouts, config.model, plan, optimizer, schedule, batch)
     return CompiledMemory.of(step.compile(compiler_options=plan.compiler_options))

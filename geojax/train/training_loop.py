@@ -94,7 +94,7 @@ class TrainingLoop(Generic[State]):
             self._pending.append((done, metrics))
             while len(self._pending) >= STEPS_IN_FLIGHT:
                 self._finish_oldest()
-            validate = done % config.evaluation.every_steps == 0 or done == config.steps
+            validate = done % config.evaluation.interval == 0 or done == config.steps
             if validate or self._save_asked or self.checkpointer.should_save(done):
                 self._drain()
                 if validate:

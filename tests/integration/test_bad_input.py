@@ -20,20 +20,26 @@ def refusal(result):
     ("overrides", "expected"),
     [
         (["--optimiser.warmup_steps", "3"], "optimiser: unknown key; did you mean 'optimizer'?"),
-        (["--batch.rowz=3"], "batch.rowz: unknown key; did you mean 'rows'?"),
-        (["--batch.rows", "-8"], "batch.rows: input should be greater than 0, not -8"),
+        (
+            ["--batch.global_batch_sizes=3"],
+            "batch.global_batch_sizes: unknown key; did you mean 'global_batch_size'?",
+        ),
+        (
+            ["--batch.global_batch_size", "-8"],
+            "batch.global_batch_size: input should be greater than 0, not -8",
+        ),
         (["--steps", "many"], "steps: input should be a valid integer"),
         (["--mesh.data", "5"], "does not divide over dc=2 x data=5"),
         (["--mesh.tensor", "3"], "heads 2 is not a multiple of it; tensor can be 1 or 2"),
         (
             ["--mesh.stage", "2", "--zero.stage", "2"],
-            "zero.stage=2 with pipeline stages would send",
+            "zero.stage=2 requires one pipeline stage",
         ),
         (
             ["--model", "lama3-8b"],
             "no model preset is called 'lama3-8b'; did you mean 'llama3-8b'?",
         ),
-        (["--batch.sequence", "64"], "batch.sequence=64 is longer than the model's"),
+        (["--batch.sequence_length", "64"], "batch.sequence_length=64 is longer than the model's"),
         (["--precision", "fp99"], "precision: input should be 'fp32', 'bf16', 'fp16'"),
         (["--simulate_devices", "4"], "dc=2 x data=4 makes 8 devices, but there are 4"),
         (["--topology", "simulated-3x2"], "dc must be 3"),
@@ -62,7 +68,7 @@ def test_a_config_that_is_not_there_or_not_yaml(tmp_path):
 def saved(tmp_path_factory, corpus):
     """A run with checkpoints at steps 5 and 10."""
     folder = tmp_path_factory.mktemp("saved")
-    config = write_config(folder / "run.yaml", corpus, steps=10, checkpoint={"every_steps": 5})
+    config = write_config(folder / "run.yaml", corpus, steps=10, checkpoint={"interval": 5})
     result = train(config)
     assert result.returncode == 0, result.stdout + result.stderr
     return folder / "run"
@@ -85,7 +91,7 @@ def test_a_spoiled_checkpoint_gives_way_to_the_newest_whole_one(run, saved, corp
         content = bytearray(largest.read_bytes())
         content[len(content) // 2] ^= 0xFF
         largest.write_bytes(content)
-    config = write_config(run.parent / "run.yaml", corpus, steps=10, checkpoint={"every_steps": 5})
+    config = write_config(run.parent / "run.yaml", corpus, steps=10, checkpoint={"interval": 5})
     result = train(config)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "step 10 is not whole" in result.stdout
@@ -112,7 +118,7 @@ def test_a_checkpoint_of_another_model(run, corpus):
 
 def test_a_run_directory_in_use(run, corpus):
     config = write_config(
-        run.parent / "run.yaml", corpus, steps=5000, evaluation={"every_steps": 5000}
+        run.parent / "run.yaml", corpus, steps=5000, evaluation={"interval": 5000}
     )
     process = start(config)
     wait_for_step(run, 11, process)

@@ -14,7 +14,7 @@ SETTINGS = {
     # Too large at first; and saved in the middle of a count of clean steps.
     "loss_scale": {"initial": 2**26, "grow_after_steps": 3},
     "skip_limit": 2,
-    "checkpoint": {"every_steps": 10},
+    "checkpoint": {"interval": 10},
 }
 
 

@@ -14,7 +14,7 @@ SETTINGS = {
     "simulate_devices": 4,
     "mesh": {"dc": 2, "data": 2},
     "optimizer": {"peak_learning_rate": 1e-3, "warmup_steps": 5},
-    "evaluation": {"rows": 24},
+    "evaluation": {"sequences": 24},
 }
 STEPS, STOPPED_AT = 30, 25
 TRAINED = ("bf16", "fp8-delayed", "fp8-block")

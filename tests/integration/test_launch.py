@@ -34,7 +34,7 @@ SETTINGS = {
     "steps": STEPS,
     "simulate_devices": 1,
     "mesh": {},
-    "batch": {"rows": 8, "sequence": 32, "accumulation": 2},
+    "batch": {"global_batch_size": 8, "sequence_length": 32, "microbatches": 2},
     # The same at every step, however many there are.
     "optimizer": {"peak_learning_rate": 3e-3, "final_learning_rate": 3e-3, "warmup_steps": 0},
 }
@@ -138,7 +138,7 @@ def test_two_sites_train_as_one_process_does(tmp_path, corpus, alone, request, n
 def test_whatever_fails_the_run_goes_on_as_one_process_would(tmp_path, corpus, alone):
     """A process is killed, then the one that coordinates the others, then one gets stuck."""
     # Validating at every step leaves time for the faults.
-    slow = {"checkpoint": {"every_steps": 5}, "evaluation": {"every_steps": 1, "rows": 240}}
+    slow = {"checkpoint": {"interval": 5}, "evaluation": {"interval": 1, "sequences": 240}}
     config = write_config(tmp_path / "run.yaml", corpus, **SETTINGS | ROLES["data"] | slow)
     run = tmp_path / "run"
     process = launch(config, "--restarts", "3", "--grace-seconds", "1s")
@@ -170,8 +170,8 @@ def test_whatever_fails_the_run_goes_on_as_one_process_would(tmp_path, corpus, a
 def test_sites_whose_link_is_cut_both_say_so_and_go_on_when_it_is_restored(tmp_path, corpus, wan):
     endless = {
         "steps": 100_000,
-        "evaluation": {"every_steps": 100_000, "rows": 8},
-        "checkpoint": {"every_steps": 20},
+        "evaluation": {"interval": 100_000, "sequences": 8},
+        "checkpoint": {"interval": 20},
     }
     config = write_config(tmp_path / "run.yaml", corpus, **SETTINGS | ROLES["data"] | endless)
     run = tmp_path / "run"
@@ -200,10 +200,12 @@ def test_sites_whose_link_is_cut_both_say_so_and_go_on_when_it_is_restored(tmp_p
 
 
 def test_bad_input_is_not_tried_again(tmp_path, corpus):
-    settings = SETTINGS | ROLES["data"] | {"batch": {"rows": 25, "sequence": 32}}
+    settings = (
+        SETTINGS | ROLES["data"] | {"batch": {"global_batch_size": 25, "sequence_length": 32}}
+    )
     config = write_config(tmp_path / "run.yaml", corpus, **settings)
     process = launch(config, "--restarts", "3")
     (printed,) = finish(process)
     assert process.returncode == 2, printed
-    assert "batch.rows=25 does not divide over dc=2" in printed
+    assert "batch.global_batch_size=25 does not divide over dc=2" in printed
     assert "restart" not in printed

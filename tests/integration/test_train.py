@@ -82,7 +82,7 @@ def test_a_finished_run_is_not_trained_again(whole_run, tmp_path, corpus):
 def test_a_killed_run_goes_on_with_the_same_bits(whole_run, tmp_path, corpus):
     run, _ = whole_run
     config = write_config(tmp_path / "run.yaml", corpus)
-    process = start(config, "--checkpoint.every_steps", "5")
+    process = start(config, "--checkpoint.interval", "5")
     wait_for_step(tmp_path / "run", 11, process)
     process.send_signal(signal.SIGKILL)
     finish(process)
@@ -103,14 +103,14 @@ def test_a_killed_run_goes_on_with_the_same_bits(whole_run, tmp_path, corpus):
         ),
         (
             {"data": 2, "context": 2},
-            {"zero": {"stage": 2}, "communication": {"overlap": True}},
+            {"zero": {"stage": 2}, "communication": {"overlap_grad_reduce": True}},
         ),
         (
             {"dc": 2, "data": 4},
             {
                 "dc": {"role": "stage"},
                 "pipeline": {"hop_ticks": 2},
-                "batch": {"rows": 24, "sequence": 32, "accumulation": 3},
+                "batch": {"global_batch_size": 24, "sequence_length": 32, "microbatches": 3},
             },
         ),
     ],
@@ -137,7 +137,7 @@ def test_a_checkpoint_resumes_on_another_layout(whole_run, tmp_path, corpus, mes
 def test_ctrl_c_saves_and_the_run_goes_on_from_there(whole_run, tmp_path, corpus):
     run, _ = whole_run
     # Validating at every step leaves time for the signal to arrive in the middle of the run.
-    config = write_config(tmp_path / "run.yaml", corpus, evaluation={"every_steps": 1, "rows": 240})
+    config = write_config(tmp_path / "run.yaml", corpus, evaluation={"interval": 1, "rows": 240})
     process = start(config)
     wait_for_step(tmp_path / "run", 2, process)
     process.send_signal(signal.SIGINT)
@@ -159,8 +159,8 @@ def test_ctrl_c_in_one_of_two_processes_that_share_each_layer_stops_both(tmp_pat
         simulate_devices=1,
         mesh={"tensor": 2},
         steps=5000,
-        evaluation={"every_steps": 5000, "rows": 24},
-        checkpoint={"every_steps": 5000},
+        evaluation={"interval": 5000, "rows": 24},
+        checkpoint={"interval": 5000},
     )
     processes = start_processes(config, sites=("east", "east"))
     wait_for_step(tmp_path / "run", 3, processes[0])
@@ -173,7 +173,7 @@ def test_ctrl_c_in_one_of_two_processes_that_share_each_layer_stops_both(tmp_pat
 
 
 def test_a_checkpoint_is_made_when_the_last_one_is_old(tmp_path, corpus):
-    checkpoint = {"every_steps": 1000, "every_minutes": 1e-4, "keep": 5}
+    checkpoint = {"interval": 1000, "interval_minutes": 1e-4, "keep": 5}
     result = train(write_config(tmp_path / "run.yaml", corpus, checkpoint=checkpoint))
     assert result.returncode == 0, result.stdout + result.stderr
     saved = sorted(int(path.name) for path in (tmp_path / "run" / "checkpoints").iterdir())

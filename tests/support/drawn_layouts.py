@@ -59,7 +59,7 @@ class Draw:
     key_value_heads: int
     dropout: float
     axes: tuple[tuple[str, int], ...]
-    accumulation: int
+    microbatches: int
     options: tuple[tuple[str, object], ...]
     """Of the `StepPlan`."""
 
@@ -92,8 +92,8 @@ def _candidate(generator: random.Random) -> Draw:
     options = {
         "zero_stage": stage,
         "remat": generator.choice(["none", "selective", "full"]),
-        "overlap": generator.random() < 0.3,
-        "chunk_bytes": generator.choice([None, 2048]),
+        "overlap_grad_reduce": generator.random() < 0.3,
+        "bucket_bytes": generator.choice([None, 2048]),
     }
     if axes["tensor"] > 1:
         options["sequence_parallel"] = generator.random() < 0.5
@@ -102,14 +102,14 @@ def _candidate(generator: random.Random) -> Draw:
     if stage > 0 and axes["dc"] > 1:
         options["shard_across_sites"] = generator.random() < 0.3
     if stage == 3:
-        options["keep_gathered"] = generator.random() < 0.5
+        options["reshard_after_forward"] = generator.random() >= 0.5
     return Draw(
         family=family,
         mixture=generator.choice(list(_MIXTURES)),
         key_value_heads=generator.choice([2, 8]),
         dropout=generator.choice([0.0, 0.1]),
         axes=tuple(axes.items()),
-        accumulation=generator.choice([1, 2]),
+        microbatches=generator.choice([1, 2]),
         options=tuple(options.items()),
     )
 

@@ -44,11 +44,11 @@ def reference(family, precision):
     return jax.jit(jax.value_and_grad(mean))(parameters)
 
 
-def on_layout(family, precision, axes, accumulation, **options):
+def on_layout(family, precision, axes, microbatches, **options):
     """The same through the gradient half of the training step."""
     model, parameters, batch, dropout_key = setting(family, precision)
     mesh = make_mesh(devices=jax.devices()[: math.prod(axes.values())], **axes)
-    plan = StepPlan(mesh, policy(precision), accumulation, **options)
+    plan = StepPlan(mesh, policy(precision), microbatches, **options)
     return gradients_of_step(model, parameters, batch, dropout_key, plan)
 
 
@@ -134,10 +134,10 @@ def assert_equal_gradients(actual, expected, tolerance, zero_leaves=()):
 
 def check_layout(family, precision, tolerance, name):
     """Loss and every gradient leaf of a layout against one device."""
-    axes, accumulation = LAYOUTS[name]
+    axes, microbatches = LAYOUTS[name]
     with jax.enable_x64(precision == "fp64"):
         loss, gradients = reference(family, precision)
-        actual_loss, actual = on_layout(family, precision, axes, accumulation, chunk_bytes=4096)
+        actual_loss, actual = on_layout(family, precision, axes, microbatches, bucket_bytes=4096)
         assert abs(float(actual_loss) - float(loss)) <= tolerance * abs(float(loss))
         # Softmax does not see what a key bias adds to all scores of a query alike.
         zero = ("layers.attention.key.bias",) if family == "gpt3" else ()

@@ -44,31 +44,34 @@ COMMON = {
     "simulate_devices": 8,
     "model": MODEL,
     "data": {"sources": [{"name": "text", "prepared": "data/text"}]},
-    "batch": {"rows": 16, "sequence": 32, "accumulation": 2},
+    "batch": {"global_batch_size": 16, "sequence_length": 32, "microbatches": 2},
     "precision": "fp32",
-    "communication": {"chunk_bytes": 16384},
+    "communication": {"bucket_bytes": 16384},
 }
 SEQUENCE = {"parallelism": {"sequence": True}}
 STAGES = {"mesh": {"dc": 2, "stage": 2, "data": 2}}
 CONFIGS = {
-    "plain": {"mesh": {"dc": 2, "data": 4}, "batch": {"rows": 16, "sequence": 32}},
+    "plain": {
+        "mesh": {"dc": 2, "data": 4},
+        "batch": {"global_batch_size": 16, "sequence_length": 32},
+    },
     "zero-2": {"mesh": {"dc": 2, "data": 4}, "zero": {"stage": 2}, "precision": "bf16"},
     "zero-3-overlap": {
         "mesh": {"dc": 2, "data": 2, "tensor": 2},
         **SEQUENCE,
         "zero": {"stage": 3},
         "remat": "selective",
-        "communication": {"overlap": True, "overlap_layers": 2},
+        "communication": {"overlap_grad_reduce": True, "bucket_layers": 2},
     },
     "across-sites": {"mesh": {"dc": 2, "data": 4}, "zero": {"stage": 1, "across_sites": True}},
     "int8-overlap": {
         "mesh": {"dc": 2, "data": 4},
-        "communication": {"overlap": True, "wire": "int8"},
+        "communication": {"overlap_grad_reduce": True, "gradient_compression": "int8"},
     },
     "bf16-three-sites": {
         "mesh": {"dc": 4, "data": 2},
         "model": MODEL | {"dropout": 0.1},
-        "communication": {"wire": "bf16"},
+        "communication": {"gradient_compression": "bf16"},
     },
     "context": {"mesh": {"dc": 2, "data": 2, "context": 2}, "precision": "fp16"},
     "experts": {"mesh": {"dc": 2, "expert": 2, "tensor": 2}, "model": MIXTURE, **SEQUENCE},
@@ -77,20 +80,20 @@ CONFIGS = {
     | {
         "dc": {"role": "stage"},
         "pipeline": {"hop_ticks": 2, "schedule": "1f1b"},
-        "batch": {"rows": 16, "sequence": 32, "accumulation": 8},
+        "batch": {"global_batch_size": 16, "sequence_length": 32, "microbatches": 8},
     },
     "stages-in-sites": STAGES
     | {
         "pipeline": {"schedule": "interleaved", "virtual_stages": 2},
-        "communication": {"wire": "int8"},
-        "batch": {"rows": 16, "sequence": 32, "accumulation": 4},
+        "communication": {"gradient_compression": "int8"},
+        "batch": {"global_batch_size": 16, "sequence_length": 32, "microbatches": 4},
     },
     "zero-bubble": {
         "mesh": {"dc": 2, "stage": 2, "tensor": 2},
         **SEQUENCE,
         "dc": {"role": "stage"},
         "pipeline": {"schedule": "zero_bubble_h1"},
-        "batch": {"rows": 16, "sequence": 32, "accumulation": 4},
+        "batch": {"global_batch_size": 16, "sequence_length": 32, "microbatches": 4},
         "precision": "fp8-current",
     },
 }

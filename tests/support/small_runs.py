@@ -28,7 +28,7 @@ def prepare_corpus(folder: Path) -> Path:
     text.write_text("\n".join(lines))
     settings = PrepareSettings(
         output=folder,
-        sources=({"name": "sums", "files": (str(text),), "hold_out": 0.1},),
+        sources=({"name": "sums", "files": (str(text),), "validation_fraction": 0.1},),
         vocabulary_size=300,
     )
     return prepare(settings)[0].folder
@@ -52,12 +52,12 @@ def write_config(path: Path, corpus: Path, **changes) -> Path:
             "dropout": 0.1,
         },
         "data": {"sources": [{"name": "sums", "prepared": str(corpus)}]},
-        "batch": {"rows": 24, "sequence": 32},
+        "batch": {"global_batch_size": 24, "sequence_length": 32},
         "precision": "fp32",
         "optimizer": {"peak_learning_rate": 3e-3, "warmup_steps": 5},
-        "communication": {"chunk_bytes": 16384},
-        "evaluation": {"every_steps": 10, "rows": 24},
-        "checkpoint": {"every_steps": 10},
+        "communication": {"bucket_bytes": 16384},
+        "evaluation": {"interval": 10, "sequences": 24},
+        "checkpoint": {"interval": 10},
     }
     path.write_text(yaml.safe_dump(config | changes))
     return path

@@ -1,9 +1,12 @@
 """An old config key is an error that names the new one, wherever it is given."""
 
+import re
+
 import pytest
 import yaml
 
 from geojax import UserError
+from geojax.data import PrepareSettings
 from geojax.models import ModelConfig
 from geojax.renamed_keys import MODEL_KEYS, MODEL_VALUES, RUN_KEYS, RUN_VALUES
 from geojax.settings import validate
@@ -20,7 +23,7 @@ _SIZES = {
 
 
 _RUN = {"run_directory": "runs/x", "steps": 1, "model": "tiny", "data": {}}
-_RUN |= {"batch": {"rows": 8, "sequence": 16}}
+_RUN |= {"batch": {"global_batch_size": 8, "sequence_length": 16}}
 
 
 def nested(key, value):
@@ -62,7 +65,7 @@ def test_every_old_run_key_names_its_successor(old, new, tmp_path):
 
     path = tmp_path / "run.yaml"
     path.write_text(yaml.safe_dump(_RUN))
-    with pytest.raises(UserError, match=f"{old}: renamed; use {new}"):
+    with pytest.raises(UserError, match=re.escape(f"{old}: renamed; use {new}")):
         RunConfig.load(path, [f"--{old}", "1"])
 
 
@@ -85,7 +88,17 @@ def test_a_preset_file_with_old_keys_is_refused(tmp_path):
 @pytest.mark.parametrize(("settings", "keys"), [(ModelConfig, MODEL_KEYS), (RunConfig, RUN_KEYS)])
 def test_every_new_key_exists(settings, keys):
     for new in keys.values():
-        for key in new.replace(" and ", ", ").split(", "):
+        for key in new.removesuffix(" (its opposite)").replace(" and ", ", ").split(", "):
             group = settings
             for part in key.split("."):
                 group = group.model_fields[part].annotation
+
+
+def test_old_keys_of_prepared_data_name_their_successors():
+    source = {"name": "text", "files": ["a.txt"]}
+    content = {"output": "data", "sources": [source], "vocabulary_size": 300}
+    found = refusal(PrepareSettings, content, "data.yaml")
+    assert found == "data.yaml: vocabulary_size: renamed; use vocab_size"
+    content = {"output": "data", "sources": [source | {"hold_out": 0.1}]}
+    found = refusal(PrepareSettings, content, "data.yaml")
+    assert found == "data.yaml: sources.0.hold_out: renamed; use sources.0.validation_fraction"

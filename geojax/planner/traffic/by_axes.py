@@ -56,7 +56,7 @@ def passes_of(plan: StepPlan) -> int:
     There is one a microbatch; in a pipeline one a tick of the loops that hold a forward.
     """
     if plan.tick_program is None:
-        return plan.accumulation
+        return plan.microbatches
     counts = {
         kind: sum(each.count for each in plan.tick_program.segments if kind in each.kinds)
         for kind in (Kind.FORWARD, Kind.BACKWARD)

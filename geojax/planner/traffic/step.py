@@ -114,15 +114,15 @@ def _gradients(model: ModelConfig, layouts: Any, plan: StepPlan) -> BytesByAxes:
     scatters = Fraction(1)
     rest = 1
     if plan.zero_stage >= 2:
-        looped = plan.accumulation - (1 if plan.overlap else 0)
+        looped = plan.microbatches - (1 if plan.overlap_grad_reduce else 0)
         fills = 1 if looped else 0
         scatters = Fraction(
-            plan.accumulation * model.num_hidden_layers + fills, model.num_hidden_layers
+            plan.microbatches * model.num_hidden_layers + fills, model.num_hidden_layers
         )
-        rest = plan.accumulation
+        rest = plan.microbatches
     sent = _times(lambda places: _scatter(places, plan), layouts, layers=scatters, rest=rest)
-    if plan.overlap:
-        together = plan.overlap_layers
+    if plan.overlap_grad_reduce:
+        together = plan.bucket_layers
         bucket = jax.tree.map(lambda leaf: leaf.of_layers(together), layouts["layers"])
         for iteration in range(model.num_hidden_layers // together):
             idle = int(iteration == 0)  # nothing has arrived yet: it gathers zeros
@@ -175,7 +175,7 @@ def _sum_shards(
     for (site_axes, across, beside, shared, _), members in groups.items():
         sites = plan.mesh.shape["dc"] if plan.outer_axes or shared else 1
         shards = [_site_shard(place, site_axes, plan) for place in members]
-        bucket_bytes = plan.chunk_bytes
+        bucket_bytes = plan.bucket_bytes
         alone = site_axes is not None and not (across or shared or long_axes(beside, plan))
         if bucket_bytes is not None and alone and not scattered:
             bucket_bytes //= ranks_of(site_axes, plan)
@@ -184,7 +184,7 @@ def _sum_shards(
             intra_ranks=ranks_of(beside, plan),
             inter_ranks=1 if across else sites,
             bucket_bytes=bucket_bytes,
-            wire=plan.wire,
+            wire=plan.wire_format,
             errors=plan.keeps_wire_errors,
         )
         # One phase in the site scatters; sums, and errors where they are kept, are gathered.
@@ -297,7 +297,7 @@ def _crossed(source: int, target: int, plan: StepPlan) -> Axes:
 
 
 def _sequences_of_microbatch(sequences: int, plan: StepPlan) -> int:
-    return sequences // (ranks_of(plan.batch_axes, plan) * plan.accumulation)
+    return sequences // (ranks_of(plan.batch_axes, plan) * plan.microbatches)
 
 
 def _norm(layouts: Any, plan: StepPlan) -> BytesByAxes:
@@ -324,7 +324,7 @@ def _metrics(model: ModelConfig, plan: StepPlan) -> BytesByAxes:
         jax.ShapeDtypeStruct((scalars,), wide),
         intra_ranks=1,
         inter_ranks=plan.mesh.shape["dc"],
-        wire=FLOAT32 if plan.wire is not None and wide == jnp.float32 else None,
+        wire=FLOAT32 if plan.wire_format is not None and wide == jnp.float32 else None,
     )
     sent[long_axes(("dc",), plan)] += across.inter
     return sent

@@ -37,7 +37,7 @@ def predicted_weight_bytes(model: ModelConfig, layouts: Any, plan: StepPlan) -> 
     if plan.staged_layers is not None:  # a stage's, all at once
         add(sent, _gather(layouts["layers"], plan, follow=True))
         return sent
-    passes = plan.accumulation * (1 if plan.keep_gathered else 2)
+    passes = plan.microbatches * (2 if plan.reshard_after_forward else 1)
     for count, follow, places in following_spans(model, layouts, plan):
         by_layer = plan.zero_stage == 3 and follow
         times = Fraction(1 + passes * count, count) if by_layer else 1

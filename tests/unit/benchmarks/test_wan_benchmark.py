@@ -49,7 +49,7 @@ def test_every_geojax_contestant_is_a_run(benchmark):
         if each.side == "geojax_side":
             run = side.run_config(each.settings, each.repeats)
             assert run.dc.role == each.role
-            assert run.batch.rows == each.repeats * benchmark("wan_sides.work").ROWS
+            assert run.batch.global_batch_size == each.repeats * benchmark("wan_sides.work").ROWS
 
 
 def test_quick_runs_have_fewer_variants_and_only_names_some(benchmark):

@@ -137,10 +137,10 @@ def test_a_step_before_the_newest_is_refused(tmp_path: Path) -> None:
 
 
 def test_when_to_save(tmp_path: Path) -> None:
-    by_steps = Checkpointer(tmp_path, every_steps=4)
+    by_steps = Checkpointer(tmp_path, interval=4)
     assert [step for step in range(9) if by_steps.should_save(step)] == [4, 8]
     assert not by_steps.due(float("inf"))
-    by_time = Checkpointer(tmp_path, every_minutes=2)
+    by_time = Checkpointer(tmp_path, interval_minutes=2)
     assert not any(by_time.should_save(step) for step in range(9))
     now = time.monotonic()
     assert not by_time.due()

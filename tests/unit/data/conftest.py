@@ -34,11 +34,11 @@ def two_prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Prepared, Pr
         PrepareSource(
             name=name,
             files=(str(write_texts(base / "text" / name, count=120, seed=seed)),),
-            hold_out=0.2,
+            validation_fraction=0.2,
         )
         for seed, name in enumerate(["left", "right"])
     )
-    settings = PrepareSettings(output=base / "prepared", sources=sources, vocabulary_size=300)
+    settings = PrepareSettings(output=base / "prepared", sources=sources, vocab_size=300)
     left, right = prepare(settings)
     return left, right
 

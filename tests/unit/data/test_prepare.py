@@ -27,11 +27,11 @@ from geojax.errors import UserError
 TEXTS = ["one two three\n", "öne twö <|begin|> thrée\n", "four\r\nfive", "six " * 50]
 
 
-def settings_for(base, *, name="corpus", vocabulary_size=300, **source):
+def settings_for(base, *, name="corpus", vocab_size=300, **source):
     return PrepareSettings(
         output=base,
         sources=(PrepareSource(name=name, **source),),
-        vocabulary_size=vocabulary_size,
+        vocab_size=vocab_size,
     )
 
 
@@ -98,7 +98,7 @@ def test_a_long_document_is_one_document(tmp_path, monkeypatch):
 def test_hold_out_is_disjoint_near_its_share_and_keeps_duplicates_together(tmp_path):
     texts = [f"document number {number}" for number in range(1000)] * 2
     source = write_jsonl(tmp_path / "a.jsonl", texts)
-    (prepared,) = prepare(settings_for(tmp_path, files=(source,), hold_out=0.1))
+    (prepared,) = prepare(settings_for(tmp_path, files=(source,), validation_fraction=0.1))
     train, held_out = documents_of(prepared), documents_of(prepared, "validation")
     assert sorted(train + held_out) == sorted(texts)
     assert not set(train) & set(held_out)
@@ -173,8 +173,8 @@ def test_a_bad_line_is_named_and_leaves_nothing_behind(tmp_path, line, message):
     [
         (b"caf\xe9 latin", {}, r"not UTF-8 text \(byte 0xe9\)"),
         (b"", {}, "the files hold no text"),
-        (b"one", {"hold_out": 1e-9}, "the validation set is empty"),
-        (b"one", {"hold_out": 0.999999999}, "no document is left to train on of 1"),
+        (b"one", {"validation_fraction": 1e-9}, "the validation set is empty"),
+        (b"one", {"validation_fraction": 0.999999999}, "no document is left to train on of 1"),
     ],
 )
 def test_unusable_text_is_refused_and_leaves_nothing_behind(tmp_path, content, source, message):
@@ -318,14 +318,14 @@ def test_a_killed_preparation_is_detected_and_can_be_repeated(tmp_path):
 
 def test_command_from_arguments_and_from_a_file(tmp_path, capsys):
     source = write_jsonl(tmp_path / "a.jsonl", TEXTS)
-    command = PrepareCommand(files=(source,), output=tmp_path / "one", vocabulary_size=300)
+    command = PrepareCommand(files=(source,), output=tmp_path / "one", vocab_size=300)
     assert run(command) == 0
     assert "bytes of text per token" in capsys.readouterr().out
     assert documents_of(Prepared(tmp_path / "one")) == TEXTS
     config = tmp_path / "prepare.yaml"
     config.write_text(
         f"output: {tmp_path}\n"
-        "vocabulary_size: 300\n"
+        "vocab_size: 300\n"
         f"sources: [{{name: two, files: ['{source}']}}, {{name: three, files: ['{source}']}}]\n"
     )
     assert run(PrepareCommand(config=config)) == 0
@@ -337,7 +337,10 @@ def test_command_from_arguments_and_from_a_file(tmp_path, capsys):
     [
         ({"files": ("a",)}, "say where to with --output"),
         ({"output": Path("x")}, "source 'x' names no files"),
-        ({"output": Path("x"), "files": ("a",), "hold_out": 2}, "hold_out: input should be less"),
+        (
+            {"output": Path("x"), "files": ("a",), "validation_fraction": 2},
+            "validation_fraction: input should be less",
+        ),
         ({"output": Path("x"), "config": Path("y")}, "give it alone"),
     ],
 )

@@ -37,7 +37,7 @@ def pipeline(schedule):
         "dc_role": "stage",
         "staged_layers": StagedLayers(placement, (2, 2)),
         "tick_program": TickProgram.of(table, branch_free=schedule == "branch_free"),
-        "accumulation": 4,
+        "microbatches": 4,
     }
 
 
@@ -46,11 +46,11 @@ COMPILED = ("delayed, zero 1", "current, zero 3, across sites")
 
 CASES = {
     # recipe, axes, options, sizes of the model
-    "delayed, zero 1": ("delayed", {"dc": 2, "data": 4}, {"accumulation": 2}, {}),
+    "delayed, zero 1": ("delayed", {"dc": 2, "data": 4}, {"microbatches": 2}, {}),
     "delayed, zero 3": (
         "delayed",
         {"dc": 2, "data": 2, "tensor": 2},
-        {"zero_stage": 3, "remat": "full", "sites_share_scales": True},
+        {"zero_stage": 3, "remat": "full", "share_amax_across_dc": True},
         {},
     ),
     "delayed, pipeline": ("delayed", {"dc": 2, "data": 2, "tensor": 2}, pipeline, {}),
@@ -63,19 +63,19 @@ CASES = {
     "current, zero 2": (
         "current",
         {"dc": 2, "data": 2, "tensor": 2},
-        {"zero_stage": 2, "overlap": True, "accumulation": 2, "remat": "selective"},
+        {"zero_stage": 2, "overlap_grad_reduce": True, "microbatches": 2, "remat": "selective"},
         {"num_key_value_heads": 1},
     ),
     "current, zero 3, across sites": (
         "current",
         {"dc": 2, "data": 4},
-        {"zero_stage": 3, "shard_across_sites": True, "accumulation": 2},
+        {"zero_stage": 3, "shard_across_sites": True, "microbatches": 2},
         {},
     ),
     "current, zero 3, weights kept": (
         "current",
         {"data": 2, "context": 2, "tensor": 2},
-        {"zero_stage": 3, "keep_gathered": True, "sequence_parallel": True},
+        {"zero_stage": 3, "reshard_after_forward": False, "sequence_parallel": True},
         {},
     ),
     "current, whole": (

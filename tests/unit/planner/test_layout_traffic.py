@@ -17,19 +17,19 @@ SITES = {"dc": 2, "data": 4}
 LAYOUTS = {
     "zero 0": (SITES, {"zero_stage": 0}),
     "zero 1": (SITES, {"zero_stage": 1}),
-    "zero 2": (SITES, {"zero_stage": 2, "accumulation": 2}),
-    "zero 3": (SITES, {"zero_stage": 3, "accumulation": 2}),
-    "zero 3, weights kept": (SITES, {"zero_stage": 3, "keep_gathered": True}),
+    "zero 2": (SITES, {"zero_stage": 2, "microbatches": 2}),
+    "zero 3": (SITES, {"zero_stage": 3, "microbatches": 2}),
+    "zero 3, weights kept": (SITES, {"zero_stage": 3, "reshard_after_forward": False}),
     "zero 1 across sites": (SITES, {"shard_across_sites": True}),
     "zero 3 across sites": (SITES, {"zero_stage": 3, "shard_across_sites": True}),
-    "overlap": (SITES, {"overlap": True}),
-    "overlap, zero 2": (SITES, {"overlap": True, "zero_stage": 2, "accumulation": 2}),
-    "overlap, zero 3": (SITES, {"overlap": True, "zero_stage": 3}),
+    "overlap": (SITES, {"overlap_grad_reduce": True}),
+    "overlap, zero 2": (SITES, {"overlap_grad_reduce": True, "zero_stage": 2, "microbatches": 2}),
+    "overlap, zero 3": (SITES, {"overlap_grad_reduce": True, "zero_stage": 3}),
     "overlap, two layers together": (
         SITES,
-        {"overlap": True, "overlap_layers": 2, "zero_stage": 2, "accumulation": 2},
+        {"overlap_grad_reduce": True, "bucket_layers": 2, "zero_stage": 2, "microbatches": 2},
     ),
-    "tensor": ({"dc": 2, "data": 2, "tensor": 2}, {"accumulation": 2}),
+    "tensor": ({"dc": 2, "data": 2, "tensor": 2}, {"microbatches": 2}),
     "tensor, more ranks than key heads": ({"dc": 2, "tensor": 4}, {"remat": "full"}),
     "sequence": ({"dc": 2, "data": 2, "tensor": 2}, {"sequence_parallel": True}),
     "sequence, selective": (
@@ -43,23 +43,26 @@ LAYOUTS = {
     ),
     "ulysses": (
         {"dc": 2, "data": 2, "context": 2},
-        {"context_method": "ulysses", "remat": "full", "accumulation": 2},
+        {"context_method": "ulysses", "remat": "full", "microbatches": 2},
     ),
     "context and tensor": (
         {"data": 2, "context": 2, "tensor": 2},
         {"sequence_parallel": True, "zero_stage": 3},
     ),
-    "bf16 wire": (SITES, {"wire": BFLOAT16}),
-    "int8 wire, three sites": ({"dc": 3, "data": 2}, {"wire": INT8}),
+    "bf16 wire": (SITES, {"wire_format": BFLOAT16}),
+    "int8 wire, three sites": ({"dc": 3, "data": 2}, {"wire_format": INT8}),
     "int8 wire, tensor, zero 2": (
         {"dc": 2, "data": 2, "tensor": 2},
-        {"wire": INT8, "zero_stage": 2},
+        {"wire_format": INT8, "zero_stage": 2},
     ),
     "int8 wire, context, zero 0": (
         {"dc": 2, "data": 2, "context": 2},
-        {"context_method": "all_gather", "wire": INT8, "zero_stage": 0},
+        {"context_method": "all_gather", "wire_format": INT8, "zero_stage": 0},
     ),
-    "int8 wire, overlap": (SITES, {"wire": INT8, "overlap": True, "accumulation": 2}),
+    "int8 wire, overlap": (
+        SITES,
+        {"wire_format": INT8, "overlap_grad_reduce": True, "microbatches": 2},
+    ),
 }
 
 
@@ -67,14 +70,14 @@ LAYOUTS = {
 def test_bytes_over_each_axis_are_those_of_the_formula(name):
     axes, options = LAYOUTS[name]
     model = Draw("llama", "dense", 2, 0.0, (), 1, ()).model()
-    if "overlap" in options:  # enough of them for a loop
+    if "overlap_grad_reduce" in options:  # enough of them for a loop
         model = model.model_copy(update={"num_hidden_layers": 8})
     mesh = make_mesh(devices=jax.devices()[: math.prod(axes.values())], **axes)
-    plan = StepPlan(mesh, policy("fp32"), chunk_bytes=4096, **options)
+    plan = StepPlan(mesh, policy("fp32"), bucket_bytes=4096, **options)
     step, expected = lowered_step(model, plan, ROWS, SEQUENCE)
     # A compiler may send the segments of a row once for all layers, of which each asks for them.
     # What it makes of a wire format is in test_step_traffic.
-    written = "context" in axes or "wire" in options
+    written = "context" in axes or "wire_format" in options
     sent = sent_bytes(step if written else step.compile(), plan.mesh)
     assert sent == expected
     flat = [axes for axes in sent if "dc" in axes and len(axes) > 1]

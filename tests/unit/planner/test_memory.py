@@ -20,25 +20,32 @@ EXPERTS = ("--model.num_experts", "4", "--model.num_experts_per_tok", "2")
 
 PIPELINE = (
     *("--mesh", "{dc: 2, stage: 2, data: 2}", "--dc.role", "stage"),
-    *("--pipeline.hop_ticks", "2", "--batch.accumulation", "4"),
+    *("--pipeline.hop_ticks", "2", "--batch.microbatches", "4"),
 )
 
 LAYOUTS = {
     "quickstart": (),
     "everything again": ("--remat", "full"),
-    "two microbatches": ("--batch.rows", "16", "--batch.accumulation", "2"),
+    "two microbatches": ("--batch.global_batch_size", "16", "--batch.microbatches", "2"),
     "bf16": ("--precision", "bf16", "--remat", "selective"),
-    "overlap": ("--communication.overlap", "true"),
+    "overlap": ("--communication.overlap_grad_reduce", "true"),
     "sharded across sites": ("--zero.stage", "3", "--zero.across_sites", "true"),
     "tensor": (*SITE, "--mesh.tensor", "2", "--parallelism.sequence", "true"),
-    "context": (*SITE, "--mesh.context", "2", "--batch.sequence", "512"),
+    "context": (*SITE, "--mesh.context", "2", "--batch.sequence_length", "512"),
     "experts": (*SITE, "--mesh.expert", "2", *EXPERTS),
     "pipeline": PIPELINE,
     "pipeline with branches": (*PIPELINE, "--pipeline.schedule", "1f1b"),
 }
 
 # Many parameters and few tokens: what ZeRO shards is most of what is held, in the backward pass.
-LARGE = ("--model.num_hidden_layers", "16", "--model.vocab_size", "512", "--batch.sequence", "192")
+LARGE = (
+    "--model.num_hidden_layers",
+    "16",
+    "--model.vocab_size",
+    "512",
+    "--batch.sequence_length",
+    "192",
+)
 
 
 @functools.cache
@@ -115,8 +122,8 @@ def test_eighteen_bytes_a_parameter_without_zero_in_mixed_precision():
 
     Gradients and weights are held together from the second microbatch's forward pass on.
     """
-    options = ("--zero.stage", "0", "--precision", "bf16", "--batch.rows", "16")
-    config = config_of(*options, "--batch.accumulation", "2", "--batch.sequence", "128")
+    options = ("--zero.stage", "0", "--precision", "bf16", "--batch.global_batch_size", "16")
+    config = config_of(*options, "--batch.microbatches", "2", "--batch.sequence_length", "128")
     forward = trace_run(config).memory("gpu").phases["forward"].by_kind
     parts = {"gathered weights": 2, "gradients": 4, "master weights": 4, "optimizer moments": 8}
     parameters = parameter_count(config.model)
@@ -125,8 +132,15 @@ def test_eighteen_bytes_a_parameter_without_zero_in_mixed_precision():
 
 def test_kernels_that_travel_as_fp8_numbers_are_held_as_such():
     """A byte a number, and two for all other weights."""
-    options = ("--precision", "fp8-delayed", "--batch.rows", "16", "--batch.accumulation", "2")
-    step = trace_run(config_of(*options, "--batch.sequence", "128"))
+    options = (
+        "--precision",
+        "fp8-delayed",
+        "--batch.global_batch_size",
+        "16",
+        "--batch.microbatches",
+        "2",
+    )
+    step = trace_run(config_of(*options, "--batch.sequence_length", "128"))
     shapes = jax.tree.leaves_with_path(parameter_shapes(step.model)["layers"])
     kernels = sum(leaf.size for path, leaf in shapes if path[-1].key == "kernel")
     held = step.memory("gpu").phases["forward"].by_kind["gathered weights"]

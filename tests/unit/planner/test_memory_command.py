@@ -39,7 +39,7 @@ def test_it_says_whether_the_step_fits(capsys, tmp_path, model, verdict):
     topology = tmp_path / "sites.yaml"
     topology.write_text(H100_SITES)
     machine = ("--simulate-devices", "null", "--topology", str(topology))
-    options = ("--precision", "bf16", "--communication.chunk-bytes", "null")
+    options = ("--precision", "bf16", "--communication.bucket-bytes", "null")
     out = printed(capsys, QUICKSTART, "--no-compile", "--model", model, *machine, *options)
     assert verdict in out
     assert "XLA" not in out

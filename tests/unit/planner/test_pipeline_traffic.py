@@ -64,7 +64,7 @@ def test_bytes_over_each_axis_are_those_of_the_formula(name):
         make_mesh(devices=jax.devices()[: math.prod(axes.values())], **axes),
         policy("fp32"),
         MICROBATCHES,
-        chunk_bytes=4096,
+        bucket_bytes=4096,
         staged_layers=StagedLayers(placement, (2,) * placement.chunks),
         tick_program=TickProgram.of(table, branch_free=schedule == "branch_free"),
         **options,

@@ -77,12 +77,12 @@ def lowered_step(plan, model, rows, sequence):
 
 
 @functools.cache
-def step_on(name, family="llama", precision="fp32", accumulation=None, **communication):
+def step_on(name, family="llama", precision="fp32", accumulated=None, **communication):
     """A small model's step on one of the LAYOUTS, in 4 KB chunks unless said otherwise."""
     axes, microbatches = LAYOUTS[name]
     mesh = make_mesh(devices=jax.devices()[: math.prod(axes.values())], **axes)
-    communication = {"chunk_bytes": 4096} | communication
-    plan = StepPlan(mesh, policy(precision), accumulation or microbatches, **communication)
+    communication = {"bucket_bytes": 4096} | communication
+    plan = StepPlan(mesh, policy(precision), accumulated or microbatches, **communication)
     return lowered_step(plan, model_of(family), ROWS, SEQUENCE)
 
 
@@ -90,14 +90,16 @@ def step_on(name, family="llama", precision="fp32", accumulation=None, **communi
 def step_of_config(name):
     config = RunConfig.load(REPOSITORY / "configs" / f"{name}.yaml")
     plan = step_plan(config, make_run_mesh(config))
-    return lowered_step(plan, config.model, config.batch.rows, config.batch.sequence)
+    return lowered_step(
+        plan, config.model, config.batch.global_batch_size, config.batch.sequence_length
+    )
 
 
-WHOLE_LEAVES = functools.partial(step_on, "dc2-data4", chunk_bytes=None)
-THREE_MICROBATCHES = functools.partial(step_on, "dc2-data4", family="gpt3", accumulation=3)
+WHOLE_LEAVES = functools.partial(step_on, "dc2-data4", bucket_bytes=None)
+THREE_MICROBATCHES = functools.partial(step_on, "dc2-data4", family="gpt3", accumulated=3)
 BF16 = functools.partial(step_on, "dc2-data4", precision="bf16")
-BF16_ON_THE_LINK = functools.partial(BF16, wire=BFLOAT16)
-INT8_ON_THE_LINK = functools.partial(BF16, wire=INT8)
+BF16_ON_THE_LINK = functools.partial(BF16, wire_format=BFLOAT16)
+INT8_ON_THE_LINK = functools.partial(BF16, wire_format=INT8)
 
 # Most leaves of the small models divide over 2 and 4 ranks; over 3 and 8 they are padded.
 STEPS = {name: functools.partial(step_on, name) for name in LAYOUTS} | {
@@ -135,8 +137,8 @@ def expected_bytes(step, *, widened):
         dims=dims,
         intra_ranks=ranks,
         inter_ranks=sites,
-        bucket_bytes=plan.chunk_bytes,
-        wire=plan.wire,
+        bucket_bytes=plan.bucket_bytes,
+        wire=plan.wire_format,
     )
     norm, sums = (count * np.dtype(np.float32).itemsize for count in (1, 2 + len(SIGNALS)))
     scalars_inside = all_reduce_bytes(norm, ranks) + all_reduce_bytes(sums, ranks)

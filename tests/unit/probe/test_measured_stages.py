@@ -27,7 +27,7 @@ SMALL = (
     "--model.vocab_size",
     "256",
 )
-LAYOUT = ("--mesh", "{dc: 2, tensor: 2, stage: 2}", "--batch.sequence", "64")
+LAYOUT = ("--mesh", "{dc: 2, tensor: 2, stage: 2}", "--batch.sequence_length", "64")
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_the_simulator_computes_with_them(config, times, tmp_path):
 def simulate(capsys, tmp_path, times, *changes):
     path = tmp_path / "times.yaml"
     path.write_text(yaml.safe_dump(times))
-    arguments = [str(QUICKSTART), *SMALL, *LAYOUT, "--batch.accumulation", "4", *changes]
+    arguments = [str(QUICKSTART), *SMALL, *LAYOUT, "--batch.microbatches", "4", *changes]
     output = ("--stage-times", str(path), "--output", str(tmp_path / "out"))
     code = run(["simulate", *arguments, *output])
     return code, *capsys.readouterr()
@@ -100,10 +100,12 @@ def simulate(capsys, tmp_path, times, *changes):
 
 def test_times_of_another_model_are_refused(capsys, tmp_path, times):
     content = times.model_dump(mode="json")
-    code, _, error = simulate(capsys, tmp_path, content, "--batch.sequence", "32")
+    code, _, error = simulate(capsys, tmp_path, content, "--batch.sequence_length", "32")
     assert code == 2
     assert error.startswith("error: the stage times were measured for another rows: 2, not 1; geoj")
-    code, _, error = simulate(capsys, tmp_path, content | {"rows": 1}, "--batch.sequence", "32")
+    code, _, error = simulate(
+        capsys, tmp_path, content | {"rows": 1}, "--batch.sequence_length", "32"
+    )
     assert "another sequence: 64, not 32" in error
     code, _, error = simulate(capsys, tmp_path, content | {"rows": 1}, "--model.hidden_size", "128")
     assert "measured for another model; geojax probe CONFIG" in error
@@ -115,7 +117,10 @@ def test_times_of_another_model_are_refused(capsys, tmp_path, times):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--batch.rows", "8"), "error: unknown argument --batch.rows; without CONFIG there is no"),
+        (
+            ("--batch.global_batch_size", "8"),
+            "error: unknown argument --batch.global_batch_size; without CONFIG there is no",
+        ),
         (("--stage-times", "x.yaml"), "error: --stage-times x.yaml: needs CONFIG and the check"),
         (("--output", "nowhere/a.yaml"), "error: nowhere/a.yaml: its folder does not exist"),
         (("--checks", "link"), "error: --checks link: there are devices, networks, links, hosts"),

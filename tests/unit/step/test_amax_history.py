@@ -54,7 +54,7 @@ class Run:
     """A few steps of a small model on a layout."""
 
     axes: tuple[tuple[str, int], ...]
-    accumulation: int = 1
+    microbatches: int = 1
     mixture: bool = False
     recipe: bool = True
     pipeline: bool = False
@@ -67,14 +67,14 @@ class Run:
         options = dict(self.options)
         if self.pipeline:
             placement = Placement.linear(2)
-            table = tick_table("branch_free", placement, self.accumulation, [1])
+            table = tick_table("branch_free", placement, self.microbatches, [1])
             options |= {
                 "dc_role": "stage",
                 "staged_layers": StagedLayers(placement, (1, 1)),
                 "tick_program": TickProgram.of(table, branch_free=True),
             }
         own = dataclasses.replace(policy("fp64"), recipe=DELAYED if self.recipe else None)
-        return StepPlan(mesh, own, self.accumulation, **options)
+        return StepPlan(mesh, own, self.microbatches, **options)
 
     @functools.cached_property
     def built(self):
@@ -116,11 +116,13 @@ def alone(mixture):
 
 
 LAYOUTS = {
-    "zero 2": Run((("data", 2),), 2, options=(("zero_stage", 2), ("overlap", True))),
+    "zero 2": Run((("data", 2),), 2, options=(("zero_stage", 2), ("overlap_grad_reduce", True))),
     "zero 3": Run((("data", 2), ("context", 2)), options=(("zero_stage", 3),)),
     "pipeline": Run((("dc", 2), ("data", 2), ("tensor", 2)), 4, pipeline=True),
     "experts": Run((("expert", 2), ("tensor", 2)), mixture=True),
-    "sites share scales": Run((("dc", 2), ("data", 2)), 2, options=(("sites_share_scales", True),)),
+    "sites share scales": Run(
+        (("dc", 2), ("data", 2)), 2, options=(("share_amax_across_dc", True),)
+    ),
 }
 
 
@@ -163,7 +165,7 @@ def test_sites_keep_histories_of_their_own_and_no_magnitude_crosses_between_them
 def test_sites_that_share_scales_send_each_other_one_small_message_a_step():
     with jax.enable_x64(True):
         run = LAYOUTS["sites share scales"]
-        assert (run.axes, run.accumulation) == (SITES.axes, SITES.accumulation)
+        assert (run.axes, run.microbatches) == (SITES.axes, SITES.microbatches)
         shared, apart = (
             [
                 (each.kind, each.payload_bytes, each.executions, each.in_loop)

@@ -47,7 +47,7 @@ def alone(model):
 def test_loss_and_gradients_equal_those_of_one_device(drawn: Draw):
     model = drawn.model()
     mesh = make_mesh(**dict(drawn.axes))
-    plan = StepPlan(mesh, policy("fp64"), drawn.accumulation, **dict(drawn.options))
+    plan = StepPlan(mesh, policy("fp64"), drawn.microbatches, **dict(drawn.options))
     with jax.enable_x64(True):
         loss, gradients = alone(model)
         actual_loss, actual = gradients_of_step(model, *setting(model), plan)

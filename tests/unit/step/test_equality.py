@@ -35,7 +35,7 @@ def test_a_chunk_size_changes_nothing_but_the_messages():
     with jax.enable_x64(True):
         losses, gradients = zip(
             *(
-                on_layout("llama", "fp64", {"dc": 2, "data": 4}, 1, chunk_bytes=size)
+                on_layout("llama", "fp64", {"dc": 2, "data": 4}, 1, bucket_bytes=size)
                 for size in (None, 1024, 2**24)
             ),
             strict=True,
@@ -45,14 +45,14 @@ def test_a_chunk_size_changes_nothing_but_the_messages():
     assert_equal_gradients(gradients[2], gradients[0], 1e-14)
 
 
-def train(axes, steps, *, accumulation=1, wreck=(), schedule_steps=None):
+def train(axes, steps, *, microbatches=1, wreck=(), schedule_steps=None):
     """Losses of a few steps on one batch after another; steps in `wreck` see a NaN in one row."""
     model = model_of("llama")
     settings = OptimizerSettings(peak_learning_rate=1e-2, warmup_steps=5)
     schedule = learning_rate_schedule(settings, schedule_steps or steps)
     optimizer = make_optimizer(settings, schedule_steps or steps)
     mesh = make_mesh(devices=jax.devices()[: math.prod(axes.values())], **axes)
-    plan = StepPlan(mesh, policy("fp32"), accumulation, chunk_bytes=4096)
+    plan = StepPlan(mesh, policy("fp32"), microbatches, bucket_bytes=4096)
     layouts = state_layouts(model, optimizer, plan)
     lowered = lower_step(layouts, model, plan, optimizer, schedule, batch_shape(ROWS, SEQUENCE))
     program = lowered.compile()
@@ -69,11 +69,11 @@ def train(axes, steps, *, accumulation=1, wreck=(), schedule_steps=None):
 
 
 @pytest.mark.parametrize(
-    ("axes", "accumulation"), [({"dc": 2, "data": 4}, 1), ({"dc": 3, "data": 2}, 2)]
+    ("axes", "microbatches"), [({"dc": 2, "data": 4}, 1), ({"dc": 3, "data": 2}, 2)]
 )
-def test_twenty_steps_stay_together_on_every_layout(axes, accumulation):
+def test_twenty_steps_stay_together_on_every_layout(axes, microbatches):
     _, alone = train({"data": 1}, 20)
-    _, spread = train(axes, 20, accumulation=accumulation)
+    _, spread = train(axes, 20, microbatches=microbatches)
     losses = [[step["loss"] for step in history] for history in (alone, spread)]
     np.testing.assert_allclose(losses[1], losses[0], rtol=0, atol=1e-4)
     assert losses[0][-1] < losses[0][0] - 0.05, "the model should have learned something"

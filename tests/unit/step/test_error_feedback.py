@@ -55,7 +55,7 @@ def test_what_is_not_in_the_gradient_is_in_the_errors():
     """In float64: the decoded sum and all errors after it are the exact sum and those before."""
     with jax.enable_x64(True):
         mesh = mesh_of({"dc": 2, "tensor": 2, "context": 2})
-        plan = StepPlan(mesh, policy("fp64"), overlap=True, wire=INT8)
+        plan = StepPlan(mesh, policy("fp64"), overlap_grad_reduce=True, wire_format=INT8)
         model, parameters, batch, key = setting("gpt3", "fp64")
         _, exact = reference("gpt3", "fp64")
         layouts = parameter_layouts(model, plan)
@@ -127,8 +127,8 @@ class Run:
         return StepPlan(
             mesh_of(dict(self.axes)),
             policy(self.precision),
-            chunk_bytes=2**14,
-            wire=wire_format(self.wire),
+            bucket_bytes=2**14,
+            wire_format=wire_format(self.wire),
             loss_scale=LossScaleSettings(initial=2.0**10),
         )
 

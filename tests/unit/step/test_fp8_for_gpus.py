@@ -38,7 +38,7 @@ def lowered_step(name, axes, backend="xla", **options):
     settings = OptimizerSettings()
     optimizer, schedule = make_optimizer(settings, 10), learning_rate_schedule(settings, 10)
     layouts = state_layouts(model, optimizer, plan)
-    batch = batch_shape(2 * axes["data"] * plan.accumulation, 4096)
+    batch = batch_shape(2 * axes["data"] * plan.microbatches, 4096)
     step = lower_step(layouts, model, plan, optimizer, schedule, batch)
     return step, plan, model
 
@@ -76,14 +76,14 @@ def calls(program):
 
 RUNS = [
     ("fp8-delayed", {"data": 8}, {"zero_stage": 3, "remat": "selective"}),
-    ("fp8-current", {"data": 4, "tensor": 2}, {"sequence_parallel": True, "accumulation": 2}),
+    ("fp8-current", {"data": 4, "tensor": 2}, {"sequence_parallel": True, "microbatches": 2}),
 ]
 
 
 def products_wanted(name, options):
     """Matrix products of linear layers that follow the recipe, in a step."""
-    inner = LAYERS - 2 * policy(name).recipe.plain_ends
-    return options.get("accumulation", 1) * inner * LINEAR * PRODUCTS
+    inner = LAYERS - 2 * policy(name).recipe.num_bf16_layers_per_end
+    return options.get("microbatches", 1) * inner * LINEAR * PRODUCTS
 
 
 @needs_cuda

@@ -39,14 +39,14 @@ CASES = {
         "delayed",
         "bf16",
         {"data": 2, "tensor": 2},
-        {"zero_stage": 3, "accumulation": 2, "overlap": True, "remat": "selective"},
+        {"zero_stage": 3, "microbatches": 2, "overlap_grad_reduce": True, "remat": "selective"},
         {"num_hidden_layers": 2, "num_key_value_heads": 1},
     ),
     "current": (
         "current",
         "fp64",
         {"data": 2, "expert": 2},
-        {"zero_stage": 3, "keep_gathered": True},
+        {"zero_stage": 3, "reshard_after_forward": False},
         MIXTURE,
     ),
     "block": (

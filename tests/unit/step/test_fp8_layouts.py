@@ -49,9 +49,9 @@ def recipe_of(name):
     return dataclasses.replace(policy("fp64"), recipe=RECIPES[name])
 
 
-def gradients(recipe, model, axes, accumulation=1, **options):
+def gradients(recipe, model, axes, microbatches=1, **options):
     mesh = make_mesh(devices=jax.devices()[: math.prod(axes.values())], **axes)
-    plan = StepPlan(mesh, recipe_of(recipe), accumulation, **options)
+    plan = StepPlan(mesh, recipe_of(recipe), microbatches, **options)
     parameters = init_parameters(model, jax.random.key(1), plan.policy.master_dtype)
     return gradients_of_step(model, parameters, make_batch(model, rows=ROWS), None, plan)
 
@@ -74,13 +74,13 @@ def pipeline(schedule, placement, layers, microbatches):
 
 TWO = Placement.linear(2)
 LAYOUTS = {
-    # recipe, axes, accumulation, how many groups of rows have their own scales, options
+    # recipe, axes, microbatches, how many groups of rows have their own scales, options
     "zero 2": (
         "current",
         {"dc": 2, "data": 2},
         1,
         4,
-        {"zero_stage": 2, "overlap": True, "overlap_layers": 2},
+        {"zero_stage": 2, "overlap_grad_reduce": True, "bucket_layers": 2},
     ),
     "zero 3": (
         "mxfp8",
@@ -96,10 +96,10 @@ LAYOUTS = {
 
 
 def check(layout, model, tolerance=1e-10):
-    recipe, axes, accumulation, tensors, options = layout
+    recipe, axes, microbatches, tensors, options = layout
     with jax.enable_x64(True):
         expected_loss, expected = alone(recipe, model, tensors)
-        loss, actual = gradients(recipe, model, axes, accumulation, **options)
+        loss, actual = gradients(recipe, model, axes, microbatches, **options)
         assert abs(float(loss) - float(expected_loss)) <= 1e-10 * float(expected_loss)
         assert_equal_gradients(actual, expected, tolerance)
 

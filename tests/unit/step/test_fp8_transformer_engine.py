@@ -42,7 +42,7 @@ def two_stages():
     placement = Placement.linear(2)
     table = tick_table("zero_bubble_h1", placement, 4, [1])
     return {
-        "accumulation": 4,
+        "microbatches": 4,
         "dc_role": "stage",
         "staged_layers": StagedLayers(placement, (2, 2)),
         "tick_program": TickProgram.of(table, branch_free=False),

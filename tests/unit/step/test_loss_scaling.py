@@ -23,15 +23,15 @@ LAYOUTS = {
     "context-zero3-overlap": {
         "mesh": {"dc": 2, "data": 2, "context": 2},
         "zero": {"stage": 3},
-        "communication": {"overlap": True},
-        "accumulation": 2,
+        "communication": {"overlap_grad_reduce": True},
+        "microbatches": 2,
         "remat": "selective",
     },
     "sites-as-stages": {
         "mesh": {"dc": 2, "data": 4},
         "dc": {"role": "stage"},
         "pipeline": {"hop_ticks": 2},
-        "accumulation": 3,
+        "microbatches": 3,
     },
 }
 
@@ -47,9 +47,9 @@ def train(layout):
         model=model,
         data={},
         batch={
-            "rows": ROWS,
-            "sequence": SEQUENCE,
-            "accumulation": changes.pop("accumulation", 1),
+            "global_batch_size": ROWS,
+            "sequence_length": SEQUENCE,
+            "microbatches": changes.pop("microbatches", 1),
         },
         precision="fp16",
         loss_scale={"initial": INITIAL, "grow_after_steps": GROW_AFTER},

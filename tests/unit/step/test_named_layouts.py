@@ -17,7 +17,7 @@ LAYOUTS = {
     "zero-2": ({"dc": 2, "data": 4}, {"zero_stage": 2}),
     "zero-3": ({"dc": 2, "data": 4}, {"zero_stage": 3, "remat": "full"}),
     "zero-1-across-sites": ({"dc": 2, "data": 4}, {"shard_across_sites": True}),
-    "overlap": ({"dc": 2, "data": 4}, {"overlap": True}),
+    "overlap": ({"dc": 2, "data": 4}, {"overlap_grad_reduce": True}),
     "tensor": ({"dc": 2, "tensor": 4}, {}),
     "tensor-sequence-zero-3": (
         {"dc": 2, "data": 2, "tensor": 2},
@@ -48,7 +48,7 @@ def test_loss_and_gradients_equal_those_of_one_device(name):
         return total / count
 
     loss, gradients = jax.jit(jax.value_and_grad(mean))(parameters)
-    plan = StepPlan(make_mesh(**axes), policy("fp32"), chunk_bytes=4096, **options)
+    plan = StepPlan(make_mesh(**axes), policy("fp32"), bucket_bytes=4096, **options)
     actual_loss, actual = gradients_of_step(model, parameters, batch, dropout_key, plan)
     assert abs(float(actual_loss) - float(loss)) <= 1e-5 * float(loss)
     assert_equal_gradients(actual, gradients, 1e-5)

@@ -24,11 +24,11 @@ def compiled_step(hosts, **options):
     mesh = make_mesh(
         _topology(hosts), dc=2, data=8 * hosts, devices=h100_devices(sites=2, hosts=hosts)
     )
-    plan = StepPlan(mesh, policy("bf16"), remat="selective", overlap=True, **options)
+    plan = StepPlan(mesh, policy("bf16"), remat="selective", overlap_grad_reduce=True, **options)
     settings = OptimizerSettings()
     optimizer, schedule = make_optimizer(settings, 10), learning_rate_schedule(settings, 10)
     layouts = state_layouts(model, optimizer, plan)
-    batch = batch_shape(ROWS * 8 * hosts * plan.accumulation, SEQUENCE)
+    batch = batch_shape(ROWS * 8 * hosts * plan.microbatches, SEQUENCE)
     step = lower_step(layouts, model, plan, optimizer, schedule, batch)
     options = {
         name.removeprefix("--"): value == "true" if value in ("true", "false") else int(value)
@@ -48,14 +48,14 @@ def _topology(hosts):
     ("hosts", "options"),
     [
         (1, {}),
-        (1, {"accumulation": 2, "zero_stage": 2}),
+        (1, {"microbatches": 2, "zero_stage": 2}),
         # Messages so short that a compiler would rather send them when they are awaited.
-        (16, {"overlap_layers": 2}),
+        (16, {"bucket_layers": 2}),
     ],
 )
 def test_the_sums_over_sites_are_in_flight_while_layers_go_backwards(hosts, options):
     program, mesh = compiled_step(hosts, **options)
-    turns = LAYERS // options.get("overlap_layers", 1)
+    turns = LAYERS // options.get("bucket_layers", 1)
     over_sites = [
         flight
         for flight in flights(program, mesh)

@@ -98,16 +98,16 @@ def ancestors(jaxpr):
     [
         {},
         {"zero_stage": 0},
-        {"accumulation": 2},
-        {"zero_stage": 2, "accumulation": 2, "remat": "selective"},
+        {"microbatches": 2},
+        {"zero_stage": 2, "microbatches": 2, "remat": "selective"},
         {"zero_stage": 3, "remat": "full"},
-        {"wire": INT8},
+        {"wire_format": INT8},
     ],
 )
 def test_messages_and_products_of_a_turn_do_not_wait_for_each_other(options):
     found = [
         (body, around)
-        for body, around in loops(traced(overlap=True, **options))
+        for body, around in loops(traced(overlap_grad_reduce=True, **options))
         if any(SUMS & set(names(equation)) for equation in body.eqns)
     ]
     assert len(found) == 1, "one loop, over layers, sends something over the link"
@@ -136,7 +136,7 @@ def test_messages_and_products_of_a_turn_do_not_wait_for_each_other(options):
 @pytest.mark.parametrize("options", [{}, {"zero_stage": 3, "shard_across_sites": True}])
 def test_without_overlap_nothing_crosses_sites_in_a_loop(options):
     crossing = SUMS | GATHERS | {f"{name} over dc" for name in SCATTERS}
-    jaxpr = traced(accumulation=2, **options)
+    jaxpr = traced(microbatches=2, **options)
     held = [set(names(equation)) for body, _ in loops(jaxpr) for equation in body.eqns]
     assert held
     assert not [found & crossing for found in held if found & crossing]

@@ -22,8 +22,8 @@ SITE = {"data": 2, "tensor": 2}
 SETTINGS = OptimizerSettings(warmup_steps=1)
 SEED = 11
 CASES = {
-    "unequal": ("gpt3", "fp64", None, (16, 8), {"chunk_bytes": 4096}),
-    "overlap": ("llama", "fp64", None, (12, 12), {"zero_stage": 3, "overlap": True}),
+    "unequal": ("gpt3", "fp64", None, (16, 8), {"bucket_bytes": 4096}),
+    "overlap": ("llama", "fp64", None, (12, 12), {"zero_stage": 3, "overlap_grad_reduce": True}),
     "fp8": ("llama", "fp64", "delayed", (12, 12), {"zero_stage": 2}),
 }
 
@@ -36,7 +36,7 @@ class Trained:
         self.model = model_of(family)
         own = dataclasses.replace(policy(precision), recipe=RECIPES.get(recipe))
         dc = len(devices) // 4
-        options = options | {"sites_share_scales": recipe is not None} | changes
+        options = options | {"share_amax_across_dc": recipe is not None} | changes
         self.plan = StepPlan(make_mesh(devices=devices, dc=dc, **SITE), own, **options)
         self.optimizer = make_optimizer(SETTINGS, 10)
         self.schedule = learning_rate_schedule(SETTINGS, 10)
@@ -124,7 +124,7 @@ def test_sums_of_two_sites_added_on_the_host_make_the_step_of_one_program(case):
         batch = make_batch(model_of(CASES[case][0]))
         shares = np.split(np.arange(ROWS), [CASES[case][3][0]])
         sites = [
-            Trained(case, jax.devices()[first : first + 4], sites_share_scales=False)
+            Trained(case, jax.devices()[first : first + 4], share_amax_across_dc=False)
             for first in (0, 4)
         ]
         total = added(

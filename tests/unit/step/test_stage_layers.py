@@ -60,7 +60,7 @@ CASES = {
     "three sites": Case({"dc": 3, "data": 2}, one_chunk_each(2, 2, 1), "stage"),
     "a pipeline in each site": Case({"dc": 2, "stage": 2, "data": 2}, one_chunk_each(3, 2), "data"),
     "int8 between the sites": Case(
-        {"dc": 2, "stage": 2, "data": 2}, one_chunk_each(3, 2), "data", {"wire": INT8}
+        {"dc": 2, "stage": 2, "data": 2}, one_chunk_each(3, 2), "data", {"wire_format": INT8}
     ),
     "both ends on one stage": Case({"dc": 2, "stage": 2, "data": 2}, V_SHAPED, "data"),
     "sharded across sites": Case(
@@ -87,7 +87,7 @@ def plan_and_model(case):
     plan = StepPlan(
         mesh,
         policy("fp64"),
-        chunk_bytes=2**14,
+        bucket_bytes=2**14,
         dc_role=case.role,
         staged_layers=case.staged,
         **case.options,

@@ -17,11 +17,11 @@ def wire_of(**settings):
         "mesh": {"dc": 2},
         "model": "tiny",
         "data": {},
-        "batch": {"rows": 2, "sequence": 8},
+        "batch": {"global_batch_size": 2, "sequence_length": 8},
         "precision": "fp32",
     }
     config = validate(RunConfig, content | settings, "test")
-    return program.step_plan(config, make_mesh(devices=jax.devices()[:2], dc=2)).wire
+    return program.step_plan(config, make_mesh(devices=jax.devices()[:2], dc=2)).wire_format
 
 
 def test_simulated_sites_sum_float32_as_it_is():
@@ -32,7 +32,7 @@ def test_simulated_sites_sum_float32_as_it_is():
     ("settings", "wire"),
     [
         ({}, FLOAT32),
-        ({"communication": {"wire": "bf16"}}, BFLOAT16),
+        ({"communication": {"gradient_compression": "bf16"}}, BFLOAT16),
         ({"precision": "fp64"}, None),
         ({"zero": {"across_sites": True}}, None),
         ({"dc": {"role": "stage"}}, None),

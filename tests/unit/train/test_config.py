@@ -9,7 +9,7 @@ run_directory: runs/x
 steps: 10
 model: tiny
 data: {}
-batch: {rows: 8, sequence: 64}
+batch: {global_batch_size: 8, sequence_length: 64}
 """
 
 
@@ -33,14 +33,14 @@ def test_overrides_go_anywhere_and_values_are_yaml(tmp_path):
         "--optimizer.peak_learning_rate",
         "1e-3",
         "--mesh.dc=2",
-        "--communication.wire",
+        "--communication.gradient_compression",
         "int8",
         "--sample.prompts",
         "['a', 'b']",
     )
     assert config.optimizer.peak_learning_rate == 1e-3
     assert config.mesh.dc == 2
-    assert config.communication.wire == "int8"
+    assert config.communication.gradient_compression == "int8"
     assert config.sample.prompts == ("a", "b")
 
 
@@ -62,26 +62,33 @@ def test_a_resolved_config_reads_back_as_itself(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("--mesh.data", "3"), "6 or 9 rows would"),
-        (("--mesh.data", "16"), "; 16 rows would"),
-        (("--batch.accumulation", "3"), "accumulation=3 = 3; 6 or 9 rows would"),
-        (("--mesh.stage", "2", "--zero.stage", "2"), "zero.stage=2 with pipeline stages would"),
-        (("--mesh.stage", "2", "--communication.overlap", "true"), "stages have theirs at"),
-        (("--communication.wire", "int4"), "communication.wire: "),
+        (("--mesh.data", "3"), "6 or 9 would"),
+        (("--mesh.data", "16"), "; 16 would"),
+        (("--batch.microbatches", "3"), "microbatches=3 = 3; 6 or 9 would"),
+        (("--mesh.stage", "2", "--zero.stage", "2"), "zero.stage=2 requires one pipeline stage"),
         (
-            ("--communication.wire=int8", "--mesh.dc=2", "--dc.role=stage"),
-            "communication.wire=int8 requires dc.role=data: ",
+            ("--mesh.stage", "2", "--communication.overlap_grad_reduce", "true"),
+            "overlap_grad_reduce requires one pipeline stage",
+        ),
+        (("--communication.gradient_compression", "int4"), "communication.gradient_compression: "),
+        (
+            ("--communication.gradient_compression=int8", "--mesh.dc=2", "--dc.role=stage"),
+            "communication.gradient_compression=int8 requires dc.role=data: ",
         ),
         (
-            ("--communication.wire=bf16", "--mesh.dc=2", "--zero.across_sites=true"),
-            "communication.wire=bf16 gives all sites the same sums",
+            (
+                "--communication.gradient_compression=bf16",
+                "--mesh.dc=2",
+                "--zero.across_sites=true",
+            ),
+            "communication.gradient_compression=bf16 requires zero.across_sites=false",
         ),
         (("--mesh.tensor", "3"), "tensor can be"),
         (("--mesh.context", "3"), "sequence"),
         (("--zero.stage", "4"), "zero.stage"),
-        (("--communication.overlap_layers", "5"), "6 layers; 1, 2, 3, 6 would"),
-        (("--zero.keep_gathered", "true"), "zero: keep_gathered is about stage 3"),
-        (("--zero", "{stage: 0, across_sites: true}"), "choose stage 1, 2 or 3"),
+        (("--communication.bucket_layers", "5"), "6 layers; 1, 2, 3, 6 would"),
+        (("--zero.reshard_after_forward", "false"), "reshard_after_forward=false requires stage=3"),
+        (("--zero", "{stage: 0, across_sites: true}"), "across_sites requires stage=1, 2 or 3"),
         (
             ("--pipeline", "{schedule: zbv}"),
             "schedule zbv requires virtual_stages=2; got 1",
@@ -119,36 +126,36 @@ def test_a_resolved_config_reads_back_as_itself(tmp_path):
         ),
         (
             ("--mesh.dc=2", "--mesh.data=3", "--dc.role=stage"),
-            "does not divide over data=3 x expert=1 x accumulation=1 = 3; 6 or 9 rows would",
+            "does not divide over data=3 x expert=1 x microbatches=1 = 3; 6 or 9 would",
         ),
         (
             ("--loss_scale.initial", "1024"),
-            "loss_scale is about precision fp16, and precision is bf16",
+            "loss_scale requires precision=fp16; got bf16",
         ),
-        (("--fp8.backend", "xla"), "fp8 is about FP8 recipes, and precision is bf16"),
+        (("--fp8.backend", "xla"), "fp8 requires an fp8- precision; got bf16"),
         (
-            ("--precision=fp8-current", "--fp8.plain_layers=3"),
-            "fp8.plain_layers=3 leaves none of the model's 6 layers to FP8; at most 2 would",
+            ("--precision=fp8-current", "--fp8.num_bf16_layers_per_end=3"),
+            "none of the model's 6 layers to FP8; it can be at most 2",
         ),
         (
-            ("--precision=fp8-current", "--fp8.sites_share_scales=true"),
-            "fp8.sites_share_scales is about the histories of precision fp8-delayed",
+            ("--precision=fp8-current", "--fp8.share_amax_across_dc=true"),
+            "fp8.share_amax_across_dc requires precision=fp8-delayed; got fp8-current",
         ),
         (
             (
                 "--precision=fp8-delayed",
-                "--fp8.sites_share_scales=true",
+                "--fp8.share_amax_across_dc=true",
                 "--mesh.dc=2",
                 "--dc.role=stage",
             ),
-            "fp8.sites_share_scales is about sites that hold the same layers",
+            "fp8.share_amax_across_dc requires dc.role=data: ",
         ),
         (("--precision=fp16", "--loss_scale.minimum", "3"), "loss_scale.minimum: 3 is not a power"),
-        (("--batch.sequence", "4096"), "longer than the model's"),
+        (("--batch.sequence_length", "4096"), "longer than the model's"),
         (("--steps.x", "1"), "'steps' is not a group of settings"),
         (("--sample.temperature", "-1"), "sample.temperature: input should be greater"),
         (("--optimizer.beta2", "1.5"), "optimizer.beta2: input should be less than 1"),
-        (("--communication.chunk_bytes", "0"), "communication.chunk_bytes"),
+        (("--communication.bucket_bytes", "0"), "communication.bucket_bytes"),
         (("--seed", "{1: 2"), "is not a valid YAML value"),
     ],
 )

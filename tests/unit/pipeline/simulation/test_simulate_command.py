@@ -51,7 +51,7 @@ def simulated(capsys, monkeypatch, *arguments):
 
 
 def test_the_pipeline_of_the_config_is_the_one_that_is_simulated(capsys, monkeypatch, tmp_path):
-    pipeline = ("--pipeline.schedule", "1f1b", "--batch.accumulation", "8")
+    pipeline = ("--pipeline.schedule", "1f1b", "--batch.microbatches", "8")
     arguments = (*ONE_RANK, "--mesh.stage", "2", *pipeline, *TWENTY, "--output", str(tmp_path))
     through = ("--dc.role", "stage", "--pipeline.hop_ticks", "2")
     lines = simulated(capsys, monkeypatch, *arguments, *through)
@@ -61,7 +61,7 @@ def test_the_pipeline_of_the_config_is_the_one_that_is_simulated(capsys, monkeyp
     (own,) = [line for line in lines if line.startswith("geojax train runs 1f1b, hop_ticks 2:")]
     assert own.endswith(" in lock-step, 7 microbatches in flight")
 
-    rows = ("--batch.rows", "16")
+    rows = ("--batch.global_batch_size", "16")
     lines = simulated(capsys, monkeypatch, *arguments, *rows)
     assert lines[0].startswith("a pipeline in each of east, west (dc.role data), here")
     assert "2 stages, 2 in east" in lines[1]
