@@ -29,7 +29,7 @@ def prepare_corpus(folder: Path) -> Path:
     settings = PrepareSettings(
         output=folder,
         sources=({"name": "sums", "files": (str(text),), "validation_fraction": 0.1},),
-        vocabulary_size=300,
+        vocab_size=300,
     )
     return prepare(settings)[0].folder
 
