@@ -1,4 +1,4 @@
-"""`geojax probe`: are devices, networks and links healthy, and how fast are they?"""
+"""`geojax probe`: health and speed of devices, networks and links."""
 
 import dataclasses
 import os
@@ -16,7 +16,7 @@ from geojax.settings import Settings, validate
 
 if TYPE_CHECKING:
     from geojax.accelerators import Precision
-    from geojax.probe import Figures, Places
+    from geojax.probe import Figures, ProbeContext
     from geojax.runtime import ProcessSettings
     from geojax.train.config import RunConfig
 
@@ -25,48 +25,45 @@ _CHECKS = ("devices", "networks", "links", "hosts", "stages")
 
 @dataclasses.dataclass(frozen=True)
 class ProbeCommand:
-    """Measure devices, the networks inside the sites, the links between them and the hosts'
-    settings, and flag what is slow.
+    """Measure devices, networks inside the sites, links between them and hosts, and flag slow ones.
 
     On several processes: `geojax launch -- probe`, or the same command everywhere, as for training.
-    With CONFIG its topology says what the links should be like, and the times of a pipeline stage's
-    pieces are measured; any setting can be changed: `--batch.global_batch_size 16`. Exit code 0:
-    nothing is slow (there may be advice); 3: something is; 1: something did not answer; 2: bad
-    input.
+    With CONFIG the links are compared with its topology, and the times of a pipeline stage's pieces
+    are measured; any setting can be changed: `--seed 1`. Exit code 0: nothing is slow
+    (there may be advice); 3: something is; 1: something did not answer; 2: bad input.
     """
 
     config: tyro.conf.Positional[tuple[Path, ...]] = ()
-    """The YAML file of a run; may be left out."""
+    """YAML file of a run; may be left out."""
 
     checks: tuple[str, ...] = _CHECKS
-    """What to measure: devices, networks, links, hosts; stages: the pieces of CONFIG's model."""
+    """Checks to run: devices, networks, links, hosts; stages: the pieces of CONFIG's model."""
 
     streams: tuple[int, ...] = (1, 2, 4, 8)
-    """With how many TCP streams the links are measured, one after the other."""
+    """Numbers of TCP streams with which the links are measured, one after the other."""
 
     simulate_devices: int | None = None
-    """Simulate so many CPU devices in this process; default: what CONFIG says."""
+    """CPU devices to simulate in this process; default: as in CONFIG."""
 
     output: Path | None = None
-    """Write the topology as measured to this YAML file, for `topology:` of a config."""
+    """YAML file to which the measured topology is written, for `topology:` of a config."""
 
     json: Path | None = None
-    """Write all figures to this file."""
+    """File to which all figures are written."""
 
     stage_times: Path | None = None
-    """Write the times of CONFIG's pieces to this YAML file, for `geojax simulate --stage-times`."""
+    """YAML file for the times of CONFIG's pieces, for `geojax simulate --stage-times`."""
 
 
 class _Options(Settings):
-    """The numbers of the command, checked."""
+    """Numbers of the command, validated."""
 
     streams: tuple[pydantic.PositiveInt, ...] = pydantic.Field(min_length=1)
     simulate_devices: pydantic.PositiveInt | None
 
 
 def run(command: ProbeCommand, overrides: Sequence[str]) -> int:
-    """Measure, print the tables, write the files, and return the exit code: 3 if something is
-    slow."""
+    """Measure, print tables, write files, and return the exit code: 3 if something is slow."""
     if len(command.config) > 1:
         raise UserError(f"{command.config[1]}: one CONFIG is enough")
     if not command.config and overrides:
@@ -92,37 +89,37 @@ def run(command: ProbeCommand, overrides: Sequence[str]) -> int:
     from geojax.cli.probe_tables import show
     from geojax.cli.simulated_pipeline import microbatch_rows
     from geojax.precision import policy
-    from geojax.probe import CHECKS, Places, probe
+    from geojax.probe import CHECKS, ProbeContext, probe
     from geojax.probe.stages import measured_stages
     from geojax.runtime.cluster_env import complete
     from geojax.topology import Topology
 
     described = Topology.load(config.topology) if config and config.topology else None
     settings = complete(_processes(options.simulate_devices, config), os.environ)
-    places = Places.of(runtime.start(settings), described, config.mesh.dc if config else 1)
+    context = ProbeContext.of(runtime.start(settings), described, config.mesh.dc if config else 1)
     jax.config.update("jax_enable_x64", config is not None and config.precision == "fp64")
     first = jax.process_index() == 0
     console = Console(quiet=not first, highlight=False, soft_wrap=True, markup=False)
-    console.print(_heading(places))
+    console.print(_heading(context))
     dtype = None
     if config is not None:
         dtype = cast("Precision", policy(config.precision).compute_dtype.name)
     with console.status("measuring"):
         figures = probe(
-            places,
+            context,
             described_by=described,
-            coordinator=settings.coordinator if len(places.processes) > 1 else None,
+            coordinator=settings.coordinator if len(context.processes) > 1 else None,
             checks=[check for check in CHECKS if check in command.checks],
             streams=sorted(set(options.streams)),
             dtype=dtype,
         )
     if config is not None and "stages" in command.checks:
         with console.status("measuring the pieces of the model"):
-            times = measured_stages(config, places, microbatch_rows(config))
+            times = measured_stages(config, context, microbatch_rows(config))
         figures = figures.model_copy(update={"stage_times": times})
     show(figures, console)
     if first:
-        _write(command, places, figures, console)
+        _write(command, context, figures, console)
     console.print("slow: " + "; ".join(figures.flagged) if figures.flagged else "nothing is slow")
     runtime.finish()
     return UNHEALTHY if figures.flagged and first else 0
@@ -142,13 +139,13 @@ def _processes(simulate: int | None, config: "RunConfig | None") -> "ProcessSett
     return ProcessSettings(simulated_devices=simulate)
 
 
-def _heading(places: "Places") -> str:
-    topology = places.topology
+def _heading(context: "ProbeContext") -> str:
+    topology = context.topology
     sites = ", ".join(
         f"{site.name} ({site.hosts} x {site.accelerators_per_host} {site.accelerator.name})"
         for site in topology.sites
     )
-    count = len(places.processes)
+    count = len(context.processes)
     heading = f"{count} process{'es' if count > 1 else ''}; {sites}"
     if count == 1 and len(topology.sites) > 1:
         heading += (
@@ -157,15 +154,17 @@ def _heading(places: "Places") -> str:
     return heading
 
 
-def _write(command: ProbeCommand, places: "Places", figures: "Figures", console: Console) -> None:
+def _write(
+    command: ProbeCommand, context: "ProbeContext", figures: "Figures", console: Console
+) -> None:
     from geojax.probe import measured_topology, save_topology
 
     if command.output is not None:
-        topology = measured_topology(places.topology, figures)
-        save_topology(topology, command.output, _remarks(places, figures))
+        topology = measured_topology(context.topology, figures)
+        save_topology(topology, command.output, _remarks(context, figures))
         console.print(f"{command.output}: the topology")
     if command.stage_times is not None:
-        assert figures.stage_times is not None, "they were measured"
+        assert figures.stage_times is not None, "the stage times must have been measured"
         figures.stage_times.save(command.stage_times)
         console.print(f"{command.stage_times}: the stage times")
     if command.json is not None:
@@ -176,12 +175,12 @@ def _write(command: ProbeCommand, places: "Places", figures: "Figures", console:
         console.print(f"{command.json}: all figures")
 
 
-def _remarks(places: "Places", figures: "Figures") -> list[str]:
-    """What a reader of the topology should know of its numbers."""
-    remarks = [f"Measured by geojax probe, on {len(places.processes)} process(es)."]
-    if figures.links and max(site.hosts for site in places.topology.sites) > 1:
+def _remarks(context: "ProbeContext", figures: "Figures") -> list[str]:
+    """List remarks on the topology's numbers for its readers."""
+    remarks = [f"Measured by geojax probe, on {len(context.processes)} process(es)."]
+    if figures.links and max(site.hosts for site in context.topology.sites) > 1:
         remarks.append("Links: between one host of each site; together they may carry more.")
-    if places.topology.links and not figures.links:
+    if context.topology.links and not figures.links:
         remarks.append("Links: as described, not measured.")
     if figures.devices and figures.devices[0].kind == "cpu":
         remarks.append("Peaks: what these CPUs reached, one device at a time.")

@@ -1,4 +1,4 @@
-"""What `geojax probe` shows: a table for each check."""
+"""Tables of `geojax probe`, one for each check."""
 
 import statistics
 from collections.abc import Iterable, Sequence
@@ -14,8 +14,8 @@ _WIDTH = 120
 
 
 def show(figures: Figures, console: Console) -> None:
-    """Print every check that was made, with its verdicts."""
-    console.width = max(console.width, _WIDTH)  # a line that wraps says more than one that is cut
+    """Print a table with verdicts for every check that was run."""
+    console.width = max(console.width, _WIDTH)  # a wrapped line is better than a cut one
     if figures.devices:
         console.print(_devices(figures.devices, figures.dtype))
     if figures.collectives:
@@ -41,7 +41,7 @@ def _table(title: str, names: Sequence[str], numbers: Sequence[str]) -> Table:
 
 
 def _devices(devices: Sequence[DeviceFigures], dtype: str) -> Table:
-    """A row for each; of many the slowest alone, below a row of medians."""
+    """Make a row for each device; of many only the slowest, below a row of medians."""
     table = _table(
         f"devices: matrix products in {dtype}, memory read and written",
         ("device", "site", "host", "process"),
@@ -70,7 +70,7 @@ def _devices(devices: Sequence[DeviceFigures], dtype: str) -> Table:
 
 
 def _collectives(figures: Figures) -> Table:
-    """Bus bandwidth by message size, and how long a small message takes."""
+    """Make a table of bus bandwidth by message size, and the round trip of a small message."""
     sizes = sorted({size for each in figures.collectives for size in each.bus_bytes_per_second})
     trips = {(each.site, each.scope): each.round_trip_seconds for each in figures.networks}
     table = _table(
@@ -109,7 +109,7 @@ def _links(figures: Figures) -> Table:
 
 
 def _hosts(hosts: Sequence[HostFigures]) -> Table:
-    """A row for the hosts of a site that are set alike."""
+    """Make a row for the hosts of a site that have the same settings."""
     table = _table(
         "hosts: what a TCP stream may have",
         ("site", "hosts", "congestion control", "slow start after idle"),
@@ -133,7 +133,7 @@ def _hosts(hosts: Sequence[HostFigures]) -> Table:
 
 def _stages(figures: Figures) -> Table:
     times = figures.stage_times
-    assert times is not None, "they were measured"
+    assert times is not None, "the stage times must have been measured"
     table = Table(
         title=f"pieces of the model: {times.rows} x {times.sequence} tokens of a microbatch in "
         f"{times.dtype}, remat {times.remat}",

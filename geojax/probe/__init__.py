@@ -1,10 +1,11 @@
-"""Are the devices, the networks inside the sites and the links between them healthy?
+"""Health and speed of the devices, the networks inside the sites and the links between them.
 
-Everything is measured by the processes that would train, the links over TCP sockets of their own.
-`probe` measures, `measured_topology` makes of it what the planner, the simulator and training read.
+The processes that would train measure everything, the links over TCP sockets of their own. `probe`
+measures, and `measured_topology` turns the figures into a topology for the planner, the simulator
+and training.
 """
 
-from geojax.probe.context import Places
+from geojax.probe.context import ProbeContext
 from geojax.probe.figures import Figures
 from geojax.probe.run import CHECKS, Check, probe
 from geojax.probe.topology_file import measured_topology, save_topology
@@ -13,7 +14,7 @@ __all__ = [
     "CHECKS",
     "Check",
     "Figures",
-    "Places",
+    "ProbeContext",
     "measured_topology",
     "probe",
     "save_topology",

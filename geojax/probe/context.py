@@ -1,4 +1,4 @@
-"""Where everything that is probed stands: sites, their hosts, the mesh over all devices."""
+"""The processes that are probed: their sites and hosts, and a mesh over all of their devices."""
 
 import dataclasses
 
@@ -12,26 +12,26 @@ from geojax.wan import SITE_NAMES
 
 
 @dataclasses.dataclass(frozen=True)
-class Places:
+class ProbeContext:
     """The running processes, by site and host."""
 
     processes: tuple[Process, ...]
-    """All of the job, in the order of their indices."""
+    """Processes of the job, by their index."""
     topology: Topology
-    """What runs: its sites in the order of the mesh's dc axis, with what is known of the links."""
+    """Sites of the processes, in the order of the mesh's dc axis, and links if they are known."""
     mesh: Mesh
-    """dc: sites. data: the hosts of a site. tensor: the accelerators of a host."""
+    """Mesh of sites (dc), hosts of a site (data) and accelerators of a host (tensor)."""
 
     @classmethod
     def of(
         cls, processes: tuple[Process, ...], described_by: Topology | None, simulated_sites: int
-    ) -> "Places":
-        """Those of a job.
+    ) -> "ProbeContext":
+        """Make the context of a job.
 
         Args:
-            processes: what `geojax.runtime.start` returned.
-            described_by: what is known of the sites.
-            simulated_sites: into how many sites the devices of a job of one process are cut.
+            processes: the processes, as `geojax.runtime.start` returned them.
+            described_by: a topology that describes the sites, if any.
+            simulated_sites: number of sites into which the devices of a single process are divided.
 
         Raises:
             UserError: hosts or sites have different numbers of devices, or are not those described.
@@ -51,7 +51,7 @@ class Places:
 
     @property
     def own_devices(self) -> list[tuple[str, jax.Device]]:
-        """This process's devices, each with the name of its site."""
+        """Devices of this process, each with the name of its site."""
         return [
             (name, device)
             for name, members in zip(self.topology.site_names, self.mesh.devices, strict=True)
@@ -61,23 +61,23 @@ class Places:
 
     @property
     def own_site(self) -> str:
-        """The site of this process; the first one where it simulates several."""
+        """Site of this process; the first one if it simulates several."""
         return self.own_devices[0][0]
 
     @property
     def own_host(self) -> str:
-        """The name of this process's host."""
+        """Name of this process's host."""
         return self.processes[jax.process_index()].host
 
     @property
     def first_processes(self) -> dict[str, int]:
-        """The process that speaks for each site over its links; {} where one process is all."""
+        """Process of each site that measures its links; {} in a job of one process."""
         if len(self.processes) == 1:
             return {}
         return {site.name: min(site.processes) for site in self.topology.sites}
 
     def turn(self) -> tuple[int, int]:
-        """This process's number among those that share its machine, and the most that share one."""
+        """Return this process's number among those on its host, and the most on any host."""
         by_host: dict[str, list[int]] = {}
         for process in self.processes:
             by_host.setdefault(process.host, []).append(process.index)
@@ -86,7 +86,7 @@ class Places:
 
 
 def _simulated(process: Process, described_by: Topology | None, sites: int) -> Topology:
-    """One process's devices cut evenly into sites, a host in each."""
+    """Divide one process's devices evenly into sites of one host each."""
     if process.devices % sites:
         raise UserError(
             f"{process.devices} devices do not divide into {sites} sites: simulate "

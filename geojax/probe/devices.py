@@ -1,8 +1,8 @@
-"""How fast each device multiplies matrices and reads its memory.
+"""Speed of each device at matrix products and at reading its memory.
 
-Every process measures its own devices, one at a time; processes on one machine take turns. A round
-passes over all of them before the next one begins, so that what else keeps a machine busy for a
-while meets all of them alike, and the median over rounds counts.
+Every process measures its own devices, one at a time; processes on one host take turns. A round
+covers all devices before the next one begins, so that other load on a host slows them all alike,
+and the median over rounds counts.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from geojax.accelerators import Precision
-from geojax.probe.context import Places
+from geojax.probe.context import ProbeContext
 from geojax.probe.exchange import collect, turns
 from geojax.probe.figures import DeviceFigures
 from geojax.probe.outliers import slow_ones
@@ -27,25 +27,25 @@ ROUNDS = 7
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What one measurement runs: some tens of milliseconds of a device's time."""
+    """Work of one measurement: some tens of milliseconds of a device's time."""
 
     matrix: int
     """Rows and columns of the matrices."""
     products: int
-    """Matrix products, each of the last one's result."""
+    """Number of matrix products, each with the result of the one before."""
     vector_bytes: int
-    """Of the vector, which no cache should hold."""
+    """Size of the vector, which should be too large for any cache."""
     sweeps: int
-    """How often it is read and written."""
+    """Number of times that the vector is read and written."""
 
     @property
     def operations(self) -> float:
-        """Of the products; a multiply-add counts as two."""
+        """Floating-point operations of the products; a multiply-add counts as two."""
         return 2.0 * self.matrix**3 * self.products
 
     @property
     def bytes_moved(self) -> float:
-        """By the sweeps."""
+        """Bytes that the sweeps read and write."""
         return 2.0 * self.vector_bytes * self.sweeps
 
 
@@ -54,34 +54,36 @@ ON_ACCELERATOR = Work(matrix=8192, products=16, vector_bytes=2**30, sweeps=16)
 
 
 def default_dtype(device: jax.Device) -> Precision:
-    """What training multiplies in on such a device, if nothing else is said."""
+    """Return the dtype of matrix products in training on such a device, unless configured."""
     return "float32" if device.platform == "cpu" else "bfloat16"
 
 
-def measured_devices(places: Places, dtype: str, work: Work | None = None) -> list[DeviceFigures]:
-    """Every device of the job, with a verdict; every process of the job calls it.
+def measured_devices(
+    context: ProbeContext, dtype: str, work: Work | None = None
+) -> list[DeviceFigures]:
+    """Measure every device of the job and judge it; every process of the job calls this.
 
-    A device that is far slower than its peers of the same kind is measured a second time, with all
-    others: what was slow by chance is not so again.
+    If a device is far slower than others of its kind, all are measured a second time, and it counts
+    as slow only if it is slow again.
 
     Args:
-        places: the processes and their devices.
-        dtype: of the matrix products, a dtype's name.
-        work: how much a measurement runs; None: what suits the platform.
+        context: the processes and their devices.
+        dtype: name of the dtype of the matrix products.
+        work: the work of a measurement; None: the platform's default.
 
     Raises:
-        MissingProcessesError: some process did not come.
+        MissingProcessesError: some process did not arrive.
     """
     if work is None:
         work = ON_CPU if jax.local_devices()[0].platform == "cpu" else ON_ACCELERATOR
     data = _data(work, dtype)
-    here = [(site, _Bench(device, work, *data)) for site, device in places.own_devices]
+    here = [(site, _Bench(device, work, *data)) for site, device in context.own_devices]
     del data
-    found = _rounds(places, here)
+    found = _rounds(context, here)
     suspects = slow_devices(found)
     if not suspects:
         return found
-    again = _rounds(places, here)
+    again = _rounds(context, here)
     slow = suspects & slow_devices(again)
     return [
         each.model_copy(update={"verdict": "slow" if each.device in slow else "ok"})
@@ -90,7 +92,7 @@ def measured_devices(places: Places, dtype: str, work: Work | None = None) -> li
 
 
 def slow_devices(figures: list[DeviceFigures]) -> set[int]:
-    """The ids of the devices that lie far behind others of their kind, in products or memory."""
+    """Return the ids of devices far slower than others of their kind, in products or memory."""
     found: set[int] = set()
     for kind in {each.kind for each in figures}:
         alike = [each for each in figures if each.kind == kind]
@@ -99,17 +101,17 @@ def slow_devices(figures: list[DeviceFigures]) -> set[int]:
     return found
 
 
-def _rounds(places: Places, here: list[tuple[str, "_Bench"]]) -> list[DeviceFigures]:
-    """The medians of some rounds, of all devices in the order of the processes."""
+def _rounds(context: ProbeContext, here: list[tuple[str, "_Bench"]]) -> list[DeviceFigures]:
+    """Measure all devices in several rounds; return the medians, by process."""
     rates: list[list[tuple[float, float]]] = [[] for _ in here]
     for _ in range(ROUNDS):
-        for _ in turns("a round over the devices", *places.turn()):
+        for _ in turns("a round over the devices", *context.turn()):
             for (_, bench), so_far in zip(here, rates, strict=True):
                 so_far.append(bench.measure())
     own = [
         DeviceFigures(
             site=site,
-            host=places.own_host,
+            host=context.own_host,
             process=jax.process_index(),
             device=bench.device.id,
             kind=bench.device.device_kind,
@@ -123,7 +125,7 @@ def _rounds(places: Places, here: list[tuple[str, "_Bench"]]) -> list[DeviceFigu
 
 
 class _Bench:
-    """One device, with what is measured on it compiled and its data in place."""
+    """One device, with the measured programs compiled and their data in place."""
 
     def __init__(
         self,
@@ -140,7 +142,7 @@ class _Bench:
         self.measure()
 
     def measure(self) -> tuple[float, float]:
-        """Operations per second, and bytes of memory per second."""
+        """Measure operations per second, and bytes of memory per second."""
         products = _seconds(lambda: _products(self._left, self._right, self._work.products))
 
         def sweep() -> jax.Array:
@@ -151,7 +153,7 @@ class _Bench:
 
 
 def _data(work: Work, dtype: str) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Two matrices and a vector, made once for all devices of this process.
+    """Make two matrices and a vector, once for all devices of this process.
 
     Random numbers cost a GPU more power than zeros; products of these keep their size.
     """

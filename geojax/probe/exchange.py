@@ -1,5 +1,7 @@
-"""What the processes of a probe tell each other: through the key-value store, never by collectives,
-which may be what is broken."""
+"""Messages between the processes of a probe, through the key-value store.
+
+Collectives are not used: they may be what is broken.
+"""
 
 import collections
 import time
@@ -10,19 +12,19 @@ import jax
 from geojax.runtime import MissingProcessesError, barrier, describe
 from geojax.runtime.key_value_store import publish, published
 
-PATIENCE_SECONDS = 80.0
-"""How long processes wait for each other beyond the time that a check takes: less than JAX takes to
-end those that wait for one that is stuck, without a word of who that is."""
+TIMEOUT_SECONDS = 80.0
+"""Time that processes wait for each other beyond the duration of a check. It is less than the time
+after which JAX ends those that wait for a stuck process, without naming it."""
 
 _POLL_SECONDS = 0.02
 _questions: collections.Counter[str] = collections.Counter()
 
 
-def collect(name: str, own: str, timeout_seconds: float = PATIENCE_SECONDS) -> list[str]:
-    """What each process passed as `own` to the call of this name, in the order of their indices.
+def collect(name: str, own: str, timeout_seconds: float = TIMEOUT_SECONDS) -> list[str]:
+    """Gather `own` of every process, by process index; all call it with the same `name`.
 
     Raises:
-        MissingProcessesError: some process did not come within `timeout_seconds`; it names them.
+        MissingProcessesError: some process did not arrive within `timeout_seconds`; it is named.
     """
     if jax.process_count() == 1:
         return [own]
@@ -35,17 +37,17 @@ def collect(name: str, own: str, timeout_seconds: float = PATIENCE_SECONDS) -> l
 
 
 def await_note(key: str, sender: int, timeout_seconds: float) -> str:
-    """What process `sender` publishes under probe/`key`.
+    """Wait for the note that process `sender` publishes under probe/`key`, and return it.
 
     Raises:
-        MissingProcessesError: it did not within `timeout_seconds`.
+        MissingProcessesError: it published none within `timeout_seconds`.
     """
     folder, _, name = f"probe/{key}".rpartition("/")
     deadline = time.monotonic() + timeout_seconds
     while name not in (notes := published(folder)):
         if time.monotonic() > deadline:
             raise MissingProcessesError(
-                f"{describe([sender])} did not say '{key}' within {timeout_seconds:g} seconds",
+                f"{describe([sender])} did not publish '{key}' within {timeout_seconds:g} seconds",
                 [sender],
             )
         time.sleep(_POLL_SECONDS)
@@ -58,10 +60,10 @@ def turns(name: str, own: int, count: int) -> Iterator[None]:
     Every process must exhaust it. Processes with the same number go at the same time.
 
     Raises:
-        MissingProcessesError: some process did not come to its turn.
+        MissingProcessesError: some process did not arrive at its turn.
     """
     for turn in range(count):
         if turn == own:
             yield
         if count > 1:
-            barrier(f"probe: {name}", PATIENCE_SECONDS)
+            barrier(f"probe: {name}", TIMEOUT_SECONDS)

@@ -1,4 +1,4 @@
-"""What a probe has measured, as data: what the processes tell each other and `--json` writes."""
+"""Figures of a probe as data, which the processes exchange and `--json` writes."""
 
 from typing import Literal
 
@@ -6,109 +6,109 @@ from geojax.accelerators import Precision
 from geojax.pipeline.simulation.stage_times import StageTimes
 from geojax.settings import Settings
 
-Verdict = Literal["ok", "look", "slow"]
-"""slow: far from the others, or from what the topology promises. look: it works, and a setting
-keeps it from more."""
+Verdict = Literal["ok", "warn", "slow"]
+"""Verdict on a measurement: slow is far below the others or the topology; warn means that it works
+and a setting limits it."""
 
 Scope = Literal["inside host", "between hosts"]
-"""Which network of a site."""
+"""Network of a site."""
 
 CollectiveName = Literal["all-reduce", "reduce-scatter", "all-gather"]
 
 
 class DeviceFigures(Settings):
-    """One device."""
+    """Figures of one device."""
 
     site: str
     host: str
     process: int
-    """The process that drives it."""
+    """Process that drives the device."""
     device: int
-    """Its JAX id."""
+    """JAX's id of the device."""
     kind: str
-    """How JAX names it."""
+    """JAX's name of the device's kind."""
     flops_per_second: float
-    """Of matrix products, in the dtype of the whole check; the median of the rounds."""
+    """Rate of matrix products, in the dtype of the whole check; the median of the rounds."""
     bytes_per_second: float
-    """Read and written, of a long vector that is scaled in place; the median of the rounds."""
+    """Rate of reading and writing a long vector that is scaled in place; the median of rounds."""
     verdict: Verdict = "ok"
 
     @property
     def name(self) -> str:
-        """For a message."""
+        """Name in messages."""
         return f"device {self.device} (site {self.site}, host {self.host}, process {self.process})"
 
 
 class CollectiveFigures(Settings):
-    """One collective in one network of one site."""
+    """Figures of one collective in one network of one site."""
 
     site: str
     scope: Scope
     collective: CollectiveName
     devices: int
-    """Of a group."""
+    """Number of devices in a group."""
     bus_bytes_per_second: dict[int, float]
-    """By the bytes of the whole message, bus bandwidth as nccl-tests define it."""
+    """Bus bandwidth as nccl-tests define it, by the bytes of the whole message."""
     verdict: Verdict = "ok"
 
 
 class NetworkFigures(Settings):
-    """How long a small message takes in one network of one site."""
+    """Latency of one network of one site."""
 
     site: str
     scope: Scope
     round_trip_seconds: float
-    """Twice a permute's time from a device to its neighbour."""
+    """Twice the time of a permute from a device to its neighbor."""
 
 
 class LinkFigures(Settings):
-    """One direction of the link between two sites, between one process of each."""
+    """Figures of one direction of a link between two sites, measured by one process of each."""
 
     source: str
-    """The site that sends."""
+    """Site that sends."""
     target: str
-    """The site that receives."""
+    """Site that receives."""
     round_trip_seconds: float
-    """The median of a byte and its answer."""
+    """Median time of a byte and its answer."""
     bytes_per_second: dict[int, float]
-    """By the number of TCP streams, payload that arrived."""
+    """Rate of payload that arrived, by the number of TCP streams."""
     packet_share: float
-    """What of a packet is payload: a link's rate is mostly given with headers."""
+    """Share of payload in a packet; a link's rate is mostly given with headers."""
     verdict: Verdict = "ok"
 
     @property
     def name(self) -> str:
-        """For a message."""
+        """Name in messages."""
         return f"link {self.source} to {self.target}"
 
     @property
     def best(self) -> float:
-        """Bytes per second with the number of streams that carries most."""
+        """Bytes per second at the number of streams that carries most."""
         return max(self.bytes_per_second.values())
 
 
 class HostFigures(Settings):
-    """What Linux allows the TCP streams of one host of a site."""
+    """TCP settings of one host of a site."""
 
     site: str
     host: str
     send_buffer_bytes: int
-    """The most that the kernel grows a stream's buffer to (tcp_wmem)."""
+    """Largest send buffer of a stream (tcp_wmem)."""
     receive_buffer_bytes: int
-    """The same for receiving (tcp_rmem)."""
+    """Largest receive buffer of a stream (tcp_rmem)."""
     congestion_control: str
     slow_start_after_idle: bool
     advice: tuple[str, ...] = ()
-    """What keeps this host from filling its links, and what to change; a line each."""
+    """Settings that keep this host from filling its links, and how to change them; a line each."""
     verdict: Verdict = "ok"
 
 
 class Figures(Settings):
-    """All that a probe found."""
+    """All figures of a probe."""
 
     processes: int
     dtype: Precision
-    """Of the matrix products."""
+    """Dtype of the matrix products."""
     devices: tuple[DeviceFigures, ...] = ()
     collectives: tuple[CollectiveFigures, ...] = ()
     networks: tuple[NetworkFigures, ...] = ()
@@ -116,4 +116,4 @@ class Figures(Settings):
     hosts: tuple[HostFigures, ...] = ()
     stage_times: StageTimes | None = None
     flagged: tuple[str, ...] = ()
-    """What is slow, a sentence each."""
+    """Findings of what is slow, a sentence each."""

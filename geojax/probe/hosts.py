@@ -1,27 +1,27 @@
-"""What each host's kernel allows TCP, and whether that fills the links that were measured."""
+"""TCP settings of each host's kernel, and advice if they cannot fill the measured links."""
 
 import collections
 import os
 
 from geojax.errors import UserError
-from geojax.probe.context import Places
+from geojax.probe.context import ProbeContext
 from geojax.probe.exchange import collect
 from geojax.probe.figures import HostFigures
 from geojax.runtime.link_advice import KernelSettings, link_advice, nccl_sockets
 from geojax.topology import Topology
 
 
-def read_hosts(places: Places, links: Topology | None) -> list[HostFigures]:
-    """Every host of every site whose kernel says something; every process of the job calls it.
+def read_hosts(context: ProbeContext, links: Topology | None) -> list[HostFigures]:
+    """Read the settings of every host whose kernel has them; every process of the job calls this.
 
     Args:
-        places: the processes and their hosts.
+        context: the processes and their hosts.
         links: a topology with the links that hosts should fill; None: they cross none.
 
     Raises:
-        MissingProcessesError: some process did not come.
+        MissingProcessesError: some process did not arrive.
     """
-    own = _own(places, links)
+    own = _own(context, links)
     answers = collect("hosts", own.model_dump_json() if own is not None else "")
     found = [HostFigures.model_validate_json(answer) for answer in answers if answer]
     return _compared(
@@ -29,42 +29,42 @@ def read_hosts(places: Places, links: Topology | None) -> list[HostFigures]:
     )
 
 
-def _own(places: Places, links: Topology | None) -> HostFigures | None:
+def _own(context: ProbeContext, links: Topology | None) -> HostFigures | None:
     kernel = KernelSettings.read()
     if kernel is None:
         return None
-    advice = _advice(places, links, kernel) if links is not None else []
+    advice = _advice(context, links, kernel) if links is not None else []
     return HostFigures(
-        site=places.own_site,
-        host=places.own_host,
+        site=context.own_site,
+        host=context.own_host,
         send_buffer_bytes=kernel.tcp_wmem[2],
         receive_buffer_bytes=kernel.tcp_rmem[2],
         congestion_control=kernel.congestion_control,
         slow_start_after_idle=kernel.slow_start_after_idle,
         advice=tuple(advice),
-        verdict="look" if advice else "ok",
+        verdict="warn" if advice else "ok",
     )
 
 
-def _advice(places: Places, links: Topology, kernel: KernelSettings) -> list[str]:
+def _advice(context: ProbeContext, links: Topology, kernel: KernelSettings) -> list[str]:
     lines: list[str] = []
-    own = links.site(places.own_site)
+    own = links.site(context.own_site)
     for site in links.sites:
         if site.name == own.name:
             continue
         try:
             link = links.link(own.name, site.name)
-        except UserError:  # nothing is known of it
+        except UserError:  # the link is not described
             continue
         pairs = min(len(own.processes), len(site.processes))
-        name = f"link {own.name}-{site.name} (host {places.own_host})"
+        name = f"link {own.name}-{site.name} (host {context.own_host})"
         streams = pairs * nccl_sockets(os.environ)
         lines += link_advice(name, link, streams, kernel, os.environ)
     return lines
 
 
 def _compared(hosts: list[HostFigures]) -> list[HostFigures]:
-    """The same, with a word at those whose settings are not those of most hosts of their site."""
+    """Add advice to the hosts whose settings differ from those of most hosts of their site."""
     usual = {
         site: collections.Counter(_settings(each) for each in hosts if each.site == site)
         for site in {each.site for each in hosts}
@@ -76,7 +76,7 @@ def _compared(hosts: list[HostFigures]) -> list[HostFigures]:
         if differing:
             line = f"host {host.host} differs from most of site {host.site}: {', '.join(differing)}"
             advice = (*host.advice, line)
-            host = host.model_copy(update={"advice": advice, "verdict": "look"})
+            host = host.model_copy(update={"advice": advice, "verdict": "warn"})
         compared.append(host)
     return compared
 

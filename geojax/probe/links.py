@@ -1,4 +1,4 @@
-"""The links between sites, measured between the first process of each, one pair after the other."""
+"""Links between sites, measured between the first process of each, one pair after the other."""
 
 import contextlib
 import functools
@@ -10,8 +10,8 @@ from socket import socket
 
 import jax
 
-from geojax.probe.context import Places
-from geojax.probe.exchange import PATIENCE_SECONDS, await_note, collect
+from geojax.probe.context import ProbeContext
+from geojax.probe.exchange import TIMEOUT_SECONDS, await_note, collect
 from geojax.probe.figures import LinkFigures
 from geojax.probe.streams import (
     Listener,
@@ -26,31 +26,33 @@ from geojax.probe.streams import (
 from geojax.runtime import describe
 from geojax.runtime.key_value_store import publish
 
-# What a pair takes at most, at a round trip of three seconds, for each direction and stream count.
+# Longest time of a pair, at a round trip of three seconds, for each direction and stream count.
 _PHASE_SECONDS = 100.0
 
 
-def measured_links(places: Places, coordinator: str, streams: Sequence[int]) -> list[LinkFigures]:
-    """Both directions of every link; every process of the job calls it.
+def measured_links(
+    context: ProbeContext, coordinator: str, streams: Sequence[int]
+) -> list[LinkFigures]:
+    """Measure both directions of every link; every process of the job calls this.
 
     Args:
-        places: the processes and their sites.
-        coordinator: host:port of process 0, as the others reach it; what faces it is the address
-            that a process uses.
-        streams: with how many TCP streams throughput is measured, one after the other.
+        context: the processes and their sites.
+        coordinator: host:port of process 0, as the others reach it; a process uses its address that
+            faces the coordinator.
+        streams: numbers of TCP streams with which throughput is measured, one after the other.
 
     Raises:
-        MissingProcessesError: some process did not come.
+        MissingProcessesError: some process did not arrive.
         RunError: one site cannot reach another.
     """
     found: list[LinkFigures] = []
-    for pair in itertools.combinations(places.first_processes.items(), 2):
+    for pair in itertools.combinations(context.first_processes.items(), 2):
         own = ""
         if jax.process_index() in (process for _, process in pair):
             own = _received(pair, coordinator, streams).model_dump_json()
         name = "link " + " to ".join(site for site, _ in pair)
-        patience = PATIENCE_SECONDS + 2 * len(streams) * _PHASE_SECONDS
-        answers = collect(name, own, patience)
+        timeout = TIMEOUT_SECONDS + 2 * len(streams) * _PHASE_SECONDS
+        answers = collect(name, own, timeout)
         received = [LinkFigures.model_validate_json(each) for each in answers if each]
         found += sorted(received, key=lambda link: link.source != pair[0][0])
     return found
@@ -59,7 +61,7 @@ def measured_links(places: Places, coordinator: str, streams: Sequence[int]) -> 
 def _received(
     pair: Sequence[tuple[str, int]], coordinator: str, streams: Sequence[int]
 ) -> LinkFigures:
-    """The direction in which this process, one of a pair of (site, process), receives."""
+    """Measure the direction in which this process, one of a pair of (site, process), receives."""
     (_, caller), (_, called) = pair
     own = jax.process_index()
     (source, peer), (target, _) = pair if own == called else reversed(pair)
@@ -75,7 +77,7 @@ def _received(
             publish(f"probe/{key}", json.dumps([address, listener.port, token.hex()]))
             connect, measure = listener.accept, answer
         else:
-            host, port, known = json.loads(await_note(key, peer, PATIENCE_SECONDS))
+            host, port, known = json.loads(await_note(key, peer, TIMEOUT_SECONDS))
             connect = functools.partial(call, address, (host, port), bytes.fromhex(known), name)
             measure = round_trip
         with connect() as connection:

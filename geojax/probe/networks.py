@@ -1,9 +1,9 @@
-"""The networks inside the sites, by the collectives of training: all sites at the same time.
+"""Networks inside the sites, measured by the collectives of training in all sites at once.
 
-Inside a host, between its accelerators; and between the hosts of a site, each accelerator with
-those in its place on the other hosts. Bandwidth is bus bandwidth as nccl-tests define it
-(PERFORMANCE.md there): what each device sends, whatever the collective and the number of devices,
-so that it compares with what the wire carries.
+They are measured inside a host, between its accelerators, and between the hosts of a site, each
+accelerator with its counterparts on the other hosts. Bandwidth is bus bandwidth as nccl-tests
+define it (PERFORMANCE.md there): the rate at which each device sends, whatever the collective and
+the number of devices, so that it compares with the rate of the wire.
 """
 
 import dataclasses
@@ -21,8 +21,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from geojax.hlo.conventions import BYTES_SENT
 from geojax.mesh import AXES
-from geojax.probe.context import Places
-from geojax.probe.exchange import PATIENCE_SECONDS, collect
+from geojax.probe.context import ProbeContext
+from geojax.probe.exchange import TIMEOUT_SECONDS, collect
 from geojax.probe.figures import CollectiveFigures, CollectiveName, NetworkFigures, Scope
 from geojax.probe.outliers import slow_ones
 from geojax.runtime import Watchdog, WatchdogSettings, barrier
@@ -43,10 +43,10 @@ _FLOOR = 0.4
 def bus_bandwidth(
     collective: CollectiveName, message_bytes: int, devices: int, seconds: float
 ) -> float:
-    """Bytes per second that each of `devices` sends in a collective that takes `seconds`.
+    """Compute the bytes per second that each of `devices` sends in a collective of `seconds`.
 
-    By nccl-tests' convention `message_bytes` is the whole message: what a device has to be summed,
-    or what it has when all is gathered. Bus bandwidth is then message_bytes / seconds times
+    By nccl-tests' convention `message_bytes` is the whole message: the summands of a device, or all
+    that it has gathered. Bus bandwidth is then message_bytes / seconds times
     2 (n - 1) / n for an all-reduce, (n - 1) / n for the other two.
     """
     payload = message_bytes // devices if collective == "all-gather" else message_bytes
@@ -54,34 +54,34 @@ def bus_bandwidth(
 
 
 def measured_networks(
-    places: Places, sizes: Sequence[int] | None = None
+    context: ProbeContext, sizes: Sequence[int] | None = None
 ) -> tuple[list[CollectiveFigures], list[NetworkFigures]]:
-    """Every network of every site that has more than one device; every process of the job calls it.
+    """Measure every network of more than one device in every site; every process calls this.
 
-    A site that lies far behind the others with the largest message is measured once more.
+    If a site is far slower than the others with the largest message, all are measured once more.
 
     Args:
-        places: the processes and their devices.
-        sizes: of the messages, in bytes; None: what suits the platform.
+        context: the processes and their devices.
+        sizes: sizes of the messages, in bytes; None: the platform's default.
 
     Raises:
-        MissingProcessesError: some process did not come.
+        MissingProcessesError: some process did not arrive.
     """
-    on_cpu = places.mesh.devices.flat[0].platform == "cpu"
+    on_cpu = context.mesh.devices.flat[0].platform == "cpu"
     sizes = sizes or (SIZES_ON_CPU if on_cpu else SIZES_ON_ACCELERATOR)
     in_flight = 1 if on_cpu else _IN_FLIGHT_ON_ACCELERATOR
-    programs = list(_programs(places.mesh, sizes))
+    programs = list(_programs(context.mesh, sizes))
     if not programs:
         return [], []
-    # Some collectives die when their ranks come far apart: all have compiled, then they meet.
-    barrier("probe: collectives are compiled", PATIENCE_SECONDS)
-    limits = WatchdogSettings(first_step_seconds=PATIENCE_SECONDS, minimum_seconds=PATIENCE_SECONDS)
-    with Watchdog(limits) as watchdog, watchdog.step(0):
-        collectives, networks = _rounds(places, programs, in_flight)
+    # Some collectives fail when their ranks arrive far apart, so all compile before they start.
+    barrier("probe: collectives are compiled", TIMEOUT_SECONDS)
+    limits = WatchdogSettings(first_step_seconds=TIMEOUT_SECONDS, minimum_seconds=TIMEOUT_SECONDS)
+    with Watchdog(limits) as watchdog, watchdog.step(0, "probe"):
+        collectives, networks = _rounds(context, programs, in_flight)
         suspects = slow_networks(collectives)
         if not suspects:
             return collectives, networks
-        again, networks = _rounds(places, programs, in_flight)
+        again, networks = _rounds(context, programs, in_flight)
     slow = suspects & slow_networks(again)
     verdicts = ["slow" if _key(each) in slow else "ok" for each in again]
     return [
@@ -94,7 +94,7 @@ Key = tuple[str, Scope, CollectiveName]
 
 
 def slow_networks(figures: Sequence[CollectiveFigures]) -> set[Key]:
-    """What lies far behind the same collective in the same kind of network of the other sites."""
+    """Find collectives far slower than the same one in the same network of the other sites."""
     found: set[Key] = set()
     for scope, collective in itertools.product(_SCOPES, _COLLECTIVES):
         alike = [each for each in figures if (each.scope, each.collective) == (scope, collective)]
@@ -110,18 +110,18 @@ def _key(figures: CollectiveFigures) -> Key:
 
 @dataclasses.dataclass(frozen=True)
 class _Program:
-    """A compiled collective and what it is run with."""
+    """A compiled collective and its argument."""
 
     scope: Scope
     collective: CollectiveName | None
-    """None: hops from neighbour to neighbour."""
+    """Name of the collective; None for permutes from neighbor to neighbor."""
     message_bytes: int
     devices: int
     run: Any
     argument: jax.Array
 
     def seconds(self, in_flight: int) -> float:
-        """That one run takes, of some that are started together."""
+        """Measure the time of one run, of `in_flight` that are started together."""
         start = time.perf_counter()
         jax.block_until_ready([self.run(self.argument) for _ in range(in_flight)])
         return (time.perf_counter() - start) / in_flight
@@ -165,9 +165,9 @@ def _compiled(
 
 
 def _rounds(
-    places: Places, programs: Sequence[_Program], in_flight: int
+    context: ProbeContext, programs: Sequence[_Program], in_flight: int
 ) -> tuple[list[CollectiveFigures], list[NetworkFigures]]:
-    """The medians of some rounds, of every site."""
+    """Measure all programs in several rounds; return the medians of every site."""
     for program in programs:  # the first run finds its peers and buffers
         program.seconds(1)
     times = [[program.seconds(in_flight) for program in programs] for _ in range(_ROUNDS)]
@@ -175,7 +175,7 @@ def _rounds(
     answers = [json.loads(text) for text in collect("collectives", json.dumps(own))]
     collectives: dict[Key, dict[int, float]] = {}
     networks, devices = [], {}
-    for site in places.topology.sites:
+    for site in context.topology.sites:
         members = site.processes or (0,)
         for index, program in enumerate(programs):
             seconds = statistics.median(answers[member][index] for member in members)

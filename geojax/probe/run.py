@@ -1,4 +1,4 @@
-"""A whole probe, from the running processes to its figures."""
+"""A complete probe, from the running processes to its figures."""
 
 import contextlib
 import ipaddress
@@ -9,7 +9,7 @@ import jax
 
 from geojax.accelerators import Precision
 from geojax.errors import UserError
-from geojax.probe.context import Places
+from geojax.probe.context import ProbeContext
 from geojax.probe.devices import default_dtype, measured_devices
 from geojax.probe.figures import DeviceFigures, Figures, LinkFigures
 from geojax.probe.hosts import read_hosts
@@ -24,12 +24,12 @@ Check = Literal["devices", "networks", "links", "hosts"]
 
 CHECKS: tuple[Check, ...] = ("devices", "networks", "links", "hosts")
 
-# A link is as it was described within so much.
+# Relative difference within which a link is as it was described.
 _LINK_TOLERANCE = 0.1
 
 
 def probe(
-    places: Places,
+    context: ProbeContext,
     *,
     described_by: Topology | None,
     coordinator: str | None,
@@ -37,52 +37,52 @@ def probe(
     streams: Sequence[int],
     dtype: Precision | None = None,
 ) -> Figures:
-    """Measure what `checks` name; every process of the job calls it, and each has all figures then.
+    """Run `checks`; every process of the job calls this, and each gets all figures.
 
     Args:
-        places: the processes, their sites and hosts.
-        described_by: what the links should be like.
+        context: the processes, their sites and hosts.
+        described_by: a topology that describes the links, if any.
         coordinator: host:port of process 0, as the others reach it; None in a job of one process.
-        checks: what to measure.
-        streams: with how many TCP streams the links are measured.
-        dtype: of the matrix products; None: what the platform trains in.
+        checks: names of what to measure.
+        streams: numbers of TCP streams with which the links are measured.
+        dtype: dtype of the matrix products; None: the platform's default for training.
 
     Raises:
-        MissingProcessesError: some process did not come.
+        MissingProcessesError: some process did not arrive.
         RunError: one site cannot reach another.
     """
     figures = Figures(
-        processes=len(places.processes), dtype=dtype or default_dtype(jax.local_devices()[0])
+        processes=len(context.processes), dtype=dtype or default_dtype(jax.local_devices()[0])
     )
     if "devices" in checks:
-        devices = measured_devices(places, figures.dtype)
+        devices = measured_devices(context, figures.dtype)
         figures = figures.model_copy(update={"devices": tuple(devices)})
     if "networks" in checks:
-        collectives, networks = measured_networks(places)
+        collectives, networks = measured_networks(context)
         found = {"collectives": tuple(collectives), "networks": tuple(networks)}
         figures = figures.model_copy(update=found)
     if "links" in checks and coordinator is not None:
-        links = measured_links(places, coordinator, streams)
-        hosts = min(site.hosts for site in places.topology.sites)
+        links = measured_links(context, coordinator, streams)
+        hosts = min(site.hosts for site in context.topology.sites)
         judged = tuple(judged_links(links, described_by, hosts))
         figures = figures.model_copy(update={"links": judged})
     if "hosts" in checks:
         crossed = None
         if coordinator is not None and not _is_loopback(coordinator):
-            crossed = measured_topology(places.topology, figures)
-        figures = figures.model_copy(update={"hosts": tuple(read_hosts(places, crossed))})
+            crossed = measured_topology(context.topology, figures)
+        figures = figures.model_copy(update={"hosts": tuple(read_hosts(context, crossed))})
     return figures.model_copy(update={"flagged": tuple(flagged(figures))})
 
 
 def judged_links(
     links: Sequence[LinkFigures], described_by: Topology | None, hosts: int
 ) -> list[LinkFigures]:
-    """The same with a verdict: against what is described, or else against the other directions.
+    """Judge links by their description or, without one, by the other directions.
 
     Args:
-        links: both directions of each.
-        described_by: what is known of them.
-        hosts: of a site, which share a link; one of them was measured.
+        links: both directions of each link.
+        described_by: a topology that describes them, if any.
+        hosts: number of hosts of a site that share a link; one of them was measured.
     """
     slow = set(slow_ones({(link.source, link.target): link.best for link in links}))
     judged = []
@@ -103,7 +103,7 @@ def judged_links(
 
 
 def flagged(figures: Figures) -> list[str]:
-    """What is slow, a sentence each."""
+    """List what is slow, a sentence each."""
     collectives = [each for each in figures.collectives if each.verdict == "slow"]
     return [
         *_flagged_devices(figures.devices),
@@ -113,7 +113,7 @@ def flagged(figures: Figures) -> list[str]:
 
 
 def _flagged_devices(devices: Sequence[DeviceFigures]) -> list[str]:
-    """The slow devices; a host of which all are slow is said as one, if there are others."""
+    """List the slow devices; a host with several devices, all slow, is one entry."""
     by_host: dict[tuple[str, str], list[DeviceFigures]] = {}
     for device in devices:
         by_host.setdefault((device.site, device.host), []).append(device)

@@ -27,8 +27,8 @@ from geojax.pipeline.execution import StageWeights
 from geojax.pipeline.execution.stage_layers import StageLayers
 from geojax.pipeline.schedule import Placement
 from geojax.pipeline.simulation.stage_times import PieceTimes, SiteTimes, StageTimes
-from geojax.probe.context import Places
-from geojax.probe.exchange import PATIENCE_SECONDS, collect
+from geojax.probe.context import ProbeContext
+from geojax.probe.exchange import TIMEOUT_SECONDS, collect
 from geojax.runtime import Watchdog, WatchdogSettings, barrier
 from geojax.step.amax_history import attach, expected, history_layouts
 from geojax.step.forward_backward import TrainingPass
@@ -50,19 +50,19 @@ Body = Callable[[jax.Array, Any], Any]
 zero is one that no compiler knows, so that none computes once what is the same in every turn."""
 
 
-def measured_stages(config: RunConfig, places: Places, rows: int) -> StageTimes:
+def measured_stages(config: RunConfig, context: ProbeContext, rows: int) -> StageTimes:
     """The times of the pieces of `config`'s model; every process of the job calls it.
 
     Args:
         config: of its mesh, `expert`, `context` and `tensor` count: the devices of a stage.
-        places: the processes and their devices, all of which take part.
+        context: the processes and their devices, all of which take part.
         rows: sequences of a microbatch on one data-parallel rank.
 
     Raises:
         UserError: the devices do not divide into stages.
         MissingProcessesError: some process did not come.
     """
-    mesh = _stage_mesh(config, places)
+    mesh = _stage_mesh(config, context)
     changes = {
         "mesh": MeshSettings(**dict(mesh.shape)),
         "pipeline": PipelineSettings(),
@@ -77,13 +77,13 @@ def measured_stages(config: RunConfig, places: Places, rows: int) -> StageTimes:
         if (piece, kind) != ("embedding", "backward")
     }
     # Some collectives die when their ranks come far apart: all have compiled, then they meet.
-    barrier("probe: the pieces of the model are compiled", PATIENCE_SECONDS)
-    limits = WatchdogSettings(first_step_seconds=PATIENCE_SECONDS, minimum_seconds=PATIENCE_SECONDS)
-    with Watchdog(limits) as watchdog, watchdog.step(0):
+    barrier("probe: the pieces of the model are compiled", TIMEOUT_SECONDS)
+    limits = WatchdogSettings(first_step_seconds=TIMEOUT_SECONDS, minimum_seconds=TIMEOUT_SECONDS)
+    with Watchdog(limits) as watchdog, watchdog.step(0, "probe"):
         own = _seconds([functools.partial(run, *pieces.arguments) for run in programs.values()])
     answers = [json.loads(text) for text in collect("pieces", json.dumps(own))]
     sites = []
-    for site in places.topology.sites:
+    for site in context.topology.sites:
         members = site.processes or (0,)
         medians = [
             statistics.median(answers[member][index] for member in members)
@@ -101,20 +101,20 @@ def measured_stages(config: RunConfig, places: Places, rows: int) -> StageTimes:
     )
 
 
-def _stage_mesh(config: RunConfig, places: Places) -> Mesh:
+def _stage_mesh(config: RunConfig, context: ProbeContext) -> Mesh:
     """All devices in stages of the config's size; what is left over goes to `data`."""
     spread = {axis: getattr(config.mesh, axis) for axis in ("expert", "context", "tensor")}
     devices = spread["expert"] * spread["context"] * spread["tensor"]
-    sites = len(places.topology.sites)
-    held = places.mesh.size // sites
+    sites = len(context.topology.sites)
+    held = context.mesh.size // sites
     if held % devices:
         raise UserError(
             f"a stage of expert={spread['expert']} x context={spread['context']} x "
             f"tensor={spread['tensor']} needs {devices} devices, and a site has {held}: leave the "
             "check 'stages' out, or probe with a multiple of them"
         )
-    topology = places.topology if len(places.processes) > 1 else None
-    given = list(places.mesh.devices.flat)
+    topology = context.topology if len(context.processes) > 1 else None
+    given = list(context.mesh.devices.flat)
     return make_mesh(topology, dc=sites, data=held // devices, devices=given, **spread)
 
 

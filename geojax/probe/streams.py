@@ -1,11 +1,11 @@
 """Round trip and throughput between two processes, over TCP sockets of their own.
 
 One end listens on its own address, the other connects; every connection begins with a token that
-both know, so that a stranger's does not count. Then
+both know, so that strangers are ignored. Then
 
     round trip   the caller sends a byte and waits for its answer, many times
     throughput   over fresh streams, one direction at a time: the sender sends as fast as it can,
-                 the receiver counts when TCP has found its rate, and hangs up
+                 the receiver counts once TCP has found its rate, and closes
 """
 
 import contextlib
@@ -19,8 +19,8 @@ from collections.abc import Iterator, Sequence
 
 from geojax.errors import RunError
 
-PATIENCE_SECONDS = 30.0
-"""How long a socket may stand still."""
+TIMEOUT_SECONDS = 30.0
+"""Time that a socket may transfer nothing."""
 
 _EXCHANGES = 60
 _FIRST_EXCHANGES = 5
@@ -31,10 +31,10 @@ _TCP_INFO_OPTIONS, _TCP_TIMESTAMPS = 5, 1  # linux/tcp.h: the place in struct tc
 
 
 def own_address(host: str) -> str:
-    """The address of this machine that faces `host`, a name or an address.
+    """Return the address of this machine that faces `host`, a name or an address.
 
     Raises:
-        RunError: there is no way to it.
+        RunError: there is no route to it.
     """
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
@@ -47,26 +47,26 @@ def own_address(host: str) -> str:
 
 
 class Listener:
-    """The end that is called."""
+    """The end that accepts connections."""
 
     def __init__(self, address: str, token: bytes, peer: str):
-        """Listen on `address`, on a free port; `peer` is who will call, for messages."""
+        """Listen on a free port of `address`; `peer` names the other end in messages."""
         self._token, self._peer = token, peer
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._socket = socket.create_server((address, 0), family=family)
         self.port: int = self._socket.getsockname()[1]
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         self._socket.close()
 
     def accept(self) -> socket.socket:
-        """The next connection that knows the token.
+        """Accept the next connection that sends the token.
 
         Raises:
-            RunError: there is none in time.
+            RunError: none arrives in time.
         """
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while (remaining := deadline - time.monotonic()) > 0:
             self._socket.settimeout(remaining)
             with contextlib.suppress(OSError):
@@ -75,17 +75,17 @@ class Listener:
                 if hmac.compare_digest(_receive(connection, len(self._token)), self._token):
                     return connection
                 connection.close()
-        raise RunError(f"{self._peer} did not connect within {PATIENCE_SECONDS:g} seconds")
+        raise RunError(f"{self._peer} did not connect within {TIMEOUT_SECONDS:g} seconds")
 
 
 def call(source: str, address: tuple[str, int], token: bytes, peer: str) -> socket.socket:
-    """A connection from this host's address `source` to the `Listener` at `address`.
+    """Connect from this host's address `source` to the `Listener` at `address`.
 
     Raises:
-        RunError: there is none; with the name `peer` of who does not answer.
+        RunError: it does not answer; the message names it by `peer`.
     """
     try:
-        connection = socket.create_connection(address, PATIENCE_SECONDS, (source, 0))
+        connection = socket.create_connection(address, TIMEOUT_SECONDS, (source, 0))
         _prepare(connection)
         connection.sendall(token)
         return connection
@@ -94,7 +94,7 @@ def call(source: str, address: tuple[str, int], token: bytes, peer: str) -> sock
 
 
 def round_trip(connection: socket.socket, peer: str) -> float:
-    """Seconds that a byte and its answer take, by the median; the other end calls `answer`.
+    """Measure the median time of a byte and its answer, in seconds; the other end calls `answer`.
 
     Raises:
         RunError: `peer` does not answer.
@@ -115,7 +115,7 @@ def round_trip(connection: socket.socket, peer: str) -> float:
 
 
 def answer(connection: socket.socket, peer: str) -> float:
-    """The other end of `round_trip`: answers until it is over, and returns what was measured.
+    """Answer until the other end's `round_trip` is over, and return its result.
 
     Raises:
         RunError: `peer` does not ask.
@@ -130,10 +130,10 @@ def answer(connection: socket.socket, peer: str) -> float:
 
 
 def send(connections: Sequence[socket.socket], peer: str) -> None:
-    """Fill the connections until `peer` hangs up.
+    """Fill the connections until `peer` closes them.
 
     Raises:
-        RunError: it takes nothing for a long time.
+        RunError: it receives nothing for a long time.
     """
     stuck: list[socket.socket] = []
 
@@ -150,14 +150,14 @@ def send(connections: Sequence[socket.socket], peer: str) -> None:
     with _threads([threading.Thread(target=fill, args=(each,)) for each in connections]):
         pass
     if stuck:
-        raise RunError(f"{peer} took nothing for {PATIENCE_SECONDS:g} seconds: the link stalls")
+        raise RunError(f"{peer} took nothing for {TIMEOUT_SECONDS:g} seconds: the link stalls")
 
 
 def receive(connections: Sequence[socket.socket], round_trip_seconds: float, peer: str) -> float:
-    """Bytes per second that arrive on all connections together; then they are closed.
+    """Measure the bytes per second that arrive on all connections together, then close them.
 
-    After a second and twenty round trips, in which TCP finds its rate, it is the median of some
-    slices of time: a gap that a lost packet has left, and what waited behind it, do not count.
+    After a second and twenty round trips, in which TCP finds its rate, the result is the median
+    over slices of time, so that a gap after a lost packet, and the burst after it, do not count.
 
     Raises:
         RunError: `peer` sends nothing.
@@ -195,7 +195,7 @@ def receive(connections: Sequence[socket.socket], round_trip_seconds: float, pee
 
 
 def packet_share(connection: socket.socket) -> float:
-    """What of a full packet of this connection is payload; 1 where the system does not say."""
+    """Return the share of payload in a full packet of this connection; 1 if it is unknown."""
     try:
         segment = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
         options = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 8)[_TCP_INFO_OPTIONS]
@@ -218,15 +218,15 @@ def _threads(threads: Sequence[threading.Thread]) -> Iterator[None]:
 
 
 def _prepare(connection: socket.socket) -> None:
-    connection.settimeout(PATIENCE_SECONDS)
+    connection.settimeout(TIMEOUT_SECONDS)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def _receive(connection: socket.socket, count: int) -> bytes:
-    """Exactly so many bytes.
+    """Receive exactly `count` bytes.
 
     Raises:
-        OSError: the connection ended before, or stood still.
+        OSError: the connection ended before, or timed out.
     """
     found = b""
     while len(found) < count:

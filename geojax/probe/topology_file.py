@@ -1,4 +1,4 @@
-"""What was measured as a topology, and a topology as the YAML file that `Topology.load` reads."""
+"""Figures of a probe as a topology, and a topology as a YAML file that `Topology.load` reads."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,12 +16,12 @@ _NETWORKS: dict[Scope, str] = {"inside host": "inside_host", "between hosts": "b
 
 
 def measured_topology(running: Topology, figures: Figures) -> Topology:
-    """`running` with what was measured in the place of what was said of it.
+    """Return the topology `running` with measured figures in place of described ones.
 
     An accelerator whose published peaks are known keeps them; another one (a CPU, say) gets the
-    rates that it was seen to reach. A network's bandwidth is the bus bandwidth of the largest
-    all-gather, a link's the payload of the number of streams that carries most; but where several
-    hosts share a link that was described, what is said of the whole stays, since one was measured.
+    rates that it reached. A network's bandwidth is the bus bandwidth of the largest all-gather, a
+    link's the payload at the number of streams that carries most. A described link that several
+    hosts share keeps its description, since only one host was measured.
     """
     sites = tuple(_site(site, figures) for site in running.sites)
     pairs = {frozenset((link.source, link.target)) for link in figures.links}
@@ -35,9 +35,9 @@ def measured_topology(running: Topology, figures: Figures) -> Topology:
 
 
 def save_topology(topology: Topology, path: Path, remarks: Sequence[str]) -> None:
-    """Write it as YAML, with `remarks` as comments at its head.
+    """Write a topology as YAML, with `remarks` as comments at its head.
 
-    Which processes run where is left out: that is for each run to say.
+    The processes of each site are left out: they differ from run to run.
 
     Raises:
         UserError: the file cannot be written.
@@ -130,7 +130,7 @@ def _link_content(link: Link, unit: str) -> dict[str, str]:
 
 
 def _written(rate: float, unit: str) -> str:
-    """Four digits that count, as `geojax.quantities` reads them."""
+    """Format a rate with four significant digits, as `geojax.quantities` reads it."""
     scale, prefix = next(
         (scale, prefix)
         for scale, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))

@@ -1,4 +1,4 @@
-from geojax.probe.context import Places
+from geojax.probe.context import ProbeContext
 from geojax.probe.devices import Work, measured_devices, slow_devices
 from geojax.probe.figures import DeviceFigures, Figures
 from geojax.probe.run import flagged
@@ -19,11 +19,11 @@ def figures(device, flops=1e12, moved=1e12, kind="gpu", host="n1", verdict="ok")
 
 
 def test_every_device_is_measured():
-    places = Places.of((Process(0, None, "here", 8, "cpu"),), None, simulated_sites=2)
+    context = ProbeContext.of((Process(0, None, "here", 8, "cpu"),), None, simulated_sites=2)
     work = Work(matrix=128, products=2, vector_bytes=2**16, sweeps=2)
     assert work.operations == 2 * 2 * 128**3
     assert work.bytes_moved == 2 * 2 * 2**16
-    found = measured_devices(places, "float32", work)
+    found = measured_devices(context, "float32", work)
     assert [each.device for each in found] == list(range(8))
     assert [each.site for each in found] == ["east"] * 4 + ["west"] * 4
     assert all(each.flops_per_second > 0 and each.bytes_per_second > 0 for each in found)

@@ -13,7 +13,7 @@ from geojax.pipeline.schedule import Placement
 from geojax.pipeline.simulation.stage_times import PieceTimes, StageTimes
 from geojax.pipeline.simulation.staged_model import StagedModel
 from geojax.probe import stages
-from geojax.probe.context import Places
+from geojax.probe.context import ProbeContext
 from geojax.probe.stages import measured_stages
 from geojax.topology import Process, Topology
 from geojax.train.config import RunConfig
@@ -37,13 +37,13 @@ def config():
 
 @pytest.fixture(scope="module")
 def times(config):
-    topology = Places.of((Process(0, None, "here", 8, "cpu"),), None, 2).topology
+    topology = ProbeContext.of((Process(0, None, "here", 8, "cpu"),), None, 2).topology
     mesh = make_mesh(dc=2, tensor=2, devices=jax.devices()[:4])
-    places = Places((Process(0, None, "here", 4, "cpu"),), topology, mesh)
+    context = ProbeContext((Process(0, None, "here", 4, "cpu"),), topology, mesh)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stages, "_LOOP_SECONDS", 0.03)
         patch.setattr(stages, "_ROUNDS", 3)
-        return measured_stages(config, places, rows=2)
+        return measured_stages(config, context, rows=2)
 
 
 def test_every_piece_takes_its_time(config, times):

@@ -2,7 +2,7 @@ import jax
 import pytest
 
 from geojax.errors import UserError
-from geojax.probe.context import Places
+from geojax.probe.context import ProbeContext
 from geojax.probe.figures import CollectiveFigures
 from geojax.probe.networks import bus_bandwidth, measured_networks, slow_networks
 from geojax.topology import Process, Topology
@@ -20,17 +20,17 @@ def test_bus_bandwidth_is_that_of_nccl_tests():
 
 
 def test_every_network_of_every_site_is_measured():
-    places = Places.of(one_process(), None, simulated_sites=2)
-    assert [(site.name, site.accelerators) for site in places.topology.sites] == [
+    context = ProbeContext.of(one_process(), None, simulated_sites=2)
+    assert [(site.name, site.accelerators) for site in context.topology.sites] == [
         ("east", 4),
         ("west", 4),
     ]
-    assert places.mesh.shape["dc"] == 2
-    assert places.mesh.shape["tensor"] == 4
-    assert [site for site, _ in places.own_devices] == ["east"] * 4 + ["west"] * 4
-    assert places.first_processes == {}
-    assert places.turn() == (0, 1)
-    collectives, networks = measured_networks(places, sizes=[4096, 8192])
+    assert context.mesh.shape["dc"] == 2
+    assert context.mesh.shape["tensor"] == 4
+    assert [site for site, _ in context.own_devices] == ["east"] * 4 + ["west"] * 4
+    assert context.first_processes == {}
+    assert context.turn() == (0, 1)
+    collectives, networks = measured_networks(context, sizes=[4096, 8192])
     assert {(each.site, each.scope, each.collective, each.devices) for each in collectives} == {
         (site, "inside host", collective, 4)
         for site in ("east", "west")
@@ -45,19 +45,19 @@ def test_every_network_of_every_site_is_measured():
 
 def test_a_device_alone_has_no_network(monkeypatch):
     monkeypatch.setattr(jax, "devices", lambda: jax.local_devices()[:1])
-    assert measured_networks(Places.of(one_process(1), None, 1)) == ([], [])
+    assert measured_networks(ProbeContext.of(one_process(1), None, 1)) == ([], [])
 
 
 def test_devices_that_do_not_divide_are_refused():
     with pytest.raises(UserError, match="8 devices do not divide into 3 sites: simulate 9 devices"):
-        Places.of(one_process(), None, simulated_sites=3)
+        ProbeContext.of(one_process(), None, simulated_sites=3)
 
 
 def test_sites_are_called_as_they_are_described():
     described = Topology.load("two-h100-sites")
-    places = Places.of(one_process(), described, simulated_sites=2)
-    assert places.topology.site_names == described.site_names
-    assert places.topology.links == described.links
+    context = ProbeContext.of(one_process(), described, simulated_sites=2)
+    assert context.topology.site_names == described.site_names
+    assert context.topology.links == described.links
 
 
 def test_a_site_far_behind_the_others_is_named():

@@ -38,7 +38,7 @@ def test_a_stranger_is_not_taken_for_the_peer(listener):
 
 
 def test_who_does_not_connect_or_listen_is_named(listener, monkeypatch):
-    monkeypatch.setattr(streams, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(streams, "TIMEOUT_SECONDS", 0.1)
     with pytest.raises(RunError, match=r"the caller did not connect within 0\.1 seconds"):
         listener.accept()
     listener.close()
