@@ -1,4 +1,4 @@
-"""What one accelerator can do: peak rates and memory, as published by its maker.
+"""Catalog of accelerators: peak rates and memory, as published by their makers.
 
 Peaks are dense (no structured sparsity) and count a multiply-add as two operations. Sources:
 NVIDIA's data sheets of A100, H100, H200 and B200 (SXM boards), Google Cloud's pages of each TPU
@@ -19,23 +19,25 @@ Precision = Literal["float64", "float32", "tensorfloat32", "float16", "bfloat16"
 
 
 class Accelerator(Settings):
-    """One kind of accelerator. What is not known of it is left out, never guessed."""
+    """One kind of accelerator; unknown figures are left out, never guessed."""
 
     name: str
-    """The name that topology files use, such as h100-sxm."""
+    """Name in topology files, such as h100-sxm."""
     peak_flops_per_second: dict[Precision, FlopsPerSecond] = pydantic.Field(default_factory=dict)
-    """Dense matrix-product peak by the precision of the factors; tensorfloat32 is what a GPU makes
-    of float32 factors by default, float32 is without it."""
+    """Dense matrix-product peak by the precision of the factors; tensorfloat32 is what a GPU
+    uses for float32 factors by default, and float32 is without it."""
     memory_bytes: Bytes | None = None
     """Size of the device's own memory."""
     memory_bytes_per_second: BytesPerSecond | None = None
     """Bandwidth of that memory, reads and writes together."""
     device_kinds: tuple[str, ...] = ()
-    """How JAX names such a device (`device.device_kind`)."""
+    """JAX's names of such devices (`device.device_kind`)."""
 
     def peak(self, dtype: str) -> float | None:
-        """Peak FLOP/s with factors of `dtype` (a dtype's name; every float8_* is float8), or None
-        when it is not known."""
+        """Return peak FLOP/s for factors of `dtype`, a dtype's name; None if it is unknown.
+
+        Every float8_* counts as float8.
+        """
         precision: Any = "float8" if dtype.startswith("float8") else dtype
         return self.peak_flops_per_second.get(precision)
 
@@ -82,7 +84,7 @@ _B200_PEAKS = {
     "float8": "4.5PFLOP/s",
 }
 
-CATALOGUE: dict[str, Accelerator] = {
+CATALOG: dict[str, Accelerator] = {
     accelerator.name: accelerator
     for accelerator in (
         _kind("simulated", {}, device_kinds=("cpu",)),
@@ -105,28 +107,28 @@ CATALOGUE: dict[str, Accelerator] = {
         ),
     )
 }
-"""Every accelerator that a topology may name, by that name."""
+"""Accelerators that a topology may name, by that name."""
 
 
 def accelerator_named(name: str) -> Accelerator:
-    """The accelerator of the catalogue called `name`.
+    """Return the accelerator of the catalog called `name`.
 
     Raises:
-        UserError: the catalogue holds no such name; the message gives the nearest or all of them.
+        UserError: there is none; the message gives the nearest name or all of them.
     """
-    if name not in CATALOGUE:
-        near = difflib.get_close_matches(name, CATALOGUE, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(CATALOGUE)}"
+    if name not in CATALOG:
+        near = difflib.get_close_matches(name, CATALOG, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(CATALOG)}"
         raise UserError(f"no accelerator is called '{name}'; {hint}")
-    return CATALOGUE[name]
+    return CATALOG[name]
 
 
 def accelerator_of(device: Any) -> Accelerator | None:
-    """The catalogue's entry for a JAX device, or None for a kind that it does not hold.
+    """Return the catalog's entry for a JAX device, or None for an unknown kind.
 
-    A CPU device is `simulated`, which has no peak: there is no utilisation to speak of.
+    A CPU device is `simulated`, which has no peak and so no utilization.
     """
-    for accelerator in CATALOGUE.values():
+    for accelerator in CATALOG.values():
         if device.device_kind in accelerator.device_kinds:
             return accelerator
     return None

@@ -1,4 +1,4 @@
-"""The six mesh axes, and which device stands where in the mesh.
+"""The six mesh axes, and the order of devices in the mesh.
 
     dc       sites
     stage    pipeline stages inside a site
@@ -8,9 +8,9 @@
     tensor   pieces of a matrix
 
 All six always exist, of size 1 when unused, so that a program names its collectives once. Devices
-are laid out with the axis that talks most innermost: `tensor` stays on one host, `dc` is the site.
+are laid out with the axis of most traffic innermost: `tensor` stays on one host, `dc` is the site.
 
-    >>> make_mesh(dc=2, data=4)     # 8 simulated devices in one process, cut into two sites
+    >>> make_mesh(dc=2, data=4)     # 8 simulated devices in one process, divided into 2 sites
     Mesh('dc': 2, 'stage': 1, 'data': 4, 'expert': 1, 'context': 1, 'tensor': 1, ...)
     dc=0: devices 0 1 2 3           dc=1: devices 4 5 6 7
 """
@@ -32,9 +32,9 @@ _registered: dict[int, Process] = {}
 
 
 def register_processes(processes: Sequence[Process]) -> None:
-    """Say once, at start-up, where each process of this job runs; `make_mesh` asks for it.
+    """Register the site and host of each process of this job, which `make_mesh` uses.
 
-    `geojax.runtime.start` calls this with what the processes told each other.
+    `geojax.runtime.start` calls this once, with what the processes told each other.
     """
     _registered.clear()
     _registered.update({process.index: process for process in processes})
@@ -51,20 +51,20 @@ def make_mesh(
     tensor: int = 1,
     devices: Sequence[jax.Device] | None = None,
 ) -> Mesh:
-    """A mesh over all `devices` (default: all of the job), its axes `AXES`, of type Auto.
+    """Make a mesh with axes `AXES`, of type Auto, over all devices of the job.
 
-    The dc axis runs over the sites. In one process the devices are simulated sites: the list is
-    cut evenly into dc pieces. In several processes a site is made of whole processes: those that
-    the topology names, else those that said so at start-up (--site, GEOJAX_SITE), else (a topology
-    whose accelerators are as many as the devices, such as one for an ahead-of-time compilation)
+    The dc axis runs over the sites. In one process the sites are simulated: the devices are
+    divided evenly into dc parts. In several processes a site consists of whole processes: those
+    that the topology names, else those that named it at start-up (--site, GEOJAX_SITE), else (for a
+    topology with as many accelerators as there are devices, as in an ahead-of-time compilation)
     processes fill the topology's sites in the order of their indices. Inside a site devices are
-    ordered by host, process and device id, and cut into stage, data, expert, context, tensor, the
-    last one innermost.
+    ordered by host, process and device id, and divided into stage, data, expert, context, tensor,
+    the last one innermost.
 
     Args:
-        topology: the sites; None for what is running.
-        dc, stage, data, expert, context, tensor: the axes' sizes.
-        devices: instead of `jax.devices()`; also devices of an ahead-of-time topology.
+        topology: the sites; None for those of the running processes.
+        dc, stage, data, expert, context, tensor: the sizes of the axes.
+        devices: devices to use instead of `jax.devices()`, for instance ahead-of-time ones.
 
     Raises:
         UserError: the sizes do not multiply to the devices, a site does not hold its share, dc is
@@ -96,16 +96,16 @@ def make_mesh(
 
 
 GPU_PLATFORMS = ("gpu", "cuda")
-"""The names that JAX has for NVIDIA's GPUs."""
+"""JAX's names of the platform of NVIDIA's GPUs."""
 
 
 def platform_of(mesh: Mesh) -> str:
-    """That of the mesh's devices, which a mesh without devices only describes."""
+    """Return the platform of the mesh's devices, which may be abstract ones."""
     return str(mesh.abstract_mesh.abstract_device.platform)
 
 
 def spans_processes(mesh: Mesh | AbstractMesh) -> bool:
-    """Whether its devices belong to several processes; those that are only described to none."""
+    """Return whether the mesh's devices belong to several processes; abstract ones to none."""
     if isinstance(mesh, AbstractMesh):
         return False
     return len({device.process_index for device in mesh.devices.flat}) > 1
@@ -119,7 +119,7 @@ def require_sites(topology: Topology, dc: int) -> None:
 def _simulated_sites(
     topology: Topology | None, sizes: dict[str, int], devices: list[jax.Device]
 ) -> tuple[list[list[jax.Device]], int]:
-    """One process's devices cut into dc sites of equal size; and the size of a host."""
+    """Divide one process's devices into dc sites of equal size; return them and a host's size."""
     if topology is not None:
         require_sites(topology, sizes["dc"])
     _require_product(sizes, devices, dc_is_free=topology is None)
@@ -140,7 +140,7 @@ def _simulated_sites(
 def _sites_of_processes(
     topology: Topology | None, sizes: dict[str, int], of_process: dict[int, list[jax.Device]]
 ) -> tuple[list[list[jax.Device]], int]:
-    """Each site's devices, host by host, where several processes hold them; a host's size."""
+    """Return each site's devices in several processes, host by host, and the size of a host."""
     devices = [device for members in of_process.values() for device in members]
     topology = _located(topology, sizes["dc"], of_process)
     if topology is None:  # all of them in one site, each process a host
@@ -183,7 +183,7 @@ def _host_size(
 def _located(
     topology: Topology | None, dc: int, of_process: dict[int, list[jax.Device]]
 ) -> Topology | None:
-    """The topology with processes in its sites, or None where there is but one site."""
+    """Return the topology with processes in its sites, or None if there is only one site."""
     if topology is not None and topology.sites[0].processes:
         return topology
     running = set(of_process) <= set(_registered)

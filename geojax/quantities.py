@@ -1,7 +1,7 @@
-"""Times, sizes and rates in configs: a number in the base unit, or a string with its unit.
+"""Times, sizes and rates in configs: a number in the base unit, or a string with a unit.
 
-The unit stands in the field's name (`round_trip_seconds`, `bytes_per_second`), and a plain number
-is in that unit. What reads better is a number and a unit, with or without a space:
+The unit is part of the field's name (`round_trip_seconds`, `bytes_per_second`), and a plain number
+is in that unit. A string has a number and a unit, with or without a space:
 
     seconds             21ms   4us   0.5s         (ns, us, ms, s)
     bytes               80GB   4MiB  512B         (B, kB, MB, GB, TB; KiB, MiB, GiB, TiB)
@@ -46,7 +46,7 @@ _COMPUTE_UNITS = {
 
 
 def _reader(base: str, units: dict[str, Fraction], example: str) -> Callable[[Any], Any]:
-    """A function that turns "21ms" into 0.021 and leaves whatever is not a string to pydantic."""
+    """Make a function that turns "21ms" into 0.021 and leaves other types to pydantic."""
 
     def read(value: Any) -> Any:
         if not isinstance(value, str):
@@ -97,7 +97,7 @@ Share = Annotated[
 
 
 def quantity(value: float, unit: str = "") -> str:
-    """A number that a person reads at a glance: 5.1M, 1.2 GB, 830 tokens/s."""
+    """Format a number with three digits and a prefix: 5.1M, 1.2 GB, 830 tokens/s."""
     for limit, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= limit:
             return f"{value / limit:.3g}{' ' if unit else ''}{prefix}{unit}"

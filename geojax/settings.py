@@ -1,4 +1,4 @@
-"""YAML files and pydantic models: how every setting of geojax is read, checked and refused.
+"""Settings classes: YAML files and overrides are read into them, with one-line errors.
 
 A settings class derives from `Settings`; `load_yaml` and `validate` turn a file into one, and every
 mistake in it into a one-line `UserError` that names the field's path and the nearest valid name.
@@ -32,7 +32,7 @@ SettingsType = TypeVar("SettingsType", bound=Settings)
 
 
 def load_yaml(path: Path) -> dict[str, Any]:
-    """The mapping that the YAML file at `path` holds.
+    """Read the mapping in the YAML file at `path`.
 
     Raises:
         UserError: the file is missing, is not YAML, or holds something other than a mapping.
@@ -57,7 +57,7 @@ def load_yaml(path: Path) -> dict[str, Any]:
 
 
 def validate(settings: type[SettingsType], content: Mapping[str, Any], source: str) -> SettingsType:
-    """`content` as an instance of `settings`; `source` (a file's name, say) opens the messages.
+    """Validate `content` as an instance of `settings`; messages begin with `source`, a file, say.
 
     Raises:
         UserError: one line with the path of the first field that is wrong, what is wrong, and the
@@ -76,7 +76,7 @@ def validate(settings: type[SettingsType], content: Mapping[str, Any], source: s
 
 
 def preset_path(kind: str, name: str) -> Path:
-    """The file of the preset `name` in `configs/<kind>/`; `kind` is "model" or "topology".
+    """Return the file of the preset `name` in `configs/<kind>/`; `kind` is "model" or "topology".
 
     Raises:
         UserError: there is no such preset; the message lists the nearest or all of them.
@@ -149,13 +149,13 @@ def _renamed_value(
 
 
 def _fields_at(settings: type[pydantic.BaseModel], location: tuple[Any, ...]) -> list[str]:
-    """The names of the fields of the settings class that lies at `location` below `settings`."""
+    """List the fields of the settings class at `location` below `settings`."""
     classes = _classes_at(settings, location)
     return sorted({name for c in classes for name in getattr(c, "model_fields", {})})
 
 
 def _classes_at(settings: type[pydantic.BaseModel], location: tuple[Any, ...]) -> list[type]:
-    """The classes in the annotation of what lies at `location` below `settings`."""
+    """List the classes in the annotation of the field at `location` below `settings`."""
     current: Any = settings
     for part in location:
         classes = [c for c in _classes_in(current) if issubclass(c, pydantic.BaseModel)]
@@ -165,7 +165,7 @@ def _classes_at(settings: type[pydantic.BaseModel], location: tuple[Any, ...]) -
 
 
 def _classes_in(annotation: Any) -> list[type]:
-    """Every class named in an annotation: `dict[str, Link] | None` holds str, Link, NoneType."""
+    """List the classes in an annotation: str, Link, NoneType for `dict[str, Link] | None`."""
     if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
         return [annotation]
     return [c for inner in typing.get_args(annotation) for c in _classes_in(inner)]

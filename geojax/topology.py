@@ -1,7 +1,7 @@
-"""Sites, the links between them, hosts and accelerators: the machine as data.
+"""Sites, the links between them, hosts and accelerators: the cluster as data.
 
-One object describes the machine to everything that asks: the mesh takes the sites from it, the
-planner (without touching a device) the links and the accelerators. It comes from a YAML file, from
+The mesh takes the sites from it, and the planner, without touching a device, the links and the
+accelerators. It comes from a YAML file, from
 the running processes, or is written in Python:
 
     sites:
@@ -18,7 +18,7 @@ the running processes, or is written in Python:
         round_trip_seconds: 21ms
         bytes_per_second: 3.2Tbit/s
 
-`geojax.quantities` says how times, sizes and rates are written.
+`geojax.quantities` explains the units of times, sizes and rates.
 """
 
 import dataclasses
@@ -29,32 +29,32 @@ from typing import Annotated, Any, Self
 
 import pydantic
 
-from geojax.accelerators import CATALOGUE, Accelerator, accelerator_named
+from geojax.accelerators import CATALOG, Accelerator, accelerator_named
 from geojax.errors import UserError
 from geojax.quantities import BytesPerSecond, Seconds
 from geojax.settings import Settings, load_yaml, preset_path, validate
 
 
 class Link(Settings):
-    """What carries bytes between two places."""
+    """Network between two accelerators, hosts or sites."""
 
     round_trip_seconds: Seconds
     """Time for a small message and its answer, without queueing."""
     bytes_per_second: BytesPerSecond
-    """Bandwidth in each direction, both directions at once."""
+    """Bandwidth in each direction, with both directions in use."""
 
 
 class SiteLink(Link):
-    """The link between two sites, shared by everything that crosses it."""
+    """Link between two sites, shared by everything that crosses it."""
 
     sites: tuple[str, str]
-    """The names of the two sites."""
+    """Names of the two sites."""
     reverse_bytes_per_second: BytesPerSecond | None = None
-    """Bandwidth from the second site to the first where it differs; `bytes_per_second` is then the
+    """Bandwidth from the second site to the first if it differs; `bytes_per_second` is then the
     bandwidth from the first to the second."""
 
     def towards(self, target: str) -> Link:
-        """This link as seen by what is sent to the site `target`, one of its two."""
+        """Return this link with the bandwidth towards the site `target`, one of its two."""
         assert target in self.sites, f"{target} is no end of the link {self.sites}"
         bandwidth = self.bytes_per_second
         if target == self.sites[0] and self.reverse_bytes_per_second is not None:
@@ -67,29 +67,29 @@ def _from_catalogue(value: Any) -> Any:
 
 
 class Site(Settings):
-    """One data centre, or one part of it whose accelerators see each other at full speed."""
+    """One data center, or a part of it whose accelerators reach each other at full speed."""
 
     name: str = pydantic.Field(min_length=1)
-    """The site's name: what a launcher's --site or GEOJAX_SITE gives."""
+    """Name of the site, as in a launcher's --site or GEOJAX_SITE."""
     hosts: int = pydantic.Field(ge=1)
     """Number of hosts."""
     accelerators_per_host: int = pydantic.Field(ge=1)
-    """Accelerators that share the fastest links (NVLink, ICI): usually those of one machine."""
+    """Number of accelerators that share the fastest links (NVLink, ICI), usually one machine's."""
     accelerator: Annotated[Accelerator, pydantic.BeforeValidator(_from_catalogue)]
-    """A name from the catalogue (h100-sxm, ascend-910b, simulated ...), or a mapping with `name`,
+    """Name from the catalog (h100-sxm, ascend-910b, simulated ...), or a mapping with `name`,
     `peak_flops_per_second`, `memory_bytes` and `memory_bytes_per_second`."""
     inside_host: Link | None = None
-    """What one accelerator has towards the others of its host."""
+    """Network from one accelerator to the others of its host."""
     between_hosts: Link | None = None
-    """What one accelerator has towards accelerators of the site's other hosts (its share of the
-    host's network cards)."""
+    """Network from one accelerator to those of the site's other hosts (its share of the host's
+    network cards)."""
     processes: tuple[int, ...] = ()
-    """Indices of the JAX processes that run here, host by host. Empty where it is not known yet:
-    processes then fill the sites in the order of their indices."""
+    """Indices of the JAX processes that run here, host by host. Empty if not known yet; processes
+    then fill the sites in the order of their indices."""
 
     @property
     def accelerators(self) -> int:
-        """Accelerators of the whole site."""
+        """Number of accelerators in the site."""
         return self.hosts * self.accelerators_per_host
 
 
@@ -98,26 +98,26 @@ class Process:
     """One running process, as it describes itself to the others."""
 
     index: int
-    """Its JAX process index."""
+    """JAX's process index."""
     site: str | None
-    """The name of the site where it runs; None when nobody said so."""
+    """Name of the site where it runs; None if it was not given."""
     host: str
-    """A name that the processes of one machine share."""
+    """Host name, which the processes of one machine share."""
     devices: int
-    """How many devices it drives."""
+    """Number of devices that it drives."""
     device_kind: str
-    """How JAX names these devices."""
+    """JAX's name of the kind of these devices."""
 
 
 class Topology(Settings):
     """All sites and the links between them."""
 
     name: str = "unnamed"
-    """What messages call it; of a file, the file's name without .yaml."""
+    """Name in messages; for a file, its name without .yaml."""
     sites: tuple[Site, ...] = pydantic.Field(min_length=1)
-    """The sites, in the order of the mesh's dc axis."""
+    """Sites, in the order of the mesh's dc axis."""
     links: tuple[SiteLink, ...] = ()
-    """At most one link for each pair of sites."""
+    """Links, at most one for each pair of sites."""
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -148,16 +148,16 @@ class Topology(Settings):
 
     @property
     def site_names(self) -> tuple[str, ...]:
-        """The sites' names, in the order of the dc axis."""
+        """Names of the sites, in the order of the dc axis."""
         return tuple(site.name for site in self.sites)
 
     @property
     def accelerators(self) -> int:
-        """Accelerators of all sites together."""
+        """Number of accelerators in all sites together."""
         return sum(site.accelerators for site in self.sites)
 
     def site(self, name: str) -> Site:
-        """The site called `name`.
+        """Return the site called `name`.
 
         Raises:
             UserError: there is none of that name.
@@ -171,7 +171,7 @@ class Topology(Settings):
         )
 
     def link(self, source: str, target: str) -> Link:
-        """The link between two different sites, with the bandwidth from `source` to `target`.
+        """Return the link between two different sites, with the bandwidth of that direction.
 
         Raises:
             UserError: a site is unknown, or the topology does not describe that link.
@@ -187,12 +187,12 @@ class Topology(Settings):
 
     @classmethod
     def load(cls, name_or_path: str | Path) -> "Topology":
-        """The topology in a YAML file, or the preset of that name in configs/topology.
+        """Read a topology from a YAML file, or the preset of that name in configs/topology.
 
-        Whatever ends in .yaml or .yml or holds a slash is a path.
+        A name that ends in .yaml or .yml or has a slash is a path.
 
         Raises:
-            UserError: no such preset or file, or a mistake in it, in one line.
+            UserError: there is no such preset or file, or it has a mistake.
         """
         text = str(name_or_path)
         is_path = isinstance(name_or_path, Path) or "/" in text or text.endswith((".yaml", ".yml"))
@@ -203,11 +203,11 @@ class Topology(Settings):
     def from_processes(
         cls, processes: Iterable[Process], described_by: "Topology | None" = None
     ) -> "Topology":
-        """The topology that these running processes make up.
+        """Make the topology of these running processes.
 
-        Processes that name no site make up one. Sites come in the order of their first process,
+        Processes that name no site form one. Sites come in the order of their first process,
         unless `described_by` (a topology file) gives an order; it then also gives accelerators,
-        links and the size of a host, while the number of hosts is what is running.
+        links and the size of a host, while the number of hosts is that of the processes.
 
         Raises:
             UserError: hosts of one site have different numbers of devices, or a process lies in a
@@ -231,10 +231,10 @@ class Topology(Settings):
         return described_by.model_copy(update={"sites": sites})
 
     def fill(self, devices_of_process: Mapping[int, int]) -> "Topology":
-        """This topology with processes in every site, taken in the order of their indices.
+        """Fill the sites with processes in the order of their indices.
 
-        `devices_of_process` gives each process's number of devices. For processes that do not say
-        where they run, above all those of an ahead-of-time compilation.
+        It is for processes that do not name their site, as in an ahead-of-time compilation;
+        `devices_of_process` gives each one's number of devices.
 
         Raises:
             UserError: the devices are not as many as the accelerators, or a process would lie in
@@ -265,7 +265,7 @@ class Topology(Settings):
 
 
 def _host_by_host(processes: list[Process]) -> list[list[Process]]:
-    """The processes of one site grouped by host, hosts in the order of their first process."""
+    """Group the processes of one site by host, in the order of the hosts' first processes."""
     hosts: dict[str, list[Process]] = {}
     for process in processes:
         hosts.setdefault(process.host, []).append(process)
@@ -281,7 +281,7 @@ def _site_of(name: str, processes: list[Process]) -> Site:
             "devices; every host of a site must drive the same number"
         )
     kind = processes[0].device_kind
-    known = [entry for entry in CATALOGUE.values() if kind in entry.device_kinds]
+    known = [entry for entry in CATALOG.values() if kind in entry.device_kinds]
     return Site(
         name=name,
         hosts=len(hosts),

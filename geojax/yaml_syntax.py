@@ -1,4 +1,4 @@
-"""YAML as configs are written: safe, every key once, and 1e-3 is the number it looks like."""
+"""YAML of configs: safe, without repeated keys, and with 1e-3 as a number."""
 
 import re
 from typing import Any
@@ -7,16 +7,16 @@ import yaml
 
 
 class YamlError(ValueError):
-    """Text that is not such YAML."""
+    """Error for text that is not such YAML."""
 
     def __init__(self, problem: str, line: int | None):
         super().__init__(problem)
         self.line = line
-        """Counted from 1; None where it is not known."""
+        """Line of the error from 1; None if it is unknown."""
 
 
 def parse(text: str) -> Any:
-    """What the YAML `text` says.
+    """Parse the YAML `text`.
 
     Raises:
         YamlError: it is not YAML, or gives a key twice.

@@ -1,4 +1,4 @@
-"""Checkpoints: asynchronous, atomic, checksummed, restored onto any mesh; and the run directory."""
+"""Checkpoints (asynchronous, atomic, checksummed, restored onto any mesh) and run directories."""
 
 from geojax.checkpoint.checkpointer import Checkpointer
 from geojax.checkpoint.run_directory import RunDirectory

@@ -1,4 +1,4 @@
-"""What the processes of one run must agree on before any of them acts on a checkpoint."""
+"""Agreement of the processes of a run before any of them acts on a checkpoint."""
 
 import jax
 import numpy as np
@@ -8,17 +8,17 @@ _TEXT_BYTES = 512
 
 
 def number_of_first_process(number: int) -> int:
-    """Process 0's `number`, on every process (32 bits)."""
+    """Return process 0's `number` on every process (32 bits)."""
     if jax.process_count() == 1:
         return number
     return int(np.asarray(multihost_utils.process_allgather(np.int32(number))).reshape(-1)[0])
 
 
 def first_text(text: str | None) -> str | None:
-    """The `text` of the first process that has one, on every process; None when none has.
+    """Return the `text` of the first process that has one, on every process; None if none has.
 
-    So that one process's trouble ends in the same decision everywhere, instead of in a barrier
-    that the others wait at in vain. The text is cut after 512 bytes.
+    So a problem of one process leads to the same decision everywhere, and the others do not wait
+    for it at a barrier. The text is cut after 512 bytes.
     """
     if jax.process_count() == 1:
         return text

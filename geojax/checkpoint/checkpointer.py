@@ -1,4 +1,4 @@
-"""Saving the training state while training goes on, and restoring it onto any mesh."""
+"""The checkpointer: saves the training state in the background, restores it onto any mesh."""
 
 import json
 import logging
@@ -58,14 +58,14 @@ class Checkpointer:
         interval_minutes: float | None = None,
         report: Callable[[str], None] = _logger.warning,
     ) -> None:
-        """Opens `folder`, which is made if needed.
+        """Open `folder`, which is made if needed.
 
         Args:
-            folder: where the checkpoints lie.
-            keep: how many of them are kept.
+            folder: folder of the checkpoints.
+            keep: number of checkpoints to keep.
             interval: `should_save` is true for multiples of this step number.
             interval_minutes: `due` is true when the last save is at least this long ago.
-            report: takes a line about a damaged, interrupted or set aside checkpoint; called on
+            report: called with a line about a damaged, interrupted or set aside checkpoint, on
                 process 0 only.
 
         Raises:
@@ -88,13 +88,13 @@ class Checkpointer:
         self._saving: tuple[int, Future[None]] | None = None
 
     def should_save(self, step: int) -> bool:
-        """Whether a checkpoint falls due at `step` by the number of steps."""
+        """Return whether a checkpoint is due at `step` by the number of steps."""
         return self._interval is not None and step > 0 and step % self._interval == 0
 
     def due(self, now: float | None = None) -> bool:
-        """Whether a checkpoint falls due by time; `now` in seconds of `time.monotonic()`.
+        """Return whether a checkpoint is due by time; `now` is in seconds of `time.monotonic()`.
 
-        Clocks differ: with several processes the caller takes one process's answer for all.
+        Clocks differ: with several processes the caller uses one process's answer for all.
         """
         now = time.monotonic() if now is None else now
         return (
@@ -103,7 +103,7 @@ class Checkpointer:
         )
 
     def latest_steps(self) -> list[int]:
-        """The steps of the committed checkpoints, newest first (not looked at: one may be bad)."""
+        """List the steps of the committed checkpoints, newest first; they may be damaged."""
         return committed_steps(self.folder)
 
     def save(self, step: int, state: Any, metadata: Mapping[str, Any]) -> None:
@@ -114,9 +114,9 @@ class Checkpointer:
 
         Args:
             step: the number of optimizer steps taken; the checkpoint's name.
-            state: a tree of jax.Arrays; what is stored are their global values, so that they can be
+            state: a tree of jax.Arrays; their global values are stored, so that they can be
                 restored onto another mesh.
-            metadata: what else a resumed run needs, as JSON; "model" holds the model's config.
+            metadata: other facts for a resumed run, as JSON; "model" holds the model's config.
 
         Raises:
             UserError: the save before this one failed, or `folder` already holds this step or a
@@ -126,7 +126,7 @@ class Checkpointer:
         if step == self._newest_step:
             return
         if self._first_process:
-            self._clear_the_way()
+            self._make_room()
         later = number_of_first_process(max(self.latest_steps(), default=-1))
         if later >= step:
             raise UserError(
@@ -151,7 +151,7 @@ class Checkpointer:
 
         Raises:
             UserError: it failed: the disk is full, say.
-            LostContactError: another process went away.
+            LostContactError: another process is gone.
         """
         if self._saving is None:
             return
@@ -173,24 +173,24 @@ class Checkpointer:
         model: Mapping[str, Any] | None = None,
         adapt: Callable[[State, Mapping[str, str]], State] | None = None,
     ) -> tuple[State, dict[str, Any]]:
-        """The state and the metadata of the newest checkpoint that is whole.
+        """Read the state and the metadata of the newest checkpoint that is undamaged.
 
         A damaged checkpoint is left where it is, one line of `report` names it, and the one before
-        it is taken.
+        it is read.
 
         Args:
             abstract_state: a tree of jax.ShapeDtypeStructs with shardings, on any mesh.
             model: the model's config; None to restore without looking at the model.
-            adapt: what is wanted instead of `abstract_state`, given it and what is saved: the type
-                of each array by name, as "float32[100,64]". None: what `abstract_state` says.
+            adapt: function that replaces `abstract_state`, called with it and the saved arrays'
+                types by name, as "float32[100,64]". None: `abstract_state` stays.
 
         Returns:
-            The state, sharded as `abstract_state` says, and the metadata given to `save` together
-            with "step".
+            the state, with the shardings of `abstract_state`, and the metadata given to `save`
+            together with "step".
 
         Raises:
-            UserError: there is no checkpoint, none is whole, or it is of another model or holds
-                other arrays (decided before any array is read).
+            UserError: there is no checkpoint, all are damaged, or it is of another model or holds
+                other arrays (found before any array is read).
         """
         self.wait()
         problems: dict[int, str] = {}
@@ -206,10 +206,10 @@ class Checkpointer:
             return state, {**content["metadata"], "step": content["step"]}
         if not problems:
             raise UserError(f"{self.folder}: holds no checkpoint")
-        raise UserError(f"{self.folder}: holds no whole checkpoint: {_list_of(problems)}")
+        raise UserError(f"{self.folder}: holds no undamaged checkpoint: {_list_of(problems)}")
 
     def close(self) -> None:
-        """Wait for the save in the background and let go of the threads."""
+        """Wait for the save in the background and stop the threads."""
         try:
             self.wait()
         finally:
@@ -236,33 +236,33 @@ class Checkpointer:
             self._require_shared_folder()
 
     def _require_shared_folder(self) -> None:
-        """See that every process finds in the folder what process 0 has just put there.
+        """Check that every process finds a file that process 0 has just written to the folder.
 
         Otherwise Orbax would wait for the others' files until it times out, or write only some.
         """
         token = first_text(uuid.uuid4().hex if self._first_process else None)
-        sign = self.folder / f".shared-{token}"
+        marker = self.folder / f".shared-{token}"
         problem = None
         try:
             if self._first_process:
-                sign.touch()
+                marker.touch()
         except OSError as error:
             problem = f"cannot be written to ({error.strerror})"
         if problem := first_text(problem):
             raise UserError(f"{self.folder}: {problem}")
-        if not sign.exists():
+        if not marker.exists():
             problem = (
                 f"process {jax.process_index()} does not see what process 0 writes there; "
                 "checkpoints need a file system that all processes share"
             )
         problem = first_text(problem)
         if self._first_process:
-            sign.unlink()
+            marker.unlink()
         if problem:
             raise UserError(f"{self.folder}: {problem}")
 
-    def _clear_the_way(self) -> None:
-        """Before the first save after a restore: what is damaged or half-written makes room."""
+    def _make_room(self) -> None:
+        """Set damaged checkpoints aside and remove half-written ones, before a save."""
         for step in self._damaged_steps:
             target = set_aside(self.folder, step)
             self._report(f"{self.folder / str(step)}: damaged; renamed to {target.name}")
@@ -286,10 +286,10 @@ class Checkpointer:
         model: Mapping[str, Any] | None,
         adapt: Callable[[State, Mapping[str, str]], State] | None,
     ) -> tuple[State, dict[str, Any]]:
-        """The state of the checkpoint of `step`, and its manifest.
+        """Read the state of the checkpoint of `step`, and its manifest.
 
         Raises:
-            DamagedCheckpoint: on every process, when any of them finds it damaged.
+            DamagedCheckpoint: on every process, if any of them finds it damaged.
         """
         path = self.folder / str(step)
         content = _together(lambda: manifest.read(path))
@@ -319,7 +319,7 @@ class Checkpointer:
 
 
 def _together(read: Callable[[], Result]) -> Result:
-    """What `read` returns, if it succeeds on every process; else DamagedCheckpoint on every one."""
+    """Call `read`; raise DamagedCheckpoint on every process if it fails on any."""
     result, problem = None, None
     try:
         result = read()
@@ -336,7 +336,7 @@ def _list_of(problems: dict[int, str]) -> str:
 
 
 def _by_name(state: Any) -> dict[str, Any]:
-    """The leaves of a tree by their path, as "parameters.layers.query", in the tree's order."""
+    """Return the leaves of a tree by path, as "parameters.layers.query", in the tree's order."""
     leaves = jax.tree_util.tree_leaves_with_path(state)
     named = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
     assert len(named) == len(leaves), "two leaves of the state have the same path"
@@ -344,5 +344,5 @@ def _by_name(state: Any) -> dict[str, Any]:
 
 
 def _is_not_raised_too(record: logging.LogRecord) -> bool:
-    """Orbax logs, with its stack trace, the same error of a save that `wait` raises."""
+    """Filter out the error of a save that Orbax logs with a stack trace, since `wait` raises it."""
     return not (record.exc_info and "orbax" in record.pathname)

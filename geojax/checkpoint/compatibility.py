@@ -1,4 +1,4 @@
-"""Whether a checkpoint is of this run's model and holds this run's arrays."""
+"""Check that a checkpoint is of this run's model and holds this run's arrays."""
 
 import json
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from geojax.renamed_keys import MODEL_KEYS
 
 
 def describe_arrays(arrays: Mapping[str, Any]) -> dict[str, str]:
-    """Each array's type by name, as "float32[100,64]"."""
+    """Return each array's type by name, as "float32[100,64]"."""
     return {name: _description(array) for name, array in arrays.items()}
 
 
@@ -53,12 +53,12 @@ def refuse_other_arrays(path: Path, saved: Mapping[str, str], wanted: Mapping[st
 
 
 def _description(array: Any) -> str:
-    """An array's type as "float32[100,64]"."""
+    """Return an array's type as "float32[100,64]"."""
     return f"{array.dtype}[{','.join(str(size) for size in array.shape)}]"
 
 
 def _first_difference(saved: Any, given: Any, field: str) -> tuple[str, str, str] | None:
-    """The path of the first field in which two JSON documents differ, and both values."""
+    """Return the path of the first field in which two JSON documents differ, and both values."""
     if isinstance(saved, dict) and isinstance(given, dict):
         for key in [*given, *(key for key in saved if key not in given)]:
             if key not in saved or key not in given:

@@ -1,8 +1,8 @@
-"""The folder that a run's checkpoints lie in: which are there, which go, which are set aside.
+"""The folder of a run's checkpoints: list, remove and set aside.
 
 20/                        a committed checkpoint, by the number of its step
 30.orbax-checkpoint-tmp/   a save that was interrupted (or is going on)
-10.deleting/               an old checkpoint on its way out
+10.deleting/               an old checkpoint that is being deleted
 20.damaged/                found damaged at a restore, and set aside when its step came again
 """
 
@@ -15,12 +15,12 @@ _DAMAGED = ".damaged"
 
 
 def committed_steps(folder: Path) -> list[int]:
-    """The steps of the committed checkpoints in `folder`, newest first; they may be damaged."""
+    """List the steps of the committed checkpoints, newest first; some may be damaged."""
     return sorted((int(name) for name in _names(folder) if name.isdecimal()), reverse=True)
 
 
 def interrupted_steps(folder: Path) -> list[int]:
-    """The steps whose save did not come to its end, newest first."""
+    """List the steps whose save was interrupted, newest first."""
     steps = (name.removesuffix(INTERRUPTED) for name in _names(folder) if INTERRUPTED in name)
     return sorted((int(step) for step in steps if step.isdecimal()), reverse=True)
 
@@ -28,14 +28,14 @@ def interrupted_steps(folder: Path) -> list[int]:
 def remove_old(folder: Path, keep: int) -> None:
     """Delete all but the newest `keep` committed checkpoints.
 
-    Each is renamed first, so that a process killed on the way leaves no half of a checkpoint.
+    Each is renamed first, so that a killed process leaves no half-deleted checkpoint behind.
     """
     for step in committed_steps(folder)[keep:]:
         _delete(folder / str(step))
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete what interrupted saves and interrupted deletions have left."""
+    """Delete the remains of interrupted saves and deletions."""
     for name in _names(folder):
         if name.endswith((INTERRUPTED, _DELETING)):
             _delete(folder / name)

@@ -13,7 +13,7 @@ from geojax.checkpoint import manifest
 
 
 class StateHandler(ocp.PyTreeCheckpointHandler):
-    """Saves a tree of arrays and, as the last act before the atomic rename, its manifest."""
+    """Handler that saves a tree of arrays and, last before the atomic rename, its manifest."""
 
     def __init__(self) -> None:
         # Compression takes 8% off float32 weights and made a save of 0.5 GB four times longer.
@@ -27,8 +27,8 @@ class StateHandler(ocp.PyTreeCheckpointHandler):
         save_args: Any = None,
         args: Any = None,
     ) -> list[Any]:
-        """Copy the arrays off the devices; what is returned finishes the save when waited for."""
-        assert isinstance(args, SaveState), "StateHandler saves SaveState arguments only"
+        """Copy the arrays off the devices; waiting for the returned futures finishes the save."""
+        assert isinstance(args, SaveState), "StateHandler must be called with SaveState arguments"
         self._content = args.content
         writes = await super().async_save(directory, args=args)
         return [_WritesThenChecksums(writes or [], Path(directory))]
@@ -42,7 +42,7 @@ class StateHandler(ocp.PyTreeCheckpointHandler):
 @ocp.args.register_with_handler(StateHandler, for_save=True)
 @dataclasses.dataclass
 class SaveState(ocp.args.PyTreeSave):
-    """What `StateHandler` saves: `item`, a dict of arrays, and `content` for the manifest."""
+    """Arguments of a save: `item`, a dict of arrays, and `content` for the manifest."""
 
     content: dict[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -50,11 +50,11 @@ class SaveState(ocp.args.PyTreeSave):
 @ocp.args.register_with_handler(StateHandler, for_restore=True)
 @dataclasses.dataclass
 class RestoreState(ocp.args.PyTreeRestore):
-    """What `StateHandler` restores: `item` and `restore_args` as in `PyTreeRestore`."""
+    """Arguments of a restore: `item` and `restore_args` as in `PyTreeRestore`."""
 
 
 class _WritesThenChecksums:
-    """The future of a save in this process: its files are written, then checksummed.
+    """Future of a save in this process, which writes its files and then checksums them.
 
     Orbax calls `result` in its background thread, on every process, before the processes meet to
     commit the checkpoint.

@@ -1,7 +1,7 @@
-"""The manifest of a checkpoint: what it holds, and a checksum of every file of it.
+"""The manifest of a checkpoint: its content, and a checksum of each of its files.
 
 Orbax's storage format checks its index but not the numbers, so that a flipped bit in a weight would
-be restored without a word. `manifest.json` is the last file written into a checkpoint before it is
+be restored unnoticed. `manifest.json` is the last file written into a checkpoint before it is
 renamed into place; a checkpoint without one, or one that disagrees with it, is damaged.
 
 With several processes each one checksums the files it has written itself, in its background save
@@ -41,7 +41,7 @@ def write(folder: Path, content: Mapping[str, Any], *, processes: int = 1) -> No
     the processes are used and removed; the files that no part covers are read.
 
     Raises:
-        FileNotFoundError: a process's part is not there: it wrote its arrays somewhere else.
+        FileNotFoundError: a process's part is missing: it wrote its arrays somewhere else.
     """
     covered: dict[str, list[Any]] = {}
     for part in (_part(folder, process) for process in range(processes)):
@@ -55,10 +55,10 @@ def write(folder: Path, content: Mapping[str, Any], *, processes: int = 1) -> No
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """The manifest of the checkpoint in `folder`: "step", "metadata", "arrays" and "files".
+    """Read the manifest of the checkpoint in `folder`: "step", "metadata", "arrays" and "files".
 
     Raises:
-        DamagedCheckpoint: it is missing or is not what `write` wrote.
+        DamagedCheckpoint: it is missing or was changed.
     """
     try:
         document = json.loads((folder / NAME).read_text(encoding="utf-8"))
@@ -76,7 +76,7 @@ def verify(
 ) -> None:
     """Compare the files of the checkpoint in `folder` with the manifest's `files`.
 
-    Every process looks at all sizes, which is cheap, and reads its share of the files.
+    Every process checks all sizes, which is cheap, and reads its share of the files.
 
     Raises:
         DamagedCheckpoint: a file is missing, or its size or checksum differs.
@@ -115,7 +115,7 @@ def _top(folder: Path, path: Path) -> str:
 
 
 def _checksums(folder: Path, paths: Iterable[Path]) -> dict[str, list[Any]]:
-    """For each file its [size in bytes, CRC-32 as eight hexadecimal digits], by relative name."""
+    """Compute [size in bytes, CRC-32 as eight hex digits] of each file, by relative name."""
     paths = list(paths)
     # zlib and file reads release the interpreter lock.
     with ThreadPoolExecutor(_THREADS) as pool:

@@ -1,4 +1,4 @@
-"""The directory that one training run lives in, and the lock that keeps a second run out."""
+"""The directory of a training run, and the lock that keeps a second run out."""
 
 import fcntl
 import os
@@ -14,7 +14,7 @@ from geojax.errors import UserError
 
 
 class RunDirectory:
-    """The paths of a run below `path`, which is made if needed.
+    """Paths of a run below `path`, which is made if needed.
 
     config.yaml (the resolved config), checkpoints/, metrics.jsonl, tensorboard/ and lock.
 
@@ -40,11 +40,11 @@ class RunDirectory:
 
     @property
     def has_checkpoint(self) -> bool:
-        """Whether there is a committed checkpoint to resume from."""
+        """True if there is a committed checkpoint to resume from."""
         return bool(committed_steps(self.checkpoints))
 
     def write_config(self, config: Mapping[str, Any]) -> None:
-        """Write the resolved `config` (plain YAML values) as config.yaml, whole or not at all."""
+        """Write the resolved `config` (plain YAML values) as config.yaml, atomically."""
         temporary = self.config.with_suffix(".yaml.tmp")
         with temporary.open("w", encoding="utf-8") as file:
             yaml.safe_dump(dict(config), file, sort_keys=False, allow_unicode=True)
@@ -53,7 +53,7 @@ class RunDirectory:
         temporary.replace(self.config)
 
     def lock(self) -> "RunDirectory":
-        """Take the lock, which the kernel gives back when this process ends, however it ends.
+        """Take the lock, which the kernel releases when this process ends in any way.
 
         Raises:
             UserError: a live process holds it; the message names the process and its host.
@@ -80,7 +80,7 @@ class RunDirectory:
         return self
 
     def release(self) -> None:
-        """Give the lock back; does nothing when it is not held."""
+        """Release the lock; do nothing if it is not held."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None

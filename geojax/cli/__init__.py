@@ -1,1 +1,1 @@
-"""The `geojax` command: one small module a verb, which parses, calls and prints."""
+"""The `geojax` command: a module for each subcommand, which parses, calls and prints."""

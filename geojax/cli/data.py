@@ -1,4 +1,4 @@
-"""`geojax data prepare`: from text files to token shards."""
+"""`geojax data prepare`: turn text files into token shards."""
 
 import dataclasses
 from pathlib import Path
@@ -13,48 +13,48 @@ from geojax.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class PrepareCommand:
-    """Tokenise text into a folder that `geojax train` reads (`data.sources`: `prepared:`).
+    """Tokenize text into a folder that `geojax train` reads (`data.sources`: `prepared:`).
 
-    One source from FILES to `--output`, or several with one tokenizer as the YAML file `--config`
-    says.
+    One source from FILES to `--output`, or several with one tokenizer, as described in the YAML
+    file `--config`.
     """
 
     files: tyro.conf.Positional[tuple[str, ...]] = ()
     """Text files, JSON lines, folders of them, or quoted globs ('texts/**/*.txt'); .gz too."""
 
     output: Path | None = None
-    """The folder to make."""
+    """Folder to make."""
 
     config: Path | None = None
-    """A YAML file with output, sources, and tokenizer or vocab_size; given alone."""
+    """YAML file with output, sources, and tokenizer or vocab_size; given alone."""
 
     validation_files: tuple[str, ...] = ()
     """Files of the validation set."""
 
     validation_fraction: float = 0.0
-    """Or the share of the documents that becomes the validation set, 0.01 for instance."""
+    """Share of the documents that becomes the validation set instead, 0.01 for instance."""
 
     format: Literal["auto", "text", "jsonl"] = "auto"
-    """text: a file is one document; jsonl: a line is one; auto goes by the file's suffix."""
+    """Format of the files. text: a file is one document; jsonl: a line is one; auto: by suffix."""
 
     field: str = "text"
     """Key of the text in a JSON line."""
 
     tokenizer: Path | None = None
-    """A tokenizer.json to use; without it one is trained."""
+    """tokenizer.json to use; without it one is trained."""
 
     vocab_size: int = 32768
-    """Of the tokenizer that is trained."""
+    """Vocabulary size of the tokenizer that is trained."""
 
     beginning_token: str | None = None
-    """The token of the given tokenizer that begins a document, where its name is unusual."""
+    """Token of the given tokenizer that begins a document, if its name is unusual."""
 
     end_token: str | None = None
-    """The token that ends a document."""
+    """Token that ends a document."""
 
 
 def run(command: PrepareCommand) -> int:
-    """Prepare, print what was made, and return the exit code 0."""
+    """Prepare the folders, print a table of them, and return the exit code 0."""
     from geojax.data import PrepareSettings, prepare
     from geojax.settings import load_yaml, validate
 

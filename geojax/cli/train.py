@@ -13,7 +13,7 @@ from geojax.settings import validate
 
 @dataclasses.dataclass(frozen=True)
 class TrainCommand:
-    """Train a transformer as CONFIG says.
+    """Train the transformer that CONFIG describes.
 
     Any setting of the config can be changed: `--optimizer.peak_learning_rate 1e-3`. Under
     `jax.distributed`, every process runs this same command; where SLURM or Kubernetes started
@@ -21,7 +21,7 @@ class TrainCommand:
     """
 
     config: tyro.conf.Positional[Path]
-    """The YAML file of the run."""
+    """YAML file of the run."""
 
     resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Refuse to start from scratch. Without it, a run directory with a checkpoint is resumed and an
@@ -34,10 +34,10 @@ class TrainCommand:
     """Number of processes of the run, in all sites."""
 
     process_id: int | None = None
-    """Which of them this one is, from 0."""
+    """Index of this process, from 0."""
 
     site: str | None = None
-    """The site that this process belongs to; GEOJAX_SITE says the same."""
+    """Name of the site of this process; default: GEOJAX_SITE."""
 
 
 def run(command: TrainCommand, overrides: Sequence[str]) -> int:

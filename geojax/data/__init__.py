@@ -1,7 +1,7 @@
-"""Text to tokens to batches.
+"""Data, from text files to the batches of a run.
 
-`prepare` turns files into prepared folders; a `Corpus` opens what a run's `DataSettings` name; a
-`Loader` gives the batch of any step, or this process's share of it.
+`prepare` turns files into prepared folders, a `Corpus` opens the sources of a run's `DataSettings`,
+and a `Loader` returns the batch of any step, or this process's share of it.
 """
 
 from geojax.data.corpus import Corpus, Source

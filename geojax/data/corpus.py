@@ -1,4 +1,4 @@
-"""The sources that a run reads, opened and checked against each other."""
+"""Sources of a run's text, opened and checked against each other."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from geojax.errors import UserError
 
 @dataclass(frozen=True)
 class Source:
-    """A prepared folder and its share of the training rows."""
+    """A prepared folder and its share of the training sequences."""
 
     name: str
     prepared: Prepared
@@ -29,7 +29,7 @@ class Corpus:
         """Open every source; a builtin corpus is prepared on first use.
 
         Raises:
-            UserError: a source is not there, not whole, has nothing to train on, or has another
+            UserError: a source is missing, damaged, has nothing to train on, or has another
                 tokenizer than the first source.
         """
         opened = [(source, _open(source, settings, progress)) for source in settings.sources]

@@ -1,4 +1,4 @@
-"""From files to documents: text and JSON lines, plain or gzipped, read as a stream.
+"""Documents in files of text or JSON lines, plain or gzipped, read as a stream.
 
 A document comes as one or more `Piece`s, so that a file larger than the memory can be one document.
 """
@@ -17,7 +17,7 @@ from geojax.errors import UserError
 Format = Literal["auto", "text", "jsonl"]
 
 PIECE_CHARACTERS = 1 << 18
-"""A longer document is tokenised in pieces of about this size, cut at the end of a line."""
+"""Size of the pieces, cut at the end of a line, in which longer documents are tokenized."""
 
 _TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst")
 _JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
@@ -25,7 +25,7 @@ _JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
 
 @dataclass(frozen=True)
 class Piece:
-    """A run of a document's text; `first` and `last` tell whether the document begins or ends."""
+    """A part of a document's text; `first` and `last` mark the document's ends."""
 
     text: str
     first: bool
@@ -33,7 +33,7 @@ class Piece:
 
 
 def find_files(patterns: Iterable[str]) -> list[Path]:
-    """The files that `patterns` (files, folders, globs with `**`) name, in order, each once.
+    """Find the files that `patterns` (files, folders, globs with `**`) name, in order, each once.
 
     A folder stands for the .txt, .text, .md, .rst, .jsonl, .ndjson and .json files below it,
     gzipped ones included; hidden files are left out.
@@ -72,10 +72,10 @@ def read_documents(
     field: str = "text",
     advance: Callable[[int], None] = lambda bytes_read: None,
 ) -> Iterator[Piece]:
-    """The documents of one file: the whole of a text file, or the `field` of each JSON line.
+    """Read the documents of a file: all of a text file, or `field` of each JSON line.
 
-    `advance` is called with the number of bytes read from the disk since its last call. Documents
-    without a character are left out.
+    `advance` is called with the number of bytes read from the disk since its last call. Empty
+    documents are left out.
 
     Raises:
         UserError: the file cannot be read, is not UTF-8 text, or a line (its number is named) is no
@@ -102,7 +102,7 @@ def read_documents(
 
 
 def split_text(text: str) -> Iterator[Piece]:
-    """A text in memory as one document."""
+    """Split a text in memory, which is one document, into pieces."""
     return _whole(io.StringIO(text))
 
 

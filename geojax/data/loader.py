@@ -1,4 +1,4 @@
-"""Batches by step: the same global batch at step n on any mesh, found without reading the n before.
+"""Batches by step: the global batch of step n is the same on any mesh and found in O(1).
 
 Sample i of a source is the window of `sequence` + 1 tokens from token i * sequence on. Grain
 shuffles each source's samples anew in every epoch, and deals rows to the sources in proportion to
@@ -19,7 +19,7 @@ from geojax.data.storage import TRAIN, VALIDATION, TokenStream
 from geojax.errors import UserError
 
 _MOST_WINDOWS = 2**32
-"""Grain's shuffle permutes 32-bit numbers."""
+"""Most windows of a source, since Grain's shuffle permutes 32-bit numbers."""
 
 
 class Loader:
@@ -89,7 +89,7 @@ class Loader:
 
     @property
     def fingerprint(self) -> str:
-        """Equal where every step's global batch is equal: of the data, and of how it is read."""
+        """Hash of the data and of how it is read; equal if every step's global batch is equal."""
         identity = {
             "sequence": self.sequence,
             "global_rows": self.global_rows,
@@ -106,7 +106,7 @@ class Loader:
         return self._batches[step]
 
     def iterate(self, start_step: int = 0) -> Iterator[Batch]:
-        """The batches from `start_step` on, without end, read ahead by threads."""
+        """Yield the batches from `start_step` on, without end, read ahead by threads."""
         ahead = self._batches.slice(slice(start_step, None)).to_iter_dataset(self._read_options)
         # Closing the generator stops the threads.
         with contextlib.closing(iter(ahead)) as batches:
@@ -114,7 +114,7 @@ class Loader:
 
     @property
     def validation_names(self) -> tuple[str, ...]:
-        """The validation sets: the sources that hold something out."""
+        """Names of the validation sets: the sources with held-out documents."""
         return tuple(self._held_out)
 
     def validation(self, name: str) -> Iterator[Batch]:
@@ -159,7 +159,7 @@ class Loader:
 
 
 class _Windows:
-    """The samples of a stream: [sequence + 1] tokens each."""
+    """Samples of a stream, of sequence + 1 tokens each."""
 
     def __init__(self, stream: TokenStream, sequence: int) -> None:
         self._stream, self._sequence = stream, sequence
@@ -209,7 +209,7 @@ def _blend(corpus: Corpus, sequence: int, seed: int) -> grain.MapDataset:
 
 
 def _source_seed(seed: int, name: str) -> int:
-    """Grain adds the epoch to the seed: neighbouring seeds must not shuffle alike."""
+    """Derive a seed for one source; Grain adds the epoch to it, so that neighbors must differ."""
     return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=4).digest(), "big")
 
 

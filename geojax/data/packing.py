@@ -1,4 +1,4 @@
-"""From windows of the token stream to what a model needs to keep packed documents apart."""
+"""Packing of documents: windows of a token stream to inputs, targets, segments and a loss mask."""
 
 import numpy as np
 
@@ -8,11 +8,11 @@ Batch = dict[str, np.ndarray]
 
 
 def pack(windows: np.ndarray, tokenizer: Tokenizer) -> Batch:
-    """Inputs, targets and the documents' boundaries of `windows`.
+    """Split `windows` into inputs and targets, and mark the boundaries of documents.
 
     Args:
         windows: [rows, sequence + 1] tokens; the last one of a window is only a target.
-        tokenizer: tells which token begins a document.
+        tokenizer: the tokenizer, which defines the token that begins a document.
 
     Returns:
         tokens, targets, segment_ids, positions: int32 [rows, sequence]; loss_mask: float32 [rows,

@@ -1,4 +1,4 @@
-"""From text to prepared folders: train or read a tokenizer, tokenise, write shards.
+"""Preparation of text: train or read a tokenizer, tokenize, and write shards into folders.
 
 Text streams through: at any time a few megabytes of it are in memory, whatever the files' sizes.
 """
@@ -79,7 +79,7 @@ def prepare(settings: PrepareSettings, *, progress: bool = False) -> list[Prepar
 
 
 def write_prepared(folder: Path, documents: Iterable[Assigned], tokenizer: Tokenizer) -> None:
-    """Tokenise `documents` and fill `folder` with their shards, the tokenizer and the manifest."""
+    """Tokenize `documents` and fill `folder` with their shards, the tokenizer and the manifest."""
     dtype = token_dtype(tokenizer.vocabulary_size)
     text_bytes = 0
     with SplitWriter(folder, TRAIN, dtype) as train, SplitWriter(folder, VALIDATION, dtype) as held:
@@ -99,13 +99,13 @@ def write_prepared(folder: Path, documents: Iterable[Assigned], tokenizer: Token
 
 
 def is_held_out(text: str, share: float) -> bool:
-    """Whether the document that begins with `text` is among the `share` that is held out."""
+    """Return whether the document that begins with `text` is in the held-out `share`."""
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") < share * 2**64
 
 
 def progress_bar(*, enabled: bool) -> Progress:
-    """A bar in bytes, on the standard error stream."""
+    """Make a progress bar in bytes, on the standard error stream."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),

@@ -1,4 +1,4 @@
-"""The `data:` section of a run's config, and what `geojax data prepare` is told."""
+"""Settings of a run's `data:` section and of `geojax data prepare`."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,18 +12,18 @@ from geojax.renamed_keys import PREPARE_KEYS, PREPARE_SOURCE_KEYS
 from geojax.settings import Settings
 
 Name = Annotated[str, pydantic.Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-"""Of a source: a part of a file's name and of a metric's."""
+"""Name of a source, which becomes a part of names of files and metrics."""
 
 
 class SourceSettings(Settings):
     """One source of text to train on, or only to validate on (weight 0)."""
 
     name: Name
-    """Names the source in metrics; its held-out documents are the validation set of this name."""
+    """Name of the source in metrics, and of the validation set of its held-out documents."""
     builtin: Literal["python-stdlib"] | None = None
-    """A corpus that needs no download: the source and documentation of Python's own library."""
+    """Corpus that needs no download: the source and documentation of Python's own library."""
     prepared: Path | None = None
-    """Or a folder made by `geojax data prepare`."""
+    """Folder made by `geojax data prepare`, instead of a builtin corpus."""
     weight: float | None = pydantic.Field(default=None, ge=0)
     """Share of the training rows, relative to the other sources; left out everywhere: in
     proportion to the sources' tokens."""
@@ -38,7 +38,7 @@ class SourceSettings(Settings):
 
 
 class DataSettings(Settings):
-    """What a run reads.
+    """Sources of a run's text.
 
     data:
       sources:
@@ -49,11 +49,11 @@ class DataSettings(Settings):
     sources: tuple[SourceSettings, ...] = (SourceSettings(name="python", builtin="python-stdlib"),)
     """Where the text comes from."""
     vocab_size: int = pydantic.Field(default=4096, ge=SMALLEST_VOCABULARY)
-    """Of the tokenizer that is trained for a builtin corpus."""
+    """Vocabulary size of the tokenizer that is trained for a builtin corpus."""
     tokenizer: Path | None = None
-    """A `tokenizer.json` for a builtin corpus, instead of training one."""
+    """`tokenizer.json` for a builtin corpus, instead of training one."""
     cache: Path | None = None
-    """Where builtin corpora are kept; by default the user's cache folder."""
+    """Folder that keeps builtin corpora; by default the user's cache folder."""
 
     @pydantic.model_validator(mode="after")
     def _sources_make_a_blend(self) -> "DataSettings":
@@ -79,14 +79,14 @@ class PrepareSource(Settings):
     files: tuple[str, ...] = ()
     """Files, folders and globs (`**` crosses folders)."""
     validation_files: tuple[str, ...] = ()
-    """The same for the validation set."""
+    """Files, folders and globs of the validation set."""
     validation_fraction: float = pydantic.Field(default=0.0, ge=0, lt=1)
-    """Or the share of the documents in `files` to hold out as the validation set. A hash of the
-    text decides for each document, so that one that occurs twice is on one side only."""
+    """Share of the documents in `files` that becomes the validation set, instead of separate files.
+    A hash of the text decides for each document, so that one that occurs twice is on one side."""
     format: Format = "auto"
-    """`text`: a file is a document; `jsonl`: a line is one; `auto` goes by the file's suffix."""
+    """Format of the files. text: a file is a document; jsonl: a line is one; auto: by suffix."""
     field: str = "text"
-    """Of a JSON line: the key of the document's text."""
+    """Key of the document's text in a JSON line."""
 
     @pydantic.model_validator(mode="after")
     def _has_files(self) -> "PrepareSource":
@@ -104,24 +104,24 @@ class PrepareSource(Settings):
 
 
 class PrepareSettings(Settings):
-    """What `geojax data prepare` makes: a folder for each source, all with one tokenizer."""
+    """Settings of `geojax data prepare`: a folder for each source, all with one tokenizer."""
 
     renamed_keys: ClassVar[Mapping[str, str]] = PREPARE_KEYS
 
     output: Path
-    """The folder above the prepared folders."""
+    """Folder above the prepared folders."""
     sources: tuple[PrepareSource, ...]
-    """What to read."""
+    """Sources to prepare."""
     tokenizer: Path | None = None
-    """A `tokenizer.json` to use; left out, one is trained on the sources' training files."""
+    """`tokenizer.json` to use; None: one is trained on the sources' training files."""
     beginning_token: str | None = None
-    """The token of that file that begins a document; known names are found without it."""
+    """Token of that file that begins a document; well-known names are found without it."""
     end_token: str | None = None
     """The token that ends a document."""
     vocab_size: int = pydantic.Field(default=32768, ge=SMALLEST_VOCABULARY)
-    """Of the tokenizer that is trained."""
+    """Vocabulary size of the tokenizer that is trained."""
     tokenizer_bytes: int = pydantic.Field(default=1 << 28, gt=0)
-    """It is trained on about so many bytes of text, taken from the start of every file."""
+    """Bytes of text to train the tokenizer on, taken from the start of every file."""
 
     @pydantic.model_validator(mode="after")
     def _makes_sense(self) -> "PrepareSettings":
@@ -136,7 +136,7 @@ class PrepareSettings(Settings):
 
 
 def refuse_repeated(names: list[str]) -> None:
-    """Raise a ValueError that names what occurs twice in `names`."""
+    """Raise a ValueError that gives the names which occur twice in `names`."""
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"two sources are called '{name}'")

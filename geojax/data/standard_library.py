@@ -1,8 +1,8 @@
-"""The corpus that needs no download: the running Python's standard library.
+"""The corpus that needs no download: the standard library of the Python that runs.
 
 Its documents are the library's modules (source with docstrings) and the topics of the language
-reference that `help()` shows. Tests, tables of data and generated files are left out: what remains
-is what people wrote. It is prepared on first use and kept in the user's cache folder.
+reference that `help()` shows. Tests, tables of data and generated files are left out. It is
+prepared on first use and kept in the user's cache folder.
 """
 
 import ast
@@ -40,9 +40,9 @@ def prepare_standard_library(
     cache: Path | None = None,
     progress: bool = False,
 ) -> Prepared:
-    """The standard library as a prepared folder, prepared now unless it is in the cache.
+    """Return the standard library as a prepared folder, which is made unless it is in the cache.
 
-    `cache` is the folder to keep it in: by default `geojax` in the user's cache folder
+    `cache` is the folder that keeps it, by default `geojax` in the user's cache folder
     (`$XDG_CACHE_HOME`, else `~/.cache`). Several processes may call this at once: one prepares, the
     others wait for it. A given `tokenizer.json` is used in place of one that is trained on the
     corpus.
@@ -65,7 +65,7 @@ def prepare_standard_library(
 
 
 def standard_library_documents(library: Path) -> Iterator[str]:
-    """The texts of the library's modules below the folder `library`, then of its documentation."""
+    """Yield the texts of the modules below the folder `library`, then of the documentation."""
     for path in sorted(library.rglob("*.py")):
         folders = path.relative_to(library).parts[:-1]
         if _LEFT_OUT_FOLDERS.intersection(folders) or any(map(path.match, _LEFT_OUT_FILES)):
@@ -79,7 +79,7 @@ def standard_library_documents(library: Path) -> Iterator[str]:
 
 
 def _topics(path: Path) -> Iterator[str]:
-    """The texts in pydoc's table of topics: `topics = {'name': 'text', ...}`."""
+    """Return the texts in pydoc's table of topics: `topics = {'name': 'text', ...}`."""
     if not path.is_file():
         return
     for statement in ast.parse(path.read_text(encoding="utf-8")).body:

@@ -1,4 +1,4 @@
-"""A prepared folder: token shards, the tokenizer, and a manifest that says what must be there.
+"""A prepared folder: token shards, the tokenizer, and a manifest of what it must contain.
 
     manifest.json           format, version, counts, tokenizer, the shards of each split
     tokenizer.json
@@ -35,7 +35,7 @@ TOKENIZER = "tokenizer.json"
 
 SHARD_TOKENS = 1 << 28
 _MAPPED_SHARDS = 128
-"""Each mapped shard holds a file descriptor; the least recently used is given back."""
+"""Most shards that are mapped at once, since each holds a file descriptor."""
 
 
 class Shard(Settings):
@@ -45,25 +45,25 @@ class Shard(Settings):
     file: str = pydantic.Field(pattern=r"^(train|validation)-[0-9]{5,}\.npy$")
     tokens: int = pydantic.Field(gt=0)
     bytes: int = pydantic.Field(gt=0)
-    """The size of the file."""
+    """Size of the file."""
     sha256: str = pydantic.Field(pattern=r"^[0-9a-f]{64}$")
-    """Of the tokens, without the header of the file."""
+    """SHA-256 of the tokens, without the header of the file."""
 
 
 class Split(Settings):
-    """The documents that are trained on, or those held out."""
+    """Shards of the training documents, or of the held-out ones."""
 
     documents: int = pydantic.Field(ge=0)
     shards: tuple[Shard, ...]
 
     @property
     def tokens(self) -> int:
-        """Tokens in all shards."""
+        """Number of tokens in all shards."""
         return sum(shard.tokens for shard in self.shards)
 
 
 class TokenizerEntry(Settings):
-    """What the manifest says about the tokenizer."""
+    """Entry of the manifest for the tokenizer."""
 
     sha256: str = pydantic.Field(pattern=r"^[0-9a-f]{64}$")
     vocabulary_size: int = pydantic.Field(gt=0)
@@ -94,7 +94,7 @@ class TokenStream:
     """The tokens of one split as one sequence, mapped from its shards."""
 
     def __init__(self, folder: Path, split: Split, dtype: str) -> None:
-        """Check that each shard is there and whole.
+        """Check that each shard is there and complete.
 
         Raises:
             UserError: a shard is missing, or shorter or longer than the manifest says.
@@ -119,7 +119,7 @@ class TokenStream:
         return int(self._starts[-1])
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Tokens `start` to `stop` as int32 [stop - start]."""
+        """Return tokens `start` to `stop` as int32 [stop - start]."""
         assert 0 <= start <= stop <= len(self), f"{start}:{stop} of {len(self)} tokens"
         index = int(np.searchsorted(self._starts, start, side="right")) - 1
         parts = []
@@ -181,10 +181,10 @@ class Prepared:
             for name, split in self.manifest.splits.items()
         }
         self.fingerprint: str = hashlib.sha256(self.manifest.model_dump_json().encode()).hexdigest()
-        """Equal for equal tokens and an equal tokenizer, wherever they were prepared."""
+        """Hash that is equal for equal tokens and tokenizers, wherever they were prepared."""
 
     def stream(self, split: SplitName) -> TokenStream:
-        """The tokens of a split, none where the folder has no such split."""
+        """Return the tokens of a split; the stream is empty if the folder has no such split."""
         empty = TokenStream(self.folder, Split(documents=0, shards=()), self.manifest.dtype)
         return self._streams.get(split, empty)
 
@@ -218,7 +218,7 @@ class SplitWriter:
             self._current.close()
 
     def append(self, tokens: np.ndarray) -> None:
-        """Append `tokens`, in as many shards as they need."""
+        """Append `tokens`, starting new shards as needed."""
         while len(tokens):
             if self._current is None:
                 name = f"{self._name}-{len(self._shards):05}.npy"
@@ -230,7 +230,7 @@ class SplitWriter:
                 self._finish_shard()
 
     def finish(self) -> Split:
-        """Close the last shard; what the manifest says about the split."""
+        """Close the last shard and return the manifest's entry for the split."""
         if self._current:
             self._finish_shard()
         return Split(documents=self.documents, shards=tuple(self._shards))
@@ -287,7 +287,7 @@ class _ShardWriter:
 
 
 def token_dtype(vocabulary_size: int) -> Literal["uint16", "uint32"]:
-    """The smallest type that holds every id."""
+    """Return the smallest type that holds every id."""
     return "uint16" if vocabulary_size <= 1 << 16 else "uint32"
 
 
@@ -317,5 +317,5 @@ def write_manifest(
 
 
 def partial_path(folder: Path) -> Path:
-    """Where `folder` is written until it is whole."""
+    """Return the path at which `folder` is written until it is complete."""
     return folder.with_name(f".{folder.name}.partial")

@@ -12,7 +12,7 @@ from geojax.errors import UserError
 BEGINNING = "<|begin|>"
 END = "<|end|>"
 SMALLEST_VOCABULARY = 258
-"""256 bytes, the beginning and the end of a document."""
+"""Smallest vocabulary: 256 bytes, the beginning and the end of a document."""
 
 # The names that well-known tokenizers give to a document's beginning and end, most specific first.
 _KNOWN_PAIRS = (
@@ -26,7 +26,7 @@ _KNOWN_PAIRS = (
 
 
 class Tokenizer:
-    """Text to token ids and back, with a token for the beginning and one for the end of a document.
+    """Tokenizer with a token for the beginning and one for the end of a document.
 
     One token may serve as both (GPT-2's `<|endoftext|>`); then it stands once between documents.
     The object never changes, and neither does the `tokenizer.json` that it was read from: `content`
@@ -68,14 +68,14 @@ class Tokenizer:
         self.bos_id: int = vocabulary[self.beginning]
         self.eos_id: int = vocabulary[self.end]
         self.vocabulary_size: int = max(vocabulary.values()) + 1
-        """One more than the largest id: the rows that an embedding needs."""
+        """Number of rows that an embedding needs, which is the largest id plus one."""
         self.fingerprint: str = hashlib.sha256(content).hexdigest()
 
     @classmethod
     def load(
         cls, path: Path, *, beginning: str | None = None, end: str | None = None
     ) -> "Tokenizer":
-        """The tokenizer in the file `path`.
+        """Read the tokenizer in the file `path`.
 
         Raises:
             UserError: as for the constructor, or the file cannot be read.
@@ -88,10 +88,10 @@ class Tokenizer:
 
     @classmethod
     def train(cls, texts: Iterable[str], *, vocabulary_size: int) -> "Tokenizer":
-        """A byte-level BPE (Sennrich et al. 2016; over bytes, Radford et al. 2019) of `texts`.
+        """Train a byte-level BPE (Sennrich et al. 2016; on bytes, Radford et al. 2019) on `texts`.
 
         Every text can be encoded: the 256 bytes are in the vocabulary. The vocabulary is smaller
-        than asked for where `texts` have too few distinct pairs to merge.
+        than requested if `texts` have too few distinct pairs to merge.
         """
         assert vocabulary_size >= SMALLEST_VOCABULARY, f"vocabulary_size is {vocabulary_size}"
         backend = tokenizers.Tokenizer(models.BPE())
@@ -112,14 +112,14 @@ class Tokenizer:
         path.write_bytes(self._content)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of `text`, without a document's beginning or end."""
+        """Return the ids of `text`, without a document's beginning or end."""
         return self._backend.encode(text, add_special_tokens=False).ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each of `texts`, computed by the library's own threads."""
+        """Return the ids of each of `texts`, computed by the library's own threads."""
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids`; special tokens have none."""
+        """Return the text of `ids`; special tokens have none."""
         return self._backend.decode(list(ids), skip_special_tokens=True)

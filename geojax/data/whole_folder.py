@@ -1,4 +1,4 @@
-"""Write a folder so that it is either there and whole, or not there."""
+"""Folders that are written atomically: they are either complete or not there."""
 
 import contextlib
 import fcntl
@@ -13,10 +13,10 @@ from geojax.errors import UserError
 
 @contextlib.contextmanager
 def whole_folder(target: Path, *, wait: bool) -> Iterator[Path | None]:
-    """An empty folder to fill that becomes `target` when the block ends without an error.
+    """Yield an empty folder that becomes `target` when the block ends without an error.
 
-    One process at a time prepares a target: with `wait` the others wait, and then find it done and
-    get None; without, they are refused. What an interrupted preparation left is wiped.
+    One process at a time prepares a target. With `wait` the others wait and then get None, since it
+    is done; without, they are refused. Remains of an interrupted preparation are removed.
 
     Raises:
         UserError: `target` exists (without `wait`), another process is preparing it, or the folder
@@ -45,7 +45,7 @@ def whole_folder(target: Path, *, wait: bool) -> Iterator[Path | None]:
 
 
 def is_taken(target: Path) -> bool:
-    """Whether there is something at `target` other than an empty folder."""
+    """Return whether there is something at `target` other than an empty folder."""
     return target.exists() and not (target.is_dir() and not any(target.iterdir()))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from geojax.accelerators import CATALOGUE, Accelerator
+from geojax.accelerators import CATALOG, Accelerator
 from geojax.errors import UserError
 from geojax.probe.figures import CollectiveFigures, Figures, LinkFigures, NetworkFigures, Scope
 from geojax.topology import Link, Site, SiteLink, Topology
@@ -101,7 +101,7 @@ def _link(directions: Sequence[LinkFigures], running: Topology) -> SiteLink:
 
 def _site_content(site: Site) -> dict[str, Any]:
     accelerator: Any = site.accelerator.name
-    if CATALOGUE.get(accelerator) != site.accelerator:
+    if CATALOG.get(accelerator) != site.accelerator:
         accelerator = site.accelerator.model_dump(exclude_defaults=True, exclude={"device_kinds"})
         rates = accelerator.get("peak_flops_per_second", {})
         rates.update({name: _written(rate, "FLOP/s") for name, rate in rates.items()})

@@ -15,7 +15,7 @@ MINIMUM_THREADS = 32
 
 
 def simulate_devices(count: int) -> None:
-    """Let this process see `count` CPU devices and nothing else, whatever hardware it runs on.
+    """Give this process `count` CPU devices and no others, whatever hardware it runs on.
 
     Call it before the first JAX operation (importing jax is no operation). It also raises the
     environment variable NPROC, from which XLA sizes its thread pools, to `THREADS_PER_DEVICE` a

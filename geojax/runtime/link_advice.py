@@ -1,7 +1,7 @@
-"""Whether this host's TCP can fill the links between sites, and what to change where it cannot.
+"""Advice on TCP settings that keep this host from filling the links between sites.
 
-A stream that keeps W bytes in flight carries at most W / round trip, and what all streams of a link
-keep in flight must reach its bandwidth-delay product: 262 MB at 100 Gbit/s and 21 ms. The kernel
+A stream that keeps W bytes in flight carries at most W / round trip, and the streams of a link
+together must keep its bandwidth-delay product in flight: 262 MB at 100 Gbit/s and 21 ms. The kernel
 grows buffers by itself up to the last figures of tcp_rmem and tcp_wmem, of which about half is
 bookkeeping; the defaults allow a few MB.
 """
@@ -27,24 +27,24 @@ _RECOVERS_SLOWLY = ("cubic", "reno")
 
 @dataclasses.dataclass(frozen=True)
 class KernelSettings:
-    """What Linux allows a TCP stream, from /proc/sys/net."""
+    """Linux's settings for TCP streams, from /proc/sys/net."""
 
     tcp_rmem: tuple[int, int, int]
-    """Bytes of a receive buffer: least, at first, most."""
+    """Bytes of a receive buffer: smallest, initial, largest."""
     tcp_wmem: tuple[int, int, int]
-    """Bytes of a send buffer: least, at first, most."""
+    """Bytes of a send buffer: smallest, initial, largest."""
     rmem_max: int
-    """The most bytes that a program may ask for itself."""
+    """Largest receive buffer in bytes that a program may request."""
     wmem_max: int
-    """The same for sending."""
+    """Largest send buffer in bytes that a program may request."""
     congestion_control: str
-    """The algorithm of new streams: cubic, bbr ..."""
+    """Congestion control of new streams: cubic, bbr ..."""
     slow_start_after_idle: bool
-    """Whether a stream that paused starts from a small window again."""
+    """True if a stream starts from a small window again after a pause."""
 
     @classmethod
     def read(cls, folder: Path = Path("/proc/sys/net")) -> "KernelSettings | None":
-        """Those of this host; None where there are none to read (no Linux)."""
+        """Read the settings of this host; None if it has none (no Linux)."""
 
         def words(name: str) -> list[str]:
             return (folder / name).read_text(encoding="ascii").split()
@@ -71,14 +71,14 @@ class KernelSettings:
 def link_advice(
     name: str, link: Link, streams: int, kernel: KernelSettings, environment: Mapping[str, str]
 ) -> list[str]:
-    """What keeps this host from filling `link`, a line each; [] where nothing does.
+    """List the settings that keep this host from filling `link`, a line each.
 
     Args:
-        name: what the link is called.
+        name: name of the link in the messages.
         link: its round trip and bandwidth.
-        streams: how many TCP streams share it.
+        streams: number of TCP streams that share it.
         kernel: the host's settings.
-        environment: the process's variables, for NCCL's.
+        environment: the process's variables, including NCCL's.
     """
     rate, trip = link.bytes_per_second, link.round_trip_seconds
     product = round(rate * trip)
@@ -127,9 +127,9 @@ def link_advice(
 def advice_of_process(
     topology: Topology, processes: Sequence[Process], own: int, environment: Mapping[str, str]
 ) -> list[str]:
-    """What process `own` has to say on the links of its site; [] for all but one of each site.
+    """Give advice on the links of process `own`'s site, in one process of each site only.
 
-    Nothing is said where all sites are on one host: their packets do not cross the link.
+    There is none if all sites are on one host, where packets do not cross the link.
     """
     sites: dict[str, list[Process]] = {}
     for process in processes:
@@ -144,7 +144,7 @@ def advice_of_process(
             continue
         try:
             link = topology.link(members[0].site or "", name)
-        except UserError:  # nothing is known of it
+        except UserError:  # the link is not described
             continue
         pairs = min(len(members), len(others)) * nccl_sockets(environment)
         title = f"link {members[0].site}-{name} (host {members[0].host})"
@@ -157,7 +157,7 @@ def _has(folder: Path, kind: str) -> bool:
 
 
 def nccl_sockets(environment: Mapping[str, str]) -> int:
-    """How many sockets NCCL opens for a connection."""
+    """Return the number of sockets that NCCL opens for a connection."""
     given = (environment.get(name, "") for name in _NCCL_SOCKETS)
     return math.prod(int(number) if number.isdecimal() and int(number) else 1 for number in given)
 

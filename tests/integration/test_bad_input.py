@@ -104,7 +104,7 @@ def test_no_whole_checkpoint_is_an_error_not_a_fresh_start(run, corpus):
         (run / "checkpoints" / step / "manifest.json").unlink()
     before = (run / "metrics.jsonl").read_bytes()
     line = refusal(train(write_config(run.parent / "run.yaml", corpus)))
-    assert "holds no whole checkpoint" in line
+    assert "holds no undamaged checkpoint" in line
     assert (run / "metrics.jsonl").read_bytes() == before
 
 

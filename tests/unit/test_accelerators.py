@@ -3,7 +3,7 @@ import types
 import jax
 import pytest
 
-from geojax.accelerators import CATALOGUE, accelerator_named, accelerator_of
+from geojax.accelerators import CATALOG, accelerator_named, accelerator_of
 from geojax.errors import UserError
 
 
@@ -16,8 +16,8 @@ def test_published_figures_of_the_h100():
 
 
 def test_every_entry_is_filed_under_its_name_and_no_kind_is_claimed_twice():
-    assert all(name == entry.name for name, entry in CATALOGUE.items())
-    kinds = [kind for entry in CATALOGUE.values() for kind in entry.device_kinds]
+    assert all(name == entry.name for name, entry in CATALOG.items())
+    kinds = [kind for entry in CATALOG.values() for kind in entry.device_kinds]
     assert len(kinds) == len(set(kinds))
 
 

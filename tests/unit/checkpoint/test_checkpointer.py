@@ -237,7 +237,9 @@ def test_none_whole(tmp_path: Path) -> None:
     save(tmp_path, 10, 20)
     flip_a_bit(tmp_path / "20")
     truncate(tmp_path / "10")
-    with pytest.raises(UserError, match=r"no whole checkpoint: step 20 .*, step 10 .*") as refusal:
+    with pytest.raises(
+        UserError, match=r"no undamaged checkpoint: step 20 .*, step 10 .*"
+    ) as refusal:
         restore(tmp_path)
     assert "\n" not in str(refusal.value)
 
