@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from geojax.models import ModelConfig
 from geojax.models.attention import attention
 from geojax.models.norm import norm
-from geojax.models.parallel.sequence_order import column_order
+from geojax.models.parallel.sequence_order import position_order
 from geojax.models.rotary import rotary_table, rotate
 from geojax.step.plan import BATCH_AXES, StepPlan
 
@@ -54,7 +54,7 @@ class AutomaticModel:
         ranks, count = self.plan.parallelism.context, self.plan.microbatches
 
         def cut(leaf: np.ndarray) -> np.ndarray:
-            ordered = leaf[:, column_order(leaf.shape[1], self.plan.parallelism)]
+            ordered = leaf[:, position_order(leaf.shape[1], self.plan.parallelism)]
             parts = ordered.reshape(count, -1, ranks, leaf.shape[1] // ranks)
             return parts.transpose(0, 2, 1, 3).reshape(count, -1, parts.shape[-1])
 
@@ -153,7 +153,7 @@ class AutomaticModel:
         ranks, size = self.plan.parallelism.context, self.config.head_dim
         pieces, length, heads = query.shape[:3]
         groups = key.shape[2]
-        order = column_order(length * ranks, self.plan.parallelism)
+        order = position_order(length * ranks, self.plan.parallelism)
         natural, positions = np.argsort(order), order.reshape(ranks, length)
         key, value, columns = (self._rows(x)[:, natural] for x in (key, value, segments))
         query = query.reshape(ranks, -1, length, groups, heads // groups, size)

@@ -6,7 +6,7 @@ from geojax.models.flops import model_flops
 from geojax.models.generate import generate
 from geojax.models.linen import Transformer
 from geojax.models.parallel.limits import check_parallelism
-from geojax.models.parallel.parallelism import ALONE, Parallelism
+from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
 from geojax.models.parallel.partition import Partition, partitions
 from geojax.models.parameters import (
     Parameters,
@@ -19,7 +19,7 @@ from geojax.models.parameters import (
 from geojax.models.transformer import Batch, logits, loss_sum
 
 __all__ = [
-    "ALONE",
+    "SINGLE_DEVICE",
     "Batch",
     "ModelConfig",
     "Parallelism",

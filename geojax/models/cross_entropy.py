@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from geojax.models.parallel.parallelism import ALONE, Parallelism
+from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
 from geojax.models.parallel.varying import vary_over, varying_axes
 
 Carry = TypeVar("Carry")
@@ -41,7 +41,7 @@ def cross_entropy_sum(
     *,
     tied: bool = False,
     vocabulary: int | None = None,
-    parallelism: Parallelism = ALONE,
+    parallelism: Parallelism = SINGLE_DEVICE,
 ) -> jax.Array:
     """Sum over tokens of mask * -log softmax(hidden @ kernel)[target], in at least float32.
 

@@ -20,7 +20,9 @@ def look_up(table: jax.Array, indices: jax.Array) -> jax.Array:
     return _look_up(vary_over(table, axes), vary_over(indices, axes), table.dtype.name)
 
 
-def look_up_own(table: jax.Array, tokens: jax.Array, parallelism: Parallelism) -> jax.Array:
+def vocab_parallel_embedding(
+    table: jax.Array, tokens: jax.Array, parallelism: Parallelism
+) -> jax.Array:
     """What this rank's part of the token table says: summed over `tensor` it is the embedding.
 
     Args:

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 
 from geojax.models.config import ModelConfig
 from geojax.models.norm import norm
-from geojax.models.parallel.parallelism import ALONE, Parallelism
-from geojax.models.parallel.tensor import enter, leave
+from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
+from geojax.models.parallel.tensor import copy_to_tp_region, reduce_from_tp_region
 from geojax.models.parameters import Parameters
-from geojax.precision import PLAIN, Axes, Products
+from geojax.precision import NO_FP8, Axes, LinearMatmul
 
 Cut = Literal["columns", "rows"]
 """What of a kernel the ranks of `tensor` have parts of: columns, and each makes some of the
@@ -20,19 +20,19 @@ outputs; or rows, and what each makes of all outputs has to be summed."""
 def linear(
     parameters: Parameters,
     x: jax.Array,
-    parallelism: Parallelism = ALONE,
-    products: Products = PLAIN,
+    parallelism: Parallelism = SINGLE_DEVICE,
+    matmul: LinearMatmul = NO_FP8,
     *,
     cut: Cut = "columns",
 ) -> jax.Array:
     """`x` [..., inputs] times the kernel [inputs, outputs], plus the bias if there is one.
 
     Where the kernel is `cut` by rows the ranks of `tensor` add up their products, before the bias
-    (see `geojax.models.parallel.tensor.leave`).
+    (see `geojax.models.parallel.tensor.reduce_from_tp_region`).
     """
-    product = times_kernel(parameters, x, parallelism, products, cut=cut)
+    product = times_kernel(parameters, x, parallelism, matmul, cut=cut)
     if cut == "rows":
-        product = leave(product, parallelism)
+        product = reduce_from_tp_region(product, parallelism)
     if "bias" not in parameters:
         return product
     # Wide, so that the bias's gradient, a sum over all tokens, is wide too.
@@ -44,7 +44,7 @@ def times_kernel(
     parameters: Parameters,
     x: jax.Array,
     parallelism: Parallelism,
-    products: Products,
+    matmul: LinearMatmul,
     *,
     cut: Cut,
 ) -> jax.Array:
@@ -53,7 +53,7 @@ def times_kernel(
     # kernel's gradient, a contraction over rows and sequence, up to twice as slow.
     tokens = x.reshape(-1, x.shape[-1])
     axes = operand_axes(parallelism, cut)
-    product = products.multiply(tokens, parameters["kernel"], parameters.get("amax"), axes)
+    product = matmul.multiply(tokens, parameters["kernel"], parameters.get("amax"), axes)
     return product.reshape(*x.shape[:-1], -1)
 
 
@@ -89,29 +89,29 @@ def activated(
     parameters: Parameters,
     x: jax.Array,
     config: ModelConfig,
-    parallelism: Parallelism = ALONE,
-    products: Products = PLAIN,
+    parallelism: Parallelism = SINGLE_DEVICE,
+    matmul: LinearMatmul = NO_FP8,
 ) -> jax.Array:
     """What goes into the last product of a feed-forward block: [..., feed_forward].
 
     `parameters` hold the block's up and perhaps gate; `x` is [..., hidden].
     """
-    gate = linear(parameters["gate"], x, parallelism, products) if config.gated else None
-    return activate(linear(parameters["up"], x, parallelism, products), gate, config)
+    gate = linear(parameters["gate"], x, parallelism, matmul) if config.gated else None
+    return activate(linear(parameters["up"], x, parallelism, matmul), gate, config)
 
 
 def feed_forward_block(
     parameters: Parameters,
     x: jax.Array,
     config: ModelConfig,
-    parallelism: Parallelism = ALONE,
-    products: Products = PLAIN,
+    parallelism: Parallelism = SINGLE_DEVICE,
+    matmul: LinearMatmul = NO_FP8,
 ) -> jax.Array:
     """What the feed-forward block adds to the stream `x` [rows, columns, hidden].
 
     `parameters` are a layer's: the block reads its feed_forward_norm and feed_forward.
     """
-    normed = enter(norm(parameters["feed_forward_norm"], x, config), parallelism)
+    normed = copy_to_tp_region(norm(parameters["feed_forward_norm"], x, config), parallelism)
     own = parameters["feed_forward"]
-    middle = activated(own, normed, config, parallelism, products)
-    return linear(own["down"], middle, parallelism, products, cut="rows")
+    middle = activated(own, normed, config, parallelism, matmul)
+    return linear(own["down"], middle, parallelism, matmul, cut="rows")

@@ -11,14 +11,14 @@ from geojax.models.attention import attention
 from geojax.models.config import ModelConfig
 from geojax.models.dropout import dropout
 from geojax.models.feed_forward import feed_forward_block, linear
-from geojax.models.moe import KEPT_BY_MIXTURE, mixture_block
+from geojax.models.moe import SAVEABLE_MOE, moe_block
 from geojax.models.norm import norm
-from geojax.models.parallel.parallelism import ALONE, Parallelism
-from geojax.models.parallel.sequence_order import local_columns
-from geojax.models.parallel.tensor import ENTERED, enter, stream_columns
+from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
+from geojax.models.parallel.sequence_order import local_positions
+from geojax.models.parallel.tensor import TP_COPIED, copy_to_tp_region, stream_positions
 from geojax.models.parameters import Parameters
 from geojax.models.rotary import rotary_table, rotate
-from geojax.precision import KEPT_BY_PRODUCTS, PLAIN, Products
+from geojax.precision import NO_FP8, SAVEABLE_MATMULS, LinearMatmul
 
 # The backward pass keeps the results of matrix products and recomputes what lies between them. That
 # halves the memory of a layer and, since recomputing element by element is cheaper than a round
@@ -29,7 +29,7 @@ _keep_products = functools.partial(
     prevent_cse=False,
     policy=jax.checkpoint_policies.save_from_both_policies(
         jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-        jax.checkpoint_policies.save_only_these_names(ENTERED, *KEPT_BY_MIXTURE, *KEPT_BY_PRODUCTS),
+        jax.checkpoint_policies.save_only_these_names(TP_COPIED, *SAVEABLE_MOE, *SAVEABLE_MATMULS),
     ),
 )
 
@@ -55,14 +55,14 @@ def make_context(
     config: ModelConfig,
     dtype: jnp.dtype,
     dropout_key: jax.Array | None = None,
-    parallelism: Parallelism = ALONE,
+    parallelism: Parallelism = SINGLE_DEVICE,
 ) -> LayerContext:
     """The context of a batch, for layers that compute in `dtype`."""
     rotary = None
     if config.position_embedding_type == "rope":
         rotary = rotary_table(batch["positions"], config, dtype)
     key = dropout_key if config.dropout > 0 else None
-    columns = local_columns(batch["tokens"].shape[1], parallelism)
+    columns = local_positions(batch["tokens"].shape[1], parallelism)
     return LayerContext(batch["segment_ids"], rotary, batch["row"], columns, key)
 
 
@@ -72,15 +72,15 @@ def attention_block(
     context: LayerContext,
     config: ModelConfig,
     implementation: str = "auto",
-    parallelism: Parallelism = ALONE,
-    products: Products = PLAIN,
+    parallelism: Parallelism = SINGLE_DEVICE,
+    matmul: LinearMatmul = NO_FP8,
 ) -> jax.Array:
     """What causal grouped-query self-attention adds to the stream `x` [rows, columns, hidden].
 
     `parameters` are a layer's: the block reads its attention_norm and attention.
     """
     project = _keep_products(
-        functools.partial(project_heads, config=config, parallelism=parallelism, products=products)
+        functools.partial(project_heads, config=config, parallelism=parallelism, matmul=matmul)
     )
     query, key, value = project(parameters, x, context.rotary)
     mixed = attention(
@@ -91,19 +91,19 @@ def attention_block(
         implementation=implementation,
         parallelism=parallelism,
     )
-    return _put_together(parameters["attention"]["output"], mixed, products, parallelism)
+    return _put_together(parameters["attention"]["output"], mixed, matmul, parallelism)
 
 
 @functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=3)
 def _put_together(
-    parameters: Parameters, mixed: jax.Array, products: Products, parallelism: Parallelism
+    parameters: Parameters, mixed: jax.Array, matmul: LinearMatmul, parallelism: Parallelism
 ) -> jax.Array:
     """The heads [rows, columns, heads, head_dim] through the output matrix.
 
     What attention returns is kept by attention already, and not once more in another shape.
     """
     heads = mixed.reshape(*mixed.shape[:2], -1)
-    return linear(parameters, heads, parallelism, products, cut="rows")
+    return linear(parameters, heads, parallelism, matmul, cut="rows")
 
 
 def project_heads(
@@ -111,8 +111,8 @@ def project_heads(
     x: jax.Array,
     rotary: tuple[jax.Array, jax.Array] | None,
     config: ModelConfig,
-    parallelism: Parallelism = ALONE,
-    products: Products = PLAIN,
+    parallelism: Parallelism = SINGLE_DEVICE,
+    matmul: LinearMatmul = NO_FP8,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """What a layer's attention reads, from the residual stream `x` [rows, columns, hidden].
 
@@ -121,12 +121,12 @@ def project_heads(
         head_dim]; query and key turned by their positions where those are rotary. With tensor
         parallelism these are this rank's heads (at least one of keys and values), of all columns.
     """
-    normed = enter(norm(parameters["attention_norm"], x, config), parallelism)
+    normed = copy_to_tp_region(norm(parameters["attention_norm"], x, config), parallelism)
     own = parameters["attention"]
     if config.num_key_value_heads < parallelism.tensor:
         own = own | {name: _own_head(own[name], config, parallelism) for name in ("key", "value")}
     query, key, value = (
-        linear(own[name], normed, parallelism, products).reshape(
+        linear(own[name], normed, parallelism, matmul).reshape(
             *normed.shape[:2], -1, config.head_dim
         )
         for name in ("query", "key", "value")
@@ -156,8 +156,8 @@ def second_block(
     segment_ids: jax.Array | None,
     columns: jax.Array,
     config: ModelConfig,
-    parallelism: Parallelism = ALONE,
-    products: Products = PLAIN,
+    parallelism: Parallelism = SINGLE_DEVICE,
+    matmul: LinearMatmul = NO_FP8,
 ) -> tuple[jax.Array, jax.Array | None]:
     """What a layer's second block adds to the stream: the dense feed-forward block or the mixture.
 
@@ -174,8 +174,8 @@ def second_block(
         [rows, columns, hidden], and the mixture's balance loss [rows], None where it is dense.
     """
     if not config.is_moe:
-        return feed_forward_block(parameters, x, config, parallelism, products), None
-    return mixture_block(parameters, x, segment_ids, columns, config, parallelism, products)
+        return feed_forward_block(parameters, x, config, parallelism, matmul), None
+    return moe_block(parameters, x, segment_ids, columns, config, parallelism, matmul)
 
 
 def layer(
@@ -185,8 +185,8 @@ def layer(
     context: LayerContext,
     config: ModelConfig,
     implementation: str = "auto",
-    parallelism: Parallelism = ALONE,
-    products: Products = PLAIN,
+    parallelism: Parallelism = SINGLE_DEVICE,
+    matmul: LinearMatmul = NO_FP8,
 ) -> tuple[jax.Array, jax.Array | None]:
     """One pre-norm layer on the residual stream `x` [rows, columns, hidden].
 
@@ -208,14 +208,14 @@ def layer(
     if context.dropout_key is not None:
         layer_key = jax.random.fold_in(context.dropout_key, index + 1)  # 0 is the embedding's
         keys = tuple(jax.random.split(layer_key))
-    columns = stream_columns(context.columns, parallelism, dim=0)
-    branch = attention_block(parameters, x, context, config, implementation, parallelism, products)
+    columns = stream_positions(context.columns, parallelism, dim=0)
+    branch = attention_block(parameters, x, context, config, implementation, parallelism, matmul)
     x = x + dropout(branch, keys[0], context.rows, columns, config.dropout)
     segment_ids = context.segment_ids
     if segment_ids is not None:
-        segment_ids = stream_columns(segment_ids, parallelism, dim=1)
+        segment_ids = stream_positions(segment_ids, parallelism, dim=1)
     second = _keep_products(
-        functools.partial(second_block, config=config, parallelism=parallelism, products=products)
+        functools.partial(second_block, config=config, parallelism=parallelism, matmul=matmul)
     )
     branch, balance = second(parameters, x, segment_ids, columns)
     return x + dropout(branch, keys[1], context.rows, columns, config.dropout), balance

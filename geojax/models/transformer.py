@@ -5,20 +5,20 @@ import jax.numpy as jnp
 from jax import lax
 
 from geojax.errors import UserError
-from geojax.models.chunk.remat import Remat, rematerialised
+from geojax.models.chunk.remat import Remat, rematerialize
 from geojax.models.config import ModelConfig
 from geojax.models.cross_entropy import cross_entropy_sum
 from geojax.models.dropout import dropout
-from geojax.models.embedding import look_up, look_up_own
+from geojax.models.embedding import look_up, vocab_parallel_embedding
 from geojax.models.layers import LayerContext, layer, make_context
-from geojax.models.moe import weighted_balance
+from geojax.models.moe import weighted_aux_loss
 from geojax.models.norm import norm
-from geojax.models.parallel.parallelism import ALONE, Parallelism
-from geojax.models.parallel.sequence_order import local_columns
-from geojax.models.parallel.tensor import enter, leave, stream_columns
+from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
+from geojax.models.parallel.sequence_order import local_positions
+from geojax.models.parallel.tensor import copy_to_tp_region, reduce_from_tp_region, stream_positions
 from geojax.models.parallel.varying import vary_over, varying_axes
 from geojax.models.parameters import Parameters
-from geojax.precision import PLAIN, Products
+from geojax.precision import NO_FP8, LinearMatmul
 
 Batch = dict[str, jax.Array]
 """tokens, targets, segment_ids, positions int32 [rows, columns]; loss_mask [rows, columns];
@@ -34,8 +34,8 @@ def loss_sum(
     dropout_key: jax.Array | None = None,
     attention: str = "auto",
     remat: Remat = "none",
-    parallelism: Parallelism = ALONE,
-    products: Products = PLAIN,
+    parallelism: Parallelism = SINGLE_DEVICE,
+    matmul: LinearMatmul = NO_FP8,
 ) -> tuple[jax.Array, jax.Array]:
     """The masked sum of the next-token losses, and the sum of the mask.
 
@@ -67,11 +67,11 @@ def loss_sum(
         attention=attention,
         remat=remat,
         parallelism=parallelism,
-        products=products,
+        matmul=matmul,
     )
     total = head_loss(parameters, x, batch, config, parallelism)
     if balance is not None and config.is_moe:
-        total += weighted_balance(balance, batch["loss_mask"], config)
+        total += weighted_aux_loss(balance, batch["loss_mask"], config)
     return total, batch["loss_mask"].astype(total.dtype).sum()
 
 
@@ -83,8 +83,8 @@ def logits(
     dropout_key: jax.Array | None = None,
     attention: str = "auto",
     remat: Remat = "none",
-    parallelism: Parallelism = ALONE,
-    products: Products = PLAIN,
+    parallelism: Parallelism = SINGLE_DEVICE,
+    matmul: LinearMatmul = NO_FP8,
 ) -> jax.Array:
     """The logits of every position, [rows, columns, vocabulary], in at least float32.
 
@@ -99,7 +99,7 @@ def logits(
         attention=attention,
         remat=remat,
         parallelism=parallelism,
-        products=products,
+        matmul=matmul,
     )
     return head(parameters, x, config, parallelism)
 
@@ -113,7 +113,7 @@ def stream(
     attention: str,
     remat: Remat,
     parallelism: Parallelism,
-    products: Products,
+    matmul: LinearMatmul,
 ) -> tuple[jax.Array, jax.Array | None]:
     """The residual stream after all layers, and the sum of their balances (see `apply_layers`)."""
     x = embed(parameters["embedding"], batch, config, dropout_key, parallelism)
@@ -126,7 +126,7 @@ def stream(
         attention=attention,
         remat=remat,
         parallelism=parallelism,
-        products=products,
+        matmul=matmul,
     )
 
 
@@ -135,14 +135,16 @@ def embed(
     batch: Batch,
     config: ModelConfig,
     dropout_key: jax.Array | None,
-    parallelism: Parallelism = ALONE,
+    parallelism: Parallelism = SINGLE_DEVICE,
 ) -> jax.Array:
     """The first residual stream, [rows, columns, hidden]; `parameters` are those of "embedding".
 
     With sequence parallelism it has 1 / tensor of the columns, as it has through all layers.
     """
-    tokens = look_up_own(parameters["tokens"]["embedding"], batch["tokens"], parallelism)
-    x = leave(tokens, parallelism)
+    tokens = vocab_parallel_embedding(
+        parameters["tokens"]["embedding"], batch["tokens"], parallelism
+    )
+    x = reduce_from_tp_region(tokens, parallelism)
     if config.position_embedding_type == "learned_absolute":
         sequence = batch["tokens"].shape[1] * parallelism.context
         if sequence > config.max_position_embeddings:
@@ -150,11 +152,11 @@ def embed(
                 f"a sequence of {sequence} tokens is longer than the model's "
                 f"{config.max_position_embeddings} learned positions (maximum_positions)"
             )
-        positions = stream_columns(batch["positions"], parallelism, dim=1)
+        positions = stream_positions(batch["positions"], parallelism, dim=1)
         x = x + look_up(parameters["positions"]["embedding"], positions)
     if dropout_key is not None and config.dropout > 0:
-        columns = local_columns(batch["tokens"].shape[1], parallelism)
-        columns = stream_columns(columns, parallelism, dim=0)
+        columns = local_positions(batch["tokens"].shape[1], parallelism)
+        columns = stream_positions(columns, parallelism, dim=0)
         x = dropout(x, jax.random.fold_in(dropout_key, 0), batch["row"], columns, config.dropout)
     return x
 
@@ -168,8 +170,8 @@ def apply_layers(
     attention: str = "auto",
     remat: Remat = "none",
     first_layer: jax.Array | int = 0,
-    parallelism: Parallelism = ALONE,
-    products: Products = PLAIN,
+    parallelism: Parallelism = SINGLE_DEVICE,
+    matmul: LinearMatmul = NO_FP8,
 ) -> tuple[jax.Array, jax.Array | None]:
     """`x` [rows, columns, hidden] through the stacked `layers`, whichever part of them is given.
 
@@ -185,7 +187,7 @@ def apply_layers(
         x: jax.Array, layer_and_index: tuple[Parameters, jax.Array]
     ) -> tuple[jax.Array, jax.Array | None]:
         own, index = layer_and_index
-        here = products.at_layer(index, config.num_hidden_layers)
+        here = matmul.at_layer(index, config.num_hidden_layers)
         return layer(own, x, index, context, config, attention, parallelism, here)
 
     # The carry must vary over whatever the weights or the batch vary over, but for `tensor`: what
@@ -193,7 +195,7 @@ def apply_layers(
     axes = varying_axes(layers, x, context, indices)
     if parallelism.tensor > 1 and not parallelism.sequence:
         axes -= {"tensor"}
-    x, balances = lax.scan(rematerialised(body, remat), vary_over(x, axes), (layers, indices))
+    x, balances = lax.scan(rematerialize(body, remat), vary_over(x, axes), (layers, indices))
     return x, None if balances is None else balances.sum(0)
 
 
@@ -202,7 +204,7 @@ def head_loss(
     x: jax.Array,
     batch: Batch,
     config: ModelConfig,
-    parallelism: Parallelism = ALONE,
+    parallelism: Parallelism = SINGLE_DEVICE,
 ) -> jax.Array:
     """The masked sum of the next-token losses, from the stream `x` after all layers.
 
@@ -210,7 +212,7 @@ def head_loss(
     of the batch, the same on all ranks of `tensor`.
     """
     return cross_entropy_sum(
-        enter(norm(parameters["final_norm"], x, config), parallelism),
+        copy_to_tp_region(norm(parameters["final_norm"], x, config), parallelism),
         head_kernel(parameters, config),
         batch["targets"],
         batch["loss_mask"],
@@ -228,14 +230,17 @@ def head_kernel(parameters: Parameters, config: ModelConfig) -> jax.Array:
 
 
 def head(
-    parameters: Parameters, x: jax.Array, config: ModelConfig, parallelism: Parallelism = ALONE
+    parameters: Parameters,
+    x: jax.Array,
+    config: ModelConfig,
+    parallelism: Parallelism = SINGLE_DEVICE,
 ) -> jax.Array:
     """Logits [rows, columns, vocabulary], in at least float32, of the stream `x` after all layers.
 
     With tensor parallelism they are this rank's part of the vocabulary, of all columns; what pads
     the vocabulary to a multiple of `tensor` comes last.
     """
-    hidden = enter(norm(parameters["final_norm"], x, config), parallelism)
+    hidden = copy_to_tp_region(norm(parameters["final_norm"], x, config), parallelism)
     kernel = head_kernel(parameters, config)
     wide = jnp.promote_types(hidden.dtype, jnp.float32)
     equation = "...d,vd->...v" if config.tie_word_embeddings else "...d,dv->...v"

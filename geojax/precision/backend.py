@@ -27,18 +27,18 @@ def chosen_backend(recipe: Recipe, platform: str, asked: BackendName = "auto") -
         UserError: the one that is asked for cannot run; with what is missing.
     """
     if asked != "auto":
-        obstacle = None if asked == "reference" else _obstacle(recipe, platform, asked)
-        if obstacle:
-            use = "reference" if _obstacle(recipe, platform, "xla") else "xla"
+        reason = None if asked == "reference" else _unsupported_reason(recipe, platform, asked)
+        if reason:
+            use = "reference" if _unsupported_reason(recipe, platform, "xla") else "xla"
             raise UserError(
-                f"FP8 recipe '{recipe.name}' cannot run on backend {asked}, since {obstacle}; "
+                f"FP8 recipe '{recipe.name}' cannot run on backend {asked}, since {reason}; "
                 f"use {use}"
             )
         return BackendChoice(asked, f"FP8 recipe {recipe.name}: {asked}, as asked")
-    in_xla = _obstacle(recipe, platform, "xla")
+    in_xla = _unsupported_reason(recipe, platform, "xla")
     if in_xla:  # which rules out TransformerEngine, too
         return BackendChoice("reference", f"FP8 recipe {recipe.name}: reference, since {in_xla}")
-    in_engine = _obstacle(recipe, platform, "transformer_engine")
+    in_engine = _unsupported_reason(recipe, platform, "transformer_engine")
     if in_engine:
         reason = f"products of cuBLASLt through XLA, since {in_engine}"
         return BackendChoice("xla", f"FP8 recipe {recipe.name}: {reason}")
@@ -46,10 +46,10 @@ def chosen_backend(recipe: Recipe, platform: str, asked: BackendName = "auto") -
     return BackendChoice("transformer_engine", f"FP8 recipe {recipe.name}: {reason}")
 
 
-def _obstacle(recipe: Recipe, platform: str, backend: Backend) -> str | None:
+def _unsupported_reason(recipe: Recipe, platform: str, backend: Backend) -> str | None:
     who = "XLA" if backend == "xla" else "TransformerEngine"
     if platform not in GPU_PLATFORMS:
         return f"{who} multiplies FP8 numbers on NVIDIA GPUs and this is {platform}"
     if not recipe.per_tensor:
         return f"{who} multiplies no FP8 numbers whose blocks have scales of their own"
-    return transformer_engine.obstacle() if backend == "transformer_engine" else None
+    return transformer_engine.unsupported_reason() if backend == "transformer_engine" else None

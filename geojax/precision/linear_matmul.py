@@ -28,13 +28,13 @@ from jax.ad_checkpoint import checkpoint_name
 
 from geojax.collectives.axes import to_varying, varying_axes
 from geojax.precision import transformer_engine
-from geojax.precision.quantize import largest, quantise
-from geojax.precision.quantized_weight import RoundedWeight, Weight, separate
+from geojax.precision.quantize import largest, quantize
+from geojax.precision.quantized_weight import QuantizedWeight, Weight, split_quantized
 from geojax.precision.recipes import Format, Recipe
 
 _PRODUCT, _AMAX = "linear_product", "linear_amax"
 
-KEPT_BY_PRODUCTS = (_PRODUCT, _AMAX)
+SAVEABLE_MATMULS = (_PRODUCT, _AMAX)
 """Names of results that rematerialisation policies keep which keep matrix products."""
 
 AMAX = "amax"
@@ -55,43 +55,43 @@ class Axes(NamedTuple):
     dy: tuple[str, ...] = ()
 
 
-WHOLE = Axes()
+UNSHARDED = Axes()
 """Every rank holds its operands whole."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Products:
+class LinearMatmul:
     """How the linear layers of a model multiply.
 
-    A pytree whose only leaf is `quantised`.
+    A pytree whose only leaf is `quantized`.
     """
 
     recipe: Recipe | None = dataclasses.field(default=None, metadata={"static": True})
     """None: in the compute dtype."""
     backend: Backend = dataclasses.field(default="reference", metadata={"static": True})
     """Who multiplies by the recipe."""
-    quantised: jax.Array | None = None
+    quantized: jax.Array | None = None
     """bool []: whether the layer at hand follows the recipe; None: it does."""
 
-    def spans(self, layers: int) -> list[tuple[int, "Products"]]:
+    def spans(self, layers: int) -> list[tuple[int, "LinearMatmul"]]:
         """Of a model of so many layers, how many in a row multiply in which way."""
         ends = self.recipe.num_bf16_layers_per_end if self.recipe else 0
         inner = max(layers - 2 * ends, 0)
         first = min(ends, layers)
-        spans = [(first, PLAIN), (inner, self), (layers - first - inner, PLAIN)]
-        return [(count, products) for count, products in spans if count]
+        spans = [(first, NO_FP8), (inner, self), (layers - first - inner, NO_FP8)]
+        return [(count, matmul) for count, matmul in spans if count]
 
-    def at_layer(self, index: jax.Array, layers: int) -> "Products":
+    def at_layer(self, index: jax.Array, layers: int) -> "LinearMatmul":
         """The products of the layer that is number `index` of `layers`, if only the running program
         knows the number: it then chooses by it."""
         if self.recipe is None or self.recipe.num_bf16_layers_per_end == 0:
             return self
         ends = self.recipe.num_bf16_layers_per_end
-        return dataclasses.replace(self, quantised=(index >= ends) & (index < layers - ends))
+        return dataclasses.replace(self, quantized=(index >= ends) & (index < layers - ends))
 
     def multiply(
-        self, x: jax.Array, w: Weight, amax: jax.Array | None = None, axes: Axes = WHOLE
+        self, x: jax.Array, w: Weight, amax: jax.Array | None = None, axes: Axes = UNSHARDED
     ) -> jax.Array:
         """`x` [tokens, inputs] times `w` [inputs, outputs], in the dtype of `x`.
 
@@ -107,11 +107,11 @@ class Products:
                 must vary over all axes that x and w vary over, since nothing may sum that.
             axes: over which axes `x`, `w` and the gradient of the result are parts.
         """
-        rounded, trained = separate(w)
+        rounded, trained = split_quantized(w)
         if self.recipe is None:
             assert rounded is None, "a plain layer rounds nothing"
             return x @ trained
-        assert rounded is None or self.quantised is None, "nor one that may be plain"
+        assert rounded is None or self.quantized is None, "nor one that may be plain"
         assert x.dtype == w.dtype, f"activations of {x.dtype}, weights of {w.dtype}"
         assert (amax is None) == (self.recipe.history == 0), "a history tells what to expect"
         varying = varying_axes(x) | varying_axes(trained)
@@ -122,10 +122,10 @@ class Products:
             functools.partial(to_varying, axes=sorted(varying)), (x, trained, rounded)
         )
         how = _How(self.recipe, self.backend, axes)
-        return checkpoint_name(_product(how, x, trained, rounded, amax, self.quantised), _PRODUCT)
+        return checkpoint_name(_product(how, x, trained, rounded, amax, self.quantized), _PRODUCT)
 
 
-PLAIN = Products()
+NO_FP8 = LinearMatmul()
 """In the compute dtype."""
 
 
@@ -140,18 +140,18 @@ def _product(
     how: _How,
     x: jax.Array,
     w: jax.Array,
-    rounded: RoundedWeight | None,
+    rounded: QuantizedWeight | None,
     amax: jax.Array | None,
-    quantised: jax.Array | None,
+    quantized: jax.Array | None,
 ) -> jax.Array:
-    return _forward(how, x, w, rounded, amax, quantised)[0]
+    return _forward(how, x, w, rounded, amax, quantized)[0]
 
 
 class _Residuals(NamedTuple):
     x: jax.Array
     w: Weight
     amax: jax.Array | None
-    quantised: jax.Array | None
+    quantized: jax.Array | None
     amax_x: jax.Array | None
     amax_w: jax.Array | None
 
@@ -160,21 +160,21 @@ def _forward(
     how: _How,
     x: jax.Array,
     w: jax.Array,
-    rounded: RoundedWeight | None,
+    rounded: QuantizedWeight | None,
     amax: jax.Array | None,
-    quantised: jax.Array | None,
+    quantized: jax.Array | None,
 ) -> tuple[jax.Array, _Residuals]:
     of_x = _expected(x, how.axes.x, how.recipe.activation, amax, 0)
     of_w = None
     if rounded is None:
         of_w = _expected(w, how.axes.w, how.recipe.weight, amax, 1)
-    kept = _Residuals(x, w if rounded is None else rounded, amax, quantised, of_x, of_w)
+    kept = _Residuals(x, w if rounded is None else rounded, amax, quantized, of_x, of_w)
 
     def by_recipe() -> jax.Array:
         left = _rounding(how, x, how.recipe.activation, of_x)
         return _dot(how, left, _weight(how, kept), (1, 0), x.dtype)
 
-    return _choose(quantised, by_recipe, lambda: x @ w), kept
+    return _choose(quantized, by_recipe, lambda: x @ w), kept
 
 
 def _backward(
@@ -187,7 +187,7 @@ def _backward(
         return _rounding(how, dy, recipe.gradient, of_dy)
 
     # Once for both products, unless each has yet to choose.
-    once = round_dy() if kept.quantised is None else None
+    once = round_dy() if kept.quantized is None else None
 
     def dx_by_recipe() -> jax.Array:
         return _dot(how, once or round_dy(), _weight(how, kept), (1, 1), x.dtype)
@@ -197,12 +197,12 @@ def _backward(
         return _dot(how, left, once or round_dy(), (0, 0), x.dtype)
 
     def plain_dx() -> jax.Array:
-        assert not isinstance(w, RoundedWeight), "a layer that may be plain has its weights"
+        assert not isinstance(w, QuantizedWeight), "a layer that may be plain has its weights"
         return dy @ w.T
 
     # Two choices, so that a pipeline can put off the one and not the other.
-    dx = _choose(kept.quantised, dx_by_recipe, plain_dx)
-    dw = _choose(kept.quantised, dw_by_recipe, lambda: x.T @ dy)
+    dx = _choose(kept.quantized, dx_by_recipe, plain_dx)
+    dw = _choose(kept.quantized, dw_by_recipe, lambda: x.T @ dy)
     seen = None if kept.amax is None else largest_each(x, w, dy)
     return dx, dw, None, seen, None
 
@@ -231,7 +231,7 @@ def largest_over(amax: jax.Array, axes: tuple[str, ...]) -> jax.Array:
 def largest_each(x: jax.Array, w: Weight, dy: jax.Array) -> jax.Array:
     """float32 [3], the largest magnitudes in the operands of a product, on this rank: of a weight
     that came rounded, in the part that this rank has rounded."""
-    of_w = w.largest if isinstance(w, RoundedWeight) else largest(w)
+    of_w = w.largest if isinstance(w, QuantizedWeight) else largest(w)
     assert of_w is not None, "who rounds for a recipe with a history says what it saw"
     return jnp.stack([largest(x), of_w, largest(dy)])
 
@@ -262,14 +262,14 @@ _Rounding = Callable[[int], Any]
 
 def _rounding(how: _How, x: jax.Array, form: Format, amax: jax.Array | None) -> _Rounding:
     if how.backend == "transformer_engine":
-        return transformer_engine.quantise(x, form, amax)
-    return lambda contracting: quantise(x, form, contracting, amax)
+        return transformer_engine.quantize(x, form, amax)
+    return lambda contracting: quantize(x, form, contracting, amax)
 
 
 def _weight(how: _How, kept: _Residuals) -> _Rounding:
-    if not isinstance(kept.w, RoundedWeight):
+    if not isinstance(kept.w, QuantizedWeight):
         return _rounding(how, kept.w, how.recipe.weight, kept.amax_w)
-    rounded = kept.w.quantised
+    rounded = kept.w.quantized
     if how.backend == "transformer_engine":
         return transformer_engine.rounded(rounded, kept.w.dtype)
     return lambda contracting: rounded
@@ -290,14 +290,14 @@ def _dot(
     held = wide if how.backend == "reference" else dtype
     dims = ((contracting[:1], contracting[1:]), ((), ()))
     product = lax.dot_general(
-        one.dequantise(held), other.dequantise(held), dims, preferred_element_type=held
+        one.dequantize(held), other.dequantize(held), dims, preferred_element_type=held
     )
     return product.astype(dtype)
 
 
 def _choose(
-    quantised: jax.Array | None, by_recipe: Callable[[], jax.Array], plain: Callable[[], jax.Array]
+    quantized: jax.Array | None, by_recipe: Callable[[], jax.Array], plain: Callable[[], jax.Array]
 ) -> jax.Array:
-    if quantised is None:
+    if quantized is None:
         return by_recipe()
-    return lax.cond(quantised, by_recipe, plain)
+    return lax.cond(quantized, by_recipe, plain)

@@ -18,7 +18,7 @@ _SMALLEST = 2.0**-126
 """Of a scale: the smallest normal number of float32, bfloat16 and (almost) E8M0."""
 
 
-class Quantised(NamedTuple):
+class Quantized(NamedTuple):
     """A matrix in FP8, or several of the same shape."""
 
     values: jax.Array
@@ -29,7 +29,7 @@ class Quantised(NamedTuple):
     block: tuple[int, int] | None
     """Rows and columns of a block; None: the tensor is one."""
 
-    def dequantise(self, dtype: jnp.dtype) -> jax.Array:
+    def dequantize(self, dtype: jnp.dtype) -> jax.Array:
         """[..., rows, columns] in `dtype`: exact from float32 on."""
         scales = self.scales
         if self.block is not None:
@@ -45,9 +45,9 @@ def largest(x: jax.Array) -> jax.Array:
     return jnp.max(jnp.abs(x)).astype(jnp.float32)
 
 
-def quantise(
+def quantize(
     x: jax.Array, form: Format, contracting: int, amax: jax.Array | None = None
-) -> Quantised:
+) -> Quantized:
     """The matrix `x` in FP8; what is beyond the largest number of the format becomes that number.
 
     A block that holds a NaN or an infinity becomes NaN, unless `amax` is given.
@@ -61,7 +61,7 @@ def quantise(
     """
     if form.along is None:
         scales = scales_for(largest(x) if amax is None else amax, form)
-        return Quantised(_round(x, scales, form), scales, None)
+        return Quantized(_round(x, scales, form), scales, None)
     block = (form.along, form.across) if contracting == 0 else (form.across, form.along)
     *others, rows, columns = x.shape
     blocks = [-(-size // part) for size, part in zip((rows, columns), block, strict=True)]
@@ -72,7 +72,7 @@ def quantise(
     apart = padded.reshape(*others, blocks[0], block[0], blocks[1], block[1])
     scales = scales_for(jnp.max(jnp.abs(apart), axis=(-3, -1)).astype(jnp.float32), form)
     values = _round(apart, scales[..., :, None, :, None], form).reshape(padded.shape)
-    return Quantised(values[..., :rows, :columns], scales, block)
+    return Quantized(values[..., :rows, :columns], scales, block)
 
 
 def _round(x: jax.Array, scales: jax.Array, form: Format) -> jax.Array:

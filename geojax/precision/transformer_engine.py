@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from geojax.collectives.axes import to_varying, varying_axes
 from geojax.errors import UserError
-from geojax.precision.quantize import Quantised, scales_for
+from geojax.precision.quantize import Quantized, scales_for
 from geojax.precision.recipes import Format
 
 _MULTIPLE = 16
@@ -30,7 +30,7 @@ _MULTIPLE = 16
 
 class _Engine(NamedTuple):
     operations: ModuleType
-    quantisers: ModuleType
+    quantizers: ModuleType
 
 
 def _engine() -> _Engine:
@@ -45,18 +45,18 @@ def _engine() -> _Engine:
     return _Engine(cpp_extensions, quantize)
 
 
-def obstacle() -> str | None:
+def unsupported_reason() -> str | None:
     """Why TransformerEngine cannot multiply FP8 numbers on the GPUs of this process; None: it can.
 
     One line, as what follows "since".
     """
     try:
-        quantisers = _engine().quantisers
+        quantizers = _engine().quantizers
     except (ImportError, OSError, RuntimeError) as error:
         return f"TransformerEngine cannot be imported ({_first_line(error)})"
     try:
-        mode = quantisers.ScalingMode.DELAYED_TENSOR_SCALING
-        supported, reason = quantisers.is_scaling_mode_supported(mode)
+        mode = quantizers.ScalingMode.DELAYED_TENSOR_SCALING
+        supported, reason = quantizers.is_scaling_mode_supported(mode)
     except RuntimeError as error:
         return f"TransformerEngine finds no GPU ({_first_line(error)})"
     return None if supported else f"TransformerEngine refuses the GPU ({reason})"
@@ -67,7 +67,7 @@ def _first_line(error: Exception) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def quantise(x: jax.Array, form: Format, amax: jax.Array | None) -> Callable[[int], Any]:
+def quantize(x: jax.Array, form: Format, amax: jax.Array | None) -> Callable[[int], Any]:
     """The matrix `x` in FP8, by the dim that a product contracts.
 
     Rounded once for both dims; of the two forms that it then has, what no product takes is not
@@ -84,42 +84,42 @@ def quantise(x: jax.Array, form: Format, amax: jax.Array | None) -> Callable[[in
     assert form.along is None, "one scale for the tensor"
     assert amax is not None, "which is given"
     _check_sizes(x.shape)
-    operations, quantisers = _engine()
-    quantiser = quantisers.QuantizerFactory.create(
-        scaling_mode=quantisers.ScalingMode.DELAYED_TENSOR_SCALING,
+    operations, quantizers = _engine()
+    quantizer = quantizers.QuantizerFactory.create(
+        scaling_mode=quantizers.ScalingMode.DELAYED_TENSOR_SCALING,
         q_dtype=getattr(jnp, form.dtype.name),  # It compares dtypes with JAX's own names of them.
-        q_layout=quantisers.QuantizeLayout.ROWWISE_COLWISE,
+        q_layout=quantizers.QuantizeLayout.ROWWISE_COLWISE,
         scale=1 / scales_for(amax, form).astype(jnp.float32).reshape(1),
         amax_history=jnp.zeros(1, jnp.float32),  # Nobody reads what becomes of this one.
     )
-    made = _as_varying(operations.quantize(x, quantizer=quantiser), x)
-    return _by_dim(made, quantisers)
+    made = _as_varying(operations.quantize(x, quantizer=quantizer), x)
+    return _by_dim(made, quantizers)
 
 
-def rounded(weight: Quantised, dtype: jnp.dtype) -> Callable[[int], Any]:
-    """A matrix that was rounded before, as `quantise` gives it.
+def rounded(weight: Quantized, dtype: jnp.dtype) -> Callable[[int], Any]:
+    """A matrix that was rounded before, as `quantize` gives it.
 
     Args:
         weight: with one scale for the tensor.
         dtype: that it was rounded from.
     """
     _check_sizes(weight.values.shape)
-    quantisers = _engine().quantisers
+    quantizers = _engine().quantizers
     scales = weight.scales.astype(jnp.float32).reshape(1)
-    made = quantisers.ScaledTensorFactory.create_2x(
+    made = quantizers.ScaledTensorFactory.create_2x(
         weight.values,
         scales,
         weight.values.T,
         scales,
-        scaling_mode=quantisers.ScalingMode.DELAYED_TENSOR_SCALING,
+        scaling_mode=quantizers.ScalingMode.DELAYED_TENSOR_SCALING,
         dq_dtype=dtype,
         data_layout="NT",
     )
-    return _by_dim(made, quantisers)
+    return _by_dim(made, quantizers)
 
 
-def _by_dim(made: Any, quantisers: ModuleType) -> Callable[[int], Any]:
-    usage = quantisers.TensorUsage
+def _by_dim(made: Any, quantizers: ModuleType) -> Callable[[int], Any]:
+    usage = quantizers.TensorUsage
     return lambda contracting: made.get_tensor(usage.LHS if contracting == 1 else usage.LHS_TRANS)
 
 
@@ -140,9 +140,9 @@ def multiply(left: Any, right: Any, contracting: tuple[int, int]) -> jax.Array:
     NVTE_FP8_GEMM_HIGH_PRECISION_ACCUMULATION is 1.
 
     Args:
-        left: what `quantise` made, for the first dim of `contracting`.
+        left: what `quantize` made, for the first dim of `contracting`.
         right: likewise, for the second.
-        contracting: the dims of the matrices as they were given to `quantise`.
+        contracting: the dims of the matrices as they were given to `quantize`.
     """
     dims = (contracting[:1], contracting[1:])
     product = _engine().operations.gemm(left, right, contracting_dims=dims)

@@ -27,11 +27,11 @@ from geojax.models.chunk.layer_scan import (
     backward_layers,
     forward_layers,
 )
-from geojax.models.chunk.remat import rematerialised
+from geojax.models.chunk.remat import rematerialize
 from geojax.models.layers import layer, make_context
-from geojax.models.moe import weighted_balance
+from geojax.models.moe import weighted_aux_loss
 from geojax.models.transformer import embed, head_loss
-from geojax.precision import Products, scale_gradient
+from geojax.precision import LinearMatmul, scale_gradient
 from geojax.step.plan import StepPlan
 
 
@@ -88,7 +88,7 @@ class TrainingPass:
 
         Args:
             outer: this rank's weights, but for the layers.
-            sources: of the layers' weights, one for each of the spans of `StepPlan.products`.
+            sources: of the layers' weights, one for each of the spans of `StepPlan.matmul`.
             ahead: what each source carries to its first layer; None: nothing.
             sink: of the layers' gradients.
             sums: the sink's, so far.
@@ -110,7 +110,7 @@ class TrainingPass:
         spans = self.spans(sources)
         forward = forward_layers(
             [
-                dataclasses.replace(span, layer=rematerialised(span.layer, plan.remat))
+                dataclasses.replace(span, layer=rematerialize(span.layer, plan.remat))
                 for span in spans
             ],
             ahead,
@@ -180,29 +180,34 @@ class TrainingPass:
         loss = head_loss(read, x, batch, self.model, self.plan.parallelism)
         if balance is None or not self.model.is_moe:
             return self.scaled(loss), (loss, None)
-        weighted = weighted_balance(balance, batch["loss_mask"], self.model)
+        weighted = weighted_aux_loss(balance, batch["loss_mask"], self.model)
         return self.scaled(loss + weighted), (loss, weighted)
 
     def spans(self, sources: Sequence[WeightSource]) -> list[Span]:
         """All layers, without rematerialisation; those that multiply alike are together."""
-        spans = self.plan.products.spans(self.model.num_hidden_layers)
+        spans = self.plan.matmul.spans(self.model.num_hidden_layers)
         return [
-            Span(count, functools.partial(self._layer, products), source)
-            for (count, products), source in zip(spans, sources, strict=True)
+            Span(count, functools.partial(self._layer, matmul), source)
+            for (count, matmul), source in zip(spans, sources, strict=True)
         ]
 
     def layer(
         self, weights: Parameters, x: jax.Array, index: jax.Array, context: Any
     ) -> tuple[jax.Array, jax.Array | None]:
         """Any one layer, without rematerialisation."""
-        products = self.plan.products.at_layer(index, self.model.num_hidden_layers)
-        return self._layer(products, weights, x, index, context)
+        matmul = self.plan.matmul.at_layer(index, self.model.num_hidden_layers)
+        return self._layer(matmul, weights, x, index, context)
 
     def _layer(
-        self, products: Products, weights: Parameters, x: jax.Array, index: jax.Array, context: Any
+        self,
+        matmul: LinearMatmul,
+        weights: Parameters,
+        x: jax.Array,
+        index: jax.Array,
+        context: Any,
     ) -> tuple[jax.Array, jax.Array | None]:
         model, plan = self.model, self.plan
-        return layer(weights, x, index, context, model, plan.attention, plan.parallelism, products)
+        return layer(weights, x, index, context, model, plan.attention, plan.parallelism, matmul)
 
     @property
     def read_by_head(self) -> tuple[str, ...]:

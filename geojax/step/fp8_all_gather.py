@@ -29,7 +29,7 @@ from jax import lax
 from geojax.mesh import AXES
 from geojax.models import Parameters
 from geojax.optim import LeafLayout
-from geojax.precision import AMAX, round_weight
+from geojax.precision import AMAX, quantize_weight
 from geojax.step.gather import shard_axes
 from geojax.step.plan import StepPlan
 
@@ -44,7 +44,7 @@ class Magnitudes(NamedTuple):
     """float32 [...]: the largest in the shard, for a history; None: there is none."""
 
 
-def travels_rounded(path: tuple[Any, ...], place: LeafLayout, plan: StepPlan) -> bool:
+def is_fp8_gathered(path: tuple[Any, ...], place: LeafLayout, plan: StepPlan) -> bool:
     """Whether a leaf of layers that follow the recipe is rounded before it is gathered."""
     recipe = plan.policy.recipe
     if recipe is None or not recipe.weight.serves_both_dims:
@@ -81,7 +81,7 @@ def sharing_axes(place: LeafLayout, plan: StepPlan) -> tuple[str, ...]:
 
 @jax.named_scope("gather_weights")
 def kernel_magnitudes(layers: Parameters, layouts: Any, plan: StepPlan, expected: Any) -> Any:
-    """The `Magnitudes` of each kernel that `travels_rounded`, None in the place of other leaves.
+    """The `Magnitudes` of each kernel that `is_fp8_gathered`, None in the place of other leaves.
 
     Current scaling sends one message in the site: one for each set of axes over which kernels lie.
 
@@ -96,7 +96,7 @@ def kernel_magnitudes(layers: Parameters, layouts: Any, plan: StepPlan, expected
     rounded = [
         number
         for number, ((path, _), place) in enumerate(zip(leaves, places, strict=True))
-        if travels_rounded(path, place, plan)
+        if is_fp8_gathered(path, place, plan)
     ]
     made: list[Magnitudes | None] = [None] * len(leaves)
     recipe = plan.policy.recipe
@@ -139,13 +139,13 @@ def _largest_of_all(arrays: list[jax.Array], axes: tuple[str, ...]) -> list[jax.
 
 @jax.named_scope("gather_weights")
 def round_kernels(shards: Parameters, magnitudes: Any, plan: StepPlan) -> Parameters:
-    """`shards`, with a `RoundedWeight` in the place of each kernel that has `magnitudes`."""
+    """`shards`, with a `QuantizedWeight` in the place of each kernel that has `magnitudes`."""
 
     def one(shard: jax.Array, own: Magnitudes | None) -> Any:
         if own is None:
             return shard
         assert plan.policy.recipe is not None, "a recipe says what to round to"
         cast = shard.astype(plan.policy.compute_dtype)
-        return round_weight(cast, plan.policy.recipe.weight, *own)
+        return quantize_weight(cast, plan.policy.recipe.weight, *own)
 
     return jax.tree.map(one, shards, magnitudes)

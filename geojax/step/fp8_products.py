@@ -35,7 +35,7 @@ def require_fp8_products(step: jax.stages.Compiled, model: ModelConfig, plan: St
         UserError: there are fewer FP8 products than there should be.
         HloParseError: the text of the compiled step cannot be read.
     """
-    follow = any(products.recipe for _, products in plan.products.spans(model.num_hidden_layers))
+    follow = any(matmul.recipe for _, matmul in plan.matmul.spans(model.num_hidden_layers))
     linear = linear_layers(parameter_shapes(model)["layers"]) if follow else 0
     wanted = _PRODUCTS_OF_LINEAR * linear
     text = program_text(step)

@@ -21,7 +21,7 @@ from geojax.collectives import all_gather
 from geojax.collectives.axes import to_varying, varying_axes
 from geojax.optim import LeafLayout
 from geojax.optim.layout import Cut
-from geojax.precision import RoundedWeight, Weight, is_rounded
+from geojax.precision import QuantizedWeight, Weight, is_quantized_weight
 from geojax.step.plan import StepPlan
 
 Key = TypeVar("Key", bound=Hashable)
@@ -85,7 +85,7 @@ def gather_in_site(shards: Any, layouts: Any, plan: StepPlan) -> Any:
             for leaf, layout in zip(sent, leaf_layouts, strict=True)
         ]
         return [
-            _received(leaf, whole, layout) if isinstance(leaf, RoundedWeight) else whole
+            _received(leaf, whole, layout) if isinstance(leaf, QuantizedWeight) else whole
             for leaf, whole, layout in zip(leaves, trimmed, leaf_layouts, strict=True)
         ]
 
@@ -94,12 +94,12 @@ def gather_in_site(shards: Any, layouts: Any, plan: StepPlan) -> Any:
 
 def _sent(leaf: Weight, plan: StepPlan) -> jax.Array:
     """Cast a leaf to what is sent: FP8 numbers to plain bytes, which no backend widens."""
-    if isinstance(leaf, RoundedWeight):
+    if isinstance(leaf, QuantizedWeight):
         return lax.bitcast_convert_type(leaf.values, jnp.uint8)
     return leaf.astype(plan.policy.compute_dtype)
 
 
-def _received(leaf: RoundedWeight, whole: jax.Array, layout: LeafLayout) -> RoundedWeight:
+def _received(leaf: QuantizedWeight, whole: jax.Array, layout: LeafLayout) -> QuantizedWeight:
     """Make the quantized weight whose bytes are `whole`, gathered from shards like `leaf`.
 
     Its scales are gathered here, where the shards have different ones.
@@ -173,7 +173,7 @@ def map_by_group(
     key_of: Callable[[LeafLayout], Hashable],
 ) -> Any:
     """Apply `function` to all leaves with the same key together, so that they can share buckets."""
-    leaves, structure = jax.tree.flatten(tree, is_leaf=is_rounded)
+    leaves, structure = jax.tree.flatten(tree, is_leaf=is_quantized_weight)
     leaf_layouts = jax.tree.leaves(layouts)
     results: dict[int, Any] = {}
     for key, members in group(key_of(layout) for layout in leaf_layouts).items():

@@ -20,7 +20,7 @@ from geojax.models.chunk.layer_scan import (
     layer_slice,
 )
 from geojax.models.parallel.varying import vary_over, varying_axes, zeros_of
-from geojax.precision import separate
+from geojax.precision import split_quantized
 from geojax.step.amax_history import detach
 from geojax.step.forward_backward import Gradients, TrainingPass
 from geojax.step.grad_reduce import (
@@ -206,7 +206,7 @@ def _trained_layer(weights: StepWeights) -> Parameters:
     """What a gradient is taken of, of one layer."""
     zero = jnp.int32(0)
     layer, _ = weights.sources[0].take(weights.ahead[0], zero, zero)
-    return detach(separate(layer)[1])[0]
+    return detach(split_quantized(layer)[1])[0]
 
 
 def _of_layers(layouts: Parameters, count: int) -> Parameters:

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from geojax.models import Batch, ModelConfig, Parameters
-from geojax.models.chunk.remat import rematerialised
+from geojax.models.chunk.remat import rematerialize
 from geojax.models.layers import make_context
-from geojax.models.moe import weighted_balance
+from geojax.models.moe import weighted_aux_loss
 from geojax.models.transformer import embed, head_loss
 from geojax.pipeline.execution import Executor, StageFunctions, StageWeights
 from geojax.step.forward_backward import Gradients, TrainingPass
@@ -102,7 +102,7 @@ def stage_functions(run: TrainingPass) -> StageFunctions:
     parallelism = plan.parallelism
 
     def weigh(balance: jax.Array, batch: Batch) -> jax.Array:
-        return run.scaled(weighted_balance(balance, batch["loss_mask"], model))
+        return run.scaled(weighted_aux_loss(balance, batch["loss_mask"], model))
 
     return StageFunctions(
         embed=lambda first, batch: embed(first, batch, model, run.dropout_key, parallelism),
@@ -113,7 +113,7 @@ def stage_functions(run: TrainingPass) -> StageFunctions:
             dropout_key=run.dropout_key,
             parallelism=parallelism,
         ),
-        layer=rematerialised(run.layer, plan.remat),
+        layer=rematerialize(run.layer, plan.remat),
         head=lambda last, x, batch: run.scaled(head_loss(last, x, batch, model, parallelism)),
         balance=weigh if model.is_moe else None,
     )

@@ -13,7 +13,7 @@ from geojax.models.parallel.parallelism import ContextMethod, Parallelism
 from geojax.models.transformer import Remat
 from geojax.optim import SHARD_AXES
 from geojax.pipeline.execution.tick_program import TickProgram
-from geojax.precision import Backend, LossScaleSettings, Policy, Products
+from geojax.precision import Backend, LinearMatmul, LossScaleSettings, Policy
 from geojax.runtime.xla_flags import CUSTOM_PRODUCTS_OPTIONS, FP8_OPTIONS
 from geojax.step.stage_layers import StagedLayers
 
@@ -56,7 +56,7 @@ class StepPlan:
     attention: str = "auto"
     """Implementation of the attention seam."""
 
-    products_backend: Backend = "reference"
+    fp8_backend: Backend = "reference"
     """Who multiplies FP8 numbers, under a policy that has a recipe."""
 
     share_amax_across_dc: bool = False
@@ -151,15 +151,15 @@ class StepPlan:
         )
 
     @property
-    def products(self) -> Products:
+    def matmul(self) -> LinearMatmul:
         """How linear layers multiply."""
-        return Products(self.policy.recipe, self.products_backend)
+        return LinearMatmul(self.policy.recipe, self.fp8_backend)
 
     @property
     def compiler_options(self) -> dict[str, str | bool] | None:
         """What the programs of this plan are compiled with, beside the flags of the process."""
         options = {"xla": FP8_OPTIONS, "transformer_engine": CUSTOM_PRODUCTS_OPTIONS}
-        return options.get(self.products_backend)
+        return options.get(self.fp8_backend)
 
     @property
     def one_message(self) -> "StepPlan":

@@ -149,7 +149,7 @@ def mean_over_targets(sums: SiteSums) -> tuple[Any, dict[str, jax.Array]]:
 
     Returns:
         The shards of the gradient of the mean loss; and the scalars `loss`, `targets`, one per
-        signal and, of a mixture, `balance_loss`, the same on every rank.
+        signal and, with experts, `balance_loss`, the same on every rank.
     """
     loss, count, *others = sums.scalars
     count = jnp.maximum(count, 1)

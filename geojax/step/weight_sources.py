@@ -69,7 +69,7 @@ class StepWeights(NamedTuple):
     outer: Parameters
     """Those in no layer, gathered."""
     sources: list[WeightSource]
-    """Of the layers of each span of `StepPlan.products`."""
+    """Of the layers of each span of `StepPlan.matmul`."""
     ahead: list[Any]
     """What each source carries to its first layer; None: nothing."""
 
@@ -93,10 +93,10 @@ def step_weights(
     sources: list[WeightSource] = []
     ahead: list[Any] = []
     first = 0
-    for count, products in plan.products.spans(model.num_hidden_layers):
+    for count, matmul in plan.matmul.spans(model.num_hidden_layers):
         own, known = _rows(layers, first, count), _rows(expected, first, count)
         places = jax.tree.map(lambda place, count=count: place.of_layers(count), layouts["layers"])
-        follows = products.recipe == plan.policy.recipe
+        follows = matmul.recipe == plan.policy.recipe
         magnitudes = kernel_magnitudes(own, places, plan, known) if follows else None
         source: WeightSource
         if plan.zero_stage == 3 and follows:

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from geojax.models.parallel.sequence_order import column_order
+from geojax.models.parallel.sequence_order import position_order
 from geojax.step.plan import SIGNALS, StepPlan
 from geojax.step.program import signals_on_mesh
 
@@ -37,7 +37,7 @@ def global_batch(
     def one(values: np.ndarray) -> jax.Array:
         spec = plan.row_spec if values.ndim == 1 else plan.token_spec
         if values.ndim > 1 and plan.parallelism.context > 1:
-            values = values[:, column_order(values.shape[1], plan.parallelism)]
+            values = values[:, position_order(values.shape[1], plan.parallelism)]
 
         def of_device(index: tuple[slice, ...] | None) -> np.ndarray:
             first, last = _span(index, batch_size)

@@ -70,7 +70,7 @@ def step_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
         bucket_bytes=config.communication.bucket_bytes,
         wire_format=_wire(config, mesh),
         remat=config.remat,
-        products_backend=_fp8_backend(config, mesh).name,
+        fp8_backend=_choose_fp8_backend(config, mesh).name,
         share_amax_across_dc=config.fp8.share_amax_across_dc,
         sequence_parallel=config.parallelism.sequence,
         context_method=config.parallelism.context_method,
@@ -95,7 +95,7 @@ def _wire(config: RunConfig, mesh: Mesh) -> WireFormat | None:
     return FLOAT32 if asked is None and over_gloo and float32 and sums else asked
 
 
-def _fp8_backend(config: RunConfig, mesh: Mesh) -> BackendChoice:
+def _choose_fp8_backend(config: RunConfig, mesh: Mesh) -> BackendChoice:
     recipe = policy_of(config.precision, config.fp8).recipe
     if recipe is None:
         return BackendChoice("reference", "no FP8")
@@ -223,7 +223,7 @@ class CompiledRun:
         Raises:
             UserError: the compiler made fewer FP8 products than there should be.
         """
-        if self.plan.products_backend != "xla" or jax.process_index() != 0:
+        if self.plan.fp8_backend != "xla" or jax.process_index() != 0:
             return
         try:
             require_fp8_products(self.step_program, self.config.model, self.plan)
@@ -244,7 +244,7 @@ class CompiledRun:
         )
         reasons = [attention.reason, flags_in_force()]
         if self.plan.policy.recipe is not None:
-            reasons.insert(1, _fp8_backend(self.config, mesh).reason)
+            reasons.insert(1, _choose_fp8_backend(self.config, mesh).reason)
         sent = self.facts.cross_site
         return [
             f"{mesh_line(mesh)}; {parameters} parameters; {held} of state per device",

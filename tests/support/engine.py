@@ -41,9 +41,9 @@ needs_transformer_engine = pytest.mark.skipif(
 def for_hopper(monkeypatch):
     """Let the package be imported and believe that it sees a Hopper GPU, or skip the test."""
     _let_a_driver_be_found()
-    obstacle = transformer_engine.obstacle()
-    if obstacle and "cannot be imported" in obstacle:
-        pytest.skip(obstacle)
+    reason = transformer_engine.unsupported_reason()
+    if reason and "cannot be imported" in reason:
+        pytest.skip(reason)
     for name, module in list(sys.modules.items()):
         if name.startswith("transformer_engine") and hasattr(module, _CAPABILITY):
             monkeypatch.setattr(module, _CAPABILITY, lambda _=0: _HOPPER)

@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from geojax.precision import PLAIN, RECIPES, Format, Products, Recipe, largest_each
+from geojax.precision import NO_FP8, RECIPES, Format, LinearMatmul, Recipe, largest_each
 
 TOKENS, INPUTS, OUTPUTS = 512, 384, 256
 OUTLIER, SPIKE = 1e5, 100.0
@@ -86,9 +86,9 @@ def operands(outliers: bool = False) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 @jax.jit
-def product_and_gradients(x, w, dy, products, amax=None):
+def product_and_gradients(x, w, dy, matmul, amax=None):
     """y, dx and dw."""
-    y, backward = jax.vjp(lambda x, w: products.multiply(x, w, amax), x, w)
+    y, backward = jax.vjp(lambda x, w: matmul.multiply(x, w, amax), x, w)
     return y, *backward(dy)
 
 
@@ -135,11 +135,11 @@ def of_product(left: Range, right: Range) -> Range:
 def without_outliers() -> list[Finding]:
     """Errors of y, dx and dw, recipe by recipe; a history knows the numbers at hand."""
     x, w, dy = operands()
-    exact = product_and_gradients(x, w, dy, PLAIN)
+    exact = product_and_gradients(x, w, dy, NO_FP8)
     found = []
     for name, recipe in RECIPES.items():
         amax = largest_each(x, w, dy) if recipe.history else None
-        whole, _ = errors(product_and_gradients(x, w, dy, Products(recipe), amax), exact)
+        whole, _ = errors(product_and_gradients(x, w, dy, LinearMatmul(recipe), amax), exact)
         forms = {"x": recipe.activation, "w": recipe.weight, "dy": recipe.gradient}
         for product, error in zip(PRODUCTS, whole, strict=True):
             expected = of_product(*(of_many(forms[operand]) for operand in READ[product]))
@@ -150,10 +150,10 @@ def without_outliers() -> list[Finding]:
 def with_outliers() -> list[Finding]:
     """Errors of y and dw, which read x: of the typical row, without an outlier, and of all."""
     x, w, dy = operands(outliers=True)
-    exact = product_and_gradients(x, w, dy, PLAIN)
+    exact = product_and_gradients(x, w, dy, NO_FP8)
     found = []
     for case, recipe, amax, ordinary, outlying in _cases(x, w, dy):
-        whole, rows = errors(product_and_gradients(x, w, dy, Products(recipe), amax), exact)
+        whole, rows = errors(product_and_gradients(x, w, dy, LinearMatmul(recipe), amax), exact)
         others = {"y": recipe.weight, "dw": recipe.gradient}
         for product, row in (("y", "typical token"), ("dw", "typical channel")):
             other, number = of_many(others[product]), PRODUCTS.index(product)

@@ -1,7 +1,7 @@
 """Causal attention behind one seam: cuDNN on GPUs, a blocked implementation anywhere."""
 
 from geojax.models.attention.api import attention
-from geojax.models.attention.context.methods import context_obstacle
+from geojax.models.attention.context.methods import context_unsupported_reason
 from geojax.models.attention.select import IMPLEMENTATIONS, Choice, chosen_implementation
 
 __all__ = [
@@ -9,5 +9,5 @@ __all__ = [
     "Choice",
     "attention",
     "chosen_implementation",
-    "context_obstacle",
+    "context_unsupported_reason",
 ]

@@ -13,8 +13,8 @@ from geojax.models.attention.context.ulysses import Attention
 from geojax.models.attention.cudnn.kernel import CUDNN
 from geojax.models.attention.reference import reference_attention
 from geojax.models.attention.select import chosen_implementation
-from geojax.models.attention.unsharded_sequence import whole_row_attention
-from geojax.models.parallel.parallelism import ALONE, Parallelism
+from geojax.models.attention.unsharded_sequence import unsharded_sequence_attention
+from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
 
 _KERNELS: dict[str, Kernel] = {"blocked": TILED, "cudnn": CUDNN}
 
@@ -27,7 +27,7 @@ def attention(
     *,
     implementation: str = "auto",
     scale: float | None = None,
-    parallelism: Parallelism = ALONE,
+    parallelism: Parallelism = SINGLE_DEVICE,
 ) -> jax.Array:
     """Causal softmax(scale * Q K^T) V, inside each packed document.
 
@@ -59,11 +59,11 @@ def attention(
     )
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
     kernel = _KERNELS.get(choice.name)
-    whole_rows: Attention = reference_attention
+    unsharded_sequence: Attention = reference_attention
     if kernel is not None:
-        whole_rows = functools.partial(whole_row_attention, kernel=kernel)
+        unsharded_sequence = functools.partial(unsharded_sequence_attention, kernel=kernel)
     if parallelism.context == 1:
-        return whole_rows(query, key, value, segment_ids, scale)
+        return unsharded_sequence(query, key, value, segment_ids, scale)
     return context_attention(
         query,
         key,
@@ -71,7 +71,7 @@ def attention(
         segment_ids,
         scale,
         parallelism,
-        whole_rows=whole_rows,
+        unsharded_sequence=unsharded_sequence,
         kernel=kernel,
     )
 

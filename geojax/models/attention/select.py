@@ -48,14 +48,14 @@ def chosen_implementation(
         )
     if implementation not in ("auto", "cudnn"):
         return Choice(implementation, f"attention: {implementation}, as asked")
-    obstacle = cudnn.obstacle(jnp.dtype(dtype), head_size, packed=packed)
+    reason = cudnn.unsupported_reason(jnp.dtype(dtype), head_size, packed=packed)
     if implementation == "cudnn":
-        if obstacle:
-            raise UserError(f"attention: cudnn cannot be used, {obstacle}; use blocked or auto")
+        if reason:
+            raise UserError(f"attention: cudnn cannot be used, {reason}; use blocked or auto")
         return Choice("cudnn", "attention: cudnn, as asked")
     platform = platform or target_platform()
     if platform not in GPU_PLATFORMS:
         return Choice("blocked", f"attention: blocked, for platform {platform}")
-    if obstacle:
-        return Choice("blocked", f"attention: blocked, since {obstacle}")
+    if reason:
+        return Choice("blocked", f"attention: blocked, since {reason}")
     return Choice("cudnn", "attention: cudnn flash attention")

@@ -9,7 +9,7 @@ from geojax.models.attention.blocked.blocks import Block, Kernel
 from geojax.models.parallel.varying import vary_over, varying_axes
 
 
-def whole_row_attention(
+def unsharded_sequence_attention(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
@@ -21,11 +21,11 @@ def whole_row_attention(
     """Causal attention without the score matrix; shapes as in `attention`."""
     axes = varying_axes(query, key, value, segment_ids)
     operands = vary_over((query, key, value, segment_ids), axes)
-    return _whole_row_attention(*operands, scale, kernel)
+    return _unsharded_sequence_attention(*operands, scale, kernel)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def _whole_row_attention(
+def _unsharded_sequence_attention(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
@@ -60,4 +60,4 @@ def _backward(
     return d_query, d_key, d_value, None
 
 
-_whole_row_attention.defvjp(_forward, _backward)
+_unsharded_sequence_attention.defvjp(_forward, _backward)

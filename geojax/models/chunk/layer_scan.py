@@ -26,7 +26,7 @@ from jax import lax
 from geojax.models.chunk.residuals import Residuals, forward
 from geojax.models.parallel.varying import zeros_of
 from geojax.models.parameters import Parameters
-from geojax.precision import accumulate, join, separate
+from geojax.precision import accumulate, merge_quantized, split_quantized
 
 Layer = Callable[[Parameters, jax.Array, jax.Array, Any], tuple[jax.Array, jax.Array | None]]
 """(a layer's parameters, the stream, the layer's number, the context) to the stream and the layer's
@@ -173,8 +173,10 @@ def forward_layer(
     `again` are its weights, its number and the context, which the backward is given once more; it
     then returns the gradients of the weights in the compute dtype, of rounded ones too.
     """
-    rounded, trained = separate(again[0])
-    return forward(lambda own, x: layer(join(rounded, own), x, *again[1:]), trained, x, again=again)
+    rounded, trained = split_quantized(again[0])
+    return forward(
+        lambda own, x: layer(merge_quantized(rounded, own), x, *again[1:]), trained, x, again=again
+    )
 
 
 def _together(*stacks: jax.Array) -> jax.Array:

@@ -7,9 +7,9 @@ from typing import Any, Literal
 import jax
 
 from geojax.errors import UserError
-from geojax.models.moe import KEPT_BY_MIXTURE
-from geojax.models.parallel.tensor import LEFT
-from geojax.precision import KEPT_BY_PRODUCTS
+from geojax.models.moe import SAVEABLE_MOE
+from geojax.models.parallel.tensor import TP_REDUCED
+from geojax.precision import SAVEABLE_MATMULS
 
 Remat = Literal["none", "selective", "full"]
 """What the forward pass of a layer keeps for the backward pass.
@@ -29,7 +29,7 @@ the last sum over `tensor`, which no gradient needs.
 """
 
 
-def rematerialised(function: Callable[..., Any], remat: Remat) -> Callable[..., Any]:
+def rematerialize(function: Callable[..., Any], remat: Remat) -> Callable[..., Any]:
     """`function`, whose derivative keeps what `remat` says.
 
     Its forward and its backward must not stand side by side in one computation (they do not where
@@ -46,6 +46,6 @@ def rematerialised(function: Callable[..., Any], remat: Remat) -> Callable[..., 
     if remat == "selective":
         policies = jax.checkpoint_policies
         products = policies.dots_with_no_batch_dims_saveable
-        named = policies.save_only_these_names(LEFT, *KEPT_BY_MIXTURE, *KEPT_BY_PRODUCTS)
+        named = policies.save_only_these_names(TP_REDUCED, *SAVEABLE_MOE, *SAVEABLE_MATMULS)
         return checkpoint(function, policy=policies.save_from_both_policies(products, named))
     raise UserError(f"remat '{remat}' is unknown; it can be none, selective or full")

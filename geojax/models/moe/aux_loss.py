@@ -7,14 +7,16 @@ from jax.ad_checkpoint import checkpoint_name
 
 from geojax.models.config import ModelConfig
 from geojax.models.moe.router import Routing
-from geojax.models.moe.sharded_sequence import row_axes
+from geojax.models.moe.sharded_sequence import sequence_axes
 from geojax.models.parallel.parallelism import Parallelism
 
 COUNTS = "expert_counts"
 """Name of what is summed over the ranks that share rows, for rematerialisation policies."""
 
 
-def balance_loss(routing: Routing, real: jax.Array | None, parallelism: Parallelism) -> jax.Array:
+def load_balancing_loss(
+    routing: Routing, real: jax.Array | None, parallelism: Parallelism
+) -> jax.Array:
     """E * sum over experts of f_e * P_e, for each row; 1 where the experts are equally busy.
 
     f_e is the share of the row's choices (k a token) that fell on expert e, before any is dropped,
@@ -26,7 +28,7 @@ def balance_loss(routing: Routing, real: jax.Array | None, parallelism: Parallel
         routing: of this rank's columns.
         real: bool [rows, columns], False for padding, which does not count; None: all are real.
         parallelism: how the model is spread. The ranks that hold other columns of the rows add
-            theirs: 2 E + 1 numbers a row are summed over the axes of `row_axes`.
+            theirs: 2 E + 1 numbers a row are summed over the axes of `sequence_axes`.
 
     Returns:
         [rows] in at least float32, of whole rows; 0 for a row of padding.
@@ -43,7 +45,7 @@ def balance_loss(routing: Routing, real: jax.Array | None, parallelism: Parallel
         ],
         axis=1,
     )
-    axes = row_axes(parallelism)
+    axes = sequence_axes(parallelism)
     sums = checkpoint_name(lax.psum(sums, axes), COUNTS) if axes else sums
     count = jnp.maximum(sums[:, 2 * experts], 1)
     choices = routing.experts.shape[2]
@@ -51,7 +53,7 @@ def balance_loss(routing: Routing, real: jax.Array | None, parallelism: Parallel
     return experts * product / (choices * count**2)
 
 
-def weighted_balance(balance: jax.Array, loss_mask: jax.Array, config: ModelConfig) -> jax.Array:
+def weighted_aux_loss(balance: jax.Array, loss_mask: jax.Array, config: ModelConfig) -> jax.Array:
     """What the balance adds to the sum of a row set's token losses: a scalar of at least float32.
 
     A row's balance counts as often as the row has targets, so that neither the layout nor

@@ -17,28 +17,28 @@ from jax.ad_checkpoint import checkpoint_name
 
 from geojax.models.config import ModelConfig
 from geojax.models.feed_forward import activated, times_kernel
-from geojax.models.moe.aux_loss import balance_loss
+from geojax.models.moe.aux_loss import load_balancing_loss
 from geojax.models.moe.capacity import drop
-from geojax.models.moe.dispatch import PLACES, exchange_experts, most_to_a_rank
+from geojax.models.moe.dispatch import PLACES, dispatch_and_combine, most_to_a_rank
 from geojax.models.moe.experts import Tokens, apply_experts
 from geojax.models.moe.router import Routing, route
-from geojax.models.moe.sharded_sequence import row_length
+from geojax.models.moe.sharded_sequence import full_sequence_length
 from geojax.models.norm import norm
-from geojax.models.parallel.parallelism import ALONE, Parallelism
-from geojax.models.parallel.tensor import enter, leave
+from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
+from geojax.models.parallel.tensor import copy_to_tp_region, reduce_from_tp_region
 from geojax.models.parallel.varying import vary_over
 from geojax.models.parameters import Parameters
-from geojax.precision import PLAIN, Products
+from geojax.precision import NO_FP8, LinearMatmul
 
 
-def mixture_block(
+def moe_block(
     parameters: Parameters,
     x: jax.Array,
     segment_ids: jax.Array | None,
     columns: jax.Array,
     config: ModelConfig,
-    parallelism: Parallelism = ALONE,
-    products: Products = PLAIN,
+    parallelism: Parallelism = SINGLE_DEVICE,
+    matmul: LinearMatmul = NO_FP8,
 ) -> tuple[jax.Array, jax.Array]:
     """What the mixture adds to the stream `x` [rows, columns, hidden], and its balance loss.
 
@@ -55,18 +55,18 @@ def mixture_block(
         products: how the experts multiply; the router always does in the compute dtype.
 
     Returns:
-        [rows, columns, hidden] in the dtype of `x`, and [rows] (see `balance_loss`).
+        [rows, columns, hidden] in the dtype of `x`, and [rows] (see `load_balancing_loss`).
     """
     normed = norm(parameters["feed_forward_norm"], x, config)
     routing = route(parameters["router"]["kernel"], normed, config)
     real = None if segment_ids is None else segment_ids != 0
-    balance = balance_loss(routing, real, parallelism)
+    balance = load_balancing_loss(routing, real, parallelism)
     experts = routing.experts
     if real is not None:
         experts = jnp.where(real[..., None], experts, config.num_experts)
     experts = drop(experts, columns, config, parallelism)
     routing = routing._replace(experts=checkpoint_name(experts, PLACES))
-    return _apply(parameters, normed, routing, config, parallelism, products), balance
+    return _apply(parameters, normed, routing, config, parallelism, matmul), balance
 
 
 def _apply(
@@ -75,23 +75,23 @@ def _apply(
     routing: Routing,
     config: ModelConfig,
     parallelism: Parallelism,
-    products: Products,
+    matmul: LinearMatmul,
 ) -> jax.Array:
     """What the experts that the tokens go to add, and the shared ones: [rows, columns, hidden]."""
     if parallelism.expert == 1:
         stream = Tokens(normed, routing.experts, routing.gates)
-        stream = jax.tree.map(lambda leaf: enter(leaf, parallelism), stream)
+        stream = jax.tree.map(lambda leaf: copy_to_tp_region(leaf, parallelism), stream)
         tokens = _without_rows(stream)
-        routed = apply_experts(parameters["experts"], tokens, config, parallelism, products)
+        routed = apply_experts(parameters["experts"], tokens, config, parallelism, matmul)
         added = routed.reshape(stream.x.shape)
         if "shared_experts" in parameters:
-            added += _shared(parameters["shared_experts"], stream.x, config, parallelism, products)
-        return leave(added.astype(normed.dtype), parallelism)
-    added = _travel(parameters["experts"], normed, routing, config, parallelism, products)
+            added += _shared(parameters["shared_experts"], stream.x, config, parallelism, matmul)
+        return reduce_from_tp_region(added.astype(normed.dtype), parallelism)
+    added = _travel(parameters["experts"], normed, routing, config, parallelism, matmul)
     if "shared_experts" in parameters:
-        entered = enter(normed, parallelism)
-        shared = _shared(parameters["shared_experts"], entered, config, parallelism, products)
-        added += leave(shared, parallelism)
+        entered = copy_to_tp_region(normed, parallelism)
+        shared = _shared(parameters["shared_experts"], entered, config, parallelism, matmul)
+        added += reduce_from_tp_region(shared, parallelism)
     return added
 
 
@@ -100,11 +100,11 @@ def _shared(
     x: jax.Array,
     config: ModelConfig,
     parallelism: Parallelism,
-    products: Products,
+    matmul: LinearMatmul,
 ) -> jax.Array:
     """This rank's part of the shared experts, which side by side are one dense block."""
-    middle = activated(parameters, x, config, parallelism, products)
-    return times_kernel(parameters["down"], middle, parallelism, products, cut="rows")
+    middle = activated(parameters, x, config, parallelism, matmul)
+    return times_kernel(parameters["down"], middle, parallelism, matmul, cut="rows")
 
 
 def _without_rows(tokens: Tokens) -> Tokens:
@@ -117,7 +117,7 @@ def _travel(
     routing: Routing,
     config: ModelConfig,
     parallelism: Parallelism,
-    products: Products,
+    matmul: LinearMatmul,
 ) -> jax.Array:
     """The stream's tokens to experts on other ranks and back: [rows, columns, hidden]."""
     rows, columns, hidden = normed.shape
@@ -128,9 +128,9 @@ def _travel(
         share = functools.partial(_share, ranks=parallelism.tensor)
         nowhere = routing.probabilities.shape[-1]
         tokens = Tokens(share(tokens.x), share(tokens.experts, fill=nowhere), share(tokens.gates))
-    sequence = row_length(columns, parallelism)
+    sequence = full_sequence_length(columns, parallelism)
     most = most_to_a_rank(tokens.x.shape[0], rows, sequence, config, parallelism)
-    out = exchange_experts(parameters, tokens, most, config, parallelism, products)
+    out = dispatch_and_combine(parameters, tokens, most, config, parallelism, matmul)
     out = out.astype(normed.dtype)
     if shared_out:
         out = lax.all_gather(out, "tensor", axis=0, tiled=True, to="invarying")[: rows * columns]

@@ -9,12 +9,12 @@ import numpy as np
 from jax import lax
 
 from geojax.models.config import ModelConfig
-from geojax.models.moe.sharded_sequence import row_axes, row_length
+from geojax.models.moe.sharded_sequence import full_sequence_length, sequence_axes
 from geojax.models.parallel.parallelism import Parallelism
-from geojax.models.parallel.sequence_order import column_order
+from geojax.models.parallel.sequence_order import position_order
 
 
-def row_capacity(sequence: int, config: ModelConfig) -> int:
+def expert_capacity(sequence: int, config: ModelConfig) -> int:
     """The most tokens that an expert takes of a row of `sequence` tokens.
 
     ceil(capacity_factor * sequence * k / E): a row's tokens, padding included, shared out evenly,
@@ -32,10 +32,10 @@ def drop(
 ) -> jax.Array:
     """`experts` int32 [rows, columns, k] with E for every choice that its expert has no room for.
 
-    An expert takes the first `row_capacity` tokens of each row that chose it, in the order of their
-    positions. Capacity belongs to a row and not to a batch, which is a deliberate choice: whatever
-    rows share a device or a microbatch, the same tokens are dropped. A dropped token keeps its
-    other experts and their gates.
+    An expert takes the first `expert_capacity` tokens of each sequence that chose it, in the order
+    of their positions. Capacity belongs to a sequence and not to a batch, which is a deliberate
+    choice: whatever sequences share a device or a microbatch, the same tokens are dropped. A
+    dropped token keeps its other experts and their gates.
 
     Args:
         experts: of this rank's columns; E stands for none.
@@ -58,13 +58,13 @@ def drop(
     before = jnp.cumsum(of_run, axis=2, dtype=jnp.int32) - of_run  # in the same run
     first = columns.reshape(runs, -1)[:, 0]
     counts = of_run.sum(axis=2, dtype=jnp.int32)
-    for axis in reversed(row_axes(parallelism)):
+    for axis in reversed(sequence_axes(parallelism)):
         counts = lax.all_gather(counts, axis, axis=1, tiled=True)
-    order = column_order(row_length(length, parallelism), parallelism)
+    order = position_order(full_sequence_length(length, parallelism), parallelism)
     firsts = order.reshape(-1, length // runs)[:, 0].astype(np.int32)  # of all ranks, in turn
     earlier = (firsts[None, :] < first[:, None]).astype(jnp.int32)  # [own runs, all runs]
     before = before + jnp.einsum("oa,rae->roe", earlier, counts)[:, :, None]
     before = before.reshape(rows, length, none)
     here = jnp.take_along_axis(before, jnp.minimum(experts, none - 1), axis=2)
-    capacity = row_capacity(len(order), config)
+    capacity = expert_capacity(len(order), config)
     return jnp.where(here < capacity, experts, none)

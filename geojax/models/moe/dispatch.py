@@ -31,14 +31,14 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from geojax.models.config import ModelConfig
-from geojax.models.moe.capacity import row_capacity
+from geojax.models.moe.capacity import expert_capacity
 from geojax.models.moe.experts import Tokens, apply_experts
 from geojax.models.moe.grouped_matmul import count_each
-from geojax.models.moe.permute import Places, collect, spread
+from geojax.models.moe.permute import TokenPermutation, permute, unpermute
 from geojax.models.parallel.parallelism import Parallelism
 from geojax.models.parallel.varying import vary_over, varying_axes
 from geojax.models.parameters import Parameters
-from geojax.precision import Products, accumulate, join, separate
+from geojax.precision import LinearMatmul, accumulate, merge_quantized, split_quantized
 from geojax.runtime.platform import target_platform
 
 RECEIVED = "expert_received"
@@ -90,7 +90,7 @@ def most_to_a_rank(
 ) -> int:
     """How often `tokens` tokens, of `rows` rows of `sequence` tokens, can go to one rank."""
     held = config.num_experts // parallelism.expert
-    limit = rows * held * row_capacity(sequence, config)
+    limit = rows * held * expert_capacity(sequence, config)
     return min(tokens * min(config.num_experts_per_tok, held), limit)
 
 
@@ -107,13 +107,13 @@ class _Plan(NamedTuple):
     """int32 [], how many further exchanges it takes, on all ranks the same."""
 
 
-def exchange_experts(
+def dispatch_and_combine(
     parameters: Parameters,
     tokens: Tokens,
     most: int,
     config: ModelConfig,
     parallelism: Parallelism,
-    products: Products,
+    matmul: LinearMatmul,
 ) -> jax.Array:
     """The sum of each token's experts, times their gates, wherever the experts are.
 
@@ -131,8 +131,8 @@ def exchange_experts(
     sizes = windows(tokens.x.shape[0], most, config, parallelism, target_platform())
     axes = varying_axes(parameters, tokens)
     parameters, (x, experts, gates) = vary_over((parameters, tokens), axes)
-    rounded, trained = separate(parameters)
-    fixed = _Fixed(rounded, _plan(experts, sizes, config, parallelism), products)
+    rounded, trained = split_quantized(parameters)
+    fixed = _Fixed(rounded, _plan(experts, sizes, config, parallelism), matmul)
     return _exchanges(config, parallelism, sizes, trained, x, gates, fixed)
 
 
@@ -142,7 +142,7 @@ class _Fixed(NamedTuple):
     rounded: Any
     """The kernels that are rounded already, None in the place of others."""
     plan: _Plan
-    products: Products
+    matmul: LinearMatmul
 
 
 def _plan(
@@ -176,7 +176,7 @@ def _exchange(
 ) -> jax.Array:
     """What those choices add to each token whose numbers in their queues are `start` and the next
     `places`: [N, hidden] in at least float32."""
-    parameters, plan = join(fixed.rounded, trained), fixed.plan
+    parameters, plan = merge_quantized(fixed.rounded, trained), fixed.plan
     tokens, choices = gates.shape
     total = parallelism.expert * places
     window = plan.queue - start
@@ -185,18 +185,18 @@ def _exchange(
     nobody = vary_over(jnp.full(total, tokens * choices, jnp.int32), varying_axes(place))
     numbers = jnp.arange(tokens * choices, dtype=jnp.int32)
     choice_at = nobody.at[place].set(numbers, mode="drop", unique_indices=True)
-    of_choice = Places(place[:, None], choice_at)
-    of_token = Places(place.reshape(tokens, choices), choice_at // choices)
+    of_choice = TokenPermutation(place[:, None], choice_at)
+    of_token = TokenPermutation(place.reshape(tokens, choices), choice_at // choices)
     held = parameters["down"]["kernel"].shape[0]
     local = plan.local.at[choice_at].get(mode="fill", fill_value=held)
     send = functools.partial(_to_experts, parallelism=parallelism)
     received = Tokens(
-        send(spread(x, of_token)),
+        send(permute(x, of_token)),
         send(local)[:, None],
-        send(spread(gates.reshape(-1, 1), of_choice)),
+        send(permute(gates.reshape(-1, 1), of_choice)),
     )
-    out = apply_experts(parameters, received, config, parallelism, fixed.products)
-    return collect(_to_tokens(out.astype(x.dtype), parallelism), of_token)
+    out = apply_experts(parameters, received, config, parallelism, fixed.matmul)
+    return unpermute(_to_tokens(out.astype(x.dtype), parallelism), of_token)
 
 
 def _to_experts(windows: jax.Array, parallelism: Parallelism) -> jax.Array:

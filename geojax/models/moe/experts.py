@@ -8,10 +8,10 @@ from jax.ad_checkpoint import checkpoint_name
 from geojax.models.config import ModelConfig
 from geojax.models.feed_forward import Cut, activate, operand_axes
 from geojax.models.moe.grouped_matmul import grouped_product, lay_out
-from geojax.models.moe.permute import Places, collect, spread
-from geojax.models.parallel.parallelism import ALONE, Parallelism
+from geojax.models.moe.permute import TokenPermutation, permute, unpermute
+from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
 from geojax.models.parameters import Parameters
-from geojax.precision import PLAIN, Products
+from geojax.precision import NO_FP8, LinearMatmul
 
 PRODUCT = "expert_product"
 """Name of what a grouped product returns, for rematerialisation policies."""
@@ -32,8 +32,8 @@ def apply_experts(
     parameters: Parameters,
     tokens: Tokens,
     config: ModelConfig,
-    parallelism: Parallelism = ALONE,
-    products: Products = PLAIN,
+    parallelism: Parallelism = SINGLE_DEVICE,
+    matmul: LinearMatmul = NO_FP8,
 ) -> jax.Array:
     """The sum of each token's experts, times their gates.
 
@@ -56,19 +56,19 @@ def apply_experts(
     count, choices = tokens.experts.shape
     blocks = lay_out(tokens.experts.reshape(-1), parameters["down"]["kernel"].shape[0])
     # Of assignments to places, and of tokens to places: a token has `choices` assignments.
-    of_choice = Places(blocks.places[:, None], blocks.origins)
-    of_token = Places(blocks.places.reshape(count, choices), blocks.origins // choices)
-    rows = spread(tokens.x, of_token)
+    of_choice = TokenPermutation(blocks.places[:, None], blocks.origins)
+    of_token = TokenPermutation(blocks.places.reshape(count, choices), blocks.origins // choices)
+    rows = permute(tokens.x, of_token)
 
     def product(rows: jax.Array, name: str, cut: Cut) -> jax.Array:
         own, axes = parameters[name], operand_axes(parallelism, cut)
-        return grouped_product(rows, own["kernel"], blocks, products, own.get("amax"), axes)
+        return grouped_product(rows, own["kernel"], blocks, matmul, own.get("amax"), axes)
 
     def first(name: str) -> jax.Array:
         return checkpoint_name(product(rows, name, "columns"), PRODUCT)
 
     gate = first("gate") if config.gated else None
     middle = activate(first("up"), gate, config)
-    weights = spread(tokens.gates.reshape(-1, 1), of_choice)
+    weights = permute(tokens.gates.reshape(-1, 1), of_choice)
     middle = (middle * weights).astype(rows.dtype)
-    return collect(product(middle, "down", "rows"), of_token)
+    return unpermute(product(middle, "down", "rows"), of_token)

@@ -27,14 +27,14 @@ from geojax.models.moe import grouped_matmul_loops, grouped_matmul_triton
 from geojax.models.moe.quantized_operands import Rounding
 from geojax.models.parallel.varying import vary_over, varying_axes
 from geojax.precision import (
-    PLAIN,
-    WHOLE,
+    NO_FP8,
+    UNSHARDED,
     Axes,
-    Products,
-    RoundedWeight,
+    LinearMatmul,
+    QuantizedWeight,
     Weight,
     largest_each,
-    separate,
+    split_quantized,
 )
 from geojax.runtime.platform import target_platform
 
@@ -98,9 +98,9 @@ def grouped_product(
     rows: jax.Array,
     kernels: Weight,
     blocks: Blocks,
-    products: Products = PLAIN,
+    matmul: LinearMatmul = NO_FP8,
     amax: jax.Array | None = None,
-    axes: Axes = WHOLE,
+    axes: Axes = UNSHARDED,
 ) -> jax.Array:
     """Each row times the kernel of its block's expert; sums are in at least float32.
 
@@ -108,11 +108,11 @@ def grouped_product(
 
     Args:
         rows: [S, inputs], those without an assignment 0.
-        kernels: [E, inputs, outputs]; see `geojax.precision.Products.multiply`.
+        kernels: [E, inputs, outputs]; see `geojax.precision.LinearMatmul.multiply`.
         blocks: which rows belong to which expert.
         products: by which recipe the operands are rounded; their product is one of the dtype that
             they are held in, since there are none of FP8 numbers.
-        amax: see `geojax.precision.Products.multiply`.
+        amax: see `geojax.precision.LinearMatmul.multiply`.
         axes: as above. Tensors are the rows of one expert on this rank, and its kernel.
 
     Returns:
@@ -120,9 +120,9 @@ def grouped_product(
     """
     size = block_rows(blocks.places.shape[0], kernels.shape[0])
     varying = varying_axes(rows, kernels, blocks.ends)
-    operands = vary_over((rows, *separate(kernels), blocks.ends), varying)
-    how = Rounding(products.recipe, products.backend, axes, size)
-    return _product(how, *operands, amax, products.quantised)
+    operands = vary_over((rows, *split_quantized(kernels), blocks.ends), varying)
+    how = Rounding(matmul.recipe, matmul.backend, axes, size)
+    return _product(how, *operands, amax, matmul.quantized)
 
 
 def _functions(dtype: Any) -> ModuleType:
@@ -137,13 +137,13 @@ def _functions(dtype: Any) -> ModuleType:
 def _product(
     how: Rounding,
     rows: jax.Array,
-    rounded: RoundedWeight | None,
+    rounded: QuantizedWeight | None,
     trained: jax.Array,
     ends: jax.Array,
     amax: jax.Array | None,
-    quantised: jax.Array | None,
+    quantized: jax.Array | None,
 ) -> jax.Array:
-    return _forward(how, rows, rounded, trained, ends, amax, quantised)[0]
+    return _forward(how, rows, rounded, trained, ends, amax, quantized)[0]
 
 
 class _Residuals(NamedTuple):
@@ -151,7 +151,7 @@ class _Residuals(NamedTuple):
     kernels: Weight
     ends: jax.Array
     amax: jax.Array | None
-    quantised: jax.Array | None
+    quantized: jax.Array | None
     of_rows: jax.Array | None
     """[E], the largest magnitude of each expert's rows, if that makes their scale."""
     of_kernels: jax.Array | None
@@ -161,43 +161,43 @@ class _Residuals(NamedTuple):
 def _forward(
     how: Rounding,
     rows: jax.Array,
-    rounded: RoundedWeight | None,
+    rounded: QuantizedWeight | None,
     trained: jax.Array,
     ends: jax.Array,
     amax: jax.Array | None,
-    quantised: jax.Array | None,
+    quantized: jax.Array | None,
 ) -> tuple[jax.Array, _Residuals]:
     kernels = trained if rounded is None else rounded
     of_rows = how.expected_of_rows(rows, ends, amax, 0)
     of_kernels = how.expected_of_kernels(kernels, amax)
     product = _functions(rows.dtype).multiply(
         how.size,
-        how.rows(rows, ends, 0, 1, of_rows, quantised),
-        how.kernels(kernels, 0, of_kernels, quantised),
+        how.rows(rows, ends, 0, 1, of_rows, quantized),
+        how.kernels(kernels, 0, of_kernels, quantized),
         ends,
         contracting=0,
     )
-    kept = _Residuals(rows, kernels, ends, amax, quantised, of_rows, of_kernels)
+    kept = _Residuals(rows, kernels, ends, amax, quantized, of_rows, of_kernels)
     return product.astype(rows.dtype), kept
 
 
 def _backward(
     how: Rounding, kept: _Residuals, cotangent: jax.Array
 ) -> tuple[jax.Array, None, jax.Array, None, jax.Array | None, None]:
-    rows, kernels, ends, amax, quantised = kept[:5]
+    rows, kernels, ends, amax, quantized = kept[:5]
     functions = _functions(rows.dtype)
     of_cotangent = how.expected_of_rows(cotangent, ends, amax, 2)
     of_rows = functions.multiply(
         how.size,
-        how.rows(cotangent, ends, 2, 1, of_cotangent, quantised),
-        how.kernels(kernels, 1, kept.of_kernels, quantised),
+        how.rows(cotangent, ends, 2, 1, of_cotangent, quantized),
+        how.kernels(kernels, 1, kept.of_kernels, quantized),
         ends,
         contracting=1,
     )
     of_kernels = functions.kernels_gradient(
         how.size,
-        how.rows(rows, ends, 0, 0, kept.of_rows, quantised),
-        how.rows(cotangent, ends, 2, 0, of_cotangent, quantised),
+        how.rows(rows, ends, 0, 0, kept.of_rows, quantized),
+        how.rows(cotangent, ends, 2, 0, of_cotangent, quantized),
         jax.ShapeDtypeStruct(kernels.shape, kernels.dtype),
         ends,
     )

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from geojax.models.parallel.varying import vary_over, varying_axes
 
 
-class Places(NamedTuple):
+class TokenPermutation(NamedTuple):
     """A partial map of tokens to places, in both directions."""
 
     of_token: jax.Array
@@ -23,23 +23,23 @@ class Places(NamedTuple):
     """int32 [S], the token at each place; N for none."""
 
 
-def spread(x: jax.Array, places: Places) -> jax.Array:
+def permute(x: jax.Array, places: TokenPermutation) -> jax.Array:
     """[S, ...]: the token of `x` [N, ...] that belongs at each place, 0 where there is none."""
     axes = varying_axes(x, places)
-    return _spread(x.dtype.name, *vary_over((x, places), axes))
+    return _permute(x.dtype.name, *vary_over((x, places), axes))
 
 
-def collect(rows: jax.Array, places: Places) -> jax.Array:
+def unpermute(rows: jax.Array, places: TokenPermutation) -> jax.Array:
     """[N, ...]: the sum of each token's places in `rows` [S, ...], in at least float32."""
     axes = varying_axes(rows, places)
-    return _collect(rows.dtype.name, *vary_over((rows, places), axes))
+    return _unpermute(rows.dtype.name, *vary_over((rows, places), axes))
 
 
-def _copy(x: jax.Array, places: Places) -> jax.Array:
+def _copy(x: jax.Array, places: TokenPermutation) -> jax.Array:
     return x.at[places.token_at].get(mode="fill", fill_value=0)
 
 
-def _sum(rows: jax.Array, places: Places) -> jax.Array:
+def _sum(rows: jax.Array, places: TokenPermutation) -> jax.Array:
     wide = jnp.promote_types(rows.dtype, jnp.float32)
     total = jnp.zeros((places.of_token.shape[0], *rows.shape[1:]), wide)
     for of_choice in places.of_token.T:
@@ -48,20 +48,20 @@ def _sum(rows: jax.Array, places: Places) -> jax.Array:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _spread(dtype: str, x: jax.Array, places: Places) -> jax.Array:
+def _permute(dtype: str, x: jax.Array, places: TokenPermutation) -> jax.Array:
     return _copy(x, places)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _collect(dtype: str, rows: jax.Array, places: Places) -> jax.Array:
+def _unpermute(dtype: str, rows: jax.Array, places: TokenPermutation) -> jax.Array:
     return _sum(rows, places)
 
 
-_spread.defvjp(
+_permute.defvjp(
     lambda dtype, x, places: (_copy(x, places), places),
     lambda dtype, places, cotangent: (_sum(cotangent, places).astype(dtype), None),
 )
-_collect.defvjp(
+_unpermute.defvjp(
     lambda dtype, rows, places: (_sum(rows, places), places),
     lambda dtype, places, cotangent: (_copy(cotangent.astype(dtype), places), None),
 )

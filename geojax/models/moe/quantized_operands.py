@@ -9,11 +9,11 @@ from geojax.precision import (
     Axes,
     Backend,
     Format,
+    QuantizedWeight,
     Recipe,
-    RoundedWeight,
     Weight,
     largest_over,
-    quantise,
+    quantize,
 )
 
 
@@ -48,7 +48,11 @@ class Rounding(NamedTuple):
 
     def expected_of_kernels(self, kernels: Weight, amax: jax.Array | None) -> jax.Array | None:
         """[E], the same of each expert's kernel; None where they are rounded already, too."""
-        if self.recipe is None or not self.recipe.per_tensor or isinstance(kernels, RoundedWeight):
+        if (
+            self.recipe is None
+            or not self.recipe.per_tensor
+            or isinstance(kernels, QuantizedWeight)
+        ):
             return None
         if amax is not None:
             return jnp.broadcast_to(amax[1], kernels.shape[:1])
@@ -62,7 +66,7 @@ class Rounding(NamedTuple):
         operand: int,
         contracting: int,
         expected: jax.Array | None,
-        quantised: jax.Array | None,
+        quantized: jax.Array | None,
     ) -> jax.Array:
         """`rows` [S, ...] (or a gradient of their kind) as a product over their dim `contracting`
         reads them."""
@@ -72,25 +76,25 @@ class Rounding(NamedTuple):
         if expected is not None:  # a block that is not used has no expert, and is 0
             of_blocks = jnp.pad(expected, (0, 1))[self._owner(rows, ends)]
             expected = jnp.repeat(of_blocks, self.size)[:, None]
-        return self._rounded(rows, form, contracting, expected, quantised)
+        return self._rounded(rows, form, contracting, expected, quantized)
 
     def kernels(
         self,
         kernels: Weight,
         contracting: int,
         expected: jax.Array | None,
-        quantised: jax.Array | None,
+        quantized: jax.Array | None,
     ) -> jax.Array:
         """`kernels` [E, inputs, outputs] as a product over the dim `contracting` of each reads
         them."""
-        if isinstance(kernels, RoundedWeight):
-            return kernels.quantised.dequantise(self._held(kernels.dtype))
+        if isinstance(kernels, QuantizedWeight):
+            return kernels.quantized.dequantize(self._held(kernels.dtype))
         if self.recipe is None:
             return kernels
         form = self.recipe.weight
 
         def rounded(kernel: jax.Array, amax: jax.Array | None) -> jax.Array:
-            return self._rounded(kernel, form, contracting, amax, quantised)
+            return self._rounded(kernel, form, contracting, amax, quantized)
 
         return jax.vmap(rounded)(kernels, expected)
 
@@ -105,11 +109,11 @@ class Rounding(NamedTuple):
         form: Format,
         contracting: int,
         amax: jax.Array | None,
-        quantised: jax.Array | None,
+        quantized: jax.Array | None,
     ) -> jax.Array:
         held = self._held(x.dtype)
-        rounded = quantise(x, form, contracting, amax).dequantise(held)
-        return rounded if quantised is None else jnp.where(quantised, rounded, x.astype(held))
+        rounded = quantize(x, form, contracting, amax).dequantize(held)
+        return rounded if quantized is None else jnp.where(quantized, rounded, x.astype(held))
 
     def _held(self, dtype: jnp.dtype) -> jnp.dtype:
         """The dtype in which products read rounded operands that came in `dtype`."""

@@ -5,7 +5,7 @@ import math
 from geojax.models.parallel.parallelism import Parallelism
 
 
-def row_axes(parallelism: Parallelism) -> tuple[str, ...]:
+def sequence_axes(parallelism: Parallelism) -> tuple[str, ...]:
     """The mesh axes whose ranks hold different columns of the same rows of the residual stream."""
     axes = []
     if parallelism.context > 1:
@@ -15,6 +15,6 @@ def row_axes(parallelism: Parallelism) -> tuple[str, ...]:
     return tuple(axes)
 
 
-def row_length(columns: int, parallelism: Parallelism) -> int:
+def full_sequence_length(columns: int, parallelism: Parallelism) -> int:
     """Of whole rows, of whose residual stream a rank holds `columns` columns."""
-    return columns * math.prod(getattr(parallelism, axis) for axis in row_axes(parallelism))
+    return columns * math.prod(getattr(parallelism, axis) for axis in sequence_axes(parallelism))

@@ -3,16 +3,16 @@
 import math
 
 from geojax.errors import UserError
-from geojax.models.attention.context.methods import context_obstacle
+from geojax.models.attention.context.methods import context_unsupported_reason
 from geojax.models.config import ModelConfig
 from geojax.models.parallel.parallelism import Parallelism
-from geojax.models.parallel.sequence_order import column_multiple
+from geojax.models.parallel.sequence_order import position_multiple
 
 
 def check_parallelism(config: ModelConfig, parallelism: Parallelism, sequence: int) -> None:
     """Refuse sizes that do not divide and that nothing can be padded to; touches no device.
 
-    The vocabulary is no obstacle: it is padded to a multiple of `tensor`.
+    The vocabulary sets no limit: it is padded to a multiple of `tensor`.
 
     Args:
         config: the model.
@@ -23,17 +23,19 @@ def check_parallelism(config: ModelConfig, parallelism: Parallelism, sequence: i
         UserError: heads, key and value heads, feed-forward width, experts or the sequence cannot be
             shared out; with the sizes that would work.
     """
-    obstacle = (
-        _tensor_obstacle(config, parallelism.tensor)
-        or context_obstacle(parallelism, sequence=sequence, heads=config.num_attention_heads)
-        or _stream_obstacle(parallelism, sequence)
-        or _expert_obstacle(config, parallelism.expert)
+    reason = (
+        _tensor_unsupported_reason(config, parallelism.tensor)
+        or context_unsupported_reason(
+            parallelism, sequence=sequence, heads=config.num_attention_heads
+        )
+        or _sequence_unsupported_reason(parallelism, sequence)
+        or _expert_unsupported_reason(config, parallelism.expert)
     )
-    if obstacle:
-        raise UserError(obstacle)
+    if reason:
+        raise UserError(reason)
 
 
-def _tensor_obstacle(config: ModelConfig, ranks: int) -> str | None:
+def _tensor_unsupported_reason(config: ModelConfig, ranks: int) -> str | None:
     reason = _unshared(config, ranks)
     if reason is None:
         return None
@@ -56,12 +58,12 @@ def _unshared(config: ModelConfig, ranks: int) -> str | None:
     return None
 
 
-def _stream_obstacle(parallelism: Parallelism, sequence: int) -> str | None:
+def _sequence_unsupported_reason(parallelism: Parallelism, sequence: int) -> str | None:
     """What keeps the ranks of `tensor` from sharing the columns of the residual stream."""
     ranks = parallelism.context * parallelism.tensor
     if not parallelism.sequence or sequence % ranks == 0:
         return None
-    multiple = math.lcm(ranks, column_multiple(parallelism))
+    multiple = math.lcm(ranks, position_multiple(parallelism))
     below = sequence // multiple * multiple
     context = f" of each of {parallelism.context} context ranks" if parallelism.context > 1 else ""
     return (
@@ -71,7 +73,7 @@ def _stream_obstacle(parallelism: Parallelism, sequence: int) -> str | None:
     )
 
 
-def _expert_obstacle(config: ModelConfig, ranks: int) -> str | None:
+def _expert_unsupported_reason(config: ModelConfig, ranks: int) -> str | None:
     if not config.is_moe or config.num_experts % ranks == 0:
         return None
     experts = config.num_experts

@@ -39,5 +39,5 @@ class Parallelism:
     """Ranks that share the experts of a mixture."""
 
 
-ALONE = Parallelism()
+SINGLE_DEVICE = Parallelism()
 """One device holds the whole model and whole rows."""

@@ -16,7 +16,7 @@ from geojax.models.parallel.parallelism import Parallelism
 from geojax.models.parallel.varying import Tree
 
 
-def column_order(sequence: int, parallelism: Parallelism) -> np.ndarray:
+def position_order(sequence: int, parallelism: Parallelism) -> np.ndarray:
     """int [sequence]: where each column of the batch, as it is cut over `context`, comes from.
 
     The host applies it to the columns of a batch; contiguous shares of the result are what the
@@ -29,7 +29,7 @@ def column_order(sequence: int, parallelism: Parallelism) -> np.ndarray:
     return np.concatenate([chunks[[rank, 2 * ranks - 1 - rank]].ravel() for rank in range(ranks)])
 
 
-def local_columns(length: int, parallelism: Parallelism) -> jax.Array:
+def local_positions(length: int, parallelism: Parallelism) -> jax.Array:
     """int32 [length]: the positions in the row of the columns that this rank holds.
 
     Without context parallelism they are 0, 1, ...; with it they vary over `context`.
@@ -45,7 +45,7 @@ def local_columns(length: int, parallelism: Parallelism) -> jax.Array:
     return jnp.where(inside < chunk, rank * chunk + inside, second + inside - chunk)
 
 
-def column_multiple(parallelism: Parallelism) -> int:
+def position_multiple(parallelism: Parallelism) -> int:
     """A sequence must be a multiple of this to be cut over `context`."""
     return parallelism.context * (2 if _zigzag(parallelism) else 1)
 

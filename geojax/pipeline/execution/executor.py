@@ -34,7 +34,7 @@ from geojax.pipeline.execution.stage_functions import (
 from geojax.pipeline.execution.stage_layers import StageLayers
 from geojax.pipeline.execution.tick_program import NOTHING, Segment, TickProgram
 from geojax.pipeline.schedule import Kind
-from geojax.precision import separate
+from geojax.precision import split_quantized
 
 Tree = TypeVar("Tree")
 
@@ -212,7 +212,7 @@ class _Run:
             {kind: nan_of(self._stream) for kind in sorted(delayed)},
             vary_over(zeros_of(loss), axes),
             None if balance is None else vary_over(zeros_of(balance), axes),
-            zeros_of(separate(self._weights)[1], dtype=self._sum_dtype),
+            zeros_of(split_quantized(self._weights)[1], dtype=self._sum_dtype),
         )
 
     def _tick(self, segment: Segment, state: _State, row: jax.Array) -> tuple[_State, None]:

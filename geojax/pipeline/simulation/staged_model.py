@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from geojax.errors import UserError
 from geojax.models.chunk.remat import Remat
 from geojax.models.config import ModelConfig
-from geojax.models.parallel.parallelism import ALONE, Parallelism
+from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
 from geojax.pipeline.balance import balanced_layers
 from geojax.pipeline.schedule import Placement
 from geojax.pipeline.simulation.costs import Costs, Hop
@@ -40,7 +40,7 @@ class StagedModel:
     """Tokens in a row."""
     data: int = 1
     """Ranks of each stage that have rows of their own; they share the links between sites."""
-    parallelism: Parallelism = ALONE
+    parallelism: Parallelism = SINGLE_DEVICE
     """How a stage's layers and rows are spread over the rest of its devices; its `expert` ranks
     are among `data`."""
     dtype: str = "bfloat16"

@@ -43,7 +43,7 @@ from geojax.planner.traffic.by_axes import (
 )
 from geojax.planner.traffic.weights import following_spans
 from geojax.step.amax_history import history_layouts, shared_axes
-from geojax.step.fp8_all_gather import sharing_axes, travels_rounded
+from geojax.step.fp8_all_gather import is_fp8_gathered, sharing_axes
 from geojax.step.gather import site_shape
 from geojax.step.plan import StepPlan
 
@@ -75,7 +75,7 @@ def predicted_amax_bytes(model: ModelConfig, layouts: Any, plan: StepPlan) -> By
                 layers += count
                 add(sent, _kernels(places, plan))
     quantized = jax.tree_util.tree_map_with_path(
-        lambda path, place: travels_rounded(path, place, plan), layouts["layers"]
+        lambda path, place: is_fp8_gathered(path, place, plan), layouts["layers"]
     )
     of_layer = predicted_layer_amax_bytes(model, plan.parallelism, quantized, remat=plan.remat)
     add(sent, of_layer, layers * passes_of(plan))
@@ -85,7 +85,7 @@ def predicted_amax_bytes(model: ModelConfig, layouts: Any, plan: StepPlan) -> By
 def _kernels(places: Any, plan: StepPlan) -> BytesByAxes:
     sent = no_bytes()
     for path, place in jax.tree.leaves_with_path(places):
-        if travels_rounded(path, place, plan):
+        if is_fp8_gathered(path, place, plan):
             axes, numbers = sharing_axes(place, plan), math.prod(site_shape(place, plan)[:-2])
             sent[axes] += all_reduce_bytes(_NUMBER * numbers, ranks_of(axes, plan))
     return sent

@@ -32,7 +32,7 @@ from geojax.hlo.conventions import (
 from geojax.models.chunk.remat import Remat
 from geojax.models.config import ModelConfig
 from geojax.models.moe.dispatch import most_to_a_rank, windows
-from geojax.models.moe.sharded_sequence import row_axes, row_length
+from geojax.models.moe.sharded_sequence import full_sequence_length, sequence_axes
 from geojax.models.parallel.parallelism import Parallelism
 from geojax.planner.traffic.by_axes import Axes, BytesByAxes, add, no_bytes
 from geojax.runtime.platform import target_platform
@@ -91,7 +91,7 @@ def _dispatch(
     ranks, experts = parallelism.tensor, parallelism.expert
     held = sequences * own_positions
     share = held if parallelism.sequence else -(-held // ranks)
-    length = row_length(own_positions, parallelism)
+    length = full_sequence_length(own_positions, parallelism)
     most = most_to_a_rank(share, sequences, length, config, parallelism)
     sizes = windows(share, most, config, parallelism, platform)
     token, gate = config.hidden_size * _size(dtype), _wide(dtype)
@@ -144,7 +144,7 @@ def _counts(
     remat: Remat,
 ) -> BytesByAxes:
     """Predict the bytes of the statistics that ranks exchange that share sequences."""
-    axes = row_axes(parallelism)
+    axes = sequence_axes(parallelism)
     sizes = {axis: getattr(parallelism, axis) for axis in axes}
     passes = 2 if remat == "full" else 1
     sent = no_bytes()
@@ -152,7 +152,7 @@ def _counts(
         return sent
     experts = config.num_experts
     sums = sequences * (2 * experts + 1) * _wide(dtype)
-    sent[axes] += passes * all_reduce_bytes(sums, row_length(1, parallelism))
+    sent[axes] += passes * all_reduce_bytes(sums, full_sequence_length(1, parallelism))
     if config.capacity_factor is not None:
         runs = 2 if own_positions % 2 == 0 else 1
         held = 4 * runs * sequences * experts

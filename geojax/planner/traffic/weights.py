@@ -17,7 +17,7 @@ from geojax.models import ModelConfig
 from geojax.optim import LeafLayout
 from geojax.planner.traffic.by_axes import BytesByAxes, add, long_axes, no_bytes, ranks_of
 from geojax.precision import Recipe
-from geojax.step.fp8_all_gather import travels_rounded
+from geojax.step.fp8_all_gather import is_fp8_gathered
 from geojax.step.gather import scales_are_sent, shard_axes, site_shape
 from geojax.step.plan import StepPlan
 
@@ -49,9 +49,9 @@ def following_spans(
     model: ModelConfig, layouts: Any, plan: StepPlan
 ) -> Iterator[tuple[int, bool, Any]]:
     """Yield the number of layers of each span, if it follows the FP8 recipe, and its layouts."""
-    for count, products in plan.products.spans(model.num_hidden_layers):
+    for count, matmul in plan.matmul.spans(model.num_hidden_layers):
         places = jax.tree.map(lambda place, count=count: place.of_layers(count), layouts["layers"])
-        yield count, products.recipe == plan.policy.recipe, places
+        yield count, matmul.recipe == plan.policy.recipe, places
 
 
 def _across_sites(layouts: Any, plan: StepPlan) -> BytesByAxes:
@@ -70,7 +70,7 @@ def _gather(places: Any, plan: StepPlan, *, follow: bool) -> BytesByAxes:
         if axes is None:
             continue
         held = math.prod(site_shape(place, plan)) * plan.policy.compute_dtype.itemsize
-        if follow and travels_rounded(path, place, plan):
+        if follow and is_fp8_gathered(path, place, plan):
             assert plan.policy.recipe is not None, "a kernel that travels quantized needs a recipe"
             held = _quantized_bytes(place, plan, plan.policy.recipe)
         sent[long_axes(axes, plan)] += all_gather_bytes(held, ranks_of(axes, plan))

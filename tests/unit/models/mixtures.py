@@ -7,11 +7,11 @@ from jax.sharding import PartitionSpec
 
 from geojax.collectives.axes import to_varying
 from geojax.models import ModelConfig, init_parameters, parameter_shapes
-from geojax.models.chunk.remat import rematerialised
-from geojax.models.moe import mixture_block
+from geojax.models.chunk.remat import rematerialize
+from geojax.models.moe import moe_block
 from geojax.models.parallel.partition import partitions
-from geojax.models.parallel.sequence_order import local_columns
-from geojax.models.parallel.tensor import stream_columns
+from geojax.models.parallel.sequence_order import local_positions
+from geojax.models.parallel.tensor import stream_positions
 
 _SIZES = {
     "num_hidden_layers": 2,
@@ -74,15 +74,15 @@ def spread_blocks(config, parallelism, mesh, remat="none"):
 
     def program(parameters, x, segment_ids):
         parameters = jax.tree.map(varying, parameters, places)
-        columns = local_columns(x.shape[1], parallelism)
-        x, segment_ids = (stream_columns(part, parallelism, dim=1) for part in (x, segment_ids))
-        columns = stream_columns(columns, parallelism, dim=0)
+        columns = local_positions(x.shape[1], parallelism)
+        x, segment_ids = (stream_positions(part, parallelism, dim=1) for part in (x, segment_ids))
+        columns = stream_positions(columns, parallelism, dim=0)
 
         def block(own, x):
-            return mixture_block(own, x, segment_ids, columns, config, parallelism)
+            return moe_block(own, x, segment_ids, columns, config, parallelism)
 
         def body(x, own):
-            added, balance = rematerialised(block, remat)(own, x)
+            added, balance = rematerialize(block, remat)(own, x)
             return x + added, balance
 
         out, backward = jax.vjp(lambda *args: jax.lax.scan(body, *args), x, parameters)

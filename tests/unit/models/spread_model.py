@@ -14,7 +14,7 @@ import geojax
 from geojax.collectives.axes import drop_single, split_by_size, to_varying, varying_axes
 from geojax.models import loss_sum
 from geojax.models.parallel.partition import partitions
-from geojax.models.parallel.sequence_order import column_order
+from geojax.models.parallel.sequence_order import position_order
 
 _BATCH_AXES = ("dc", "data", "expert", "context")
 
@@ -71,7 +71,7 @@ def batch_specs():
 
 def spread(parameters, batch, config, parallelism):
     """What `spread_step` takes: the vocabulary padded, the columns in the order of the ranks."""
-    order = column_order(batch["tokens"].shape[1], parallelism)
+    order = position_order(batch["tokens"].shape[1], parallelism)
     columns = {
         name: leaf if name == "row" else np.take(leaf, order, axis=1)
         for name, leaf in batch.items()

@@ -7,7 +7,7 @@ from jax.sharding import PartitionSpec
 
 from geojax.mesh import make_mesh
 from geojax.models.attention import attention
-from geojax.models.parallel.sequence_order import column_order
+from geojax.models.parallel.sequence_order import position_order
 
 SPEC = PartitionSpec("data", "context", "tensor")
 ROW_SPEC = PartitionSpec("data", "context")
@@ -62,13 +62,13 @@ def spread(parallelism, *, data=1, packed, forward_only=False, implementation="b
 
 def in_rank_order(parallelism, operands):
     """Whole rows with their columns as the ranks hold them, one rank after the other."""
-    order = column_order(operands[0].shape[1], parallelism)
+    order = position_order(operands[0].shape[1], parallelism)
     return [None if x is None else x[:, order] for x in operands]
 
 
 def in_row_order(parallelism, results):
     """The inverse of `in_rank_order`."""
-    order = np.argsort(column_order(results[0].shape[1], parallelism))
+    order = np.argsort(position_order(results[0].shape[1], parallelism))
     return [x[:, order] for x in results]
 
 

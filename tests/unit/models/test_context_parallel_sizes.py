@@ -8,9 +8,9 @@ from spread_rows import arrays, in_rank_order, spread
 
 from geojax.errors import UserError
 from geojax.mesh import make_mesh
-from geojax.models.attention import attention, context_obstacle
+from geojax.models.attention import attention, context_unsupported_reason
 from geojax.models.parallel.parallelism import Parallelism
-from geojax.models.parallel.sequence_order import column_order, local_columns
+from geojax.models.parallel.sequence_order import local_positions, position_order
 from geojax.planner.traffic.context import predicted_context_bytes
 
 METHODS = ["ring", "all_gather", "ulysses"]
@@ -21,16 +21,16 @@ def test_the_ranks_hold_the_columns_that_the_host_gives_them(method):
     parallelism = Parallelism(context=4, context_method=method)
     spec = PartitionSpec("context")
     program = jax.shard_map(
-        lambda: local_columns(6, parallelism),
+        lambda: local_positions(6, parallelism),
         mesh=make_mesh(data=2, context=4),
         in_specs=(),
         out_specs=spec,
     )
-    assert np.asarray(program()).tolist() == column_order(24, parallelism).tolist()
+    assert np.asarray(program()).tolist() == position_order(24, parallelism).tolist()
 
 
 def test_zig_zag_gives_every_rank_the_same_work():
-    order = column_order(48, Parallelism(context=4)).reshape(4, -1)
+    order = position_order(48, Parallelism(context=4)).reshape(4, -1)
     assert set(order.sum(axis=1)) == {48 * 47 // 2 // 4}
 
 
@@ -46,7 +46,7 @@ def test_zig_zag_gives_every_rank_the_same_work():
 )
 def test_obstacles_say_what_would_work(method, sequence, heads, tensor, message):
     parallelism = Parallelism(tensor=tensor, context=8, context_method=method)
-    obstacle = context_obstacle(parallelism, sequence=sequence, heads=heads)
+    obstacle = context_unsupported_reason(parallelism, sequence=sequence, heads=heads)
     assert message in obstacle
     assert "\n" not in obstacle
 
@@ -54,8 +54,8 @@ def test_obstacles_say_what_would_work(method, sequence, heads, tensor, message)
 @pytest.mark.parametrize("method", METHODS)
 def test_sizes_that_work(method):
     parallelism = Parallelism(tensor=2, context=4, context_method=method)
-    assert context_obstacle(parallelism, sequence=64, heads=8) is None
-    assert context_obstacle(Parallelism(), sequence=63, heads=7) is None
+    assert context_unsupported_reason(parallelism, sequence=64, heads=8) is None
+    assert context_unsupported_reason(Parallelism(), sequence=63, heads=7) is None
 
 
 def test_nothing_is_sent_where_rows_are_whole():

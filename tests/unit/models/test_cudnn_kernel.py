@@ -33,7 +33,7 @@ from geojax.models.parallel.parallelism import Parallelism
 def emulated(monkeypatch):
     """cuDNN in plain JAX, for any dtype."""
     emulated_cudnn.install(monkeypatch)
-    monkeypatch.setattr(cudnn, "obstacle", lambda *_, **__: None)
+    monkeypatch.setattr(cudnn, "unsupported_reason", lambda *_, **__: None)
     with jax.enable_x64(True):
         yield
 

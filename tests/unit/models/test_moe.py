@@ -13,11 +13,11 @@ from geojax.models import (
     model_flops,
     parameter_count,
 )
-from geojax.models.moe import mixture_block, weighted_balance
-from geojax.models.moe.aux_loss import balance_loss
-from geojax.models.moe.capacity import drop, row_capacity
+from geojax.models.moe import moe_block, weighted_aux_loss
+from geojax.models.moe.aux_loss import load_balancing_loss
+from geojax.models.moe.capacity import drop, expert_capacity
 from geojax.models.moe.router import Routing, route
-from geojax.models.parallel.parallelism import ALONE
+from geojax.models.parallel.parallelism import SINGLE_DEVICE
 
 
 def _rows(hidden, rows=3, columns=13):
@@ -39,7 +39,7 @@ def test_outputs_balance_and_every_gradient_equal_the_plain_ones(mixture, activa
     columns = jnp.arange(x.shape[1], dtype=jnp.int32)
 
     def block(own, x):
-        return mixture_block(own, x, jnp.asarray(segment_ids), columns, config)
+        return moe_block(own, x, jnp.asarray(segment_ids), columns, config)
 
     random = np.random.default_rng(1)
     weight, weights = random.standard_normal(x.shape), random.standard_normal(len(x))
@@ -101,8 +101,8 @@ def test_an_expert_takes_the_first_tokens_of_each_row():
     experts = jnp.asarray([[0, 1, 0, 0, 1, 1, 1, 0], [2, 1, 1, 1, 1, 1, 1, 0]], jnp.int32)[
         ..., None
     ]
-    kept = drop(experts, jnp.arange(8, dtype=jnp.int32), config, ALONE)
-    assert row_capacity(8, config) == 2
+    kept = drop(experts, jnp.arange(8, dtype=jnp.int32), config, SINGLE_DEVICE)
+    assert expert_capacity(8, config) == 2
     np.testing.assert_array_equal(
         kept[..., 0], [[0, 1, 0, 2, 1, 2, 2, 2], [2, 1, 1, 2, 2, 2, 2, 0]]
     )
@@ -114,20 +114,20 @@ def test_an_expert_takes_the_first_tokens_of_each_row():
 )
 def test_capacity_is_rounded_up_and_at_most_the_row(factor, sequence, capacity):
     config = moe_model(num_experts=8, num_experts_per_tok=2, capacity_factor=factor)
-    assert row_capacity(sequence, config) == capacity
+    assert expert_capacity(sequence, config) == capacity
 
 
 def test_balance_is_one_when_even_and_does_not_see_padding_or_other_rows():
     even = jnp.asarray([[0, 1, 2, 3], [0, 0, 0, 0]], jnp.int32)[..., None]
     probabilities = jnp.stack([jnp.full((4, 4), 0.25), jnp.eye(4)[jnp.zeros(4, int)]])
     routing = Routing(even, jnp.ones(even.shape), probabilities)
-    np.testing.assert_allclose(balance_loss(routing, None, ALONE), [1, 4])
+    np.testing.assert_allclose(load_balancing_loss(routing, None, SINGLE_DEVICE), [1, 4])
     real = jnp.asarray([[1, 1, 0, 0], [0, 0, 0, 0]], bool)
-    np.testing.assert_allclose(balance_loss(routing, real, ALONE), [1, 0])
+    np.testing.assert_allclose(load_balancing_loss(routing, real, SINGLE_DEVICE), [1, 0])
 
     config = moe_model(num_experts=4, num_experts_per_tok=1, router_aux_loss_coef=0.1)
     targets = jnp.asarray([[1, 1, 1, 0], [1, 0, 0, 0]], jnp.float32)
-    weighted = weighted_balance(jnp.asarray([1.0, 4.0]), targets, config)
+    weighted = weighted_aux_loss(jnp.asarray([1.0, 4.0]), targets, config)
     np.testing.assert_allclose(weighted, 0.1 * (3 * 1 + 1 * 4), rtol=1e-6)
 
 

@@ -16,9 +16,9 @@ from geojax.models import loss_sum
 from geojax.models.moe import dispatch
 from geojax.models.moe.capacity import drop
 from geojax.models.moe.dispatch import most_to_a_rank, windows
-from geojax.models.parallel.parallelism import ALONE, Parallelism
-from geojax.models.parallel.sequence_order import column_order, local_columns
-from geojax.models.parallel.tensor import stream_columns
+from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
+from geojax.models.parallel.sequence_order import local_positions, position_order
+from geojax.models.parallel.tensor import stream_positions
 from geojax.planner.traffic.moe import predicted_moe_bytes
 
 
@@ -78,19 +78,19 @@ def test_who_is_dropped_does_not_depend_on_who_holds_the_columns(tensor, context
     random = np.random.default_rng(2)
     draws = [random.permutation(4)[:2] for _ in range(2 * sequence)]
     experts = jnp.asarray(draws, jnp.int32).reshape(2, sequence, 2)
-    want = drop(experts, jnp.arange(sequence, dtype=jnp.int32), config, ALONE)
+    want = drop(experts, jnp.arange(sequence, dtype=jnp.int32), config, SINGLE_DEVICE)
     assert 10 < (want == 4).sum() < 100
     parallelism = Parallelism(
         tensor=tensor, sequence=tensor > 1, context=context, context_method=method
     )
 
     def local(experts):
-        columns = local_columns(sequence // context, parallelism)
-        return drop(experts, stream_columns(columns, parallelism, dim=0), config, parallelism)
+        columns = local_positions(sequence // context, parallelism)
+        return drop(experts, stream_positions(columns, parallelism, dim=0), config, parallelism)
 
     spec = PartitionSpec(None, ("context", "tensor"))
     program = jax.shard_map(local, mesh=mesh_of(parallelism), in_specs=spec, out_specs=spec)
-    order = column_order(sequence, parallelism)
+    order = position_order(sequence, parallelism)
     np.testing.assert_array_equal(jax.jit(program)(experts[:, order]), want[:, order])
 
 

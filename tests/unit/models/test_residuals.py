@@ -15,7 +15,7 @@ from geojax.models.chunk.layer_scan import (
     forward_layers,
     layer_slice,
 )
-from geojax.models.chunk.remat import rematerialised
+from geojax.models.chunk.remat import rematerialize
 from geojax.models.chunk.residuals import forward
 from geojax.models.layers import layer, make_context
 from geojax.models.transformer import apply_layers
@@ -36,9 +36,7 @@ def kept(family, remat):
 
     def one(weights, x, index, context):
         again = (weights, index, context)
-        function = rematerialised(
-            lambda weights, x: layer(weights, x, index, context, model), remat
-        )
+        function = rematerialize(lambda weights, x: layer(weights, x, index, context, model), remat)
         return forward(function, weights, x, again=again)[1].saved
 
     weights = layer_slice(layers, 0)
@@ -83,7 +81,7 @@ def test_the_backward_is_that_of_the_model(family, remat, together):
         @jax.jit
         def by_hand(layers, x):
             source, sink = StackedWeights(layers), StackedGradients(x.dtype, once=True)
-            function = rematerialised(lambda *arguments: layer(*arguments, model), remat)
+            function = rematerialize(lambda *arguments: layer(*arguments, model), remat)
             span = Span(model.num_hidden_layers, function, source)
             made = forward_layers([span], [None], x, context)
             backward = backward_layers(

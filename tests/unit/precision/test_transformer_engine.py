@@ -9,7 +9,7 @@ import pytest
 from support.engine import for_hopper, in_plain_jax, needs_transformer_engine
 
 from geojax import UserError
-from geojax.precision import RECIPES, Products, chosen_backend, largest_each, transformer_engine
+from geojax.precision import RECIPES, LinearMatmul, chosen_backend, largest_each, transformer_engine
 
 TOKENS, INPUTS, OUTPUTS = 256, 192, 128
 # Of y, dx and dw: what rounding both operands costs, see test_recipes.
@@ -17,8 +17,8 @@ RECIPE_ERRORS = (0.037, 0.059, 0.059)
 
 
 def product_and_gradients(x, w, dy, backend, name, amax):
-    products = Products(RECIPES[name], backend)
-    y, backward = jax.vjp(lambda *operands: products.multiply(*operands), x, w, amax)
+    matmul = LinearMatmul(RECIPES[name], backend)
+    y, backward = jax.vjp(lambda *operands: matmul.multiply(*operands), x, w, amax)
     return y, *backward(dy)
 
 
@@ -60,30 +60,30 @@ def test_numbers_are_rounded_to_the_same_fp8_and_nothing_is_a_tensor_too(monkeyp
     x = jax.random.normal(jax.random.key(0), (TOKENS, TOKENS), jnp.float32)
     one = jnp.eye(TOKENS, dtype=jnp.float32)
     made, expected = (
-        Products(RECIPES["current"], backend).multiply(x, one)
+        LinearMatmul(RECIPES["current"], backend).multiply(x, one)
         for backend in ("transformer_engine", "reference")
     )
     # Of a product with 1 every sum has one term, which is an FP8 number times two scales.
     np.testing.assert_allclose(made, expected, rtol=1e-6)
-    nothing = Products(RECIPES["current"], "transformer_engine").multiply(0 * x, one)
+    nothing = LinearMatmul(RECIPES["current"], "transformer_engine").multiply(0 * x, one)
     np.testing.assert_array_equal(nothing, 0 * x)
 
 
 @needs_transformer_engine
 def test_sizes_that_do_not_fit_are_refused_in_one_line(monkeypatch):
     for_hopper(monkeypatch)
-    products = Products(RECIPES["current"], "transformer_engine")
+    matmul = LinearMatmul(RECIPES["current"], "transformer_engine")
     with pytest.raises(UserError, match=r"multiples of 16, and one is \[20, 32\]; hidden"):
-        products.multiply(jnp.ones((20, 32), jnp.bfloat16), jnp.ones((32, 16), jnp.bfloat16))
+        matmul.multiply(jnp.ones((20, 32), jnp.bfloat16), jnp.ones((32, 16), jnp.bfloat16))
 
 
 def engine(asked):
     """A package that can be imported, and what it says when it is asked about the GPU."""
-    quantisers = types.SimpleNamespace(
+    quantizers = types.SimpleNamespace(
         ScalingMode=types.SimpleNamespace(DELAYED_TENSOR_SCALING=1),
         is_scaling_mode_supported=lambda mode: asked(),
     )
-    return lambda: transformer_engine._Engine(None, quantisers)
+    return lambda: transformer_engine._Engine(None, quantizers)
 
 
 def missing(error):

@@ -34,7 +34,7 @@ def lowered_step(name, axes, backend="xla", **options):
     sites = tuple(site.model_copy(update={"hosts": 1}) for site in topology.sites)
     topology = topology.model_copy(update={"sites": sites})
     mesh = make_mesh(topology, dc=2, devices=h100_devices(sites=2, hosts=1), **axes)
-    plan = StepPlan(mesh, policy(name), products_backend=backend, **options)
+    plan = StepPlan(mesh, policy(name), fp8_backend=backend, **options)
     settings = OptimizerSettings()
     optimizer, schedule = make_optimizer(settings, 10), learning_rate_schedule(settings, 10)
     layouts = state_layouts(model, optimizer, plan)
@@ -50,7 +50,7 @@ def compiled_step(*args, **options):
         for flag, value in recommended_flags("gpu").items()
     }
     program = step.compile(compiler_options=flags | plan.compiler_options)
-    if plan.products_backend == "xla":
+    if plan.fp8_backend == "xla":
         require_fp8_products(program, model, plan)
     return program
 

@@ -63,7 +63,7 @@ def trained(backend, name, steps, axes, options):
         recipe = dataclasses.replace(own.recipe, history=HISTORY)
         own = dataclasses.replace(own, recipe=recipe)
     mesh = make_mesh(devices=jax.devices()[: math.prod(axes.values())], **axes)
-    plan = StepPlan(mesh, own, products_backend=backend, **options)
+    plan = StepPlan(mesh, own, fp8_backend=backend, **options)
     settings = OptimizerSettings(peak_learning_rate=1e-2, warmup_steps=1)
     optimizer, schedule = make_optimizer(settings, 10), learning_rate_schedule(settings, 10)
     layouts = state_layouts(MODEL, optimizer, plan)

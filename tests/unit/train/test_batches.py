@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from geojax import make_mesh
-from geojax.models.parallel.sequence_order import column_order
+from geojax.models.parallel.sequence_order import position_order
 from geojax.precision import policy
 from geojax.step.plan import SIGNALS, StepPlan
 from geojax.train.batches import global_batch, global_signals, sequences_of_process
@@ -26,7 +26,7 @@ def test_ranks_that_share_rows_hold_their_columns(method):
     plan = StepPlan(make_mesh(data=2, context=4), policy("fp32"), context_method=method)
     local = {"tokens": np.arange(4 * 16).reshape(4, 16), "row": np.arange(4)}
     batch = global_batch(plan, 4, sequences_of_process(plan, 4), local)
-    order = column_order(16, plan.parallelism)
+    order = position_order(16, plan.parallelism)
     np.testing.assert_array_equal(batch["tokens"], local["tokens"][:, order])
     assert {shard.data.shape for shard in batch["tokens"].addressable_shards} == {(2, 4)}
     assert {shard.data.shape for shard in batch["row"].addressable_shards} == {(2,)}

@@ -9,7 +9,7 @@ from geojax.models.attention.context.all_gather import gathered_attention
 from geojax.models.attention.context.ring import ring_attention
 from geojax.models.attention.context.ulysses import Attention, ulysses_attention
 from geojax.models.parallel.parallelism import Parallelism
-from geojax.models.parallel.sequence_order import column_multiple
+from geojax.models.parallel.sequence_order import position_multiple
 from geojax.models.parallel.varying import vary_over, varying_axes
 
 
@@ -21,7 +21,7 @@ def context_attention(
     scale: float,
     parallelism: Parallelism,
     *,
-    whole_rows: Attention,
+    unsharded_sequence: Attention,
     kernel: Kernel | None,
 ) -> jax.Array:
     """Causal attention of this rank's columns to the whole row, by `parallelism.context_method`.
@@ -44,15 +44,15 @@ def context_attention(
     size = axis_sizes(["context"])["context"]
     if size != ranks:
         raise UserError(f"attention: the mesh's context axis has {size} ranks, not {ranks}")
-    obstacle = context_obstacle(
+    reason = context_unsupported_reason(
         parallelism, sequence=query.shape[1] * ranks, heads=query.shape[2] * parallelism.tensor
     )
-    if obstacle:
-        raise UserError(f"attention: {obstacle}")
+    if reason:
+        raise UserError(f"attention: {reason}")
     axes = varying_axes(query, key, value, segment_ids) | {"context"}
     operands = vary_over((query, key, value, segment_ids), axes)
     if method == "ulysses":
-        return ulysses_attention(*operands, scale, ranks, whole_rows)
+        return ulysses_attention(*operands, scale, ranks, unsharded_sequence)
     if kernel is None:
         raise UserError(
             f"attention: the reference implementation needs whole rows, which context parallelism "
@@ -62,7 +62,9 @@ def context_attention(
     return by_blocks(*operands, scale, ranks, kernel)
 
 
-def context_obstacle(parallelism: Parallelism, *, sequence: int, heads: int) -> str | None:
+def context_unsupported_reason(
+    parallelism: Parallelism, *, sequence: int, heads: int
+) -> str | None:
     """Why rows of `sequence` columns cannot be spread over `context`, or None if they can.
 
     Args:
@@ -74,7 +76,7 @@ def context_obstacle(parallelism: Parallelism, *, sequence: int, heads: int) -> 
     ranks, method = parallelism.context, parallelism.context_method
     if ranks == 1:
         return None
-    multiple = column_multiple(parallelism)
+    multiple = position_multiple(parallelism)
     if sequence % multiple or not sequence:
         below = sequence // multiple * multiple
         near = f"{below} or {below + multiple}" if below else f"{multiple}"

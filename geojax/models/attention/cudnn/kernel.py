@@ -31,8 +31,10 @@ from geojax.models.attention.cudnn.primitives import (
 
 
 class CudnnKernel:
-    """See `geojax.models.attention.blocked.blocks.Kernel`; `obstacle` in the module `support` says
-    what it needs."""
+    """cuDNN as a `Kernel` (see `geojax.models.attention.blocked.blocks`).
+
+    `geojax.models.attention.cudnn.support` says what it needs.
+    """
 
     def forward(self, block: Block, scale: float) -> Partial:
         """As the protocol says."""

@@ -15,7 +15,7 @@ _LARGEST_HEAD = 128
 _LARGEST_HEAD_ON_HOPPER = 256
 
 
-def obstacle(dtype: jnp.dtype, head_size: int, *, packed: bool) -> str | None:
+def unsupported_reason(dtype: jnp.dtype, head_size: int, *, packed: bool) -> str | None:
     """Why cuDNN cannot compute attention for such inputs, or None if it can.
 
     The checks of compute capability concern a GPU of this process; a program that is compiled for
