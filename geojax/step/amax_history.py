@@ -1,15 +1,15 @@
-"""Delayed scaling: the largest magnitudes of past steps, from which this step's scales come.
+"""Delayed scaling: the amax of past steps, from which this step's scales come.
 
-    history [rows, sites, 3, steps] ─► its largest ─► expected [rows, 3], beside each layer's kernel
+    history [L, sites, 3, steps] ─► its largest ─► prev_amax [L, 3], beside each layer's kernel
                                                           │ forward, backward
-    history, a step on  ◄─ pmax over the ranks of a site ◄─ seen [rows, 3], of all microbatches
+    history, a step on  ◄─ pmax over the ranks of a site ◄─ amax [L, 3], of all microbatches
 
-Rows are layers, and 3 are x, w and dy of the products with a kernel. What was seen comes out of the
-backward pass in the place of the gradient of what was expected, and it is no gradient: it is
-maximised, not summed, and no optimizer, clipping or averaging knows it. All of it travels in one
-message a step, inside the site: each site keeps a history of its own, and nothing crosses `dc`. On
-request (`StepPlan.share_amax_across_dc`) sites have one history together, and so the same scales: a
-second message a step then carries each site's largest between them.
+An amax is the largest magnitude in a tensor; the 3 are x, w and dy of a linear layer. In the
+gradient tree the leaf of `prev_amax` holds the amax observed in this step, which is not a gradient
+and must never be summed: no optimizer, clipping or averaging sees it. All of them travel in one
+message a step, inside the site: each site keeps a history of its own, and nothing crosses `dc`.
+With `StepPlan.share_amax_across_dc` sites have one history together, and so the same scales: a
+second message a step then carries each site's amax between them.
 """
 
 import itertools
@@ -32,10 +32,9 @@ _OPERANDS = 3
 
 
 def history_layouts(model: ModelConfig, plan: StepPlan) -> Any:
-    """The `LeafLayout` of each linear layer's history; None where scales need none.
+    """Lay out each linear layer's history [L, sites, 3, steps]; None where scales need none.
 
-    float32 [layers, sites, 3, steps]; sites that share scales have one together, as have those that
-    hold other layers of a pipeline.
+    Sites that share scales have one history together, as have those that hold different layers.
     """
     recipe = plan.policy.recipe
     if recipe is None or recipe.history == 0:
@@ -52,7 +51,7 @@ def history_layouts(model: ModelConfig, plan: StepPlan) -> Any:
 
 
 def _of_linear_layers(tree: Any, place: LeafLayout) -> Any:
-    """`place` as the `AMAX` of each linear layer that may follow a recipe."""
+    """Give each linear layer that may follow a recipe `place` as its `AMAX`."""
     made = {}
     for name, below in tree.items():
         if "kernel" in below and name != "router":
@@ -63,10 +62,10 @@ def _of_linear_layers(tree: Any, place: LeafLayout) -> Any:
 
 
 def expected(history: Any, plan: StepPlan) -> Any:
-    """[rows, 3] of each linear layer of this rank: what to expect; None without a history.
+    """Take the largest amax [L, 3] of each linear layer's history; None without a history.
 
-    Typed as varying over all axes along which ranks see other numbers, so that nothing sums what
-    they see.
+    It is typed as varying over all axes along which ranks see other numbers, so that nothing sums
+    the amax that comes back in its place.
     """
     sizes = plan.mesh.shape
     inside = [axis for axis in ("context", "tensor") if sizes[axis] > 1]
@@ -78,23 +77,23 @@ def expected(history: Any, plan: StepPlan) -> Any:
 
 
 def site_axes(plan: StepPlan) -> tuple[str, ...]:
-    """The axes, longer than 1, over which the ranks of a site see parts of the same tensors."""
+    """List the axes, longer than 1, whose ranks see parts of the same tensors inside a site."""
     between = ("dc", *plan.stage_axes)
     return tuple(axis for axis in AXES if plan.mesh.shape[axis] > 1 and axis not in between)
 
 
 def shared_axes(plan: StepPlan) -> list[tuple[str, ...]]:
-    """The axes of each message about amax: inside a site, and `dc` if sites share scales."""
+    """List the axes of each message about amax: inside a site, and `dc` if sites share scales."""
     across = ("dc",) if plan.share_amax_across_dc and plan.mesh.shape["dc"] > 1 else ()
     return [axes for axes in (site_axes(plan), across) if axes]
 
 
 @jax.named_scope("amax_history")
 def max_in_site(amax: Any, plan: StepPlan) -> jax.Array | None:
-    """The largest amax of all ranks of a site, in one vector; None where there is none.
+    """Pack the largest amax of all ranks of a site into one vector; None where there is none.
 
     Args:
-        amax: float32 [rows, 3] of each linear layer, the largest of all microbatches of this rank.
+        amax: float32 [L, 3] of each linear layer, the largest of all microbatches of this rank.
         plan: how the step runs.
     """
     leaves = jax.tree.leaves(amax)
@@ -110,19 +109,19 @@ def max_in_site(amax: Any, plan: StepPlan) -> jax.Array | None:
 
 @jax.named_scope("amax_history")
 def max_over_sites(amax: jax.Array | None, plan: StepPlan) -> jax.Array | None:
-    """The largest of all sites' `max_in_site`, if they share scales; otherwise as it is."""
+    """Take the largest of all sites' `max_in_site` if they share scales."""
     shared = plan.share_amax_across_dc and plan.mesh.shape["dc"] > 1
     return lax.pmax(amax, "dc") if shared else amax
 
 
 @jax.named_scope("amax_history")
 def next_history(history: Any, amax: jax.Array | None) -> Any:
-    """The history with a step's amax, and without its oldest step.
+    """Append a step's amax to the history, and drop its oldest step.
 
     An amax that is not finite is not remembered: the one before is, once more.
 
     Args:
-        history: float32 [rows, 1, 3, steps] of each linear layer, of this rank's site and stage.
+        history: float32 [L, 1, 3, steps] of each linear layer, of this rank's site and stage.
         amax: from `max_in_site` or `max_over_sites`.
     """
     if history is None:
@@ -141,14 +140,14 @@ def next_history(history: Any, amax: jax.Array | None) -> Any:
 
 
 def attach(weights: Parameters, amax: Any) -> Parameters:
-    """The layers' `weights` with `amax`, a tree of `AMAX` leaves, beside their kernels."""
+    """Put `amax`, a tree of `AMAX` leaves, beside the kernels of the layers' `weights`."""
     if amax is None or AMAX in amax:
         return weights | (amax or {})
     return weights | {name: attach(weights[name], below) for name, below in amax.items()}
 
 
 def detach(gradients: Parameters) -> tuple[Parameters, Any]:
-    """The inverse of `attach`: gradients of weights, and what was seen (None: nothing)."""
+    """Take gradients of weights and the amax (None: there is none) apart again."""
     weights, amax = {}, {}
     for name, below in gradients.items():
         if name == AMAX:

@@ -1,4 +1,4 @@
-"""How a step runs on a mesh: everything that shapes the program but not its result."""
+"""The plan of a step: everything that shapes its program but not its result."""
 
 import dataclasses
 import math
@@ -18,19 +18,19 @@ from geojax.runtime.xla_flags import CUSTOM_PRODUCTS_OPTIONS, FP8_OPTIONS
 from geojax.step.stage_layers import StagedLayers
 
 BATCH_AXES = ("dc", *SHARD_AXES)
-"""The axes over which the rows of a batch are spread; where sites are stages, the last of them."""
+"""The axes over which the sequences of a batch are sharded; without `dc` where sites are stages."""
 
 SIGNALS = ("stop", "save")
 """Requests that any process may make of all of them; summed over the mesh inside the step."""
 
 DcRole: TypeAlias = Literal["data", "stage"]
-"""What sites are to each other: "data", each trains on its share of the batch; "stage", each holds
-a part of the pipeline."""
+"""The part of a site: "data", it trains on its share of the batch; "stage", it holds a part of the
+pipeline."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StepPlan:
-    """A mesh and what is done on it."""
+    """A mesh and the way in which a step uses it."""
 
     mesh: Mesh
     """The mesh, with all six axes."""
@@ -45,37 +45,38 @@ class StepPlan:
     """Most bytes of one message of the gradient reduction; None: one message a leaf."""
 
     wire_format: WireFormat | None = None
-    """The format of gradients on the link between sites; None, as they are reduced."""
+    """Format of gradients on the link between sites; None: the reduction dtype."""
 
     loss_scale: LossScaleSettings = dataclasses.field(default_factory=LossScaleSettings)
-    """How the loss scale moves, under a policy that has one."""
+    """Settings of the loss scale, for a policy that has one."""
 
     remat: Remat = "none"
-    """What a layer's forward pass keeps for its backward pass."""
+    """Rematerialization: the activations of a layer that its backward pass computes again."""
 
     attention: str = "auto"
-    """Implementation of the attention seam."""
+    """Implementation of attention."""
 
     fp8_backend: Backend = "reference"
-    """Who multiplies FP8 numbers, under a policy that has a recipe."""
+    """Backend of FP8 matrix products, for a policy that has a recipe."""
 
     share_amax_across_dc: bool = False
-    """Whether sites have one history of delayed scaling together; otherwise each has its own, and
-    nothing that FP8 knows of a tensor crosses `dc`. (Other recipes share none: the rows of another
-    site are another tensor to them, and the weights are the same at all sites.)"""
+    """Delayed scaling: keep one amax history for all sites instead of one a site.
+
+    Without it no amax crosses `dc`. Other recipes have nothing to share: the tokens of another site
+    are another tensor to them, and the weights are the same at all sites."""
 
     sequence_parallel: bool = False
-    """Whether the ranks of `tensor` share the sequence between the matrix products."""
+    """Shard the sequence over `tensor` between the matrix products."""
 
     context_method: ContextMethod = "ring"
-    """How attention sees a sequence that the ranks of `context` share."""
+    """Method of attention over a sequence that is sharded over `context`."""
 
     zero_stage: int = 1
-    """What is sharded over (data, expert): 0, nothing; 1, master weights and optimizer state; 2,
-    gradients too; 3, the weights that are computed with too, but for the layer at hand."""
+    """ZeRO stage over (data, expert): 0 shards nothing; 1 master weights and optimizer state; 2
+    gradients too; 3 also the weights that are computed with, but for one layer at a time."""
 
     shard_across_sites: bool = False
-    """Whether master weights and optimizer state are sharded over `dc` as well."""
+    """Shard master weights and optimizer state over `dc` as well."""
 
     reshard_after_forward: bool = True
     """ZeRO 3: free the gathered weights after the forward pass and gather them again for the
@@ -86,34 +87,39 @@ class StepPlan:
     runs, instead of all of them after it."""
 
     bucket_layers: int = 1
-    """With `overlap_grad_reduce`: layers whose gradients travel together, while the backward pass
-    of as many layers runs. The more, the longer may a round trip between sites be that is hidden.
-    It divides the model's layers."""
+    """With `overlap_grad_reduce`: layers of a bucket, which travels during the backward pass of as
+    many layers. More layers hide a longer round trip. It divides the model's layers."""
 
     dc_role: DcRole = "data"
-    """What sites are to each other."""
+    """The part of each site."""
 
     staged_layers: StagedLayers | None = None
-    """How pipeline stages share the layers; None: there is no pipeline."""
+    """Assignment of layers to pipeline stages; None: there is no pipeline."""
 
     tick_program: TickProgram | None = None
-    """What the stages of the pipeline do, tick by tick."""
+    """Actions of the pipeline's stages, tick by tick."""
 
     def __post_init__(self) -> None:
-        assert self.staged_layers or self.dc_role == "data", "sites are stages of no pipeline"
+        assert self.staged_layers or self.dc_role == "data", "dc_role stage requires a pipeline"
         if self.staged_layers:
             stages = math.prod(self.mesh.shape[axis] for axis in self.stage_axes)
             held = self.staged_layers.placement.stages
-            assert stages == held, f"{held} stages, and {stages} along {self.stage_axes}"
-        assert not (self.shard_across_sites and self.dc_role == "stage"), "sites hold other layers"
+            assert stages == held, (
+                f"the axes {self.stage_axes} must have {held} ranks, not {stages}"
+            )
+        assert not (self.shard_across_sites and self.dc_role == "stage"), (
+            "shard_across_sites requires dc_role data: stages hold different layers"
+        )
         if self.wire_format is not None:
-            assert self.dc_role == "data", "between stages there is nothing to sum"
-            assert not self.shard_across_sites, "a sum in a wire format is for all sites"
+            assert self.dc_role == "data", "a wire format requires dc_role data: stages sum nothing"
+            assert not self.shard_across_sites, "a wire format requires whole sums at every site"
         assert not (self.share_amax_across_dc and self.dc_role == "stage"), (
-            "nor do they share scales"
+            "share_amax_across_dc requires dc_role data"
         )
         history = self.policy.recipe is not None and self.policy.recipe.history > 0
-        assert history or not self.share_amax_across_dc, "scales are shared through a history"
+        assert history or not self.share_amax_across_dc, (
+            "share_amax_across_dc requires a recipe with a history"
+        )
 
     @property
     def stage_axes(self) -> tuple[str, ...]:
@@ -124,23 +130,23 @@ class StepPlan:
 
     @property
     def batch_axes(self) -> tuple[str, ...]:
-        """The axes over which the rows of a batch are spread."""
+        """The axes over which the sequences of a batch are sharded."""
         return tuple(axis for axis in BATCH_AXES if axis not in self.stage_axes)
 
     @property
     def outer_axes(self) -> tuple[str, ...]:
-        """The axes between sites over which gradients are summed: `dc`, unless it is of stages."""
+        """The axes between sites over which gradients are summed: `dc`, unless sites are stages."""
         return tuple(axis for axis in ("dc",) if axis in self.batch_axes)
 
     @property
     def keeps_wire_errors(self) -> bool:
-        """Whether what the wire format takes away from this step's gradients goes into the next."""
+        """True if rounding errors of gradients on the link are added to the next gradients."""
         has_feedback = self.wire_format is not None and self.wire_format.needs_error_feedback
         return has_feedback and self.mesh.shape["dc"] > 1
 
     @property
     def parallelism(self) -> Parallelism:
-        """How the mesh spreads the model."""
+        """The model parallelism of the mesh."""
         sizes = self.mesh.shape
         return Parallelism(
             tensor=sizes["tensor"],
@@ -152,34 +158,35 @@ class StepPlan:
 
     @property
     def matmul(self) -> LinearMatmul:
-        """How linear layers multiply."""
+        """The matrix products of linear layers."""
         return LinearMatmul(self.policy.recipe, self.fp8_backend)
 
     @property
     def compiler_options(self) -> dict[str, str | bool] | None:
-        """What the programs of this plan are compiled with, beside the flags of the process."""
+        """The options that programs are compiled with, beside the flags of the process."""
         options = {"xla": FP8_OPTIONS, "transformer_engine": CUSTOM_PRODUCTS_OPTIONS}
         return options.get(self.fp8_backend)
 
     @property
     def one_message(self) -> "StepPlan":
-        """The plan under which what is reduced together is one chunk, whatever its size."""
+        """The same plan with one bucket for leaves that are reduced together, whatever its size."""
         return dataclasses.replace(self, bucket_bytes=sys.maxsize)
 
     @property
     def row_spec(self) -> PartitionSpec:
-        """How things that have one entry a row lie on the mesh."""
+        """The sharding of arrays [B]."""
         return PartitionSpec(self.batch_axes)
 
     @property
     def signal_spec(self) -> PartitionSpec:
-        """How what the processes ask of each other lies on the mesh: one row for each rank. Ranks
-        that shared a row could belong to processes that ask for different things."""
+        """The sharding of signals [ranks, len(SIGNALS)]: each rank has a row of its own.
+
+        Ranks that shared a row could belong to processes that ask for different things."""
         return PartitionSpec(AXES)
 
     @property
     def token_spec(self) -> PartitionSpec:
-        """How things that have one entry a token, [rows, sequence], lie on the mesh."""
+        """The sharding of arrays [B, S]."""
         if self.mesh.shape["context"] == 1:
             return self.row_spec
         return PartitionSpec(self.batch_axes, "context")

@@ -27,7 +27,7 @@ def trace_step(
     schedule: optax.Schedule,
     batch: Any,
 ) -> jax.stages.Traced:
-    """The step `(state, batch, signals, seed) -> (state, metrics)`, to be lowered and compiled.
+    """Trace the step `(state, batch, signals, seed) -> (state, metrics)`.
 
     The state is donated. Compiled for these shapes, it refuses others and never recompiles.
 
@@ -69,15 +69,15 @@ def trace_step(
     return jax.jit(program, donate_argnums=0).trace(*arguments)
 
 
-def lower_step(*what: Any) -> jax.stages.Lowered:
-    """The step of `trace_step`, which takes the same arguments, lowered for the mesh's devices."""
-    return trace_step(*what).lower()
+def lower_step(*arguments: Any) -> jax.stages.Lowered:
+    """Lower the step for the mesh's devices; arguments are those of `trace_step`."""
+    return trace_step(*arguments).lower()
 
 
 def compile_evaluation(
     layouts: TrainState, model: ModelConfig, plan: StepPlan, batch: Any
 ) -> jax.stages.Compiled:
-    """The compiled validation pass: `(state, batch) -> [sum of losses, number of targets]`."""
+    """Compile the validation pass: `(state, batch) -> [sum of losses, number of targets]`."""
     specs = jax.tree.map(lambda place: place.spec(), layouts)
 
     def evaluate(state: TrainState, rows: Any) -> jax.Array:
@@ -104,7 +104,7 @@ def compile_evaluation(
 
 
 def batch_shape(rows: int, sequence: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """The global batch of `geojax.data` as shapes."""
+    """Shape the global batch of `geojax.data`: arrays [B, S] and [B]."""
     tokens = jax.ShapeDtypeStruct((rows, sequence), jnp.int32)
     return {
         "tokens": tokens,
@@ -117,21 +117,21 @@ def batch_shape(rows: int, sequence: int) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def batch_specs(batch: Any, plan: StepPlan) -> Any:
-    """How each array of the batch lies on the mesh: [rows, sequence] or [rows]."""
+    """Choose the sharding of each array of a batch: [B, S] or [B]."""
     return jax.tree.map(
         lambda leaf: plan.token_spec if len(leaf.shape) > 1 else plan.row_spec, batch
     )
 
 
 def batch_on_mesh(batch: Any, plan: StepPlan) -> Any:
-    """Shapes of a batch with their shardings."""
+    """Give the shapes of a batch their shardings."""
     return jax.tree.map(
         lambda leaf, spec: _on_mesh(leaf, spec, plan.mesh), batch, batch_specs(batch, plan)
     )
 
 
 def signals_on_mesh(plan: StepPlan) -> jax.ShapeDtypeStruct:
-    """The signals of all ranks, [ranks, len(SIGNALS)]."""
+    """Shape and shard the signals of all ranks, [ranks, len(SIGNALS)]."""
     shape = jax.ShapeDtypeStruct((plan.mesh.size, len(SIGNALS)), jnp.float32)
     return _on_mesh(shape, plan.signal_spec, plan.mesh)
 

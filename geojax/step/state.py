@@ -1,4 +1,4 @@
-"""The training state: what a step reads and writes, and a checkpoint holds."""
+"""The training state, which a step updates and a checkpoint holds."""
 
 import dataclasses
 import functools
@@ -51,12 +51,12 @@ class TrainState:
     `geojax.step.amax_history`); None under others."""
 
     wire_errors: Any = None
-    """What a wire format with error feedback owes to each parameter's gradient, site by site (see
-    `geojax.step.error_feedback`); None under others."""
+    """Rounding errors of each parameter's gradient on the link, of each site (see
+    `geojax.step.error_feedback`); None without error feedback."""
 
 
 def parameter_layouts(model: ModelConfig, plan: StepPlan) -> Any:
-    """The `LeafLayout` of each of the model's master weights."""
+    """Lay out each of the model's master weights: a tree of `LeafLayout`s."""
     stages = None
     if plan.staged_layers:
         stages = stage_rows(model, plan.staged_layers, plan.stage_axes)
@@ -73,7 +73,7 @@ def parameter_layouts(model: ModelConfig, plan: StepPlan) -> Any:
 def state_layouts(
     model: ModelConfig, optimizer: optax.GradientTransformation, plan: StepPlan
 ) -> TrainState:
-    """The `LeafLayout` of every leaf of the state of `model`."""
+    """Lay out every leaf of the state of `model`: a tree of `LeafLayout`s."""
     parameters = parameter_layouts(model, plan)
     count = layout.replicated(jax.ShapeDtypeStruct((), jnp.int32))
     loss_scale = None
@@ -99,14 +99,14 @@ def initial_state(
     plan: StepPlan,
     seed: int,
 ) -> TrainState:
-    """The state before the first step: the same values on every mesh, made where they will live.
+    """Make the state before the first step on its devices: the same values on every mesh.
 
     Args:
         model: the model.
         optimizer: the optax chain that runs on shards.
         layouts: from `state_layouts`.
         plan: how the step runs.
-        seed: of the weights.
+        seed: seed of the weights.
     """
     dtype = jax.tree.leaves(layouts.parameters)[0].dtype
 
@@ -133,8 +133,7 @@ def initial_state(
 
 
 def with_saved_sites(wanted: TrainState, saved: Mapping[str, str]) -> TrainState:
-    """`wanted`, but with the histories and wire errors of as many sites as a checkpoint has (all
-    else is refused if it differs).
+    """Give `wanted` the histories and wire errors of as many sites as a checkpoint has.
 
     Args:
         wanted: what this run's checkpoints hold, as `jax.ShapeDtypeStruct`s with shardings.
@@ -159,19 +158,22 @@ def with_saved_sites(wanted: TrainState, saved: Mapping[str, str]) -> TrainState
 
 
 def with_own_sites(restored: TrainState, wanted: TrainState) -> TrainState:
-    """What was restored, with histories and wire errors of as many sites as `wanted` has: if they
-    were others, each has the largest magnitudes of all of them, and its share of the errors."""
+    """Give a restored state the histories and wire errors of as many sites as `wanted` has.
 
-    def resized(leaf: jax.Array, own: jax.ShapeDtypeStruct) -> jax.Array:
+    If the numbers differ, each site gets the largest amax of all saved sites and its share of their
+    errors.
+    """
+
+    def resize_history(leaf: jax.Array, own: jax.ShapeDtypeStruct) -> jax.Array:
         if leaf.shape == own.shape:
             return leaf
 
         def resize(leaf: jax.Array) -> jax.Array:
             return jnp.broadcast_to(leaf.max(axis=1, keepdims=True), own.shape)
 
-        made: jax.Array = jax.jit(resize, out_shardings=own.sharding)(leaf)
-        return made
+        resized: jax.Array = jax.jit(resize, out_shardings=own.sharding)(leaf)
+        return resized
 
-    history = jax.tree.map(resized, restored.amax_history, wanted.amax_history)
+    history = jax.tree.map(resize_history, restored.amax_history, wanted.amax_history)
     errors = own_errors(restored.wire_errors, wanted.wire_errors)
     return dataclasses.replace(restored, amax_history=history, wire_errors=errors)

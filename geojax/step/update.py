@@ -102,7 +102,7 @@ def site_sums(
 
 
 def _about_tokens(batch: Any, plan: StepPlan) -> float:
-    """The power of two nearest to the number of tokens in the global batch.
+    """Round the number of tokens in the global batch to the nearest power of two.
 
     The sum of all tokens' losses is differentiated, since their mean would need to know how many
     count. A loss scale is one of the mean: its gradients do not grow with the batch.

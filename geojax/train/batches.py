@@ -1,4 +1,4 @@
-"""From the sequences in a process's memory to global arrays on the mesh."""
+"""Global arrays on the mesh, made of the sequences in each process's memory."""
 
 from collections.abc import Iterable, Mapping
 

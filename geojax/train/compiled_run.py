@@ -43,7 +43,7 @@ from geojax.train.trainer import Batch, TrainerFacts
 
 
 def make_run_mesh(config: RunConfig) -> Mesh:
-    """The mesh that `config` asks for, over the devices of all processes.
+    """Make the mesh of `config` over the devices of all processes.
 
     Raises:
         UserError: the layout does not fit the devices or the topology.
@@ -53,7 +53,7 @@ def make_run_mesh(config: RunConfig) -> Mesh:
 
 
 def step_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
-    """How the step of `config` runs on `mesh`.
+    """Plan the step of `config` on `mesh`.
 
     Raises:
         UserError: its pipeline cannot be, or its FP8 backend cannot run there.
@@ -86,8 +86,11 @@ def step_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
 
 
 def _wire(config: RunConfig, mesh: Mesh) -> WireFormat | None:
-    """The format of gradients on the link; of float32 in messages of our own where Gloo carries it,
-    whose all-reduce cannot fill a long link (see `geojax.collectives.wire_format`)."""
+    """Choose the format of gradients on the link.
+
+    Where Gloo carries it float32 travels in messages of our own, since Gloo's all-reduce cannot
+    fill a long link (see `geojax.collectives.wire_format`).
+    """
     asked = wire_format(config.communication.gradient_compression)
     over_gloo = platform_of(mesh) == "cpu" and spans_processes(mesh)
     float32 = policy_of(config.precision, config.fp8).reduce_dtype == jnp.float32

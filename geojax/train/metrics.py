@@ -11,7 +11,7 @@ from geojax.checkpoint import RunDirectory
 
 
 class MetricsWriter:
-    """Appends to `metrics.jsonl` and to a TensorBoard log; written by one process of a run.
+    """A writer of `metrics.jsonl` and a TensorBoard log, on one process of a run.
 
     A resumed run continues the file: lines of steps after the restored one, which the interrupted
     run still wrote, are dropped, so that every step stands in the file once.
@@ -49,7 +49,7 @@ class MetricsWriter:
 
 
 def read_metrics(jsonl: Path) -> list[dict[str, Any]]:
-    """The lines of a `metrics.jsonl`; a last line that was cut off by a crash is left out."""
+    """Read the lines of a `metrics.jsonl`, without a last line that a crash cut off."""
     if not jsonl.exists():
         return []
     lines = []

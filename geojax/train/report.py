@@ -1,4 +1,4 @@
-"""What a run shows a person: the start-up lines, the progress bar, the curve and the summary."""
+"""The terminal output of a run: start-up lines, progress bar, loss curve and summary."""
 
 import math
 from collections.abc import Mapping
@@ -47,7 +47,7 @@ class Progress:
 
 
 def mesh_line(mesh: Mesh) -> str:
-    """The axes of the mesh that are in use: `dc=2 x data=4 on 8 cpu devices`."""
+    """Name the axes of the mesh that are in use: `dc=2 x data=4 on 8 cpu devices`."""
     used = [f"{axis}={size}" for axis, size in mesh.shape.items() if size > 1] or ["one device"]
     platform = mesh.devices.flat[0].platform
     count = mesh.devices.size
@@ -78,10 +78,10 @@ def draw_loss_curve(metrics: Path, image: Path) -> None:
             if name.startswith("validation/") and value is not None
         }
     )
-    for name, colour in zip(names, ("#d1495b", "#edae49", "#66a182", "#6d597a"), strict=False):
+    for name, color in zip(names, ("#d1495b", "#edae49", "#66a182", "#6d597a"), strict=False):
         points = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
         label = f"{name.replace('/', ' ')}, at last {points[-1][1]:.3f}"
-        axes.plot(*zip(*points, strict=True), "o-", color=colour, markersize=5, label=label)
+        axes.plot(*zip(*points, strict=True), "o-", color=color, markersize=5, label=label)
     axes.set(xlabel="step", ylabel="cross-entropy (nats per token)")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
@@ -91,7 +91,7 @@ def draw_loss_curve(metrics: Path, image: Path) -> None:
 
 
 def _smooth(values: tuple[float, ...]) -> list[float]:
-    """Exponential moving average over about a fiftieth of the run, unbiased at its start."""
+    """Average exponentially over about a fiftieth of the run, unbiased at its start."""
     decay = math.exp(-1 / max(1.0, len(values) / 50))
     average, weight, smooth = 0.0, 0.0, []
     for value in values:
@@ -102,7 +102,7 @@ def _smooth(values: tuple[float, ...]) -> list[float]:
 
 
 def summary_table(title: str, rows: Mapping[str, Any]) -> rich.table.Table:
-    """The one-screen summary at the end of a run."""
+    """Make the one-screen summary at the end of a run."""
     table = rich.table.Table(title=title, show_header=False, title_justify="left", box=None)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")

@@ -1,4 +1,4 @@
-"""A whole run, from its config to the summary."""
+"""A whole run of `geojax train`, from its config to the summary."""
 
 import contextlib
 import os
@@ -35,7 +35,7 @@ from geojax.train.training_loop import TrainingLoop
 def train(
     config: RunConfig, processes: runtime.ProcessSettings, *, require_checkpoint: bool = False
 ) -> int:
-    """Train as `config` says, on all processes of the run together.
+    """Train a model on all processes of the run together.
 
     A run directory that holds a checkpoint is resumed; the same steps follow as if it had never
     stopped.
@@ -168,7 +168,7 @@ def _restore_or_start(
     console: rich.console.Console,
     require_checkpoint: bool,
 ) -> tuple[State, int]:
-    """The state to train from, and its step."""
+    """Return the state to train from, and its step."""
     if not checkpointer.latest_steps():
         if require_checkpoint:
             raise UserError(f"{directory.path}: there is no checkpoint to resume from")
@@ -193,7 +193,7 @@ def _show_result(
     console: rich.console.Console,
     seconds: tuple[float, float],
 ) -> None:
-    """Sample, loss curve and summary; all processes gather the weights, the first one shows."""
+    """Show sample, loss curve and summary; every process takes part in gathering the weights."""
     config, step = trainer.config, int(state.step)
     weights = trainer.gather_full_params(state) if config.sample.prompts else None
     if jax.process_index() != 0:
@@ -249,5 +249,5 @@ def _validation_rows(loop: TrainingLoop[Any]) -> dict[str, str]:
 
 
 def _shown(path: Path) -> str:
-    """Relative to where the command was given, if it lies below."""
+    """Make a path relative to the current folder, if it lies below."""
     return os.path.relpath(path) if path.resolve().is_relative_to(Path.cwd()) else str(path)
