@@ -100,11 +100,11 @@ def _memory_table(memory: "StepMemory") -> Table:
 
 def _traffic_table(step: "TracedStep") -> Table:
     """Tabulate the predicted bytes by the axes that they cross."""
-    by_axes = step.traffic().by_axes
-    prefix, unit = _unit(max(map(int, by_axes.values()), default=0))
-    table = _empty_table("predicted over", (f"{prefix}B a device sends in a step",))
-    for axes, sent in by_axes.items():
-        table.add_row(" x ".join(axes), f"{float(sent) / unit:.2f}")
+    from geojax.quantities import quantity
+
+    table = _empty_table("predicted over", ("a device sends in a step",))
+    for axes, sent in step.traffic().by_axes.items():
+        table.add_row(" x ".join(axes), quantity(float(sent), "B"))
     return table
 
 
@@ -134,18 +134,18 @@ def _fit(config: "RunConfig", memory: "StepMemory") -> str:
 
 
 def _across_sites(config: "RunConfig", step: "TracedStep") -> str:
-    """Say what a site sends in a step, and how long that takes on the topology's slowest link."""
+    """Say what a site sends in a step, and how long that takes on the link of two sites."""
     from geojax.quantities import quantity
     from geojax.topology import Topology
 
-    mesh = step.plan.mesh
-    sent = float(step.traffic().bytes_over("dc")) * mesh.size / mesh.shape["dc"]
+    sites = step.plan.mesh.shape["dc"]
+    sent = float(step.traffic().total_bytes_over("dc")) / sites
     line = f"over dc: {quantity(sent, 'B')} a step, site and direction"
     links = Topology.load(config.topology).links if config.topology else ()
-    if not links:
+    if sites != 2 or not links:
         return line
-    slowest = min(link.bytes_per_second for link in links)
-    return f"{line}; {sent / slowest:.2g} s at the {quantity(slowest, 'B/s')} of the link"
+    bandwidth = links[0].bytes_per_second
+    return f"{line}; {sent / bandwidth:.2g} s at the {quantity(bandwidth, 'B/s')} of the link"
 
 
 def _with_other_sharding(config: "RunConfig") -> "tuple[RunConfig, TracedStep] | None":

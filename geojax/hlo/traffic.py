@@ -20,6 +20,7 @@ become one. To see what a shard_map program asks for, before any compiler, give 
 itself instead of the compiled program.
 """
 
+import collections
 import functools
 import itertools
 import re
@@ -53,6 +54,8 @@ class Collective:
     """The mesh axes that it crosses, in the mesh's order; none where groups hold one device."""
     ranks: int
     """The devices of a group; 2 for a permute that sends anything."""
+    senders: int
+    """Number of devices that send: all, but for a permute those with a target over these axes."""
     payload_bytes: int
     """The bytes that one device puts in, each time."""
     executions: int
@@ -103,6 +106,10 @@ class Traffic:
     def bytes_over(self, axis: str) -> Fraction:
         """Sum the bytes that a device sends in the collectives that cross `axis`."""
         return sum((collective.bytes_sent for collective in self.over(axis)), Fraction(0))
+
+    def total_bytes_over(self, axis: str) -> Fraction:
+        """Sum the bytes that all devices together send in the collectives that cross `axis`."""
+        return sum((each.bytes_sent * each.senders for each in self.over(axis)), Fraction(0))
 
     def sums(self) -> dict[tuple[str, ...], dict[str, Sum]]:
         """Sum the collectives by axes, then by kind, both sorted."""
@@ -242,12 +249,13 @@ class _Reader:
             kind = _kind(instruction)
             if kind is not None:
                 payload = computation.operand_bytes(instruction)
-                for axes, ranks in self._crossed(kind, instruction):
+                for axes, ranks, senders in self._crossed(kind, instruction):
                     yield Collective(
                         instruction.name,
                         kind,
                         axes,
                         ranks,
+                        senders,
                         payload,
                         executions,
                         in_loop,
@@ -276,14 +284,17 @@ class _Reader:
             for instruction in computation
         )
 
-    def _crossed(self, kind: str, instruction: Instruction) -> list[tuple[tuple[str, ...], int]]:
-        """Return the sets of axes that the collective crosses, with the size of its groups."""
+    def _crossed(
+        self, kind: str, instruction: Instruction
+    ) -> list[tuple[tuple[str, ...], int, int]]:
+        """Return the sets of axes that the collective crosses, the size of its groups, senders."""
         if kind == "collective-permute":
             pairs = parse_id_lists(_source_target_pairs(instruction))
-            crossed = {self._differing([pair]) for pair in pairs}
-            return [(axes, 2) for axes in sorted(crossed) if axes] or [((), 1)]
+            senders = collections.Counter(self._differing([pair]) for pair in pairs)
+            crossed = sorted(axes for axes in senders if axes)
+            return [(axes, 2, senders[axes]) for axes in crossed] or [((), 1, 0)]
         groups = parse_groups(_printed_groups(instruction), self._devices)
-        return [(self._differing(groups), max(map(len, groups)))]
+        return [(self._differing(groups), max(map(len, groups)), sum(map(len, groups)))]
 
     def _differing(self, groups: list[list[int]]) -> tuple[str, ...]:
         members = np.array(groups) if len({len(group) for group in groups}) == 1 else None

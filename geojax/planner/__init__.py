@@ -1,1 +1,1 @@
-"""What a run will need, said before a device is touched."""
+"""Memory and traffic of a training step, predicted before a device is touched."""

@@ -14,7 +14,7 @@ from geojax.step.plan import StepPlan
 
 @dataclasses.dataclass(frozen=True)
 class CrossSiteBytes:
-    """Bytes that all devices of one site send over `dc` in one step, in each direction."""
+    """Bytes that all devices of a site together send over `dc` in one step, the mean of sites."""
 
     predicted: float
     """The bytes by formula."""
@@ -45,12 +45,12 @@ def cross_site_bytes(
 
     Text that cannot be read is no error: the figure is for the log.
     """
-    devices_of_site = plan.mesh.size // plan.mesh.shape["dc"]
-    predicted = float(predicted_step_bytes(model, plan, batch).bytes_over("dc")) * devices_of_site
+    sites = plan.mesh.shape["dc"]
+    predicted = float(predicted_step_bytes(model, plan, batch).total_bytes_over("dc") / sites)
     if program is None:
         return CrossSiteBytes(predicted)
     try:
-        sent = collective_traffic(program, plan.mesh).bytes_over("dc")
+        sent = collective_traffic(program, plan.mesh).total_bytes_over("dc")
     except HloParseError as error:
         return CrossSiteBytes(predicted, unreadable=str(error))
-    return CrossSiteBytes(predicted, float(sent) * devices_of_site)
+    return CrossSiteBytes(predicted, float(sent / sites))

@@ -1,7 +1,7 @@
 """A traced program as one list of operations on buffers, the way a compiler sees it.
 
-Calls are written out in place, and what only renames a buffer (a reshape, a cast of its type's
-axes) disappears. Loops and branches keep their bodies, each a flat program of its own.
+Calls are written out in place, and operations that only rename a buffer (a reshape, a cast of its
+type's axes) disappear. Loops and branches keep their bodies, each a flat program of its own.
 """
 
 import dataclasses
@@ -17,66 +17,66 @@ from geojax.planner import primitives
 
 
 class Buffer:
-    """A value of the program: so many bytes, if it lies in memory at all."""
+    """A value of the program, which may or may not lie in memory."""
 
     __slots__ = ("dtype", "kind", "shape", "whole")
 
     def __init__(self, shape: tuple[int, ...], dtype: Any):
         self.shape, self.dtype = shape, dtype
         self.kind = ""
-        self.whole = False  # whether it passes an optimization barrier, and so lies in memory
+        self.whole = False  # True if it passes an optimization barrier, and so lies in memory
 
     @property
     def bytes(self) -> int:
-        """What it takes where it lies in memory."""
+        """The bytes that it takes if it lies in memory."""
         itemsize: int = getattr(self.dtype, "itemsize", 0)
         return self.size * itemsize
 
     @property
     def size(self) -> int:
-        """Its number of elements."""
+        """The number of its elements."""
         return math.prod(self.shape)
 
     @property
     def floating(self) -> bool:
-        """Whether it holds floating-point numbers."""
+        """True if it holds floating-point numbers."""
         return self.dtype is not None and jax.dtypes.issubdtype(self.dtype, jax.numpy.floating)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Operation:
-    """One equation."""
+    """One equation of the program."""
 
     name: str
     scopes: tuple[str, ...]
-    """The `jax.named_scope`s and loops that it stands in, outermost first. That of a derivative is
-    between what JAX calls its parts: ("transpose", "jvp", "head")."""
+    """The `jax.named_scope`s and loops that it stands in, outermost first. JAX adds names to those
+    of a derivative: ("transpose", "jvp", "head")."""
     inputs: tuple[Buffer, ...]
-    """Without literals."""
+    """The buffers that it reads; literals are left out."""
     outputs: tuple[Buffer, ...]
     parameters: dict[str, Any]
     input_dims: tuple[int, ...] = ()
-    """Of a loop or branch: the number of dims of each input; its buffer, which may have got another
-    shape since it was made, has perhaps others."""
+    """The number of dims of each input of a loop or branch. The buffer may have been made with
+    another shape."""
 
     @property
     def fusible(self) -> bool:
-        """Whether it can be computed where its result is read."""
+        """True if it can be computed where its result is read."""
         return self.name not in primitives.READS_MEMORY | primitives.REDUCES | primitives.IN_PLACE
 
     @property
     def reads_memory(self) -> bool:
-        """Whether its operands have to lie in memory."""
+        """True if its operands have to lie in memory."""
         return self.name in primitives.READS_MEMORY
 
     @property
     def in_place(self) -> bool:
-        """Whether a result may take the place of an operand that nobody reads later."""
+        """True if a result may take the place of an operand that nobody reads later."""
         return self.fusible or self.name in primitives.IN_PLACE
 
     @property
     def expensive(self) -> bool:
-        """Whether it is not computed twice."""
+        """True if it is never computed twice."""
         return self.name in primitives.EXPENSIVE
 
 
@@ -88,13 +88,13 @@ class FlatProgram:
     inputs: tuple[Buffer, ...]
     operations: tuple[Operation, ...]
     outputs: tuple[Buffer | None, ...]
-    """None: a literal."""
+    """The results; None stands for a literal."""
     output_dims: tuple[int, ...]
-    """The number of dims of each."""
+    """The number of dims of each result."""
 
 
 def flatten(jaxpr: core.Jaxpr | core.ClosedJaxpr, scopes: tuple[str, ...] = ()) -> FlatProgram:
-    """`jaxpr`, which stands in `scopes`, as a flat program."""
+    """Flatten `jaxpr`, which stands in `scopes`."""
     inner = getattr(jaxpr, "jaxpr", jaxpr)
     buffers: dict[Any, Buffer] = {}
     constants, inputs = (
@@ -137,7 +137,9 @@ def _append(
                 buffers[variable] = result or _buffer(variable)
         elif name in primitives.RENAMES and all(buffer is not None for buffer in inputs):
             for variable, buffer in zip(equation.outvars, inputs, strict=False):
-                assert buffer is not None, "literals are not renamed"
+                assert buffer is not None, (
+                    "an operation that renames must not have literal operands"
+                )
                 buffer.whole |= name == "optimization_barrier"
                 buffers[variable] = buffer
         else:
@@ -155,7 +157,7 @@ def _append(
 
 
 def _called(equation: Any) -> Any:
-    """The jaxpr that an equation only calls, or None; a loop of one turn is a call."""
+    """Return the jaxpr that an equation only calls, or None; a loop of one iteration is a call."""
     if equation.primitive.name == "scan" and equation.params["length"] == 1:
         body = equation.params["jaxpr"]
         return getattr(body, "jaxpr", body)

@@ -54,6 +54,9 @@ PHASES = {
 }
 """The phases of a step by the scope in its program; outer scopes go before inner ones."""
 
+PIPELINE = "pipeline"
+"""The phase of a pipeline's ticks, which hold forward and backward passes."""
+
 
 @dataclasses.dataclass(frozen=True)
 class StepMemory:
@@ -146,7 +149,10 @@ class TracedStep:
         )
         # The new state takes the old one's place.
         donated = dict(enumerate(arguments[: len(leaves)]))
-        return StepMemory(peaks(program, accounting, donated), parameter_count(self.model))
+        found = peaks(program, accounting, donated)
+        order = [*PHASES.values(), PIPELINE]
+        phases = {phase: found[phase] for phase in sorted(found, key=order.index)}
+        return StepMemory(phases, parameter_count(self.model))
 
     def traffic(self) -> PredictedTraffic:
         """Predict the bytes that a device sends in the step."""
@@ -189,7 +195,7 @@ def phase_of(operation: Operation, *, pipeline: bool = False) -> str:
     named = [scope for scope in operation.scopes if scope in PHASES]
     inner = [scope for scope in named if scope != "step_gradients"]
     phase = PHASES[(inner or named or [""])[0]]
-    return "pipeline" if pipeline and phase == "embed" else phase
+    return PIPELINE if pipeline and phase == "embed" else phase
 
 
 class _Kinds:

@@ -1,11 +1,10 @@
-"""What a compiler does with JAX's primitives, as far as memory is concerned.
+"""Classes of JAX's primitives by what a compiler does with them in memory.
 
-All that is not named here is computed element by element (or copies, broadcasts, slices) and joins
-what reads it.
+Every other primitive is elementwise (or copies, broadcasts, slices) and is fused into its readers.
 """
 
 LOOPS = frozenset(("scan", "while"))
-"""Hold what they carry and run a body."""
+"""Loops, which hold their carry and run a body."""
 
 COLLECTIVES = frozenset(
     (
@@ -23,7 +22,7 @@ COLLECTIVES = frozenset(
         "unreduced_reduce_scatter",
     )
 )
-"""Send between devices."""
+"""Collectives, which send between devices."""
 
 READS_MEMORY = (
     LOOPS
@@ -50,7 +49,7 @@ READS_MEMORY = (
         )
     )
 )
-"""Run as themselves: their operands lie in memory, and so do their results."""
+"""Primitives that run by themselves: their operands and results lie in memory."""
 
 RENAMES = frozenset(
     (
@@ -70,10 +69,10 @@ RENAMES = frozenset(
         "transpose",
     )
 )
-"""Give the same bytes another name, shape or type."""
+"""Primitives that give the same bytes another name, shape or type."""
 
 IN_PLACE = frozenset(("dynamic_update_slice", "scatter", "scatter-add"))
-"""Change a few entries of an operand, in its place if nobody else reads it."""
+"""Primitives that change a few entries of an operand, in place if nobody else reads it."""
 
 REDUCES = frozenset(
     (
@@ -88,7 +87,7 @@ REDUCES = frozenset(
         "reduce_sum",
     )
 )
-"""Compute their operands on the way, but have results in memory."""
+"""Reductions: their operands are fused into them, but their results lie in memory."""
 
 EXPENSIVE = frozenset(
     (
@@ -111,4 +110,4 @@ EXPENSIVE = frozenset(
         "threefry2x32",
     )
 )
-"""Computed once, however many read them; what is cheaper is computed again for each reader."""
+"""Primitives computed once for all readers; a cheaper one is computed again for each."""

@@ -62,31 +62,31 @@ def predicted_amax_bytes(model: ModelConfig, layouts: Any, plan: StepPlan) -> By
     if recipe is None or not recipe.per_tensor:
         return sent
     if recipe.history:
-        places = jax.tree.leaves(history_layouts(model, plan))
-        numbers = sum(math.prod(place.part_shape[:3]) for place in places)
+        leaves = jax.tree.leaves(history_layouts(model, plan))
+        numbers = sum(math.prod(leaf.part_shape[:3]) for leaf in leaves)
         for axes in shared_axes(plan):
             sent[axes] += all_reduce_bytes(_NUMBER * numbers, ranks_of(axes, plan))
         return sent
     layers = layers_of_pass(model, plan)
     if plan.staged_layers is None:
         layers = 0
-        for count, follow, places in following_spans(model, layouts, plan):
+        for count, follow, span in following_spans(model, layouts, plan):
             if follow:
                 layers += count
-                add(sent, _kernels(places, plan))
+                add(sent, _kernels(span, plan))
     quantized = jax.tree_util.tree_map_with_path(
-        lambda path, place: is_fp8_gathered(path, place, plan), layouts["layers"]
+        lambda path, leaf: is_fp8_gathered(path, leaf, plan), layouts["layers"]
     )
     of_layer = predicted_layer_amax_bytes(model, plan.parallelism, quantized, remat=plan.remat)
     add(sent, of_layer, layers * passes_of(plan))
     return sent
 
 
-def _kernels(places: Any, plan: StepPlan) -> BytesByAxes:
+def _kernels(layouts: Any, plan: StepPlan) -> BytesByAxes:
     sent = no_bytes()
-    for path, place in jax.tree.leaves_with_path(places):
-        if is_fp8_gathered(path, place, plan):
-            axes, numbers = sharing_axes(place, plan), math.prod(site_shape(place, plan)[:-2])
+    for path, leaf in jax.tree.leaves_with_path(layouts):
+        if is_fp8_gathered(path, leaf, plan):
+            axes, numbers = sharing_axes(leaf, plan), math.prod(site_shape(leaf, plan)[:-2])
             sent[axes] += all_reduce_bytes(_NUMBER * numbers, ranks_of(axes, plan))
     return sent
 

@@ -18,14 +18,21 @@ BytesByAxes = collections.defaultdict[Axes, Fraction]
 
 @dataclasses.dataclass(frozen=True)
 class PredictedTraffic:
-    """The bytes that one device sends in one step, by formula."""
+    """The bytes that devices send in one step, by formula."""
 
     by_axes: Mapping[Axes, Fraction]
-    """The bytes sent, by the axes that they cross, as `collective_traffic` names them."""
+    """The bytes that one device sends, by the axes that they cross, as `collective_traffic` names
+    them; over hops, a device of a stage that has a next one."""
+    total_by_axes: Mapping[Axes, Fraction]
+    """The bytes that all devices send together, by the same axes."""
 
     def bytes_over(self, axis: str) -> Fraction:
-        """Sum the bytes that cross `axis`, alone or together with others."""
+        """Sum the bytes of one device that cross `axis`, alone or together with others."""
         return sum((sent for axes, sent in self.by_axes.items() if axis in axes), Fraction(0))
+
+    def total_bytes_over(self, axis: str) -> Fraction:
+        """Sum the bytes of all devices that cross `axis`, alone or together with others."""
+        return sum((sent for axes, sent in self.total_by_axes.items() if axis in axes), Fraction(0))
 
 
 def no_bytes() -> BytesByAxes:

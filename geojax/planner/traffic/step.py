@@ -30,8 +30,9 @@ branches. Over T ticks with forwards and backwards a device sends
     in the model's parallelism    T / m times what the m microbatches would send through a chunk
 """
 
+import collections
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -85,15 +86,19 @@ def predicted_step_bytes(
     """
     layouts = parameter_layouts(model, plan)
     sequences, length = batch["tokens"].shape
-    total = predicted_update_bytes(model, layouts, plan)
-    for part in (
-        predicted_amax_bytes(model, layouts, plan),
-        _activations(model, plan, sequences, length),
-        _hops(model, plan, sequences, length),
-        _metrics(model, plan),
-    ):
-        add(total, part)
-    return PredictedTraffic({axes: count for axes, count in total.items() if count})
+    sent = predicted_update_bytes(model, layouts, plan)
+    add(sent, predicted_amax_bytes(model, layouts, plan))
+    add(sent, _activations(model, plan, sequences, length))
+    add(sent, _metrics(model, plan))
+    total = no_bytes()
+    add(total, sent, plan.mesh.size)
+    for axes, count, senders in _hops(model, plan, sequences, length):
+        sent[axes] += count
+        total[axes] += count * senders
+    used = [axes for axes in sent if sent[axes]]
+    return PredictedTraffic(
+        {axes: sent[axes] for axes in used}, {axes: total[axes] for axes in used}
+    )
 
 
 def predicted_update_bytes(model: ModelConfig, layouts: Any, plan: StepPlan) -> BytesByAxes:
@@ -120,7 +125,7 @@ def _gradients(model: ModelConfig, layouts: Any, plan: StepPlan) -> BytesByAxes:
             plan.microbatches * model.num_hidden_layers + fills, model.num_hidden_layers
         )
         rest = plan.microbatches
-    sent = _times(lambda places: _scatter(places, plan), layouts, layers=scatters, rest=rest)
+    sent = _times(lambda leaves: _scatter(leaves, plan), layouts, layers=scatters, rest=rest)
     if plan.overlap_grad_reduce:
         together = plan.bucket_layers
         bucket = jax.tree.map(lambda leaf: leaf.of_layers(together), layouts["layers"])
@@ -144,12 +149,12 @@ def _times(function: Any, layouts: Any, *, layers: Fraction, rest: int) -> Bytes
     return sent
 
 
-def _scatter(places: Iterable[LeafLayout], plan: StepPlan) -> BytesByAxes:
+def _scatter(leaves: Iterable[LeafLayout], plan: StepPlan) -> BytesByAxes:
     sent = no_bytes()
-    for place in places:
-        site_axes, _ = shard_axes(place)
+    for leaf in leaves:
+        site_axes, _ = shard_axes(leaf)
         if site_axes is not None:
-            whole = math.prod(place.part_shape) * plan.policy.reduce_dtype.itemsize
+            whole = math.prod(leaf.part_shape) * plan.policy.reduce_dtype.itemsize
             sent[long_axes(site_axes, plan)] += reduce_scatter_bytes(
                 whole, ranks_of(site_axes, plan)
             )
@@ -157,7 +162,7 @@ def _scatter(places: Iterable[LeafLayout], plan: StepPlan) -> BytesByAxes:
 
 
 def _sum_shards(
-    places: list[LeafLayout], plan: StepPlan, *, scattered: bool, idle: int = 0
+    leaves: list[LeafLayout], plan: StepPlan, *, scattered: bool, idle: int = 0
 ) -> BytesByAxes:
     """Predict the sums over the axes beside those of the shards, and over sites.
 
@@ -167,14 +172,14 @@ def _sum_shards(
     """
     sent = no_bytes()
     groups: dict[Any, list[LeafLayout]] = {}
-    for place in places:
-        site_axes, across = shard_axes(place)
-        cut = frozenset(axis for part in place.parts for axis in part.axes)
-        key = (site_axes, across, _beside(place, plan), _shared(place), cut)
-        groups.setdefault(key, []).append(place)
+    for leaf in leaves:
+        site_axes, across = shard_axes(leaf)
+        cut = frozenset(axis for part in leaf.parts for axis in part.axes)
+        key = (site_axes, across, _beside(leaf, plan), _shared(leaf), cut)
+        groups.setdefault(key, []).append(leaf)
     for (site_axes, across, beside, shared, _), members in groups.items():
         sites = plan.mesh.shape["dc"] if plan.outer_axes or shared else 1
-        shards = [_site_shard(place, site_axes, plan) for place in members]
+        shards = [_site_shard(leaf, site_axes, plan) for leaf in members]
         bucket_bytes = plan.bucket_bytes
         alone = site_axes is not None and not (across or shared or long_axes(beside, plan))
         if bucket_bytes is not None and alone and not scattered:
@@ -198,23 +203,23 @@ def _sum_shards(
     return sent
 
 
-def _beside(place: LeafLayout, plan: StepPlan) -> Axes:
+def _beside(leaf: LeafLayout, plan: StepPlan) -> Axes:
     """Return the axes of a site that a shard's gradient is summed over."""
-    cut = {axis for part in place.parts for axis in part.axes} | {"dc"}
-    cut |= set(shard_axes(place)[0] or ())
-    computing = {*computing_axes(place, plan), *(plan.stage_axes if _shared(place) else ())}
+    cut = {axis for part in leaf.parts for axis in part.axes} | {"dc"}
+    cut |= set(shard_axes(leaf)[0] or ())
+    computing = {*computing_axes(leaf, plan), *(plan.stage_axes if _shared(leaf) else ())}
     return tuple(axis for axis in AXES if axis in computing and axis not in cut)
 
 
-def _shared(place: LeafLayout) -> bool:
+def _shared(leaf: LeafLayout) -> bool:
     """Tell if two stages of a pipeline make parts of the gradient."""
-    return place.stages is not None and place.stages.shared
+    return leaf.stages is not None and leaf.stages.shared
 
 
-def _site_shard(place: LeafLayout, site_axes: Axes | None, plan: StepPlan) -> jax.ShapeDtypeStruct:
-    shape = list(place.gathered_shape if site_axes is None else place.part_shape)
-    if place.shard is not None:
-        shape[place.shard.dim] //= ranks_of(site_axes or (), plan)
+def _site_shard(leaf: LeafLayout, site_axes: Axes | None, plan: StepPlan) -> jax.ShapeDtypeStruct:
+    shape = list(leaf.gathered_shape if site_axes is None else leaf.part_shape)
+    if leaf.shard is not None:
+        shape[leaf.shard.dim] //= ranks_of(site_axes or (), plan)
     return jax.ShapeDtypeStruct(tuple(shape), plan.policy.reduce_dtype)
 
 
@@ -266,11 +271,12 @@ def _activations(model: ModelConfig, plan: StepPlan, sequences: int, length: int
     return sent
 
 
-def _hops(model: ModelConfig, plan: StepPlan, sequences: int, length: int) -> BytesByAxes:
-    """Predict the messages between the stages of a pipeline."""
-    sent = no_bytes()
+def _hops(
+    model: ModelConfig, plan: StepPlan, sequences: int, length: int
+) -> Iterator[tuple[Axes, Fraction, int]]:
+    """Predict the messages between the stages of a pipeline: axes, a sender's bytes, senders."""
     if plan.tick_program is None:
-        return sent
+        return
     parallelism = plan.parallelism
     shares = parallelism.context * (parallelism.tensor if parallelism.sequence else 1)
     tokens = _sequences_of_microbatch(sequences, plan) * length // shares
@@ -279,9 +285,10 @@ def _hops(model: ModelConfig, plan: StepPlan, sequences: int, length: int) -> By
     for segment in program.segments:
         for number in segment.channels:
             pairs = program.channels[number].pairs
-            for axes in {_crossed(source, target, plan) for source, target in pairs}:
-                sent[axes] += permute_bytes(segment.count * message, 2)
-    return sent
+            stages = collections.Counter(_crossed(*pair, plan) for pair in pairs)
+            for axes, count in stages.items():
+                sent = permute_bytes(segment.count * message, 2)
+                yield axes, sent, count * plan.mesh.size // ranks_of(plan.stage_axes, plan)
 
 
 def _crossed(source: int, target: int, plan: StepPlan) -> Axes:
@@ -304,8 +311,8 @@ def _norm(layouts: Any, plan: StepPlan) -> BytesByAxes:
     """Predict the sums that make the norm of the gradient: one for each way to shard a leaf."""
     sent = no_bytes()
     shardings = {
-        frozenset(plan.stage_axes).union(*(cut.axes for cut in place.cuts))
-        for place in jax.tree.leaves(layouts)
+        frozenset(plan.stage_axes).union(*(cut.axes for cut in leaf.cuts))
+        for leaf in jax.tree.leaves(layouts)
     }
     for axes in shardings:
         add(sent, _sum_over(axes, plan.policy.reduce_dtype.itemsize, plan))

@@ -38,10 +38,10 @@ def predicted_weight_bytes(model: ModelConfig, layouts: Any, plan: StepPlan) -> 
         add(sent, _gather(layouts["layers"], plan, follow=True))
         return sent
     passes = plan.microbatches * (2 if plan.reshard_after_forward else 1)
-    for count, follow, places in following_spans(model, layouts, plan):
+    for count, follow, span in following_spans(model, layouts, plan):
         by_layer = plan.zero_stage == 3 and follow
         times = Fraction(1 + passes * count, count) if by_layer else 1
-        add(sent, _gather(places, plan, follow=follow), times)
+        add(sent, _gather(span, plan, follow=follow), times)
     return sent
 
 
@@ -50,40 +50,40 @@ def following_spans(
 ) -> Iterator[tuple[int, bool, Any]]:
     """Yield the number of layers of each span, if it follows the FP8 recipe, and its layouts."""
     for count, matmul in plan.matmul.spans(model.num_hidden_layers):
-        places = jax.tree.map(lambda place, count=count: place.of_layers(count), layouts["layers"])
-        yield count, matmul.recipe == plan.policy.recipe, places
+        span = jax.tree.map(lambda leaf, count=count: leaf.of_layers(count), layouts["layers"])
+        yield count, matmul.recipe == plan.policy.recipe, span
 
 
 def _across_sites(layouts: Any, plan: StepPlan) -> BytesByAxes:
     sent = no_bytes()
-    for place in jax.tree.leaves(layouts):
-        if shard_axes(place)[1]:
-            held = math.prod(place.shard_shape) * plan.policy.compute_dtype.itemsize
+    for leaf in jax.tree.leaves(layouts):
+        if shard_axes(leaf)[1]:
+            held = math.prod(leaf.shard_shape) * plan.policy.compute_dtype.itemsize
             sent[long_axes(("dc",), plan)] += all_gather_bytes(held, plan.mesh.shape["dc"])
     return sent
 
 
-def _gather(places: Any, plan: StepPlan, *, follow: bool) -> BytesByAxes:
+def _gather(layouts: Any, plan: StepPlan, *, follow: bool) -> BytesByAxes:
     sent = no_bytes()
-    for path, place in jax.tree.leaves_with_path(places):
-        axes, _ = shard_axes(place)
+    for path, leaf in jax.tree.leaves_with_path(layouts):
+        axes, _ = shard_axes(leaf)
         if axes is None:
             continue
-        held = math.prod(site_shape(place, plan)) * plan.policy.compute_dtype.itemsize
-        if follow and is_fp8_gathered(path, place, plan):
+        held = math.prod(site_shape(leaf, plan)) * plan.policy.compute_dtype.itemsize
+        if follow and is_fp8_gathered(path, leaf, plan):
             assert plan.policy.recipe is not None, "a kernel that travels quantized needs a recipe"
-            held = _quantized_bytes(place, plan, plan.policy.recipe)
+            held = _quantized_bytes(leaf, plan, plan.policy.recipe)
         sent[long_axes(axes, plan)] += all_gather_bytes(held, ranks_of(axes, plan))
     return sent
 
 
-def _quantized_bytes(place: LeafLayout, plan: StepPlan, recipe: Recipe) -> int:
+def _quantized_bytes(leaf: LeafLayout, plan: StepPlan, recipe: Recipe) -> int:
     """Count the bytes of a rank's quantized shard of a kernel, and of its scales if sent."""
     form = recipe.weight
-    *others, rows, columns = site_shape(place, plan)
+    *others, rows, columns = site_shape(leaf, plan)
     scales = list(others)
     if form.along is not None:
         scales += [-(-rows // form.along), -(-columns // form.along)]
-    sent = math.prod(scales) if scales_are_sent(len(scales), place) else 0
+    sent = math.prod(scales) if scales_are_sent(len(scales), leaf) else 0
     numbers = math.prod((*others, rows, columns))
     return numbers * form.dtype.itemsize + sent * form.scale_dtype.itemsize
