@@ -102,7 +102,7 @@ def _traffic_table(step: "TracedStep") -> Table:
     """Tabulate the predicted bytes by the axes that they cross."""
     from geojax.quantities import quantity
 
-    table = _empty_table("predicted over", ("a device sends in a step",))
+    table = _empty_table("predicted over", ("sent by a device in a step",))
     for axes, sent in step.traffic().by_axes.items():
         table.add_row(" x ".join(axes), quantity(float(sent), "B"))
     return table
@@ -125,9 +125,11 @@ def _fit(config: "RunConfig", memory: "StepMemory") -> str:
     from geojax.train.traced_run import accelerator_of_run
 
     peak = f"peak: {quantity(memory.bytes, 'B')} a device, in phase {memory.phase}"
+    if config.topology is None:
+        return f"{peak}; give a topology to compare it with the memory of its accelerators"
     accelerator = accelerator_of_run(config)
     if accelerator is None or accelerator.memory_bytes is None:
-        return f"{peak}; give a topology to compare it with the memory of its accelerators"
+        return peak
     room = accelerator.memory_bytes
     verdict = "fits into" if memory.bytes <= room else "does not fit into"
     return f"{peak}; {verdict} the {quantity(room, 'B')} of {accelerator.name}"

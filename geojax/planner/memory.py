@@ -150,7 +150,7 @@ class TracedStep:
         # The new state takes the old one's place.
         donated = dict(enumerate(arguments[: len(leaves)]))
         found = peaks(program, accounting, donated)
-        order = [*PHASES.values(), PIPELINE]
+        order = ["gather", PIPELINE, *PHASES.values()]
         phases = {phase: found[phase] for phase in sorted(found, key=order.index)}
         return StepMemory(phases, parameter_count(self.model))
 

@@ -143,6 +143,14 @@ def test_both_branches_of_a_conditional_count_and_are_marked(mesh):
         assert all(c.conditional for c in found)
 
 
+def test_of_a_permute_those_with_a_target_send(mesh):
+    pairs = "source_target_pairs={{0,4},{1,5},{2,3}}"
+    text = program(f"ROOT %r = f32[8]{{0}} collective-permute(%x), {pairs}")
+    traffic = collective_traffic(text, mesh)
+    assert {each.axes: each.senders for each in traffic.collectives} == {("dc",): 2, ("data",): 1}
+    assert (traffic.bytes_over("dc"), traffic.total_bytes_over("dc")) == (32, 64)
+
+
 def test_groups_of_different_sizes_count_as_the_largest(mesh):
     text = program("ROOT %r = f32[8]{0} all-reduce(%x), replica_groups={{0,1,2},{3},{4,5,6,7}}")
     (found,) = collective_traffic(text, mesh).collectives

@@ -1,5 +1,6 @@
 """`geojax memory` as a person runs it."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,9 @@ def test_the_table_is_compared_with_xla(capsys):
     assert "5.77M parameters, dc=2 x data=4, ZeRO 1, remat none, fp32" in out
     for kind in ("master weights", "optimizer moments", "gathered weights", "gradients", "total"):
         assert f"\n{kind} " in out
+    assert "B/param: bytes on one device, at the peak, per parameter of the whole model" in out
+    assert re.search(r"^dc +5\.77 MB$", out, re.MULTILINE), "4 bytes for each of a quarter"
+    assert "over dc: 23.1 MB a step, site and direction" in out
     assert "zero.across_sites false: " in out
     assert "zero.across_sites true: " in out
     (line,) = [line for line in out.splitlines() if line.startswith("XLA for 8 simulated")]

@@ -15,8 +15,10 @@ from geojax import make_mesh
 from geojax.hlo import collective_traffic
 from geojax.pipeline import Placement, tick_table
 from geojax.pipeline.execution.tick_program import TickProgram
+from geojax.planner.traffic import predicted_step_bytes
 from geojax.precision import policy
 from geojax.step.plan import StepPlan
+from geojax.step.program import batch_shape
 from geojax.step.stage_layers import StagedLayers
 
 ROWS, SEQUENCE, MICROBATCHES = 16, 32, 4
@@ -72,8 +74,10 @@ def test_bytes_over_each_axis_are_those_of_the_formula(name):
     model = Draw("llama", "dense", 2, 0.0, (), 1, ()).model()
     model = model.model_copy(update={"num_hidden_layers": 2 * placement.chunks})
     step, expected = lowered_step(model, plan, ROWS, SEQUENCE)
+    predicted = predicted_step_bytes(model, plan, batch_shape(ROWS, SEQUENCE))
     for program in (step, step.compile()) if name in COMPILED else (step,):
         assert sent_bytes(program, plan.mesh) == expected
         traffic = collective_traffic(program, plan.mesh)
+        assert traffic.total_bytes_over("dc") == predicted.total_bytes_over("dc")
         between_sites = {each.kind for each in traffic.over("dc") if each.in_loop}
         assert between_sites == ({"collective-permute"} if through_sites else set())
