@@ -17,6 +17,7 @@ are laid out with the axis of most traffic innermost: `tensor` stays on one host
 
 import math
 from collections.abc import Sequence
+from typing import Literal, TypeAlias
 
 import jax
 import numpy as np
@@ -27,6 +28,10 @@ from geojax.topology import Process, Site, Topology
 
 AXES = ("dc", "stage", "data", "expert", "context", "tensor")
 """The mesh's axes, outermost first."""
+
+DcRole: TypeAlias = Literal["data", "stage"]
+"""The part of a site: "data", it trains on its share of the batch; "stage", it holds a part of the
+pipeline."""
 
 _registered: dict[int, Process] = {}
 

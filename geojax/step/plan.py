@@ -3,12 +3,11 @@
 import dataclasses
 import math
 import sys
-from typing import Literal, TypeAlias
 
 from jax.sharding import Mesh, PartitionSpec
 
 from geojax.collectives import WireFormat
-from geojax.mesh import AXES
+from geojax.mesh import AXES, DcRole
 from geojax.models.parallel.parallelism import ContextMethod, Parallelism
 from geojax.models.transformer import Remat
 from geojax.optim import SHARD_AXES
@@ -22,10 +21,6 @@ BATCH_AXES = ("dc", *SHARD_AXES)
 
 SIGNALS = ("stop", "save")
 """Requests that any process may make of all of them; summed over the mesh inside the step."""
-
-DcRole: TypeAlias = Literal["data", "stage"]
-"""The part of a site: "data", it trains on its share of the batch; "stage", it holds a part of the
-pipeline."""
 
 
 @dataclasses.dataclass(frozen=True)

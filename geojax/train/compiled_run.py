@@ -22,9 +22,8 @@ from geojax.planner.cross_site import CrossSiteBytes, cross_site_bytes
 from geojax.precision import BackendChoice, chosen_backend
 from geojax.quantities import quantity
 from geojax.runtime import flags_in_force
-from geojax.step.fp8_products import require_fp8_products
 from geojax.step.plan import StepPlan
-from geojax.step.program import batch_shape, compile_evaluation, lower_step
+from geojax.step.program import batch_shape, compile_evaluation, lower_step, require_fp8_products
 from geojax.step.state import (
     TrainState,
     initial_state,

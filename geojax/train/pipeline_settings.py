@@ -5,9 +5,9 @@ from typing import Annotated
 import pydantic
 
 from geojax.errors import UserError
+from geojax.mesh import DcRole
 from geojax.pipeline.registry import schedule_entry, schedules_with
 from geojax.settings import Settings
-from geojax.step.plan import DcRole
 
 ScheduleName = Annotated[str, pydantic.AfterValidator(lambda name: schedule_entry(name).name)]
 """The name of an entry in `geojax.pipeline.registry`."""

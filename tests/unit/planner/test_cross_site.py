@@ -9,9 +9,8 @@ from geojax.hlo import HloParseError
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.planner.cross_site import cross_site_bytes
 from geojax.precision import policy
-from geojax.step.fp8_products import require_fp8_products
 from geojax.step.plan import StepPlan
-from geojax.step.program import batch_shape, lower_step
+from geojax.step.program import batch_shape, lower_step, require_fp8_products
 from geojax.step.state import state_layouts
 
 

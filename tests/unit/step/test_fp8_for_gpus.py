@@ -13,9 +13,8 @@ from geojax.models import ModelConfig
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.precision import policy
 from geojax.runtime.xla_flags import recommended_flags
-from geojax.step.fp8_products import require_fp8_products
 from geojax.step.plan import StepPlan
-from geojax.step.program import batch_shape, lower_step
+from geojax.step.program import batch_shape, lower_step, require_fp8_products
 from geojax.step.state import state_layouts
 from geojax.topology import Topology
 
