@@ -1,4 +1,4 @@
-"""Which dtype each part of a training step works in."""
+"""Precision: dtype policies, loss scaling, FP8 recipes and the matmuls of linear layers."""
 
 from geojax.precision.backend import BackendChoice, BackendName, chosen_backend
 from geojax.precision.linear_matmul import (

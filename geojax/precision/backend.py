@@ -1,4 +1,4 @@
-"""Who multiplies FP8 numbers where, and why."""
+"""Choice of the backend that runs FP8 matmuls."""
 
 from typing import Literal, NamedTuple
 
@@ -9,22 +9,22 @@ from geojax.precision.linear_matmul import Backend
 from geojax.precision.recipes import Recipe
 
 BackendName = Literal["auto", "reference", "xla", "transformer_engine"]
-"""auto: transformer_engine where it can, else xla where it can, else reference. Others: see
-`geojax.precision.Backend`."""
+"""Names of FP8 backends in a config. auto: transformer_engine where it can run, else xla where it
+can, else reference. Others: see `geojax.precision.Backend`."""
 
 
 class BackendChoice(NamedTuple):
-    """A backend, and one line that says why it was chosen."""
+    """A backend and the reason for its choice, in one line."""
 
     name: Backend
     reason: str
 
 
 def chosen_backend(recipe: Recipe, platform: str, asked: BackendName = "auto") -> BackendChoice:
-    """The backend for a program that is compiled for `platform`.
+    """Choose the backend for a program that is compiled for `platform`.
 
     Raises:
-        UserError: the one that is asked for cannot run; with what is missing.
+        UserError: the requested backend cannot run; the message says what is missing.
     """
     if asked != "auto":
         reason = None if asked == "reference" else _unsupported_reason(recipe, platform, asked)
@@ -40,9 +40,9 @@ def chosen_backend(recipe: Recipe, platform: str, asked: BackendName = "auto") -
         return BackendChoice("reference", f"FP8 recipe {recipe.name}: reference, since {in_xla}")
     in_engine = _unsupported_reason(recipe, platform, "transformer_engine")
     if in_engine:
-        reason = f"products of cuBLASLt through XLA, since {in_engine}"
+        reason = f"matmuls of cuBLASLt through XLA, since {in_engine}"
         return BackendChoice("xla", f"FP8 recipe {recipe.name}: {reason}")
-    reason = "TransformerEngine's kernels and products"
+    reason = "TransformerEngine's kernels and matmuls"
     return BackendChoice("transformer_engine", f"FP8 recipe {recipe.name}: {reason}")
 
 

@@ -1,19 +1,19 @@
-"""The matrix products of linear layers: one seam, in the compute dtype or by an FP8 recipe.
+"""Matmuls of linear layers, in the compute dtype or by an FP8 recipe.
 
-    y  = x w       x and w rounded along inputs
-    dx = dy w^T    dy and w rounded along outputs
-    dw = x^T dy    x and dy rounded along tokens
+    y  = x w       x and w quantized along inputs
+    dx = dy w^T    dy and w quantized along outputs
+    dw = x^T dy    x and dy quantized along tokens
 
-What is kept for the backward pass are x and w as they came, since x is recomputed more often than
-kept and w is at hand again; each product rounds them along the dim that it contracts. A w whose
-rounding serves both of its products may come rounded (`geojax.precision.quantized_weight`).
+The backward pass keeps x and w as they came, since x is recomputed more often than kept and w is at
+hand again; each matmul quantizes them along the dim that it contracts. A w whose quantization
+serves both of its matmuls may come quantized (`geojax.precision.quantized_weight`).
 
-*Per tensor* means: per matrix that one product of one device would have, had it the rows of its
-data-parallel rank and the whole model. So the largest magnitude of an operand is taken over the
-ranks of `tensor` and `context` that hold parts of it, and no others: rows of other data-parallel
-ranks are other tensors, as are those of other microbatches, and nothing crosses `dc`. The result
-then does not depend on how a layer is cut, nor on whether rows are spread over ranks or
-microbatches, and ranks wait for no other ranks than they do for the product.
+*Per tensor* means per operand of the matmul that one device would run if it held the sequences of
+its data-parallel rank and the unsharded model. So the largest magnitude (amax) of an operand is
+taken over the ranks of `tensor` and `context` that hold parts of it, and no others: sequences of
+other data-parallel ranks are other tensors, as are those of other microbatches, and nothing crosses
+`dc`. The result then does not depend on how a layer is sharded, nor on whether sequences are spread
+over ranks or microbatches, and ranks wait for no other ranks than they do for the matmul.
 """
 
 import dataclasses
@@ -35,20 +35,21 @@ from geojax.precision.recipes import Format, Recipe
 _PRODUCT, _AMAX = "linear_product", "linear_amax"
 
 SAVEABLE_MATMULS = (_PRODUCT, _AMAX)
-"""Names of results that rematerialisation policies keep which keep matrix products."""
+"""Names of the results of linear layers that remat policies save where they save matmuls."""
 
 AMAX = "amax"
-"""What a linear layer's tree calls the magnitudes to expect, and its gradient's those seen."""
+"""Key of a linear layer's [3] magnitudes: in the parameters those of the steps before, in the
+gradients those of this step."""
 
 Backend = Literal["reference", "xla", "transformer_engine"]
-"""Who multiplies FP8 numbers. reference: plain JAX, which turns them into at least float32 and
-multiplies those: exact, anywhere, and not fast. xla: XLA for NVIDIA GPUs, as FP8 products of
+"""Implementations of FP8 matmuls. reference: plain JAX, which dequantizes to at least float32 and
+multiplies there: exact, anywhere, and not fast. xla: XLA for NVIDIA GPUs, as FP8 matmuls of
 cuBLASLt; for recipes with a scale per tensor. transformer_engine: kernels of TransformerEngine for
-NVIDIA GPUs, which round, and hand the product to cuBLASLt; for the same recipes."""
+NVIDIA GPUs, which quantize, and call cuBLASLt; for the same recipes."""
 
 
 class Axes(NamedTuple):
-    """Over which mesh axes the ranks hold parts of the operands of one product; not of size 1."""
+    """Mesh axes, of more than one rank, over which the operands of one matmul are sharded."""
 
     x: tuple[str, ...] = ()
     w: tuple[str, ...] = ()
@@ -56,26 +57,26 @@ class Axes(NamedTuple):
 
 
 UNSHARDED = Axes()
-"""Every rank holds its operands whole."""
+"""Axes of operands that no axis shards."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LinearMatmul:
-    """How the linear layers of a model multiply.
+    """Matmul of a model's linear layers: in the compute dtype, or by an FP8 recipe on a backend.
 
-    A pytree whose only leaf is `quantized`.
+    It is a pytree whose only leaf is `quantized`.
     """
 
     recipe: Recipe | None = dataclasses.field(default=None, metadata={"static": True})
-    """None: in the compute dtype."""
+    """FP8 recipe; None: the compute dtype."""
     backend: Backend = dataclasses.field(default="reference", metadata={"static": True})
-    """Who multiplies by the recipe."""
+    """Implementation of the recipe's matmuls."""
     quantized: jax.Array | None = None
-    """bool []: whether the layer at hand follows the recipe; None: it does."""
+    """bool [], true if the current layer follows the recipe; None: it does."""
 
     def spans(self, layers: int) -> list[tuple[int, "LinearMatmul"]]:
-        """Of a model of so many layers, how many in a row multiply in which way."""
+        """Split `layers` layers into consecutive spans with the same matmul: (layers, matmul)."""
         ends = self.recipe.num_bf16_layers_per_end if self.recipe else 0
         inner = max(layers - 2 * ends, 0)
         first = min(ends, layers)
@@ -83,8 +84,10 @@ class LinearMatmul:
         return [(count, matmul) for count, matmul in spans if count]
 
     def at_layer(self, index: jax.Array, layers: int) -> "LinearMatmul":
-        """The products of the layer that is number `index` of `layers`, if only the running program
-        knows the number: it then chooses by it."""
+        """Return the matmul of layer `index` of `layers`, an index that is known at run time only.
+
+        The program then chooses by it.
+        """
         if self.recipe is None or self.recipe.num_bf16_layers_per_end == 0:
             return self
         ends = self.recipe.num_bf16_layers_per_end
@@ -93,30 +96,37 @@ class LinearMatmul:
     def multiply(
         self, x: jax.Array, w: Weight, amax: jax.Array | None = None, axes: Axes = UNSHARDED
     ) -> jax.Array:
-        """`x` [tokens, inputs] times `w` [inputs, outputs], in the dtype of `x`.
+        """Multiply `x` [tokens, inputs] by `w` [inputs, outputs], in the dtype of `x`.
 
-        Differentiable (reverse mode) in `x` and `w`; may be called inside a `shard_map`. By a
+        Differentiable (reverse mode) in `x` and `w`; may be called inside a `shard_map`. With a
         recipe sums are in at least float32 and the result is rounded once.
 
         Args:
             x: the activations.
-            w: the weights, of the dtype of `x` before they were rounded, if they are; a recipe that
-                rounds them along the dim that is contracted has to round them itself.
-            amax: float32 [3], of a recipe with a history: the magnitudes of x, w and dy to expect.
-                Its gradient is no gradient but [3] the largest magnitudes that this rank saw. It
-                must vary over all axes that x and w vary over, since nothing may sum that.
-            axes: over which axes `x`, `w` and the gradient of the result are parts.
+            w: the weights, of the dtype of `x` before they were quantized, if they are; a recipe
+                that quantizes them along the contracted dim takes them unquantized.
+            amax: float32 [3], for a recipe with a history: the magnitudes of x, w and dy in the
+                steps before. In the gradient tree this leaf holds the [3] magnitudes of this rank
+                in this step, which are no gradient and must never be summed; so it must vary over
+                all axes that x and w vary over.
+            axes: the axes over which `x`, `w` and the gradient of the result are sharded.
         """
         rounded, trained = split_quantized(w)
         if self.recipe is None:
-            assert rounded is None, "a plain layer rounds nothing"
+            assert rounded is None, "a layer without FP8 takes unquantized weights"
             return x @ trained
-        assert rounded is None or self.quantized is None, "nor one that may be plain"
+        assert rounded is None or self.quantized is None, (
+            "a layer that may follow no recipe takes unquantized weights"
+        )
         assert x.dtype == w.dtype, f"activations of {x.dtype}, weights of {w.dtype}"
-        assert (amax is None) == (self.recipe.history == 0), "a history tells what to expect"
+        assert (amax is None) == (self.recipe.history == 0), (
+            "a recipe has amax if and only if it has a history"
+        )
         varying = varying_axes(x) | varying_axes(trained)
         if amax is not None:
-            assert varying_axes(amax) >= varying, "what ranks see must not be summed"
+            assert varying_axes(amax) >= varying, (
+                "amax varies over all axes of its operands, since it must not be summed"
+            )
             varying = varying_axes(amax)
         x, trained, rounded = jax.tree.map(
             functools.partial(to_varying, axes=sorted(varying)), (x, trained, rounded)
@@ -126,7 +136,7 @@ class LinearMatmul:
 
 
 NO_FP8 = LinearMatmul()
-"""In the compute dtype."""
+"""Matmul in the compute dtype."""
 
 
 class _How(NamedTuple):
@@ -164,10 +174,10 @@ def _forward(
     amax: jax.Array | None,
     quantized: jax.Array | None,
 ) -> tuple[jax.Array, _Residuals]:
-    of_x = _expected(x, how.axes.x, how.recipe.activation, amax, 0)
+    of_x = _amax_of_scale(x, how.axes.x, how.recipe.activation, amax, 0)
     of_w = None
     if rounded is None:
-        of_w = _expected(w, how.axes.w, how.recipe.weight, amax, 1)
+        of_w = _amax_of_scale(w, how.axes.w, how.recipe.weight, amax, 1)
     kept = _Residuals(x, w if rounded is None else rounded, amax, quantized, of_x, of_w)
 
     def by_recipe() -> jax.Array:
@@ -181,12 +191,12 @@ def _backward(
     how: _How, kept: _Residuals, dy: jax.Array
 ) -> tuple[jax.Array, jax.Array, None, jax.Array | None, None]:
     x, w, recipe = kept.x, kept.w, how.recipe
-    of_dy = _expected(dy, how.axes.dy, recipe.gradient, kept.amax, 2)
+    of_dy = _amax_of_scale(dy, how.axes.dy, recipe.gradient, kept.amax, 2)
 
     def round_dy() -> _Rounding:
         return _rounding(how, dy, recipe.gradient, of_dy)
 
-    # Once for both products, unless each has yet to choose.
+    # Once for both matmuls, unless each has yet to choose.
     once = round_dy() if kept.quantized is None else None
 
     def dx_by_recipe() -> jax.Array:
@@ -197,23 +207,25 @@ def _backward(
         return _dot(how, left, once or round_dy(), (0, 0), x.dtype)
 
     def plain_dx() -> jax.Array:
-        assert not isinstance(w, QuantizedWeight), "a layer that may be plain has its weights"
+        assert not isinstance(w, QuantizedWeight), (
+            "a layer that may follow no recipe has unquantized weights"
+        )
         return dy @ w.T
 
     # Two choices, so that a pipeline can put off the one and not the other.
     dx = _choose(kept.quantized, dx_by_recipe, plain_dx)
     dw = _choose(kept.quantized, dw_by_recipe, lambda: x.T @ dy)
-    seen = None if kept.amax is None else largest_each(x, w, dy)
-    return dx, dw, None, seen, None
+    observed = None if kept.amax is None else largest_each(x, w, dy)
+    return dx, dw, None, observed, None
 
 
 _product.defvjp(_forward, _backward)
 
 
-def _expected(
+def _amax_of_scale(
     x: jax.Array, axes: tuple[str, ...], form: Format, amax: jax.Array | None, operand: int
 ) -> jax.Array | None:
-    """What the scale of a tensor is made for; None where blocks have theirs."""
+    """Return the amax that sets the scale of a tensor; None where blocks have scales."""
     if form.along is not None:
         return None
     if amax is not None:
@@ -222,26 +234,28 @@ def _expected(
 
 
 def largest_over(amax: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    """The largest of each number over the ranks of `axes`."""
+    """Take the maximum of each element over the ranks of `axes`."""
     # (What is the same along an axis is the largest there already.)
     parts = tuple(axis for axis in axes if axis in varying_axes(amax))
     return checkpoint_name(lax.pmax(amax, parts), _AMAX) if parts else amax
 
 
 def largest_each(x: jax.Array, w: Weight, dy: jax.Array) -> jax.Array:
-    """float32 [3], the largest magnitudes in the operands of a product, on this rank: of a weight
-    that came rounded, in the part that this rank has rounded."""
+    """Stack the largest magnitudes of a matmul's operands on this rank, float32 [3].
+
+    For a weight that came quantized it is that of the part that this rank has quantized.
+    """
     of_w = w.largest if isinstance(w, QuantizedWeight) else largest(w)
-    assert of_w is not None, "who rounds for a recipe with a history says what it saw"
+    assert of_w is not None, "a weight quantized for a recipe with a history has its amax"
     return jnp.stack([largest(x), of_w, largest(dy)])
 
 
 def accumulate(sums: Any, new: Any) -> Any:
-    """`sums` of gradients plus `new` ones, in the dtypes of `sums`; of magnitudes the larger ones.
+    """Add gradients `new` to `sums`, in the dtypes of `sums`; of magnitudes keep the larger.
 
     Args:
-        sums: trees like the parameters; leaves called `AMAX` are largest magnitudes.
-        new: in the same structure.
+        sums: a tree like the parameters; leaves with the key `AMAX` hold magnitudes.
+        new: a tree of the same structure.
     """
 
     def one(path: tuple[Any, ...], total: jax.Array, leaf: jax.Array) -> jax.Array:
@@ -252,12 +266,12 @@ def accumulate(sums: Any, new: Any) -> Any:
 
 
 def is_amax(path: tuple[Any, ...]) -> bool:
-    """Whether the leaf of a tree like the parameters at `path` is one of largest magnitudes."""
+    """Return True if the leaf at `path` of a tree like the parameters holds magnitudes."""
     return getattr(path[-1], "key", None) == AMAX if path else False
 
 
 _Rounding = Callable[[int], Any]
-"""A matrix in FP8, as the backend holds it, by the dim that a product contracts."""
+"""Function from the dim that a matmul contracts to the FP8 matrix as the backend holds it."""
 
 
 def _rounding(how: _How, x: jax.Array, form: Format, amax: jax.Array | None) -> _Rounding:
@@ -278,10 +292,10 @@ def _weight(how: _How, kept: _Residuals) -> _Rounding:
 def _dot(
     how: _How, left: _Rounding, right: _Rounding, contracting: tuple[int, int], dtype: jnp.dtype
 ) -> jax.Array:
-    """The product of two matrices over one dim of each, summed in at least float32.
+    """Contract one dim of each of two matrices, summed in at least float32.
 
     XLA for GPUs sees FP8 numbers that are multiplied by a scale and then with each other, and lets
-    cuBLASLt do all of it: that product never stands in `dtype`.
+    cuBLASLt do all of it: the result never exists unscaled in `dtype`.
     """
     one, other = left(contracting[0]), right(contracting[1])
     if how.backend == "transformer_engine":

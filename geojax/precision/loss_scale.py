@@ -1,6 +1,6 @@
 """Dynamic loss scaling: gradients of a small loss stay within what float16 can hold.
 
-float16 knows nothing between 0 and 6e-8 and nothing above 65,504. The backward pass starts from S
+float16 has no number between 0 and 6e-8 and nothing above 65,504. The backward pass starts from S
 times the loss, every gradient in it is S times as large, and the sums are divided by S in float32,
 before they are clipped. S finds its level by itself:
 
@@ -28,18 +28,18 @@ from geojax.settings import Settings
 
 
 class LossScaleSettings(Settings):
-    """How the loss scale of fp16 moves."""
+    """Dynamic loss scale of fp16."""
 
     initial: pydantic.PositiveFloat = 2.0**16
-    """Of the first step; a power of two. Large: a step that is skipped for it costs little, and a
-    scale that is too small takes long to grow."""
+    """Scale of the first step, a power of two. A large one is cheap, since a skipped step costs
+    little, and one that is too small takes long to grow."""
 
     grow_after_steps: pydantic.PositiveInt = 2000
     """Steps without inf or NaN in the gradients after which the scale is doubled."""
 
     minimum: pydantic.PositiveFloat = 1.0
-    """It is halved down to this, a power of two, and no further: gradients that overflow here do so
-    for another reason, and `skip_limit` begins to count."""
+    """Smallest scale, a power of two. Gradients that overflow at this scale do so for another
+    reason, and `skip_limit` begins to count."""
 
     @pydantic.field_validator("initial", "minimum")
     @classmethod
@@ -62,27 +62,27 @@ class LossScale:
     """The loss scale as part of the training state: the same on every rank, and in a checkpoint."""
 
     scale: Any
-    """float32: S."""
+    """float32 []: S."""
 
     clean_steps: Any
-    """int32: steps without overflow since it was last changed."""
+    """int32 []: steps without overflow since the scale last changed."""
 
     @classmethod
     def start(cls, settings: LossScaleSettings) -> "LossScale":
-        """Before the first step."""
+        """Return the scale before the first step."""
         return cls(jnp.float32(settings.initial), jnp.int32(0))
 
     def after(self, finite: jax.Array, settings: LossScaleSettings) -> "LossScale":
-        """After a step.
+        """Return the scale after a step.
 
         Args:
-            finite: bool: whether there was neither inf nor NaN in the gradients of any rank.
-            settings: how it moves.
+            finite: bool [], true if the gradients of all ranks hold neither inf nor NaN.
+            settings: how the scale moves.
         """
         clean = jnp.where(finite, self.clean_steps + 1, 0)
         grown = 2 * self.scale
-        # Gradients that are all zero overflow at no scale: it ends below inf, of which is no way
-        # back.
+        # Gradients that are all zero overflow at no scale: growth ends below inf, from which there
+        # is no way back.
         grows = finite & (clean >= settings.grow_after_steps) & jnp.isfinite(grown)
         # (A run may go on with other settings, and be below their minimum.)
         floor = jnp.minimum(self.scale, settings.minimum)
@@ -93,7 +93,7 @@ class LossScale:
 
 @jax.custom_vjp
 def scale_gradient(value: jax.Array, factor: jax.Array) -> jax.Array:
-    """`value` as it is; gradients through it come out multiplied by `factor`, a scalar."""
+    """Return `value`; gradients through it are multiplied by `factor`, a scalar."""
     return value
 
 

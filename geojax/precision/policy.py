@@ -20,7 +20,7 @@ PrecisionName = Literal[
     "fp8-block",
     "fp8-mxfp8",
 ]
-"""What policies are called."""
+"""Names of policies."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,20 +32,20 @@ class Policy:
     """
 
     name: str
-    """What a config calls this policy."""
+    """Name of the policy in a config."""
     compute_dtype: np.dtype[Any]
-    """Of the weights that the model is given, and with them of activations and matrix products."""
+    """Dtype of the weights that the model is given, and so of activations and matmuls."""
     master_dtype: np.dtype[Any]
-    """Of the master weights and the optimizer's moments."""
+    """Dtype of the master weights and the optimizer's moments."""
     reduce_dtype: np.dtype[Any]
-    """Of gradients while they are accumulated over microbatches and summed over devices."""
+    """Dtype in which gradients are accumulated over microbatches and summed over devices."""
     recipe: Recipe | None = None
-    """By which linear layers multiply in FP8; None: in the compute dtype. Everything else is as it
-    is without."""
+    """FP8 recipe of the linear layers; None: they multiply in the compute dtype. All else is the
+    same with and without."""
 
     @property
     def scales_loss(self) -> bool:
-        """Whether gradients need a loss scale (`geojax.precision.loss_scale`)."""
+        """True if gradients need a loss scale (`geojax.precision.loss_scale`)."""
         return self.compute_dtype == np.float16
 
 
@@ -67,8 +67,10 @@ _POLICIES |= {
 
 
 def policy(name: str) -> Policy:
-    """The policy called `name`: "fp32", "bf16", "fp16", "fp64" (which needs `jax_enable_x64`), or
-    an FP8 recipe on top of bf16: "fp8-delayed", "fp8-current", "fp8-block" or "fp8-mxfp8".
+    """Look up the policy called `name`.
+
+    Names are "fp32", "bf16", "fp16", "fp64" (which needs `jax_enable_x64`), and those of an FP8
+    recipe on top of bf16: "fp8-delayed", "fp8-current", "fp8-block" and "fp8-mxfp8".
 
     Raises:
         UserError: there is no such policy.
@@ -81,5 +83,5 @@ def policy(name: str) -> Policy:
 
 
 def policy_names() -> tuple[str, ...]:
-    """What `policy` takes."""
+    """Return the names of all policies."""
     return tuple(_POLICIES)

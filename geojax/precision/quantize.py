@@ -15,22 +15,22 @@ import jax.numpy as jnp
 from geojax.precision.recipes import Format
 
 _SMALLEST = 2.0**-126
-"""Of a scale: the smallest normal number of float32, bfloat16 and (almost) E8M0."""
+"""Least scale: the smallest normal number of float32, bfloat16 and (almost) E8M0."""
 
 
 class Quantized(NamedTuple):
-    """A matrix in FP8, or several of the same shape."""
+    """A matrix in FP8, or several of the same shape, with the scales of its blocks."""
 
     values: jax.Array
     """[..., rows, columns], of a format's dtype."""
     scales: jax.Array
-    """[] of the tensor, or what broadcasts to `values`; of blocks [..., rows, columns], as many as
-    it takes to cover a matrix."""
+    """With one scale per tensor [], or a shape that broadcasts to `values`; else
+    [..., rows, columns] of blocks that cover a matrix."""
     block: tuple[int, int] | None
-    """Rows and columns of a block; None: the tensor is one."""
+    """Rows and columns of a block; None: the tensor is one block."""
 
     def dequantize(self, dtype: jnp.dtype) -> jax.Array:
-        """[..., rows, columns] in `dtype`: exact from float32 on."""
+        """Return the matrix [..., rows, columns] in `dtype`; exact in float32 and wider."""
         scales = self.scales
         if self.block is not None:
             for dim, size in zip((-2, -1), self.block, strict=True):
@@ -41,21 +41,21 @@ class Quantized(NamedTuple):
 
 
 def largest(x: jax.Array) -> jax.Array:
-    """The largest magnitude in `x`, float32."""
+    """Return the largest magnitude in `x`, float32 []."""
     return jnp.max(jnp.abs(x)).astype(jnp.float32)
 
 
 def quantize(
     x: jax.Array, form: Format, contracting: int, amax: jax.Array | None = None
 ) -> Quantized:
-    """The matrix `x` in FP8; what is beyond the largest number of the format becomes that number.
+    """Quantize the matrix `x` to FP8; larger numbers saturate at the largest of the format.
 
     A block that holds a NaN or an infinity becomes NaN, unless `amax` is given.
 
     Args:
         x: [rows, columns], or several such matrices, [..., rows, columns].
         form: the format.
-        contracting: the dim, 0 or 1, that the product contracts, along which blocks are counted.
+        contracting: the dim, 0 or 1, that the matmul contracts, along which blocks are counted.
         amax: float32, [] or what broadcasts to `x`: the largest magnitude that a format of one
             scale per tensor should hold; None: the largest in `x`.
     """
@@ -83,7 +83,7 @@ def _round(x: jax.Array, scales: jax.Array, form: Format) -> jax.Array:
 
 
 def scales_for(amax: jax.Array, form: Format) -> jax.Array:
-    """The scale of each block, of which `amax` is the largest magnitude; 1 where that is 0."""
+    """Return the scale of each block with largest magnitude `amax`; 1 where that is 0."""
     scales = amax / float(jnp.finfo(form.dtype).max)
     if form.power_of_two:
         mantissa, exponent = jnp.frexp(scales)  # the mantissa is at least 1/2 and below 1

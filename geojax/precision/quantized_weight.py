@@ -1,12 +1,12 @@
-"""Weights that are rounded to FP8 before they come to where they are multiplied.
+"""Weights that are quantized to FP8 before they are gathered.
 
-    shard ─► round ─► gather, one byte a number ─► y = x w, dx = dy w^T
-                                                   dw = x^T dy ─► stand-in
+    shard ─► quantize ─► all-gather, one byte a number ─► y = x w, dx = dy w^T
+                                                          dw = x^T dy ─► grad_proxy
 
-Where one rounding serves both products that read a weight, whoever holds a shard of it can round
-it, and what travels and is kept are FP8 numbers. Their products are those of the weight that is
-rounded where it is multiplied, bit by bit. A gradient is one of the weight before it was rounded
-and has its dtype; so it is taken of a *stand-in* for that weight, which nothing reads.
+Where one quantization serves both matmuls that read a weight, the rank that holds a shard of it
+quantizes it, and FP8 numbers are gathered and kept. The matmuls give the same bits as with a weight
+that is quantized after the gather. A gradient belongs to the weight before it was quantized and has
+its dtype; so it is taken with respect to `grad_proxy`, a placeholder that nothing reads.
 """
 
 import dataclasses
@@ -23,38 +23,38 @@ from geojax.precision.recipes import Format
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class QuantizedWeight:
-    """One weight, or several of the same shape: of all layers, of all experts."""
+    """A weight in FP8, or several of the same shape: those of all layers, of all experts."""
 
     values: jax.Array
     """[..., inputs, outputs], of a format's dtype."""
     scales: jax.Array
-    """[...] of each weight; of blocks [..., rows, columns]."""
+    """[...], one scale a weight, or [..., rows, columns] of blocks."""
     largest: jax.Array | None
-    """float32 [] (or one for each layer): the largest magnitude in that part of the weight which
-    this rank has rounded, for a recipe with a history; None: nobody asks for it."""
+    """float32 [] (or one for each layer): the largest magnitude in the part of the weight that this
+    rank has quantized, for a recipe with a history; None: the recipe has none."""
     block: tuple[int, int] | None = dataclasses.field(metadata={"static": True})
-    """Rows and columns of a block; None: the weight is one."""
+    """Rows and columns of a block; None: the weight is one block."""
     dtype: Any = dataclasses.field(metadata={"static": True})
-    """Of the weight before it was rounded."""
+    """Dtype of the weight before it was quantized."""
     grad_proxy: jax.Array | None = None
-    """[..., inputs, outputs] of `dtype`, in whose place the gradient comes; None where none is
-    taken, and while the weight travels and is kept."""
+    """[..., inputs, outputs] of `dtype`, which the gradient is taken with respect to; None where
+    none is taken, and while the weight is gathered and kept."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """[..., inputs, outputs]."""
+        """Shape [..., inputs, outputs]."""
         return self.values.shape
 
     @property
     def trained(self) -> jax.Array:
-        """The stand-in; where there is none yet zeros, typed as varying as the values are."""
+        """The `grad_proxy`; where there is none, zeros that vary over the axes of the values."""
         if self.grad_proxy is not None:
             return self.grad_proxy
         return to_varying(jnp.zeros(self.shape, self.dtype), sorted(varying_axes(self.values)))
 
     @property
     def quantized(self) -> Quantized:
-        """As a product reads it, whichever dim it contracts."""
+        """The matrix as a matmul reads it, whichever dim it contracts."""
         scales = self.scales
         if self.block is None and scales.ndim:
             scales = scales[..., None, None]
@@ -62,39 +62,41 @@ class QuantizedWeight:
 
 
 Weight: TypeAlias = jax.Array | QuantizedWeight
-"""What a linear layer multiplies with: in the compute dtype, or rounded already."""
+"""Weight of a linear layer: in the compute dtype, or quantized."""
 
 
 def quantize_weight(
     weight: jax.Array, form: Format, amax: jax.Array | None, largest: jax.Array | None
 ) -> QuantizedWeight:
-    """`weight` [..., inputs, outputs], whole or a part, rounded to `form`.
+    """Quantize `weight` [..., inputs, outputs], or a shard of it, to `form`.
 
     Args:
-        weight: in the dtype that it would be multiplied in.
-        form: a format for which it does not matter which dim a product contracts.
-        amax: float32 [...], the magnitude that the scale of each weight is made for; None: blocks
-            have scales of their own.
+        weight: the weight in the compute dtype.
+        form: a format whose blocks are the same whichever dim a matmul contracts.
+        amax: float32 [...], the magnitude that sets the scale of each weight; None: blocks have
+            scales of their own.
         largest: see `QuantizedWeight`.
     """
-    assert form.serves_both_dims, "one rounding is for all products"
-    assert (form.along is None) == (amax is not None), "one scale a weight is one for all its parts"
+    assert form.serves_both_dims, "the format serves the matmuls of both dims"
+    assert (form.along is None) == (amax is not None), (
+        "amax is given if and only if a weight has one scale"
+    )
     made = quantize(weight, form, 0, None if amax is None else amax[..., None, None])
     scales = made.scales if amax is None else made.scales[..., 0, 0]
     return QuantizedWeight(made.values, scales, largest, made.block, weight.dtype)
 
 
 def is_quantized_weight(weight: object) -> bool:
-    """Whether it is a `QuantizedWeight`."""
+    """Return True for a `QuantizedWeight`."""
     return isinstance(weight, QuantizedWeight)
 
 
 def split_quantized(weights: Any) -> tuple[Any, Any]:
-    """A tree of weights as what a gradient is taken of and what it is not: see `merge_quantized`.
+    """Split a tree of weights into its FP8 part and its differentiable part.
 
     Returns:
-        The rounded weights, without stand-ins, and None in the place of others; and the trained
-        ones: those others themselves, and the stand-ins of the rounded ones.
+        The quantized weights, without `grad_proxy`, and None in the place of others; and the
+        trained ones: those others themselves, and `grad_proxy` of the quantized ones.
     """
 
     def rounded(leaf: Weight) -> QuantizedWeight | None:
@@ -114,7 +116,7 @@ def split_quantized(weights: Any) -> tuple[Any, Any]:
 
 
 def merge_quantized(rounded: Any, trained: Any) -> Any:
-    """The inverse of `split_quantized`, where `trained` may be under differentiation."""
+    """Invert `split_quantized`; `trained` may be under differentiation."""
 
     def one(own: jax.Array, leaf: QuantizedWeight | None) -> Weight:
         return own if leaf is None else dataclasses.replace(leaf, grad_proxy=own)

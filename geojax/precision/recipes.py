@@ -1,4 +1,4 @@
-"""FP8 recipes as data: what each operand of a matrix product is rounded to, and by which scale."""
+"""FP8 recipes as data: the format and the scale of each operand of a matmul."""
 
 import dataclasses
 from typing import Any
@@ -18,53 +18,52 @@ _BFLOAT16 = np.dtype(jnp.bfloat16)
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """How a matrix is held in FP8: numbers of `dtype` times the scale of their block.
+    """FP8 format of a matrix: numbers of `dtype` times the scale of their block.
 
-    A block is `along` numbers in the direction that a product contracts, by `across` in the other.
+    A block is `along` numbers in the direction that a matmul contracts, by `across` in the other.
     """
 
     dtype: np.dtype[Any]
-    """Of the numbers."""
+    """Dtype of the numbers."""
     along: int | None = None
-    """None: the whole tensor is one block."""
+    """Numbers of a block in the contracted direction; None: the whole tensor is one block."""
     across: int = 1
-    """Not used where the whole tensor is one block."""
+    """Numbers of a block in the other direction, where the tensor is not one block."""
     scale_dtype: np.dtype[Any] = _BFLOAT16
-    """What scales are rounded to. A scale per tensor is rounded to bfloat16, so that a product can
-    hold it in the dtype that it computes in, whichever that is."""
+    """Dtype of scales. A scale per tensor is rounded to bfloat16, so that a matmul can hold it in
+    any compute dtype."""
     power_of_two: bool = False
-    """Whether scales are rounded up to a power of two."""
+    """Round scales up to a power of two."""
 
     @property
     def serves_both_dims(self) -> bool:
-        """Whether a matrix has the same blocks, whichever of its dims a product contracts."""
+        """True if a matrix has the same blocks, whichever of its dims a matmul contracts."""
         return self.along is None or self.along == self.across
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How the matrix products of linear layers, forwards and backwards, are made in FP8.
+    """FP8 formats of the matmuls of linear layers, forward and backward.
 
-    Of y = x w both gradients are such products as well: dx = dy w^T and dw = x^T dy.
+    Both gradients of y = x w are such matmuls as well: dx = dy w^T and dw = x^T dy.
     """
 
     name: str
-    """What a config calls it, after "fp8-"."""
+    """Name in a config, after "fp8-"."""
     activation: Format
-    """Of x."""
+    """Format of x."""
     weight: Format
-    """Of w."""
+    """Format of w."""
     gradient: Format
-    """Of dy."""
+    """Format of dy."""
     history: int = 0
-    """Scales come from the largest magnitudes of so many steps before; 0: from the tensor itself.
-    """
+    """Number of steps before whose largest magnitudes set the scales; 0: the tensor itself does."""
     num_bf16_layers_per_end: int = 0
-    """So many layers at either end of the model are multiplied in the compute dtype."""
+    """Layers at either end of the model whose matmuls are in the compute dtype."""
 
     @property
     def per_tensor(self) -> bool:
-        """Whether a tensor has one scale."""
+        """True if a tensor has one scale."""
         return self.activation.along is None
 
 

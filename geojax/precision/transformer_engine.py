@@ -1,13 +1,13 @@
-"""FP8 matrix products by TransformerEngine: its kernel that rounds, and its call of cuBLASLt.
+"""FP8 matmuls by TransformerEngine: its quantization kernel and its call of cuBLASLt.
 
-    x, 1 / scale ─► te_dbias_quantize ─► FP8 [rows, columns] ─┬─► te_gemm ─► product
+    x, 1 / scale ─► te_dbias_quantize ─► FP8 [rows, columns] ─┬─► te_gemm ─► result
                                          FP8 [columns, rows]  │
     w, 1 / scale ─► te_dbias_quantize ─► ... ─────────────────┘
 
 Only these two are its own. Where a scale comes from is the same for every backend: the quantiser
 that takes a scale as given serves every recipe with one scale per tensor. (What TransformerEngine
 calls a scale is the inverse of ours.) cuBLASLt on Hopper reads both operands along the dim that is
-contracted; one that lies across it is rounded as it lies and then transposed, one byte a number.
+contracted; one that lies across it is quantized as it lies and then transposed, one byte a number.
 
 The package is imported when it is asked for, which needs NVIDIA's libraries and driver.
 """
@@ -25,7 +25,7 @@ from geojax.precision.quantize import Quantized, scales_for
 from geojax.precision.recipes import Format
 
 _MULTIPLE = 16
-"""Of the sizes of matrices: cuBLASLt reads FP8 numbers in rows of whole 16 bytes."""
+"""Divisor of the sizes of matrices: cuBLASLt reads FP8 numbers in rows of whole 16 bytes."""
 
 
 class _Engine(NamedTuple):
@@ -34,10 +34,11 @@ class _Engine(NamedTuple):
 
 
 def _engine() -> _Engine:
-    """The parts of the package.
+    """Import the parts of the package.
 
     Raises:
-        ImportError, OSError, RuntimeError: it, a library of NVIDIA's or the driver is missing.
+        ImportError, OSError, RuntimeError: the package, a library of NVIDIA's or the driver is
+            missing.
     """
     jax.devices()  # JAX has then loaded those of NVIDIA's libraries that the package needs.
     from transformer_engine.jax import cpp_extensions, quantize
@@ -46,9 +47,9 @@ def _engine() -> _Engine:
 
 
 def unsupported_reason() -> str | None:
-    """Why TransformerEngine cannot multiply FP8 numbers on the GPUs of this process; None: it can.
+    """Say why TransformerEngine cannot run FP8 matmuls on this process's GPUs; None: it can.
 
-    One line, as what follows "since".
+    The reason is one line, as it follows "since".
     """
     try:
         quantizers = _engine().quantizers
@@ -68,10 +69,9 @@ def _first_line(error: Exception) -> str:
 
 
 def quantize(x: jax.Array, form: Format, amax: jax.Array | None) -> Callable[[int], Any]:
-    """The matrix `x` in FP8, by the dim that a product contracts.
+    """Quantize the matrix `x`; returns a function from the contracted dim to the FP8 matrix.
 
-    Rounded once for both dims; of the two forms that it then has, what no product takes is not
-    computed.
+    It is quantized once for both dims; of the two forms, one that no matmul takes is not computed.
 
     Args:
         x: [rows, columns], of at most 32 bits.
@@ -81,8 +81,8 @@ def quantize(x: jax.Array, form: Format, amax: jax.Array | None) -> Callable[[in
     Raises:
         UserError: a size is not a multiple of 16.
     """
-    assert form.along is None, "one scale for the tensor"
-    assert amax is not None, "which is given"
+    assert form.along is None, "the format has one scale for the tensor"
+    assert amax is not None, "the amax of the tensor is given"
     _check_sizes(x.shape)
     operations, quantizers = _engine()
     quantizer = quantizers.QuantizerFactory.create(
@@ -97,11 +97,11 @@ def quantize(x: jax.Array, form: Format, amax: jax.Array | None) -> Callable[[in
 
 
 def rounded(weight: Quantized, dtype: jnp.dtype) -> Callable[[int], Any]:
-    """A matrix that was rounded before, as `quantize` gives it.
+    """Wrap a matrix that is quantized already as `quantize` returns it.
 
     Args:
-        weight: with one scale for the tensor.
-        dtype: that it was rounded from.
+        weight: the matrix, with one scale for the tensor.
+        dtype: its dtype before it was quantized.
     """
     _check_sizes(weight.values.shape)
     quantizers = _engine().quantizers
@@ -126,21 +126,21 @@ def _by_dim(made: Any, quantizers: ModuleType) -> Callable[[int], Any]:
 def _check_sizes(shape: tuple[int, ...]) -> None:
     if any(size % _MULTIPLE for size in shape):
         raise UserError(
-            "fp8.backend transformer_engine multiplies matrices whose sizes are multiples of "
-            f"{_MULTIPLE}, and one is {list(shape)}; hidden, a tensor rank's part of "
-            "feed_forward and heads, and a rank's tokens of a microbatch must be; or use "
-            "fp8.backend reference, or precision bf16"
+            "fp8.backend=transformer_engine requires matrices whose sizes are multiples of "
+            f"{_MULTIPLE}; got {list(shape)}. Choose such a hidden_size, tensor rank's part of "
+            "intermediate_size and heads, and tokens of a microbatch on a rank, or set "
+            "fp8.backend=reference, or precision=bf16"
         )
 
 
 def multiply(left: Any, right: Any, contracting: tuple[int, int]) -> jax.Array:
-    """The product of two matrices, in the dtype that `left` was rounded from. Not differentiable.
+    """Multiply two FP8 matrices, in the dtype that `left` was quantized from. Not differentiable.
 
     cuBLASLt adds up with its fast accumulation, as it does for XLA, unless the package's variable
     NVTE_FP8_GEMM_HIGH_PRECISION_ACCUMULATION is 1.
 
     Args:
-        left: what `quantize` made, for the first dim of `contracting`.
+        left: a result of `quantize`, for the first dim of `contracting`.
         right: likewise, for the second.
         contracting: the dims of the matrices as they were given to `quantize`.
     """
@@ -150,9 +150,9 @@ def multiply(left: Any, right: Any, contracting: tuple[int, int]) -> jax.Array:
 
 
 def _as_varying(made: Any, *sources: jax.Array) -> Any:
-    """The arrays in `made`, typed as varying over all axes that `sources` vary over.
+    """Type the arrays in `made` as varying over all axes that `sources` vary over.
 
-    The package's primitives do not say over which axes their results vary.
+    The package's primitives do not declare the axes that their results vary over.
     """
     varying = sorted(frozenset[str]().union(*map(varying_axes, sources)))
     return jax.tree.map(lambda leaf: to_varying(leaf, varying), made)
