@@ -30,7 +30,7 @@ Result = TypeVar("Result")
 KINDS = (
     "master weights",
     "optimizer moments",
-    "wire errors",
+    "error feedback",
     "gathered weights",
     "gradients",
     "activations",
@@ -42,6 +42,13 @@ KINDS = (
 )
 """Uses of memory, in the order of a table; the layer workspace is what one layer's
 forward or backward pass needs while it runs."""
+
+STATE_KINDS = {
+    "parameters": "master weights",
+    "optimizer": "optimizer moments",
+    "wire_errors": "error feedback",
+}
+"""Uses of the training state, by the field of `TrainState`."""
 
 PHASES = {
     "gather_weights": "gather",
@@ -135,13 +142,8 @@ class TracedStep:
         for position, (path, leaf) in zip(arguments, leaves, strict=False):
             buffer = program.inputs[position]
             assert buffer.shape == leaf.shard_shape, "the state comes first, in its order"
-            kinds = {
-                "parameters": "master weights",
-                "optimizer": "optimizer moments",
-                "wire_errors": "wire errors",
-            }
             if buffer.shape:  # a count is none of these
-                buffer.kind = kinds.get(path[0].name, buffer.kind)
+                buffer.kind = STATE_KINDS.get(path[0].name, buffer.kind)
         accounting = Accounting(
             _Kinds(self.layouts.parameters).kind,
             functools.partial(phase_of, pipeline=self.plan.staged_layers is not None),

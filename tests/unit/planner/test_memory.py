@@ -1,5 +1,6 @@
 """The table of `geojax memory` against XLA's own account of the compiled step."""
 
+import dataclasses
 import functools
 import math
 import subprocess
@@ -11,6 +12,8 @@ import pytest
 
 from geojax.models import parameter_count, parameter_shapes
 from geojax.optim import LeafLayout, bytes_per_device
+from geojax.planner.memory import KINDS, PHASES, PIPELINE, STATE_KINDS
+from geojax.step.state import TrainState
 from geojax.train.config import RunConfig
 from geojax.train.traced_run import compiled_memory, trace_run
 
@@ -18,7 +21,7 @@ QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
 SITE = ("--mesh.dc", "2", "--mesh.data", "2")
 EXPERTS = ("--model.num_experts", "4", "--model.num_experts_per_tok", "2")
 
-PIPELINE = (
+PIPELINED = (
     *("--mesh", "{dc: 2, stage: 2, data: 2}", "--dc.role", "stage"),
     *("--pipeline.hop_ticks", "2", "--batch.microbatches", "4"),
 )
@@ -33,8 +36,8 @@ LAYOUTS = {
     "tensor": (*SITE, "--mesh.tensor", "2", "--parallelism.sequence", "true"),
     "context": (*SITE, "--mesh.context", "2", "--batch.sequence_length", "512"),
     "experts": (*SITE, "--mesh.expert", "2", *EXPERTS),
-    "pipeline": PIPELINE,
-    "pipeline with branches": (*PIPELINE, "--pipeline.schedule", "1f1b"),
+    "pipeline": PIPELINED,
+    "pipeline with branches": (*PIPELINED, "--pipeline.schedule", "1f1b"),
 }
 
 # Many parameters and few tokens: what ZeRO shards is most of what is held, in the backward pass.
@@ -61,6 +64,14 @@ def compiled(*overrides):
 @functools.cache
 def stage(number):
     return (*LARGE, "--zero.stage", str(number))
+
+
+def test_the_scopes_and_fields_that_name_phases_and_kinds_exist():
+    fields = {field.name for field in dataclasses.fields(TrainState)}
+    assert set(STATE_KINDS) <= fields
+    assert set(STATE_KINDS.values()) <= set(KINDS)
+    assert set(trace_run(config_of()).memory().phases) == set(PHASES.values())
+    assert PIPELINE in trace_run(config_of(*PIPELINED)).memory().phases
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
