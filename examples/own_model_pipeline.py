@@ -19,7 +19,7 @@ import geojax
 from geojax.collectives import all_reduce
 from geojax.hlo import collective_traffic
 from geojax.pipeline import Placement, tick_table
-from geojax.pipeline.execution import Executor, StageFunctions, StageWeights, TickProgram
+from geojax.pipeline.execution import Executor, ModelFunctions, StageWeights, TickProgram
 from geojax.runtime import simulate_devices
 
 simulate_devices(8)  # on real accelerators, leave this out
@@ -64,7 +64,7 @@ def sum_of_losses(weights, x, batch):
     return optax.softmax_cross_entropy_with_integer_labels(scores, batch["next"]).sum()
 
 
-functions = StageFunctions(
+functions = ModelFunctions(
     embed=lambda weights, batch: embedding.apply(own_copy(weights), batch["before"]),
     layer=lambda weights, x, number, context: (layer.apply(weights, x), None),
     head=sum_of_losses,

@@ -1,10 +1,14 @@
 """The whole model: embedding, scanned layers, head; logits and loss."""
 
+import dataclasses
+import functools
+
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from geojax.errors import UserError
+from geojax.models.chunk.chunk import Chunk, ModelFunctions
+from geojax.models.chunk.layer_scan import Span
 from geojax.models.chunk.remat import Remat, rematerialize
 from geojax.models.config import ModelConfig
 from geojax.models.cross_entropy import cross_entropy_sum
@@ -16,7 +20,6 @@ from geojax.models.norm import norm
 from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
 from geojax.models.parallel.sequence_order import local_positions
 from geojax.models.parallel.tensor import copy_to_tp_region, reduce_from_tp_region, stream_positions
-from geojax.models.parallel.varying import vary_over, varying_axes
 from geojax.models.parameters import Parameters
 from geojax.precision import NO_FP8, LinearMatmul
 
@@ -115,19 +118,74 @@ def stream(
     parallelism: Parallelism,
     matmul: LinearMatmul,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """The residual stream after all layers, and the sum of their balances (see `apply_layers`)."""
-    x = embed(parameters["embedding"], batch, config, dropout_key, parallelism)
-    context = make_context(batch, config, x.dtype, dropout_key, parallelism)
-    return apply_layers(
-        parameters["layers"],
-        x,
-        context,
+    """Return the stream after all layers, and the sum of their balance losses (see `layer`)."""
+    chunk = model_chunk(
         config,
+        range(config.num_hidden_layers),
+        parameters["embedding"]["tokens"]["embedding"].dtype,
+        dropout_key=dropout_key,
         attention=attention,
         remat=remat,
         parallelism=parallelism,
         matmul=matmul,
     )
+    chunk = dataclasses.replace(chunk, is_last=False)
+    weights = chunk.stacked_weights(parameters["embedding"], parameters["layers"], {})
+    return chunk.forward_only(weights, None, batch, chunk.functions.context(batch))
+
+
+def model_chunk(
+    config: ModelConfig,
+    layers: range,
+    dtype: jnp.dtype,
+    *,
+    dropout_key: jax.Array | None,
+    attention: str,
+    remat: Remat,
+    parallelism: Parallelism,
+    matmul: LinearMatmul,
+) -> Chunk:
+    """Return the chunk of consecutive `layers`; those that multiply alike are in one span.
+
+    It has the embedding if it begins with the first layer, and the head if it ends with the last
+    one. Its `functions` are those of the whole model; the layers compute in `dtype`. The other
+    arguments are those of `loss_sum`.
+    """
+    count = config.num_hidden_layers
+
+    def span_layer(
+        own: LinearMatmul,
+        weights: Parameters,
+        x: jax.Array,
+        index: jax.Array,
+        context: LayerContext,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        return layer(weights, x, index, context, config, attention, parallelism, own)
+
+    def any_layer(
+        weights: Parameters, x: jax.Array, index: jax.Array, context: LayerContext
+    ) -> tuple[jax.Array, jax.Array | None]:
+        return span_layer(matmul.at_layer(index, count), weights, x, index, context)
+
+    def balance(losses: jax.Array, batch: Batch) -> jax.Array:
+        return weighted_aux_loss(losses, batch["loss_mask"], config)
+
+    functions = ModelFunctions(
+        embed=lambda first, batch: embed(first, batch, config, dropout_key, parallelism),
+        layer=rematerialize(any_layer, remat),
+        head=lambda last, x, batch: head_loss(last, x, batch, config, parallelism),
+        context=lambda batch: make_context(batch, config, dtype, dropout_key, parallelism),
+        balance=balance if config.is_moe else None,
+    )
+    spans, end = [], 0
+    for length, own in matmul.spans(count):
+        first, end = end, end + length
+        inside = range(max(first, layers.start), min(end, layers.stop))
+        if inside:
+            one = rematerialize(functools.partial(span_layer, own), remat)
+            spans.append(Span(len(inside), one))
+    is_first, is_last = layers.start == 0, layers.stop == count
+    return Chunk(functions, tuple(spans), layers.start, is_first, is_last)
 
 
 def embed(
@@ -159,44 +217,6 @@ def embed(
         columns = stream_positions(columns, parallelism, dim=0)
         x = dropout(x, jax.random.fold_in(dropout_key, 0), batch["row"], columns, config.dropout)
     return x
-
-
-def apply_layers(
-    layers: Parameters,
-    x: jax.Array,
-    context: LayerContext,
-    config: ModelConfig,
-    *,
-    attention: str = "auto",
-    remat: Remat = "none",
-    first_layer: jax.Array | int = 0,
-    parallelism: Parallelism = SINGLE_DEVICE,
-    matmul: LinearMatmul = NO_FP8,
-) -> tuple[jax.Array, jax.Array | None]:
-    """`x` [rows, columns, hidden] through the stacked `layers`, whichever part of them is given.
-
-    `first_layer` is the number, in the whole model, of the first layer given.
-
-    Returns:
-        The stream after them, and the sum of their balances (see `geojax.models.layers.layer`).
-    """
-    count = jax.tree.leaves(layers)[0].shape[0]
-    indices = first_layer + jnp.arange(count, dtype=jnp.int32)
-
-    def body(
-        x: jax.Array, layer_and_index: tuple[Parameters, jax.Array]
-    ) -> tuple[jax.Array, jax.Array | None]:
-        own, index = layer_and_index
-        here = matmul.at_layer(index, config.num_hidden_layers)
-        return layer(own, x, index, context, config, attention, parallelism, here)
-
-    # The carry must vary over whatever the weights or the batch vary over, but for `tensor`: what
-    # leaves a layer is summed over it.
-    axes = varying_axes(layers, x, context, indices)
-    if parallelism.tensor > 1 and not parallelism.sequence:
-        axes -= {"tensor"}
-    x, balances = lax.scan(rematerialize(body, remat), vary_over(x, axes), (layers, indices))
-    return x, None if balances is None else balances.sum(0)
 
 
 def head_loss(

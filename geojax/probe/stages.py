@@ -6,6 +6,7 @@ devices that would be a stage works at the same time, as in training. A piece ru
 loop of one program, whose length is an argument: what a longer loop takes longer is the piece's.
 """
 
+import dataclasses
 import functools
 import json
 import statistics
@@ -21,19 +22,17 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from geojax.errors import UserError
 from geojax.mesh import AXES, make_mesh
 from geojax.models import init_parameters
+from geojax.models.chunk.chunk import ChunkWeights
+from geojax.models.chunk.layer_io import StackedGradients
 from geojax.models.parallel.varying import vary_over, zeros_of
 from geojax.optim import layout
-from geojax.pipeline.execution import StageWeights
-from geojax.pipeline.execution.stage_layers import StageLayers
-from geojax.pipeline.schedule import Placement
 from geojax.pipeline.simulation.stage_times import PieceTimes, SiteTimes, StageTimes
 from geojax.probe.context import ProbeContext
 from geojax.probe.exchange import TIMEOUT_SECONDS, collect
 from geojax.runtime import Watchdog, WatchdogSettings, barrier
 from geojax.step.amax_history import attach, expected, history_layouts
-from geojax.step.forward_backward import TrainingPass
+from geojax.step.forward_backward import ForwardBackward
 from geojax.step.gather import gather_weights
-from geojax.step.pipelined_gradients import stage_functions
 from geojax.step.plan import StepPlan
 from geojax.step.program import batch_shape, batch_specs
 from geojax.step.state import parameter_layouts
@@ -170,8 +169,11 @@ class _Pieces:
     def __init__(self, config: RunConfig, plan: StepPlan, rows: int):
         self._plan, model = plan, config.model
         key = jax.random.key(config.seed)
-        self._run = TrainingPass(model, plan, key if model.dropout > 0 else None)
-        self._functions = stage_functions(self._run)
+        self._run = ForwardBackward(model, plan, key if model.dropout > 0 else None)
+        self._functions = self._run.whole_model.functions
+        middle = model.num_hidden_layers // 2
+        one_layer = self._run.chunk(range(middle, middle + 1))
+        self._chunk = dataclasses.replace(one_layer, is_first=False, is_last=False)
         single = model.model_copy(update={"layers": 1})
         self._layouts = parameter_layouts(single, plan)
         histories = history_layouts(single, plan)
@@ -217,8 +219,8 @@ class _Pieces:
             weights = gather_weights(shards, self._layouts, self._plan)
             layers = attach(weights["layers"], expected(history, self._plan))
             last = {name: weights[name] for name in self._run.read_by_head}
-            of_stage = StageWeights(weights["embedding"], layers, last)
-            body, start = getattr(self, f"_{piece}")(kind, of_stage, batch)
+            of_chunk = self._chunk.stacked_weights(weights["embedding"], layers, last)
+            body, start = getattr(self, f"_{piece}")(kind, of_chunk, batch)
 
             def turn(index: jax.Array, carry: Any) -> Any:
                 return body((index > turns).astype(jnp.int32), carry)
@@ -236,52 +238,41 @@ class _Pieces:
         arguments = (*self.arguments, jnp.int32(0))
         return jax.jit(mapped).lower(*arguments).compile(self._plan.compiler_options)
 
-    def _layer(self, kind: str, weights: StageWeights, batch: Any) -> tuple[Body, Any]:
-        """One layer, from the middle of the model, as the executor runs it."""
-        before = self._run.model.num_hidden_layers // 2
-        counts = (before, 1, self._run.model.num_hidden_layers - before - 1)
-        layers = StageLayers(
-            self._functions,
-            weights,
-            batch,
-            jnp.int32(1),
-            (),
-            Placement.linear(len(counts)),
-            counts,
-            split=True,
-        )
+    def _layer(self, kind: str, weights: ChunkWeights, batch: Any) -> tuple[Body, Any]:
+        """Time a chunk of one layer, from the middle of the model."""
+        chunk = self._chunk
         context = self._functions.context(batch)
-        first = jnp.int32(0)
-        stream = layers.typed(self._functions.embed(weights.first, batch))
-        # Of one slot a compiler would know which one is read.
-        rings = [zeros_of(leaf, 2, 1) for leaf in layers.residuals.saved]
-        held = [zeros_of(leaf, 2, 1) for leaf in layers.held]
-
-        def forward(zero: jax.Array, carry: Any) -> Any:
-            x, rings = carry
-            x, _, rings = layers.forward(x, rings, zero, zero, context)
-            return x, rings
-
+        x = self._functions.embed(weights.first, batch)
         if kind == "forward":
-            return forward, (stream, rings)
-        _, rings = forward(first, (stream, rings))
 
-        def backward(zero: jax.Array, carry: Any) -> Any:
-            cotangent, held = carry
-            return layers.backward_of_input(
-                cotangent, rings, zero, held, zero, zero, batch, context
-            )
+            def forward(zero: jax.Array, carry: Any) -> Any:
+                made = chunk.forward(weights, carry[0], batch, context)
+                return made.x, jax.tree.leaves(made.residuals)
 
+            shapes = jax.eval_shape(forward, jnp.int32(0), (x,))
+            return forward, (x, zeros_of(shapes[1]))
+        residuals = chunk.forward(weights, x, batch, context).residuals
         if kind == "backward":
-            return backward, (stream, held)
-        _, held = backward(first, (stream, held))
+
+            def backward(zero: jax.Array, carry: Any) -> Any:
+                own = _unknown(residuals, zero)
+                made = chunk.input_gradient(weights, own, carry[0], batch, context)
+                return made.x, jax.tree.leaves(made.layers)
+
+            shapes = jax.eval_shape(backward, jnp.int32(0), (x,))
+            return backward, (x, zeros_of(shapes[1]))
+        stashed = chunk.input_gradient(weights, residuals, x, batch, context).layers
+        sink = StackedGradients(self._plan.policy.reduce_dtype)
 
         def weight(zero: jax.Array, sums: Any) -> Any:
-            return layers.backward_of_weights(rings, zero, held, zero, zero, context, sums)
+            kept, own = _unknown((residuals, stashed), zero)
+            return chunk.weight_gradients(weights, kept, own, context, sink, sums)
 
-        return weight, zeros_of(weights.layers, dtype=self._plan.policy.reduce_dtype)
+        source = weights.layers[0].source
+        layer, _ = source.take(None, jnp.int32(0), jnp.int32(0))
+        return weight, sink.start(layer, 1)
 
-    def _head(self, kind: str, weights: StageWeights, batch: Any) -> tuple[Body, Any]:
+    def _head(self, kind: str, weights: ChunkWeights, batch: Any) -> tuple[Body, Any]:
         """Forwards; and back to the stream; and to the weights."""
         last, head = weights.last, self._functions.head
 
@@ -294,7 +285,7 @@ class _Pieces:
 
         return _repeated(run, self._functions.embed(weights.first, batch))
 
-    def _embedding(self, kind: str, weights: StageWeights, batch: Any) -> tuple[Body, Any]:
+    def _embedding(self, kind: str, weights: ChunkWeights, batch: Any) -> tuple[Body, Any]:
         """Looked up; and the gradient of the tables."""
 
         def run(tokens: jax.Array) -> Any:
@@ -305,6 +296,11 @@ class _Pieces:
             return x if kind == "forward" else backward(x)
 
         return _repeated(run, batch["tokens"])
+
+
+def _unknown(tree: Any, zero: jax.Array) -> Any:
+    """Return `tree` as what no compiler knows to be the same in every iteration."""
+    return jax.tree.map(lambda leaf: lax.optimization_barrier((leaf, zero))[0], tree)
 
 
 def _gradient(function: Callable[..., jax.Array], *arguments: Any) -> Any:

@@ -1,11 +1,11 @@
-"""A training pass: one microbatch through the model and back.
+"""Forward and backward of one microbatch on one rank, and of a stage's chunks in a pipeline.
 
     embed ─► forward over the layers ─► head and loss
                      │ residuals             │ forward and backward at once
     embed ◄─ backward over the layers ◄──────┘
 
-The backward is written out, not left to `jax.grad` of a loop, so that a layer's gradient can go
-where it belongs as soon as it is there.
+The backward is written out (`geojax.models.chunk`), not left to `jax.grad` of a loop, so that a
+layer's gradient can go where it belongs as soon as it is there.
 """
 
 import dataclasses
@@ -19,43 +19,34 @@ from jax import lax
 
 from geojax.collectives import after
 from geojax.models import Batch, ModelConfig, Parameters
-from geojax.models.chunk.layer_scan import (
-    GradientSink,
-    Span,
-    StackedWeights,
-    WeightSource,
-    backward_layers,
-    forward_layers,
-)
-from geojax.models.chunk.remat import rematerialize
-from geojax.models.layers import layer, make_context
-from geojax.models.moe import weighted_aux_loss
-from geojax.models.transformer import embed, head_loss
-from geojax.precision import LinearMatmul, scale_gradient
+from geojax.models.chunk.chunk import Chunk, ChunkWeights
+from geojax.models.chunk.layer_io import GradientSink, LayerWeights
+from geojax.models.transformer import model_chunk
+from geojax.pipeline.execution import Executor, StageWeights
+from geojax.precision import scale_gradient
 from geojax.step.plan import StepPlan
 
 
 class Gradients(NamedTuple):
-    """What a training pass gives."""
+    """Loss and gradients of microbatches on one rank; nothing is reduced yet."""
 
     loss: jax.Array
     """The sum of the tokens' losses."""
     balance: jax.Array | None
     """What a mixture's balance adds to it; None for a dense model."""
     targets: jax.Array
-    """The number of them that count."""
-    outer: Parameters
+    """The number of tokens that count."""
+    non_layer_params: Parameters
     """The gradient of all that is not in a layer, in the reduction dtype."""
     layers: Any
     """The sink's sums."""
-    ahead: list[Any]
-    """What each source carries to its first layer, if it gathers for each pass; [] of a pipeline.
-    """
+    prefetched: list[Any]
+    """What each source has prefetched for its first layer; [] in a pipeline."""
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainingPass:
-    """The pass of one model under one plan; what it reads but is not differentiated."""
+class ForwardBackward:
+    """Forward and backward of one model under one plan, with all that is not differentiated."""
 
     model: ModelConfig
     plan: StepPlan
@@ -63,161 +54,166 @@ class TrainingPass:
     gradient_factor: jax.Array | None = None
     """What all gradients are multiplied by on their way (fp16); None: nothing."""
 
-    def scaled(self, loss: jax.Array) -> jax.Array:
-        """A loss as it is, from which gradients start multiplied by the factor."""
-        return loss if self.gradient_factor is None else scale_gradient(loss, self.gradient_factor)
-
     @property
     def loss_dtype(self) -> Any:
-        """Of the sum of losses."""
+        """The dtype of the sum of losses."""
         return jnp.promote_types(self.plan.policy.compute_dtype, jnp.float32)
 
-    def gradients(
-        self,
-        outer: Parameters,
-        sources: Sequence[WeightSource],
-        ahead: list[Any],
-        sink: GradientSink,
-        sums: Any,
-        batch: Batch,
-        *,
-        behind: jax.Array | None = None,
-        together: int = 1,
-    ) -> Gradients:
-        """Loss and gradients of a microbatch.
-
-        Args:
-            outer: this rank's weights, but for the layers.
-            sources: of the layers' weights, one for each of the spans of `StepPlan.matmul`.
-            ahead: what each source carries to its first layer; None: nothing.
-            sink: of the layers' gradients.
-            sums: the sink's, so far.
-            batch: this rank's part of the microbatch.
-            behind: a result of the pass that has to be over when this one begins: of two at once,
-                both would hold their residuals.
-            together: layers whose gradients the sink takes together.
-        """
-        model, plan = self.model, self.plan
-        if behind is not None:
-            batch, behind = lax.optimization_barrier((batch, behind))
-            batch = after(batch, behind)
-        x, embed_backward = jax.vjp(
-            lambda tables: embed(tables, batch, model, self.dropout_key, plan.parallelism),
-            outer["embedding"],
+    def chunk(self, layers: range) -> Chunk:
+        """Return the chunk of consecutive `layers`, whose gradients start from the factor."""
+        plan = self.plan
+        chunk = model_chunk(
+            self.model,
+            layers,
+            plan.policy.compute_dtype,
+            dropout_key=self.dropout_key,
+            attention=plan.attention,
+            remat=plan.remat,
+            parallelism=plan.parallelism,
+            matmul=plan.matmul,
         )
-        context = make_context(batch, model, x.dtype, self.dropout_key, plan.parallelism)
-        keep = plan.zero_stage == 3 and not plan.reshard_after_forward
-        spans = self.spans(sources)
-        forward = forward_layers(
-            [
-                dataclasses.replace(span, layer=rematerialize(span.layer, plan.remat))
-                for span in spans
-            ],
-            ahead,
-            x,
-            context,
-            keep_weights=keep,
-        )
-        read = {name: outer[name] for name in self.read_by_head}
-        total, head_backward, (loss, balance) = jax.vjp(
-            functools.partial(self._losses, batch=batch),
-            read,
-            forward.x,
-            forward.balance,
-            has_aux=True,
-        )
-        own, *cotangents = head_backward(jnp.ones_like(total))
-        kept = [weights is not None for weights in forward.weights]
-        backward = backward_layers(
-            [
-                source if weights is None else StackedWeights(weights)
-                for source, weights in zip(sources, forward.weights, strict=True)
-            ],
-            [None if known else own for own, known in zip(forward.ahead, kept, strict=True)],
-            sink,
-            sums,
-            forward.residuals,
-            tuple(cotangents),
-            context,
-            [span.count for span in spans],
-            together=together,
-        )
-        (tables,) = embed_backward(backward.x)
-        targets = batch["loss_mask"].astype(loss.dtype).sum()
-        own, loss, balance, targets = after((own, loss, balance, targets), backward.x)
-        return Gradients(
-            loss,
-            balance,
-            targets,
-            self.outer_gradients(own, tables),
-            backward.sums,
-            [
-                before if known else behind
-                for before, behind, known in zip(forward.ahead, backward.ahead, kept, strict=True)
-            ],
+        factor = self.gradient_factor
+        if factor is None:
+            return chunk
+        return dataclasses.replace(
+            chunk, functions=chunk.functions.scaled(lambda loss: scale_gradient(loss, factor))
         )
 
-    def loss(
-        self,
-        outer: Parameters,
-        sources: Sequence[WeightSource],
-        ahead: list[Any],
-        batch: Batch,
-    ) -> tuple[jax.Array, jax.Array]:
-        """The sum of the tokens' losses and the number of them that count, forwards only."""
-        model, plan = self.model, self.plan
-        x = embed(outer["embedding"], batch, model, self.dropout_key, plan.parallelism)
-        context = make_context(batch, model, x.dtype, self.dropout_key, plan.parallelism)
-        x = forward_layers(self.spans(sources), ahead, x, context).x
-        loss = head_loss(outer, x, batch, model, plan.parallelism)
-        return loss, batch["loss_mask"].astype(loss.dtype).sum()
-
-    @jax.named_scope("head")
-    def _losses(
-        self, read: Parameters, x: jax.Array, balance: jax.Array | None, *, batch: Batch
-    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array | None]]:
-        """What is differentiated; and its parts, the tokens' losses and the experts' balance."""
-        loss = head_loss(read, x, batch, self.model, self.plan.parallelism)
-        if balance is None or not self.model.is_moe:
-            return self.scaled(loss), (loss, None)
-        weighted = weighted_aux_loss(balance, batch["loss_mask"], self.model)
-        return self.scaled(loss + weighted), (loss, weighted)
-
-    def spans(self, sources: Sequence[WeightSource]) -> list[Span]:
-        """All layers, without rematerialisation; those that multiply alike are together."""
-        spans = self.plan.matmul.spans(self.model.num_hidden_layers)
-        return [
-            Span(count, functools.partial(self._layer, matmul), source)
-            for (count, matmul), source in zip(spans, sources, strict=True)
-        ]
-
-    def layer(
-        self, weights: Parameters, x: jax.Array, index: jax.Array, context: Any
-    ) -> tuple[jax.Array, jax.Array | None]:
-        """Any one layer, without rematerialisation."""
-        matmul = self.plan.matmul.at_layer(index, self.model.num_hidden_layers)
-        return self._layer(matmul, weights, x, index, context)
-
-    def _layer(
-        self,
-        matmul: LinearMatmul,
-        weights: Parameters,
-        x: jax.Array,
-        index: jax.Array,
-        context: Any,
-    ) -> tuple[jax.Array, jax.Array | None]:
-        model, plan = self.model, self.plan
-        return layer(weights, x, index, context, model, plan.attention, plan.parallelism, matmul)
+    @property
+    def whole_model(self) -> Chunk:
+        """The chunk of all layers, with embedding and head."""
+        return self.chunk(range(self.model.num_hidden_layers))
 
     @property
     def read_by_head(self) -> tuple[str, ...]:
         """The parts of the parameters that the head reads."""
         return ("final_norm", "embedding" if self.model.tie_word_embeddings else "head")
 
-    def outer_gradients(self, of_head: Parameters, tables: Parameters) -> Parameters:
-        """The gradients of the head and of the tables; a tied table gets both."""
+    def gradients(
+        self,
+        non_layer_params: Parameters,
+        layers: Sequence[LayerWeights],
+        batch: Batch,
+        sink: GradientSink,
+        sums: Any,
+        *,
+        after_result: jax.Array | None = None,
+        bucket_layers: int = 1,
+    ) -> Gradients:
+        """Compute loss and gradients of a microbatch.
+
+        Args:
+            non_layer_params: this rank's weights in no layer, gathered.
+            layers: the layers' weights, for each of the spans of `StepPlan.matmul`.
+            batch: this rank's part of the microbatch.
+            sink: takes the gradients of the layers.
+            sums: the sink's, so far.
+            after_result: a result of the microbatch before, which has to be done when this one
+                begins: of two at once, both would hold their residuals.
+            bucket_layers: layers whose gradients the sink takes together.
+        """
+        if after_result is not None:
+            batch, after_result = lax.optimization_barrier((batch, after_result))
+            batch = after(batch, after_result)
+        plan, chunk = self.plan, self.whole_model
+        context = chunk.functions.context(batch)
+        forward = chunk.forward(
+            self._chunk_weights(non_layer_params, layers),
+            None,
+            batch,
+            context,
+            keep_weights=plan.zero_stage == 3 and not plan.reshard_after_forward,
+        )
+        backward = chunk.backward(
+            forward.weights,
+            forward.residuals,
+            None,
+            batch,
+            context,
+            sink,
+            sums,
+            bucket_layers=bucket_layers,
+        )
+        assert backward.loss is not None, "the whole model must have a head"
+        targets = batch["loss_mask"].astype(backward.loss.dtype).sum()
+        last, loss, balance, targets = after(
+            (backward.last, backward.loss, forward.balance, targets), backward.x
+        )
+        prefetched = [
+            behind if kept is None else kept
+            for kept, behind in zip(forward.prefetched, backward.prefetched, strict=True)
+        ]
+        gradients = self.non_layer_gradients(backward.first, last)
+        return Gradients(loss, balance, targets, gradients, backward.layers, prefetched)
+
+    def loss(
+        self, non_layer_params: Parameters, layers: Sequence[LayerWeights], batch: Batch
+    ) -> tuple[jax.Array, jax.Array]:
+        """Compute the sum of the tokens' losses and the number that count, forwards only.
+
+        Arguments are those of `gradients`.
+        """
+        chunk = self.whole_model
+        weights = self._chunk_weights(non_layer_params, layers)
+        loss, _ = chunk.forward_only(weights, None, batch, chunk.functions.context(batch))
+        return loss, batch["loss_mask"].astype(loss.dtype).sum()
+
+    def pipeline_gradients(self, weights: Parameters, microbatches: Batch) -> Gradients:
+        """Compute loss and gradients of a step's microbatches on this stage of a pipeline.
+
+        Args:
+            weights: this stage's, gathered: all of its layers, stacked, and what is in no layer.
+            microbatches: this rank's sequences, [M, B, ...].
+        """
+        made = self._executor.gradients(self._stage_weights(weights), microbatches)
+        targets = self._on_last_stage(microbatches["loss_mask"].astype(made.loss.dtype).sum())
+        non_layer = self.non_layer_gradients(made.weights.first, made.weights.last)
+        return Gradients(made.loss, made.balance, targets, non_layer, made.weights.layers, [])
+
+    def pipeline_loss(
+        self, weights: Parameters, microbatches: Batch
+    ) -> tuple[jax.Array, jax.Array]:
+        """Compute the losses' sum and the number of targets on the last stage; 0 elsewhere.
+
+        Arguments are those of `pipeline_gradients`.
+        """
+        loss = self._executor.loss(self._stage_weights(weights), microbatches)
+        return loss, self._on_last_stage(microbatches["loss_mask"].astype(loss.dtype).sum())
+
+    def non_layer_gradients(self, first: Parameters, last: Parameters) -> Parameters:
+        """Join the gradients of the embedding and of the head; a tied table gets both."""
         cast = functools.partial(jax.tree.map, lambda x: x.astype(self.plan.policy.reduce_dtype))
-        of_head, tables = cast(of_head), cast(tables)
-        if "embedding" in of_head:
-            tables = jax.tree.map(jnp.add, tables, of_head["embedding"])
-        return of_head | {"embedding": tables}
+        last, tables = cast(last), cast(first)
+        if "embedding" in last:
+            tables = jax.tree.map(jnp.add, tables, last["embedding"])
+        return last | {"embedding": tables}
+
+    def _chunk_weights(
+        self, non_layer_params: Parameters, layers: Sequence[LayerWeights]
+    ) -> ChunkWeights:
+        last = {name: non_layer_params[name] for name in self.read_by_head}
+        return ChunkWeights(non_layer_params["embedding"], layers, last)
+
+    def _stage_weights(self, weights: Parameters) -> StageWeights:
+        last = {name: weights[name] for name in self.read_by_head}
+        return StageWeights(weights["embedding"], weights["layers"], last)
+
+    @property
+    def _executor(self) -> Executor:
+        plan = self.plan
+        assert plan.staged_layers is not None, "a pipeline must have stages"
+        assert plan.tick_program is not None, "a pipeline must have a table of ticks"
+        return Executor(
+            plan.tick_program,
+            self.whole_model.functions,
+            plan.stage_axes,
+            plan.staged_layers.layers_per_chunk,
+            plan.policy.reduce_dtype,
+        )
+
+    def _on_last_stage(self, number: jax.Array) -> jax.Array:
+        """Return the number on the stage that has the head, 0 elsewhere."""
+        plan = self.plan
+        assert plan.staged_layers is not None, "a pipeline must have stages"
+        is_last = lax.axis_index(plan.stage_axes) == plan.staged_layers.last_stage
+        return jnp.where(is_last, number, 0)

@@ -1,6 +1,6 @@
 """Gradients that are reduced layer by layer, while weights are gathered layer by layer.
 
-The sinks of `geojax.models.chunk.layer_scan` for a state in shards; the sources are in
+The sinks of `geojax.models.chunk.layer_io` for a state in shards; the sources are in
 `geojax.step.weight_sources`. Each message is issued in the turn of a layer whose computation does
 not wait for it, and what it brings is used later:
 
@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from geojax.collectives import after
-from geojax.models.chunk.layer_scan import (
+from geojax.models.chunk.layer_io import (
     GradientSink,
     add_at,
     layer_slice,
@@ -53,9 +53,9 @@ class WatchedGradients:
     sink: GradientSink
 
     @property
-    def turns_to_fill(self) -> int:
+    def warmup_iterations(self) -> int:
         """That of the sink within."""
-        return self.sink.turns_to_fill
+        return self.sink.warmup_iterations
 
     def put(self, sums: WatchedSums, first: jax.Array, gradients: Parameters) -> WatchedSums:
         """Gradients go to the sink within."""
@@ -84,7 +84,7 @@ class ScatteredGradients:
     """Of one layer, stacked alone."""
     plan: StepPlan
 
-    turns_to_fill = 0
+    warmup_iterations = 0
 
     def start(self, layer: Parameters, count: int) -> ScatteredSums:
         """Sums of nothing, for `count` layers whose weights have the types of `layer`."""
@@ -140,7 +140,7 @@ class OverlappedReduceSink:
     """Of all layers, from the step before (see `geojax.step.error_feedback`); None: none."""
 
     @property
-    def turns_to_fill(self) -> int:
+    def warmup_iterations(self) -> int:
         """Until there is something to send over the link."""
         return 2 if self._scatters else 1
 
@@ -177,7 +177,7 @@ class OverlappedReduceSink:
         together = self.plan.bucket_layers
         reduced = sums.reduced
         if sums.crossed is not None:
-            arrived = first + (self.turns_to_fill + 1) * together
+            arrived = first + (self.warmup_iterations + 1) * together
             reduced = add_at(reduced, arrived, sums.crossed.done(), empty=True)
         crossed = None
         if sums.started is not None:

@@ -8,6 +8,7 @@ microbatch m-1           with overlap: a layer's gradient is reduced, over the s
 then                     what is not reduced yet is
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -15,14 +16,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from geojax.models import Batch, ModelConfig, Parameters
-from geojax.models.chunk.layer_scan import (
-    StackedGradients,
-    layer_slice,
-)
+from geojax.models.chunk.layer_io import LayerWeights, StackedGradients, layer_slice
 from geojax.models.parallel.varying import vary_over, varying_axes, zeros_of
 from geojax.precision import split_quantized
 from geojax.step.amax_history import detach
-from geojax.step.forward_backward import Gradients, TrainingPass
+from geojax.step.forward_backward import ForwardBackward, Gradients
 from geojax.step.grad_reduce import (
     inter_site_all_reduce,
     intra_site_reduce_scatter,
@@ -35,9 +33,8 @@ from geojax.step.grad_sinks import (
     WatchedSums,
     site_shards,
 )
-from geojax.step.pipelined_gradients import pipeline_gradients, pipeline_loss
 from geojax.step.plan import StepPlan
-from geojax.step.weight_sources import StepWeights, step_weights, without_layers
+from geojax.step.weight_sources import stage_weights, step_weights, without_layers
 
 
 class StepGradients(NamedTuple):
@@ -85,25 +82,16 @@ def step_gradients(
         wire_errors: this site's, from the step before, multiplied as gradients are; None: none.
     """
     microbatches = _microbatches(batch, plan)
+    run = ForwardBackward(model, plan, dropout_key, gradient_factor)
     if plan.staged_layers is not None:
-        staged = pipeline_gradients(
-            shards,
-            microbatches,
-            layouts=layouts,
-            model=model,
-            plan=plan,
-            dropout_key=dropout_key,
-            gradient_factor=gradient_factor,
-            expected=expected,
-        )
+        weights = stage_weights(shards, layouts, plan, expected)
+        staged = run.pipeline_gradients(weights, microbatches)
         of_layers, seen = detach(staged.layers)
-        whole = staged.outer | {"layers": of_layers}
+        whole = staged.non_layer_params | {"layers": of_layers}
         made = reduce_gradients(whole, wire_errors, layouts, plan)
         return StepGradients(made.gradients, *_numbers(staged), seen, made.error_feedback)
-    run = TrainingPass(model, plan, dropout_key, gradient_factor)
-    weights = step_weights(shards, layouts, model, plan, expected)
-    outer, sources, ahead = weights
-    of_outer = without_layers(layouts)
+    non_layer_params, layers = step_weights(shards, layouts, model, plan, expected)
+    non_layer_layouts = without_layers(layouts)
     scattered = plan.zero_stage >= 2
     in_loop = plan.microbatches - 1 if plan.overlap_grad_reduce else plan.microbatches
     sink: ScatteredGradients | StackedGradients = StackedGradients(
@@ -113,59 +101,66 @@ def step_gradients(
         sink = ScatteredGradients(_of_layers(layouts, 1), plan)
 
     def in_site(gradient: Parameters) -> Parameters:
-        return intra_site_reduce_scatter(gradient, of_outer, plan) if scattered else gradient
+        if not scattered:
+            return gradient
+        return intra_site_reduce_scatter(gradient, non_layer_layouts, plan)
 
-    def turn(sums: Gradients, microbatch: Batch) -> tuple[Gradients, None]:
+    def continued(sums: Gradients) -> list[LayerWeights]:
+        prefetched = zip(layers, sums.prefetched, strict=True)
+        return [own._replace(prefetched=following) for own, following in prefetched]
+
+    def iteration(sums: Gradients, microbatch: Batch) -> tuple[Gradients, None]:
         watched = WatchedGradients(sink)
-        made = run.gradients(outer, sources, sums.ahead, watched, sums.layers, microbatch)
+        made = run.gradients(non_layer_params, continued(sums), microbatch, watched, sums.layers)
         loss, balance, targets = jax.tree.map(jnp.add, _numbers(sums), _numbers(made))
-        total = jax.tree.map(jnp.add, sums.outer, in_site(made.outer))
-        return Gradients(loss, balance, targets, total, made.layers, made.ahead), None
+        total = jax.tree.map(jnp.add, sums.non_layer_params, in_site(made.non_layer_params))
+        return Gradients(loss, balance, targets, total, made.layers, made.prefetched), None
 
-    dtype = plan.policy.reduce_dtype
-    layer = jax.eval_shape(lambda: _trained_layer(weights))
+    layer = jax.eval_shape(lambda: _trained_layer(layers[0]))
     zero = vary_over(jnp.zeros((), run.loss_dtype), varying_axes(batch["loss_mask"]))
-    outer_sums = zeros_of(jax.eval_shape(lambda: in_site(zeros_of(outer, dtype=dtype))))
+    non_layer_zeros = functools.partial(zeros_of, non_layer_params, dtype=plan.policy.reduce_dtype)
+    non_layer_sums = zeros_of(jax.eval_shape(lambda: in_site(non_layer_zeros())))
     layer_sums = WatchedSums(sink.start(layer, model.num_hidden_layers), zeros_of(expected))
     balance = None if not model.is_moe else zero
-    sums = Gradients(zero, balance, zero, outer_sums, layer_sums, ahead)
+    prefetched = [own.prefetched for own in layers]
+    sums = Gradients(zero, balance, zero, non_layer_sums, layer_sums, prefetched)
     if in_loop == 1:
-        sums, _ = turn(sums, layer_slice(microbatches, 0))
+        sums, _ = iteration(sums, layer_slice(microbatches, 0))
     elif in_loop > 1:
-        sums, _ = lax.scan(turn, sums, jax.tree.map(lambda leaf: leaf[:in_loop], microbatches))
-    before = sums.outer | {"layers": sink.finish(sums.layers.weights)} if in_loop else None
+        sums, _ = lax.scan(iteration, sums, jax.tree.map(lambda leaf: leaf[:in_loop], microbatches))
+    before = None
+    if in_loop:
+        before = sums.non_layer_params | {"layers": sink.finish(sums.layers.weights)}
     if not plan.overlap_grad_reduce:
         reduce = inter_site_all_reduce if scattered else reduce_gradients
         made = reduce(before, wire_errors, layouts, plan)
         return StepGradients(made.gradients, *_numbers(sums), sums.layers.seen, made.error_feedback)
 
-    together = plan.bucket_layers
     last_sink = OverlappedReduceSink(
-        _of_layers(layouts, together),
+        _of_layers(layouts, plan.bucket_layers),
         plan,
         before and before["layers"],
         wire_errors and wire_errors["layers"],
     )
     last = run.gradients(
-        outer,
-        sources,
-        sums.ahead,
+        non_layer_params,
+        continued(sums),
+        layer_slice(microbatches, in_loop),
         WatchedGradients(last_sink),
         WatchedSums(last_sink.start(layer, model.num_hidden_layers), sums.layers.seen),
-        layer_slice(microbatches, in_loop),
-        behind=sums.loss if in_loop else None,
-        together=together,
+        after_result=sums.loss if in_loop else None,
+        bucket_layers=plan.bucket_layers,
     )
     reduced = last_sink.finish(last.layers.weights)
-    outer_shards = {
+    non_layer_shards = {
         name: site_shards(before and before[name], gradient, layouts[name], plan)
-        for name, gradient in last.outer.items()
+        for name, gradient in last.non_layer_params.items()
     }
-    outer_reduced = inter_site_all_reduce(
-        outer_shards, wire_errors and without_layers(wire_errors), of_outer, plan
+    non_layer_reduced = inter_site_all_reduce(
+        non_layer_shards, wire_errors and without_layers(wire_errors), non_layer_layouts, plan
     )
-    gradients = outer_reduced.gradients | {"layers": reduced.gradients}
-    after = wire_errors and outer_reduced.error_feedback | {"layers": reduced.error_feedback}
+    gradients = non_layer_reduced.gradients | {"layers": reduced.gradients}
+    after = wire_errors and non_layer_reduced.error_feedback | {"layers": reduced.error_feedback}
     loss, balance, targets = jax.tree.map(jnp.add, _numbers(sums), _numbers(last))
     return StepGradients(gradients, loss, balance, targets, last.layers.seen, after)
 
@@ -189,23 +184,18 @@ def batch_loss(
     expected: Any,
 ) -> tuple[jax.Array, jax.Array]:
     """The sum of the losses of this rank's tokens, without dropout, and the number that count."""
+    run = ForwardBackward(model, plan, None)
     if plan.staged_layers is not None:
-        return pipeline_loss(
-            shards,
-            _microbatches(batch, plan),
-            layouts=layouts,
-            model=model,
-            plan=plan,
-            expected=expected,
-        )
+        stage = stage_weights(shards, layouts, plan, expected)
+        return run.pipeline_loss(stage, _microbatches(batch, plan))
     weights = step_weights(shards, layouts, model, plan, expected)
-    return TrainingPass(model, plan, None).loss(*weights, batch)
+    return run.loss(*weights, batch)
 
 
-def _trained_layer(weights: StepWeights) -> Parameters:
-    """What a gradient is taken of, of one layer."""
+def _trained_layer(weights: LayerWeights) -> Parameters:
+    """Return one layer's weights, of which gradients are taken."""
     zero = jnp.int32(0)
-    layer, _ = weights.sources[0].take(weights.ahead[0], zero, zero)
+    layer, _ = weights.source.take(weights.prefetched, zero, zero)
     return detach(split_quantized(layer)[1])[0]
 
 

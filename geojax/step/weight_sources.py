@@ -1,6 +1,6 @@
 """Where the weights of a step's passes come from: gathered once, or layer by layer (ZeRO 3).
 
-The sources of `geojax.models.chunk.layer_scan` for a state in shards. Layers that multiply in
+The sources of `geojax.models.chunk.layer_io` for a state in shards. Layers that multiply in
 different ways have sources of their own: kernels that follow an FP8 recipe are rounded before they
 are gathered (`geojax.step.fp8_all_gather`), others are not. Layers that a recipe leaves plain, a
 few at the ends, are gathered once a step under ZeRO 3 too, as is what is in no layer.
@@ -13,7 +13,12 @@ import jax
 import jax.numpy as jnp
 
 from geojax.models import ModelConfig, Parameters
-from geojax.models.chunk.layer_scan import StackedWeights, WeightSource, layer_slice
+from geojax.models.chunk.layer_io import (
+    LayerWeights,
+    StackedWeights,
+    WeightSource,
+    layer_slice,
+)
 from geojax.optim import LeafLayout
 from geojax.step.amax_history import attach
 from geojax.step.fp8_all_gather import kernel_magnitudes, round_kernels
@@ -43,10 +48,10 @@ class GatheredWeights:
         return gather_in_site(own, self.layouts, self.plan)
 
     def take(
-        self, ahead: Parameters, index: jax.Array, following: jax.Array
+        self, prefetched: Parameters, index: jax.Array, following: jax.Array
     ) -> tuple[Parameters, Parameters]:
-        """The weights that were gathered a turn ago, while those of the next turn come."""
-        return ahead, self.gather(following)
+        """Return the weights gathered one iteration ago, while those of the next one come."""
+        return prefetched, self.gather(following)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,21 +62,21 @@ class ExpectantWeights:
     expected: Any
     """Of the source's layers, stacked; None: nothing."""
 
-    def take(self, ahead: Any, index: jax.Array, following: jax.Array) -> tuple[Parameters, Any]:
-        """The weights of layer `index`, with what is expected beside them."""
-        weights, ahead = self.source.take(ahead, index, following)
-        return attach(weights, layer_slice(self.expected, index)), ahead
+    def take(
+        self, prefetched: Any, index: jax.Array, following: jax.Array
+    ) -> tuple[Parameters, Any]:
+        """Return the weights of layer `index`, with what is expected beside them."""
+        weights, prefetched = self.source.take(prefetched, index, following)
+        return attach(weights, layer_slice(self.expected, index)), prefetched
 
 
 class StepWeights(NamedTuple):
     """The weights of a step."""
 
-    outer: Parameters
-    """Those in no layer, gathered."""
-    sources: list[WeightSource]
-    """Of the layers of each span of `StepPlan.matmul`."""
-    ahead: list[Any]
-    """What each source carries to its first layer; None: nothing."""
+    non_layer_params: Parameters
+    """The weights in no layer, gathered."""
+    layers: list[LayerWeights]
+    """Those of the layers of each span of `StepPlan.matmul`."""
 
 
 def step_weights(
@@ -88,10 +93,9 @@ def step_weights(
         plan: how the step runs.
         expected: magnitudes for each linear layer (see `geojax.step.amax_history`); None: none.
     """
-    outer = gather_weights(without_layers(shards), without_layers(layouts), plan)
+    non_layer_params = gather_weights(without_layers(shards), without_layers(layouts), plan)
     layers = gather_across_sites(shards["layers"], layouts["layers"], plan)
-    sources: list[WeightSource] = []
-    ahead: list[Any] = []
+    spans: list[LayerWeights] = []
     first = 0
     for count, matmul in plan.matmul.spans(model.num_hidden_layers):
         own, known = _rows(layers, first, count), _rows(expected, first, count)
@@ -99,18 +103,18 @@ def step_weights(
         follows = matmul.recipe == plan.policy.recipe
         magnitudes = kernel_magnitudes(own, places, plan, known) if follows else None
         source: WeightSource
+        prefetched = None
         if plan.zero_stage == 3 and follows:
             of_layer = jax.tree.map(LeafLayout.of_layer, layouts["layers"])
             source = GatheredWeights(layers, first, magnitudes, of_layer, plan)
-            ahead.append(source.gather(jnp.int32(0)))
+            prefetched = source.gather(jnp.int32(0))
         else:
             if magnitudes is not None:
                 own = round_kernels(own, magnitudes, plan)
             source = StackedWeights(gather_in_site(own, places, plan))
-            ahead.append(None)
-        sources.append(ExpectantWeights(source, known))
+        spans.append(LayerWeights(ExpectantWeights(source, known), prefetched))
         first += count
-    return StepWeights(outer, sources, ahead)
+    return StepWeights(non_layer_params, spans)
 
 
 def stage_weights(

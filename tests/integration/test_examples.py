@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from support.equality import assert_equal_gradients
 
-from geojax.models.chunk.layer_scan import layer_slice
+from geojax.models.chunk.layer_io import layer_slice
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -1,284 +1,302 @@
-"""The layers of a model forwards and backwards, as two loops with explicit residuals.
+"""The loops over the layers of a chunk, with explicit residuals.
 
     forward_layers    x  ─► layer 0 ─► layer 1 ─► ... ─► x
                             │ residuals   │ residuals
     backward_layers  dx  ◄─ layer 0 ◄─ layer 1 ◄─ ... ◄─ dx
                             │ gradient    │ gradient
 
-Where a layer's weights come from and where its gradient goes are said by two small objects, a
-`WeightSource` and a `GradientSink`; the loops are the same for whole weights and for weights that
-are gathered layer by layer. Both objects may leave something for the next turn of the loop (the
-weights of the next layer, the gradient of the last one), so that a message can travel while a
-layer is computed that does not wait for it.
+A backward may be split: `input_gradients` is the loop over layers that gives dx, and leaves for
+each layer what `weight_gradients`, at any later time, makes the gradients of.
+
+Layers lie in *spans*, consecutive ones that one function computes. A span's number of layers is
+static and its loop a `lax.scan`; a single span may also have a number that only the running program
+knows, in a `fori_loop`. What a loop prefetches, stores and reduces is up to its weight sources,
+stores and sinks (`geojax.models.chunk.layer_io`): a message can travel while a layer is computed
+that does not wait for it.
 """
 
 import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from geojax.models.chunk.layer_io import (
+    GradientSink,
+    LayerStore,
+    LayerWeights,
+    StackedWeights,
+)
 from geojax.models.chunk.residuals import Residuals, forward
-from geojax.models.parallel.varying import zeros_of
+from geojax.models.chunk.split_backward import SplitBackward
+from geojax.models.parallel.varying import typed_like
 from geojax.models.parameters import Parameters
-from geojax.precision import accumulate, merge_quantized, split_quantized
+from geojax.precision import merge_quantized, split_quantized
 
 Layer = Callable[[Parameters, jax.Array, jax.Array, Any], tuple[jax.Array, jax.Array | None]]
 """(a layer's parameters, the stream, the layer's number, the context) to the stream and the layer's
-balance loss [rows], None without experts."""
+balance loss [B], None without experts."""
 
-
-class WeightSource(Protocol):
-    """Gives out the weights of one layer after the other."""
-
-    def take(self, ahead: Any, index: jax.Array, following: jax.Array) -> tuple[Parameters, Any]:
-        """The weights of layer `index`, and what is carried to the turn of layer `following`.
-
-        `ahead` is what was carried to this turn.
-        """
-
-
-class GradientSink(Protocol):
-    """Takes the gradients of the layers, those of a turn of the loop together."""
-
-    @property
-    def turns_to_fill(self) -> int:
-        """After so many turns the structure of the sums stays as it is."""
-
-    def put(self, sums: Any, first: jax.Array, gradients: Parameters) -> Any:
-        """`sums` with the gradients in them, or on their way into them.
-
-        `gradients` are those of the layers from `first` on, stacked.
-        """
-
-
-@dataclasses.dataclass(frozen=True)
-class StackedWeights:
-    """A source that holds the weights of its layers, stacked on a leading dim."""
-
-    weights: Parameters
-
-    def take(self, ahead: None, index: jax.Array, following: jax.Array) -> tuple[Parameters, None]:
-        """A slice of the stack; nothing is carried."""
-        return layer_slice(self.weights, index), None
+Cotangents = tuple[jax.Array, jax.Array | None]
+"""The cotangents of the stream after the last layer, and of the balance losses."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Span:
     """Consecutive layers that one function computes, with weights of one kind."""
 
-    count: int
+    count: int | jax.Array
+    """The number of layers; an array where only the running program knows it."""
     layer: Layer
-    source: WeightSource
-    """Of their weights; it numbers the span's layers from 0."""
-
-
-@dataclasses.dataclass(frozen=True)
-class StackedGradients:
-    """A sink that adds to the gradients of all layers, stacked on a leading dim."""
-
-    dtype: Any
-    """Of the sums."""
-    once: bool = False
-    """Whether each layer's gradient comes only once: it is written then, not added."""
-
-    turns_to_fill = 0
-
-    def start(self, layer: Parameters, count: int) -> Parameters:
-        """Sums of nothing, for `count` layers whose weights have the types of `layer`."""
-        return zeros_of(layer, count, dtype=self.dtype)
-
-    def put(self, sums: Parameters, first: jax.Array, gradients: Parameters) -> Parameters:
-        """In place, if nobody else reads the sums."""
-        return add_at(sums, first, gradients, empty=self.once)
-
-    def finish(self, sums: Parameters) -> Parameters:
-        """The stacked gradients."""
-        return sums
+    """One layer, under whatever rematerialization."""
 
 
 class Forward(NamedTuple):
-    """What `forward_layers` returns."""
+    """The results of `forward_layers`."""
 
     x: jax.Array
     """The stream after the last layer."""
     balance: jax.Array | None
-    """[rows], the balance losses of all layers; None without experts."""
-    residuals: list[Residuals]
-    """Of each span, stacked."""
-    ahead: list[Any]
-    """What each span's source carries to the layer that comes next."""
-    weights: list[Any]
-    """Of each span those of every layer, stacked; None unless they were to be kept."""
+    """The sum of the layers' balance losses, [B]; None without experts."""
+    residuals: list[Any]
+    """What the store keeps of each span."""
+    weights: list[LayerWeights]
+    """The weights of each span for the backward pass."""
+    prefetched: list[Any]
+    """What the sources whose weights were kept have prefetched for the next forward pass; None for
+    the others, which have prefetched for the backward pass."""
 
 
 @jax.named_scope("forward_layers")
 def forward_layers(
     spans: Sequence[Span],
-    ahead: Sequence[Any],
+    weights: Sequence[LayerWeights],
     x: jax.Array,
     context: Any,
+    store: LayerStore,
     *,
     first_layer: jax.Array | int = 0,
     keep_weights: bool = False,
+    balance: jax.Array | None = None,
 ) -> Forward:
-    """`x` through the layers of all `spans`, one loop for each.
+    """Run `x` through the layers of all `spans`, one loop for each.
 
     Args:
-        spans: the functions of the layers, under whatever rematerialisation, and their weights.
-        ahead: what each span's source carries to its first layer; None: nothing.
+        spans: the functions of the layers.
+        weights: the weights of each span.
         x: the stream before the first layer, typed as varying as it is after a layer.
-        context: what every layer reads beside; given to `backward_layers` again.
-        first_layer: the number of the first of them in the whole model.
-        keep_weights: whether to return the weights of the layers whose sources carry any; such a
-            source then carries those of its first layer out of the loop, else of its last one, with
-            which the backward begins.
+        context: what every layer reads beside; given to the backward again.
+        store: keeps each layer's residuals.
+        first_layer: the number of the first layer in the whole model.
+        keep_weights: keep the weights of sources that prefetch for the backward pass; such a source
+            prefetches its first layer at the end, the others their last one.
+        balance: zeros typed as a layer's balance losses, where the number of layers is traced.
     """
 
-    def body(
-        span: Span, first: int, keep: bool, carry: tuple[jax.Array, Any], index: jax.Array
-    ) -> tuple[tuple[jax.Array, Any], Any]:
-        x, ahead = carry
+    def body(span: Span, own: LayerWeights, first: int, keep: bool, carry: Any, index: Any) -> Any:
+        x, total, prefetched, stored = carry
         following = (index + 1) % span.count if keep else jnp.minimum(index + 1, span.count - 1)
-        weights, ahead = span.source.take(ahead, index, following)
+        weights, prefetched = own.source.take(prefetched, index, following)
         again = (weights, first_layer + first + index, context)
-        (x, balance), residuals = forward_layer(span.layer, x, again)
-        return (x, ahead), (balance, residuals, weights if keep else None)
+        (made, balance), residuals = forward_layer(span.layer, x, again)
+        stored, stacked = store.put(stored, index, residuals)
+        if total is not None:
+            total, balance = typed_like(total + balance, total), None
+        carry = (typed_like(made, x), total, prefetched, stored)
+        return carry, (balance, stacked, weights if keep else None)
 
-    made, behind, first = [], [], 0
-    for span, own in zip(spans, ahead, strict=True):
-        keep = keep_weights and own is not None
-        indices = jnp.arange(span.count, dtype=jnp.int32)
-        (x, own), of_span = lax.scan(functools.partial(body, span, first, keep), (x, own), indices)
-        made.append(of_span)
-        behind.append(own)
-        first += span.count
-    balances, residuals, weights = zip(*made, strict=True)
-    balance = None
-    if balances[0] is not None:
-        balance = functools.reduce(jnp.add, [each.sum(axis=0) for each in balances])
-    return Forward(x, balance, list(residuals), behind, list(weights))
+    balances, residuals, behind, after_it = [], [], [], []
+    for span, own, first in zip(spans, weights, _firsts(spans), strict=True):
+        keep = keep_weights and own.prefetched is not None
+        of_span = functools.partial(body, span, own, first, keep)
+        carry = (x, balance, own.prefetched, store.start())
+        (x, balance, prefetched, stored), stacked = _loop(of_span, carry, span.count)
+        of_layers, residuals_of_layers, kept = stacked
+        balances.append(of_layers)
+        residuals.append(residuals_of_layers if stored is None else stored)
+        behind.append(
+            LayerWeights(StackedWeights(kept)) if keep else own._replace(prefetched=prefetched)
+        )
+        after_it.append(prefetched if keep else None)
+    if balance is None:
+        balance = _sum_over_layers(balances)
+    return Forward(x, balance, residuals, behind, after_it)
 
 
 def forward_layer(
     layer: Layer, x: jax.Array, again: tuple[Parameters, jax.Array, Any]
 ) -> tuple[tuple[jax.Array, jax.Array | None], Residuals]:
-    """One layer on the stream `x`: what it returns, and what its backward needs.
+    """Run one layer on the stream `x`: its results, and the residuals for its backward.
 
     `again` are its weights, its number and the context, which the backward is given once more; it
-    then returns the gradients of the weights in the compute dtype, of rounded ones too.
+    then returns the gradients of the weights in the compute dtype, of quantized ones too.
     """
-    rounded, trained = split_quantized(again[0])
+    quantized, trained = split_quantized(again[0])
     return forward(
-        lambda own, x: layer(merge_quantized(rounded, own), x, *again[1:]), trained, x, again=again
+        lambda own, x: layer(merge_quantized(quantized, own), x, *again[1:]),
+        trained,
+        x,
+        again=again,
     )
 
 
-def _together(*stacks: jax.Array) -> jax.Array:
-    return stacks[0] if len(stacks) == 1 else jnp.concatenate(stacks)
+@jax.named_scope("forward_layers")
+def forward_only_layers(
+    spans: Sequence[Span],
+    weights: Sequence[LayerWeights],
+    x: jax.Array,
+    context: Any,
+    *,
+    first_layer: jax.Array | int = 0,
+) -> tuple[jax.Array, jax.Array | None]:
+    """Run `x` through the layers of all `spans` and keep nothing; arguments as `forward_layers`.
+
+    Differentiable in the stream and in stacked weights.
+
+    Returns:
+        The stream after the last layer; and the sum of the layers' balance losses, [B], None
+        without experts or where the number of layers is traced.
+    """
+
+    def body(span: Span, own: LayerWeights, first: int, carry: Any, index: Any) -> Any:
+        x, prefetched = carry
+        following = jnp.minimum(index + 1, span.count - 1)
+        weights, prefetched = own.source.take(prefetched, index, following)
+        made, balance = span.layer(weights, x, first_layer + first + index, context)
+        static = isinstance(span.count, int)
+        return (typed_like(made, x), prefetched), balance if static else None
+
+    balances = []
+    for span, own, first in zip(spans, weights, _firsts(spans), strict=True):
+        of_span = functools.partial(body, span, own, first)
+        (x, _), of_layers = _loop(of_span, (x, own.prefetched), span.count)
+        balances.append(of_layers)
+    return x, _sum_over_layers(balances)
 
 
 class Backward(NamedTuple):
-    """What `backward_layers` returns."""
+    """The results of `backward_layers`."""
 
     x: jax.Array
     """The cotangent of the stream before the first layer."""
     sums: Any
     """The sink's sums with every layer's gradient."""
-    ahead: list[Any]
-    """What each source carries to the layer that comes next: its first one."""
+    prefetched: list[Any]
+    """What each source has prefetched for its first layer."""
 
 
 @jax.named_scope("backward_layers")
 def backward_layers(
-    sources: Sequence[WeightSource],
-    ahead: Sequence[Any],
+    spans: Sequence[Span],
+    weights: Sequence[LayerWeights],
+    residuals: Sequence[Any],
+    cotangents: Cotangents,
+    context: Any,
+    store: LayerStore,
     sink: GradientSink,
     sums: Any,
-    residuals: Sequence[Residuals],
-    cotangents: tuple[jax.Array, jax.Array | None],
-    context: Any,
-    counts: Sequence[int],
     *,
     first_layer: jax.Array | int = 0,
-    together: int = 1,
+    bucket_layers: int = 1,
 ) -> Backward:
-    """The layers of `forward_layers`, backwards.
+    """Run the layers of `forward_layers` backwards.
 
     Args:
-        sources: of the same weights, one for each span.
-        ahead: what each source carries to its last layer; None: nothing.
+        spans: as in the forward.
+        weights: the weights of each span, prefetched for its last layer.
+        residuals: the residuals of each span, as `store` keeps them.
+        cotangents: the cotangents of the forward's results.
+        context: as in the forward.
+        store: gives out each layer's residuals.
         sink: takes the gradient of every layer.
         sums: the sink's, so far.
-        residuals: of each span.
-        cotangents: of the stream after the last layer and of the balance loss.
-        context: as in the forward.
-        counts: the layers of each span.
         first_layer: as in the forward.
-        together: the layers of a turn, whose gradients `sink` takes together; divides the number
-            of all layers.
+        bucket_layers: layers whose gradients `sink` takes together; divides the number of all.
     """
     x_cotangent, balance_cotangent = cotangents
+    starts = _firsts(spans)
 
-    ends = list(itertools.accumulate(counts))
-    starts = [0, *ends[:-1]]
-
-    def of_layer(
-        span: int, carry: tuple[jax.Array, Any], index: jax.Array
-    ) -> tuple[tuple[jax.Array, Any], Parameters]:
-        x_cotangent, ahead = carry
-        weights, ahead = sources[span].take(ahead, index, jnp.maximum(index - 1, 0))
+    def of_layer(span: int, carry: Any, index: jax.Array) -> tuple[Any, Parameters]:
+        x_cotangent, prefetched = carry
+        own, prefetched = weights[span].source.take(prefetched, index, jnp.maximum(index - 1, 0))
         number = first_layer + starts[span] + index
-        gradient, x_cotangent = layer_slice(residuals[span], index).backward(
-            (x_cotangent, balance_cotangent), again=(weights, number, context)
+        gradient, made = store.get(residuals[span], index).backward(
+            (x_cotangent, balance_cotangent), again=(own, number, context)
         )
-        return (x_cotangent, ahead), gradient
+        return (typed_like(made, x_cotangent), prefetched), gradient
 
-    def turn(
+    def iteration(
         pieces: Sequence[tuple[int, int]], carry: tuple[Any, Any], indices: jax.Array
     ) -> tuple[Any, None]:
-        (x_cotangent, ahead), sums = carry
-        ahead = list(ahead)
+        (x_cotangent, prefetched), sums = carry
+        prefetched = list(prefetched)
         gradients: list[Parameters] = []
-        end = together
+        end = bucket_layers
         for span, length in reversed(pieces):
             own = indices[end - length : end] - starts[span]
-            (x_cotangent, ahead[span]), made = lax.scan(
+            (x_cotangent, prefetched[span]), made = lax.scan(
                 functools.partial(of_layer, span),
-                (x_cotangent, ahead[span]),
+                (x_cotangent, prefetched[span]),
                 own,
                 reverse=True,
                 unroll=length == 1,
             )
             gradients.insert(0, made)
             end -= length
-        return (
-            (x_cotangent, ahead),
-            sink.put(sums, indices[0], jax.tree.map(_together, *gradients)),
-        ), None
+        bucket = jax.tree.map(_concatenate, *gradients)
+        return ((x_cotangent, prefetched), sink.put(sums, indices[0], bucket)), None
 
-    turns = np.arange(ends[-1], dtype=np.int32).reshape(-1, together)
-    in_loop = max(len(turns) - sink.turns_to_fill, 0)
-    carry = ((x_cotangent, list(ahead)), sums)
-    for number in reversed(range(in_loop, len(turns))):
-        carry, _ = turn(_pieces(turns[number], starts, ends), carry, jnp.asarray(turns[number]))
-    loops = itertools.groupby(turns[:in_loop], key=lambda own: _pieces(own, starts, ends))
+    carry: Any = ((x_cotangent, [own.prefetched for own in weights]), sums)
+    count = spans[0].count
+    if isinstance(count, int):
+        carry = _over_buckets(iteration, carry, spans, bucket_layers, sink.warmup_iterations)
+    else:
+        assert len(spans) == bucket_layers == 1, "a traced number of layers is that of one span"
+        carry = lax.fori_loop(
+            jnp.int32(0),
+            count,
+            lambda turn, carry: iteration([(0, 1)], carry, (count - 1 - turn)[None])[0],
+            carry,
+        )
+    (x, prefetched), sums = carry
+    return Backward(x, sums, prefetched)
+
+
+def _over_buckets(
+    iteration: Callable[..., tuple[Any, None]],
+    carry: Any,
+    spans: Sequence[Span],
+    bucket_layers: int,
+    warmup_iterations: int,
+) -> Any:
+    """Run an iteration over each bucket, the last one first.
+
+    The first iterations, in which the structure of the sink's sums may change, are in no loop; then
+    comes a loop over all buckets that lie alike in the spans, and so on.
+    """
+    starts = _firsts(spans)
+    ends = [*starts[1:], starts[-1] + int(spans[-1].count)]
+    buckets = np.arange(ends[-1], dtype=np.int32).reshape(-1, bucket_layers)
+    in_loops = max(len(buckets) - warmup_iterations, 0)
+    for number in reversed(range(in_loops, len(buckets))):
+        pieces = _pieces(buckets[number], starts, ends)
+        carry, _ = iteration(pieces, carry, jnp.asarray(buckets[number]))
+    loops = itertools.groupby(buckets[:in_loops], key=lambda own: _pieces(own, starts, ends))
     for pieces, members in reversed([(pieces, list(members)) for pieces, members in loops]):
         indices = jnp.asarray(np.stack(members))
-        carry, _ = lax.scan(functools.partial(turn, pieces), carry, indices, reverse=True)
-    (x, ahead), sums = carry
-    return Backward(x, sums, ahead)
+        carry, _ = lax.scan(functools.partial(iteration, pieces), carry, indices, reverse=True)
+    return carry
 
 
 def _pieces(
     indices: np.ndarray, starts: Sequence[int], ends: Sequence[int]
 ) -> tuple[tuple[int, int], ...]:
-    """The spans that consecutive layers belong to, and how many of them to each."""
+    """Return the spans that consecutive layers belong to, and how many of them to each."""
     first, last = indices[0], indices[-1]
     overlaps = (
         min(end, last + 1) - max(start, first) for start, end in zip(starts, ends, strict=True)
@@ -286,39 +304,125 @@ def _pieces(
     return tuple((span, int(count)) for span, count in enumerate(overlaps) if count > 0)
 
 
-def layer_slice(stacked: Any, index: jax.Array | int) -> Any:
-    """One layer of a tree whose leaves have a leading layers dim."""
-    return jax.tree.map(
-        lambda leaf: lax.dynamic_index_in_dim(
-            leaf, index, keepdims=False, allow_negative_indices=False
-        ),
-        stacked,
-    )
+def _concatenate(*stacks: jax.Array) -> jax.Array:
+    return stacks[0] if len(stacks) == 1 else jnp.concatenate(stacks)
 
 
-def layers_slice(stacked: Any, first: jax.Array, count: int) -> Any:
-    """`count` layers, from `first` on, of a tree whose leaves have a leading layers dim."""
-    return jax.tree.map(
-        lambda leaf: lax.dynamic_slice_in_dim(leaf, first, count, allow_negative_indices=False),
-        stacked,
-    )
+@jax.named_scope("backward_layers")
+def input_gradients(
+    spans: Sequence[Span],
+    weights: Sequence[LayerWeights],
+    residuals: Sequence[Any],
+    cotangents: Cotangents,
+    context: Any,
+    store: LayerStore,
+    stash_store: LayerStore,
+    *,
+    first_layer: jax.Array | int = 0,
+    split: SplitBackward | None = None,
+) -> tuple[jax.Array, list[Any]]:
+    """Run the first half of a split backward; arguments as `backward_layers`.
 
+    `split` is how a layer's backward is split; None: it is split here.
 
-def add_at(sums: Any, first: jax.Array, tree: Any, *, empty: bool = False) -> Any:
-    """`tree`, stacked layers from `first` on, added to those layers of `sums`, in its dtypes (see
-    `geojax.precision.accumulate`).
-
-    If `sums` are `empty` there, it is written.
+    Returns:
+        The cotangent of the stream before the first layer; and for each span what `stash_store`
+        holds for `weight_gradients`.
     """
-    if not empty:
-        held = jax.tree.map(
-            lambda total, leaf: layers_slice(total, first, leaf.shape[0]), sums, tree
-        )
-        tree = accumulate(held, tree)
+    x, balance_cotangent = cotangents
 
-    def write(total: jax.Array, leaf: jax.Array) -> jax.Array:
-        return lax.dynamic_update_slice_in_dim(
-            total, leaf.astype(total.dtype), first, axis=0, allow_negative_indices=False
-        )
+    def body(own: LayerWeights, residuals: Any, first: int, carry: Any, index: jax.Array) -> Any:
+        x, prefetched, stored = carry
+        weights, prefetched = own.source.take(prefetched, index, jnp.maximum(index - 1, 0))
+        again = (weights, first_layer + first + index, context)
+        arguments = (store.get(residuals, index), again, (x, balance_cotangent))
+        made, stashed = (split or SplitBackward.of(*arguments)).input_gradient(*arguments)
+        stored, stacked = stash_store.put(stored, index, stashed)
+        return (typed_like(made, x), prefetched, stored), stacked
 
-    return jax.tree.map(write, sums, tree)
+    stashed: list[Any] = []
+    members = zip(spans, weights, residuals, _firsts(spans), strict=True)
+    for span, own, of_span, first in reversed(list(members)):
+        loop = functools.partial(body, own, of_span, first)
+        carry = (x, own.prefetched, stash_store.start())
+        (x, _, stored), stacked = _loop(loop, carry, span.count, reverse=True)
+        stashed.insert(0, stacked if stored is None else stored)
+    return x, stashed
+
+
+@jax.named_scope("backward_layers")
+def weight_gradients(
+    spans: Sequence[Span],
+    weights: Sequence[LayerWeights],
+    residuals: Sequence[Any],
+    stashed: Sequence[Any],
+    context: Any,
+    store: LayerStore,
+    stash_store: LayerStore,
+    sink: GradientSink,
+    sums: Any,
+    *,
+    first_layer: jax.Array | int = 0,
+) -> Any:
+    """Run the second half of a split backward, and return the sink's sums.
+
+    `stashed` is the result of `input_gradients`; the other arguments are those of
+    `backward_layers`, but that the weights are prefetched for the first layer.
+    """
+
+    def body(number: int, first: int, carry: Any, index: jax.Array) -> Any:
+        prefetched, sums = carry
+        span, own = spans[number], weights[number]
+        following = jnp.minimum(index + 1, span.count - 1)
+        layer_weights, prefetched = own.source.take(prefetched, index, following)
+        again = (layer_weights, first_layer + first + index, context)
+        of_layer = stash_store.get(stashed[number], index)
+        gradient = of_layer.weight_gradients(store.get(residuals[number], index), again)
+        stacked = jax.tree.map(lambda leaf: leaf[None], gradient)
+        return (prefetched, sink.put(sums, first + index, stacked)), None
+
+    for number, first in enumerate(_firsts(spans)):
+        loop = functools.partial(body, number, first)
+        carry = (weights[number].prefetched, sums)
+        (_, sums), _ = _loop(loop, carry, spans[number].count)
+    return sums
+
+
+def _sum_over_layers(balances: Sequence[jax.Array | None]) -> jax.Array | None:
+    """Sum the balance losses [L, B] of some spans."""
+    sums = [each.sum(axis=0) for each in balances if each is not None]
+    return functools.reduce(jnp.add, sums) if sums else None
+
+
+def _firsts(spans: Sequence[Span]) -> list[int]:
+    """Return the position of each span's first layer in the chunk."""
+    if len(spans) == 1:
+        return [0]
+    counts = [int(span.count) for span in spans]
+    return [sum(counts[:number]) for number in range(len(spans))]
+
+
+def _loop(
+    body: Callable[[Any, jax.Array], tuple[Any, Any]],
+    carry: Any,
+    count: int | jax.Array,
+    *,
+    reverse: bool = False,
+) -> tuple[Any, Any]:
+    """Run `body(carry, index)` for each layer of a span; return the carry and what it stacks.
+
+    A loop of a traced number of layers stacks nothing: `body` then has a None in each place.
+    """
+    if isinstance(count, int):
+        indices = jnp.arange(count, dtype=jnp.int32)
+        return lax.scan(body, carry, indices, reverse=reverse)
+    stacked: list[Any] = []
+
+    def step(turn: jax.Array, carry: Any) -> Any:
+        carry, made = body(carry, count - 1 - turn if reverse else turn)
+        assert not jax.tree.leaves(made), "a loop of a traced number of layers stacks nothing"
+        stacked.append(made)
+        return carry
+
+    carry = lax.fori_loop(jnp.int32(0), count, step, carry)
+    return carry, stacked[0]

@@ -25,6 +25,13 @@ def vary_over(tree: Tree, axes: frozenset[str]) -> Tree:
     return jax.tree.map(lambda leaf: mesh_axes.to_varying(leaf, sorted(axes)), tree)
 
 
+def typed_like(x: jax.Array, typed: Any) -> jax.Array:
+    """Type `x` as varying over whatever `typed` varies over, which is no less."""
+    more = varying_axes(x) - varying_axes(typed)
+    assert not more, f"varies over {sorted(more)} too"
+    return vary_over(x, varying_axes(typed))
+
+
 def zeros_of(tree: Any, *leading: int, dtype: Any = None) -> Any:
     """Zeros in the shapes of the arrays of `tree` (or of what only has shapes), and typed as they.
 

@@ -1,4 +1,4 @@
-"""Rings of slots: what waits on a stage of a pipeline."""
+"""Ring buffers: slots for the streams, cotangents and residuals that wait on a stage."""
 
 import math
 from typing import Any
@@ -7,34 +7,27 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from geojax.models.parallel.varying import vary_over, varying_axes, zeros_of
+from geojax.models.parallel.varying import typed_like, vary_over, varying_axes, zeros_of
 from geojax.pipeline.execution.tick_program import NOTHING
 
 
 def nan_of(leaf: Any, *leading: int) -> jax.Array:
-    """A buffer of NaN (of what has none, zeros), typed as `leaf`."""
+    """Make a buffer of NaN (zeros for dtypes without NaN), typed as `leaf`."""
     if not jnp.issubdtype(leaf.dtype, jnp.inexact):
         return zeros_of(leaf, *leading)
     full = jnp.full((*leading, *leaf.shape), math.nan, leaf.dtype)
     return vary_over(full, varying_axes(leaf))
 
 
-def typed_like(x: jax.Array, typed: Any) -> jax.Array:
-    """`x` varying over whatever `typed` varies over."""
-    more = varying_axes(x) - varying_axes(typed)
-    assert not more, f"varies over {sorted(more)} too"
-    return vary_over(x, varying_axes(typed))
-
-
 def get(ring: jax.Array, slot: jax.Array) -> jax.Array:
-    """What lies in a slot; in any, if it is `NOTHING`."""
+    """Read a slot; any, if it is `NOTHING`."""
     return lax.dynamic_index_in_dim(
         ring, jnp.maximum(slot, 0), keepdims=False, allow_negative_indices=False
     )
 
 
 def get_layer(ring: jax.Array, slot: jax.Array, index: jax.Array) -> jax.Array:
-    """What lies in a slot [slots, layers, ...] of one layer."""
+    """Read the part of one layer in a slot of `ring` [slots, layers, ...]."""
     zero = jnp.int32(0)
     start = (slot, index, *[zero] * (ring.ndim - 2))
     sizes = (1, 1, *ring.shape[2:])
@@ -42,7 +35,7 @@ def get_layer(ring: jax.Array, slot: jax.Array, index: jax.Array) -> jax.Array:
 
 
 def put(ring: jax.Array, value: jax.Array, slot: jax.Array) -> jax.Array:
-    """`ring` with `value` in a slot; as it was where there is none."""
+    """Write `value` into a slot of `ring`; leave it as it is if the slot is `NOTHING`."""
     value = jnp.where(slot == NOTHING, get(ring, slot), value)
     return lax.dynamic_update_index_in_dim(
         ring, typed_like(value, ring), jnp.maximum(slot, 0), 0, allow_negative_indices=False
@@ -50,17 +43,17 @@ def put(ring: jax.Array, value: jax.Array, slot: jax.Array) -> jax.Array:
 
 
 def put_layer(ring: jax.Array, value: jax.Array, slot: jax.Array, index: jax.Array) -> jax.Array:
-    """`ring` [slots, layers, ...] with `value` as what one layer has in a slot; in place."""
+    """Write the part of one layer in a slot of `ring` [slots, layers, ...]; in place."""
     start = (slot, index, *[jnp.int32(0)] * value.ndim)
     value = typed_like(value, ring)[None, None]
     return lax.dynamic_update_slice(ring, value, start, allow_negative_indices=False)
 
 
-def behind(slot: jax.Array, token: jax.Array) -> jax.Array:
-    """`slot`, known when `token` is, so that what is put there waits for it.
+def slot_after(slot: jax.Array, token: jax.Array) -> jax.Array:
+    """Make `slot` depend on `token`, so that a write to the slot waits for it.
 
-    A compiler updates a ring in place where all that reads it before is known to come first;
+    A compiler updates a ring in place where all earlier reads of it are known to come first;
     otherwise it makes a copy.
     """
     number = jnp.nan_to_num(token.ravel()[0])
-    return jnp.where(jnp.isnan(number), NOTHING, slot)  # it never is, but who knows that?
+    return jnp.where(jnp.isnan(number), NOTHING, slot)  # never true, but no compiler knows

@@ -1,39 +1,70 @@
-"""The layers that one stage holds: a chunk of them forwards, backwards, or for their weights.
+"""The chunks that one stage holds: their passes, with residuals in ring buffers.
 
-Each pass is a loop over the layers of a chunk that reads and writes rings in place. Chunks may have
-different numbers of layers: the loop then has a length that the stage knows and the program does
-not.
+A `StageLayers` makes `Chunk`s whose number on the stage only the running program knows, and whose
+stores are slots of rings that are updated in place. Chunks may have different numbers of layers:
+their loops then have a length that the stage knows and the program does not.
 """
 
+import dataclasses
 import functools
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
-from geojax.models.chunk.layer_scan import add_at, forward_layer, layer_slice
+from geojax.models.chunk.chunk import (
+    Chunk,
+    ChunkResiduals,
+    ChunkWeights,
+    Microbatch,
+    ModelFunctions,
+)
+from geojax.models.chunk.layer_io import (
+    LayerWeights,
+    SliceGradients,
+    StackedWeights,
+    layer_slice,
+)
+from geojax.models.chunk.layer_scan import Span, forward_layer
 from geojax.models.chunk.residuals import Residuals
-from geojax.models.parallel.varying import vary_over, varying_axes, zeros_of
+from geojax.models.chunk.split_backward import SplitBackward, Stash
+from geojax.models.parallel.varying import typed_like, vary_over, varying_axes, zeros_of
 from geojax.models.parameters import Parameters
-from geojax.pipeline.execution.ring_buffers import get_layer, put_layer, typed_like
-from geojax.pipeline.execution.split_backward import SplitBackward
-from geojax.pipeline.execution.stage_functions import Microbatch, StageFunctions, StageWeights
+from geojax.pipeline.execution.ring_buffers import get_layer, put_layer
+from geojax.pipeline.execution.stage_weights import StageWeights
 from geojax.pipeline.schedule import Placement
 
 Tree = TypeVar("Tree")
+Rings = list[jax.Array]
+"""Ring buffers, each [slots, layers of a chunk, ...]."""
 
 
-class _Chunk(NamedTuple):
-    """One of the stage's chunks."""
+@dataclasses.dataclass(frozen=True)
+class RingStore:
+    """A store that keeps what the layers of a chunk leave in one slot of some rings."""
 
-    length: jax.Array
-    """How many layers it has."""
-    first_layer: jax.Array
-    """The number of the first of them in the whole model."""
-    first_row: jax.Array
-    """Where that one lies among the stage's weights."""
+    rings: Rings
+    slot: jax.Array
+    example: Any
+    """A pytree as each layer leaves it; of its arrays only the structure counts."""
+
+    def start(self) -> Rings:
+        """Return the rings as they are."""
+        return self.rings
+
+    def put(self, stored: Rings, index: jax.Array, value: Any) -> tuple[Rings, None]:
+        """Write into the rings, in place."""
+        leaves = jax.tree.leaves(value)
+        return [
+            put_layer(ring, leaf, self.slot, index)
+            for ring, leaf in zip(stored, leaves, strict=True)
+        ], None
+
+    def get(self, stored: Rings, index: jax.Array) -> Any:
+        """Read from the rings."""
+        leaves = [get_layer(ring, self.slot, index) for ring in stored]
+        return jax.tree.unflatten(jax.tree.structure(self.example), leaves)
 
 
 class StageLayers:
@@ -41,7 +72,7 @@ class StageLayers:
 
     def __init__(
         self,
-        functions: StageFunctions,
+        functions: ModelFunctions,
         weights: StageWeights,
         microbatch: Microbatch,
         stage: jax.Array,
@@ -72,25 +103,13 @@ class StageLayers:
         """A stream between layers: what it varies over no layer changes."""
         of_layer = jax.eval_shape(self._forward, self._layer, self.stream, stage, self._context)
         (_, self.balance), self.residuals = of_layer
-        """Of one layer: its balance losses, and what its forward keeps."""
-        self._split = self._split_layer() if split else None
-
-    @property
-    def held(self) -> list[Any]:
-        """What the first half of one layer's split backward leaves for the second."""
-        split = self._split
-        if split is None:
-            return []
-
-        def held(saved: list[jax.Array], again: Any, cotangents: Any) -> list[jax.Array]:
-            return split.input_gradient(saved, again, cotangents)[1]
-
-        made: list[Any] = jax.eval_shape(held, *self._backward_types())
-        return made
+        """The types of one layer's balance losses and residuals."""
+        self.stashed = self._stash_types() if split else None
+        """The types of what the first half of a layer's split backward holds; None: no split."""
 
     def _count_layers(self, placement: Placement, layers_per_chunk: tuple[int, ...]) -> None:
-        assert len(layers_per_chunk) == placement.chunks, "one number of layers for each chunk"
-        self.rows_per_chunk = max(layers_per_chunk)
+        assert len(layers_per_chunk) == placement.chunks, "each chunk must have a number of layers"
+        self.max_layers_per_chunk = max(layers_per_chunk)
         """Of the weights: those of a shorter chunk are filled up."""
         shape = (placement.stages, placement.chunks_per_stage)
         counts, firsts = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
@@ -114,175 +133,138 @@ class StageLayers:
                 return stream
             axes |= varying_axes(behind)
 
-    def _backward_types(self) -> tuple[Any, Any, Any]:
-        again = (self._layer, self._stage, self._context)
-        return self.residuals.saved, again, (self.stream, self.balance)
-
-    def _split_layer(self) -> SplitBackward:
-        made: list[SplitBackward] = []
-
-        def trace(saved: list[jax.Array], again: Any, cotangents: Any) -> None:
-            residuals = Residuals(saved, self.residuals.rebuild)
-            made.append(SplitBackward.of(residuals, again, cotangents))
-
-        jax.eval_shape(trace, *self._backward_types())
-        return made[0]
-
-    def typed(self, x: jax.Array) -> jax.Array:
-        """`x` typed as a stream between layers."""
-        return typed_like(x, self.stream)
-
-    def forward(
-        self,
-        x: jax.Array,
-        rings: list[jax.Array],
-        slot: jax.Array,
-        chunk: jax.Array,
-        context: Any,
-    ) -> tuple[jax.Array, jax.Array | None, list[jax.Array]]:
-        """`x` behind a chunk; the sum of its layers' balances; and the rings with residuals."""
-        own = self._chunk(chunk)
-
-        def body(index: jax.Array, carry: Any) -> Any:
-            x, total, rings = carry
-            weights, number = self._at(own, index)
-            (x, balance), made = self._forward(weights, x, number, context)
-            assert len(made.saved) == len(rings), "a layer keeps the same whenever it is traced"
-            rings = _put_all(rings, made.saved, slot, index)
-            if total is not None:
-                total = typed_like(total + balance, total)
-            return self.typed(x), total, rings
-
-        balance = None if self.balance is None else zeros_of(self.balance)
-        x, balance, rings = lax.fori_loop(jnp.int32(0), own.length, body, (x, balance, rings))
-        return x, balance, rings
-
-    def forward_only(self, x: jax.Array, chunk: jax.Array, context: Any) -> jax.Array:
-        """`x` behind a chunk; nothing is kept."""
-        own = self._chunk(chunk)
-
-        def body(index: jax.Array, x: jax.Array) -> jax.Array:
-            weights, number = self._at(own, index)
-            return self.typed(self._functions.layer(weights, x, number, context)[0])
-
-        return lax.fori_loop(jnp.int32(0), own.length, body, x)
-
-    def backward(
-        self,
-        cotangent: jax.Array,
-        rings: list[jax.Array],
-        slot: jax.Array,
-        chunk: jax.Array,
-        microbatch: Microbatch,
-        context: Any,
-        sums: Tree,
-        valid: jax.Array | None,
-    ) -> tuple[jax.Array, Tree]:
-        """The cotangent before a chunk, and `sums` with the gradients of its weights.
-
-        These are added only if it is `valid`; None: it is.
-        """
-        own = self._chunk(chunk)
-        of_balance = self._balance_cotangent(microbatch)
-
-        def body(turn: jax.Array, carry: Any) -> Any:
-            cotangent, sums = carry
-            index = own.length - 1 - turn
-            saved, again = self._kept(own, index, rings, slot, context)
-            gradient, cotangent = Residuals(saved, self.residuals.rebuild).backward(
-                (cotangent, of_balance), again
-            )
-            if valid is not None:
-                gradient = jax.tree.map(lambda leaf: jnp.where(valid, leaf, 0), gradient)
-            return self.typed(cotangent), _add_row(sums, own.first_row + index, gradient)
-
-        return lax.fori_loop(jnp.int32(0), own.length, body, (cotangent, sums))
-
-    def backward_of_input(
-        self,
-        cotangent: jax.Array,
-        rings: list[jax.Array],
-        slot: jax.Array,
-        held: list[jax.Array],
-        held_slot: jax.Array,
-        chunk: jax.Array,
-        microbatch: Microbatch,
-        context: Any,
-    ) -> tuple[jax.Array, list[jax.Array]]:
-        """The first half of `backward`: the cotangent, and the rings of what is held."""
-        split = self._split
-        assert split is not None, "the backward is split"
-        own = self._chunk(chunk)
-        of_balance = self._balance_cotangent(microbatch)
-
-        def body(turn: jax.Array, carry: Any) -> Any:
-            cotangent, held = carry
-            index = own.length - 1 - turn
-            saved, again = self._kept(own, index, rings, slot, context)
-            cotangent, made = split.input_gradient(saved, again, (cotangent, of_balance))
-            return self.typed(cotangent), _put_all(held, made, held_slot, index)
-
-        return lax.fori_loop(jnp.int32(0), own.length, body, (cotangent, held))
-
-    def backward_of_weights(
-        self,
-        rings: list[jax.Array],
-        slot: jax.Array,
-        held: list[jax.Array],
-        held_slot: jax.Array,
-        chunk: jax.Array,
-        context: Any,
-        sums: Tree,
-    ) -> Tree:
-        """The second half: `sums` with the gradients of a chunk's weights."""
-        split = self._split
-        assert split is not None, "the backward is split"
-        own = self._chunk(chunk)
-
-        def body(index: jax.Array, sums: Tree) -> Tree:
-            saved, again = self._kept(own, index, rings, slot, context)
-            made = [get_layer(ring, held_slot, index) for ring in held]
-            gradient = split.weight_gradients(saved, again, made)
-            return _add_row(sums, own.first_row + index, gradient)
-
-        return lax.fori_loop(jnp.int32(0), own.length, body, sums)
-
-    def _kept(
-        self, own: _Chunk, index: jax.Array, rings: list[jax.Array], slot: jax.Array, context: Any
-    ) -> tuple[list[jax.Array], Any]:
-        """What a layer's forward has saved, and what its backward takes again."""
-        return [get_layer(ring, slot, index) for ring in rings], (*self._at(own, index), context)
-
-    def _balance_cotangent(self, microbatch: Microbatch) -> jax.Array | None:
-        weigh = self._functions.balance
-        if self.balance is None or weigh is None:
-            return None
-        value, backward = jax.vjp(lambda x: weigh(x, microbatch), zeros_of(self.balance))
-        (cotangent,) = backward(jnp.ones_like(value))
-        return vary_over(cotangent, varying_axes(self.balance))
-
     def _forward(
         self, weights: Parameters, x: jax.Array, number: jax.Array, context: Any
     ) -> tuple[tuple[jax.Array, jax.Array | None], Residuals]:
         return forward_layer(self._functions.layer, x, (weights, number, context))
 
-    def _chunk(self, number: jax.Array) -> _Chunk:
+    def _stash_types(self) -> Stash:
+        def stashed(residuals: Residuals, again: Any, cotangents: Any) -> Stash:
+            split = SplitBackward.of(residuals, again, cotangents)
+            return split.input_gradient(residuals, again, cotangents)[1]
+
+        again = (self._layer, self._stage, self._context)
+        made: Stash = jax.eval_shape(stashed, self.residuals, again, (self.stream, self.balance))
+        return made
+
+    def typed(self, x: jax.Array) -> jax.Array:
+        """Type `x` as a stream between layers."""
+        return typed_like(x, self.stream)
+
+    def forward(
+        self,
+        x: jax.Array,
+        rings: Rings,
+        slot: jax.Array,
+        chunk: jax.Array,
+        batch: Microbatch,
+        context: Any,
+    ) -> tuple[jax.Array, jax.Array | None, Rings]:
+        """Run a chunk forwards: the stream, what its balance adds to the loss, and the rings."""
+        balance = None if self.balance is None else zeros_of(self.balance)
+        made = self._chunk(chunk, rings, slot).forward(
+            self._weights_of(chunk), x, batch, context, balance=balance
+        )
+        return made.x, made.balance, made.residuals.layers[0]
+
+    def forward_only(
+        self, x: jax.Array, chunk: jax.Array, batch: Microbatch, context: Any
+    ) -> jax.Array:
+        """Run a chunk forwards and keep nothing."""
+        return self._chunk(chunk).forward_only(self._weights_of(chunk), x, batch, context)[0]
+
+    def backward(
+        self,
+        cotangent: jax.Array,
+        rings: Rings,
+        slot: jax.Array,
+        chunk: jax.Array,
+        batch: Microbatch,
+        context: Any,
+        sums: Tree,
+        only_if: jax.Array | None,
+    ) -> tuple[jax.Array, Tree]:
+        """Run a chunk backwards: its cotangent, and `sums` with the gradients of its weights.
+
+        These are added only if `only_if` is true; None: they are.
+        """
+        made = self._chunk(chunk, rings, slot).backward(
+            self._weights_of(chunk),
+            self._residuals(rings),
+            cotangent,
+            batch,
+            context,
+            SliceGradients(self._first_in_stack(chunk), only_if),
+            sums,
+        )
+        return made.x, made.layers
+
+    def input_gradient(
+        self,
+        cotangent: jax.Array,
+        rings: Rings,
+        slot: jax.Array,
+        stashed: Rings,
+        stashed_slot: jax.Array,
+        chunk: jax.Array,
+        batch: Microbatch,
+        context: Any,
+    ) -> tuple[jax.Array, Rings]:
+        """Run the first half of `backward`: the cotangent, and the rings of what is stashed."""
+        made = self._chunk(chunk, rings, slot, stashed, stashed_slot).input_gradient(
+            self._weights_of(chunk), self._residuals(rings), cotangent, batch, context
+        )
+        return made.x, made.layers[0]
+
+    def weight_gradients(
+        self,
+        rings: Rings,
+        slot: jax.Array,
+        stashed: Rings,
+        stashed_slot: jax.Array,
+        chunk: jax.Array,
+        context: Any,
+        sums: Tree,
+    ) -> Tree:
+        """Run the second half: `sums` with the gradients of a chunk's weights."""
+        added: Tree = self._chunk(chunk, rings, slot, stashed, stashed_slot).weight_gradients(
+            self._weights_of(chunk),
+            self._residuals(rings),
+            [stashed],
+            context,
+            SliceGradients(self._first_in_stack(chunk)),
+            sums,
+        )
+        return added
+
+    def _chunk(
+        self,
+        number: jax.Array,
+        rings: Rings | None = None,
+        slot: jax.Array | None = None,
+        stashed: Rings | None = None,
+        stashed_slot: jax.Array | None = None,
+    ) -> Chunk:
+        """Return one of the stage's chunks, with the slots of the rings that it reads or writes."""
         number = jnp.maximum(number, 0)
-        count = jnp.int32(self.rows_per_chunk) if self._even else self._counts[number]
-        return _Chunk(count, self._firsts[number], number * self.rows_per_chunk)
+        count = jnp.int32(self.max_layers_per_chunk) if self._even else self._counts[number]
+        chunk = Chunk(self._functions, (Span(count, self._functions.layer),), self._firsts[number])
+        if rings is not None and slot is not None:
+            chunk = dataclasses.replace(chunk, store=RingStore(rings, slot, self.residuals))
+        if stashed is not None and stashed_slot is not None:
+            assert self.stashed is not None, "the backward must be split"
+            store = RingStore(stashed, stashed_slot, self.stashed)
+            chunk = dataclasses.replace(chunk, stash_store=store, split=self.stashed.split)
+        return chunk
 
-    def _at(self, chunk: _Chunk, index: jax.Array) -> tuple[Parameters, jax.Array]:
-        """The weights and the number of one layer of a chunk."""
-        return layer_slice(self._weights, chunk.first_row + index), chunk.first_layer + index
+    def _first_in_stack(self, chunk: jax.Array) -> jax.Array:
+        """Return where the first layer of a chunk lies among the stage's weights."""
+        return jnp.maximum(chunk, 0) * self.max_layers_per_chunk
 
+    def _weights_of(self, chunk: jax.Array) -> ChunkWeights:
+        source = StackedWeights(self._weights, self._first_in_stack(chunk))
+        return ChunkWeights({}, [LayerWeights(source)], {})
 
-def _put_all(
-    rings: list[jax.Array], leaves: list[jax.Array], slot: jax.Array, index: jax.Array
-) -> list[jax.Array]:
-    return [put_layer(ring, leaf, slot, index) for ring, leaf in zip(rings, leaves, strict=True)]
-
-
-def _add_row(sums: Tree, row: jax.Array, gradient: Any) -> Tree:
-    stacked = jax.tree.map(lambda leaf: leaf[None], gradient)
-    added: Tree = add_at(sums, row, stacked)
-    return jax.tree.map(typed_like, added, sums)
+    def _residuals(self, rings: Rings) -> ChunkResiduals:
+        balance = None if self.balance is None else zeros_of(self.balance)
+        return ChunkResiduals([rings], balance)

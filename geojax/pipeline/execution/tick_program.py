@@ -1,17 +1,17 @@
-"""A table of ticks as a loop over them reads it: what each stage does, sends, and where it puts it.
+"""The table of ticks in the form that the executor's loop reads: actions, messages and slots.
 
-Every stage has rings of slots for what waits:
+Every stage has ring buffers for values that wait:
 
     inputs        streams that arrived and whose forward has not begun
     cotangents    their gradients, and of the last chunk the streams that go into the head
-    residuals     what a forward keeps for its backward (and for the gradients of the weights)
-    held          what a backward keeps for the gradients of the weights, where they are apart
+    residuals     values that a forward keeps for its backward (and for the weights' gradients)
+    stashed       values that a split backward keeps for the gradients of the weights
 
-Slots are dealt out by colouring the intervals from the first write to the last read, which takes
-the fewest that there can be on a stage; every stage has as many as the one that needs most.
+Slots are assigned by coloring the intervals from the first write to the last read, which takes the
+fewest possible on a stage; every stage has as many as the one that needs most.
 
-Messages travel in *channels*, each a permutation of stages. What is used in the very next tick is
-sent when it has been made; what has two ticks or more is sent in the tick after, while that is
+Messages travel in *channels*, each a permutation of stages. A result that is used in the very next
+tick is sent at once; one that has two ticks or more is sent in the tick after, while that is
 computed: then transfer and work do not wait for each other.
 """
 
@@ -25,7 +25,7 @@ import numpy as np
 from geojax.pipeline.schedule import Action, Kind, TickTable
 
 NOTHING = -1
-"""No microbatch, no slot."""
+"""The entry for no microbatch or no slot."""
 
 # A tick in four moments: the forward, the backward, the gradients of weights, arrivals.
 _FORWARD, _BACKWARD, _WEIGHT, _ARRIVAL = range(4)
@@ -37,11 +37,11 @@ class Channel:
     """Messages that travel together: each stage sends at most one and gets at most one."""
 
     kind: Kind
-    """What makes them: forwards make streams, backwards cotangents."""
+    """The action that makes them: forwards make streams, backwards cotangents."""
     pairs: tuple[tuple[int, int], ...]
     """(sending stage, receiving stage)."""
     delayed: bool
-    """Whether a message leaves in the tick after the one that made it, while that is computed."""
+    """Messages leave in the tick after the one that made them, while that is computed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,32 +51,35 @@ class Segment:
     first: int
     count: int
     kinds: tuple[Kind, ...]
-    """What any stage does in any of them."""
+    """The actions of any stage in any of them."""
     channels: tuple[int, ...]
-    """By which anything arrives."""
+    """The channels by which anything arrives."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TickProgram:
-    """What a loop over ticks needs to know, int32 [ticks, stages] each; `NOTHING` for none."""
+    """The input of a loop over ticks."""
 
     ticks: TickTable
     branch_free: bool
-    """Whether stages without work compute on whatever lies in a slot that they may overwrite."""
+    """Stages without work compute on whatever lies in a slot that they may overwrite."""
     columns: Mapping[str, np.ndarray]
-    """For each kind k of action: `k.microbatch`; `k.chunk` (its number on the stage); `k.input`,
-    `k.residuals`, `k.held` (the slots that it reads or writes); `k.output` (the slot on the same
+    """int32 [ticks, stages] each; `NOTHING` where there is none. For each kind k of action:
+    `k.microbatch`; `k.chunk` (its number on the stage); `k.input`, `k.residuals`, `k.stashed` (the
+    slots that it reads or writes); `k.output` (the slot on the same
     stage that its result goes to, of the next chunk or of the head), `k.first` and `k.last` (1
     where it is the model's first or last chunk). And `channel.N`: the slot of what arrives."""
     channels: tuple[Channel, ...]
     segments: tuple[Segment, ...]
     slots: Mapping[str, int]
-    """Of each ring."""
+    """The number of slots of each ring."""
 
     @classmethod
     def of(cls, ticks: TickTable, *, branch_free: bool) -> "TickProgram":
-        """The program of a table; without branches, its backwards must not be split."""
-        assert not (branch_free and ticks.schedule.split_backward), "three units in every tick"
+        """Make the program of a table; without branches, its backwards must not be split."""
+        assert not (branch_free and ticks.schedule.split_backward), (
+            "a split backward must have branches: its ticks have three units"
+        )
         return _Builder(ticks, branch_free).build()
 
 
@@ -89,7 +92,7 @@ class _Builder:
         self._tick = {action: tick for tick, _, action in ticks.actions()}
         self._kinds = schedule.kinds
         shape = (ticks.ticks, self._placement.stages)
-        fields = ("microbatch", "chunk", "input", "residuals", "held", "output", "first", "last")
+        fields = ("microbatch", "chunk", "input", "residuals", "stashed", "output", "first", "last")
         names = [f"{kind.value}.{field}" for kind in self._kinds for field in fields]
         self._columns = {name: np.full(shape, NOTHING, np.int32) for name in names}
         self._channels = _channels(ticks)
@@ -98,10 +101,10 @@ class _Builder:
         for tick, stage, action in self._table.actions():
             self._describe(tick, stage, action)
         slots = {
-            "inputs": self._deal(self._inputs()),
-            "cotangents": self._deal(self._cotangents()),
-            "residuals": self._deal(self._residuals()),
-            "held": self._deal(self._held()),
+            "inputs": self._assign_slots(self._inputs()),
+            "cotangents": self._assign_slots(self._cotangents()),
+            "residuals": self._assign_slots(self._residuals()),
+            "stashed": self._assign_slots(self._stashed()),
         }
         columns = {name: _read_only(column) for name, column in self._columns.items()}
         return TickProgram(
@@ -117,7 +120,7 @@ class _Builder:
         self._columns[f"{kind}.last"][tick, stage] = action.chunk == last
 
     def _hops(self, kind: Kind) -> Iterable[tuple[Action, Action]]:
-        """Each action of a kind and the one that reads what it makes."""
+        """Yield each action of a kind and the one that reads its result."""
         chunks = self._placement.chunks
         for microbatch, chunk in itertools.product(
             range(self._table.schedule.microbatches), range(chunks - 1)
@@ -126,7 +129,7 @@ class _Builder:
             yield pair if kind is Kind.FORWARD else pair[::-1]
 
     def _arrivals(self, kind: Kind) -> "Iterable[_Interval]":
-        """Of everything that one chunk makes for the next one, on the stage that reads it."""
+        """Yield the intervals of the results of one chunk for the next, on the stage that reads."""
         moment = _FORWARD if kind is Kind.FORWARD else _BACKWARD
         for made, read in self._hops(kind):
             source, target = self._stage_of[made.chunk], self._stage_of[read.chunk]
@@ -149,17 +152,17 @@ class _Builder:
         last = self._placement.chunks - 1
         for microbatch in range(self._table.schedule.microbatches):
             made, read = (Action(kind, microbatch, last) for kind in self._kinds[:2])
-            cells = (("F.output", self._tick[made]), ("B.input", self._tick[read]))
+            entries = (("F.output", self._tick[made]), ("B.input", self._tick[read]))
             start, end = self._at(made, _FORWARD), self._at(read, _BACKWARD)
-            yield _Interval(self._stage_of[last], start, end, cells)
+            yield _Interval(self._stage_of[last], start, end, entries)
 
     def _residuals(self) -> "Iterable[_Interval]":
         for forward, *later in self._of_each_chunk():
-            cells = [(f"{each.kind.value}.residuals", self._tick[each]) for each in later]
-            cells.append(("F.residuals", self._tick[forward]))
+            entries = [(f"{each.kind.value}.residuals", self._tick[each]) for each in later]
+            entries.append(("F.residuals", self._tick[forward]))
             end = self._at(later[-1], _WEIGHT if len(later) > 1 else _BACKWARD)
             stage = self._stage_of[forward.chunk]
-            yield _Interval(stage, self._at(forward, _FORWARD), end, tuple(cells))
+            yield _Interval(stage, self._at(forward, _FORWARD), end, tuple(entries))
         if not self._branch_free:
             return
         idle = self._columns["F.microbatch"] == NOTHING
@@ -171,12 +174,12 @@ class _Builder:
                     moment = _MOMENTS * tick + _FORWARD
                     yield _Interval(stage, moment, moment, (("F.residuals", tick),))
 
-    def _held(self) -> "Iterable[_Interval]":
+    def _stashed(self) -> "Iterable[_Interval]":
         for _, backward, *weight in self._of_each_chunk():
             for each in weight:
-                cells = (("B.held", self._tick[backward]), ("W.held", self._tick[each]))
+                entries = (("B.stashed", self._tick[backward]), ("W.stashed", self._tick[each]))
                 start, end = self._at(backward, _BACKWARD), self._at(each, _WEIGHT)
-                yield _Interval(self._stage_of[each.chunk], start, end, cells)
+                yield _Interval(self._stage_of[each.chunk], start, end, entries)
 
     def _of_each_chunk(self) -> Iterable[list[Action]]:
         schedule = self._table.schedule
@@ -196,8 +199,8 @@ class _Builder:
                 return number
         raise AssertionError(f"no channel for {made}")
 
-    def _deal(self, intervals: "Iterable[_Interval]") -> int:
-        """Slots for all intervals, written into the columns; how many it takes."""
+    def _assign_slots(self, intervals: "Iterable[_Interval]") -> int:
+        """Assign slots to all intervals, write them into the columns, and return their number."""
         most = 0
         by_stage: dict[int, list[_Interval]] = {}
         for interval in intervals:
@@ -214,7 +217,7 @@ class _Builder:
                     count += 1
                 slot = heapq.heappop(free)
                 heapq.heappush(busy, (interval.end, slot))
-                for name, tick in interval.cells:
+                for name, tick in interval.entries:
                     column = self._columns.setdefault(
                         name, np.full_like(self._columns["F.microbatch"], NOTHING)
                     )
@@ -235,7 +238,7 @@ class _Builder:
                     number = self._channel_of(kind, source, target, made, read)
                     arrives[self._tick[made] + self._channels[number].delayed, number] = True
         does = np.stack([busy[kind] for kind in self._kinds], axis=1)
-        if not self._branch_free:  # a stage that has nothing to do costs nothing: one loop
+        if not self._branch_free:  # idle stages cost nothing: one loop
             return (self._segment(0, len(does), does, arrives),)
         edges = [0, *(np.flatnonzero((does[1:] != does[:-1]).any(axis=1)) + 1).tolist(), len(does)]
         return tuple(self._segment(*pair, does, arrives) for pair in itertools.pairwise(edges))
@@ -251,24 +254,24 @@ class _Builder:
 
 @dataclasses.dataclass(frozen=True)
 class _Interval:
-    """What lies in a slot from one moment to another, both included."""
+    """A value that lies in a slot from one moment to another, both included."""
 
     stage: int
     start: int
     end: int
-    cells: tuple[tuple[str, int], ...]
-    """(column, tick) where the slot is named."""
+    entries: tuple[tuple[str, int], ...]
+    """(column, tick) of the entries that name the slot."""
 
 
 def _channels(table: TickTable) -> tuple[Channel, ...]:
-    """The fewest (dealt out greedily) permutations that carry all hops."""
+    """Find few permutations, greedily, that carry all hops."""
     stage_of = table.schedule.placement.stage_of
     channels: list[tuple[Kind, bool, list[tuple[int, int]]]] = []
     for kind in (Kind.FORWARD, Kind.BACKWARD):
-        for chunk, (before, behind) in enumerate(itertools.pairwise(stage_of)):
-            if before == behind:
+        for chunk, (before, following) in enumerate(itertools.pairwise(stage_of)):
+            if before == following:
                 continue
-            pair = (before, behind) if kind is Kind.FORWARD else (behind, before)
+            pair = (before, following) if kind is Kind.FORWARD else (following, before)
             delayed = table.ticks_of_hop(kind, chunk) > 1
             for own_kind, own_delayed, pairs in channels:
                 fits = all(pair[0] != a and pair[1] != b for a, b in pairs)

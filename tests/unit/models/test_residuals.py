@@ -7,18 +7,17 @@ from support.equality import assert_equal_gradients
 from support.small_models import FAMILIES, ROWS, SEQUENCE, make_batch, model_of
 
 from geojax.models import init_parameters
-from geojax.models.chunk.layer_scan import (
-    Span,
+from geojax.models.chunk.layer_io import (
+    LayerWeights,
     StackedGradients,
+    StackedStore,
     StackedWeights,
-    backward_layers,
-    forward_layers,
     layer_slice,
 )
+from geojax.models.chunk.layer_scan import Span, backward_layers, forward_layers
 from geojax.models.chunk.remat import rematerialize
 from geojax.models.chunk.residuals import forward
 from geojax.models.layers import layer, make_context
-from geojax.models.transformer import apply_layers
 
 
 def setting(family):
@@ -71,29 +70,35 @@ def test_the_backward_is_that_of_the_model(family, remat, together):
         layers, x = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), (layers, x))
         cotangent = jax.random.normal(jax.random.key(3), x.shape, x.dtype)
 
+        def one_after_the_other(layers, x):
+            for index in range(model.num_hidden_layers):
+                x, _ = layer(layer_slice(layers, index), x, jnp.int32(index), context, model)
+            return x
+
         @jax.jit
         def by_jax(layers, x):
-            y, backward = jax.vjp(
-                lambda layers, x: apply_layers(layers, x, context, model)[0], layers, x
-            )
+            y, backward = jax.vjp(one_after_the_other, layers, x)
             return {"y": y, "gradients": backward(cotangent)}
 
         @jax.jit
         def by_hand(layers, x):
-            source, sink = StackedWeights(layers), StackedGradients(x.dtype, once=True)
+            sink, store = StackedGradients(x.dtype, once=True), StackedStore()
             function = rematerialize(lambda *arguments: layer(*arguments, model), remat)
-            span = Span(model.num_hidden_layers, function, source)
-            made = forward_layers([span], [None], x, context)
+            spans, weights = (
+                [Span(model.num_hidden_layers, function)],
+                [LayerWeights(StackedWeights(layers))],
+            )
+            made = forward_layers(spans, weights, x, context, store)
             backward = backward_layers(
-                [source],
-                [None],
-                sink,
-                sink.start(layer_slice(layers, 0), model.num_hidden_layers),
+                spans,
+                made.weights,
                 made.residuals,
                 (cotangent, None),
                 context,
-                [model.num_hidden_layers],
-                together=together,
+                store,
+                sink,
+                sink.start(layer_slice(layers, 0), model.num_hidden_layers),
+                bucket_layers=together,
             )
             return {"y": made.x, "gradients": (backward.sums, backward.x)}
 

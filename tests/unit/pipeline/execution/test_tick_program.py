@@ -114,15 +114,15 @@ class Replay:
     def _tick(self, segment, tick):
         before = [dict(made) for made in self.made]
         for stage in range(self.placement.stages):
-            cells = {name: int(column[tick, stage]) for name, column in self._columns()}
+            tick_row = {name: int(column[tick, stage]) for name, column in self._columns()}
             for kind in segment.kinds:
-                if cells[f"{kind.value}.microbatch"] != NOTHING:
-                    getattr(self, f"_{kind.name.lower()}")(stage, cells, 4 * tick)
+                if tick_row[f"{kind.value}.microbatch"] != NOTHING:
+                    getattr(self, f"_{kind.name.lower()}")(stage, tick_row, 4 * tick)
                     continue
                 if kind is not Kind.WEIGHT:
                     self.made[stage][kind.value] = GARBAGE
                 if kind is Kind.FORWARD and self.program.branch_free:
-                    slot = max(cells["F.residuals"], 0)
+                    slot = max(tick_row["F.residuals"], 0)
                     self.rings[stage]["residuals"].write(slot, (GARBAGE, tick), 4 * tick)
         for number in segment.channels:
             channel = self.program.channels[number]
@@ -136,12 +136,12 @@ class Replay:
     def _columns(self):
         return self.program.columns.items()
 
-    def _work(self, stage, cells, kind):
+    def _work(self, stage, tick_row, kind):
         """The microbatch and the chunk of an action, counted off as done."""
-        microbatch = cells[f"{kind}.microbatch"]
-        chunk = self.placement.chunks_of(stage)[cells[f"{kind}.chunk"]]
-        assert bool(cells[f"{kind}.first"]) == (chunk == 0)
-        assert bool(cells[f"{kind}.last"]) == (chunk == self.placement.chunks - 1)
+        microbatch = tick_row[f"{kind}.microbatch"]
+        chunk = self.placement.chunks_of(stage)[tick_row[f"{kind}.chunk"]]
+        assert bool(tick_row[f"{kind}.first"]) == (chunk == 0)
+        assert bool(tick_row[f"{kind}.last"]) == (chunk == self.placement.chunks - 1)
         assert (kind, microbatch, chunk) not in self.done
         self.done.add((kind, microbatch, chunk))
         return microbatch, chunk
@@ -149,40 +149,40 @@ class Replay:
     def _holds(self, stage, chunk):
         return 0 <= chunk < self.placement.chunks and self.placement.stage_of[chunk] == stage
 
-    def _forward(self, stage, cells, moment):
+    def _forward(self, stage, tick_row, moment):
         moment += FORWARD
-        microbatch, chunk = self._work(stage, cells, "F")
+        microbatch, chunk = self._work(stage, tick_row, "F")
         rings, stream = self.rings[stage], ("stream", microbatch, chunk)
         if chunk > 0:
-            rings["inputs"].read(cells["F.input"], ("stream", microbatch, chunk - 1), moment)
-        rings["residuals"].write(cells["F.residuals"], ("residuals", microbatch, chunk), moment)
+            rings["inputs"].read(tick_row["F.input"], ("stream", microbatch, chunk - 1), moment)
+        rings["residuals"].write(tick_row["F.residuals"], ("residuals", microbatch, chunk), moment)
         if chunk == self.placement.chunks - 1:
-            rings["cotangents"].write(cells["F.output"], stream, moment)
+            rings["cotangents"].write(tick_row["F.output"], stream, moment)
         elif self._holds(stage, chunk + 1):
-            rings["inputs"].write(cells["F.output"], stream, moment)
+            rings["inputs"].write(tick_row["F.output"], stream, moment)
         self.made[stage]["F"] = stream
 
-    def _backward(self, stage, cells, moment):
+    def _backward(self, stage, tick_row, moment):
         moment += BACKWARD
-        microbatch, chunk = self._work(stage, cells, "B")
+        microbatch, chunk = self._work(stage, tick_row, "B")
         rings, cotangent = self.rings[stage], ("cotangent", microbatch, chunk)
         above = ("cotangent", microbatch, chunk + 1)
         if chunk == self.placement.chunks - 1:
             above = ("stream", microbatch, chunk)
-        rings["cotangents"].read(cells["B.input"], above, moment)
-        rings["residuals"].read(cells["B.residuals"], ("residuals", microbatch, chunk), moment)
+        rings["cotangents"].read(tick_row["B.input"], above, moment)
+        rings["residuals"].read(tick_row["B.residuals"], ("residuals", microbatch, chunk), moment)
         if self.program.ticks.schedule.split_backward:
-            rings["held"].write(cells["B.held"], ("held", microbatch, chunk), moment)
+            rings["stashed"].write(tick_row["B.stashed"], ("stashed", microbatch, chunk), moment)
         if self._holds(stage, chunk - 1):
-            rings["cotangents"].write(cells["B.output"], cotangent, moment)
+            rings["cotangents"].write(tick_row["B.output"], cotangent, moment)
         self.made[stage]["B"] = cotangent
 
-    def _weight(self, stage, cells, moment):
+    def _weight(self, stage, tick_row, moment):
         moment += WEIGHT
-        microbatch, chunk = self._work(stage, cells, "W")
+        microbatch, chunk = self._work(stage, tick_row, "W")
         rings = self.rings[stage]
-        rings["residuals"].read(cells["W.residuals"], ("residuals", microbatch, chunk), moment)
-        rings["held"].read(cells["W.held"], ("held", microbatch, chunk), moment)
+        rings["residuals"].read(tick_row["W.residuals"], ("residuals", microbatch, chunk), moment)
+        rings["stashed"].read(tick_row["W.stashed"], ("stashed", microbatch, chunk), moment)
 
 
 @SOME

@@ -2,7 +2,7 @@
 
 The backward is traced as one program and its equations are dealt out. Those that the gradient of
 the input needs run first; the rest, for the most part one matrix product for each weight, runs when
-there is time. What passes from the first half to the second is *held*: the cotangents that meet
+there is time. What passes from the first half to the second is *stashed*: the cotangents that meet
 weights, and what was recomputed at some cost; what is cheap (element by element, from what the
 forward kept) is computed again.
 
@@ -33,12 +33,12 @@ _CHEAP = frozenset(
         "sub", "tanh", "transpose",
     )
 )  # fmt: skip
-"""What is computed again rather than held."""
+"""What is computed again rather than stashed."""
 
 _FREE = frozenset(
     ("copy", "expand_dims", "name", "pcast", "pvary", "reshape", "squeeze", "transpose")
 )
-"""Of these the operand is held: it may be held already."""
+"""Of these the operand is stashed: it may be stashed already."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -65,7 +65,7 @@ class SplitBackward:
     weight_steps: tuple[_Step, ...]
     inputs: int
     """How many values the program begins with: what was saved, what is given again, cotangents."""
-    held: tuple[int, ...]
+    stashed: tuple[int, ...]
     input_gradient_at: tuple[Any, ...]
     weight_gradients_at: tuple[Any, ...]
     input_structure: Any
@@ -97,16 +97,16 @@ class SplitBackward:
         saved = range(len(jax.tree.leaves(residuals.saved)))
         late = _late(steps, saved, range(first_cotangent, inputs))
         weight_steps: set[_Step] = set()
-        held: dict[int, None] = {}
+        stashed: dict[int, None] = {}
         wanted = [number for number in at_weights if isinstance(number, int)]
         while wanted:
             number = wanted.pop()
             step = maker.get(number)
             if step is None:
                 if number >= first_cotangent:
-                    held[number] = None
+                    stashed[number] = None
             elif step in for_input and number in late and step.primitive.name not in _FREE:
-                held[number] = None
+                stashed[number] = None
             elif step not in weight_steps:
                 weight_steps.add(step)
                 wanted += [operand for operand in step.operands if isinstance(operand, int)]
@@ -114,28 +114,40 @@ class SplitBackward:
             tuple(step for step in steps if step in for_input),
             tuple(step for step in steps if step in weight_steps),
             inputs,
-            tuple(sorted(held)),
+            tuple(sorted(stashed)),
             tuple(at_x),
             tuple(at_weights),
             x,
             weights,
         )
 
-    def input_gradient(self, saved: Any, again: Any, cotangents: Any) -> tuple[Any, list[Any]]:
-        """The gradient of the input, and what is held for those of the weights."""
-        values = dict(enumerate(jax.tree.leaves((saved, again, cotangents))))
-        assert len(values) == self.inputs, "arguments as they were when it was split"
+    def input_gradient(
+        self, residuals: Residuals, again: Any, cotangents: Any
+    ) -> tuple[Any, "Stash"]:
+        """Compute the gradient of the input, and what is stashed for those of the weights."""
+        values = dict(enumerate(jax.tree.leaves((residuals, again, cotangents))))
+        assert len(values) == self.inputs, "arguments must be those for which it was split"
         _run(self.input_steps, values)
         gradient = [_value(each, values) for each in self.input_gradient_at]
-        return jax.tree.unflatten(self.input_structure, gradient), [values[n] for n in self.held]
+        stashed = Stash([values[number] for number in self.stashed], self)
+        return jax.tree.unflatten(self.input_structure, gradient), stashed
 
-    def weight_gradients(self, saved: Any, again: Any, held: Sequence[Any]) -> Any:
-        """The gradients of the weights."""
-        values = dict(enumerate(jax.tree.leaves((saved, again))))
-        values |= dict(zip(self.held, held, strict=True))
-        _run(self.weight_steps, values)
-        gradients = [_value(each, values) for each in self.weight_gradients_at]
-        return jax.tree.unflatten(self.weight_structure, gradients)
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Stash:
+    """The values that the first half of a split backward holds for the second; a pytree."""
+
+    values: list[jax.Array]
+    split: SplitBackward = dataclasses.field(metadata={"static": True})
+
+    def weight_gradients(self, residuals: Residuals, again: Any) -> Any:
+        """Compute the gradients of the weights; arguments as `SplitBackward.input_gradient`."""
+        values = dict(enumerate(jax.tree.leaves((residuals, again))))
+        values |= dict(zip(self.split.stashed, self.values, strict=True))
+        _run(self.split.weight_steps, values)
+        gradients = [_value(each, values) for each in self.split.weight_gradients_at]
+        return jax.tree.unflatten(self.split.weight_structure, gradients)
 
 
 def _flatten(closed: core.ClosedJaxpr) -> tuple[list[_Step], list[Any], int]:
@@ -222,5 +234,5 @@ def _run(steps: Sequence[_Step], values: dict[int, Any]) -> None:
         values.update(zip(step.results, made, strict=True))
 
 
-def _value(place: Any, values: dict[int, Any]) -> Any:
-    return place.value if isinstance(place, _Constant) else values[place]
+def _value(operand: Any, values: dict[int, Any]) -> Any:
+    return operand.value if isinstance(operand, _Constant) else values[operand]
