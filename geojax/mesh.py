@@ -21,7 +21,7 @@ from typing import Literal, TypeAlias
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, AxisType, Mesh
+from jax.sharding import AxisType, Mesh
 
 from geojax.errors import UserError
 from geojax.topology import Process, Site, Topology
@@ -102,18 +102,6 @@ def make_mesh(
 
 GPU_PLATFORMS = ("gpu", "cuda")
 """JAX's names of the platform of NVIDIA's GPUs."""
-
-
-def platform_of(mesh: Mesh) -> str:
-    """Return the platform of the mesh's devices, which may be abstract ones."""
-    return str(mesh.abstract_mesh.abstract_device.platform)
-
-
-def spans_processes(mesh: Mesh | AbstractMesh) -> bool:
-    """Return whether the mesh's devices belong to several processes; abstract ones to none."""
-    if isinstance(mesh, AbstractMesh):
-        return False
-    return len({device.process_index for device in mesh.devices.flat}) > 1
 
 
 def require_sites(topology: Topology, dc: int) -> None:

@@ -176,17 +176,18 @@ def _sharding_choice(config: "RunConfig", step: "TracedStep") -> str:
 
 def _compared(config: "RunConfig", step: "TracedStep") -> str:
     from geojax.quantities import quantity
+    from geojax.runtime.platform import CPU
     from geojax.train.traced_run import compiled_memory
 
     count = config.mesh.devices
     if count > MOST_SIMULATED_DEVICES:
         return f"not compiled: {count} devices are more than the {MOST_SIMULATED_DEVICES} simulated"
     compiled = compiled_memory(config)
-    estimate = step.memory("cpu").bytes
+    estimate = step.memory(CPU).bytes
     widened = " (as XLA for CPUs orders it, and with 32 bits for 16-bit floats)"
     return (
         f"XLA for {count} simulated CPU devices: {quantity(compiled.arguments, 'B')} arguments + "
         f"{quantity(compiled.results, 'B')} results + {quantity(compiled.temporaries, 'B')} "
         f"temporaries = {quantity(compiled.bytes, 'B')}; estimated {quantity(estimate, 'B')}"
-        f"{'' if step.platform == 'cpu' else widened}, ratio {estimate / compiled.bytes:.3f}"
+        f"{'' if step.platform.host_devices else widened}, ratio {estimate / compiled.bytes:.3f}"
     )

@@ -1,4 +1,4 @@
-"""The order of a program's parts on CPUs, where its data do not say it."""
+"""The order of a program's collectives where its data do not say it."""
 
 from typing import Any, TypeVar
 
@@ -7,17 +7,19 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
+from geojax.runtime.platform import CPU, GPU, TPU
+
 Tree = TypeVar("Tree")
 
 
 def after(tree: Tree, token: jax.Array) -> Tree:
-    """`tree`; what is computed of it, collectives too, begins when `token` has been computed.
+    """Make what is computed of `tree`, collectives too, begin when `token` has been computed.
 
-    On CPUs `tree` is made to depend on `token`, with the same values; elsewhere this does nothing.
-    XLA's runtime for CPUs begins the collectives of one computation in the same order on all
-    devices, but a loop has begun when its first turn has: of the collectives in a loop and those in
-    or behind another that does not wait for it, one device may begin the one first and another the
-    other, and simulated devices then wait for each other for ever.
+    The values stay the same, and on platforms that do not need it (`orders_collectives`) this does
+    nothing. XLA's CPU runtime issues the collectives of one computation in the same order on every
+    device, but a `while` loop counts as issued once its first iteration is. Devices may therefore
+    interleave the collectives of two independent loops differently and deadlock. Making `tree`
+    depend on `token` fixes one order.
 
     Args:
         tree: arrays.
@@ -35,9 +37,15 @@ def _type(aval: Any, _: Any) -> Any:
 
 def _depend(x: jax.Array, token: jax.Array) -> jax.Array:
     number = jnp.nan_to_num(token.ravel()[0].astype(jnp.float32))
-    return jnp.where(jnp.isnan(number), jnp.zeros_like(x), x)  # it never is, but who knows that?
+    return jnp.where(jnp.isnan(number), jnp.zeros_like(x), x)  # never NaN, which XLA cannot know
 
 
 _after_p.def_abstract_eval(_type)
 mlir.register_lowering(_after_p, lambda context, x, token: [x])
-mlir.register_lowering(_after_p, mlir.lower_fun(_depend, multiple_results=False), platform="cpu")
+for _platform in (CPU, GPU, TPU):
+    if _platform.orders_collectives:
+        mlir.register_lowering(
+            _after_p,
+            mlir.lower_fun(_depend, multiple_results=False),
+            platform=_platform.name,
+        )

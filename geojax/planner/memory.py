@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 import jax
 import optax
 
-from geojax.mesh import platform_of
 from geojax.models import ModelConfig, parameter_count
 from geojax.optim import LeafLayout
 from geojax.planner.flat_program import Buffer, FlatProgram, Operation, flatten
 from geojax.planner.live_bytes import XLA_ACCELERATOR, XLA_CPU, Accounting, Snapshot, peaks
 from geojax.planner.traffic import PredictedTraffic, predicted_step_bytes
+from geojax.runtime.platform import Platform, platform_of
 from geojax.step.plan import StepPlan
 from geojax.step.program import trace_step
 from geojax.step.state import TrainState, state_layouts
@@ -124,17 +124,17 @@ class TracedStep:
         return cls(model, plan, layouts, batch, program)
 
     @property
-    def platform(self) -> str:
+    def platform(self) -> Platform:
         """The platform that the step is meant for."""
         return platform_of(self.plan.mesh)
 
-    def memory(self, platform: str | None = None) -> StepMemory:
+    def memory(self, platform: Platform | None = None) -> StepMemory:
         """Estimate the memory that the step takes on a device.
 
         Args:
             platform: the one whose compiler makes a program of the step; None, the plan's own.
         """
-        compiler = XLA_CPU if (platform or self.platform) == "cpu" else XLA_ACCELERATOR
+        compiler = XLA_CPU if (platform or self.platform).host_devices else XLA_ACCELERATOR
         program, arguments = _of_one_device(self.program.jaxpr.jaxpr)
         leaves = jax.tree_util.tree_leaves_with_path(self.layouts)
         for buffer in program.inputs:

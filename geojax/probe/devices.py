@@ -21,6 +21,7 @@ from geojax.probe.context import ProbeContext
 from geojax.probe.exchange import collect, turns
 from geojax.probe.figures import DeviceFigures
 from geojax.probe.outliers import slow_ones
+from geojax.runtime.platform import platform_named
 
 ROUNDS = 7
 
@@ -55,7 +56,7 @@ ON_ACCELERATOR = Work(matrix=8192, products=16, vector_bytes=2**30, sweeps=16)
 
 def default_dtype(device: jax.Device) -> Precision:
     """Return the dtype of matrix products in training on such a device, unless configured."""
-    return "float32" if device.platform == "cpu" else "bfloat16"
+    return "float32" if platform_named(device.platform).host_devices else "bfloat16"
 
 
 def measured_devices(
@@ -75,7 +76,8 @@ def measured_devices(
         MissingProcessesError: some process did not arrive.
     """
     if work is None:
-        work = ON_CPU if jax.local_devices()[0].platform == "cpu" else ON_ACCELERATOR
+        on_host = platform_named(jax.local_devices()[0].platform).host_devices
+        work = ON_CPU if on_host else ON_ACCELERATOR
     data = _data(work, dtype)
     here = [(site, _Bench(device, work, *data)) for site, device in context.own_devices]
     del data

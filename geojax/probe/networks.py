@@ -26,6 +26,7 @@ from geojax.probe.exchange import TIMEOUT_SECONDS, collect
 from geojax.probe.figures import CollectiveFigures, CollectiveName, NetworkFigures, Scope
 from geojax.probe.outliers import slow_ones
 from geojax.runtime import Watchdog, WatchdogSettings, barrier
+from geojax.runtime.platform import platform_of
 
 SIZES_ON_CPU = (2**14, 2**18, 2**22)
 SIZES_ON_ACCELERATOR = (2**16, 2**20, 2**24, 2**28)
@@ -67,7 +68,7 @@ def measured_networks(
     Raises:
         MissingProcessesError: some process did not arrive.
     """
-    on_cpu = context.mesh.devices.flat[0].platform == "cpu"
+    on_cpu = platform_of(context.mesh).host_devices
     sizes = sizes or (SIZES_ON_CPU if on_cpu else SIZES_ON_ACCELERATOR)
     in_flight = 1 if on_cpu else _IN_FLIGHT_ON_ACCELERATOR
     programs = list(_programs(context.mesh, sizes))

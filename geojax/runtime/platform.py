@@ -1,14 +1,95 @@
-"""What a program is compiled for."""
+"""What geojax does differently on the platforms that it compiles for: callers ask, nobody compares.
+
+On CPUs devices are simulated on the cores of a few hosts and processes reach each other through
+Gloo, whose collectives and whose runtime have limits that those of accelerators do not have.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import jax
+from jax.sharding import AbstractMesh, Mesh
+
+from geojax.errors import UserError
+
+PlatformName: TypeAlias = Literal["cpu", "gpu", "tpu"]
 
 
-def target_platform() -> str:
-    """The platform of the program that is being traced: "cpu", "gpu", "tpu" ...
+@dataclass(frozen=True)
+class Platform:
+    """The limits of one platform's devices, runtime and network between processes."""
+
+    name: PlatformName
+
+    host_devices: bool = False
+    """Devices are cores of the host: measurements stay small, and compute is in float32."""
+
+    gloo: bool = False
+    """Processes reach each other through Gloo, which listens at the address of the hostname. Its
+    all-reduce cannot fill a long link, so that sums over sites go in messages of their own."""
+
+    orders_collectives: bool = False
+    """Devices may start collectives that do not depend on each other in different orders, and wait
+    for each other for ever: a program has to say the order (`geojax.collectives.after`)."""
+
+    branches_hold_collectives: bool = True
+    """A branch that all ranks of a collective take may hold it. XLA's runtime for CPUs does not
+    keep the collectives of a branch in one order with those beside it."""
+
+    permutes_by_group: bool = True
+    """A permute needs only the devices that send and receive; on CPUs all of the mesh take part."""
+
+
+CPU = Platform(
+    "cpu",
+    host_devices=True,
+    gloo=True,
+    orders_collectives=True,
+    branches_hold_collectives=False,
+    permutes_by_group=False,
+)
+GPU = Platform("gpu")
+TPU = Platform("tpu")
+
+_BY_JAX_NAME = {"cpu": CPU, "gpu": GPU, "cuda": GPU, "rocm": GPU, "tpu": TPU}
+
+
+def platform_named(name: str) -> Platform:
+    """Look up the platform that JAX calls `name`; it has several names for GPUs.
+
+    Raises:
+        UserError: geojax does not know it.
+    """
+    if name not in _BY_JAX_NAME:
+        raise UserError(f"platform: JAX runs on '{name}'; geojax runs on {', '.join(_BY_JAX_NAME)}")
+    return _BY_JAX_NAME[name]
+
+
+def platform_of(mesh: Mesh | AbstractMesh) -> Platform:
+    """Return the platform of a mesh's devices, which a mesh without devices only describes."""
+    return platform_named(mesh.abstract_mesh.abstract_device.platform)
+
+
+def target_platform() -> Platform:
+    """Return the platform of the program that is being traced.
 
     Inside a `shard_map` it is that of the mesh's devices, which may be a topology that this machine
     does not have (an ahead-of-time compile); elsewhere it is JAX's default.
     """
     device = jax.sharding.get_abstract_mesh().abstract_device
     platform = getattr(device, "platform", None)
-    return platform or jax.default_backend()
+    return platform_named(platform or jax.default_backend())
+
+
+def sums_in_messages(mesh: Mesh | AbstractMesh) -> bool:
+    """Return True if float32 sums over the mesh's sites should go in messages instead of a psum.
+
+    That is so where Gloo carries them between processes (see `Platform.gloo`).
+    """
+    return platform_of(mesh).gloo and _spans_processes(mesh)
+
+
+def _spans_processes(mesh: Mesh | AbstractMesh) -> bool:
+    if isinstance(mesh, AbstractMesh):  # described devices belong to no process
+        return False
+    return len({device.process_index for device in mesh.devices.flat}) > 1

@@ -20,6 +20,7 @@ from geojax.runtime.liveness.peer_monitor import (
     start_peer_monitor,
     stop_peer_monitor,
 )
+from geojax.runtime.platform import platform_named
 from geojax.runtime.rendezvous import Presence, join
 from geojax.runtime.xla_flags import apply_xla_flags, expected_platform
 from geojax.topology import Process
@@ -70,7 +71,7 @@ def start(settings: ProcessSettings | None = None) -> tuple[Process, ...]:
     everyone = join(
         process_id, count, settings.coordinator, settings.site, settings.start_timeout_seconds
     )
-    if expected_platform() == "cpu":
+    if platform_named(expected_platform()).gloo:
         _check_addresses(everyone)
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
     # geojax agrees on a stop in the step; JAX's own service for that would take over SIGTERM.

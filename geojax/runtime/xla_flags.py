@@ -1,4 +1,4 @@
-"""All XLA flags that geojax sets, each with its reason, and the line that says what is in force.
+"""All XLA flags that geojax sets, each with its reason, and the line for the log about them.
 
 Flags go into the environment variable XLA_FLAGS, which XLA reads once, when its first backend
 starts. What the user put there stays as it is. Every flag here is known to the XLA of JAX 0.10 and
@@ -7,14 +7,12 @@ of 0.11: an unknown one ends the process.
 
 import importlib.util
 import os
-from typing import Literal
 
 import jax
 
 from geojax.errors import UserError
 from geojax.runtime.jax_private import backend_runs
-
-Platform = Literal["cpu", "gpu", "tpu"]
+from geojax.runtime.platform import PlatformName
 
 _CPU_FLAGS = {
     # Simulated devices share a few cores, so that one may reach a collective minutes after another
@@ -26,12 +24,12 @@ _CPU_FLAGS = {
 _GPU_FLAGS = {
     # Start collectives as early and await them as late as their operands allow.
     "--xla_gpu_enable_latency_hiding_scheduler": "true",
-    # XLA otherwise merges the chunks of a gradient into one collective, and the cross-site phase of
-    # one chunk could no longer overlap the in-site phase of the next.
+    # XLA otherwise merges the buckets of a gradient into one collective, and the cross-site phase
+    # of one bucket could no longer overlap the in-site phase of the next.
     "--xla_gpu_all_reduce_combine_threshold_bytes": "0",
     "--xla_gpu_reduce_scatter_combine_threshold_bytes": "0",
-    # Several collectives in flight at once: chunks on the long link, and hops beside them. Those in
-    # a loop or a branch count too, so that with 4 the hops of a pipeline waited for its ticks.
+    # Several collectives in flight at once: buckets on the long link, and hops beside them. Those
+    # in a loop or a branch count too, so that with 4 the hops of a pipeline waited for its ticks.
     "--xla_gpu_experimental_parallel_collective_overlap_limit": "16",
     # See that what a branch in a loop writes can be written in place. Otherwise every tick of a
     # pipeline with branches copies its rings and gradients (34.7 instead of 18.8 GB in one case).
@@ -56,16 +54,17 @@ CUSTOM_PRODUCTS_OPTIONS: dict[str, str | bool] = {
 """Compiler options of one program for GPUs whose matrix products are custom calls."""
 
 
-def recommended_flags(platform: Platform) -> dict[str, str]:
-    """The flags that geojax sets on that platform, by name."""
-    if platform == "gpu":
-        return dict(_GPU_FLAGS)
-    if platform == "tpu":
-        return {}  # libtpu reads its own variable, LIBTPU_INIT_ARGS, and schedules well without
-    return dict(_CPU_FLAGS)
+def recommended_flags(platform: PlatformName) -> dict[str, str]:
+    """Return the flags that geojax sets on that platform, by name."""
+    flags: dict[PlatformName, dict[str, str]] = {
+        "cpu": _CPU_FLAGS,
+        "gpu": _GPU_FLAGS,
+        "tpu": {},  # libtpu reads its own variable, LIBTPU_INIT_ARGS, and schedules well without
+    }
+    return dict(flags[platform])
 
 
-def apply_xla_flags(platform: Platform) -> None:
+def apply_xla_flags(platform: PlatformName) -> None:
     """Add the recommended flags to XLA_FLAGS, except those that the user has set.
 
     Raises:
@@ -88,8 +87,8 @@ def apply_xla_flags(platform: Platform) -> None:
     os.environ["XLA_FLAGS"] = " ".join([*given, *added])
 
 
-def expected_platform() -> Platform:
-    """The platform on which JAX will run, found out without starting it."""
+def expected_platform() -> PlatformName:
+    """Find out on which platform JAX will run, without starting it."""
     asked = (getattr(jax.config, "jax_platforms", None) or "").split(",")[0]
     if asked in ("cpu", "tpu"):
         return "cpu" if asked == "cpu" else "tpu"
@@ -101,7 +100,7 @@ def expected_platform() -> Platform:
 
 
 def flags_in_force() -> str:
-    """One line for the log: XLA_FLAGS, and NPROC where it is set."""
+    """Return one line for the log: XLA_FLAGS, and NPROC where it is set."""
     flags = os.environ.get("XLA_FLAGS", "").split()
     threads = os.environ.get("NPROC")
     line = "XLA flags: " + (" ".join(flag.removeprefix("--xla_") for flag in flags) or "none")

@@ -14,7 +14,7 @@ from geojax.accelerators import accelerator_of
 from geojax.checkpoint import Checkpointer
 from geojax.collectives import FLOAT32, WireFormat, wire_format
 from geojax.hlo import HloParseError
-from geojax.mesh import make_mesh, platform_of, spans_processes
+from geojax.mesh import make_mesh
 from geojax.models import model_flops, parameter_count
 from geojax.models.attention import chosen_implementation
 from geojax.optim import bytes_per_device, layout, learning_rate_schedule, make_optimizer
@@ -22,6 +22,7 @@ from geojax.planner.cross_site import CrossSiteBytes, cross_site_bytes
 from geojax.precision import BackendChoice, chosen_backend
 from geojax.quantities import quantity
 from geojax.runtime import flags_in_force
+from geojax.runtime.platform import platform_of, sums_in_messages
 from geojax.step.plan import StepPlan
 from geojax.step.program import batch_shape, compile_evaluation, lower_step, require_fp8_products
 from geojax.step.state import (
@@ -87,21 +88,19 @@ def step_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
 def _wire(config: RunConfig, mesh: Mesh) -> WireFormat | None:
     """Choose the format of gradients on the link.
 
-    Where Gloo carries it float32 travels in messages of our own, since Gloo's all-reduce cannot
-    fill a long link (see `geojax.collectives.wire_format`).
+    Where a psum cannot fill a long link, float32 travels in messages (`sums_in_messages`).
     """
     asked = wire_format(config.communication.gradient_compression)
-    over_gloo = platform_of(mesh) == "cpu" and spans_processes(mesh)
     float32 = policy_of(config.precision, config.fp8).reduce_dtype == jnp.float32
     sums = config.dc.role == "data" and not config.zero.across_sites
-    return FLOAT32 if asked is None and over_gloo and float32 and sums else asked
+    return FLOAT32 if asked is None and sums_in_messages(mesh) and float32 and sums else asked
 
 
 def _choose_fp8_backend(config: RunConfig, mesh: Mesh) -> BackendChoice:
     recipe = policy_of(config.precision, config.fp8).recipe
     if recipe is None:
         return BackendChoice("reference", "no FP8")
-    return chosen_backend(recipe, platform_of(mesh), config.fp8.backend)
+    return chosen_backend(recipe, platform_of(mesh).name, config.fp8.backend)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,7 +241,7 @@ class CompiledRun:
             model.head_dim,
             packed=True,
             implementation=self.plan.attention,
-            platform=platform_of(mesh),
+            platform=platform_of(mesh).name,
         )
         reasons = [attention.reason, flags_in_force()]
         if self.plan.policy.recipe is not None:

@@ -8,6 +8,7 @@ from geojax.pipeline.registry import schedule_entry
 from geojax.pipeline.schedule import TickTable
 from geojax.pipeline.simulation.model_costs import layers_by_operations
 from geojax.pipeline.tick_tables import tick_table
+from geojax.runtime.platform import Platform
 from geojax.step.stage_layers import StagedLayers
 from geojax.train.config import RunConfig
 
@@ -43,7 +44,7 @@ def pipeline_ticks(config: RunConfig, staged: StagedLayers) -> TickTable:
     return tick_table(settings.schedule, placement, config.batch.microbatches, hops, limit)
 
 
-def tick_program(config: RunConfig, staged: StagedLayers, platform: str) -> TickProgram:
+def tick_program(config: RunConfig, staged: StagedLayers, platform: Platform) -> TickProgram:
     """The ticks of `pipeline_ticks` as a program.
 
     Raises:
@@ -53,7 +54,7 @@ def tick_program(config: RunConfig, staged: StagedLayers, platform: str) -> Tick
     branch_free = schedule_entry(config.pipeline.schedule).branch_free
     uneven = len(set(staged.layers_per_chunk)) > 1
     ring = config.mesh.context > 1 and config.parallelism.context_method == "ring"
-    if platform == "cpu" and ring and (uneven or not branch_free):
+    if not platform.permutes_by_group and ring and (uneven or not branch_free):
         raise UserError(
             "parallelism.context_method=ring sends messages that on CPUs all devices must take "
             "part in, and these stages do not all work at a time: choose all_gather or ulysses, or "

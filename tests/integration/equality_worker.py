@@ -8,15 +8,23 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from geojax import make_mesh, runtime
-from geojax.collectives import BFLOAT16, INT8, all_reduce
+from geojax.collectives import BFLOAT16, FLOAT32, INT8, all_reduce
+
+WIRES = {"psum": None, "messages": FLOAT32}
+"""Sums over sites as on GPUs, and as they are between processes on CPUs."""
 
 
 def check_wires() -> int:
-    """Sums of the same numbers in each wire format; a checksum of their bits."""
+    """Sums of the same numbers in a psum and in each wire format; a checksum of their bits."""
     mesh = make_mesh(dc=2, data=4)
     own = np.random.default_rng(0).uniform(-1, 1, (mesh.size, 3000)).astype(np.float32)
     checksum = 0
-    for wire, precision in ((BFLOAT16, 2.0**-8), (INT8, 1 / 254)):
+    for wire, precision in (
+        (None, 2.0**-22),
+        (FLOAT32, 2.0**-22),
+        (BFLOAT16, 2.0**-8),
+        (INT8, 1 / 254),
+    ):
         program = jax.shard_map(
             lambda x, wire=wire: all_reduce(x[0], "data", "dc", wire=wire),
             mesh=mesh,
@@ -37,9 +45,12 @@ if __name__ == "__main__":
     runtime.start()
     from support.equality import check_layout
 
-    for layout in sys.argv[1:]:
-        check_layout("llama", "fp64", 1e-10, layout)
-        check_layout("llama", "fp32", 1e-5, layout)
+    form, *layouts = sys.argv[1:]
+    for layout in layouts:
+        # Messages are of float32, so that numbers of 64 bits cross in a psum only.
+        if form == "psum":
+            check_layout("llama", "fp64", 1e-10, layout)
+        check_layout("llama", "fp32", 1e-5, layout, wire=WIRES[form])
         print(layout, "equal")
     print("wires", check_wires())
     runtime.finish()

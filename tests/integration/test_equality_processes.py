@@ -12,9 +12,11 @@ LAYOUTS = ("dc2-data4", "dc2-data2-expert2")
 
 
 @pytest.mark.multiprocess
-def test_loss_and_gradients_equal_those_of_one_device():
+@pytest.mark.parametrize("form", ["psum", "messages"])
+def test_loss_and_gradients_equal_those_of_one_device(form):
+    """Gradients cross between sites in a psum, as on GPUs, or in messages, as through Gloo."""
     variables = {"GEOJAX_SIMULATE_DEVICES": "4", "XLA_FLAGS": LESS}
-    processes = start_processes(WORKER, *LAYOUTS, sites=("west", "east"), **variables)
+    processes = start_processes(WORKER, form, *LAYOUTS, sites=("west", "east"), **variables)
     printed = finish(*processes)
     assert [process.returncode for process in processes] == [0, 0], "".join(printed)
     lines = [text.strip().splitlines() for text in printed]

@@ -132,12 +132,14 @@ def assert_equal_gradients(actual, expected, tolerance, zero_leaves=()):
     jax.tree_util.tree_map_with_path(compare, actual, expected)
 
 
-def check_layout(family, precision, tolerance, name):
+def check_layout(family, precision, tolerance, name, **options):
     """Loss and every gradient leaf of a layout against one device."""
     axes, microbatches = LAYOUTS[name]
     with jax.enable_x64(precision == "fp64"):
         loss, gradients = reference(family, precision)
-        actual_loss, actual = on_layout(family, precision, axes, microbatches, bucket_bytes=4096)
+        actual_loss, actual = on_layout(
+            family, precision, axes, microbatches, bucket_bytes=4096, **options
+        )
         assert abs(float(actual_loss) - float(loss)) <= tolerance * abs(float(loss))
         # Softmax does not see what a key bias adds to all scores of a query alike.
         zero = ("layers.attention.key.bias",) if family == "gpt3" else ()

@@ -36,7 +36,7 @@ def chosen_implementation(
         head_size: width of a head.
         packed: whether segment ids are given.
         implementation: what the caller asks for, one of `IMPLEMENTATIONS`.
-        platform: what the program is compiled for; None: `target_platform()`.
+        platform: what the program is compiled for; None: `target_platform`.
 
     Raises:
         UserError: the implementation is unknown, or is cudnn and cannot run.
@@ -53,7 +53,7 @@ def chosen_implementation(
         if reason:
             raise UserError(f"attention: cudnn cannot be used, {reason}; use blocked or auto")
         return Choice("cudnn", "attention: cudnn, as asked")
-    platform = platform or target_platform()
+    platform = platform or target_platform().name
     if platform not in GPU_PLATFORMS:
         return Choice("blocked", f"attention: blocked, for platform {platform}")
     if reason:

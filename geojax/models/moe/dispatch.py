@@ -10,9 +10,9 @@ as large, until nothing is left: no token is dropped here, an imbalance costs ti
     buffers                                        R W places of a token's width: 1.25 k N
     one buffer for the worst case would have       R N min(k, experts of a rank) places
 
-On CPUs W is the most there can be. Whether there are further exchanges is a branch of the program,
-and XLA's runtime for CPUs does not keep the collectives of a branch in one order with those beside
-it: simulated devices were seen to abort.
+The loop of further exchanges is a branch of the program. On a platform whose branches cannot hold
+collectives (CPUs; see `geojax.runtime.platform`) W is the most there can be, and no branch is
+needed.
 
 The further exchanges keep nothing for the backward pass, which repeats them. With tensor
 parallelism each of its ranks sends its share of the tokens (with sequence parallelism those of its
@@ -39,7 +39,7 @@ from geojax.models.parallel.parallelism import Parallelism
 from geojax.models.parallel.varying import vary_over, varying_axes
 from geojax.models.parameters import Parameters
 from geojax.precision import LinearMatmul, accumulate, merge_quantized, split_quantized
-from geojax.runtime.platform import target_platform
+from geojax.runtime.platform import Platform, target_platform
 
 RECEIVED = "expert_received"
 PLACES = "expert_places"
@@ -63,7 +63,7 @@ class Windows(NamedTuple):
 
 
 def windows(
-    tokens: int, most: int, config: ModelConfig, parallelism: Parallelism, platform: str
+    tokens: int, most: int, config: ModelConfig, parallelism: Parallelism, platform: Platform
 ) -> Windows:
     """The sizes for a rank that sends `tokens` tokens.
 
@@ -75,14 +75,10 @@ def windows(
         platform: what the program is compiled for.
     """
     even = tokens * config.num_experts_per_tok / parallelism.expert
-    first = min(math.ceil(_SLACK * even), most) if _may_branch(platform) else most
+    first = min(math.ceil(_SLACK * even), most) if platform.branches_hold_collectives else most
     first = max(first, 1)
     further = math.ceil(_FURTHER * first)
     return Windows(first, further, max(-(-(most - first) // further), 0))
-
-
-def _may_branch(platform: str) -> bool:
-    return platform != "cpu"
 
 
 def most_to_a_rank(

@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from geojax.mesh import GPU_PLATFORMS
 from geojax.models.moe import grouped_matmul_loops, grouped_matmul_triton
 from geojax.models.moe.quantized_operands import Rounding
 from geojax.models.parallel.varying import vary_over, varying_axes
@@ -36,7 +35,7 @@ from geojax.precision import (
     largest_each,
     split_quantized,
 )
-from geojax.runtime.platform import target_platform
+from geojax.runtime.platform import GPU, target_platform
 
 _LARGEST_BLOCK = 256
 _SMALLEST_BLOCK = 16
@@ -127,7 +126,7 @@ def grouped_product(
 
 def _functions(dtype: Any) -> ModuleType:
     """Who runs the products: Triton kernels on a GPU that has the dtype, loops anywhere else."""
-    on_gpu = target_platform() in GPU_PLATFORMS
+    on_gpu = target_platform() is GPU
     return (
         grouped_matmul_triton if on_gpu and jnp.dtype(dtype).itemsize <= 4 else grouped_matmul_loops
     )

@@ -35,7 +35,7 @@ from geojax.models.moe.dispatch import most_to_a_rank, windows
 from geojax.models.moe.sharded_sequence import full_sequence_length, sequence_axes
 from geojax.models.parallel.parallelism import Parallelism
 from geojax.planner.traffic.by_axes import Axes, BytesByAxes, add, no_bytes
-from geojax.runtime.platform import target_platform
+from geojax.runtime.platform import Platform, target_platform
 
 
 def predicted_moe_bytes(
@@ -46,7 +46,7 @@ def predicted_moe_bytes(
     positions: int,
     dtype: Any,
     remat: Remat = "none",
-    platform: str | None = None,
+    platform: Platform | None = None,
 ) -> dict[Axes, Fraction]:
     """Predict the bytes of forward and backward of the experts of one layer.
 
@@ -85,7 +85,7 @@ def _dispatch(
     own_positions: int,
     dtype: Any,
     remat: Remat,
-    platform: str,
+    platform: Platform,
 ) -> BytesByAxes:
     """Predict the first exchange, and the agreement on how many further ones there are."""
     ranks, experts = parallelism.tensor, parallelism.expert

@@ -46,7 +46,7 @@ from geojax.hlo.conventions import (
     permute_bytes,
     reduce_scatter_bytes,
 )
-from geojax.mesh import AXES, platform_of
+from geojax.mesh import AXES
 from geojax.models import ModelConfig
 from geojax.optim import SHARD_AXES, LeafLayout
 from geojax.planner.traffic.amax import predicted_amax_bytes
@@ -66,6 +66,7 @@ from geojax.planner.traffic.context import predicted_context_bytes
 from geojax.planner.traffic.moe import predicted_moe_bytes
 from geojax.planner.traffic.tensor import predicted_tensor_bytes
 from geojax.planner.traffic.weights import predicted_weight_bytes
+from geojax.runtime.platform import platform_of
 from geojax.step.gather import computing_axes, shard_axes
 from geojax.step.plan import SIGNALS, StepPlan
 from geojax.step.state import parameter_layouts

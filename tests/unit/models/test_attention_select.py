@@ -6,7 +6,7 @@ from geojax.errors import UserError
 from geojax.mesh import make_mesh
 from geojax.models.attention import attention, chosen_implementation
 from geojax.models.attention.cudnn import support as cudnn
-from geojax.runtime.platform import target_platform
+from geojax.runtime.platform import CPU, target_platform
 
 
 @pytest.fixture
@@ -73,4 +73,4 @@ def test_inside_a_shard_map_the_mesh_says_the_platform():
     spec = jax.sharding.PartitionSpec("dc")
     mapped = jax.shard_map(local, mesh=make_mesh(dc=2, data=4), in_specs=spec, out_specs=spec)
     jax.eval_shape(mapped, jnp.zeros(2))
-    assert seen == ["cpu"]
+    assert seen == [CPU]

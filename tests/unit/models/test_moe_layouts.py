@@ -19,7 +19,9 @@ from geojax.models.moe.dispatch import most_to_a_rank, windows
 from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
 from geojax.models.parallel.sequence_order import local_positions, position_order
 from geojax.models.parallel.tensor import stream_positions
+from geojax.planner.traffic import moe as traffic_of_moe
 from geojax.planner.traffic.moe import predicted_moe_bytes
+from geojax.runtime.platform import CPU, GPU
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +60,7 @@ def test_loss_and_every_gradient_equal_one_devices(
 ):
     if parallelism == Parallelism(expert=parallelism.expert):
         # As on a GPU, and windows of half of what even tokens need: some wait, whatever they are.
-        monkeypatch.setattr(dispatch, "_may_branch", lambda platform: True)
+        monkeypatch.setattr(dispatch, "target_platform", lambda: GPU)
         monkeypatch.setattr(dispatch, "_SLACK", 0.5)
     config = model_with(mixture)
     parameters = uneven_parameters(config)
@@ -107,7 +109,8 @@ def test_who_is_dropped_does_not_depend_on_who_holds_the_columns(tensor, context
     ids=repr,
 )
 def test_bytes_are_the_formulas(mixture, parallelism, axes, remat, monkeypatch):
-    monkeypatch.setattr(dispatch, "_may_branch", lambda platform: True)  # as on a GPU
+    for module in (dispatch, traffic_of_moe):  # windows as on a GPU
+        monkeypatch.setattr(module, "target_platform", lambda: GPU)
     config = model_with(mixture)
     mesh = mesh_of(parallelism, **axes)
     program = spread_blocks(config, parallelism, mesh, remat)
@@ -141,13 +144,13 @@ def test_windows_hold_the_most_there_can_be():
         parallelism = Parallelism(expert=ranks)
         most = most_to_a_rank(tokens, 1, tokens, config, parallelism)
         assert most == tokens * min(2, 4 // ranks)
-        first, further, exchanges = windows(tokens, most, config, parallelism, "gpu")
+        first, further, exchanges = windows(tokens, most, config, parallelism, GPU)
         assert first + exchanges * further >= most
         assert first <= -(-5 * tokens * 2 // (4 * ranks))
-        first, _, exchanges = windows(tokens, most, config, parallelism, "cpu")
+        first, _, exchanges = windows(tokens, most, config, parallelism, CPU)
         assert (first, exchanges) == (most, 0)
     # An expert that takes what it gets when all are equally busy needs one dispatch.
     config, parallelism = model_with("capacity"), Parallelism(expert=4)
     most = most_to_a_rank(4096, 4, 1024, config, parallelism)
     assert most == 4 * 2 * 384
-    assert windows(4096, most, config, parallelism, "gpu").exchanges == 0
+    assert windows(4096, most, config, parallelism, GPU).exchanges == 0

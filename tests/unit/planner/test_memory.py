@@ -13,6 +13,7 @@ import pytest
 from geojax.models import parameter_count, parameter_shapes
 from geojax.optim import LeafLayout, bytes_per_device
 from geojax.planner.memory import KINDS, PHASES, PIPELINE, STATE_KINDS
+from geojax.runtime.platform import GPU
 from geojax.step.state import TrainState
 from geojax.train.config import RunConfig
 from geojax.train.traced_run import compiled_memory, trace_run
@@ -135,7 +136,7 @@ def test_eighteen_bytes_a_parameter_without_zero_in_mixed_precision():
     """
     options = ("--zero.stage", "0", "--precision", "bf16", "--batch.global_batch_size", "16")
     config = config_of(*options, "--batch.microbatches", "2", "--batch.sequence_length", "128")
-    forward = trace_run(config).memory("gpu").phases["forward"].by_kind
+    forward = trace_run(config).memory(GPU).phases["forward"].by_kind
     parts = {"gathered weights": 2, "gradients": 4, "master weights": 4, "optimizer moments": 8}
     parameters = parameter_count(config.model)
     assert {kind: forward[kind] / parameters for kind in parts} == pytest.approx(parts, rel=1e-3)
@@ -154,7 +155,7 @@ def test_kernels_that_travel_as_fp8_numbers_are_held_as_such():
     step = trace_run(config_of(*options, "--batch.sequence_length", "128"))
     shapes = jax.tree.leaves_with_path(parameter_shapes(step.model)["layers"])
     kernels = sum(leaf.size for path, leaf in shapes if path[-1].key == "kernel")
-    held = step.memory("gpu").phases["forward"].by_kind["gathered weights"]
+    held = step.memory(GPU).phases["forward"].by_kind["gathered weights"]
     parameters = parameter_count(step.model)
     assert held == pytest.approx(2 * parameters - kernels, rel=1e-3)
     assert kernels > parameters / 3

@@ -5,6 +5,7 @@ import pytest
 
 from geojax import make_mesh
 from geojax.collectives import BFLOAT16, FLOAT32
+from geojax.runtime import platform
 from geojax.settings import validate
 from geojax.train import compiled_run as program
 from geojax.train.config import RunConfig
@@ -39,5 +40,5 @@ def test_simulated_sites_sum_float32_as_it_is():
     ],
 )
 def test_over_gloo_float32_travels_in_messages_of_our_own(settings, wire, monkeypatch):
-    monkeypatch.setattr(program, "spans_processes", lambda mesh: True)
+    monkeypatch.setattr(platform, "_spans_processes", lambda mesh: True)
     assert wire_of(**settings) == wire
