@@ -22,6 +22,7 @@ from geojax.optim.optimizer import (
     optimizer_layouts,
 )
 from geojax.optim.stage_assignment import StageRows
+from geojax.optim.sync_across_sites import sync_across_sites
 
 __all__ = [
     "SHARD_AXES",
@@ -42,5 +43,6 @@ __all__ = [
     "parameter_layouts",
     "replicated",
     "shardings",
+    "sync_across_sites",
     "trim",
 ]
