@@ -139,6 +139,26 @@ def intra_site_reduce_scatter(gradients: Any, layouts: Any, plan: StepPlan) -> A
     return map_by_group(scatter, gradients, layouts, shard_axes)
 
 
+def accumulate_in_site(accumulated: Any, gradients: Any, layouts: Any, plan: StepPlan) -> Any:
+    """Add the gradients of the last microbatch, and reduce-scatter the sum inside the site.
+
+    Args:
+        accumulated: of all microbatches before: whole, or shards from ZeRO 2 on; None: there are
+            none.
+        gradients: of the last microbatch.
+        layouts: the `LeafLayout` of each leaf.
+        plan: how the step runs.
+    """
+    whole = jax.tree.map(lambda leaf: leaf.astype(plan.policy.reduce_dtype), gradients)
+    if accumulated is None:
+        return intra_site_reduce_scatter(whole, layouts, plan)
+    if plan.zero_stage < 2:
+        whole = jax.tree.map(jnp.add, accumulated, whole)
+        return intra_site_reduce_scatter(whole, layouts, plan)
+    shards = intra_site_reduce_scatter(whole, layouts, plan)
+    return jax.tree.map(jnp.add, accumulated, shards)
+
+
 @jax.named_scope("reduce_gradients")
 def start_grad_reduce(
     gradients: Any, error_feedback: Any, layouts: Any, plan: StepPlan, *, scattered: bool = False

@@ -1,13 +1,13 @@
-"""Gradients that are reduced layer by layer, while weights are gathered layer by layer.
+"""Sinks for the gradients of a backward pass, which are reduced layer by layer.
 
 The sinks of `geojax.models.chunk.layer_io` for a state in shards; the sources are in
-`geojax.step.weight_sources`. Each message is issued in the turn of a layer whose computation does
-not wait for it, and what it brings is used later:
+`geojax.step.weight_sources`. Each message is issued in the iteration of a layer whose
+computation does not wait for it, and its result is used later:
 
-    forward    turn l     compute layer l          gather the weights of layer l+1
-    backward   turn l     compute layer l          gather the weights of layer l-1
-                                                   scatter the gradient of layer l+1
-                                                   sum the shards of layer l+2 over the sites
+    forward    iteration l    compute layer l    gather the weights of layer l+1
+    backward   iteration l    compute layer l    gather the weights of layer l-1
+                                                 reduce-scatter the gradient of layer l+1
+                                                 all-reduce the shards of layer l+2 over the sites
 
 (Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models".)
 """
@@ -32,44 +32,45 @@ from geojax.step.amax_history import detach
 from geojax.step.grad_reduce import (
     GradReduce,
     ReducedGradients,
-    intra_site_reduce_scatter,
+    accumulate_in_site,
     start_grad_reduce,
 )
 from geojax.step.plan import StepPlan
 
 
-class WatchedSums(NamedTuple):
-    """The sums of a sink, and what was seen in the layers."""
+class AmaxSums(NamedTuple):
+    """The sums of another sink, and the amax of all layers."""
 
     weights: Any
-    seen: Any
-    """Stacked; the largest so far."""
+    amax: Any
+    """Stacked; the largest over the microbatches so far."""
 
 
 @dataclasses.dataclass(frozen=True)
-class WatchedGradients:
-    """A sink that keeps what was seen apart from the gradients of weights, which it passes on."""
+class AmaxSink:
+    """A sink that keeps the amax of layers apart from the gradients of weights, which it passes on.
+
+    In the gradient tree such a leaf holds the amax observed in this step: it is never summed.
+    """
 
     sink: GradientSink
 
     @property
     def warmup_iterations(self) -> int:
-        """That of the sink within."""
+        """Iterations before the wrapped sink produces its first result."""
         return self.sink.warmup_iterations
 
-    def put(self, sums: WatchedSums, first: jax.Array, gradients: Parameters) -> WatchedSums:
-        """Gradients go to the sink within."""
-        weights, seen = detach(gradients)
-        return WatchedSums(
-            self.sink.put(sums.weights, first, weights), add_at(sums.seen, first, seen)
-        )
+    def put(self, sums: AmaxSums, first: jax.Array, gradients: Parameters) -> AmaxSums:
+        """Keep the amax, and put the gradients of weights into the wrapped sink."""
+        weights, amax = detach(gradients)
+        return AmaxSums(self.sink.put(sums.weights, first, weights), add_at(sums.amax, first, amax))
 
 
-class ScatteredSums(NamedTuple):
-    """The gradients of all layers, but for one that is on its way to its shards."""
+class Zero2Sums(NamedTuple):
+    """The gradients of all layers, but for one that waits for its reduce-scatter."""
 
     shards: Parameters
-    """Stacked, summed over the ranks of a site that share a layer's weights."""
+    """Stacked, each summed over the ranks of a site that share its layer's weights."""
     pending: Parameters
     """The whole gradient of one layer, stacked alone."""
     layer: jax.Array
@@ -77,7 +78,7 @@ class ScatteredSums(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class ScatteredGradients:
+class Zero2Sink:
     """A sink that keeps shards of the gradients, and one layer's gradient whole (ZeRO 2)."""
 
     layouts: Any
@@ -86,62 +87,63 @@ class ScatteredGradients:
 
     warmup_iterations = 0
 
-    def start(self, layer: Parameters, count: int) -> ScatteredSums:
-        """Sums of nothing, for `count` layers whose weights have the types of `layer`."""
+    def start(self, layer: Parameters, count: int) -> Zero2Sums:
+        """Return zeros for `count` layers whose weights have the types of `layer`."""
         pending = zeros_of(layer, 1)
         shard = jax.eval_shape(lambda: layer_slice(self._scatter(pending), 0))
-        return ScatteredSums(zeros_of(shard, count), pending, jnp.int32(0))
+        return Zero2Sums(zeros_of(shard, count), pending, jnp.int32(0))
 
-    def put(self, sums: ScatteredSums, first: jax.Array, gradients: Parameters) -> ScatteredSums:
-        """Reduces the gradient that came before this one, and leaves this one for the next turn."""
-        return ScatteredSums(self.finish(sums), gradients, first)
+    def put(self, sums: Zero2Sums, first: jax.Array, gradients: Parameters) -> Zero2Sums:
+        """Scatter the gradient that came before, and keep this one for the next iteration."""
+        return Zero2Sums(self.finish(sums), gradients, first)
 
-    def finish(self, sums: ScatteredSums) -> Parameters:
-        """The shards with the pending gradient in them."""
+    def finish(self, sums: Zero2Sums) -> Parameters:
+        """Return the shards of all layers, the pending one scattered too."""
         return add_at(sums.shards, sums.layer, self._scatter(sums.pending))
 
     def _scatter(self, whole: Parameters) -> Parameters:
-        return site_shards(None, whole, self.layouts, self.plan)
+        return accumulate_in_site(None, whole, self.layouts, self.plan)
 
 
-class ReducedSums(NamedTuple):
-    """The gradients of all layers, but for those that are on their way."""
+class OverlappedSums(NamedTuple):
+    """The gradients of all layers, but for those in flight."""
 
     reduced: ReducedGradients
-    """The shards of what is summed over everybody, stacked."""
+    """Shards that are summed over all ranks, stacked."""
     whole: Parameters | None = None
-    """The gradients of the last turn, where they are to be summed in the site first."""
+    """Gradients of the last iteration, where they have to be summed in the site first."""
     started: GradReduce | None = None
-    """Gradients ready to cross."""
-    crossed: GradReduce | None = None
-    """Those of the turn before, which did."""
+    """Gradients ready to be exchanged between sites."""
+    exchanged: GradReduce | None = None
+    """Gradient buckets that have left but not arrived."""
 
 
 @dataclasses.dataclass(frozen=True)
 class OverlappedReduceSink:
-    """A sink that reduces gradients all the way, over the sites too: of a step's last microbatch.
+    """A sink that reduces the gradients of a step's last microbatch, over the sites too.
 
-    A pipeline over turns. All messages of a turn are made of what it begins with, and nothing in it
-    waits for what they bring: they may travel as long as it lasts. Each is one chunk: of several, a
-    compiler would start some only when others are done.
+    A software pipeline over iterations. All messages of an iteration are made of its inputs, and
+    nothing in it waits for their results: they may travel as long as it lasts. Each is one bucket:
+    a compiler would start some of several only when others are done.
 
-        turn t      backward of layers t      scatter gradients t+1    sum shards t+2 over sites
-        turn t-1    backward of layers t-1    scatter gradients t      sum shards t+1 over sites
+        iteration t      backward of layers t      scatter gradients t+1    all-reduce shards t+2
+        iteration t-1    backward of layers t-1    scatter gradients t      all-reduce shards t+1
 
-    A site of one rank has nothing to scatter, and sends what the turn before has computed.
+    A site of one rank has nothing to scatter, and sends what the iteration before has computed.
     """
 
     layouts: Any
-    """Of a turn's layers, stacked."""
+    """The `LeafLayout`s of the layers of one iteration, stacked."""
     plan: StepPlan
-    before: Parameters | None
-    """The gradients of the microbatches before, stacked: whole, or shards from ZeRO 2 on."""
-    errors: Any
-    """Of all layers, from the step before (see `geojax.step.error_feedback`); None: none."""
+    accumulated: Parameters | None
+    """Gradients of the microbatches before, stacked: whole, or shards from ZeRO 2 on."""
+    error_feedback: Any
+    """The errors of all layers, from the step before (see `geojax.step.error_feedback`); None: none
+    are kept."""
 
     @property
     def warmup_iterations(self) -> int:
-        """Until there is something to send over the link."""
+        """Iterations before there is something to send over the link."""
         return 2 if self._scatters else 1
 
     @property
@@ -149,83 +151,66 @@ class OverlappedReduceSink:
         sizes = self.plan.mesh.shape
         return any(size > 1 for axis, size in sizes.items() if axis != "dc")
 
-    def start(self, layer: Parameters, count: int) -> ReducedSums:
-        """Sums of nothing, for `count` layers whose weights have the types of `layer`."""
+    def start(self, layer: Parameters, count: int) -> OverlappedSums:
+        """Return zeros for `count` layers whose weights have the types of `layer`."""
         whole = zeros_of(layer, self.plan.bucket_layers)
 
         def one_layer() -> ReducedGradients:
-            begun = self._start(whole, jnp.int32(0))
-            return layer_slice(begun.exchange().done(), 0)
+            started = self._start(whole, jnp.int32(0))
+            return layer_slice(started.exchange().done(), 0)
 
-        return ReducedSums(zeros_of(jax.eval_shape(one_layer), count))
+        return OverlappedSums(zeros_of(jax.eval_shape(one_layer), count))
 
-    def put(self, sums: ReducedSums, first: jax.Array, gradients: Parameters) -> ReducedSums:
-        """Sends on what the last turns left, and leaves these gradients for the next one."""
+    def put(self, sums: OverlappedSums, first: jax.Array, gradients: Parameters) -> OverlappedSums:
+        """Send on the results of the last iterations, and keep these gradients for the next one."""
         return self._put(sums, first, gradients)
 
-    def finish(self, sums: ReducedSums) -> ReducedGradients:
-        """The shards of all layers: what the last turns left is sent on."""
-        turn = 0
-        while sums.whole is not None or sums.started is not None or sums.crossed is not None:
-            turn -= 1
-            sums = self._put(sums, jnp.int32(turn * self.plan.bucket_layers), None)
+    def finish(self, sums: OverlappedSums) -> ReducedGradients:
+        """Send on the results of the last iterations, and return the shards of all layers."""
+        iteration = 0
+        while sums.whole is not None or sums.started is not None or sums.exchanged is not None:
+            iteration -= 1
+            sums = self._put(sums, jnp.int32(iteration * self.plan.bucket_layers), None)
         return sums.reduced
 
     def _put(
-        self, sums: ReducedSums, first: jax.Array, gradients: Parameters | None
-    ) -> ReducedSums:
-        together = self.plan.bucket_layers
+        self, sums: OverlappedSums, first: jax.Array, gradients: Parameters | None
+    ) -> OverlappedSums:
+        bucket_layers = self.plan.bucket_layers
         reduced = sums.reduced
-        if sums.crossed is not None:
-            arrived = first + (self.warmup_iterations + 1) * together
-            reduced = add_at(reduced, arrived, sums.crossed.done(), empty=True)
-        crossed = None
+        if sums.exchanged is not None:
+            arrived = first + (self.warmup_iterations + 1) * bucket_layers
+            reduced = add_at(reduced, arrived, sums.exchanged.done(), empty=True)
+        exchanged = None
         if sums.started is not None:
-            crossed = sums.started.exchange()
+            exchanged = sums.started.exchange()
             if gradients is not None:
-                # What is sent and what comes stay where they are until the turn is over: XLA for
-                # CPUs else gives their memory to what the turn computes, which waits for them then.
-                crossed = after(crossed, _token((gradients, sums.started)))
+                # Messages keep their memory until the iteration is over: XLA for CPUs else gives it
+                # to what the iteration computes, which then waits for them.
+                exchanged = after(exchanged, _token((gradients, sums.started)))
         ready, whole, layers = gradients, None, first
         if self._scatters:
-            ready, whole, layers = sums.whole, gradients, first + together
+            ready, whole, layers = sums.whole, gradients, first + bucket_layers
         started = None if ready is None else self._start(ready, layers)
-        if started is not None and crossed is None:
-            # Nothing comes in the first turn, as in all others. It is written over the end of the
-            # stack, where the first gradients that come will be written over it.
-            crossed = zeros_of(jax.eval_shape(started.exchange))
-        return ReducedSums(reduced, whole, started, crossed)
+        if started is not None and exchanged is None:
+            # Zeros in the first iteration, so that all have the same types. They are written at the
+            # end of the stack, where the first gradients that arrive overwrite them.
+            exchanged = zeros_of(jax.eval_shape(started.exchange))
+        return OverlappedSums(reduced, whole, started, exchanged)
 
     def _start(self, whole: Parameters, first: jax.Array) -> GradReduce:
-        """The gradients of layers from `first` on, summed in the site and ready to cross."""
-        before = self.before
-        if before is not None:
-            before = layers_slice(before, first, self.plan.bucket_layers)
+        """Sum the gradients of layers from `first` on in the site, ready to be exchanged."""
+        accumulated = self.accumulated
+        if accumulated is not None:
+            accumulated = layers_slice(accumulated, first, self.plan.bucket_layers)
         plan = self.plan.one_message
-        shards = site_shards(before, whole, self.layouts, plan)
-        errors = layers_slice(self.errors, first, self.plan.bucket_layers)
+        shards = accumulate_in_site(accumulated, whole, self.layouts, plan)
+        errors = layers_slice(self.error_feedback, first, self.plan.bucket_layers)
         return start_grad_reduce(shards, errors, self.layouts, plan, scattered=True)
 
 
 def _token(tree: Any) -> jax.Array:
-    """A number that is known when all of `tree` is."""
+    """Return a number that is known only when all of `tree` is."""
     leaves = [leaf for leaf in jax.tree.leaves(tree) if leaf.size]
     numbers = [leaf.ravel()[0].astype(jnp.float32) for leaf in leaves]
     return functools.reduce(jnp.add, numbers)
-
-
-def site_shards(before: Any, gradient: Any, layouts: Any, plan: StepPlan) -> Any:
-    """Each rank's shard of the sum over microbatches and the site, of a subtree of the parameters.
-
-    Args:
-        before: of all microbatches but the last: whole, or shards from ZeRO 2 on; None, of none.
-        gradient: of the last microbatch.
-        layouts: of the subtree.
-        plan: how the step runs.
-    """
-    whole = jax.tree.map(lambda leaf: leaf.astype(plan.policy.reduce_dtype), gradient)
-    if before is None:
-        return intra_site_reduce_scatter(whole, layouts, plan)
-    if plan.zero_stage < 2:
-        return intra_site_reduce_scatter(jax.tree.map(jnp.add, before, whole), layouts, plan)
-    return jax.tree.map(jnp.add, before, intra_site_reduce_scatter(whole, layouts, plan))

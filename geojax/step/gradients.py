@@ -22,16 +22,16 @@ from geojax.precision import split_quantized
 from geojax.step.amax_history import detach
 from geojax.step.forward_backward import ForwardBackward, Gradients
 from geojax.step.grad_reduce import (
+    accumulate_in_site,
     inter_site_all_reduce,
     intra_site_reduce_scatter,
     reduce_gradients,
 )
 from geojax.step.grad_sinks import (
+    AmaxSink,
+    AmaxSums,
     OverlappedReduceSink,
-    ScatteredGradients,
-    WatchedGradients,
-    WatchedSums,
-    site_shards,
+    Zero2Sink,
 )
 from geojax.step.plan import StepPlan
 from geojax.step.weight_sources import stage_weights, step_weights, without_layers
@@ -94,11 +94,11 @@ def step_gradients(
     non_layer_layouts = without_layers(layouts)
     scattered = plan.zero_stage >= 2
     in_loop = plan.microbatches - 1 if plan.overlap_grad_reduce else plan.microbatches
-    sink: ScatteredGradients | StackedGradients = StackedGradients(
+    sink: Zero2Sink | StackedGradients = StackedGradients(
         plan.policy.reduce_dtype, once=in_loop == 1
     )
     if scattered:
-        sink = ScatteredGradients(_of_layers(layouts, 1), plan)
+        sink = Zero2Sink(_of_layers(layouts, 1), plan)
 
     def in_site(gradient: Parameters) -> Parameters:
         if not scattered:
@@ -110,7 +110,7 @@ def step_gradients(
         return [own._replace(prefetched=following) for own, following in prefetched]
 
     def iteration(sums: Gradients, microbatch: Batch) -> tuple[Gradients, None]:
-        watched = WatchedGradients(sink)
+        watched = AmaxSink(sink)
         made = run.gradients(non_layer_params, continued(sums), microbatch, watched, sums.layers)
         loss, balance, targets = jax.tree.map(jnp.add, _numbers(sums), _numbers(made))
         total = jax.tree.map(jnp.add, sums.non_layer_params, in_site(made.non_layer_params))
@@ -120,7 +120,7 @@ def step_gradients(
     zero = vary_over(jnp.zeros((), run.loss_dtype), varying_axes(batch["loss_mask"]))
     non_layer_zeros = functools.partial(zeros_of, non_layer_params, dtype=plan.policy.reduce_dtype)
     non_layer_sums = zeros_of(jax.eval_shape(lambda: in_site(non_layer_zeros())))
-    layer_sums = WatchedSums(sink.start(layer, model.num_hidden_layers), zeros_of(expected))
+    layer_sums = AmaxSums(sink.start(layer, model.num_hidden_layers), zeros_of(expected))
     balance = None if not model.is_moe else zero
     prefetched = [own.prefetched for own in layers]
     sums = Gradients(zero, balance, zero, non_layer_sums, layer_sums, prefetched)
@@ -134,7 +134,7 @@ def step_gradients(
     if not plan.overlap_grad_reduce:
         reduce = inter_site_all_reduce if scattered else reduce_gradients
         made = reduce(before, wire_errors, layouts, plan)
-        return StepGradients(made.gradients, *_numbers(sums), sums.layers.seen, made.error_feedback)
+        return StepGradients(made.gradients, *_numbers(sums), sums.layers.amax, made.error_feedback)
 
     last_sink = OverlappedReduceSink(
         _of_layers(layouts, plan.bucket_layers),
@@ -146,14 +146,14 @@ def step_gradients(
         non_layer_params,
         continued(sums),
         layer_slice(microbatches, in_loop),
-        WatchedGradients(last_sink),
-        WatchedSums(last_sink.start(layer, model.num_hidden_layers), sums.layers.seen),
+        AmaxSink(last_sink),
+        AmaxSums(last_sink.start(layer, model.num_hidden_layers), sums.layers.amax),
         after_result=sums.loss if in_loop else None,
         bucket_layers=plan.bucket_layers,
     )
     reduced = last_sink.finish(last.layers.weights)
     non_layer_shards = {
-        name: site_shards(before and before[name], gradient, layouts[name], plan)
+        name: accumulate_in_site(before and before[name], gradient, layouts[name], plan)
         for name, gradient in last.non_layer_params.items()
     }
     non_layer_reduced = inter_site_all_reduce(
@@ -162,7 +162,7 @@ def step_gradients(
     gradients = non_layer_reduced.gradients | {"layers": reduced.gradients}
     after = wire_errors and non_layer_reduced.error_feedback | {"layers": reduced.error_feedback}
     loss, balance, targets = jax.tree.map(jnp.add, _numbers(sums), _numbers(last))
-    return StepGradients(gradients, loss, balance, targets, last.layers.seen, after)
+    return StepGradients(gradients, loss, balance, targets, last.layers.amax, after)
 
 
 def _microbatches(batch: Batch, plan: StepPlan) -> Batch:
