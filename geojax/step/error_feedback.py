@@ -1,13 +1,12 @@
 """Error feedback: what rounding took away from the gradients on the link, added to the next ones.
 
-The errors of a leaf are [sites, ...], of the layers' leaves [layers, sites, ...], cut as its
-gradient is and in the dtype in which that is reduced. They are sums over the tokens of a batch, as
-gradients are where they cross, but a loss scale is taken out of them. `geojax.collectives.exchange`
-says how they come about.
+The errors of a leaf are [sites, ...], of the layers' leaves [layers, sites, ...], sharded as its
+gradient is and in the reduction dtype. They are sums over the tokens of a batch, as gradients are
+where they cross, without a loss scale. `geojax.collectives.codec` says how they come about.
 
-What counts is their sum over the sites: an error that moves to another site is made good all the
+Only their sum over the sites counts: an error that moves to another site is made good all the
 same. So a checkpoint restores onto any layout; on another number of sites each gets an equal share
-of that sum. A run without errors leaves them, at most one step's rounding.
+of that sum. A run without error feedback drops them, at most one step's rounding.
 """
 
 import dataclasses
@@ -23,11 +22,11 @@ from geojax.optim.stage_assignment import EMPTY
 from geojax.step.plan import StepPlan
 
 NAME = "wire_errors"
-"""Of the field in the training state."""
+"""The name of the field in the training state."""
 
 
 def error_layouts(parameters: Any, plan: StepPlan) -> Any:
-    """The `LeafLayout` of each parameter's errors; None where none are kept.
+    """Return the `LeafLayout` of each parameter's errors; None where none are kept.
 
     Args:
         parameters: the `LeafLayout` of each parameter.
@@ -37,34 +36,34 @@ def error_layouts(parameters: Any, plan: StepPlan) -> Any:
         return None
     sites = plan.mesh.shape["dc"]
 
-    def of_leaf(path: Any, place: LeafLayout) -> LeafLayout:
+    def of_leaf(path: Any, layout: LeafLayout) -> LeafLayout:
         dim = _site_dim(path)
-        if place.stages is not None and place.stages.shared:
-            assert place.stages.order[0] != EMPTY, "the first stage adds the errors of all"
+        if layout.stages is not None and layout.stages.shared:
+            assert layout.stages.order[0] != EMPTY, "the first stage must hold a shared leaf"
 
         def moved(cut: Cut) -> Cut:
             return dataclasses.replace(cut, dim=cut.dim + int(cut.dim >= dim))
 
         return dataclasses.replace(
-            place,
-            shape=(*place.shape[:dim], sites, *place.shape[dim:]),
+            layout,
+            shape=(*layout.shape[:dim], sites, *layout.shape[dim:]),
             dtype=plan.policy.reduce_dtype,
-            parts=(*map(moved, place.parts), Cut(dim, ("dc",), sites)),
-            shard=place.shard and moved(place.shard),
+            parts=(*map(moved, layout.parts), Cut(dim, ("dc",), sites)),
+            shard=layout.shard and moved(layout.shard),
         )
 
     return jax.tree_util.tree_map_with_path(of_leaf, parameters)
 
 
 def scaled(errors: Any, factor: jax.Array | None) -> Any:
-    """All errors times `factor`, which may be None: 1."""
+    """Multiply all errors by `factor`; None leaves them as they are."""
     if factor is None:
         return errors
     return jax.tree.map(lambda error: error * factor.astype(error.dtype), errors)
 
 
 def saved_errors(wanted: Any, parameters: Any, saved: Mapping[str, str]) -> Any:
-    """The errors of as many sites as a checkpoint holds; None: it holds none.
+    """Describe the errors that a checkpoint holds, of its number of sites; None: it holds none.
 
     Args:
         wanted: this run's errors, whole, as `jax.ShapeDtypeStruct`s with shardings; None: none.
@@ -93,7 +92,7 @@ def saved_errors(wanted: Any, parameters: Any, saved: Mapping[str, str]) -> Any:
 
 
 def own_errors(restored: Any, wanted: Any) -> Any:
-    """What was restored as this run keeps it, if it does.
+    """Share restored errors among the sites of this run.
 
     Args:
         restored: errors of any number of sites; None: a run that kept none has been saved.
@@ -121,5 +120,5 @@ def own_errors(restored: Any, wanted: Any) -> Any:
 
 
 def _site_dim(path: Any) -> int:
-    """The dimension of the sites in the errors of the parameter at `path`."""
+    """Return the dimension of sites in the errors of the parameter at `path`."""
     return 1 if path[0].key == "layers" else 0

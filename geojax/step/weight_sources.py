@@ -21,7 +21,7 @@ from geojax.models.chunk.layer_io import (
 )
 from geojax.optim import LeafLayout
 from geojax.step.amax_history import attach
-from geojax.step.fp8_all_gather import kernel_magnitudes, round_kernels
+from geojax.step.fp8_all_gather import kernel_amax, quantize_kernels
 from geojax.step.gather import gather_across_sites, gather_in_site, gather_weights
 from geojax.step.plan import StepPlan
 
@@ -44,7 +44,7 @@ class GatheredWeights:
         """The weights of layer `index`: what is carried to its turn."""
         own = layer_slice(self.shards, self.first + index)
         if self.magnitudes is not None:
-            own = round_kernels(own, layer_slice(self.magnitudes, index), self.plan)
+            own = quantize_kernels(own, layer_slice(self.magnitudes, index), self.plan)
         return gather_in_site(own, self.layouts, self.plan)
 
     def take(
@@ -101,7 +101,7 @@ def step_weights(
         own, known = _rows(layers, first, count), _rows(expected, first, count)
         places = jax.tree.map(lambda place, count=count: place.of_layers(count), layouts["layers"])
         follows = matmul.recipe == plan.policy.recipe
-        magnitudes = kernel_magnitudes(own, places, plan, known) if follows else None
+        magnitudes = kernel_amax(own, places, plan, known) if follows else None
         source: WeightSource
         prefetched = None
         if plan.zero_stage == 3 and follows:
@@ -110,7 +110,7 @@ def step_weights(
             prefetched = source.gather(jnp.int32(0))
         else:
             if magnitudes is not None:
-                own = round_kernels(own, magnitudes, plan)
+                own = quantize_kernels(own, magnitudes, plan)
             source = StackedWeights(gather_in_site(own, places, plan))
         spans.append(LayerWeights(ExpectantWeights(source, known), prefetched))
         first += count
@@ -123,7 +123,7 @@ def stage_weights(
     """All weights of this rank's stage of a pipeline, gathered; arguments as `step_weights`."""
     outer = gather_weights(without_layers(shards), without_layers(layouts), plan)
     own, places = gather_across_sites(shards["layers"], layouts["layers"], plan), layouts["layers"]
-    own = round_kernels(own, kernel_magnitudes(own, places, plan, expected), plan)
+    own = quantize_kernels(own, kernel_amax(own, places, plan, expected), plan)
     return outer | {"layers": attach(gather_in_site(own, places, plan), expected)}
 
 

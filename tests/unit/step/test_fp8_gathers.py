@@ -13,7 +13,7 @@ from support.small_models import make_batch
 from geojax import make_mesh
 from geojax.models import ModelConfig
 from geojax.precision import RECIPES, policy
-from geojax.step import fp8_all_gather as fp8_all_gather
+from geojax.step import fp8_all_gather
 from geojax.step.amax_history import history_layouts, next_history
 from geojax.step.plan import StepPlan
 from geojax.step.program import batch_specs, signals_on_mesh
@@ -109,7 +109,7 @@ def gradients(case):
 def test_a_step_is_bit_by_bit_that_of_kernels_rounded_on_arrival(name, monkeypatch):
     with jax.enable_x64(CASES[name][1] == "fp64"):
         made = gradients(CASES[name])
-        monkeypatch.setattr(fp8_all_gather, "travels_rounded", lambda *_: False)
+        monkeypatch.setattr(fp8_all_gather, "is_fp8_gathered", lambda *_: False)
         on_arrival = gradients(CASES[name])
         jax.tree.map(np.testing.assert_array_equal, made, on_arrival)
         assert all(np.asarray(leaf).any() for leaf in jax.tree.leaves(made))
