@@ -21,10 +21,13 @@ from geojax.optim.optimizer import (
     make_optimizer,
     optimizer_layouts,
 )
+from geojax.optim.registry import OPTIMIZERS
+from geojax.optim.skipped_steps import apply_updates, keep_on_skipped_steps, select
 from geojax.optim.stage_assignment import StageRows
 from geojax.optim.sync_across_sites import sync_across_sites
 
 __all__ = [
+    "OPTIMIZERS",
     "SHARD_AXES",
     "Cut",
     "LeafLayout",
@@ -32,9 +35,11 @@ __all__ = [
     "StageRows",
     "abstract",
     "abstract_whole",
+    "apply_updates",
     "bytes_per_device",
     "clip_by_global_norm",
     "global_norm",
+    "keep_on_skipped_steps",
     "leaf_layout",
     "learning_rate_schedule",
     "make_optimizer",
@@ -42,6 +47,7 @@ __all__ = [
     "pad",
     "parameter_layouts",
     "replicated",
+    "select",
     "shardings",
     "sync_across_sites",
     "trim",

@@ -1,4 +1,8 @@
-"""Optax's Adam with moments that are updated in place."""
+"""Optax's Adam with moments that are updated in place.
+
+For 0.53 MB of weights XLA for CPUs takes 1.05 MB of temporary memory for `optax.scale_by_adam`
+under the general rule for skipped steps, and 132 bytes for this one (see its test).
+"""
 
 from typing import Any
 
@@ -6,18 +10,18 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from geojax.optim.skipped_steps import SkipAwareTransformation, select
 
-def scale_by_adam(
-    beta1: float, beta2: float, epsilon: float
-) -> optax.GradientTransformationExtraArgs:
-    """`optax.scale_by_adam` (Kingma and Ba, arXiv 1412.6980), in which a moment is computed once.
+
+def scale_by_adam(beta1: float, beta2: float, epsilon: float) -> SkipAwareTransformation:
+    """Scale by Adam (Kingma and Ba, arXiv 1412.6980), each moment computed once.
 
     Left to itself, a compiler computes new moments again where it computes the weights, from the
     old ones, so that these cannot be overwritten: XLA for CPUs then keeps a copy of both, 8 bytes a
     parameter. Here a barrier stands between the moments and what reads them.
 
-    `update` takes `finite=`, a bool: where it is False the moments stay as they are. (To choose
-    between new and old ones afterwards would be another reader of the old ones.)
+    `update` takes `finite=`, a bool: where it is False the state stays as it is. (To choose between
+    new and old moments afterwards would be another reader of the old ones.)
     """
     adam = optax.scale_by_adam(beta1, beta2, epsilon)
 
@@ -34,13 +38,13 @@ def scale_by_adam(
             optax.tree.update_moment(gradients, state.mu, beta1, 1),
             optax.tree.update_moment_per_elem_norm(gradients, state.nu, beta2, 2),
         )
-        kept = jax.tree.map(lambda *pair: jnp.where(finite, *pair), new, (state.mu, state.nu))
+        kept = select(finite, new, (state.mu, state.nu))
         first, second = jax.tree.map(jax.lax.optimization_barrier, kept)
         directions = jax.tree.map(
             lambda mean, square: mean / (jnp.sqrt(square) + epsilon),
             optax.tree.bias_correction(first, beta1, count),
             optax.tree.bias_correction(second, beta2, count),
         )
-        return directions, optax.ScaleByAdamState(count, first, second)
+        return directions, optax.ScaleByAdamState(select(finite, count, state.count), first, second)
 
-    return optax.GradientTransformationExtraArgs(adam.init, update)
+    return SkipAwareTransformation(adam.init, update)

@@ -1,20 +1,28 @@
-"""AdamW on shards: the settings, the learning-rate schedule and the optax chain."""
+"""Optimizers on shards: the settings, the learning-rate schedule and the optax chain."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import optax
 import pydantic
 
 from geojax.models import decay_mask
-from geojax.optim.adam import scale_by_adam
 from geojax.optim.clip import clip_by_global_norm
-from geojax.optim.layout import replicated
+from geojax.optim.layout import LeafLayout, replicated
+from geojax.optim.registry import optimizer_entry
+from geojax.optim.skipped_steps import SkipAwareTransformation, keep_on_skipped_steps
 from geojax.settings import Settings
+
+OptimizerName = Annotated[str, pydantic.AfterValidator(lambda name: optimizer_entry(name).name)]
+"""The name of an entry in `geojax.optim.registry`."""
 
 
 class OptimizerSettings(Settings):
-    """AdamW (arXiv 1711.05101) with a linear warm-up and a cosine decay (arXiv 1608.03983)."""
+    """An optimizer with a linear warm-up and a cosine decay (arXiv 1608.03983)."""
+
+    name: OptimizerName = "adamw"
+    """"adamw", "lion" or another entry of `geojax.optim.registry`, which tells the settings that
+    each reads."""
 
     peak_learning_rate: pydantic.PositiveFloat = 3e-4
     """Learning rate at the end of the warm-up."""
@@ -51,7 +59,7 @@ class OptimizerSettings(Settings):
 
 
 def learning_rate_schedule(settings: OptimizerSettings, steps: int) -> optax.Schedule:
-    """Learning rate as a function of the step, over a run of `steps` steps."""
+    """Return the learning rate as a function of the step, over a run of `steps` steps."""
     warmup = min(settings.warmup_steps, steps)
     return optax.warmup_cosine_decay_schedule(
         init_value=0.0 if warmup else settings.peak_learning_rate,
@@ -62,15 +70,13 @@ def learning_rate_schedule(settings: OptimizerSettings, steps: int) -> optax.Sch
     )
 
 
-def make_optimizer(
-    settings: OptimizerSettings, steps: int
-) -> optax.GradientTransformationExtraArgs:
-    """The optax chain that runs on each rank's shard, inside the step's `shard_map`."""
+def make_optimizer(settings: OptimizerSettings, steps: int) -> SkipAwareTransformation:
+    """Make the optax chain that runs on each rank's shards, inside the step's `shard_map`."""
     schedule = learning_rate_schedule(settings, steps)
     clip = [clip_by_global_norm(settings.clip_norm)] if settings.clip_norm else []
-    return optax.chain(
+    return keep_on_skipped_steps(
         *clip,
-        scale_by_adam(settings.beta1, settings.beta2, settings.epsilon),
+        optimizer_entry(settings.name).directions(settings),
         optax.add_decayed_weights(settings.weight_decay, mask=decay_mask),
         # Optax counts updates from 0, where the warm-up's rate is 0: the first would be lost.
         optax.scale_by_learning_rate(lambda count: schedule(count + 1)),
@@ -78,15 +84,29 @@ def make_optimizer(
 
 
 def optimizer_layouts(optimizer: optax.GradientTransformation, parameter_layouts: Any) -> Any:
-    """The `LeafLayout` of each leaf of the optimizer's state: moments lie as parameters do."""
+    """Return the `LeafLayout` of each leaf of the optimizer's state: moments lie as parameters do.
+
+    Raises:
+        ValueError: a leaf that belongs to a parameter has another shape, so that the optimizer
+            does not work element by element and cannot run on shards.
+    """
     parameters = jax.tree.map(
         lambda layout: jax.ShapeDtypeStruct(layout.shape, layout.dtype), parameter_layouts
     )
     state = jax.eval_shape(optimizer.init, parameters)
     return optax.tree_utils.tree_map_params(
         optimizer,
-        lambda _, layout: layout,
+        _layout_of_moment,
         state,
         parameter_layouts,
         transform_non_params=replicated,
     )
+
+
+def _layout_of_moment(moment: jax.ShapeDtypeStruct, parameter: LeafLayout) -> LeafLayout:
+    if moment.shape != parameter.shape:
+        raise ValueError(
+            f"optimizer: the state of a parameter of shape {parameter.shape} has the shape "
+            f"{moment.shape}; on shards a state needs the shape of its parameter"
+        )
+    return parameter

@@ -15,7 +15,6 @@ On the mesh of one site `sum_over_sites` sends nothing and `site_sums` are the s
 sites with a runtime each add theirs over a transport of their own, and each applies the total.
 """
 
-import functools
 import math
 from typing import Any, NamedTuple
 
@@ -25,7 +24,7 @@ import optax
 
 from geojax.collectives import FLOAT32, after, all_reduce
 from geojax.models import ModelConfig
-from geojax.optim import SHARD_AXES, global_norm
+from geojax.optim import SHARD_AXES, apply_updates, global_norm, keep_on_skipped_steps, select
 from geojax.precision import LossScale
 from geojax.step.amax_history import expected as expected_magnitudes
 from geojax.step.amax_history import max_in_site, max_over_sites, next_history
@@ -167,7 +166,7 @@ def apply_sums(
     *,
     layouts: TrainState,
     plan: StepPlan,
-    optimizer: optax.GradientTransformationExtraArgs,
+    optimizer: optax.GradientTransformation,
     schedule: optax.Schedule,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """Update the state with the sums over all sites; call it inside the `shard_map`.
@@ -187,27 +186,20 @@ def apply_sums(
     gradients, metrics = mean_over_targets(sums)
     norm = global_norm(gradients, layouts.parameters)
     finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(norm)
-    updates, optimizer_state = optimizer.update(
+    updates, optimizer_state = keep_on_skipped_steps(optimizer).update(
         gradients, state.optimizer, state.parameters, norm=norm, finite=finite
     )
-    parameters = optax.apply_updates(state.parameters, updates)
-
-    def keep(new: Any, old: Any) -> Any:
-        return jax.tree.map(functools.partial(jnp.where, finite), new, old)
-
-    def keep_count(new: jax.Array, old: jax.Array) -> Any:
-        return keep(new, old) if new.ndim == 0 else new  # moments were kept, in place
-
+    history = next_history(state.amax_history, sums.amax)
     skip = 1 - finite.astype(jnp.int32)
     next_state = TrainState(
         step=state.step + 1,
-        parameters=keep(parameters, state.parameters),
-        optimizer=jax.tree.map(keep_count, optimizer_state, state.optimizer),
+        parameters=apply_updates(state.parameters, updates, finite),
+        optimizer=optimizer_state,
         skipped=state.skipped + skip,
         skipped_in_a_row=(state.skipped_in_a_row + 1) * skip,
         loss_scale=scale.after(finite, plan.loss_scale) if scale else None,
-        amax_history=keep(next_history(state.amax_history, sums.amax), state.amax_history),
-        wire_errors=keep(sums.wire_errors, state.wire_errors),
+        amax_history=select(finite, history, state.amax_history),
+        wire_errors=select(finite, sums.wire_errors, state.wire_errors),
     )
     metrics |= {
         "step": next_state.step,
@@ -230,7 +222,7 @@ def update_state(
     layouts: TrainState,
     model: ModelConfig,
     plan: StepPlan,
-    optimizer: optax.GradientTransformationExtraArgs,
+    optimizer: optax.GradientTransformation,
     schedule: optax.Schedule,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """Run the step of a mesh that holds all sites: state and batch to next state and metrics."""

@@ -2,8 +2,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 from geojax.optim.adam import scale_by_adam
+from geojax.optim.skipped_steps import keep_on_skipped_steps
 
 NUMBERS = (0.9, 0.95, 1e-8)
 
@@ -28,20 +30,19 @@ def test_it_is_adam():
         np.testing.assert_allclose(own, other, rtol=1e-14)
 
 
-def test_moments_stay_where_the_gradient_is_not_finite():
+def test_the_state_stays_where_the_gradient_is_not_finite():
     optimizer = scale_by_adam(*NUMBERS)
     _, state = steps(optimizer, 2)
     bad = jax.tree.map(lambda leaf: leaf * jnp.nan, gradients_of(3))
     _, after = optimizer.update(bad, state, finite=False)
-    for own, before in zip(
-        jax.tree.leaves((after.mu, after.nu)), jax.tree.leaves((state.mu, state.nu)), strict=True
-    ):
-        np.testing.assert_array_equal(own, before)
+    jax.tree.map(np.testing.assert_array_equal, after, state)
 
 
-def test_weights_and_moments_are_updated_where_they_lie():
-    """No second copy of anything: the only temporary bytes are a few scalars."""
-    optimizer = scale_by_adam(*NUMBERS)
+@pytest.mark.parametrize("in_place", [True, False])
+def test_weights_and_moments_are_updated_where_they_lie(in_place):
+    """No second copy of anything: the only temporary bytes are a few scalars. Optax's has two."""
+    optimizer = scale_by_adam(*NUMBERS) if in_place else optax.scale_by_adam(*NUMBERS)
+    optimizer = keep_on_skipped_steps(optimizer)
     weights = {"kernel": jnp.zeros((256, 512)), "scale": jnp.zeros(512)}
 
     def update(weights, state, gradients, finite):
@@ -50,4 +51,5 @@ def test_weights_and_moments_are_updated_where_they_lie():
 
     state = jax.eval_shape(optimizer.init, weights)
     step = jax.jit(update, donate_argnums=(0, 1)).lower(weights, state, weights, True).compile()
-    assert step.memory_analysis().temp_size_in_bytes < 1024
+    copies = step.memory_analysis().temp_size_in_bytes / (4 * (256 + 1) * 512)
+    assert copies < 0.01 if in_place else copies >= 2

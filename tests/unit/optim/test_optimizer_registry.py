@@ -1,0 +1,38 @@
+"""An optimizer is one entry of the registry."""
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+from geojax import UserError
+from geojax.optim import OptimizerSettings, leaf_layout, make_optimizer, optimizer_layouts
+from geojax.optim.registry import OPTIMIZERS, OptimizerEntry
+from geojax.settings import validate
+
+
+def test_an_unknown_name_is_refused():
+    with pytest.raises(UserError, match="name: no optimizer is called 'adam'; choose one of adamw"):
+        validate(OptimizerSettings, {"name": "adam"}, "run.yaml")
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_entry_makes_a_chain_that_goes_downhill(name):
+    assert OPTIMIZERS[name].description.endswith(".")
+    optimizer = make_optimizer(OptimizerSettings(name=name, warmup_steps=0), 10)
+    parameters = {"kernel": jnp.ones((2, 2))}
+    updates, _ = optimizer.update(parameters, optimizer.init(parameters), parameters)
+    assert jnp.all(updates["kernel"] < 0)
+
+
+def test_a_new_entry_is_in_the_config(monkeypatch):
+    entry = OptimizerEntry("sign", "The sign.", lambda settings: optax.scale_by_sign())
+    monkeypatch.setitem(OPTIMIZERS, "sign", entry)
+    optimizer = make_optimizer(OptimizerSettings(name="sign"), 10)
+    assert jax.tree.leaves(optimizer.init({"kernel": jnp.ones(2)}))[0].shape == ()
+
+
+def test_a_state_that_is_not_element_by_element_is_refused():
+    layouts = {"kernel": leaf_layout((256, 256), jnp.float32, {}, stacked=False)}
+    with pytest.raises(ValueError, match="on shards a state needs the shape of its parameter"):
+        optimizer_layouts(optax.scale_by_factored_rms(), layouts)
