@@ -28,7 +28,7 @@ Carry = TypeVar("Carry")
 Output = TypeVar("Output")
 
 CHUNK_BYTES = 512 * 2**20
-"""The most that one chunk's logits may take (but a chunk has 1024 tokens at least: the kernel's
+"""Most bytes of one chunk's logits (but a chunk has at least 1024 tokens, since the kernel's
 gradient is read and written once a chunk)."""
 LEAST_CHUNK_TOKENS = 1024
 
@@ -43,19 +43,19 @@ def cross_entropy_sum(
     vocabulary: int | None = None,
     parallelism: Parallelism = SINGLE_DEVICE,
 ) -> jax.Array:
-    """Sum over tokens of mask * -log softmax(hidden @ kernel)[target], in at least float32.
+    """Sum mask * -log softmax(hidden @ kernel)[target] over tokens, in at least float32.
 
     Differentiable (reverse mode) in `hidden`, `kernel` and `mask`. A token whose mask is 0 adds
     exactly 0 to the loss and to every gradient, even where its hidden state is not finite.
 
     Args:
-        hidden: [..., hidden], after the final norm.
-        kernel: [hidden, vocabulary]; [vocabulary, hidden] if `tied`.
+        hidden: [..., H], after the final norm.
+        kernel: [H, V]; [V, H] if `tied`.
         targets: int32 [...].
-        mask: float [...], what each token's loss is multiplied by.
-        tied: whether `kernel` is the embedding table.
-        vocabulary: columns from this one on do not exist; None: all do.
-        parallelism: how the model is spread. With a `tensor` of several ranks `kernel` is this
+        mask: float [...], the weight of each token's loss.
+        tied: `kernel` is the embedding table.
+        vocabulary: size of the vocabulary without padding; None: nothing pads it.
+        parallelism: how the model is sharded. With a `tensor` of several ranks `kernel` is this
             rank's part of the vocabulary, and both it and `hidden` vary over `tensor`; the loss
             does not, and the gradient of `hidden` is this rank's share of it.
     """
@@ -144,7 +144,7 @@ _cross_entropy_sum.defvjp(_forward, _backward)
 
 
 def chunk_plan(tokens: int, columns: int, itemsize: int) -> tuple[int, int]:
-    """How many chunks `tokens` tokens are taken in, and how many tokens each has.
+    """Split `tokens` tokens into chunks; returns their count and the tokens of each.
 
     `columns` is the width of the logits on this rank, `itemsize` the bytes of one of them.
     """
@@ -154,7 +154,7 @@ def chunk_plan(tokens: int, columns: int, itemsize: int) -> tuple[int, int]:
 
 
 def _split(chunk: _Chunk, columns: int) -> _Chunk:
-    """All tokens as [chunks, tokens of a chunk, ...], padded at the end with a mask of 0."""
+    """Reshape tokens to [chunks, tokens of a chunk, ...], padded at the end with a mask of 0."""
     tokens = chunk.targets.shape[0]
     count, size = chunk_plan(tokens, columns, chunk.mask.dtype.itemsize)
 
@@ -168,12 +168,12 @@ def _split(chunk: _Chunk, columns: int) -> _Chunk:
 def _scan(
     body: Callable[[Carry, _Chunk], tuple[Carry, Output]], carry: Carry, chunks: _Chunk
 ) -> tuple[Carry, Output]:
-    """`lax.scan`, without the loop where there is one chunk."""
+    """Scan over chunks, without a loop where there is one."""
     return lax.scan(body, carry, chunks, unroll=chunks.targets.shape[0] == 1)
 
 
 def _logits(hidden: jax.Array, kernel: jax.Array, head: _Head) -> jax.Array:
-    """[tokens, columns of this rank]; minus infinity where a column does not exist."""
+    """Compute this rank's logits [tokens, columns], minus infinity in the vocabulary's padding."""
     wide = jnp.promote_types(hidden.dtype, jnp.float32)
     dims = (((1,), (1 if head.tied else 0,)), ((), ()))
     logits = lax.dot_general(hidden, kernel, dims, preferred_element_type=wide)
@@ -183,13 +183,13 @@ def _logits(hidden: jax.Array, kernel: jax.Array, head: _Head) -> jax.Array:
 
 
 def _own_columns(head: _Head) -> jax.Array:
-    """int32 [columns]: the tokens whose logits this rank computes."""
+    """Return the vocabulary entries whose logits this rank computes, int32 [columns]."""
     columns = jnp.arange(head.columns, dtype=jnp.int32)
     return columns if head.ranks == 1 else lax.axis_index("tensor") * head.columns + columns
 
 
 def _losses(logits: jax.Array, targets: jax.Array, head: _Head) -> tuple[jax.Array, jax.Array]:
-    """Cross-entropy and log of the softmax's denominator of each token, both [tokens]."""
+    """Return each token's cross-entropy and log of its softmax's denominator, both [tokens]."""
     top = _over_ranks(lax.pmax, logits.max(-1), head)
     exponentials = jnp.exp(logits - top[:, None]).sum(-1)
     own = targets - _own_columns(head)[0]

@@ -1,9 +1,9 @@
-"""Dropout whose masks depend on what is dropped and not on where it is computed.
+"""Dropout with masks that depend on the element and not on the device that computes it.
 
-Whether element i of the residual stream at a column of a row is dropped is a hash of the key
-(which holds seed, step, layer and which dropout), the row's index in the global batch, the column's
-position in the row, and i. Every layout therefore draws the same masks, and nothing is stored for
-the backward pass that could not be computed again.
+Element i of the residual stream is dropped by a hash of the key (which holds seed, step, layer and
+which dropout), the sequence's index in the global batch, the position in the sequence, and i. Every
+layout therefore draws the same masks, and nothing is stored for the backward pass that could not be
+computed again.
 """
 
 import jax
@@ -16,13 +16,13 @@ _ROW, _COLUMN, _ELEMENT = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D
 def dropout(
     x: jax.Array, key: jax.Array | None, rows: jax.Array, columns: jax.Array, rate: float
 ) -> jax.Array:
-    """`x` [rows, columns, hidden] with a share `rate` of it zeroed and the rest scaled up.
+    """Zero a share `rate` of `x` [B, S, H] and scale up the rest.
 
     Args:
         x: the activations.
         key: a JAX key that holds seed, step, layer and which dropout this is; None drops nothing.
-        rows: int32 [rows], the rows' indices in the global batch.
-        columns: int32 [columns], the columns' positions in the row.
+        rows: int32 [B], the sequences' indices in the global batch.
+        columns: int32 [S], positions in the sequence.
         rate: the probability that an element is dropped, in [0, 1).
     """
     if key is None or rate == 0:
@@ -33,7 +33,7 @@ def dropout(
 
 
 def _hash(key: jax.Array, rows: jax.Array, columns: jax.Array, hidden: int) -> jax.Array:
-    """Random bits, uint32 [rows, columns, hidden]."""
+    """Return random bits, uint32 [B, S, H]."""
     first, second = jax.random.key_data(key)
     of_row = _mix(first + rows.astype(jnp.uint32) * jnp.uint32(_ROW))[:, None, None]
     of_column = _mix(second + columns.astype(jnp.uint32) * jnp.uint32(_COLUMN))[None, :, None]
@@ -42,9 +42,9 @@ def _hash(key: jax.Array, rows: jax.Array, columns: jax.Array, hidden: int) -> j
 
 
 def _mix(x: jax.Array) -> jax.Array:
-    """A bijection of 32 bits in which every input bit flips each output bit half of the time.
+    """Mix 32 bits bijectively: every input bit flips each output bit half of the time.
 
-    The finaliser of MurmurHash3 (Appleby 2011).
+    The finalizer of MurmurHash3 (Appleby 2011).
     """
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)

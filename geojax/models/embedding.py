@@ -1,4 +1,4 @@
-"""The tables at the model's entrance: rows looked up, gradients summed in wide."""
+"""Embedding tables: look-up, and gradients summed in at least float32."""
 
 import functools
 
@@ -11,7 +11,7 @@ from geojax.models.parallel.varying import vary_over, varying_axes
 
 
 def look_up(table: jax.Array, indices: jax.Array) -> jax.Array:
-    """Rows of `table` [entries, hidden] at `indices` int32 [...]: [..., hidden].
+    """Look up rows of `table` [entries, H] at `indices` int32 [...]; returns [..., H].
 
     The gradient sums the uses of an entry in at least float32: a common token is used so often in a
     batch that a bfloat16 sum would stop growing.
@@ -23,15 +23,15 @@ def look_up(table: jax.Array, indices: jax.Array) -> jax.Array:
 def vocab_parallel_embedding(
     table: jax.Array, tokens: jax.Array, parallelism: Parallelism
 ) -> jax.Array:
-    """What this rank's part of the token table says: summed over `tensor` it is the embedding.
+    """Look up tokens in this rank's part of the vocabulary; the sum over `tensor` is the embedding.
 
     Args:
-        table: this rank's rows [vocabulary / tensor, hidden] of the table.
+        table: [V / tensor, H], this rank's rows of the table.
         tokens: int32 [...], numbers in the whole vocabulary.
-        parallelism: how the model is spread.
+        parallelism: how the model is sharded.
 
     Returns:
-        [..., hidden], zero where another rank holds the token.
+        [..., H], zero where another rank holds the token.
     """
     if parallelism.tensor == 1:
         return look_up(table, tokens)

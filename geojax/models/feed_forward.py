@@ -1,4 +1,7 @@
-"""The dense feed-forward block and the linear map, as functions on plain parameter trees."""
+"""Dense feed-forward block and linear layer, as functions on plain parameter trees.
+
+Shapes: B batch, S sequence, H hidden, F ffn.
+"""
 
 from typing import Literal
 
@@ -13,8 +16,8 @@ from geojax.models.parameters import Parameters
 from geojax.precision import NO_FP8, Axes, LinearMatmul
 
 Cut = Literal["columns", "rows"]
-"""What of a kernel the ranks of `tensor` have parts of: columns, and each makes some of the
-outputs; or rows, and what each makes of all outputs has to be summed."""
+"""Dim of a kernel that is sharded over `tensor`: "columns", each rank computes some of the outputs;
+"rows", the ranks' outputs have to be summed."""
 
 
 def linear(
@@ -25,10 +28,10 @@ def linear(
     *,
     cut: Cut = "columns",
 ) -> jax.Array:
-    """`x` [..., inputs] times the kernel [inputs, outputs], plus the bias if there is one.
+    """Multiply `x` [..., inputs] by the kernel [inputs, outputs] and add the bias if there is one.
 
-    Where the kernel is `cut` by rows the ranks of `tensor` add up their products, before the bias
-    (see `geojax.models.parallel.tensor.reduce_from_tp_region`).
+    Where the kernel is `cut` by rows the results are summed over `tensor` before the bias (see
+    `geojax.models.parallel.tensor.reduce_from_tp_region`).
     """
     product = times_kernel(parameters, x, parallelism, matmul, cut=cut)
     if cut == "rows":
@@ -48,7 +51,7 @@ def times_kernel(
     *,
     cut: Cut,
 ) -> jax.Array:
-    """`x` [..., inputs] times this rank's part of the kernel: [..., outputs]."""
+    """Multiply `x` [..., inputs] by this rank's part of the kernel; returns [..., outputs]."""
     # One contracting dim: XLA for CPUs transposes its operands to contract over two, which made the
     # kernel's gradient, a contraction over rows and sequence, up to twice as slow.
     tokens = x.reshape(-1, x.shape[-1])
@@ -58,7 +61,7 @@ def times_kernel(
 
 
 def operand_axes(parallelism: Parallelism, cut: Cut) -> Axes:
-    """Over which axes ranks hold parts of the operands of one product of a layer."""
+    """Return the axes over which the operands of a linear layer's matmul are sharded."""
     tensor = ("tensor",) if parallelism.tensor > 1 else ()
     context = ("context",) if parallelism.context > 1 else ()
     if cut == "rows":
@@ -67,18 +70,18 @@ def operand_axes(parallelism: Parallelism, cut: Cut) -> Axes:
 
 
 def activate(up: jax.Array, gate: jax.Array | None, config: ModelConfig) -> jax.Array:
-    """The activation of `config`, element by element, in the dtype of `up`.
+    """Apply the activation of `config` element by element, in the dtype of `up`.
 
     GELU (Hendrycks and Gimpel 2016, the tanh form), squared ReLU (So et al. 2021, "Primer"), or
     SwiGLU (Shazeer 2020, "GLU Variants Improve Transformer").
 
     Args:
-        up: the first product.
-        gate: in the shape of `up`, the product beside it; None where the activation has no gate.
+        up: the result of the up projection.
+        gate: the result of the gate projection; None where the activation has no gate.
         config: the model.
     """
     if config.hidden_act == "silu":
-        assert gate is not None, "SwiGLU has a gate"
+        assert gate is not None, "SwiGLU needs a gate"
         return jax.nn.silu(gate) * up
     if config.hidden_act == "relu2":
         return jnp.square(jax.nn.relu(up))
@@ -92,9 +95,9 @@ def activated(
     parallelism: Parallelism = SINGLE_DEVICE,
     matmul: LinearMatmul = NO_FP8,
 ) -> jax.Array:
-    """What goes into the last product of a feed-forward block: [..., feed_forward].
+    """Compute the input [..., F] of a feed-forward block's down projection from `x` [..., H].
 
-    `parameters` hold the block's up and perhaps gate; `x` is [..., hidden].
+    `parameters` hold the block's up and perhaps gate.
     """
     gate = linear(parameters["gate"], x, parallelism, matmul) if config.gated else None
     return activate(linear(parameters["up"], x, parallelism, matmul), gate, config)
@@ -107,7 +110,7 @@ def feed_forward_block(
     parallelism: Parallelism = SINGLE_DEVICE,
     matmul: LinearMatmul = NO_FP8,
 ) -> jax.Array:
-    """What the feed-forward block adds to the stream `x` [rows, columns, hidden].
+    """Compute the feed-forward block's contribution to the residual stream `x` [B, S, H].
 
     `parameters` are a layer's: the block reads its feed_forward_norm and feed_forward.
     """

@@ -1,4 +1,4 @@
-"""How many floating-point operations training takes, by the count that MFU is reported with."""
+"""Floating-point operations of training, by the count that MFU is reported with."""
 
 import jax
 
@@ -7,12 +7,12 @@ from geojax.models.parameters import active_parameter_count, parameter_count, pa
 
 
 def model_flops(config: ModelConfig, sequence: int) -> int:
-    """FLOPs of one token, forward and backward, in rows of `sequence` tokens.
+    """Count the FLOPs of one token, forward and backward, in sequences of `sequence` tokens.
 
-    Matrix products only: 6 for each weight of a kernel that the token meets (2 forward, 4
-    backward; of a mixture's experts those that it goes to), the head included and the embedding's
-    look-up not, plus 12 * heads * head_dim * sequence a layer for scores and weighted values.
-    Causality is not discounted (every token counts as if it attended to the whole row) and nothing
+    Only matmuls count: 6 for each weight of a kernel that the token activates (2 forward, 4
+    backward; of experts those that it goes to), the head included and the embedding's look-up not,
+    plus 12 * heads * head_dim * sequence a layer for scores and weighted values. Causality is not
+    discounted (every token counts as if it attended to the whole sequence) and nothing
     is added for recomputation, as in PaLM (Chowdhery et al. 2022, appendix B) and, for GPT-3's
     shape and without its recomputation term, equation 3 of Narayanan et al. 2021 ("Efficient
     Large-Scale Language Model Training on GPU Clusters Using Megatron-LM"), so that the number

@@ -1,4 +1,7 @@
-"""Continuations of prompts, token by token, with a cache of keys and values."""
+"""Generation of text, token by token, with a cache of keys and values.
+
+Shapes: B prompts, S positions, L layers, N heads, K kv heads, D head dim, V vocabulary.
+"""
 
 import functools
 from collections.abc import Sequence
@@ -28,7 +31,7 @@ def generate(
     top_k: int | None = None,
     key: jax.Array,
 ) -> np.ndarray:
-    """`count` tokens after each prompt, int32 [prompts, count].
+    """Generate `count` tokens after each prompt, int32 [B, count].
 
     One compiled scan walks the positions of all prompts together, each prompt's own tokens first.
 
@@ -37,7 +40,7 @@ def generate(
         config: the model.
         prompts: token numbers, at least one each; lengths may differ.
         count: how many tokens to add to each.
-        temperature: what logits are divided by; 0 always takes the most likely token.
+        temperature: divisor of the logits; 0 always takes the most likely token.
         top_k: draw among this many most likely tokens only; None: among all.
         key: a JAX key for the draws.
 
@@ -86,12 +89,12 @@ def _check(
     ):
         raise UserError(
             f"generate: prompt and continuation take {longest} positions, the model has learned "
-            f"{config.max_position_embeddings} (maximum_positions)"
+            f"{config.max_position_embeddings} (max_position_embeddings)"
         )
 
 
 class _Cache(NamedTuple):
-    """Keys and values of the positions so far, each [layers, rows, positions, kv_heads, dim]."""
+    """Keys and values of the positions so far, each [L, B, S, K, D]."""
 
     key: jax.Array
     value: jax.Array
@@ -107,7 +110,7 @@ def _continue(
     top_k: int | None,
     key: jax.Array,
 ) -> jax.Array:
-    """`padded` [rows, positions] with what lies behind each row's length filled in."""
+    """Fill in `padded` [B, S] behind each prompt's length."""
     rows, positions = padded.shape
     dtype = parameters["embedding"]["tokens"]["embedding"].dtype
     shape = (config.num_hidden_layers, rows, positions, config.num_key_value_heads, config.head_dim)
@@ -135,7 +138,7 @@ def _next_logits(
     position: jax.Array,
     cache: _Cache,
 ) -> tuple[jax.Array, _Cache]:
-    """Logits [rows, vocabulary] after `tokens` [rows] at `position`, and the cache with them in."""
+    """Return the logits [B, V] after `tokens` [B] at `position`, and the extended cache."""
     here = jnp.broadcast_to(position, (tokens.shape[0], 1))
     batch = {"tokens": tokens[:, None], "positions": here}
     x = embed(parameters["embedding"], batch, config, None)
@@ -165,10 +168,7 @@ def _next_logits(
 
 
 def _attend(query: jax.Array, key: jax.Array, value: jax.Array, position: jax.Array) -> jax.Array:
-    """One query [rows, 1, heads, dim] over the cache [rows, positions, kv_heads, dim].
-
-    Returns [rows, 1, heads * dim]. Plain softmax attention: its scores are one row a head.
-    """
+    """Attend with one query [B, 1, N, D] to the cache [B, S, K, D]; returns [B, 1, N D]."""
     rows, _, heads, dim = query.shape
     wide = jnp.promote_types(query.dtype, jnp.float32)
     grouped = query.reshape(rows, key.shape[2], heads // key.shape[2], dim)
@@ -180,7 +180,7 @@ def _attend(query: jax.Array, key: jax.Array, value: jax.Array, position: jax.Ar
 
 
 def _draw(logits: jax.Array, top_k: int | None, key: jax.Array) -> jax.Array:
-    """One token a row, int32 [rows], from `logits` [rows, vocabulary]."""
+    """Draw one token a prompt, int32 [B], from `logits` [B, V]."""
     if top_k == 1:
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)
     if top_k is not None:

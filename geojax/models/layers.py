@@ -1,4 +1,8 @@
-"""The parts of a transformer layer, as functions on plain parameter trees."""
+"""Blocks of a transformer layer, as functions on plain parameter trees.
+
+Shapes: B batch, S sequence, H hidden, N heads, K kv heads, D head dim. With sequence parallelism
+the residual stream has S / tensor positions.
+"""
 
 import functools
 from typing import NamedTuple
@@ -20,10 +24,9 @@ from geojax.models.parameters import Parameters
 from geojax.models.rotary import rotary_table, rotate
 from geojax.precision import NO_FP8, SAVEABLE_MATMULS, LinearMatmul
 
-# The backward pass keeps the results of matrix products and recomputes what lies between them. That
-# halves the memory of a layer and, since recomputing element by element is cheaper than a round
-# trip through memory, it also takes less time (7% of a step on a CPU). What came over the network
-# is kept too.
+# The backward pass keeps the results of matmuls and recomputes the element-wise operations between
+# them. That halves the memory of a layer and, since recomputing is cheaper than a round trip to
+# memory, it also takes less time (7% of a step on a CPU). Results of collectives are kept too.
 _keep_products = functools.partial(
     jax.checkpoint,
     prevent_cse=False,
@@ -35,19 +38,19 @@ _keep_products = functools.partial(
 
 
 class LayerContext(NamedTuple):
-    """What every layer needs to know of the batch, the same for all of them."""
+    """Data of the batch that every layer reads."""
 
     segment_ids: jax.Array | None
-    """int32 [rows, columns]; attention stays inside a segment. None: each row is one segment."""
+    """int32 [B, S]; attention stays inside a segment. None: each sequence is one segment."""
     rotary: tuple[jax.Array, jax.Array] | None
     """Cosines and sines of the positions; None where positions are learned."""
     rows: jax.Array
-    """int32 [rows], the rows' indices in the global batch."""
+    """int32 [B], the sequences' indices in the global batch."""
     columns: jax.Array
-    """int32 [columns], the positions in the row of the columns that this rank's share of the batch
-    holds (with sequence parallelism the residual stream has a part of them)."""
+    """int32 [S], the positions in the sequence that this rank's share of the batch holds (with
+    sequence parallelism the residual stream has a part of them)."""
     dropout_key: jax.Array | None
-    """Holds seed and step; None: no dropout."""
+    """Key that holds seed and step; None: no dropout."""
 
 
 def make_context(
@@ -57,7 +60,7 @@ def make_context(
     dropout_key: jax.Array | None = None,
     parallelism: Parallelism = SINGLE_DEVICE,
 ) -> LayerContext:
-    """The context of a batch, for layers that compute in `dtype`."""
+    """Make the context of a batch, for layers that compute in `dtype`."""
     rotary = None
     if config.position_embedding_type == "rope":
         rotary = rotary_table(batch["positions"], config, dtype)
@@ -75,7 +78,7 @@ def attention_block(
     parallelism: Parallelism = SINGLE_DEVICE,
     matmul: LinearMatmul = NO_FP8,
 ) -> jax.Array:
-    """What causal grouped-query self-attention adds to the stream `x` [rows, columns, hidden].
+    """Compute the contribution of causal grouped-query self-attention to the stream `x` [B, S, H].
 
     `parameters` are a layer's: the block reads its attention_norm and attention.
     """
@@ -98,9 +101,9 @@ def attention_block(
 def _put_together(
     parameters: Parameters, mixed: jax.Array, matmul: LinearMatmul, parallelism: Parallelism
 ) -> jax.Array:
-    """The heads [rows, columns, heads, head_dim] through the output matrix.
+    """Apply the output projection to the heads [B, S, N, D].
 
-    What attention returns is kept by attention already, and not once more in another shape.
+    Attention already keeps its result, so it is not kept once more in another shape.
     """
     heads = mixed.reshape(*mixed.shape[:2], -1)
     return linear(parameters, heads, parallelism, matmul, cut="rows")
@@ -114,12 +117,12 @@ def project_heads(
     parallelism: Parallelism = SINGLE_DEVICE,
     matmul: LinearMatmul = NO_FP8,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """What a layer's attention reads, from the residual stream `x` [rows, columns, hidden].
+    """Project the residual stream `x` [B, S, H] to query, key and value.
 
     Returns:
-        Query [rows, columns, heads, head_dim], key and value [rows, columns, key_value_heads,
-        head_dim]; query and key turned by their positions where those are rotary. With tensor
-        parallelism these are this rank's heads (at least one of keys and values), of all columns.
+        Query [B, S, N, D], key and value [B, S, K, D]; query and key rotated by their positions
+        where those are rotary. With tensor parallelism these are this rank's heads (at least one of
+        keys and values), of all positions.
     """
     normed = copy_to_tp_region(norm(parameters["attention_norm"], x, config), parallelism)
     own = parameters["attention"]
@@ -137,12 +140,12 @@ def project_heads(
 
 
 def _own_head(parameters: Parameters, config: ModelConfig, parallelism: Parallelism) -> Parameters:
-    """The one head that this rank's queries read, of keys or values that it holds whole."""
+    """Slice the one key or value head that this rank's queries read out of the whole kernel."""
     ranks_of_a_head = parallelism.tensor // config.num_key_value_heads
     first = lax.axis_index("tensor") // ranks_of_a_head * config.head_dim
 
     def of_head(leaf: jax.Array) -> jax.Array:
-        if leaf.ndim == 0:  # of a rounded kernel: a scale, which is that of all heads
+        if leaf.ndim == 0:  # the scale of a quantized kernel, the same for all heads
             return leaf
         return lax.dynamic_slice_in_dim(leaf, first, config.head_dim, axis=-1)
 
@@ -159,19 +162,19 @@ def second_block(
     parallelism: Parallelism = SINGLE_DEVICE,
     matmul: LinearMatmul = NO_FP8,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """What a layer's second block adds to the stream: the dense feed-forward block or the mixture.
+    """Compute the contribution of a layer's feed-forward block: dense or of experts.
 
     Args:
         parameters: the layer's own.
-        x: [rows, columns, hidden], the stream.
-        segment_ids: int32 [rows, columns] of the stream's columns, 0 for padding; None: none is.
-        columns: int32 [columns], the positions in the row of the stream's columns.
+        x: [B, S, H], the stream.
+        segment_ids: int32 [B, S] of the stream's positions, 0 for padding; None: no padding.
+        columns: int32 [S], the stream's positions in the sequence.
         config: the model.
-        parallelism: how model and rows are spread.
-        products: how the linear layers multiply.
+        parallelism: how model and sequences are sharded.
+        matmul: matmul of the linear layers.
 
     Returns:
-        [rows, columns, hidden], and the mixture's balance loss [rows], None where it is dense.
+        [B, S, H], and the experts' load-balancing loss [B], None for a dense block.
     """
     if not config.is_moe:
         return feed_forward_block(parameters, x, config, parallelism, matmul), None
@@ -188,21 +191,21 @@ def layer(
     parallelism: Parallelism = SINGLE_DEVICE,
     matmul: LinearMatmul = NO_FP8,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """One pre-norm layer on the residual stream `x` [rows, columns, hidden].
+    """Apply one pre-norm layer to the residual stream `x` [B, S, H].
 
     Args:
         parameters: the layer's own, without the leading layers dim.
         x: the residual stream.
         index: int32 [], the layer's number in the whole model, from 0 (for dropout).
-        context: what the batch says.
+        context: data of the batch.
         config: the model.
-        implementation: of attention.
-        parallelism: how the model and the row are spread; `parameters` are this rank's parts.
-        products: how the layer's linear maps multiply.
+        implementation: implementation of attention.
+        parallelism: how model and sequences are sharded; `parameters` are this rank's shards.
+        matmul: matmul of the linear layers.
 
     Returns:
-        The stream after the layer, and the load-balancing loss of its mixture of experts for each
-        row: [rows], in at least float32, or None where the layer is dense.
+        The stream after the layer, and its experts' load-balancing loss of each sequence: [B], in
+        at least float32, or None for a dense layer.
     """
     keys: tuple[jax.Array | None, ...] = (None, None)
     if context.dropout_key is not None:
@@ -217,5 +220,5 @@ def layer(
     second = _keep_products(
         functools.partial(second_block, config=config, parallelism=parallelism, matmul=matmul)
     )
-    branch, balance = second(parameters, x, segment_ids, columns)
-    return x + dropout(branch, keys[1], context.rows, columns, config.dropout), balance
+    branch, aux_loss = second(parameters, x, segment_ids, columns)
+    return x + dropout(branch, keys[1], context.rows, columns, config.dropout), aux_loss

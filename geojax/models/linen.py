@@ -1,4 +1,4 @@
-"""The model as a Flax Linen module, for those who come with Linen's tools."""
+"""The model as a Flax Linen module, for use with Linen's tools."""
 
 from typing import Any
 
@@ -13,16 +13,16 @@ from geojax.models.transformer import Batch, logits, loss_sum
 
 
 class Transformer(nn.Module):
-    """A shell around `logits` and `loss_sum`: its "params" are the tree of `parameter_shapes`.
+    """Linen wrapper of `logits` and `loss_sum`: its "params" are the tree of `parameter_shapes`.
 
     `Transformer(config).init(key, batch)["params"]` equals `init_parameters(config, key)`, and
     `apply({"params": parameters}, batch)` equals `logits(parameters, batch, config)`.
     """
 
     config: ModelConfig
-    """Which model."""
+    """The model."""
     dtype: Any = jnp.float32
-    """Of the parameters that `init` makes; `apply` computes in the dtype of those it is given."""
+    """Dtype of the parameters that `init` makes; `apply` computes in that of its parameters."""
 
     def setup(self) -> None:
         """Declare the parameters, one entry for each top-level name of the tree."""
@@ -37,7 +37,7 @@ class Transformer(nn.Module):
         attention: str = "auto",
         remat: Remat = "none",
     ) -> jax.Array:
-        """Logits [rows, sequence, vocabulary]; see `geojax.models.logits`."""
+        """Compute logits [B, S, V]; see `geojax.models.logits`."""
         options: dict[str, Any] = {"attention": attention, "remat": remat}
         tree = self._parameters()
         return logits(tree, batch, self.config, dropout_key=dropout_key, **options)
@@ -50,7 +50,10 @@ class Transformer(nn.Module):
         attention: str = "auto",
         remat: Remat = "none",
     ) -> tuple[jax.Array, jax.Array]:
-        """Sums of loss and mask; see `geojax.models.loss_sum`. Call with `method="loss_sum"`."""
+        """Compute the sums of loss and mask (see `geojax.models.loss_sum`).
+
+        Call it with `method="loss_sum"`.
+        """
         options: dict[str, Any] = {"attention": attention, "remat": remat}
         tree = self._parameters()
         return loss_sum(tree, batch, self.config, dropout_key=dropout_key, **options)

@@ -1,4 +1,4 @@
-"""Layer normalisation and its variants, computed in at least float32."""
+"""Layer normalization and its variants, computed in at least float32."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from geojax.models.parameters import Parameters
 
 
 def norm(parameters: Parameters, x: jax.Array, config: ModelConfig) -> jax.Array:
-    """`x` [..., hidden] normalised over its last dim, in `x.dtype`.
+    """Normalize `x` [..., H] over its last dim, in `x.dtype`.
 
     LayerNorm (Ba et al. 2016), RMSNorm (Zhang and Sennrich 2019), or LayerNorm1p (Nemotron-4),
     whose stored scale is the scale minus 1; by `config.norm`.

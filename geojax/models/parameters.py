@@ -1,4 +1,4 @@
-"""The parameter tree: its shapes, its initial values, what weight decay applies to.
+"""Parameter tree: shapes, initial values, and the leaves that weight decay applies to.
 
 Layers are stacked on a leading dim. Every matrix is called "kernel" and maps its second-last dim to
 its last one, the tables are called "embedding", norms have a "scale" and perhaps a "bias", so that
@@ -16,13 +16,13 @@ import numpy as np
 from geojax.models.config import ModelConfig
 
 Parameters = dict[str, Any]
-"""A nested dict of arrays (or of their shapes, or of whatever goes leaf by leaf)."""
+"""Nested dict of arrays (or of their shapes, or of anything else leaf by leaf)."""
 
 
 def parameter_shapes(config: ModelConfig, dtype: Any = jnp.float32) -> Parameters:
-    """The parameter tree of `config` as `jax.ShapeDtypeStruct`s; touches no device.
+    """Return the parameter tree of `config` as `jax.ShapeDtypeStruct`s; touches no device.
 
-    With L layers, d hidden, H and K query and key-value heads of D dims, F feed-forward, V tokens:
+    With L layers, d hidden, H and K query and kv heads of D dims, F ffn, V vocabulary:
 
         embedding/tokens/embedding          [V, d]
         embedding/positions/embedding       [max_position_embeddings, d]  learned positions only
@@ -38,7 +38,7 @@ def parameter_shapes(config: ModelConfig, dtype: Any = jnp.float32) -> Parameter
         final_norm/scale                    [d]         and /bias
         head/kernel                         [d, V]                     unless the head is tied
 
-    A mixture of E experts of width F, and shared ones of S F together, has instead of feed_forward
+    With E experts of width F, and shared ones of S F together, in place of feed_forward:
 
         layers/router/kernel                [L, d, E]
         layers/experts/gate/kernel          [L, E, d, F]               SwiGLU only
@@ -97,12 +97,12 @@ def parameter_shapes(config: ModelConfig, dtype: Any = jnp.float32) -> Parameter
 
 
 def parameter_count(config: ModelConfig) -> int:
-    """How many parameters the model has; a tied head counts once."""
+    """Count the parameters of the model; a tied head counts once."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(parameter_shapes(config)))
 
 
 def active_parameter_count(config: ModelConfig) -> int:
-    """How many parameters one token meets: of a mixture's experts those that it goes to."""
+    """Count the parameters that one token activates: of the experts those that it goes to."""
     if not config.is_moe:
         return parameter_count(config)
     experts = jax.tree.leaves(parameter_shapes(config)["layers"]["experts"])
@@ -112,7 +112,7 @@ def active_parameter_count(config: ModelConfig) -> int:
 
 
 def init_parameters(config: ModelConfig, key: jax.Array, dtype: Any = jnp.float32) -> Parameters:
-    """Initial parameters, in the tree of `parameter_shapes`.
+    """Draw initial parameters, in the tree of `parameter_shapes`.
 
     Matrices and tables are normal with `config.initializer_range`; the two outputs into the
     residual stream (attention/output and every down) with 1/sqrt(2 layers) of it, as in GPT-2
@@ -140,7 +140,7 @@ def init_parameters(config: ModelConfig, key: jax.Array, dtype: Any = jnp.float3
 
 
 def decay_mask(tree: Parameters) -> Parameters:
-    """True where weight decay applies (matrices and tables), False at norms' scales and biases.
+    """Mark the leaves with weight decay: True for matrices and tables, False for scales and biases.
 
     `tree` is a parameter tree or any tree with its leaf names.
     """

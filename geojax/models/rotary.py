@@ -1,4 +1,4 @@
-"""Rotary positions: queries and keys turned by angles proportional to their positions."""
+"""Rotary positions (RoPE): rotation of queries and keys by angles proportional to positions."""
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +8,9 @@ from geojax.models.config import ModelConfig, RopeParameters
 
 
 def rotary_frequencies(config: ModelConfig) -> np.ndarray:
-    """Radians per position of each pair of dims, float64 [rotary_dim / 2].
+    """Return the radians per position of each pair of dims, float64 [rotary_dim / 2].
 
-    RoFormer (Su et al. 2021), equation 15: base^(-2 i / rotary_dim); stretched as Llama 3.1 does
+    RoFormer (Su et al. 2021), equation 15: rope_theta^(-2 i / rotary_dim); scaled as Llama 3.1 does
     with `rope_type: llama3`.
     """
     exponents = np.arange(0, config.rotary_dim, 2, dtype=np.float64) / config.rotary_dim
@@ -35,9 +35,9 @@ def _scale_as_llama3(frequencies: np.ndarray, rope: RopeParameters) -> np.ndarra
 def rotary_table(
     positions: jax.Array, config: ModelConfig, dtype: jnp.dtype
 ) -> tuple[jax.Array, jax.Array]:
-    """Cosines and sines for `positions` int32 [rows, sequence].
+    """Compute cosines and sines for `positions` int32 [B, S].
 
-    Each is [rows, sequence, 1, rotary_dim / 2], of `dtype` or float32, whichever is wider.
+    Each is [B, S, 1, rotary_dim / 2], of `dtype` or float32, whichever is wider.
     """
     wide = jnp.promote_types(dtype, jnp.float32)
     frequencies = jnp.asarray(rotary_frequencies(config), wide)
@@ -46,7 +46,7 @@ def rotary_table(
 
 
 def rotate(x: jax.Array, table: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """`x` [rows, sequence, heads, head_dim] with the first 2 n dims of each head turned.
+    """Rotate the first 2 n dims of each head of `x` [B, S, N, D].
 
     n is the table's last dim; dim i makes a pair with dim i + n.
     """

@@ -1,4 +1,7 @@
-"""The whole model: embedding, scanned layers, head; logits and loss."""
+"""The whole model: embedding, scanned layers, head; logits and loss.
+
+Shapes: B batch, S sequence, H hidden, V vocabulary.
+"""
 
 import dataclasses
 import functools
@@ -24,8 +27,8 @@ from geojax.models.parameters import Parameters
 from geojax.precision import NO_FP8, LinearMatmul
 
 Batch = dict[str, jax.Array]
-"""tokens, targets, segment_ids, positions int32 [rows, columns]; loss_mask [rows, columns];
-row int32 [rows]. The columns are those of a whole row or this rank's share of it (see
+"""Arrays of a batch: tokens, targets, segment_ids, positions int32 [B, S]; loss_mask [B, S];
+row int32 [B]. S is the whole sequence or this rank's share of it (see
 `geojax.models.parallel.sequence_order`)."""
 
 
@@ -40,12 +43,12 @@ def loss_sum(
     parallelism: Parallelism = SINGLE_DEVICE,
     matmul: LinearMatmul = NO_FP8,
 ) -> tuple[jax.Array, jax.Array]:
-    """The masked sum of the next-token losses, and the sum of the mask.
+    """Sum the masked next-token losses; returns that sum and the sum of the mask.
 
-    Both sums are scalars of at least float32: their ratio over all rows of all devices is the loss.
-    The former includes a mixture's balance losses, each row's times its number of targets.
-    Computes in the dtype of `parameters`, but norms, softmax and cross-entropy in at least float32.
-    May be called inside a `shard_map`; rows are independent of each other.
+    Both sums are scalars of at least float32: their ratio over all sequences of all devices is the
+    loss. The former includes the experts' load-balancing losses, each sequence's times its number
+    of targets. It computes in the dtype of `parameters`, but norms, softmax and cross-entropy in at
+    least float32. It may be called inside a `shard_map`; sequences are independent of each other.
 
     Args:
         parameters: the tree of `parameter_shapes`.
@@ -54,15 +57,15 @@ def loss_sum(
         dropout_key: a JAX key that holds seed and step; None: no dropout.
         attention: an implementation that `geojax.models.attention` knows.
         remat: see `geojax.models.chunk.remat`.
-        parallelism: how the model and its rows are spread over the ranks of the surrounding
-            `shard_map`; `parameters` and `batch` are this rank's parts.
-        products: how the linear layers multiply; embedding, router and head always do in the
+        parallelism: how model and sequences are sharded over the ranks of the surrounding
+            `shard_map`; `parameters` and `batch` are this rank's shards.
+        matmul: matmul of the linear layers; embedding, router and head always multiply in the
             compute dtype.
 
     Raises:
         UserError: the sequence is longer than learned positions reach, or `remat` is unknown.
     """
-    x, balance = stream(
+    x, aux_loss = stream(
         parameters,
         batch,
         config,
@@ -73,8 +76,8 @@ def loss_sum(
         matmul=matmul,
     )
     total = head_loss(parameters, x, batch, config, parallelism)
-    if balance is not None and config.is_moe:
-        total += weighted_aux_loss(balance, batch["loss_mask"], config)
+    if aux_loss is not None and config.is_moe:
+        total += weighted_aux_loss(aux_loss, batch["loss_mask"], config)
     return total, batch["loss_mask"].astype(total.dtype).sum()
 
 
@@ -89,7 +92,7 @@ def logits(
     parallelism: Parallelism = SINGLE_DEVICE,
     matmul: LinearMatmul = NO_FP8,
 ) -> jax.Array:
-    """The logits of every position, [rows, columns, vocabulary], in at least float32.
+    """Compute the logits of every position, [B, S, V], in at least float32.
 
     Arguments and errors are those of `loss_sum`; targets and loss_mask are not read. With tensor
     parallelism see `head`.
@@ -195,9 +198,10 @@ def embed(
     dropout_key: jax.Array | None,
     parallelism: Parallelism = SINGLE_DEVICE,
 ) -> jax.Array:
-    """The first residual stream, [rows, columns, hidden]; `parameters` are those of "embedding".
+    """Embed the tokens as the first residual stream, [B, S, H].
 
-    With sequence parallelism it has 1 / tensor of the columns, as it has through all layers.
+    `parameters` are those of "embedding". With sequence parallelism the stream has 1 / tensor of
+    the positions, here and through all layers.
     """
     tokens = vocab_parallel_embedding(
         parameters["tokens"]["embedding"], batch["tokens"], parallelism
@@ -208,7 +212,7 @@ def embed(
         if sequence > config.max_position_embeddings:
             raise UserError(
                 f"a sequence of {sequence} tokens is longer than the model's "
-                f"{config.max_position_embeddings} learned positions (maximum_positions)"
+                f"{config.max_position_embeddings} learned positions (max_position_embeddings)"
             )
         positions = stream_positions(batch["positions"], parallelism, dim=1)
         x = x + look_up(parameters["positions"]["embedding"], positions)
@@ -226,10 +230,10 @@ def head_loss(
     config: ModelConfig,
     parallelism: Parallelism = SINGLE_DEVICE,
 ) -> jax.Array:
-    """The masked sum of the next-token losses, from the stream `x` after all layers.
+    """Sum the masked next-token losses of the stream `x` after all layers.
 
-    Reads of `parameters` the final norm and the kernel of the head. It is the sum over the columns
-    of the batch, the same on all ranks of `tensor`.
+    Of `parameters` it reads the final norm and the kernel of the head. The sum is over the
+    positions of the batch, the same on all ranks of `tensor`.
     """
     return cross_entropy_sum(
         copy_to_tp_region(norm(parameters["final_norm"], x, config), parallelism),
@@ -243,7 +247,7 @@ def head_loss(
 
 
 def head_kernel(parameters: Parameters, config: ModelConfig) -> jax.Array:
-    """[hidden, vocabulary], or the embedding [vocabulary, hidden] where the head is tied."""
+    """Return the head's kernel [H, V], or the embedding [V, H] where the head is tied."""
     if config.tie_word_embeddings:
         return parameters["embedding"]["tokens"]["embedding"]
     return parameters["head"]["kernel"]
@@ -255,10 +259,10 @@ def head(
     config: ModelConfig,
     parallelism: Parallelism = SINGLE_DEVICE,
 ) -> jax.Array:
-    """Logits [rows, columns, vocabulary], in at least float32, of the stream `x` after all layers.
+    """Compute logits [B, S, V], in at least float32, of the stream `x` after all layers.
 
-    With tensor parallelism they are this rank's part of the vocabulary, of all columns; what pads
-    the vocabulary to a multiple of `tensor` comes last.
+    With tensor parallelism they are this rank's part of the vocabulary, of all positions; padding
+    of the vocabulary to a multiple of `tensor` comes last.
     """
     hidden = copy_to_tp_region(norm(parameters["final_norm"], x, config), parallelism)
     kernel = head_kernel(parameters, config)

@@ -1,4 +1,4 @@
-"""Mixtures of experts: router, dispatch, experts, balance loss."""
+"""Mixture of experts (MoE): router, dispatch, experts, load-balancing loss."""
 
 from geojax.models.moe.aux_loss import COUNTS, weighted_aux_loss
 from geojax.models.moe.block import moe_block
@@ -6,6 +6,6 @@ from geojax.models.moe.dispatch import PLACES, RECEIVED
 from geojax.models.moe.experts import PRODUCT
 
 SAVEABLE_MOE = (COUNTS, PLACES, PRODUCT, RECEIVED)
-"""Names of results that rematerialisation policies keep which keep matrix products."""
+"""Names of the results of experts that remat policies save where they save matmuls."""
 
 __all__ = ["SAVEABLE_MOE", "moe_block", "weighted_aux_loss"]

@@ -1,4 +1,7 @@
-"""The loss that keeps the experts of a layer equally busy, one number for each row."""
+"""Load-balancing (auxiliary) loss of a layer's experts, one number for each sequence.
+
+Shapes: B batch, S sequence, E experts.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -11,27 +14,28 @@ from geojax.models.moe.sharded_sequence import sequence_axes
 from geojax.models.parallel.parallelism import Parallelism
 
 COUNTS = "expert_counts"
-"""Name of what is summed over the ranks that share rows, for rematerialisation policies."""
+"""Name of the counts that are summed over the ranks of a sequence, for remat policies."""
 
 
 def load_balancing_loss(
     routing: Routing, real: jax.Array | None, parallelism: Parallelism
 ) -> jax.Array:
-    """E * sum over experts of f_e * P_e, for each row; 1 where the experts are equally busy.
+    """Compute E * sum over experts of f_e * P_e for each sequence; 1 if experts are equally busy.
 
-    f_e is the share of the row's choices (k a token) that fell on expert e, before any is dropped,
-    and P_e the mean of the router's probability for it. Fedus et al. 2021 ("Switch Transformers",
-    equations 4 to 6) define it over a batch; over a sequence, as in DeepSeek-V2 (2024, section
-    2.1.3, equations 23 to 25), it does not depend on which rows a device happens to hold.
+    f_e is the share of the sequence's choices (k a token) that fell on expert e, before any is
+    dropped, and P_e the mean of the router's probability for it. Fedus et al. 2021 ("Switch
+    Transformers", equations 4 to 6) define it over a batch; over a sequence, as in DeepSeek-V2
+    (2024, section 2.1.3, equations 23 to 25), it does not depend on the sequences that share a
+    device.
 
     Args:
-        routing: of this rank's columns.
-        real: bool [rows, columns], False for padding, which does not count; None: all are real.
-        parallelism: how the model is spread. The ranks that hold other columns of the rows add
-            theirs: 2 E + 1 numbers a row are summed over the axes of `sequence_axes`.
+        routing: routing of this rank's positions.
+        real: bool [B, S], False for padding, which does not count; None: no padding.
+        parallelism: how the model is sharded. Ranks with other positions of the sequences add
+            theirs: 2 E + 1 numbers a sequence are summed over the axes of `sequence_axes`.
 
     Returns:
-        [rows] in at least float32, of whole rows; 0 for a row of padding.
+        [B] in at least float32, of whole sequences; 0 for a sequence of padding.
     """
     rows, columns, experts = routing.probabilities.shape
     wide = routing.probabilities.dtype
@@ -53,17 +57,17 @@ def load_balancing_loss(
     return experts * product / (choices * count**2)
 
 
-def weighted_aux_loss(balance: jax.Array, loss_mask: jax.Array, config: ModelConfig) -> jax.Array:
-    """What the balance adds to the sum of a row set's token losses: a scalar of at least float32.
+def weighted_aux_loss(aux_loss: jax.Array, loss_mask: jax.Array, config: ModelConfig) -> jax.Array:
+    """Weigh the load-balancing loss for the sum of token losses: a scalar of at least float32.
 
-    A row's balance counts as often as the row has targets, so that neither the layout nor
-    accumulation changes it: balance_coefficient * sum over rows of targets * balance.
+    A sequence's loss counts as often as it has targets, so that neither the layout nor gradient
+    accumulation changes it: router_aux_loss_coef * sum over sequences of targets * aux_loss.
 
     Args:
-        balance: [rows], summed over layers, of whole rows.
-        loss_mask: [rows, columns] of this rank's columns; its sum over a row counts targets. (The
-            ranks of `context` each weigh the row with their own targets, and together with all.)
+        aux_loss: [B], summed over layers, of whole sequences.
+        loss_mask: [B, S] of this rank's positions; its sum over a sequence counts targets. (The
+            ranks of `context` each weigh the sequence with their own targets, together with all.)
         config: the model.
     """
-    targets = loss_mask.astype(balance.dtype).sum(axis=1)
-    return config.router_aux_loss_coef * jnp.sum(targets * balance)
+    targets = loss_mask.astype(aux_loss.dtype).sum(axis=1)
+    return config.router_aux_loss_coef * jnp.sum(targets * aux_loss)

@@ -1,11 +1,13 @@
-"""A mixture of experts in the place of a layer's feed-forward block.
+"""MoE block: experts in the place of a layer's dense feed-forward block.
 
-    stream ─► norm ─┬─► router ─► experts and gates of each token ─► balance loss
-                    ├─► experts that the tokens go to, times their gates ─┬─► what the block adds
+    stream ─► norm ─┬─► router ─► experts and gates of each token ─► load-balancing loss
+                    ├─► experts that the tokens go to, times their gates ─┬─► contribution
                     └─► shared experts, which all tokens go to ───────────┘
 
-Every choice is made in the norm's output of the rank that holds the token, so that the router, the
-drops and the balance loss are the same on every layout.
+The router reads the norm's output on the rank that holds the token, so that routing, drops and the
+load-balancing loss are the same on every layout.
+
+Shapes: B batch, S sequence, H hidden, E experts.
 """
 
 import functools
@@ -40,33 +42,33 @@ def moe_block(
     parallelism: Parallelism = SINGLE_DEVICE,
     matmul: LinearMatmul = NO_FP8,
 ) -> tuple[jax.Array, jax.Array]:
-    """What the mixture adds to the stream `x` [rows, columns, hidden], and its balance loss.
+    """Compute the experts' contribution to the stream `x` [B, S, H], and their load-balancing loss.
 
-    Padding goes to no expert but the shared ones, and takes no expert's room.
+    Padding goes to no expert but the shared ones, and takes no expert's capacity.
 
     Args:
         parameters: a layer's: the block reads its feed_forward_norm, router, experts and
             shared_experts.
         x: the residual stream.
-        segment_ids: int32 [rows, columns] of the stream's columns, 0 for padding; None: none is.
-        columns: int32 [columns], the positions in the row of the stream's columns.
+        segment_ids: int32 [B, S] of the stream's positions, 0 for padding; None: no padding.
+        columns: int32 [S], the stream's positions in the sequence.
         config: the model.
-        parallelism: how model and rows are spread; `parameters` are this rank's parts.
-        products: how the experts multiply; the router always does in the compute dtype.
+        parallelism: how model and sequences are sharded; `parameters` are this rank's shards.
+        matmul: matmul of the experts; the router always multiplies in the compute dtype.
 
     Returns:
-        [rows, columns, hidden] in the dtype of `x`, and [rows] (see `load_balancing_loss`).
+        [B, S, H] in the dtype of `x`, and [B] (see `load_balancing_loss`).
     """
     normed = norm(parameters["feed_forward_norm"], x, config)
     routing = route(parameters["router"]["kernel"], normed, config)
     real = None if segment_ids is None else segment_ids != 0
-    balance = load_balancing_loss(routing, real, parallelism)
+    aux_loss = load_balancing_loss(routing, real, parallelism)
     experts = routing.experts
     if real is not None:
         experts = jnp.where(real[..., None], experts, config.num_experts)
     experts = drop(experts, columns, config, parallelism)
     routing = routing._replace(experts=checkpoint_name(experts, PLACES))
-    return _apply(parameters, normed, routing, config, parallelism, matmul), balance
+    return _apply(parameters, normed, routing, config, parallelism, matmul), aux_loss
 
 
 def _apply(
@@ -77,7 +79,7 @@ def _apply(
     parallelism: Parallelism,
     matmul: LinearMatmul,
 ) -> jax.Array:
-    """What the experts that the tokens go to add, and the shared ones: [rows, columns, hidden]."""
+    """Sum the contributions of routed and shared experts, [B, S, H]."""
     if parallelism.expert == 1:
         stream = Tokens(normed, routing.experts, routing.gates)
         stream = jax.tree.map(lambda leaf: copy_to_tp_region(leaf, parallelism), stream)
@@ -102,7 +104,7 @@ def _shared(
     parallelism: Parallelism,
     matmul: LinearMatmul,
 ) -> jax.Array:
-    """This rank's part of the shared experts, which side by side are one dense block."""
+    """Apply this rank's part of the shared experts, which side by side are one dense block."""
     middle = activated(parameters, x, config, parallelism, matmul)
     return times_kernel(parameters["down"], middle, parallelism, matmul, cut="rows")
 
@@ -119,7 +121,7 @@ def _travel(
     parallelism: Parallelism,
     matmul: LinearMatmul,
 ) -> jax.Array:
-    """The stream's tokens to experts on other ranks and back: [rows, columns, hidden]."""
+    """Send the stream's tokens to experts on other ranks and back, [B, S, H]."""
     rows, columns, hidden = normed.shape
     tokens = _without_rows(Tokens(normed, routing.experts, routing.gates))
     # Without sequence parallelism the ranks of `tensor` hold the same tokens: each sends a share.
@@ -138,7 +140,7 @@ def _travel(
 
 
 def _share(x: jax.Array, *, ranks: int, fill: int = 0) -> jax.Array:
-    """This `tensor` rank's share of `x` [N, ...], filled up to a multiple of `ranks`."""
+    """Slice this `tensor` rank's share of `x` [N, ...], padded to a multiple of `ranks`."""
     size = -(-x.shape[0] // ranks)
     widths = [(0, ranks * size - x.shape[0])] + [(0, 0)] * (x.ndim - 1)
     padded = jnp.pad(vary_over(x, frozenset({"tensor"})), widths, constant_values=fill)

@@ -1,4 +1,7 @@
-"""Experts that take a limited number of each row's tokens: who is dropped, on any layout."""
+"""Capacity of experts: the tokens of each sequence that they drop, the same on any layout.
+
+Shapes: B batch, S sequence, E experts, k experts of a token.
+"""
 
 import math
 from fractions import Fraction
@@ -15,10 +18,10 @@ from geojax.models.parallel.sequence_order import position_order
 
 
 def expert_capacity(sequence: int, config: ModelConfig) -> int:
-    """The most tokens that an expert takes of a row of `sequence` tokens.
+    """Return the most tokens that an expert takes of a sequence of `sequence` tokens.
 
-    ceil(capacity_factor * sequence * k / E): a row's tokens, padding included, shared out evenly,
-    times the factor; without a factor the whole row.
+    It is ceil(capacity_factor * sequence * k / E), an even share of the tokens, padding included,
+    times the factor; without a factor the whole sequence.
     """
     if config.capacity_factor is None:
         return sequence
@@ -30,7 +33,7 @@ def expert_capacity(sequence: int, config: ModelConfig) -> int:
 def drop(
     experts: jax.Array, columns: jax.Array, config: ModelConfig, parallelism: Parallelism
 ) -> jax.Array:
-    """`experts` int32 [rows, columns, k] with E for every choice that its expert has no room for.
+    """Replace every choice in `experts` int32 [B, S, k] that exceeds its expert's capacity by E.
 
     An expert takes the first `expert_capacity` tokens of each sequence that chose it, in the order
     of their positions. Capacity belongs to a sequence and not to a batch, which is a deliberate
@@ -38,20 +41,20 @@ def drop(
     dropped token keeps its other experts and their gates.
 
     Args:
-        experts: of this rank's columns; E stands for none.
-        columns: int32 [columns], their positions in the row: two runs of equal length, each of
-            neighbours in ascending order (or one run of odd length).
+        experts: choices of this rank's positions; E stands for none.
+        columns: int32 [S], their positions in the sequence: two runs of equal length, each of
+            neighbors in ascending order (or one run of odd length).
         config: the model.
-        parallelism: how the model is spread. The ranks that hold other columns of the rows tell
-            how many of each run chose each expert: 2 E numbers a row and rank are gathered.
+        parallelism: how the model is sharded. Ranks with other positions of the sequences tell how
+            many of each run chose each expert: 2 E numbers a sequence and rank are gathered.
     """
     if config.capacity_factor is None:
         return experts
     rows, length, _ = experts.shape
     none = config.num_experts
-    # Zig-zag cuts a row of C ranks into 2 C chunks, and two of them need not be neighbours. With
-    # sequence parallelism a rank has a part of both: if `tensor` is odd, the middle rank's part has
-    # as much of the one as of the other, and if it is even no part has more than one.
+    # Zig-zag cuts a sequence of C ranks into 2 C pieces, and two of them need not be neighbors.
+    # With sequence parallelism a rank has a part of both: if `tensor` is odd, the middle rank's
+    # part has as much of the one as of the other, and if it is even no part has more than one.
     runs = 2 if length % 2 == 0 else 1
     chosen = (experts[..., None] == jnp.arange(none, dtype=jnp.int32)).sum(axis=2, dtype=jnp.int32)
     of_run = chosen.reshape(rows, runs, length // runs, none)

@@ -1,14 +1,14 @@
-"""Tokens travel to the ranks of `expert` that hold their experts, and the results travel back.
+"""Expert parallelism: dispatch of tokens to the ranks of their experts, and combination.
 
 A token goes to every expert that it chose (a rank that holds two of them gets it twice), by
 `all_to_all` inside the site. Shapes are static and the router's choices are not, so a message has a
-window of W places for each pair of ranks, a quarter more than it needs when all experts are equally
+window of W slots for each pair of ranks, a quarter more than it needs when all experts are equally
 busy. If some pair of ranks has more for each other, all ranks exchange further windows, a quarter
 as large, until nothing is left: no token is dropped here, an imbalance costs time and not memory.
 
     N tokens a rank, k experts a token, R ranks    W = ceil(1.25 k N / R), or the most there can be
-    buffers                                        R W places of a token's width: 1.25 k N
-    one buffer for the worst case would have       R N min(k, experts of a rank) places
+    buffers                                        R W slots of a token's width: 1.25 k N
+    one buffer for the worst case would have       R N min(k, experts of a rank) slots
 
 The loop of further exchanges is a branch of the program. On a platform whose branches cannot hold
 collectives (CPUs; see `geojax.runtime.platform`) W is the most there can be, and no branch is
@@ -43,7 +43,7 @@ from geojax.runtime.platform import Platform, target_platform
 
 RECEIVED = "expert_received"
 PLACES = "expert_places"
-"""Names of what an exchange brings, and of where it goes, for rematerialisation policies."""
+"""Names of received tokens and of their slots, for remat policies."""
 
 Total = TypeVar("Total")
 
@@ -52,27 +52,27 @@ _FURTHER = 0.25
 
 
 class Windows(NamedTuple):
-    """Static sizes of an exchange."""
+    """Static sizes of the exchanges."""
 
     first: int
-    """Places of a window of the first exchange (W)."""
+    """Slots of a window of the first exchange (W)."""
     further: int
-    """Places of a window of any further exchange."""
+    """Slots of a window of any further exchange."""
     exchanges: int
-    """The most further exchanges that can be needed."""
+    """Most further exchanges that can be needed."""
 
 
 def windows(
     tokens: int, most: int, config: ModelConfig, parallelism: Parallelism, platform: Platform
 ) -> Windows:
-    """The sizes for a rank that sends `tokens` tokens.
+    """Compute the sizes for a rank that sends `tokens` tokens.
 
     Args:
-        tokens: the rank's (N).
-        most: how many can go to one rank, each counted for every expert that it has there.
+        tokens: tokens of the rank (N).
+        most: most tokens that can go to one rank, each counted for every expert that it has there.
         config: the model.
-        parallelism: how it is spread.
-        platform: what the program is compiled for.
+        parallelism: how it is sharded.
+        platform: platform that the program is compiled for.
     """
     even = tokens * config.num_experts_per_tok / parallelism.expert
     first = min(math.ceil(_SLACK * even), most) if platform.branches_hold_collectives else most
@@ -84,23 +84,23 @@ def windows(
 def most_to_a_rank(
     tokens: int, rows: int, sequence: int, config: ModelConfig, parallelism: Parallelism
 ) -> int:
-    """How often `tokens` tokens, of `rows` rows of `sequence` tokens, can go to one rank."""
+    """Return the most choices of `tokens` tokens, of `rows` sequences, that can go to one rank."""
     held = config.num_experts // parallelism.expert
     limit = rows * held * expert_capacity(sequence, config)
     return min(tokens * min(config.num_experts_per_tok, held), limit)
 
 
 class _Plan(NamedTuple):
-    """Where each choice of a token goes: A = N k choices, R ranks."""
+    """Destination of each choice of a token: A = N k choices, R ranks."""
 
     queue: jax.Array
-    """int32 [A], its number among those that go to the same rank."""
+    """int32 [A], the choice's number among those that go to the same rank."""
     rank: jax.Array
-    """int32 [A], that rank; R for none."""
+    """int32 [A], the rank; R for none."""
     local: jax.Array
     """int32 [A], the expert's number on that rank."""
     needed: jax.Array
-    """int32 [], how many further exchanges it takes, on all ranks the same."""
+    """int32 [], further exchanges that are needed, the same on all ranks."""
 
 
 def dispatch_and_combine(
@@ -111,18 +111,18 @@ def dispatch_and_combine(
     parallelism: Parallelism,
     matmul: LinearMatmul,
 ) -> jax.Array:
-    """The sum of each token's experts, times their gates, wherever the experts are.
+    """Sum the outputs of each token's experts, weighted by their gates, on any ranks.
 
     Args:
         parameters: this rank's part of the experts: E / expert of them, 1 / tensor of their width.
         tokens: this rank's (those of another rank of `tensor` are others); `experts` counts all E.
-        most: how many of the N k choices can fall on one rank's experts.
+        most: most of the N k choices that can fall on one rank's experts.
         config: the model.
-        parallelism: how the model is spread, `expert` > 1.
-        products: how the experts multiply.
+        parallelism: how the model is sharded, `expert` > 1.
+        matmul: matmul of the experts.
 
     Returns:
-        [N, hidden] in at least float32.
+        [N, H] in at least float32.
     """
     sizes = windows(tokens.x.shape[0], most, config, parallelism, target_platform())
     axes = varying_axes(parameters, tokens)
@@ -133,10 +133,10 @@ def dispatch_and_combine(
 
 
 class _Fixed(NamedTuple):
-    """What an exchange is not differentiated in."""
+    """Inputs of an exchange without gradients."""
 
     rounded: Any
-    """The kernels that are rounded already, None in the place of others."""
+    """Kernels that are quantized already, None in the place of others."""
     plan: _Plan
     matmul: LinearMatmul
 
@@ -170,8 +170,10 @@ def _exchange(
     x: jax.Array,
     gates: jax.Array,
 ) -> jax.Array:
-    """What those choices add to each token whose numbers in their queues are `start` and the next
-    `places`: [N, hidden] in at least float32."""
+    """Run the choices number `start` to `start + places` of each queue.
+
+    Returns their contributions to each token, [N, H] in at least float32.
+    """
     parameters, plan = merge_quantized(fixed.rounded, trained), fixed.plan
     tokens, choices = gates.shape
     total = parallelism.expert * places
@@ -196,7 +198,7 @@ def _exchange(
 
 
 def _to_experts(windows: jax.Array, parallelism: Parallelism) -> jax.Array:
-    """[R W, ...] to the ranks that hold the experts; [tensor R W, ...] from all ranks."""
+    """Send [R W, ...] to the ranks of the experts; returns [tensor R W, ...] from all ranks."""
     windows = lax.all_to_all(windows, "expert", split_axis=0, concat_axis=0, tiled=True)
     if parallelism.tensor > 1:
         windows = lax.all_gather(windows, "tensor", axis=0, tiled=True)
@@ -204,7 +206,7 @@ def _to_experts(windows: jax.Array, parallelism: Parallelism) -> jax.Array:
 
 
 def _to_tokens(windows: jax.Array, parallelism: Parallelism) -> jax.Array:
-    """Back to the ranks that hold the tokens, summed over the parts of the experts' width."""
+    """Send results back to the tokens' ranks, summed over the parts of the experts' width."""
     if parallelism.tensor > 1:
         windows = lax.psum_scatter(windows, "tensor", scatter_dimension=0, tiled=True)
     return lax.all_to_all(windows, "expert", split_axis=0, concat_axis=0, tiled=True)
@@ -220,7 +222,7 @@ def _exchanges(
     gates: jax.Array,
     fixed: _Fixed,
 ) -> jax.Array:
-    """All exchanges, one after the other: [N, hidden] in at least float32."""
+    """Run all exchanges, one after the other: [N, H] in at least float32."""
     return _forward(config, parallelism, sizes, trained, x, gates, fixed)[0]
 
 
@@ -271,10 +273,10 @@ _exchanges.defvjp(_forward, _backward)
 def _repeat(
     add: Callable[[Total, jax.Array], Total], total: Total, needed: jax.Array, sizes: Windows
 ) -> Total:
-    """`total` with the first `needed` of the further exchanges added, in at least float32.
+    """Add the first `needed` of the further exchanges to `total`, in at least float32.
 
-    A loop of known length whose turns may do nothing: what it can send at the most is in the
-    program, for whoever counts.
+    It is a loop of known length whose iterations may do nothing: the program shows the most bytes
+    that it can send.
     """
     if sizes.exchanges == 0:
         return total

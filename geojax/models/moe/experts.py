@@ -1,4 +1,4 @@
-"""The experts that this rank holds, on tokens that lie here."""
+"""This rank's experts, applied to tokens on this rank."""
 
 from typing import NamedTuple
 
@@ -14,18 +14,18 @@ from geojax.models.parameters import Parameters
 from geojax.precision import NO_FP8, LinearMatmul
 
 PRODUCT = "expert_product"
-"""Name of what a grouped product returns, for rematerialisation policies."""
+"""Name of the result of a grouped matmul, for remat policies."""
 
 
 class Tokens(NamedTuple):
-    """What the experts need to know of N tokens, whatever rows they are from."""
+    """N tokens for the experts, from any sequences."""
 
     x: jax.Array
-    """[N, hidden]."""
+    """[N, H]."""
     experts: jax.Array
-    """int32 [N, k], where each goes; the number of experts stands for none."""
+    """int32 [N, k], the experts of each; the number of experts stands for none."""
     gates: jax.Array
-    """[N, k] in at least float32, what each expert's output is multiplied by."""
+    """[N, k] in at least float32, the weights of the experts' outputs."""
 
 
 def apply_experts(
@@ -35,27 +35,27 @@ def apply_experts(
     parallelism: Parallelism = SINGLE_DEVICE,
     matmul: LinearMatmul = NO_FP8,
 ) -> jax.Array:
-    """The sum of each token's experts, times their gates.
+    """Sum the outputs of each token's experts, weighted by their gates.
 
-    The gates are multiplied in between an expert's two products, where they commute with the second
-    one: their gradient then needs the first product's results only, and those of the second are not
+    The gates are multiplied in between an expert's two matmuls, where they commute with the second
+    one: their gradient then needs the first matmul's results only, and those of the second are not
     kept for the backward pass.
 
     Args:
         parameters: the experts' up, down and perhaps gate, with kernels [E, ...] of E experts.
         tokens: the tokens; `experts` counts those of `parameters`.
         config: the model.
-        parallelism: how the experts' width is spread.
-        products: how they multiply.
+        parallelism: how the experts' width is sharded.
+        matmul: matmul of the experts.
 
     Returns:
-        [N, hidden] in at least float32.
+        [N, H] in at least float32.
     """
-    # Tokens of other ranks of `context` meet an expert as other tensors.
+    # Tokens of other ranks of `context` are other tensors to an expert.
     parallelism = Parallelism(tensor=parallelism.tensor)
     count, choices = tokens.experts.shape
     blocks = lay_out(tokens.experts.reshape(-1), parameters["down"]["kernel"].shape[0])
-    # Of assignments to places, and of tokens to places: a token has `choices` assignments.
+    # Slots of choices, and slots of tokens: a token has `choices` of them.
     of_choice = TokenPermutation(blocks.places[:, None], blocks.origins)
     of_token = TokenPermutation(blocks.places.reshape(count, choices), blocks.origins // choices)
     rows = permute(tokens.x, of_token)

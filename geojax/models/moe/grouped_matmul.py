@@ -1,15 +1,15 @@
-"""Matrix products of which each row meets the kernel of its own expert.
+"""Grouped matmul: each row times the kernel of its own expert.
 
 The rows of an expert are laid next to each other and filled up with zero rows to whole blocks of
-`block_rows`, so that a block meets one kernel:
+`block_rows`, so that a block is multiplied by one kernel:
 
     E = 3 experts, blocks of 4 rows     block   0      1      2      3      4
                                         expert  0      0      1      2
                                         rows    aaaa   a...   bbb.   cccc
                                         ends           2      3      4      the rest is not used
 
-A product walks the blocks that are used, whatever their number: an imbalance costs no memory and no
-work beyond the rows that there are. (`jax.lax.ragged_dot` would multiply every row with every
+The matmul walks the blocks that are used, whatever their number: an imbalance costs no memory and
+no work beyond the rows that there are. (`jax.lax.ragged_dot` would multiply every row with every
 expert's kernel: that is how XLA for CPUs and, but behind an experimental flag and then not for the
 kernels' gradient, XLA for GPUs runs it.) Blocks of rows of one expert are the idea of Gale et al.
 2023 ("MegaBlocks: Efficient Sparse Training with Mixture-of-Experts").
@@ -42,18 +42,18 @@ _SMALLEST_BLOCK = 16
 
 
 class Blocks(NamedTuple):
-    """Which rows stand where, for A assignments of rows to E experts and S places in blocks."""
+    """Layout of A assignments of rows to E experts in blocks of S slots."""
 
     ends: jax.Array
     """int32 [E], the block behind each expert's last one; the first expert's blocks come first."""
     places: jax.Array
-    """int32 [A], where each assignment's row stands; S where it has none."""
+    """int32 [A], the slot of each assignment's row; S for none."""
     origins: jax.Array
-    """int32 [S], the assignment whose row stands there; A where there is none."""
+    """int32 [S], the assignment in each slot; A for none."""
 
 
 def block_rows(assignments: int, experts: int) -> int:
-    """How many rows a block has: a power of two, so that filling up wastes about a tenth.
+    """Return the rows of a block: a power of two, so that padding wastes about a tenth.
 
     An expert's last block is half empty on average: an eighth of the rows of an expert with an
     average load, at four blocks each.
@@ -63,7 +63,7 @@ def block_rows(assignments: int, experts: int) -> int:
 
 
 def lay_out(assigned: jax.Array, experts: int) -> Blocks:
-    """The blocks for `assigned` int32 [A], each assignment's expert; `experts` stands for none.
+    """Lay out `assigned` int32 [A], each assignment's expert; `experts` stands for none.
 
     An expert's rows keep their order.
     """
@@ -74,7 +74,7 @@ def lay_out(assigned: jax.Array, experts: int) -> Blocks:
     of_expert = -(-counts // size)  # blocks
     ends = jnp.cumsum(of_expert, dtype=jnp.int32)
     starts = jnp.cumsum(counts, dtype=jnp.int32) - counts  # in the order
-    # What belongs to no expert comes last in the order and gets a place behind the last block.
+    # An assignment to no expert comes last in the order and gets a slot behind the last block.
     shift = size * (ends - of_expert) - starts
     shift = jnp.pad(shift, (0, 1), constant_values=blocks * size)
     places = jnp.arange(order.shape[0], dtype=jnp.int32) + shift[assigned[order]]
@@ -88,7 +88,7 @@ def lay_out(assigned: jax.Array, experts: int) -> Blocks:
 
 
 def count_each(numbers: jax.Array, limit: int) -> jax.Array:
-    """int32 [limit], how often each of 0 to `limit` - 1 is in `numbers` int32 [A]."""
+    """Count each of 0 to `limit` - 1 in `numbers` int32 [A]; returns int32 [limit]."""
     each = jnp.arange(limit, dtype=jnp.int32)
     return jnp.sum(numbers == each[:, None], axis=1, dtype=jnp.int32)
 
@@ -101,16 +101,16 @@ def grouped_product(
     amax: jax.Array | None = None,
     axes: Axes = UNSHARDED,
 ) -> jax.Array:
-    """Each row times the kernel of its block's expert; sums are in at least float32.
+    """Multiply each row by the kernel of its block's expert; sums are in at least float32.
 
     Differentiable (reverse mode) in `rows` and `kernels`.
 
     Args:
         rows: [S, inputs], those without an assignment 0.
         kernels: [E, inputs, outputs]; see `geojax.precision.LinearMatmul.multiply`.
-        blocks: which rows belong to which expert.
-        products: by which recipe the operands are rounded; their product is one of the dtype that
-            they are held in, since there are none of FP8 numbers.
+        blocks: the rows of each expert.
+        matmul: its recipe quantizes the operands; they are multiplied in the dtype that they are
+            held in, since there is no grouped matmul of FP8 numbers.
         amax: see `geojax.precision.LinearMatmul.multiply`.
         axes: as above. Tensors are the rows of one expert on this rank, and its kernel.
 
@@ -125,7 +125,7 @@ def grouped_product(
 
 
 def _functions(dtype: Any) -> ModuleType:
-    """Who runs the products: Triton kernels on a GPU that has the dtype, loops anywhere else."""
+    """Choose the implementation: Triton kernels on a GPU that has the dtype, else loops."""
     on_gpu = target_platform() is GPU
     return (
         grouped_matmul_triton if on_gpu and jnp.dtype(dtype).itemsize <= 4 else grouped_matmul_loops
@@ -152,9 +152,9 @@ class _Residuals(NamedTuple):
     amax: jax.Array | None
     quantized: jax.Array | None
     of_rows: jax.Array | None
-    """[E], the largest magnitude of each expert's rows, if that makes their scale."""
+    """[E], the largest magnitude of each expert's rows, if that sets their scale."""
     of_kernels: jax.Array | None
-    """[E], of its kernel."""
+    """[E], the same of its kernel."""
 
 
 def _forward(

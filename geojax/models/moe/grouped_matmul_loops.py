@@ -1,4 +1,4 @@
-"""Grouped products in plain JAX: a loop over the experts, and one over the blocks of each."""
+"""Grouped matmul in plain JAX: a loop over the experts, and one over the blocks of each."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from geojax.models.parallel.varying import vary_over, varying_axes
 def multiply(
     size: int, rows: jax.Array, kernels: jax.Array, ends: jax.Array, *, contracting: int
 ) -> jax.Array:
-    """Each block of rows times its expert's kernel, over the kernel's dim `contracting` of two.
+    """Multiply each block of rows by its expert's kernel, over the kernel's dim `contracting`.
 
     Args:
         size: rows of a block.
@@ -43,7 +43,7 @@ def multiply(
 def kernels_gradient(
     size: int, rows: jax.Array, cotangent: jax.Array, kernels: jax.Array, ends: jax.Array
 ) -> jax.Array:
-    """For each expert the sum over its rows of row^T times cotangent.
+    """Sum row^T times cotangent over the rows of each expert.
 
     Args:
         size: rows of a block.
@@ -72,5 +72,5 @@ def kernels_gradient(
 
 
 def _firsts(ends: jax.Array) -> jax.Array:
-    """int32 [E], each expert's first block."""
+    """Return each expert's first block, int32 [E]."""
     return jnp.concatenate([jnp.zeros_like(ends[:1]), ends[:-1]])

@@ -1,7 +1,7 @@
-"""Grouped products as Triton kernels, for GPUs: one program for each tile of the result.
+"""Grouped matmul as Triton kernels, for GPUs: one program for each tile of the result.
 
 A tile of rows lies in one block, so that a program reads one expert's kernel and nothing is masked
-but what lies beyond the edge of a matrix. Programs of neighbouring tiles run at the same time and
+but elements beyond the edge of a matrix. Programs of neighboring tiles run at the same time and
 share what they read through the cache: they are numbered down a few rows of tiles before they go on
 to the next column.
 """
@@ -18,7 +18,7 @@ from geojax.models.parallel.varying import vary_over, varying_axes
 
 _TILE = 128
 _INNER_BYTES = 128
-"""Of one row of a tile along the contracted dim: 64 numbers of 16 bits."""
+"""Bytes of one row of a tile along the contracted dim: 64 numbers of 16 bits."""
 _ROWS_OF_TILES = 8
 
 
@@ -31,7 +31,7 @@ def multiply(
     contracting: int,
     interpret: bool = False,
 ) -> jax.Array:
-    """As `geojax.models.moe.grouped_matmul_loops.multiply`; `interpret` runs it without a GPU."""
+    """Run `geojax.models.moe.grouped_matmul_loops.multiply`; `interpret` needs no GPU."""
     tile = min(size, _TILE)
     outputs = kernels.shape[2 - contracting]
     row_tiles, column_tiles = rows.shape[0] // tile, -(-outputs // _TILE)
@@ -77,7 +77,7 @@ def kernels_gradient(
     *,
     interpret: bool = False,
 ) -> jax.Array:
-    """As `geojax.models.moe.grouped_matmul_loops.kernels_gradient`; `interpret` as above."""
+    """Run `geojax.models.moe.grouped_matmul_loops.kernels_gradient`; `interpret` as above."""
     experts, inputs, outputs = kernels.shape
     row_tiles, column_tiles = -(-inputs // _TILE), -(-outputs // _TILE)
     inner = min(size, _inner(rows.dtype))
@@ -145,7 +145,7 @@ def _inner(dtype: Any) -> int:
 
 
 def _tile_of(number: jax.Array, row_tiles: int, column_tiles: int) -> tuple[jax.Array, jax.Array]:
-    """The tile of a program: down `_ROWS_OF_TILES` rows of tiles, then to the next column."""
+    """Return a program's tile: down `_ROWS_OF_TILES` rows of tiles, then to the next column."""
     in_group = _ROWS_OF_TILES * column_tiles
     group, inside = number // in_group, number % in_group
     height = jnp.minimum(row_tiles - group * _ROWS_OF_TILES, _ROWS_OF_TILES)
@@ -155,7 +155,7 @@ def _tile_of(number: jax.Array, row_tiles: int, column_tiles: int) -> tuple[jax.
 def _load(
     ref: Any, place: tuple[Any, Any], shape: tuple[int, int], *leading: jax.Array
 ) -> jax.Array:
-    """A tile of the last two dims of `ref`, 0 beyond their ends."""
+    """Load a tile of the last two dims of `ref`, 0 beyond their ends."""
     inside = _inside(ref.shape[-2:], place, shape)
     where = ref.at[(*leading, *map(pl.ds, place, shape))]
     return triton.load(where) if inside is None else triton.load(where, mask=inside, other=0.0)
@@ -170,7 +170,7 @@ def _store(ref: Any, place: tuple[Any, Any], tile: jax.Array, *leading: jax.Arra
 def _inside(
     limits: tuple[int, int], place: tuple[Any, Any], shape: tuple[int, ...]
 ) -> jax.Array | None:
-    """Where a tile lies inside a matrix; None if everywhere, by the sizes."""
+    """Mask the part of a tile inside a matrix; None if the sizes put all of it inside."""
     inside = None
     for dim, (limit, start, size) in enumerate(zip(limits, place, shape, strict=True)):
         if limit % size:

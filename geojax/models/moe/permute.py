@@ -1,8 +1,8 @@
-"""Rows copied to where they are computed on, and their results summed back, by gathers alone.
+"""Permutation of tokens to slots and back, by gathers alone.
 
-Each of N tokens has up to k places among S, each place up to one token. Copying a token to its
-places and summing its places are each other's transposes; with both index maps at hand each is a
-gather forwards and backwards, which needs no atomic additions and has one order of summation.
+Each of N tokens has up to k slots among S, each slot up to one token. Copying a token to its slots
+and summing its slots are each other's transposes; with both index maps at hand each is a gather
+forward and backward, which needs no atomic additions and has one order of summation.
 """
 
 import functools
@@ -15,22 +15,22 @@ from geojax.models.parallel.varying import vary_over, varying_axes
 
 
 class TokenPermutation(NamedTuple):
-    """A partial map of tokens to places, in both directions."""
+    """Partial map of N tokens to S slots, in both directions."""
 
     of_token: jax.Array
-    """int32 [N, k], the places of each token; S for one that it lacks."""
+    """int32 [N, k], the slots of each token; S for a missing one."""
     token_at: jax.Array
-    """int32 [S], the token at each place; N for none."""
+    """int32 [S], the token in each slot; N for none."""
 
 
 def permute(x: jax.Array, places: TokenPermutation) -> jax.Array:
-    """[S, ...]: the token of `x` [N, ...] that belongs at each place, 0 where there is none."""
+    """Copy the tokens of `x` [N, ...] to their slots, [S, ...]; 0 where a slot is empty."""
     axes = varying_axes(x, places)
     return _permute(x.dtype.name, *vary_over((x, places), axes))
 
 
 def unpermute(rows: jax.Array, places: TokenPermutation) -> jax.Array:
-    """[N, ...]: the sum of each token's places in `rows` [S, ...], in at least float32."""
+    """Sum each token's slots in `rows` [S, ...], [N, ...] in at least float32."""
     axes = varying_axes(rows, places)
     return _unpermute(rows.dtype.name, *vary_over((rows, places), axes))
 

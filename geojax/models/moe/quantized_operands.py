@@ -1,4 +1,4 @@
-"""What the experts' products multiply: their operands, rounded to FP8 where a recipe says so."""
+"""Operands of the experts' grouped matmuls, quantized to FP8 by a recipe."""
 
 from typing import NamedTuple
 
@@ -18,24 +18,26 @@ from geojax.precision import (
 
 
 class Rounding(NamedTuple):
-    """How the operands of one grouped product are rounded. Operands are 0 rows, 1 kernels and 2 the
-    gradient of the result."""
+    """Quantization of the operands of one grouped matmul.
+
+    Operands are 0 rows, 1 kernels and 2 the gradient of the result.
+    """
 
     recipe: Recipe | None
-    """None: they are not."""
+    """FP8 recipe; None: operands are not quantized."""
     backend: Backend
-    """reference: rounded operands are held in at least float32, exactly; otherwise in the dtype
-    that they came in."""
+    """With reference quantized operands are held in at least float32, exactly; otherwise in the
+    dtype that they came in."""
     axes: Axes
-    """Over which axes ranks hold parts of the operands."""
+    """Axes over which the operands are sharded."""
     size: int
     """Rows of a block, which belong to one expert."""
 
     def expected_of_rows(
         self, rows: jax.Array, ends: jax.Array, amax: jax.Array | None, operand: int
     ) -> jax.Array | None:
-        """[E], the largest magnitude that the scale of each expert's rows is made for; None where
-        scales are those of smaller blocks."""
+        """Return the amax that sets the scale of each expert's rows, [E]; None where smaller blocks
+        have scales."""
         if self.recipe is None or not self.recipe.per_tensor:
             return None
         if amax is not None:
@@ -47,7 +49,7 @@ class Rounding(NamedTuple):
         return largest_over(of_experts, self.axes[operand])
 
     def expected_of_kernels(self, kernels: Weight, amax: jax.Array | None) -> jax.Array | None:
-        """[E], the same of each expert's kernel; None where they are rounded already, too."""
+        """Return the same of each expert's kernel, [E]; None also where they are quantized."""
         if (
             self.recipe is None
             or not self.recipe.per_tensor
@@ -68,8 +70,7 @@ class Rounding(NamedTuple):
         expected: jax.Array | None,
         quantized: jax.Array | None,
     ) -> jax.Array:
-        """`rows` [S, ...] (or a gradient of their kind) as a product over their dim `contracting`
-        reads them."""
+        """Quantize `rows` [S, ...], or their gradient, for a matmul over dim `contracting`."""
         if self.recipe is None:
             return rows
         form = self.recipe.gradient if operand == 2 else self.recipe.activation
@@ -85,8 +86,7 @@ class Rounding(NamedTuple):
         expected: jax.Array | None,
         quantized: jax.Array | None,
     ) -> jax.Array:
-        """`kernels` [E, inputs, outputs] as a product over the dim `contracting` of each reads
-        them."""
+        """Quantize `kernels` [E, inputs, outputs] for a matmul over dim `contracting` of each."""
         if isinstance(kernels, QuantizedWeight):
             return kernels.quantized.dequantize(self._held(kernels.dtype))
         if self.recipe is None:
@@ -99,7 +99,7 @@ class Rounding(NamedTuple):
         return jax.vmap(rounded)(kernels, expected)
 
     def _owner(self, rows: jax.Array, ends: jax.Array) -> jax.Array:
-        """int32 [blocks], the expert of each block of rows; E where it is not used."""
+        """Return the expert of each block of rows, int32 [blocks]; E where it is not used."""
         blocks = jnp.arange(rows.shape[0] // self.size, dtype=jnp.int32)
         return jnp.sum(ends <= blocks[:, None], axis=1, dtype=jnp.int32)
 
@@ -116,5 +116,5 @@ class Rounding(NamedTuple):
         return rounded if quantized is None else jnp.where(quantized, rounded, x.astype(held))
 
     def _held(self, dtype: jnp.dtype) -> jnp.dtype:
-        """The dtype in which products read rounded operands that came in `dtype`."""
+        """Return the dtype that holds quantized operands which came in `dtype`."""
         return jnp.promote_types(dtype, jnp.float32) if self.backend == "reference" else dtype

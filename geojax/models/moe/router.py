@@ -1,4 +1,7 @@
-"""Which experts a token goes to, and with what weight."""
+"""Router: the experts of each token and their gates.
+
+Shapes: B batch, S sequence, H hidden, E experts, k experts of a token.
+"""
 
 from typing import NamedTuple
 
@@ -10,27 +13,27 @@ from geojax.models.config import ModelConfig
 
 
 class Routing(NamedTuple):
-    """What the router says of each token, for k experts a token out of E."""
+    """Routing of each token to k experts out of E."""
 
     experts: jax.Array
-    """int32 [rows, columns, k], best first; E stands for none."""
+    """int32 [B, S, k], best first; E stands for none."""
     gates: jax.Array
-    """[rows, columns, k] in at least float32, what each expert's output is multiplied by."""
+    """[B, S, k] in at least float32, the weights of the experts' outputs."""
     probabilities: jax.Array
-    """[rows, columns, E] in at least float32, the softmax over all experts."""
+    """[B, S, E] in at least float32, the softmax over all experts."""
 
 
 def route(kernel: jax.Array, x: jax.Array, config: ModelConfig) -> Routing:
-    """The k experts with the largest logits, of equal ones those with the lower numbers.
+    """Choose the k experts with the largest logits, of equal ones those with the lower numbers.
 
     Logits and softmax are in at least float32, whatever the dtype of `x` and `kernel`. With
-    `normalised_gates` the gates of a token are the softmax over its k logits (Jiang et al. 2024,
+    `norm_topk_prob` the gates of a token are the softmax over its k logits (Jiang et al. 2024,
     "Mixtral of Experts", section 2.1), else its k largest probabilities (Dai et al. 2024,
     "DeepSeekMoE", equations 3 to 5).
 
     Args:
-        kernel: [hidden, E].
-        x: [rows, columns, hidden], after the norm.
+        kernel: [H, E].
+        x: [B, S, H], after the norm.
         config: the model.
     """
     wide = jnp.promote_types(x.dtype, jnp.float32)
@@ -49,7 +52,7 @@ def route(kernel: jax.Array, x: jax.Array, config: ModelConfig) -> Routing:
 
 
 def _largest(logits: jax.Array, count: int) -> jax.Array:
-    """int32 [..., count]: the places of the largest logits, each maximum the first of its equals.
+    """Return the indices of the largest logits, int32 [..., count]; of equals the first.
 
     (`lax.top_k` does not promise an order of equals on every platform.)
     """

@@ -1,4 +1,4 @@
-"""Rows whose columns are spread over several ranks."""
+"""Sequences whose positions are sharded over several ranks."""
 
 import math
 
@@ -6,7 +6,7 @@ from geojax.models.parallel.parallelism import Parallelism
 
 
 def sequence_axes(parallelism: Parallelism) -> tuple[str, ...]:
-    """The mesh axes whose ranks hold different columns of the same rows of the residual stream."""
+    """Return the mesh axes over which the residual stream's positions are sharded."""
     axes = []
     if parallelism.context > 1:
         axes.append("context")
@@ -16,5 +16,5 @@ def sequence_axes(parallelism: Parallelism) -> tuple[str, ...]:
 
 
 def full_sequence_length(columns: int, parallelism: Parallelism) -> int:
-    """Of whole rows, of whose residual stream a rank holds `columns` columns."""
+    """Return the length of sequences of whose residual stream a rank holds `columns` positions."""
     return columns * math.prod(getattr(parallelism, axis) for axis in sequence_axes(parallelism))

@@ -1,1 +1,1 @@
-"""How one model is spread over the ranks that share it."""
+"""Sharding of one model over the ranks that share it: tensor, context, expert."""

@@ -1,4 +1,4 @@
-"""Which numbers of ranks a model and its rows can be spread over."""
+"""Checks that a model and its sequences can be sharded over given numbers of ranks."""
 
 import math
 
@@ -10,18 +10,18 @@ from geojax.models.parallel.sequence_order import position_multiple
 
 
 def check_parallelism(config: ModelConfig, parallelism: Parallelism, sequence: int) -> None:
-    """Refuse sizes that do not divide and that nothing can be padded to; touches no device.
+    """Refuse sizes that do not divide and cannot be padded; touches no device.
 
     The vocabulary sets no limit: it is padded to a multiple of `tensor`.
 
     Args:
         config: the model.
-        parallelism: how it is to be spread.
-        sequence: columns of a whole row.
+        parallelism: how it is to be sharded.
+        sequence: length of a whole sequence.
 
     Raises:
         UserError: heads, key and value heads, feed-forward width, experts or the sequence cannot be
-            shared out; with the sizes that would work.
+            sharded; the message names sizes that work.
     """
     reason = (
         _tensor_unsupported_reason(config, parallelism.tensor)
@@ -46,7 +46,7 @@ def _tensor_unsupported_reason(config: ModelConfig, ranks: int) -> str | None:
 
 
 def _unshared(config: ModelConfig, ranks: int) -> str | None:
-    """What of a layer `ranks` ranks of `tensor` cannot share, or None."""
+    """Say which size of a layer `ranks` ranks of `tensor` cannot share; None: they can."""
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     if heads % ranks:
         return f"num_attention_heads {heads} is not a multiple of it"
@@ -59,7 +59,7 @@ def _unshared(config: ModelConfig, ranks: int) -> str | None:
 
 
 def _sequence_unsupported_reason(parallelism: Parallelism, sequence: int) -> str | None:
-    """What keeps the ranks of `tensor` from sharing the columns of the residual stream."""
+    """Say why `tensor` cannot shard the positions of the residual stream; None: it can."""
     ranks = parallelism.context * parallelism.tensor
     if not parallelism.sequence or sequence % ranks == 0:
         return None
@@ -67,7 +67,7 @@ def _sequence_unsupported_reason(parallelism: Parallelism, sequence: int) -> str
     below = sequence // multiple * multiple
     context = f" of each of {parallelism.context} context ranks" if parallelism.context > 1 else ""
     return (
-        f"sequence parallelism deals out the columns{context} to {parallelism.tensor} tensor "
+        f"sequence parallelism deals out the positions{context} to {parallelism.tensor} tensor "
         f"ranks, so the sequence must be a multiple of {multiple}, and it is {sequence}; "
         f"{_either([size for size in (below, below + multiple) if size])} would work"
     )

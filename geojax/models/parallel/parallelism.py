@@ -1,43 +1,42 @@
-"""How one model is spread over the ranks that share it."""
+"""Sharding of one model over the ranks that share it."""
 
 import dataclasses
 from typing import Literal
 
 ContextMethod = Literal["ring", "all_gather", "ulysses"]
-"""How attention sees the whole sequence that several ranks share. ring: blocks of keys and values
-travel around the ranks (Liu et al. 2023, "Ring Attention with Blockwise Transformers"). all_gather:
-every rank gathers all keys and values ("The Llama 3 Herd of Models", 2024, section 3.3.2). ulysses:
-an all-to-all trades a share of the sequence for a share of the heads (Jacobs et al. 2023,
-"DeepSpeed Ulysses")."""
+"""Context parallelism of attention. ring: blocks of keys and values travel around the ranks (Liu et
+al. 2023, "Ring Attention with Blockwise Transformers"). all_gather: every rank gathers all keys and
+values ("The Llama 3 Herd of Models", 2024, section 3.3.2). ulysses: an all-to-all trades a share of
+the sequence for a share of the heads (Jacobs et al. 2023, "DeepSpeed Ulysses")."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Parallelism:
     """The sizes of the mesh axes that hold parts of one model or of one sequence.
 
-    With all sizes 1 nothing is spread, and the model's functions may be called anywhere; otherwise
+    With all sizes 1 nothing is sharded, and the model's functions may be called anywhere; otherwise
     they must be called inside a `shard_map` that is manual over axes of these names and sizes, with
-    this rank's parts of the weights (`geojax.models.parallel.partition`) and of the batch's columns
-    (`geojax.models.parallel.sequence_order`).
+    this rank's shards of the weights (`geojax.models.parallel.partition`) and of the batch's
+    sequences (`geojax.models.parallel.sequence_order`).
     """
 
     tensor: int = 1
-    """Ranks that share every layer (Shoeybi et al. 2019, "Megatron-LM")."""
+    """Ranks that share every layer (tensor parallelism; Shoeybi et al. 2019, "Megatron-LM")."""
 
     sequence: bool = False
-    """Whether the ranks of `tensor` also share the sequence between the matrix products: norms,
-    dropout and residual stream (Korthikanti et al. 2022, "Reducing Activation Recomputation in
-    Large Transformer Models")."""
+    """Sequence parallelism: the ranks of `tensor` also shard the sequence between the matmuls, for
+    norms, dropout and residual stream (Korthikanti et al. 2022, "Reducing Activation Recomputation
+    in Large Transformer Models")."""
 
     context: int = 1
-    """Ranks that share one sequence everywhere."""
+    """Ranks that share one sequence everywhere (context parallelism)."""
 
     context_method: ContextMethod = "ring"
-    """How attention sees all of it."""
+    """Method of attention over that sequence."""
 
     expert: int = 1
-    """Ranks that share the experts of a mixture."""
+    """Ranks that share the experts (expert parallelism)."""
 
 
 SINGLE_DEVICE = Parallelism()
-"""One device holds the whole model and whole rows."""
+"""One device holds the unsharded model and whole sequences."""

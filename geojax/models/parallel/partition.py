@@ -1,8 +1,8 @@
-"""Which dims of each weight are cut over the mesh axes that share a model: tensor and expert.
+"""Sharding of each weight over the mesh axes that share a model: tensor and expert.
 
 A matrix whose output feeds an element-wise function is cut by columns, the one after it by rows, so
 that only the second's result has to be summed (Shoeybi et al. 2019, "Megatron-LM", section 3). The
-experts of a mixture are shared out whole over `expert`, and each is cut over `tensor` like a dense
+experts are dealt out whole over `expert`, and each is sharded over `tensor` like a dense
 feed-forward block.
 """
 
@@ -22,17 +22,17 @@ _ROWS = ("output", "down")
 
 @dataclasses.dataclass(frozen=True)
 class Partition:
-    """How one leaf of the parameter tree is spread over the ranks that share the model."""
+    """Sharding of one leaf of the parameter tree over the ranks that share the model."""
 
     cuts: Mapping[int, str] = dataclasses.field(default_factory=dict)
-    """Mesh axis by dim of the whole (stacked) leaf; no other dim is cut."""
+    """Mesh axis by dim of the whole (stacked) leaf; no other dim is sharded."""
 
     partial: bool = False
-    """Each tensor rank holds the leaf whole but makes a part of its gradient only."""
+    """Each tensor rank holds the leaf unsharded but computes only a part of its gradient."""
 
 
 def partitions(config: ModelConfig, parallelism: Parallelism) -> Any:
-    """The `Partition` of each leaf of `parameter_shapes(config)`."""
+    """Return the `Partition` of each leaf of `parameter_shapes(config)`."""
 
     def partition(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> Partition:
         names = [entry.key for entry in path]
@@ -48,7 +48,7 @@ def partitions(config: ModelConfig, parallelism: Parallelism) -> Any:
 
 
 def is_cut_by_rows(owner: str) -> bool:
-    """Whether the ranks of `tensor` have rows of the kernel of the linear layer `owner`."""
+    """Return True if `tensor` shards the rows of the kernel of the linear layer `owner`."""
     return owner in _ROWS
 
 
@@ -64,6 +64,8 @@ def _tensor_cuts(names: list[str], dims: int) -> dict[int, str]:
 
 
 def _is_whole_head(names: list[str], config: ModelConfig, parallelism: Parallelism) -> bool:
-    """Keys and values of fewer heads than ranks: each rank slices the head that its queries read
-    out of the whole kernel."""
+    """Return True for keys and values of fewer heads than ranks.
+
+    Each rank slices the head that its queries read out of the whole kernel.
+    """
     return names[-2] in ("key", "value") and config.num_key_value_heads < parallelism.tensor

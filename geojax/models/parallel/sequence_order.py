@@ -1,10 +1,11 @@
-"""Which positions of a row a rank of the `context` axis holds.
+"""Positions of a sequence that each rank of the `context` axis holds.
 
-Under causal attention the end of a row costs more than its beginning, so `ring` and `all_gather`
-cut a row into 2 C chunks and give rank c of C the chunks c and 2 C - 1 - c (zig-zag): every rank
-has the same work. `ulysses` puts whole rows together before attention and keeps the natural order.
+Under causal attention the end of a sequence costs more than its beginning: `ring` and `all_gather`
+cut a sequence into 2 C pieces and give rank c of C the pieces c and 2 C - 1 - c (zig-zag): every
+rank has the same work. `ulysses` puts whole sequences together before attention and keeps the
+natural order.
 
-    C = 2, chunks of a row  0 1 2 3      zig-zag: rank 0 holds 0 3, rank 1 holds 1 2
+    C = 2, pieces of a sequence  0 1 2 3      zig-zag: rank 0 holds 0 3, rank 1 holds 1 2
 """
 
 import jax
@@ -17,10 +18,9 @@ from geojax.models.parallel.varying import Tree
 
 
 def position_order(sequence: int, parallelism: Parallelism) -> np.ndarray:
-    """int [sequence]: where each column of the batch, as it is cut over `context`, comes from.
+    """Return the order in which the positions of a sequence lie on `context`, int [sequence].
 
-    The host applies it to the columns of a batch; contiguous shares of the result are what the
-    ranks hold.
+    The host applies it to a batch; the ranks hold contiguous shares of the result.
     """
     ranks = parallelism.context
     if not _zigzag(parallelism):
@@ -30,7 +30,7 @@ def position_order(sequence: int, parallelism: Parallelism) -> np.ndarray:
 
 
 def local_positions(length: int, parallelism: Parallelism) -> jax.Array:
-    """int32 [length]: the positions in the row of the columns that this rank holds.
+    """Return the `length` positions of the sequence that this rank holds, int32 [length].
 
     Without context parallelism they are 0, 1, ...; with it they vary over `context`.
     """
@@ -46,12 +46,12 @@ def local_positions(length: int, parallelism: Parallelism) -> jax.Array:
 
 
 def position_multiple(parallelism: Parallelism) -> int:
-    """A sequence must be a multiple of this to be cut over `context`."""
+    """Return the number that a sequence's length must be a multiple of, for `context`."""
     return parallelism.context * (2 if _zigzag(parallelism) else 1)
 
 
 def split_chunks(tree: Tree) -> tuple[Tree, Tree]:
-    """The two chunks that a rank holds in zig-zag order, of arrays [rows, columns, ...]."""
+    """Split arrays [B, S, ...] into the two pieces that a rank holds in zig-zag order."""
     first = jax.tree.map(lambda x: x[:, : x.shape[1] // 2], tree)
     second = jax.tree.map(lambda x: x[:, x.shape[1] // 2 :], tree)
     return first, second

@@ -1,4 +1,4 @@
-"""Trees of arrays that must vary over the same mesh axes inside a `shard_map`.
+"""Varying-axes types of trees of arrays inside a `shard_map`.
 
 Scans and custom derivatives insist that types match, varying axes included. Outside a `shard_map`
 nothing varies and everything here does nothing.
@@ -15,13 +15,13 @@ Tree = TypeVar("Tree")
 
 
 def varying_axes(*trees: object) -> frozenset[str]:
-    """Every mesh axis that some array in `trees` varies over."""
+    """Return every mesh axis that some array in `trees` varies over."""
     leaves = jax.tree.leaves(trees)
     return frozenset().union(*(mesh_axes.varying_axes(leaf) for leaf in leaves))
 
 
 def vary_over(tree: Tree, axes: frozenset[str]) -> Tree:
-    """`tree` with every array varying over `axes` at least (backwards, this sums over them)."""
+    """Make every array of `tree` vary over `axes` at least (backward, this sums over them)."""
     return jax.tree.map(lambda leaf: mesh_axes.to_varying(leaf, sorted(axes)), tree)
 
 
@@ -33,12 +33,12 @@ def typed_like(x: jax.Array, typed: Any) -> jax.Array:
 
 
 def zeros_of(tree: Any, *leading: int, dtype: Any = None) -> Any:
-    """Zeros in the shapes of the arrays of `tree` (or of what only has shapes), and typed as they.
+    """Make zeros in the shapes and varying axes of the arrays (or shapes) of `tree`.
 
     Args:
         tree: the arrays.
         leading: dims that come before theirs.
-        dtype: of the zeros; None: each has its array's.
+        dtype: dtype of the zeros; None: that of each array.
     """
 
     def zeros(leaf: jax.Array) -> jax.Array:

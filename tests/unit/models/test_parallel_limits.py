@@ -49,13 +49,13 @@ def test_what_divides_is_let_through(parallelism):
         (
             Parallelism(tensor=4, sequence=True),
             42,
-            "sequence parallelism deals out the columns to 4 tensor ranks, so the sequence must be "
-            "a multiple of 4, and it is 42; 40 or 44 would work",
+            "sequence parallelism deals out the positions to 4 tensor ranks, so the sequence must "
+            "be a multiple of 4, and it is 42; 40 or 44 would work",
         ),
         (
             Parallelism(tensor=4, sequence=True, context=2),
             12,
-            "the columns of each of 2 context ranks to 4 tensor ranks, so the sequence must be a "
+            "the positions of each of 2 context ranks to 4 tensor ranks, so the sequence must be a "
             "multiple of 8, and it is 12; 8 or 16 would work",
         ),
         (
