@@ -1,4 +1,4 @@
-"""Leaves as blocks of a scattered dimension: which rank holds what, and how much is padding.
+"""Leaves as blocks of a scattered dimension: the block of each rank, and the padding.
 
 A leaf of shape [.., size, ..] scattered along `dim` over `ranks` ranks is padded with zeros at the
 end of `dim` to ranks * block; rank r holds the block from r * block (the tiled layout of
@@ -24,10 +24,10 @@ PyTree: TypeAlias = Any
 
 @dataclass(frozen=True)
 class BlockLayout:
-    """How one leaf lies on the ranks of the inner axes."""
+    """The layout of one leaf on the ranks of a site."""
 
     shape: tuple[int, ...]
-    """Of the whole leaf, without padding."""
+    """The shape of the whole leaf, without padding."""
     dim: int
     """The scattered dimension, counted from the front."""
     ranks: int
@@ -48,7 +48,7 @@ class BlockLayout:
         return math.prod(self.shard_shape)
 
     def pad(self, leaf: jax.Array) -> jax.Array:
-        """`leaf` with zeros behind the end of `dim`, so that its length is ranks * block."""
+        """Append zeros to `leaf` along `dim`, so that its length is ranks * block."""
         missing = self.ranks * self.block - self.shape[self.dim]
         if missing == 0:
             return leaf
@@ -56,26 +56,26 @@ class BlockLayout:
         return lax.pad(leaf, jnp.zeros((), leaf.dtype), widths)
 
     def trim(self, padded: jax.Array) -> jax.Array:
-        """`padded` [.., ranks * block, ..] without the padding."""
+        """Cut the padding off `padded` [.., ranks * block, ..]."""
         if padded.shape == self.shape:
             return padded
         return lax.slice_in_dim(padded, 0, self.shape[self.dim], axis=self.dim)
 
     def to_rows(self, leaf: jax.Array) -> jax.Array:
-        """`leaf` as [ranks, columns], padded."""
+        """Reshape `leaf` to [ranks, columns], padded."""
         return jnp.moveaxis(self.pad(leaf), self.dim, 0).reshape(self.ranks, self.columns)
 
     def from_rows(self, rows: jax.Array) -> jax.Array:
-        """The whole leaf from [ranks, columns], the padding trimmed."""
+        """Reshape [ranks, columns] to the whole leaf, the padding trimmed."""
         front = self._block_in_front(self.ranks * self.block)
         return self.trim(jnp.moveaxis(rows.reshape(front), 0, self.dim))
 
     def to_row(self, shard: jax.Array) -> jax.Array:
-        """A shard as a row: [columns]."""
+        """Reshape a shard to its row [columns]."""
         return jnp.moveaxis(shard, self.dim, 0).reshape(self.columns)
 
     def from_row(self, row: jax.Array) -> jax.Array:
-        """The shard from its row [columns]."""
+        """Reshape a row [columns] to its shard."""
         return jnp.moveaxis(row.reshape(self._block_in_front(self.block)), 0, self.dim)
 
     def _block_in_front(self, length: int) -> tuple[int, ...]:
@@ -85,7 +85,7 @@ class BlockLayout:
 def block_layouts(
     names: Sequence[str], shapes: Sequence[tuple[int, ...]], dims: Sequence[int], ranks: int
 ) -> tuple[BlockLayout, ...]:
-    """The layout of each leaf; `names` are for the messages.
+    """Lay out each leaf; `names` are for the messages.
 
     Raises:
         UserError: a leaf is a scalar, or does not have the dimension that it is scattered along.
@@ -119,12 +119,12 @@ def check_shards(
 
 
 def leaf_names(tree: PyTree) -> list[str]:
-    """For each leaf its path as it is written after the tree's name; "" for a lone array."""
+    """Return each leaf's path as it is written after the tree's name; "" for a lone array."""
     return [_path(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
 
 
 def spread_dims(dims: PyTree, tree: PyTree) -> list[int]:
-    """One dimension for each leaf of `tree`; `dims` is an int, or a tree (or prefix) of them.
+    """Return a dimension for each leaf of `tree`; `dims` is an int, or a tree (or prefix) of them.
 
     Raises:
         UserError: `dims` is not shaped like `tree`, or holds something other than integers.
@@ -143,7 +143,7 @@ def spread_dims(dims: PyTree, tree: PyTree) -> list[int]:
 
 
 def spread_shapes(shapes: PyTree, tree: PyTree) -> list[tuple[int, ...]]:
-    """The shape for each leaf of `tree`; leaves of `shapes` are tuples of ints or have `.shape`.
+    """Return the shape of each leaf of `tree`; `shapes` holds tuples of ints or things with one.
 
     Raises:
         UserError: `shapes` is not shaped like `tree`.
@@ -159,7 +159,7 @@ def spread_shapes(shapes: PyTree, tree: PyTree) -> list[tuple[int, ...]]:
 
 
 def bucket_limit(bucket_bytes: int | None, unit_bytes: int) -> int | None:
-    """How many units of `unit_bytes` fit a bucket of `bucket_bytes`; None stays None.
+    """Return how many units of `unit_bytes` fit into `bucket_bytes`; None stays None.
 
     Raises:
         UserError: not even one unit fits.
@@ -180,7 +180,7 @@ def plan_columns(
     kinds: Sequence[Hashable],
     bucket_bytes: int | None,
 ) -> BucketPlan:
-    """The buckets of scattered leaves, in columns; `dtypes` are those that travel in the site."""
+    """Plan buckets of scattered leaves, in columns; `dtypes` are those that travel in the site."""
     limits = [
         bucket_limit(bucket_bytes, layout.ranks * np.dtype(dtype).itemsize)
         for layout, dtype in zip(layouts, dtypes, strict=True)
@@ -195,7 +195,7 @@ def plan_elements(
     ranks: int,
     bucket_bytes: int | None,
 ) -> BucketPlan:
-    """The buckets of flattened leaves, in elements; a full bucket is a multiple of `ranks` long."""
+    """Plan buckets of flattened leaves, in elements; a full one is a multiple of `ranks` long."""
     limits: list[int | None] = []
     for dtype in dtypes:
         columns = bucket_limit(bucket_bytes, ranks * np.dtype(dtype).itemsize)

@@ -1,4 +1,4 @@
-"""How the leaves of a tree are split and merged into buckets, each of which travels as one message.
+"""Buckets: the leaves of a tree are split and merged, and each bucket travels as one message.
 
 The unit of length is the caller's: a column (one element for each rank) in the scattering
 operations, an element in the all-reduce. A plan is plain data.

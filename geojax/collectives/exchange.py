@@ -54,7 +54,7 @@ class SiteSum:
     """The array; or messages. Those of two sites are the own [length] and, once exchanged, the
     other's. Those of more are [sites, length] for the owners and, once exchanged, their answers."""
     error: jax.Array | None
-    """What the own messages lack, [count]; None: no errors are kept, or there is no format."""
+    """Rounding errors of the own messages, [count]; None: none are kept, or there is no format."""
     shape: tuple[int, ...]
     dtype: jnp.dtype
     inter: tuple[str, ...]

@@ -38,7 +38,7 @@ class SummedTree(NamedTuple):
 
 @dataclass(frozen=True)
 class FlatBuckets:
-    """How the leaves of an all-reduced tree lie in its buckets."""
+    """The layout of an all-reduced tree in its buckets."""
 
     plan: BucketPlan
     shapes: tuple[tuple[int, ...], ...]
@@ -101,7 +101,7 @@ def flat_buckets(
 
 @dataclass(frozen=True)
 class BlockBuckets:
-    """How the blocks of a reduce-scattered tree lie in its buckets."""
+    """The layout of the blocks of a reduce-scattered tree in its buckets."""
 
     plan: BucketPlan
     layouts: tuple[BlockLayout, ...]

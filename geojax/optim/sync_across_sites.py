@@ -13,7 +13,7 @@ from geojax.errors import UserError
 
 
 class SyncAcrossSitesState(NamedTuple):
-    """What a wire format took away from the last sums, to be added to the next."""
+    """The rounding errors of the last sums, to be added to the next."""
 
     error_feedback: Any
     """Like the parameters, with a leading dimension of sites: [sites, ...] outside of a shard_map,

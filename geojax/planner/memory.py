@@ -46,7 +46,7 @@ forward or backward pass needs while it runs."""
 STATE_KINDS = {
     "parameters": "master weights",
     "optimizer": "optimizer moments",
-    "wire_errors": "error feedback",
+    "error_feedback": "error feedback",
 }
 """Uses of the training state, by the field of `TrainState`."""
 

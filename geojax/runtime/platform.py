@@ -1,4 +1,4 @@
-"""What geojax does differently on the platforms that it compiles for: callers ask, nobody compares.
+"""Differences between the platforms that geojax compiles for: callers ask, nobody compares names.
 
 On CPUs devices are simulated on the cores of a few hosts and processes reach each other through
 Gloo, whose collectives and whose runtime have limits that those of accelerators do not have.

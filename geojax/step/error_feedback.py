@@ -21,7 +21,7 @@ from geojax.optim.layout import Cut, LeafLayout
 from geojax.optim.stage_assignment import EMPTY
 from geojax.step.plan import StepPlan
 
-NAME = "wire_errors"
+NAME = "error_feedback"
 """The name of the field in the training state."""
 
 
@@ -32,7 +32,7 @@ def error_layouts(parameters: Any, plan: StepPlan) -> Any:
         parameters: the `LeafLayout` of each parameter.
         plan: how the step runs.
     """
-    if not plan.keeps_wire_errors:
+    if not plan.keeps_error_feedback:
         return None
     sites = plan.mesh.shape["dc"]
 

@@ -37,7 +37,7 @@ from geojax.step.plan import StepPlan
 class KernelAmax(NamedTuple):
     """The amax of one kernel, of all layers or of one: [layers] or []."""
 
-    expected: jax.Array | None
+    prev: jax.Array | None
     """float32 [...], of experts [..., experts], for which scales are made; None: each block has its
     own."""
     own: jax.Array | None
@@ -80,7 +80,7 @@ def sharing_axes(layout: LeafLayout, plan: StepPlan) -> tuple[str, ...]:
 
 
 @jax.named_scope("gather_weights")
-def kernel_amax(layers: Parameters, layouts: Any, plan: StepPlan, expected: Any) -> Any:
+def kernel_amax(layers: Parameters, layouts: Any, plan: StepPlan, prev_amax: Any) -> Any:
     """Compute the `KernelAmax` of each kernel that `is_fp8_gathered`; None for other leaves.
 
     Current scaling sends one message in the site for each set of axes that shard kernels.
@@ -89,7 +89,7 @@ def kernel_amax(layers: Parameters, layouts: Any, plan: StepPlan, expected: Any)
         layers: shards of stacked layers that follow the recipe, not sharded over `dc`.
         layouts: the `LeafLayout` of each.
         plan: how the step runs.
-        expected: [layers, 3] of each linear layer, the amax of the steps before (see
+        prev_amax: [layers, 3] of each linear layer, the amax of the steps before (see
             `geojax.step.amax_history`); None: there is no history.
     """
     leaves, structure = jax.tree.flatten_with_path(layers)
@@ -110,11 +110,11 @@ def kernel_amax(layers: Parameters, layouts: Any, plan: StepPlan, expected: Any)
         path, shard = leaves[number]
         cast = shard.astype(plan.policy.compute_dtype)
         largest = jnp.max(jnp.abs(cast), axis=(-2, -1)).astype(jnp.float32)
-        if expected is None:
+        if prev_amax is None:
             groups[sharing_axes(leaf_layouts[number], plan)][number] = largest
         else:
             names = [entry.key for entry in path[:-1]]
-            of_layer = functools.reduce(operator.getitem, names, expected)[AMAX]
+            of_layer = functools.reduce(operator.getitem, names, prev_amax)[AMAX]
             made[number] = _from_history(largest, of_layer)
     for axes, members in groups.items():
         for number, whole in zip(members, _max_over([*members.values()], axes), strict=True):
@@ -122,9 +122,9 @@ def kernel_amax(layers: Parameters, layouts: Any, plan: StepPlan, expected: Any)
     return jax.tree.unflatten(structure, made)
 
 
-def _from_history(largest: jax.Array, expected: jax.Array) -> KernelAmax:
-    """Take amax from `expected` [layers, 3], and the shard's own from `largest` [layers, ...]."""
-    of_weights = expected[:, 1].reshape(-1, *[1] * (largest.ndim - 1))
+def _from_history(largest: jax.Array, prev_amax: jax.Array) -> KernelAmax:
+    """Take amax from `prev_amax` [layers, 3], and the shard's own from `largest` [layers, ...]."""
+    of_weights = prev_amax[:, 1].reshape(-1, *[1] * (largest.ndim - 1))
     own = largest.reshape(len(largest), -1).max(axis=1)
     return KernelAmax(jnp.broadcast_to(of_weights, largest.shape), own)
 

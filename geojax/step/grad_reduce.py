@@ -42,8 +42,7 @@ class ReducedGradients(NamedTuple):
 
     gradients: Any
     error_feedback: Any
-    """What the wire format took away from them (see `geojax.step.error_feedback`); None: none is
-    kept."""
+    """Rounding errors of the wire format (see `geojax.step.error_feedback`); None: none kept."""
 
 
 @functools.partial(
@@ -240,7 +239,7 @@ def _start(
                 for leaf, layout in zip(leaves, layouts, strict=True)
             ],
             key.site_axes or (),
-            plan.outer_axes,
+            plan.inter_axes,
             dims=[shard_dim(layout) for layout in layouts],
             bucket_bytes=bucket_bytes,
             wire=plan.wire_format,
@@ -252,7 +251,7 @@ def _start(
     if key.across_sites:
         assert errors is None, "shards across sites are summed without a wire format"
         return all_reduce(shards, key.beside, (), bucket_bytes=bucket_bytes)
-    inter = "dc" if key.shared else plan.outer_axes
+    inter = "dc" if key.shared else plan.inter_axes
     return start_all_reduce(
         shards,
         key.beside,

@@ -82,7 +82,7 @@ class Zero2Sink:
     """A sink that keeps shards of the gradients, and one layer's gradient whole (ZeRO 2)."""
 
     layouts: Any
-    """Of one layer, stacked alone."""
+    """The `LeafLayout`s of one layer, stacked alone."""
     plan: StepPlan
 
     warmup_iterations = 0

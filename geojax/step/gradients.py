@@ -51,7 +51,7 @@ class StepGradients(NamedTuple):
     """The number of them that count."""
     seen: Any
     """The largest magnitudes of this rank (see `amax_history`); None: nobody looked."""
-    wire_errors: Any
+    error_feedback: Any
     """Those of this step (see `geojax.step.error_feedback`); None: none are kept."""
 
 
@@ -66,7 +66,7 @@ def step_gradients(
     dropout_key: jax.Array | None,
     gradient_factor: jax.Array | None = None,
     expected: Any = None,
-    wire_errors: Any = None,
+    error_feedback: Any = None,
 ) -> StepGradients:
     """Loss and gradient of a global batch; call it inside the step's `shard_map`.
 
@@ -79,7 +79,7 @@ def step_gradients(
         dropout_key: key of this step's dropout masks; None, no dropout.
         gradient_factor: what all gradients come out multiplied by; None: nothing.
         expected: magnitudes for each linear layer (see `geojax.step.amax_history`); None: none.
-        wire_errors: this site's, from the step before, multiplied as gradients are; None: none.
+        error_feedback: this site's, from the step before, multiplied as gradients are; None: none.
     """
     microbatches = _microbatches(batch, plan)
     run = ForwardBackward(model, plan, dropout_key, gradient_factor)
@@ -88,7 +88,7 @@ def step_gradients(
         staged = run.pipeline_gradients(weights, microbatches)
         of_layers, seen = detach(staged.layers)
         whole = staged.non_layer_params | {"layers": of_layers}
-        made = reduce_gradients(whole, wire_errors, layouts, plan)
+        made = reduce_gradients(whole, error_feedback, layouts, plan)
         return StepGradients(made.gradients, *_numbers(staged), seen, made.error_feedback)
     non_layer_params, layers = step_weights(shards, layouts, model, plan, expected)
     non_layer_layouts = without_layers(layouts)
@@ -133,14 +133,14 @@ def step_gradients(
         before = sums.non_layer_params | {"layers": sink.finish(sums.layers.weights)}
     if not plan.overlap_grad_reduce:
         reduce = inter_site_all_reduce if scattered else reduce_gradients
-        made = reduce(before, wire_errors, layouts, plan)
+        made = reduce(before, error_feedback, layouts, plan)
         return StepGradients(made.gradients, *_numbers(sums), sums.layers.amax, made.error_feedback)
 
     last_sink = OverlappedReduceSink(
         _of_layers(layouts, plan.bucket_layers),
         plan,
         before and before["layers"],
-        wire_errors and wire_errors["layers"],
+        error_feedback and error_feedback["layers"],
     )
     last = run.gradients(
         non_layer_params,
@@ -157,10 +157,10 @@ def step_gradients(
         for name, gradient in last.non_layer_params.items()
     }
     non_layer_reduced = inter_site_all_reduce(
-        non_layer_shards, wire_errors and without_layers(wire_errors), non_layer_layouts, plan
+        non_layer_shards, error_feedback and without_layers(error_feedback), non_layer_layouts, plan
     )
     gradients = non_layer_reduced.gradients | {"layers": reduced.gradients}
-    after = wire_errors and non_layer_reduced.error_feedback | {"layers": reduced.error_feedback}
+    after = error_feedback and non_layer_reduced.error_feedback | {"layers": reduced.error_feedback}
     loss, balance, targets = jax.tree.map(jnp.add, _numbers(sums), _numbers(last))
     return StepGradients(gradients, loss, balance, targets, last.layers.amax, after)
 

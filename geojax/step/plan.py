@@ -129,12 +129,12 @@ class StepPlan:
         return tuple(axis for axis in BATCH_AXES if axis not in self.stage_axes)
 
     @property
-    def outer_axes(self) -> tuple[str, ...]:
+    def inter_axes(self) -> tuple[str, ...]:
         """The axes between sites over which gradients are summed: `dc`, unless sites are stages."""
         return tuple(axis for axis in ("dc",) if axis in self.batch_axes)
 
     @property
-    def keeps_wire_errors(self) -> bool:
+    def keeps_error_feedback(self) -> bool:
         """True if rounding errors of gradients on the link are added to the next gradients."""
         has_feedback = self.wire_format is not None and self.wire_format.needs_error_feedback
         return has_feedback and self.mesh.shape["dc"] > 1

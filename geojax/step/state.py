@@ -50,7 +50,7 @@ class TrainState:
     """float32 [layers, sites, 3, steps] of each linear layer under an FP8 recipe that has one (see
     `geojax.step.amax_history`); None under others."""
 
-    wire_errors: Any = None
+    error_feedback: Any = None
     """Rounding errors of each parameter's gradient on the link, of each site (see
     `geojax.step.error_feedback`); None without error feedback."""
 
@@ -88,7 +88,7 @@ def state_layouts(
         skipped_in_a_row=count,
         loss_scale=loss_scale,
         amax_history=history_layouts(model, plan),
-        wire_errors=error_layouts(parameters, plan),
+        error_feedback=error_layouts(parameters, plan),
     )
 
 
@@ -124,7 +124,7 @@ def initial_state(
             skipped_in_a_row=jnp.int32(0),
             loss_scale=LossScale.start(plan.loss_scale) if plan.policy.scales_loss else None,
             amax_history=zeros(layouts.amax_history),
-            wire_errors=zeros(layouts.wire_errors),
+            error_feedback=zeros(layouts.error_feedback),
         )
 
     compiled = jax.jit(make, out_shardings=layout.shardings(layouts, plan.mesh))
@@ -133,14 +133,14 @@ def initial_state(
 
 
 def with_saved_sites(wanted: TrainState, saved: Mapping[str, str]) -> TrainState:
-    """Give `wanted` the histories and wire errors of as many sites as a checkpoint has.
+    """Give `wanted` the histories and the error feedback of as many sites as a checkpoint has.
 
     Args:
         wanted: what this run's checkpoints hold, as `jax.ShapeDtypeStruct`s with shardings.
         saved: the type of each array of the checkpoint by name, as "float32[2,1,3,1024]".
     """
-    errors = saved_errors(wanted.wire_errors, wanted.parameters, saved)
-    wanted = dataclasses.replace(wanted, wire_errors=errors)
+    errors = saved_errors(wanted.error_feedback, wanted.parameters, saved)
+    wanted = dataclasses.replace(wanted, error_feedback=errors)
     name = next((name for name in saved if name.startswith("amax_history.")), None)
     if name is None:
         return wanted
@@ -158,7 +158,7 @@ def with_saved_sites(wanted: TrainState, saved: Mapping[str, str]) -> TrainState
 
 
 def with_own_sites(restored: TrainState, wanted: TrainState) -> TrainState:
-    """Give a restored state the histories and wire errors of as many sites as `wanted` has.
+    """Give a restored state the histories and the error feedback of as many sites as `wanted` has.
 
     If the numbers differ, each site gets the largest amax of all saved sites and its share of their
     errors.
@@ -175,5 +175,5 @@ def with_own_sites(restored: TrainState, wanted: TrainState) -> TrainState:
         return resized
 
     history = jax.tree.map(resize_history, restored.amax_history, wanted.amax_history)
-    errors = own_errors(restored.wire_errors, wanted.wire_errors)
-    return dataclasses.replace(restored, amax_history=history, wire_errors=errors)
+    errors = own_errors(restored.error_feedback, wanted.error_feedback)
+    return dataclasses.replace(restored, amax_history=history, error_feedback=errors)

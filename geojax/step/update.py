@@ -49,7 +49,7 @@ class SiteSums(NamedTuple):
     """float32 [2 + signals (+ 1)]: loss, number of targets, signals and, of a mixture, aux loss."""
     amax: jax.Array | None
     """float32 [n]: the layers' amax, a maximum instead of a sum; None without a history."""
-    wire_errors: Any
+    error_feedback: Any
     """The rounding errors of this site's gradients on the link (see `geojax.step.error_feedback`).
 
     They stay at their site; None where none are kept."""
@@ -87,7 +87,7 @@ def site_sums(
         dropout_key=dropout_key,
         gradient_factor=factor,
         expected=expected_magnitudes(state.amax_history, plan),
-        wire_errors=scaled(state.wire_errors, factor),
+        error_feedback=scaled(state.error_feedback, factor),
     )
     signal = sum_signals(signals, made.loss)
     aux_loss = [] if made.balance is None else [made.balance]
@@ -96,7 +96,7 @@ def site_sums(
         scaled(made.gradients, unscale),
         sum_in_site(jnp.stack([made.loss, made.targets, *signal, *aux_loss])),
         max_in_site(made.seen, plan),
-        scaled(made.wire_errors, unscale),
+        scaled(made.error_feedback, unscale),
     )
 
 
@@ -199,7 +199,7 @@ def apply_sums(
         skipped_in_a_row=(state.skipped_in_a_row + 1) * skip,
         loss_scale=scale.after(finite, plan.loss_scale) if scale else None,
         amax_history=select(finite, history, state.amax_history),
-        wire_errors=select(finite, sums.wire_errors, state.wire_errors),
+        error_feedback=select(finite, sums.error_feedback, state.error_feedback),
     )
     metrics |= {
         "step": next_state.step,

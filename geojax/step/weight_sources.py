@@ -1,9 +1,9 @@
-"""Where the weights of a step's passes come from: gathered once, or layer by layer (ZeRO 3).
+"""Sources of the weights that a step computes with: gathered once, or layer by layer (ZeRO 3).
 
-The sources of `geojax.models.chunk.layer_io` for a state in shards. Layers that multiply in
-different ways have sources of their own: kernels that follow an FP8 recipe are rounded before they
-are gathered (`geojax.step.fp8_all_gather`), others are not. Layers that a recipe leaves plain, a
-few at the ends, are gathered once a step under ZeRO 3 too, as is what is in no layer.
+The sources of `geojax.models.chunk.layer_io` for a state in shards. Layers with FP8
+matmuls and layers with bf16 matmuls have sources of their own: kernels of the former are quantized
+before they are gathered (`geojax.step.fp8_all_gather`). The few bf16 layers at the ends are
+gathered once a step under ZeRO 3 too, as are the weights in no layer.
 """
 
 import dataclasses
@@ -31,20 +31,20 @@ class GatheredWeights:
     """A source that gathers the weights of one layer from the shards of all of them (ZeRO 3)."""
 
     shards: Parameters
-    """Of all the model's layers, stacked on a leading dim; nothing is at another site alone."""
+    """All layers of the model, stacked on a leading dim and gathered over `dc`."""
     first: int
     """The number of the source's first layer in the model."""
-    magnitudes: Any
-    """Of the source's layers (see `geojax.step.fp8_all_gather`); None: nothing is rounded."""
+    amax: Any
+    """The `KernelAmax` of the source's layers; None: nothing is quantized."""
     layouts: Any
-    """Of one layer."""
+    """The `LeafLayout`s of one layer."""
     plan: StepPlan
 
     def gather(self, index: jax.Array) -> Parameters:
-        """The weights of layer `index`: what is carried to its turn."""
+        """Gather the weights of layer `index`, to be carried to its iteration."""
         own = layer_slice(self.shards, self.first + index)
-        if self.magnitudes is not None:
-            own = quantize_kernels(own, layer_slice(self.magnitudes, index), self.plan)
+        if self.amax is not None:
+            own = quantize_kernels(own, layer_slice(self.amax, index), self.plan)
         return gather_in_site(own, self.layouts, self.plan)
 
     def take(
@@ -55,19 +55,19 @@ class GatheredWeights:
 
 
 @dataclasses.dataclass(frozen=True)
-class ExpectantWeights:
-    """A source that tells each linear layer which magnitudes to expect (see `amax_history`)."""
+class WeightsWithAmax:
+    """A source that hands each linear layer the amax of the steps before (see `amax_history`)."""
 
     source: WeightSource
-    expected: Any
-    """Of the source's layers, stacked; None: nothing."""
+    prev_amax: Any
+    """The amax of the source's layers, stacked; None: there is no history."""
 
     def take(
         self, prefetched: Any, index: jax.Array, following: jax.Array
     ) -> tuple[Parameters, Any]:
-        """Return the weights of layer `index`, with what is expected beside them."""
+        """Return the weights of layer `index` with their amax beside them."""
         weights, prefetched = self.source.take(prefetched, index, following)
-        return attach(weights, layer_slice(self.expected, index)), prefetched
+        return attach(weights, layer_slice(self.prev_amax, index)), prefetched
 
 
 class StepWeights(NamedTuple):
@@ -76,64 +76,67 @@ class StepWeights(NamedTuple):
     non_layer_params: Parameters
     """The weights in no layer, gathered."""
     layers: list[LayerWeights]
-    """Those of the layers of each span of `StepPlan.matmul`."""
+    """The weights of the layers of each span of `StepPlan.matmul`."""
 
 
 def step_weights(
-    shards: Parameters, layouts: Parameters, model: ModelConfig, plan: StepPlan, expected: Any
+    shards: Parameters, layouts: Parameters, model: ModelConfig, plan: StepPlan, prev_amax: Any
 ) -> StepWeights:
-    """This rank's weights, as the passes of a step read them.
+    """Gather this rank's weights, or make the sources that gather them layer by layer.
 
-    What is cut over sites is gathered between them here, and in no loop.
+    Leaves that are sharded over sites are gathered over `dc` here, and in no loop.
 
     Args:
         shards: this rank's shard of each parameter.
         layouts: the `LeafLayout` of each parameter.
         model: the model.
         plan: how the step runs.
-        expected: magnitudes for each linear layer (see `geojax.step.amax_history`); None: none.
+        prev_amax: of each linear layer (see `geojax.step.amax_history`); None: no history.
     """
     non_layer_params = gather_weights(without_layers(shards), without_layers(layouts), plan)
     layers = gather_across_sites(shards["layers"], layouts["layers"], plan)
     spans: list[LayerWeights] = []
     first = 0
     for count, matmul in plan.matmul.spans(model.num_hidden_layers):
-        own, known = _rows(layers, first, count), _rows(expected, first, count)
-        places = jax.tree.map(lambda place, count=count: place.of_layers(count), layouts["layers"])
+        own, own_amax = _span(layers, first, count), _span(prev_amax, first, count)
+        own_layouts = jax.tree.map(
+            lambda layout, count=count: layout.of_layers(count), layouts["layers"]
+        )
         follows = matmul.recipe == plan.policy.recipe
-        magnitudes = kernel_amax(own, places, plan, known) if follows else None
+        amax = kernel_amax(own, own_layouts, plan, own_amax) if follows else None
         source: WeightSource
         prefetched = None
         if plan.zero_stage == 3 and follows:
             of_layer = jax.tree.map(LeafLayout.of_layer, layouts["layers"])
-            source = GatheredWeights(layers, first, magnitudes, of_layer, plan)
+            source = GatheredWeights(layers, first, amax, of_layer, plan)
             prefetched = source.gather(jnp.int32(0))
         else:
-            if magnitudes is not None:
-                own = quantize_kernels(own, magnitudes, plan)
-            source = StackedWeights(gather_in_site(own, places, plan))
-        spans.append(LayerWeights(ExpectantWeights(source, known), prefetched))
+            if amax is not None:
+                own = quantize_kernels(own, amax, plan)
+            source = StackedWeights(gather_in_site(own, own_layouts, plan))
+        spans.append(LayerWeights(WeightsWithAmax(source, own_amax), prefetched))
         first += count
     return StepWeights(non_layer_params, spans)
 
 
 def stage_weights(
-    shards: Parameters, layouts: Parameters, plan: StepPlan, expected: Any
+    shards: Parameters, layouts: Parameters, plan: StepPlan, prev_amax: Any
 ) -> Parameters:
-    """All weights of this rank's stage of a pipeline, gathered; arguments as `step_weights`."""
-    outer = gather_weights(without_layers(shards), without_layers(layouts), plan)
-    own, places = gather_across_sites(shards["layers"], layouts["layers"], plan), layouts["layers"]
-    own = quantize_kernels(own, kernel_amax(own, places, plan, expected), plan)
-    return outer | {"layers": attach(gather_in_site(own, places, plan), expected)}
+    """Gather all weights of this rank's stage of a pipeline; arguments as `step_weights`."""
+    non_layer_params = gather_weights(without_layers(shards), without_layers(layouts), plan)
+    own_layouts = layouts["layers"]
+    own = gather_across_sites(shards["layers"], own_layouts, plan)
+    own = quantize_kernels(own, kernel_amax(own, own_layouts, plan, prev_amax), plan)
+    return non_layer_params | {"layers": attach(gather_in_site(own, own_layouts, plan), prev_amax)}
 
 
 def without_layers(parameters: Parameters) -> Parameters:
-    """What of `parameters` (or of a tree like them) is in no layer."""
+    """Return the part of `parameters`, or of a tree like them, that is in no layer."""
     return {name: tree for name, tree in parameters.items() if name != "layers"}
 
 
-def _rows(tree: Any, first: int, count: int) -> Any:
-    """`count` layers of stacked ones, from `first` on."""
+def _span(tree: Any, first: int, count: int) -> Any:
+    """Cut `count` layers out of stacked ones, from `first` on."""
     return jax.tree.map(
         lambda leaf: leaf if len(leaf) == count else leaf[first : first + count], tree
     )

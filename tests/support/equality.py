@@ -59,7 +59,7 @@ def sums_of_step(
     *,
     loss_scale=None,
     amax_history=None,
-    wire_errors=None,
+    error_feedback=None,
     **arguments,
 ):
     """The sums over all sites of a step, inside a `shard_map`, without optimizer and counters."""
@@ -71,7 +71,7 @@ def sums_of_step(
         skipped_in_a_row=None,
         loss_scale=loss_scale,
         amax_history=amax_history,
-        wire_errors=wire_errors,
+        error_feedback=error_feedback,
     )
     return sum_over_sites(site_sums(state, batch, signals, **arguments), arguments["plan"])
 

@@ -179,7 +179,7 @@ def _sum_shards(
         key = (site_axes, across, _beside(leaf, plan), _shared(leaf), cut)
         groups.setdefault(key, []).append(leaf)
     for (site_axes, across, beside, shared, _), members in groups.items():
-        sites = plan.mesh.shape["dc"] if plan.outer_axes or shared else 1
+        sites = plan.mesh.shape["dc"] if plan.inter_axes or shared else 1
         shards = [_site_shard(leaf, site_axes, plan) for leaf in members]
         bucket_bytes = plan.bucket_bytes
         alone = site_axes is not None and not (across or shared or long_axes(beside, plan))
@@ -191,10 +191,10 @@ def _sum_shards(
             inter_ranks=1 if across else sites,
             bucket_bytes=bucket_bytes,
             wire=plan.wire_format,
-            errors=plan.keeps_wire_errors,
+            errors=plan.keeps_error_feedback,
         )
         # One phase in the site scatters; sums, and errors where they are kept, are gathered.
-        gathers = 2 if plan.keeps_wire_errors else 1
+        gathers = 2 if plan.keeps_error_feedback else 1
         gathered = 0 if across or sites == 1 else summed.intra * Fraction(gathers, 1 + gathers)
         sent[long_axes(beside, plan)] += summed.intra + idle * gathered
         sent[long_axes(("dc",), plan)] += summed.inter

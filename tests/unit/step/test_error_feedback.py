@@ -75,10 +75,10 @@ def test_what_is_not_in_the_gradient_is_in_the_errors():
                 plan=plan,
                 dropout_key=key,
                 loss_scale=LossScale(jnp.float64(2.0**10), jnp.int32(0)),
-                wire_errors=errors,
+                error_feedback=errors,
             )
             gradients, metrics = mean_over_targets(sums)
-            return gradients, sums.wire_errors, metrics["targets"]
+            return gradients, sums.error_feedback, metrics["targets"]
 
         program = jax.shard_map(
             step,
@@ -143,10 +143,10 @@ class Run:
     def start(self):
         """The state of fp32 numbers, with what else this run has."""
         zeros = jax.tree.map(
-            lambda place: np.zeros(place.padded_shape, place.dtype), self.layouts.wire_errors
+            lambda place: np.zeros(place.padded_shape, place.dtype), self.layouts.error_feedback
         )
         scale = LossScale.start(self.plan.loss_scale) if self.precision == "fp16" else None
-        state = dataclasses.replace(plain_start(), wire_errors=zeros, loss_scale=scale)
+        state = dataclasses.replace(plain_start(), error_feedback=zeros, loss_scale=scale)
         return jax.device_put(state, layout.shardings(self.layouts, self.plan.mesh))
 
     @functools.cached_property
@@ -222,7 +222,7 @@ def test_a_skipped_step_leaves_the_errors_and_a_resumed_run_has_them(tmp_path):
     _, states, _ = run.steps(run.start(), 0, 6)
     counts = [int(state.skipped) for state in states]
     assert counts == [0, 0, 1, 1, 1, 1]
-    errors = [state.wire_errors for state in states]
+    errors = [state.error_feedback for state in states]
     jax.tree.map(np.testing.assert_array_equal, errors[2], errors[1])
     for leaf in jax.tree.leaves(errors[3:]):
         assert np.isfinite(leaf).all()
@@ -235,22 +235,22 @@ def test_a_skipped_step_leaves_the_errors_and_a_resumed_run_has_them(tmp_path):
 
 def test_a_checkpoint_restores_the_errors_onto_other_sites_and_wire_formats(tmp_path):
     two = Run("int8")
-    errors = random_errors(two.layouts.wire_errors, two.plan.mesh)
-    state = dataclasses.replace(two.start(), wire_errors=errors)
+    errors = random_errors(two.layouts.error_feedback, two.plan.mesh)
+    state = dataclasses.replace(two.start(), error_feedback=errors)
 
     whole, other, _ = two.saved_and_restored(
         tmp_path / "layout", state, into=Run("int8", axes=(("dc", 2), ("tensor", 2)))
     )
-    jax.tree.map(np.testing.assert_array_equal, other.wire_errors, whole.wire_errors)
+    jax.tree.map(np.testing.assert_array_equal, other.error_feedback, whole.error_feedback)
 
     three = Run("int8", axes=(("dc", 3), ("data", 2)))
     whole, other, padded = two.saved_and_restored(tmp_path / "three", state, into=three)
-    sums = over_sites(whole.wire_errors), over_sites(other.wire_errors)
+    sums = over_sites(whole.error_feedback), over_sites(other.error_feedback)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), *sums)
 
     plain = Run("fp32")
     _, other, padded = two.saved_and_restored(tmp_path / "plain", state, into=plain)
-    assert other.wire_errors is None
+    assert other.error_feedback is None
     _, other, _ = plain.saved_and_restored(tmp_path / "again", padded, into=two)
-    assert not any(np.any(leaf) for leaf in jax.tree.leaves(other.wire_errors))
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(other.error_feedback))
     jax.tree.map(np.testing.assert_array_equal, other.parameters, whole.parameters)

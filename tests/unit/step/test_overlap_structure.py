@@ -40,7 +40,7 @@ def traced(**options):
     )
     of_errors = error_layouts(layouts, plan)
     program = jax.shard_map(
-        lambda shards, batch, errors: gradients(shards, batch, wire_errors=errors).gradients,
+        lambda shards, batch, errors: gradients(shards, batch, error_feedback=errors).gradients,
         mesh=plan.mesh,
         in_specs=(
             specs,

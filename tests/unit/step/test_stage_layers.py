@@ -172,7 +172,7 @@ def test_gradients_are_summed_over_those_that_make_a_part_of_them(name):
         close = functools.partial(np.testing.assert_allclose, rtol=1e-12)
         numbers = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(actual)])
         close(norm, np.linalg.norm(numbers))
-        if plan.keeps_wire_errors:
+        if plan.keeps_error_feedback:
             assert all(np.any(leaf) for leaf in jax.tree.leaves(owed)), "something was rounded"
             jax.tree.map(close, jax.tree.map(jnp.add, actual, owed), wanted)
         else:
