@@ -43,7 +43,7 @@ from geojax.train.config import RunConfig
 REPOSITORY = Path(__file__).parents[3]
 GOLDEN = REPOSITORY / "tests" / "golden" / "collectives.json"
 REWRITE = "GEOJAX_WRITE_GOLDEN"
-HOW_TO_REWRITE = f"{REWRITE}=1 python -m pytest tests/unit/train/test_step_traffic.py -k golden"
+HOW_TO_REWRITE = f"{REWRITE}=1 python -m pytest tests/unit/planner/test_step_traffic.py -k golden"
 
 
 @dataclasses.dataclass(frozen=True)
