@@ -156,7 +156,7 @@ def _with_other_sharding(config: "RunConfig") -> "tuple[RunConfig, TracedStep] |
 
     if config.mesh.dc == 1 or config.zero.stage == 0 or config.dc.role == "stage":
         return None
-    if config.communication.gradient_compression != "fp32":
+    if config.communication.gradient_compression != "none":
         return None
     zero = config.zero.model_copy(update={"across_sites": not config.zero.across_sites})
     other = config.model_copy(update={"zero": zero})

@@ -1,4 +1,4 @@
-"""Causal attention behind one seam: cuDNN on GPUs, a blocked implementation anywhere."""
+"""Causal attention: one function, cuDNN on GPUs, a blocked implementation anywhere."""
 
 from geojax.models.attention.api import attention
 from geojax.models.attention.context.methods import context_unsupported_reason

@@ -1,4 +1,7 @@
-"""The one seam through which every model calls attention."""
+"""Attention as every model calls it.
+
+Shapes: B batch, S sequence, N heads, K kv heads, D head dim.
+"""
 
 import functools
 import math
@@ -29,23 +32,23 @@ def attention(
     scale: float | None = None,
     parallelism: Parallelism = SINGLE_DEVICE,
 ) -> jax.Array:
-    """Causal softmax(scale * Q K^T) V, inside each packed document.
+    """Compute causal softmax(scale * Q K^T) V inside each packed document.
 
     Args:
-        query: [B, T, H, D].
-        key: [B, T, K, D]; H must be a multiple of K (grouped queries, Ainslie et al. 2023): query
-            head h reads key head h // (H / K).
-        value: [B, T, K, D].
-        segment_ids: int32 [B, T], or None where each row is one document. A position attends only
-            to positions with its own number; a document is one run of equal numbers. Padding is a
-            document like any other, so its outputs are finite.
+        query: [B, S, N, D].
+        key: [B, S, K, D]; N must be a multiple of K (grouped queries, Ainslie et al. 2023): query
+            head n reads key head n // (N / K).
+        value: [B, S, K, D].
+        segment_ids: int32 [B, S], or None where each sequence is one document. A position attends
+            only to positions with its own number; a document is one run of equal numbers. Padding
+            is a document like any other, so its outputs are finite.
         implementation: one of `IMPLEMENTATIONS`.
         scale: factor of the scores; None: 1 / sqrt(D).
-        parallelism: how the row is spread. With a `context` of several ranks T is this rank's share
-            of it, in the order of `geojax.models.parallel.sequence_order`.
+        parallelism: how the sequence is sharded. With a `context` of several ranks S is this rank's
+            share of it, in the order of `geojax.models.parallel.sequence_order`.
 
     Returns:
-        [B, T, H, D] in the dtype of the inputs; scores, softmax and sums are in at least float32.
+        [B, S, N, D] in the dtype of the inputs; scores, softmax and sums are in at least float32.
 
     Raises:
         UserError: unknown implementation, one that cannot run here, or shapes that do not fit.
@@ -82,7 +85,7 @@ def _check(
     if query.ndim != 4 or key.ndim != 4 or key.shape != value.shape:
         raise UserError(
             f"attention: query {query.shape}, key {key.shape} and value {value.shape} must be "
-            "[B, T, H, D], [B, T, K, D] and [B, T, K, D]"
+            "[B, S, N, D], [B, S, K, D] and [B, S, K, D]"
         )
     if (*query.shape[:2], query.shape[3]) != (*key.shape[:2], key.shape[3]):
         raise UserError(
@@ -99,5 +102,5 @@ def _check(
         )
     if segment_ids is not None and segment_ids.shape != query.shape[:2]:
         raise UserError(
-            f"attention: segment_ids {segment_ids.shape} must be [B, T] = {query.shape[:2]}"
+            f"attention: segment_ids {segment_ids.shape} must be [B, S] = {query.shape[:2]}"
         )

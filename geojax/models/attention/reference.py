@@ -11,7 +11,7 @@ def reference_attention(
     segment_ids: jax.Array | None,
     scale: float,
 ) -> jax.Array:
-    """Causal softmax(scale * Q K^T) V with the whole score matrix in memory.
+    """Compute causal softmax(scale * Q K^T) V with the whole score matrix in memory.
 
     Shapes as in `geojax.models.attention.attention`. For tests and tiny sizes: its memory grows
     with the square of the sequence.

@@ -1,4 +1,4 @@
-"""Which implementation of attention runs where, and why."""
+"""Choice of the implementation of attention."""
 
 from typing import Any, NamedTuple
 
@@ -10,12 +10,13 @@ from geojax.models.attention.cudnn import support as cudnn
 from geojax.runtime.platform import target_platform
 
 IMPLEMENTATIONS = ("auto", "blocked", "cudnn", "reference")
-"""auto: cuDNN where it can, else blocked. blocked: plain JAX, memory linear in the sequence,
-anywhere. cudnn: flash attention on NVIDIA GPUs. reference: plain softmax, for tests."""
+"""Names of implementations. auto: cuDNN where it can run, else blocked. blocked: plain JAX,
+anywhere, memory linear in the sequence. cudnn: flash attention on NVIDIA GPUs. reference: plain
+softmax, for tests."""
 
 
 class Choice(NamedTuple):
-    """An implementation, and one line that says why it was chosen."""
+    """An implementation and the reason for its choice, in one line."""
 
     name: str
     reason: str
@@ -29,14 +30,14 @@ def chosen_implementation(
     implementation: str = "auto",
     platform: str | None = None,
 ) -> Choice:
-    """What `attention` will use for such inputs.
+    """Choose the implementation that `attention` uses for such inputs.
 
     Args:
-        dtype: of query, key and value.
+        dtype: dtype of query, key and value.
         head_size: width of a head.
-        packed: whether segment ids are given.
-        implementation: what the caller asks for, one of `IMPLEMENTATIONS`.
-        platform: what the program is compiled for; None: `target_platform`.
+        packed: segment ids are given.
+        implementation: the requested one of `IMPLEMENTATIONS`.
+        platform: platform that the program is compiled for; None: `target_platform`.
 
     Raises:
         UserError: the implementation is unknown, or is cudnn and cannot run.

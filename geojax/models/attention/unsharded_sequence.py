@@ -1,4 +1,4 @@
-"""Attention of rows that a device holds whole: each is one block of a kernel."""
+"""Attention of sequences that a device holds unsharded: each is one block of a kernel."""
 
 import functools
 from typing import Any
@@ -18,7 +18,7 @@ def unsharded_sequence_attention(
     *,
     kernel: Kernel,
 ) -> jax.Array:
-    """Causal attention without the score matrix; shapes as in `attention`."""
+    """Compute causal attention without the score matrix; shapes as in `attention`."""
     axes = varying_axes(query, key, value, segment_ids)
     operands = vary_over((query, key, value, segment_ids), axes)
     return _unsharded_sequence_attention(*operands, scale, kernel)

@@ -226,7 +226,7 @@ def test_no_array_is_as_large_as_the_score_matrix(length, documents):
         ({"key": (2, 8, 3, 4), "value": (2, 8, 3, 4)}, "4 query heads are no multiple of 3"),
         ({"value": (2, 8, 2, 5)}, "must be"),
         ({"key": (2, 9, 2, 4), "value": (2, 9, 2, 4)}, "agree in all but the heads"),
-        ({"segment_ids": (2, 9)}, "must be [B, T] = (2, 8)"),
+        ({"segment_ids": (2, 9)}, "must be [B, S] = (2, 8)"),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused(changes, message):

@@ -1,7 +1,7 @@
 """Blocked attention of long sequences: one loop over square tiles, with the online softmax.
 
 The tiles that count are listed in a table and one loop walks it, so the program's size does not
-grow with the sequence. Sums of all rows live in the loop's carry, of which each tile updates one
+grow with the sequence. The sums of all rows are the loop's carry, of which each tile updates one
 block in place. Shapes as in `tiles`.
 """
 
@@ -26,27 +26,27 @@ from geojax.models.parallel.varying import vary_over, varying_axes
 
 Gradients = tuple[jax.Array, jax.Array, jax.Array]
 Segments = tuple[jax.Array, jax.Array] | None
-"""int32 [B, r] of the rows and [B, c] of the columns, or None where every row is one document."""
+"""Segments int32 [B, r] of the rows and [B, c] of the columns; None: each sequence is one."""
 
 
 class Walk(NamedTuple):
-    """Which tiles are visited, and which of their scores count."""
+    """Order of the visited tiles, and the mask of their scores."""
 
     block: int
-    """Rows, and columns, of a tile; r and c are multiples of it."""
+    """Rows and columns of a tile; r and c are multiples of it."""
 
     tiles: jax.Array | int
-    """How many are visited."""
+    """Number of visited tiles."""
 
     tile: Callable[[jax.Array], tuple[jax.Array, jax.Array]]
-    """From the number of a tile on the walk to its row and column, counted in tiles."""
+    """Function from a tile's number on the walk to its row and column, counted in tiles."""
 
     allowed: Callable[[jax.Array, jax.Array], jax.Array | None]
-    """From the row and the column of a tile to what `forward_tile` calls allowed."""
+    """Function from a tile's row and column to the mask `allowed` of `forward_tile`."""
 
 
 def causal_walk(length: int, segments: Segments, block: int) -> Walk:
-    """Each row with the columns up to its own: (0,0)  (1,0) (1,1)  (2,0) (2,1) (2,2)  ..."""
+    """Visit each row with the columns up to its own: (0,0)  (1,0) (1,1)  (2,0) (2,1) (2,2)  ..."""
     table = np.argwhere(np.tril(np.ones((length // block, length // block), bool)))
     same = _same_segment(segments, block)
 
@@ -62,7 +62,7 @@ def causal_walk(length: int, segments: Segments, block: int) -> Walk:
 def full_walk(
     rows: int, columns: int, key_count: jax.Array | int, segments: Segments, block: int
 ) -> Walk:
-    """All rows with the leading `key_count` columns: (0,0) (1,0) ...  (0,1) (1,1) ...  (0,2) ...
+    """Visit all rows with the leading `key_count` columns: (0,0) (1,0) ...  (0,1) (1,1) ...
 
     The tiles of one column stand together, so the walk can end with any column; it visits at least
     one, so that every row has a sum, be it of masked scores.
@@ -86,7 +86,7 @@ def full_walk(
 def scanned_forward(
     query: jax.Array, key: jax.Array, value: jax.Array, walk: Walk, scale: float
 ) -> tuple[jax.Array, jax.Array]:
-    """Output and log-sum-exp of all rows."""
+    """Compute output and log-sum-exp of all rows."""
     queries, keys, values = _cut_all(query, key, value, walk.block)
 
     def visit(number: jax.Array, sums: Sums) -> Sums:
@@ -119,7 +119,7 @@ def scanned_backward(
     log_sum_exp: jax.Array,
     delta: jax.Array,
 ) -> Gradients:
-    """The gradients of query, key and value; the last three arguments as in `backward_tile`."""
+    """Compute the gradients of query, key and value; see `backward_tile` for the arguments."""
     queries, keys, values = _cut_all(query, key, value, walk.block)
     gradients, sums, deltas = (_cut(x, 3, walk.block) for x in (gradient, log_sum_exp, delta))
 
@@ -164,12 +164,12 @@ def _cut_all(
 
 
 def _cut(x: jax.Array, dim: int, block: int) -> jax.Array:
-    """[..., T, ...] -> [blocks, ..., block, ...], T being dim `dim`."""
+    """Cut dim `dim` of `x` into blocks: [..., S, ...] to [blocks, ..., block, ...]."""
     blocks = x.reshape(*x.shape[:dim], -1, block, *x.shape[dim + 1 :])
     return jnp.moveaxis(blocks, dim, 0)
 
 
 def _join(blocks: jax.Array, dim: int) -> jax.Array:
-    """The inverse of `_cut`."""
+    """Invert `_cut`."""
     x = jnp.moveaxis(blocks, 0, dim)
     return x.reshape(*x.shape[:dim], -1, *x.shape[dim + 2 :])

@@ -22,22 +22,22 @@ LONGEST_UNROLLED = 1024
 """Causal blocks up to here are unrolled, longer ones scanned."""
 
 UNROLLED_BLOCK = 64
-"""Query rows of an unrolled tile. Smaller computes less right of the diagonal, larger makes larger
-matrix products; measured on the CPU with heads of 64 dims."""
+"""Query rows of an unrolled tile. Smaller computes less right of the diagonal, larger has larger
+matmuls; measured on the CPU with heads of 64 dims."""
 
 SCANNED_BLOCK = 256
-"""Rows and columns of a scanned tile, at most."""
+"""Most rows and columns of a scanned tile."""
 
 
 class TiledKernel:
-    """See `geojax.models.attention.blocked.blocks.Kernel`.
+    """Tiled `Kernel` (see `geojax.models.attention.blocked.blocks`).
 
     Scores, softmax and sums are in at least float32 (float64 for float64 inputs); probabilities are
     rounded to the inputs' dtype before they are multiplied with the values, as FlashAttention does.
     """
 
     def forward(self, block: Block, scale: float) -> Partial:
-        """As the protocol says."""
+        """Attend with the block's queries to its keys."""
         operands = _operands(block)
         if _unrolled(block):
             output, log_sum_exp = unrolled_forward(
@@ -57,7 +57,7 @@ class TiledKernel:
         log_sum_exp: jax.Array,
         gradient: jax.Array,
     ) -> Gradients:
-        """As the protocol says."""
+        """Compute the block's contribution to the gradients."""
         operands = _operands(block)
         key_heads = block.key.shape[2]
         saved = tuple(
@@ -80,7 +80,7 @@ class TiledKernel:
 
 
 TILED = TiledKernel()
-"""The kernel has no settings: one is enough."""
+"""The tiled kernel, which has no settings."""
 
 
 def _unrolled(block: Block) -> bool:
@@ -102,22 +102,24 @@ def _walk(block: Block) -> Walk:
 
 
 def _operands(block: Block) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Query [B, K, G, q, D], key and value [B, K, k, D]: contiguous matrices, and the G query heads
-    of a group share one product with their key head."""
+    """Return query [B, K, G, q, D], key and value [B, K, k, D], as contiguous matrices.
+
+    The G query heads of a group share one matmul with their key head.
+    """
     key_heads = block.key.shape[2]
     key, value = (x.transpose(0, 2, 1, 3) for x in (block.key, block.value))
     return _grouped(block.query, key_heads), key, value
 
 
 def _grouped(x: jax.Array, key_heads: int) -> jax.Array:
-    """[B, q, H, D] -> [B, K, G, q, D]."""
+    """Group query heads by kv head: [B, q, N, D] to [B, K, G, q, D]."""
     rows, length, heads, size = x.shape
     x = x.reshape(rows, length, key_heads, heads // key_heads, size)
     return x.transpose(0, 2, 3, 1, 4)
 
 
 def _ungrouped(x: jax.Array) -> jax.Array:
-    """The inverse of `_grouped`."""
+    """Invert `_grouped`."""
     x = x.transpose(0, 3, 1, 2, 4)
     return x.reshape(*x.shape[:2], -1, x.shape[4])
 
@@ -130,7 +132,7 @@ def _padded(
 
 
 def _pad(x: jax.Array, dim: int, block: int) -> jax.Array:
-    """`x` with zeros at the end of `dim`, up to a multiple of `block`."""
+    """Pad `x` with zeros at the end of `dim`, up to a multiple of `block`."""
     padding = -x.shape[dim] % block
     if not padding:
         return x

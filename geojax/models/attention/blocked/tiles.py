@@ -3,7 +3,7 @@
 Source: T. Dao, "FlashAttention-2" (arXiv:2307.08691), algorithms 1 and 2; the online softmax is
 M. Milakov and N. Gimelshein, "Online normalizer calculation for softmax" (arXiv:1805.02867).
 
-B rows of the batch, K key heads, G query heads of each, r query positions, c key positions, D:
+Shapes: B batch, K kv heads, G query heads of each, r query positions, c key positions, D head dim.
 
     query, gradient [B, K, G, r, D]    key, value [B, K, c, D]    scores [B, K, G, r, c]
 """
@@ -19,16 +19,16 @@ MASKED = -1e30
 
 
 class Sums(NamedTuple):
-    """What the online softmax has seen so far of each query row, in at least float32."""
+    """Running sums of the online softmax for each query row, in at least float32."""
 
     maximum: jax.Array
-    """[B, K, G, r, 1], the largest score."""
+    """Largest score, [B, K, G, r, 1]."""
 
     total: jax.Array
-    """[B, K, G, r, 1], the sum of exp(score - maximum)."""
+    """Sum of exp(score - maximum), [B, K, G, r, 1]."""
 
     output: jax.Array
-    """[B, K, G, r, D], the sum of exp(score - maximum) * value."""
+    """Sum of exp(score - maximum) * value, [B, K, G, r, D]."""
 
 
 def forward_tile(
@@ -39,7 +39,7 @@ def forward_tile(
     scale: float,
     before: Sums | None,
 ) -> Sums:
-    """`before` (None: nothing seen yet) and this tile, together."""
+    """Add this tile to the sums `before` (None: this is the first tile)."""
     scores = _scores(query, key, allowed, scale)
     maximum = scores.max(axis=-1, keepdims=True)
     if before is not None:
@@ -55,7 +55,7 @@ def forward_tile(
 
 
 def finish(sums: Sums) -> tuple[jax.Array, jax.Array]:
-    """The softmax-weighted values, and the log of the sum of exp(score) of each row."""
+    """Return the softmax-weighted values, and the log of each row's sum of exp(score)."""
     return sums.output / sums.total, sums.maximum + jnp.log(sums.total)
 
 
@@ -69,10 +69,10 @@ def backward_tile(
     log_sum_exp: jax.Array,
     delta: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """What this tile adds to the gradients of its query, key and value, in at least float32.
+    """Compute this tile's part of the gradients of query, key and value, in at least float32.
 
-    The probabilities are computed again from the scores: exp(score - log_sum_exp). `delta` is what
-    `row_delta` gives; like `log_sum_exp` it is [B, K, G, r, 1].
+    The probabilities are computed again from the scores: exp(score - log_sum_exp). `delta` is the
+    result of `row_delta`; like `log_sum_exp` it is [B, K, G, r, 1].
     """
     weights = jnp.exp(_scores(query, key, allowed, scale) - log_sum_exp)
     d_value = _product("bkgrc,bkgrd->bkcd", weights, gradient)
@@ -84,18 +84,18 @@ def backward_tile(
 
 
 def row_delta(gradient: jax.Array, output: jax.Array) -> jax.Array:
-    """sum over d of gradient * output, [..., 1]: the softmax's own term in its gradient."""
+    """Sum gradient * output over D, [..., 1]: the softmax's own term in its gradient."""
     wide = jnp.promote_types(output.dtype, jnp.float32)
     return jnp.sum(gradient.astype(wide) * output.astype(wide), axis=-1, keepdims=True)
 
 
 def causal(row: jax.Array, column: jax.Array) -> jax.Array:
-    """[r, c]: whether the query at position `row` [r] comes no earlier than the key at `column`."""
+    """Mask keys at `column` [c] that come after the query at `row` [r]; returns bool [r, c]."""
     return row[:, None] >= column[None, :]
 
 
 def same_segment(row_segments: jax.Array, column_segments: jax.Array) -> jax.Array:
-    """[B, 1, 1, r, c]: whether query and key are of one segment; segments are [B, r] and [B, c]."""
+    """Mask keys of other segments than the query's; [B, r] and [B, c] to bool [B, 1, 1, r, c]."""
     return (row_segments[:, :, None] == column_segments[:, None, :])[:, None, None]
 
 
@@ -105,6 +105,6 @@ def _scores(query: jax.Array, key: jax.Array, allowed: jax.Array | None, scale: 
 
 
 def _product(equation: str, left: jax.Array, right: jax.Array) -> jax.Array:
-    """A matrix product of numbers of `right`'s dtype, summed in at least float32."""
+    """Multiply in the dtype of `right`, summed in at least float32."""
     wide = jnp.promote_types(right.dtype, jnp.float32)
     return jnp.einsum(equation, left.astype(right.dtype), right, preferred_element_type=wide)

@@ -5,7 +5,7 @@ rows 64..127    columns 0..127         softmax is exact at once, nothing right o
 rows 128..191   columns 0..191         diagonal's block is computed, and every size is
 ...                                    known to the compiler.
 
-Shapes as in `tiles`, with r = c = T.
+Shapes as in `tiles`, with r = c = S.
 """
 
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ def unrolled_forward(
     scale: float,
     block: int,
 ) -> tuple[jax.Array, jax.Array]:
-    """Output and log-sum-exp of all rows, `block` of them at a time."""
+    """Compute output and log-sum-exp of all rows, `block` of them at a time."""
     parts = []
     for start, end in _blocks(query.shape[3], block):
         allowed = _allowed(segment_ids, start, end)
@@ -51,7 +51,7 @@ def unrolled_backward(
     log_sum_exp: jax.Array,
     delta: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The gradients of query, key and value; the last three arguments as in `backward_tile`."""
+    """Compute the gradients of query, key and value; see `backward_tile` for the arguments."""
     d_query: list[jax.Array] = []
     d_key: jax.Array | None = None
     d_value: jax.Array | None = None

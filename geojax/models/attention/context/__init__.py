@@ -1,1 +1,1 @@
-"""Attention of sequences that the ranks of `context` share."""
+"""Context parallelism: attention of sequences that the ranks of `context` share."""

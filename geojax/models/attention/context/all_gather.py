@@ -1,6 +1,6 @@
 """Attention over `context` with all keys and values gathered, as Llama 3 is trained.
 
-The keys and values of the whole row are gathered once; then each of the rank's two chunks of
+The keys and values of the whole sequence are gathered once; then each of the rank's two pieces of
 queries attends to all that lies before it and, causally, to itself: two calls of an attention
 kernel for each chunk, whatever the number of ranks. With the zig-zag order every rank has the same
 work: the chunks c and 2 C - 1 - c together have 2 C - 1 chunks before them.
@@ -32,9 +32,9 @@ def gathered_attention(
     ranks: int,
     kernel: Kernel,
 ) -> jax.Array:
-    """Causal attention of this rank's columns to the whole row.
+    """Compute causal attention of this rank's positions to the whole sequence.
 
-    Shapes as in `attention`, T being the rank's two chunks; all arrays vary over the same axes,
+    Shapes as in `attention`, S being the rank's two chunks; all arrays vary over the same axes,
     `context` of `ranks` ranks among them.
     """
     return _forward(query, key, value, segment_ids, scale, ranks, kernel)[0]
@@ -71,7 +71,7 @@ def _backward(
     )
 
     def of_keys(index: int) -> jax.Array:
-        """Of the key or of the value: what the other ranks make comes by way of the sum."""
+        """Sum the gradients of the key or of the value over the ranks."""
         by_first, by_second = (past[index] for past in of_past)
         far = _sum_and_scatter(by_second.at[:, : by_first.shape[1]].add(by_first), ranks)
         return far + jnp.concatenate([own[index] for own in of_own], axis=1)
@@ -98,7 +98,7 @@ def _blocks(
     gathered: tuple[jax.Array, jax.Array, jax.Array | None],
     ranks: int,
 ) -> list[tuple[Block, Block]]:
-    """For each of the two chunks of queries: what lies before it, and itself."""
+    """Return, for each of the two pieces of queries, the blocks before it and on the diagonal."""
     chunk = query.shape[1] // 2
     rank = lax.axis_index("context")
     own = split_chunks((query, key, value, segment_ids))
@@ -115,7 +115,7 @@ def _blocks(
 
 
 def _gather(x: jax.Array) -> jax.Array:
-    """[B, T / C, ...] of each rank, in zig-zag order -> [B, T, ...] in the row's order."""
+    """Gather [B, S / C, ...] of each rank, in zig-zag order, as [B, S, ...] in natural order."""
     held = lax.all_gather(x, "context", axis=1)
     chunk = x.shape[1] // 2
     chunks = [held[:, :, :chunk], jnp.flip(held[:, :, chunk:], axis=1)]
@@ -123,7 +123,7 @@ def _gather(x: jax.Array) -> jax.Array:
 
 
 def _sum_and_scatter(x: jax.Array, ranks: int) -> jax.Array:
-    """The transpose of `_gather`: the sum over the ranks, [B, T, ...] -> [B, T / C, ...]."""
+    """Transpose `_gather`: sum [B, S, ...] over the ranks and scatter to [B, S / C, ...]."""
     chunks = x.reshape(x.shape[0], 2 * ranks, -1, *x.shape[2:])
     held = jnp.concatenate([chunks[:, :ranks], jnp.flip(chunks[:, ranks:], axis=1)], axis=2)
     return lax.psum_scatter(held, "context", scatter_dimension=1)

@@ -1,4 +1,4 @@
-"""Attention where several ranks share every row: which method, and what sizes it works with."""
+"""Context parallelism: choice of the method, and the sizes that it works with."""
 
 import jax
 
@@ -24,17 +24,17 @@ def context_attention(
     unsharded_sequence: Attention,
     kernel: Kernel | None,
 ) -> jax.Array:
-    """Causal attention of this rank's columns to the whole row, by `parallelism.context_method`.
+    """Compute causal attention of this rank's positions, by `parallelism.context_method`.
 
     Args:
-        query: as in `attention`, T being the rank's columns; likewise key, value and segment_ids.
+        query: as in `attention`, S being the rank's positions; likewise key, value and segment_ids.
         key: see query.
         value: see query.
         segment_ids: see query.
         scale: factor of the scores.
         parallelism: with a `context` of several ranks.
-        whole_rows: the implementation, for rows that a rank has whole (ulysses).
-        kernel: the same implementation by blocks (ring, all_gather); None: it has no such form.
+        unsharded_sequence: the implementation, for unsharded sequences (ulysses).
+        kernel: the same implementation by blocks (ring, all_gather); None: it has none.
 
     Raises:
         UserError: not inside a `shard_map` over such an axis, sizes or an implementation that the
@@ -65,11 +65,11 @@ def context_attention(
 def context_unsupported_reason(
     parallelism: Parallelism, *, sequence: int, heads: int
 ) -> str | None:
-    """Why rows of `sequence` columns cannot be spread over `context`, or None if they can.
+    """Say why sequences of length `sequence` cannot be sharded over `context`; None: they can.
 
     Args:
-        parallelism: how the model is spread.
-        sequence: columns of a whole row.
+        parallelism: how the model is sharded.
+        sequence: length of a whole sequence.
         heads: query heads of the whole model. (Any number of key heads works: ulysses repeats those
             that several ranks need.)
     """

@@ -1,21 +1,21 @@
 """Ring attention: blocks of keys and values travel around the ranks of `context`.
 
 Every rank keeps its queries. In step i it works on the keys of the rank i places before it, while
-those of step i + 1 are on their way. Rows are cut in zig-zag order, so of the block of another rank
-exactly half counts, whichever rank it is from, and no masked score is computed:
+those of step i + 1 are on their way. Sequences are cut in zig-zag order, so of the block of another
+rank exactly half counts, whichever rank it is from, and no masked score is computed:
 
-    from an earlier rank    first chunk of keys     against both chunks of queries
-    from a later rank       both chunks of keys     against the second chunk of queries
+    from an earlier rank    first half of keys      against both halves of queries
+    from a later rank       both halves of keys     against the second half of queries
 
-Both are two pieces of chunk against chunk, and one of the two is common: the second chunk of
-queries against the first chunk of keys. Only what the other piece is made of depends on the rank:
-the same program, without a branch, gives every rank the same work. A kernel sees the two pieces
-side by side, as twice the rows.
+Both are two pieces of half against half, and one of the two is common: the second half of queries
+against the first half of keys. Only the other piece depends on the rank: the same program, without
+a branch, gives every rank the same work. A kernel sees the two pieces side by side, as twice the
+batch.
 
 Backwards the keys and values travel again, and the gradients of a block follow it around the ring,
 each rank adding its part. They go the other way round, so that no compiler that sees both passes
-can take the second journey for the first and keep all blocks in between. The own block's work,
-which waits for nobody, comes in two pieces: one can hide the first transfer, the other the last.
+can take the second journey for the first and keep all blocks in between. The own block's work
+waits for no transfer and comes in two pieces: one can hide the first transfer, the other the last.
 
 The steps are a loop: in its body the transfer and the work do not depend on each other, which is
 what it takes to overlap them, and the program does not grow with the ring. (Unrolled, XLA for CPUs
@@ -39,7 +39,7 @@ from geojax.models.parallel.varying import Tree
 
 
 class _Held(NamedTuple):
-    """The block of keys and values that a rank has at the moment."""
+    """Block of keys and values that a rank holds in this step."""
 
     key: jax.Array
     value: jax.Array
@@ -56,20 +56,20 @@ def ring_attention(
     ranks: int,
     kernel: Kernel,
 ) -> jax.Array:
-    """Causal attention of this rank's columns to the whole row.
+    """Compute causal attention of this rank's positions to the whole sequence.
 
-    Shapes as in `attention`, T being the rank's two chunks; all arrays vary over the same axes,
+    Shapes as in `attention`, S being the rank's two chunks; all arrays vary over the same axes,
     `context` of `ranks` ranks (at least two) among them.
     """
     return _forward(query, key, value, segment_ids, scale, ranks, kernel)[0]
 
 
 class _Attended(NamedTuple):
-    """Where a rank is on its way forwards."""
+    """State of a rank in the forward pass."""
 
     held: _Held
     first: Partial
-    """What the first chunk of queries has seen."""
+    """Attention of the first chunk of queries so far."""
     second: Partial
 
 
@@ -107,11 +107,11 @@ def _forward(
 
 
 class _Returning(NamedTuple):
-    """Where a rank is on its way backwards."""
+    """State of a rank in the backward pass."""
 
     held: _Held
     of_held: tuple[jax.Array, ...] | None
-    """The gradients of the keys and values that this rank held in the last step, so far."""
+    """Gradients so far of the keys and values that this rank held in the last step."""
     of_query: jax.Array
 
 
@@ -164,7 +164,7 @@ ring_attention.defvjp(_forward, _backward)
 
 
 def _send(tree: Tree, *, ranks: int, places: int) -> Tree:
-    """To the rank `places` after this one, in a ring; returns what arrives here."""
+    """Send to the rank `places` after this one, in a ring; returns the arrivals."""
     hops = [(rank, (rank + places) % ranks) for rank in range(ranks)]
     return jax.tree.map(lambda x: lax.ppermute(x, "context", hops), tree)
 
@@ -172,7 +172,7 @@ def _send(tree: Tree, *, ranks: int, places: int) -> Tree:
 def _pieces(
     query: jax.Array, segment_ids: jax.Array | None, held: _Held, earlier: jax.Array
 ) -> Block:
-    """The piece common to all ranks, and the one that depends on where the block is from."""
+    """Pair the piece common to all ranks with the one that depends on the block's owner."""
     queries, keys = split_chunks((query, segment_ids)), split_chunks(held)
     of_queries = _side_by_side(queries[1], _choose(earlier, *queries))
     of_keys = _side_by_side(keys[0], _choose(earlier, *keys))
@@ -180,7 +180,7 @@ def _pieces(
 
 
 def _own_pieces(query: jax.Array, own: _Held) -> tuple[Block, Block]:
-    """Each chunk with itself, side by side; and the second's queries with the first's keys."""
+    """Pair each chunk with itself, side by side; and the second's queries with the first's keys."""
     queries, keys = split_chunks((query, own.segments)), split_chunks(own)
     diagonal = _block(_side_by_side(*queries), _side_by_side(*keys), causal=True)
     return diagonal, _block(queries[1], keys[0], causal=False)
@@ -195,7 +195,7 @@ def _choose(condition: jax.Array, one: Tree, other: Tree) -> Tree:
 
 
 def _place(earlier: jax.Array, tree: Tree) -> tuple[Tree, Tree]:
-    """`tree` for the first chunks and zeros for the second, or the other way round."""
+    """Return `tree` for the first chunks and zeros for the second, or the other way round."""
     zeros = jax.tree.map(jnp.zeros_like, tree)
     return _choose(earlier, tree, zeros), _choose(earlier, zeros, tree)
 
@@ -205,17 +205,17 @@ def _add(one: Tree, other: Tree) -> Tree:
 
 
 def _columns(first: Tree, second: Tree) -> Tree:
-    """The inverse of `split_chunks`."""
+    """Invert `split_chunks`."""
     return jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), first, second)
 
 
 def _side_by_side(one: Tree, other: Tree) -> Tree:
-    """Arrays [B, ...] of both -> [2 B, ...]."""
+    """Concatenate arrays [B, ...] of both to [2 B, ...]."""
     return jax.tree.map(lambda a, b: jnp.concatenate([a, b]), one, other)
 
 
 def _split_rows(tree: Tree) -> tuple[Tree, Tree]:
-    """The inverse of `_side_by_side`."""
+    """Invert `_side_by_side`."""
     one = jax.tree.map(lambda x: x[: x.shape[0] // 2], tree)
     other = jax.tree.map(lambda x: x[x.shape[0] // 2 :], tree)
     return one, other

@@ -1,8 +1,8 @@
 """Attention over `context` by trading a share of the sequence for a share of the heads.
 
-Before attention every rank has all heads of its columns; an all-to-all gives it all columns of its
-heads, any implementation does the rest on whole rows, and another all-to-all brings the outputs
-home. Columns keep their natural order: with whole rows there is nothing to balance.
+Before attention every rank has all heads of its positions; an all-to-all gives it all positions of
+its heads, any implementation does the rest on whole sequences, and another all-to-all returns the
+outputs. Positions keep their natural order: with whole sequences there is nothing to balance.
 
 The query heads must be a multiple of the ranks. Key heads need not: they are repeated up to the
 least common multiple with the ranks, and then a rank gets those that its query heads read. Where
@@ -31,7 +31,7 @@ def ulysses_attention(
     ranks: int,
     attend: Attention,
 ) -> jax.Array:
-    """Causal attention of this rank's columns to the whole row; `attend` sees whole rows.
+    """Compute causal attention of this rank's positions; `attend` sees whole sequences.
 
     Shapes as in `attention`; all arrays vary over the same axes, `context` of `ranks` ranks among
     them.
@@ -46,17 +46,17 @@ def ulysses_attention(
 
 
 def sent_key_heads(key_heads: int, ranks: int) -> int:
-    """How many key heads are exchanged: the least that can be dealt out evenly."""
+    """Return the number of exchanged key heads: the least that can be dealt out evenly."""
     return math.lcm(key_heads, ranks)
 
 
 def _exchange(x: jax.Array, given_dim: int, taken_dim: int) -> jax.Array:
-    """All of `taken_dim` for a share of `given_dim`."""
+    """Exchange shares: all of `taken_dim` for a share of `given_dim`."""
     return lax.all_to_all(x, "context", given_dim, taken_dim, tiled=True)
 
 
 def _repeat_heads(x: jax.Array, repeats: int) -> jax.Array:
-    """[B, T, K, D] -> [B, T, K repeats, D]; the gradients are summed in at least float32."""
+    """Repeat heads: [B, S, K, D] to [B, S, K repeats, D]; gradients sum in at least float32."""
     if repeats == 1:
         return x
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))

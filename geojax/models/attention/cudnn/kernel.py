@@ -1,12 +1,12 @@
 """The block kernel by cuDNN's flash attention, for NVIDIA GPUs.
 
-cuDNN rounds a block's output and gradients to the inputs' dtype; whoever joins and adds them does
-so in float32.
+cuDNN rounds a block's output and gradients to the inputs' dtype; they are combined and added in
+float32.
 
-Of several documents in a row, a block of keys that lies before the queries can share but one with
-them: the last of the keys and the first of the queries. So what counts is a rectangle, some leading
-queries against some trailing keys. The keys are rolled to bring those to the front, where cuDNN is
-told how many they are.
+Of several documents in a sequence, a block of keys that lies before the queries can share only one
+with them: the last of the keys and the first of the queries. So the scores that count are a
+rectangle, some leading queries against some trailing keys. The keys are rolled to bring those to
+the front, and cuDNN is told their number.
 """
 
 import functools
@@ -37,7 +37,7 @@ class CudnnKernel:
     """
 
     def forward(self, block: Block, scale: float) -> Partial:
-        """As the protocol says."""
+        """Attend with the block's queries to its keys."""
         if not block.causal:
             return _forward_before(block, scale)
         query, key, value, segment_ids, *_ = block
@@ -58,7 +58,7 @@ class CudnnKernel:
         log_sum_exp: jax.Array,
         gradient: jax.Array,
     ) -> Gradients:
-        """As the protocol says."""
+        """Compute the block's contribution to the gradients."""
         if not block.causal:
             return _backward_before(block, scale, output, log_sum_exp, gradient)
         query, key, value, segment_ids, *_ = block
@@ -76,22 +76,22 @@ class CudnnKernel:
 
 
 CUDNN = CudnnKernel()
-"""The kernel has no settings: one is enough."""
+"""The cuDNN kernel, which has no settings."""
 
 
 class _Rectangle(NamedTuple):
-    """What of a block counts, int32 [B] for each row."""
+    """Rectangle of a block's scores that counts, int32 [B]."""
 
     queries: jax.Array
-    """Leading queries."""
+    """Number of leading queries."""
     keys: jax.Array
-    """Keys that they see."""
+    """Number of keys that they see."""
     start: jax.Array
-    """Where those keys begin."""
+    """First of those keys."""
 
 
 def _rectangle(block: Block) -> _Rectangle | None:
-    """None: everything counts."""
+    """Find the rectangle of scores that counts; None: all do."""
     rows, queries = block.query.shape[:2]
     keys = block.key.shape[1]
     if block.query_segments is None or block.key_segments is None:
@@ -109,7 +109,7 @@ def _rectangle(block: Block) -> _Rectangle | None:
 
 
 def _forward_before(block: Block, scale: float) -> Partial:
-    """Of keys that lie before all queries."""
+    """Attend to keys that lie before all queries."""
     part = _rectangle(block)
     if part is None:
         operands = block.query, block.key, block.value
@@ -149,12 +149,12 @@ def _sequences(part: _Rectangle) -> Sequences:
 
 
 def _leading(count: jax.Array, x: jax.Array) -> jax.Array:
-    """bool [B, T, 1, 1]: which positions of `x` [B, T, ...] are among the first `count` [B]."""
+    """Mask the first `count` [B] positions of `x` [B, S, ...]; returns bool [B, S, 1, 1]."""
     return (jnp.arange(x.shape[1]) < count[:, None])[:, :, None, None]
 
 
 def _roll(x: jax.Array, places: jax.Array) -> jax.Array:
-    """Every row of `x` [B, T, ...] rolled by its own number of `places` [B]."""
+    """Roll every sequence of `x` [B, S, ...] by its own number of `places` [B]."""
     return jax.vmap(functools.partial(jnp.roll, axis=0))(x, places)
 
 

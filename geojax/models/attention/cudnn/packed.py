@@ -1,7 +1,7 @@
-"""cuDNN's flash attention for packed documents: no mask, no bias, but where each begins.
+"""cuDNN's flash attention for packed documents: no mask, no bias, only their offsets.
 
-cuDNN takes the packed rows as many short sequences. It lays their log-sum-exps one after the other,
-each with room for a whole row; here they are moved to where the positions are, and back.
+cuDNN takes packed documents as many short sequences. It lays their log-sum-exps one after the
+other, each with room for a whole sequence; here they are moved to their positions, and back.
 """
 
 import jax
@@ -15,24 +15,24 @@ from geojax.models.attention.cudnn.primitives import (
 )
 
 MOST_SEGMENTS = 32
-"""Segments of one row that cuDNN is compiled for: for so many it writes one float per head and
-position. A batch in which some row has more is computed by the tiled kernel."""
+"""Segments of one sequence that cuDNN is compiled for: it writes as many floats per head and
+position. A batch in which some sequence has more is computed by the tiled kernel."""
 
 # JAX 0.10 takes the query's heads for the key's when it turns positions into offsets.
 _NEEDS_ALL_HEADS = jax.__version_info__ < (0, 11)
 
 
 def few_segments(segment_ids: jax.Array) -> jax.Array:
-    """bool []: whether no row of `segment_ids` [B, T] has more than `MOST_SEGMENTS`."""
+    """Return True, bool [], if no sequence of `segment_ids` [B, S] exceeds `MOST_SEGMENTS`."""
     return jnp.all(jnp.sum(_begins(segment_ids), axis=1) <= MOST_SEGMENTS)
 
 
 def packed_forward(
     query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array, scale: float
 ) -> tuple[jax.Array, jax.Array]:
-    """Causal attention inside each run of equal `segment_ids` [B, T], of which there are few.
+    """Compute causal attention inside each run of equal `segment_ids` [B, S].
 
-    Query [B, T, H, D]; key, value [B, T, K, D]. Returns the output and the log-sum-exp, [B, T, H].
+    Query [B, S, N, D]; key, value [B, S, K, D]. Returns the output and the log-sum-exp, [B, S, N].
     """
     key, value = (_repeated(x, query) for x in (key, value))
     sequences = _sequences(segment_ids)
@@ -51,8 +51,10 @@ def packed_backward(
     log_sum_exp: jax.Array,
     gradient: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The gradients of query, key and value; the last three arguments as `packed_forward` has them,
-    but the output and the log-sum-exp may be those over more keys than these."""
+    """Compute the gradients of query, key and value, for arguments as in `packed_forward`.
+
+    The output and the log-sum-exp may be those over more keys than these.
+    """
     rows, length, heads = log_sum_exp.shape
     sequence, place = _places(segment_ids)
     statistics = jnp.zeros((rows * MOST_SEGMENTS, heads, length), log_sum_exp.dtype)
@@ -72,11 +74,11 @@ def packed_backward(
 
 
 def segment_layout(segment_ids: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:
-    """Where the runs of equal numbers in each row begin, and how long they are.
+    """Find the starts and lengths of the runs of equal numbers in each sequence.
 
     Args:
-        segment_ids: int32 [B, T].
-        most: how many runs of a row are looked at.
+        segment_ids: int32 [B, S].
+        most: most runs of a sequence.
 
     Returns:
         starts int32 [B, most + 1] and lengths int32 [B, most], -1 where there are no more runs (the
@@ -100,8 +102,7 @@ def _sequences(segment_ids: jax.Array) -> Sequences:
 
 
 def _places(segment_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """int32 [B, T], of each position: its run's number among those of all rows, and how far it is
-    from where the run begins."""
+    """Return each position's run, among all sequences', and its offset in it, int32 [B, S]."""
     begins = _begins(segment_ids)
     sequence = jnp.cumsum(begins.ravel()).reshape(begins.shape) - 1
     position = jnp.arange(segment_ids.shape[1])
@@ -115,12 +116,12 @@ def _begins(segment_ids: jax.Array) -> jax.Array:
 
 
 def _repeated(x: jax.Array, query: jax.Array) -> jax.Array:
-    """Key or value with as many heads as the query, where JAX needs that."""
+    """Repeat the heads of key or value to those of the query, where JAX needs that."""
     return jnp.repeat(x, query.shape[2] // x.shape[2], axis=2) if _NEEDS_ALL_HEADS else x
 
 
 def _sum_repeated(gradient: jax.Array, x: jax.Array) -> jax.Array:
-    """The transpose of `_repeated`, in at least float32 where there is something to sum."""
+    """Transpose `_repeated`; sums are in at least float32."""
     if gradient.shape == x.shape:
         return gradient
     rows, length, heads, size = x.shape

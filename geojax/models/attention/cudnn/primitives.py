@@ -19,9 +19,9 @@ PADDING_CAUSAL = binding.MaskType.PADDING_CAUSAL
 
 
 class Sequences(NamedTuple):
-    """Which positions of the B rows of query and key count, int32.
+    """Positions of the B sequences of query and key that count, int32.
 
-    Either one sequence a row, which begins at position 0: lengths [B] and no starts. Or up to M of
+    Either one run a sequence, which begins at position 0: lengths [B] and no starts. Or up to M of
     them: lengths [B, M] and starts [B, M + 1], -1 where there are no more.
     """
 
@@ -32,7 +32,7 @@ class Sequences(NamedTuple):
 
 
 def libraries_version() -> int | None:
-    """The version of the cuDNN that JAX has, 90600 for 9.6.0; None if it has none."""
+    """Return the version of JAX's cuDNN, 90600 for 9.6.0; None if it has none."""
     try:
         return int(binding.check_cudnn_version())
     except RuntimeError:
@@ -47,19 +47,19 @@ def flash_forward(
     mask: binding.MaskType,
     scale: float,
 ) -> tuple[jax.Array, jax.Array]:
-    """Attention, where the position counts; anything elsewhere.
+    """Compute attention where the position counts; elsewhere the result is undefined.
 
     Args:
-        query: [B, q, H, D].
+        query: [B, q, N, D].
         key: [B, k, K, D].
         value: [B, k, K, D].
         sequences: for the masks PADDING and PADDING_CAUSAL.
         mask: one of this module's; the causal ones begin at the start of each sequence.
-        scale: of the scores.
+        scale: factor of the scores.
 
     Returns:
-        Output [B, q, H, D] and log-sum-exp: float32 [B, H, q], or [B M, H, q] where rows hold
-        several sequences: there all sequences of all rows follow each other without gaps.
+        Output [B, q, N, D] and log-sum-exp: float32 [B, N, q], or [B M, N, q] with
+        several runs a sequence: there all runs of all sequences follow each other without gaps.
     """
     output, log_sum_exp = binding._dot_product_attention_fwd_p_wrapper.bind(
         *_operands(query, key, value, sequences), is_training=True, **parameters(mask, scale)
@@ -78,10 +78,10 @@ def flash_backward(
     log_sum_exp: jax.Array,
     gradient: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The gradients of query, key and value, where the position counts; anything elsewhere.
+    """Compute the gradients of query, key and value where the position counts; else undefined.
 
-    `output` and `log_sum_exp` may be those over more keys than these: then the gradients are what
-    these keys add.
+    `output` and `log_sum_exp` may be those over more keys than these: then the gradients are the
+    contribution of these keys.
     """
     operands = _operands(query, key, value, sequences)
     d_query, d_key, d_value = binding._dot_product_attention_bwd_p_wrapper.bind(
@@ -91,7 +91,7 @@ def flash_backward(
 
 
 def parameters(mask: binding.MaskType, scale: float) -> dict[str, Any]:
-    """What both primitives are called with."""
+    """Return the static parameters of both primitives."""
     return {
         "scale": scale,
         "seed": 0,
@@ -106,7 +106,7 @@ def parameters(mask: binding.MaskType, scale: float) -> dict[str, Any]:
 def _operands(
     query: jax.Array, key: jax.Array, value: jax.Array, sequences: Sequences | None
 ) -> tuple[jax.Array, ...]:
-    """Query, key, value, bias, lengths and starts of queries and of keys, two page tables."""
+    """Return query, key, value, bias, lengths and starts of queries and keys, two page tables."""
     unused = jnp.zeros(0, query.dtype)
     given = Sequences(unused, unused) if sequences is None else sequences
     places = (unused if x is None else x for x in given)

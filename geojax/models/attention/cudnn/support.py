@@ -1,4 +1,4 @@
-"""cuDNN's flash attention: what it can do.
+"""Limits of cuDNN's flash attention.
 
 Nothing here needs a GPU to be traced, so a machine that has none can compile for one; it needs the
 CUDA libraries of `jax[cuda13]`.
@@ -16,7 +16,7 @@ _LARGEST_HEAD_ON_HOPPER = 256
 
 
 def unsupported_reason(dtype: jnp.dtype, head_size: int, *, packed: bool) -> str | None:
-    """Why cuDNN cannot compute attention for such inputs, or None if it can.
+    """Say why cuDNN cannot compute attention for such inputs; None: it can.
 
     The checks of compute capability concern a GPU of this process; a program that is compiled for
     another machine is taken to be for a Hopper GPU or later.
