@@ -174,7 +174,7 @@ class _Pieces:
         middle = model.num_hidden_layers // 2
         one_layer = self._run.chunk(range(middle, middle + 1))
         self._chunk = dataclasses.replace(one_layer, is_first=False, is_last=False)
-        single = model.model_copy(update={"layers": 1})
+        single = model.model_copy(update={"num_hidden_layers": 1})
         self._layouts = parameter_layouts(single, plan)
         histories = history_layouts(single, plan)
         groups = plan.mesh.shape["dc"] * plan.mesh.shape["data"] * plan.mesh.shape["expert"]

@@ -114,7 +114,8 @@ class StageTimes(Settings):
         for name, value in wanted.items():
             own = getattr(self, name)
             if name == "model":
-                own, value = (each.model_copy(update={"layers": 1}) for each in (own, value))
+                one_layer = {"num_hidden_layers": 1}
+                own, value = (each.model_copy(update=one_layer) for each in (own, value))
             if own != value:
                 said = f": {own}, not {value}" if name != "model" else ""
                 raise UserError(
