@@ -1,6 +1,7 @@
 """Tick tables: any schedule by name, as the executor of one program runs it."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 
@@ -91,6 +92,16 @@ def best_tick_table(
         return _hop_ticks(packing, costs, entry.split_backward)
 
     return _best(entry, placement, microbatches, limit, costs, list(Packing), hop_ticks)
+
+
+def hops_between_sites(
+    placement: Placement, stages_per_site: int, hop_ticks: int
+) -> tuple[int, ...]:
+    """Return the ticks of each chunk's hop: `hop_ticks` between sites, one inside a site."""
+    sites = [stage // stages_per_site for stage in placement.stage_of]
+    return tuple(
+        1 if site == next_site else hop_ticks for site, next_site in itertools.pairwise(sites)
+    )
 
 
 def _best(

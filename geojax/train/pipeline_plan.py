@@ -1,13 +1,11 @@
 """From the settings of a run to its pipeline: which stage holds what, and what it does when."""
 
-import itertools
-
 from geojax.errors import UserError
 from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.pipeline.registry import schedule_entry
 from geojax.pipeline.schedule import TickTable
 from geojax.pipeline.simulation.model_costs import layers_by_operations
-from geojax.pipeline.tick_tables import tick_table
+from geojax.pipeline.tick_tables import hops_between_sites, tick_table
 from geojax.runtime.platform import Platform
 from geojax.step.stage_layers import StagedLayers
 from geojax.train.config import RunConfig
@@ -34,10 +32,7 @@ def pipeline_ticks(config: RunConfig, staged: StagedLayers) -> TickTable:
     """
     settings = config.pipeline
     placement = staged.placement
-    hops = []
-    for before, behind in itertools.pairwise(placement.stage_of):
-        across = before // config.mesh.stage != behind // config.mesh.stage
-        hops.append(settings.hop_ticks if across else 1)
+    hops = hops_between_sites(placement, config.mesh.stage, settings.hop_ticks)
     limit = settings.memory_limit
     if limit is not None:  # of whole microbatches; a table counts what each chunk holds
         limit *= settings.virtual_stages

@@ -47,8 +47,7 @@ def test_own_model_trains_as_a_pipeline_through_two_sites():
 def test_own_model_in_a_pipeline_has_the_gradients_of_one_device(monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES)
     example = importlib.import_module("own_model_pipeline")
-    in_double = dataclasses.replace(example.executor, sum_dtype=np.float64)
-    monkeypatch.setattr(example, "executor", in_double)
+    pipeline = dataclasses.replace(example.pipeline, sum_dtype=np.float64)
     with jax.enable_x64(True):
         weights = example.initial_weights(jax.random.key(0))
         weights = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), weights)
@@ -57,15 +56,19 @@ def test_own_model_in_a_pipeline_has_the_gradients_of_one_device(monkeypatch):
         @jax.jit
         def on_one_device(weights, batch):
             batch = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), batch)
-            functions = example.functions
-            x = functions.embed(weights.first, batch)
-            for number in range(example.STAGES * example.LAYERS_PER_STAGE):
-                of_layer = layer_slice(weights.layers, number)
-                x, _ = functions.layer(of_layer, x, number, functions.context(batch))
-            last = jax.tree.map(lambda leaf: leaf[-1:], weights.last)
-            return functions.head(last, x, batch) / len(x)
+            embed, layers, head = weights
+            x = pipeline.embed(embed, batch)
+            for number in range(example.LAYERS):
+                x = pipeline.layer(layer_slice(layers, number), x)
+            return pipeline.head(head, x, batch)
 
+        on_mesh = jax.shard_map(
+            pipeline.loss_and_gradients,
+            mesh=example.mesh,
+            in_specs=(pipeline.weights_spec, example.batch_spec),
+            out_specs=(jax.P(), pipeline.weights_spec),
+        )
         loss, expected = jax.value_and_grad(on_one_device)(weights, jax.device_get(batch))
-        actual_loss, actual = jax.jit(example.sharded_gradients)(weights, batch)
+        actual_loss, actual = jax.jit(on_mesh)(pipeline.shard(*weights), batch)
         np.testing.assert_allclose(actual_loss, loss, rtol=1e-10)
-        assert_equal_gradients(actual, expected, 1e-10)
+        assert_equal_gradients(pipeline.unshard(actual), expected, 1e-10)
