@@ -157,7 +157,7 @@ def staged_model(config: "RunConfig", topology: "Topology", options: Options) ->
             rows=rows_of(config, through_sites) // options.microbatches,
             sequence=config.batch.sequence_length,
             data=config.mesh.data * config.mesh.expert,
-            parallelism=config.spread,
+            parallelism=config.model_parallelism,
             dtype=policy(config.precision).compute_dtype.name,
             remat=config.remat,
             efficiency=options.efficiency,

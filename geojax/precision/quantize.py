@@ -24,7 +24,7 @@ class Quantized(NamedTuple):
     values: jax.Array
     """[..., rows, columns], of a format's dtype."""
     scales: jax.Array
-    """With one scale per tensor [], or a shape that broadcasts to `values`; else
+    """Scales: [], or a shape that broadcasts to `values`, with one scale per tensor; else
     [..., rows, columns] of blocks that cover a matrix."""
     block: tuple[int, int] | None
     """Rows and columns of a block; None: the tensor is one block."""

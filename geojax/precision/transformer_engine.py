@@ -4,7 +4,7 @@
                                          FP8 [columns, rows]  │
     w, 1 / scale ─► te_dbias_quantize ─► ... ─────────────────┘
 
-Only these two are its own. Where a scale comes from is the same for every backend: the quantiser
+Only these two are its own. Where a scale comes from is the same for every backend: the quantizer
 that takes a scale as given serves every recipe with one scale per tensor. (What TransformerEngine
 calls a scale is the inverse of ours.) cuBLASLt on Hopper reads both operands along the dim that is
 contracted; one that lies across it is quantized as it lies and then transposed, one byte a number.

@@ -95,7 +95,7 @@ def measured_stages(config: RunConfig, context: ProbeContext, rows: int) -> Stag
         sequence=config.batch.sequence_length,
         dtype=plan.policy.compute_dtype.name,
         remat=config.remat,
-        parallelism=config.spread,
+        parallelism=config.model_parallelism,
         sites=tuple(sites),
     )
 

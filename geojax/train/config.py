@@ -1,4 +1,4 @@
-"""The settings of a whole run: one YAML file, checked before any device is touched."""
+"""Settings of a whole run: one YAML file, checked before any device is touched."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ from geojax.train.pipeline_settings import DcSettings, PipelineSettings, check_s
 
 
 class MeshSettings(Settings):
-    """The sizes of the mesh's axes; their product is the number of devices."""
+    """Sizes of the mesh axes; their product is the number of devices."""
 
     dc: pydantic.PositiveInt = 1
     """Sites. With `dc.role: data` each trains on its own share of the batch, and gradients are
@@ -37,43 +37,42 @@ class MeshSettings(Settings):
     """Data-parallel ranks inside a site; the training state is sharded over them."""
 
     expert: pydantic.PositiveInt = 1
-    """Ranks inside a site that share the experts of a mixture; for everything else, and for a dense
-    model, they are data-parallel ranks."""
+    """Ranks inside a site that share the experts (expert parallelism); for everything else, and for
+    a dense model, they are data-parallel ranks."""
 
     context: pydantic.PositiveInt = 1
-    """Ranks that share one sequence."""
+    """Ranks that share one sequence (context parallelism)."""
 
     tensor: pydantic.PositiveInt = 1
-    """Ranks that share one layer."""
+    """Ranks that share one layer (tensor parallelism)."""
 
     @property
     def devices(self) -> int:
-        """The number of devices that the mesh needs."""
+        """Number of devices that the mesh needs."""
         return math.prod(self.model_dump().values())
 
 
 class ParallelismSettings(Settings):
-    """How the ranks of `tensor` and `context` work together."""
+    """Sequence and context parallelism of the ranks of `tensor` and `context`."""
 
     sequence: bool = False
-    """Sequence parallelism: between the matrix products the ranks of `tensor` share the sequence,
-    with the same bytes sent and 1/tensor of those activations."""
+    """Sequence parallelism: between the matmuls the ranks of `tensor` shard the sequence, with the
+    same bytes sent and 1/tensor of those activations."""
 
     context_method: ContextMethod = "ring"
-    """How attention sees a sequence that the ranks of `context` share: "ring", "all_gather" or
-    "ulysses"."""
+    """Context parallelism of attention: "ring", "all_gather" or "ulysses"."""
 
 
 class ZeroSettings(Settings):
-    """What data-parallel ranks inside a site share instead of each holding it whole (ZeRO)."""
+    """ZeRO (FSDP): state that is sharded over the data-parallel ranks inside a site."""
 
     stage: Literal[0, 1, 2, 3] = 1
-    """0: nothing. 1: master weights and optimizer state. 2: gradients too, reduced layer by layer.
-    3: the weights that are computed with too, gathered layer by layer."""
+    """Sharded state. 0: none. 1: master weights and optimizer state. 2: gradients too, reduced
+    layer by layer. 3: the weights in the compute dtype too, gathered layer by layer."""
 
     across_sites: bool = False
-    """Whether master weights and optimizer state are sharded over sites as well: less memory, and
-    weights cross the link in the compute dtype instead of gradients coming back."""
+    """Shard master weights and optimizer state over sites as well: less memory, and weights cross
+    the link in the compute dtype instead of gradients coming back."""
 
     reshard_after_forward: bool = True
     """Stage 3: free the gathered weights after the forward pass, and gather them again for the
@@ -108,7 +107,7 @@ class BatchSettings(Settings):
 
 
 class CommunicationSettings(Settings):
-    """How gradients and weights travel."""
+    """Reduction of the gradients: buckets, compression and overlap."""
 
     bucket_bytes: pydantic.PositiveInt | None = 16 * 2**20
     """Most bytes of a bucket, the gradients that are reduced as one message, so that the in-site
@@ -139,29 +138,29 @@ class EvaluationSettings(Settings):
 
 
 class CheckpointSettings(Settings):
-    """When the training state is saved; it always is at the end and on Ctrl-C."""
+    """Checkpoints; there is always one at the end and on Ctrl-C."""
 
     interval: pydantic.PositiveInt = 500
     """Steps between two checkpoints."""
 
     interval_minutes: pydantic.PositiveFloat = 15.0
-    """A checkpoint is also made when the last one is this old."""
+    """Most minutes between two checkpoints."""
 
     keep: pydantic.PositiveInt = 3
-    """The newest checkpoints that stay on disk."""
+    """Number of the newest checkpoints that stay on disk."""
 
 
 class SampleSettings(Settings):
     """Text that the trained model writes at the end of a run."""
 
     prompts: tuple[str, ...] = ()
-    """What each sample starts with; none, no sample."""
+    """Beginnings of the samples; none: no sample is written."""
 
     max_new_tokens: pydantic.PositiveInt = 200
     """Tokens per sample."""
 
     temperature: pydantic.NonNegativeFloat = 0.7
-    """Zero picks the likeliest token."""
+    """Divisor of the logits; 0 picks the likeliest token."""
 
 
 class RunConfig(Settings):
@@ -171,37 +170,37 @@ class RunConfig(Settings):
     renamed_values: ClassVar[Mapping[tuple[str, str], str]] = RUN_VALUES
 
     run_directory: Path
-    """Where checkpoints, metrics, plots and the resolved config go."""
+    """Directory of checkpoints, metrics, plots and the resolved config."""
 
     seed: int = pydantic.Field(default=0, ge=0, lt=2**32)
-    """Fixes initialisation, data order and dropout, on every layout."""
+    """Seed of initialization, data order and dropout, the same on every layout."""
 
     steps: pydantic.PositiveInt
     """Optimizer steps in the whole run."""
 
     topology: str | None = None
-    """A preset's name or a YAML file that describes the sites; null: what the processes say."""
+    """Preset's name or YAML file that describes the sites; null: the processes describe them."""
 
     simulate_devices: pydantic.PositiveInt | None = None
     """Simulate this many CPU devices in each process instead of using real accelerators."""
 
     mesh: MeshSettings = MeshSettings()
-    """The layout."""
+    """Sizes of the mesh axes."""
 
     model: ModelConfig
-    """A preset's name, a mapping with `preset:` and what differs, or a whole description."""
+    """Preset's name, mapping with `preset:` and changes to it, or whole description."""
 
     parallelism: ParallelismSettings = ParallelismSettings()
-    """How ranks that share a layer or a sequence work together."""
+    """Sequence and context parallelism."""
 
     dc: DcSettings = DcSettings()
-    """The part that sites take."""
+    """Role of the sites."""
 
     pipeline: PipelineSettings = PipelineSettings()
-    """What stages do, and in which order."""
+    """Schedule and chunks of pipeline stages."""
 
     zero: ZeroSettings = ZeroSettings()
-    """What data-parallel ranks share."""
+    """State sharded over data-parallel ranks."""
 
     data: DataSettings
     """Sources of text, tokenizer and validation sets."""
@@ -210,21 +209,21 @@ class RunConfig(Settings):
     """The global batch."""
 
     precision: PrecisionName = "bf16"
-    """What the weights are gathered and multiplied in; master weights are at least fp32. An "fp8-"
-    recipe is bf16, but for the products of linear layers."""
+    """Dtype in which weights are gathered and multiplied; master weights are at least fp32. An
+    "fp8-" recipe is bf16, but for the matmuls of linear layers."""
 
     fp8: Fp8Settings = Fp8Settings()
-    """How an "fp8-" precision is carried out."""
+    """Settings of an "fp8-" precision."""
 
     loss_scale: LossScaleSettings = LossScaleSettings()
-    """How gradients are kept in the range of fp16; other precisions have no loss scale."""
+    """Dynamic loss scale of fp16; other precisions have none."""
 
     remat: Literal["none", "selective", "full"] = "none"
-    """Activations that the backward pass computes again: none, all but the matrix products, or
-    everything inside a layer."""
+    """Rematerialization of activations in the backward pass: none, all but the matmuls, or all
+    inside a layer."""
 
     optimizer: OptimizerSettings = OptimizerSettings()
-    """AdamW and its schedule."""
+    """Optimizer and its schedule."""
 
     communication: CommunicationSettings = CommunicationSettings()
     """Buckets and compression of the gradients."""
@@ -233,10 +232,10 @@ class RunConfig(Settings):
     """Validation while training."""
 
     checkpoint: CheckpointSettings = CheckpointSettings()
-    """When the state is saved."""
+    """Intervals of checkpoints."""
 
     watchdog: WatchdogSettings = WatchdogSettings()
-    """When a step counts as hanging."""
+    """Time limits of a step."""
 
     sample: SampleSettings = SampleSettings()
     """Text at the end of the run."""
@@ -256,8 +255,8 @@ class RunConfig(Settings):
         return value
 
     @property
-    def spread(self) -> Parallelism:
-        """How the mesh spreads the model and its rows."""
+    def model_parallelism(self) -> Parallelism:
+        """Sharding of model and sequences on the mesh."""
         return Parallelism(
             tensor=self.mesh.tensor,
             sequence=self.parallelism.sequence and self.mesh.tensor > 1,
@@ -277,8 +276,8 @@ class RunConfig(Settings):
         return self.pipeline_sites * self.mesh.stage
 
     @pydantic.model_validator(mode="after")
-    def _model_can_be_spread(self) -> "RunConfig":
-        check_parallelism(self.model, self.spread, self.batch.sequence_length)
+    def _model_can_be_sharded(self) -> "RunConfig":
+        check_parallelism(self.model, self.model_parallelism, self.batch.sequence_length)
         return self
 
     @pydantic.model_validator(mode="after")

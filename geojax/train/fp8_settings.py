@@ -1,4 +1,4 @@
-"""The settings of a precision that follows an FP8 recipe."""
+"""Settings of a precision that follows an FP8 recipe."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ from geojax.settings import Settings
 
 
 class Fp8Settings(Settings):
-    """How an "fp8-" precision is carried out."""
+    """Settings of an "fp8-" precision."""
 
     backend: BackendName = "auto"
     """Implementation of FP8 matmuls: "reference" (plain JAX, anywhere), "xla" or

@@ -26,7 +26,7 @@ class Rounding(NamedTuple):
     recipe: Recipe | None
     """FP8 recipe; None: operands are not quantized."""
     backend: Backend
-    """With reference quantized operands are held in at least float32, exactly; otherwise in the
+    """FP8 backend: reference holds quantized operands in at least float32, exactly; others in the
     dtype that they came in."""
     axes: Axes
     """Axes over which the operands are sharded."""

@@ -1,4 +1,4 @@
-"""Small models with mixtures of every kind, their parameters, and layouts of the block alone."""
+"""Small MoE models of every kind, their parameters, and layouts of the block alone."""
 
 import jax
 import jax.numpy as jnp

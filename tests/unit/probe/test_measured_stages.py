@@ -49,7 +49,7 @@ def times(config):
 def test_every_piece_takes_its_time(config, times):
     assert [site.name for site in times.sites] == ["east", "west"]
     assert (times.rows, times.sequence, times.dtype) == (2, 64, "float32")
-    assert times.parallelism == config.spread
+    assert times.parallelism == config.model_parallelism
     for site in times.sites:
         assert min(site.layer.kinds) > 0
         assert site.head.forward > 0
@@ -73,7 +73,7 @@ def test_the_simulator_computes_with_them(config, times, tmp_path):
         stages_per_site=2,
         rows=2,
         sequence=64,
-        parallelism=config.spread,
+        parallelism=config.model_parallelism,
         dtype="float32",
         measured=read,
     )
