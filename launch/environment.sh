@@ -14,25 +14,27 @@ find_python() {
         fi
     done
     echo "error: geojax needs Python 3.11 or 3.12${PYTHON:+, and PYTHON=$PYTHON is not one}; put one on the PATH or name it: PYTHON=/path/to/python3.12 $0" >&2
-    exit 2
+    return 2
 }
 
-# install EXTRAS: brings .venv up to what pyproject.toml asks for. A second call with the same
-# pyproject.toml and extras finds a stamp and returns at once.
+# install EXTRAS [ENVIRONMENT]: brings ENVIRONMENT (.venv) up to what pyproject.toml asks for. A
+# second call with the same pyproject.toml and extras finds a stamp and returns at once.
 install() {
-    local wanted=".${1:+[$1]}" stamp=".venv/geojax-${1:-base}.stamp"
-    if ! [ -x .venv/bin/python ] || ! supported .venv/bin/python; then
+    local environment=${2:-.venv}
+    local wanted=".${1:+[$1]}" stamp="$environment/geojax-${1:-base}.stamp"
+    if ! [ -x "$environment/bin/python" ] || ! supported "$environment/bin/python"; then
         local python
-        python=$(find_python)
-        echo "making .venv with $("$python" --version)"
-        "$python" -m venv --clear .venv || {
+        python=$(find_python) || return
+        echo "making $environment with $("$python" --version)"
+        "$python" -m venv --clear "$environment" || {
             echo "error: '$python -m venv' failed; on Debian: apt-get install python3-venv" >&2
-            exit 2
+            return 2
         }
     fi
     if ! cmp -s pyproject.toml "$stamp"; then
-        echo "installing geojax and what it needs into .venv (a minute or two)"
-        .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable "$wanted"
+        echo "installing geojax and what it needs into $environment (a minute or two)"
+        "$environment/bin/python" -m pip install --quiet --disable-pip-version-check \
+            --editable "$wanted" || return
         cp pyproject.toml "$stamp"
     fi
 }

@@ -1,8 +1,14 @@
-"""Every test sees eight simulated CPU devices, on any machine."""
+"""Every test sees eight simulated CPU devices, on any machine, and compiles fast."""
+
+import os
+
+from support.xla_flags import COMPILE_FAST
 
 from geojax.runtime import simulate_devices
 
 simulate_devices(8)
+# For this process, and for those that it starts.
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {COMPILE_FAST}"
 
 
 def pytest_addoption(parser):

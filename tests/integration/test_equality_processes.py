@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 from support.small_runs import finish, start_processes
-from support.xla_flags import LESS
 
 WORKER = Path(__file__).with_name("equality_worker.py")
 # In one start, so that what one device computes is compiled once.
@@ -15,7 +14,7 @@ LAYOUTS = ("dc2-data4", "dc2-data2-expert2")
 @pytest.mark.parametrize("form", ["psum", "messages"])
 def test_loss_and_gradients_equal_those_of_one_device(form):
     """Gradients cross between sites in a psum, as on GPUs, or in messages, as through Gloo."""
-    variables = {"GEOJAX_SIMULATE_DEVICES": "4", "XLA_FLAGS": LESS}
+    variables = {"GEOJAX_SIMULATE_DEVICES": "4"}
     processes = start_processes(WORKER, form, *LAYOUTS, sites=("west", "east"), **variables)
     printed = finish(*processes)
     assert [process.returncode for process in processes] == [0, 0], "".join(printed)

@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 from support.small_runs import REPOSITORY, TIMEOUT, environment, write_config
-from support.xla_flags import LESS
 
 from geojax.train.metrics import read_metrics
 
@@ -26,7 +25,7 @@ def compare_precisions(config, runs, output):
     arguments = ["--steps", str(STEPS), "--runs", runs, "--output", output, "--only", *TRAINED]
     result = subprocess.run(
         [sys.executable, script, "--config", config, *arguments],
-        env=environment(XLA_FLAGS=LESS),
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=2 * TIMEOUT,

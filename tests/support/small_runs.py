@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import yaml
+from support.xla_flags import COMPILE_FAST
 
 from geojax.data import PrepareSettings, prepare
 
@@ -68,12 +69,14 @@ def command(config: Path, *arguments: str) -> list[str]:
 
 
 def environment(**variables: str) -> dict[str, str]:
+    """The environment of a run: this one's without what would configure it, and `variables`."""
     clean = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("GEOJAX_", "SLURM_", "XLA_", "JAX_"))
     }
-    return clean | {"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'tests'}"} | variables
+    path = f"{REPOSITORY}:{REPOSITORY / 'tests'}"
+    return clean | {"PYTHONPATH": path, "XLA_FLAGS": COMPILE_FAST} | variables
 
 
 def train(config: Path, *arguments: str) -> subprocess.CompletedProcess:

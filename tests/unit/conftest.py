@@ -1,15 +1,10 @@
-"""Unit tests compile in a hurry."""
-
-import os
+"""A mesh of simulated devices, and float64."""
 
 import jax
 import numpy as np
 import pytest
-from support.xla_flags import LESS
 
 from geojax.mesh import make_mesh
-
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {LESS}"
 
 
 @pytest.fixture
