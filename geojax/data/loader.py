@@ -1,8 +1,9 @@
 """Batches by step: the global batch of step n is the same on any mesh and found in O(1).
 
-Sample i of a source is the window of `sequence` + 1 tokens from token i * sequence on. Grain
-shuffles each source's samples anew in every epoch, and deals rows to the sources in proportion to
-their weights; both are functions of the row's number alone, so that the state is the step.
+Sample i of a source is the window of S + 1 tokens from token i * S on, for sequences of S tokens.
+Grain shuffles each source's samples anew in every epoch and takes sequences from the sources in
+proportion to their weights. Both depend on the sequence's number alone, so that the state is the
+step.
 """
 
 import contextlib
@@ -23,64 +24,64 @@ _MOST_WINDOWS = 2**32
 
 
 class Loader:
-    """Batches for the rows that this process needs of each global batch.
+    """Batches of the sequences that this process needs of each global batch.
 
-    A batch is a dict of arrays with one row for each of `rows`: what `pack` returns, and `row`
-    (int32 [rows]), the index of each row in the global batch.
+    A batch is a dict of arrays with a row for each of B sequences: those that `pack` returns, and
+    `row` (int32 [B]), the index of each sequence in the global batch.
     """
 
     def __init__(
         self,
         corpus: Corpus,
         *,
-        sequence: int,
-        global_rows: int,
-        rows: Sequence[int] | None = None,
+        sequence_length: int,
+        global_batch_size: int,
+        sequences: Sequence[int] | None = None,
         seed: int = 0,
-        vocabulary_size: int | None = None,
-        validation_rows: int = 256,
+        vocab_size: int | None = None,
+        validation_sequences: int = 256,
         threads: int = 2,
         prefetch: int = 8,
     ) -> None:
-        """Open `corpus` for batches of `global_rows` rows of `sequence` tokens.
+        """Open `corpus` for batches of `global_batch_size` sequences.
 
         Args:
-            corpus: what to read.
-            sequence: tokens of a row.
-            global_rows: rows of a step's batch over all processes.
-            rows: the indices (0 to global_rows - 1) that this process needs; all by default.
-            seed: of the shuffling.
-            vocabulary_size: of the model, to be checked against the tokenizer's.
-            validation_rows: validation reads at most so many rows of each set.
-            threads: that read ahead in `iterate`.
-            prefetch: batches that they keep ready.
+            corpus: the sources to read.
+            sequence_length: tokens of a sequence.
+            global_batch_size: sequences of a step's batch over all processes.
+            sequences: indices in the global batch that this process needs; None for all.
+            seed: seed of the shuffling.
+            vocab_size: the model's vocabulary, to be checked against the tokenizer's.
+            validation_sequences: most sequences of each validation set to read.
+            threads: number of threads that read ahead in `iterate`.
+            prefetch: number of batches that they keep ready.
 
         Raises:
-            UserError: the model's vocabulary is too small, or a source is shorter than a row.
+            UserError: the model's vocabulary is too small, or a source is shorter than a sequence.
         """
-        rows = range(global_rows) if rows is None else rows
-        assert len(rows), "a process needs at least one row"
-        assert set(rows) <= set(range(global_rows)), (
-            f"rows must lie in 0 to {global_rows - 1}: {list(rows)}"
+        sequences = range(global_batch_size) if sequences is None else sequences
+        assert len(sequences), "a process must need at least one sequence"
+        assert set(sequences) <= set(range(global_batch_size)), (
+            f"sequences must lie in 0 to {global_batch_size - 1}: {list(sequences)}"
         )
         needed = corpus.tokenizer.vocabulary_size
-        if vocabulary_size is not None and vocabulary_size < needed:
+        if vocab_size is not None and vocab_size < needed:
             raise UserError(
-                f"the model's vocabulary of {vocabulary_size} is smaller than the tokenizer's "
+                f"the model's vocabulary of {vocab_size} is smaller than the tokenizer's "
                 f"{needed}; it must be at least that"
             )
         self.corpus = corpus
-        self.sequence = sequence
-        self.global_rows = global_rows
+        self.sequence_length = sequence_length
+        self.global_batch_size = global_batch_size
         self.seed = seed
-        self.rows = np.asarray(rows, np.int32)
-        self._validation_rows = validation_rows
+        self.sequences = np.asarray(sequences, np.int32)
+        self._validation_sequences = validation_sequences
         self._read_options = grain.ReadOptions(
             num_threads=threads, prefetch_buffer_size=max(prefetch, threads)
         )
         self._batches = grain.MapDataset.source(
-            _Share(_blend(corpus, sequence, seed), global_rows, self.rows)
-        ).batch(len(self.rows), drop_remainder=True, batch_fn=self._collate)
+            _Share(_blend(corpus, sequence_length, seed), global_batch_size, self.sequences)
+        ).batch(len(self.sequences), drop_remainder=True, batch_fn=self._collate)
         self._held_out = {
             source.name: source.prepared.stream(VALIDATION)
             for source in corpus.sources
@@ -91,8 +92,8 @@ class Loader:
     def fingerprint(self) -> str:
         """Hash of the data and of how it is read; equal if every step's global batch is equal."""
         identity = {
-            "sequence": self.sequence,
-            "global_rows": self.global_rows,
+            "sequence_length": self.sequence_length,
+            "global_batch_size": self.global_batch_size,
             "seed": self.seed,
             "sources": [
                 [source.name, source.weight, source.prepared.fingerprint]
@@ -102,7 +103,7 @@ class Loader:
         return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
     def batch(self, step: int) -> Batch:
-        """This process's rows of the batch at `step` (from 0)."""
+        """Return this process's sequences of the batch at `step` (from 0)."""
         return self._batches[step]
 
     def iterate(self, start_step: int = 0) -> Iterator[Batch]:
@@ -118,11 +119,11 @@ class Loader:
         return tuple(self._held_out)
 
     def validation(self, name: str) -> Iterator[Batch]:
-        """The batches of a validation set: the same rows in the same order every time.
+        """Yield the batches of a validation set, the same in every call.
 
-        The rows are windows of the set, evenly spaced where there are more than `validation_rows`,
-        whatever the size of the batch; the end of the set's last window and the rows that the last
-        batch lacks are padding (segment 0, no loss).
+        The sequences are windows of the set, evenly spaced if there are more than
+        `validation_sequences`, whatever the size of the batch. The end of the set's last window and
+        the sequences that the last batch lacks are padding (segment 0, no loss).
 
         Raises:
             UserError: there is no such set.
@@ -132,17 +133,17 @@ class Loader:
             raise UserError(f"no validation set is called '{name}'; there are: {known}")
         stream = self._held_out[name]
         # Every token but the first is a target once.
-        windows = -(-(len(stream) - 1) // self.sequence)
-        count = min(windows, self._validation_rows)
+        windows = -(-(len(stream) - 1) // self.sequence_length)
+        count = min(windows, self._validation_sequences)
         chosen = np.arange(count) * windows // count
-        for first in range(0, count, self.global_rows):
-            numbers = first + self.rows
+        for first in range(0, count, self.global_batch_size):
+            numbers = first + self.sequences
             found = [
-                _window(stream, chosen[number] if number < count else windows, self.sequence)
+                _window(stream, chosen[number] if number < count else windows, self.sequence_length)
                 for number in numbers
             ]
             lengths = np.asarray([max(len(tokens) - 1, 0) for tokens in found])
-            batch = self._collate([_filled(tokens, self.sequence) for tokens in found])
+            batch = self._collate([_filled(tokens, self.sequence_length) for tokens in found])
             row = batch.pop("row")
             yield {**pad(batch, lengths), "row": row}
 
@@ -155,51 +156,55 @@ class Loader:
                 f"the data holds token {largest} where the tokenizer has "
                 f"{tokenizer.vocabulary_size}; it is damaged, prepare it again"
             )
-        return {**pack(stacked, tokenizer), "row": self.rows.copy()}
+        return {**pack(stacked, tokenizer), "row": self.sequences.copy()}
 
 
 class _Windows:
-    """Samples of a stream, of sequence + 1 tokens each."""
+    """Samples of a stream, of sequence_length + 1 tokens each."""
 
-    def __init__(self, stream: TokenStream, sequence: int) -> None:
-        self._stream, self._sequence = stream, sequence
+    def __init__(self, stream: TokenStream, sequence_length: int) -> None:
+        self._stream, self._sequence_length = stream, sequence_length
 
     def __len__(self) -> int:
-        return max(len(self._stream) - 1, 0) // self._sequence
+        return max(len(self._stream) - 1, 0) // self._sequence_length
 
     def __getitem__(self, index: int) -> np.ndarray:
-        return _window(self._stream, index, self._sequence)
+        return _window(self._stream, index, self._sequence_length)
 
 
 class _Share:
-    """Of the blend's rows those that this process needs, step after step."""
+    """Sequences of the blend that this process needs, step after step."""
 
-    def __init__(self, blend: grain.MapDataset, global_rows: int, rows: np.ndarray) -> None:
-        self._blend, self._global_rows, self._rows = blend, global_rows, rows.tolist()
+    def __init__(
+        self, blend: grain.MapDataset, global_batch_size: int, sequences: np.ndarray
+    ) -> None:
+        self._blend, self._global_batch_size = blend, global_batch_size
+        self._sequences = sequences.tolist()
 
     def __len__(self) -> int:
-        return len(self._blend) // self._global_rows * len(self._rows)
+        return len(self._blend) // self._global_batch_size * len(self._sequences)
 
     def __getitem__(self, index: int) -> np.ndarray:
-        step, place = divmod(index, len(self._rows))
-        return self._blend[step * self._global_rows + self._rows[place]]
+        step, position = divmod(index, len(self._sequences))
+        return self._blend[step * self._global_batch_size + self._sequences[position]]
 
 
-def _blend(corpus: Corpus, sequence: int, seed: int) -> grain.MapDataset:
-    """All rows of training, without end: row r of step n is element n * global_rows + r."""
+def _blend(corpus: Corpus, sequence_length: int, seed: int) -> grain.MapDataset:
+    """Blend the sources without end; element n * global_batch_size + i is sequence i of step n."""
     sources = [source for source in corpus.sources if source.weight > 0]
     endless = []
     for source in sources:
-        windows = _Windows(source.prepared.stream(TRAIN), sequence)
+        windows = _Windows(source.prepared.stream(TRAIN), sequence_length)
         if not len(windows):
             raise UserError(
                 f"source '{source.name}' has {len(source.prepared.stream(TRAIN)):,} tokens to "
-                f"train on, too few for one row of {sequence}; shorten the sequence or add text"
+                f"train on, too few for a sequence of {sequence_length}; shorten the sequence or "
+                "add text"
             )
         if len(windows) > _MOST_WINDOWS:
             raise UserError(
-                f"source '{source.name}' has {len(windows):,} rows of {sequence}, more than the "
-                f"{_MOST_WINDOWS:,} that can be shuffled; prepare it as several sources"
+                f"source '{source.name}' has {len(windows):,} sequences of {sequence_length}, more "
+                f"than the {_MOST_WINDOWS:,} that can be shuffled; prepare it as several sources"
             )
         dataset = grain.MapDataset.source(windows).shuffle(seed=_source_seed(seed, source.name))
         endless.append(dataset.repeat())
@@ -213,10 +218,10 @@ def _source_seed(seed: int, name: str) -> int:
     return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=4).digest(), "big")
 
 
-def _window(stream: TokenStream, index: int, sequence: int) -> np.ndarray:
-    start = min(int(index) * sequence, len(stream))
-    return stream.read(start, min(start + sequence + 1, len(stream)))
+def _window(stream: TokenStream, index: int, sequence_length: int) -> np.ndarray:
+    start = min(int(index) * sequence_length, len(stream))
+    return stream.read(start, min(start + sequence_length + 1, len(stream)))
 
 
-def _filled(tokens: np.ndarray, sequence: int) -> np.ndarray:
-    return np.pad(tokens, (0, sequence + 1 - len(tokens)))
+def _filled(tokens: np.ndarray, sequence_length: int) -> np.ndarray:
+    return np.pad(tokens, (0, sequence_length + 1 - len(tokens)))

@@ -11,14 +11,14 @@ def pack(windows: np.ndarray, tokenizer: Tokenizer) -> Batch:
     """Split `windows` into inputs and targets, and mark the boundaries of documents.
 
     Args:
-        windows: [rows, sequence + 1] tokens; the last one of a window is only a target.
+        windows: [B, S + 1] tokens of B sequences; the last one of a window is only a target.
         tokenizer: the tokenizer, which defines the token that begins a document.
 
     Returns:
-        tokens, targets, segment_ids, positions: int32 [rows, sequence]; loss_mask: float32 [rows,
-        sequence]. A document that began before the window is its first segment, at position 0 on.
-        The loss does not count where the target begins a document: nothing that came before could
-        tell. (Where one token both ends and begins documents it does count, as the end.)
+        tokens, targets, segment_ids, positions: int32 [B, S]; loss_mask: float32 [B, S]. A document
+        that began before the window is its first segment, from position 0 on. The loss does not
+        count where the target begins a document, which nothing before it can predict. (If one token
+        both ends and begins documents it does count, as the end.)
     """
     tokens, targets = windows[:, :-1], windows[:, 1:]
     begins = tokens == tokenizer.bos_id
@@ -39,6 +39,6 @@ def pack(windows: np.ndarray, tokenizer: Tokenizer) -> Batch:
 
 
 def pad(batch: Batch, lengths: np.ndarray) -> Batch:
-    """`batch` with everything from column `lengths[row]` on as padding: segment 0, no loss."""
+    """Turn all positions from `lengths` [B] on into padding: segment 0, no loss."""
     real = np.arange(batch["tokens"].shape[1]) < lengths[:, None]
     return {name: np.where(real, values, 0).astype(values.dtype) for name, values in batch.items()}

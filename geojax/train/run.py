@@ -126,15 +126,15 @@ def train(
     return loop.exit_code
 
 
-def _open_loader(config: RunConfig, corpus: Corpus, rows: Sequence[int]) -> Loader:
+def _open_loader(config: RunConfig, corpus: Corpus, sequences: Sequence[int]) -> Loader:
     return Loader(
         corpus,
-        sequence=config.batch.sequence_length,
-        global_rows=config.batch.global_batch_size,
-        rows=rows,
+        sequence_length=config.batch.sequence_length,
+        global_batch_size=config.batch.global_batch_size,
+        sequences=sequences,
         seed=config.seed,
-        vocabulary_size=config.model.vocab_size,
-        validation_rows=config.evaluation.sequences,
+        vocab_size=config.model.vocab_size,
+        validation_sequences=config.evaluation.sequences,
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 from geojax.data import Corpus, DataSettings, Loader, Prepared, Source, SourceSettings
 from geojax.errors import UserError
 
-SEQUENCE, ROWS = 32, 8
+SEQUENCE, BATCH = 32, 8
 
 
 def assert_equal_batches(left, right):
@@ -20,15 +20,17 @@ def assert_equal_batches(left, right):
 
 
 def loader_of(corpus, **changes):
-    return Loader(corpus, **{"sequence": SEQUENCE, "global_rows": ROWS, "seed": 3, **changes})
+    return Loader(
+        corpus, **{"sequence_length": SEQUENCE, "global_batch_size": BATCH, "seed": 3, **changes}
+    )
 
 
-def windows_of(prepared, sequence=SEQUENCE):
+def windows_of(prepared, sequence_length=SEQUENCE):
     """Every training window as a tuple of its inputs and last target."""
     stream = prepared.stream("train")
     return [
-        tuple(stream.read(start, start + sequence + 1).tolist())
-        for start in range(0, len(stream) - sequence, sequence)
+        tuple(stream.read(start, start + sequence_length + 1).tolist())
+        for start in range(0, len(stream) - sequence_length, sequence_length)
     ]
 
 
@@ -44,12 +46,12 @@ def test_batch_has_the_agreed_fields(corpus):
     batch = loader_of(corpus).batch(0)
     shapes = {name: (values.dtype.name, values.shape) for name, values in batch.items()}
     assert shapes == {
-        "tokens": ("int32", (ROWS, SEQUENCE)),
-        "targets": ("int32", (ROWS, SEQUENCE)),
-        "loss_mask": ("float32", (ROWS, SEQUENCE)),
-        "segment_ids": ("int32", (ROWS, SEQUENCE)),
-        "positions": ("int32", (ROWS, SEQUENCE)),
-        "row": ("int32", (ROWS,)),
+        "tokens": ("int32", (BATCH, SEQUENCE)),
+        "targets": ("int32", (BATCH, SEQUENCE)),
+        "loss_mask": ("float32", (BATCH, SEQUENCE)),
+        "segment_ids": ("int32", (BATCH, SEQUENCE)),
+        "positions": ("int32", (BATCH, SEQUENCE)),
+        "row": ("int32", (BATCH,)),
     }
     np.testing.assert_array_equal(batch["tokens"][:, 1:], batch["targets"][:, :-1])
 
@@ -64,7 +66,7 @@ def test_resume_is_exact(corpus, start):
 
 def test_a_far_step_is_found_at_once(corpus):
     batch = loader_of(corpus).batch(10**12)
-    assert batch["tokens"].shape == (ROWS, SEQUENCE)
+    assert batch["tokens"].shape == (BATCH, SEQUENCE)
 
 
 @pytest.mark.parametrize("processes", [2, 4, 8])
@@ -76,7 +78,10 @@ def test_shares_of_processes_make_the_global_batch(two_prepared, processes):
         )
     )
     whole = loader_of(corpus)
-    shares = [loader_of(corpus, rows=rows) for rows in np.array_split(np.arange(ROWS), processes)]
+    shares = [
+        loader_of(corpus, sequences=chosen)
+        for chosen in np.array_split(np.arange(BATCH), processes)
+    ]
     for step in [0, 5, 60]:
         parts = [share.batch(step) for share in shares]
         joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -86,16 +91,16 @@ def test_shares_of_processes_make_the_global_batch(two_prepared, processes):
         assert_equal_batches(joined, batches[0])
 
 
-def test_rows_may_be_scattered(corpus):
-    rows = [6, 1, 3]
-    share, whole = loader_of(corpus, rows=rows).batch(4), loader_of(corpus).batch(4)
-    assert_equal_batches(share, {name: values[rows] for name, values in whole.items()})
-    np.testing.assert_array_equal(share["row"], rows)
+def test_sequences_may_be_scattered(corpus):
+    chosen = [6, 1, 3]
+    share, whole = loader_of(corpus, sequences=chosen).batch(4), loader_of(corpus).batch(4)
+    assert_equal_batches(share, {name: values[chosen] for name, values in whole.items()})
+    np.testing.assert_array_equal(share["row"], chosen)
 
 
 def test_an_epoch_shows_every_window_once_and_the_next_in_another_order(left, corpus):
     windows = windows_of(left)
-    loader = loader_of(corpus, global_rows=1)
+    loader = loader_of(corpus, global_batch_size=1)
     first, second = (
         seen_windows(loader.batch(step) for step in range(epoch, epoch + len(windows)))
         for epoch in [0, len(windows)]
@@ -110,12 +115,12 @@ def test_seed_decides_the_order_and_only_that(left, corpus):
     windows = Counter(windows_of(left))
     orders = []
     for seed in [3, 4]:
-        loader = loader_of(corpus, global_rows=1, seed=seed)
+        loader = loader_of(corpus, global_batch_size=1, seed=seed)
         orders.append(seen_windows(loader.batch(step) for step in range(windows.total())))
         assert Counter(orders[-1]) == windows
     assert orders[0] != orders[1]
     # The order of an epoch of one seed is not that of the next epoch of its neighbour.
-    loader = loader_of(corpus, global_rows=1, seed=3)
+    loader = loader_of(corpus, global_batch_size=1, seed=3)
     second = seen_windows(loader.batch(windows.total() + step) for step in range(windows.total()))
     assert second != orders[1]
 
@@ -155,7 +160,7 @@ def test_segments_positions_and_mask_against_a_slow_walk(left, corpus):
     boundaries = 0
     for step in range(20):
         batch = loader_of(corpus).batch(step)
-        for row in range(ROWS):
+        for row in range(BATCH):
             segment, position = 1, 0
             for column in range(SEQUENCE):
                 if batch["tokens"][row, column] == tokenizer.bos_id and column > 0:
@@ -169,27 +174,27 @@ def test_segments_positions_and_mask_against_a_slow_walk(left, corpus):
     assert boundaries > 50
 
 
-@pytest.mark.parametrize("global_rows", [1, 3, 8])
-def test_validation_counts_every_target_once_whatever_the_batch(left, corpus, global_rows):
+@pytest.mark.parametrize("global_batch_size", [1, 3, 8])
+def test_validation_counts_every_target_once_whatever_the_batch(left, corpus, global_batch_size):
     stream = left.stream("validation")
     everything = stream.read(0, len(stream))
     expected = everything[1:][everything[1:] != left.tokenizer.bos_id]
-    loader = loader_of(corpus, global_rows=global_rows, validation_rows=10_000)
+    loader = loader_of(corpus, global_batch_size=global_batch_size, validation_sequences=10_000)
     batches = list(loader.validation("left"))
     targets = np.concatenate(
         [batch["targets"][batch["loss_mask"] == 1].ravel() for batch in batches]
     )
     np.testing.assert_array_equal(targets, expected)
     for batch in batches:
-        assert batch["tokens"].shape == (global_rows, SEQUENCE)
+        assert batch["tokens"].shape == (global_batch_size, SEQUENCE)
         np.testing.assert_array_equal(batch["loss_mask"][batch["segment_ids"] == 0], 0)
-        np.testing.assert_array_equal(batch["row"], np.arange(global_rows))
+        np.testing.assert_array_equal(batch["row"], np.arange(global_batch_size))
     for first, second in zip(batches, loader.validation("left"), strict=True):
         assert_equal_batches(first, second)
 
 
-def test_validation_reads_no_more_rows_than_asked_and_spreads_them(left, corpus):
-    batches = list(loader_of(corpus, validation_rows=5).validation("left"))
+def test_validation_reads_no_more_sequences_than_asked_and_spreads_them(left, corpus):
+    batches = list(loader_of(corpus, validation_sequences=5).validation("left"))
     assert len(batches) == 1
     full = batches[0]["segment_ids"].any(axis=1)
     np.testing.assert_array_equal(full, [True] * 5 + [False] * 3)
@@ -204,7 +209,7 @@ def test_validation_reads_no_more_rows_than_asked_and_spreads_them(left, corpus)
 
 def test_a_sequence_longer_than_the_validation_set_is_padded(left, corpus):
     tokens = len(left.stream("validation"))
-    loader = loader_of(corpus, sequence=tokens + 10, global_rows=1)
+    loader = loader_of(corpus, sequence_length=tokens + 10, global_batch_size=1)
     (batch,) = loader.validation("left")
     assert batch["segment_ids"][0, : tokens - 1].all()
     assert not batch["segment_ids"][0, tokens - 1 :].any()
@@ -216,15 +221,15 @@ def test_an_unknown_validation_set_is_refused(corpus):
 
 
 def test_a_sequence_longer_than_the_corpus_is_refused(corpus):
-    with pytest.raises(UserError, match=r"source 'left' has .* tokens .* one row of 1000000"):
-        loader_of(corpus, sequence=1_000_000)
+    with pytest.raises(UserError, match=r"source 'left' has .* tokens .* sequence of 1000000"):
+        loader_of(corpus, sequence_length=1_000_000)
 
 
 def test_a_vocabulary_smaller_than_the_tokenizers_is_refused(corpus):
     needed = corpus.tokenizer.vocabulary_size
-    loader_of(corpus, vocabulary_size=needed)
+    loader_of(corpus, vocab_size=needed)
     with pytest.raises(UserError, match=f"vocabulary of {needed - 1} is smaller .* {needed}"):
-        loader_of(corpus, vocabulary_size=needed - 1)
+        loader_of(corpus, vocab_size=needed - 1)
 
 
 def test_damaged_tokens_are_refused_also_by_the_threads_that_read_ahead(left, tmp_path):
@@ -255,10 +260,10 @@ def test_fingerprint_tells_what_changes_the_batches(two_prepared, corpus):
     _, right = two_prepared
     other = Corpus((Source("left", right, 1.0),))
     same, *different = [
-        loader_of(corpus, rows=[2]),
+        loader_of(corpus, sequences=[2]),
         loader_of(corpus, seed=4),
-        loader_of(corpus, sequence=16),
-        loader_of(corpus, global_rows=4),
+        loader_of(corpus, sequence_length=16),
+        loader_of(corpus, global_batch_size=4),
         loader_of(other),
     ]
     assert same.fingerprint == loader_of(corpus).fingerprint
@@ -267,6 +272,6 @@ def test_fingerprint_tells_what_changes_the_batches(two_prepared, corpus):
 
 def test_a_source_of_one_window_repeats_it(left: Prepared, corpus):
     sequence = len(left.stream("train")) - 1
-    loader = loader_of(corpus, sequence=sequence, global_rows=2)
+    loader = loader_of(corpus, sequence_length=sequence, global_batch_size=2)
     batch = loader.batch(3)
     np.testing.assert_array_equal(batch["tokens"][0], batch["tokens"][1])
