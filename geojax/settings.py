@@ -43,7 +43,7 @@ def load_yaml(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read as text ({error})") from None
-    # What reads no files, such as a model in somebody's own program, does without PyYAML.
+    # Imported here, so that a program that reads no files does without PyYAML.
     from geojax.yaml_syntax import YamlError, parse
 
     try:

@@ -62,7 +62,7 @@ class SiteLink(Link):
         return Link(round_trip_seconds=self.round_trip_seconds, bytes_per_second=bandwidth)
 
 
-def _from_catalogue(value: Any) -> Any:
+def _from_catalog(value: Any) -> Any:
     return accelerator_named(value) if isinstance(value, str) else value
 
 
@@ -75,7 +75,7 @@ class Site(Settings):
     """Number of hosts."""
     accelerators_per_host: int = pydantic.Field(ge=1)
     """Number of accelerators that share the fastest links (NVLink, ICI), usually one machine's."""
-    accelerator: Annotated[Accelerator, pydantic.BeforeValidator(_from_catalogue)]
+    accelerator: Annotated[Accelerator, pydantic.BeforeValidator(_from_catalog)]
     """Name from the catalog (h100-sxm, ascend-910b, simulated ...), or a mapping with `name`,
     `peak_flops_per_second`, `memory_bytes` and `memory_bytes_per_second`."""
     inside_host: Link | None = None

@@ -141,7 +141,10 @@ def _sites(asked: str | None, wan: EmulatedWan | None) -> list[str]:
 def _command_line(launched: Sequence[str], python: str, *, here: bool) -> list[str]:
     """Return the command of each worker, from the words after `--`."""
     if not launched:
-        raise UserError("what shall be launched? geojax launch --sites 2 -- train run.yaml")
+        raise UserError(
+            "geojax launch: no command to launch; give one after --, as in geojax launch -- train "
+            "run.yaml"
+        )
     if launched[0] in _VERBS:
         return [python, "-m", "geojax", *launched]
     if here and shutil.which(launched[0]) is None:

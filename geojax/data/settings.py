@@ -47,7 +47,7 @@ class DataSettings(Settings):
     """
 
     sources: tuple[SourceSettings, ...] = (SourceSettings(name="python", builtin="python-stdlib"),)
-    """Where the text comes from."""
+    """Sources of text, blended by their weights."""
     vocab_size: int = pydantic.Field(default=4096, ge=SMALLEST_VOCABULARY)
     """Vocabulary size of the tokenizer that is trained for a builtin corpus."""
     tokenizer: Path | None = None

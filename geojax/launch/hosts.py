@@ -1,4 +1,4 @@
-"""The hosts of a run that is started over ssh, read from a YAML file:
+"""Hosts of a run that is started over ssh, in a YAML file.
 
     sites:
       - {name: east, hosts: [east1, east2]}
@@ -31,7 +31,7 @@ from geojax.runtime.rendezvous import is_loopback
 from geojax.settings import Settings, load_yaml, validate
 
 _PASSED_ON = ("GEOJAX_", "JAX_", "XLA_", "NCCL_", "PYTHONPATH", "LD_LIBRARY_PATH")
-# Without a terminal nobody can answer a question; and a host that is gone shall be noticed.
+# There is no terminal to answer questions; and the loss of a host must be noticed.
 _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=30", "-o", "ServerAliveInterval=15")
 
 

@@ -70,7 +70,7 @@ def supervise(
                         run.read(key.data, key.fileobj)
                 run.poll()
         finally:
-            # The reapers see their input end; on the way out of an error nobody waits for a save.
+            # After an error in the launcher no worker gets time to save.
             run.send_all(signal.SIGKILL)
     return run.outcome()
 

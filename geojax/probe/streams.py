@@ -185,7 +185,7 @@ def receive(connections: Sequence[socket.socket], round_trip_seconds: float, pee
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RD)
     for connection in connections:
-        # A reset instead of an end: nobody waits for what is still under way.
+        # A reset instead of an end, so that nothing waits for the bytes still under way.
         with contextlib.suppress(OSError):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         connection.close()

@@ -16,6 +16,7 @@ import contextlib
 import ipaddress
 import json
 import os
+import resource
 import selectors
 import socket
 import time
@@ -28,6 +29,8 @@ from geojax.errors import MissingProcessesError, UserError
 _LONGEST_MESSAGE = 1 << 20
 _REDIAL_SECONDS = 0.2
 _BROADCAST_SECONDS = 1.0
+# Files of this process other than the connections.
+_OTHER_FILES = 512
 # How much longer than the timeout a process waits for process 0 to say who is missing.
 _VERDICT_SECONDS = 2.0
 
@@ -85,6 +88,7 @@ class RendezvousServer:
         self.unread: dict[socket.socket, bytes] = {}
         self.next_broadcast = 0.0
         self.selector = selectors.DefaultSelector()
+        _allow_open_files(own["count"] + _OTHER_FILES)
         dual = socket.has_dualstack_ipv6()
         try:
             self.listener = socket.create_server(
@@ -257,6 +261,14 @@ def is_loopback(host: str) -> bool:
     except OSError:
         return False
     return all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in found)
+
+
+def _allow_open_files(count: int) -> None:
+    """Raise this process's limit of open files to `count`, as far as the system permits."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _own_address() -> str | None:

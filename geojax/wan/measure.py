@@ -16,7 +16,7 @@ from geojax.wan.state import EmulatedSite, EmulatedWan, Measurement
 _EXCHANGES = 15
 _STREAMS = 4
 _PIECE = 2**20
-_PATIENCE_SECONDS = 10.0
+_TIMEOUT_SECONDS = 10.0
 
 
 def measured(wan: EmulatedWan) -> EmulatedWan:
@@ -106,14 +106,14 @@ def _connection(
                 listener = stack.enter_context(socket.create_server((second.address, 0)))
             with inside(first.namespace):
                 address = listener.getsockname()
-                here = stack.enter_context(socket.create_connection(address, _PATIENCE_SECONDS))
-            listener.settimeout(_PATIENCE_SECONDS)
+                here = stack.enter_context(socket.create_connection(address, _TIMEOUT_SECONDS))
+            listener.settimeout(_TIMEOUT_SECONDS)
             there = stack.enter_context(listener.accept()[0])
         except OSError as error:
             raise RunError(
                 f"{first.name} cannot reach {second.name} over the emulated link: {error}"
             ) from None
-        there.settimeout(_PATIENCE_SECONDS)
+        there.settimeout(_TIMEOUT_SECONDS)
         yield here, there
 
 

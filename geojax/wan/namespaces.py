@@ -114,7 +114,7 @@ def remove(namespace: str) -> bool:
     if folder.exists():
         shutil.rmtree(folder)
         found = True
-        with contextlib.suppress(OSError):  # others' files are there, or nobody's
+        with contextlib.suppress(OSError):  # it holds other files, or is already gone
             _CONFIGURATION.rmdir()
     return found
 

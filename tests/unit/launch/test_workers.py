@@ -82,7 +82,7 @@ def test_what_is_no_list_of_sites_is_refused(asked):
 @pytest.mark.parametrize(
     ("changes", "launched", "part"),
     [
-        ({}, [], "what shall be launched"),
+        ({}, [], "no command to launch"),
         ({}, ["trian", "x.yaml"], "'trian' is neither 'train' nor 'probe' nor a program"),
         ({"processes_per_site": 0}, ["train"], "processes_per_site: input should be greater"),
         ({"grace_seconds": "soon"}, ["train"], "'soon' is not a number of seconds"),

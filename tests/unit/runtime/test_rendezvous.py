@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import resource
 import socket
 import threading
 import time
@@ -9,6 +10,7 @@ import time
 import pytest
 
 from geojax.errors import MissingProcessesError, RunError, UserError
+from geojax.runtime import rendezvous
 from geojax.runtime.rendezvous import join
 from geojax.runtime.start import _check_addresses, _own_devices
 
@@ -111,6 +113,18 @@ def test_a_port_in_use_is_said(coordinator):
     occupied = socket.create_server(("127.0.0.1", int(coordinator.split(":")[1])))
     with occupied, pytest.raises(UserError, match="cannot listen on port"):
         join(0, 2, coordinator, None, 1.0)
+
+
+def test_more_processes_than_open_files_can_connect():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
+        rendezvous._allow_open_files(300)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (300, hard)
+        rendezvous._allow_open_files(100)  # it is never lowered
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (300, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def presence(process, host="a", gpus=None, address="10.0.0.1"):
