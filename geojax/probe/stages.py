@@ -1,6 +1,6 @@
-"""How long the pieces of a model take on the devices of one pipeline stage, in every site.
+"""Times of the pieces of a model on the devices of one pipeline stage, in every site.
 
-The pieces are those of the executor (`geojax.pipeline.execution`), for one microbatch: a layer
+The pieces are those of a `geojax.models.chunk` for one microbatch: a layer
 forwards, backwards to its input, backwards to its weights; embedding and head. Every group of
 devices that would be a stage works at the same time, as in training. A piece runs many times in a
 loop of one program, whose length is an argument: what a longer loop takes longer is the piece's.
@@ -45,12 +45,12 @@ _LOOP_SECONDS = 0.2
 _SHORTEST, _LONGEST = 2, 64
 
 Body = Callable[[jax.Array, Any], Any]
-"""One turn of a loop over a piece: (zero, what the turn before gave) to what this one gives. The
-zero is one that no compiler knows, so that none computes once what is the same in every turn."""
+"""The body of a loop over a piece: (zero, carry) to carry. No compiler knows that the zero is one,
+so that none moves the piece out of the loop."""
 
 
 def measured_stages(config: RunConfig, context: ProbeContext, rows: int) -> StageTimes:
-    """The times of the pieces of `config`'s model; every process of the job calls it.
+    """Measure the pieces of `config`'s model; every process of the job calls it.
 
     Args:
         config: of its mesh, `expert`, `context` and `tensor` count: the devices of a stage.
@@ -101,7 +101,7 @@ def measured_stages(config: RunConfig, context: ProbeContext, rows: int) -> Stag
 
 
 def _stage_mesh(config: RunConfig, context: ProbeContext) -> Mesh:
-    """All devices in stages of the config's size; what is left over goes to `data`."""
+    """Make a mesh of all devices in stages of the config's size; the rest goes to `data`."""
     spread = {axis: getattr(config.mesh, axis) for axis in ("expert", "context", "tensor")}
     devices = spread["expert"] * spread["context"] * spread["tensor"]
     sites = len(context.topology.sites)
@@ -118,7 +118,7 @@ def _stage_mesh(config: RunConfig, context: ProbeContext) -> Mesh:
 
 
 def _site_times(name: str, seconds: dict[tuple[str, str], float]) -> SiteTimes:
-    """From what was measured: a head's backward contains its forward, and so on."""
+    """Take the measured times apart: a head's backward contains its forward, and so on."""
     head = [seconds["head", kind] for kind in ("forward", "backward", "weight")]
     embedding = [seconds["embedding", kind] for kind in ("forward", "weight")]
     return SiteTimes(
@@ -140,26 +140,26 @@ def _site_times(name: str, seconds: dict[tuple[str, str], float]) -> SiteTimes:
 
 
 def _seconds(loops: Sequence[Callable[[jax.Array], Any]]) -> list[float]:
-    """Of one turn of each loop: the medians of some rounds over all of them."""
+    """Measure one iteration of each loop: the medians of some rounds over all of them."""
 
     def lasts(loop: Callable[[jax.Array], Any], count: int) -> float:
         start = time.perf_counter()
         jax.block_until_ready(loop(jnp.int32(count)))
         return time.perf_counter() - start
 
-    def turn(loop: Callable[[jax.Array], Any], count: int) -> float:
+    def iteration(loop: Callable[[jax.Array], Any], count: int) -> float:
         return (lasts(loop, count) - lasts(loop, 0)) / count
 
     for loop in loops:
         lasts(loop, _SHORTEST)
-    first = [turn(loop, _SHORTEST) for loop in loops]
-    # In a loop with messages all processes must take as many turns.
-    slowest = map(max, zip(*map(json.loads, collect("turns", json.dumps(first))), strict=True))
+    first = [iteration(loop, _SHORTEST) for loop in loops]
+    # In a loop with messages all processes must run as many iterations.
+    slowest = map(max, zip(*map(json.loads, collect("iterations", json.dumps(first))), strict=True))
     counts = [
         min(max(round(_LOOP_SECONDS / max(seconds, 1e-6)), _SHORTEST), _LONGEST)
         for seconds in slowest
     ]
-    rounds = [list(map(turn, loops, counts)) for _ in range(_ROUNDS)]
+    rounds = [list(map(iteration, loops, counts)) for _ in range(_ROUNDS)]
     return [max(statistics.median(of_loop), 0.0) for of_loop in zip(*rounds, strict=True)]
 
 
@@ -210,22 +210,22 @@ class _Pieces:
             ),
         )
         self.arguments = jax.jit(make, out_shardings=shardings)(key)
-        """Weights, magnitudes to expect, a microbatch: of every group of devices."""
+        """Weights, amax history and a microbatch of every group of devices."""
 
     def compiled(self, piece: str, kind: str) -> Any:
-        """A loop over the piece: (*arguments, turns) -> something small of each device."""
+        """Compile a loop over the piece: (*arguments, iterations) to a number of each device."""
 
-        def program(shards: Any, history: Any, batch: Any, turns: jax.Array) -> jax.Array:
+        def program(shards: Any, history: Any, batch: Any, iterations: jax.Array) -> jax.Array:
             weights = gather_weights(shards, self._layouts, self._plan)
             layers = attach(weights["layers"], expected(history, self._plan))
             last = {name: weights[name] for name in self._run.read_by_head}
             of_chunk = self._chunk.stacked_weights(weights["embedding"], layers, last)
             body, start = getattr(self, f"_{piece}")(kind, of_chunk, batch)
 
-            def turn(index: jax.Array, carry: Any) -> Any:
-                return body((index > turns).astype(jnp.int32), carry)
+            def iteration(index: jax.Array, carry: Any) -> Any:
+                return body((index > iterations).astype(jnp.int32), carry)
 
-            end = lax.fori_loop(jnp.int32(0), turns, turn, start)
+            end = lax.fori_loop(jnp.int32(0), iterations, iteration, start)
             seen = sum(leaf.ravel()[:1].astype(jnp.float32) for leaf in jax.tree.leaves(end))
             return vary_over(seen, frozenset(AXES))
 
@@ -273,7 +273,7 @@ class _Pieces:
         return weight, sink.start(layer, 1)
 
     def _head(self, kind: str, weights: ChunkWeights, batch: Any) -> tuple[Body, Any]:
-        """Forwards; and back to the stream; and to the weights."""
+        """Time the head forwards, and back to the stream, and also to the weights."""
         last, head = weights.last, self._functions.head
 
         def run(x: jax.Array) -> Any:
@@ -286,7 +286,7 @@ class _Pieces:
         return _repeated(run, self._functions.embed(weights.first, batch))
 
     def _embedding(self, kind: str, weights: ChunkWeights, batch: Any) -> tuple[Body, Any]:
-        """Looked up; and the gradient of the tables."""
+        """Time the look-up, and the gradient of the tables."""
 
         def run(tokens: jax.Array) -> Any:
             x, backward = jax.vjp(
@@ -299,7 +299,7 @@ class _Pieces:
 
 
 def _unknown(tree: Any, zero: jax.Array) -> Any:
-    """Return `tree` as what no compiler knows to be the same in every iteration."""
+    """Return `tree` in a form that no compiler can move out of the loop."""
     return jax.tree.map(lambda leaf: lax.optimization_barrier((leaf, zero))[0], tree)
 
 
@@ -309,7 +309,7 @@ def _gradient(function: Callable[..., jax.Array], *arguments: Any) -> Any:
 
 
 def _repeated(run: Callable[[jax.Array], Any], argument: jax.Array) -> tuple[Body, Any]:
-    """A body that runs on the same argument in every turn, and what the loop begins with."""
+    """Make a body that runs on the same argument in every iteration, and the first carry."""
 
     def body(zero: jax.Array, _: Any) -> Any:
         return run(argument + zero.astype(argument.dtype))

@@ -33,7 +33,7 @@ class Gradients(NamedTuple):
     loss: jax.Array
     """The sum of the tokens' losses."""
     balance: jax.Array | None
-    """What a mixture's balance adds to it; None for a dense model."""
+    """The share of balance losses in the loss; None without experts."""
     targets: jax.Array
     """The number of tokens that count."""
     non_layer_params: Parameters
@@ -41,7 +41,7 @@ class Gradients(NamedTuple):
     layers: Any
     """The sink's sums."""
     prefetched: list[Any]
-    """What each source has prefetched for its first layer; [] in a pipeline."""
+    """The weights that each source prefetched for its first layer; [] in a pipeline."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,7 @@ class ForwardBackward:
     plan: StepPlan
     dropout_key: jax.Array | None
     gradient_factor: jax.Array | None = None
-    """What all gradients are multiplied by on their way (fp16); None: nothing."""
+    """The factor that all gradients come out multiplied by (fp16); None: they do not."""
 
     @property
     def loss_dtype(self) -> Any:

@@ -1,4 +1,4 @@
-"""Which stage of a pipeline holds which layers, and so which rows of each leaf of the state."""
+"""The assignment of a model's layers, and so of each leaf of the state, to pipeline stages."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -18,35 +18,37 @@ class StagedLayers:
     """The model's layers, cut into the chunks of a pipeline."""
 
     placement: Placement
-    """Which stage holds which chunk."""
+    """The stage of each chunk."""
 
     layers_per_chunk: tuple[int, ...]
-    """In the model's order."""
+    """The number of layers of each chunk, in the model's order."""
 
     def __post_init__(self) -> None:
-        assert len(self.layers_per_chunk) == self.placement.chunks, "one number for each chunk"
-        assert min(self.layers_per_chunk) >= 1, "every chunk has a layer"
+        assert len(self.layers_per_chunk) == self.placement.chunks, (
+            "every chunk must have a number of layers"
+        )
+        assert min(self.layers_per_chunk) >= 1, "every chunk must have a layer"
 
     @property
     def layers(self) -> int:
-        """Of the model."""
+        """The number of layers of the model."""
         return sum(self.layers_per_chunk)
 
     @property
-    def rows_per_chunk(self) -> int:
-        """The layers of the longest chunk; others are filled up with empty rows."""
+    def max_layers_per_chunk(self) -> int:
+        """The layers of the longest chunk; shorter ones are padded to as many."""
         return max(self.layers_per_chunk)
 
     @property
     def rows(self) -> tuple[tuple[int, ...], ...]:
         """For each stage the layers that it holds, chunk after chunk; -1 for an empty row."""
         firsts = [sum(self.layers_per_chunk[:chunk]) for chunk in range(self.placement.chunks)]
-        count = self.placement.chunks_per_stage * self.rows_per_chunk
+        count = self.placement.chunks_per_stage * self.max_layers_per_chunk
 
         def of_chunk(chunk: int) -> list[int]:
             length = self.layers_per_chunk[chunk]
             layers = range(firsts[chunk], firsts[chunk] + length)
-            return [*layers, *[EMPTY] * (self.rows_per_chunk - length)]
+            return [*layers, *[EMPTY] * (self.max_layers_per_chunk - length)]
 
         def of_stage(stage: int) -> tuple[int, ...]:
             chunks = self.placement.chunks_of(stage)
@@ -67,7 +69,7 @@ class StagedLayers:
 
 
 def stage_rows(model: ModelConfig, staged: StagedLayers, axes: Sequence[str]) -> Any:
-    """The `StageRows` of each leaf of `parameter_shapes(model)`.
+    """Return the `StageRows` of each leaf of `parameter_shapes(model)`.
 
     The first stage holds the tables, the last one the final norm and the head; a tied table is held
     by both.

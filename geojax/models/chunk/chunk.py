@@ -6,9 +6,9 @@
     weight_gradients    which come here, at any later time
 
 Every pass is a function of arrays and may stand in a program of its own, inside a `jax.jit` or a
-`jax.shard_map`: residuals, and what `input_gradient` holds for `weight_gradients`, are pytrees that
-one program returns and the next one takes. The plain training step, the stages of a pipeline and
-the measurement of stage times run the passes of this class.
+`jax.shard_map`: residuals, and what `input_gradient` stashes for `weight_gradients`, are pytrees
+that one program returns and the next one takes. The plain training step, the stages of a pipeline
+and the measurement of stage times run the passes of this class.
 
 The head runs in the backward, forwards and backwards at once: the last chunk's forward ends with
 the stream, and its logits are never kept.
@@ -58,7 +58,8 @@ class ModelFunctions:
     """(the weights of the last chunk, the stream after the last layer, a microbatch) to the sum of
     the losses."""
     context: Callable[[Microbatch], Any] = lambda microbatch: None
-    """What every layer reads of a microbatch and is not differentiated in: tables, masks, keys."""
+    """A microbatch to all that every layer reads of it and is not differentiated in: tables, masks,
+    keys."""
     balance: Callable[[jax.Array, Microbatch], jax.Array] | None = None
     """(the balance losses of a chunk's layers [B], a microbatch) to what they add to the loss:
     linear. None where layers have none."""
@@ -119,24 +120,24 @@ class ChunkWeights(NamedTuple):
     """The weights of a chunk."""
 
     first: Parameters
-    """Those that the embedding reads; {} where the chunk is not the first."""
+    """Weights that the embedding reads; {} where the chunk is not the first."""
     layers: Sequence[LayerWeights]
-    """Those of each span."""
+    """Weights of the layers of each span."""
     last: Parameters
-    """Those that the head reads; {} where the chunk is not the last."""
+    """Weights that the head reads; {} where the chunk is not the last."""
 
 
 class ChunkResiduals(NamedTuple):
-    """What the forward of a chunk leaves for its backward; a pytree."""
+    """The results of a chunk's forward that its backward reads; a pytree."""
 
     layers: list[Any]
-    """What the chunk's store keeps of each span."""
+    """The residuals of each span, as the chunk's store keeps them."""
     balance: jax.Array | None
     """The sum of the layers' balance losses, [B]; None without experts."""
     embedding: Residuals | None = None
-    """Of the first chunk."""
+    """The residuals of the embedding; None where the chunk is not the first."""
     output: jax.Array | None = None
-    """The stream after the last layer, for the head; of the last chunk."""
+    """The stream after the last layer, for the head; None where the chunk is not the last."""
 
 
 class ChunkForward(NamedTuple):
@@ -145,12 +146,12 @@ class ChunkForward(NamedTuple):
     x: jax.Array
     """The stream after the chunk."""
     balance: jax.Array | None
-    """What the layers' balance losses add to the loss; None without experts."""
+    """The share of the layers' balance losses in the loss; None without experts."""
     residuals: ChunkResiduals
     weights: ChunkWeights
     """The weights for the backward in the same program: kept, or prefetched for it."""
     prefetched: list[Any]
-    """What the sources of kept weights have prefetched for the next forward; None for others."""
+    """The weights that sources of kept weights prefetched for the next forward; None for others."""
 
 
 class ChunkBackward(NamedTuple):
@@ -159,8 +160,8 @@ class ChunkBackward(NamedTuple):
     x: jax.Array
     """The cotangent of the stream before the chunk's first layer."""
     layers: Any
-    """The sink's sums with the gradients of the layers; from `input_gradient`, what is stashed for
-    `weight_gradients`: a pytree."""
+    """The sink's sums with the gradients of the layers; from `input_gradient`, the stash that
+    `weight_gradients` takes: a pytree."""
     first: Parameters
     """The gradients of the embedding's weights; {} where the chunk is not the first."""
     last: Parameters
@@ -168,7 +169,7 @@ class ChunkBackward(NamedTuple):
     loss: jax.Array | None
     """The sum of the losses; None where the chunk is not the last."""
     prefetched: list[Any]
-    """What each source has prefetched for the next forward; [] from `input_gradient`."""
+    """The weights that each source prefetched for the next forward; [] from `input_gradient`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,15 +187,15 @@ class Chunk:
     first_layer: int | jax.Array = 0
     """The number of the first of them in the whole model."""
     is_first: bool = False
-    """Whether the chunk begins with the embedding."""
+    """True if the chunk begins with the embedding."""
     is_last: bool = False
-    """Whether the chunk ends with the head."""
+    """True if the chunk ends with the head."""
     store: LayerStore = dataclasses.field(default_factory=StackedStore)
     """Keeps the residuals of the layers."""
     stash_store: LayerStore = dataclasses.field(default_factory=StackedStore)
-    """Keeps what the first half of a split backward holds."""
+    """Keeps the stash of each layer's split backward."""
     split: SplitBackward | None = None
-    """How the backward of a layer is split; None: it is split where it is traced."""
+    """The two halves of a layer's backward; None: it is split where it is traced."""
 
     def stacked_weights(
         self, first: Parameters, layers: Parameters, last: Parameters

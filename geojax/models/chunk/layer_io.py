@@ -1,4 +1,4 @@
-"""What a loop over layers reads and writes: weights, residuals and gradients, layer by layer.
+"""Inputs and outputs of a loop over layers: weights, residuals and gradients, layer by layer.
 
 A `WeightSource` gives out weights, a `LayerStore` keeps the residuals between forward and backward,
 a `GradientSink` takes gradients. The loops of `geojax.models.chunk.layer_scan` are the same for
@@ -36,20 +36,20 @@ class LayerWeights(NamedTuple):
     source: WeightSource
     """Numbers the layers from 0."""
     prefetched: Any = None
-    """What the source has prefetched for the layer that comes next; None: it prefetches nothing."""
+    """The weights that the source prefetched for the next layer; None: it prefetches nothing."""
 
 
 class LayerStore(Protocol):
-    """Keeps what each layer leaves for a later loop: residuals, or what a split backward holds."""
+    """Keeps each layer's values for a later loop: residuals, or the stash of a split backward."""
 
     def start(self) -> Any:
-        """Return what the loop carries before its first layer."""
+        """Return the values that the loop carries before its first layer."""
 
     def put(self, stored: Any, index: jax.Array, value: Any) -> tuple[Any, Any]:
-        """Return what the loop carries on, and what it stacks as the layer's result."""
+        """Return the values that the loop carries on, and those that it stacks for the layer."""
 
     def get(self, stored: Any, index: jax.Array) -> Any:
-        """Return what layer `index` has left."""
+        """Return the values of layer `index`."""
 
 
 class GradientSink(Protocol):
@@ -104,7 +104,7 @@ class StackedGradients:
     dtype: Any
     """The dtype of the sums."""
     once: bool = False
-    """Whether each layer's gradient comes only once: it is written then, not added."""
+    """True if each layer's gradient comes only once: it is written then, not added."""
 
     warmup_iterations = 0
 
@@ -128,7 +128,7 @@ class SliceGradients:
     first: jax.Array
     """The position of the sink's first layer in the stack."""
     only_if: jax.Array | None = None
-    """Whether the gradients count; None: they do."""
+    """True where the gradients count; None: they always do."""
 
     warmup_iterations = 0
 

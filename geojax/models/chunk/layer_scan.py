@@ -64,12 +64,12 @@ class Forward(NamedTuple):
     balance: jax.Array | None
     """The sum of the layers' balance losses, [B]; None without experts."""
     residuals: list[Any]
-    """What the store keeps of each span."""
+    """The residuals of each span, as the store keeps them."""
     weights: list[LayerWeights]
     """The weights of each span for the backward pass."""
     prefetched: list[Any]
-    """What the sources whose weights were kept have prefetched for the next forward pass; None for
-    the others, which have prefetched for the backward pass."""
+    """The weights that sources of kept weights prefetched for the next forward pass; None for the
+    others, which prefetched for the backward pass."""
 
 
 @jax.named_scope("forward_layers")
@@ -187,7 +187,7 @@ class Backward(NamedTuple):
     sums: Any
     """The sink's sums with every layer's gradient."""
     prefetched: list[Any]
-    """What each source has prefetched for its first layer."""
+    """The weights that each source prefetched for its first layer."""
 
 
 @jax.named_scope("backward_layers")

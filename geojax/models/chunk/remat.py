@@ -1,4 +1,4 @@
-"""Rematerialisation: what the forward pass of a layer keeps for its backward pass."""
+"""Rematerialization: the choice of residuals that a layer's forward keeps for its backward."""
 
 import functools
 from collections.abc import Callable
@@ -12,17 +12,16 @@ from geojax.models.parallel.tensor import TP_REDUCED
 from geojax.precision import SAVEABLE_MATMULS
 
 Remat = Literal["none", "selective", "full"]
-"""What the forward pass of a layer keeps for the backward pass.
+"""The residuals that the forward pass of a layer keeps for the backward pass.
 
-none: recomputes nothing costly and sends nothing twice. Kept are the results of matrix products,
-what attention saves, and what the residual stream became on entering and on leaving the products
-that ranks of `tensor` share (with sequence parallelism the gathered columns, which are as large as
-without it).
+none: recomputes nothing costly and sends nothing twice. It keeps the results of matrix products,
+the residuals of attention, and the residual stream on entering and on leaving the products that
+ranks of `tensor` share (with sequence parallelism the gathered positions, as large as without it).
 
-selective: drops what attention saves and runs its forward pass again, messages over `context`
+selective: drops the residuals of attention and runs its forward pass again, messages over `context`
 included, as in Korthikanti et al. 2022 ("Reducing Activation Recomputation in Large Transformer
-Models"). With sequence parallelism it keeps a rank's own columns alone, and gathers the others
-again: all that it keeps is 1 / tensor of the whole.
+Models"). With sequence parallelism it keeps a rank's own positions alone, and gathers the
+others again: all that it keeps is 1 / tensor of the whole.
 
 full: keeps the layer's input only. The forward pass runs again with all of its messages, but for
 the last sum over `tensor`, which no gradient needs.
@@ -30,7 +29,7 @@ the last sum over `tensor`, which no gradient needs.
 
 
 def rematerialize(function: Callable[..., Any], remat: Remat) -> Callable[..., Any]:
-    """`function`, whose derivative keeps what `remat` says.
+    """Make a derivative of `function` that keeps the residuals of policy `remat`.
 
     Its forward and its backward must not stand side by side in one computation (they do not where
     either is the body of a loop), or the compiler would merge the one's results into the other.

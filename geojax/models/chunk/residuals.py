@@ -1,4 +1,4 @@
-"""A function forwards and backwards as two calls, and what passes from the first to the second.
+"""A function forwards and backwards as two calls, with explicit residuals between them.
 
 `jax.vjp` gives a closure that holds, besides intermediate results, the very inputs that the
 backward needs: weights, masks, tables. Stacked over layers or put into a buffer of microbatches,
@@ -16,13 +16,13 @@ from jax.core import Tracer
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Rebuild:
-    """How to make the closure of `jax.vjp` again; the same object for all layers of a scan."""
+    """The recipe to make the closure of `jax.vjp` again; one object for all layers of a scan."""
 
     structure: Any
     """The pytree structure of the closure."""
 
     origins: tuple[tuple[str, int], ...]
-    """For each leaf of the closure where it comes from, and its position there."""
+    """The source of each leaf of the closure, and its position there."""
 
     constants: tuple[Any, ...]
     """Leaves that are known when the program is built."""
@@ -31,7 +31,7 @@ class _Rebuild:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Residuals:
-    """What the forward of a function keeps for its backward.
+    """The intermediate results that the forward of a function keeps for its backward.
 
     A pytree of the arrays that have to be kept; `lax.scan` stacks and slices it as any other.
     """
@@ -40,11 +40,11 @@ class Residuals:
     rebuild: _Rebuild = dataclasses.field(metadata={"static": True})
 
     def backward(self, cotangents: Any, again: Any) -> Any:
-        """The cotangents of `forward`'s differentiable arguments.
+        """Compute the cotangents of `forward`'s differentiable arguments.
 
         Args:
             cotangents: of the outputs, in their structure and types.
-            again: what `forward` was given as `again`, in the same structure.
+            again: the `again` of `forward`, in the same structure.
         """
         sources = {
             "saved": self.saved,
@@ -56,7 +56,7 @@ class Residuals:
 
 
 def forward(function: Callable[..., Any], *arguments: Any, again: Any) -> tuple[Any, Residuals]:
-    """`function(*arguments)`, and what its backward needs to have kept.
+    """Compute `function(*arguments)` and the residuals for its backward.
 
     Args:
         function: differentiable in all of `arguments`. What else it reads is closed over.

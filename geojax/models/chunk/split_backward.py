@@ -1,10 +1,10 @@
-"""A layer's backward in two: the gradient of its input now, those of its weights later.
+"""A layer's backward in two halves: the gradient of its input now, those of its weights later.
 
 The backward is traced as one program and its equations are dealt out. Those that the gradient of
 the input needs run first; the rest, for the most part one matrix product for each weight, runs when
-there is time. What passes from the first half to the second is *stashed*: the cotangents that meet
-weights, and what was recomputed at some cost; what is cheap (element by element, from what the
-forward kept) is computed again.
+there is time. Values that the second half needs from the first are *stashed*: the cotangents that
+meet weights, and results of costly recomputation; cheap ones (element by element, from residuals)
+are computed again.
 
 (Qi et al. 2024, "Zero Bubble Pipeline Parallelism", section 2.)
 """
@@ -33,12 +33,12 @@ _CHEAP = frozenset(
         "sub", "tanh", "transpose",
     )
 )  # fmt: skip
-"""What is computed again rather than stashed."""
+"""Primitives that are computed again rather than stashed."""
 
 _FREE = frozenset(
     ("copy", "expand_dims", "name", "pcast", "pvary", "reshape", "squeeze", "transpose")
 )
-"""Of these the operand is stashed: it may be stashed already."""
+"""Primitives whose operand is stashed instead: it may be stashed already."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -64,7 +64,7 @@ class SplitBackward:
     input_steps: tuple[_Step, ...]
     weight_steps: tuple[_Step, ...]
     inputs: int
-    """How many values the program begins with: what was saved, what is given again, cotangents."""
+    """The number of values that the program begins with: residuals, `again`, cotangents."""
     stashed: tuple[int, ...]
     input_gradient_at: tuple[Any, ...]
     weight_gradients_at: tuple[Any, ...]
@@ -124,7 +124,7 @@ class SplitBackward:
     def input_gradient(
         self, residuals: Residuals, again: Any, cotangents: Any
     ) -> tuple[Any, "Stash"]:
-        """Compute the gradient of the input, and what is stashed for those of the weights."""
+        """Compute the gradient of the input, and the stash for those of the weights."""
         values = dict(enumerate(jax.tree.leaves((residuals, again, cotangents))))
         assert len(values) == self.inputs, "arguments must be those for which it was split"
         _run(self.input_steps, values)
@@ -136,7 +136,7 @@ class SplitBackward:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Stash:
-    """The values that the first half of a split backward holds for the second; a pytree."""
+    """The values that the first half of a split backward leaves for the second; a pytree."""
 
     values: list[jax.Array]
     split: SplitBackward = dataclasses.field(metadata={"static": True})
@@ -151,7 +151,7 @@ class Stash:
 
 
 def _flatten(closed: core.ClosedJaxpr) -> tuple[list[_Step], list[Any], int]:
-    """The steps of a program with all calls inlined; its outputs; and its number of inputs.
+    """Inline all calls of a program: its steps, its outputs, and its number of inputs.
 
     Values are numbered, the inputs first.
     """
@@ -189,7 +189,7 @@ def _flatten(closed: core.ClosedJaxpr) -> tuple[list[_Step], list[Any], int]:
 
 
 def _called(equation: Any) -> tuple[Any, Sequence[Any]] | None:
-    """The program that an equation only runs, and its constants."""
+    """Return the program that an equation only runs, and its constants."""
     if equation.primitive.name not in _CALLS:
         return None
     called = next(equation.params[key] for key in ("jaxpr", "call_jaxpr") if key in equation.params)
@@ -208,10 +208,10 @@ def _needed(outputs: Sequence[Any], maker: dict[int, _Step]) -> set[_Step]:
 
 
 def _late(steps: Sequence[_Step], saved: range, cotangents: range) -> set[int]:
-    """The values that depend on a cotangent, or that it costs something to compute again.
+    """Find the values that depend on a cotangent, or are costly to compute again.
 
-    Not those that depend on nothing of a microbatch's own way through the layers: a slice's index,
-    say, is the same on every stage, and is at hand again.
+    Values that do not depend on the microbatch are left out: a slice's index, say, is the same on
+    every stage, and is at hand again.
     """
     late, own = set(cotangents), {*saved, *cotangents}
     for step in steps:

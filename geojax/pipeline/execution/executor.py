@@ -26,7 +26,7 @@ from geojax.models.chunk.chunk import Microbatch, ModelFunctions
 from geojax.models.chunk.layer_io import layer_slice
 from geojax.models.parallel.varying import typed_like, vary_over, varying_axes, zeros_of
 from geojax.pipeline.execution.ring_buffers import get, nan_of, put, slot_after
-from geojax.pipeline.execution.stage_layers import StageLayers
+from geojax.pipeline.execution.stage_chunks import StageChunks
 from geojax.pipeline.execution.stage_weights import PipelineGradients, StageWeights
 from geojax.pipeline.execution.tick_program import NOTHING, Segment, TickProgram
 from geojax.pipeline.schedule import Kind
@@ -100,7 +100,7 @@ class _Run:
         # Two consecutive chunks on one stage: no message, the stream goes to a slot.
         hops = itertools.pairwise(schedule.placement.stage_of)
         self._has_local_hops = any(sender == receiver for sender, receiver in hops)
-        self._layers = StageLayers(
+        self._layers = StageChunks(
             executor.functions,
             weights,
             self._microbatch(self._stage * 0),

@@ -8,23 +8,23 @@ from geojax.models.parameters import Parameters
 
 
 class StageWeights(NamedTuple):
-    """What one rank holds of the weights, or of their gradients."""
+    """A rank's part of the weights of a stage, or of their gradients."""
 
     first: Parameters
-    """Of the stage that embeds; zeros elsewhere. Gradients mean something on that stage alone."""
+    """Weights of the embedding; zeros but on the stage that embeds, where alone gradients count."""
     layers: Parameters
     """Stacked on a leading dim: the stage's chunks one after the other, each filled up to the
     length of the longest one."""
     last: Parameters
-    """Of the stage that has the head; zeros elsewhere."""
+    """Weights of the head; zeros but on the stage that has it."""
 
 
 class PipelineGradients(NamedTuple):
-    """What a pipeline has made of the microbatches of a step."""
+    """Loss and gradients of the microbatches of a step on one stage."""
 
     loss: jax.Array
     """The sum of the losses, on the last stage; zero elsewhere."""
     balance: jax.Array | None
-    """What the balance of this stage's layers adds to it."""
+    """The share of this stage's balance losses in it; None without experts."""
     weights: StageWeights
     """The gradients of loss and balance, summed over microbatches."""

@@ -74,4 +74,5 @@ def passes_of(plan: StepPlan) -> int:
 
 def layers_of_pass(model: ModelConfig, plan: StepPlan) -> int:
     """Count the layers of a pass: the model's; in a pipeline those of the longest chunk."""
-    return plan.staged_layers.rows_per_chunk if plan.staged_layers else model.num_hidden_layers
+    staged = plan.staged_layers
+    return staged.max_layers_per_chunk if staged else model.num_hidden_layers

@@ -1,6 +1,6 @@
 """The chunks that one stage holds: their passes, with residuals in ring buffers.
 
-A `StageLayers` makes `Chunk`s whose number on the stage only the running program knows, and whose
+A `StageChunks` makes `Chunk`s whose number on the stage only the running program knows, and whose
 stores are slots of rings that are updated in place. Chunks may have different numbers of layers:
 their loops then have a length that the stage knows and the program does not.
 """
@@ -42,12 +42,12 @@ Rings = list[jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class RingStore:
-    """A store that keeps what the layers of a chunk leave in one slot of some rings."""
+    """A store that keeps the values of a chunk's layers in one slot of some rings."""
 
     rings: Rings
     slot: jax.Array
     example: Any
-    """A pytree as each layer leaves it; of its arrays only the structure counts."""
+    """A pytree in the structure of one layer's values."""
 
     def start(self) -> Rings:
         """Return the rings as they are."""
@@ -67,8 +67,8 @@ class RingStore:
         return jax.tree.unflatten(jax.tree.structure(self.example), leaves)
 
 
-class StageLayers:
-    """The layers of one stage, in one trace of the program."""
+class StageChunks:
+    """The chunks of one stage, in one trace of the program."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class StageLayers:
         Args:
             functions: the pieces of the model.
             weights: of the stage.
-            microbatch: any; its types count.
+            microbatch: any one, for its types.
             stage: the number of this stage.
             axes: the mesh axes that number the stages.
             placement: which stage holds which chunk.
@@ -100,17 +100,17 @@ class StageLayers:
         self._context = jax.eval_shape(functions.context, microbatch)
         embedded = jax.eval_shape(functions.embed, weights.first, microbatch)
         self.stream = self._stream_type(embedded, frozenset(axes))
-        """A stream between layers: what it varies over no layer changes."""
+        """The type of the stream between layers; no layer makes it vary over more axes."""
         of_layer = jax.eval_shape(self._forward, self._layer, self.stream, stage, self._context)
         (_, self.balance), self.residuals = of_layer
         """The types of one layer's balance losses and residuals."""
         self.stashed = self._stash_types() if split else None
-        """The types of what the first half of a layer's split backward holds; None: no split."""
+        """The types of the stash of a layer's split backward; None: it is not split."""
 
     def _count_layers(self, placement: Placement, layers_per_chunk: tuple[int, ...]) -> None:
         assert len(layers_per_chunk) == placement.chunks, "each chunk must have a number of layers"
         self.max_layers_per_chunk = max(layers_per_chunk)
-        """Of the weights: those of a shorter chunk are filled up."""
+        """The layers of the longest chunk; the weights of shorter ones are padded to as many."""
         shape = (placement.stages, placement.chunks_per_stage)
         counts, firsts = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
         for stage in range(placement.stages):
@@ -210,7 +210,7 @@ class StageLayers:
         batch: Microbatch,
         context: Any,
     ) -> tuple[jax.Array, Rings]:
-        """Run the first half of `backward`: the cotangent, and the rings of what is stashed."""
+        """Run the first half of `backward`: the cotangent, and the rings of the stash."""
         made = self._chunk(chunk, rings, slot, stashed, stashed_slot).input_gradient(
             self._weights_of(chunk), self._residuals(rings), cotangent, batch, context
         )
