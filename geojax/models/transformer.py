@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from geojax.errors import UserError
 from geojax.models.chunk.chunk import Chunk, ModelFunctions
-from geojax.models.chunk.layer_scan import Span
+from geojax.models.chunk.layer_scan import Layers, Span
 from geojax.models.chunk.remat import Remat, rematerialize
 from geojax.models.config import ModelConfig
 from geojax.models.cross_entropy import cross_entropy_sum
@@ -188,7 +188,7 @@ def model_chunk(
             one = rematerialize(functools.partial(span_layer, own), remat)
             spans.append(Span(len(inside), one))
     is_first, is_last = layers.start == 0, layers.stop == count
-    return Chunk(functions, tuple(spans), layers.start, is_first, is_last)
+    return Chunk(functions, Layers(tuple(spans), layers.start), is_first, is_last)
 
 
 def embed(

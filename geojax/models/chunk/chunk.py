@@ -21,24 +21,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from geojax.models.chunk.layer_io import (
-    GradientSink,
-    LayerStore,
-    LayerWeights,
-    StackedStore,
-    StackedWeights,
-)
-from geojax.models.chunk.layer_scan import (
-    Layer,
-    Span,
-    backward_layers,
-    forward_layers,
-    forward_only_layers,
-    input_gradients,
-    weight_gradients,
-)
+from geojax.models.chunk.layer_io import GradientSink, LayerWeights
+from geojax.models.chunk.layer_scan import Layer, Layers
 from geojax.models.chunk.residuals import Residuals, forward
-from geojax.models.chunk.split_backward import SplitBackward
 from geojax.models.parallel.varying import vary_over, varying_axes
 from geojax.models.parameters import Parameters
 
@@ -182,30 +167,18 @@ class Chunk:
 
     functions: ModelFunctions
     """The pieces of the model."""
-    spans: tuple[Span, ...]
+    layers: Layers
     """The chunk's layers."""
-    first_layer: int | jax.Array = 0
-    """The number of the first of them in the whole model."""
     is_first: bool = False
     """True if the chunk begins with the embedding."""
     is_last: bool = False
     """True if the chunk ends with the head."""
-    store: LayerStore = dataclasses.field(default_factory=StackedStore)
-    """Keeps the residuals of the layers."""
-    stash_store: LayerStore = dataclasses.field(default_factory=StackedStore)
-    """Keeps the stash of each layer's split backward."""
-    split: SplitBackward | None = None
-    """The two halves of a layer's backward; None: it is split where it is traced."""
 
     def stacked_weights(
         self, first: Parameters, layers: Parameters, last: Parameters
     ) -> ChunkWeights:
         """Return the weights of a chunk whose layers are stacked on a leading dim."""
-        sources, position = [], 0
-        for span in self.spans:
-            sources.append(LayerWeights(StackedWeights(layers, position)))
-            position += int(span.count)
-        return ChunkWeights(first, sources, last)
+        return ChunkWeights(first, self.layers.stacked_weights(layers), last)
 
     def forward(
         self,
@@ -231,15 +204,8 @@ class Chunk:
         if self.is_first:
             x, embedding = self.functions.embed_forward(weights.first, batch)
         assert x is not None, "a chunk that is not the first must have a stream"
-        made = forward_layers(
-            self.spans,
-            weights.layers,
-            x,
-            context,
-            self.store,
-            first_layer=self.first_layer,
-            keep_weights=keep_weights,
-            balance=balance,
+        made = self.layers.forward(
+            weights.layers, x, context, keep_weights=keep_weights, balance=balance
         )
         output = made.x if self.is_last else None
         residuals = ChunkResiduals(made.residuals, made.balance, embedding, output)
@@ -261,9 +227,7 @@ class Chunk:
         if self.is_first:
             x = self.functions.embed(weights.first, batch)
         assert x is not None, "a chunk that is not the first must have a stream"
-        x, balance = forward_only_layers(
-            self.spans, weights.layers, x, context, first_layer=self.first_layer
-        )
+        x, balance = self.layers.forward_only(weights.layers, x, context)
         if self.is_last:
             return self.functions.head(weights.last, x, batch), balance
         return x, balance
@@ -293,16 +257,14 @@ class Chunk:
             bucket_layers: layers whose gradients `sink` takes together.
         """
         head = self._head(weights, residuals, cotangent, batch)
-        made = backward_layers(
-            self.spans,
+        cotangents = head.x, self.functions.balance_cotangent(residuals.balance, batch)
+        made = self.layers.backward(
             weights.layers,
             residuals.layers,
-            (head.x, self.functions.balance_cotangent(residuals.balance, batch)),
+            cotangents,
             context,
-            self.store,
             sink,
             sums,
-            first_layer=self.first_layer,
             bucket_layers=bucket_layers,
         )
         first = self._embedding(weights, residuals, made.x, batch)
@@ -321,16 +283,9 @@ class Chunk:
         Arguments are those of `backward`.
         """
         head = self._head(weights, residuals, cotangent, batch)
-        x, stashed = input_gradients(
-            self.spans,
-            weights.layers,
-            residuals.layers,
-            (head.x, self.functions.balance_cotangent(residuals.balance, batch)),
-            context,
-            self.store,
-            self.stash_store,
-            first_layer=self.first_layer,
-            split=self.split,
+        cotangents = head.x, self.functions.balance_cotangent(residuals.balance, batch)
+        x, stashed = self.layers.input_gradients(
+            weights.layers, residuals.layers, cotangents, context
         )
         first = self._embedding(weights, residuals, x, batch)
         return ChunkBackward(x, stashed, first, head.weights, head.loss, [])
@@ -348,17 +303,8 @@ class Chunk:
 
         `stashed` is `ChunkBackward.layers` of `input_gradient`.
         """
-        return weight_gradients(
-            self.spans,
-            weights.layers,
-            residuals.layers,
-            stashed,
-            context,
-            self.store,
-            self.stash_store,
-            sink,
-            sums,
-            first_layer=self.first_layer,
+        return self.layers.weight_gradients(
+            weights.layers, residuals.layers, stashed, context, sink, sums
         )
 
     def _head(

@@ -1,9 +1,9 @@
 """The loops over the layers of a chunk, with explicit residuals.
 
-    forward_layers    x  ─► layer 0 ─► layer 1 ─► ... ─► x
-                            │ residuals   │ residuals
-    backward_layers  dx  ◄─ layer 0 ◄─ layer 1 ◄─ ... ◄─ dx
-                            │ gradient    │ gradient
+    forward     x  ─► layer 0 ─► layer 1 ─► ... ─► x
+                      │ residuals   │ residuals
+    backward   dx  ◄─ layer 0 ◄─ layer 1 ◄─ ... ◄─ dx
+                      │ gradient    │ gradient
 
 A backward may be split: `input_gradients` is the loop over layers that gives dx, and leaves for
 each layer what `weight_gradients`, at any later time, makes the gradients of.
@@ -30,6 +30,7 @@ from geojax.models.chunk.layer_io import (
     GradientSink,
     LayerStore,
     LayerWeights,
+    StackedStore,
     StackedWeights,
 )
 from geojax.models.chunk.residuals import Residuals, forward
@@ -57,7 +58,7 @@ class Span:
 
 
 class Forward(NamedTuple):
-    """The results of `forward_layers`."""
+    """The results of `Layers.forward`."""
 
     x: jax.Array
     """The stream after the last layer."""
@@ -72,60 +73,291 @@ class Forward(NamedTuple):
     others, which prefetched for the backward pass."""
 
 
-@jax.named_scope("forward_layers")
-def forward_layers(
-    spans: Sequence[Span],
-    weights: Sequence[LayerWeights],
-    x: jax.Array,
-    context: Any,
-    store: LayerStore,
-    *,
-    first_layer: jax.Array | int = 0,
-    keep_weights: bool = False,
-    balance: jax.Array | None = None,
-) -> Forward:
-    """Run `x` through the layers of all `spans`, one loop for each.
+class Backward(NamedTuple):
+    """The results of `Layers.backward`."""
 
-    Args:
-        spans: the functions of the layers.
-        weights: the weights of each span.
-        x: the stream before the first layer, typed as varying as it is after a layer.
-        context: what every layer reads beside; given to the backward again.
-        store: keeps each layer's residuals.
-        first_layer: the number of the first layer in the whole model.
-        keep_weights: keep the weights of sources that prefetch for the backward pass; such a source
-            prefetches its first layer at the end, the others their last one.
-        balance: zeros typed as a layer's balance losses, where the number of layers is traced.
-    """
+    x: jax.Array
+    """The cotangent of the stream before the first layer."""
+    sums: Any
+    """The sink's sums with every layer's gradient."""
+    prefetched: list[Any]
+    """The weights that each source prefetched for its first layer."""
 
-    def body(span: Span, own: LayerWeights, first: int, keep: bool, carry: Any, index: Any) -> Any:
-        x, total, prefetched, stored = carry
-        following = (index + 1) % span.count if keep else jnp.minimum(index + 1, span.count - 1)
-        weights, prefetched = own.source.take(prefetched, index, following)
-        again = (weights, first_layer + first + index, context)
-        (made, balance), residuals = forward_layer(span.layer, x, again)
-        stored, stacked = store.put(stored, index, residuals)
-        if total is not None:
-            total, balance = typed_like(total + balance, total), None
-        carry = (typed_like(made, x), total, prefetched, stored)
-        return carry, (balance, stacked, weights if keep else None)
 
-    balances, residuals, behind, after_it = [], [], [], []
-    for span, own, first in zip(spans, weights, _firsts(spans), strict=True):
-        keep = keep_weights and own.prefetched is not None
-        of_span = functools.partial(body, span, own, first, keep)
-        carry = (x, balance, own.prefetched, store.start())
-        (x, balance, prefetched, stored), stacked = _loop(of_span, carry, span.count)
-        of_layers, residuals_of_layers, kept = stacked
-        balances.append(of_layers)
-        residuals.append(residuals_of_layers if stored is None else stored)
-        behind.append(
-            LayerWeights(StackedWeights(kept)) if keep else own._replace(prefetched=prefetched)
-        )
-        after_it.append(prefetched if keep else None)
-    if balance is None:
-        balance = _sum_over_layers(balances)
-    return Forward(x, balance, residuals, behind, after_it)
+@dataclasses.dataclass(frozen=True)
+class Layers:
+    """Consecutive layers of a model, and the loops over them."""
+
+    spans: tuple[Span, ...]
+    """The layers, in spans."""
+    first_layer: int | jax.Array = 0
+    """The number of the first of them in the whole model."""
+    store: LayerStore = dataclasses.field(default_factory=StackedStore)
+    """Keeps the residuals of each layer."""
+    stash_store: LayerStore = dataclasses.field(default_factory=StackedStore)
+    """Keeps the stash of each layer's split backward."""
+    split: SplitBackward | None = None
+    """The two halves of a layer's backward; None: it is split where it is traced."""
+
+    def stacked_weights(self, stacked: Parameters) -> list[LayerWeights]:
+        """Return the weights of each span, of layers that are stacked on a leading dim."""
+        return [LayerWeights(StackedWeights(stacked, first)) for first in self._firsts]
+
+    @jax.named_scope("forward_layers")
+    def forward(
+        self,
+        weights: Sequence[LayerWeights],
+        x: jax.Array,
+        context: Any,
+        *,
+        keep_weights: bool = False,
+        balance: jax.Array | None = None,
+    ) -> Forward:
+        """Run `x` through all layers, one loop for each span.
+
+        Args:
+            weights: the weights of each span.
+            x: the stream before the first layer, typed as varying as it is after a layer.
+            context: what every layer reads beside; given to the backward again.
+            keep_weights: keep the weights of sources that prefetch for the backward pass; such a
+                source prefetches its first layer at the end, the others their last one.
+            balance: zeros typed as a layer's balance losses, where the number of layers is traced.
+        """
+
+        def body(
+            span: Span, own: LayerWeights, first: int, keep: bool, carry: Any, index: Any
+        ) -> Any:
+            x, total, prefetched, stored = carry
+            following = (index + 1) % span.count if keep else jnp.minimum(index + 1, span.count - 1)
+            weights, prefetched = own.source.take(prefetched, index, following)
+            again = (weights, self.first_layer + first + index, context)
+            (made, balance), residuals = forward_layer(span.layer, x, again)
+            stored, stacked = self.store.put(stored, index, residuals)
+            if total is not None:
+                total, balance = typed_like(total + balance, total), None
+            carry = (typed_like(made, x), total, prefetched, stored)
+            return carry, (balance, stacked, weights if keep else None)
+
+        balances, residuals, behind, after_it = [], [], [], []
+        for span, own, first in zip(self.spans, weights, self._firsts, strict=True):
+            keep = keep_weights and own.prefetched is not None
+            of_span = functools.partial(body, span, own, first, keep)
+            carry = (x, balance, own.prefetched, self.store.start())
+            (x, balance, prefetched, stored), stacked = _loop(of_span, carry, span.count)
+            of_layers, residuals_of_layers, kept = stacked
+            balances.append(of_layers)
+            residuals.append(residuals_of_layers if stored is None else stored)
+            behind.append(
+                LayerWeights(StackedWeights(kept)) if keep else own._replace(prefetched=prefetched)
+            )
+            after_it.append(prefetched if keep else None)
+        if balance is None:
+            balance = _sum_over_layers(balances)
+        return Forward(x, balance, residuals, behind, after_it)
+
+    @jax.named_scope("forward_layers")
+    def forward_only(
+        self, weights: Sequence[LayerWeights], x: jax.Array, context: Any
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Run `x` through all layers and keep nothing; arguments are those of `forward`.
+
+        Differentiable in the stream and in stacked weights.
+
+        Returns:
+            The stream after the last layer; and the sum of the layers' balance losses, [B], None
+            without experts or where the number of layers is traced.
+        """
+
+        def body(span: Span, own: LayerWeights, first: int, carry: Any, index: Any) -> Any:
+            x, prefetched = carry
+            following = jnp.minimum(index + 1, span.count - 1)
+            weights, prefetched = own.source.take(prefetched, index, following)
+            made, balance = span.layer(weights, x, self.first_layer + first + index, context)
+            static = isinstance(span.count, int)
+            return (typed_like(made, x), prefetched), balance if static else None
+
+        balances = []
+        for span, own, first in zip(self.spans, weights, self._firsts, strict=True):
+            of_span = functools.partial(body, span, own, first)
+            (x, _), of_layers = _loop(of_span, (x, own.prefetched), span.count)
+            balances.append(of_layers)
+        return x, _sum_over_layers(balances)
+
+    @jax.named_scope("backward_layers")
+    def backward(
+        self,
+        weights: Sequence[LayerWeights],
+        residuals: Sequence[Any],
+        cotangents: Cotangents,
+        context: Any,
+        sink: GradientSink,
+        sums: Any,
+        *,
+        bucket_layers: int = 1,
+    ) -> Backward:
+        """Run all layers backwards.
+
+        Args:
+            weights: the weights of each span, prefetched for its last layer.
+            residuals: the residuals of each span.
+            cotangents: the cotangents of the forward's results.
+            context: as in the forward.
+            sink: takes the gradient of every layer.
+            sums: the sink's, so far.
+            bucket_layers: layers whose gradients `sink` takes together; divides the number of all.
+        """
+        x_cotangent, balance_cotangent = cotangents
+        starts = self._firsts
+
+        def of_layer(span: int, carry: Any, index: jax.Array) -> tuple[Any, Parameters]:
+            x_cotangent, prefetched = carry
+            own, prefetched = weights[span].source.take(
+                prefetched, index, jnp.maximum(index - 1, 0)
+            )
+            number = self.first_layer + starts[span] + index
+            gradient, made = self.store.get(residuals[span], index).backward(
+                (x_cotangent, balance_cotangent), again=(own, number, context)
+            )
+            return (typed_like(made, x_cotangent), prefetched), gradient
+
+        def iteration(
+            pieces: Sequence[tuple[int, int]], carry: tuple[Any, Any], indices: jax.Array
+        ) -> tuple[Any, None]:
+            (x_cotangent, prefetched), sums = carry
+            prefetched = list(prefetched)
+            gradients: list[Parameters] = []
+            end = bucket_layers
+            for span, length in reversed(pieces):
+                own = indices[end - length : end] - starts[span]
+                (x_cotangent, prefetched[span]), made = lax.scan(
+                    functools.partial(of_layer, span),
+                    (x_cotangent, prefetched[span]),
+                    own,
+                    reverse=True,
+                    unroll=length == 1,
+                )
+                gradients.insert(0, made)
+                end -= length
+            bucket = jax.tree.map(_concatenate, *gradients)
+            return ((x_cotangent, prefetched), sink.put(sums, indices[0], bucket)), None
+
+        carry: Any = ((x_cotangent, [own.prefetched for own in weights]), sums)
+        count = self.spans[0].count
+        if isinstance(count, int):
+            carry = self._over_buckets(iteration, carry, bucket_layers, sink.warmup_iterations)
+        else:
+            assert len(self.spans) == bucket_layers == 1, (
+                "a traced number of layers is that of one span"
+            )
+            carry = lax.fori_loop(
+                jnp.int32(0),
+                count,
+                lambda turn, carry: iteration([(0, 1)], carry, (count - 1 - turn)[None])[0],
+                carry,
+            )
+        (x, prefetched), sums = carry
+        return Backward(x, sums, prefetched)
+
+    @jax.named_scope("backward_layers")
+    def input_gradients(
+        self,
+        weights: Sequence[LayerWeights],
+        residuals: Sequence[Any],
+        cotangents: Cotangents,
+        context: Any,
+    ) -> tuple[jax.Array, list[Any]]:
+        """Run the first half of a split backward; arguments are those of `backward`.
+
+        Returns:
+            The cotangent of the stream before the first layer; and the stash of each span.
+        """
+        x, balance_cotangent = cotangents
+
+        def body(
+            own: LayerWeights, residuals: Any, first: int, carry: Any, index: jax.Array
+        ) -> Any:
+            x, prefetched, stored = carry
+            weights, prefetched = own.source.take(prefetched, index, jnp.maximum(index - 1, 0))
+            again = (weights, self.first_layer + first + index, context)
+            arguments = (self.store.get(residuals, index), again, (x, balance_cotangent))
+            made, stashed = (self.split or SplitBackward.of(*arguments)).input_gradient(*arguments)
+            stored, stacked = self.stash_store.put(stored, index, stashed)
+            return (typed_like(made, x), prefetched, stored), stacked
+
+        stashed: list[Any] = []
+        members = zip(self.spans, weights, residuals, self._firsts, strict=True)
+        for span, own, of_span, first in reversed(list(members)):
+            loop = functools.partial(body, own, of_span, first)
+            carry = (x, own.prefetched, self.stash_store.start())
+            (x, _, stored), stacked = _loop(loop, carry, span.count, reverse=True)
+            stashed.insert(0, stacked if stored is None else stored)
+        return x, stashed
+
+    @jax.named_scope("backward_layers")
+    def weight_gradients(
+        self,
+        weights: Sequence[LayerWeights],
+        residuals: Sequence[Any],
+        stashed: Sequence[Any],
+        context: Any,
+        sink: GradientSink,
+        sums: Any,
+    ) -> Any:
+        """Run the second half of a split backward, and return the sink's sums.
+
+        `stashed` is that of each span from `input_gradients`; the other arguments are those of
+        `backward`, but that the weights are prefetched for the first layer.
+        """
+
+        def body(number: int, first: int, carry: Any, index: jax.Array) -> Any:
+            prefetched, sums = carry
+            span, own = self.spans[number], weights[number]
+            following = jnp.minimum(index + 1, span.count - 1)
+            layer_weights, prefetched = own.source.take(prefetched, index, following)
+            again = (layer_weights, self.first_layer + first + index, context)
+            of_layer = self.stash_store.get(stashed[number], index)
+            gradient = of_layer.weight_gradients(self.store.get(residuals[number], index), again)
+            stacked = jax.tree.map(lambda leaf: leaf[None], gradient)
+            return (prefetched, sink.put(sums, first + index, stacked)), None
+
+        for number, first in enumerate(self._firsts):
+            loop = functools.partial(body, number, first)
+            carry = (weights[number].prefetched, sums)
+            (_, sums), _ = _loop(loop, carry, self.spans[number].count)
+        return sums
+
+    def _over_buckets(
+        self,
+        iteration: Callable[..., tuple[Any, None]],
+        carry: Any,
+        bucket_layers: int,
+        warmup_iterations: int,
+    ) -> Any:
+        """Run an iteration over each bucket, the last one first.
+
+        The first iterations, in which the structure of the sink's sums may change, are in no loop;
+        then comes a loop over all buckets that lie alike in the spans, and so on.
+        """
+        starts = self._firsts
+        ends = [*starts[1:], starts[-1] + int(self.spans[-1].count)]
+        buckets = np.arange(ends[-1], dtype=np.int32).reshape(-1, bucket_layers)
+        in_loops = max(len(buckets) - warmup_iterations, 0)
+        for number in reversed(range(in_loops, len(buckets))):
+            pieces = _pieces(buckets[number], starts, ends)
+            carry, _ = iteration(pieces, carry, jnp.asarray(buckets[number]))
+        loops = itertools.groupby(buckets[:in_loops], key=lambda own: _pieces(own, starts, ends))
+        for pieces, members in reversed([(pieces, list(members)) for pieces, members in loops]):
+            indices = jnp.asarray(np.stack(members))
+            carry, _ = lax.scan(functools.partial(iteration, pieces), carry, indices, reverse=True)
+        return carry
+
+    @property
+    def _firsts(self) -> list[int]:
+        """The position of each span's first layer."""
+        if len(self.spans) == 1:
+            return [0]
+        counts = [int(span.count) for span in self.spans]
+        return [sum(counts[:number]) for number in range(len(counts))]
 
 
 def forward_layer(
@@ -145,154 +377,6 @@ def forward_layer(
     )
 
 
-@jax.named_scope("forward_layers")
-def forward_only_layers(
-    spans: Sequence[Span],
-    weights: Sequence[LayerWeights],
-    x: jax.Array,
-    context: Any,
-    *,
-    first_layer: jax.Array | int = 0,
-) -> tuple[jax.Array, jax.Array | None]:
-    """Run `x` through the layers of all `spans` and keep nothing; arguments as `forward_layers`.
-
-    Differentiable in the stream and in stacked weights.
-
-    Returns:
-        The stream after the last layer; and the sum of the layers' balance losses, [B], None
-        without experts or where the number of layers is traced.
-    """
-
-    def body(span: Span, own: LayerWeights, first: int, carry: Any, index: Any) -> Any:
-        x, prefetched = carry
-        following = jnp.minimum(index + 1, span.count - 1)
-        weights, prefetched = own.source.take(prefetched, index, following)
-        made, balance = span.layer(weights, x, first_layer + first + index, context)
-        static = isinstance(span.count, int)
-        return (typed_like(made, x), prefetched), balance if static else None
-
-    balances = []
-    for span, own, first in zip(spans, weights, _firsts(spans), strict=True):
-        of_span = functools.partial(body, span, own, first)
-        (x, _), of_layers = _loop(of_span, (x, own.prefetched), span.count)
-        balances.append(of_layers)
-    return x, _sum_over_layers(balances)
-
-
-class Backward(NamedTuple):
-    """The results of `backward_layers`."""
-
-    x: jax.Array
-    """The cotangent of the stream before the first layer."""
-    sums: Any
-    """The sink's sums with every layer's gradient."""
-    prefetched: list[Any]
-    """The weights that each source prefetched for its first layer."""
-
-
-@jax.named_scope("backward_layers")
-def backward_layers(
-    spans: Sequence[Span],
-    weights: Sequence[LayerWeights],
-    residuals: Sequence[Any],
-    cotangents: Cotangents,
-    context: Any,
-    store: LayerStore,
-    sink: GradientSink,
-    sums: Any,
-    *,
-    first_layer: jax.Array | int = 0,
-    bucket_layers: int = 1,
-) -> Backward:
-    """Run the layers of `forward_layers` backwards.
-
-    Args:
-        spans: as in the forward.
-        weights: the weights of each span, prefetched for its last layer.
-        residuals: the residuals of each span, as `store` keeps them.
-        cotangents: the cotangents of the forward's results.
-        context: as in the forward.
-        store: gives out each layer's residuals.
-        sink: takes the gradient of every layer.
-        sums: the sink's, so far.
-        first_layer: as in the forward.
-        bucket_layers: layers whose gradients `sink` takes together; divides the number of all.
-    """
-    x_cotangent, balance_cotangent = cotangents
-    starts = _firsts(spans)
-
-    def of_layer(span: int, carry: Any, index: jax.Array) -> tuple[Any, Parameters]:
-        x_cotangent, prefetched = carry
-        own, prefetched = weights[span].source.take(prefetched, index, jnp.maximum(index - 1, 0))
-        number = first_layer + starts[span] + index
-        gradient, made = store.get(residuals[span], index).backward(
-            (x_cotangent, balance_cotangent), again=(own, number, context)
-        )
-        return (typed_like(made, x_cotangent), prefetched), gradient
-
-    def iteration(
-        pieces: Sequence[tuple[int, int]], carry: tuple[Any, Any], indices: jax.Array
-    ) -> tuple[Any, None]:
-        (x_cotangent, prefetched), sums = carry
-        prefetched = list(prefetched)
-        gradients: list[Parameters] = []
-        end = bucket_layers
-        for span, length in reversed(pieces):
-            own = indices[end - length : end] - starts[span]
-            (x_cotangent, prefetched[span]), made = lax.scan(
-                functools.partial(of_layer, span),
-                (x_cotangent, prefetched[span]),
-                own,
-                reverse=True,
-                unroll=length == 1,
-            )
-            gradients.insert(0, made)
-            end -= length
-        bucket = jax.tree.map(_concatenate, *gradients)
-        return ((x_cotangent, prefetched), sink.put(sums, indices[0], bucket)), None
-
-    carry: Any = ((x_cotangent, [own.prefetched for own in weights]), sums)
-    count = spans[0].count
-    if isinstance(count, int):
-        carry = _over_buckets(iteration, carry, spans, bucket_layers, sink.warmup_iterations)
-    else:
-        assert len(spans) == bucket_layers == 1, "a traced number of layers is that of one span"
-        carry = lax.fori_loop(
-            jnp.int32(0),
-            count,
-            lambda turn, carry: iteration([(0, 1)], carry, (count - 1 - turn)[None])[0],
-            carry,
-        )
-    (x, prefetched), sums = carry
-    return Backward(x, sums, prefetched)
-
-
-def _over_buckets(
-    iteration: Callable[..., tuple[Any, None]],
-    carry: Any,
-    spans: Sequence[Span],
-    bucket_layers: int,
-    warmup_iterations: int,
-) -> Any:
-    """Run an iteration over each bucket, the last one first.
-
-    The first iterations, in which the structure of the sink's sums may change, are in no loop; then
-    comes a loop over all buckets that lie alike in the spans, and so on.
-    """
-    starts = _firsts(spans)
-    ends = [*starts[1:], starts[-1] + int(spans[-1].count)]
-    buckets = np.arange(ends[-1], dtype=np.int32).reshape(-1, bucket_layers)
-    in_loops = max(len(buckets) - warmup_iterations, 0)
-    for number in reversed(range(in_loops, len(buckets))):
-        pieces = _pieces(buckets[number], starts, ends)
-        carry, _ = iteration(pieces, carry, jnp.asarray(buckets[number]))
-    loops = itertools.groupby(buckets[:in_loops], key=lambda own: _pieces(own, starts, ends))
-    for pieces, members in reversed([(pieces, list(members)) for pieces, members in loops]):
-        indices = jnp.asarray(np.stack(members))
-        carry, _ = lax.scan(functools.partial(iteration, pieces), carry, indices, reverse=True)
-    return carry
-
-
 def _pieces(
     indices: np.ndarray, starts: Sequence[int], ends: Sequence[int]
 ) -> tuple[tuple[int, int], ...]:
@@ -308,98 +392,10 @@ def _concatenate(*stacks: jax.Array) -> jax.Array:
     return stacks[0] if len(stacks) == 1 else jnp.concatenate(stacks)
 
 
-@jax.named_scope("backward_layers")
-def input_gradients(
-    spans: Sequence[Span],
-    weights: Sequence[LayerWeights],
-    residuals: Sequence[Any],
-    cotangents: Cotangents,
-    context: Any,
-    store: LayerStore,
-    stash_store: LayerStore,
-    *,
-    first_layer: jax.Array | int = 0,
-    split: SplitBackward | None = None,
-) -> tuple[jax.Array, list[Any]]:
-    """Run the first half of a split backward; arguments as `backward_layers`.
-
-    `split` is how a layer's backward is split; None: it is split here.
-
-    Returns:
-        The cotangent of the stream before the first layer; and for each span what `stash_store`
-        holds for `weight_gradients`.
-    """
-    x, balance_cotangent = cotangents
-
-    def body(own: LayerWeights, residuals: Any, first: int, carry: Any, index: jax.Array) -> Any:
-        x, prefetched, stored = carry
-        weights, prefetched = own.source.take(prefetched, index, jnp.maximum(index - 1, 0))
-        again = (weights, first_layer + first + index, context)
-        arguments = (store.get(residuals, index), again, (x, balance_cotangent))
-        made, stashed = (split or SplitBackward.of(*arguments)).input_gradient(*arguments)
-        stored, stacked = stash_store.put(stored, index, stashed)
-        return (typed_like(made, x), prefetched, stored), stacked
-
-    stashed: list[Any] = []
-    members = zip(spans, weights, residuals, _firsts(spans), strict=True)
-    for span, own, of_span, first in reversed(list(members)):
-        loop = functools.partial(body, own, of_span, first)
-        carry = (x, own.prefetched, stash_store.start())
-        (x, _, stored), stacked = _loop(loop, carry, span.count, reverse=True)
-        stashed.insert(0, stacked if stored is None else stored)
-    return x, stashed
-
-
-@jax.named_scope("backward_layers")
-def weight_gradients(
-    spans: Sequence[Span],
-    weights: Sequence[LayerWeights],
-    residuals: Sequence[Any],
-    stashed: Sequence[Any],
-    context: Any,
-    store: LayerStore,
-    stash_store: LayerStore,
-    sink: GradientSink,
-    sums: Any,
-    *,
-    first_layer: jax.Array | int = 0,
-) -> Any:
-    """Run the second half of a split backward, and return the sink's sums.
-
-    `stashed` is the result of `input_gradients`; the other arguments are those of
-    `backward_layers`, but that the weights are prefetched for the first layer.
-    """
-
-    def body(number: int, first: int, carry: Any, index: jax.Array) -> Any:
-        prefetched, sums = carry
-        span, own = spans[number], weights[number]
-        following = jnp.minimum(index + 1, span.count - 1)
-        layer_weights, prefetched = own.source.take(prefetched, index, following)
-        again = (layer_weights, first_layer + first + index, context)
-        of_layer = stash_store.get(stashed[number], index)
-        gradient = of_layer.weight_gradients(store.get(residuals[number], index), again)
-        stacked = jax.tree.map(lambda leaf: leaf[None], gradient)
-        return (prefetched, sink.put(sums, first + index, stacked)), None
-
-    for number, first in enumerate(_firsts(spans)):
-        loop = functools.partial(body, number, first)
-        carry = (weights[number].prefetched, sums)
-        (_, sums), _ = _loop(loop, carry, spans[number].count)
-    return sums
-
-
 def _sum_over_layers(balances: Sequence[jax.Array | None]) -> jax.Array | None:
     """Sum the balance losses [L, B] of some spans."""
     sums = [each.sum(axis=0) for each in balances if each is not None]
     return functools.reduce(jnp.add, sums) if sums else None
-
-
-def _firsts(spans: Sequence[Span]) -> list[int]:
-    """Return the position of each span's first layer in the chunk."""
-    if len(spans) == 1:
-        return [0]
-    counts = [int(span.count) for span in spans]
-    return [sum(counts[:number]) for number in range(len(spans))]
 
 
 def _loop(

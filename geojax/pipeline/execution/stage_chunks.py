@@ -26,7 +26,7 @@ from geojax.models.chunk.layer_io import (
     StackedWeights,
     layer_slice,
 )
-from geojax.models.chunk.layer_scan import Span, forward_layer
+from geojax.models.chunk.layer_scan import Layers, Span, forward_layer
 from geojax.models.chunk.residuals import Residuals
 from geojax.models.chunk.split_backward import SplitBackward, Stash
 from geojax.models.parallel.varying import typed_like, vary_over, varying_axes, zeros_of
@@ -248,14 +248,14 @@ class StageChunks:
         """Return one of the stage's chunks, with the slots of the rings that it reads or writes."""
         number = jnp.maximum(number, 0)
         count = jnp.int32(self.max_layers_per_chunk) if self._even else self._counts[number]
-        chunk = Chunk(self._functions, (Span(count, self._functions.layer),), self._firsts[number])
+        layers = Layers((Span(count, self._functions.layer),), self._firsts[number])
         if rings is not None and slot is not None:
-            chunk = dataclasses.replace(chunk, store=RingStore(rings, slot, self.residuals))
+            layers = dataclasses.replace(layers, store=RingStore(rings, slot, self.residuals))
         if stashed is not None and stashed_slot is not None:
             assert self.stashed is not None, "the backward must be split"
             store = RingStore(stashed, stashed_slot, self.stashed)
-            chunk = dataclasses.replace(chunk, stash_store=store, split=self.stashed.split)
-        return chunk
+            layers = dataclasses.replace(layers, stash_store=store, split=self.stashed.split)
+        return Chunk(self._functions, layers)
 
     def _first_in_stack(self, chunk: jax.Array) -> jax.Array:
         """Return where the first layer of a chunk lies among the stage's weights."""

@@ -7,14 +7,8 @@ from support.equality import assert_equal_gradients
 from support.small_models import FAMILIES, ROWS, SEQUENCE, make_batch, model_of
 
 from geojax.models import init_parameters
-from geojax.models.chunk.layer_io import (
-    LayerWeights,
-    StackedGradients,
-    StackedStore,
-    StackedWeights,
-    layer_slice,
-)
-from geojax.models.chunk.layer_scan import Span, backward_layers, forward_layers
+from geojax.models.chunk.layer_io import StackedGradients, layer_slice
+from geojax.models.chunk.layer_scan import Layers, Span
 from geojax.models.chunk.remat import rematerialize
 from geojax.models.chunk.residuals import forward
 from geojax.models.layers import layer, make_context
@@ -82,20 +76,15 @@ def test_the_backward_is_that_of_the_model(family, remat, together):
 
         @jax.jit
         def by_hand(layers, x):
-            sink, store = StackedGradients(x.dtype, once=True), StackedStore()
+            sink = StackedGradients(x.dtype, once=True)
             function = rematerialize(lambda *arguments: layer(*arguments, model), remat)
-            spans, weights = (
-                [Span(model.num_hidden_layers, function)],
-                [LayerWeights(StackedWeights(layers))],
-            )
-            made = forward_layers(spans, weights, x, context, store)
-            backward = backward_layers(
-                spans,
+            run = Layers((Span(model.num_hidden_layers, function),))
+            made = run.forward(run.stacked_weights(layers), x, context)
+            backward = run.backward(
                 made.weights,
                 made.residuals,
                 (cotangent, None),
                 context,
-                store,
                 sink,
                 sink.start(layer_slice(layers, 0), model.num_hidden_layers),
                 bucket_layers=together,
