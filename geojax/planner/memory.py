@@ -197,7 +197,8 @@ def phase_of(operation: Operation, *, pipeline: bool = False) -> str:
     named = [scope for scope in operation.scopes if scope in PHASES]
     inner = [scope for scope in named if scope != "step_gradients"]
     phase = PHASES[(inner or named or [""])[0]]
-    return PIPELINE if pipeline and phase == "embed" else phase
+    in_ticks = pipeline and phase in ("embed", "forward", "head", "backward")
+    return PIPELINE if in_ticks else phase
 
 
 class _Kinds:
