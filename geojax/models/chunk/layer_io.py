@@ -80,6 +80,12 @@ class StackedWeights:
         """Return a slice of the stack; nothing is prefetched."""
         return layer_slice(self.weights, _offset(self.first, index)), None
 
+    def stack(self, count: int) -> Parameters:
+        """Return the weights of `count` layers, stacked."""
+        assert isinstance(self.first, int), "the position in the stack must be static"
+        end = self.first + count
+        return jax.tree.map(lambda leaf: leaf[self.first : end], self.weights)
+
 
 @dataclasses.dataclass(frozen=True)
 class StackedStore:

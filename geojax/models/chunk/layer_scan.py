@@ -168,18 +168,25 @@ class Layers:
             without experts or where the number of layers is traced.
         """
 
-        def body(span: Span, own: LayerWeights, first: int, carry: Any, index: Any) -> Any:
+        def body(
+            span: Span, own: LayerWeights, first: int, carry: Any, index: Any, scanned: Any = None
+        ) -> Any:
             x, prefetched = carry
             following = jnp.minimum(index + 1, span.count - 1)
-            weights, prefetched = own.source.take(prefetched, index, following)
+            weights = scanned
+            if scanned is None:
+                weights, prefetched = own.source.take(prefetched, index, following)
             made, balance = span.layer(weights, x, self.first_layer + first + index, context)
             static = isinstance(span.count, int)
             return (typed_like(made, x), prefetched), balance if static else None
 
         balances = []
         for span, own, first in zip(self.spans, weights, self._firsts, strict=True):
-            of_span = functools.partial(body, span, own, first)
-            (x, _), of_layers = _loop(of_span, (x, own.prefetched), span.count)
+            of_span, scanned = functools.partial(body, span, own, first), None
+            if isinstance(own.source, StackedWeights) and isinstance(span.count, int):
+                # The gradients of what is scanned are stacked, not added up in every iteration.
+                scanned = own.source.stack(span.count)
+            (x, _), of_layers = _loop(of_span, (x, own.prefetched), span.count, scanned=scanned)
             balances.append(of_layers)
         return x, _sum_over_layers(balances)
 
@@ -399,19 +406,22 @@ def _sum_over_layers(balances: Sequence[jax.Array | None]) -> jax.Array | None:
 
 
 def _loop(
-    body: Callable[[Any, jax.Array], tuple[Any, Any]],
+    body: Callable[..., tuple[Any, Any]],
     carry: Any,
     count: int | jax.Array,
     *,
     reverse: bool = False,
+    scanned: Any = None,
 ) -> tuple[Any, Any]:
     """Run `body(carry, index)` for each layer of a span; return the carry and what it stacks.
 
-    A loop of a traced number of layers stacks nothing: `body` then has a None in each place.
+    With `scanned`, a tree of stacked layers, `body` also gets each layer's slice. A loop of a
+    traced number of layers stacks nothing: `body` then has a None in each place.
     """
     if isinstance(count, int):
         indices = jnp.arange(count, dtype=jnp.int32)
-        return lax.scan(body, carry, indices, reverse=reverse)
+        xs = (indices,) if scanned is None else (indices, scanned)
+        return lax.scan(lambda carry, each: body(carry, *each), carry, xs, reverse=reverse)
     stacked: list[Any] = []
 
     def step(turn: jax.Array, carry: Any) -> Any:
