@@ -16,10 +16,10 @@ def reference_attention(
     Shapes as in `geojax.models.attention.attention`. For tests and tiny sizes: its memory grows
     with the square of the sequence.
     """
-    rows, length, heads, head_size = query.shape
+    rows, length, heads, head_dim = query.shape
     groups = key.shape[2]
     compute = jnp.promote_types(query.dtype, jnp.float32)
-    query = query.reshape(rows, length, groups, heads // groups, head_size)
+    query = query.reshape(rows, length, groups, heads // groups, head_dim)
     scores = scale * jnp.einsum("btkgd,bskd->bkgts", query, key, preferred_element_type=compute)
     position = jnp.arange(length)
     allowed = position[:, None] >= position[None, :]
@@ -27,4 +27,4 @@ def reference_attention(
         allowed = allowed & (segment_ids[:, :, None] == segment_ids[:, None, :])[:, None, None]
     weights = jax.nn.softmax(jnp.where(allowed, scores, -jnp.inf), axis=-1)
     output = jnp.einsum("bkgts,bskd->btkgd", weights, value, preferred_element_type=compute)
-    return output.reshape(rows, length, heads, head_size).astype(value.dtype)
+    return output.reshape(rows, length, heads, head_dim).astype(value.dtype)

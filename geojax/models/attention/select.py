@@ -24,7 +24,7 @@ class Choice(NamedTuple):
 
 def chosen_implementation(
     dtype: Any,
-    head_size: int,
+    head_dim: int,
     *,
     packed: bool,
     implementation: str = "auto",
@@ -34,7 +34,7 @@ def chosen_implementation(
 
     Args:
         dtype: dtype of query, key and value.
-        head_size: width of a head.
+        head_dim: width of a head.
         packed: segment ids are given.
         implementation: the requested one of `IMPLEMENTATIONS`.
         platform: platform that the program is compiled for; None: `target_platform`.
@@ -49,7 +49,7 @@ def chosen_implementation(
         )
     if implementation not in ("auto", "cudnn"):
         return Choice(implementation, f"attention: {implementation}, as asked")
-    reason = cudnn.unsupported_reason(jnp.dtype(dtype), head_size, packed=packed)
+    reason = cudnn.unsupported_reason(jnp.dtype(dtype), head_dim, packed=packed)
     if implementation == "cudnn":
         if reason:
             raise UserError(f"attention: cudnn cannot be used, {reason}; use blocked or auto")

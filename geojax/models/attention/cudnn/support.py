@@ -15,7 +15,7 @@ _LARGEST_HEAD = 128
 _LARGEST_HEAD_ON_HOPPER = 256
 
 
-def unsupported_reason(dtype: jnp.dtype, head_size: int, *, packed: bool) -> str | None:
+def unsupported_reason(dtype: jnp.dtype, head_dim: int, *, packed: bool) -> str | None:
     """Say why cuDNN cannot compute attention for such inputs; None: it can.
 
     The checks of compute capability concern a GPU of this process; a program that is compiled for
@@ -28,8 +28,8 @@ def unsupported_reason(dtype: jnp.dtype, head_size: int, *, packed: bool) -> str
         return f"it computes in bfloat16 and float16 and the inputs are {dtype}"
     hopper = _capability() >= (9, 0)
     largest = _LARGEST_HEAD_ON_HOPPER if hopper else _LARGEST_HEAD
-    if head_size % 8 or head_size > largest:
-        return f"a head must be a multiple of 8 dims and at most {largest}, and it is {head_size}"
+    if head_dim % 8 or head_dim > largest:
+        return f"a head must be a multiple of 8 dims and at most {largest}, and it is {head_dim}"
     if packed and not hopper:
         return "packed documents need compute capability 9.0 (Hopper) or later"
     if packed and version < _LEAST_VERSION_FOR_PACKING:
