@@ -137,7 +137,9 @@ def test_a_checkpoint_resumes_on_another_layout(whole_run, tmp_path, corpus, mes
 def test_ctrl_c_saves_and_the_run_goes_on_from_there(whole_run, tmp_path, corpus):
     run, _ = whole_run
     # Validating at every step leaves time for the signal to arrive in the middle of the run.
-    config = write_config(tmp_path / "run.yaml", corpus, evaluation={"interval": 1, "rows": 240})
+    config = write_config(
+        tmp_path / "run.yaml", corpus, evaluation={"interval": 1, "sequences": 240}
+    )
     process = start(config)
     wait_for_step(tmp_path / "run", 2, process)
     process.send_signal(signal.SIGINT)
@@ -159,7 +161,7 @@ def test_ctrl_c_in_one_of_two_processes_that_share_each_layer_stops_both(tmp_pat
         simulate_devices=1,
         mesh={"tensor": 2},
         steps=5000,
-        evaluation={"interval": 5000, "rows": 24},
+        evaluation={"interval": 5000, "sequences": 24},
         checkpoint={"interval": 5000},
     )
     processes = start_processes(config, sites=("east", "east"))

@@ -122,8 +122,8 @@ def loop_of(trainer: Trainer, checkpoints=None, **changes):
         steps=STEPS,
         model=model_of("llama"),
         data={},
-        batch={"rows": 8, "sequence": 32},
-        evaluation={"every_steps": 4},
+        batch={"global_batch_size": 8, "sequence_length": 32},
+        evaluation={"interval": 4},
         skip_limit=3,
         **changes,
     )
