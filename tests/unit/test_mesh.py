@@ -113,6 +113,14 @@ def test_sizes_that_do_not_fit_are_answered_with_sizes_that_do(sizes, part):
     assert "\n" not in str(caught.value)
 
 
+def test_too_many_simulated_devices_in_several_processes_name_the_launchers_option(registered):
+    """As when each of two processes simulates as many devices as the config asks for in all."""
+    registered([Process(i, site, "here", 4, "cpu") for i, site in enumerate("ab")])
+    devices = [dataclasses.replace(each, platform="cpu") for each in fake_devices({0: 4, 1: 4})]
+    with pytest.raises(UserError, match=r"in all, 2 in each of .* launch --devices-per-process 2"):
+        make_mesh(dc=2, data=2, devices=devices)
+
+
 @pytest.mark.parametrize("sites", [2, 3, 4])
 def test_sites_are_made_of_whole_processes_that_said_where_they_run(sites, registered):
     """Processes of the sites interleave, and neither their numbers nor their ids are contiguous."""
