@@ -81,7 +81,7 @@ def measure(work: dict[str, Any]) -> dict[str, Any]:
     """Train, and say how long steps took and what they held."""
     model = ModelConfig(**work["model"])
     settings = OptimizerSettings(**OPTIMIZER)
-    backend = {"products_backend": work["backend"]} if "backend" in work else {}
+    backend = {"fp8_backend": work["backend"]} if "backend" in work else {}
     plan = StepPlan(
         mesh=make_mesh(devices=jax.devices()[:1]),
         policy=policy(work["precision"]),

@@ -117,7 +117,7 @@ def test_what_cannot_be_is_refused_in_one_line():
 
 
 def test_the_backend_is_chosen_for_the_platform_with_a_reason(monkeypatch):
-    monkeypatch.setattr(transformer_engine, "obstacle", lambda: "it is not here")
+    monkeypatch.setattr(transformer_engine, "unsupported_reason", lambda: "it is not here")
     for platform, name, expected in (
         ("cuda", "delayed", "xla"),
         ("cuda", "current", "xla"),
