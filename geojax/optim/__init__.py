@@ -3,7 +3,7 @@
 from geojax.optim.clip import clip_by_global_norm, global_norm
 from geojax.optim.layout import (
     SHARD_AXES,
-    Cut,
+    DimSharding,
     LeafLayout,
     abstract,
     abstract_whole,
@@ -23,16 +23,16 @@ from geojax.optim.optimizer import (
 )
 from geojax.optim.registry import OPTIMIZERS
 from geojax.optim.skipped_steps import apply_updates, keep_on_skipped_steps, select
-from geojax.optim.stage_assignment import StageRows
+from geojax.optim.stage_assignment import StageAssignment
 from geojax.optim.sync_across_sites import sync_across_sites
 
 __all__ = [
     "OPTIMIZERS",
     "SHARD_AXES",
-    "Cut",
+    "DimSharding",
     "LeafLayout",
     "OptimizerSettings",
-    "StageRows",
+    "StageAssignment",
     "abstract",
     "abstract_whole",
     "apply_updates",

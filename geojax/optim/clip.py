@@ -16,7 +16,7 @@ from geojax.optim.layout import LeafLayout
 
 
 def global_norm(gradients: Any, layouts: Any = None) -> jax.Array:
-    """The Euclidean norm of the whole gradient, of which each rank holds parts.
+    """Return the Euclidean norm of the whole gradient, of which each rank holds parts.
 
     Call it inside a `shard_map` with `check_vma=True`: a leaf is taken to be cut over the axes that
     its type says it varies over (padding is zero and adds nothing), and equal along the others. The
@@ -41,8 +41,8 @@ def global_norm(gradients: Any, layouts: Any = None) -> jax.Array:
     return jnp.sqrt(jnp.sum(jnp.stack(squares)))
 
 
-def _counted_once(shard: jax.Array, place: LeafLayout) -> jax.Array:
-    return shard if place.stages is None else place.stages.count_once(shard)
+def _counted_once(shard: jax.Array, leaf_layout: LeafLayout) -> jax.Array:
+    return shard if leaf_layout.stages is None else leaf_layout.stages.count_once(shard)
 
 
 def clip_by_global_norm(max_norm: float) -> optax.GradientTransformationExtraArgs:

@@ -1,6 +1,6 @@
-"""Where each leaf of the training state lives: in shards on a mesh, whole in a checkpoint.
+"""The layout of each leaf of the training state: in shards on a mesh, whole in a checkpoint.
 
-The model cuts a leaf into *parts*, of which a rank computes with its own (tensor and expert
+The model shards a leaf into *parts*, of which a rank computes with its own (tensor and expert
 parallelism). ZeRO cuts a part further into *shards* along one dimension, one for each rank that
 computes with the same part, and gathers them when they are needed.
 
@@ -8,8 +8,8 @@ A dimension is padded at its end where it does not divide into its parts, and ea
 where it does not divide into its shards, so that ZeRO does not move what the model cuts. The
 padding exists only on the devices: `trim` removes it before a save and `pad` puts it back after a
 restore, so a checkpoint holds the model's own shapes and restores onto any other mesh. With a
-pipeline they also bring the rows of a leaf, its layers, to the stages that hold them (`StageRows`)
-and back.
+pipeline they also bring the layers of a leaf to the stages that hold them (`StageAssignment`) and
+back.
 """
 
 import dataclasses
@@ -25,14 +25,14 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from geojax.models.parallel.partition import Partition
-from geojax.optim.stage_assignment import EMPTY, StageRows
+from geojax.optim.stage_assignment import PADDING_LAYER, StageAssignment
 
 SHARD_AXES = ("data", "expert")
 """The axes inside a site over which the training state is sharded (ZeRO)."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Cut:
+class DimSharding:
     """A dimension that is cut into equal, contiguous blocks, one for each rank."""
 
     dim: int
@@ -45,47 +45,47 @@ class Cut:
 
 @dataclasses.dataclass(frozen=True)
 class LeafLayout:
-    """One leaf: its whole shape, the parts that the model cuts, and the shards that ZeRO cuts."""
+    """One leaf: its whole shape, the parts of the model, and the shards that ZeRO cuts."""
 
     shape: tuple[int, ...]
     dtype: Any
-    parts: tuple[Cut, ...] = ()
-    """The model's cuts, no two of the same dimension."""
+    model_shards: tuple[DimSharding, ...] = ()
+    """The dims that the model shards, each once."""
 
-    shard: Cut | None = None
+    shard: DimSharding | None = None
     """ZeRO's cut of each part; None where every rank holds its part whole. Where it has the
     dimension of a part, the part is the outer block."""
 
     partial: bool = False
-    """Each tensor rank has the leaf whole and makes a part of its gradient."""
+    """Each tensor rank has the leaf whole and computes a part of its gradient."""
 
-    stages: StageRows | None = None
-    """Which rows the stages of a pipeline hold; None where there is no pipeline. On the devices a
-    leaf that does not count layers gets a leading dimension of stages then. `parts` and `shard` go
-    by the dimensions of `shape`, without it."""
+    stages: StageAssignment | None = None
+    """The layers that the stages of a pipeline hold; None where there is no pipeline. On devices a
+    leaf that does not count layers gets a leading dim of stages then. `model_shards` and `shard` go
+    by the dims of `shape`, without it."""
 
     @property
     def stage_shape(self) -> tuple[int, ...]:
-        """The shape of what one stage holds, whole and without padding but for empty rows."""
+        """The shape of what one stage holds, whole and without padding but for padding layers."""
         if self.stages is None or not self.stages.stacked:
             return self.shape
-        return (self.stages.rows_per_stage, *self.shape[1:])
+        return (self.stages.layers_per_stage, *self.shape[1:])
 
     @property
     def padded_shape(self) -> tuple[int, ...]:
         """The shape on the devices: each cut dimension rounded up to a multiple of its blocks, and
-        the rows of all stages."""
+        the layers of all stages."""
         padded = self._rounded(self.stage_shape)
         if self.stages is None:
             return padded
-        rows = self.stages.stages * self.stages.rows_per_stage
-        return (rows, *(padded[1:] if self.stages.stacked else padded))
+        layers = self.stages.stages * self.stages.layers_per_stage
+        return (layers, *(padded[1:] if self.stages.stacked else padded))
 
     @property
-    def part_shape(self) -> tuple[int, ...]:
+    def model_shard_shape(self) -> tuple[int, ...]:
         """The shape of one part of what a stage holds, padding included: all its shards together.
         A leaf that does not count layers has its own dimensions here, no leading one."""
-        blocks = self._blocks(self.parts)
+        blocks = self._blocks(self.model_shards)
         padded = self._rounded(self.stage_shape)
         return tuple(s // count for s, count in zip(padded, blocks, strict=True))
 
@@ -98,34 +98,37 @@ class LeafLayout:
     def shard_shape(self) -> tuple[int, ...]:
         """The shape of what one device holds between steps."""
         blocks = self._blocks((self.shard,) if self.shard else ())
-        shard = tuple(s // count for s, count in zip(self.part_shape, blocks, strict=True))
+        shard = tuple(s // count for s, count in zip(self.model_shard_shape, blocks, strict=True))
         return (1, *shard) if self.has_stage_dim else shard
 
     @property
     def has_stage_dim(self) -> bool:
-        """Whether the leaf has a leading dimension on the devices that it lacks in the model."""
+        """The leaf has a leading dimension on the devices that it lacks in the model."""
         return self.stages is not None and not self.stages.stacked
 
     @property
     def is_whole(self) -> bool:
-        """Whether the leaf on the devices is the model's, without padding and in its order."""
+        """The leaf on the devices is the model's, without padding and in its order."""
         in_order = self.stages is None or self.stages.is_order_of_leaf
         return in_order and self.padded_shape == self.shape
 
     def spec(self) -> PartitionSpec:
-        """The partition spec of the padded leaf."""
+        """Return the partition spec of the padded leaf."""
         axes = self._axes()
         if self.stages is not None and not self.stages.stacked:
             axes.insert(0, self.stages.axes)
         return _partition_spec(axes)
 
     def whole_spec(self) -> PartitionSpec:
-        """The partition spec of the model's leaf, if it divided."""
+        """Return the partition spec of the model's leaf, if it divided."""
         return _partition_spec(self._axes())
 
     def pad(self, leaf: jax.Array) -> jax.Array:
-        """The model's leaf as it is on the devices: zeros appended where dimensions or their parts
-        do not divide, and rows brought to their stages."""
+        """Pad the model's leaf as it is on the devices.
+
+        Zeros are appended where dims or their parts do not divide, and layers are brought to their
+        stages.
+        """
         for dim, (count, size, part) in enumerate(self._sizes()):
             leaf = _append(leaf, dim, count * size)
             if part > size:
@@ -133,7 +136,7 @@ class LeafLayout:
         return leaf if self.stages is None else self.stages.spread(leaf)
 
     def trim(self, leaf: jax.Array) -> jax.Array:
-        """The inverse of `pad`: the model's leaf, in its order."""
+        """Invert `pad`: return the model's leaf, in its order."""
         leaf = leaf if self.stages is None else self.stages.collect(leaf)
         for dim, (count, size, part) in enumerate(self._sizes()):
             if part > size:
@@ -144,34 +147,33 @@ class LeafLayout:
         return leaf[tuple(slice(size) for size in self.shape)]
 
     def of_layer(self) -> "LeafLayout":
-        """The layout of one layer's slice of this stacked leaf; with a pipeline, on its stage."""
+        """Return the layout of one layer of this stacked leaf; with a pipeline, on its stage."""
 
-        def inner(cut: Cut) -> Cut:
+        def inner(cut: DimSharding) -> DimSharding:
             assert cut.dim > 0, "the layers of a stacked leaf are never cut"
             return dataclasses.replace(cut, dim=cut.dim - 1)
 
         return dataclasses.replace(
             self,
             shape=self.shape[1:],
-            parts=tuple(inner(cut) for cut in self.parts),
+            model_shards=tuple(inner(cut) for cut in self.model_shards),
             shard=inner(self.shard) if self.shard else None,
             stages=None,
         )
 
     def of_layers(self, count: int) -> "LeafLayout":
-        """The layout of `count` layers of this stacked leaf, stacked; with a pipeline, on their
-        stage."""
+        """Return the layout of `count` layers of this leaf; with a pipeline, on their stage."""
         return dataclasses.replace(self, shape=(count, *self.shape[1:]), stages=None)
 
     @property
-    def cuts(self) -> tuple[Cut, ...]:
-        """The cuts of parts, then that of shards."""
-        return (*self.parts, self.shard) if self.shard else self.parts
+    def dim_shardings(self) -> tuple[DimSharding, ...]:
+        """The dims that the model shards, then the one that ZeRO shards."""
+        return (*self.model_shards, self.shard) if self.shard else self.model_shards
 
     def _axes(self) -> list[tuple[str, ...]]:
-        """For each dimension of `shape` the mesh axes that cut it."""
+        """Return the mesh axes that cut each dim of `shape`."""
         axes = [
-            tuple(axis for cut in self.cuts if cut.dim == dim for axis in cut.axes)
+            tuple(axis for cut in self.dim_shardings if cut.dim == dim for axis in cut.axes)
             for dim in range(len(self.shape))
         ]
         if self.stages is not None and self.stages.stacked:
@@ -180,47 +182,46 @@ class LeafLayout:
         return axes
 
     def _rounded(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """`shape` with each cut dimension rounded up to a multiple of its blocks."""
-        sizes = zip(shape, self._blocks(self.cuts), strict=True)
+        """Return `shape` with each cut dim rounded up to a multiple of its blocks."""
+        sizes = zip(shape, self._blocks(self.dim_shardings), strict=True)
         return tuple(-(-size // count) * count for size, count in sizes)
 
     def _per_part(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Of `shape`, without the padding of shards."""
-        sizes = zip(shape, self._blocks(self.parts), strict=True)
+        """Return the size of one part of `shape`, without the padding of shards."""
+        sizes = zip(shape, self._blocks(self.model_shards), strict=True)
         return tuple(-(-size // count) for size, count in sizes)
 
     def _sizes(self) -> list[tuple[int, int, int]]:
-        """For each dimension of the model's leaf its parts, and the size of each without and with
-        the padding of its shards."""
-        blocks = self._blocks(self.parts)
+        """Return (parts, their size, their size padded for shards) of each dim of the leaf."""
+        blocks = self._blocks(self.model_shards)
         rounded = zip(self._rounded(self.shape), blocks, strict=True)
         padded = [size // count for size, count in rounded]
         return list(zip(blocks, self._per_part(self.shape), padded, strict=True))
 
-    def _blocks(self, cuts: Sequence[Cut]) -> list[int]:
+    def _blocks(self, cuts: Sequence[DimSharding]) -> list[int]:
         return [
             math.prod(cut.ranks for cut in cuts if cut.dim == dim) for dim in range(len(self.shape))
         ]
 
 
 def _append(leaf: jax.Array, dim: int, size: int) -> jax.Array:
-    """`leaf` with zeros behind it along `dim`, up to `size`."""
+    """Append zeros to `leaf` along `dim`, up to `size`."""
     missing = [(0, size - held if at == dim else 0) for at, held in enumerate(leaf.shape)]
     return jnp.pad(leaf, missing) if any(end for _, end in missing) else leaf
 
 
 def _split(leaf: jax.Array, dim: int, count: int) -> jax.Array:
-    """`leaf` with `dim` as two: `count` blocks, and what is in each."""
+    """Split `dim` of `leaf` into two: the block and the index in it."""
     return leaf.reshape(*leaf.shape[:dim], count, -1, *leaf.shape[dim + 1 :])
 
 
 def _merge(leaf: jax.Array, dim: int) -> jax.Array:
-    """The inverse of `_split`."""
+    """Invert `_split`."""
     return leaf.reshape(*leaf.shape[:dim], -1, *leaf.shape[dim + 2 :])
 
 
 def _partition_spec(axes: list[tuple[str, ...]]) -> PartitionSpec:
-    """Of the mesh axes of each dimension; dimensions at the end that are not cut are left out."""
+    """Return the spec of the axes of each dim, without trailing dims that are not cut."""
     cut = [dim for dim, names in enumerate(axes) if names]
     return PartitionSpec(*(names or None for names in axes[: max(cut, default=-1) + 1]))
 
@@ -231,11 +232,11 @@ def leaf_layout(
     shard_axes: dict[str, int],
     *,
     stacked: bool,
-    parts: tuple[Cut, ...] = (),
+    model_shards: tuple[DimSharding, ...] = (),
     partial: bool = False,
-    stages: StageRows | None = None,
+    stages: StageAssignment | None = None,
 ) -> LeafLayout:
-    """The layout of a leaf that the model cuts into `parts` and ZeRO shards over `shard_axes`.
+    """Lay out a leaf that the model shards and that ZeRO shards further over `shard_axes`.
 
     The first dimension of a part that divides is sharded, since the further out it is, the longer
     are the pieces in memory that are put together and taken apart around every message; where none
@@ -247,23 +248,23 @@ def leaf_layout(
         dtype: of the state's leaf.
         shard_axes: size by name of the axes to shard over; none: each rank holds its part whole.
         stacked: whether the leading dimension counts layers.
-        parts: the model's cuts.
+        model_shards: the dims that the model shards.
         partial: see `LeafLayout`.
         stages: see `LeafLayout`.
     """
-    whole = LeafLayout(tuple(shape), jnp.dtype(dtype), parts, partial=partial, stages=stages)
+    whole = LeafLayout(tuple(shape), jnp.dtype(dtype), model_shards, partial=partial, stages=stages)
     if stages is not None and stacked:
-        held = len(set(stages.order) - {EMPTY})
+        held = len(set(stages.order) - {PADDING_LAYER})
         assert held == shape[0], f"the stages hold {held} of {shape[0]} layers"
     if not shard_axes:
         return whole
     ranks = math.prod(shard_axes.values())
     candidates = list(range(1 if stacked else 0, len(shape)))
     assert candidates, f"a leaf of shape {shape} has no dimension to cut"
-    size = whole.part_shape
+    size = whole.model_shard_shape
     dividing = [dim for dim in candidates if size[dim] % ranks == 0]
     dim = dividing[0] if dividing else max(candidates, key=lambda dim: size[dim])
-    return dataclasses.replace(whole, shard=Cut(dim, tuple(shard_axes), ranks))
+    return dataclasses.replace(whole, shard=DimSharding(dim, tuple(shard_axes), ranks))
 
 
 def parameter_layouts(
@@ -275,7 +276,7 @@ def parameter_layouts(
     across_sites: bool = False,
     stages: Any = None,
 ) -> Any:
-    """A `LeafLayout` for each leaf of the parameter tree (arrays or shapes).
+    """Return a `LeafLayout` for each leaf of the parameter tree (arrays or shapes).
 
     Args:
         parameters: the tree.
@@ -283,7 +284,7 @@ def parameter_layouts(
         partitions: the `Partition` of each leaf; None: the model cuts none.
         sharded: whether ZeRO shards the parts, over those of `SHARD_AXES` that do not cut them.
         across_sites: whether it shards them over `dc` too.
-        stages: the `StageRows` of each leaf; None: there is no pipeline.
+        stages: the `StageAssignment` of each leaf; None: there is no pipeline.
     """
     if partitions is None:
         partitions = jax.tree.map(lambda _: Partition(), parameters)
@@ -291,9 +292,11 @@ def parameter_layouts(
         stages = jax.tree.map(lambda _: None, parameters)
 
     def layout(
-        path: tuple[Any, ...], leaf: Any, partition: Partition, rows: StageRows | None
+        path: tuple[Any, ...], leaf: Any, partition: Partition, assignment: StageAssignment | None
     ) -> LeafLayout:
-        parts = tuple(Cut(dim, (axis,), mesh.shape[axis]) for dim, axis in partition.cuts.items())
+        model_shards = tuple(
+            DimSharding(dim, (axis,), mesh.shape[axis]) for dim, axis in partition.cuts.items()
+        )
         axes = [axis for axis in SHARD_AXES if axis not in partition.cuts.values()]
         if across_sites:
             axes.append("dc")  # the fastest: what a site gathers first is contiguous
@@ -302,26 +305,26 @@ def parameter_layouts(
             leaf.dtype,
             {axis: mesh.shape[axis] for axis in axes} if sharded else {},
             stacked=getattr(path[0], "key", None) == "layers",
-            parts=parts,
+            model_shards=model_shards,
             partial=partition.partial,
-            stages=rows,
+            stages=assignment,
         )
 
     return jax.tree_util.tree_map_with_path(layout, parameters, partitions, stages)
 
 
 def replicated(leaf: Any) -> LeafLayout:
-    """The layout of a leaf that every device holds whole (a count, say)."""
+    """Return the layout of a leaf that every device holds whole (a count, say)."""
     return LeafLayout(tuple(leaf.shape), jnp.dtype(leaf.dtype))
 
 
 def shardings(layouts: Any, mesh: Mesh) -> Any:
-    """The `NamedSharding` of each padded leaf."""
+    """Return the `NamedSharding` of each padded leaf."""
     return jax.tree.map(lambda layout: NamedSharding(mesh, layout.spec()), layouts)
 
 
 def abstract(layouts: Any, mesh: Mesh) -> Any:
-    """The padded state as `jax.ShapeDtypeStruct`s with their shardings."""
+    """Return the padded state as `jax.ShapeDtypeStruct`s with their shardings."""
     return jax.tree.map(
         lambda layout: jax.ShapeDtypeStruct(
             layout.padded_shape, layout.dtype, sharding=NamedSharding(mesh, layout.spec())
@@ -331,13 +334,13 @@ def abstract(layouts: Any, mesh: Mesh) -> Any:
 
 
 def bytes_per_device(layouts: Any) -> int:
-    """The bytes of the state that one device holds, padding included."""
+    """Count the bytes of the state that one device holds, padding included."""
     leaves = jax.tree.leaves(layouts)
     return sum(math.prod(layout.shard_shape) * layout.dtype.itemsize for layout in leaves)
 
 
 def abstract_whole(layouts: Any, mesh: Mesh) -> Any:
-    """What a checkpoint holds: the unpadded leaves, each sharded as far as its size allows."""
+    """Return the leaves of a checkpoint: unpadded, each sharded as far as its size allows."""
     return jax.tree.map(
         lambda layout: jax.ShapeDtypeStruct(
             layout.shape, layout.dtype, sharding=_whole_sharding(layout, mesh)
@@ -347,13 +350,15 @@ def abstract_whole(layouts: Any, mesh: Mesh) -> Any:
 
 
 def trim(state: Any, layouts: Any, mesh: Mesh) -> Any:
-    """The state without padding, sharded as in `abstract_whole`; leaves that are `is_whole` are
-    shared with `state`, not copied."""
+    """Return the state without padding, sharded as in `abstract_whole`.
+
+    Leaves that are `is_whole` are shared with `state`, not copied.
+    """
     return _resize(state, layouts, abstract_whole(layouts, mesh), LeafLayout.trim)
 
 
 def pad(state: Any, layouts: Any, mesh: Mesh) -> Any:
-    """The inverse of `trim`: whole leaves as the padded, sharded leaves of the training state."""
+    """Invert `trim`: return whole leaves as the padded, sharded leaves of the training state."""
     return _resize(state, layouts, abstract(layouts, mesh), LeafLayout.pad)
 
 
@@ -372,7 +377,7 @@ def _compiled_resize(resize: Any, layout: LeafLayout, sharding: NamedSharding) -
 
 
 def _whole_sharding(layout: LeafLayout, mesh: Mesh) -> NamedSharding:
-    """A sharding of the unpadded leaf over as many ranks as divide it.
+    """Shard the unpadded leaf over as many ranks as divide it.
 
     8,192 rows over 24 ranks are padded on the devices; without the padding they are cut over 8 of
     them and replicated 3 times, on a mesh with the same devices in the same order in which the axis

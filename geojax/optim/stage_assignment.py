@@ -1,14 +1,16 @@
-"""Which rows of a leaf each stage of a pipeline holds.
+"""The layers of a leaf that each stage of a pipeline holds.
 
-Of a leaf whose leading dimension counts layers a stage holds those of its own layers, in the order
-in which it runs them. Any other leaf (a table, the head, a norm) is a single row, which the stages
-that use it hold. All stages hold equally many rows, so that one program fits all of them: -1 stands
-for a row of zeros, which belongs to no layer.
+Of a leaf whose leading dim counts layers a stage holds its own layers, in the order in which it
+runs them. Any other leaf (a table, the head, a norm) counts as layer 0, which the stages that use
+it hold. All stages hold equally many layers, so that one program fits all of them: -1 stands for a
+padding layer of zeros.
 
-    3 stages, 5 layers          rows                        rows of a tied embedding
+    3 stages, 5 layers          layers of each stage        those of a tied embedding
     stage 0  layers 0 and 1     (0, 1)                      (0,)
     stage 1  layers 2 and 3     (2, 3)                      (-1,)
     stage 2  layer 4            (4, -1)                     (0,)
+
+Shapes: L layers of the model, P stages, S layers of a stage.
 """
 
 import dataclasses
@@ -20,112 +22,120 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-EMPTY = -1
-"""Stands for a row that belongs to no layer."""
+PADDING_LAYER = -1
+"""The number of a layer that the model does not have."""
 
 
 @dataclasses.dataclass(frozen=True)
-class StageRows:
-    """How the stages of a pipeline hold a leaf; in an array of all stages, stage after stage."""
+class StageAssignment:
+    """The layers of a leaf on the stages of a pipeline; in an array, stage after stage."""
 
     axes: tuple[str, ...]
     """The mesh axes that number the stages, the last one fastest."""
 
-    rows: tuple[tuple[int, ...], ...]
-    """For each stage the indices of the leading dimension that it holds."""
+    layers_of_stage: tuple[tuple[int, ...], ...]
+    """The layers that each stage holds, as indices of the leading dim."""
 
     stacked: bool = True
-    """Whether the leaf has that dimension; otherwise the leaf as a whole is row 0."""
+    """The leaf has that dim; otherwise the leaf as a whole is layer 0."""
 
     def __post_init__(self) -> None:
-        assert len({len(held) for held in self.rows}) == 1, "stages hold equally many rows"
-        held = set(self.order) - {EMPTY}
-        assert held == set(range(len(held))), f"some row is on no stage: {sorted(held)}"
-        assert self.stacked or held == {0}, "a leaf without layers is one row"
+        lengths = {len(layers) for layers in self.layers_of_stage}
+        assert len(lengths) == 1, "stages must hold equally many layers"
+        held = set(self.order) - {PADDING_LAYER}
+        assert held == set(range(len(held))), f"some layer is on no stage: {sorted(held)}"
+        assert self.stacked or held == {0}, "a leaf without layers must be layer 0"
 
     @classmethod
-    def on(cls, axes: tuple[str, ...], stages: int, holders: Collection[int]) -> "StageRows":
-        """Of a leaf without layers that the stages `holders` hold."""
-        rows = tuple((0,) if stage in holders else (EMPTY,) for stage in range(stages))
-        return cls(axes, rows, stacked=False)
+    def on(cls, axes: tuple[str, ...], stages: int, holders: Collection[int]) -> "StageAssignment":
+        """Assign a leaf without layers to the stages `holders`."""
+        layers = tuple((0,) if stage in holders else (PADDING_LAYER,) for stage in range(stages))
+        return cls(axes, layers, stacked=False)
 
     @property
     def stages(self) -> int:
-        """How many there are."""
-        return len(self.rows)
+        """The number of stages."""
+        return len(self.layers_of_stage)
 
     @property
-    def rows_per_stage(self) -> int:
-        """Those of every stage, empty ones included."""
-        return len(self.rows[0])
+    def layers_per_stage(self) -> int:
+        """The number of layers of every stage, padding included."""
+        return len(self.layers_of_stage[0])
 
     @property
     def order(self) -> tuple[int, ...]:
-        """The rows of all stages, one stage after the other."""
-        return tuple(row for held in self.rows for row in held)
+        """The layers of all stages, one stage after the other."""
+        return tuple(layer for layers in self.layers_of_stage for layer in layers)
 
     @property
-    def has_empty(self) -> bool:
-        """Whether some stage holds an empty row."""
-        return EMPTY in self.order
+    def has_padding(self) -> bool:
+        """Some stage holds a padding layer."""
+        return PADDING_LAYER in self.order
 
     @property
     def shared(self) -> bool:
-        """Whether two stages hold the same row."""
-        filled = [row for row in self.order if row != EMPTY]
+        """Two stages hold the same layer."""
+        filled = [layer for layer in self.order if layer != PADDING_LAYER]
         return len(filled) > len(set(filled))
 
     @property
     def is_order_of_leaf(self) -> bool:
-        """Whether the rows of all stages, one stage after the other, are the leaf itself."""
+        """The layers of all stages, one stage after the other, are the leaf itself."""
         return self.stacked and self.order == tuple(range(len(self.order)))
 
     def spread(self, leaf: jax.Array) -> jax.Array:
-        """[stages * rows, ...], the rows of all stages, from the leaf; empty ones are zeros."""
+        """Bring the layers of a leaf to their stages.
+
+        Args:
+            leaf: [L, ...]; without layers [...].
+
+        Returns:
+            [P * S, ...]; padding layers are zeros.
+        """
         if not self.stacked:
-            held = np.array(self.order) != EMPTY
+            held = np.array(self.order) != PADDING_LAYER
             return jnp.where(_as_column(held, leaf.ndim + 1), leaf[None], 0)
         if self.is_order_of_leaf:
             return leaf
         outside = leaf.shape[0]
-        rows = np.array([outside if row == EMPTY else row for row in self.order])
-        return leaf.at[rows].get(mode="fill", fill_value=0)
+        layers = np.array([outside if layer == PADDING_LAYER else layer for layer in self.order])
+        return leaf.at[layers].get(mode="fill", fill_value=0)
 
     def collect(self, spread: jax.Array) -> jax.Array:
-        """The inverse of `spread`; of a row that two stages hold, the first one's."""
+        """Invert `spread`; of a layer that two stages hold, take the first one's."""
         if not self.stacked:
             return spread[self.order.index(0)]
         if self.is_order_of_leaf:
             return spread
-        return spread[np.array([self.order.index(row) for row in range(1 + max(self.order))])]
+        return spread[np.array([self.order.index(layer) for layer in range(1 + max(self.order))])]
 
     def of_this_stage(self) -> jax.Array:
-        """int32 [rows]: the rows that this device's stage holds; inside a `shard_map`."""
-        return self._mine(np.array(self.rows, np.int32))
+        """Return the layers of this device's stage, int32 [S]; call it inside a `shard_map`."""
+        return self._own_row(np.array(self.layers_of_stage, np.int32))
 
-    def hold(self, rows: jax.Array) -> jax.Array:
-        """[rows, ...] of this device's stage, but zero in those that are empty."""
-        if not self.has_empty:
-            return rows
-        return self._select(np.array(self.rows) != EMPTY, rows)
+    def hold(self, layers: jax.Array) -> jax.Array:
+        """Zero the padding among the layers [S, ...] of this device's stage."""
+        if not self.has_padding:
+            return layers
+        return self._select(np.array(self.layers_of_stage) != PADDING_LAYER, layers)
 
-    def count_once(self, rows: jax.Array) -> jax.Array:
-        """[rows, ...] of this device's stage, but zero where an earlier stage holds the row too."""
+    def count_once(self, layers: jax.Array) -> jax.Array:
+        """Zero those layers [S, ...] of this device's stage that an earlier stage holds too."""
         if not self.shared:
-            return rows
+            return layers
         order = self.order
-        first = np.array([order.index(row) == place for place, row in enumerate(order)])
-        return self._select(first.reshape(self.stages, -1), rows)
+        first = np.array([order.index(layer) == index for index, layer in enumerate(order)])
+        return self._select(first.reshape(self.stages, -1), layers)
 
-    def _select(self, kept: np.ndarray, rows: jax.Array) -> jax.Array:
-        mask = self._mine(kept)
-        return jnp.where(_as_column(mask, rows.ndim), rows, 0)
+    def _select(self, kept: np.ndarray, layers: jax.Array) -> jax.Array:
+        mask = self._own_row(kept)
+        return jnp.where(_as_column(mask, layers.ndim), layers, 0)
 
-    def _mine(self, table: np.ndarray) -> jax.Array:
-        """The row of this device's stage in a table [stages, rows]."""
+    def _own_row(self, table: np.ndarray) -> jax.Array:
+        """Return the row of this device's stage in a table [P, S]."""
         return jnp.asarray(table)[lax.axis_index(self.axes)]
 
 
 def _as_column(mask: Any, dims: int) -> Any:
-    """[rows] as [rows, 1, ...] of `dims` dimensions."""
+    """Reshape [S] to [S, 1, ...] of `dims` dims."""
     return mask.reshape(-1, *(1,) * (dims - 1))

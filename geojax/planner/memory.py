@@ -207,7 +207,7 @@ class _Kinds:
         self._of_weights = {
             _without_ones(shape)
             for leaf in (*leaves, *map(LeafLayout.of_layer, jax.tree.leaves(parameters["layers"])))
-            for shape in (leaf.shard_shape, leaf.part_shape, leaf.gathered_shape)
+            for shape in (leaf.shard_shape, leaf.model_shard_shape, leaf.gathered_shape)
         }
 
     def kind(self, operation: Operation, buffer: Buffer) -> str:

@@ -23,10 +23,10 @@ from geojax.collectives.axes import drop_single, to_varying
 from geojax.mesh import AXES
 from geojax.models import ModelConfig, Parameters, parameter_shapes
 from geojax.optim import LeafLayout
-from geojax.optim.layout import Cut
+from geojax.optim.layout import DimSharding
 from geojax.precision import AMAX
 from geojax.step.plan import StepPlan
-from geojax.step.stage_layers import stage_rows
+from geojax.step.stage_layers import stage_assignments
 
 _OPERANDS = 3
 
@@ -40,10 +40,10 @@ def history_layouts(model: ModelConfig, plan: StepPlan) -> Any:
     if recipe is None or recipe.history == 0:
         return None
     sites = 1 if "dc" in plan.stage_axes or plan.share_amax_across_dc else plan.mesh.shape["dc"]
-    parts = (Cut(1, ("dc",), sites),) if sites > 1 else ()
+    parts = (DimSharding(1, ("dc",), sites),) if sites > 1 else ()
     stages = None
     if plan.staged_layers is not None:
-        rows = stage_rows(model, plan.staged_layers, plan.stage_axes)["layers"]
+        rows = stage_assignments(model, plan.staged_layers, plan.stage_axes)["layers"]
         stages = jax.tree.leaves(rows)[0]
     shape = (model.num_hidden_layers, sites, _OPERANDS, recipe.history)
     place = LeafLayout(shape, jnp.dtype(jnp.float32), parts, stages=stages)

@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from geojax.optim.layout import Cut, LeafLayout
-from geojax.optim.stage_assignment import EMPTY
+from geojax.optim.layout import DimSharding, LeafLayout
+from geojax.optim.stage_assignment import PADDING_LAYER
 from geojax.step.plan import StepPlan
 
 NAME = "error_feedback"
@@ -39,16 +39,18 @@ def error_layouts(parameters: Any, plan: StepPlan) -> Any:
     def of_leaf(path: Any, layout: LeafLayout) -> LeafLayout:
         dim = _site_dim(path)
         if layout.stages is not None and layout.stages.shared:
-            assert layout.stages.order[0] != EMPTY, "the first stage must hold a shared leaf"
+            assert layout.stages.order[0] != PADDING_LAYER, (
+                "the first stage must hold a shared leaf"
+            )
 
-        def moved(cut: Cut) -> Cut:
+        def moved(cut: DimSharding) -> DimSharding:
             return dataclasses.replace(cut, dim=cut.dim + int(cut.dim >= dim))
 
         return dataclasses.replace(
             layout,
             shape=(*layout.shape[:dim], sites, *layout.shape[dim:]),
             dtype=plan.policy.reduce_dtype,
-            parts=(*map(moved, layout.parts), Cut(dim, ("dc",), sites)),
+            model_shards=(*map(moved, layout.model_shards), DimSharding(dim, ("dc",), sites)),
             shard=layout.shard and moved(layout.shard),
         )
 

@@ -67,13 +67,15 @@ def _has_whole_blocks(layout: LeafLayout, block: int) -> bool:
     if shard is None or layout.partial:  # a rank reads a slice of what it holds whole
         return False
     of_experts = shard.dim < len(layout.shape) - 2
-    return of_experts or layout.part_shape[shard.dim] // shard.ranks % block == 0
+    return of_experts or layout.model_shard_shape[shard.dim] // shard.ranks % block == 0
 
 
 def sharing_axes(layout: LeafLayout, plan: StepPlan) -> tuple[str, ...]:
     """Return the axes of a site, longer than 1, that shard a kernel (of each expert)."""
     assert layout.shard is not None, "a leaf that is FP8 gathered must be sharded"
-    named = {axis for cut in layout.parts if cut.dim >= len(layout.shape) - 2 for axis in cut.axes}
+    named = {
+        axis for cut in layout.model_shards if cut.dim >= len(layout.shape) - 2 for axis in cut.axes
+    }
     if layout.shard.dim >= len(layout.shape) - 2:
         named |= set(shard_axes(layout)[0] or ())
     return tuple(axis for axis in AXES if axis in named and plan.mesh.shape[axis] > 1)

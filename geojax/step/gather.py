@@ -20,7 +20,7 @@ from jax import lax
 from geojax.collectives import all_gather
 from geojax.collectives.axes import to_varying, varying_axes
 from geojax.optim import LeafLayout
-from geojax.optim.layout import Cut
+from geojax.optim.layout import DimSharding
 from geojax.precision import QuantizedWeight, Weight, is_quantized_weight
 from geojax.step.plan import StepPlan
 
@@ -75,7 +75,7 @@ def gather_in_site(shards: Any, layouts: Any, plan: StepPlan) -> Any:
         sent = [_sent(leaf, plan) for leaf in leaves]
         if site_axes is not None:
             sent = _gather(
-                sent, site_axes, leaf_layouts, [layout.part_shape for layout in leaf_layouts]
+                sent, site_axes, leaf_layouts, [layout.model_shard_shape for layout in leaf_layouts]
             )
         trimmed = [
             to_varying(
@@ -142,7 +142,7 @@ def _gather(
 
 def site_shape(layout: LeafLayout, plan: StepPlan) -> tuple[int, ...]:
     """Return the shape of a rank's block of a part, once it is gathered over `dc`."""
-    shape = list(layout.part_shape)
+    shape = list(layout.model_shard_shape)
     shape[shard_dim(layout)] //= math.prod(
         plan.mesh.shape[axis] for axis in shard_axes(layout)[0] or ()
     )
@@ -161,7 +161,7 @@ def shard_axes(layout: LeafLayout) -> tuple[tuple[str, ...] | None, bool]:
     return tuple(axis for axis in layout.shard.axes if axis != "dc"), "dc" in layout.shard.axes
 
 
-def _shard_cut(layout: LeafLayout) -> Cut:
+def _shard_cut(layout: LeafLayout) -> DimSharding:
     assert layout.shard is not None, "the leaf must be sharded"
     return layout.shard
 

@@ -214,7 +214,7 @@ class _Group(NamedTuple):
 def _group_of(gradient: jax.Array, layout: LeafLayout, plan: StepPlan) -> _Group:
     site_axes, across = shard_axes(layout)
     shared = layout.stages is not None and layout.stages.shared
-    held = {axis for part in layout.parts for axis in part.axes} | {"dc", *(site_axes or ())}
+    held = {axis for part in layout.model_shards for axis in part.axes} | {"dc", *(site_axes or ())}
     if not shared:
         held |= set(plan.stage_axes)
     beside = tuple(axis for axis in AXES if axis in varying_axes(gradient) and axis not in held)
@@ -295,7 +295,7 @@ def _on_stage(leaf: jax.Array, layout: LeafLayout) -> jax.Array:
 
 
 def _padded(leaf: jax.Array, layout: LeafLayout) -> jax.Array:
-    missing = [(0, p - s) for p, s in zip(layout.part_shape, leaf.shape, strict=True)]
+    missing = [(0, p - s) for p, s in zip(layout.model_shard_shape, leaf.shape, strict=True)]
     return jnp.pad(leaf, missing) if any(end for _, end in missing) else leaf
 
 

@@ -8,8 +8,8 @@ import jax
 
 from geojax.models import ModelConfig
 from geojax.models.parameters import parameter_shapes
-from geojax.optim import StageRows
-from geojax.optim.stage_assignment import EMPTY
+from geojax.optim import StageAssignment
+from geojax.optim.stage_assignment import PADDING_LAYER
 from geojax.pipeline.schedule import Placement
 
 
@@ -40,20 +40,20 @@ class StagedLayers:
         return max(self.layers_per_chunk)
 
     @property
-    def rows(self) -> tuple[tuple[int, ...], ...]:
-        """For each stage the layers that it holds, chunk after chunk; -1 for an empty row."""
+    def layers_of_stage(self) -> tuple[tuple[int, ...], ...]:
+        """The layers that each stage holds, chunk after chunk; -1 for a padding layer."""
         firsts = [sum(self.layers_per_chunk[:chunk]) for chunk in range(self.placement.chunks)]
         count = self.placement.chunks_per_stage * self.max_layers_per_chunk
 
         def of_chunk(chunk: int) -> list[int]:
             length = self.layers_per_chunk[chunk]
             layers = range(firsts[chunk], firsts[chunk] + length)
-            return [*layers, *[EMPTY] * (self.max_layers_per_chunk - length)]
+            return [*layers, *[PADDING_LAYER] * (self.max_layers_per_chunk - length)]
 
         def of_stage(stage: int) -> tuple[int, ...]:
             chunks = self.placement.chunks_of(stage)
-            rows = [row for chunk in chunks for row in of_chunk(chunk)]
-            return (*rows, *[EMPTY] * (count - len(rows)))
+            held = [layer for chunk in chunks for layer in of_chunk(chunk)]
+            return (*held, *[PADDING_LAYER] * (count - len(held)))
 
         return tuple(of_stage(stage) for stage in range(self.placement.stages))
 
@@ -68,8 +68,8 @@ class StagedLayers:
         return self.placement.stage_of[-1]
 
 
-def stage_rows(model: ModelConfig, staged: StagedLayers, axes: Sequence[str]) -> Any:
-    """Return the `StageRows` of each leaf of `parameter_shapes(model)`.
+def stage_assignments(model: ModelConfig, staged: StagedLayers, axes: Sequence[str]) -> Any:
+    """Return the `StageAssignment` of each leaf of `parameter_shapes(model)`.
 
     The first stage holds the tables, the last one the final norm and the head; a tied table is held
     by both.
@@ -83,15 +83,15 @@ def stage_rows(model: ModelConfig, staged: StagedLayers, axes: Sequence[str]) ->
         f"{staged.layers} layers on stages, not {model.num_hidden_layers}"
     )
     stages = staged.placement.stages
-    layers = StageRows(tuple(axes), staged.rows)
+    layers = StageAssignment(tuple(axes), staged.layers_of_stage)
 
-    def rows(path: tuple[Any, ...], _: Any) -> StageRows:
+    def assignment(path: tuple[Any, ...], _: Any) -> StageAssignment:
         names = [entry.key for entry in path]
         if names[0] == "layers":
             return layers
         holders = {staged.first_stage if names[0] == "embedding" else staged.last_stage}
         if model.tie_word_embeddings and "tokens" in names:
             holders.add(staged.last_stage)
-        return StageRows.on(tuple(axes), stages, holders)
+        return StageAssignment.on(tuple(axes), stages, holders)
 
-    return jax.tree_util.tree_map_with_path(rows, parameter_shapes(model))
+    return jax.tree_util.tree_map_with_path(assignment, parameter_shapes(model))

@@ -18,7 +18,7 @@ from geojax.precision import LossScale
 from geojax.step.amax_history import history_layouts
 from geojax.step.error_feedback import error_layouts, own_errors, saved_errors
 from geojax.step.plan import StepPlan
-from geojax.step.stage_layers import stage_rows
+from geojax.step.stage_layers import stage_assignments
 
 
 @jax.tree_util.register_dataclass
@@ -59,7 +59,7 @@ def parameter_layouts(model: ModelConfig, plan: StepPlan) -> Any:
     """Lay out each of the model's master weights: a tree of `LeafLayout`s."""
     stages = None
     if plan.staged_layers:
-        stages = stage_rows(model, plan.staged_layers, plan.stage_axes)
+        stages = stage_assignments(model, plan.staged_layers, plan.stage_axes)
     return layout.parameter_layouts(
         parameter_shapes(model, plan.policy.master_dtype),
         plan.mesh,

@@ -63,7 +63,7 @@ def predicted_amax_bytes(model: ModelConfig, layouts: Any, plan: StepPlan) -> By
         return sent
     if recipe.history:
         leaves = jax.tree.leaves(history_layouts(model, plan))
-        numbers = sum(math.prod(leaf.part_shape[:3]) for leaf in leaves)
+        numbers = sum(math.prod(leaf.model_shard_shape[:3]) for leaf in leaves)
         for axes in shared_axes(plan):
             sent[axes] += all_reduce_bytes(_NUMBER * numbers, ranks_of(axes, plan))
         return sent

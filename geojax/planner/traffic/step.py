@@ -155,7 +155,7 @@ def _scatter(leaves: Iterable[LeafLayout], plan: StepPlan) -> BytesByAxes:
     for leaf in leaves:
         site_axes, _ = shard_axes(leaf)
         if site_axes is not None:
-            whole = math.prod(leaf.part_shape) * plan.policy.reduce_dtype.itemsize
+            whole = math.prod(leaf.model_shard_shape) * plan.policy.reduce_dtype.itemsize
             sent[long_axes(site_axes, plan)] += reduce_scatter_bytes(
                 whole, ranks_of(site_axes, plan)
             )
@@ -175,7 +175,7 @@ def _sum_shards(
     groups: dict[Any, list[LeafLayout]] = {}
     for leaf in leaves:
         site_axes, across = shard_axes(leaf)
-        cut = frozenset(axis for part in leaf.parts for axis in part.axes)
+        cut = frozenset(axis for part in leaf.model_shards for axis in part.axes)
         key = (site_axes, across, _beside(leaf, plan), _shared(leaf), cut)
         groups.setdefault(key, []).append(leaf)
     for (site_axes, across, beside, shared, _), members in groups.items():
@@ -206,7 +206,7 @@ def _sum_shards(
 
 def _beside(leaf: LeafLayout, plan: StepPlan) -> Axes:
     """Return the axes of a site that a shard's gradient is summed over."""
-    cut = {axis for part in leaf.parts for axis in part.axes} | {"dc"}
+    cut = {axis for part in leaf.model_shards for axis in part.axes} | {"dc"}
     cut |= set(shard_axes(leaf)[0] or ())
     computing = {*computing_axes(leaf, plan), *(plan.stage_axes if _shared(leaf) else ())}
     return tuple(axis for axis in AXES if axis in computing and axis not in cut)
@@ -218,7 +218,7 @@ def _shared(leaf: LeafLayout) -> bool:
 
 
 def _site_shard(leaf: LeafLayout, site_axes: Axes | None, plan: StepPlan) -> jax.ShapeDtypeStruct:
-    shape = list(leaf.gathered_shape if site_axes is None else leaf.part_shape)
+    shape = list(leaf.gathered_shape if site_axes is None else leaf.model_shard_shape)
     if leaf.shard is not None:
         shape[leaf.shard.dim] //= ranks_of(site_axes or (), plan)
     return jax.ShapeDtypeStruct(tuple(shape), plan.policy.reduce_dtype)
@@ -312,7 +312,7 @@ def _norm(layouts: Any, plan: StepPlan) -> BytesByAxes:
     """Predict the sums that make the norm of the gradient: one for each way to shard a leaf."""
     sent = no_bytes()
     shardings = {
-        frozenset(plan.stage_axes).union(*(cut.axes for cut in leaf.cuts))
+        frozenset(plan.stage_axes).union(*(cut.axes for cut in leaf.dim_shardings))
         for leaf in jax.tree.leaves(layouts)
     }
     for axes in shardings:

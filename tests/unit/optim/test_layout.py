@@ -42,10 +42,12 @@ def test_padding_leaves_the_values_alone():
 
 
 def test_padding_for_shards_does_not_move_what_the_model_cuts():
-    part = layout.Cut(0, ("tensor",), 2)
-    place = layout.leaf_layout((9, 4), jnp.float32, {"data": 3}, stacked=False, parts=(part,))
+    part = layout.DimSharding(0, ("tensor",), 2)
+    place = layout.leaf_layout(
+        (9, 4), jnp.float32, {"data": 3}, stacked=False, model_shards=(part,)
+    )
     assert place.shard.dim == 0
-    assert (place.gathered_shape, place.part_shape) == ((5, 4), (6, 4))
+    assert (place.gathered_shape, place.model_shard_shape) == ((5, 4), (6, 4))
     leaf = jnp.arange(1, 37.0).reshape(9, 4)
     padded = place.pad(leaf)
     np.testing.assert_array_equal(padded[:5], leaf[:5])

@@ -10,8 +10,8 @@ from jax.sharding import PartitionSpec
 
 from geojax import make_mesh
 from geojax.models.parallel.partition import Partition
-from geojax.optim import StageRows, global_norm, layout
-from geojax.optim.stage_assignment import EMPTY
+from geojax.optim import StageAssignment, global_norm, layout
+from geojax.optim.stage_assignment import PADDING_LAYER
 
 ACROSS_SITES = ("dc", "stage")
 
@@ -25,26 +25,26 @@ def rows_of_stages(draw, *, stages=None):
     for layer in layers:
         held[draw(st.integers(0, count - 1))].append(layer)
     longest = max(len(rows) for rows in held) + draw(st.integers(0, 1))
-    padded = (draw(st.permutations(r + [EMPTY] * (longest - len(r)))) for r in held)
+    padded = (draw(st.permutations(r + [PADDING_LAYER] * (longest - len(r)))) for r in held)
     return tuple(tuple(rows) for rows in padded)
 
 
 @settings(max_examples=30, deadline=None)
 @given(rows=rows_of_stages())
 def test_spread_rows_are_collected_in_the_models_order(rows):
-    stages = StageRows(ACROSS_SITES, rows)
+    stages = StageAssignment(ACROSS_SITES, rows)
     leaf = np.arange(1.0, 3 * (1 + max(stages.order)) + 1).reshape(-1, 3)
     spread = np.asarray(stages.spread(jnp.asarray(leaf)))
     for place, row in enumerate(stages.order):
-        np.testing.assert_array_equal(spread[place], 0 if row == EMPTY else leaf[row])
+        np.testing.assert_array_equal(spread[place], 0 if row == PADDING_LAYER else leaf[row])
     np.testing.assert_array_equal(stages.collect(jnp.asarray(spread)), leaf)
     assert not stages.shared
-    assert stages.has_empty == (EMPTY in stages.order)
+    assert stages.has_padding == (PADDING_LAYER in stages.order)
 
 
 @pytest.mark.parametrize("holders", [(0,), (3,), (0, 3)])
 def test_a_leaf_without_layers_is_one_row_on_the_stages_that_use_it(holders):
-    stages = StageRows.on(ACROSS_SITES, 4, holders)
+    stages = StageAssignment.on(ACROSS_SITES, 4, holders)
     leaf = jnp.arange(1.0, 7.0).reshape(2, 3)
     spread = stages.spread(leaf)
     assert spread.shape == (4, 2, 3)
@@ -57,11 +57,15 @@ def test_a_leaf_without_layers_is_one_row_on_the_stages_that_use_it(holders):
 def test_equal_consecutive_layers_are_the_leaf_itself():
     leaf = jnp.ones((4, 2))
     place = layout.leaf_layout(
-        leaf.shape, leaf.dtype, {}, stacked=True, stages=StageRows(("stage",), ((0, 1), (2, 3)))
+        leaf.shape,
+        leaf.dtype,
+        {},
+        stacked=True,
+        stages=StageAssignment(("stage",), ((0, 1), (2, 3))),
     )
     assert place.is_whole
     assert place.pad(leaf) is leaf
-    permuted = StageRows(("stage",), ((0, 2), (1, 3)))
+    permuted = StageAssignment(("stage",), ((0, 2), (1, 3)))
     place = layout.leaf_layout(leaf.shape, leaf.dtype, {}, stacked=True, stages=permuted)
     assert place.padded_shape == leaf.shape
     assert not place.is_whole
@@ -83,16 +87,16 @@ def parameters():
     )
 
 
-def stage_rows(axes, stages, of_layers):
+def stage_assignments(axes, stages, of_layers):
     last = stages - 1
-    layers = StageRows(axes, of_layers)
+    layers = StageAssignment(axes, of_layers)
     return {
         "embedding": {
-            "tokens": StageRows.on(axes, stages, {0, last}),
-            "positions": StageRows.on(axes, stages, {0}),
+            "tokens": StageAssignment.on(axes, stages, {0, last}),
+            "positions": StageAssignment.on(axes, stages, {0}),
         },
         "layers": {"kernel": layers, "scale": layers},
-        "final_norm": StageRows.on(axes, stages, {last}),
+        "final_norm": StageAssignment.on(axes, stages, {last}),
     }
 
 
@@ -117,7 +121,7 @@ def spread(name):
     if cutting == "tensor":
         partitions["embedding"]["tokens"] = Partition({0: "tensor"})
         partitions["layers"]["kernel"] = Partition({1: "tensor"})
-    held = stage_rows(stage_axes, len(rows), rows)
+    held = stage_assignments(stage_axes, len(rows), rows)
     return mesh, whole, layout.parameter_layouts(whole, mesh, partitions, stages=held)
 
 
@@ -150,7 +154,7 @@ def test_the_state_goes_to_the_stages_and_back(name):
 @settings(max_examples=20, deadline=None)
 @given(rows=rows_of_stages(stages=4), width=st.integers(1, 9), data=st.integers(1, 5))
 def test_padding_and_rows_are_undone_together(rows, width, data):
-    stages = StageRows(ACROSS_SITES, rows)
+    stages = StageAssignment(ACROSS_SITES, rows)
     leaf = jnp.arange(1.0, width * (1 + max(stages.order)) + 1).reshape(-1, width)
     shards = {"data": data}
     place = layout.leaf_layout(leaf.shape, leaf.dtype, shards, stacked=True, stages=stages)
@@ -169,9 +173,9 @@ def test_shapes_inside_a_stage():
     assert tokens.whole_spec() == PartitionSpec(("tensor", "data", "expert"))
     assert kernel.spec() == PartitionSpec(ACROSS_SITES, ("tensor", "data", "expert"))
     assert tokens.shard_shape == (1, 4, 6)
-    assert tokens.part_shape == tokens.gathered_shape == (4, 6)
+    assert tokens.model_shard_shape == tokens.gathered_shape == (4, 6)
     assert kernel.padded_shape == (8, 6, 4)
-    assert kernel.shard_shape == kernel.part_shape == (2, 3, 4)
+    assert kernel.shard_shape == kernel.model_shard_shape == (2, 3, 4)
     assert kernel.of_layer().shape == (6, 4)
     assert kernel.of_layer().stages is None
 

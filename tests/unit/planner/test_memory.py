@@ -103,7 +103,10 @@ def held_by_formula(number, layouts):
     def sums(shape):
         return [sum(size(getattr(leaf, shape)) for leaf in leaves) for leaves in (outer, layers)]
 
-    (outer_whole, layer_whole), (outer_shard, layer_shard) = sums("part_shape"), sums("shard_shape")
+    (outer_whole, layer_whole), (outer_shard, layer_shard) = (
+        sums("model_shard_shape"),
+        sums("shard_shape"),
+    )
     whole = outer_whole + count * layer_whole
     state = 3 * (outer_shard + count * layer_shard)
     if number == 0:

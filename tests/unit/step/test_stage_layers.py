@@ -22,7 +22,7 @@ from geojax.hlo import collective_traffic
 from geojax.hlo.conventions import all_reduce_bytes
 from geojax.models import init_parameters
 from geojax.optim import OptimizerSettings, global_norm, layout, make_optimizer
-from geojax.optim.stage_assignment import EMPTY
+from geojax.optim.stage_assignment import PADDING_LAYER
 from geojax.pipeline.schedule import Placement
 from geojax.planner.traffic.step import predicted_update_bytes
 from geojax.precision import policy
@@ -30,7 +30,7 @@ from geojax.step.error_feedback import error_layouts
 from geojax.step.gather import gather_weights
 from geojax.step.grad_reduce import reduce_gradients
 from geojax.step.plan import SIGNALS, StepPlan
-from geojax.step.stage_layers import StagedLayers, stage_rows
+from geojax.step.stage_layers import StagedLayers, stage_assignments
 from geojax.step.state import parameter_layouts
 from geojax.step.update import sum_in_site, sum_scalars_over_sites, sum_signals
 from geojax.train.batches import global_batch, global_signals, sequences_of_process
@@ -103,13 +103,13 @@ def reduced_by(plan, layouts):
     def gradient(leaf, place):
         rank = 1.0 + jax.lax.axis_index(batch_and_context)
         if not place.has_stage_dim:
-            held = place.stages.of_this_stage() != EMPTY
+            held = place.stages.of_this_stage() != PADDING_LAYER
             return leaf * rank * held.reshape(-1, *(1,) * (leaf.ndim - 1))
         mine = jax.lax.axis_index(place.stages.axes)
         factor = jnp.where(mine == stage.last_stage, TIED_FACTOR, 1.0)
         factor = factor if place.stages.shared else 1.0
         # Where a stage does not use a leaf, what it computes may be anything.
-        held = place.stages.of_this_stage()[0] != EMPTY
+        held = place.stages.of_this_stage()[0] != PADDING_LAYER
         return jnp.where(held, leaf * rank * factor, jnp.nan)
 
     def reduced(shards, errors):
@@ -149,7 +149,7 @@ def run(name):
         compiled = program.lower(state, errors).compile()
         summed, errors, norm = compiled(state, errors)
         owed = jax.tree.map(  # what the errors have grown by, all sites together
-            lambda leaf, place: np.asarray(leaf - 0.01).sum(place.parts[-1].dim),
+            lambda leaf, place: np.asarray(leaf - 0.01).sum(place.model_shards[-1].dim),
             layout.trim(errors, of_errors, plan.mesh),
             of_errors,
         )
@@ -227,13 +227,13 @@ def test_rows_go_chunk_after_chunk():
 
 def test_each_leaf_is_on_the_stages_that_use_it():
     model = model_of("gpt3").model_copy(update={"num_hidden_layers": 5})
-    rows = stage_rows(model, one_chunk_each(2, 1, 2), ("stage",))
-    assert rows["embedding"]["tokens"]["embedding"].order == (0, EMPTY, 0)
-    assert rows["embedding"]["positions"]["embedding"].order == (0, EMPTY, EMPTY)
-    assert rows["final_norm"]["scale"].order == (EMPTY, EMPTY, 0)
+    rows = stage_assignments(model, one_chunk_each(2, 1, 2), ("stage",))
+    assert rows["embedding"]["tokens"]["embedding"].order == (0, PADDING_LAYER, 0)
+    assert rows["embedding"]["positions"]["embedding"].order == (0, PADDING_LAYER, PADDING_LAYER)
+    assert rows["final_norm"]["scale"].order == (PADDING_LAYER, PADDING_LAYER, 0)
     assert rows["layers"]["attention"]["query"]["kernel"].rows == ((0, 1), (2, -1), (3, 4))
-    untied = stage_rows(model_of("nemotron"), one_chunk_each(1, 2), ("stage",))
-    assert untied["head"]["kernel"].order == (EMPTY, 0)
+    untied = stage_assignments(model_of("nemotron"), one_chunk_each(1, 2), ("stage",))
+    assert untied["head"]["kernel"].order == (PADDING_LAYER, 0)
     assert not untied["embedding"]["tokens"]["embedding"].shared
 
 
