@@ -53,7 +53,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from rich.console import Console
 from rich.table import Table
 
-from geojax import UserError, make_mesh
+from geojax import make_mesh
+from geojax.errors import UserError
 from geojax.hlo import Traffic, collective_traffic
 from geojax.models import (
     ModelConfig,

@@ -20,8 +20,9 @@ import rich.box
 from rich.console import Console
 from rich.table import Table
 
-from geojax import UserError, make_mesh
+from geojax import make_mesh
 from geojax.collectives import WireName, wire_format
+from geojax.errors import UserError
 from geojax.hlo import collective_traffic
 from geojax.models import ModelConfig, parameter_count
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer

@@ -75,6 +75,11 @@ def make_mesh(
         UserError: the sizes do not multiply to the devices, a site does not hold its share, dc is
             not the number of sites, or a tensor group would cross hosts. The message names sizes
             that would work.
+
+    Example:
+        >>> mesh = geojax.make_mesh(dc=2, data=4)  # eight devices, four in each of two sites
+        >>> dict(mesh.shape)
+        {'dc': 2, 'stage': 1, 'data': 4, 'expert': 1, 'context': 1, 'tensor': 1}
     """
     sizes = dict(zip(AXES, (dc, stage, data, expert, context, tensor), strict=True))
     for axis, size in sizes.items():

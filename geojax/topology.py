@@ -110,7 +110,15 @@ class Process:
 
 
 class Topology(Settings):
-    """All sites and the links between them."""
+    """All sites and the links between them.
+
+    Example:
+        >>> topology = geojax.Topology.load("two-h100-sites")  # or the path of a YAML file
+        >>> topology.site_names
+        ('east', 'west')
+        >>> topology.link("east", "west").round_trip_seconds
+        0.021
+    """
 
     name: str = "unnamed"
     """Name in messages; for a file, its name without .yaml."""

@@ -28,7 +28,15 @@ WireName: TypeAlias = Literal["none", "bf16", "int8"]
 
 
 class WireFormat(Protocol):
-    """A format of the messages between sites."""
+    """A format of the messages between sites.
+
+    Example:
+        >>> from geojax.collectives import INT8
+        >>> INT8.message_bytes(1024)  # an integer each, and a scale for each block of 256
+        1040
+        >>> INT8.decode(INT8.encode(jnp.array([-127.0, 0.0, 64.2])), 3, jnp.float32).tolist()
+        [-127.0, 0.0, 64.0]
+    """
 
     @property
     def needs_error_feedback(self) -> bool:

@@ -100,7 +100,17 @@ class Placement:
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """For each stage the order in which it works."""
+    """A pipeline schedule: for each stage the order in which it works.
+
+    Example:
+        >>> from geojax.pipeline import one_forward_one_backward, validate
+        >>> schedule = one_forward_one_backward(2, 3)  # stages, microbatches
+        >>> " ".join(f"{action.kind.value}{action.microbatch}" for action in schedule.orders[0])
+        'F0 F1 B0 F2 B1 B2'
+        >>> validate(schedule)  # raises ScheduleError if an invariant does not hold
+        >>> schedule.in_flight  # microbatches whose residuals each stage holds at most
+        (2, 1)
+    """
 
     name: str
     placement: Placement

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 
 import geojax
 from geojax import runtime
-from geojax.errors import RunError
+from geojax.errors import RunError, UserError
 
 
 def mesh(topology=None):
@@ -83,7 +83,7 @@ def failing(process):
     """One process finds something wrong with its own input while the others wait for it."""
     runtime.start()
     if jax.process_index() == int(process):
-        raise geojax.UserError("my disk is empty")
+        raise UserError("my disk is empty")
     runtime.barrier("together", timeout_seconds=100)
 
 
@@ -120,8 +120,8 @@ if __name__ == "__main__":
     }
     try:
         tasks[sys.argv[1]](*sys.argv[2:])
-    except (geojax.UserError, RunError) as problem:
-        code = 2 if isinstance(problem, geojax.UserError) else 1
+    except (UserError, RunError) as problem:
+        code = 2 if isinstance(problem, UserError) else 1
         print(problem, file=sys.stderr)
         runtime.abort_job(str(problem), code)
         sys.exit(code)

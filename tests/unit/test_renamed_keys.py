@@ -5,8 +5,8 @@ import re
 import pytest
 import yaml
 
-from geojax import UserError
 from geojax.data import PrepareSettings
+from geojax.errors import UserError
 from geojax.models import ModelConfig
 from geojax.renamed_keys import MODEL_KEYS, MODEL_VALUES, RUN_KEYS, RUN_VALUES
 from geojax.settings import validate

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from geojax import UserError, make_mesh
+from geojax import make_mesh
 from geojax.collectives import all_gather, reduce_scatter
+from geojax.errors import UserError
 
 
 def gradient_shards(cast_first):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from model_families import FAMILIES
 
-from geojax import UserError
+from geojax.errors import UserError
 from geojax.models import generate, logits
 
 

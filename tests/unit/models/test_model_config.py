@@ -1,6 +1,6 @@
 import pytest
 
-from geojax import UserError
+from geojax.errors import UserError
 from geojax.models import ModelConfig, parameter_shapes
 from geojax.settings import validate
 

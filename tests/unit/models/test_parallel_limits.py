@@ -3,7 +3,7 @@
 import pytest
 from model_families import FAMILIES
 
-from geojax import UserError
+from geojax.errors import UserError
 from geojax.models import ModelConfig
 from geojax.models.parallel.limits import check_parallelism
 from geojax.models.parallel.parallelism import Parallelism

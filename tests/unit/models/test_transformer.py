@@ -7,7 +7,7 @@ import pytest
 from model_families import FAMILIES
 from plain_transformer import plain_logits, plain_loss
 
-from geojax import UserError
+from geojax.errors import UserError
 from geojax.models import logits, loss_sum
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from geojax import UserError
+from geojax.errors import UserError
 from geojax.optim import OptimizerSettings, leaf_layout, make_optimizer, optimizer_layouts
 from geojax.optim.registry import OPTIMIZERS, OptimizerEntry
 from geojax.settings import validate

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import geojax
-from geojax import UserError, make_mesh
+from geojax import make_mesh
+from geojax.errors import UserError
 from geojax.pipeline import SCHEDULES, facade
 from geojax.pipeline.facade import Pipeline
 

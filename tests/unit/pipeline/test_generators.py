@@ -6,7 +6,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from geojax import UserError
+from geojax.errors import UserError
 from geojax.pipeline import (
     SCHEDULES,
     Costs,

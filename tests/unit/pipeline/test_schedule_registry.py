@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from geojax import UserError
+from geojax.errors import UserError
 from geojax.models import ModelConfig
 from geojax.pipeline import SCHEDULES, Costs, ScheduleEntry, schedule_entry
 from geojax.pipeline.generators.warmup import with_warmups

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from geojax import UserError
+from geojax.errors import UserError
 from geojax.pipeline import (
     Action,
     Invariant,

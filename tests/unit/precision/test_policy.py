@@ -1,7 +1,7 @@
 import jax.numpy as jnp
 import pytest
 
-from geojax import UserError
+from geojax.errors import UserError
 from geojax.precision import policy
 
 

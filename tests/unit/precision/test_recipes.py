@@ -14,7 +14,7 @@ from support.recipe_errors import (
     without_outliers,
 )
 
-from geojax import UserError
+from geojax.errors import UserError
 from geojax.precision import (
     NO_FP8,
     RECIPES,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.engine import for_hopper, in_plain_jax, needs_transformer_engine
 
-from geojax import UserError
+from geojax.errors import UserError
 from geojax.precision import RECIPES, LinearMatmul, chosen_backend, largest_each, transformer_engine
 
 TOKENS, INPUTS, OUTPUTS = 256, 192, 128

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from geojax import UserError
+from geojax.errors import UserError
 from geojax.pipeline import (
     SCHEDULES,
     Costs,
