@@ -14,7 +14,7 @@ from geojax import collectives
 MODULES = [
     f"geojax.collectives.{module.name}" for module in pkgutil.iter_modules(collectives.__path__)
 ]
-WITH_EXAMPLES = {"all_gather", "all_reduce", "reduce_scatter", "start_all_reduce"}
+WITH_EXAMPLES = {"WireFormat", "all_gather", "all_reduce", "reduce_scatter", "start_all_reduce"}
 NAMES = {name: getattr(collectives, name) for name in collectives.__all__}
 GLOBALS = {"geojax": geojax, "jax": jax, "jnp": jnp, "P": jax.sharding.PartitionSpec, **NAMES}
 

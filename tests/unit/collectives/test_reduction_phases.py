@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from geojax.collectives import BFLOAT16, INT8, all_reduce, start_all_reduce
+from geojax.collectives import (
+    BFLOAT16,
+    INT8,
+    all_reduce,
+    reduce_scatter,
+    start_all_reduce,
+    start_reduce_scatter,
+)
 from geojax.hlo import collective_traffic
 
 SHAPES = {"matrix": (30, 70), "vector": (1001,), "scalar": (), "empty": (0, 3)}
@@ -71,6 +78,34 @@ def test_in_phases_the_sum_has_the_same_bits(mesh_of, sites, ranks, wire, errors
     np.testing.assert_array_equal(
         made[in_phases][0]["count"], exact["count"] + (before["count"].sum(0) if errors else 0)
     )
+
+
+@pytest.mark.parametrize("wire", [None, INT8])
+def test_a_reduce_scatter_in_phases_has_the_same_bits(mesh_of, wire):
+    mesh = mesh_of(dc=2, data=2)
+    matrix = np.random.default_rng(0).normal(size=(4, 30, 70))
+    errors = np.random.default_rng(1).normal(size=(4, 15, 70))
+    options = {"dims": 0, "bucket_bytes": BUCKET_BYTES, "wire": wire}
+
+    def in_phases(*arguments, **named):
+        return start_reduce_scatter(*arguments, **named).exchange().done()
+
+    def run(operation):
+        def step(own, before):
+            made = operation(own[0], "data", "dc", error_feedback=before[0], **options)
+            return jax.tree.map(lambda leaf: leaf[None], made)
+
+        by_device = P(("dc", "data"))
+        program = jax.shard_map(
+            step, mesh=mesh, in_specs=by_device, out_specs=by_device, check_vma=False
+        )
+        return jax.jit(program)(matrix, errors)
+
+    made = run(in_phases)
+    jax.tree.map(np.testing.assert_array_equal, made, run(reduce_scatter))
+    shards, lost = map(np.asarray, made)
+    exact = matrix.sum(0).reshape(2, 15, 70) + errors[:2] + errors[2:]
+    np.testing.assert_allclose(shards[:2] + lost[:2] + lost[2:], exact, atol=1e-12)
 
 
 @pytest.mark.parametrize("wire", [None, INT8])
