@@ -1,5 +1,6 @@
 """Precision: dtype policies, loss scaling, FP8 recipes and the matmuls of linear layers."""
 
+from geojax.precision.amax import attach_amax, detach_amax
 from geojax.precision.backend import BackendChoice, BackendName, chosen_backend
 from geojax.precision.linear_matmul import (
     AMAX,
@@ -48,7 +49,9 @@ __all__ = [
     "Recipe",
     "Weight",
     "accumulate",
+    "attach_amax",
     "chosen_backend",
+    "detach_amax",
     "is_amax",
     "is_quantized_weight",
     "largest_each",

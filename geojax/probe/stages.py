@@ -27,10 +27,11 @@ from geojax.models.chunk.layer_io import StackedGradients
 from geojax.models.parallel.varying import vary_over, zeros_of
 from geojax.optim import layout
 from geojax.pipeline.simulation.stage_times import PieceTimes, SiteTimes, StageTimes
+from geojax.precision import attach_amax
 from geojax.probe.context import ProbeContext
 from geojax.probe.exchange import TIMEOUT_SECONDS, collect
 from geojax.runtime import Watchdog, WatchdogSettings, barrier
-from geojax.step.amax_history import attach, expected, history_layouts
+from geojax.step.amax_history import history_layouts, prev_amax
 from geojax.step.forward_backward import ForwardBackward
 from geojax.step.gather import gather_weights
 from geojax.step.plan import StepPlan
@@ -217,7 +218,7 @@ class _Pieces:
 
         def program(shards: Any, history: Any, batch: Any, iterations: jax.Array) -> jax.Array:
             weights = gather_weights(shards, self._layouts, self._plan)
-            layers = attach(weights["layers"], expected(history, self._plan))
+            layers = attach_amax(weights["layers"], prev_amax(history, self._plan))
             last = {name: weights[name] for name in self._run.read_by_head}
             of_chunk = self._chunk.stacked_weights(weights["embedding"], layers, last)
             body, start = getattr(self, f"_{piece}")(kind, of_chunk, batch)

@@ -21,7 +21,7 @@ from jax import lax
 
 from geojax.collectives.axes import drop_single, to_varying
 from geojax.mesh import AXES
-from geojax.models import ModelConfig, Parameters, parameter_shapes
+from geojax.models import ModelConfig, parameter_shapes
 from geojax.optim import LeafLayout
 from geojax.optim.layout import DimSharding
 from geojax.precision import AMAX
@@ -61,7 +61,7 @@ def _of_linear_layers(tree: Any, place: LeafLayout) -> Any:
     return made
 
 
-def expected(history: Any, plan: StepPlan) -> Any:
+def prev_amax(history: Any, plan: StepPlan) -> Any:
     """Take the largest amax [L, 3] of each linear layer's history; None without a history.
 
     It is typed as varying over all axes along which ranks see other numbers, so that nothing sums
@@ -137,25 +137,3 @@ def next_history(history: Any, amax: jax.Array | None) -> Any:
 
     parts = jnp.split(amax, list(ends))
     return jax.tree.unflatten(structure, map(roll, leaves, parts))
-
-
-def attach(weights: Parameters, amax: Any) -> Parameters:
-    """Put `amax`, a tree of `AMAX` leaves, beside the kernels of the layers' `weights`."""
-    if amax is None or AMAX in amax:
-        return weights | (amax or {})
-    return weights | {name: attach(weights[name], below) for name, below in amax.items()}
-
-
-def detach(gradients: Parameters) -> tuple[Parameters, Any]:
-    """Take gradients of weights and the amax (None: there is none) apart again."""
-    weights, amax = {}, {}
-    for name, below in gradients.items():
-        if name == AMAX:
-            amax[name] = below
-        elif isinstance(below, dict):
-            weights[name], inside = detach(below)
-            if inside:
-                amax[name] = inside
-        else:
-            weights[name] = below
-    return weights, amax or None

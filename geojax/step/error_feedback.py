@@ -57,13 +57,6 @@ def error_layouts(parameters: Any, plan: StepPlan) -> Any:
     return jax.tree_util.tree_map_with_path(of_leaf, parameters)
 
 
-def scaled(errors: Any, factor: jax.Array | None) -> Any:
-    """Multiply all errors by `factor`; None leaves them as they are."""
-    if factor is None:
-        return errors
-    return jax.tree.map(lambda error: error * factor.astype(error.dtype), errors)
-
-
 def saved_errors(wanted: Any, parameters: Any, saved: Mapping[str, str]) -> Any:
     """Describe the errors that a checkpoint holds, of its number of sites; None: it holds none.
 

@@ -28,7 +28,7 @@ from geojax.models.chunk.layer_io import (
 )
 from geojax.models.parallel.varying import zeros_of
 from geojax.models.parameters import Parameters
-from geojax.step.amax_history import detach
+from geojax.precision import detach_amax
 from geojax.step.grad_reduce import (
     GradReduce,
     ReducedGradients,
@@ -62,7 +62,7 @@ class AmaxSink:
 
     def put(self, sums: AmaxSums, first: jax.Array, gradients: Parameters) -> AmaxSums:
         """Keep the amax, and put the gradients of weights into the wrapped sink."""
-        weights, amax = detach(gradients)
+        weights, amax = detach_amax(gradients)
         return AmaxSums(self.sink.put(sums.weights, first, weights), add_at(sums.amax, first, amax))
 
 

@@ -18,8 +18,7 @@ from jax import lax
 from geojax.models import Batch, ModelConfig, Parameters
 from geojax.models.chunk.layer_io import LayerWeights, StackedGradients, layer_slice
 from geojax.models.parallel.varying import vary_over, varying_axes, zeros_of
-from geojax.precision import split_quantized
-from geojax.step.amax_history import detach
+from geojax.precision import detach_amax, split_quantized
 from geojax.step.forward_backward import ForwardBackward, Gradients
 from geojax.step.grad_reduce import (
     accumulate_in_site,
@@ -38,7 +37,7 @@ from geojax.step.weight_sources import stage_weights, step_weights, without_laye
 
 
 class StepGradients(NamedTuple):
-    """What a step learns from its batch."""
+    """Gradients and sums of a step's batch."""
 
     gradients: Parameters
     """Each rank's shards of the gradient of the sum over all ranks' losses, in the reduction dtype.
@@ -46,11 +45,11 @@ class StepGradients(NamedTuple):
     loss: jax.Array
     """The sum of the losses of this rank's tokens."""
     balance: jax.Array | None
-    """What a mixture's balance adds to it; None for a dense model."""
+    """The sum of the aux losses of the experts' balance; None for a dense model."""
     targets: jax.Array
-    """The number of them that count."""
-    seen: Any
-    """The largest magnitudes of this rank (see `amax_history`); None: nobody looked."""
+    """The number of tokens whose loss counts."""
+    amax: Any
+    """The amax of this rank (see `geojax.step.amax_history`); None: none is taken."""
     error_feedback: Any
     """Those of this step (see `geojax.step.error_feedback`); None: none are kept."""
 
@@ -65,10 +64,10 @@ def step_gradients(
     plan: StepPlan,
     dropout_key: jax.Array | None,
     gradient_factor: jax.Array | None = None,
-    expected: Any = None,
+    prev_amax: Any = None,
     error_feedback: Any = None,
 ) -> StepGradients:
-    """Loss and gradient of a global batch; call it inside the step's `shard_map`.
+    """Compute loss and gradient of a global batch; call it inside the step's `shard_map`.
 
     Args:
         shards: this rank's shard of each parameter.
@@ -78,19 +77,19 @@ def step_gradients(
         plan: how the step runs.
         dropout_key: key of this step's dropout masks; None, no dropout.
         gradient_factor: what all gradients come out multiplied by; None: nothing.
-        expected: magnitudes for each linear layer (see `geojax.step.amax_history`); None: none.
+        prev_amax: that of each linear layer (see `geojax.step.amax_history`); None: none.
         error_feedback: this site's, from the step before, multiplied as gradients are; None: none.
     """
     microbatches = _microbatches(batch, plan)
     run = ForwardBackward(model, plan, dropout_key, gradient_factor)
     if plan.staged_layers is not None:
-        weights = stage_weights(shards, layouts, plan, expected)
+        weights = stage_weights(shards, layouts, plan, prev_amax)
         staged = run.pipeline_gradients(weights, microbatches)
-        of_layers, seen = detach(staged.layers)
-        whole = staged.non_layer_params | {"layers": of_layers}
+        layer_gradients, amax = detach_amax(staged.layers)
+        whole = staged.non_layer_params | {"layers": layer_gradients}
         made = reduce_gradients(whole, error_feedback, layouts, plan)
-        return StepGradients(made.gradients, *_numbers(staged), seen, made.error_feedback)
-    non_layer_params, layers = step_weights(shards, layouts, model, plan, expected)
+        return StepGradients(made.gradients, *_numbers(staged), amax, made.error_feedback)
+    non_layer_params, layers = step_weights(shards, layouts, model, plan, prev_amax)
     non_layer_layouts = without_layers(layouts)
     scattered = plan.zero_stage >= 2
     in_loop = plan.microbatches - 1 if plan.overlap_grad_reduce else plan.microbatches
@@ -120,7 +119,7 @@ def step_gradients(
     zero = vary_over(jnp.zeros((), run.loss_dtype), varying_axes(batch["loss_mask"]))
     non_layer_zeros = functools.partial(zeros_of, non_layer_params, dtype=plan.policy.reduce_dtype)
     non_layer_sums = zeros_of(jax.eval_shape(lambda: in_site(non_layer_zeros())))
-    layer_sums = AmaxSums(sink.start(layer, model.num_hidden_layers), zeros_of(expected))
+    layer_sums = AmaxSums(sink.start(layer, model.num_hidden_layers), zeros_of(prev_amax))
     balance = None if not model.is_moe else zero
     prefetched = [own.prefetched for own in layers]
     sums = Gradients(zero, balance, zero, non_layer_sums, layer_sums, prefetched)
@@ -166,7 +165,7 @@ def step_gradients(
 
 
 def _microbatches(batch: Batch, plan: StepPlan) -> Batch:
-    """[rows, ...] -> [microbatch, rows of one, ...]."""
+    """Reshape a batch [B, ...] to [M, B / M, ...]."""
     return jax.tree.map(lambda leaf: leaf.reshape(plan.microbatches, -1, *leaf.shape[1:]), batch)
 
 
@@ -181,14 +180,14 @@ def batch_loss(
     layouts: Parameters,
     model: ModelConfig,
     plan: StepPlan,
-    expected: Any,
+    prev_amax: Any,
 ) -> tuple[jax.Array, jax.Array]:
-    """The sum of the losses of this rank's tokens, without dropout, and the number that count."""
+    """Sum the losses of this rank's tokens, without dropout, and the tokens that count."""
     run = ForwardBackward(model, plan, None)
     if plan.staged_layers is not None:
-        stage = stage_weights(shards, layouts, plan, expected)
+        stage = stage_weights(shards, layouts, plan, prev_amax)
         return run.pipeline_loss(stage, _microbatches(batch, plan))
-    weights = step_weights(shards, layouts, model, plan, expected)
+    weights = step_weights(shards, layouts, model, plan, prev_amax)
     return run.loss(*weights, batch)
 
 
@@ -196,9 +195,9 @@ def _trained_layer(weights: LayerWeights) -> Parameters:
     """Return one layer's weights, of which gradients are taken."""
     zero = jnp.int32(0)
     layer, _ = weights.source.take(weights.prefetched, zero, zero)
-    return detach(split_quantized(layer)[1])[0]
+    return detach_amax(split_quantized(layer)[1])[0]
 
 
 def _of_layers(layouts: Parameters, count: int) -> Parameters:
-    """The layouts of `count` layers, stacked, out of all of them."""
+    """Lay out `count` stacked layers as all of them are."""
     return jax.tree.map(lambda place: place.of_layers(count), layouts["layers"])

@@ -1,5 +1,6 @@
 """The compiled programs of one runtime: the training step and the validation pass."""
 
+import functools
 from typing import Any
 
 import jax
@@ -12,17 +13,17 @@ from geojax.hlo.module import parse_module
 from geojax.hlo.traffic import program_text
 from geojax.models import ModelConfig, parameter_shapes
 from geojax.optim import layout
-from geojax.step.amax_history import expected as expected_magnitudes
+from geojax.step.amax_history import prev_amax
 from geojax.step.gradients import batch_loss
 from geojax.step.plan import SIGNALS, StepPlan
 from geojax.step.state import TrainState
-from geojax.step.update import sum_in_site, sum_scalars_over_sites, update_state
+from geojax.step.update import sum_in_site, sum_scalars_over_sites, train_step
 
 _FP8_PRODUCT = 'custom_call_target="__cublas$lt$matmul$f8"'
 _PRODUCTS_OF_LINEAR = 3
 """Matrix products of a linear layer: forwards, and two gradients."""
 
-STEP_NAME = "train_step"
+STEP_NAME = train_step.__name__
 """The name of the compiled step, in profiles and in the count of compilations."""
 
 
@@ -48,20 +49,16 @@ def trace_step(
     """
     specs = jax.tree.map(lambda place: place.spec(), layouts)
 
-    def train_step(state: TrainState, *inputs: Any) -> tuple[TrainState, dict[str, jax.Array]]:
-        return update_state(
-            state,
-            *inputs,
-            layouts=layouts,
-            model=model,
-            plan=plan,
-            optimizer=optimizer,
-            schedule=schedule,
-        )
-
-    assert train_step.__name__ == STEP_NAME, "compilations are counted by this name"
-    program = jax.shard_map(
+    step = functools.partial(
         train_step,
+        layouts=layouts,
+        model=model,
+        plan=plan,
+        optimizer=optimizer,
+        schedule=schedule,
+    )
+    program = jax.shard_map(
+        step,
         mesh=plan.mesh,
         in_specs=(specs, batch_specs(batch, plan), plan.signal_spec, PartitionSpec()),
         out_specs=(specs, PartitionSpec()),
@@ -88,14 +85,13 @@ def compile_evaluation(
     specs = jax.tree.map(lambda place: place.spec(), layouts)
 
     def evaluate(state: TrainState, rows: Any) -> jax.Array:
-        expected = expected_magnitudes(state.amax_history, plan)
         sums = batch_loss(
             state.parameters,
             rows,
             layouts=layouts.parameters,
             model=model,
             plan=plan,
-            expected=expected,
+            prev_amax=prev_amax(state.amax_history, plan),
         )
         return sum_scalars_over_sites(sum_in_site(jnp.stack(sums)), plan)
 

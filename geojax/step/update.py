@@ -5,7 +5,7 @@
     sum_over_sites   what the sites' sums make together
     apply_sums       mean over all targets, clip, optimizer on each rank's shard
 
-`update_state` composes the three in one SPMD program, manual over every mesh axis. There the
+`train_step` composes the three in one SPMD program, manual over every mesh axis. There the
 gradients' sum over `dc` is part of `site_sums`, bucket by bucket: a bucket crosses while others are
 still reduced inside the site or, with overlap, while the backward pass of other layers runs. Beside
 the buckets one vector of scalars crosses and, where sites share the scales of FP8 numbers, one
@@ -26,9 +26,7 @@ from geojax.collectives import FLOAT32, after, all_reduce
 from geojax.models import ModelConfig
 from geojax.optim import SHARD_AXES, apply_updates, global_norm, keep_on_skipped_steps, select
 from geojax.precision import LossScale
-from geojax.step.amax_history import expected as expected_magnitudes
-from geojax.step.amax_history import max_in_site, max_over_sites, next_history
-from geojax.step.error_feedback import scaled
+from geojax.step.amax_history import max_in_site, max_over_sites, next_history, prev_amax
 from geojax.step.gradients import step_gradients
 from geojax.step.plan import SIGNALS, StepPlan
 from geojax.step.state import TrainState
@@ -86,18 +84,25 @@ def site_sums(
         plan=plan,
         dropout_key=dropout_key,
         gradient_factor=factor,
-        expected=expected_magnitudes(state.amax_history, plan),
-        error_feedback=scaled(state.error_feedback, factor),
+        prev_amax=prev_amax(state.amax_history, plan),
+        error_feedback=_scaled(state.error_feedback, factor),
     )
     signal = sum_signals(signals, made.loss)
     aux_loss = [] if made.balance is None else [made.balance]
     unscale = None if factor is None else 1 / factor
     return SiteSums(
-        scaled(made.gradients, unscale),
+        _scaled(made.gradients, unscale),
         sum_in_site(jnp.stack([made.loss, made.targets, *signal, *aux_loss])),
-        max_in_site(made.seen, plan),
-        scaled(made.error_feedback, unscale),
+        max_in_site(made.amax, plan),
+        _scaled(made.error_feedback, unscale),
     )
+
+
+def _scaled(tree: Any, factor: jax.Array | None) -> Any:
+    """Multiply all leaves with `factor`, where there is one."""
+    if factor is None:
+        return tree
+    return jax.tree.map(lambda leaf: leaf * factor.astype(leaf.dtype), tree)
 
 
 def _about_tokens(batch: Any, plan: StepPlan) -> float:
@@ -213,7 +218,7 @@ def apply_sums(
     return next_state, metrics
 
 
-def update_state(
+def train_step(
     state: TrainState,
     batch: Any,
     signals: jax.Array,

@@ -20,7 +20,7 @@ from geojax.models.chunk.layer_io import (
     layer_slice,
 )
 from geojax.optim import LeafLayout
-from geojax.step.amax_history import attach
+from geojax.precision import attach_amax
 from geojax.step.fp8_all_gather import kernel_amax, quantize_kernels
 from geojax.step.gather import gather_across_sites, gather_in_site, gather_weights
 from geojax.step.plan import StepPlan
@@ -67,7 +67,7 @@ class WeightsWithAmax:
     ) -> tuple[Parameters, Any]:
         """Return the weights of layer `index` with their amax beside them."""
         weights, prefetched = self.source.take(prefetched, index, following)
-        return attach(weights, layer_slice(self.prev_amax, index)), prefetched
+        return attach_amax(weights, layer_slice(self.prev_amax, index)), prefetched
 
 
 class StepWeights(NamedTuple):
@@ -103,7 +103,9 @@ def step_weights(
             lambda layout, count=count: layout.of_layers(count), layouts["layers"]
         )
         follows = matmul.recipe == plan.policy.recipe
-        amax = kernel_amax(own, own_layouts, plan, own_amax) if follows else None
+        amax = None
+        if follows and matmul.recipe is not None:
+            amax = kernel_amax(own, own_layouts, plan, own_amax)
         source: WeightSource
         prefetched = None
         if plan.zero_stage == 3 and follows:
@@ -126,8 +128,11 @@ def stage_weights(
     non_layer_params = gather_weights(without_layers(shards), without_layers(layouts), plan)
     own_layouts = layouts["layers"]
     own = gather_across_sites(shards["layers"], own_layouts, plan)
-    own = quantize_kernels(own, kernel_amax(own, own_layouts, plan, prev_amax), plan)
-    return non_layer_params | {"layers": attach(gather_in_site(own, own_layouts, plan), prev_amax)}
+    if plan.policy.recipe is not None:
+        own = quantize_kernels(own, kernel_amax(own, own_layouts, plan, prev_amax), plan)
+    return non_layer_params | {
+        "layers": attach_amax(gather_in_site(own, own_layouts, plan), prev_amax)
+    }
 
 
 def without_layers(parameters: Parameters) -> Parameters:

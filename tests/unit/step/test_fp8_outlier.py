@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 
 from geojax import make_mesh
 from geojax.precision import AMAX, RECIPES, Axes, policy
-from geojax.step.amax_history import expected, max_in_site, max_over_sites, next_history
+from geojax.step.amax_history import max_in_site, max_over_sites, next_history, prev_amax
 from geojax.step.plan import BATCH_AXES, StepPlan
 
 TOKENS, INPUTS, OUTPUTS, OUTLIER = 16, 64, 32, 1e6
@@ -33,7 +33,7 @@ def program(recipe):
     plan = plan_of(recipe)
 
     def step(history, x, w, dy):
-        known = expected(history, plan)
+        known = prev_amax(history, plan)
         w = jax.lax.pcast(w, BATCH_AXES, to="varying")
 
         def product(x, w, known):

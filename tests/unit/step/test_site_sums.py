@@ -15,7 +15,7 @@ from geojax.precision import RECIPES, policy
 from geojax.step.plan import StepPlan
 from geojax.step.program import batch_specs, signals_on_mesh
 from geojax.step.state import initial_state, state_layouts
-from geojax.step.update import SiteSums, apply_sums, site_sums, sum_over_sites, update_state
+from geojax.step.update import SiteSums, apply_sums, site_sums, sum_over_sites, train_step
 from geojax.train.batches import global_batch, sequences_of_process
 
 SITE = {"data": 2, "tensor": 2}
@@ -64,7 +64,7 @@ class Trained:
     def step(self, batch):
         """State and metrics after one step, in one program."""
         step = functools.partial(
-            update_state,
+            train_step,
             layouts=self.layouts,
             model=self.model,
             plan=self.plan,
