@@ -35,7 +35,7 @@ FIRST = ("RunConfig.load", "train", "step_plan")
 HOST = ("_train", "_finish_oldest")
 """Functions of the training loop that take a step: what they call is called for a batch."""
 
-TRACED = ("update_state", "train_step")
+TRACED = ("train_step", "update_state")
 """Functions that are traced into the step's program."""
 
 NOT_FOR_THE_BATCH = ("_validate", "_save", "initial_state")
