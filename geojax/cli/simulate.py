@@ -47,7 +47,7 @@ class SimulateCommand:
     """Pipeline stages in each site; default: mesh.stage."""
 
     microbatches: int | None = None
-    """How many each rank's rows make; default: batch.microbatches, or one a row where that is 1."""
+    """Microbatches of a rank; default: batch.microbatches, or one a sequence where that is 1."""
 
     memory_limit: int | None = None
     """The most microbatches that a stage may hold; default: pipeline.memory_limit, or the number of
@@ -139,7 +139,7 @@ def run(command: SimulateCommand, overrides: Sequence[str]) -> int:
 
 
 def _assumed(config: "RunConfig", topology: "Topology", staged: "StagedModel") -> str:
-    """Where the pipeline runs, and why; and what lock-step counts with."""
+    """Say where the pipeline runs, and why, and the hop ticks of lock-step."""
     names = ", ".join(topology.site_names)
     inside, several = staged.topology.site_names[0], len(topology.sites) > 1
     if not several:
@@ -158,7 +158,7 @@ def _assumed(config: "RunConfig", topology: "Topology", staged: "StagedModel") -
 
 
 def _as_configured(config: "RunConfig", staged: "StagedModel", options: Options) -> str:
-    """What the table of ticks takes that a training run would have."""
+    """Time the table of ticks that a training run would have."""
     from geojax.pipeline import lock_step
     from geojax.train.pipeline_plan import pipeline_ticks, staged_layers
 
@@ -208,7 +208,7 @@ def _heading(staged: "StagedModel", options: Options) -> str:
 
 
 def _table(comparison: "Comparison", limit: int, own: str | None) -> Table:
-    """A row for each schedule; the config's has a mark, those over the memory limit are dim."""
+    """Make a row for each schedule, the config's marked and those over the limit dim."""
     table = Table(box=None, pad_edge=False, padding=(0, 0, 0, 1))
     table.add_column("schedule", no_wrap=True)
     for heading in ("iteration", "lock-step", "bubble", "in sites", "across", "in flight", "link"):
@@ -231,7 +231,7 @@ def _table(comparison: "Comparison", limit: int, own: str | None) -> Table:
 
 
 def _best(comparison: "Comparison", limit: int) -> str:
-    """Which schedule to take within the memory limit, in each mode."""
+    """Name the best schedule within the memory limit, in each mode."""
     lines = []
     for mode in ("stages on their own", "lock-step"):
         best = comparison.best(limit, in_lock_step=mode == "lock-step")
@@ -246,7 +246,7 @@ def _best(comparison: "Comparison", limit: int) -> str:
 
 
 def _longer_than_a_tick(staged: "StagedModel") -> list[str]:
-    """The hops of which one program cannot hide all: it has one message under way over each."""
+    """List the hops that one program cannot hide: it has one message under way over each."""
     from geojax.pipeline.schedule import Placement
 
     costs = staged.costs(Placement.linear(staged.stages))

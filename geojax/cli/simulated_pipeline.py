@@ -1,4 +1,4 @@
-"""Which pipeline `geojax simulate` looks at: from a config and the command's options."""
+"""The pipeline that `geojax simulate` looks at, by a config and the command's options."""
 
 import math
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ class Options(Settings):
 
 
 def topology_of(config: "RunConfig", accelerator: str | None) -> "Topology":
-    """The config's, with the accelerators of that name if one is given.
+    """Return the config's topology, with the accelerators of that name if one is given.
 
     Raises:
         UserError: the config has none, its mesh has other sites, or there is no such accelerator.
@@ -57,7 +57,7 @@ def topology_of(config: "RunConfig", accelerator: str | None) -> "Topology":
 
 
 def options_of(command: Mapping[str, Any], config: "RunConfig", sites: int) -> Options:
-    """The command's numbers, with what the config says in the place of those that are None.
+    """Return the command's numbers, each that is None taken out of the config.
 
     Raises:
         UserError: one of them is not possible, or the batch does not divide into the microbatches.
@@ -87,23 +87,23 @@ def options_of(command: Mapping[str, Any], config: "RunConfig", sites: int) -> O
 
 
 def has_pipeline(config: "RunConfig") -> bool:
-    """Whether a training run would have one."""
+    """Tell whether a training run would have a pipeline."""
     return config.pipeline_stages > 1
 
 
 def through_all_sites(config: "RunConfig", stages_per_site: int) -> bool:
-    """Whether sites hold stages of one pipeline; always where each has one stage only."""
+    """Tell whether sites hold stages of one pipeline; always where each has one stage only."""
     return config.dc.role == "stage" or stages_per_site == 1
 
 
 def given_hop_ticks(config: "RunConfig") -> int | None:
-    """Those between sites, if the config names them."""
+    """Return the ticks of hops between sites, if the config names them."""
     given = "hop_ticks" in config.pipeline.model_fields_set
     return config.pipeline.hop_ticks if given else None
 
 
 def rows_of(config: "RunConfig", through_sites: bool) -> int:
-    """Of a batch on each rank that has rows of its own.
+    """Return the sequences of a batch on each rank that has sequences of its own.
 
     Raises:
         UserError: they do not divide.
@@ -132,7 +132,7 @@ def microbatch_rows(config: "RunConfig") -> int:
 
 
 def staged_model(config: "RunConfig", topology: "Topology", options: Options) -> "StagedModel":
-    """The pipeline through all sites; or that inside the site where it takes longest.
+    """Return the pipeline through all sites, or inside the site where it takes longest.
 
     Raises:
         UserError: it has one stage only, or cannot be had (`StagedModel`).

@@ -1,4 +1,4 @@
-"""How many layers each stage gets: as even as it can be, embedding and head counted."""
+"""Layers of each stage, dealt out as evenly as can be, embedding and head counted."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ def balanced_layers(
     after: float = 0.0,
     speeds: Sequence[float] | None = None,
 ) -> tuple[int, ...]:
-    """The number of layers of each stage, in the model's order: the slowest is as fast as can be.
+    """Return the layers of each stage, in the model's order, for the fastest slowest stage.
 
     Of all such cuts it is the one with the least sum of squared stage times (no stage is filled up
     for nothing), and of these the one with fewer layers on earlier stages, which hold more

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 
 class Kind(enum.Enum):
-    """What a stage does with a microbatch."""
+    """A kind of work of a stage on a microbatch."""
 
     FORWARD = "F"
     BACKWARD = "B"
@@ -46,7 +46,7 @@ class Action(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Which stage holds which chunk."""
+    """The stage of each chunk."""
 
     stages: int
     stage_of: tuple[int, ...]
@@ -89,7 +89,7 @@ class Placement:
         return len(self.stage_of)
 
     def chunks_of(self, stage: int) -> tuple[int, ...]:
-        """The chunks that a stage holds, in the model's order."""
+        """Return the chunks that a stage holds, in the model's order."""
         return tuple(chunk for chunk, holder in enumerate(self.stage_of) if holder == stage)
 
     @property
@@ -116,13 +116,13 @@ class Schedule:
     placement: Placement
     microbatches: int
     split_backward: bool
-    """Whether the gradients of weights are actions of their own."""
+    """The gradients of weights are actions of their own."""
     orders: tuple[tuple[Action, ...], ...]
     """For each stage."""
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """What every microbatch needs in every chunk, in that order."""
+        """The kinds of action that every microbatch needs in every chunk, in order."""
         kinds = tuple(Kind)
         return kinds if self.split_backward else kinds[:2]
 
@@ -165,19 +165,19 @@ class TickTable:
 
     schedule: Schedule
     hop_ticks: tuple[int, ...]
-    """From chunk c to chunk c+1, at least 1; of a chunk and its successor on the same stage 1."""
+    """Ticks to chunk c+1 from chunk c, at least 1; 1 where both are on the same stage."""
     return_ticks: tuple[int, ...]
     """The same from chunk c+1 back to chunk c."""
     starts: tuple[tuple[int, ...], ...]
     """For each stage, the tick of each action of its order; never falling."""
 
     def ticks_of_hop(self, kind: Kind, chunk: int) -> int:
-        """Those between chunk `chunk` and its successor, of what an action of that kind makes."""
+        """Return the ticks between `chunk` and its successor for a message of that kind."""
         return (self.hop_ticks if kind is Kind.FORWARD else self.return_ticks)[chunk]
 
     @property
     def ticks(self) -> int:
-        """How many there are."""
+        """The number of ticks."""
         return 1 + max(order[-1] for order in self.starts)
 
     def actions(self) -> Iterator[tuple[int, int, Action]]:

@@ -14,10 +14,10 @@ from geojax.pipeline.simulation.lock_step import lock_step_seconds
 from geojax.pipeline.ticks import Packing, in_ticks
 
 _SLIGHT = 1e-9
-"""What rounding left over a whole number of ticks, or took from it, is no reason for another."""
+"""The part of a tick that rounding may leave over a whole number, or take from it."""
 
 _SHARES = (0.6, 0.8, 1.0)
-"""Of the ticks that a hop would fill, those that tables of single actions leave it."""
+"""The shares of the ticks of a hop that tables of single actions leave it."""
 
 _HopTicks = tuple[tuple[int, ...], tuple[int, ...]]
 """Towards later chunks, and back."""

@@ -20,7 +20,7 @@ from geojax.pipeline.validate import requirement, validate
 
 
 class Packing(enum.Enum):
-    """What one tick of a table may hold."""
+    """The actions that one tick of a table may hold."""
 
     SINGLE = "one action of any kind on each stage"
     TOGETHER = "on each stage one action of each kind, in their order"

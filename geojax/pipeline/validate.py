@@ -1,4 +1,4 @@
-"""What must be true of every schedule, each rule with a name."""
+"""Rules that every schedule keeps, each with a name."""
 
 import enum
 from collections import Counter
@@ -8,7 +8,7 @@ from geojax.pipeline.schedule import KIND_RANK, Action, Kind, Schedule, TickTabl
 
 
 class Invariant(enum.Enum):
-    """What a schedule or a table of ticks must keep."""
+    """A rule that a schedule or a table of ticks must keep."""
 
     COMPLETE = "every microbatch runs once forward, once backward, once for weights in every chunk"
     PLACED = "a stage works on its own chunks only"
@@ -29,7 +29,7 @@ class ScheduleError(UserError):
 
 
 def requirement(schedule: Schedule, action: Action) -> Action | None:
-    """The action that must have ended before; None for the forward of the first chunk."""
+    """Return the action that must end before; None for the forward of the first chunk."""
     kind, microbatch, chunk = action
     if kind is Kind.FORWARD:
         return Action(kind, microbatch, chunk - 1) if chunk else None

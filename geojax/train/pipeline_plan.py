@@ -1,4 +1,4 @@
-"""From the settings of a run to its pipeline: which stage holds what, and what it does when."""
+"""The pipeline of a run, made of its settings: layers of each stage, and its ticks."""
 
 from geojax.errors import UserError
 from geojax.pipeline.execution.tick_program import TickProgram
@@ -12,7 +12,7 @@ from geojax.train.config import RunConfig
 
 
 def staged_layers(config: RunConfig) -> StagedLayers | None:
-    """The layers of each chunk, and the stage that holds it; None for a run without a pipeline."""
+    """Return the layers and the stage of each chunk; None for a run without a pipeline."""
     settings, stages = config.pipeline, config.pipeline_stages
     if stages == 1:
         return None
@@ -25,7 +25,7 @@ def staged_layers(config: RunConfig) -> StagedLayers | None:
 
 
 def pipeline_ticks(config: RunConfig, staged: StagedLayers) -> TickTable:
-    """What the stages do, tick by tick, with the microbatches of `batch.microbatches`.
+    """Make the run's tick table, for the microbatches of `batch.microbatches`.
 
     Raises:
         UserError: the schedule cannot keep within the memory limit or take so many microbatches.
@@ -40,7 +40,7 @@ def pipeline_ticks(config: RunConfig, staged: StagedLayers) -> TickTable:
 
 
 def tick_program(config: RunConfig, staged: StagedLayers, platform: Platform) -> TickProgram:
-    """The ticks of `pipeline_ticks` as a program.
+    """Return the ticks of `pipeline_ticks` as a program.
 
     Raises:
         UserError: there is no such table, or devices of `platform` cannot run it.

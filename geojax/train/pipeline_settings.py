@@ -1,4 +1,4 @@
-"""How a run uses pipeline stages: its settings, and whether they fit the mesh and the model."""
+"""The settings of pipeline stages, checked against the mesh and the model."""
 
 from typing import Annotated
 
@@ -22,7 +22,7 @@ class DcSettings(Settings):
 
 
 class PipelineSettings(Settings):
-    """What stages do, and in which order; the microbatches are those of `batch.microbatches`."""
+    """The order of the stages' work on the microbatches of `batch.microbatches`."""
 
     schedule: ScheduleName = "branch_free"
     """The order in which stages go forwards and backwards. With "branch_free" idle stages compute

@@ -41,12 +41,12 @@ def draw_bandwidth(sweep: BandwidthSweep, links: Mapping[str, float]) -> Figure:
         ("closed form", [point.closed_form for point in sweep.points], "D", "#1d4e79", 9),
         ("simulated", [point.simulated for point in sweep.points], "o", "white", 5),
     )
-    for name, points, marker, colour, size in marks:
+    for name, points, marker, color, size in marks:
         axes.plot(
             points,
             rows,
             marker,
-            color=colour,
+            color=color,
             markersize=size,
             markeredgecolor="black",
             label=f"bandwidth point, {name}",
@@ -61,7 +61,7 @@ def draw_bandwidth(sweep: BandwidthSweep, links: Mapping[str, float]) -> Figure:
 
 
 def _mark(axes: Axes, label: str, bandwidth: float) -> None:
-    """A line where a link's bandwidth is; an arrow at the edge if that is beyond it."""
+    """Draw a line at a link's bandwidth, or an arrow at the edge if that is beyond it."""
     left, right = axes.get_xlim()
     if bandwidth > right:
         label += " →"

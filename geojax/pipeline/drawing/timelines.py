@@ -16,7 +16,7 @@ from matplotlib.ticker import EngFormatter
 from geojax.pipeline.schedule import Kind, Placement
 from geojax.pipeline.simulation.timeline import Message, Span, Timeline
 
-_COLOURS = {Kind.FORWARD: "#4f8fc7", Kind.BACKWARD: "#e39a3b", Kind.WEIGHT: "#6fae75"}
+_COLORS = {Kind.FORWARD: "#4f8fc7", Kind.BACKWARD: "#e39a3b", Kind.WEIGHT: "#6fae75"}
 _NAMES = {
     Kind.FORWARD: "F: forward",
     Kind.BACKWARD: "B: backward",
@@ -33,7 +33,7 @@ Polygon = list[tuple[float, float]]
 
 
 def draw_timelines(timelines: Sequence[Timeline], sites: Sequence[str]) -> Figure:
-    """A panel for each timeline, all on the same time axis.
+    """Draw a panel for each timeline, all on the same time axis.
 
     Args:
         timelines: at least one, all of pipelines of the same stages.
@@ -96,20 +96,20 @@ def _draw(
                 va="center",
                 clip_on=True,
             )
-    for kind, colour in _DARK.items():
+    for kind, color in _DARK.items():
         crossing = [
             message
             for message in timeline.messages
             if message.link is not None and message.action.kind is kind
         ]
         lines = [_slanted(message, tops) for message in crossing]
-        axes.add_collection(LineCollection(lines, colors=colour, linewidths=0.6, alpha=0.75))
+        axes.add_collection(LineCollection(lines, colors=color, linewidths=0.6, alpha=0.75))
     axes.axvline(end, color="#444444", linewidth=0.8)
     axes.set_ylim(tops[-1] + 1, -0.1)
 
 
 def _slanted(message: Message, tops: Sequence[float]) -> Polygon:
-    """From the edge of the sender's row to the facing edge of the receiver's."""
+    """Draw from the edge of the sender's row to the facing edge of the receiver's."""
     down = message.target > message.source
     return [
         (message.start, tops[message.source] + (0.9 if down else 0.0)),
@@ -122,7 +122,7 @@ def _box(start: float, end: float, top: float) -> Polygon:
 
 
 def _tops(sites: Sequence[str]) -> list[float]:
-    """Where the row of each stage begins, in rows from above."""
+    """Return the top of each stage's row, in rows from above."""
     tops = [0.0]
     for before, site in itertools.pairwise(sites):
         tops.append(tops[-1] + 1 + (_SITE_GAP if site != before else 0))
@@ -152,10 +152,10 @@ def _label_rows(axes: Axes, tops: Sequence[float], sites: Sequence[str]) -> None
 
 
 def _shade(span: Span, placement: Placement) -> tuple[float, float, float]:
-    """Of a stage's several chunks, the later ones are lighter."""
+    """Lighten the color of a stage's later chunks."""
     chunks = placement.chunks_of(span.stage)
     lighter = 0.55 * chunks.index(span.action.chunk) / max(1, len(chunks))
-    red, green, blue = (c + (1 - c) * lighter for c in to_rgb(_COLOURS[span.action.kind]))
+    red, green, blue = (c + (1 - c) * lighter for c in to_rgb(_COLORS[span.action.kind]))
     return red, green, blue
 
 
@@ -173,7 +173,7 @@ def _title(timeline: Timeline) -> str:
 
 def _legend(timelines: Iterable[Timeline]) -> list[Artist]:
     kinds = {span.action.kind for timeline in timelines for span in timeline.spans}
-    work = [Patch(color=_COLOURS[kind], label=_NAMES[kind]) for kind in Kind if kind in kinds]
+    work = [Patch(color=_COLORS[kind], label=_NAMES[kind]) for kind in Kind if kind in kinds]
     messages = [
         Line2D([], [], color=_DARK[kind], linewidth=1, label=f"{what} between sites")
         for kind, what in ((Kind.FORWARD, "activations"), (Kind.BACKWARD, "their gradients"))

@@ -17,7 +17,7 @@ Event = dict[str, Any]
 
 _NAMES = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward", Kind.WEIGHT: "weight gradient"}
 _DIRECTIONS = {(0, 1): "to later stages", (1, 0): "to earlier stages"}
-_COLOURS = {  # names that trace viewers know
+_COLORS = {  # names that trace viewers know
     Kind.FORWARD: "thread_state_running",
     Kind.BACKWARD: "thread_state_iowait",
     Kind.WEIGHT: "thread_state_runnable",
@@ -35,7 +35,7 @@ def write_trace(timelines: Sequence[Timeline], path: Path) -> None:
 
 
 def trace_events(process: int, timeline: Timeline) -> Iterator[Event]:
-    """The events of one timeline, as the trace's process number `process`; times in microseconds.
+    """List the events of a timeline as process `process` of the trace, in microseconds.
 
     A message is an arrow from the work that made it to the work that uses it, by way of the
     sending on its link's track if it crosses between sites. That slice lasts while the link is
@@ -59,7 +59,7 @@ def trace_events(process: int, timeline: Timeline) -> Iterator[Event]:
             span.stage,
             name=str(action),
             cat=_NAMES[action.kind],
-            cname=_COLOURS[action.kind],
+            cname=_COLORS[action.kind],
             **_from_to(span.start, span.end),
             args={"microbatch": action.microbatch, "chunk": action.chunk},
         )
@@ -98,7 +98,7 @@ def _message_events(
 
 
 def _user(action: Action) -> Action:
-    """The work that waits for what `action` sends."""
+    """Return the action that waits for the message of `action`."""
     step = 1 if action.kind is Kind.FORWARD else -1
     return Action(action.kind, action.microbatch, action.chunk + step)
 

@@ -64,7 +64,7 @@ def warmups_in_ticks(
 def with_groups(
     placement: Placement, microbatches: int, group: int, warmups: Sequence[int]
 ) -> Schedule:
-    """The orders of `interleaved` for any size of a group and any number of first forwards.
+    """Make the orders of `interleaved` for any group and any number of first forwards.
 
     `warmups` counts, for each stage, the chunks' forwards that come before the first pair of a
     forward and a backward. The microbatches are a multiple of the group.

@@ -19,7 +19,7 @@ _PATIENCE = (0.0, 0.25, 0.5)
 def latency_hiding(
     microbatches: int, costs: Costs, limit: int, *, split_backward: bool = False
 ) -> Schedule:
-    """The fastest schedule found that keeps every stage within `limit` microbatches.
+    """Find the fastest schedule that keeps every stage within `limit` microbatches.
 
     Candidates are greedy orders (they differ in how the limit is spread over the stages, and in
     how long a stage waits for a backward that is on its way) and the fixed schedules that meet the
@@ -43,7 +43,7 @@ def latency_hiding(
 def candidates(
     microbatches: int, costs: Costs, limit: int, *, split_backward: bool
 ) -> Iterator[Schedule]:
-    """What `latency_hiding` chooses from."""
+    """Generate the schedules that `latency_hiding` chooses from."""
     stages = len(costs.forward)
     fixed = [
         gpipe(stages, microbatches),
@@ -59,7 +59,7 @@ def candidates(
 
 
 def with_split_backward(schedule: Schedule) -> Schedule:
-    """The same order, where each gradient of weights follows the gradient of its input at once.
+    """Split backwards: each gradient of weights follows the gradient of its input at once.
 
     What the stage before waits for leaves that much earlier.
     """

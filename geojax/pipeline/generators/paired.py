@@ -88,7 +88,7 @@ def paired_interleaved(
 
 
 def sites_of(placement: Placement) -> tuple[int, ...]:
-    """The stages per site of an interleaved placement.
+    """Return the stages per site of an interleaved placement.
 
     Raises:
         UserError: it is not that of `Placement.interleaved`.

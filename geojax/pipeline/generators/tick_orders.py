@@ -24,10 +24,10 @@ class TickRequest:
     microbatches: int
     packing: Packing
     hop_ticks: tuple[int, ...]
-    """From each chunk to its successor."""
+    """The ticks of a message to each chunk's successor."""
 
     return_ticks: tuple[int, ...]
-    """From each chunk's successor back to it."""
+    """The ticks of a message back from each chunk's successor."""
 
     limit: int | None
     """The most (microbatch, chunk) pairs that a stage may hold; None: any number."""

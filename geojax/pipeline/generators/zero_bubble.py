@@ -30,7 +30,7 @@ def zero_bubble_h2(stages: int, microbatches: int) -> Schedule:
 def _handmade(
     name: str, stages: int, microbatches: int, warmup_of: Callable[[int], int]
 ) -> Schedule:
-    """Forwards first; then as long as there are forwards F B, and W once enough are put off."""
+    """Run forwards first; then F B while there are forwards, and W once enough are put off."""
     orders = []
     for stage in range(stages):
         warmup = min(warmup_of(stage), microbatches)

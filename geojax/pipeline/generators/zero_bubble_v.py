@@ -52,11 +52,11 @@ class _Writer:
         self._done: dict[tuple[Kind, int], int] = {}
 
     def has_left(self, kind: Kind, chunk: int) -> bool:
-        """Whether a microbatch still needs it."""
+        """Tell whether a microbatch still needs an action of that kind."""
         return self._done.get((kind, chunk), 0) < self._microbatches
 
     def run(self, kind: Kind, chunk: int, times: int = 1) -> None:
-        """The next microbatches; nothing where none is left, or what they need is not done."""
+        """Add the next microbatches; nothing where none is left or their input is missing."""
         for _ in range(times):
             done = self._done.get((kind, chunk), 0)
             if kind is Kind.WEIGHT and done == self._done.get((Kind.BACKWARD, chunk), 0):

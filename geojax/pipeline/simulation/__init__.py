@@ -1,1 +1,1 @@
-"""What a schedule takes, in time and memory, before it runs."""
+"""The time and memory of a schedule, before it runs."""

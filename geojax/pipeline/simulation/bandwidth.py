@@ -53,11 +53,11 @@ class BandwidthSweep:
     work: float
     """Seconds that the busiest stage works on a microbatch: the best period."""
     points: tuple[BandwidthPoint, ...]
-    """Of each memory limit."""
+    """The bandwidth point of each memory limit."""
 
 
 def with_bandwidth(costs: Costs, hop_bytes: float, bytes_per_second: float) -> Costs:
-    """The same pipeline if every link between sites had that bandwidth."""
+    """Return the costs with that bandwidth on every link between sites."""
     transfer = hop_bytes / bytes_per_second
     hops = tuple(
         hop if hop.link is None else dataclasses.replace(hop, transfer=transfer)
@@ -79,7 +79,7 @@ def steady_period(costs: Costs, memory_limit: int) -> float:
 def closed_form(
     costs: Costs, hop_bytes: float, memory_limit: int, tolerance: float = TOLERANCE
 ) -> float:
-    """The bandwidth point of a pipeline of one chunk a stage by the formula above."""
+    """Compute the bandwidth point of a pipeline of one chunk a stage by the formula above."""
     free = with_bandwidth(costs, hop_bytes, math.inf)
     cuts = sum(hop.link is not None for hop in costs.hops)
     residence = sum(_work(costs)) + 2 * sum(hop.seconds for hop in free.hops)
@@ -132,7 +132,7 @@ def _period_at(costs: Costs, hop_bytes: float, limit: int, bandwidth: float) -> 
 def _least_enough(
     period: Callable[[float], float], longest: float, rates: Sequence[float], enough: int
 ) -> float:
-    """The smallest bandwidth whose period is not too long: at most `rates[enough]`."""
+    """Find the smallest bandwidth whose period is not too long, at most `rates[enough]`."""
     if enough == 0 or rates[enough] == math.inf:
         return rates[enough]
     too_low, high = rates[enough - 1], rates[enough]
@@ -146,7 +146,7 @@ def _least_enough(
 
 
 def sweep_around(costs: Costs, hop_bytes: float, memory_limit: int) -> BandwidthSweep:
-    """A sweep from half of 1F1B's memory to what hides all latencies, and from a link that is the
+    """Sweep from half of 1F1B's memory to what hides all latencies, and from a link that is the
     slowest by far to one that hardly matters."""
     stages, work = len(costs.forward), max(_work(costs))
     latencies = 2 * sum(hop.latency for hop in costs.hops if hop.link is not None)

@@ -1,4 +1,4 @@
-"""What the pieces of a pipeline cost: the time of each chunk's work, and of each hop."""
+"""The costs of a pipeline's pieces: the time of each chunk's work, and of each hop."""
 
 import dataclasses
 import itertools
@@ -16,12 +16,12 @@ class Hop:
     transfer: float = 0.0
     """Seconds that the message occupies the link: bytes / bandwidth."""
     link: str | None = None
-    """What it travels over; None: a network inside a site, where messages do not wait for each
+    """The link of the message; None: a network inside a site, where messages do not wait for each
     other. Messages over the same link in the same direction do, first come, first served."""
 
     @property
     def seconds(self) -> float:
-        """From departure to arrival on an idle link."""
+        """The seconds between departure and arrival on an idle link."""
         return self.latency + self.transfer
 
 
@@ -30,26 +30,26 @@ class Costs:
     """The times of one microbatch, in seconds."""
 
     forward: tuple[float, ...]
-    """Of each chunk, in the model's order."""
+    """Seconds of each chunk's forward, in the model's order."""
     backward: tuple[float, ...]
-    """Of each chunk, the gradient of its input."""
+    """Seconds of the gradient of each chunk's input."""
     weight: tuple[float, ...]
-    """Of each chunk, the gradient of its weights. A backward that is not split takes both."""
+    """Seconds of the gradient of each chunk's weights. A backward that is not split takes both."""
     hops: tuple[Hop, ...]
     """Between chunk c and chunk c+1, one for each pair; the same forwards and backwards."""
     half_duplex: bool = False
-    """Whether the two directions of a link share its bandwidth."""
+    """The two directions of a link share its bandwidth."""
 
     def __post_init__(self) -> None:
         chunks = len(self.forward)
         assert len(self.backward) == len(self.weight) == chunks, "every chunk has its three times"
-        assert len(self.hops) == chunks - 1, "one hop for each pair of neighbouring chunks"
+        assert len(self.hops) == chunks - 1, "one hop for each pair of neighboring chunks"
 
     @classmethod
     def uniform(
         cls, chunks: int, forward: float, backward: float, weight: float = 0.0, hop: Hop = Hop()
     ) -> "Costs":
-        """The same for every chunk and every hop."""
+        """Return costs that are the same for every chunk and every hop."""
         return cls(
             (forward,) * chunks, (backward,) * chunks, (weight,) * chunks, (hop,) * (chunks - 1)
         )
@@ -63,7 +63,7 @@ class Costs:
         weight: float,
         hop: Callable[[int, int], Hop],
     ) -> "Costs":
-        """Of stages that are all alike, each divided evenly into its chunks.
+        """Return the costs of stages that are all alike, each divided evenly into its chunks.
 
         `forward`, `backward` and `weight` are a whole stage's; `hop(source, target)` is what joins
         two different stages. A chunk and its successor on the same stage need no message.

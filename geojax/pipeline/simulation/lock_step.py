@@ -1,4 +1,4 @@
-"""What a table of ticks takes where stages work in lock-step, as one program of all stages does."""
+"""The time of a tick table where stages work in lock-step, as in one program of all stages."""
 
 from geojax.pipeline.schedule import Action, Kind, TickTable
 from geojax.pipeline.simulation.costs import Costs
@@ -25,7 +25,7 @@ def lock_step(table: TickTable, costs: Costs) -> Timeline:
 
 
 def lock_step_seconds(table: TickTable, costs: Costs) -> float:
-    """The iteration time alone, for those who compare many tables."""
+    """Compute the iteration time alone, for those who compare many tables."""
     return _run(table, costs)[2]
 
 

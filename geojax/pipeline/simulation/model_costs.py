@@ -1,4 +1,4 @@
-"""What the parts of a model cost a pipeline, in operations, and the layers of each chunk by them.
+"""The operations of a model's parts, and the layers of each chunk by them.
 
 Counted as `geojax.models.flops` does: a forward pass takes 2 operations for each weight of a kernel
 and token, so do the gradient of the input and that of the weights. The two products of attention
@@ -15,7 +15,7 @@ from geojax.pipeline.balance import balanced_layers
 
 
 class Operations(NamedTuple):
-    """Of one token."""
+    """Operations of one token."""
 
     forward: float
     backward: float
@@ -25,12 +25,12 @@ class Operations(NamedTuple):
 
 
 def head_operations(model: ModelConfig) -> Operations:
-    """Those of the head, which are not rematerialised."""
+    """Return the operations of the head, which is not rematerialized."""
     return Operations(*[2.0 * model.hidden_size * model.vocab_size] * 3)
 
 
 def layer_operations(model: ModelConfig, sequence: int, remat: Remat = "none") -> Operations:
-    """Those of one layer, in rows of `sequence` tokens.
+    """Return the operations of one layer, in sequences of `sequence` tokens.
 
     `remat` adds attention's forward ("selective") or all of it ("full") to the backward.
     """
@@ -44,7 +44,7 @@ def layer_operations(model: ModelConfig, sequence: int, remat: Remat = "none") -
 def layers_by_operations(
     model: ModelConfig, sequence: int, chunks: int, remat: Remat = "none"
 ) -> tuple[int, ...]:
-    """The layers of each chunk, where all stages are equally fast: the head takes layers' place.
+    """Deal out layers so that all stages are equally fast, the head counted.
 
     Raises:
         UserError: there are more chunks than layers.

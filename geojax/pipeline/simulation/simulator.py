@@ -1,4 +1,4 @@
-"""What a schedule takes: stages that begin their next action as soon as they can.
+"""The time of a schedule whose stages begin their next action as soon as they can.
 
 A stage works through its order and begins an action when the one before has ended and what it needs
 has arrived. A message leaves when the action that made it ends and its link, in its direction, is
@@ -39,7 +39,7 @@ def simulate(schedule: Schedule, costs: Costs) -> Timeline:
 
 
 def iteration_seconds(schedule: Schedule, costs: Costs) -> float:
-    """The iteration time alone, for those who compare many schedules.
+    """Compute the iteration time alone, for those who compare many schedules.
 
     Raises:
         ScheduleError: the schedule cannot finish.
@@ -66,7 +66,7 @@ def timeline_of(
     seconds: float,
     seconds_inside: float,
 ) -> Timeline:
-    """The timeline of actions that began at `starts` (for each stage, in its order).
+    """Make the timeline of actions that began at `starts` (for each stage, in its order).
 
     `seconds_inside` is the iteration time if messages over links took no time.
     """
@@ -131,14 +131,14 @@ class Links:
 
 
 class _Piece(NamedTuple):
-    """What follows when a stage has done one kind of action in one chunk."""
+    """The consequences of one kind of action in one chunk."""
 
     next_piece: int
     """The piece that needs it, of the same microbatch; -1: none does."""
     target: int
     """The stage of that one."""
     seconds: float
-    """What this one takes."""
+    """The seconds of the action."""
     boundary: int
     """The hop between the two, its index in the costs."""
     latency: float
@@ -147,22 +147,22 @@ class _Piece(NamedTuple):
 
 
 def _pieces(schedule: Schedule, costs: Costs) -> list[_Piece]:
-    """Of every kind and chunk; those of forwards first, then those of backwards."""
+    """List the pieces of every kind and chunk: forwards first, then backwards."""
     stage_of, chunks = schedule.placement.stage_of, schedule.placement.chunks
     durations = durations_of(schedule, costs)
     pieces = []
     for rank, kind in enumerate(schedule.kinds):
         step = 1 if kind is Kind.FORWARD else -1
         for chunk, seconds in enumerate(durations[kind]):
-            neighbour = chunk + step
-            if kind is not Kind.WEIGHT and 0 <= neighbour < chunks:
-                hop = costs.hops[min(chunk, neighbour)]
+            neighbor = chunk + step
+            if kind is not Kind.WEIGHT and 0 <= neighbor < chunks:
+                hop = costs.hops[min(chunk, neighbor)]
                 pieces.append(
                     _Piece(
-                        rank * chunks + neighbour,
-                        stage_of[neighbour],
+                        rank * chunks + neighbor,
+                        stage_of[neighbor],
                         seconds,
-                        min(chunk, neighbour),
+                        min(chunk, neighbor),
                         hop.latency,
                         hop.transfer,
                         hop.link,

@@ -46,17 +46,17 @@ class SiteTimes(Settings):
     """The pieces on the accelerators of one site."""
 
     name: str
-    """Of the site."""
+    """The name of the site."""
     layer: PieceTimes
     """One layer of the model."""
     embedding: PieceTimes
-    """What the first stage does besides its layers."""
+    """The work of the first stage besides its layers."""
     head: PieceTimes
-    """What the last stage does besides its layers: norm, head, loss."""
+    """The work of the last stage besides its layers: norm, head, loss."""
 
 
 class StageTimes(Settings):
-    """What was measured, and for which microbatches of which model."""
+    """Measured times, and the model and microbatches that they are of."""
 
     model: ModelConfig
     """The model; of how many layers does not matter."""
@@ -65,16 +65,16 @@ class StageTimes(Settings):
     sequence: pydantic.PositiveInt
     """Tokens in a row."""
     dtype: str
-    """Of activations and matrix products."""
+    """The dtype of activations and matrix products."""
     remat: Remat
     parallelism: Parallelism
-    """How a stage's layers and rows are spread over its devices."""
+    """The parallelism of a stage's layers and sequences over its devices."""
     sites: tuple[SiteTimes, ...] = pydantic.Field(min_length=1)
-    """By site; a single one stands for all."""
+    """The times of each site; a single one stands for all."""
 
     @classmethod
     def load(cls, path: Path) -> "StageTimes":
-        """Those in a YAML file.
+        """Read the times in a YAML file.
 
         Raises:
             UserError: there is none, or a mistake in it, in one line.
@@ -95,7 +95,7 @@ class StageTimes(Settings):
             raise UserError(f"{path}: cannot be written ({error.strerror})") from None
 
     def of_site(self, name: str) -> SiteTimes:
-        """Those of the site called `name`.
+        """Return the times of the site called `name`.
 
         Raises:
             UserError: several sites were measured, and not this one.

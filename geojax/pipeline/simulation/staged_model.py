@@ -41,10 +41,10 @@ class StagedModel:
     data: int = 1
     """Ranks of each stage that have rows of their own; they share the links between sites."""
     parallelism: Parallelism = SINGLE_DEVICE
-    """How a stage's layers and rows are spread over the rest of its devices; its `expert` ranks
+    """The parallelism of a stage over the rest of its devices; its `expert` ranks
     are among `data`."""
     dtype: str = "bfloat16"
-    """Of activations and matrix products."""
+    """The dtype of activations and matrix products."""
     remat: Remat = "none"
     efficiency: float = EFFICIENCY
     stage_seconds: float | None = None
@@ -52,7 +52,7 @@ class StagedModel:
     a stage. Peaks then matter only where sites differ, and the efficiency not at all."""
 
     measured: StageTimes | None = None
-    """Of the pieces on every site. Neither peaks nor the efficiency matter then."""
+    """Measured times of the pieces on every site; peaks and efficiency do not matter then."""
 
     given_layers: tuple[int, ...] | None = None
     """Layers of each chunk, for placements of so many chunks; others are balanced by cost."""
@@ -77,12 +77,12 @@ class StagedModel:
 
     @property
     def devices(self) -> int:
-        """Of one stage."""
+        """The number of devices of one stage."""
         return self.data * self.parallelism.tensor * self.parallelism.context
 
     @property
     def stages(self) -> int:
-        """Of the whole pipeline."""
+        """The number of stages of the whole pipeline."""
         return self.stages_per_site * len(self.topology.sites)
 
     @property
@@ -92,7 +92,7 @@ class StagedModel:
 
     @property
     def hop_bytes(self) -> int:
-        """What all ranks of a stage together send to the next one for a microbatch.
+        """The bytes that all ranks of a stage send to the next one for a microbatch.
 
         Each rank of `tensor` sends its copy of the residual stream, or with sequence parallelism
         its part of it.
@@ -102,7 +102,7 @@ class StagedModel:
         return once if self.parallelism.sequence else once * self.parallelism.tensor
 
     def layers(self, placement: Placement) -> tuple[int, ...]:
-        """The layers of each chunk: those given, or so that the slowest is as fast as it can be.
+        """Return the given layers of each chunk, or those of the fastest slowest stage.
 
         Raises:
             UserError: there are more chunks than layers, or a site's peak is unknown.
@@ -120,7 +120,7 @@ class StagedModel:
         )
 
     def costs(self, placement: Placement) -> Costs:
-        """The times of one microbatch with its chunks on the stages that `placement` says.
+        """Return the times of a microbatch with its chunks on the stages of `placement`.
 
         Raises:
             UserError: there are more chunks than layers, a site's peak is unknown, or the topology
@@ -151,7 +151,7 @@ class StagedModel:
         return Costs(forward, backward, weight, tuple(self._hop(*pair) for pair in pairs))
 
     def _pieces(self, stage: int) -> SiteTimes:
-        """The times of the pieces on the devices of a stage."""
+        """Return the times of the pieces on the devices of a stage."""
         site = self._site(stage)
         if self.measured is not None:
             return self.measured.of_site(site.name)
@@ -177,7 +177,7 @@ class StagedModel:
 
     @property
     def _embedding_seconds(self) -> tuple[float, float]:
-        """Of the look-up (read and write rows) and its gradient (read and add rows), by the
+        """Time the look-up (read and write rows) and its gradient (read and add rows), by the
         bandwidth of the memory; nothing where that is not known."""
         bandwidth = self._site(0).accelerator.memory_bytes_per_second
         if bandwidth is None:
@@ -224,7 +224,7 @@ class StagedModel:
         )
 
     def _inside(self, site: Site, source: int, target: int) -> Link | None:
-        """What a device of one stage has towards its peer in another stage of the same site; of
+        """Return the network of a device towards its peer in another stage of the same site; of
         the two networks the slower one, if only some have their peer in the same host."""
 
         def host(stage: int, device: int) -> int:

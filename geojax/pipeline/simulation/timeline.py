@@ -18,10 +18,10 @@ class Span(NamedTuple):
 
 
 class Message(NamedTuple):
-    """What travels from one chunk to the next one, or back."""
+    """A message from one chunk to the next one, or back."""
 
     action: Action
-    """What made it."""
+    """The action that made the message."""
     source: int
     """The sending stage."""
     target: int
@@ -32,7 +32,7 @@ class Message(NamedTuple):
     end: float
     """When all of it is there."""
     link: str | None
-    """What it travelled over; None: the network inside a site."""
+    """The link of the message; None: the network inside a site."""
 
 
 Item = TypeVar("Item")
@@ -80,7 +80,7 @@ class Timeline:
     messages: Sequence[Message]
     """In the order in which they were made."""
     seconds: float
-    """Of the iteration."""
+    """The seconds of the iteration."""
     bubble_ratio: float
     """The share of its time in which the busiest stage is idle: 1 - work / seconds."""
     bubble_inside_sites: float
