@@ -220,9 +220,14 @@ def test_only_a_tied_table_crosses_between_sites_that_are_stages():
     assert collective_traffic(compiled, plan.mesh).bytes_over("dc") == norm
 
 
-def test_rows_go_chunk_after_chunk():
-    assert INTERLEAVED.rows == ((0, -1, 2, -1), (1, -1, 3, -1), (4, 5, -1, -1), (6, -1, -1, -1))
-    assert V_SHAPED.rows == ((0, -1, 4, -1), (1, 2, 3, -1))
+def test_layers_go_chunk_after_chunk():
+    assert INTERLEAVED.layers_of_stage == (
+        (0, -1, 2, -1),
+        (1, -1, 3, -1),
+        (4, 5, -1, -1),
+        (6, -1, -1, -1),
+    )
+    assert V_SHAPED.layers_of_stage == ((0, -1, 4, -1), (1, 2, 3, -1))
 
 
 def test_each_leaf_is_on_the_stages_that_use_it():
@@ -231,7 +236,11 @@ def test_each_leaf_is_on_the_stages_that_use_it():
     assert rows["embedding"]["tokens"]["embedding"].order == (0, PADDING_LAYER, 0)
     assert rows["embedding"]["positions"]["embedding"].order == (0, PADDING_LAYER, PADDING_LAYER)
     assert rows["final_norm"]["scale"].order == (PADDING_LAYER, PADDING_LAYER, 0)
-    assert rows["layers"]["attention"]["query"]["kernel"].rows == ((0, 1), (2, -1), (3, 4))
+    assert rows["layers"]["attention"]["query"]["kernel"].layers_of_stage == (
+        (0, 1),
+        (2, -1),
+        (3, 4),
+    )
     untied = stage_assignments(model_of("nemotron"), one_chunk_each(1, 2), ("stage",))
     assert untied["head"]["kernel"].order == (PADDING_LAYER, 0)
     assert not untied["embedding"]["tokens"]["embedding"].shared
