@@ -32,7 +32,7 @@ class Gradients(NamedTuple):
 
     loss: jax.Array
     """The sum of the tokens' losses."""
-    balance: jax.Array | None
+    aux_loss: jax.Array | None
     """The share of balance losses in the loss; None without experts."""
     targets: jax.Array
     """The number of tokens that count."""

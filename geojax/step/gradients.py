@@ -44,14 +44,14 @@ class StepGradients(NamedTuple):
     (Not of the mean: that would weigh microbatches with few targets too much.)"""
     loss: jax.Array
     """The sum of the losses of this rank's tokens."""
-    balance: jax.Array | None
+    aux_loss: jax.Array | None
     """The sum of the aux losses of the experts' balance; None for a dense model."""
     targets: jax.Array
     """The number of tokens whose loss counts."""
     amax: Any
     """The amax of this rank (see `geojax.step.amax_history`); None: none is taken."""
     error_feedback: Any
-    """Those of this step (see `geojax.step.error_feedback`); None: none are kept."""
+    """Rounding errors of this step (see `geojax.step.error_feedback`); None: none are kept."""
 
 
 @jax.named_scope("step_gradients")
@@ -111,18 +111,18 @@ def step_gradients(
     def iteration(sums: Gradients, microbatch: Batch) -> tuple[Gradients, None]:
         watched = AmaxSink(sink)
         made = run.gradients(non_layer_params, continued(sums), microbatch, watched, sums.layers)
-        loss, balance, targets = jax.tree.map(jnp.add, _numbers(sums), _numbers(made))
+        loss, aux_loss, targets = jax.tree.map(jnp.add, _numbers(sums), _numbers(made))
         total = jax.tree.map(jnp.add, sums.non_layer_params, in_site(made.non_layer_params))
-        return Gradients(loss, balance, targets, total, made.layers, made.prefetched), None
+        return Gradients(loss, aux_loss, targets, total, made.layers, made.prefetched), None
 
     layer = jax.eval_shape(lambda: _trained_layer(layers[0]))
     zero = vary_over(jnp.zeros((), run.loss_dtype), varying_axes(batch["loss_mask"]))
     non_layer_zeros = functools.partial(zeros_of, non_layer_params, dtype=plan.policy.reduce_dtype)
     non_layer_sums = zeros_of(jax.eval_shape(lambda: in_site(non_layer_zeros())))
     layer_sums = AmaxSums(sink.start(layer, model.num_hidden_layers), zeros_of(prev_amax))
-    balance = None if not model.is_moe else zero
+    aux_loss = None if not model.is_moe else zero
     prefetched = [own.prefetched for own in layers]
-    sums = Gradients(zero, balance, zero, non_layer_sums, layer_sums, prefetched)
+    sums = Gradients(zero, aux_loss, zero, non_layer_sums, layer_sums, prefetched)
     if in_loop == 1:
         sums, _ = iteration(sums, layer_slice(microbatches, 0))
     elif in_loop > 1:
@@ -160,8 +160,8 @@ def step_gradients(
     )
     gradients = non_layer_reduced.gradients | {"layers": reduced.gradients}
     after = error_feedback and non_layer_reduced.error_feedback | {"layers": reduced.error_feedback}
-    loss, balance, targets = jax.tree.map(jnp.add, _numbers(sums), _numbers(last))
-    return StepGradients(gradients, loss, balance, targets, last.layers.amax, after)
+    loss, aux_loss, targets = jax.tree.map(jnp.add, _numbers(sums), _numbers(last))
+    return StepGradients(gradients, loss, aux_loss, targets, last.layers.amax, after)
 
 
 def _microbatches(batch: Batch, plan: StepPlan) -> Batch:
@@ -170,7 +170,7 @@ def _microbatches(batch: Batch, plan: StepPlan) -> Batch:
 
 
 def _numbers(made: Gradients) -> tuple[jax.Array, jax.Array | None, jax.Array]:
-    return made.loss, made.balance, made.targets
+    return made.loss, made.aux_loss, made.targets
 
 
 def batch_loss(

@@ -88,7 +88,7 @@ def site_sums(
         error_feedback=_scaled(state.error_feedback, factor),
     )
     signal = sum_signals(signals, made.loss)
-    aux_loss = [] if made.balance is None else [made.balance]
+    aux_loss = [] if made.aux_loss is None else [made.aux_loss]
     unscale = None if factor is None else 1 / factor
     return SiteSums(
         _scaled(made.gradients, unscale),
@@ -153,7 +153,7 @@ def mean_over_targets(sums: SiteSums) -> tuple[Any, dict[str, jax.Array]]:
 
     Returns:
         The shards of the gradient of the mean loss; and the scalars `loss`, `targets`, one per
-        signal and, with experts, `balance_loss`, the same on every rank.
+        signal and, with experts, `aux_loss`, the same on every rank.
     """
     loss, count, *others = sums.scalars
     count = jnp.maximum(count, 1)
@@ -161,7 +161,7 @@ def mean_over_targets(sums: SiteSums) -> tuple[Any, dict[str, jax.Array]]:
     metrics = {"loss": loss / count, "targets": count}
     metrics |= dict(zip(SIGNALS, others[: len(SIGNALS)], strict=True))
     if others[len(SIGNALS) :]:
-        metrics["balance_loss"] = others[-1] / count
+        metrics["aux_loss"] = others[-1] / count
     return mean, metrics
 
 

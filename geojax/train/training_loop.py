@@ -25,7 +25,7 @@ from geojax.train.trainer import State, Trainer
 # the host; a third step in flight would only hold more memory.
 STEPS_IN_FLIGHT = 2
 
-OF_SOME_RUNS = ("balance_loss", "loss_scale")
+OF_SOME_RUNS = ("aux_loss", "loss_scale")
 """Metrics that only some runs have: those with experts, and those in fp16."""
 
 

@@ -108,7 +108,7 @@ def gradients_of_step(model, parameters, batch, dropout_key, plan, compiler_opti
     signals = jnp.zeros(signals_on_mesh(plan).shape)
     compiled = jax.jit(program, compiler_options=compiler_options)
     gradients, metrics = compiled(shards, rows, signals)
-    loss = metrics["loss"] + metrics.get("balance_loss", 0)
+    loss = metrics["loss"] + metrics.get("aux_loss", 0)
     return loss, layout.trim(gradients, layouts, plan.mesh)
 
 
