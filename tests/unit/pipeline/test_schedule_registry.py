@@ -3,6 +3,7 @@
 import dataclasses
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -74,3 +75,9 @@ def test_a_new_entry_is_in_the_help_of_the_command():
     assert "serial (One at a time.)" in words
     for name in SCHEDULES:
         assert f"{name} (" in words
+
+
+def test_every_entry_is_in_the_documentation():
+    page = (Path(__file__).parents[3] / "docs" / "parallelism.md").read_text()
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    assert [name for name in SCHEDULES if not any(f"`{name}`" in row for row in rows)] == []
