@@ -24,7 +24,9 @@ from support.small_runs import (
 def whole_run(tmp_path_factory, corpus):
     """Twenty steps without interruption, checkpoints at 10 and 20."""
     folder = tmp_path_factory.mktemp("whole")
-    config = write_config(folder / "run.yaml", corpus, sample={"prompts": ["1 is"], "tokens": 10})
+    config = write_config(
+        folder / "run.yaml", corpus, sample={"prompts": ["1 is"], "max_new_tokens": 10}
+    )
     result = train(config)
     assert result.returncode == 0, result.stdout + result.stderr
     return folder / "run", result
