@@ -44,7 +44,7 @@ class SiteSums(NamedTuple):
 
     Already summed over all sites of the mesh, since buckets cross `dc` as they come."""
     scalars: jax.Array
-    """float32 [2 + signals (+ 1)]: loss, number of targets, signals and, of a mixture, aux loss."""
+    """float32 [2 + signals (+ 1)]: loss, number of targets, signals and, with experts, aux loss."""
     amax: jax.Array | None
     """float32 [n]: the layers' amax, a maximum instead of a sum; None without a history."""
     error_feedback: Any

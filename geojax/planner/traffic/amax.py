@@ -96,7 +96,7 @@ def predicted_layer_amax_bytes(
 ) -> dict[Axes, Fraction]:
     """Predict the bytes of forward and backward of one layer that follows the recipe.
 
-    Further exchanges of a mixture are not counted.
+    Further exchanges of an MoE layer are not counted.
 
     Args:
         config: the model.

@@ -255,7 +255,7 @@ def _activations(model: ModelConfig, plan: StepPlan, sequences: int, length: int
     sent[long_axes(("context",), plan)] += context * passes
     if not model.is_moe:
         return sent
-    mixture = predicted_moe_bytes(
+    moe = predicted_moe_bytes(
         model,
         parallelism,
         sequences=microbatch,
@@ -264,7 +264,7 @@ def _activations(model: ModelConfig, plan: StepPlan, sequences: int, length: int
         remat=plan.remat,
         platform=platform_of(plan.mesh),
     )
-    add(sent, mixture, Fraction(model.num_hidden_layers * passes))
+    add(sent, moe, Fraction(model.num_hidden_layers * passes))
     # The gradient of the aux loss: each rank weighs its part of a sequence.
     wide = jnp.promote_types(plan.policy.compute_dtype, jnp.float32).itemsize
     weighed = all_reduce_bytes(microbatch * wide, parallelism.context)

@@ -55,7 +55,7 @@ def predicted_tensor_bytes(
     """Predict the bytes over `tensor` in forward and backward of one microbatch.
 
     Args:
-        config: the model; the mixtures in its layers are not counted.
+        config: the model; its experts are not counted.
         parallelism: how the mesh splits it.
         sequences: sequences of the microbatch on a device.
         positions: positions of a sequence on a device (1 / context of them).
