@@ -40,24 +40,24 @@ def history_layouts(model: ModelConfig, plan: StepPlan) -> Any:
     if recipe is None or recipe.history == 0:
         return None
     sites = 1 if "dc" in plan.stage_axes or plan.share_amax_across_dc else plan.mesh.shape["dc"]
-    parts = (DimSharding(1, ("dc",), sites),) if sites > 1 else ()
+    shardings = (DimSharding(1, ("dc",), sites),) if sites > 1 else ()
     stages = None
     if plan.staged_layers is not None:
-        rows = stage_assignments(model, plan.staged_layers, plan.stage_axes)["layers"]
-        stages = jax.tree.leaves(rows)[0]
+        assignments = stage_assignments(model, plan.staged_layers, plan.stage_axes)["layers"]
+        stages = jax.tree.leaves(assignments)[0]
     shape = (model.num_hidden_layers, sites, _OPERANDS, recipe.history)
-    place = LeafLayout(shape, jnp.dtype(jnp.float32), parts, stages=stages)
-    return _of_linear_layers(parameter_shapes(model)["layers"], place)
+    leaf_layout = LeafLayout(shape, jnp.dtype(jnp.float32), shardings, stages=stages)
+    return _of_linear_layers(parameter_shapes(model)["layers"], leaf_layout)
 
 
-def _of_linear_layers(tree: Any, place: LeafLayout) -> Any:
-    """Give each linear layer that may follow a recipe `place` as its `AMAX`."""
+def _of_linear_layers(tree: Any, leaf_layout: LeafLayout) -> Any:
+    """Give each linear layer that may follow a recipe `leaf_layout` as its `AMAX`."""
     made = {}
     for name, below in tree.items():
         if "kernel" in below and name != "router":
-            made[name] = {AMAX: place}
+            made[name] = {AMAX: leaf_layout}
         elif not {"kernel", "scale"} & set(below):
-            made[name] = _of_linear_layers(below, place)
+            made[name] = _of_linear_layers(below, leaf_layout)
     return made
 
 
@@ -135,5 +135,5 @@ def next_history(history: Any, amax: jax.Array | None) -> Any:
         new = jnp.where(jnp.isfinite(new), new, old.max(axis=-1)[:, 0])
         return jnp.concatenate([new[:, None, :, None], old[..., :-1]], axis=-1)
 
-    parts = jnp.split(amax, list(ends))
-    return jax.tree.unflatten(structure, map(roll, leaves, parts))
+    of_leaves = jnp.split(amax, list(ends))
+    return jax.tree.unflatten(structure, map(roll, leaves, of_leaves))

@@ -4,9 +4,9 @@ The errors of a leaf are [sites, ...], of the layers' leaves [layers, sites, ...
 gradient is and in the reduction dtype. They are sums over the tokens of a batch, as gradients are
 where they cross, without a loss scale. `geojax.collectives.codec` says how they come about.
 
-Only their sum over the sites counts: an error that moves to another site is made good all the
-same. So a checkpoint restores onto any layout; on another number of sites each gets an equal share
-of that sum. A run without error feedback drops them, at most one step's rounding.
+Only their sum over the sites matters, so a checkpoint restores onto any layout: on another number
+of sites each gets an equal share of that sum. A run without error feedback drops them, at most one
+step's rounding.
 """
 
 import dataclasses
@@ -43,8 +43,8 @@ def error_layouts(parameters: Any, plan: StepPlan) -> Any:
                 "the first stage must hold a shared leaf"
             )
 
-        def moved(cut: DimSharding) -> DimSharding:
-            return dataclasses.replace(cut, dim=cut.dim + int(cut.dim >= dim))
+        def moved(sharding: DimSharding) -> DimSharding:
+            return dataclasses.replace(sharding, dim=sharding.dim + int(sharding.dim >= dim))
 
         return dataclasses.replace(
             layout,
@@ -86,7 +86,7 @@ def saved_errors(wanted: Any, parameters: Any, saved: Mapping[str, str]) -> Any:
     return jax.tree_util.tree_map_with_path(of_leaf, parameters, wanted)
 
 
-def own_errors(restored: Any, wanted: Any) -> Any:
+def share_errors_among_sites(restored: Any, wanted: Any) -> Any:
     """Share restored errors among the sites of this run.
 
     Args:

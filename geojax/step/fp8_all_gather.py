@@ -74,7 +74,10 @@ def sharing_axes(layout: LeafLayout, plan: StepPlan) -> tuple[str, ...]:
     """Return the axes of a site, longer than 1, that shard a kernel (of each expert)."""
     assert layout.shard is not None, "a leaf that is FP8 gathered must be sharded"
     named = {
-        axis for cut in layout.model_shards if cut.dim >= len(layout.shape) - 2 for axis in cut.axes
+        axis
+        for sharding in layout.model_shards
+        if sharding.dim >= len(layout.shape) - 2
+        for axis in sharding.axes
     }
     if layout.shard.dim >= len(layout.shape) - 2:
         named |= set(shard_axes(layout)[0] or ())
@@ -118,9 +121,10 @@ def kernel_amax(layers: Parameters, layouts: Any, plan: StepPlan, prev_amax: Any
             names = [entry.key for entry in path[:-1]]
             of_layer = functools.reduce(operator.getitem, names, prev_amax)[AMAX]
             made[number] = _from_history(largest, of_layer)
-    for axes, members in groups.items():
-        for number, whole in zip(members, _max_over([*members.values()], axes), strict=True):
-            made[number] = KernelAmax(whole, None)
+    for axes, of_group in groups.items():
+        amax_over_ranks = _max_over([*of_group.values()], axes)
+        for number, amax in zip(of_group, amax_over_ranks, strict=True):
+            made[number] = KernelAmax(amax, None)
     return jax.tree.unflatten(structure, made)
 
 

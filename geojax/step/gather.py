@@ -85,8 +85,8 @@ def gather_in_site(shards: Any, layouts: Any, plan: StepPlan) -> Any:
             for leaf, layout in zip(sent, leaf_layouts, strict=True)
         ]
         return [
-            _received(leaf, whole, layout) if isinstance(leaf, QuantizedWeight) else whole
-            for leaf, whole, layout in zip(leaves, trimmed, leaf_layouts, strict=True)
+            _received(leaf, gathered, layout) if isinstance(leaf, QuantizedWeight) else gathered
+            for leaf, gathered, layout in zip(leaves, trimmed, leaf_layouts, strict=True)
         ]
 
     return map_by_group(gather, shards, layouts, lambda layout: shard_axes(layout)[0])
@@ -99,20 +99,20 @@ def _sent(leaf: Weight, plan: StepPlan) -> jax.Array:
     return leaf.astype(plan.policy.compute_dtype)
 
 
-def _received(leaf: QuantizedWeight, whole: jax.Array, layout: LeafLayout) -> QuantizedWeight:
-    """Make the quantized weight whose bytes are `whole`, gathered from shards like `leaf`.
+def _received(leaf: QuantizedWeight, gathered: jax.Array, layout: LeafLayout) -> QuantizedWeight:
+    """Make the quantized weight whose bytes are `gathered`, gathered from shards like `leaf`.
 
     Its scales are gathered here, where the shards have different ones.
     """
     scales, axes = leaf.scales, shard_axes(layout)[0]
     if axes is not None and scales_are_sent(scales.ndim, layout):
         shape = list(scales.shape)
-        shape[shard_dim(layout)] *= _shard_cut(layout).ranks
+        shape[shard_dim(layout)] *= _sharding(layout).ranks
         (scales,) = _gather([scales], axes, [layout], [tuple(shape)])
-        blocks = (1,) * (whole.ndim - 2) + (leaf.block or (1, 1))
-        kept = [-(-size // block) for size, block in zip(whole.shape, blocks, strict=True)]
+        blocks = (1,) * (gathered.ndim - 2) + (leaf.block or (1, 1))
+        kept = [-(-size // block) for size, block in zip(gathered.shape, blocks, strict=True)]
         scales = scales[tuple(slice(size) for size in kept[: scales.ndim])]
-    values = lax.bitcast_convert_type(whole, leaf.values.dtype)
+    values = lax.bitcast_convert_type(gathered, leaf.values.dtype)
     made = dataclasses.replace(leaf, values=values, scales=scales)
     varying = sorted(varying_axes(values))
     return jax.tree.map(lambda x: to_varying(x, varying), made)
@@ -151,7 +151,7 @@ def site_shape(layout: LeafLayout, plan: StepPlan) -> tuple[int, ...]:
 
 def shard_dim(layout: LeafLayout) -> int:
     """Return the dimension along which a leaf is sharded."""
-    return _shard_cut(layout).dim
+    return _sharding(layout).dim
 
 
 def shard_axes(layout: LeafLayout) -> tuple[tuple[str, ...] | None, bool]:
@@ -161,7 +161,7 @@ def shard_axes(layout: LeafLayout) -> tuple[tuple[str, ...] | None, bool]:
     return tuple(axis for axis in layout.shard.axes if axis != "dc"), "dc" in layout.shard.axes
 
 
-def _shard_cut(layout: LeafLayout) -> DimSharding:
+def _sharding(layout: LeafLayout) -> DimSharding:
     assert layout.shard is not None, "the leaf must be sharded"
     return layout.shard
 
@@ -176,9 +176,9 @@ def map_by_group(
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_quantized_weight)
     leaf_layouts = jax.tree.leaves(layouts)
     results: dict[int, Any] = {}
-    for key, members in group(key_of(layout) for layout in leaf_layouts).items():
-        made = function(key, [leaves[i] for i in members], [leaf_layouts[i] for i in members])
-        results.update(zip(members, made, strict=True))
+    for key, positions in group(key_of(layout) for layout in leaf_layouts).items():
+        made = function(key, [leaves[i] for i in positions], [leaf_layouts[i] for i in positions])
+        results.update(zip(positions, made, strict=True))
     return jax.tree.unflatten(structure, [results[index] for index in range(len(leaves))])
 
 

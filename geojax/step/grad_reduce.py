@@ -48,7 +48,7 @@ class ReducedGradients(NamedTuple):
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["sums"],
-    meta_fields=["members", "layouts", "structure", "bucket_bytes", "error_shapes"],
+    meta_fields=["positions", "layouts", "structure", "bucket_bytes", "error_shapes"],
 )
 @dataclasses.dataclass(frozen=True)
 class GradReduce:
@@ -57,7 +57,7 @@ class GradReduce:
     sums: tuple[Reduction | list[jax.Array], ...]
     """One for each group of leaves that are reduced together. A list: leaves that are sharded over
     `dc` too."""
-    members: tuple[tuple[int, ...], ...]
+    positions: tuple[tuple[int, ...], ...]
     """The positions of each group's leaves."""
     layouts: tuple[LeafLayout, ...]
     """The layout of each leaf."""
@@ -67,32 +67,32 @@ class GradReduce:
     """The shape of each leaf's error feedback; None: none is kept."""
 
     def exchange(self) -> "GradReduce":
-        """Exchange between sites what all of them have started."""
+        """Send the started messages to the other sites, and receive theirs."""
 
-        def exchanged(begun: Reduction | list[jax.Array], members: tuple[int, ...]) -> Any:
+        def exchanged(begun: Reduction | list[jax.Array], positions: tuple[int, ...]) -> Any:
             if isinstance(begun, Reduction):
                 return begun.exchange()
-            dims = [shard_dim(self.layouts[i]) for i in members]
+            dims = [shard_dim(self.layouts[i]) for i in positions]
             return reduce_scatter(begun, "dc", (), dims=dims, bucket_bytes=self.bucket_bytes)
 
-        return dataclasses.replace(self, sums=tuple(map(exchanged, self.sums, self.members)))
+        return dataclasses.replace(self, sums=tuple(map(exchanged, self.sums, self.positions)))
 
     def done(self) -> ReducedGradients:
-        """Return each rank's shards, of what was exchanged."""
+        """Decode the exchanged messages, and return each rank's shards."""
         totals: dict[int, jax.Array] = {}
         errors: dict[int, jax.Array] = {}
-        for begun, members in zip(self.sums, self.members, strict=True):
+        for begun, positions in zip(self.sums, self.positions, strict=True):
             made = begun.done() if isinstance(begun, Reduction) else begun
             if self.error_shapes is not None:
                 made, lost = made
-                errors.update(zip(members, lost, strict=True))
-            totals.update(zip(members, made, strict=True))
+                errors.update(zip(positions, lost, strict=True))
+            totals.update(zip(positions, made, strict=True))
         gradients = self._tree([_on_stage(totals[i], each) for i, each in enumerate(self.layouts)])
         if self.error_shapes is None:
             return ReducedGradients(gradients, None)
-        held = [_on_stage(errors[i], each) for i, each in enumerate(self.layouts)]
+        on_stages = [_on_stage(errors[i], each) for i, each in enumerate(self.layouts)]
         shaped = [
-            error.reshape(shape) for error, shape in zip(held, self.error_shapes, strict=True)
+            error.reshape(shape) for error, shape in zip(on_stages, self.error_shapes, strict=True)
         ]
         return ReducedGradients(gradients, self._tree(shaped))
 
@@ -112,7 +112,7 @@ def reduce_gradients(
 def inter_site_all_reduce(
     shards: Any, error_feedback: Any, layouts: Any, plan: StepPlan
 ) -> ReducedGradients:
-    """Sum over sites, in one go, what `intra_site_reduce_scatter` has returned.
+    """Sum the results of `intra_site_reduce_scatter` over the sites, in one go.
 
     The other arguments are those of `start_grad_reduce`.
     """
@@ -148,13 +148,13 @@ def accumulate_in_site(accumulated: Any, gradients: Any, layouts: Any, plan: Ste
         layouts: the `LeafLayout` of each leaf.
         plan: how the step runs.
     """
-    whole = jax.tree.map(lambda leaf: leaf.astype(plan.policy.reduce_dtype), gradients)
+    total = jax.tree.map(lambda leaf: leaf.astype(plan.policy.reduce_dtype), gradients)
     if accumulated is None:
-        return intra_site_reduce_scatter(whole, layouts, plan)
+        return intra_site_reduce_scatter(total, layouts, plan)
     if plan.zero_stage < 2:
-        whole = jax.tree.map(jnp.add, accumulated, whole)
-        return intra_site_reduce_scatter(whole, layouts, plan)
-    shards = intra_site_reduce_scatter(whole, layouts, plan)
+        total = jax.tree.map(jnp.add, accumulated, total)
+        return intra_site_reduce_scatter(total, layouts, plan)
+    shards = intra_site_reduce_scatter(total, layouts, plan)
     return jax.tree.map(jnp.add, accumulated, shards)
 
 
@@ -173,21 +173,23 @@ def start_grad_reduce(
     """
     leaves, structure = jax.tree.flatten(gradients)
     leaf_layouts = tuple(jax.tree.leaves(layouts))
-    if (
-        plan.wire_format is not None
-    ):  # what an idle stage computed would spoil the blocks that it is in
-        leaves = [_held(leaf, layout) for leaf, layout in zip(leaves, leaf_layouts, strict=True)]
+    if plan.wire_format is not None:
+        # An idle stage's values would spoil the quantization blocks that they are in.
+        leaves = [
+            _zero_unless_held(leaf, layout)
+            for leaf, layout in zip(leaves, leaf_layouts, strict=True)
+        ]
     errors = None if error_feedback is None else jax.tree.leaves(error_feedback)
     sums: list[Reduction | list[jax.Array]] = []
     groups = group(
         _group_of(leaf, layout, plan) for leaf, layout in zip(leaves, leaf_layouts, strict=True)
     )
-    for key, members in groups.items():
-        own = [leaf_layouts[i] for i in members]
+    for key, positions in groups.items():
+        own = [leaf_layouts[i] for i in positions]
         before = None
         if errors is not None:
-            before = [errors[i].reshape(_site_shard_shape(leaf_layouts[i])) for i in members]
-        sums.append(_start(key, [leaves[i] for i in members], before, own, plan, scattered))
+            before = [errors[i].reshape(_site_shard_shape(leaf_layouts[i])) for i in positions]
+        sums.append(_start(key, [leaves[i] for i in positions], before, own, plan, scattered))
     return GradReduce(
         tuple(sums),
         tuple(map(tuple, groups.values())),
@@ -205,7 +207,7 @@ class _Group(NamedTuple):
     """The axes inside a site that shard the leaf; None: none do."""
     across_sites: bool
     """The leaf is sharded over `dc` too."""
-    beside: tuple[str, ...]
+    other_axes: tuple[str, ...]
     """The other axes inside a site over which the gradient is summed."""
     shared: bool
     """Two stages make a part of the gradient each."""
@@ -214,11 +216,13 @@ class _Group(NamedTuple):
 def _group_of(gradient: jax.Array, layout: LeafLayout, plan: StepPlan) -> _Group:
     site_axes, across = shard_axes(layout)
     shared = layout.stages is not None and layout.stages.shared
-    held = {axis for part in layout.model_shards for axis in part.axes} | {"dc", *(site_axes or ())}
+    excluded = {axis for sharding in layout.model_shards for axis in sharding.axes}
+    excluded |= {"dc", *(site_axes or ())}
     if not shared:
-        held |= set(plan.stage_axes)
-    beside = tuple(axis for axis in AXES if axis in varying_axes(gradient) and axis not in held)
-    return _Group(site_axes, across, beside, shared)
+        excluded |= set(plan.stage_axes)
+    varying = varying_axes(gradient)
+    other_axes = tuple(axis for axis in AXES if axis in varying and axis not in excluded)
+    return _Group(site_axes, across, other_axes, shared)
 
 
 def _start(
@@ -230,12 +234,16 @@ def _start(
     scattered: bool,
 ) -> Reduction | list[jax.Array]:
     bucket_bytes = plan.bucket_bytes
-    summed_beside = any(plan.mesh.shape[axis] > 1 for axis in key.beside)
-    plain = key.site_axes is not None and not (key.across_sites or key.shared or summed_beside)
-    if plain and not scattered:  # a bucket of the site's phase is one of the phase between sites
+    summed_over_others = any(plan.mesh.shape[axis] > 1 for axis in key.other_axes)
+    only_scattered = key.site_axes is not None and not (
+        key.across_sites or key.shared or summed_over_others
+    )
+    if (
+        only_scattered and not scattered
+    ):  # a bucket of the site's phase is one of the phase between sites
         return start_reduce_scatter(
             [
-                drop_single(_padded(leaf, layout), key.beside)
+                drop_single(_padded(leaf, layout), key.other_axes)
                 for leaf, layout in zip(leaves, layouts, strict=True)
             ],
             key.site_axes or (),
@@ -246,15 +254,17 @@ def _start(
             error_feedback=errors,
         )
     shards = leaves if scattered else _scatter(key.site_axes, leaves, layouts, plan)
-    if key.shared:  # a stage that does not hold the leaf has computed with zeros, perhaps to no end
-        shards = [_held(shard, layout) for shard, layout in zip(shards, layouts, strict=True)]
+    if key.shared:  # a stage without the leaf computed with zeros; its gradient must not count
+        shards = [
+            _zero_unless_held(shard, layout) for shard, layout in zip(shards, layouts, strict=True)
+        ]
     if key.across_sites:
         assert errors is None, "shards across sites are summed without a wire format"
-        return all_reduce(shards, key.beside, (), bucket_bytes=bucket_bytes)
+        return all_reduce(shards, key.other_axes, (), bucket_bytes=bucket_bytes)
     inter = "dc" if key.shared else plan.inter_axes
     return start_all_reduce(
         shards,
-        key.beside,
+        key.other_axes,
         inter,
         bucket_bytes=bucket_bytes,
         wire=plan.wire_format,
@@ -279,7 +289,7 @@ def _scatter(
     )
 
 
-def _held(leaf: jax.Array, layout: LeafLayout) -> jax.Array:
+def _zero_unless_held(leaf: jax.Array, layout: LeafLayout) -> jax.Array:
     """Return a stage's part of a leaf, zero where it holds none."""
     if layout.stages is None:
         return leaf
@@ -290,8 +300,8 @@ def _on_stage(leaf: jax.Array, layout: LeafLayout) -> jax.Array:
     """Return a reduced gradient as its weights lie between steps."""
     if layout.stages is None:
         return leaf
-    held = _held(to_varying(leaf, layout.stages.axes), layout)
-    return held[None] if layout.has_stage_dim else held
+    value = _zero_unless_held(to_varying(leaf, layout.stages.axes), layout)
+    return value[None] if layout.has_stage_dim else value
 
 
 def _padded(leaf: jax.Array, layout: LeafLayout) -> jax.Array:

@@ -101,8 +101,8 @@ class Zero2Sink:
         """Return the shards of all layers, the pending one scattered too."""
         return add_at(sums.shards, sums.layer, self._scatter(sums.pending))
 
-    def _scatter(self, whole: Parameters) -> Parameters:
-        return accumulate_in_site(None, whole, self.layouts, self.plan)
+    def _scatter(self, unreduced: Parameters) -> Parameters:
+        return accumulate_in_site(None, unreduced, self.layouts, self.plan)
 
 
 class OverlappedSums(NamedTuple):
@@ -110,7 +110,7 @@ class OverlappedSums(NamedTuple):
 
     reduced: ReducedGradients
     """Shards that are summed over all ranks, stacked."""
-    whole: Parameters | None = None
+    unreduced: Parameters | None = None
     """Gradients of the last iteration, where they have to be summed in the site first."""
     started: GradReduce | None = None
     """Gradients ready to be exchanged between sites."""
@@ -153,10 +153,10 @@ class OverlappedReduceSink:
 
     def start(self, layer: Parameters, count: int) -> OverlappedSums:
         """Return zeros for `count` layers whose weights have the types of `layer`."""
-        whole = zeros_of(layer, self.plan.bucket_layers)
+        unreduced = zeros_of(layer, self.plan.bucket_layers)
 
         def one_layer() -> ReducedGradients:
-            started = self._start(whole, jnp.int32(0))
+            started = self._start(unreduced, jnp.int32(0))
             return layer_slice(started.exchange().done(), 0)
 
         return OverlappedSums(zeros_of(jax.eval_shape(one_layer), count))
@@ -168,7 +168,7 @@ class OverlappedReduceSink:
     def finish(self, sums: OverlappedSums) -> ReducedGradients:
         """Send on the results of the last iterations, and return the shards of all layers."""
         iteration = 0
-        while sums.whole is not None or sums.started is not None or sums.exchanged is not None:
+        while sums.unreduced is not None or sums.started is not None or sums.exchanged is not None:
             iteration -= 1
             sums = self._put(sums, jnp.int32(iteration * self.plan.bucket_layers), None)
         return sums.reduced
@@ -188,23 +188,23 @@ class OverlappedReduceSink:
                 # Messages keep their memory until the iteration is over: XLA for CPUs else gives it
                 # to what the iteration computes, which then waits for them.
                 exchanged = after(exchanged, _token((gradients, sums.started)))
-        ready, whole, layers = gradients, None, first
+        ready, unreduced, layers = gradients, None, first
         if self._scatters:
-            ready, whole, layers = sums.whole, gradients, first + bucket_layers
+            ready, unreduced, layers = sums.unreduced, gradients, first + bucket_layers
         started = None if ready is None else self._start(ready, layers)
         if started is not None and exchanged is None:
             # Zeros in the first iteration, so that all have the same types. They are written at the
             # end of the stack, where the first gradients that arrive overwrite them.
             exchanged = zeros_of(jax.eval_shape(started.exchange))
-        return OverlappedSums(reduced, whole, started, exchanged)
+        return OverlappedSums(reduced, unreduced, started, exchanged)
 
-    def _start(self, whole: Parameters, first: jax.Array) -> GradReduce:
+    def _start(self, unreduced: Parameters, first: jax.Array) -> GradReduce:
         """Sum the gradients of layers from `first` on in the site, ready to be exchanged."""
         accumulated = self.accumulated
         if accumulated is not None:
             accumulated = layers_slice(accumulated, first, self.plan.bucket_layers)
         plan = self.plan.one_message
-        shards = accumulate_in_site(accumulated, whole, self.layouts, plan)
+        shards = accumulate_in_site(accumulated, unreduced, self.layouts, plan)
         errors = layers_slice(self.error_feedback, first, self.plan.bucket_layers)
         return start_grad_reduce(shards, errors, self.layouts, plan, scattered=True)
 

@@ -4,7 +4,7 @@ microbatches 0 .. m-2    a loop; gradients are added on the device, whole (ZeRO 
                          shards of the site (ZeRO 2 and 3); nothing crosses `dc`
 microbatch m-1           with overlap: a layer's gradient is reduced, over the sites too, while the
                          layers before it go backwards, which is a loop over layers and in no other;
-                         otherwise one more turn of the loop over microbatches
+                         otherwise one more iteration of the loop over microbatches
 then                     what is not reduced yet is
 """
 
@@ -86,8 +86,8 @@ def step_gradients(
         weights = stage_weights(shards, layouts, plan, prev_amax)
         staged = run.pipeline_gradients(weights, microbatches)
         layer_gradients, amax = detach_amax(staged.layers)
-        whole = staged.non_layer_params | {"layers": layer_gradients}
-        made = reduce_gradients(whole, error_feedback, layouts, plan)
+        all_gradients = staged.non_layer_params | {"layers": layer_gradients}
+        made = reduce_gradients(all_gradients, error_feedback, layouts, plan)
         return StepGradients(made.gradients, *_numbers(staged), amax, made.error_feedback)
     non_layer_params, layers = step_weights(shards, layouts, model, plan, prev_amax)
     non_layer_layouts = without_layers(layouts)
@@ -200,4 +200,4 @@ def _trained_layer(weights: LayerWeights) -> Parameters:
 
 def _of_layers(layouts: Parameters, count: int) -> Parameters:
     """Lay out `count` stacked layers as all of them are."""
-    return jax.tree.map(lambda place: place.of_layers(count), layouts["layers"])
+    return jax.tree.map(lambda leaf_layout: leaf_layout.of_layers(count), layouts["layers"])

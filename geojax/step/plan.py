@@ -86,7 +86,7 @@ class StepPlan:
     many layers. More layers hide a longer round trip. It divides the model's layers."""
 
     dc_role: DcRole = "data"
-    """The part of each site."""
+    """Role of the mesh axis `dc`: sites are data parallel ("data") or pipeline stages ("stage")."""
 
     staged_layers: StagedLayers | None = None
     """Assignment of layers to pipeline stages; None: there is no pipeline."""
@@ -98,9 +98,9 @@ class StepPlan:
         assert self.staged_layers or self.dc_role == "data", "dc_role stage requires a pipeline"
         if self.staged_layers:
             stages = math.prod(self.mesh.shape[axis] for axis in self.stage_axes)
-            held = self.staged_layers.placement.stages
-            assert stages == held, (
-                f"the axes {self.stage_axes} must have {held} ranks, not {stages}"
+            needed = self.staged_layers.placement.stages
+            assert stages == needed, (
+                f"the axes {self.stage_axes} must have {needed} ranks, not {stages}"
             )
         assert not (self.shard_across_sites and self.dc_role == "stage"), (
             "shard_across_sites requires dc_role data: stages hold different layers"
@@ -158,7 +158,7 @@ class StepPlan:
 
     @property
     def compiler_options(self) -> dict[str, str | bool] | None:
-        """The options that programs are compiled with, beside the flags of the process."""
+        """The options that programs are compiled with, in addition to the process's XLA flags."""
         options = {"xla": FP8_OPTIONS, "transformer_engine": CUSTOM_PRODUCTS_OPTIONS}
         return options.get(self.fp8_backend)
 
@@ -168,20 +168,20 @@ class StepPlan:
         return dataclasses.replace(self, bucket_bytes=sys.maxsize)
 
     @property
-    def row_spec(self) -> PartitionSpec:
+    def sequence_spec(self) -> PartitionSpec:
         """The sharding of arrays [B]."""
         return PartitionSpec(self.batch_axes)
 
     @property
     def signal_spec(self) -> PartitionSpec:
-        """The sharding of signals [ranks, len(SIGNALS)]: each rank has a row of its own.
+        """The sharding of signals [ranks, len(SIGNALS)]: each rank has an entry of its own.
 
-        Ranks that shared a row could belong to processes that ask for different things."""
+        Ranks that shared an entry could belong to processes with different requests."""
         return PartitionSpec(AXES)
 
     @property
     def token_spec(self) -> PartitionSpec:
         """The sharding of arrays [B, S]."""
         if self.mesh.shape["context"] == 1:
-            return self.row_spec
+            return self.sequence_spec
         return PartitionSpec(self.batch_axes, "context")

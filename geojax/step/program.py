@@ -20,7 +20,7 @@ from geojax.step.state import TrainState
 from geojax.step.update import sum_in_site, sum_scalars_over_sites, train_step
 
 _FP8_PRODUCT = 'custom_call_target="__cublas$lt$matmul$f8"'
-_PRODUCTS_OF_LINEAR = 3
+_MATMULS_PER_LINEAR = 3
 """Matrix products of a linear layer: forwards, and two gradients."""
 
 STEP_NAME = train_step.__name__
@@ -47,7 +47,7 @@ def trace_step(
         schedule: learning rate by update, for the metrics.
         batch: the global batch as `jax.ShapeDtypeStruct`s, without shardings.
     """
-    specs = jax.tree.map(lambda place: place.spec(), layouts)
+    specs = jax.tree.map(lambda leaf_layout: leaf_layout.spec(), layouts)
 
     step = functools.partial(
         train_step,
@@ -82,12 +82,12 @@ def compile_evaluation(
     layouts: TrainState, model: ModelConfig, plan: StepPlan, batch: Any
 ) -> jax.stages.Compiled:
     """Compile the validation pass: `(state, batch) -> [sum of losses, number of targets]`."""
-    specs = jax.tree.map(lambda place: place.spec(), layouts)
+    specs = jax.tree.map(lambda leaf_layout: leaf_layout.spec(), layouts)
 
-    def evaluate(state: TrainState, rows: Any) -> jax.Array:
+    def evaluate(state: TrainState, sequences: Any) -> jax.Array:
         sums = batch_loss(
             state.parameters,
-            rows,
+            sequences,
             layouts=layouts.parameters,
             model=model,
             plan=plan,
@@ -117,7 +117,7 @@ def require_fp8_products(step: jax.stages.Compiled, model: ModelConfig, plan: St
     """
     follow = any(matmul.recipe for _, matmul in plan.matmul.spans(model.num_hidden_layers))
     linear = _linear_layers(parameter_shapes(model)["layers"]) if follow else 0
-    wanted = _PRODUCTS_OF_LINEAR * linear
+    wanted = _MATMULS_PER_LINEAR * linear
     text = program_text(step)
     parse_module(text)
     made = text.count(_FP8_PRODUCT)
@@ -140,23 +140,23 @@ def _linear_layers(layers: Any) -> int:
     return sum(_linear_layers(below) for below in inner if isinstance(below, dict))
 
 
-def batch_shape(rows: int, sequence: int) -> dict[str, jax.ShapeDtypeStruct]:
+def batch_shape(sequences: int, sequence_length: int) -> dict[str, jax.ShapeDtypeStruct]:
     """Shape the global batch of `geojax.data`: arrays [B, S] and [B]."""
-    tokens = jax.ShapeDtypeStruct((rows, sequence), jnp.int32)
+    tokens = jax.ShapeDtypeStruct((sequences, sequence_length), jnp.int32)
     return {
         "tokens": tokens,
         "targets": tokens,
-        "loss_mask": jax.ShapeDtypeStruct((rows, sequence), jnp.float32),
+        "loss_mask": jax.ShapeDtypeStruct((sequences, sequence_length), jnp.float32),
         "segment_ids": tokens,
         "positions": tokens,
-        "row": jax.ShapeDtypeStruct((rows,), jnp.int32),
+        "row": jax.ShapeDtypeStruct((sequences,), jnp.int32),
     }
 
 
 def batch_specs(batch: Any, plan: StepPlan) -> Any:
     """Choose the sharding of each array of a batch: [B, S] or [B]."""
     return jax.tree.map(
-        lambda leaf: plan.token_spec if len(leaf.shape) > 1 else plan.row_spec, batch
+        lambda leaf: plan.token_spec if len(leaf.shape) > 1 else plan.sequence_spec, batch
     )
 
 

@@ -52,8 +52,8 @@ class StagedLayers:
 
         def of_stage(stage: int) -> tuple[int, ...]:
             chunks = self.placement.chunks_of(stage)
-            held = [layer for chunk in chunks for layer in of_chunk(chunk)]
-            return (*held, *[PADDING_LAYER] * (count - len(held)))
+            layers_held = [layer for chunk in chunks for layer in of_chunk(chunk)]
+            return (*layers_held, *[PADDING_LAYER] * (count - len(layers_held)))
 
         return tuple(of_stage(stage) for stage in range(self.placement.stages))
 

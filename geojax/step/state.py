@@ -16,7 +16,7 @@ from geojax.optim import layout
 from geojax.optim.optimizer import optimizer_layouts
 from geojax.precision import LossScale
 from geojax.step.amax_history import history_layouts
-from geojax.step.error_feedback import error_layouts, own_errors, saved_errors
+from geojax.step.error_feedback import error_layouts, saved_errors, share_errors_among_sites
 from geojax.step.plan import StepPlan
 from geojax.step.stage_layers import stage_assignments
 
@@ -111,11 +111,15 @@ def initial_state(
     dtype = jax.tree.leaves(layouts.parameters)[0].dtype
 
     def zeros(layouts: Any) -> Any:
-        return jax.tree.map(lambda place: jnp.zeros(place.padded_shape, place.dtype), layouts)
+        return jax.tree.map(
+            lambda leaf_layout: jnp.zeros(leaf_layout.padded_shape, leaf_layout.dtype), layouts
+        )
 
     def make(key: jax.Array) -> TrainState:
         parameters = init_parameters(model, key, dtype)
-        padded = jax.tree.map(lambda leaf, place: place.pad(leaf), parameters, layouts.parameters)
+        padded = jax.tree.map(
+            lambda leaf, leaf_layout: leaf_layout.pad(leaf), parameters, layouts.parameters
+        )
         return TrainState(
             step=jnp.int32(0),
             parameters=padded,
@@ -175,5 +179,5 @@ def with_own_sites(restored: TrainState, wanted: TrainState) -> TrainState:
         return resized
 
     history = jax.tree.map(resize_history, restored.amax_history, wanted.amax_history)
-    errors = own_errors(restored.error_feedback, wanted.error_feedback)
+    errors = share_errors_among_sites(restored.error_feedback, wanted.error_feedback)
     return dataclasses.replace(restored, amax_history=history, error_feedback=errors)

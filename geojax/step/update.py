@@ -68,7 +68,7 @@ def site_sums(
     Args:
         state: this rank's shards; counters and optimizer state are not read.
         batch: this rank's sequences of the global batch.
-        signals: [1, len(SIGNALS)], what this rank asks of all of them.
+        signals: [1, len(SIGNALS)], this rank's requests to all ranks.
         layouts: the `LeafLayout` of each parameter.
         model: the model.
         plan: how the step runs.
@@ -141,7 +141,7 @@ def sum_scalars_over_sites(scalars: jax.Array, plan: StepPlan) -> jax.Array:
 
 
 def sum_over_sites(sums: SiteSums, plan: StepPlan) -> SiteSums:
-    """Sum over the sites of the mesh what `site_sums` has left to sum: everything but gradients."""
+    """Sum everything but the gradients over the sites; `site_sums` has summed those already."""
     return sums._replace(
         scalars=sum_scalars_over_sites(sums.scalars, plan),
         amax=max_over_sites(sums.amax, plan),

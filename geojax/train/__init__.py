@@ -1,1 +1,1 @@
-"""Training: the step, the loop around it, and what a run leaves behind."""
+"""Training runs: config, training loop, metrics, report and samples."""

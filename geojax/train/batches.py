@@ -13,7 +13,7 @@ from geojax.step.program import signals_on_mesh
 
 def sequences_of_process(plan: StepPlan, batch_size: int) -> list[int]:
     """List the sequences of a global batch that the devices of this process need, ascending."""
-    spans = _spans_of_process(NamedSharding(plan.mesh, plan.row_spec), batch_size)
+    spans = _spans_of_process(NamedSharding(plan.mesh, plan.sequence_spec), batch_size)
     return sorted({sequence for first, last in spans for sequence in range(first, last)})
 
 
@@ -35,7 +35,7 @@ def global_batch(
     index_of = {int(sequence): index for index, sequence in enumerate(local_sequences)}
 
     def one(values: np.ndarray) -> jax.Array:
-        spec = plan.row_spec if values.ndim == 1 else plan.token_spec
+        spec = plan.sequence_spec if values.ndim == 1 else plan.token_spec
         if values.ndim > 1 and plan.parallelism.context > 1:
             values = values[:, position_order(values.shape[1], plan.parallelism)]
 

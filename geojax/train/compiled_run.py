@@ -1,4 +1,4 @@
-"""A run on one mesh over all sites: its plan, its compiled programs, and what drives them."""
+"""A run on one mesh over all sites: its plan, its compiled programs, and their trainer."""
 
 import dataclasses
 import functools
@@ -68,7 +68,7 @@ def step_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
         microbatches=config.batch.microbatches,
         loss_scale=config.loss_scale,
         bucket_bytes=config.communication.bucket_bytes,
-        wire_format=_wire(config, mesh),
+        wire_format=_wire_format(config, mesh),
         remat=config.remat,
         fp8_backend=_choose_fp8_backend(config, mesh).name,
         share_amax_across_dc=config.fp8.share_amax_across_dc,
@@ -85,15 +85,17 @@ def step_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
     )
 
 
-def _wire(config: RunConfig, mesh: Mesh) -> WireFormat | None:
+def _wire_format(config: RunConfig, mesh: Mesh) -> WireFormat | None:
     """Choose the format of gradients on the link.
 
     Where a psum cannot fill a long link, float32 travels in messages (`sums_in_messages`).
     """
-    asked = wire_format(config.communication.gradient_compression)
+    requested = wire_format(config.communication.gradient_compression)
     float32 = policy_of(config.precision, config.fp8).reduce_dtype == jnp.float32
     sums = config.dc.role == "data" and not config.zero.across_sites
-    return FLOAT32 if asked is None and sums_in_messages(mesh) and float32 and sums else asked
+    return (
+        FLOAT32 if requested is None and sums_in_messages(mesh) and float32 and sums else requested
+    )
 
 
 def _choose_fp8_backend(config: RunConfig, mesh: Mesh) -> BackendChoice:
@@ -235,7 +237,7 @@ class CompiledRun:
         """Return the lines that open a run: its layout, and the choices made for the machine."""
         model, mesh = self.config.model, self.plan.mesh
         parameters = quantity(parameter_count(model))
-        held = quantity(bytes_per_device(self.layouts), "B")
+        state_bytes = quantity(bytes_per_device(self.layouts), "B")
         attention = chosen_implementation(
             self.plan.policy.compute_dtype,
             model.head_dim,
@@ -248,7 +250,7 @@ class CompiledRun:
             reasons.insert(1, _choose_fp8_backend(self.config, mesh).reason)
         sent = self.facts.cross_site
         return [
-            f"{mesh_line(mesh)}; {parameters} parameters; {held} of state per device",
+            f"{mesh_line(mesh)}; {parameters} parameters; {state_bytes} of state per device",
             "; ".join(reasons),
             *([] if sent is None else [f"a step of a site: {sent}"]),
         ]

@@ -14,7 +14,7 @@ ScheduleName = Annotated[str, pydantic.AfterValidator(lambda name: schedule_entr
 
 
 class DcSettings(Settings):
-    """The part that sites take in a run."""
+    """Role of the sites in a run."""
 
     role: DcRole = "data"
     """"data": every site has all layers and trains on its share of the batch. "stage": one pipeline
@@ -25,9 +25,8 @@ class PipelineSettings(Settings):
     """The order of the stages' work on the microbatches of `batch.microbatches`."""
 
     schedule: ScheduleName = "branch_free"
-    """The order in which stages go forwards and backwards. With "branch_free" idle stages compute
-    on what nobody reads, so that the program needs no branches; it holds about twice the
-    microbatches of "1f1b"."""
+    """Pipeline schedule. With "branch_free" idle stages compute on unused data, so that the program
+    needs no branches; it holds about twice the microbatches of "1f1b"."""
 
     virtual_stages: pydantic.PositiveInt = 1
     """Chunks of layers that each stage holds."""

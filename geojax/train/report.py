@@ -101,11 +101,11 @@ def _smooth(values: tuple[float, ...]) -> list[float]:
     return smooth
 
 
-def summary_table(title: str, rows: Mapping[str, Any]) -> rich.table.Table:
+def summary_table(title: str, entries: Mapping[str, Any]) -> rich.table.Table:
     """Make the one-screen summary at the end of a run."""
     table = rich.table.Table(title=title, show_header=False, title_justify="left", box=None)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, value in rows.items():
+    for name, value in entries.items():
         table.add_row(name, str(value))
     return table

@@ -62,7 +62,7 @@ def train(
         directory = stack.enter_context(RunDirectory(config.run_directory))
         if first:
             directory.lock()
-        # What can be wrong is found before the step is compiled.
+        # Errors of config, layout and data are raised before the step is compiled.
         plan = step_plan(config, make_run_mesh(config))
         if config.topology is not None:
             topology = Topology.load(config.topology)
@@ -75,8 +75,8 @@ def train(
         compilations = stack.enter_context(CompilationCounter(STEP_NAME))
         with console.status("compiling the step"):
             trainer = CompiledRun.build(config, plan, console.print)
-        # Where one compiled and another found it in the cache, they come far apart to the first
-        # collective, and that dies after half a minute.
+        # A process that compiles reaches the first collective long after one with a warm cache, and
+        # the collective times out after half a minute.
         runtime.barrier("compiled", timeout_seconds=config.watchdog.first_step_seconds)
         trainer.check_fp8_products()
         layout, *choices = trainer.describe()
@@ -94,7 +94,7 @@ def train(
             )
         if first:
             directory.write_config(config.model_dump(mode="json"))
-        # Some collectives die when their ranks come far apart: all compile, then meet.
+        # Some collectives time out when their ranks start far apart: all compile, then wait here.
         runtime.barrier("ready to train", timeout_seconds=config.watchdog.first_step_seconds)
         with contextlib.ExitStack() as training:
             loop = TrainingLoop(
@@ -212,7 +212,7 @@ def _show_result(
             f"after step {step}",
             {
                 **_pace(loop, seconds),
-                **_validation_rows(loop),
+                **_validation_entries(loop),
                 "steps skipped": int(state.skipped),
                 "step compiled": "once"
                 if (count := loop.compilations.count) == 1
@@ -240,12 +240,12 @@ def _cross_site(facts: TrainerFacts) -> dict[str, str]:
     return {"cross-site": f"{facts.cross_site}, a step of a site in each direction"}
 
 
-def _validation_rows(loop: TrainingLoop[Any]) -> dict[str, str]:
-    rows = {}
+def _validation_entries(loop: TrainingLoop[Any]) -> dict[str, str]:
+    entries = {}
     for name, points in loop.validation.items():
         (_, before), (_, after) = points[0], points[-1]
-        rows[f"validation '{name}'"] = f"{before:.4f} -> {after:.4f} ({after / before - 1:+.1%})"
-    return rows
+        entries[f"validation '{name}'"] = f"{before:.4f} -> {after:.4f} ({after / before - 1:+.1%})"
+    return entries
 
 
 def _shown(path: Path) -> str:

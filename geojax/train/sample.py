@@ -20,11 +20,13 @@ def gather_full_params(shards: Any, layouts: Any, plan: StepPlan) -> Any:
 
     def gather(shards: Any) -> Any:
         return jax.tree.map(
-            lambda leaf, place: place.trim(leaf.astype(plan.policy.compute_dtype)), shards, layouts
+            lambda leaf, leaf_layout: leaf_layout.trim(leaf.astype(plan.policy.compute_dtype)),
+            shards,
+            layouts,
         )
 
-    whole = jax.jit(gather, out_shardings=everywhere)(shards)
-    return jax.tree.map(lambda leaf: leaf.addressable_data(0), whole)
+    unsharded = jax.jit(gather, out_shardings=everywhere)(shards)
+    return jax.tree.map(lambda leaf: leaf.addressable_data(0), unsharded)
 
 
 def sample_texts(

@@ -1,4 +1,4 @@
-"""The trainer: what computes the steps of a run, as the training loop sees it."""
+"""The trainer protocol: what the training loop needs of whatever computes the steps of a run."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ class TrainerFacts:
     """Tokens of a global batch, padding included."""
 
     flops_per_token: float
-    """Model FLOPs, forwards and backwards; what is computed again does not count."""
+    """Model FLOPs of forward and backward; recomputation does not count."""
 
     peak_flops: float | None = None
     """FLOP/s of all devices together in the compute dtype; None where they are not known."""
@@ -59,9 +59,9 @@ class Trainer(Protocol[State]):
         """Start a step; it may still run when this returns.
 
         Args:
-            state: it is used up.
+            state: donated, and not to be used again.
             batch: this process's sequences.
-            requests: whether this process asks all of them to "stop" or to "save".
+            requests: True where this process asks all processes to "stop" or to "save".
 
         Returns:
             The next state and the step's metrics: scalars, the same on every process, with the
