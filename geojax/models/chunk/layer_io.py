@@ -24,9 +24,9 @@ class WeightSource(Protocol):
     def take(
         self, prefetched: Any, index: jax.Array, following: jax.Array
     ) -> tuple[Parameters, Any]:
-        """Return the weights of layer `index`, and what to prefetch for layer `following`.
+        """Return the weights of layer `index`, and the weights prefetched for layer `following`.
 
-        `prefetched` is what the iteration before has returned as the latter.
+        `prefetched` holds the weights that the iteration before has prefetched.
         """
 
 
@@ -119,7 +119,7 @@ class StackedGradients:
         return zeros_of(layer, count, dtype=self.dtype)
 
     def put(self, sums: Parameters, first: jax.Array, gradients: Parameters) -> Parameters:
-        """Add in place, if nobody else reads the sums."""
+        """Add in place, where nothing else reads the sums."""
         return add_at(sums, first, gradients, empty=self.once)
 
     def finish(self, sums: Parameters) -> Parameters:

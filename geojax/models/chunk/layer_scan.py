@@ -138,7 +138,7 @@ class Layers:
             carry = (typed_like(made, x), total, prefetched, stored)
             return carry, (balance, stacked, weights if keep else None)
 
-        balances, residuals, behind, after_it = [], [], [], []
+        balances, residuals, for_backward, for_next_forward = [], [], [], []
         for span, own, first in zip(self.spans, weights, self._firsts, strict=True):
             keep = keep_weights and own.prefetched is not None
             of_span = functools.partial(body, span, own, first, keep)
@@ -147,13 +147,13 @@ class Layers:
             of_layers, residuals_of_layers, kept = stacked
             balances.append(of_layers)
             residuals.append(residuals_of_layers if stored is None else stored)
-            behind.append(
+            for_backward.append(
                 LayerWeights(StackedWeights(kept)) if keep else own._replace(prefetched=prefetched)
             )
-            after_it.append(prefetched if keep else None)
+            for_next_forward.append(prefetched if keep else None)
         if balance is None:
             balance = _sum_over_layers(balances)
-        return Forward(x, balance, residuals, behind, after_it)
+        return Forward(x, balance, residuals, for_backward, for_next_forward)
 
     @jax.named_scope("forward_layers")
     def forward_only(
@@ -228,13 +228,13 @@ class Layers:
             return (typed_like(made, x_cotangent), prefetched), gradient
 
         def iteration(
-            pieces: Sequence[tuple[int, int]], carry: tuple[Any, Any], indices: jax.Array
+            span_lengths: Sequence[tuple[int, int]], carry: tuple[Any, Any], indices: jax.Array
         ) -> tuple[Any, None]:
             (x_cotangent, prefetched), sums = carry
             prefetched = list(prefetched)
             gradients: list[Parameters] = []
             end = bucket_layers
-            for span, length in reversed(pieces):
+            for span, length in reversed(span_lengths):
                 own = indices[end - length : end] - starts[span]
                 (x_cotangent, prefetched[span]), made = lax.scan(
                     functools.partial(of_layer, span),
@@ -259,7 +259,7 @@ class Layers:
             carry = lax.fori_loop(
                 jnp.int32(0),
                 count,
-                lambda turn, carry: iteration([(0, 1)], carry, (count - 1 - turn)[None])[0],
+                lambda done, carry: iteration([(0, 1)], carry, (count - 1 - done)[None])[0],
                 carry,
             )
         (x, prefetched), sums = carry
@@ -292,8 +292,8 @@ class Layers:
             return (typed_like(made, x), prefetched, stored), stacked
 
         stashed: list[Any] = []
-        members = zip(self.spans, weights, residuals, self._firsts, strict=True)
-        for span, own, of_span, first in reversed(list(members)):
+        by_span = zip(self.spans, weights, residuals, self._firsts, strict=True)
+        for span, own, of_span, first in reversed(list(by_span)):
             loop = functools.partial(body, own, of_span, first)
             carry = (x, own.prefetched, self.stash_store.start())
             (x, _, stored), stacked = _loop(loop, carry, span.count, reverse=True)
@@ -350,12 +350,16 @@ class Layers:
         buckets = np.arange(ends[-1], dtype=np.int32).reshape(-1, bucket_layers)
         in_loops = max(len(buckets) - warmup_iterations, 0)
         for number in reversed(range(in_loops, len(buckets))):
-            pieces = _pieces(buckets[number], starts, ends)
-            carry, _ = iteration(pieces, carry, jnp.asarray(buckets[number]))
-        loops = itertools.groupby(buckets[:in_loops], key=lambda own: _pieces(own, starts, ends))
-        for pieces, members in reversed([(pieces, list(members)) for pieces, members in loops]):
-            indices = jnp.asarray(np.stack(members))
-            carry, _ = lax.scan(functools.partial(iteration, pieces), carry, indices, reverse=True)
+            span_lengths = _span_lengths(buckets[number], starts, ends)
+            carry, _ = iteration(span_lengths, carry, jnp.asarray(buckets[number]))
+        loops = itertools.groupby(
+            buckets[:in_loops], key=lambda bucket: _span_lengths(bucket, starts, ends)
+        )
+        for span_lengths, alike in reversed([(lengths, list(group)) for lengths, group in loops]):
+            indices = jnp.asarray(np.stack(alike))
+            carry, _ = lax.scan(
+                functools.partial(iteration, span_lengths), carry, indices, reverse=True
+            )
         return carry
 
     @property
@@ -384,7 +388,7 @@ def forward_layer(
     )
 
 
-def _pieces(
+def _span_lengths(
     indices: np.ndarray, starts: Sequence[int], ends: Sequence[int]
 ) -> tuple[tuple[int, int], ...]:
     """Return the spans that consecutive layers belong to, and how many of them to each."""
@@ -424,8 +428,8 @@ def _loop(
         return lax.scan(lambda carry, each: body(carry, *each), carry, xs, reverse=reverse)
     stacked: list[Any] = []
 
-    def step(turn: jax.Array, carry: Any) -> Any:
-        carry, made = body(carry, count - 1 - turn if reverse else turn)
+    def step(done: jax.Array, carry: Any) -> Any:
+        carry, made = body(carry, count - 1 - done if reverse else done)
         assert not jax.tree.leaves(made), "a loop of a traced number of layers stacks nothing"
         stacked.append(made)
         return carry

@@ -95,7 +95,7 @@ class SplitBackward:
         maker = {number: step for step in steps for number in step.results}
         for_input = _needed(at_x, maker)
         saved = range(len(jax.tree.leaves(residuals.saved)))
-        late = _late(steps, saved, range(first_cotangent, inputs))
+        not_recomputed = _not_recomputed(steps, saved, range(first_cotangent, inputs))
         weight_steps: set[_Step] = set()
         stashed: dict[int, None] = {}
         wanted = [number for number in at_weights if isinstance(number, int)]
@@ -105,7 +105,9 @@ class SplitBackward:
             if step is None:
                 if number >= first_cotangent:
                     stashed[number] = None
-            elif step in for_input and number in late and step.primitive.name not in _FREE:
+            elif (
+                step in for_input and number in not_recomputed and step.primitive.name not in _FREE
+            ):
                 stashed[number] = None
             elif step not in weight_steps:
                 weight_steps.add(step)
@@ -207,21 +209,21 @@ def _needed(outputs: Sequence[Any], maker: dict[int, _Step]) -> set[_Step]:
     return needed
 
 
-def _late(steps: Sequence[_Step], saved: range, cotangents: range) -> set[int]:
+def _not_recomputed(steps: Sequence[_Step], saved: range, cotangents: range) -> set[int]:
     """Find the values that depend on a cotangent, or are costly to compute again.
 
     Values that do not depend on the microbatch are left out: a slice's index, say, is the same on
-    every stage, and is at hand again.
+    every stage, and is available again.
     """
-    late, own = set(cotangents), {*saved, *cotangents}
+    not_recomputed, of_microbatch = set(cotangents), {*saved, *cotangents}
     for step in steps:
         numbers = {operand for operand in step.operands if isinstance(operand, int)}
-        if own.isdisjoint(numbers):
+        if of_microbatch.isdisjoint(numbers):
             continue
-        own.update(step.results)
-        if step.primitive.name not in _CHEAP or not late.isdisjoint(numbers):
-            late.update(step.results)
-    return late
+        of_microbatch.update(step.results)
+        if step.primitive.name not in _CHEAP or not not_recomputed.isdisjoint(numbers):
+            not_recomputed.update(step.results)
+    return not_recomputed
 
 
 def _run(steps: Sequence[_Step], values: dict[int, Any]) -> None:

@@ -8,7 +8,7 @@
 A delayed message and the work of its tick do not wait for each other. Residuals lie in ring
 buffers that are updated in place. Every stage runs the same program on its own column of the table;
 a stage without work either takes a branch that does nothing, or (`branch_free`) computes on values
-that nobody reads. Buffers begin as NaN, so that values that leak from a bubble are seen.
+that are never used. Buffers begin as NaN, so that a value that leaks from a bubble shows.
 """
 
 import dataclasses
@@ -113,11 +113,11 @@ class _Run:
         self._stream = self._layers.stream
 
     def gradients(self) -> PipelineGradients:
-        rows = self._own_tick_rows()
+        ticks = self._stage_ticks()
         state = self._start()
         for segment in self._program.segments:
-            own = rows[segment.first : segment.first + segment.count]
-            state, _ = lax.scan(functools.partial(self._tick, segment), state, own)
+            of_segment = ticks[segment.first : segment.first + segment.count]
+            state, _ = lax.scan(functools.partial(self._tick, segment), state, of_segment)
         balance, sums = after((state.balance, state.sums), state.loss)
         return PipelineGradients(state.loss, balance, sums)
 
@@ -127,7 +127,7 @@ class _Run:
         assert layers % placement.chunks_per_stage == 0, "a stage's chunks must be equally long"
         return (layers // placement.chunks_per_stage,) * placement.chunks
 
-    def _own_tick_rows(self) -> jax.Array:
+    def _stage_ticks(self) -> jax.Array:
         """Return this stage's part of the table: int32 [ticks, columns]."""
         table = np.stack(list(self._program.columns.values()), axis=2)
         return lax.dynamic_index_in_dim(jnp.asarray(table), self._stage, 1, keepdims=False)
@@ -160,7 +160,7 @@ class _Run:
             loss = functools.reduce(after, arrived.values(), loss)
             return (inputs, made, loss), None
 
-        (_, _, loss), _ = lax.scan(tick, start, self._own_tick_rows())
+        (_, _, loss), _ = lax.scan(tick, start, self._stage_ticks())
         return loss
 
     def _forward_only(
@@ -392,8 +392,8 @@ class _Run:
         """Run `do` if there is something to do; without branches, in any case."""
 
         def typed(state: _State) -> tuple[_State, jax.Array]:
-            after_it, made = do(state)
-            return jax.tree.map(typed_like, after_it, state), self._layers.typed(made)
+            next_state, made = do(state)
+            return jax.tree.map(typed_like, next_state, state), self._layers.typed(made)
 
         def skip(state: _State) -> tuple[_State, jax.Array]:
             return state, zeros_of(self._stream)

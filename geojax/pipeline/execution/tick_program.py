@@ -27,9 +27,9 @@ from geojax.pipeline.schedule import Action, Kind, TickTable
 NOTHING = -1
 """The entry for no microbatch or no slot."""
 
-# A tick in four moments: the forward, the backward, the gradients of weights, arrivals.
+# A tick has four phases: the forward, the backward, the gradients of weights, arrivals.
 _FORWARD, _BACKWARD, _WEIGHT, _ARRIVAL = range(4)
-_MOMENTS = 4
+_PHASES = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,19 +130,19 @@ class _Builder:
 
     def _arrivals(self, kind: Kind) -> "Iterable[_Interval]":
         """Yield the intervals of the results of one chunk for the next, on the stage that reads."""
-        moment = _FORWARD if kind is Kind.FORWARD else _BACKWARD
+        phase = _FORWARD if kind is Kind.FORWARD else _BACKWARD
         for made, read in self._hops(kind):
             source, target = self._stage_of[made.chunk], self._stage_of[read.chunk]
-            end = self._at(read, moment)
+            end = self._at(read, phase)
             reads = (f"{kind.value}.input", self._tick[read])
             if source == target:
                 writes = (f"{kind.value}.output", self._tick[made])
-                yield _Interval(target, self._at(made, moment), end, (writes, reads))
+                yield _Interval(target, self._at(made, phase), end, (writes, reads))
                 continue
             number = self._channel_of(kind, source, target, made, read)
             arrival = self._tick[made] + self._channels[number].delayed
             writes = (f"channel.{number}", arrival)
-            yield _Interval(target, _MOMENTS * arrival + _ARRIVAL, end, (writes, reads))
+            yield _Interval(target, _PHASES * arrival + _ARRIVAL, end, (writes, reads))
 
     def _inputs(self) -> "Iterable[_Interval]":
         return self._arrivals(Kind.FORWARD)
@@ -171,8 +171,8 @@ class _Builder:
                 within = np.zeros_like(idle)
                 within[segment.first : segment.first + segment.count] = True
                 for tick, stage in np.argwhere(idle & within).tolist():
-                    moment = _MOMENTS * tick + _FORWARD
-                    yield _Interval(stage, moment, moment, (("F.residuals", tick),))
+                    phase = _PHASES * tick + _FORWARD
+                    yield _Interval(stage, phase, phase, (("F.residuals", tick),))
 
     def _stashed(self) -> "Iterable[_Interval]":
         for _, backward, *weight in self._of_each_chunk():
@@ -188,8 +188,8 @@ class _Builder:
         ):
             yield [Action(kind, microbatch, chunk) for kind in self._kinds]
 
-    def _at(self, action: Action, moment: int) -> int:
-        return _MOMENTS * self._tick[action] + moment
+    def _at(self, action: Action, phase: int) -> int:
+        return _PHASES * self._tick[action] + phase
 
     def _channel_of(self, kind: Kind, source: int, target: int, made: Action, read: Action) -> int:
         pair = (source, target)
