@@ -63,8 +63,8 @@ class BucketPlan:
     buckets: tuple[Bucket, ...]
 
     @property
-    def alone(self) -> frozenset[int]:
-        """The leaves that are a bucket by themselves, whole."""
+    def unmerged(self) -> frozenset[int]:
+        """The leaves that are neither split nor merged: each is one bucket by itself."""
         return frozenset(
             bucket.pieces[0].leaf
             for bucket in self.buckets

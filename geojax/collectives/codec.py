@@ -33,9 +33,9 @@ class Encoded(NamedTuple):
 def encode(numbers: jax.Array, wire: WireFormat, parts: int = 1) -> Encoded:
     """Encode numbers [count] as one message [length], or in parts as [parts, length]."""
     wide = numbers.astype(sum_dtype(numbers.dtype))
-    cut = wide if parts == 1 else split(wide, parts)
-    messages = wire.encode(cut)
-    lost = cut - wire.decode(messages, cut.shape[-1], cut.dtype)
+    divided = wide if parts == 1 else split(wide, parts)
+    messages = wire.encode(divided)
+    lost = divided - wire.decode(messages, divided.shape[-1], divided.dtype)
     return Encoded(messages, lost.reshape(-1)[: numbers.size].astype(numbers.dtype))
 
 

@@ -75,26 +75,28 @@ def all_gather(
     )
     check_shards(names, [leaf.shape for leaf in leaves], layouts)
     plan = plan_columns(layouts, *dtypes_and_kinds(leaves), bucket_bytes)
-    alone = plan.alone
+    unmerged = plan.unmerged
     rows = {
         leaf: layout.to_row(leaves[leaf])
         for leaf, layout in enumerate(layouts)
-        if leaf not in alone
+        if leaf not in unmerged
     }
-    wholes: dict[int, jax.Array] = {}
+    gathered: dict[int, jax.Array] = {}
     collected = Collected(len(leaves), dim=1)
     for bucket in plan.buckets:
         leaf = bucket.pieces[0].leaf
-        if leaf in alone:
+        if leaf in unmerged:
             whole = gather_blocks(leaves[leaf], layouts[leaf].dim, axes, to)
-            wholes[leaf] = layouts[leaf].trim(whole)
+            gathered[leaf] = layouts[leaf].trim(whole)
         else:
             row = bucket.take(rows, dim=0)
             collected.put(bucket, gather_blocks(row[None], 0, axes, to))
     for leaf in rows:
-        wholes[leaf] = layouts[leaf].from_rows(collected.join(leaf))
+        gathered[leaf] = layouts[leaf].from_rows(collected.join(leaf))
     kept = axes.all_intra if to == "varying" else ()
-    return jax.tree.unflatten(structure, [to_varying(wholes[i], kept) for i in range(len(leaves))])
+    return jax.tree.unflatten(
+        structure, [to_varying(gathered[i], kept) for i in range(len(leaves))]
+    )
 
 
 def _cast_floating(leaf: jax.Array, dtype: Any) -> jax.Array:

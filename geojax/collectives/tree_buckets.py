@@ -58,7 +58,7 @@ class FlatBuckets:
         return SummedTree(self._tree(totals), self._tree(errors) if keep else None)
 
     def _gather(self, share: jax.Array, size: int) -> jax.Array:
-        if not self.axes.inter:  # summed inside the site, whole
+        if not self.axes.inter:  # not scattered: one psum inside the site
             return share
         return gather_blocks(share, 0, self.axes, "invarying")[:size]
 
@@ -117,17 +117,17 @@ class BlockBuckets:
         )
 
     def _tree(self, arrays: Sequence[jax.Array]) -> Any:
-        alone = self.plan.alone
+        unmerged = self.plan.unmerged
         collected = Collected(len(self.layouts), dim=0)
         blocks: dict[int, jax.Array] = {}
         for bucket, array in zip(self.plan.buckets, arrays, strict=True):
             leaf = bucket.pieces[0].leaf
-            if leaf in alone:
+            if leaf in unmerged:
                 blocks[leaf] = array
             else:
                 collected.put(bucket, array.reshape(bucket.length))
         for leaf, layout in enumerate(self.layouts):
-            if leaf not in alone:
+            if leaf not in unmerged:
                 blocks[leaf] = layout.from_row(collected.join(leaf))
         ordered = [
             to_varying(blocks[leaf], self.axes.all_intra) for leaf in range(len(self.layouts))
@@ -148,8 +148,8 @@ def block_buckets(
     shapes = [leaf.shape for leaf in leaves]
     layouts = block_layouts(leaf_names(tree), shapes, spread_dims(dims, tree), axes.ranks)
     plan = plan_columns(layouts, *dtypes_and_kinds(leaves), bucket_bytes)
-    alone = plan.alone
-    merged = [leaf for leaf in range(len(leaves)) if leaf not in alone]
+    unmerged = plan.unmerged
+    merged = [leaf for leaf in range(len(leaves)) if leaf not in unmerged]
     rows = {leaf: layouts[leaf].to_rows(leaves[leaf]) for leaf in merged}
     given: Mapping[int, jax.Array] = {}
     if errors is not None:
@@ -158,7 +158,7 @@ def block_buckets(
     blocks = []
     for bucket in plan.buckets:
         leaf = bucket.pieces[0].leaf
-        if leaf in alone:
+        if leaf in unmerged:
             block = scatter(layouts[leaf].pad(leaves[leaf]), layouts[leaf].dim, axes)
             error = given.get(leaf)
         else:

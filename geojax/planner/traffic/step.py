@@ -182,8 +182,8 @@ def _sum_shards(
         sites = plan.mesh.shape["dc"] if plan.inter_axes or shared else 1
         shards = [_site_shard(leaf, site_axes, plan) for leaf in members]
         bucket_bytes = plan.bucket_bytes
-        alone = site_axes is not None and not (across or shared or long_axes(beside, plan))
-        if bucket_bytes is not None and alone and not scattered:
+        only_scattered = site_axes is not None and not (across or shared or long_axes(beside, plan))
+        if bucket_bytes is not None and only_scattered and not scattered:
             bucket_bytes //= ranks_of(site_axes, plan)
         summed = predicted_all_reduce(
             shards,

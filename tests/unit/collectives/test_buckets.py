@@ -65,12 +65,12 @@ def test_the_documented_example():
         Bucket((Piece(1, 0, 2),)),
         Bucket((Piece(2, 0, 3), Piece(3, 0, 1))),
     )
-    assert plan.alone == {1}
+    assert plan.unmerged == {1}
 
 
 def test_without_a_limit_every_leaf_is_alone():
     plan = plan_buckets([5, 0, 3], ["f"] * 3, [None] * 3)
-    assert plan.alone == {0, 1, 2}
+    assert plan.unmerged == {0, 1, 2}
 
 
 def test_an_empty_leaf_is_never_merged():

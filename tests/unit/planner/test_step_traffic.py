@@ -87,9 +87,8 @@ def step_on(name, family="llama", precision="fp32", accumulated=None, **communic
 
 
 @functools.cache
-def step_of_quickstart():
-    """The quickstart's step with the preset `tiny`."""
-    config = RunConfig.load(REPOSITORY / "configs" / "quickstart.yaml", ("--model", "tiny"))
+def step_of_config(name):
+    config = RunConfig.load(REPOSITORY / "configs" / f"{name}.yaml")
     plan = step_plan(config, make_run_mesh(config))
     return lowered_step(
         plan, config.model, config.batch.global_batch_size, config.batch.sequence_length
@@ -104,7 +103,7 @@ INT8_ON_THE_LINK = functools.partial(BF16, wire_format=INT8)
 
 # Most leaves of the small models divide over 2 and 4 ranks; over 3 and 8 they are padded.
 STEPS = {name: functools.partial(step_on, name) for name in LAYOUTS} | {
-    "quickstart": step_of_quickstart
+    "quickstart": functools.partial(step_of_config, "quickstart")
 }
 VARIANTS = {
     "three microbatches": THREE_MICROBATCHES,

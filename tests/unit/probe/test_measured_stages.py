@@ -20,8 +20,6 @@ from geojax.train.config import RunConfig
 
 QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
 SMALL = (
-    "--model",
-    "tiny",
     "--model.hidden_size",
     "64",
     "--model.intermediate_size",
