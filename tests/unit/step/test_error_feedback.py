@@ -188,7 +188,7 @@ class Run:
 @functools.cache
 def plain_start():
     """Made once: it takes longer to compile than a step."""
-    run = Run("fp32")
+    run = Run("none")
     made = initial_state(model_of("llama"), run.optimizer, run.layouts, run.plan, 3)
     return jax.device_get(made)
 
@@ -202,7 +202,7 @@ def thirty_steps(wire):
 
 @pytest.mark.parametrize("wire", ["bf16", "int8"])
 def test_training_in_a_wire_format_is_near_training_in_fp32(wire):
-    _, exact = thirty_steps("fp32")
+    _, exact = thirty_steps("none")
     state, losses = thirty_steps(wire)
     assert losses != exact
     np.testing.assert_allclose(losses, exact, rtol=0.01)
@@ -248,7 +248,7 @@ def test_a_checkpoint_restores_the_errors_onto_other_sites_and_wire_formats(tmp_
     sums = over_sites(whole.error_feedback), over_sites(other.error_feedback)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), *sums)
 
-    plain = Run("fp32")
+    plain = Run("none")
     _, other, padded = two.saved_and_restored(tmp_path / "plain", state, into=plain)
     assert other.error_feedback is None
     _, other, _ = plain.saved_and_restored(tmp_path / "again", padded, into=two)
