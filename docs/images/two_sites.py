@@ -2,7 +2,7 @@
 
     python docs/images/two_sites.py
 
-The figures are those of the quickstart's model (5.77M parameters, fp32 gradients, two sites of four
+The figures are those of the preset `tiny` (5.77M parameters, fp32 gradients, two sites of four
 devices), counted from the compiled step by `python benchmarks/traffic.py` and `benchmarks/wire.py`.
 """
 

@@ -54,7 +54,7 @@ LARGE = (
 
 @functools.cache
 def config_of(*overrides):
-    return RunConfig.load(QUICKSTART, overrides)
+    return RunConfig.load(QUICKSTART, ("--model", "tiny", *overrides))
 
 
 @functools.cache

@@ -87,8 +87,9 @@ def step_on(name, family="llama", precision="fp32", accumulated=None, **communic
 
 
 @functools.cache
-def step_of_config(name):
-    config = RunConfig.load(REPOSITORY / "configs" / f"{name}.yaml")
+def step_of_quickstart():
+    """The quickstart's step with the preset `tiny`."""
+    config = RunConfig.load(REPOSITORY / "configs" / "quickstart.yaml", ("--model", "tiny"))
     plan = step_plan(config, make_run_mesh(config))
     return lowered_step(
         plan, config.model, config.batch.global_batch_size, config.batch.sequence_length
@@ -103,7 +104,7 @@ INT8_ON_THE_LINK = functools.partial(BF16, wire_format=INT8)
 
 # Most leaves of the small models divide over 2 and 4 ranks; over 3 and 8 they are padded.
 STEPS = {name: functools.partial(step_on, name) for name in LAYOUTS} | {
-    "quickstart": functools.partial(step_of_config, "quickstart")
+    "quickstart": step_of_quickstart
 }
 VARIANTS = {
     "three microbatches": THREE_MICROBATCHES,

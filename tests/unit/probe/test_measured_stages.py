@@ -20,6 +20,8 @@ from geojax.train.config import RunConfig
 
 QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
 SMALL = (
+    "--model",
+    "tiny",
     "--model.hidden_size",
     "64",
     "--model.intermediate_size",

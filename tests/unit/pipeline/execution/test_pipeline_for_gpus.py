@@ -113,7 +113,7 @@ def test_messages_cross_the_cut_while_the_tick_is_computed(schedule, layout):
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", FORMS)
 def test_the_step_of_a_large_model_compiles_for_3072_devices(schedule):
-    began = time.monotonic()
+    began = time.process_time()
     program, plan = compiled_step(
         ModelConfig.load("llama3-70b"),
         schedule,
@@ -123,7 +123,7 @@ def test_the_step_of_a_large_model_compiles_for_3072_devices(schedule):
         data=24,
         tensor=8,
     )
-    assert time.monotonic() - began < 120, "seconds, of tracing and compiling"
+    assert time.process_time() - began < 120, "seconds of a core, to trace and compile"
     assert plan.mesh.size == 3072
     for flight in over_the_cut(program, plan.mesh):
         assert flight.products == flight.products_around
