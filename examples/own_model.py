@@ -14,8 +14,6 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 import geojax
-from geojax.collectives import all_gather, reduce_scatter
-from geojax.hlo import collective_traffic
 from geojax.runtime import simulate_devices
 
 simulate_devices(8)  # on real accelerators, leave this out
@@ -46,7 +44,7 @@ def train_step(state, batch):
 
     # Whole weights, from the shards inside the site. `pcast` tells JAX that they are this device's
     # own from here on, so that it leaves it to us to sum their gradients over the sites.
-    weights = all_gather(shards, "data", dims=0, shapes=parameters)
+    weights = geojax.all_gather(shards, "data", dims=0, shapes=parameters)
     weights = jax.lax.pcast(weights, "dc", to="varying")
 
     def part_of_mean(weights):  # of the loss over the global batch
@@ -56,7 +54,7 @@ def train_step(state, batch):
     loss, gradients = jax.value_and_grad(part_of_mean)(weights)
 
     # Summed inside the site, then across sites; each device keeps its shard, and updates it.
-    gradients = reduce_scatter(gradients, "data", "dc", dims=0)
+    gradients = geojax.reduce_scatter(gradients, "data", "dc", dims=0)
     updates, moments = optimizer.update(gradients, moments, shards)
     return (optax.apply_updates(shards, updates), moments), jax.lax.psum(loss, ("dc", "data"))
 
@@ -83,7 +81,7 @@ sharded_step = jax.shard_map(
 state = jax.device_put(state, state_place)
 batch = jax.device_put(make_batch(0), batch_place)
 program = jax.jit(sharded_step, donate_argnums=0).lower(state, batch).compile()
-print(f"What one step sends:\n{collective_traffic(program, mesh)}\n")
+print(f"What one step sends:\n{geojax.collective_traffic(program, mesh)}\n")
 
 for step in range(1, STEPS + 1):
     state, loss = program(state, jax.device_put(make_batch(step), batch_place))

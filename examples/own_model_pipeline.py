@@ -15,8 +15,6 @@ import numpy as np
 import optax
 
 import geojax
-from geojax.hlo import collective_traffic
-from geojax.pipeline.facade import Pipeline
 from geojax.runtime import simulate_devices
 
 simulate_devices(8)  # on real accelerators, leave this out
@@ -41,7 +39,7 @@ def sum_of_losses(weights, x, batch):
     return optax.softmax_cross_entropy_with_integer_labels(scores, batch["next"]).sum()
 
 
-pipeline = Pipeline(
+pipeline = geojax.Pipeline(
     mesh,
     embed=lambda weights, batch: table.apply(weights, batch["before"]).reshape(-1, WIDTH),
     layer=layer.apply,
@@ -86,7 +84,7 @@ def main():
     moments = optimizer.init(weights)
     program = jax.jit(train_step, donate_argnums=(0, 1))
     program = program.lower(weights, moments, make_batch(0)).compile()
-    print(f"What one step sends:\n{collective_traffic(program, mesh)}\n")
+    print(f"What one step sends:\n{geojax.collective_traffic(program, mesh)}\n")
     for step in range(1, STEPS + 1):
         weights, moments, loss = program(weights, moments, make_batch(step))
         if step == 1 or step % 40 == 0:

@@ -1,6 +1,6 @@
 """Any combination of parallelisms gives the loss and the gradients of one device, to 1e-10.
 
-25 draws by default; `pytest tests/unit/train/test_drawn_layouts.py --draws 500 --draws-seed 7`
+25 draws by default; `pytest tests/unit/step/test_drawn_layouts.py --draws 500 --draws-seed 7`
 makes others.
 """
 
