@@ -19,6 +19,7 @@ from geojax.train.config import RunConfig
 from geojax.train.traced_run import compiled_memory, trace_run
 
 QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
+TINY = ("--model", "tiny", "--batch.sequence_length", "256")
 SITE = ("--mesh.dc", "2", "--mesh.data", "2")
 EXPERTS = ("--model.num_experts", "4", "--model.num_experts_per_tok", "2")
 
@@ -54,7 +55,7 @@ LARGE = (
 
 @functools.cache
 def config_of(*overrides):
-    return RunConfig.load(QUICKSTART, ("--model", "tiny", *overrides))
+    return RunConfig.load(QUICKSTART, (*TINY, *overrides))
 
 
 @functools.cache

@@ -89,7 +89,10 @@ def step_on(name, family="llama", precision="fp32", accumulated=None, **communic
 @functools.cache
 def step_of_quickstart():
     """The quickstart's step with the preset `tiny`."""
-    config = RunConfig.load(REPOSITORY / "configs" / "quickstart.yaml", ("--model", "tiny"))
+    config = RunConfig.load(
+        REPOSITORY / "configs" / "quickstart.yaml",
+        ("--model", "tiny", "--batch.sequence_length", "256"),
+    )
     plan = step_plan(config, make_run_mesh(config))
     return lowered_step(
         plan, config.model, config.batch.global_batch_size, config.batch.sequence_length

@@ -9,7 +9,8 @@ import pytest
 from geojax.cli.main import run
 
 QUICKSTART = str(Path(__file__).parents[4] / "configs" / "quickstart.yaml")
-ONE_RANK = (QUICKSTART, "--model", "tiny", "--mesh.data", "1")
+TINY = (QUICKSTART, "--model", "tiny", "--batch.sequence_length", "256")
+ONE_RANK = (*TINY, "--mesh.data", "1")
 FOUR_STAGES = (*ONE_RANK, "--dc.role", "stage", "--stages-per-site", "2")
 TWENTY = ("--stage-seconds", "20ms")
 MEASURED = (*FOUR_STAGES, *TWENTY)
