@@ -3,7 +3,7 @@
     python benchmarks/wire.py --output benchmarks/results/wire.json
 
 Counts are read from the step of `geojax train` as it is written for the compiler; that a compiled
-step sends the same is a test (tests/unit/train/test_step_traffic.py). Nothing is run or timed.
+step sends the same is a test (tests/unit/planner/test_step_traffic.py). Nothing is run or timed.
 """
 
 import argparse

@@ -87,7 +87,7 @@ def run(command: ProbeCommand, overrides: Sequence[str]) -> int:
 
     from geojax import runtime
     from geojax.cli.probe_tables import show
-    from geojax.cli.simulated_pipeline import microbatch_rows
+    from geojax.cli.simulated_pipeline import microbatch_sequences
     from geojax.precision import policy
     from geojax.probe import CHECKS, ProbeContext, probe
     from geojax.probe.stages import measured_stages
@@ -115,7 +115,7 @@ def run(command: ProbeCommand, overrides: Sequence[str]) -> int:
         )
     if config is not None and "stages" in command.checks:
         with console.status("measuring the pieces of the model"):
-            times = measured_stages(config, context, microbatch_rows(config))
+            times = measured_stages(config, context, microbatch_sequences(config))
         figures = figures.model_copy(update={"stage_times": times})
     show(figures, console)
     if first:

@@ -135,8 +135,8 @@ def _stages(figures: Figures) -> Table:
     times = figures.stage_times
     assert times is not None, "the stage times must have been measured"
     table = Table(
-        title=f"pieces of the model: {times.rows} x {times.sequence} tokens of a microbatch in "
-        f"{times.dtype}, remat {times.remat}",
+        title=f"pieces of the model: {times.sequences} x {times.sequence_length} tokens of a "
+        f"microbatch in {times.dtype}, remat {times.remat}",
         title_justify="left",
         title_style="bold",
         box=None,

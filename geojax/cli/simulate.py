@@ -53,7 +53,7 @@ class SimulateCommand:
     """The most microbatches that a stage may hold; default: pipeline.memory_limit, or the number of
     stages, which 1F1B holds."""
 
-    chunks_per_stage: int | None = None
+    virtual_stages: int | None = None
     """Virtual stages of the interleaved schedule; default: pipeline.virtual_stages, at least 2."""
 
     accelerator: str | None = None
@@ -73,8 +73,8 @@ class SimulateCommand:
         tuple[str, ...],
         tyro.conf.arg(
             metavar="NAME",
-            help="The schedules to compare; default: all of "
-            + " ".join(f"{entry.name} ({entry.description})" for entry in SCHEDULES.values()),
+            help="Schedules to compare; default: all.\n\n"
+            + "\n".join(f"{entry.name}: {entry.description}" for entry in SCHEDULES.values()),
         ),
     ] = ()
     """The schedules to compare; none: all."""
@@ -103,7 +103,7 @@ def run(command: SimulateCommand, overrides: Sequence[str]) -> int:
             staged,
             microbatches,
             limit,
-            options.chunks_per_stage,
+            options.virtual_stages,
             given_hop_ticks(config),
             command.schedules,
         )
@@ -194,7 +194,8 @@ def _heading(staged: "StagedModel", options: Options) -> str:
         f"{quantity(parameter_count(staged.model))} parameters in {staged.stages} stages, "
         f"{staged.stages_per_site} in {sites}; layers of each: {layers}",
         f"devices of a stage: {staged.devices} (data {staged.data}); microbatches: "
-        f"{options.microbatches} of {staged.rows} x {staged.sequence} tokens a data-parallel rank",
+        f"{options.microbatches} of {staged.sequences} x {staged.sequence_length} tokens a "
+        "data-parallel rank",
         f"a stage's forward {_range(costs.forward)}, backward {_range(costs.backward)}, "
         f"gradient of weights {_range(costs.weight)}",
     ]

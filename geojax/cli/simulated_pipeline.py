@@ -23,7 +23,7 @@ class Options(Settings):
     stages_per_site: pydantic.PositiveInt
     microbatches: pydantic.PositiveInt
     memory_limit: pydantic.PositiveInt
-    chunks_per_stage: pydantic.PositiveInt
+    virtual_stages: pydantic.PositiveInt
     efficiency: float = pydantic.Field(gt=0, le=1)
     stage_seconds: Seconds | None
     stage_times: Path | None
@@ -66,21 +66,21 @@ def options_of(command: Mapping[str, Any], config: "RunConfig", sites: int) -> O
     if given["stages_per_site"] is None:
         given["stages_per_site"] = config.mesh.stage
     through_sites = through_all_sites(config, given["stages_per_site"])
-    rows = rows_of(config, through_sites)
+    sequences = sequences_per_rank(config, through_sites)
     if given["microbatches"] is None:
         microbatches = config.batch.microbatches
-        given["microbatches"] = microbatches if microbatches > 1 else rows
+        given["microbatches"] = microbatches if microbatches > 1 else sequences
     if given["memory_limit"] is None:
         stages = given["stages_per_site"] * (sites if through_sites else 1)
         given["memory_limit"] = config.pipeline.memory_limit or stages
-    if given["chunks_per_stage"] is None:
-        given["chunks_per_stage"] = max(2, config.pipeline.virtual_stages)
+    if given["virtual_stages"] is None:
+        given["virtual_stages"] = max(2, config.pipeline.virtual_stages)
     options = validate(Options, given, "geojax simulate")
-    if rows % options.microbatches:
-        fitting = [count for count in range(1, rows + 1) if rows % count == 0]
+    if sequences % options.microbatches:
+        fitting = [count for count in range(1, sequences + 1) if sequences % count == 0]
         raise UserError(
-            f"microbatches={options.microbatches} does not divide the {rows} rows of each of the "
-            f"{config.batch.global_batch_size // rows} data-parallel ranks; "
+            f"microbatches={options.microbatches} does not divide the {sequences} sequences of "
+            f"each of the {config.batch.global_batch_size // sequences} data-parallel ranks; "
             f"{', '.join(map(str, fitting))} would"
         )
     return options
@@ -102,7 +102,7 @@ def given_hop_ticks(config: "RunConfig") -> int | None:
     return config.pipeline.hop_ticks if given else None
 
 
-def rows_of(config: "RunConfig", through_sites: bool) -> int:
+def sequences_per_rank(config: "RunConfig", through_sites: bool) -> int:
     """Return the sequences of a batch on each rank that has sequences of its own.
 
     Raises:
@@ -121,14 +121,14 @@ def rows_of(config: "RunConfig", through_sites: bool) -> int:
     return batch // ranks
 
 
-def microbatch_rows(config: "RunConfig") -> int:
+def microbatch_sequences(config: "RunConfig") -> int:
     """Rows of a microbatch on each rank, where the command does not say how many there are.
 
     Raises:
         UserError: they do not divide.
     """
-    rows = rows_of(config, through_all_sites(config, config.mesh.stage))
-    return rows // config.batch.microbatches if config.batch.microbatches > 1 else 1
+    sequences = sequences_per_rank(config, through_all_sites(config, config.mesh.stage))
+    return sequences // config.batch.microbatches if config.batch.microbatches > 1 else 1
 
 
 def staged_model(config: "RunConfig", topology: "Topology", options: Options) -> "StagedModel":
@@ -154,8 +154,8 @@ def staged_model(config: "RunConfig", topology: "Topology", options: Options) ->
             config.model,
             of_pipeline,
             options.stages_per_site,
-            rows=rows_of(config, through_sites) // options.microbatches,
-            sequence=config.batch.sequence_length,
+            sequences=sequences_per_rank(config, through_sites) // options.microbatches,
+            sequence_length=config.batch.sequence_length,
             data=config.mesh.data * config.mesh.expert,
             parallelism=config.model_parallelism,
             dtype=policy(config.precision).compute_dtype.name,

@@ -151,7 +151,7 @@ def _assigned_documents(
     source: PrepareSource, files: list[Path], validation_files: list[Path], bar: Progress
 ) -> Iterator[Assigned]:
     total = sum(path.stat().st_size for path in [*files, *validation_files])
-    advance = _task(bar, f"tokenising {source.name}", total)
+    advance = _task(bar, f"tokenizing {source.name}", total)
     for path in files:
         split: SplitName = TRAIN
         for piece in _pieces(path, source, advance):

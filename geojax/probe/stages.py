@@ -50,13 +50,13 @@ Body = Callable[[jax.Array, Any], Any]
 so that none moves the piece out of the loop."""
 
 
-def measured_stages(config: RunConfig, context: ProbeContext, rows: int) -> StageTimes:
+def measured_stages(config: RunConfig, context: ProbeContext, sequences: int) -> StageTimes:
     """Measure the pieces of `config`'s model; every process of the job calls it.
 
     Args:
         config: of its mesh, `expert`, `context` and `tensor` count: the devices of a stage.
         context: the processes and their devices, all of which take part.
-        rows: sequences of a microbatch on one data-parallel rank.
+        sequences: sequences of a microbatch on one data-parallel rank.
 
     Raises:
         UserError: the devices do not divide into stages.
@@ -69,7 +69,7 @@ def measured_stages(config: RunConfig, context: ProbeContext, rows: int) -> Stag
         "zero": ZeroSettings(stage=0),
     }
     plan = step_plan(config.model_copy(update=changes), mesh)
-    pieces = _Pieces(config, plan, rows)
+    pieces = _Pieces(config, plan, sequences)
     programs = {
         (piece, kind): pieces.compiled(piece, kind)
         for piece in ("layer", "embedding", "head")
@@ -92,8 +92,8 @@ def measured_stages(config: RunConfig, context: ProbeContext, rows: int) -> Stag
         sites.append(_site_times(site.name, dict(zip(programs, medians, strict=True))))
     return StageTimes(
         model=config.model,
-        rows=rows,
-        sequence=config.batch.sequence_length,
+        sequences=sequences,
+        sequence_length=config.batch.sequence_length,
         dtype=plan.policy.compute_dtype.name,
         remat=config.remat,
         parallelism=config.model_parallelism,
@@ -167,7 +167,7 @@ def _seconds(loops: Sequence[Callable[[jax.Array], Any]]) -> list[float]:
 class _Pieces:
     """A model with one layer, its data, and the loops over each of its pieces."""
 
-    def __init__(self, config: RunConfig, plan: StepPlan, rows: int):
+    def __init__(self, config: RunConfig, plan: StepPlan, sequences: int):
         self._plan, model = plan, config.model
         key = jax.random.key(config.seed)
         self._run = ForwardBackward(model, plan, key if model.dropout > 0 else None)
@@ -179,7 +179,7 @@ class _Pieces:
         self._layouts = parameter_layouts(single, plan)
         histories = history_layouts(single, plan)
         groups = plan.mesh.shape["dc"] * plan.mesh.shape["data"] * plan.mesh.shape["expert"]
-        shapes = batch_shape(rows * groups, config.batch.sequence_length)
+        shapes = batch_shape(sequences * groups, config.batch.sequence_length)
         places = (self._layouts, histories)
         self._specs = (
             *(jax.tree.map(lambda place: place.spec(), each) for each in places),

@@ -1,8 +1,8 @@
 """Measured times of the pieces of a model on one pipeline stage: what `geojax probe` writes and
 `geojax simulate --stage-times` computes with, instead of operations and peaks.
 
-    rows: 1
-    sequence: 4096
+    sequences: 1
+    sequence_length: 4096
     ...
     sites:
       - name: east
@@ -60,10 +60,10 @@ class StageTimes(Settings):
 
     model: ModelConfig
     """The model; of how many layers does not matter."""
-    rows: pydantic.PositiveInt
+    sequences: pydantic.PositiveInt
     """Sequences of a microbatch on one data-parallel rank."""
-    sequence: pydantic.PositiveInt
-    """Tokens in a row."""
+    sequence_length: pydantic.PositiveInt
+    """Tokens of a sequence."""
     dtype: str
     """The dtype of activations and matrix products."""
     remat: Remat
@@ -117,8 +117,8 @@ class StageTimes(Settings):
                 one_layer = {"num_hidden_layers": 1}
                 own, value = (each.model_copy(update=one_layer) for each in (own, value))
             if own != value:
-                said = f": {own}, not {value}" if name != "model" else ""
+                measured = "another model" if name == "model" else f"{name}={own}, not {value}"
                 raise UserError(
-                    f"the stage times were measured for another {name}{said}; geojax probe CONFIG "
+                    f"the stage times were measured for {measured}; geojax probe CONFIG "
                     "--stage-times FILE measures those of a config"
                 )

@@ -34,12 +34,12 @@ class StagedModel:
     model: ModelConfig
     topology: Topology
     stages_per_site: int
-    rows: int
+    sequences: int
     """Sequences of a microbatch on one data-parallel rank."""
-    sequence: int
-    """Tokens in a row."""
+    sequence_length: int
+    """Tokens of a sequence."""
     data: int = 1
-    """Ranks of each stage that have rows of their own; they share the links between sites."""
+    """Ranks of each stage that have sequences of their own; they share the links between sites."""
     parallelism: Parallelism = SINGLE_DEVICE
     """The parallelism of a stage over the rest of its devices; its `expert` ranks
     are among `data`."""
@@ -68,8 +68,8 @@ class StagedModel:
         if self.measured is not None:
             self.measured.require(
                 model=self.model,
-                rows=self.rows,
-                sequence=self.sequence,
+                sequences=self.sequences,
+                sequence_length=self.sequence_length,
                 dtype=self.dtype,
                 remat=self.remat,
                 parallelism=self.parallelism,
@@ -98,7 +98,7 @@ class StagedModel:
         its part of it.
         """
         itemsize = jnp.dtype(self.dtype).itemsize
-        once = self.rows * self.data * self.sequence * self.model.hidden_size * itemsize
+        once = self.sequences * self.data * self.sequence_length * self.model.hidden_size * itemsize
         return once if self.parallelism.sequence else once * self.parallelism.tensor
 
     def layers(self, placement: Placement) -> tuple[int, ...]:
@@ -157,7 +157,7 @@ class StagedModel:
             return self.measured.of_site(site.name)
         seconds = self._tokens / self._rate(stage)
         look_up, scatter = self._embedding_seconds
-        layer = layer_operations(self.model, self.sequence, self.remat)
+        layer = layer_operations(self.model, self.sequence_length, self.remat)
 
         def times(operations: Operations) -> PieceTimes:
             forward, backward, weight = (seconds * number for number in operations)
@@ -173,7 +173,11 @@ class StagedModel:
     @property
     def _tokens(self) -> float:
         """Whose operations one device computes alone, or which shared by several make as many."""
-        return self.rows * self.sequence / (self.parallelism.tensor * self.parallelism.context)
+        return (
+            self.sequences
+            * self.sequence_length
+            / (self.parallelism.tensor * self.parallelism.context)
+        )
 
     @property
     def _embedding_seconds(self) -> tuple[float, float]:
@@ -182,7 +186,7 @@ class StagedModel:
         bandwidth = self._site(0).accelerator.memory_bytes_per_second
         if bandwidth is None:
             return 0.0, 0.0
-        columns = self.rows * self.sequence / self.parallelism.context
+        columns = self.sequences * self.sequence_length / self.parallelism.context
         row_bytes = self.model.hidden_size * jnp.dtype(self.dtype).itemsize
         return 2 * columns * row_bytes / bandwidth, 3 * columns * row_bytes / bandwidth
 

@@ -45,12 +45,12 @@ def times(config):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stages, "_LOOP_SECONDS", 0.03)
         patch.setattr(stages, "_ROUNDS", 3)
-        return measured_stages(config, context, rows=2)
+        return measured_stages(config, context, sequences=2)
 
 
 def test_every_piece_takes_its_time(config, times):
     assert [site.name for site in times.sites] == ["east", "west"]
-    assert (times.rows, times.sequence, times.dtype) == (2, 64, "float32")
+    assert (times.sequences, times.sequence_length, times.dtype) == (2, 64, "float32")
     assert times.parallelism == config.model_parallelism
     for site in times.sites:
         assert min(site.layer.kinds) > 0
@@ -73,8 +73,8 @@ def test_the_simulator_computes_with_them(config, times, tmp_path):
         config.model,
         Topology.load("simulated-2x4"),  # of whose accelerators no peak is known
         stages_per_site=2,
-        rows=2,
-        sequence=64,
+        sequences=2,
+        sequence_length=64,
         parallelism=config.model_parallelism,
         dtype="float32",
         measured=read,
@@ -104,12 +104,14 @@ def test_times_of_another_model_are_refused(capsys, tmp_path, times):
     content = times.model_dump(mode="json")
     code, _, error = simulate(capsys, tmp_path, content, "--batch.sequence_length", "32")
     assert code == 2
-    assert error.startswith("error: the stage times were measured for another rows: 2, not 1; geoj")
+    assert error.startswith("error: the stage times were measured for sequences=2, not 1; geoj")
     code, _, error = simulate(
-        capsys, tmp_path, content | {"rows": 1}, "--batch.sequence_length", "32"
+        capsys, tmp_path, content | {"sequences": 1}, "--batch.sequence_length", "32"
     )
-    assert "another sequence: 64, not 32" in error
-    code, _, error = simulate(capsys, tmp_path, content | {"rows": 1}, "--model.hidden_size", "128")
+    assert "for sequence_length=64, not 32" in error
+    code, _, error = simulate(
+        capsys, tmp_path, content | {"sequences": 1}, "--model.hidden_size", "128"
+    )
     assert "measured for another model; geojax probe CONFIG" in error
     code, _, error = simulate(capsys, tmp_path, content, "--stage-seconds", "20ms")
     assert "stage_seconds and stage_times say the same" in error

@@ -14,8 +14,8 @@ def staged(**changes):
         "model": ModelConfig.load("tiny").model_copy(update={"num_hidden_layers": 8}),
         "topology": Topology.load("simulated-2x4"),
         "stages_per_site": 2,
-        "rows": 1,
-        "sequence": 256,
+        "sequences": 1,
+        "sequence_length": 256,
         "stage_seconds": 0.02,
     }
     return StagedModel(**(settings | changes))

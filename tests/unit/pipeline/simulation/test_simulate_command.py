@@ -62,8 +62,8 @@ def test_the_pipeline_of_the_config_is_the_one_that_is_simulated(capsys, monkeyp
     (own,) = [line for line in lines if line.startswith("geojax train runs 1f1b, hop_ticks 2:")]
     assert own.endswith(" in lock-step, 7 microbatches in flight")
 
-    rows = ("--batch.global_batch_size", "16")
-    lines = simulated(capsys, monkeypatch, *arguments, *rows)
+    batch = ("--batch.global_batch_size", "16")
+    lines = simulated(capsys, monkeypatch, *arguments, *batch)
     assert lines[0].startswith("a pipeline in each of east, west (dc.role data), here")
     assert "2 stages, 2 in east" in lines[1]
     assert lines[2].endswith("microbatches: 8 of 1 x 256 tokens a data-parallel rank")
@@ -106,7 +106,10 @@ def test_one_stage_is_refused(capsys, tmp_path):
         ((QUICKSTART, "--topology", "null"), "topology: is needed to simulate"),
         ((QUICKSTART, "--topology", "simulated-4x2"), "dc must be 4"),
         ((QUICKSTART, "--stages-per-site", "2"), "2 stages of 4 devices each need 8 accelerators"),
-        ((*MEASURED, "--microbatches", "3"), "divide the 8 rows of each of the 1 data-parallel"),
+        (
+            (*MEASURED, "--microbatches", "3"),
+            "divide the 8 sequences of each of the 1 data-parallel",
+        ),
         ((*MEASURED, "--microbatches", "0"), "geojax simulate: microbatches: input should be"),
         ((*MEASURED, "--memory-limit", "0"), "geojax simulate: memory_limit: input should be"),
         ((*MEASURED, "--efficiency", "1.5"), "geojax simulate: efficiency: input should be less"),

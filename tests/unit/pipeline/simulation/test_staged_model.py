@@ -41,8 +41,8 @@ def staged(**changes):
         "model": MODEL,
         "topology": topology(),
         "stages_per_site": 2,
-        "rows": 1,
-        "sequence": 4096,
+        "sequences": 1,
+        "sequence_length": 4096,
         "data": 2,
         "parallelism": Parallelism(tensor=8),
     }
@@ -52,7 +52,7 @@ def staged(**changes):
 @pytest.mark.parametrize("model", ["llama2-70b", "gpt3-175b", "mixtral-8x7b"])
 def test_all_chunks_together_take_the_model_s_operations(model):
     config = ModelConfig.load(model)
-    pipeline = staged(model=config, sequence=2048, efficiency=0.4)
+    pipeline = staged(model=config, sequence_length=2048, efficiency=0.4)
     costs = pipeline.costs(Placement.linear(4))
     total = sum(map(sum, (costs.forward, costs.backward, costs.weight)))
     expected = model_flops(config, 2048) * 2048 / 8 / (0.4 * PEAK)
@@ -181,5 +181,5 @@ def test_what_cannot_be_is_refused_in_one_line(changes, message):
 
 
 def test_a_longer_microbatch_takes_longer_in_proportion():
-    one, two = staged().costs(Placement.linear(4)), staged(rows=2).costs(Placement.linear(4))
+    one, two = staged().costs(Placement.linear(4)), staged(sequences=2).costs(Placement.linear(4))
     assert all(math.isclose(b, 2 * a) for a, b in zip(one.forward, two.forward, strict=True))
