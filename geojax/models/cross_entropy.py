@@ -193,10 +193,10 @@ def _losses(logits: jax.Array, targets: jax.Array, head: _Head) -> tuple[jax.Arr
     top = _over_ranks(lax.pmax, logits.max(-1), head)
     exponentials = jnp.exp(logits - top[:, None]).sum(-1)
     own = targets - _own_columns(head)[0]
-    held = (own >= 0) & (own < head.columns)
-    target_logit = jnp.take_along_axis(logits, jnp.where(held, own, 0)[:, None], axis=-1)[:, 0]
-    parts = jnp.stack([exponentials, jnp.where(held, target_logit, 0)])
-    total, target_logit = _over_ranks(lax.psum, parts, head)
+    is_local = (own >= 0) & (own < head.columns)
+    target_logit = jnp.take_along_axis(logits, jnp.where(is_local, own, 0)[:, None], axis=-1)[:, 0]
+    packed = jnp.stack([exponentials, jnp.where(is_local, target_logit, 0)])
+    total, target_logit = _over_ranks(lax.psum, packed, head)
     log_sum = top + jnp.log(total)
     return log_sum - target_logit, log_sum
 

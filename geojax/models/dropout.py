@@ -14,31 +14,41 @@ _ROW, _COLUMN, _ELEMENT = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D
 
 
 def dropout(
-    x: jax.Array, key: jax.Array | None, rows: jax.Array, columns: jax.Array, rate: float
+    x: jax.Array,
+    key: jax.Array | None,
+    sequence_indices: jax.Array,
+    positions: jax.Array,
+    rate: float,
 ) -> jax.Array:
     """Zero a share `rate` of `x` [B, S, H] and scale up the rest.
 
     Args:
         x: the activations.
         key: a JAX key that holds seed, step, layer and which dropout this is; None drops nothing.
-        rows: int32 [B], the sequences' indices in the global batch.
-        columns: int32 [S], positions in the sequence.
+        sequence_indices: int32 [B], the sequences' indices in the global batch.
+        positions: int32 [S], positions in the sequence.
         rate: the probability that an element is dropped, in [0, 1).
     """
     if key is None or rate == 0:
         return x
     keep = 1 - rate
-    kept = _hash(key, rows, columns, x.shape[2]) < jnp.uint32(min(round(keep * 2**32), 2**32 - 1))
+    kept = _hash(key, sequence_indices, positions, x.shape[2]) < jnp.uint32(
+        min(round(keep * 2**32), 2**32 - 1)
+    )
     return jnp.where(kept, x * jnp.asarray(1 / keep, x.dtype), jnp.zeros((), x.dtype))
 
 
-def _hash(key: jax.Array, rows: jax.Array, columns: jax.Array, hidden: int) -> jax.Array:
+def _hash(
+    key: jax.Array, sequence_indices: jax.Array, positions: jax.Array, hidden: int
+) -> jax.Array:
     """Return random bits, uint32 [B, S, H]."""
     first, second = jax.random.key_data(key)
-    of_row = _mix(first + rows.astype(jnp.uint32) * jnp.uint32(_ROW))[:, None, None]
-    of_column = _mix(second + columns.astype(jnp.uint32) * jnp.uint32(_COLUMN))[None, :, None]
+    of_sequence = _mix(first + sequence_indices.astype(jnp.uint32) * jnp.uint32(_ROW))[
+        :, None, None
+    ]
+    of_column = _mix(second + positions.astype(jnp.uint32) * jnp.uint32(_COLUMN))[None, :, None]
     element = jnp.arange(hidden, dtype=jnp.uint32) * jnp.uint32(_ELEMENT)
-    return _mix(_mix(of_row + element[None, None, :]) ^ of_column)
+    return _mix(_mix(of_sequence + element[None, None, :]) ^ of_column)
 
 
 def _mix(x: jax.Array) -> jax.Array:

@@ -26,7 +26,7 @@ def vocab_parallel_embedding(
     """Look up tokens in this rank's part of the vocabulary; the sum over `tensor` is the embedding.
 
     Args:
-        table: [V / tensor, H], this rank's rows of the table.
+        table: [V / tensor, H], this rank's part of the table.
         tokens: int32 [...], numbers in the whole vocabulary.
         parallelism: how the model is sharded.
 
@@ -36,8 +36,8 @@ def vocab_parallel_embedding(
     if parallelism.tensor == 1:
         return look_up(table, tokens)
     own = tokens - lax.axis_index("tensor") * table.shape[0]
-    held = (own >= 0) & (own < table.shape[0])
-    return jnp.where(held[..., None], look_up(table, jnp.where(held, own, 0)), 0)
+    is_local = (own >= 0) & (own < table.shape[0])
+    return jnp.where(is_local[..., None], look_up(table, jnp.where(is_local, own, 0)), 0)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))

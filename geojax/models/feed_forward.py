@@ -15,7 +15,7 @@ from geojax.models.parallel.tensor import copy_to_tp_region, reduce_from_tp_regi
 from geojax.models.parameters import Parameters
 from geojax.precision import NO_FP8, Axes, LinearMatmul
 
-Cut = Literal["columns", "rows"]
+KernelSharding = Literal["columns", "rows"]
 """Dim of a kernel that is sharded over `tensor`: "columns", each rank computes some of the outputs;
 "rows", the ranks' outputs have to be summed."""
 
@@ -26,15 +26,15 @@ def linear(
     parallelism: Parallelism = SINGLE_DEVICE,
     matmul: LinearMatmul = NO_FP8,
     *,
-    cut: Cut = "columns",
+    sharding: KernelSharding = "columns",
 ) -> jax.Array:
     """Multiply `x` [..., inputs] by the kernel [inputs, outputs] and add the bias if there is one.
 
-    Where the kernel is `cut` by rows the results are summed over `tensor` before the bias (see
+    With `sharding="rows"` the results are summed over `tensor` before the bias (see
     `geojax.models.parallel.tensor.reduce_from_tp_region`).
     """
-    product = times_kernel(parameters, x, parallelism, matmul, cut=cut)
-    if cut == "rows":
+    product = times_kernel(parameters, x, parallelism, matmul, sharding=sharding)
+    if sharding == "rows":
         product = reduce_from_tp_region(product, parallelism)
     if "bias" not in parameters:
         return product
@@ -49,22 +49,22 @@ def times_kernel(
     parallelism: Parallelism,
     matmul: LinearMatmul,
     *,
-    cut: Cut,
+    sharding: KernelSharding,
 ) -> jax.Array:
     """Multiply `x` [..., inputs] by this rank's part of the kernel; returns [..., outputs]."""
     # One contracting dim: XLA for CPUs transposes its operands to contract over two, which made the
     # kernel's gradient, a contraction over rows and sequence, up to twice as slow.
     tokens = x.reshape(-1, x.shape[-1])
-    axes = operand_axes(parallelism, cut)
+    axes = operand_axes(parallelism, sharding)
     product = matmul.multiply(tokens, parameters["kernel"], parameters.get("amax"), axes)
     return product.reshape(*x.shape[:-1], -1)
 
 
-def operand_axes(parallelism: Parallelism, cut: Cut) -> Axes:
+def operand_axes(parallelism: Parallelism, sharding: KernelSharding) -> Axes:
     """Return the axes over which the operands of a linear layer's matmul are sharded."""
     tensor = ("tensor",) if parallelism.tensor > 1 else ()
     context = ("context",) if parallelism.context > 1 else ()
-    if cut == "rows":
+    if sharding == "rows":
         return Axes(x=(*context, *tensor), w=tensor, dy=context)
     return Axes(x=context, w=tensor, dy=(*context, *tensor))
 
@@ -117,4 +117,4 @@ def feed_forward_block(
     normed = copy_to_tp_region(norm(parameters["feed_forward_norm"], x, config), parallelism)
     own = parameters["feed_forward"]
     middle = activated(own, normed, config, parallelism, matmul)
-    return linear(own["down"], middle, parallelism, matmul, cut="rows")
+    return linear(own["down"], middle, parallelism, matmul, sharding="rows")

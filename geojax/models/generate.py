@@ -51,13 +51,13 @@ def generate(
     _check(config, prompts, count, temperature, top_k)
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
     padded = np.zeros((len(prompts), int(np.max(lengths)) + count), np.int32)
-    for row, prompt in enumerate(prompts):
-        padded[row, : len(prompt)] = prompt
+    for index, prompt in enumerate(prompts):
+        padded[index, : len(prompt)] = prompt
     if temperature == 0:
         temperature, top_k = 1.0, 1
     scale = jnp.float32(temperature)
     tokens = np.asarray(_continue(parameters, config, padded, lengths, scale, top_k, key))
-    return np.stack([tokens[row, n : n + count] for row, n in enumerate(lengths)])
+    return np.stack([tokens[index, n : n + count] for index, n in enumerate(lengths)])
 
 
 def _check(
@@ -111,9 +111,15 @@ def _continue(
     key: jax.Array,
 ) -> jax.Array:
     """Fill in `padded` [B, S] behind each prompt's length."""
-    rows, positions = padded.shape
+    batch, positions = padded.shape
     dtype = parameters["embedding"]["tokens"]["embedding"].dtype
-    shape = (config.num_hidden_layers, rows, positions, config.num_key_value_heads, config.head_dim)
+    shape = (
+        config.num_hidden_layers,
+        batch,
+        positions,
+        config.num_key_value_heads,
+        config.head_dim,
+    )
 
     def step(
         carry: tuple[jax.Array, _Cache], position: jax.Array
@@ -152,10 +158,10 @@ def _next_logits(
         (x, cache), (own, index) = carry, layer_and_index
         query, new_key, new_value = project_heads(own, x, rotary, config)
         zero = jnp.zeros_like(index)
-        place = (index, zero, position, zero, zero)
+        start = (index, zero, position, zero, zero)
         cache = _Cache(
-            lax.dynamic_update_slice(cache.key, new_key[None], place),
-            lax.dynamic_update_slice(cache.value, new_value[None], place),
+            lax.dynamic_update_slice(cache.key, new_key[None], start),
+            lax.dynamic_update_slice(cache.value, new_value[None], start),
         )
         mixed = _attend(query, cache.key[index], cache.value[index], position)
         x = x + linear(own["attention"]["output"], mixed)
@@ -169,14 +175,14 @@ def _next_logits(
 
 def _attend(query: jax.Array, key: jax.Array, value: jax.Array, position: jax.Array) -> jax.Array:
     """Attend with one query [B, 1, N, D] to the cache [B, S, K, D]; returns [B, 1, N D]."""
-    rows, _, heads, dim = query.shape
+    batch, _, heads, dim = query.shape
     wide = jnp.promote_types(query.dtype, jnp.float32)
-    grouped = query.reshape(rows, key.shape[2], heads // key.shape[2], dim)
+    grouped = query.reshape(batch, key.shape[2], heads // key.shape[2], dim)
     scores = jnp.einsum("bkgd,bskd->bkgs", grouped, key, preferred_element_type=wide)
-    seen = jnp.arange(key.shape[1]) <= position
-    weights = jax.nn.softmax(jnp.where(seen, scores / np.sqrt(dim), -jnp.inf), axis=-1)
+    visible = jnp.arange(key.shape[1]) <= position
+    weights = jax.nn.softmax(jnp.where(visible, scores / np.sqrt(dim), -jnp.inf), axis=-1)
     mixed = jnp.einsum("bkgs,bskd->bkgd", weights, value.astype(wide))
-    return mixed.reshape(rows, 1, heads * dim).astype(query.dtype)
+    return mixed.reshape(batch, 1, heads * dim).astype(query.dtype)
 
 
 def _draw(logits: jax.Array, top_k: int | None, key: jax.Array) -> jax.Array:

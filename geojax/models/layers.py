@@ -44,9 +44,9 @@ class LayerContext(NamedTuple):
     """int32 [B, S]; attention stays inside a segment. None: each sequence is one segment."""
     rotary: tuple[jax.Array, jax.Array] | None
     """Cosines and sines of the positions; None where positions are learned."""
-    rows: jax.Array
+    sequence_indices: jax.Array
     """int32 [B], the sequences' indices in the global batch."""
-    columns: jax.Array
+    positions: jax.Array
     """int32 [S], the positions in the sequence that this rank's share of the batch holds (with
     sequence parallelism the residual stream has a part of them)."""
     dropout_key: jax.Array | None
@@ -65,8 +65,8 @@ def make_context(
     if config.position_embedding_type == "rope":
         rotary = rotary_table(batch["positions"], config, dtype)
     key = dropout_key if config.dropout > 0 else None
-    columns = local_positions(batch["tokens"].shape[1], parallelism)
-    return LayerContext(batch["segment_ids"], rotary, batch["row"], columns, key)
+    positions = local_positions(batch["tokens"].shape[1], parallelism)
+    return LayerContext(batch["segment_ids"], rotary, batch["row"], positions, key)
 
 
 def attention_block(
@@ -106,7 +106,7 @@ def _put_together(
     Attention already keeps its result, so it is not kept once more in another shape.
     """
     heads = mixed.reshape(*mixed.shape[:2], -1)
-    return linear(parameters, heads, parallelism, matmul, cut="rows")
+    return linear(parameters, heads, parallelism, matmul, sharding="rows")
 
 
 def project_heads(
@@ -157,7 +157,7 @@ def second_block(
     parameters: Parameters,
     x: jax.Array,
     segment_ids: jax.Array | None,
-    columns: jax.Array,
+    positions: jax.Array,
     config: ModelConfig,
     parallelism: Parallelism = SINGLE_DEVICE,
     matmul: LinearMatmul = NO_FP8,
@@ -168,7 +168,7 @@ def second_block(
         parameters: the layer's own.
         x: [B, S, H], the stream.
         segment_ids: int32 [B, S] of the stream's positions, 0 for padding; None: no padding.
-        columns: int32 [S], the stream's positions in the sequence.
+        positions: int32 [S], the stream's positions in the sequence.
         config: the model.
         parallelism: how model and sequences are sharded.
         matmul: matmul of the linear layers.
@@ -178,7 +178,7 @@ def second_block(
     """
     if not config.is_moe:
         return feed_forward_block(parameters, x, config, parallelism, matmul), None
-    return moe_block(parameters, x, segment_ids, columns, config, parallelism, matmul)
+    return moe_block(parameters, x, segment_ids, positions, config, parallelism, matmul)
 
 
 def layer(
@@ -211,14 +211,16 @@ def layer(
     if context.dropout_key is not None:
         layer_key = jax.random.fold_in(context.dropout_key, index + 1)  # 0 is the embedding's
         keys = tuple(jax.random.split(layer_key))
-    columns = stream_positions(context.columns, parallelism, dim=0)
+    positions = stream_positions(context.positions, parallelism, dim=0)
     branch = attention_block(parameters, x, context, config, implementation, parallelism, matmul)
-    x = x + dropout(branch, keys[0], context.rows, columns, config.dropout)
+    x = x + dropout(branch, keys[0], context.sequence_indices, positions, config.dropout)
     segment_ids = context.segment_ids
     if segment_ids is not None:
         segment_ids = stream_positions(segment_ids, parallelism, dim=1)
     second = _keep_products(
         functools.partial(second_block, config=config, parallelism=parallelism, matmul=matmul)
     )
-    branch, aux_loss = second(parameters, x, segment_ids, columns)
-    return x + dropout(branch, keys[1], context.rows, columns, config.dropout), aux_loss
+    branch, aux_loss = second(parameters, x, segment_ids, positions)
+    return x + dropout(
+        branch, keys[1], context.sequence_indices, positions, config.dropout
+    ), aux_loss

@@ -1,7 +1,8 @@
 """Clipping by the global norm of gradients that live in shards.
 
 `optax.clip_by_global_norm` inside a manual `shard_map` clips each rank by the norm of its own shard
-and would count a replicated leaf once for every rank. Here the types say what is cut.
+and would count a replicated leaf once for every rank. Here the varying-axes types tell which leaves
+are sharded.
 """
 
 from typing import Any
@@ -18,7 +19,7 @@ from geojax.optim.layout import LeafLayout
 def global_norm(gradients: Any, layouts: Any = None) -> jax.Array:
     """Return the Euclidean norm of the whole gradient, of which each rank holds parts.
 
-    Call it inside a `shard_map` with `check_vma=True`: a leaf is taken to be cut over the axes that
+    Call it inside a `shard_map` with `check_vma=True`: a leaf is taken to be sharded over axes that
     its type says it varies over (padding is zero and adds nothing), and equal along the others. The
     result is the same number on every rank.
 

@@ -45,7 +45,7 @@ class DimSharding:
 
 @dataclasses.dataclass(frozen=True)
 class LeafLayout:
-    """One leaf: its whole shape, the parts of the model, and the shards that ZeRO cuts."""
+    """One leaf: its shape, the model's parts of it, and ZeRO's shards of each part."""
 
     shape: tuple[int, ...]
     dtype: Any
@@ -53,11 +53,11 @@ class LeafLayout:
     """The dims that the model shards, each once."""
 
     shard: DimSharding | None = None
-    """ZeRO's cut of each part; None where every rank holds its part whole. Where it has the
-    dimension of a part, the part is the outer block."""
+    """ZeRO's sharding of each part; None where every rank holds its part unsharded. Where model and
+    ZeRO shard one dimension, the part is the outer block."""
 
     partial: bool = False
-    """Each tensor rank has the leaf whole and computes a part of its gradient."""
+    """True if each tensor rank has the leaf unsharded and computes a part of its gradient."""
 
     stages: StageAssignment | None = None
     """The layers that the stages of a pipeline hold; None where there is no pipeline. On devices a
@@ -75,7 +75,7 @@ class LeafLayout:
     def padded_shape(self) -> tuple[int, ...]:
         """The shape on the devices: each cut dimension rounded up to a multiple of its blocks, and
         the layers of all stages."""
-        padded = self._rounded(self.stage_shape)
+        padded = self._rounded_up(self.stage_shape)
         if self.stages is None:
             return padded
         layers = self.stages.stages * self.stages.layers_per_stage
@@ -86,7 +86,7 @@ class LeafLayout:
         """The shape of one part of what a stage holds, padding included: all its shards together.
         A leaf that does not count layers has its own dimensions here, no leading one."""
         blocks = self._blocks(self.model_shards)
-        padded = self._rounded(self.stage_shape)
+        padded = self._rounded_up(self.stage_shape)
         return tuple(s // count for s, count in zip(padded, blocks, strict=True))
 
     @property
@@ -103,12 +103,12 @@ class LeafLayout:
 
     @property
     def has_stage_dim(self) -> bool:
-        """The leaf has a leading dimension on the devices that it lacks in the model."""
+        """True if the leaf has a leading dimension on the devices that it lacks in the model."""
         return self.stages is not None and not self.stages.stacked
 
     @property
-    def is_whole(self) -> bool:
-        """The leaf on the devices is the model's, without padding and in its order."""
+    def matches_model(self) -> bool:
+        """True if the leaf on the devices is the model's, without padding and in its order."""
         in_order = self.stages is None or self.stages.is_order_of_leaf
         return in_order and self.padded_shape == self.shape
 
@@ -119,7 +119,7 @@ class LeafLayout:
             axes.insert(0, self.stages.axes)
         return _partition_spec(axes)
 
-    def whole_spec(self) -> PartitionSpec:
+    def model_spec(self) -> PartitionSpec:
         """Return the partition spec of the model's leaf, if it divided."""
         return _partition_spec(self._axes())
 
@@ -133,15 +133,15 @@ class LeafLayout:
             leaf = _append(leaf, dim, count * size)
             if part > size:
                 leaf = _merge(_append(_split(leaf, dim, count), dim + 1, part), dim)
-        return leaf if self.stages is None else self.stages.spread(leaf)
+        return leaf if self.stages is None else self.stages.to_stages(leaf)
 
     def trim(self, leaf: jax.Array) -> jax.Array:
         """Invert `pad`: return the model's leaf, in its order."""
-        leaf = leaf if self.stages is None else self.stages.collect(leaf)
+        leaf = leaf if self.stages is None else self.stages.from_stages(leaf)
         for dim, (count, size, part) in enumerate(self._sizes()):
             if part > size:
-                held = lax.slice_in_dim(_split(leaf, dim, count), 0, size, axis=dim + 1)
-                leaf = _merge(held, dim)
+                kept = lax.slice_in_dim(_split(leaf, dim, count), 0, size, axis=dim + 1)
+                leaf = _merge(kept, dim)
         if leaf.shape == self.shape:
             return leaf
         return leaf[tuple(slice(size) for size in self.shape)]
@@ -149,15 +149,15 @@ class LeafLayout:
     def of_layer(self) -> "LeafLayout":
         """Return the layout of one layer of this stacked leaf; with a pipeline, on its stage."""
 
-        def inner(cut: DimSharding) -> DimSharding:
-            assert cut.dim > 0, "the layers of a stacked leaf are never cut"
-            return dataclasses.replace(cut, dim=cut.dim - 1)
+        def without_layers_dim(sharding: DimSharding) -> DimSharding:
+            assert sharding.dim > 0, "the layers of a stacked leaf are never sharded"
+            return dataclasses.replace(sharding, dim=sharding.dim - 1)
 
         return dataclasses.replace(
             self,
             shape=self.shape[1:],
-            model_shards=tuple(inner(cut) for cut in self.model_shards),
-            shard=inner(self.shard) if self.shard else None,
+            model_shards=tuple(without_layers_dim(sharding) for sharding in self.model_shards),
+            shard=without_layers_dim(self.shard) if self.shard else None,
             stages=None,
         )
 
@@ -173,15 +173,20 @@ class LeafLayout:
     def _axes(self) -> list[tuple[str, ...]]:
         """Return the mesh axes that cut each dim of `shape`."""
         axes = [
-            tuple(axis for cut in self.dim_shardings if cut.dim == dim for axis in cut.axes)
+            tuple(
+                axis
+                for sharding in self.dim_shardings
+                if sharding.dim == dim
+                for axis in sharding.axes
+            )
             for dim in range(len(self.shape))
         ]
         if self.stages is not None and self.stages.stacked:
-            assert not axes[0], "the layers of a stacked leaf are cut by stages alone"
+            assert not axes[0], "the layers of a stacked leaf are sharded by stages alone"
             axes[0] = self.stages.axes
         return axes
 
-    def _rounded(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def _rounded_up(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return `shape` with each cut dim rounded up to a multiple of its blocks."""
         sizes = zip(shape, self._blocks(self.dim_shardings), strict=True)
         return tuple(-(-size // count) * count for size, count in sizes)
@@ -194,19 +199,20 @@ class LeafLayout:
     def _sizes(self) -> list[tuple[int, int, int]]:
         """Return (parts, their size, their size padded for shards) of each dim of the leaf."""
         blocks = self._blocks(self.model_shards)
-        rounded = zip(self._rounded(self.shape), blocks, strict=True)
+        rounded = zip(self._rounded_up(self.shape), blocks, strict=True)
         padded = [size // count for size, count in rounded]
         return list(zip(blocks, self._per_part(self.shape), padded, strict=True))
 
-    def _blocks(self, cuts: Sequence[DimSharding]) -> list[int]:
+    def _blocks(self, dim_shardings: Sequence[DimSharding]) -> list[int]:
         return [
-            math.prod(cut.ranks for cut in cuts if cut.dim == dim) for dim in range(len(self.shape))
+            math.prod(sharding.ranks for sharding in dim_shardings if sharding.dim == dim)
+            for dim in range(len(self.shape))
         ]
 
 
 def _append(leaf: jax.Array, dim: int, size: int) -> jax.Array:
     """Append zeros to `leaf` along `dim`, up to `size`."""
-    missing = [(0, size - held if at == dim else 0) for at, held in enumerate(leaf.shape)]
+    missing = [(0, size - length if at == dim else 0) for at, length in enumerate(leaf.shape)]
     return jnp.pad(leaf, missing) if any(end for _, end in missing) else leaf
 
 
@@ -222,8 +228,8 @@ def _merge(leaf: jax.Array, dim: int) -> jax.Array:
 
 def _partition_spec(axes: list[tuple[str, ...]]) -> PartitionSpec:
     """Return the spec of the axes of each dim, without trailing dims that are not cut."""
-    cut = [dim for dim, names in enumerate(axes) if names]
-    return PartitionSpec(*(names or None for names in axes[: max(cut, default=-1) + 1]))
+    sharded_dims = [dim for dim, names in enumerate(axes) if names]
+    return PartitionSpec(*(names or None for names in axes[: max(sharded_dims, default=-1) + 1]))
 
 
 def leaf_layout(
@@ -238,10 +244,10 @@ def leaf_layout(
 ) -> LeafLayout:
     """Lay out a leaf that the model shards and that ZeRO shards further over `shard_axes`.
 
-    The first dimension of a part that divides is sharded, since the further out it is, the longer
-    are the pieces in memory that are put together and taken apart around every message; where none
-    divides, the largest of all, which wastes least. The leading dimension of a `stacked` leaf
-    counts layers and is never cut, so that one layer's weights can be gathered without the others'.
+    The first dimension of a part that divides is sharded: the further out it is, the longer are
+    the contiguous runs that are copied around every message. Where none divides it is the largest,
+    which wastes least. The leading dimension of a `stacked` leaf counts layers and is never
+    sharded, so that one layer's weights can be gathered without the others'.
 
     Args:
         shape: the whole leaf's.
@@ -252,19 +258,21 @@ def leaf_layout(
         partial: see `LeafLayout`.
         stages: see `LeafLayout`.
     """
-    whole = LeafLayout(tuple(shape), jnp.dtype(dtype), model_shards, partial=partial, stages=stages)
+    unsharded = LeafLayout(
+        tuple(shape), jnp.dtype(dtype), model_shards, partial=partial, stages=stages
+    )
     if stages is not None and stacked:
-        held = len(set(stages.order) - {PADDING_LAYER})
-        assert held == shape[0], f"the stages hold {held} of {shape[0]} layers"
+        layers = len(set(stages.order) - {PADDING_LAYER})
+        assert layers == shape[0], f"the stages must hold all of {shape[0]} layers; got {layers}"
     if not shard_axes:
-        return whole
+        return unsharded
     ranks = math.prod(shard_axes.values())
     candidates = list(range(1 if stacked else 0, len(shape)))
-    assert candidates, f"a leaf of shape {shape} has no dimension to cut"
-    size = whole.model_shard_shape
+    assert candidates, f"a leaf of shape {shape} has no dimension to shard"
+    size = unsharded.model_shard_shape
     dividing = [dim for dim in candidates if size[dim] % ranks == 0]
     dim = dividing[0] if dividing else max(candidates, key=lambda dim: size[dim])
-    return dataclasses.replace(whole, shard=DimSharding(dim, tuple(shard_axes), ranks))
+    return dataclasses.replace(unsharded, shard=DimSharding(dim, tuple(shard_axes), ranks))
 
 
 def parameter_layouts(
@@ -295,9 +303,10 @@ def parameter_layouts(
         path: tuple[Any, ...], leaf: Any, partition: Partition, assignment: StageAssignment | None
     ) -> LeafLayout:
         model_shards = tuple(
-            DimSharding(dim, (axis,), mesh.shape[axis]) for dim, axis in partition.cuts.items()
+            DimSharding(dim, (axis,), mesh.shape[axis])
+            for dim, axis in partition.axis_by_dim.items()
         )
-        axes = [axis for axis in SHARD_AXES if axis not in partition.cuts.values()]
+        axes = [axis for axis in SHARD_AXES if axis not in partition.axis_by_dim.values()]
         if across_sites:
             axes.append("dc")  # the fastest: what a site gathers first is contiguous
         return leaf_layout(
@@ -339,22 +348,22 @@ def bytes_per_device(layouts: Any) -> int:
     return sum(math.prod(layout.shard_shape) * layout.dtype.itemsize for layout in leaves)
 
 
-def abstract_whole(layouts: Any, mesh: Mesh) -> Any:
+def abstract_unpadded(layouts: Any, mesh: Mesh) -> Any:
     """Return the leaves of a checkpoint: unpadded, each sharded as far as its size allows."""
     return jax.tree.map(
         lambda layout: jax.ShapeDtypeStruct(
-            layout.shape, layout.dtype, sharding=_whole_sharding(layout, mesh)
+            layout.shape, layout.dtype, sharding=_unpadded_sharding(layout, mesh)
         ),
         layouts,
     )
 
 
 def trim(state: Any, layouts: Any, mesh: Mesh) -> Any:
-    """Return the state without padding, sharded as in `abstract_whole`.
+    """Return the state without padding, sharded as in `abstract_unpadded`.
 
-    Leaves that are `is_whole` are shared with `state`, not copied.
+    Leaves that are `matches_model` are shared with `state`, not copied.
     """
-    return _resize(state, layouts, abstract_whole(layouts, mesh), LeafLayout.trim)
+    return _resize(state, layouts, abstract_unpadded(layouts, mesh), LeafLayout.trim)
 
 
 def pad(state: Any, layouts: Any, mesh: Mesh) -> Any:
@@ -364,7 +373,7 @@ def pad(state: Any, layouts: Any, mesh: Mesh) -> Any:
 
 def _resize(state: Any, layouts: Any, targets: Any, resize: Any) -> Any:
     def one(leaf: jax.Array, layout: LeafLayout, target: jax.ShapeDtypeStruct) -> jax.Array:
-        if layout.is_whole:
+        if layout.matches_model:
             return leaf
         return _compiled_resize(resize, layout, target.sharding)(leaf)
 
@@ -376,15 +385,15 @@ def _compiled_resize(resize: Any, layout: LeafLayout, sharding: NamedSharding) -
     return jax.jit(functools.partial(resize, layout), out_shardings=sharding)
 
 
-def _whole_sharding(layout: LeafLayout, mesh: Mesh) -> NamedSharding:
+def _unpadded_sharding(layout: LeafLayout, mesh: Mesh) -> NamedSharding:
     """Shard the unpadded leaf over as many ranks as divide it.
 
-    8,192 rows over 24 ranks are padded on the devices; without the padding they are cut over 8 of
-    them and replicated 3 times, on a mesh with the same devices in the same order in which the axis
-    of 24 is two, of 8 and of 3.
+    A dim of 8,192 over 24 ranks is padded on the devices; without the padding it is sharded over 8
+    of them and replicated 3 times, on a mesh with the same devices in the same order in which the
+    axis of 24 is two, of 8 and of 3.
     """
-    spec = layout.whole_spec()
-    if layout.is_whole:
+    spec = layout.model_spec()
+    if layout.matches_model:
         return NamedSharding(mesh, spec)
     parts = dict.fromkeys(mesh.axis_names, 1)
     for size, axes in zip(layout.shape, spec, strict=False):

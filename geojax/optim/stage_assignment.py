@@ -37,14 +37,16 @@ class StageAssignment:
     """The layers that each stage holds, as indices of the leading dim."""
 
     stacked: bool = True
-    """The leaf has that dim; otherwise the leaf as a whole is layer 0."""
+    """True if the leaf has a leading dim of layers; otherwise the leaf as a whole is layer 0."""
 
     def __post_init__(self) -> None:
         lengths = {len(layers) for layers in self.layers_of_stage}
         assert len(lengths) == 1, "stages must hold equally many layers"
-        held = set(self.order) - {PADDING_LAYER}
-        assert held == set(range(len(held))), f"some layer is on no stage: {sorted(held)}"
-        assert self.stacked or held == {0}, "a leaf without layers must be layer 0"
+        layers_held = set(self.order) - {PADDING_LAYER}
+        assert layers_held == set(range(len(layers_held))), (
+            f"every layer must be on a stage; got {sorted(layers_held)}"
+        )
+        assert self.stacked or layers_held == {0}, "a leaf without layers must be layer 0"
 
     @classmethod
     def on(cls, axes: tuple[str, ...], stages: int, holders: Collection[int]) -> "StageAssignment":
@@ -69,21 +71,21 @@ class StageAssignment:
 
     @property
     def has_padding(self) -> bool:
-        """Some stage holds a padding layer."""
+        """True if some stage holds a padding layer."""
         return PADDING_LAYER in self.order
 
     @property
     def shared(self) -> bool:
-        """Two stages hold the same layer."""
+        """True if two stages hold the same layer."""
         filled = [layer for layer in self.order if layer != PADDING_LAYER]
         return len(filled) > len(set(filled))
 
     @property
     def is_order_of_leaf(self) -> bool:
-        """The layers of all stages, one stage after the other, are the leaf itself."""
+        """True if the layers of all stages, one stage after the other, are the leaf itself."""
         return self.stacked and self.order == tuple(range(len(self.order)))
 
-    def spread(self, leaf: jax.Array) -> jax.Array:
+    def to_stages(self, leaf: jax.Array) -> jax.Array:
         """Bring the layers of a leaf to their stages.
 
         Args:
@@ -93,25 +95,27 @@ class StageAssignment:
             [P * S, ...]; padding layers are zeros.
         """
         if not self.stacked:
-            held = np.array(self.order) != PADDING_LAYER
-            return jnp.where(_as_column(held, leaf.ndim + 1), leaf[None], 0)
+            layers_held = np.array(self.order) != PADDING_LAYER
+            return jnp.where(_as_column(layers_held, leaf.ndim + 1), leaf[None], 0)
         if self.is_order_of_leaf:
             return leaf
         outside = leaf.shape[0]
         layers = np.array([outside if layer == PADDING_LAYER else layer for layer in self.order])
         return leaf.at[layers].get(mode="fill", fill_value=0)
 
-    def collect(self, spread: jax.Array) -> jax.Array:
-        """Invert `spread`; of a layer that two stages hold, take the first one's."""
+    def from_stages(self, to_stages: jax.Array) -> jax.Array:
+        """Invert `to_stages`; of a layer that two stages hold, take the first one's."""
         if not self.stacked:
-            return spread[self.order.index(0)]
+            return to_stages[self.order.index(0)]
         if self.is_order_of_leaf:
-            return spread
-        return spread[np.array([self.order.index(layer) for layer in range(1 + max(self.order))])]
+            return to_stages
+        return to_stages[
+            np.array([self.order.index(layer) for layer in range(1 + max(self.order))])
+        ]
 
     def of_this_stage(self) -> jax.Array:
         """Return the layers of this device's stage, int32 [S]; call it inside a `shard_map`."""
-        return self._own_row(np.array(self.layers_of_stage, np.int32))
+        return self._entry_of_stage(np.array(self.layers_of_stage, np.int32))
 
     def hold(self, layers: jax.Array) -> jax.Array:
         """Zero the padding among the layers [S, ...] of this device's stage."""
@@ -128,11 +132,11 @@ class StageAssignment:
         return self._select(first.reshape(self.stages, -1), layers)
 
     def _select(self, kept: np.ndarray, layers: jax.Array) -> jax.Array:
-        mask = self._own_row(kept)
+        mask = self._entry_of_stage(kept)
         return jnp.where(_as_column(mask, layers.ndim), layers, 0)
 
-    def _own_row(self, table: np.ndarray) -> jax.Array:
-        """Return the row of this device's stage in a table [P, S]."""
+    def _entry_of_stage(self, table: np.ndarray) -> jax.Array:
+        """Return the entry of this device's stage in a table [P, S]."""
         return jnp.asarray(table)[lax.axis_index(self.axes)]
 
 

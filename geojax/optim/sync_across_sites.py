@@ -1,4 +1,4 @@
-"""Sums of updates over sites, as a link of anyone's optax chain."""
+"""Sums of updates over sites, as a transformation for any optax chain."""
 
 from typing import Any, NamedTuple
 

@@ -78,9 +78,9 @@ class LinearMatmul:
     def spans(self, layers: int) -> list[tuple[int, "LinearMatmul"]]:
         """Split `layers` layers into consecutive spans with the same matmul: (layers, matmul)."""
         ends = self.recipe.num_bf16_layers_per_end if self.recipe else 0
-        inner = max(layers - 2 * ends, 0)
+        middle = max(layers - 2 * ends, 0)
         first = min(ends, layers)
-        spans = [(first, NO_FP8), (inner, self), (layers - first - inner, NO_FP8)]
+        spans = [(first, NO_FP8), (middle, self), (layers - first - middle, NO_FP8)]
         return [(count, matmul) for count, matmul in spans if count]
 
     def at_layer(self, index: jax.Array, layers: int) -> "LinearMatmul":
@@ -111,11 +111,11 @@ class LinearMatmul:
                 all axes that x and w vary over.
             axes: the axes over which `x`, `w` and the gradient of the result are sharded.
         """
-        rounded, trained = split_quantized(w)
+        quantized_w, trained = split_quantized(w)
         if self.recipe is None:
-            assert rounded is None, "a layer without FP8 takes unquantized weights"
+            assert quantized_w is None, "a layer without FP8 takes unquantized weights"
             return x @ trained
-        assert rounded is None or self.quantized is None, (
+        assert quantized_w is None or self.quantized is None, (
             "a layer that may follow no recipe takes unquantized weights"
         )
         assert x.dtype == w.dtype, f"activations of {x.dtype}, weights of {w.dtype}"
@@ -128,11 +128,13 @@ class LinearMatmul:
                 "amax varies over all axes of its operands, since it must not be summed"
             )
             varying = varying_axes(amax)
-        x, trained, rounded = jax.tree.map(
-            functools.partial(to_varying, axes=sorted(varying)), (x, trained, rounded)
+        x, trained, quantized_w = jax.tree.map(
+            functools.partial(to_varying, axes=sorted(varying)), (x, trained, quantized_w)
         )
         how = _How(self.recipe, self.backend, axes)
-        return checkpoint_name(_product(how, x, trained, rounded, amax, self.quantized), _PRODUCT)
+        return checkpoint_name(
+            _product(how, x, trained, quantized_w, amax, self.quantized), _PRODUCT
+        )
 
 
 NO_FP8 = LinearMatmul()
@@ -150,11 +152,11 @@ def _product(
     how: _How,
     x: jax.Array,
     w: jax.Array,
-    rounded: QuantizedWeight | None,
+    quantized_w: QuantizedWeight | None,
     amax: jax.Array | None,
     quantized: jax.Array | None,
 ) -> jax.Array:
-    return _forward(how, x, w, rounded, amax, quantized)[0]
+    return _forward(how, x, w, quantized_w, amax, quantized)[0]
 
 
 class _Residuals(NamedTuple):
@@ -170,15 +172,15 @@ def _forward(
     how: _How,
     x: jax.Array,
     w: jax.Array,
-    rounded: QuantizedWeight | None,
+    quantized_w: QuantizedWeight | None,
     amax: jax.Array | None,
     quantized: jax.Array | None,
 ) -> tuple[jax.Array, _Residuals]:
     of_x = _amax_of_scale(x, how.axes.x, how.recipe.activation, amax, 0)
     of_w = None
-    if rounded is None:
+    if quantized_w is None:
         of_w = _amax_of_scale(w, how.axes.w, how.recipe.weight, amax, 1)
-    kept = _Residuals(x, w if rounded is None else rounded, amax, quantized, of_x, of_w)
+    kept = _Residuals(x, w if quantized_w is None else quantized_w, amax, quantized, of_x, of_w)
 
     def by_recipe() -> jax.Array:
         left = _rounding(how, x, how.recipe.activation, of_x)
@@ -283,10 +285,10 @@ def _rounding(how: _How, x: jax.Array, form: Format, amax: jax.Array | None) -> 
 def _weight(how: _How, kept: _Residuals) -> _Rounding:
     if not isinstance(kept.w, QuantizedWeight):
         return _rounding(how, kept.w, how.recipe.weight, kept.amax_w)
-    rounded = kept.w.quantized
+    quantized_w = kept.w.quantized
     if how.backend == "transformer_engine":
-        return transformer_engine.rounded(rounded, kept.w.dtype)
-    return lambda contracting: rounded
+        return transformer_engine.from_quantized(quantized_w, kept.w.dtype)
+    return lambda contracting: quantized_w
 
 
 def _dot(
@@ -301,17 +303,22 @@ def _dot(
     if how.backend == "transformer_engine":
         return transformer_engine.multiply(one, other, contracting).astype(dtype)
     wide = jnp.promote_types(dtype, jnp.float32)
-    held = wide if how.backend == "reference" else dtype
+    holding_dtype = wide if how.backend == "reference" else dtype
     dims = ((contracting[:1], contracting[1:]), ((), ()))
     product = lax.dot_general(
-        one.dequantize(held), other.dequantize(held), dims, preferred_element_type=held
+        one.dequantize(holding_dtype),
+        other.dequantize(holding_dtype),
+        dims,
+        preferred_element_type=holding_dtype,
     )
     return product.astype(dtype)
 
 
 def _choose(
-    quantized: jax.Array | None, by_recipe: Callable[[], jax.Array], plain: Callable[[], jax.Array]
+    quantized: jax.Array | None,
+    by_recipe: Callable[[], jax.Array],
+    unquantized: Callable[[], jax.Array],
 ) -> jax.Array:
     if quantized is None:
         return by_recipe()
-    return lax.cond(quantized, by_recipe, plain)
+    return lax.cond(quantized, by_recipe, unquantized)

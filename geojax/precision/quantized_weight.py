@@ -99,7 +99,7 @@ def split_quantized(weights: Any) -> tuple[Any, Any]:
         trained ones: those others themselves, and `grad_proxy` of the quantized ones.
     """
 
-    def rounded(leaf: Weight) -> QuantizedWeight | None:
+    def quantized(leaf: Weight) -> QuantizedWeight | None:
         return (
             dataclasses.replace(leaf, grad_proxy=None)
             if isinstance(leaf, QuantizedWeight)
@@ -110,15 +110,15 @@ def split_quantized(weights: Any) -> tuple[Any, Any]:
         return leaf.trained if isinstance(leaf, QuantizedWeight) else leaf
 
     return (
-        jax.tree.map(rounded, weights, is_leaf=is_quantized_weight),
+        jax.tree.map(quantized, weights, is_leaf=is_quantized_weight),
         jax.tree.map(trained, weights, is_leaf=is_quantized_weight),
     )
 
 
-def merge_quantized(rounded: Any, trained: Any) -> Any:
+def merge_quantized(quantized: Any, trained: Any) -> Any:
     """Invert `split_quantized`; `trained` may be under differentiation."""
 
     def one(own: jax.Array, leaf: QuantizedWeight | None) -> Weight:
         return own if leaf is None else dataclasses.replace(leaf, grad_proxy=own)
 
-    return jax.tree.map(one, trained, rounded)
+    return jax.tree.map(one, trained, quantized)

@@ -96,7 +96,7 @@ def quantize(x: jax.Array, form: Format, amax: jax.Array | None) -> Callable[[in
     return _by_dim(made, quantizers)
 
 
-def rounded(weight: Quantized, dtype: jnp.dtype) -> Callable[[int], Any]:
+def from_quantized(weight: Quantized, dtype: jnp.dtype) -> Callable[[int], Any]:
     """Wrap a matrix that is quantized already as `quantize` returns it.
 
     Args:

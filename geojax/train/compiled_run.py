@@ -187,7 +187,7 @@ class CompiledRun:
     ) -> tuple[TrainState, dict[str, Any]]:
         """Restore the newest checkpoint, which any number of sites may have saved."""
         mesh = self.plan.mesh
-        wanted = layout.abstract_whole(self.layouts, mesh)
+        wanted = layout.abstract_unpadded(self.layouts, mesh)
         whole, saved = checkpointer.restore(wanted, model=model, adapt=with_saved_sites)
         return layout.pad(with_own_sites(whole, wanted), self.layouts, mesh), saved
 

@@ -37,9 +37,9 @@ def load_balancing_loss(
     Returns:
         [B] in at least float32, of whole sequences; 0 for a sequence of padding.
     """
-    rows, columns, experts = routing.probabilities.shape
+    sequences, positions, experts = routing.probabilities.shape
     wide = routing.probabilities.dtype
-    weight = jnp.ones((rows, columns), wide) if real is None else real.astype(wide)
+    weight = jnp.ones((sequences, positions), wide) if real is None else real.astype(wide)
     chosen = (routing.experts[..., None] == jnp.arange(experts)).astype(wide)  # [..., k, E]
     sums = jnp.concatenate(
         [

@@ -21,7 +21,7 @@ from geojax.models.config import ModelConfig
 from geojax.models.feed_forward import activated, times_kernel
 from geojax.models.moe.aux_loss import load_balancing_loss
 from geojax.models.moe.capacity import drop
-from geojax.models.moe.dispatch import PLACES, dispatch_and_combine, most_to_a_rank
+from geojax.models.moe.dispatch import SLOTS, dispatch_and_combine, most_to_a_rank
 from geojax.models.moe.experts import Tokens, apply_experts
 from geojax.models.moe.router import Routing, route
 from geojax.models.moe.sharded_sequence import full_sequence_length
@@ -37,7 +37,7 @@ def moe_block(
     parameters: Parameters,
     x: jax.Array,
     segment_ids: jax.Array | None,
-    columns: jax.Array,
+    positions: jax.Array,
     config: ModelConfig,
     parallelism: Parallelism = SINGLE_DEVICE,
     matmul: LinearMatmul = NO_FP8,
@@ -51,7 +51,7 @@ def moe_block(
             shared_experts.
         x: the residual stream.
         segment_ids: int32 [B, S] of the stream's positions, 0 for padding; None: no padding.
-        columns: int32 [S], the stream's positions in the sequence.
+        positions: int32 [S], the stream's positions in the sequence.
         config: the model.
         parallelism: how model and sequences are sharded; `parameters` are this rank's shards.
         matmul: matmul of the experts; the router always multiplies in the compute dtype.
@@ -66,8 +66,8 @@ def moe_block(
     experts = routing.experts
     if real is not None:
         experts = jnp.where(real[..., None], experts, config.num_experts)
-    experts = drop(experts, columns, config, parallelism)
-    routing = routing._replace(experts=checkpoint_name(experts, PLACES))
+    experts = drop(experts, positions, config, parallelism)
+    routing = routing._replace(experts=checkpoint_name(experts, SLOTS))
     return _apply(parameters, normed, routing, config, parallelism, matmul), aux_loss
 
 
@@ -106,7 +106,7 @@ def _shared(
 ) -> jax.Array:
     """Apply this rank's part of the shared experts, which side by side are one dense block."""
     middle = activated(parameters, x, config, parallelism, matmul)
-    return times_kernel(parameters["down"], middle, parallelism, matmul, cut="rows")
+    return times_kernel(parameters["down"], middle, parallelism, matmul, sharding="rows")
 
 
 def _without_rows(tokens: Tokens) -> Tokens:
@@ -122,7 +122,7 @@ def _travel(
     matmul: LinearMatmul,
 ) -> jax.Array:
     """Send the stream's tokens to experts on other ranks and back, [B, S, H]."""
-    rows, columns, hidden = normed.shape
+    sequences, positions, hidden = normed.shape
     tokens = _without_rows(Tokens(normed, routing.experts, routing.gates))
     # Without sequence parallelism the ranks of `tensor` hold the same tokens: each sends a share.
     shared_out = parallelism.tensor > 1 and not parallelism.sequence
@@ -130,13 +130,15 @@ def _travel(
         share = functools.partial(_share, ranks=parallelism.tensor)
         nowhere = routing.probabilities.shape[-1]
         tokens = Tokens(share(tokens.x), share(tokens.experts, fill=nowhere), share(tokens.gates))
-    sequence = full_sequence_length(columns, parallelism)
-    most = most_to_a_rank(tokens.x.shape[0], rows, sequence, config, parallelism)
+    sequence = full_sequence_length(positions, parallelism)
+    most = most_to_a_rank(tokens.x.shape[0], sequences, sequence, config, parallelism)
     out = dispatch_and_combine(parameters, tokens, most, config, parallelism, matmul)
     out = out.astype(normed.dtype)
     if shared_out:
-        out = lax.all_gather(out, "tensor", axis=0, tiled=True, to="invarying")[: rows * columns]
-    return out.reshape(rows, columns, hidden)
+        out = lax.all_gather(out, "tensor", axis=0, tiled=True, to="invarying")[
+            : sequences * positions
+        ]
+    return out.reshape(sequences, positions, hidden)
 
 
 def _share(x: jax.Array, *, ranks: int, fill: int = 0) -> jax.Array:

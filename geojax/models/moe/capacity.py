@@ -31,7 +31,7 @@ def expert_capacity(sequence: int, config: ModelConfig) -> int:
 
 
 def drop(
-    experts: jax.Array, columns: jax.Array, config: ModelConfig, parallelism: Parallelism
+    experts: jax.Array, positions: jax.Array, config: ModelConfig, parallelism: Parallelism
 ) -> jax.Array:
     """Replace every choice in `experts` int32 [B, S, k] that exceeds its expert's capacity by E.
 
@@ -42,7 +42,7 @@ def drop(
 
     Args:
         experts: choices of this rank's positions; E stands for none.
-        columns: int32 [S], their positions in the sequence: two runs of equal length, each of
+        positions: int32 [S], their positions in the sequence: two runs of equal length, each of
             neighbors in ascending order (or one run of odd length).
         config: the model.
         parallelism: how the model is sharded. Ranks with other positions of the sequences tell how
@@ -50,16 +50,16 @@ def drop(
     """
     if config.capacity_factor is None:
         return experts
-    rows, length, _ = experts.shape
+    sequences, length, _ = experts.shape
     none = config.num_experts
     # Zig-zag cuts a sequence of C ranks into 2 C pieces, and two of them need not be neighbors.
     # With sequence parallelism a rank has a part of both: if `tensor` is odd, the middle rank's
     # part has as much of the one as of the other, and if it is even no part has more than one.
     runs = 2 if length % 2 == 0 else 1
     chosen = (experts[..., None] == jnp.arange(none, dtype=jnp.int32)).sum(axis=2, dtype=jnp.int32)
-    of_run = chosen.reshape(rows, runs, length // runs, none)
+    of_run = chosen.reshape(sequences, runs, length // runs, none)
     before = jnp.cumsum(of_run, axis=2, dtype=jnp.int32) - of_run  # in the same run
-    first = columns.reshape(runs, -1)[:, 0]
+    first = positions.reshape(runs, -1)[:, 0]
     counts = of_run.sum(axis=2, dtype=jnp.int32)
     for axis in reversed(sequence_axes(parallelism)):
         counts = lax.all_gather(counts, axis, axis=1, tiled=True)
@@ -67,7 +67,7 @@ def drop(
     firsts = order.reshape(-1, length // runs)[:, 0].astype(np.int32)  # of all ranks, in turn
     earlier = (firsts[None, :] < first[:, None]).astype(jnp.int32)  # [own runs, all runs]
     before = before + jnp.einsum("oa,rae->roe", earlier, counts)[:, :, None]
-    before = before.reshape(rows, length, none)
+    before = before.reshape(sequences, length, none)
     here = jnp.take_along_axis(before, jnp.minimum(experts, none - 1), axis=2)
     capacity = expert_capacity(len(order), config)
     return jnp.where(here < capacity, experts, none)

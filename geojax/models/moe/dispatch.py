@@ -42,7 +42,7 @@ from geojax.precision import LinearMatmul, accumulate, merge_quantized, split_qu
 from geojax.runtime.platform import Platform, target_platform
 
 RECEIVED = "expert_received"
-PLACES = "expert_places"
+SLOTS = "expert_slots"
 """Names of received tokens and of their slots, for remat policies."""
 
 Total = TypeVar("Total")
@@ -82,12 +82,12 @@ def windows(
 
 
 def most_to_a_rank(
-    tokens: int, rows: int, sequence: int, config: ModelConfig, parallelism: Parallelism
+    tokens: int, sequences: int, sequence: int, config: ModelConfig, parallelism: Parallelism
 ) -> int:
-    """Return the most choices of `tokens` tokens, of `rows` sequences, that can go to one rank."""
-    held = config.num_experts // parallelism.expert
-    limit = rows * held * expert_capacity(sequence, config)
-    return min(tokens * min(config.num_experts_per_tok, held), limit)
+    """Return the most choices that can go to one rank, of `tokens` tokens of `sequences`."""
+    local_experts = config.num_experts // parallelism.expert
+    limit = sequences * local_experts * expert_capacity(sequence, config)
+    return min(tokens * min(config.num_experts_per_tok, local_experts), limit)
 
 
 class _Plan(NamedTuple):
@@ -127,15 +127,15 @@ def dispatch_and_combine(
     sizes = windows(tokens.x.shape[0], most, config, parallelism, target_platform())
     axes = varying_axes(parameters, tokens)
     parameters, (x, experts, gates) = vary_over((parameters, tokens), axes)
-    rounded, trained = split_quantized(parameters)
-    fixed = _Fixed(rounded, _plan(experts, sizes, config, parallelism), matmul)
+    quantized_kernels, trained = split_quantized(parameters)
+    fixed = _Fixed(quantized_kernels, _plan(experts, sizes, config, parallelism), matmul)
     return _exchanges(config, parallelism, sizes, trained, x, gates, fixed)
 
 
 class _Fixed(NamedTuple):
     """Inputs of an exchange without gradients."""
 
-    rounded: Any
+    quantized_kernels: Any
     """Kernels that are quantized already, None in the place of others."""
     plan: _Plan
     matmul: LinearMatmul
@@ -144,20 +144,20 @@ class _Fixed(NamedTuple):
 def _plan(
     experts: jax.Array, sizes: Windows, config: ModelConfig, parallelism: Parallelism
 ) -> _Plan:
-    held = config.num_experts // parallelism.expert
+    local_experts = config.num_experts // parallelism.expert
     flat = experts.reshape(-1)
-    rank = flat // held  # none is rank R
+    rank = flat // local_experts  # none is rank R
     order = jnp.argsort(rank, stable=True).astype(jnp.int32)
     counts = count_each(rank, parallelism.expert)
     starts = jnp.pad(jnp.cumsum(counts, dtype=jnp.int32), (1, 0))  # in the order
     queue = jnp.arange(flat.shape[0], dtype=jnp.int32) - starts[rank[order]]
     queue = jnp.zeros_like(queue).at[order].set(queue, unique_indices=True)
-    waiting = jnp.maximum(jnp.max(counts) - sizes.first, 0)
+    remaining = jnp.maximum(jnp.max(counts) - sizes.first, 0)
     if sizes.exchanges:
         sharing = ("expert", "tensor") if parallelism.tensor > 1 else ("expert",)
-        waiting = lax.pmax(waiting, sharing)
-    plan = _Plan(queue, rank, flat % held, -(-waiting // sizes.further))
-    return jax.tree.map(lambda leaf: checkpoint_name(leaf, PLACES), plan)
+        remaining = lax.pmax(remaining, sharing)
+    plan = _Plan(queue, rank, flat % local_experts, -(-remaining // sizes.further))
+    return jax.tree.map(lambda leaf: checkpoint_name(leaf, SLOTS), plan)
 
 
 def _exchange(
@@ -165,28 +165,28 @@ def _exchange(
     parallelism: Parallelism,
     fixed: _Fixed,
     start: jax.Array | int,
-    places: int,
+    window_size: int,
     trained: Parameters,
     x: jax.Array,
     gates: jax.Array,
 ) -> jax.Array:
-    """Run the choices number `start` to `start + places` of each queue.
+    """Run the choices number `start` to `start + window_size` of each queue.
 
     Returns their contributions to each token, [N, H] in at least float32.
     """
-    parameters, plan = merge_quantized(fixed.rounded, trained), fixed.plan
+    parameters, plan = merge_quantized(fixed.quantized_kernels, trained), fixed.plan
     tokens, choices = gates.shape
-    total = parallelism.expert * places
+    total = parallelism.expert * window_size
     window = plan.queue - start
-    inside = (window >= 0) & (window < places) & (plan.rank < parallelism.expert)
-    place = jnp.where(inside, plan.rank * places + window, total)
-    nobody = vary_over(jnp.full(total, tokens * choices, jnp.int32), varying_axes(place))
+    inside = (window >= 0) & (window < window_size) & (plan.rank < parallelism.expert)
+    slot = jnp.where(inside, plan.rank * window_size + window, total)
+    no_choice = vary_over(jnp.full(total, tokens * choices, jnp.int32), varying_axes(slot))
     numbers = jnp.arange(tokens * choices, dtype=jnp.int32)
-    choice_at = nobody.at[place].set(numbers, mode="drop", unique_indices=True)
-    of_choice = TokenPermutation(place[:, None], choice_at)
-    of_token = TokenPermutation(place.reshape(tokens, choices), choice_at // choices)
-    held = parameters["down"]["kernel"].shape[0]
-    local = plan.local.at[choice_at].get(mode="fill", fill_value=held)
+    choice_at = no_choice.at[slot].set(numbers, mode="drop", unique_indices=True)
+    of_choice = TokenPermutation(slot[:, None], choice_at)
+    of_token = TokenPermutation(slot.reshape(tokens, choices), choice_at // choices)
+    local_experts = parameters["down"]["kernel"].shape[0]
+    local = plan.local.at[choice_at].get(mode="fill", fill_value=local_experts)
     send = functools.partial(_to_experts, parallelism=parallelism)
     received = Tokens(
         send(permute(x, of_token)),
@@ -281,13 +281,13 @@ def _repeat(
     if sizes.exchanges == 0:
         return total
 
-    def turn(total: Total, number: jax.Array) -> tuple[Total, None]:
+    def exchange_if_needed(total: Total, number: jax.Array) -> tuple[Total, None]:
         start = sizes.first + number * sizes.further
         return lax.cond(number < needed, lambda: add(total, start), lambda: total), None
 
-    def turns() -> Total:
+    def further_exchanges() -> Total:
         wide = jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), total)
-        sums, _ = lax.scan(turn, wide, jnp.arange(sizes.exchanges, dtype=jnp.int32))
+        sums, _ = lax.scan(exchange_if_needed, wide, jnp.arange(sizes.exchanges, dtype=jnp.int32))
         return jax.tree.map(lambda s, x: s.astype(x.dtype), sums, total)
 
-    return lax.cond(needed > 0, turns, lambda: total)
+    return lax.cond(needed > 0, further_exchanges, lambda: total)

@@ -6,7 +6,7 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 
 from geojax.models.config import ModelConfig
-from geojax.models.feed_forward import Cut, activate, operand_axes
+from geojax.models.feed_forward import KernelSharding, activate, operand_axes
 from geojax.models.moe.grouped_matmul import grouped_product, lay_out
 from geojax.models.moe.permute import TokenPermutation, permute, unpermute
 from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
@@ -56,12 +56,12 @@ def apply_experts(
     count, choices = tokens.experts.shape
     blocks = lay_out(tokens.experts.reshape(-1), parameters["down"]["kernel"].shape[0])
     # Slots of choices, and slots of tokens: a token has `choices` of them.
-    of_choice = TokenPermutation(blocks.places[:, None], blocks.origins)
-    of_token = TokenPermutation(blocks.places.reshape(count, choices), blocks.origins // choices)
+    of_choice = TokenPermutation(blocks.slots[:, None], blocks.origins)
+    of_token = TokenPermutation(blocks.slots.reshape(count, choices), blocks.origins // choices)
     rows = permute(tokens.x, of_token)
 
-    def product(rows: jax.Array, name: str, cut: Cut) -> jax.Array:
-        own, axes = parameters[name], operand_axes(parallelism, cut)
+    def product(rows: jax.Array, name: str, sharding: KernelSharding) -> jax.Array:
+        own, axes = parameters[name], operand_axes(parallelism, sharding)
         return grouped_product(rows, own["kernel"], blocks, matmul, own.get("amax"), axes)
 
     def first(name: str) -> jax.Array:

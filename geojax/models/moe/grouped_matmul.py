@@ -46,7 +46,7 @@ class Blocks(NamedTuple):
 
     ends: jax.Array
     """int32 [E], the block behind each expert's last one; the first expert's blocks come first."""
-    places: jax.Array
+    slots: jax.Array
     """int32 [A], the slot of each assignment's row; S for none."""
     origins: jax.Array
     """int32 [S], the assignment in each slot; A for none."""
@@ -77,13 +77,13 @@ def lay_out(assigned: jax.Array, experts: int) -> Blocks:
     # An assignment to no expert comes last in the order and gets a slot behind the last block.
     shift = size * (ends - of_expert) - starts
     shift = jnp.pad(shift, (0, 1), constant_values=blocks * size)
-    places = jnp.arange(order.shape[0], dtype=jnp.int32) + shift[assigned[order]]
-    places = jnp.minimum(places, blocks * size)
+    slots = jnp.arange(order.shape[0], dtype=jnp.int32) + shift[assigned[order]]
+    slots = jnp.minimum(slots, blocks * size)
     nowhere = jnp.full(blocks * size, assigned.shape[0], jnp.int32)
     return Blocks(
         ends=ends,
-        places=jnp.zeros_like(places).at[order].set(places, unique_indices=True),
-        origins=nowhere.at[places].set(order, mode="drop"),
+        slots=jnp.zeros_like(slots).at[order].set(slots, unique_indices=True),
+        origins=nowhere.at[slots].set(order, mode="drop"),
     )
 
 
@@ -112,12 +112,13 @@ def grouped_product(
         matmul: its recipe quantizes the operands; they are multiplied in the dtype that they are
             held in, since there is no grouped matmul of FP8 numbers.
         amax: see `geojax.precision.LinearMatmul.multiply`.
-        axes: as above. Tensors are the rows of one expert on this rank, and its kernel.
+        axes: as for `LinearMatmul.multiply`; one tensor is the rows of one expert on this rank, or
+            its kernel.
 
     Returns:
         [S, outputs] in the dtype of `rows`; 0 where there is no assignment.
     """
-    size = block_rows(blocks.places.shape[0], kernels.shape[0])
+    size = block_rows(blocks.slots.shape[0], kernels.shape[0])
     varying = varying_axes(rows, kernels, blocks.ends)
     operands = vary_over((rows, *split_quantized(kernels), blocks.ends), varying)
     how = Rounding(matmul.recipe, matmul.backend, axes, size)
@@ -136,13 +137,13 @@ def _functions(dtype: Any) -> ModuleType:
 def _product(
     how: Rounding,
     rows: jax.Array,
-    rounded: QuantizedWeight | None,
+    quantized_kernels: QuantizedWeight | None,
     trained: jax.Array,
     ends: jax.Array,
     amax: jax.Array | None,
     quantized: jax.Array | None,
 ) -> jax.Array:
-    return _forward(how, rows, rounded, trained, ends, amax, quantized)[0]
+    return _forward(how, rows, quantized_kernels, trained, ends, amax, quantized)[0]
 
 
 class _Residuals(NamedTuple):
@@ -151,32 +152,32 @@ class _Residuals(NamedTuple):
     ends: jax.Array
     amax: jax.Array | None
     quantized: jax.Array | None
-    of_rows: jax.Array | None
+    rows_amax: jax.Array | None
     """[E], the largest magnitude of each expert's rows, if that sets their scale."""
-    of_kernels: jax.Array | None
-    """[E], the same of its kernel."""
+    kernels_amax: jax.Array | None
+    """[E], the largest magnitude of each expert's kernel, if that sets its scale."""
 
 
 def _forward(
     how: Rounding,
     rows: jax.Array,
-    rounded: QuantizedWeight | None,
+    quantized_kernels: QuantizedWeight | None,
     trained: jax.Array,
     ends: jax.Array,
     amax: jax.Array | None,
     quantized: jax.Array | None,
 ) -> tuple[jax.Array, _Residuals]:
-    kernels = trained if rounded is None else rounded
-    of_rows = how.expected_of_rows(rows, ends, amax, 0)
-    of_kernels = how.expected_of_kernels(kernels, amax)
+    kernels = trained if quantized_kernels is None else quantized_kernels
+    rows_amax = how.rows_amax(rows, ends, amax, 0)
+    kernels_amax = how.kernels_amax(kernels, amax)
     product = _functions(rows.dtype).multiply(
         how.size,
-        how.rows(rows, ends, 0, 1, of_rows, quantized),
-        how.kernels(kernels, 0, of_kernels, quantized),
+        how.rows(rows, ends, 0, 1, rows_amax, quantized),
+        how.kernels(kernels, 0, kernels_amax, quantized),
         ends,
         contracting=0,
     )
-    kept = _Residuals(rows, kernels, ends, amax, quantized, of_rows, of_kernels)
+    kept = _Residuals(rows, kernels, ends, amax, quantized, rows_amax, kernels_amax)
     return product.astype(rows.dtype), kept
 
 
@@ -185,23 +186,23 @@ def _backward(
 ) -> tuple[jax.Array, None, jax.Array, None, jax.Array | None, None]:
     rows, kernels, ends, amax, quantized = kept[:5]
     functions = _functions(rows.dtype)
-    of_cotangent = how.expected_of_rows(cotangent, ends, amax, 2)
-    of_rows = functions.multiply(
+    cotangent_amax = how.rows_amax(cotangent, ends, amax, 2)
+    rows_gradient = functions.multiply(
         how.size,
-        how.rows(cotangent, ends, 2, 1, of_cotangent, quantized),
-        how.kernels(kernels, 1, kept.of_kernels, quantized),
+        how.rows(cotangent, ends, 2, 1, cotangent_amax, quantized),
+        how.kernels(kernels, 1, kept.kernels_amax, quantized),
         ends,
         contracting=1,
     )
-    of_kernels = functions.kernels_gradient(
+    kernels_gradient = functions.kernels_gradient(
         how.size,
-        how.rows(rows, ends, 0, 0, kept.of_rows, quantized),
-        how.rows(cotangent, ends, 2, 0, of_cotangent, quantized),
+        how.rows(rows, ends, 0, 0, kept.rows_amax, quantized),
+        how.rows(cotangent, ends, 2, 0, cotangent_amax, quantized),
         jax.ShapeDtypeStruct(kernels.shape, kernels.dtype),
         ends,
     )
-    seen = None if amax is None else largest_each(rows, kernels, cotangent)
-    return of_rows.astype(rows.dtype), None, of_kernels, None, seen, None
+    new_amax = None if amax is None else largest_each(rows, kernels, cotangent)
+    return rows_gradient.astype(rows.dtype), None, kernels_gradient, None, new_amax, None
 
 
 _product.defvjp(_forward, _backward)

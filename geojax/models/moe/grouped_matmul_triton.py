@@ -46,10 +46,10 @@ def multiply(
 
         def add(step: jax.Array, total: jax.Array) -> jax.Array:
             own = _load(rows_ref, (i * tile, step * inner), (tile, inner))
-            place, shape = (step * inner, j * _TILE), (inner, _TILE)
+            starts, shape = (step * inner, j * _TILE), (inner, _TILE)
             if contracting == 1:
-                place, shape = place[::-1], shape[::-1]
-            kernel = _load(kernels_ref, place, shape, expert)
+                starts, shape = starts[::-1], shape[::-1]
+            kernel = _load(kernels_ref, starts, shape, expert)
             return total + triton.dot(own, kernel, trans_b=contracting == 1)
 
         # A block that is not used has no expert and gets no step: zeros.
@@ -153,26 +153,26 @@ def _tile_of(number: jax.Array, row_tiles: int, column_tiles: int) -> tuple[jax.
 
 
 def _load(
-    ref: Any, place: tuple[Any, Any], shape: tuple[int, int], *leading: jax.Array
+    ref: Any, starts: tuple[Any, Any], shape: tuple[int, int], *leading: jax.Array
 ) -> jax.Array:
     """Load a tile of the last two dims of `ref`, 0 beyond their ends."""
-    inside = _inside(ref.shape[-2:], place, shape)
-    where = ref.at[(*leading, *map(pl.ds, place, shape))]
+    inside = _inside(ref.shape[-2:], starts, shape)
+    where = ref.at[(*leading, *map(pl.ds, starts, shape))]
     return triton.load(where) if inside is None else triton.load(where, mask=inside, other=0.0)
 
 
-def _store(ref: Any, place: tuple[Any, Any], tile: jax.Array, *leading: jax.Array) -> None:
-    inside = _inside(ref.shape[-2:], place, tile.shape)
-    where = ref.at[(*leading, *map(pl.ds, place, tile.shape))]
+def _store(ref: Any, starts: tuple[Any, Any], tile: jax.Array, *leading: jax.Array) -> None:
+    inside = _inside(ref.shape[-2:], starts, tile.shape)
+    where = ref.at[(*leading, *map(pl.ds, starts, tile.shape))]
     triton.store(where, tile.astype(ref.dtype), mask=inside)
 
 
 def _inside(
-    limits: tuple[int, int], place: tuple[Any, Any], shape: tuple[int, ...]
+    limits: tuple[int, int], starts: tuple[Any, Any], shape: tuple[int, ...]
 ) -> jax.Array | None:
     """Mask the part of a tile inside a matrix; None if the sizes put all of it inside."""
     inside = None
-    for dim, (limit, start, size) in enumerate(zip(limits, place, shape, strict=True)):
+    for dim, (limit, start, size) in enumerate(zip(limits, starts, shape, strict=True)):
         if limit % size:
             here = lax.broadcasted_iota(jnp.int32, shape, dim) < limit - start
             inside = here if inside is None else inside & here

@@ -23,45 +23,45 @@ class TokenPermutation(NamedTuple):
     """int32 [S], the token in each slot; N for none."""
 
 
-def permute(x: jax.Array, places: TokenPermutation) -> jax.Array:
+def permute(x: jax.Array, permutation: TokenPermutation) -> jax.Array:
     """Copy the tokens of `x` [N, ...] to their slots, [S, ...]; 0 where a slot is empty."""
-    axes = varying_axes(x, places)
-    return _permute(x.dtype.name, *vary_over((x, places), axes))
+    axes = varying_axes(x, permutation)
+    return _permute(x.dtype.name, *vary_over((x, permutation), axes))
 
 
-def unpermute(rows: jax.Array, places: TokenPermutation) -> jax.Array:
+def unpermute(rows: jax.Array, permutation: TokenPermutation) -> jax.Array:
     """Sum each token's slots in `rows` [S, ...], [N, ...] in at least float32."""
-    axes = varying_axes(rows, places)
-    return _unpermute(rows.dtype.name, *vary_over((rows, places), axes))
+    axes = varying_axes(rows, permutation)
+    return _unpermute(rows.dtype.name, *vary_over((rows, permutation), axes))
 
 
-def _copy(x: jax.Array, places: TokenPermutation) -> jax.Array:
-    return x.at[places.token_at].get(mode="fill", fill_value=0)
+def _copy(x: jax.Array, permutation: TokenPermutation) -> jax.Array:
+    return x.at[permutation.token_at].get(mode="fill", fill_value=0)
 
 
-def _sum(rows: jax.Array, places: TokenPermutation) -> jax.Array:
+def _sum(rows: jax.Array, permutation: TokenPermutation) -> jax.Array:
     wide = jnp.promote_types(rows.dtype, jnp.float32)
-    total = jnp.zeros((places.of_token.shape[0], *rows.shape[1:]), wide)
-    for of_choice in places.of_token.T:
+    total = jnp.zeros((permutation.of_token.shape[0], *rows.shape[1:]), wide)
+    for of_choice in permutation.of_token.T:
         total = total + rows.at[of_choice].get(mode="fill", fill_value=0).astype(wide)
     return total
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _permute(dtype: str, x: jax.Array, places: TokenPermutation) -> jax.Array:
-    return _copy(x, places)
+def _permute(dtype: str, x: jax.Array, permutation: TokenPermutation) -> jax.Array:
+    return _copy(x, permutation)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _unpermute(dtype: str, rows: jax.Array, places: TokenPermutation) -> jax.Array:
-    return _sum(rows, places)
+def _unpermute(dtype: str, rows: jax.Array, permutation: TokenPermutation) -> jax.Array:
+    return _sum(rows, permutation)
 
 
 _permute.defvjp(
-    lambda dtype, x, places: (_copy(x, places), places),
-    lambda dtype, places, cotangent: (_sum(cotangent, places).astype(dtype), None),
+    lambda dtype, x, permutation: (_copy(x, permutation), permutation),
+    lambda dtype, permutation, cotangent: (_sum(cotangent, permutation).astype(dtype), None),
 )
 _unpermute.defvjp(
-    lambda dtype, rows, places: (_sum(rows, places), places),
-    lambda dtype, places, cotangent: (_copy(cotangent.astype(dtype), places), None),
+    lambda dtype, rows, permutation: (_sum(rows, permutation), permutation),
+    lambda dtype, permutation, cotangent: (_copy(cotangent.astype(dtype), permutation), None),
 )

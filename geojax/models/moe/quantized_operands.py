@@ -33,7 +33,7 @@ class Rounding(NamedTuple):
     size: int
     """Rows of a block, which belong to one expert."""
 
-    def expected_of_rows(
+    def rows_amax(
         self, rows: jax.Array, ends: jax.Array, amax: jax.Array | None, operand: int
     ) -> jax.Array | None:
         """Return the amax that sets the scale of each expert's rows, [E]; None where smaller blocks
@@ -44,12 +44,13 @@ class Rounding(NamedTuple):
             return jnp.broadcast_to(amax[operand], ends.shape)
         blocks = jnp.max(jnp.abs(rows.reshape(rows.shape[0] // self.size, -1)), axis=1)
         experts = jnp.arange(ends.shape[0], dtype=jnp.int32)
-        mine = self._owner(rows, ends) == experts[:, None]
-        of_experts = jnp.max(jnp.where(mine, blocks, 0), axis=1).astype(jnp.float32)
+        is_own = self._owner(rows, ends) == experts[:, None]
+        of_experts = jnp.max(jnp.where(is_own, blocks, 0), axis=1).astype(jnp.float32)
         return largest_over(of_experts, self.axes[operand])
 
-    def expected_of_kernels(self, kernels: Weight, amax: jax.Array | None) -> jax.Array | None:
-        """Return the same of each expert's kernel, [E]; None also where they are quantized."""
+    def kernels_amax(self, kernels: Weight, amax: jax.Array | None) -> jax.Array | None:
+        """Return the amax that sets the scale of each expert's kernel, [E]; None where blocks have
+        scales, and where the kernels are quantized already."""
         if (
             self.recipe is None
             or not self.recipe.per_tensor
@@ -67,43 +68,43 @@ class Rounding(NamedTuple):
         ends: jax.Array,
         operand: int,
         contracting: int,
-        expected: jax.Array | None,
+        amax: jax.Array | None,
         quantized: jax.Array | None,
     ) -> jax.Array:
         """Quantize `rows` [S, ...], or their gradient, for a matmul over dim `contracting`."""
         if self.recipe is None:
             return rows
         form = self.recipe.gradient if operand == 2 else self.recipe.activation
-        if expected is not None:  # a block that is not used has no expert, and is 0
-            of_blocks = jnp.pad(expected, (0, 1))[self._owner(rows, ends)]
-            expected = jnp.repeat(of_blocks, self.size)[:, None]
-        return self._rounded(rows, form, contracting, expected, quantized)
+        if amax is not None:  # a block that is not used has no expert, and is 0
+            of_blocks = jnp.pad(amax, (0, 1))[self._owner(rows, ends)]
+            amax = jnp.repeat(of_blocks, self.size)[:, None]
+        return self._quantize(rows, form, contracting, amax, quantized)
 
     def kernels(
         self,
         kernels: Weight,
         contracting: int,
-        expected: jax.Array | None,
+        amax: jax.Array | None,
         quantized: jax.Array | None,
     ) -> jax.Array:
         """Quantize `kernels` [E, inputs, outputs] for a matmul over dim `contracting` of each."""
         if isinstance(kernels, QuantizedWeight):
-            return kernels.quantized.dequantize(self._held(kernels.dtype))
+            return kernels.quantized.dequantize(self._holding_dtype(kernels.dtype))
         if self.recipe is None:
             return kernels
         form = self.recipe.weight
 
-        def rounded(kernel: jax.Array, amax: jax.Array | None) -> jax.Array:
-            return self._rounded(kernel, form, contracting, amax, quantized)
+        def quantize_one(kernel: jax.Array, kernel_amax: jax.Array | None) -> jax.Array:
+            return self._quantize(kernel, form, contracting, kernel_amax, quantized)
 
-        return jax.vmap(rounded)(kernels, expected)
+        return jax.vmap(quantize_one)(kernels, amax)
 
     def _owner(self, rows: jax.Array, ends: jax.Array) -> jax.Array:
         """Return the expert of each block of rows, int32 [blocks]; E where it is not used."""
         blocks = jnp.arange(rows.shape[0] // self.size, dtype=jnp.int32)
         return jnp.sum(ends <= blocks[:, None], axis=1, dtype=jnp.int32)
 
-    def _rounded(
+    def _quantize(
         self,
         x: jax.Array,
         form: Format,
@@ -111,10 +112,12 @@ class Rounding(NamedTuple):
         amax: jax.Array | None,
         quantized: jax.Array | None,
     ) -> jax.Array:
-        held = self._held(x.dtype)
-        rounded = quantize(x, form, contracting, amax).dequantize(held)
-        return rounded if quantized is None else jnp.where(quantized, rounded, x.astype(held))
+        holding_dtype = self._holding_dtype(x.dtype)
+        values = quantize(x, form, contracting, amax).dequantize(holding_dtype)
+        return (
+            values if quantized is None else jnp.where(quantized, values, x.astype(holding_dtype))
+        )
 
-    def _held(self, dtype: jnp.dtype) -> jnp.dtype:
+    def _holding_dtype(self, dtype: jnp.dtype) -> jnp.dtype:
         """Return the dtype that holds quantized operands which came in `dtype`."""
         return jnp.promote_types(dtype, jnp.float32) if self.backend == "reference" else dtype

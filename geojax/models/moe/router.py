@@ -56,10 +56,10 @@ def _largest(logits: jax.Array, count: int) -> jax.Array:
 
     (`lax.top_k` does not promise an order of equals on every platform.)
     """
-    places = lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
+    indices = lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
     found = []
     for _ in range(count):
         best = jnp.argmax(logits, axis=-1, keepdims=True).astype(jnp.int32)
         found.append(best)
-        logits = jnp.where(places == best, -jnp.inf, logits)
+        logits = jnp.where(indices == best, -jnp.inf, logits)
     return jnp.concatenate(found, axis=-1)

@@ -15,6 +15,6 @@ def sequence_axes(parallelism: Parallelism) -> tuple[str, ...]:
     return tuple(axes)
 
 
-def full_sequence_length(columns: int, parallelism: Parallelism) -> int:
-    """Return the length of sequences of whose residual stream a rank holds `columns` positions."""
-    return columns * math.prod(getattr(parallelism, axis) for axis in sequence_axes(parallelism))
+def full_sequence_length(positions: int, parallelism: Parallelism) -> int:
+    """Return the length of sequences whose residual stream has `positions` positions on a rank."""
+    return positions * math.prod(getattr(parallelism, axis) for axis in sequence_axes(parallelism))

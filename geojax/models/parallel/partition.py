@@ -1,9 +1,9 @@
 """Sharding of each weight over the mesh axes that share a model: tensor and expert.
 
-A matrix whose output feeds an element-wise function is cut by columns, the one after it by rows, so
-that only the second's result has to be summed (Shoeybi et al. 2019, "Megatron-LM", section 3). The
-experts are dealt out whole over `expert`, and each is sharded over `tensor` like a dense
-feed-forward block.
+A matrix whose output feeds an element-wise function is column parallel, the one after it row
+parallel, so that only the second's result has to be summed (Shoeybi et al. 2019, "Megatron-LM",
+section 3). Each rank of `expert` holds some of the experts, and each expert is sharded over
+`tensor` like a dense feed-forward block.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ _ROWS = ("output", "down")
 class Partition:
     """Sharding of one leaf of the parameter tree over the ranks that share the model."""
 
-    cuts: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    axis_by_dim: Mapping[int, str] = dataclasses.field(default_factory=dict)
     """Mesh axis by dim of the whole (stacked) leaf; no other dim is sharded."""
 
     partial: bool = False
@@ -36,36 +36,38 @@ def partitions(config: ModelConfig, parallelism: Parallelism) -> Any:
 
     def partition(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> Partition:
         names = [entry.key for entry in path]
-        cuts = _tensor_cuts(names, len(leaf.shape)) if parallelism.tensor > 1 else {}
+        axis_by_dim = _tensor_axis_by_dim(names, len(leaf.shape)) if parallelism.tensor > 1 else {}
         if "experts" in names and parallelism.expert > 1:
-            cuts = {1: "expert"} | cuts
-        if _is_whole_head(names, config, parallelism):
+            axis_by_dim = {1: "expert"} | axis_by_dim
+        if _is_unsharded_head(names, config, parallelism):
             return Partition(partial=True)
         shares_stream = parallelism.sequence and parallelism.tensor > 1
-        return Partition(cuts, partial=shares_stream and "tensor" not in cuts.values())
+        return Partition(
+            axis_by_dim, partial=shares_stream and "tensor" not in axis_by_dim.values()
+        )
 
     return jax.tree_util.tree_map_with_path(partition, parameter_shapes(config))
 
 
-def is_cut_by_rows(owner: str) -> bool:
-    """Return True if `tensor` shards the rows of the kernel of the linear layer `owner`."""
+def is_row_parallel(owner: str) -> bool:
+    """Return True if `tensor` shards the inputs of the kernel of the linear layer `owner`."""
     return owner in _ROWS
 
 
-def _tensor_cuts(names: list[str], dims: int) -> dict[int, str]:
+def _tensor_axis_by_dim(names: list[str], dims: int) -> dict[int, str]:
     owner, kind = names[-2], names[-1]
     if owner in _COLUMNS:
         return {dims - 1: "tensor"}
-    if is_cut_by_rows(owner) and kind == "kernel":
+    if is_row_parallel(owner) and kind == "kernel":
         return {dims - 2: "tensor"}
     if owner == "tokens":
         return {0: "tensor"}
     return {}
 
 
-def _is_whole_head(names: list[str], config: ModelConfig, parallelism: Parallelism) -> bool:
+def _is_unsharded_head(names: list[str], config: ModelConfig, parallelism: Parallelism) -> bool:
     """Return True for keys and values of fewer heads than ranks.
 
-    Each rank slices the head that its queries read out of the whole kernel.
+    Each rank slices the head that its queries read out of the unsharded kernel.
     """
     return names[-2] in ("key", "value") and config.num_key_value_heads < parallelism.tensor

@@ -31,7 +31,7 @@ from geojax.models import ModelConfig
 from geojax.models.chunk.remat import Remat
 from geojax.models.feed_forward import operand_axes
 from geojax.models.parallel.parallelism import Parallelism
-from geojax.models.parallel.partition import is_cut_by_rows
+from geojax.models.parallel.partition import is_row_parallel
 from geojax.planner.traffic.by_axes import (
     Axes,
     BytesByAxes,
@@ -118,7 +118,7 @@ def predicted_layer_amax_bytes(
         passes = 2 if remat == "full" else 1
         if owner == "output" and remat != "selective":
             passes += 1
-        axes = operand_axes(own, "rows" if is_cut_by_rows(owner) else "columns")
+        axes = operand_axes(own, "rows" if is_row_parallel(owner) else "columns")
         times = {"x": passes, "w": 0 if came_quantized else passes, "dy": 1}
         for operand, over in axes._asdict().items():
             ranks = math.prod(sizes[axis] for axis in over)

@@ -32,20 +32,20 @@ def _arrays(count, experts, inputs, outputs, dtype):
 def test_every_assignment_stands_in_a_block_of_its_expert(count, experts):
     assigned = np.asarray(_assigned(count, experts))
     blocks, size = lay_out(jnp.asarray(assigned), experts), block_rows(count, experts)
-    places, origins = np.asarray(blocks.places), np.asarray(blocks.origins)
+    slots, origins = np.asarray(blocks.slots), np.asarray(blocks.origins)
     ends = np.asarray(blocks.ends)
     assert len(origins) % size == 0
     for assignment, expert in enumerate(assigned):
         if expert == experts:
-            assert places[assignment] == len(origins)
+            assert slots[assignment] == len(origins)
             continue
-        assert origins[places[assignment]] == assignment
-        assert np.searchsorted(ends, places[assignment] // size, side="right") == expert
+        assert origins[slots[assignment]] == assignment
+        assert np.searchsorted(ends, slots[assignment] // size, side="right") == expert
     assert (origins < count).sum() == (assigned < experts).sum()
     needed = [-(-(assigned == expert).sum() // size) for expert in range(experts)]
     np.testing.assert_array_equal(ends, np.cumsum(needed))
     for expert in range(experts):  # in their order
-        assert (np.diff(places[assigned == expert]) == 1).all()
+        assert (np.diff(slots[assigned == expert]) == 1).all()
 
 
 def test_each_row_meets_the_kernel_of_its_expert(x64):

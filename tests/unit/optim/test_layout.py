@@ -72,7 +72,9 @@ def test_a_checkpoint_sees_the_models_shapes_and_no_more_copies_than_needed(axes
     whole = layout.trim(state, layouts, mesh)
     jax.tree.map(np.testing.assert_array_equal, whole, parameters)
     for leaf, expected in zip(
-        jax.tree.leaves(whole), jax.tree.leaves(layout.abstract_whole(layouts, mesh)), strict=True
+        jax.tree.leaves(whole),
+        jax.tree.leaves(layout.abstract_unpadded(layouts, mesh)),
+        strict=True,
     ):
         assert leaf.shape == expected.shape
         assert leaf.sharding.is_equivalent_to(expected.sharding, leaf.ndim)
@@ -85,7 +87,7 @@ def test_a_checkpoint_sees_the_models_shapes_and_no_more_copies_than_needed(axes
 def test_a_padded_leaf_is_saved_in_as_many_parts_as_divide_it():
     mesh = make_mesh(data=2, expert=3, devices=jax.devices()[:6])
     layouts = layout.parameter_layouts({"scale": jnp.ones(8)}, mesh)
-    (leaf,) = jax.tree.leaves(layout.abstract_whole(layouts, mesh))
+    (leaf,) = jax.tree.leaves(layout.abstract_unpadded(layouts, mesh))
     assert leaf.shape == (8,)
     assert leaf.sharding.shard_shape((8,)) == (4,)  # 8 rows over gcd(8, 6) = 2 parts
 

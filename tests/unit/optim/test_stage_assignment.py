@@ -34,10 +34,10 @@ def rows_of_stages(draw, *, stages=None):
 def test_spread_rows_are_collected_in_the_models_order(rows):
     stages = StageAssignment(ACROSS_SITES, rows)
     leaf = np.arange(1.0, 3 * (1 + max(stages.order)) + 1).reshape(-1, 3)
-    spread = np.asarray(stages.spread(jnp.asarray(leaf)))
+    spread = np.asarray(stages.to_stages(jnp.asarray(leaf)))
     for place, row in enumerate(stages.order):
         np.testing.assert_array_equal(spread[place], 0 if row == PADDING_LAYER else leaf[row])
-    np.testing.assert_array_equal(stages.collect(jnp.asarray(spread)), leaf)
+    np.testing.assert_array_equal(stages.from_stages(jnp.asarray(spread)), leaf)
     assert not stages.shared
     assert stages.has_padding == (PADDING_LAYER in stages.order)
 
@@ -46,11 +46,11 @@ def test_spread_rows_are_collected_in_the_models_order(rows):
 def test_a_leaf_without_layers_is_one_row_on_the_stages_that_use_it(holders):
     stages = StageAssignment.on(ACROSS_SITES, 4, holders)
     leaf = jnp.arange(1.0, 7.0).reshape(2, 3)
-    spread = stages.spread(leaf)
+    spread = stages.to_stages(leaf)
     assert spread.shape == (4, 2, 3)
     for stage in range(4):
         np.testing.assert_array_equal(spread[stage], leaf if stage in holders else 0)
-    np.testing.assert_array_equal(stages.collect(spread), leaf)
+    np.testing.assert_array_equal(stages.from_stages(spread), leaf)
     assert stages.shared == (len(holders) > 1)
 
 
@@ -63,12 +63,12 @@ def test_equal_consecutive_layers_are_the_leaf_itself():
         stacked=True,
         stages=StageAssignment(("stage",), ((0, 1), (2, 3))),
     )
-    assert place.is_whole
+    assert place.matches_model
     assert place.pad(leaf) is leaf
     permuted = StageAssignment(("stage",), ((0, 2), (1, 3)))
     place = layout.leaf_layout(leaf.shape, leaf.dtype, {}, stacked=True, stages=permuted)
     assert place.padded_shape == leaf.shape
-    assert not place.is_whole
+    assert not place.matches_model
 
 
 AXES = {"dc": 2, "stage": 2, "data": 2}
@@ -145,7 +145,9 @@ def test_the_state_goes_to_the_stages_and_back(name):
     again = layout.trim(state, layouts, mesh)
     jax.tree.map(np.testing.assert_array_equal, again, whole)
     for leaf, expected in zip(
-        jax.tree.leaves(again), jax.tree.leaves(layout.abstract_whole(layouts, mesh)), strict=True
+        jax.tree.leaves(again),
+        jax.tree.leaves(layout.abstract_unpadded(layouts, mesh)),
+        strict=True,
     ):
         assert leaf.shape == expected.shape
         assert leaf.sharding.is_equivalent_to(expected.sharding, leaf.ndim)
@@ -170,7 +172,7 @@ def test_shapes_inside_a_stage():
     tokens, kernel = layouts["embedding"]["tokens"], layouts["layers"]["kernel"]
     assert tokens.padded_shape == (4, 8, 6)
     assert tokens.spec() == PartitionSpec(ACROSS_SITES, ("tensor", "data", "expert"))
-    assert tokens.whole_spec() == PartitionSpec(("tensor", "data", "expert"))
+    assert tokens.model_spec() == PartitionSpec(("tensor", "data", "expert"))
     assert kernel.spec() == PartitionSpec(ACROSS_SITES, ("tensor", "data", "expert"))
     assert tokens.shard_shape == (1, 4, 6)
     assert tokens.model_shard_shape == tokens.gathered_shape == (4, 6)

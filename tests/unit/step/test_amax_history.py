@@ -182,7 +182,7 @@ def test_sites_that_share_scales_send_each_other_one_small_message_a_step():
 def restored(tmp_path, state, run):
     """The state of `run` after a checkpoint of `state` was restored."""
     _, layouts, _ = run.built
-    wanted = layout.abstract_whole(layouts, run.plan.mesh)
+    wanted = layout.abstract_unpadded(layouts, run.plan.mesh)
     with Checkpointer(tmp_path) as checkpointer:
         checkpointer.save(1, state, {})
         whole, _ = checkpointer.restore(wanted, adapt=with_saved_sites)

@@ -176,7 +176,7 @@ class Run:
         """`state` of this run as the run `into` finds it in a checkpoint."""
         into = into or self
         whole = layout.trim(state, self.layouts, self.plan.mesh)
-        wanted = layout.abstract_whole(into.layouts, into.plan.mesh)
+        wanted = layout.abstract_unpadded(into.layouts, into.plan.mesh)
         with Checkpointer(folder) as checkpointer:
             checkpointer.save(1, whole, {})
             restored, _ = checkpointer.restore(wanted, adapt=with_saved_sites)

@@ -55,8 +55,8 @@ def context_attention(
         return ulysses_attention(*operands, scale, ranks, unsharded_sequence)
     if kernel is None:
         raise UserError(
-            f"attention: the reference implementation needs whole rows, which context parallelism "
-            f"by {method} never has; use blocked or auto"
+            "attention: the reference implementation needs whole sequences, which context "
+            f"parallelism by {method} never has; use blocked or auto"
         )
     by_blocks = ring_attention if method == "ring" else gathered_attention
     return by_blocks(*operands, scale, ranks, kernel)

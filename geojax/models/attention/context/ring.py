@@ -38,7 +38,7 @@ from geojax.models.parallel.sequence_order import split_chunks
 from geojax.models.parallel.varying import Tree
 
 
-class _Held(NamedTuple):
+class _KeyValueBlock(NamedTuple):
     """Block of keys and values that a rank holds in this step."""
 
     key: jax.Array
@@ -67,7 +67,7 @@ def ring_attention(
 class _Attended(NamedTuple):
     """State of a rank in the forward pass."""
 
-    held: _Held
+    block: _KeyValueBlock
     first: Partial
     """Attention of the first chunk of queries so far."""
     second: Partial
@@ -83,25 +83,25 @@ def _forward(
     kernel: Kernel,
 ) -> tuple[jax.Array, tuple[Any, ...]]:
     rank = lax.axis_index("context")
-    onwards = functools.partial(_send, ranks=ranks, places=1)
+    onwards = functools.partial(_send, ranks=ranks, distance=1)
 
     def visit(step: jax.Array | int, state: _Attended, *, last: bool) -> _Attended:
-        held, first, second = state
-        arriving = held if last else onwards(held)
+        block, first, second = state
+        arriving = block if last else onwards(block)
         earlier = rank >= step
-        pieces = _pieces(query, segment_ids, held, earlier)
-        common, other = _split_rows(kernel.forward(pieces, scale))
+        pairs = _pairs(query, segment_ids, block, earlier)
+        common, other = _split_batch(kernel.forward(pairs, scale))
         second = join(second, common)
         joined = join(_choose(earlier, first, second), other)
         return _Attended(arriving, *_choose(earlier, (joined, second), (first, joined)))
 
-    arriving = onwards(_Held(key, value, segment_ids))
+    arriving = onwards(_KeyValueBlock(key, value, segment_ids))
     own = Block(query, key, value, segment_ids, segment_ids, causal=True)
     state = _Attended(arriving, *split_chunks(kernel.forward(own, scale)))
     if ranks > 2:
         state = lax.fori_loop(1, ranks - 1, functools.partial(visit, last=False), state)
     _, first, second = visit(ranks - 1, state, last=True)
-    output, log_sum_exp = _columns(first, second)
+    output, log_sum_exp = _join_chunks(first, second)
     output = output.astype(query.dtype)
     return output, (query, key, value, segment_ids, output, log_sum_exp)
 
@@ -109,8 +109,8 @@ def _forward(
 class _Returning(NamedTuple):
     """State of a rank in the backward pass."""
 
-    held: _Held
-    of_held: tuple[jax.Array, ...] | None
+    block: _KeyValueBlock
+    block_gradients: tuple[jax.Array, ...] | None
     """Gradients so far of the keys and values that this rank held in the last step."""
     of_query: jax.Array
 
@@ -120,36 +120,38 @@ def _backward(
 ) -> tuple[jax.Array, jax.Array, jax.Array, None]:
     query, key, value, segment_ids, output, log_sum_exp = residuals
     rank = lax.axis_index("context")
-    onwards = functools.partial(_send, ranks=ranks, places=-1)
+    onwards = functools.partial(_send, ranks=ranks, distance=-1)
     saved = split_chunks((output, log_sum_exp, gradient))
-    own = _Held(key, value, segment_ids)
-    diagonal, below_diagonal = _own_pieces(query, own)
+    own = _KeyValueBlock(key, value, segment_ids)
+    diagonal, below_diagonal = _own_pairs(query, own)
 
     def visit(step: jax.Array | int, state: _Returning, *, last: bool) -> _Returning:
-        held, of_held, of_query = state
-        arriving = held if last else onwards(held)
-        arrived = None if of_held is None else onwards(of_held)
+        block, block_gradients, of_query = state
+        arriving = block if last else onwards(block)
+        arrived = None if block_gradients is None else onwards(block_gradients)
         earlier = rank + step >= ranks
-        pieces = _pieces(query, segment_ids, held, earlier)
-        of_pieces = _side_by_side(saved[1], _choose(earlier, *saved))
-        common, other = _split_rows(kernel.backward(pieces, scale, *of_pieces))
-        in_first, in_second = _place(earlier, other)
-        of_query = of_query + _columns(in_first.query, common.query + in_second.query)
-        of_keys = _columns(_add(common[1:], in_first[1:]), in_second[1:])
+        pairs = _pairs(query, segment_ids, block, earlier)
+        of_pairs = _side_by_side(saved[1], _choose(earlier, *saved))
+        common, other = _split_batch(kernel.backward(pairs, scale, *of_pairs))
+        in_first, in_second = _in_chunk(earlier, other)
+        of_query = of_query + _join_chunks(in_first.query, common.query + in_second.query)
+        of_keys = _join_chunks(_add(common[1:], in_first[1:]), in_second[1:])
         return _Returning(
             arriving, of_keys if arrived is None else _add(arrived, of_keys), of_query
         )
 
     arriving = onwards(own)
     on_diagonal = kernel.backward(diagonal, scale, *_side_by_side(*saved))
-    of_query, *of_own = _columns(*_split_rows(on_diagonal))
+    of_query, *of_own = _join_chunks(*_split_batch(on_diagonal))
     state = visit(1, _Returning(arriving, None, of_query), last=ranks == 2)
     if ranks > 3:
         state = lax.fori_loop(2, ranks - 1, functools.partial(visit, last=False), state)
     if ranks > 2:
         state = visit(ranks - 1, state, last=True)
-    assert state.of_held is not None, "every step makes gradients of the keys that it works on"
-    arrived = onwards(state.of_held)
+    assert state.block_gradients is not None, (
+        "every step makes gradients of the keys that it works on"
+    )
+    arrived = onwards(state.block_gradients)
     below = kernel.backward(below_diagonal, scale, *saved[1])
     chunk = query.shape[1] // 2
     d_query = state.of_query.at[:, chunk:].add(below.query)
@@ -163,30 +165,32 @@ def _backward(
 ring_attention.defvjp(_forward, _backward)
 
 
-def _send(tree: Tree, *, ranks: int, places: int) -> Tree:
-    """Send to the rank `places` after this one, in a ring; returns the arrivals."""
-    hops = [(rank, (rank + places) % ranks) for rank in range(ranks)]
+def _send(tree: Tree, *, ranks: int, distance: int) -> Tree:
+    """Send to the rank at `distance` in the ring; return what arrives."""
+    hops = [(rank, (rank + distance) % ranks) for rank in range(ranks)]
     return jax.tree.map(lambda x: lax.ppermute(x, "context", hops), tree)
 
 
-def _pieces(
-    query: jax.Array, segment_ids: jax.Array | None, held: _Held, earlier: jax.Array
+def _pairs(
+    query: jax.Array, segment_ids: jax.Array | None, block: _KeyValueBlock, earlier: jax.Array
 ) -> Block:
-    """Pair the piece common to all ranks with the one that depends on the block's owner."""
-    queries, keys = split_chunks((query, segment_ids)), split_chunks(held)
+    """Pair the halves common to all ranks with those that depend on the block's owner."""
+    queries, keys = split_chunks((query, segment_ids)), split_chunks(block)
     of_queries = _side_by_side(queries[1], _choose(earlier, *queries))
     of_keys = _side_by_side(keys[0], _choose(earlier, *keys))
     return _block(of_queries, of_keys, causal=False)
 
 
-def _own_pieces(query: jax.Array, own: _Held) -> tuple[Block, Block]:
+def _own_pairs(query: jax.Array, own: _KeyValueBlock) -> tuple[Block, Block]:
     """Pair each chunk with itself, side by side; and the second's queries with the first's keys."""
     queries, keys = split_chunks((query, own.segments)), split_chunks(own)
     diagonal = _block(_side_by_side(*queries), _side_by_side(*keys), causal=True)
     return diagonal, _block(queries[1], keys[0], causal=False)
 
 
-def _block(queries: tuple[jax.Array, jax.Array | None], keys: _Held, *, causal: bool) -> Block:
+def _block(
+    queries: tuple[jax.Array, jax.Array | None], keys: _KeyValueBlock, *, causal: bool
+) -> Block:
     return Block(queries[0], keys.key, keys.value, queries[1], keys.segments, causal)
 
 
@@ -194,7 +198,7 @@ def _choose(condition: jax.Array, one: Tree, other: Tree) -> Tree:
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), one, other)
 
 
-def _place(earlier: jax.Array, tree: Tree) -> tuple[Tree, Tree]:
+def _in_chunk(earlier: jax.Array, tree: Tree) -> tuple[Tree, Tree]:
     """Return `tree` for the first chunks and zeros for the second, or the other way round."""
     zeros = jax.tree.map(jnp.zeros_like, tree)
     return _choose(earlier, tree, zeros), _choose(earlier, zeros, tree)
@@ -204,7 +208,7 @@ def _add(one: Tree, other: Tree) -> Tree:
     return jax.tree.map(jnp.add, one, other)
 
 
-def _columns(first: Tree, second: Tree) -> Tree:
+def _join_chunks(first: Tree, second: Tree) -> Tree:
     """Invert `split_chunks`."""
     return jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), first, second)
 
@@ -214,7 +218,7 @@ def _side_by_side(one: Tree, other: Tree) -> Tree:
     return jax.tree.map(lambda a, b: jnp.concatenate([a, b]), one, other)
 
 
-def _split_rows(tree: Tree) -> tuple[Tree, Tree]:
+def _split_batch(tree: Tree) -> tuple[Tree, Tree]:
     """Invert `_side_by_side`."""
     one = jax.tree.map(lambda x: x[: x.shape[0] // 2], tree)
     other = jax.tree.map(lambda x: x[x.shape[0] // 2 :], tree)

@@ -153,9 +153,9 @@ def _leading(count: jax.Array, x: jax.Array) -> jax.Array:
     return (jnp.arange(x.shape[1]) < count[:, None])[:, :, None, None]
 
 
-def _roll(x: jax.Array, places: jax.Array) -> jax.Array:
-    """Roll every sequence of `x` [B, S, ...] by its own number of `places` [B]."""
-    return jax.vmap(functools.partial(jnp.roll, axis=0))(x, places)
+def _roll(x: jax.Array, shifts: jax.Array) -> jax.Array:
+    """Roll every sequence of `x` [B, S, ...] by its own shift, `shifts` [B]."""
+    return jax.vmap(functools.partial(jnp.roll, axis=0))(x, shifts)
 
 
 def _partial(output: jax.Array, log_sum_exp: jax.Array) -> Partial:

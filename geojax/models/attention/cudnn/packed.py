@@ -37,8 +37,8 @@ def packed_forward(
     key, value = (_repeated(x, query) for x in (key, value))
     sequences = _sequences(segment_ids)
     output, statistics = flash_forward(query, key, value, sequences, PADDING_CAUSAL, scale)
-    sequence, place = _places(segment_ids)
-    return output, statistics[sequence, :, place]
+    sequence, offset = _runs_and_offsets(segment_ids)
+    return output, statistics[sequence, :, offset]
 
 
 def packed_backward(
@@ -56,9 +56,9 @@ def packed_backward(
     The output and the log-sum-exp may be those over more keys than these.
     """
     rows, length, heads = log_sum_exp.shape
-    sequence, place = _places(segment_ids)
+    sequence, offset = _runs_and_offsets(segment_ids)
     statistics = jnp.zeros((rows * MOST_SEGMENTS, heads, length), log_sum_exp.dtype)
-    statistics = statistics.at[sequence, :, place].set(log_sum_exp, unique_indices=True)
+    statistics = statistics.at[sequence, :, offset].set(log_sum_exp, unique_indices=True)
     d_query, d_key, d_value = flash_backward(
         query,
         _repeated(key, query),
@@ -101,7 +101,7 @@ def _sequences(segment_ids: jax.Array) -> Sequences:
     return Sequences(lengths, lengths, starts, starts)
 
 
-def _places(segment_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _runs_and_offsets(segment_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return each position's run, among all sequences', and its offset in it, int32 [B, S]."""
     begins = _begins(segment_ids)
     sequence = jnp.cumsum(begins.ravel()).reshape(begins.shape) - 1

@@ -109,5 +109,5 @@ def _operands(
     """Return query, key, value, bias, lengths and starts of queries and keys, two page tables."""
     unused = jnp.zeros(0, query.dtype)
     given = Sequences(unused, unused) if sequences is None else sequences
-    places = (unused if x is None else x for x in given)
-    return query, key, value, unused, *places, unused, unused
+    arguments = (unused if x is None else x for x in given)
+    return query, key, value, unused, *arguments, unused, unused
