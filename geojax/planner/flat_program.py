@@ -19,12 +19,14 @@ from geojax.planner import primitives
 class Buffer:
     """A value of the program, which may or may not lie in memory."""
 
-    __slots__ = ("dtype", "kind", "shape", "whole")
+    __slots__ = ("dtype", "kind", "materialized", "shape")
 
     def __init__(self, shape: tuple[int, ...], dtype: Any):
         self.shape, self.dtype = shape, dtype
         self.kind = ""
-        self.whole = False  # True if it passes an optimization barrier, and so lies in memory
+        self.materialized = (
+            False  # True if it passes an optimization barrier, and so lies in memory
+        )
 
     @property
     def bytes(self) -> int:
@@ -71,7 +73,7 @@ class Operation:
 
     @property
     def in_place(self) -> bool:
-        """True if a result may take the place of an operand that nobody reads later."""
+        """True if a result may take the place of an operand that is not read later."""
         return self.fusible or self.name in primitives.IN_PLACE
 
     @property
@@ -140,7 +142,7 @@ def _append(
                 assert buffer is not None, (
                     "an operation that renames must not have literal operands"
                 )
-                buffer.whole |= name == "optimization_barrier"
+                buffer.materialized |= name == "optimization_barrier"
                 buffers[variable] = buffer
         else:
             outputs = tuple(_buffer(variable) for variable in equation.outvars)

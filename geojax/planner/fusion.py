@@ -58,7 +58,12 @@ def _results_in_memory(program: FlatProgram) -> tuple[set[Buffer], set[Buffer]]:
         for buffer in operation.outputs:
             of_it = readers.get(buffer, set())
             several = operation.expensive and len(of_it) > 1
-            if not operation.fusible or buffer in read_from_memory or buffer.whole or several:
+            if (
+                not operation.fusible
+                or buffer in read_from_memory
+                or buffer.materialized
+                or several
+            ):
                 in_memory.add(buffer)
                 own_readers.add(operation)
             elif buffer in results:

@@ -8,7 +8,7 @@ matter:
   matrix product, a collective, a loop), or expensive and read more than once.
 - A value that depends on nothing (zeros) is made when it is first read; breadth first, at once.
 - A buffer is freed after its last reader. A result that is computed element by element from an
-  operand of the same size that nobody reads later takes that operand's place.
+  operand of the same size that is not read later takes that operand's place.
 - A loop holds its carry once, and all that it stacks from its beginning on.
 - The arguments of the whole program are held throughout; a result that is donated an argument takes
   its place.
@@ -71,10 +71,10 @@ def _widened(buffer: Buffer) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """The memory that a program holds at one moment, the peak of a phase."""
+    """The memory that a program holds at the peak of a phase."""
 
     bytes: int
-    """All bytes held."""
+    """The sum of the bytes held."""
     by_kind: Counter[str]
     """The bytes held, by category."""
 
@@ -204,7 +204,7 @@ class _Walk:
 
     def _branches(self, operation: Operation, dying: set[Buffer]) -> None:
         operands = operation.inputs[1:]
-        # An operand that nobody reads later belongs to the branch: a result may take its place.
+        # An operand that is not read later belongs to the branch: a result may take its place.
         given = {
             outer
             for outer in operands

@@ -72,7 +72,7 @@ RENAMES = frozenset(
 """Primitives that give the same bytes another name, shape or type."""
 
 IN_PLACE = frozenset(("dynamic_update_slice", "scatter", "scatter-add"))
-"""Primitives that change a few entries of an operand, in place if nobody else reads it."""
+"""Primitives that change a few entries of an operand, in place where nothing else reads it."""
 
 REDUCES = frozenset(
     (

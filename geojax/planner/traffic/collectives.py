@@ -109,9 +109,9 @@ def predicted_all_gather(
 ) -> PhaseBytes:
     """Predict what `all_gather` sends for the whole leaves `tree`, in buckets of any size."""
     intra = Fraction(0)
-    for layout, held in zip(*_layouts(tree, dims, intra_ranks), strict=True):
-        floating = dtype is not None and jnp.issubdtype(held, jnp.floating)
-        sent = np.dtype(dtype) if floating else held
+    for layout, leaf_dtype in zip(*_layouts(tree, dims, intra_ranks), strict=True):
+        floating = dtype is not None and jnp.issubdtype(leaf_dtype, jnp.floating)
+        sent = np.dtype(dtype) if floating else leaf_dtype
         intra += all_gather_bytes(layout.columns * sent.itemsize, intra_ranks)
     return PhaseBytes(intra, Fraction(0))
 

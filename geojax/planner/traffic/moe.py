@@ -89,8 +89,8 @@ def _dispatch(
 ) -> BytesByAxes:
     """Predict the first exchange, and the agreement on how many further ones there are."""
     ranks, experts = parallelism.tensor, parallelism.expert
-    held = sequences * own_positions
-    share = held if parallelism.sequence else -(-held // ranks)
+    tokens = sequences * own_positions
+    share = tokens if parallelism.sequence else -(-tokens // ranks)
     length = full_sequence_length(own_positions, parallelism)
     most = most_to_a_rank(share, sequences, length, config, parallelism)
     sizes = windows(share, most, config, parallelism, platform)
@@ -108,7 +108,7 @@ def _dispatch(
     if ranks > 1 and not parallelism.sequence:
         sent["tensor",] += all_gather_bytes(share * token, ranks)
         with_choices = token + config.num_experts_per_tok * gate
-        sent["tensor",] += all_reduce_bytes(held * with_choices, ranks)
+        sent["tensor",] += all_reduce_bytes(tokens * with_choices, ranks)
     if sizes.exchanges:
         passes = 2 if remat == "full" else 1
         axes = ("expert", "tensor") if ranks > 1 else ("expert",)
@@ -155,10 +155,10 @@ def _counts(
     sent[axes] += passes * all_reduce_bytes(sums, full_sequence_length(1, parallelism))
     if config.capacity_factor is not None:
         runs = 2 if own_positions % 2 == 0 else 1
-        held = 4 * runs * sequences * experts
+        count_bytes = 4 * runs * sequences * experts
         for axis in reversed(axes):
-            sent[axis,] += passes * all_gather_bytes(held, sizes[axis])
-            held *= sizes[axis]
+            sent[axis,] += passes * all_gather_bytes(count_bytes, sizes[axis])
+            count_bytes *= sizes[axis]
     return sent
 
 

@@ -1,15 +1,16 @@
 """Predicted bytes of a training step, by formula.
 
 With S bytes of a rank's parts in the dtype that is sent, n ranks that share them (ZeRO), o sites, c
-ranks beside them that compute with the same parts (context; tensor, for leaves that its ranks hold
-whole and make parts of the gradient of), L layers and m microbatches, a device sends in a step
+other ranks of the site that compute with the same parts (context; tensor, for leaves that its ranks
+do not shard and each make a part of the gradient of), L layers and m microbatches, a device sends
+in a step
 
     gather weights     stage 1, 2    (n - 1) / n S
                        stage 3       2 m + 1 / L times that for the layers; m + 1 / L if the
                                      gathered weights are kept
     scatter gradients  stage 1       (n - 1) / n S
                        stage 2, 3    m + 1 / L times that for the layers, m for the rest
-    sum the shards                   2 (c - 1) / c S / n beside, 2 (o - 1) / o S / (n c) over dc
+    sum the shards                   2 (c - 1) / c S / n in a site, 2 (o - 1) / o S / (n c) over dc
 
 and stage 0 sums S over all n c ranks like shards. The 1 / L are the iteration in which the
 software pipeline of the layers fills or drains. Of kernels that travel as FP8 numbers S counts one
@@ -18,7 +19,7 @@ byte a number (`predicted_weight_bytes`), and the amax of FP8 tensors are small 
 of gradients and as much of weights over dc.
 
 In a wire format 2 (o - 1) messages of a bucket's 1 / (n c o) cross dc instead of 2 (o - 1) / o S
-(`geojax.collectives.exchange`), and error feedback gathers (c - 1) / c S / n more beside.
+(`geojax.collectives.exchange`), and error feedback gathers (c - 1) / c S / n more in the site.
 
 In a pipeline S is of a stage's layers, and the collectives of a loop count in each of its ticks, as
 in `geojax.hlo.traffic`: messages between stages, which travel in ticks without work too, and those
@@ -155,9 +156,9 @@ def _scatter(leaves: Iterable[LeafLayout], plan: StepPlan) -> BytesByAxes:
     for leaf in leaves:
         site_axes, _ = shard_axes(leaf)
         if site_axes is not None:
-            whole = math.prod(leaf.model_shard_shape) * plan.policy.reduce_dtype.itemsize
+            unreduced_bytes = math.prod(leaf.model_shard_shape) * plan.policy.reduce_dtype.itemsize
             sent[long_axes(site_axes, plan)] += reduce_scatter_bytes(
-                whole, ranks_of(site_axes, plan)
+                unreduced_bytes, ranks_of(site_axes, plan)
             )
     return sent
 
@@ -165,9 +166,9 @@ def _scatter(leaves: Iterable[LeafLayout], plan: StepPlan) -> BytesByAxes:
 def _sum_shards(
     leaves: list[LeafLayout], plan: StepPlan, *, scattered: bool, idle: int = 0
 ) -> BytesByAxes:
-    """Predict the sums over the axes beside those of the shards, and over sites.
+    """Predict the sums over the other axes of a site, which shard nothing, and over sites.
 
-    Shards that are summed over no further axis of the site keep the chunks of their
+    Shards that are summed over no further axis of the site keep the buckets of their
     reduce-scatter, unless they were `scattered` before. The last phase, a gather in the site, runs
     `idle` times more than it has results.
     """
@@ -175,19 +176,21 @@ def _sum_shards(
     groups: dict[Any, list[LeafLayout]] = {}
     for leaf in leaves:
         site_axes, across = shard_axes(leaf)
-        cut = frozenset(axis for part in leaf.model_shards for axis in part.axes)
-        key = (site_axes, across, _beside(leaf, plan), _shared(leaf), cut)
+        sharded_axes = frozenset(axis for part in leaf.model_shards for axis in part.axes)
+        key = (site_axes, across, _other_axes(leaf, plan), _shared(leaf), sharded_axes)
         groups.setdefault(key, []).append(leaf)
-    for (site_axes, across, beside, shared, _), members in groups.items():
+    for (site_axes, across, other_axes, shared, _), group in groups.items():
         sites = plan.mesh.shape["dc"] if plan.inter_axes or shared else 1
-        shards = [_site_shard(leaf, site_axes, plan) for leaf in members]
+        shards = [_site_shard(leaf, site_axes, plan) for leaf in group]
         bucket_bytes = plan.bucket_bytes
-        only_scattered = site_axes is not None and not (across or shared or long_axes(beside, plan))
+        only_scattered = site_axes is not None and not (
+            across or shared or long_axes(other_axes, plan)
+        )
         if bucket_bytes is not None and only_scattered and not scattered:
             bucket_bytes //= ranks_of(site_axes, plan)
         summed = predicted_all_reduce(
             shards,
-            intra_ranks=ranks_of(beside, plan),
+            intra_ranks=ranks_of(other_axes, plan),
             inter_ranks=1 if across else sites,
             bucket_bytes=bucket_bytes,
             wire=plan.wire_format,
@@ -196,20 +199,22 @@ def _sum_shards(
         # One phase in the site scatters; sums, and errors where they are kept, are gathered.
         gathers = 2 if plan.keeps_error_feedback else 1
         gathered = 0 if across or sites == 1 else summed.intra * Fraction(gathers, 1 + gathers)
-        sent[long_axes(beside, plan)] += summed.intra + idle * gathered
+        sent[long_axes(other_axes, plan)] += summed.intra + idle * gathered
         sent[long_axes(("dc",), plan)] += summed.inter
         if across:
-            whole = sum(shard.size for shard in shards) * plan.policy.reduce_dtype.itemsize
-            sent[long_axes(("dc",), plan)] += reduce_scatter_bytes(whole, sites)
+            unreduced_bytes = (
+                sum(shard.size for shard in shards) * plan.policy.reduce_dtype.itemsize
+            )
+            sent[long_axes(("dc",), plan)] += reduce_scatter_bytes(unreduced_bytes, sites)
     return sent
 
 
-def _beside(leaf: LeafLayout, plan: StepPlan) -> Axes:
+def _other_axes(leaf: LeafLayout, plan: StepPlan) -> Axes:
     """Return the axes of a site that a shard's gradient is summed over."""
-    cut = {axis for part in leaf.model_shards for axis in part.axes} | {"dc"}
-    cut |= set(shard_axes(leaf)[0] or ())
+    sharded_axes = {axis for part in leaf.model_shards for axis in part.axes} | {"dc"}
+    sharded_axes |= set(shard_axes(leaf)[0] or ())
     computing = {*computing_axes(leaf, plan), *(plan.stage_axes if _shared(leaf) else ())}
-    return tuple(axis for axis in AXES if axis in computing and axis not in cut)
+    return tuple(axis for axis in AXES if axis in computing and axis not in sharded_axes)
 
 
 def _shared(leaf: LeafLayout) -> bool:
@@ -312,7 +317,7 @@ def _norm(layouts: Any, plan: StepPlan) -> BytesByAxes:
     """Predict the sums that make the norm of the gradient: one for each way to shard a leaf."""
     sent = no_bytes()
     shardings = {
-        frozenset(plan.stage_axes).union(*(cut.axes for cut in leaf.dim_shardings))
+        frozenset(plan.stage_axes).union(*(sharding.axes for sharding in leaf.dim_shardings))
         for leaf in jax.tree.leaves(layouts)
     }
     for axes in shardings:

@@ -58,8 +58,8 @@ def _across_sites(layouts: Any, plan: StepPlan) -> BytesByAxes:
     sent = no_bytes()
     for leaf in jax.tree.leaves(layouts):
         if shard_axes(leaf)[1]:
-            held = math.prod(leaf.shard_shape) * plan.policy.compute_dtype.itemsize
-            sent[long_axes(("dc",), plan)] += all_gather_bytes(held, plan.mesh.shape["dc"])
+            shard_bytes = math.prod(leaf.shard_shape) * plan.policy.compute_dtype.itemsize
+            sent[long_axes(("dc",), plan)] += all_gather_bytes(shard_bytes, plan.mesh.shape["dc"])
     return sent
 
 
@@ -69,11 +69,11 @@ def _gather(layouts: Any, plan: StepPlan, *, follow: bool) -> BytesByAxes:
         axes, _ = shard_axes(leaf)
         if axes is None:
             continue
-        held = math.prod(site_shape(leaf, plan)) * plan.policy.compute_dtype.itemsize
+        shard_bytes = math.prod(site_shape(leaf, plan)) * plan.policy.compute_dtype.itemsize
         if follow and is_fp8_gathered(path, leaf, plan):
             assert plan.policy.recipe is not None, "a kernel that travels quantized needs a recipe"
-            held = _quantized_bytes(leaf, plan, plan.policy.recipe)
-        sent[long_axes(axes, plan)] += all_gather_bytes(held, ranks_of(axes, plan))
+            shard_bytes = _quantized_bytes(leaf, plan, plan.policy.recipe)
+        sent[long_axes(axes, plan)] += all_gather_bytes(shard_bytes, ranks_of(axes, plan))
     return sent
 
 
