@@ -12,7 +12,7 @@ from geojax.errors import UserError
 
 
 @contextlib.contextmanager
-def whole_folder(target: Path, *, wait: bool) -> Iterator[Path | None]:
+def atomic_folder(target: Path, *, wait: bool) -> Iterator[Path | None]:
     """Yield an empty folder that becomes `target` when the block ends without an error.
 
     One process at a time prepares a target. With `wait` the others wait and then get None, since it
@@ -58,7 +58,7 @@ def _lock(path: Path, target: Path, *, wait: bool) -> Iterator[None]:
                 fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except BlockingIOError:
                 raise UserError(f"{target}: is being prepared by another process") from None
-            # Whoever held it before us has removed it, and a third process may hold a new one.
+            # The last holder has removed the file, and a third process may hold a new one.
             try:
                 current = os.path.samestat(path.stat(), os.fstat(file.fileno()))
             except FileNotFoundError:

@@ -85,9 +85,11 @@ def read_documents(
         format = "jsonl" if _suffix(path) in _JSONL_SUFFIXES else "text"
     try:
         with path.open("rb") as raw:
-            plain = _unzipped(raw) if path.suffix == ".gz" else raw
-            with io.TextIOWrapper(plain, encoding="utf-8") as text:
-                pieces = _json_lines(path, text, field) if format == "jsonl" else _whole(text)
+            decompressed = _unzipped(raw) if path.suffix == ".gz" else raw
+            with io.TextIOWrapper(decompressed, encoding="utf-8") as text:
+                pieces = (
+                    _json_lines(path, text, field) if format == "jsonl" else _text_document(text)
+                )
                 position = 0
                 for piece in pieces:
                     here = raw.tell()
@@ -103,7 +105,7 @@ def read_documents(
 
 def split_text(text: str) -> Iterator[Piece]:
     """Split a text in memory, which is one document, into pieces."""
-    return _whole(io.StringIO(text))
+    return _text_document(io.StringIO(text))
 
 
 def _unzipped(raw: IO[bytes]) -> IO[bytes]:
@@ -114,7 +116,7 @@ def _suffix(path: Path) -> str:
     return (path.with_suffix("") if path.suffix == ".gz" else path).suffix.lower()
 
 
-def _whole(text: io.TextIOBase) -> Iterator[Piece]:
+def _text_document(text: io.TextIOBase) -> Iterator[Piece]:
     def take() -> str:
         part = text.read(PIECE_CHARACTERS)
         # A line without an end must not pull the rest of the file into memory.

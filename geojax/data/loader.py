@@ -26,8 +26,8 @@ _MOST_WINDOWS = 2**32
 class Loader:
     """Batches of the sequences that this process needs of each global batch.
 
-    A batch is a dict of arrays with a row for each of B sequences: those that `pack` returns, and
-    `row` (int32 [B]), the index of each sequence in the global batch.
+    A batch is a dict of arrays with an entry for each of B sequences: those that `pack` returns,
+    and `row` (int32 [B]), the index of each sequence in the global batch.
     """
 
     def __init__(

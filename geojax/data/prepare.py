@@ -19,6 +19,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from geojax.data.atomic_folder import atomic_folder, is_taken
 from geojax.data.documents import Piece, find_files, read_documents
 from geojax.data.settings import PrepareSettings, PrepareSource
 from geojax.data.storage import (
@@ -31,7 +32,6 @@ from geojax.data.storage import (
     write_manifest,
 )
 from geojax.data.tokenizer import Tokenizer
-from geojax.data.whole_folder import is_taken, whole_folder
 from geojax.errors import UserError
 
 _BATCH_CHARACTERS = 1 << 22
@@ -70,7 +70,7 @@ def prepare(settings: PrepareSettings, *, progress: bool = False) -> list[Prepar
         prepared = []
         for source in settings.sources:
             folder = settings.output / source.name
-            with whole_folder(folder, wait=False) as partial:
+            with atomic_folder(folder, wait=False) as partial:
                 assert partial is not None, "without waiting there is a folder or an error"
                 documents = _assigned_documents(source, *files[source.name], bar)
                 _write(partial, documents, tokenizer, source)
@@ -82,8 +82,11 @@ def write_prepared(folder: Path, documents: Iterable[Assigned], tokenizer: Token
     """Tokenize `documents` and fill `folder` with their shards, the tokenizer and the manifest."""
     dtype = token_dtype(tokenizer.vocabulary_size)
     text_bytes = 0
-    with SplitWriter(folder, TRAIN, dtype) as train, SplitWriter(folder, VALIDATION, dtype) as held:
-        writers: dict[SplitName, SplitWriter] = {TRAIN: train, VALIDATION: held}
+    with (
+        SplitWriter(folder, TRAIN, dtype) as train,
+        SplitWriter(folder, VALIDATION, dtype) as validation,
+    ):
+        writers: dict[SplitName, SplitWriter] = {TRAIN: train, VALIDATION: validation}
         for batch in _batches(documents):
             ids_of_pieces = tokenizer.encode_batch([piece.text for _, piece in batch])
             for (split, piece), ids in zip(batch, ids_of_pieces, strict=True):

@@ -25,7 +25,7 @@ class SourceSettings(Settings):
     prepared: Path | None = None
     """Folder made by `geojax data prepare`, instead of a builtin corpus."""
     weight: float | None = pydantic.Field(default=None, ge=0)
-    """Share of the training rows, relative to the other sources; left out everywhere: in
+    """Share of the training sequences, relative to the other sources; left out everywhere: in
     proportion to the sources' tokens."""
 
     @pydantic.model_validator(mode="after")

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from geojax.cache import cache_folder
+from geojax.data.atomic_folder import atomic_folder, is_taken
 from geojax.data.documents import split_text
 from geojax.data.prepare import Assigned, is_held_out, progress_bar, write_prepared
 from geojax.data.storage import TRAIN, VALIDATION, VERSION, Prepared
 from geojax.data.tokenizer import Tokenizer
-from geojax.data.whole_folder import is_taken, whole_folder
 from geojax.errors import UserError
 
 HOLD_OUT = 0.05
@@ -55,7 +55,7 @@ def prepare_standard_library(
     name = f"python-stdlib-{platform.python_version()}-{vocabulary}-v{VERSION}"
     folder = (cache or cache_folder()) / name
     if not is_taken(folder):
-        with whole_folder(folder, wait=True) as partial:
+        with atomic_folder(folder, wait=True) as partial:
             if partial is not None:
                 _prepare(partial, given, vocabulary_size, progress=progress)
     try:
@@ -102,11 +102,13 @@ def _prepare(
         task = bar.add_task("preparing python-stdlib", total=sum(map(len, texts)))
 
         def documents() -> Iterator[Assigned]:
-            for text, held in zip(texts, held_out, strict=True):
+            for text, is_validation in zip(texts, held_out, strict=True):
                 for piece in split_text(text):
-                    yield Assigned(VALIDATION if held else TRAIN, piece)
+                    yield Assigned(VALIDATION if is_validation else TRAIN, piece)
                 bar.advance(task, len(text))
 
-        training = (text for text, held in zip(texts, held_out, strict=True) if not held)
+        training = (
+            text for text, is_validation in zip(texts, held_out, strict=True) if not is_validation
+        )
         tokenizer = given or Tokenizer.train(training, vocabulary_size=vocabulary_size)
         write_prepared(folder, documents(), tokenizer)

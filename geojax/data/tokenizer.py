@@ -46,7 +46,7 @@ class Tokenizer:
             self._backend = tokenizers.Tokenizer.from_buffer(content)
         except Exception as error:  # the library raises bare Exception
             raise UserError(f"{source}: not a tokenizer.json ({error})") from None
-        # A text that spells a special token is a text: only we place special tokens.
+        # A text that spells a special token is plain text: special tokens are placed here only.
         self._backend.encode_special_tokens = True
         self._backend.no_truncation()
         self._backend.no_padding()

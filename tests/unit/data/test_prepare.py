@@ -20,8 +20,8 @@ from geojax.data import (
     prepare,
 )
 from geojax.data import documents as documents_module
+from geojax.data.atomic_folder import atomic_folder
 from geojax.data.storage import SplitWriter, TokenStream
-from geojax.data.whole_folder import whole_folder
 from geojax.errors import UserError
 
 TEXTS = ["one two three\n", "öne twö <|begin|> thrée\n", "four\r\nfive", "six " * 50]
@@ -288,7 +288,7 @@ def test_different_tokenizers_do_not_blend(left, tmp_path):
 
 
 def _prepare_and_hang(base):
-    with whole_folder(base / "corpus", wait=False) as partial:
+    with atomic_folder(base / "corpus", wait=False) as partial:
         (partial / "train-00000.npy").write_bytes(b"half")
         (base / "started").touch()
         time.sleep(60)
