@@ -1,4 +1,4 @@
-"""Errors that speak to the person who runs geojax."""
+"""Errors with a message for the user."""
 
 from collections.abc import Sequence
 

@@ -20,7 +20,7 @@ INTERRUPTED = 130
 """Ctrl-C."""
 
 STOPPED = (129, INTERRUPTED, 143)
-"""Somebody asked for the end: SIGHUP, SIGINT, SIGTERM."""
+"""Stopped on request, by SIGHUP, SIGINT or SIGTERM."""
 
 COMPLETE = (0, UNHEALTHY)
 """All was done: nothing failed."""

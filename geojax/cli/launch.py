@@ -82,7 +82,7 @@ def run(command: LaunchCommand, launched: Sequence[str]) -> int:
         workers = _workers(command, options, launched)
         output = Output(workers, sys.stdout, sys.stderr)
         sites = ", ".join(dict.fromkeys(worker.site for worker in workers))
-        output.say(f"{len(workers)} process(es) in {sites}")
+        output.log(f"{len(workers)} process(es) in {sites}")
         outcome = supervise(workers, output, grace_seconds=options.grace_seconds)
         _report(outcome, output)
         if output.closed:  # Python would report what it can no longer write, on its way out
@@ -90,7 +90,7 @@ def run(command: LaunchCommand, launched: Sequence[str]) -> int:
         if not outcome.failed or outcome.exit_code in _FINAL or outcome.stopped_by or not remaining:
             break
         attempt = options.restarts - remaining + 1
-        output.say(f"restart {attempt} of {options.restarts}, from the newest checkpoint")
+        output.log(f"restart {attempt} of {options.restarts}, from the newest checkpoint")
     return outcome.exit_code
 
 
@@ -116,22 +116,22 @@ def _workers(command: LaunchCommand, options: _Options, launched: Sequence[str])
     )
 
 
-def _sites(asked: str | None, wan: EmulatedWan | None) -> list[str]:
+def _sites(sites: str | None, wan: EmulatedWan | None) -> list[str]:
     known = [site.name for site in wan.sites] if wan else list(SITE_NAMES)
-    if asked is None:
+    if sites is None:
         return known if wan else known[:2]
-    if asked.isdecimal():
-        count = int(asked)
+    if sites.isdecimal():
+        count = int(sites)
         if not 1 <= count <= len(known):
             raise UserError(
-                f"--sites {asked}: 1 to {len(known)} have a name; give names: --sites east,west"
+                f"--sites {sites}: 1 to {len(known)} have a name; give names: --sites east,west"
                 if wan is None
-                else f"--sites {asked}: the emulated network '{wan.name}' has {len(known)} sites"
+                else f"--sites {sites}: the emulated network '{wan.name}' has {len(known)} sites"
             )
         return known[:count]
-    names = asked.split(",")
+    names = sites.split(",")
     if len(set(names)) < len(names) or not all(re.fullmatch(r"[\w.-]+", name) for name in names):
-        raise UserError(f"--sites {asked}: expected a number or different names: --sites east,west")
+        raise UserError(f"--sites {sites}: expected a number or different names: --sites east,west")
     if wan is not None:
         for name in names:
             wan.site(name)  # refuses a name that it does not have
@@ -159,7 +159,7 @@ def _report(outcome: Outcome, output: Output) -> None:
     if not outcome.failed:
         return
     if code in exit_codes.STOPPED:
-        output.say(f"stopped, exit code {code}")
+        output.log(f"stopped, exit code {code}")
         return
     if len(blamed) > 1:
         what = f"{_parted(blamed)} lost contact with each other"
@@ -167,7 +167,7 @@ def _report(outcome: Outcome, output: Output) -> None:
         what = f"{blamed[0]} was stuck, and killed when the others had given up"
     else:
         what = f"{blamed[0]} failed first{_signal_name(code)}"
-    output.say(f"{what}, exit code {code}; {'its' if len(blamed) == 1 else 'their'} last lines:")
+    output.log(f"{what}, exit code {code}; {'its' if len(blamed) == 1 else 'their'} last lines:")
     for worker in blamed:
         output.repeat(worker, _LINES_SHOWN)
 

@@ -15,7 +15,7 @@ _LINES_KEPT = 100
 class Output:
     """Marked lines on `out` and `err`, in color where these are terminals.
 
-    `closed` becomes True when nobody reads them any more (`geojax launch ... | head`).
+    `closed` becomes True when their reader has gone (`geojax launch ... | head`).
     """
 
     def __init__(self, workers: Iterable[Worker], out: TextIO, err: TextIO):
@@ -46,7 +46,7 @@ class Output:
         for text in self.last_lines(worker)[-count:]:
             self._write(self._err, worker, text, indent="  ")
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Show a line of the launcher itself, on standard error."""
         self._emit(self._err, f"geojax launch: {text}")
 

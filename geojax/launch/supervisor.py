@@ -181,12 +181,12 @@ class _Run:
     def stop(self, number: signal.Signals) -> None:
         """Pass on a signal that the launcher received."""
         if self.stopped_by is not None:
-            self.output.say(f"{number.name} again: ending all processes at once")
+            self.output.log(f"{number.name} again: ending all processes at once")
             self.send_all(signal.SIGKILL)
             return
         self.stopped_by = number
-        self.output.say(f"{number.name}: all processes finish their step and save; again: at once")
-        # Losing the terminal is a reason to save, and nothing that a program expects.
+        self.output.log(f"{number.name}: all processes finish their step and save; again: at once")
+        # Losing the terminal is a reason to save; programs other than geojax may not handle SIGHUP.
         self.send_all(signal.SIGTERM if number == signal.SIGHUP else number)
 
     def send_all(self, number: int) -> None:

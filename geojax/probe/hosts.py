@@ -7,12 +7,12 @@ from geojax.errors import UserError
 from geojax.probe.context import ProbeContext
 from geojax.probe.exchange import collect
 from geojax.probe.figures import HostFigures
-from geojax.runtime.link_advice import KernelSettings, link_advice, nccl_sockets
+from geojax.runtime.link_advice import TcpSettings, link_advice, nccl_sockets
 from geojax.topology import Topology
 
 
 def read_hosts(context: ProbeContext, links: Topology | None) -> list[HostFigures]:
-    """Read the settings of every host whose kernel has them; every process of the job calls this.
+    """Read the settings of every Linux host; every process of the job calls this.
 
     Args:
         context: the processes and their hosts.
@@ -30,23 +30,23 @@ def read_hosts(context: ProbeContext, links: Topology | None) -> list[HostFigure
 
 
 def _own(context: ProbeContext, links: Topology | None) -> HostFigures | None:
-    kernel = KernelSettings.read()
-    if kernel is None:
+    tcp = TcpSettings.read()
+    if tcp is None:
         return None
-    advice = _advice(context, links, kernel) if links is not None else []
+    advice = _advice(context, links, tcp) if links is not None else []
     return HostFigures(
         site=context.own_site,
         host=context.own_host,
-        send_buffer_bytes=kernel.tcp_wmem[2],
-        receive_buffer_bytes=kernel.tcp_rmem[2],
-        congestion_control=kernel.congestion_control,
-        slow_start_after_idle=kernel.slow_start_after_idle,
+        send_buffer_bytes=tcp.tcp_wmem[2],
+        receive_buffer_bytes=tcp.tcp_rmem[2],
+        congestion_control=tcp.congestion_control,
+        slow_start_after_idle=tcp.slow_start_after_idle,
         advice=tuple(advice),
         verdict="warn" if advice else "ok",
     )
 
 
-def _advice(context: ProbeContext, links: Topology, kernel: KernelSettings) -> list[str]:
+def _advice(context: ProbeContext, links: Topology, tcp: TcpSettings) -> list[str]:
     lines: list[str] = []
     own = links.site(context.own_site)
     for site in links.sites:
@@ -59,7 +59,7 @@ def _advice(context: ProbeContext, links: Topology, kernel: KernelSettings) -> l
         pairs = min(len(own.processes), len(site.processes))
         name = f"link {own.name}-{site.name} (host {context.own_host})"
         streams = pairs * nccl_sockets(os.environ)
-        lines += link_advice(name, link, streams, kernel, os.environ)
+        lines += link_advice(name, link, streams, tcp, os.environ)
     return lines
 
 

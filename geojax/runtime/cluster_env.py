@@ -1,4 +1,4 @@
-"""The place of this process in its job, from arguments, the environment, SLURM or Kubernetes.
+"""Index, site and coordinator of this process, from arguments, environment, SLURM or Kubernetes.
 
 | setting           | argument, else variable | else SLURM           | else Kubernetes      |
 |-------------------|-------------------------|----------------------|----------------------|
@@ -28,7 +28,7 @@ _SLURM_PORTS = 4096
 
 
 class ProcessSettings(Settings):
-    """The place of this process in its job; None: from the environment, else a single process."""
+    """This process's part of a job; None: from the environment, else a job of one process."""
 
     coordinator: str | None = pydantic.Field(default=None, pattern=r"^\S+:\d+$")
     """host:port of process 0, as the other processes reach it."""
@@ -96,10 +96,10 @@ def complete(
         scheduled | merged.model_dump(exclude_none=True),
         "the scheduler's variables",
     )
-    return _checked(merged, alone="process_count" not in scheduled)
+    return _checked(merged, without_scheduler="process_count" not in scheduled)
 
 
-def _checked(settings: ProcessSettings, alone: bool) -> ProcessSettings:
+def _checked(settings: ProcessSettings, without_scheduler: bool) -> ProcessSettings:
     count = settings.process_count
     if count is None:
         if settings.process_id is not None and settings.coordinator is not None:

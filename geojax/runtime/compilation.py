@@ -1,4 +1,4 @@
-"""Compilations of programs: JAX's cache on disk, and a count of how often one was asked for."""
+"""Compilations of programs: JAX's cache on disk, and a count of how often one was requested."""
 
 from pathlib import Path
 from typing import Self
@@ -30,7 +30,7 @@ class CompilationCounter:
     """Counts the compilations of the jitted function called `name` while it is entered.
 
     A training step compiles once, unless its inputs change from call to call. A program that is
-    found in the compilation cache counts too: it was asked for.
+    found in the compilation cache counts too.
     """
 
     def __init__(self, name: str):

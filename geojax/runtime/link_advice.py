@@ -26,7 +26,7 @@ _RECOVERS_SLOWLY = ("cubic", "reno")
 
 
 @dataclasses.dataclass(frozen=True)
-class KernelSettings:
+class TcpSettings:
     """Linux's settings for TCP streams, from /proc/sys/net."""
 
     tcp_rmem: tuple[int, int, int]
@@ -43,7 +43,7 @@ class KernelSettings:
     """True if a stream starts from a small window again after a pause."""
 
     @classmethod
-    def read(cls, folder: Path = Path("/proc/sys/net")) -> "KernelSettings | None":
+    def read(cls, folder: Path = Path("/proc/sys/net")) -> "TcpSettings | None":
         """Read the settings of this host; None if it has none (no Linux)."""
 
         def words(name: str) -> list[str]:
@@ -69,7 +69,7 @@ class KernelSettings:
 
 
 def link_advice(
-    name: str, link: Link, streams: int, kernel: KernelSettings, environment: Mapping[str, str]
+    name: str, link: Link, streams: int, tcp: TcpSettings, environment: Mapping[str, str]
 ) -> list[str]:
     """List the settings that keep this host from filling `link`, a line each.
 
@@ -77,41 +77,41 @@ def link_advice(
         name: name of the link in the messages.
         link: its round trip and bandwidth.
         streams: number of TCP streams that share it.
-        kernel: the host's settings.
+        tcp: the host's TCP settings.
         environment: the process's variables, including NCCL's.
     """
     rate, trip = link.bytes_per_second, link.round_trip_seconds
     product = round(rate * trip)
     needed = product / streams
     wanted = min(math.ceil(2 * needed / _MEBIBYTE) * _MEBIBYTE, _LARGEST_BUFFER)
-    most = min(kernel.tcp_rmem[2], kernel.tcp_wmem[2])
+    most = min(tcp.tcp_rmem[2], tcp.tcp_wmem[2])
     lines = []
     if most < wanted:
         lines.append(
             f"TCP buffers keep {quantity(most / 2, 'B')} of a stream in flight, so at most "
             f"{_bits(streams * most / 2 / trip)}: sysctl -w net.ipv4.tcp_rmem='"
-            f"{_three(kernel.tcp_rmem, wanted)}' net.ipv4.tcp_wmem='"
-            f"{_three(kernel.tcp_wmem, wanted)}'"
+            f"{_three(tcp.tcp_rmem, wanted)}' net.ipv4.tcp_wmem='"
+            f"{_three(tcp.tcp_wmem, wanted)}'"
         )
     if needed > _LARGE_WINDOW and _NCCL_SOCKETS[1] not in environment:
         lines.append(
             "on GPUs, where NCCL crosses the link over TCP, several sockets a connection share "
             "this: NCCL_SOCKET_NTHREADS=4 NCCL_NSOCKS_PERTHREAD=4"
         )
-    if min(kernel.rmem_max, kernel.wmem_max) < wanted:
+    if min(tcp.rmem_max, tcp.wmem_max) < wanted:
         lines.append(
             "programs that size their buffers themselves get less: sysctl -w "
             f"net.core.rmem_max={wanted} net.core.wmem_max={wanted}"
         )
     if trip >= _LONG_ROUND_TRIP_SECONDS:
-        if kernel.slow_start_after_idle:
+        if tcp.slow_start_after_idle:
             lines.append(
                 "after each pause between steps a stream starts slowly again: sysctl -w "
                 "net.ipv4.tcp_slow_start_after_idle=0"
             )
-        if kernel.congestion_control in _RECOVERS_SLOWLY:
+        if tcp.congestion_control in _RECOVERS_SLOWLY:
             lines.append(
-                f"{kernel.congestion_control} takes many round trips to recover from one lost "
+                f"{tcp.congestion_control} takes many round trips to recover from one lost "
                 "packet: sysctl -w net.ipv4.tcp_congestion_control=bbr"
             )
     if not lines:
@@ -135,8 +135,8 @@ def advice_of_process(
     for process in processes:
         sites.setdefault(process.site or "", []).append(process)
     members = next(members for members in sites.values() if any(p.index == own for p in members))
-    kernel = KernelSettings.read()
-    if members[0].index != own or len({p.host for p in processes}) == 1 or kernel is None:
+    tcp = TcpSettings.read()
+    if members[0].index != own or len({p.host for p in processes}) == 1 or tcp is None:
         return []
     lines = []
     for name, others in sites.items():
@@ -148,7 +148,7 @@ def advice_of_process(
             continue
         pairs = min(len(members), len(others)) * nccl_sockets(environment)
         title = f"link {members[0].site}-{name} (host {members[0].host})"
-        lines += link_advice(title, link, pairs, kernel, environment)
+        lines += link_advice(title, link, pairs, tcp, environment)
     return lines
 
 

@@ -31,7 +31,7 @@ _REDIAL_SECONDS = 0.2
 _BROADCAST_SECONDS = 1.0
 # Files of this process other than the connections.
 _OTHER_FILES = 512
-# How much longer than the timeout a process waits for process 0 to say who is missing.
+# How much longer than the timeout a process waits for process 0 to name the missing ones.
 _VERDICT_SECONDS = 2.0
 
 
@@ -77,7 +77,7 @@ def join(
 
 
 class RendezvousServer:
-    """The side of process 0, which waits for all others and tells each who is there."""
+    """The server in process 0, which waits for all others and lists the present."""
 
     def __init__(self, own: Presence, port: int, timeout_seconds: float):
         self.own = own
@@ -135,7 +135,7 @@ class RendezvousServer:
         return [process for process in range(self.own["count"]) if process not in self.present]
 
     def give_up(self) -> None:
-        """Tell all processes who is missing, and raise the error for process 0 itself."""
+        """Send all processes the list of the missing, and raise the error for process 0 itself."""
         # Some of those that joined may have given up just before; they are not the cause.
         never_joined = [process for process in self.missing if process not in self.ever_joined]
         blamed = never_joined or self.missing

@@ -89,10 +89,10 @@ def apply_xla_flags(platform: PlatformName) -> None:
 
 def expected_platform() -> PlatformName:
     """Find out on which platform JAX will run, without starting it."""
-    asked = (getattr(jax.config, "jax_platforms", None) or "").split(",")[0]
-    if asked in ("cpu", "tpu"):
-        return "cpu" if asked == "cpu" else "tpu"
-    if asked in ("cuda", "gpu", "rocm"):
+    requested = (getattr(jax.config, "jax_platforms", None) or "").split(",")[0]
+    if requested in ("cpu", "tpu"):
+        return "cpu" if requested == "cpu" else "tpu"
+    if requested in ("cuda", "gpu", "rocm"):
         return "gpu"
     if any(importlib.util.find_spec(f"jax_cuda{major}_plugin") for major in (12, 13)):
         return "gpu"

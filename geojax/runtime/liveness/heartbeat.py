@@ -24,7 +24,7 @@ _ANSWER_SECONDS = 5 * INTERVAL_SECONDS
 
 
 class Heartbeat(NamedTuple):
-    """The newest sign of life of one process."""
+    """The newest heartbeat of one process."""
 
     time: float
     """The sender's monotonic clock; comparable with earlier heartbeats of the same process only."""

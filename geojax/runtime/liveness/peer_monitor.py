@@ -182,7 +182,7 @@ def _end_without(processes: list[int], problem: str) -> None:
     _print_error(f"error: {message}")
     own, count = process_index_and_count()
     if processes == [0] or set(range(count)) == {own, *processes}:
-        _exit(1)  # nobody is left to be told
+        _exit(1)  # no process is left to report to
     abort_job(message, exit_code=1)
 
 

@@ -1,11 +1,11 @@
 import pytest
 
 from geojax.runtime import link_advice as module
-from geojax.runtime.link_advice import KernelSettings, advice_of_process, link_advice
+from geojax.runtime.link_advice import TcpSettings, advice_of_process, link_advice
 from geojax.topology import Link, Process, Topology
 
 LINK = Link(round_trip_seconds=0.021, bytes_per_second=100e9 / 8)
-DEFAULTS = KernelSettings(
+DEFAULTS = TcpSettings(
     tcp_rmem=(4096, 131072, 6291456),
     tcp_wmem=(4096, 16384, 4194304),
     rmem_max=212992,
@@ -13,7 +13,7 @@ DEFAULTS = KernelSettings(
     congestion_control="cubic",
     slow_start_after_idle=True,
 )
-GENEROUS = KernelSettings(
+GENEROUS = TcpSettings(
     (4096, 131072, 2**30), (4096, 16384, 2**30), 2**30, 2**30, "bbr", slow_start_after_idle=False
 )
 
@@ -55,14 +55,14 @@ def test_settings_are_read_from_proc(tmp_path):
         "core/rmem_max": "212992",
         "core/wmem_max": "212992",
     }
-    assert KernelSettings.read(tmp_path) is None
+    assert TcpSettings.read(tmp_path) is None
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(f"{text}\n")
-    assert KernelSettings.read(tmp_path) == DEFAULTS
+    assert TcpSettings.read(tmp_path) == DEFAULTS
     for name in ("core/rmem_max", "core/wmem_max"):  # as in a network namespace
         (tmp_path / name).unlink()
-    read = KernelSettings.read(tmp_path)
+    read = TcpSettings.read(tmp_path)
     assert (read.rmem_max, read.wmem_max) == (6291456, 4194304)
 
 
@@ -70,7 +70,7 @@ def test_settings_are_read_from_proc(tmp_path):
 def test_one_process_of_each_site_speaks_where_there_are_several_hosts(
     monkeypatch, hosts, speaking
 ):
-    monkeypatch.setattr(KernelSettings, "read", classmethod(lambda cls: DEFAULTS))
+    monkeypatch.setattr(TcpSettings, "read", classmethod(lambda cls: DEFAULTS))
     topology = Topology.load("two-h100-sites")
     sites = ["east", "west", "east", "west"]
     processes = [
