@@ -86,12 +86,12 @@ def _memory_table(memory: "StepMemory") -> Table:
     prefix, unit = _unit(memory.bytes)
     table = _empty_table(f"{prefix}B of a device", (*memory.phases, "B/param"))
     for kind in (*KINDS, "total"):
-        held = {
+        by_phase = {
             phase: snapshot.bytes if kind == "total" else snapshot.by_kind[kind]
             for phase, snapshot in memory.phases.items()
         }
-        share = held[memory.phase] / memory.parameters
-        cells = [f"{each / unit:.2f}" for each in held.values()]
+        share = by_phase[memory.phase] / memory.parameters
+        cells = [f"{each / unit:.2f}" for each in by_phase.values()]
         if any(float(cell) for cell in cells):
             shown = (cell if float(cell) else "" for cell in cells)
             table.add_row(kind, *shown, f"{share:.3g}" if share else "")

@@ -200,12 +200,12 @@ def _links(wan: EmulatedWan) -> Table:
     settings = wan.settings
     table = _table("link", "round trip", "there", "back", "loss", "jitter", "queue")
     rate = settings.bytes_per_second
-    asked = quantity(rate * 8, "bit/s") if rate else "-"
+    requested = quantity(rate * 8, "bit/s") if rate else "-"
     table.add_row(
         "requested",
         _milliseconds(settings.round_trip_seconds),
-        asked,
-        asked,
+        requested,
+        requested,
         f"{settings.loss:.3g}" if settings.loss else "-",
         _milliseconds(settings.jitter_seconds) if settings.jitter_seconds else "-",
         quantity(settings.queue_limit, "B") if rate else "-",

@@ -40,7 +40,7 @@ class Pipeline:
         >>> step = jax.shard_map(
         ...     pipeline.loss_and_gradients,
         ...     mesh=mesh,
-        ...     in_specs=(pipeline.weights_spec, jax.P(None, "data")),  # [microbatches, rows]
+        ...     in_specs=(pipeline.weights_spec, jax.P(None, "data")),  # [M, B]
         ...     out_specs=(jax.P(), pipeline.weights_spec),
         ... )
         >>> loss, gradients = jax.jit(step)(weights, jnp.ones((4, 2)))

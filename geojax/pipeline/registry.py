@@ -64,7 +64,7 @@ class ScheduleEntry:
     """The gradients of weights are actions of their own."""
 
     branch_free: bool = False
-    """Idle stages compute on data that nobody reads, so that the program needs no branches."""
+    """True if idle stages compute on unused data, so that the program needs no branches."""
 
 
 def schedule_entry(name: str) -> ScheduleEntry:
@@ -113,7 +113,7 @@ def _fixed(
 _ENTRIES = (
     ScheduleEntry(
         "branch_free",
-        "Forwards, then both, then backwards: idle stages compute data that nobody reads, in a "
+        "Forwards, then both, then backwards: idle stages compute on unused data, in a "
         "program without branches, at twice the memory of 1f1b.",
         tick_orders=tick_orders.branch_free,
         event_order=None,

@@ -95,8 +95,8 @@ def _simulated(process: Process, described_by: Topology | None, sites: int) -> T
     names = SITE_NAMES[:sites] if sites > 1 else (process.site or "site",)
     if described_by is not None:
         names = described_by.site_names
-    plain = Topology.from_processes([process]).sites[0]
+    undivided = Topology.from_processes([process]).sites[0]
     share = {"hosts": 1, "accelerators_per_host": process.devices // sites, "processes": ()}
-    found = tuple(plain.model_copy(update={"name": name, **share}) for name in names)
+    found = tuple(undivided.model_copy(update={"name": name, **share}) for name in names)
     links = described_by.links if described_by is not None else ()
     return Topology(name="running processes", sites=found, links=links)

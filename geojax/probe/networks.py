@@ -154,8 +154,9 @@ def _compiled(
             x = lax.ppermute(x, axis, [(rank, (rank + 1) % devices) for rank in range(devices)])
         return x
 
-    held = size // devices if collective == "all-gather" else size
-    numbers = -(-held // (4 * devices)) * devices if collective else 1  # a whole part for each
+    input_bytes = size // devices if collective == "all-gather" else size
+    # A multiple of the devices, so that each gets an equal part.
+    numbers = -(-input_bytes // (4 * devices)) * devices if collective else 1
     everywhere = PartitionSpec(AXES)
     sharding = NamedSharding(mesh, everywhere)
     mapped = jax.shard_map(program, mesh=mesh, in_specs=everywhere, out_specs=everywhere)

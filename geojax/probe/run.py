@@ -117,14 +117,14 @@ def _flagged_devices(devices: Sequence[DeviceFigures]) -> list[str]:
     by_host: dict[tuple[str, str], list[DeviceFigures]] = {}
     for device in devices:
         by_host.setdefault((device.site, device.host), []).append(device)
-    said = []
+    findings = []
     for (site, host), members in by_host.items():
         slow = [device for device in members if device.verdict == "slow"]
         if len(slow) == len(members) > 1:
-            said.append(f"host {host} (site {site}) is slow: all of its {len(members)} devices")
+            findings.append(f"host {host} (site {site}) is slow: all of its {len(members)} devices")
         else:
-            said += [f"{device.name} is slow" for device in slow]
-    return said
+            findings += [f"{device.name} is slow" for device in slow]
+    return findings
 
 
 def _is_loopback(coordinator: str) -> bool:

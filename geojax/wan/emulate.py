@@ -159,8 +159,8 @@ def netem_arguments(settings: WanSettings) -> list[str]:
         arguments += ["rate", f"{round(settings.bytes_per_second * 8)}bit"]
     elif settings.jitter_seconds:  # only with a rate does netem keep the order
         arguments += ["rate", "100gbit"]
-    held = settings.queue_limit + settings.bandwidth_delay_product // 2
-    return [*arguments, "limit", str(-(-held // MTU))]
+    queued_bytes = settings.queue_limit + settings.bandwidth_delay_product // 2
+    return [*arguments, "limit", str(-(-queued_bytes // MTU))]
 
 
 def _prefix(name: str) -> str:

@@ -30,7 +30,7 @@ class TimedSchedule:
         return self.event_driven.schedule.name
 
     @property
-    def held(self) -> Fraction:
+    def microbatches_in_flight(self) -> Fraction:
         """The most that a stage has in flight, in microbatches of the whole stage."""
         placement = self.event_driven.schedule.placement
         return max(
@@ -56,7 +56,7 @@ class Comparison:
             (timeline.seconds, entry.name)
             for entry in self.entries
             for timeline in [entry.lock_step if in_lock_step else entry.event_driven]
-            if timeline is not None and entry.held <= memory_limit
+            if timeline is not None and entry.microbatches_in_flight <= memory_limit
         ]
         return min(found)[::-1] if found else None
 
