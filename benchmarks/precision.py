@@ -41,7 +41,7 @@ VALIDATIONS, CHECKPOINTS = 12, 3
 """Of a run."""
 SMOOTHED = 15
 """Steps that a point of a training curve is the mean of."""
-COLOURS = ("#222222", "#8c8c8c", "#1f77b4", "#d1495b", "#e08e1b", "#2a9d63", "#7b4ea3")
+COLORS = ("#222222", "#8c8c8c", "#1f77b4", "#d1495b", "#e08e1b", "#2a9d63", "#7b4ea3")
 PERCENT_SHOWN = (-10, -5, -2, -1, -0.5, 0, 0.5, 1, 2, 5, 10)
 
 
@@ -141,29 +141,29 @@ def draw(results: dict[str, dict[str, Any]]) -> Figure:
     curves, distances = figure.subplots(1, 2)
     yardstick = results[YARDSTICK]
     distances.axhspan(-100 * TOLERANCE, 100 * TOLERANCE, color="#e8f1e4", zorder=0)
-    for precision, colour in zip(PRECISIONS, COLOURS, strict=True):
+    for precision, color in zip(PRECISIONS, COLORS, strict=True):
         if precision not in results:
             continue
         result = results[precision]
         steps, losses = np.transpose(result["validation"])
-        curves.plot(*smooth(result["training"]), color=colour, linewidth=1, alpha=0.6)
+        curves.plot(*smooth(result["training"]), color=color, linewidth=1, alpha=0.6)
         curves.plot(
             steps,
             losses,
             "o-",
-            color=colour,
+            color=color,
             markersize=4,
             linewidth=1,
             label=f"{precision}, at last {losses[-1]:.3f}",
         )
         if precision == YARDSTICK:
-            distances.axhline(0, color=colour, linewidth=1.5)
+            distances.axhline(0, color=color, linewidth=1.5)
             continue
         apart = 100 * (losses / np.transpose(yardstick["validation"])[1] - 1)
-        distances.plot(steps, apart, "o-", color=colour, markersize=4, linewidth=1.5)
+        distances.plot(steps, apart, "o-", color=color, markersize=4, linewidth=1.5)
         middles, means = smooth(result["training"])
         apart = 100 * (means / smooth(yardstick["training"])[1] - 1)
-        distances.plot(middles, apart, color=colour, linewidth=0.8, alpha=0.5)
+        distances.plot(middles, apart, color=color, linewidth=0.8, alpha=0.5)
     curves.set(xlabel="step", ylabel="cross-entropy (nats per token)")
     curves.set_title("Validation (dots) and training (lines without dots, smoothed)", fontsize=10)
     distances.set(xlabel="step", ylabel=f"difference from {YARDSTICK}, % of its loss")

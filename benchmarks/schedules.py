@@ -4,7 +4,7 @@
 
 zero bubble       bubble rates of Zero Bubble's Table 5 (A100, profiled stage times), in percent:
                   simulated / printed
-crosspipe         seconds per microbatch of CrossPipe's Table 5 (70B on GH200, two data centres,
+crosspipe         seconds per microbatch of CrossPipe's Table 5 (70B on GH200, two data centers,
                   injected latency and bandwidth), simulated / measured. One cell is fitted, 1F1B
                   without latency; half of the backward is taken to be the gradients of weights.
                   `hiding` is latency_hiding with split backwards at the same memory, beside the

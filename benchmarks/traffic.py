@@ -13,17 +13,17 @@ and clipping by the global norm:
 
 Each step is compiled for simulated devices, run twice to see that all contestants have the same
 losses, and its collectives are read from the compiled program. XLA for CPUs would merge the sums of
-neighbouring chunks; that pass is off for all, as geojax turns it off on GPUs. Nothing is timed.
+neighboring chunks; that pass is off for all, as geojax turns it off on GPUs. Nothing is timed.
 
 How bytes are counted. A sum of S bytes over n devices travels in a ring: every device hands
-2 (n - 1) / n * S bytes to its neighbour (`geojax.hlo.conventions`). The ring of a sum over
+2 (n - 1) / n * S bytes to its neighbor (`geojax.hlo.conventions`). The ring of a sum over
 `dc` alone has one device of each site, so all that it sends crosses a link. In the ring of a flat
-sum, over `dc` and the devices of a site, the order decides which devices have their neighbour in
+sum, over `dc` and the devices of a site, the order decides which devices have their neighbor in
 another site: at best one of each site, at worst all of them.
 
-    busiest device     what a device sends across that has its neighbour in another site
+    busiest device     what a device sends across that has its neighbor in another site
     a site, at best    what its devices send across together, with sites in order around the ring
-    a site, at worst   the same, with every neighbour in another site
+    a site, at worst   the same, with every neighbor in another site
 """
 
 import argparse
@@ -260,8 +260,8 @@ def show(console: Console, results: list[dict[str, Any]], title: str) -> None:
             )
     console.print(table)
     console.print(
-        "Busiest device: one whose neighbour in the ring is in another site. A site: all its "
-        "devices, from the best order of the ring (site after site) to the worst (each neighbour "
+        "Busiest device: one whose neighbor in the ring is in another site. A site: all its "
+        "devices, from the best order of the ring (site after site) to the worst (each neighbor "
         "in another site). Times geojax: of a site. Under jit, XLA sums the gradient of each layer "
         "and microbatch as it comes, inside their loops, and that of a tied embedding twice.",
         style="dim",

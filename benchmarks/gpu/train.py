@@ -28,7 +28,7 @@ RESULTS = FOLDER.parent / "results" / "gpu_train.json"
 BASE, PEER = "bf16", "torch bf16"
 GOALS = {"8B-shaped": 1.3, "1.2B": 1.1}
 """Tokens/s of FP8 with current scaling over those of bf16."""
-PEER_GOAL, UTILISATION_GOAL, LOSS_GOAL = 1.1, 0.5, 0.01
+PEER_GOAL, UTILIZATION_GOAL, LOSS_GOAL = 1.1, 0.5, 0.01
 
 COLUMNS = ("", "tokens/s", "TFLOP/s", "MFU", "peak GB", "last loss", "loss off bf16", "over bf16")
 
@@ -67,7 +67,7 @@ def measure(work: dict[str, Any], options: dict[str, str], peak: float | None) -
         "step_seconds": seconds,
         "tokens_per_second": tokens_per_second,
         "flops_per_second": flops_per_second,
-        "utilisation": flops_per_second / peak if peak else None,
+        "utilization": flops_per_second / peak if peak else None,
     }
 
 
@@ -85,7 +85,7 @@ def loss_difference(made: dict[str, Any], base: dict[str, Any], block: int) -> f
 def row(side: str, made: dict[str, Any], base: dict[str, Any] | None, block: int) -> list[str]:
     if "problem" in made:
         return [side, made["problem"]]
-    share = made["utilisation"]
+    share = made["utilization"]
     cells = [
         side,
         f"{made['tokens_per_second']:,.0f}",
@@ -126,9 +126,9 @@ def verdicts(name: str, results: dict[str, dict[str, Any]], block: int) -> list[
     """Each goal that can be judged by what was measured."""
     good = {side: made for side, made in results.items() if "problem" not in made}
     base = good.get(BASE)
-    if base is None or base["utilisation"] is None or name not in GOALS:
+    if base is None or base["utilization"] is None or name not in GOALS:
         return []
-    lines = [_verdict("bf16 MFU", base["utilisation"], UTILISATION_GOAL)]
+    lines = [_verdict("bf16 MFU", base["utilization"], UTILIZATION_GOAL)]
     if PEER in good:
         ratio = base["tokens_per_second"] / good[PEER]["tokens_per_second"]
         lines.append(_verdict("bf16 tokens/s over PyTorch's", ratio, PEER_GOAL))

@@ -7,7 +7,7 @@ import rich.box
 from rich.console import Console
 from rich.table import Table
 
-COLOURS = {"geojax": "#1f77b4", "jit": "#2ca02c", "PyTorch": "#d95f02"}
+COLORS = {"geojax": "#1f77b4", "jit": "#2ca02c", "PyTorch": "#d95f02"}
 
 
 def fastest(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -88,7 +88,7 @@ def _draw_row(panel: Any, title: str, cells: list[dict[str, Any]]) -> None:
     panel.barh(
         places,
         [cell["efficiency"] for cell in cells],
-        color=[COLOURS[cell["name"].split()[0].strip(",")] for cell in cells],
+        color=[COLORS[cell["name"].split()[0].strip(",")] for cell in cells],
         hatch=["" if role == "data" else "//" for role in roles],
         edgecolor="white",
     )

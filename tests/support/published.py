@@ -50,7 +50,7 @@ def zero_bubble_rate(timeline, row):
 
 
 def crosspipe_rows():
-    """CrossPipe, Table 5: seconds per microbatch on 8 stages in two data centres."""
+    """CrossPipe, Table 5: seconds per microbatch on 8 stages in two data centers."""
     return _rows("crosspipe_table5.csv")
 
 

@@ -45,7 +45,7 @@ def test_a_long_leaf_takes_the_fewest_pieces_and_shares_with_nobody(drawn, limit
 
 
 @given(leaves, st.integers(1, 64))
-def test_neighbouring_merged_buckets_of_a_kind_could_not_be_one(drawn, limit):
+def test_neighboring_merged_buckets_of_a_kind_could_not_be_one(drawn, limit):
     merged = {}
     for bucket in plan_of(drawn, limit).buckets:
         first = bucket.pieces[0]

@@ -119,7 +119,7 @@ def test_seed_decides_the_order_and_only_that(left, corpus):
         orders.append(seen_windows(loader.batch(step) for step in range(windows.total())))
         assert Counter(orders[-1]) == windows
     assert orders[0] != orders[1]
-    # The order of an epoch of one seed is not that of the next epoch of its neighbour.
+    # The order of an epoch of one seed is not that of the next epoch of its neighbor.
     loader = loader_of(corpus, global_batch_size=1, seed=3)
     second = seen_windows(loader.batch(windows.total() + step) for step in range(windows.total()))
     assert second != orders[1]

@@ -58,8 +58,8 @@ def _layer(tree, index):
 def _norm(own, x, config):
     if config.norm == "rmsnorm":
         return x / np.sqrt((x * x).mean(1, keepdims=True) + config.rms_norm_eps) * own["scale"]
-    centred = x - x.mean(1, keepdims=True)
-    normed = centred / np.sqrt((centred**2).mean(1, keepdims=True) + config.rms_norm_eps)
+    centered = x - x.mean(1, keepdims=True)
+    normed = centered / np.sqrt((centered**2).mean(1, keepdims=True) + config.rms_norm_eps)
     scale = own["scale"] + 1 if config.norm == "layernorm1p" else own["scale"]
     return normed * scale + own["bias"]
 

@@ -21,7 +21,7 @@ def test_drops_the_rate_and_keeps_the_mean():
     np.testing.assert_allclose(np.unique(mask), [0, 1 / (1 - _RATE)], rtol=1e-6)
     noise = np.sqrt(_RATE * (1 - _RATE) / mask.size)
     assert abs((mask == 0).mean() - _RATE) < 4 * noise
-    # No row, position or element is favoured: each mean is as noisy as its count makes it.
+    # No row, position or element is favored: each mean is as noisy as its count makes it.
     for dims in ((1, 2), (0, 2), (0, 1)):
         means = (mask == 0).mean(dims)
         spread = np.sqrt(_RATE * (1 - _RATE) * means.size / mask.size)
@@ -36,7 +36,7 @@ def test_masks_of_different_places_are_independent():
     variance, noise = _RATE / (1 - _RATE), 1 / np.sqrt(first.size)
     pairs = [
         (first, second),
-        (first[:-1], first[1:]),  # neighbouring rows, positions, elements
+        (first[:-1], first[1:]),  # neighboring rows, positions, elements
         (first[:, :-1], first[:, 1:]),
         (first[..., :-1], first[..., 1:]),
         (first[:, ::2], first[:, 1::2]),

@@ -88,8 +88,8 @@ def test_the_router_is_wide_whatever_it_reads():
     # Two logits that differ by less than bfloat16 can hold, and are products of exact numbers.
     x = jnp.asarray([[[1.0, 2.0**-12]]], jnp.bfloat16)
     kernel = jnp.asarray([[1.0, 1.0], [0.0, 1.0]], jnp.bfloat16)
-    for normalised in (True, False):
-        config = moe_model(num_experts=2, num_experts_per_tok=1, norm_topk_prob=normalised)
+    for normalized in (True, False):
+        config = moe_model(num_experts=2, num_experts_per_tok=1, norm_topk_prob=normalized)
         routing = route(kernel, x, config)
         assert routing.experts.item() == 1
         assert routing.gates.dtype == routing.probabilities.dtype == jnp.float32

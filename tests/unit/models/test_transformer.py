@@ -55,7 +55,7 @@ def test_loss_and_every_gradient_equal_the_plain_models(
         assert error <= 1e-10 * max(np.abs(gradient * direction).sum(), 1e-4 * want)
 
 
-def test_a_segment_does_not_see_its_neighbours(config, x64, random_parameters, packed_batch):
+def test_a_segment_does_not_see_its_neighbors(config, x64, random_parameters, packed_batch):
     parameters, batch = random_parameters(config, jnp.float64), packed_batch(config)
     other = {**batch, "tokens": batch["tokens"].copy()}
     other["tokens"][0, :4] = (other["tokens"][0, :4] + 1) % config.vocab_size

@@ -1,7 +1,7 @@
 """What a training step sends: byte for byte the formula, and nothing across sites in a loop.
 
 Two views of one step. *Written* is the program before the compiler, the same on every backend: each
-message, in the dtype that the code names. *Compiled* is what runs: neighbouring sums over the same
+message, in the dtype that the code names. *Compiled* is what runs: neighboring sums over the same
 devices are merged there, so the number of messages says little, and XLA for CPUs widens 16-bit
 floats.
 """

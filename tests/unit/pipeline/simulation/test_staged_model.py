@@ -31,8 +31,8 @@ def topology(accelerators=("h100-sxm", "h100-sxm"), hosts=8, links=True):
         for name, accelerator in zip(("east", "west", "north"), accelerators, strict=False)
     ]
     link = {"round_trip_seconds": "20ms", "bytes_per_second": "100GB/s"}
-    neighbours = [("east", "west"), ("west", "north")][: len(accelerators) - 1]
-    joined = [{"sites": list(pair)} | link for pair in neighbours] if links else []
+    neighbors = [("east", "west"), ("west", "north")][: len(accelerators) - 1]
+    joined = [{"sites": list(pair)} | link for pair in neighbors] if links else []
     return validate(Topology, {"name": "test", "sites": sites, "links": joined}, "test")
 
 
