@@ -216,7 +216,7 @@ def _table(comparison: "Comparison", limit: int, own: str | None) -> Table:
         table.add_column(heading, justify="right", no_wrap=True, min_width=len(heading))
     for entry in comparison.entries:
         timeline = entry.event_driven
-        over = entry.held > limit
+        over = entry.microbatches_in_flight > limit
         table.add_row(
             f"{entry.name} (config)" if entry.name == own else entry.name,
             _time(timeline.seconds),
@@ -224,7 +224,7 @@ def _table(comparison: "Comparison", limit: int, own: str | None) -> Table:
             f"{timeline.bubble_ratio:.1%}",
             f"{timeline.bubble_inside_sites:.1%}",
             f"{timeline.bubble_across_sites:.1%}",
-            f"{float(entry.held):g}{f' > {limit}' if over else ''}",
+            f"{float(entry.microbatches_in_flight):g}{f' > {limit}' if over else ''}",
             f"{max(timeline.link_use.values(), default=0.0):.1%}",
             style="dim" if over else None,
         )

@@ -76,7 +76,7 @@ def measured_stages(config: RunConfig, context: ProbeContext, sequences: int) ->
         for kind in ("forward", "backward", "weight")
         if (piece, kind) != ("embedding", "backward")
     }
-    # Some collectives die when their ranks come far apart: all have compiled, then they meet.
+    # Some collectives time out when their ranks start far apart: all compile, then wait here.
     barrier("probe: the pieces of the model are compiled", TIMEOUT_SECONDS)
     limits = WatchdogSettings(first_step_seconds=TIMEOUT_SECONDS, minimum_seconds=TIMEOUT_SECONDS)
     with Watchdog(limits) as watchdog, watchdog.step(0, "probe"):
@@ -103,19 +103,21 @@ def measured_stages(config: RunConfig, context: ProbeContext, sequences: int) ->
 
 def _stage_mesh(config: RunConfig, context: ProbeContext) -> Mesh:
     """Make a mesh of all devices in stages of the config's size; the rest goes to `data`."""
-    spread = {axis: getattr(config.mesh, axis) for axis in ("expert", "context", "tensor")}
-    devices = spread["expert"] * spread["context"] * spread["tensor"]
+    axis_sizes = {axis: getattr(config.mesh, axis) for axis in ("expert", "context", "tensor")}
+    devices = axis_sizes["expert"] * axis_sizes["context"] * axis_sizes["tensor"]
     sites = len(context.topology.sites)
-    held = context.mesh.size // sites
-    if held % devices:
+    devices_of_site = context.mesh.size // sites
+    if devices_of_site % devices:
         raise UserError(
-            f"a stage of expert={spread['expert']} x context={spread['context']} x "
-            f"tensor={spread['tensor']} needs {devices} devices, and a site has {held}: leave the "
-            "check 'stages' out, or probe with a multiple of them"
+            f"a stage of expert={axis_sizes['expert']} x context={axis_sizes['context']} x "
+            f"tensor={axis_sizes['tensor']} needs {devices} devices, and a site has "
+            f"{devices_of_site}: leave the check 'stages' out, or probe with a multiple of them"
         )
     topology = context.topology if len(context.processes) > 1 else None
     given = list(context.mesh.devices.flat)
-    return make_mesh(topology, dc=sites, data=held // devices, devices=given, **spread)
+    return make_mesh(
+        topology, dc=sites, data=devices_of_site // devices, devices=given, **axis_sizes
+    )
 
 
 def _site_times(name: str, seconds: dict[tuple[str, str], float]) -> SiteTimes:
@@ -180,16 +182,20 @@ class _Pieces:
         histories = history_layouts(single, plan)
         groups = plan.mesh.shape["dc"] * plan.mesh.shape["data"] * plan.mesh.shape["expert"]
         shapes = batch_shape(sequences * groups, config.batch.sequence_length)
-        places = (self._layouts, histories)
+        layout_trees = (self._layouts, histories)
         self._specs = (
-            *(jax.tree.map(lambda place: place.spec(), each) for each in places),
+            *(jax.tree.map(lambda leaf_layout: leaf_layout.spec(), each) for each in layout_trees),
             batch_specs(shapes, plan),
         )
 
         def make(key: jax.Array) -> tuple[Any, Any, Any]:
             parameters = init_parameters(single, key, plan.policy.master_dtype)
-            padded = jax.tree.map(lambda leaf, place: place.pad(leaf), parameters, self._layouts)
-            history = jax.tree.map(lambda place: jnp.ones(place.padded_shape), histories)
+            padded = jax.tree.map(
+                lambda leaf, leaf_layout: leaf_layout.pad(leaf), parameters, self._layouts
+            )
+            history = jax.tree.map(
+                lambda leaf_layout: jnp.ones(leaf_layout.padded_shape), histories
+            )
             tokens = jax.random.randint(key, shapes["tokens"].shape, 0, model.vocab_size)
             columns = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
             batch = {
@@ -203,7 +209,7 @@ class _Pieces:
             return padded, history, jax.tree.map(lambda x, s: x.astype(s.dtype), batch, shapes)
 
         shardings = (
-            *(layout.shardings(each, plan.mesh) for each in places),
+            *(layout.shardings(each, plan.mesh) for each in layout_trees),
             jax.tree.map(
                 lambda spec: NamedSharding(plan.mesh, spec),
                 self._specs[2],
@@ -227,8 +233,10 @@ class _Pieces:
                 return body((index > iterations).astype(jnp.int32), carry)
 
             end = lax.fori_loop(jnp.int32(0), iterations, iteration, start)
-            seen = sum(leaf.ravel()[:1].astype(jnp.float32) for leaf in jax.tree.leaves(end))
-            return vary_over(seen, frozenset(AXES))
+            first_numbers = sum(
+                leaf.ravel()[:1].astype(jnp.float32) for leaf in jax.tree.leaves(end)
+            )
+            return vary_over(first_numbers, frozenset(AXES))
 
         mapped = jax.shard_map(
             program,

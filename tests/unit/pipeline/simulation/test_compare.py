@@ -37,14 +37,14 @@ def test_every_schedule_is_timed_in_both_modes(comparison):
 
 
 def test_what_is_held_is_counted_in_microbatches_of_the_whole_stage(comparison):
-    held = {entry.name: entry.held for entry in comparison.entries}
+    held = {entry.name: entry.microbatches_in_flight for entry in comparison.entries}
     assert (held["gpipe"], held["1f1b"], held["zero_bubble_h2"]) == (16, 4, 7)
     assert held["zbv"] == 4  # 8 halves
     assert held["latency_hiding"] <= 4
 
 
 def test_the_best_keeps_the_limit_in_both_modes(comparison):
-    fitting = [entry for entry in comparison.entries if entry.held <= 4]
+    fitting = [entry for entry in comparison.entries if entry.microbatches_in_flight <= 4]
     name, seconds = comparison.best(4, in_lock_step=False)
     assert seconds == min(entry.event_driven.seconds for entry in fitting)
     assert name in {entry.name for entry in fitting}
