@@ -5,7 +5,7 @@
 
 Two sites of two stages train a Llama through both of them, on 8 simulated devices (two for each
 stage); between the sites a message has two ticks. The other side is the same step without stages:
-the same microbatches, each on one of the 8 devices, the same rematerialisation, the same devices.
+the same microbatches, each on one of the 8 devices, the same rematerialization, the same devices.
 Before any timing all sides train three steps and must agree on the losses. Then they take turns, a
 step each in rotating order, and a ratio is the median over the rounds.
 
@@ -15,11 +15,11 @@ that the step without a pipeline does not do: sending, putting away what waits, 
 the form without branches, the work of idle stages on what nobody reads: with m microbatches and d
 ticks from the first stage to the last it makes d / m of all work.
 
-The products are as wide as compute-bound ones are: beside narrow ones (`--hidden 256 --rows 2`) it
-shows that what waits for the backward comes from memory where a pipeline holds many microbatches. A
-pipeline's devices reduce the gradients of their own stage alone, so that a step may also take less
-than one without. Huge pages, as `launch/quickstart` asks for, spare all sides the faults of memory
-that XLA takes anew for each step.
+The products are as wide as compute-bound ones are. Beside narrow ones
+(`--hidden 256 --sequences 2`) it shows that what waits for the backward comes from memory where a
+pipeline holds many microbatches. A pipeline's devices reduce the gradients of their own stage
+alone, so that a step may also take less than one without. Huge pages, as `launch/quickstart` asks
+for, spare all sides the faults of memory that XLA takes anew for each step.
 """
 
 import argparse
@@ -71,7 +71,7 @@ class Work:
 
     hidden: int
     sequence: int
-    rows: int
+    sequences: int
     """Of a microbatch on one device."""
     microbatches: int
     """Of the pipeline; a device without one has its share of them."""
@@ -90,12 +90,12 @@ class Work:
         )
 
     @property
-    def all_rows(self) -> int:
-        return self.microbatches * self.rows * DATA
+    def all_sequences(self) -> int:
+        return self.microbatches * self.sequences * DATA
 
     def batch(self) -> dict[str, np.ndarray]:
-        """Random tokens, one document a row; the same batch every step."""
-        shape = (self.all_rows, self.sequence)
+        """Random tokens, one document a sequence; the same batch every step."""
+        shape = (self.all_sequences, self.sequence)
         tokens = np.random.default_rng(SEED).integers(
             self.model.vocab_size, size=(shape[0], shape[1] + 1), dtype=np.int32
         )
@@ -105,7 +105,7 @@ class Work:
             "loss_mask": np.ones(shape, np.float32),
             "segment_ids": np.ones(shape, np.int32),
             "positions": np.broadcast_to(np.arange(self.sequence, dtype=np.int32), shape),
-            "row": np.arange(self.all_rows, dtype=np.int32),
+            "row": np.arange(self.all_sequences, dtype=np.int32),
         }
 
 
@@ -118,10 +118,12 @@ class Runner:
             learning_rate_schedule(SETTINGS, STEPS),
         )
         layouts = state_layouts(work.model, optimizer, plan)
-        shapes = batch_shape(work.all_rows, work.sequence)
+        shapes = batch_shape(work.all_sequences, work.sequence)
         step = lower_step(layouts, work.model, plan, optimizer, schedule, shapes).compile()
         self._step = step
-        self._batch = global_batch(plan, work.all_rows, range(work.all_rows), work.batch())
+        self._batch = global_batch(
+            plan, work.all_sequences, range(work.all_sequences), work.batch()
+        )
         self._signals = global_signals(plan, dict.fromkeys(SIGNALS, False))
         self._state = initial_state(work.model, optimizer, layouts, plan, SEED)
 
@@ -224,8 +226,8 @@ def show(console: Console, work: Work, results: list[dict[str, Any]]) -> None:
     tick = tick_seconds(work, results)
     console.print(
         f"{parameter_count(work.model) / 1e6:.1f}M parameters, fp32, remat {work.remat}; "
-        f"{work.microbatches} microbatches of {DATA} x {work.rows} rows of {work.sequence} tokens, "
-        f"each {1e3 * tick:.0f} ms; {DEVICES} simulated devices on "
+        f"{work.microbatches} microbatches of {DATA} x {work.sequences} sequences of "
+        f"{work.sequence} tokens, each {1e3 * tick:.0f} ms; {DEVICES} simulated devices on "
         f"{len(os.sched_getaffinity(0))} cores"
     )
     table = Table(box=rich.box.HORIZONTALS)
@@ -266,8 +268,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=5, help="steps that each side is timed for")
     parser.add_argument("--microbatches", type=int, default=16, help="of a step of the pipeline")
-    parser.add_argument("--rows", type=int, default=4, help="of a microbatch on one device")
-    parser.add_argument("--sequence", type=int, default=128, help="tokens in a row")
+    parser.add_argument("--sequences", type=int, default=4, help="of a microbatch on one device")
+    parser.add_argument("--sequence", type=int, default=128, help="tokens of a sequence")
     parser.add_argument("--hidden", type=int, default=512, help="width of the model")
     parser.add_argument("--remat", default="none", choices=("none", "selective", "full"))
     parser.add_argument(
@@ -283,7 +285,7 @@ def main() -> None:
     work = Work(
         hidden=arguments.hidden,
         sequence=arguments.sequence,
-        rows=arguments.rows,
+        sequences=arguments.sequences,
         microbatches=arguments.microbatches,
         remat=arguments.remat,
     )

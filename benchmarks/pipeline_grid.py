@@ -4,7 +4,7 @@
 
 The cells are those of `tests/support/pipelines.py`: schedule x {through two sites, through three,
 in each} x ticks of a hop x {alone, tensor, sequence parallel, context, data, expert} x
-rematerialisation x branches. A cell's error is the largest of its loss and its gradients' leaves,
+rematerialization x branches. A cell's error is the largest of its loss and its gradients' leaves,
 each relative to the leaf's largest number. What the output has already is not run again.
 """
 

@@ -232,7 +232,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=cores, help="threads and cores of each side")
     parser.add_argument("--rounds", type=int, default=9, help="turns that each side gets")
     parser.add_argument("--steps", type=int, default=5, help="steps of one turn")
-    parser.add_argument("--remat", default="none", help="geojax's rematerialisation policy")
+    parser.add_argument("--remat", default="none", help="geojax's rematerialization policy")
     parser.add_argument("--only", choices=CONFIGURATIONS, help="just this configuration")
     parser.add_argument("--output", type=Path, help="write everything measured to this JSON file")
     arguments = parser.parse_args()

@@ -5,15 +5,15 @@
 Three contestants train the same transformer, from the same weights, on the same batch, with AdamW
 and clipping by the global norm:
 
-    geojax                      the step of `geojax train`: chunk by chunk, sums inside a site, then
-                                across
-    jit, replicated state       what people write first: rows spread over all devices, weights and
-                                moments on each of them, XLA places the collectives
+    geojax                      the step of `geojax train`: bucket by bucket, sums inside a site,
+                                then across
+    jit, replicated state       what people write first: sequences spread over all devices, weights
+                                and moments on each of them, XLA places the collectives
     jit, sharded state          the same with weights and moments cut over a site's devices (ZeRO)
 
 Each step is compiled for simulated devices, run twice to see that all contestants have the same
 losses, and its collectives are read from the compiled program. XLA for CPUs would merge the sums of
-neighboring chunks; that pass is off for all, as geojax turns it off on GPUs. Nothing is timed.
+neighboring buckets; that pass is off for all, as geojax turns it off on GPUs. Nothing is timed.
 
 How bytes are counted. A sum of S bytes over n devices travels in a ring: every device hands
 2 (n - 1) / n * S bytes to its neighbor (`geojax.hlo.conventions`). The ring of a sum over
@@ -94,7 +94,7 @@ class Work:
     bucket_bytes: int
 
     def batch(self) -> dict[str, np.ndarray]:
-        """Random tokens, one document a row."""
+        """Random tokens, one document a sequence."""
         shape = (self.rows, self.sequence)
         tokens = np.random.default_rng(SEED).integers(
             self.model.vocab_size, size=(self.rows, self.sequence + 1), dtype=np.int32
@@ -295,7 +295,7 @@ def main() -> None:
     )
     parser.add_argument("--microbatches", nargs="+", type=int, default=[1, 4], help="of a step")
     parser.add_argument("--bucket-bytes", type=int, default=4 * 2**20, help="of geojax")
-    parser.add_argument("--sequence", type=int, default=64, help="tokens in a row")
+    parser.add_argument("--sequence", type=int, default=64, help="tokens of a sequence")
     parser.add_argument("--output", type=Path, help="also write the result as JSON")
     arguments = parser.parse_args()
 

@@ -122,8 +122,8 @@ def parsed() -> argparse.Namespace:
     parser.add_argument(
         "--long-steps",
         action="store_true",
-        help=f"only the row {title_of(*LONG_STEPS_ROW)}, of every wire with steps of several "
-        "microbatches",
+        help=f"only the row {title_of(*LONG_STEPS_ROW)}, of every wire format with steps of "
+        "several microbatches",
     )
     parser.add_argument(
         "--only", nargs="+", default=[], metavar="PART", help="contestants with this in their name"

@@ -105,7 +105,7 @@ def show(name: str, work: dict[str, Any], results: dict[str, dict[str, Any]]) ->
     model = work["model"]
     print(
         f"\n{name}: {work['parameters'] / 1e9:.3g}B parameters, {model['num_hidden_layers']} "
-        f"layers, {work['rows']} rows of {work['sequence']} tokens; MFU is of the bf16 peak"
+        f"layers, {work['rows']} sequences of {work['sequence']} tokens; MFU is of the bf16 peak"
     )
     base = results.get(BASE)
     if base is not None and "problem" in base:
@@ -154,7 +154,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="of each side; default: 100, of a toy 20")
     parser.add_argument("--rows", type=int, help="sequences in a step; default: 4")
     parser.add_argument("--layers", type=int, help="of the 8B shape; default: as many as fit")
-    parser.add_argument("--remat", default="none", help="geojax's rematerialisation")
+    parser.add_argument("--remat", default="none", help="geojax's rematerialization")
     parser.add_argument("--output", type=Path, help=f"JSON; default on a GPU: {RESULTS.name}")
     arguments = parser.parse_args()
     if arguments.steps is not None and arguments.steps < 2:

@@ -30,7 +30,7 @@ PIECES = ("context", *BATCH_AXES)
 ATTENTION_ROWS = 64
 """Query rows that are computed at a time where a row is in pieces, each with the columns before."""
 
-# As geojax without rematerialisation does: what lies between matrix products is computed again.
+# As geojax without rematerialization does: what lies between matrix products is computed again.
 _keep_products = functools.partial(
     jax.checkpoint,
     prevent_cse=False,

@@ -44,10 +44,10 @@ LONG_STEPS = 8
 
 
 def long_steps() -> list[Contestant]:
-    """Every wire where a step lasts so long that it can hide what the smallest sends."""
+    """Every wire format where a step lasts so long that it can hide what the smallest sends."""
     return [
         Contestant(
-            f"geojax, {wire} wire",
+            f"geojax, {wire} gradients",
             "geojax_side",
             "data",
             {"communication": {"overlap_grad_reduce": True} | _compressed(wire)},
@@ -73,19 +73,19 @@ def _compressed(wire: str) -> dict[str, str]:
 
 def _geojax_wire(wire: str) -> list[Contestant]:
     tries = {
-        "one chunk": {"bucket_bytes": 2**30},
-        "16 MB chunks": {"bucket_bytes": 2**24},
+        "one bucket": {"bucket_bytes": 2**30},
+        "16 MB buckets": {"bucket_bytes": 2**24},
         "overlapped": {"overlap_grad_reduce": True},
     }
     return [
         Contestant(
-            f"geojax, {wire} wire",
+            f"geojax, {wire} gradients",
             "geojax_side",
             "data",
             {"communication": settings | _compressed(wire)},
             variant=variant,
             rounded=wire != "fp32",
-            quick=variant != "16 MB chunks",
+            quick=variant != "16 MB buckets",
         )
         for variant, settings in tries.items()
     ]
