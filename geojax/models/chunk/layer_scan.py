@@ -35,7 +35,7 @@ from geojax.models.chunk.layer_io import (
 )
 from geojax.models.chunk.residuals import Residuals, forward
 from geojax.models.chunk.split_backward import SplitBackward
-from geojax.models.parallel.varying import typed_like
+from geojax.models.parallel.varying import typed_like, vary_over, varying_axes
 from geojax.models.parameters import Parameters
 from geojax.precision import merge_quantized, split_quantized
 
@@ -172,11 +172,13 @@ class Layers:
             span: Span, own: LayerWeights, first: int, carry: Any, index: Any, scanned: Any = None
         ) -> Any:
             x, prefetched = carry
-            following = jnp.minimum(index + 1, span.count - 1)
-            weights = scanned
             if scanned is None:
+                following = jnp.minimum(index + 1, span.count - 1)
                 weights, prefetched = own.source.take(prefetched, index, following)
-            made, balance = span.layer(weights, x, self.first_layer + first + index, context)
+                number = self.first_layer + first + index
+            else:
+                weights, number = scanned
+            made, balance = span.layer(weights, x, number, context)
             static = isinstance(span.count, int)
             return (typed_like(made, x), prefetched), balance if static else None
 
@@ -184,8 +186,12 @@ class Layers:
         for span, own, first in zip(self.spans, weights, self._firsts, strict=True):
             of_span, scanned = functools.partial(body, span, own, first), None
             if isinstance(own.source, StackedWeights) and isinstance(span.count, int):
-                # The gradients of what is scanned are stacked, not added up in every iteration.
-                scanned = own.source.stack(span.count)
+                # The gradients of what is scanned are stacked, not added up in every iteration; and
+                # a layer's number is no residual of its iteration.
+                numbers = self.first_layer + first + jnp.arange(span.count, dtype=jnp.int32)
+                scanned = (own.source.stack(span.count), numbers)
+                # A layer's result is summed over `tensor`, and varies as its weights do else.
+                x = vary_over(x, varying_axes(scanned) - {"tensor"})
             (x, _), of_layers = _loop(of_span, (x, own.prefetched), span.count, scanned=scanned)
             balances.append(of_layers)
         return x, _sum_over_layers(balances)

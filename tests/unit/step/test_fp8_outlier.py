@@ -39,7 +39,7 @@ def program(recipe):
         def product(x, w, known):
             amax = None if known is None else known[AMAX][0]
             axes = Axes(x=("tensor",), w=("tensor",))
-            return jax.lax.psum(plan.products.multiply(x, w, amax, axes), "tensor")
+            return jax.lax.psum(plan.matmul.multiply(x, w, amax, axes), "tensor")
 
         y, backward = jax.vjp(product, x, w, known)
         dx, dw, seen = backward(dy)
@@ -88,7 +88,7 @@ def test_current_scaling_follows_it_at_once_where_the_product_is_shared_and_nowh
     np.testing.assert_array_equal(before[1], after[1])  # which reads dy and w
     # Both ranks of its group have the scale of the whole operand: what one device would have.
     own = slice(ITS_GROUP * TOKENS, (ITS_GROUP + 1) * TOKENS)
-    alone = plan_of("current").products.multiply(hit[own], w)
+    alone = plan_of("current").matmul.multiply(hit[own], w)
     np.testing.assert_allclose(by_group(after[0])[ITS_GROUP], alone, rtol=1e-5, atol=1e-2)
     assert errors(before[0], x, w).max() < 0.05
     assert errors(after[0], hit, w)[ITS_GROUP] > 0.5
