@@ -29,8 +29,8 @@ from jax import lax
 from geojax.mesh import AXES
 from geojax.models import Parameters
 from geojax.optim import LeafLayout
+from geojax.optim.leaf_groups import shard_axes
 from geojax.precision import AMAX, quantize_weight
-from geojax.step.gather import shard_axes
 from geojax.step.plan import StepPlan
 
 

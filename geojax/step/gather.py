@@ -10,8 +10,7 @@ Weights may be quantized to FP8 in between (`geojax.step.fp8_all_gather`).
 
 import dataclasses
 import math
-from collections.abc import Callable, Hashable, Iterable
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,11 +19,9 @@ from jax import lax
 from geojax.collectives import all_gather
 from geojax.collectives.axes import to_varying, varying_axes
 from geojax.optim import LeafLayout
-from geojax.optim.layout import DimSharding
-from geojax.precision import QuantizedWeight, Weight, is_quantized_weight
+from geojax.optim.leaf_groups import map_by_group, shard_axes, shard_dim
+from geojax.precision import QuantizedWeight, Weight
 from geojax.step.plan import StepPlan
-
-Key = TypeVar("Key", bound=Hashable)
 
 
 def gather_weights(shards: Any, layouts: Any, plan: StepPlan) -> Any:
@@ -107,7 +104,8 @@ def _received(leaf: QuantizedWeight, gathered: jax.Array, layout: LeafLayout) ->
     scales, axes = leaf.scales, shard_axes(layout)[0]
     if axes is not None and scales_are_sent(scales.ndim, layout):
         shape = list(scales.shape)
-        shape[shard_dim(layout)] *= _sharding(layout).ranks
+        assert layout.shard is not None, "scales are sent of sharded leaves"
+        shape[layout.shard.dim] *= layout.shard.ranks
         (scales,) = _gather([scales], axes, [layout], [tuple(shape)])
         blocks = (1,) * (gathered.ndim - 2) + (leaf.block or (1, 1))
         kept = [-(-size // block) for size, block in zip(gathered.shape, blocks, strict=True)]
@@ -147,44 +145,3 @@ def site_shape(layout: LeafLayout, plan: StepPlan) -> tuple[int, ...]:
         plan.mesh.shape[axis] for axis in shard_axes(layout)[0] or ()
     )
     return tuple(shape)
-
-
-def shard_dim(layout: LeafLayout) -> int:
-    """Return the dimension along which a leaf is sharded."""
-    return _sharding(layout).dim
-
-
-def shard_axes(layout: LeafLayout) -> tuple[tuple[str, ...] | None, bool]:
-    """Return the axes inside a site that shard a leaf, None if none; and whether `dc` does."""
-    if layout.shard is None:
-        return None, False
-    return tuple(axis for axis in layout.shard.axes if axis != "dc"), "dc" in layout.shard.axes
-
-
-def _sharding(layout: LeafLayout) -> DimSharding:
-    assert layout.shard is not None, "the leaf must be sharded"
-    return layout.shard
-
-
-def map_by_group(
-    function: Callable[[Any, list[Any], list[LeafLayout]], list[Any]],
-    tree: Any,
-    layouts: Any,
-    key_of: Callable[[LeafLayout], Hashable],
-) -> Any:
-    """Apply `function` to all leaves with the same key together, so that they can share buckets."""
-    leaves, structure = jax.tree.flatten(tree, is_leaf=is_quantized_weight)
-    leaf_layouts = jax.tree.leaves(layouts)
-    results: dict[int, Any] = {}
-    for key, positions in group(key_of(layout) for layout in leaf_layouts).items():
-        made = function(key, [leaves[i] for i in positions], [leaf_layouts[i] for i in positions])
-        results.update(zip(positions, made, strict=True))
-    return jax.tree.unflatten(structure, [results[index] for index in range(len(leaves))])
-
-
-def group(keys: Iterable[Key]) -> dict[Key, list[int]]:
-    """Return the positions of equal keys, by key."""
-    groups: dict[Key, list[int]] = {}
-    for index, key in enumerate(keys):
-        groups.setdefault(key, []).append(index)
-    return groups

@@ -33,7 +33,7 @@ from geojax.collectives import (
 from geojax.collectives.axes import drop_single, to_varying, varying_axes
 from geojax.mesh import AXES
 from geojax.optim import LeafLayout
-from geojax.step.gather import group, map_by_group, shard_axes, shard_dim
+from geojax.optim.leaf_groups import group, map_by_group, shard_axes, shard_dim
 from geojax.step.plan import StepPlan
 
 

@@ -50,6 +50,7 @@ from geojax.hlo.conventions import (
 from geojax.mesh import AXES
 from geojax.models import ModelConfig
 from geojax.optim import SHARD_AXES, LeafLayout
+from geojax.optim.leaf_groups import shard_axes
 from geojax.planner.traffic.amax import predicted_amax_bytes
 from geojax.planner.traffic.by_axes import (
     Axes,
@@ -68,7 +69,7 @@ from geojax.planner.traffic.moe import predicted_moe_bytes
 from geojax.planner.traffic.tensor import predicted_tensor_bytes
 from geojax.planner.traffic.weights import predicted_weight_bytes
 from geojax.runtime.platform import platform_of
-from geojax.step.gather import computing_axes, shard_axes
+from geojax.step.gather import computing_axes
 from geojax.step.plan import SIGNALS, StepPlan
 from geojax.step.state import parameter_layouts
 
