@@ -72,5 +72,5 @@ def test_bfloat16_rounds_to_nearest():
 
 
 def test_formats_have_names():
-    assert wire_format("fp32") is None
+    assert wire_format("none") is None
     assert (wire_format("bf16"), wire_format("int8")) == (BFLOAT16, INT8)
