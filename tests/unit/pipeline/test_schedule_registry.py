@@ -72,9 +72,9 @@ def test_a_new_entry_is_in_the_help_of_the_command():
     )
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     words = " ".join(shown.stdout.replace("│", " ").split())
-    assert "serial (One at a time.)" in words
+    assert "serial: One at a time." in words
     for name in SCHEDULES:
-        assert f"{name} (" in words
+        assert f"{name}: " in words
 
 
 def test_every_entry_is_in_the_documentation():
