@@ -2,9 +2,9 @@
 
     python benchmarks/precision.py --output benchmarks/results/precision.json
 
-`geojax train` trains the preset `tiny` on the quickstart's text in each, in a process of its own:
-the same weights at the start, the same sequences in the same order, the same steps. FP8 products
-are made by the reference backend. Every final validation loss should be within 1% of that in bf16.
+`geojax train` repeats the run of benchmarks/precision.yaml in each, in a process of its own: the
+same weights at the start, the same sequences in the same order, the same steps. FP8 products are
+made by the reference backend. Every final validation loss should be within 1% of that in bf16.
 
 A finished run below `--runs` is not run again, and one that was stopped goes on from its
 checkpoint; the table and the picture show all that are finished. Seconds are those of training
@@ -36,8 +36,6 @@ from geojax.train.metrics import read_metrics
 REPOSITORY = Path(__file__).resolve().parents[1]
 YARDSTICK = "bf16"
 PRECISIONS = (YARDSTICK, "fp32", "fp16", *(f"fp8-{name}" for name in RECIPES))
-MODEL = "tiny"
-OPTIMIZER = {"peak_learning_rate": 1.5e-3, "final_learning_rate": 1.5e-4, "warmup_steps": 60}
 TOLERANCE = 0.01
 VALIDATIONS, CHECKPOINTS = 12, 3
 """Of a run."""
@@ -52,8 +50,6 @@ def settings(precision: str, steps: int, directory: Path) -> list[str]:
     changes = {
         "run_directory": directory,
         "steps": steps,
-        "model": MODEL,
-        **{f"optimizer.{name}": value for name, value in OPTIMIZER.items()},
         "precision": precision,
         "evaluation.interval": max(1, steps // VALIDATIONS),
         "checkpoint.interval": max(1, steps // CHECKPOINTS),
@@ -190,7 +186,7 @@ def draw(results: dict[str, dict[str, Any]]) -> Figure:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--config", type=Path, default=REPOSITORY / "configs" / "quickstart.yaml")
+    parser.add_argument("--config", type=Path, default=Path(__file__).with_suffix(".yaml"))
     parser.add_argument("--steps", type=int, default=300, help="of each run")
     parser.add_argument(
         "--only", nargs="+", choices=PRECISIONS, default=PRECISIONS, help="train just these"
