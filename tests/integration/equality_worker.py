@@ -50,7 +50,7 @@ if __name__ == "__main__":
         # Messages are of float32, so that numbers of 64 bits cross in a psum only.
         if form == "psum":
             check_layout("llama", "fp64", 1e-10, layout)
-        check_layout("llama", "fp32", 1e-5, layout, wire=WIRES[form])
+        check_layout("llama", "fp32", 1e-5, layout, wire_format=WIRES[form])
         print(layout, "equal")
     print("wires", check_wires())
     runtime.finish()
