@@ -97,8 +97,8 @@ Share = Annotated[
 
 
 def quantity(value: float, unit: str = "") -> str:
-    """Format a number with three digits and a prefix: 5.1M, 1.2 GB, 830 tokens/s."""
-    for limit, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+    """Format with three digits and a prefix: 1.2 GB, 830 tokens/s; a plain count as 5.1M, 341B."""
+    for limit, prefix in ((1e12, "T"), (1e9, "G" if unit else "B"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= limit:
             return f"{value / limit:.3g}{' ' if unit else ''}{prefix}{unit}"
     return f"{value:.3g}{' ' if unit else ''}{unit}"

@@ -16,6 +16,7 @@ from geojax.settings import Settings, validate
 
 if TYPE_CHECKING:
     from geojax.accelerators import Precision
+    from geojax.pipeline.simulation.stage_times import StageTimes
     from geojax.probe import Figures, ProbeContext
     from geojax.runtime import ProcessSettings
     from geojax.train.config import RunConfig
@@ -87,10 +88,8 @@ def run(command: ProbeCommand, overrides: Sequence[str]) -> int:
 
     from geojax import runtime
     from geojax.cli.probe_tables import show
-    from geojax.cli.simulated_pipeline import microbatch_sequences
     from geojax.precision import policy
     from geojax.probe import CHECKS, ProbeContext, probe
-    from geojax.probe.stages import measured_stages
     from geojax.runtime.cluster_env import complete
     from geojax.topology import Topology
 
@@ -115,7 +114,7 @@ def run(command: ProbeCommand, overrides: Sequence[str]) -> int:
         )
     if config is not None and "stages" in command.checks:
         with console.status("measuring the pieces of the model"):
-            times = measured_stages(config, context, microbatch_sequences(config))
+            times = _stage_times(config, context)
         figures = figures.model_copy(update={"stage_times": times})
     show(figures, console)
     if first:
@@ -123,6 +122,24 @@ def run(command: ProbeCommand, overrides: Sequence[str]) -> int:
     console.print("slow: " + "; ".join(figures.flagged) if figures.flagged else "nothing is slow")
     runtime.finish()
     return UNHEALTHY if figures.flagged and first else 0
+
+
+def _stage_times(config: "RunConfig", context: "ProbeContext") -> "StageTimes":
+    from geojax.cli.simulated_pipeline import microbatch_sequences
+    from geojax.probe.stages import measured_stages, stage_mesh
+    from geojax.train.compiled_run import plan_without_pipeline
+
+    sizes = config.mesh
+    mesh = stage_mesh(
+        context, expert=sizes.expert, context_parallel=sizes.context, tensor=sizes.tensor
+    )
+    return measured_stages(
+        config.model,
+        plan_without_pipeline(config, mesh),
+        context,
+        sequences=microbatch_sequences(config),
+        sequence_length=config.batch.sequence_length,
+    )
 
 
 def _processes(simulate: int | None, config: "RunConfig | None") -> "ProcessSettings":

@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from geojax.errors import UserError
 from geojax.mesh import AXES, make_mesh
-from geojax.models import init_parameters
+from geojax.models import ModelConfig, init_parameters
 from geojax.models.chunk.chunk import ChunkWeights
 from geojax.models.chunk.layer_io import StackedGradients
 from geojax.models.parallel.varying import vary_over, zeros_of
@@ -37,9 +37,6 @@ from geojax.step.gather import gather_weights
 from geojax.step.plan import StepPlan
 from geojax.step.program import batch_shape, batch_specs
 from geojax.step.state import parameter_layouts
-from geojax.train.compiled_run import step_plan
-from geojax.train.config import MeshSettings, RunConfig, ZeroSettings
-from geojax.train.pipeline_settings import PipelineSettings
 
 _ROUNDS = 5
 _LOOP_SECONDS = 0.2
@@ -50,26 +47,27 @@ Body = Callable[[jax.Array, Any], Any]
 so that none moves the piece out of the loop."""
 
 
-def measured_stages(config: RunConfig, context: ProbeContext, sequences: int) -> StageTimes:
-    """Measure the pieces of `config`'s model; every process of the job calls it.
+def measured_stages(
+    model: ModelConfig,
+    plan: StepPlan,
+    context: ProbeContext,
+    *,
+    sequences: int,
+    sequence_length: int,
+) -> StageTimes:
+    """Measure the pieces of `model`; every process of the job calls it.
 
     Args:
-        config: of its mesh, `expert`, `context` and `tensor` count: the devices of a stage.
+        model: of whose pieces the times are wanted.
+        plan: a step without a pipeline, on a mesh from `stage_mesh`.
         context: the processes and their devices, all of which take part.
         sequences: sequences of a microbatch on one data-parallel rank.
+        sequence_length: tokens of a sequence.
 
     Raises:
-        UserError: the devices do not divide into stages.
         MissingProcessesError: some process did not come.
     """
-    mesh = _stage_mesh(config, context)
-    changes = {
-        "mesh": MeshSettings(**dict(mesh.shape)),
-        "pipeline": PipelineSettings(),
-        "zero": ZeroSettings(stage=0),
-    }
-    plan = step_plan(config.model_copy(update=changes), mesh)
-    pieces = _Pieces(config, plan, sequences)
+    pieces = _Pieces(model, plan, sequences, sequence_length)
     programs = {
         (piece, kind): pieces.compiled(piece, kind)
         for piece in ("layer", "embedding", "head")
@@ -91,32 +89,41 @@ def measured_stages(config: RunConfig, context: ProbeContext, sequences: int) ->
         ]
         sites.append(_site_times(site.name, dict(zip(programs, medians, strict=True))))
     return StageTimes(
-        model=config.model,
+        model=model,
         sequences=sequences,
-        sequence_length=config.batch.sequence_length,
+        sequence_length=sequence_length,
         dtype=plan.policy.compute_dtype.name,
-        remat=config.remat,
-        parallelism=config.model_parallelism,
+        remat=plan.remat,
+        parallelism=plan.parallelism,
         sites=tuple(sites),
     )
 
 
-def _stage_mesh(config: RunConfig, context: ProbeContext) -> Mesh:
-    """Make a mesh of all devices in stages of the config's size; the rest goes to `data`."""
-    axis_sizes = {axis: getattr(config.mesh, axis) for axis in ("expert", "context", "tensor")}
-    devices = axis_sizes["expert"] * axis_sizes["context"] * axis_sizes["tensor"]
+def stage_mesh(
+    context: ProbeContext, *, expert: int = 1, context_parallel: int = 1, tensor: int = 1
+) -> Mesh:
+    """Make a mesh of all devices in groups as large as a stage; `data` counts a site's groups.
+
+    Raises:
+        UserError: the devices do not divide into stages.
+    """
+    devices = expert * context_parallel * tensor
     sites = len(context.topology.sites)
     devices_of_site = context.mesh.size // sites
     if devices_of_site % devices:
         raise UserError(
-            f"a stage of expert={axis_sizes['expert']} x context={axis_sizes['context']} x "
-            f"tensor={axis_sizes['tensor']} needs {devices} devices, and a site has "
-            f"{devices_of_site}: leave the check 'stages' out, or probe with a multiple of them"
+            f"a stage of expert={expert} x context={context_parallel} x tensor={tensor} needs "
+            f"{devices} devices, and a site has {devices_of_site}: leave the check 'stages' out, "
+            f"or probe with a multiple of them"
         )
-    topology = context.topology if len(context.processes) > 1 else None
-    given = list(context.mesh.devices.flat)
     return make_mesh(
-        topology, dc=sites, data=devices_of_site // devices, devices=given, **axis_sizes
+        context.topology if len(context.processes) > 1 else None,
+        dc=sites,
+        data=devices_of_site // devices,
+        expert=expert,
+        context=context_parallel,
+        tensor=tensor,
+        devices=list(context.mesh.devices.flat),
     )
 
 
@@ -169,9 +176,9 @@ def _seconds(loops: Sequence[Callable[[jax.Array], Any]]) -> list[float]:
 class _Pieces:
     """A model with one layer, its data, and the loops over each of its pieces."""
 
-    def __init__(self, config: RunConfig, plan: StepPlan, sequences: int):
-        self._plan, model = plan, config.model
-        key = jax.random.key(config.seed)
+    def __init__(self, model: ModelConfig, plan: StepPlan, sequences: int, sequence_length: int):
+        self._plan = plan
+        key = jax.random.key(0)
         self._run = ForwardBackward(model, plan, key if model.dropout > 0 else None)
         self._functions = self._run.whole_model.functions
         middle = model.num_hidden_layers // 2
@@ -181,7 +188,7 @@ class _Pieces:
         self._layouts = parameter_layouts(single, plan)
         histories = history_layouts(single, plan)
         groups = plan.mesh.shape["dc"] * plan.mesh.shape["data"] * plan.mesh.shape["expert"]
-        shapes = batch_shape(sequences * groups, config.batch.sequence_length)
+        shapes = batch_shape(sequences * groups, sequence_length)
         layout_trees = (self._layouts, histories)
         self._specs = (
             *(jax.tree.map(lambda leaf_layout: leaf_layout.spec(), each) for each in layout_trees),

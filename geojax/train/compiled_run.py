@@ -34,9 +34,10 @@ from geojax.step.state import (
 )
 from geojax.topology import Topology
 from geojax.train.batches import global_batch, global_signals, sequences_of_process
-from geojax.train.config import RunConfig
+from geojax.train.config import MeshSettings, RunConfig, ZeroSettings
 from geojax.train.fp8_settings import policy_of
 from geojax.train.pipeline_plan import staged_layers, tick_program
+from geojax.train.pipeline_settings import PipelineSettings
 from geojax.train.report import mesh_line
 from geojax.train.sample import gather_full_params
 from geojax.train.trainer import Batch, TrainerFacts
@@ -83,6 +84,20 @@ def step_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
         staged_layers=staged,
         tick_program=ticks,
     )
+
+
+def plan_without_pipeline(config: RunConfig, mesh: Mesh) -> StepPlan:
+    """Plan a step of the model on a mesh of one stage, with whole weights on every data rank.
+
+    Raises:
+        UserError: its FP8 backend cannot run there.
+    """
+    changes = {
+        "mesh": MeshSettings(**dict(mesh.shape)),
+        "pipeline": PipelineSettings(),
+        "zero": ZeroSettings(stage=0),
+    }
+    return step_plan(config.model_copy(update=changes), mesh)
 
 
 def _wire_format(config: RunConfig, mesh: Mesh) -> WireFormat | None:

@@ -14,8 +14,9 @@ from geojax.pipeline.simulation.stage_times import PieceTimes, StageTimes
 from geojax.pipeline.simulation.staged_model import StagedModel
 from geojax.probe import stages
 from geojax.probe.context import ProbeContext
-from geojax.probe.stages import measured_stages
+from geojax.probe.stages import measured_stages, stage_mesh
 from geojax.topology import Process, Topology
+from geojax.train.compiled_run import plan_without_pipeline
 from geojax.train.config import RunConfig
 
 QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
@@ -45,7 +46,8 @@ def times(config):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stages, "_LOOP_SECONDS", 0.03)
         patch.setattr(stages, "_ROUNDS", 3)
-        return measured_stages(config, context, sequences=2)
+        plan = plan_without_pipeline(config, stage_mesh(context, tensor=2))
+        return measured_stages(config.model, plan, context, sequences=2, sequence_length=64)
 
 
 def test_every_piece_takes_its_time(config, times):
