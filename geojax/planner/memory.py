@@ -18,11 +18,18 @@ import optax
 from geojax.models import ModelConfig, parameter_count
 from geojax.optim import LeafLayout
 from geojax.planner.flat_program import Buffer, FlatProgram, Operation, flatten
-from geojax.planner.live_bytes import XLA_ACCELERATOR, XLA_CPU, Accounting, Snapshot, peaks
+from geojax.planner.live_bytes import (
+    XLA_ACCELERATOR,
+    XLA_CPU,
+    Accounting,
+    Compiler,
+    Snapshot,
+    peaks,
+)
 from geojax.planner.traffic import PredictedTraffic, predicted_step_bytes
 from geojax.runtime.platform import Platform, platform_of
 from geojax.step.plan import StepPlan
-from geojax.step.program import trace_step
+from geojax.step.program import trace_evaluation, trace_step
 from geojax.step.state import TrainState, state_layouts
 
 Result = TypeVar("Result")
@@ -50,6 +57,9 @@ STATE_KINDS = {
 }
 """Uses of the training state, by the field of `TrainState`."""
 
+EVALUATION = "evaluate"
+"""The phase of the validation pass, a program of its own."""
+
 PHASES = {
     "gather_weights": "gather",
     "forward_layers": "forward",
@@ -58,6 +68,7 @@ PHASES = {
     "reduce_gradients": "reduce",
     "step_gradients": "embed",
     "": "update",
+    "evaluation": EVALUATION,
 }
 """The phases of a step by the scope in its program; outer scopes go before inner ones."""
 
@@ -100,6 +111,8 @@ class TracedStep:
     batch: Mapping[str, jax.ShapeDtypeStruct]
     """The global batch, from `geojax.step.program.batch_shape`."""
     program: jax.stages.Traced
+    evaluation: jax.stages.Traced
+    """The validation pass on a batch of as many sequences."""
 
     @classmethod
     def of(
@@ -121,7 +134,8 @@ class TracedStep:
         """
         layouts = _abstractly(lambda: state_layouts(model, optimizer, plan))
         program = trace_step(layouts, model, plan, optimizer, schedule, batch)
-        return cls(model, plan, layouts, batch, program)
+        evaluation = trace_evaluation(layouts, model, plan, batch)
+        return cls(model, plan, layouts, batch, program, evaluation)
 
     @property
     def platform(self) -> Platform:
@@ -129,13 +143,36 @@ class TracedStep:
         return platform_of(self.plan.mesh)
 
     def memory(self, platform: Platform | None = None) -> StepMemory:
-        """Estimate the memory that the step takes on a device.
+        """Estimate the memory that the step and the validation pass take on a device.
 
         Args:
-            platform: the one whose compiler makes a program of the step; None, the plan's own.
+            platform: the one whose compiler makes programs of them; None, the plan's own.
         """
         compiler = XLA_CPU if (platform or self.platform).host_devices else XLA_ACCELERATOR
-        program, arguments = _of_one_device(self.program.jaxpr.jaxpr)
+        phase = functools.partial(phase_of, pipeline=self.plan.staged_layers is not None)
+        found = self._peaks(self.program, phase, compiler, donated=True)
+        found |= self._peaks(self.evaluation, lambda _: EVALUATION, compiler, donated=False)
+        order = ["gather", PIPELINE, *PHASES.values()]
+        phases = {phase: found[phase] for phase in sorted(found, key=order.index)}
+        return StepMemory(phases, parameter_count(self.model))
+
+    def _peaks(
+        self,
+        traced: jax.stages.Traced,
+        phase: Callable[[Operation], str],
+        compiler: Compiler,
+        *,
+        donated: bool,
+    ) -> dict[str, Snapshot]:
+        """Return the peak of each phase of a program whose first argument is the state.
+
+        Args:
+            traced: the program.
+            phase: the phase of each operation.
+            compiler: the compiler that lays it out.
+            donated: True if the program's first results take the state's place.
+        """
+        program, arguments = _of_one_device(traced.jaxpr.jaxpr)
         leaves = jax.tree_util.tree_leaves_with_path(self.layouts)
         for buffer in program.inputs:
             buffer.kind = "batch, counters"
@@ -144,17 +181,10 @@ class TracedStep:
             assert buffer.shape == leaf.shard_shape, "the state comes first, in its order"
             if buffer.shape:  # a count is none of these
                 buffer.kind = STATE_KINDS.get(path[0].name, buffer.kind)
-        accounting = Accounting(
-            _Kinds(self.layouts.parameters).kind,
-            functools.partial(phase_of, pipeline=self.plan.staged_layers is not None),
-            compiler,
+        accounting = Accounting(_Kinds(self.layouts.parameters).kind, phase, compiler)
+        return peaks(
+            program, accounting, dict(enumerate(arguments[: len(leaves)])) if donated else None
         )
-        # The new state takes the old one's place.
-        donated = dict(enumerate(arguments[: len(leaves)]))
-        found = peaks(program, accounting, donated)
-        order = ["gather", PIPELINE, *PHASES.values()]
-        phases = {phase: found[phase] for phase in sorted(found, key=order.index)}
-        return StepMemory(phases, parameter_count(self.model))
 
     def traffic(self) -> PredictedTraffic:
         """Predict the bytes that a device sends in the step."""
@@ -228,7 +258,9 @@ class _Kinds:
             return "gradients"
         if innermost == "head":
             return "head and loss"
-        if innermost == "step_gradients" or (innermost == "forward_layers" and not in_loop):
+        if innermost in ("step_gradients", "evaluation") or (
+            innermost == "forward_layers" and not in_loop
+        ):
             return "activations"
         return "layer workspace"
 

@@ -9,7 +9,7 @@ then                     what is not reduced yet is
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,9 @@ from geojax.step.grad_sinks import (
 )
 from geojax.step.plan import StepPlan
 from geojax.step.weight_sources import stage_weights, step_weights, without_layers
+
+Sums: TypeAlias = tuple[jax.Array, jax.Array]
+"""The sum of the tokens' losses, and the number of tokens that count."""
 
 
 class StepGradients(NamedTuple):
@@ -181,14 +184,24 @@ def batch_loss(
     model: ModelConfig,
     plan: StepPlan,
     prev_amax: Any,
-) -> tuple[jax.Array, jax.Array]:
-    """Sum the losses of this rank's tokens, without dropout, and the tokens that count."""
+) -> Sums:
+    """Sum the losses of this rank's tokens, without dropout, and the tokens that count.
+
+    It goes by microbatches as the step does, so that it needs no more memory than the step.
+    """
     run = ForwardBackward(model, plan, None)
+    microbatches = _microbatches(batch, plan)
     if plan.staged_layers is not None:
         stage = stage_weights(shards, layouts, plan, prev_amax)
-        return run.pipeline_loss(stage, _microbatches(batch, plan))
+        return run.pipeline_loss(stage, microbatches)
     weights = step_weights(shards, layouts, model, plan, prev_amax)
-    return run.loss(*weights, batch)
+
+    def iteration(sums: Sums, microbatch: Batch) -> tuple[Sums, None]:
+        return jax.tree.map(jnp.add, sums, run.loss(*weights, microbatch)), None
+
+    zero = vary_over(jnp.zeros((), run.loss_dtype), varying_axes(batch["loss_mask"]))
+    sums, _ = lax.scan(iteration, (zero, zero), microbatches)
+    return sums
 
 
 def _trained_layer(weights: LayerWeights) -> Parameters:

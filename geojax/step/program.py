@@ -78,12 +78,16 @@ def lower_step(*arguments: Any) -> jax.stages.Lowered:
     return trace_step(*arguments).lower()
 
 
-def compile_evaluation(
+def trace_evaluation(
     layouts: TrainState, model: ModelConfig, plan: StepPlan, batch: Any
-) -> jax.stages.Compiled:
-    """Compile the validation pass: `(state, batch) -> [sum of losses, number of targets]`."""
+) -> jax.stages.Traced:
+    """Trace the validation pass: `(state, batch) -> [sum of losses, number of targets]`.
+
+    Arguments are those of `trace_step`.
+    """
     specs = jax.tree.map(lambda leaf_layout: leaf_layout.spec(), layouts)
 
+    @jax.named_scope("evaluation")
     def evaluate(state: TrainState, sequences: Any) -> jax.Array:
         sums = batch_loss(
             state.parameters,
@@ -103,7 +107,7 @@ def compile_evaluation(
         check_vma=True,
     )
     arguments = (layout.abstract(layouts, plan.mesh), batch_on_mesh(batch, plan))
-    return jax.jit(program).lower(*arguments).compile(compiler_options=plan.compiler_options)
+    return jax.jit(program).trace(*arguments)
 
 
 def require_fp8_products(step: jax.stages.Compiled, model: ModelConfig, plan: StepPlan) -> None:

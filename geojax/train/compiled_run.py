@@ -24,7 +24,7 @@ from geojax.quantities import quantity
 from geojax.runtime import flags_in_force
 from geojax.runtime.platform import platform_of, sums_in_messages
 from geojax.step.plan import StepPlan
-from geojax.step.program import batch_shape, compile_evaluation, lower_step, require_fp8_products
+from geojax.step.program import batch_shape, lower_step, require_fp8_products, trace_evaluation
 from geojax.step.state import (
     TrainState,
     initial_state,
@@ -130,21 +130,27 @@ class CompiledRun:
     optimizer: Any
     step_program: jax.stages.Compiled
     """`(state, batch, signals, seed) -> (state, metrics)`; compiled once."""
-    evaluation_program: jax.stages.Compiled
-    """`(state, batch) -> [sum of losses, number of targets]`."""
+    evaluation_program: jax.stages.Compiled | None = None
+    """`(state, batch) -> [sum of losses, number of targets]`; None: nothing is validated."""
     log: Callable[[str], None] = print
     """Function that shows a line to the user."""
 
     @classmethod
     def build(
-        cls, config: RunConfig, plan: StepPlan, log: Callable[[str], None] = print
+        cls,
+        config: RunConfig,
+        plan: StepPlan,
+        log: Callable[[str], None] = print,
+        *,
+        validate: bool = False,
     ) -> "CompiledRun":
-        """Compile the step and the validation pass of `config`.
+        """Compile the step of `config`, and its validation pass if asked to.
 
         Args:
             config: the run.
             plan: from `step_plan`.
             log: shows a line to the user.
+            validate: compile the validation pass too.
         """
         optimizer = make_optimizer(config.optimizer, config.steps)
         schedule = learning_rate_schedule(config.optimizer, config.steps)
@@ -152,13 +158,17 @@ class CompiledRun:
         batch = batch_shape(config.batch.global_batch_size, config.batch.sequence_length)
         lowered = lower_step(layouts, config.model, plan, optimizer, schedule, batch)
         step = lowered.compile(compiler_options=plan.compiler_options)
+        evaluation = None
+        if validate:
+            traced = trace_evaluation(layouts, config.model, plan, batch)
+            evaluation = traced.lower().compile(compiler_options=plan.compiler_options)
         return cls(
             config=config,
             plan=plan,
             layouts=layouts,
             optimizer=optimizer,
             step_program=step,
-            evaluation_program=compile_evaluation(layouts, config.model, plan, batch),
+            evaluation_program=evaluation,
             log=log,
         )
 
@@ -178,6 +188,7 @@ class CompiledRun:
 
     def evaluate(self, state: TrainState, batch: Batch) -> jax.Array:
         """Return [sum of losses, number of targets] of a batch."""
+        assert self.evaluation_program is not None, "a run that validates must be built for it"
         sums: jax.Array = self.evaluation_program(state, self._on_mesh(batch))
         return sums
 

@@ -74,7 +74,8 @@ def train(
         )
         compilations = stack.enter_context(CompilationCounter(STEP_NAME))
         with console.status("compiling the step"):
-            trainer = CompiledRun.build(config, plan, console.print)
+            validate = bool(loader.validation_names)
+            trainer = CompiledRun.build(config, plan, console.print, validate=validate)
         # A process that compiles reaches the first collective long after one with a warm cache, and
         # the collective times out after half a minute.
         runtime.barrier("compiled", timeout_seconds=config.watchdog.first_step_seconds)

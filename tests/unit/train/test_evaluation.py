@@ -1,0 +1,72 @@
+"""The validation pass: by microbatches, with the memory that the table says, and only if wanted."""
+
+import functools
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from geojax.models import parameter_count
+from geojax.optim import bytes_per_device
+from geojax.planner.memory import CompiledMemory
+from geojax.train.compiled_run import CompiledRun, make_run_mesh, step_plan
+from geojax.train.config import RunConfig
+from geojax.train.traced_run import trace_run
+
+QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
+SHAPE = ("--model", "tiny", "--batch.sequence_length", "128", "--batch.global_batch_size", "64")
+
+
+@functools.cache
+def run_of(microbatches):
+    config = RunConfig.load(QUICKSTART, (*SHAPE, "--batch.microbatches", str(microbatches)))
+    plan = step_plan(config, make_run_mesh(config))
+    return CompiledRun.build(config, plan, validate=True)
+
+
+def random_batch(config):
+    shape = config.batch.global_batch_size, config.batch.sequence_length
+    draw = np.random.default_rng(3)
+    tokens = draw.integers(0, config.model.vocab_size, (2, *shape), np.int32)
+    positions = np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape)
+    return {
+        "tokens": tokens[0],
+        "targets": tokens[1],
+        "loss_mask": draw.integers(0, 2, shape).astype(np.float32),
+        "segment_ids": np.ones(shape, np.int32),
+        "positions": positions,
+        "row": np.arange(shape[0], dtype=np.int32),
+    }
+
+
+def test_microbatches_do_not_change_the_loss_and_save_memory():
+    batch = random_batch(run_of(1).config)
+    whole, parts = (
+        jax.device_get(run.evaluate(run.initial_state(), batch)) for run in map(run_of, (1, 8))
+    )
+    assert whole[1] == parts[1] == batch["loss_mask"].sum()
+    assert parts[0] == pytest.approx(whole[0], rel=1e-5)
+    gathered = 4 * parameter_count(run_of(1).config.model)
+    temporaries = [
+        CompiledMemory.of(run_of(microbatches).evaluation_program).temporaries - gathered
+        for microbatches in (1, 8)
+    ]
+    assert temporaries[1] < temporaries[0] / 2
+
+
+def test_the_table_says_the_memory_of_the_compiled_pass():
+    run = run_of(1)
+    step = trace_run(run.config)
+    unread = bytes_per_device(step.layouts) - bytes_per_device(step.layouts.parameters)
+    compiled = CompiledMemory.of(run.evaluation_program).bytes + unread
+    assert step.memory().phases["evaluate"].bytes == pytest.approx(compiled, rel=0.1)
+
+
+def test_a_run_without_validation_sets_compiles_no_pass(monkeypatch):
+    def refuse(*arguments):
+        raise AssertionError("no validation pass must be traced")
+
+    monkeypatch.setattr("geojax.train.compiled_run.trace_evaluation", refuse)
+    run = run_of(1)
+    assert CompiledRun.build(run.config, run.plan).evaluation_program is None
