@@ -1,9 +1,9 @@
-"""Batches by step: the global batch of step n is the same on any mesh and found in O(1).
+"""Batches by position: the n-th sequence of a run is the same on any mesh and found in O(1).
 
 Sample i of a source is the window of S + 1 tokens from token i * S on, for sequences of S tokens.
 Grain shuffles each source's samples anew in every epoch and takes sequences from the sources in
 proportion to their weights. Both depend on the sequence's number alone, so that the state is the
-step.
+number of sequences consumed, whatever the size of the batches.
 """
 
 import contextlib
@@ -79,9 +79,7 @@ class Loader:
         self._read_options = grain.ReadOptions(
             num_threads=threads, prefetch_buffer_size=max(prefetch, threads)
         )
-        self._batches = grain.MapDataset.source(
-            _Share(_blend(corpus, sequence_length, seed), global_batch_size, self.sequences)
-        ).batch(len(self.sequences), drop_remainder=True, batch_fn=self._collate)
+        self._blend = _blend(corpus, sequence_length, seed)
         self._held_out = {
             source.name: source.prepared.stream(VALIDATION)
             for source in corpus.sources
@@ -90,10 +88,9 @@ class Loader:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the data and of how it is read; equal if every step's global batch is equal."""
+        """Hash of the data and of how it is read; equal if the n-th sequences are equal."""
         identity = {
             "sequence_length": self.sequence_length,
-            "global_batch_size": self.global_batch_size,
             "seed": self.seed,
             "sources": [
                 [source.name, source.weight, source.prepared.fingerprint]
@@ -103,15 +100,21 @@ class Loader:
         return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
     def batch(self, step: int) -> Batch:
-        """Return this process's sequences of the batch at `step` (from 0)."""
-        return self._batches[step]
+        """Return this process's sequences of the batch at `step` (from 0) of a run from scratch."""
+        return self._batches(step * self.global_batch_size)[0]
 
-    def iterate(self, start_step: int = 0) -> Iterator[Batch]:
-        """Yield the batches from `start_step` on, without end, read ahead by threads."""
-        ahead = self._batches.slice(slice(start_step, None)).to_iter_dataset(self._read_options)
+    def iterate(self, consumed: int = 0) -> Iterator[Batch]:
+        """Yield the batches behind the first `consumed` sequences, endlessly, read by threads."""
+        ahead = self._batches(consumed).to_iter_dataset(self._read_options)
         # Closing the generator stops the threads.
         with contextlib.closing(iter(ahead)) as batches:
             yield from batches
+
+    def _batches(self, consumed: int) -> grain.MapDataset:
+        """Return this process's batches, of which the first begins at sequence `consumed`."""
+        share = _Share(self._blend, consumed, self.global_batch_size, self.sequences)
+        batch = {"drop_remainder": True, "batch_fn": self._collate}
+        return grain.MapDataset.source(share).batch(len(self.sequences), **batch)
 
     @property
     def validation_names(self) -> tuple[str, ...]:
@@ -176,17 +179,20 @@ class _Share:
     """Sequences of the blend that this process needs, step after step."""
 
     def __init__(
-        self, blend: grain.MapDataset, global_batch_size: int, sequences: np.ndarray
+        self, blend: grain.MapDataset, consumed: int, global_batch_size: int, sequences: np.ndarray
     ) -> None:
-        self._blend, self._global_batch_size = blend, global_batch_size
+        self._blend, self._consumed = blend, consumed
+        self._global_batch_size = global_batch_size
         self._sequences = sequences.tolist()
 
     def __len__(self) -> int:
-        return len(self._blend) // self._global_batch_size * len(self._sequences)
+        left = len(self._blend) - self._consumed
+        return left // self._global_batch_size * len(self._sequences)
 
     def __getitem__(self, index: int) -> np.ndarray:
         step, position = divmod(index, len(self._sequences))
-        return self._blend[step * self._global_batch_size + self._sequences[position]]
+        first = self._consumed + step * self._global_batch_size
+        return self._blend[first + self._sequences[position]]
 
 
 def _blend(corpus: Corpus, sequence_length: int, seed: int) -> grain.MapDataset:

@@ -3,6 +3,7 @@
 from typing import Annotated, Any
 
 import jax
+import jax.numpy as jnp
 import optax
 import pydantic
 
@@ -28,10 +29,14 @@ class OptimizerSettings(Settings):
     """Learning rate at the end of the warm-up."""
 
     final_learning_rate: pydantic.NonNegativeFloat = 3e-5
-    """Learning rate at the last step."""
+    """Learning rate at the end of the decay, and after it."""
 
     warmup_steps: pydantic.NonNegativeInt = 100
     """Steps over which the learning rate rises linearly from zero."""
+
+    decay_steps: pydantic.PositiveInt | None = None
+    """Step at which the decay ends. null: the run's last step, `steps`; a run that is resumed with
+    other `steps` keeps the step that its checkpoint was trained with. Give it to plan anew."""
 
     beta1: float = pydantic.Field(default=0.9, ge=0, lt=1)
     """Decay of the first moment."""
@@ -59,15 +64,21 @@ class OptimizerSettings(Settings):
 
 
 def learning_rate_schedule(settings: OptimizerSettings, steps: int) -> optax.Schedule:
-    """Return the learning rate as a function of the step, over a run of `steps` steps."""
-    warmup = min(settings.warmup_steps, steps)
-    return optax.warmup_cosine_decay_schedule(
+    """Return the learning rate as a function of the step, in a run of `steps` steps.
+
+    From the end of the decay on the rate stays what it is there, so that a longer run continues it.
+    """
+    end = settings.decay_steps or steps
+    warmup = min(settings.warmup_steps, end)
+    planned = optax.warmup_cosine_decay_schedule(
         init_value=0.0 if warmup else settings.peak_learning_rate,
         peak_value=settings.peak_learning_rate,
         warmup_steps=warmup,
-        decay_steps=max(steps, warmup + 1),
+        decay_steps=max(end, warmup + 1),
         end_value=settings.final_learning_rate,
     )
+    # With a warm-up as long as the decay Optax would fall to the final rate in one step.
+    return lambda step: planned(jnp.minimum(step, end))
 
 
 def make_optimizer(settings: OptimizerSettings, steps: int) -> SkipAwareTransformation:

@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import rich.console
@@ -14,6 +14,7 @@ import geojax
 from geojax import runtime
 from geojax.cache import cache_folder
 from geojax.checkpoint import Checkpointer, RunDirectory
+from geojax.checkpoint.newest import newest_metadata
 from geojax.data import Corpus, Loader
 from geojax.errors import UserError
 from geojax.quantities import quantity
@@ -27,8 +28,15 @@ from geojax.train.compiled_run import CompiledRun, make_run_mesh, step_plan
 from geojax.train.config import RunConfig
 from geojax.train.metrics import MetricsWriter
 from geojax.train.report import Progress, draw_loss_curve, summary_table
+from geojax.train.resume import (
+    changed_settings,
+    refuse_earlier_version,
+    refuse_other_schedule,
+    schedule_note,
+    with_saved_schedule,
+)
 from geojax.train.sample import sample_texts
-from geojax.train.trainer import State, Trainer, TrainerFacts
+from geojax.train.trainer import TrainerFacts
 from geojax.train.training_loop import TrainingLoop
 
 
@@ -62,6 +70,9 @@ def train(
         directory = stack.enter_context(RunDirectory(config.run_directory))
         if first:
             directory.lock()
+        newest = newest_metadata(directory.checkpoints)
+        refuse_earlier_version(directory.checkpoints, newest)
+        given, config = config, with_saved_schedule(config, newest)
         # Errors of config, layout and data are raised before the step is compiled.
         plan = step_plan(config, make_run_mesh(config))
         if config.topology is not None:
@@ -85,8 +96,8 @@ def train(
 
         checkpointer = stack.enter_context(_open_checkpoints(config, directory, console))
         metadata = _metadata(config, loader)
-        state, start = _restore_or_start(
-            trainer, checkpointer, directory, metadata, console, require_checkpoint
+        state, start, consumed = _restore_or_start(
+            trainer, given, checkpointer, directory, metadata, console, require_checkpoint
         )
         if start >= config.steps:
             console.print(
@@ -112,7 +123,7 @@ def train(
                 compilations=compilations,
             )
             before_training = time.monotonic()
-            state = loop.run(state, start)
+            state = loop.run(state, start, consumed)
             training_seconds = time.monotonic() - before_training
         checkpointer.wait()
         if loop.stopped_early:
@@ -155,34 +166,49 @@ def _metadata(config: RunConfig, loader: Loader) -> dict[str, Any]:
     return {
         "model": config.model.model_dump(mode="json"),
         "data": loader.fingerprint,
-        "seed": config.seed,
-        "mesh": config.mesh.model_dump(),
+        "config": config.model_dump(mode="json"),
         "version": geojax.__version__,
     }
 
 
+class _Start(NamedTuple):
+    """State to train from, and how far that training has come."""
+
+    state: TrainState
+    step: int
+    consumed_sequences: int
+
+
 def _restore_or_start(
-    trainer: Trainer[State],
+    trainer: CompiledRun,
+    given: RunConfig,
     checkpointer: Checkpointer,
     directory: RunDirectory,
     metadata: dict[str, Any],
     console: rich.console.Console,
     require_checkpoint: bool,
-) -> tuple[State, int]:
-    """Return the state to train from, and its step."""
+) -> _Start:
+    """Restore the newest checkpoint and log what differs in this run, or begin from scratch."""
     if not checkpointer.latest_steps():
         if require_checkpoint:
             raise UserError(f"{directory.path}: there is no checkpoint to resume from")
-        return trainer.initial_state(), 0
+        return _Start(trainer.initial_state(), 0, 0)
+    config = trainer.config
     state, saved = trainer.restore(checkpointer, metadata["model"])
     step = int(saved["step"])
+    refuse_earlier_version(directory.checkpoints / str(step), saved)
+    refuse_other_schedule(directory.checkpoints, saved, given, config)
     console.print(f"resuming from step {step} in {directory.path}")
+    for change in changed_settings(saved["config"], config):
+        console.print(f"changed since step {step}: {change}")
+    if (note := schedule_note(saved["config"], config)) is not None:
+        console.print(note)
     if saved["data"] != metadata["data"]:
         console.print(
-            "note: data, seed or batch differ from those of the checkpoint; the run goes on with "
-            "the new ones from this step"
+            "note: the data, their seed or the sequences' length differ from those of the "
+            "checkpoint; the run goes on with the new ones from this step"
         )
-    return state, step
+    return _Start(state, step, int(saved["consumed_sequences"]))
 
 
 def _show_result(

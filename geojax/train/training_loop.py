@@ -57,6 +57,7 @@ class TrainingLoop(Generic[State]):
         self.stopped_early = False
         self._pending: collections.deque[tuple[int, Mapping[str, Any]]] = collections.deque()
         self._save_asked = False
+        self._consumed = 0
         self._clock = time.monotonic()
         self._tokens_per_second: list[float] = []
 
@@ -71,26 +72,33 @@ class TrainingLoop(Generic[State]):
         """Exit code for the shell: 0, or after a signal 128 and its number (130 for Ctrl-C)."""
         return (self.stop_signals.exit_code or 130) if self.stopped_early else 0
 
-    def run(self, state: State, start: int) -> State:
+    def run(self, state: State, start: int, consumed_sequences: int) -> State:
         """Train from `start` to the config's last step, or until Ctrl-C; the last state is saved.
+
+        Args:
+            state: the state after step `start`.
+            start: number of steps done.
+            consumed_sequences: sequences of the data that those steps consumed.
 
         Raises:
             RunError: the loss or gradient was not finite for `skip_limit` steps in a row.
             LostContactError: another process of the run went away.
         """
         with translate_collective_errors():
-            return self._train(state, start)
+            return self._train(state, start, consumed_sequences)
 
-    def _train(self, state: State, start: int) -> State:
+    def _train(self, state: State, start: int, consumed_sequences: int) -> State:
         config, done = self.config, start
+        self._consumed = consumed_sequences
         if start == 0:
             self._validate(state, 0)
-        batches = self.loader.iterate(start)
+        batches = self.loader.iterate(consumed_sequences)
         self._restart_clock()
         while done < config.steps and not self.stopped_early:
             requests = {"stop": self.stop_signals.requested, "save": self.checkpointer.due()}
             state, metrics = self.trainer.step(state, next(batches), requests)
             done += 1
+            self._consumed += config.batch.global_batch_size
             self._pending.append((done, metrics))
             while len(self._pending) >= STEPS_IN_FLIGHT:
                 self._finish_oldest()
@@ -180,4 +188,5 @@ class TrainingLoop(Generic[State]):
 
     def _save(self, state: State, step: int) -> None:
         self._save_asked = False
-        self.trainer.save(self.checkpointer, step, state, self.metadata)
+        metadata = {**self.metadata, "consumed_sequences": self._consumed}
+        self.trainer.save(self.checkpointer, step, state, metadata)

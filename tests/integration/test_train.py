@@ -136,6 +136,27 @@ def test_a_checkpoint_resumes_on_another_layout(whole_run, tmp_path, corpus, mes
     )
 
 
+def test_a_longer_run_of_another_batch_keeps_its_rates_and_skips_no_data(
+    whole_run, tmp_path, corpus
+):
+    run, _ = whole_run
+    shutil.copytree(run, tmp_path / "run")
+    batch = {"global_batch_size": 48, "sequence_length": 32}
+    result = train(write_config(tmp_path / "run.yaml", corpus, steps=22, batch=batch))
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "changed since step 20: steps 20 -> 22\n" in result.stdout
+    assert "changed since step 20: batch.global_batch_size 24 -> 48\n" in result.stdout
+    assert "schedule, which ends at step 20; --optimizer.decay_steps 22 plans" in result.stdout
+    assert "note:" not in result.stdout, "the data are the same"
+    rates = [
+        json.loads(line).get("learning_rate")
+        for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
+    np.testing.assert_allclose([rate for rate in rates if rate][-3:], 3e-5, rtol=1e-6)
+    manifest = json.loads((tmp_path / "run/checkpoints/22/manifest.json").read_text())
+    assert manifest["metadata"]["consumed_sequences"] == 20 * 24 + 2 * 48
+
+
 def test_ctrl_c_saves_and_the_run_goes_on_from_there(whole_run, tmp_path, corpus):
     run, _ = whole_run
     # Validating at every step leaves time for the signal to arrive in the middle of the run.

@@ -59,9 +59,19 @@ def test_batch_has_the_agreed_fields(corpus):
 @pytest.mark.parametrize("start", [0, 1, 7, 1000])
 def test_resume_is_exact(corpus, start):
     loader = loader_of(corpus)
-    resumed = list(itertools.islice(loader_of(corpus).iterate(start), 5))
+    resumed = list(itertools.islice(loader_of(corpus).iterate(start * BATCH), 5))
     for offset, batch in enumerate(resumed):
         assert_equal_batches(batch, loader.batch(start + offset))
+
+
+@pytest.mark.parametrize("batch_size", [2, 3, 12])
+def test_another_batch_size_goes_on_with_the_next_sequence(corpus, batch_size):
+    steps = 6
+    batches = itertools.islice(loader_of(corpus, global_batch_size=batch_size).iterate(8), steps)
+    found = seen_windows(batches)
+    whole = seen_windows(loader_of(corpus).batch(step) for step in range(1, 1 + steps * 2))
+    assert found == whole[: len(found)]
+    assert len(found) == steps * batch_size
 
 
 def test_a_far_step_is_found_at_once(corpus):
@@ -263,11 +273,11 @@ def test_fingerprint_tells_what_changes_the_batches(two_prepared, corpus):
         loader_of(corpus, sequences=[2]),
         loader_of(corpus, seed=4),
         loader_of(corpus, sequence_length=16),
-        loader_of(corpus, global_batch_size=4),
         loader_of(other),
     ]
     assert same.fingerprint == loader_of(corpus).fingerprint
-    assert len({loader.fingerprint for loader in [same, *different]}) == 5
+    assert same.fingerprint == loader_of(corpus, global_batch_size=4).fingerprint
+    assert len({loader.fingerprint for loader in [same, *different]}) == 4
 
 
 def test_a_source_of_one_window_repeats_it(left: Prepared, corpus):

@@ -2,6 +2,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from geojax.errors import UserError
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
@@ -27,6 +29,22 @@ def test_short_runs_have_a_schedule_too(steps, warmup):
     values = [float(learning_rate_schedule(settings, steps)(count)) for count in range(steps + 1)]
     assert np.isfinite(values).all()
     assert max(values) <= settings.peak_learning_rate * (1 + 1e-6)
+
+
+@given(
+    warmup=st.integers(0, 40), steps=st.integers(1, 30), longer=st.integers(1, 100), data=st.data()
+)
+def test_a_longer_run_keeps_the_schedule_and_then_its_last_rate(warmup, steps, longer, data):
+    settings = OptimizerSettings(warmup_steps=warmup)
+    extended = settings.model_copy(update={"decay_steps": steps})
+    before = learning_rate_schedule(settings, steps)
+    after = learning_rate_schedule(extended, steps + longer)
+    step = data.draw(st.integers(0, steps))
+    assert float(after(step)) == float(before(step))
+    beyond = data.draw(st.integers(steps, steps + longer))
+    assert float(after(beyond)) == float(before(steps))
+    if warmup < steps:
+        np.testing.assert_allclose(after(beyond), settings.final_learning_rate, rtol=1e-6)
 
 
 def test_the_first_update_is_not_lost_to_a_rate_of_zero():

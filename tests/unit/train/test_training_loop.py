@@ -20,6 +20,7 @@ from geojax.train.trainer import Trainer, TrainerFacts
 from geojax.train.training_loop import TrainingLoop
 
 STEPS = 10
+BATCH = 8
 
 
 class CountingTrainer:
@@ -94,14 +95,14 @@ class Checkpoints:
 
 
 class Sequences:
-    """A loader of batches that know their step, and two validation sets."""
+    """A loader of batches that know their position, and two validation sets."""
 
     validation_names = ("near", "far")
 
-    def iterate(self, start):
+    def iterate(self, consumed):
         while True:
-            yield {"row": np.array([start])}
-            start += 1
+            yield {"row": np.array([consumed])}
+            consumed += BATCH
 
     def validation(self, name):
         return [{"row": np.arange(3)}, {"row": np.arange(1)}]
@@ -122,7 +123,7 @@ def loop_of(trainer: Trainer, checkpoints=None, **changes):
         steps=STEPS,
         model=model_of("llama"),
         data={},
-        batch={"global_batch_size": 8, "sequence_length": 32},
+        batch={"global_batch_size": BATCH, "sequence_length": 32},
         evaluation={"interval": 4},
         skip_limit=3,
         **changes,
@@ -150,8 +151,8 @@ def loop_of(trainer: Trainer, checkpoints=None, **changes):
 def test_a_run_takes_each_batch_once_and_records_each_step():
     trainer = CountingTrainer()
     with loop_of(trainer) as loop:
-        assert loop.run(trainer.initial_state(), 0) == STEPS
-    assert trainer.batches == list(range(STEPS))
+        assert loop.run(trainer.initial_state(), 0, 0) == STEPS
+    assert trainer.batches == list(range(0, BATCH * STEPS, BATCH))
     steps = [values for _, values in loop.writer.lines if "loss" in values]
     assert [step for step, values in loop.writer.lines if "loss" in values] == list(range(1, 11))
     assert all(values["mfu"] > 0 and values["compilations"] == 1 for values in steps)
@@ -163,23 +164,24 @@ def test_a_run_takes_each_batch_once_and_records_each_step():
 def test_a_resumed_run_takes_the_batches_that_follow_without_a_validation_first():
     trainer = CountingTrainer()
     with loop_of(trainer) as loop:
-        assert loop.run(7, 7) == STEPS
-    assert trainer.batches == [7, 8, 9]
+        assert loop.run(7, 7, 50) == STEPS
+    assert trainer.batches == [50, 58, 66]
+    assert loop.checkpointer.saved[STEPS]["consumed_sequences"] == 74
     assert set(trainer.evaluated) == {8, 10}
 
 
 def test_intervals_say_when_to_validate_and_to_save():
     trainer = CountingTrainer()
     with loop_of(trainer, Checkpoints(every=3)) as loop:
-        loop.run(0, 0)
+        loop.run(0, 0, 0)
     assert sorted(loop.checkpointer.saved) == [3, 6, 9, 10]
-    assert loop.checkpointer.saved[3] == {"data": "of this run"}
+    assert loop.checkpointer.saved[3] == {"data": "of this run", "consumed_sequences": 3 * BATCH}
     assert sorted(set(trainer.evaluated)) == [0, 4, 8, 10]
 
 
 def test_validation_is_the_mean_over_the_targets_of_all_batches():
     with loop_of(CountingTrainer()) as loop:
-        loop.run(0, 0)
+        loop.run(0, 0, 0)
     assert loop.validation["near"] == [(step, 2.0) for step in (0, 4, 8, 10)]
     assert (4, {"validation/far": 2.0}) in loop.writer.lines
 
@@ -188,7 +190,7 @@ def test_a_save_that_is_due_by_time_follows_the_step_that_asked():
     trainer = CountingTrainer()
     with loop_of(trainer, Checkpoints(every=100)) as loop:
         trainer.during[5] = lambda: setattr(loop.checkpointer, "asked", True)
-        loop.run(0, 0)
+        loop.run(0, 0, 0)
     # The step after asks; its answer is read when another one is in flight.
     assert sorted(loop.checkpointer.saved) == [7, 10]
 
@@ -198,7 +200,7 @@ def test_a_signal_stops_the_run_and_saves_it(number, code):
     trainer = CountingTrainer()
     trainer.during[5] = lambda: os.kill(os.getpid(), number)
     with loop_of(trainer, Checkpoints(every=100)) as loop:
-        done = loop.run(0, 0)
+        done = loop.run(0, 0, 0)
     assert 6 <= done < STEPS
     assert sorted(loop.checkpointer.saved) == [done]
     assert loop.stopped_early
@@ -209,7 +211,7 @@ def test_skipped_steps_in_a_row_end_the_run():
     trainer = CountingTrainer()
     trainer.skipped_from = 4
     with loop_of(trainer) as loop, pytest.raises(RunError, match="not finite for 3 steps in a row"):
-        loop.run(0, 0)
+        loop.run(0, 0, 0)
     assert "step 4: the loss or the gradient is not finite; the step is skipped" in (
         loop.text.getvalue()
     )
@@ -219,5 +221,5 @@ def test_skipped_steps_do_not_end_the_run_while_the_loss_scale_can_fall():
     trainer = CountingTrainer()
     trainer.skipped_from, trainer.loss_scale = 4, 8.0
     with loop_of(trainer, precision="fp16") as loop:
-        assert loop.run(0, 0) == STEPS
+        assert loop.run(0, 0, 0) == STEPS
     assert "at a loss scale of 2^3" in loop.text.getvalue()

@@ -1,0 +1,104 @@
+"""A resumed run: the settings that it takes from its checkpoint, and those that have changed."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from geojax.errors import UserError
+from geojax.train.config import RunConfig
+
+
+class Change(NamedTuple):
+    """A setting that is not the checkpoint's."""
+
+    key: str
+    """Dotted key of the config."""
+    saved: str
+    """Value in the checkpoint, as JSON; "absent" where it has none."""
+    given: str
+    """Value in this run."""
+
+    def __str__(self) -> str:
+        return f"{self.key} {self.saved} -> {self.given}"
+
+
+def with_saved_schedule(config: RunConfig, saved: Mapping[str, Any] | None) -> RunConfig:
+    """Return `config` with `optimizer.decay_steps` filled in.
+
+    It is what the config says, else what the run's checkpoint was trained with, else the run's
+    steps: a run that is extended keeps its learning rates, and then the final one.
+
+    Args:
+        config: the run.
+        saved: metadata of the checkpoint that will be resumed; None for a new run.
+    """
+    if config.optimizer.decay_steps is not None:
+        return config
+    decay_steps = config.steps if saved is None else saved["config"]["optimizer"]["decay_steps"]
+    optimizer = config.optimizer.model_copy(update={"decay_steps": decay_steps})
+    return config.model_copy(update={"optimizer": optimizer})
+
+
+def refuse_earlier_version(path: Path, saved: Mapping[str, Any] | None) -> None:
+    """Check that the checkpoint's metadata tell the settings and the position in the data.
+
+    Raises:
+        UserError: they do not, as in an earlier version of geojax.
+    """
+    if saved is not None and not {"config", "consumed_sequences"} <= saved.keys():
+        raise UserError(
+            f"{path}: was written by an earlier version of geojax (without its settings and its "
+            "position in the data) and cannot be resumed by this one; resume it with that version, "
+            "or start in another run directory"
+        )
+
+
+def refuse_other_schedule(
+    folder: Path, saved: Mapping[str, Any], given: RunConfig, config: RunConfig
+) -> None:
+    """Check that the step was compiled with the schedule of the checkpoint that was restored.
+
+    Args:
+        folder: folder of the checkpoints.
+        saved: metadata of the checkpoint that was restored.
+        given: the run as its user describes it.
+        config: the run as it was compiled, from `with_saved_schedule`.
+
+    Raises:
+        UserError: it was not: a newer checkpoint, since found damaged, was planned otherwise.
+    """
+    if with_saved_schedule(given, saved).optimizer != config.optimizer:
+        raise UserError(
+            f"{folder}: step {saved['step']} was restored, whose learning rate ends its decay at "
+            f"step {saved['config']['optimizer']['decay_steps']}, and a damaged newer one at step "
+            f"{config.optimizer.decay_steps}; choose one with --optimizer.decay_steps"
+        )
+
+
+def changed_settings(saved: Mapping[str, Any], config: RunConfig) -> list[Change]:
+    """List the settings of `config` that differ from the resolved config of the checkpoint."""
+    there = dict(_leaves(saved))
+    here = dict(_leaves(config.model_dump(mode="json")))
+    shown = ((key, there.get(key, "absent"), here.get(key, "absent")) for key in there | here)
+    return [Change(*each) for each in shown if each[1] != each[2]]
+
+
+def schedule_note(saved: Mapping[str, Any], config: RunConfig) -> str | None:
+    """Say how the learning rate goes on where the run's length is not that of its schedule."""
+    end = config.optimizer.decay_steps
+    if end == config.steps or end != saved["optimizer"]["decay_steps"]:
+        return None
+    return (
+        f"the learning rate keeps its schedule, which ends at step {end}; "
+        f"--optimizer.decay_steps {config.steps} plans it anew"
+    )
+
+
+def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the values of nested mappings as JSON, by dotted key."""
+    if isinstance(value, Mapping) and value:
+        for name, inner in value.items():
+            yield from _leaves(inner, f"{key}.{name}" if key else name)
+    else:
+        yield key, json.dumps(value)
