@@ -10,15 +10,14 @@ import pydantic
 from geojax.models import decay_mask
 from geojax.optim.clip import clip_by_global_norm
 from geojax.optim.layout import LeafLayout, replicated
-from geojax.optim.registry import optimizer_entry
+from geojax.optim.registry import MomentSettings, optimizer_entry
 from geojax.optim.skipped_steps import SkipAwareTransformation, keep_on_skipped_steps
-from geojax.settings import Settings
 
 OptimizerName = Annotated[str, pydantic.AfterValidator(lambda name: optimizer_entry(name).name)]
 """The name of an entry in `geojax.optim.registry`."""
 
 
-class OptimizerSettings(Settings):
+class OptimizerSettings(MomentSettings):
     """An optimizer with a linear warm-up and a cosine decay (arXiv 1608.03983)."""
 
     name: OptimizerName = "adamw"
@@ -37,15 +36,6 @@ class OptimizerSettings(Settings):
     decay_steps: pydantic.PositiveInt | None = None
     """Step at which the decay ends. null: the run's last step, `steps`; a run that is resumed with
     other `steps` keeps the step that its checkpoint was trained with. Give it to plan anew."""
-
-    beta1: float = pydantic.Field(default=0.9, ge=0, lt=1)
-    """Decay of the first moment."""
-
-    beta2: float = pydantic.Field(default=0.95, ge=0, lt=1)
-    """Decay of the second moment."""
-
-    epsilon: pydantic.PositiveFloat = 1e-8
-    """Added to the root of the second moment."""
 
     weight_decay: pydantic.NonNegativeFloat = 0.1
     """Decoupled weight decay of matrices and embeddings; norms and biases are not decayed."""

@@ -7,15 +7,26 @@ are common to all (`geojax.optim.make_optimizer`), and so is the rule for skippe
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import optax
+import pydantic
 
 from geojax.errors import UserError
 from geojax.optim.adam import scale_by_adam
+from geojax.settings import Settings
 
-if TYPE_CHECKING:
-    from geojax.optim.optimizer import OptimizerSettings
+
+class MomentSettings(Settings):
+    """The settings from which an entry makes its transformation."""
+
+    beta1: float = pydantic.Field(default=0.9, ge=0, lt=1)
+    """Decay of the first moment."""
+
+    beta2: float = pydantic.Field(default=0.95, ge=0, lt=1)
+    """Decay of the second moment."""
+
+    epsilon: pydantic.PositiveFloat = 1e-8
+    """Added to the root of the second moment."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +37,7 @@ class OptimizerEntry:
     description: str
     """One sentence for help texts, with the settings that it reads."""
 
-    directions: Callable[["OptimizerSettings"], optax.GradientTransformation]
+    directions: Callable[[MomentSettings], optax.GradientTransformation]
     """The transformation between clipping and weight decay."""
 
 
