@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
 import jax.errors
@@ -28,13 +28,28 @@ from geojax.checkpoint.folder import (
     set_aside,
 )
 from geojax.checkpoint.handler import RestoreState, SaveState, StateHandler
-from geojax.errors import LostContactError, UserError
+from geojax.errors import LostContactError, RunError, UserError
 from geojax.runtime import translate_collective_errors
 from geojax.runtime.liveness.exit_messages import first_line
 
 State = TypeVar("State")
 Result = TypeVar("Result")
 _logger = logging.getLogger(__name__)
+
+RETRY_SECONDS = (1.0, 10.0, 60.0, 120.0)
+"""Seconds from the first, second, ... failed save in a row to the next; one more ends the run."""
+
+
+class _Save(NamedTuple):
+    """A save that goes on in the background."""
+
+    step: int
+    finished: "Future[None]"
+
+    @property
+    def has_failed(self) -> bool:
+        """True if this process has seen that it failed."""
+        return self.finished.done() and self.finished.exception() is not None
 
 
 class Checkpointer:
@@ -44,6 +59,9 @@ class Checkpointer:
     and the removal of old checkpoints go on in the background. A checkpoint is committed by one
     rename and carries the checksums of its files, so a process killed at any moment leaves the
     checkpoints before it whole, and damage done later is found.
+
+    A save that fails (a full disk, a file system that is away for a while) is a warning; `due` asks
+    for the next one after a pause. When too many in a row have failed, the run ends.
 
     With several processes of one JAX runtime every process calls every method, and `folder` lies
     on a file system that they share.
@@ -85,18 +103,26 @@ class Checkpointer:
         logging.getLogger("absl").addFilter(_is_not_raised_too)
         self._orbax = ocp.AsyncCheckpointer(StateHandler())
         self._background = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._saving: tuple[int, Future[None]] | None = None
+        self._saving: _Save | None = None
+        self._failures_in_a_row = 0
+        self.failed_saves = 0
+        """Saves of this run that failed."""
+        self.blocked_seconds = 0.0
+        """Seconds of this run for which training waited in `save`."""
 
     def should_save(self, step: int) -> bool:
         """Return whether a checkpoint is due at `step` by the number of steps."""
         return self._interval is not None and step > 0 and step % self._interval == 0
 
     def due(self, now: float | None = None) -> bool:
-        """Return whether a checkpoint is due by time; `now` is in seconds of `time.monotonic()`.
+        """Return whether a checkpoint is due by time, or because the last save failed.
 
-        Clocks differ: with several processes the caller uses one process's answer for all.
+        Clocks differ, and so do disks: with several processes all save if any of them says so.
+        `now` is in seconds of `time.monotonic()`.
         """
         now = time.monotonic() if now is None else now
+        if self._saving is not None and self._saving.has_failed:
+            return now - self._last_save >= _pause_after(self._failures_in_a_row + 1)
         return (
             self._interval_minutes is not None
             and now - self._last_save >= 60 * self._interval_minutes
@@ -119,20 +145,35 @@ class Checkpointer:
             metadata: other facts for a resumed run, as JSON; "model" holds the model's config.
 
         Raises:
-            UserError: the save before this one failed, or `folder` already holds this step or a
-                later one.
+            RunError: too many saves in a row have failed.
+            UserError: `folder` already holds this step or a later one.
         """
+        started = time.monotonic()
         self.wait()
         if step == self._newest_step:
             return
-        if self._first_process:
-            self._make_room()
+        self._start_saving(step, state, metadata)
+        self._last_save = time.monotonic()
+        seconds = self._last_save - started
+        self.blocked_seconds += seconds
+        self._report(f"step {step}: training waited {seconds:.2f} s for the checkpoint's copy")
+
+    def _start_saving(self, step: int, state: Any, metadata: Mapping[str, Any]) -> None:
+        problem = None
+        try:
+            if self._first_process:
+                self._make_room()
+        except OSError as error:
+            problem = _reason(error)
         later = number_of_first_process(max(self.latest_steps(), default=-1))
         if later >= step:
             raise UserError(
                 f"{self.folder}: already holds a checkpoint of step {later}, so step {step} cannot "
                 "be added; resume from it or use another run directory"
             )
+        if problem := first_text(problem):
+            self._saving = _Save(step, _failed(OSError(problem)))
+            return
         arrays = _by_name(state)
         content = {
             "step": step,
@@ -141,30 +182,43 @@ class Checkpointer:
         }
         try:
             self._orbax.save(self.folder / str(step), args=SaveState(arrays, content=content))
-        except OSError as error:
-            raise self._save_failed(step, error) from error
-        self._newest_step, self._last_save = step, time.monotonic()
-        self._saving = step, self._background.submit(self._finish)
+        except (OSError, ValueError) as error:
+            self._saving = _Save(step, _failed(error))
+        else:
+            self._saving = _Save(step, self._background.submit(self._finish))
 
-    def wait(self) -> None:
+    def wait(self) -> bool:
         """Wait until the save in the background, if there is one, is committed.
 
+        Returns:
+            False if it failed, which `report` has said.
+
         Raises:
-            UserError: it failed: the disk is full, say.
+            RunError: too many saves in a row have failed.
             LostContactError: another process is gone.
         """
         if self._saving is None:
-            return
+            return True
         (step, finished), self._saving = self._saving, None
+        problem = None
         try:
             finished.result()
         except Exception as error:
-            self._newest_step = None
             for reason in (error, error.__cause__):
                 if isinstance(reason, jax.errors.JaxRuntimeError) and jax.process_count() > 1:
                     with translate_collective_errors():
                         raise reason from None
-            raise self._save_failed(step, error) from error
+            problem = _reason(error)
+        if problem := first_text(problem):
+            self._save_failed(step, problem)
+            return False
+        self._newest_step, self._failures_in_a_row = step, 0
+        return True
+
+    @property
+    def retry_pause(self) -> float:
+        """Seconds that should pass between the last save, which failed, and the next."""
+        return _pause_after(self._failures_in_a_row)
 
     def restore(
         self,
@@ -209,12 +263,14 @@ class Checkpointer:
         raise UserError(f"{self.folder}: holds no undamaged checkpoint: {_list_of(problems)}")
 
     def close(self) -> None:
-        """Wait for the save in the background and stop the threads."""
-        try:
-            self.wait()
-        finally:
-            self._background.shutdown()
-            self._orbax.close()
+        """Wait for the save in the background, whatever becomes of it, and stop the threads.
+
+        Unlike `wait` it asks no other process, so that one that fails alone can call it.
+        """
+        if self._saving is not None and (error := self._saving.finished.exception()) is not None:
+            self._report(self._not_saved(self._saving.step, _reason(error)))
+        self._background.shutdown()
+        self._orbax.close()
 
     def __enter__(self) -> "Checkpointer":
         return self
@@ -276,8 +332,21 @@ class Checkpointer:
         if self._first_process:
             remove_old(self.folder, self._keep)
 
-    def _save_failed(self, step: int, error: Exception) -> UserError:
-        return UserError(f"{self.folder}: step {step} could not be saved: {first_line(error)}")
+    def _save_failed(self, step: int, problem: str) -> None:
+        """Warn of a failed save, or end the run if it is one too many."""
+        self._failures_in_a_row += 1
+        self.failed_saves += 1
+        message = self._not_saved(step, problem)
+        if self._failures_in_a_row > len(RETRY_SECONDS):
+            raise RunError(
+                f"{message}; that is the save number {self._failures_in_a_row} in a row that "
+                "failed. Start the run again when it can write there: it goes on from its newest "
+                "checkpoint"
+            )
+        self._report(f"warning: {message}; the run goes on, and saves again soon")
+
+    def _not_saved(self, step: int, problem: str) -> str:
+        return f"{self.folder}: step {step} could not be saved: {problem}"
 
     def _read(
         self,
@@ -316,6 +385,24 @@ class Checkpointer:
                 problems.setdefault(step, "its save was interrupted")
         if problems:
             self._report(f"{self.folder}: {_list_of(problems)}; restoring step {restored} instead")
+
+
+def _pause_after(failures: int) -> float:
+    """Return the seconds to wait after `failures` in a row."""
+    return RETRY_SECONDS[min(max(failures, 1), len(RETRY_SECONDS)) - 1]
+
+
+def _failed(error: Exception) -> "Future[None]":
+    """Return a future that has failed with `error`."""
+    future: Future[None] = Future()
+    future.set_exception(error)
+    return future
+
+
+def _reason(error: BaseException) -> str:
+    """Return the reason of a failed write in one line."""
+    reason = getattr(error, "strerror", None)
+    return reason or first_line(error)
 
 
 def _together(read: Callable[[], Result]) -> Result:

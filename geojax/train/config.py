@@ -1,6 +1,7 @@
 """Settings of a whole run: one YAML file, checked before any device is touched."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -21,6 +22,8 @@ from geojax.runtime import WatchdogSettings
 from geojax.settings import Settings, load_yaml, validate
 from geojax.train.fp8_settings import Fp8Settings, check_fp8
 from geojax.train.pipeline_settings import DcSettings, PipelineSettings, check_stages
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 class MeshSettings(Settings):
@@ -243,6 +246,16 @@ class RunConfig(Settings):
     skip_limit: pydantic.PositiveInt = 10
     """Consecutive steps with a non-finite loss or gradient after which the run stops; in fp16 not
     before the loss scale is at its minimum."""
+
+    @pydantic.field_validator("run_directory", mode="before")
+    @classmethod
+    def _is_a_folder(cls, value: Any) -> Any:
+        if isinstance(value, str) and _URL.match(value):
+            raise ValueError(
+                f"{value} is a URL, and checkpoints need a folder; give the path of a file system "
+                "that is mounted here"
+            )
+        return value
 
     @pydantic.field_validator("model", mode="before")
     @classmethod

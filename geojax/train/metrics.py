@@ -2,12 +2,14 @@
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
 from tensorboardX import SummaryWriter
 
 from geojax.checkpoint import RunDirectory
+from geojax.errors import UserError
 
 
 class MetricsWriter:
@@ -18,17 +20,36 @@ class MetricsWriter:
     """
 
     def __init__(self, directory: RunDirectory, step: int):
-        jsonl = directory.metrics
-        kept = [line for line in read_metrics(jsonl) if step and line["step"] <= step]
-        temporary = jsonl.with_suffix(".partial")
-        temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
-        temporary.replace(jsonl)
-        self._file = jsonl.open("a", encoding="utf-8")
+        """Open the files of a run that goes on from `step`.
+
+        Raises:
+            UserError: the files of an earlier run are no metrics, or cannot be written.
+        """
+        self._directory = directory
+        kept = [line for line in read_metrics(directory.metrics) if step and line["step"] <= step]
+        temporary = directory.metrics.with_suffix(".partial")
+        try:
+            temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
+            temporary.replace(directory.metrics)
+            self._open(step)
+        except OSError as error:
+            raise UserError(
+                f"{directory.metrics}: metrics cannot be written ({error.strerror}); a run needs a "
+                "directory in which it may write"
+            ) from None
+
+    def open_again(self) -> None:
+        """Open new files where the run directory has been made again."""
+        self.__exit__()
+        self._open(0)
+
+    def _open(self, step: int) -> None:
+        self._file = self._directory.metrics.open("a", encoding="utf-8")
         self._tensorboard = SummaryWriter(
-            str(directory.tensorboard), purge_step=step + 1 if step else None
+            str(self._directory.tensorboard), purge_step=step + 1 if step else None
         )
 
-    def write(self, step: int, values: dict[str, float]) -> None:
+    def write(self, step: int, values: Mapping[str, float]) -> None:
         """Record `values` (numbers) of `step`; the line is on disk when this returns.
 
         JSON knows no infinity: a number that is not finite is written as null, and not drawn.
@@ -49,13 +70,25 @@ class MetricsWriter:
 
 
 def read_metrics(jsonl: Path) -> list[dict[str, Any]]:
-    """Read the lines of a `metrics.jsonl`, without a last line that a crash cut off."""
+    """Read the lines of a `metrics.jsonl`, without a last line that a crash cut off.
+
+    Raises:
+        UserError: another line is no metrics of a step.
+    """
     if not jsonl.exists():
         return []
     lines = []
-    for text in jsonl.read_text(encoding="utf-8").splitlines():
+    texts = jsonl.read_text(encoding="utf-8", errors="replace").splitlines()
+    for number, text in enumerate(texts, start=1):
         try:
-            lines.append(json.loads(text))
-        except json.JSONDecodeError:
-            continue
+            line = json.loads(text)
+        except (ValueError, RecursionError):
+            line = None
+        if isinstance(line, dict) and isinstance(line.get("step"), int):
+            lines.append(line)
+        elif number < len(texts):
+            raise UserError(
+                f"{jsonl}:{number}: is no line of metrics; move the file away, and the run begins "
+                "a new one"
+            )
     return lines

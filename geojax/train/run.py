@@ -115,6 +115,7 @@ def train(
                 loader=loader,
                 checkpointer=checkpointer,
                 writer=training.enter_context(MetricsWriter(directory, start)) if first else None,
+                directory=directory if first else None,
                 progress=training.enter_context(Progress(console, config.steps, start)),
                 stop_signals=training.enter_context(runtime.StopSignals()),
                 watchdog=training.enter_context(runtime.Watchdog(config.watchdog)),
@@ -125,7 +126,6 @@ def train(
             before_training = time.monotonic()
             state = loop.run(state, start, consumed)
             training_seconds = time.monotonic() - before_training
-        checkpointer.wait()
         if loop.stopped_early:
             console.print(
                 f"stopped at step {int(state.step)}, which is saved in {directory.path}; the same "
@@ -225,14 +225,13 @@ def _show_result(
     weights = trainer.gather_full_params(state) if config.sample.prompts else None
     if jax.process_index() != 0:
         return
-    curve = directory.path / "loss.png"
-    draw_loss_curve(directory.metrics, curve)
+    draw_loss_curve(directory.metrics, directory.loss_curve)
     if config.sample.prompts:
         with console.status("writing a sample"):
             texts = sample_texts(
                 weights, config.model, corpus.tokenizer, config.sample, config.seed
             )
-        (directory.path / "sample.txt").write_text("\n\n".join(texts) + "\n", encoding="utf-8")
+        directory.samples.write_text("\n\n".join(texts) + "\n", encoding="utf-8")
         console.print("\nThe model writes:\n", *texts, "", sep="\n")
     console.print(
         summary_table(
@@ -245,7 +244,7 @@ def _show_result(
                 if (count := loop.compilations.count) == 1
                 else f"{count} times",
                 **_cross_site(trainer.facts),
-                "loss curve": _shown(curve),
+                "loss curve": _shown(directory.loss_curve),
                 "metrics": f"{_shown(directory.metrics)}, tensorboard --logdir "
                 f"{_shown(directory.tensorboard)}",
                 "checkpoint": _shown(directory.checkpoints / str(step)),

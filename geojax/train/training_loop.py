@@ -10,7 +10,7 @@ from typing import Any, Generic
 import jax
 import numpy as np
 
-from geojax.checkpoint import Checkpointer
+from geojax.checkpoint import Checkpointer, RunDirectory
 from geojax.data import Loader
 from geojax.errors import RunError
 from geojax.quantities import quantity
@@ -42,6 +42,8 @@ class TrainingLoop(Generic[State]):
     loader: Loader
     checkpointer: Checkpointer
     writer: MetricsWriter | None
+    directory: RunDirectory | None
+    """The run directory, on the process that writes into it."""
     progress: Progress
     watchdog: Watchdog
     stop_signals: StopSignals
@@ -81,7 +83,8 @@ class TrainingLoop(Generic[State]):
             consumed_sequences: sequences of the data that those steps consumed.
 
         Raises:
-            RunError: the loss or gradient was not finite for `skip_limit` steps in a row.
+            RunError: the loss or gradient was not finite for `skip_limit` steps in a row, or no
+                checkpoint could be saved for too long.
             LostContactError: another process of the run went away.
         """
         with translate_collective_errors():
@@ -112,6 +115,9 @@ class TrainingLoop(Generic[State]):
                 self._restart_clock()
         self._drain()
         self._save(state, done)
+        while not self.checkpointer.wait():
+            time.sleep(self.checkpointer.retry_pause)
+            self._save(state, done)
         return state
 
     def _finish_oldest(self) -> None:
@@ -153,6 +159,8 @@ class TrainingLoop(Generic[State]):
             "seconds": seconds,
             "targets": metrics["targets"],
             "skipped": metrics["skipped"],
+            "failed_saves": self.checkpointer.failed_saves,
+            "save_seconds": self.checkpointer.blocked_seconds,
             "compilations": self.compilations.count,
         }
         values |= {name: metrics[name] for name in OF_SOME_RUNS if name in metrics}
@@ -188,5 +196,13 @@ class TrainingLoop(Generic[State]):
 
     def _save(self, state: State, step: int) -> None:
         self._save_asked = False
+        if self.directory is not None and self.directory.make_again_if_removed():
+            self.log(
+                f"warning: {self.directory.path}: was removed while the run was going on; it is "
+                "made again, without the metrics and checkpoints so far"
+            )
+            self.directory.write_config(self.config.model_dump(mode="json"))
+            if self.writer is not None:
+                self.writer.open_again()
         metadata = {**self.metadata, "consumed_sequences": self._consumed}
         self.trainer.save(self.checkpointer, step, state, metadata)

@@ -53,6 +53,6 @@ def blames_another(line: str) -> bool:
     return _LOST_CONTACT in line or blamed_process(line) is not None
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, without the details that follow."""
     return (str(error).splitlines() or [type(error).__name__])[0]

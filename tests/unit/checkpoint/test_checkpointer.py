@@ -1,4 +1,5 @@
 import json
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from geojax.checkpoint import Checkpointer
-from geojax.errors import UserError
+from geojax.errors import RunError, UserError
 
 MODEL = {"layers": 12, "rope": {"theta": 10000.0}, "tied": True}
 METADATA = {"model": MODEL, "data": {"step": 3, "epoch": 0}, "seed": 7}
@@ -224,10 +225,11 @@ def test_what_is_not_whole_makes_room_when_training_goes_on(tmp_path: Path) -> N
         assert "step 30 is not whole (its save was interrupted), step 20 is" in lines.pop()
         checkpointer.save(20, state, METADATA)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["10", "20", "20.damaged"]
-    assert [line.rpartition(": ")[2] for line in lines] == [
+    assert [line.rpartition(": ")[2] for line in lines[:2]] == [
         "damaged; renamed to 20.damaged",
         "removed the interrupted save of step 30",
     ]
+    assert re.fullmatch(r"step 20: training waited \d+\.\d\d s for the checkpoint's copy", lines[2])
     assert restore(tmp_path)[1]["step"] == 20
 
 
@@ -286,22 +288,46 @@ def test_other_arrays_are_refused(tmp_path: Path) -> None:
             checkpointer.restore(abstract)
 
 
-def test_a_failed_save_is_one_line_at_the_next_call(
+def full(*_: Any, **__: Any) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_a_failed_save_is_a_warning_and_the_next_one_is_due(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device")
+    monkeypatch.setattr("geojax.checkpoint.manifest.write", full)
+    lines: list[str] = []
+    checkpointer = Checkpointer(tmp_path, report=lines.append)
+    checkpointer.save(1, on(mesh(2, 4)), METADATA)
+    assert not checkpointer.wait()
+    assert checkpointer.failed_saves == 1
+    assert "step 1 could not be saved: No space left on device" in lines[-1]
+    assert "\n" not in lines[-1]
+    checkpointer.save(2, on(mesh(2, 4), 2), METADATA)
+    while not checkpointer.due(float("inf")):
+        time.sleep(0.01)  # the save in the background has not failed yet
+    monkeypatch.undo()
+    checkpointer.save(3, on(mesh(2, 4), 3), METADATA)
+    assert checkpointer.wait()
+    assert not checkpointer.due(float("inf"))
+    checkpointer.close()
+    assert checkpointer.failed_saves == 2
+    assert_is(restore(tmp_path)[0], 3)
 
+
+def test_saves_that_always_fail_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("geojax.checkpoint.manifest.write", full)
     checkpointer = Checkpointer(tmp_path)
-    checkpointer.save(1, on(mesh(2, 4)), METADATA)
-    with pytest.raises(UserError, match=r"step 1 could not be saved: .*No space left") as refusal:
+    for step in range(1, 5):
+        checkpointer.save(step, on(mesh(2, 4)), METADATA)
+        assert not checkpointer.wait()
+    checkpointer.save(5, on(mesh(2, 4)), METADATA)
+    with pytest.raises(RunError, match="save number 5 in a row") as failure:
         checkpointer.wait()
-    assert "\n" not in str(refusal.value)
-    monkeypatch.undo()
-    checkpointer.save(1, on(mesh(2, 4)), METADATA)
+    assert "\n" not in str(failure.value)
     checkpointer.close()
-    assert_is(restore(tmp_path)[0])
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -36,15 +38,6 @@ def test_paths_lie_below_the_directory(tmp_path: Path) -> None:
     assert run.path.is_dir()
     for path in (run.config, run.checkpoints, run.metrics, run.tensorboard):
         assert path.parent == run.path
-
-
-def test_has_checkpoint_counts_only_committed_ones(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path)
-    assert not run.has_checkpoint
-    (run.checkpoints / "10.orbax-checkpoint-tmp").mkdir(parents=True)
-    assert not run.has_checkpoint
-    (run.checkpoints / "10").mkdir()
-    assert run.has_checkpoint
 
 
 def test_the_config_is_written_whole(tmp_path: Path) -> None:
@@ -94,3 +87,29 @@ def test_a_file_is_no_run_directory(tmp_path: Path) -> None:
     path.touch()
     with pytest.raises(UserError, match="cannot be a run directory"):
         RunDirectory(path)
+
+
+@pytest.mark.parametrize("name", ["lock", "config.yaml", "metrics.jsonl", "loss.png", "sample.txt"])
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_artefacts_of_another_kind_are_refused(tmp_path: Path, name: str, make: Any) -> None:
+    make(tmp_path / name)
+    with pytest.raises(UserError, match=f"{name}: is .*; move it away") as refusal:
+        RunDirectory(tmp_path).lock()
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "tensorboard"])
+def test_a_file_in_place_of_a_folder_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    with pytest.raises(UserError, match=f"{name}: is no folder"):
+        RunDirectory(tmp_path).lock()
+
+
+def test_a_directory_removed_under_a_run_is_made_and_locked_again(tmp_path: Path) -> None:
+    with RunDirectory(tmp_path / "run").lock() as run:
+        assert not run.make_again_if_removed()
+        shutil.rmtree(run.path)
+        assert run.make_again_if_removed()
+        with pytest.raises(UserError, match="is in use"):
+            RunDirectory(run.path).lock()
+        assert not run.make_again_if_removed()

@@ -181,3 +181,12 @@ def test_layers_are_given_for_every_chunk(tmp_path, role):
     check_stages(settings, sites=config.pipeline_sites, stage=2, layers=stages + 1)
     with pytest.raises(UserError, match=f"= {stages} chunks; .* would work"):
         check_stages(settings, sites=config.pipeline_sites, stage=2, layers=stages)
+
+
+@pytest.mark.parametrize(
+    "url", ["gs://bucket/run", "s3://bucket/run", "s3:/bucket", "file:///runs/x", "hdfs://n:1/x"]
+)
+def test_a_url_as_run_directory_is_refused(tmp_path, url):
+    with pytest.raises(UserError, match="is a URL, and checkpoints need a folder") as refusal:
+        load(tmp_path, MINIMAL, "--run_directory", url)
+    assert "\n" not in str(refusal.value)

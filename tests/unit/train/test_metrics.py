@@ -1,6 +1,10 @@
 import json
+import shutil
+
+import pytest
 
 from geojax.checkpoint import RunDirectory
+from geojax.errors import UserError
 from geojax.quantities import quantity
 from geojax.train.metrics import MetricsWriter, read_metrics
 from geojax.train.report import draw_loss_curve
@@ -36,3 +40,24 @@ def test_quantities_read_at_a_glance():
     assert quantity(5_247_232) == "5.25M"
     assert quantity(20_984_896, "B") == "21 MB"
     assert quantity(12, "B") == "12 B"
+
+
+@pytest.mark.parametrize(
+    "line", [b"\x93NUMPY\x00\xff", b"null", b"[1]", b'{"step": null}', b"[" * 9999]
+)
+def test_a_file_that_holds_no_metrics_is_refused_in_one_line(tmp_path, line):
+    directory = RunDirectory(tmp_path)
+    directory.metrics.write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 2}\n')
+    with pytest.raises(UserError, match=r"metrics.jsonl:2: is no line of metrics") as refusal:
+        MetricsWriter(directory, 2)
+    assert "\n" not in str(refusal.value)
+
+
+def test_metrics_go_on_where_the_directory_was_made_again(tmp_path):
+    with RunDirectory(tmp_path / "run").lock() as directory, MetricsWriter(directory, 0) as writer:
+        writer.write(1, {"loss": 3.0})
+        shutil.rmtree(directory.path)
+        assert directory.make_again_if_removed()
+        writer.open_again()
+        writer.write(2, {"loss": 2.0})
+        assert read_metrics(directory.metrics) == [{"step": 2, "loss": 2.0}]

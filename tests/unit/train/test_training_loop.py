@@ -81,6 +81,7 @@ class Checkpoints:
         self.every = every
         self.asked = False
         self.saved = {}
+        self.failed_saves, self.blocked_seconds, self.retry_pause = 0, 0.0, 0.0
 
     def due(self):
         asked, self.asked = self.asked, False
@@ -92,6 +93,9 @@ class Checkpoints:
     def save(self, step, state, metadata):
         assert state == step
         self.saved[step] = metadata
+
+    def wait(self):
+        return True
 
 
 class Sequences:
@@ -137,6 +141,7 @@ def loop_of(trainer: Trainer, checkpoints=None, **changes):
             loader=Sequences(),
             checkpointer=checkpoints or Checkpoints(),
             writer=Lines(),
+            directory=None,
             progress=Progress(console, STEPS, 0),
             watchdog=watchdog,
             stop_signals=stop,
@@ -193,6 +198,20 @@ def test_a_save_that_is_due_by_time_follows_the_step_that_asked():
         loop.run(0, 0, 0)
     # The step after asks; its answer is read when another one is in flight.
     assert sorted(loop.checkpointer.saved) == [7, 10]
+
+
+def test_the_last_state_is_saved_again_until_it_is_saved():
+    class Full(Checkpoints):
+        def wait(self):
+            self.failed_saves += 1
+            return self.failed_saves > 2
+
+        def save(self, step, state, metadata):
+            self.saved[step] = self.saved.get(step, 0) + 1
+
+    with loop_of(CountingTrainer(), Full(every=100)) as loop:
+        loop.run(0, 0, 0)
+    assert loop.checkpointer.saved == {STEPS: 3}
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
