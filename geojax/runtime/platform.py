@@ -36,6 +36,10 @@ class Platform:
     """A branch that all ranks of a collective take may hold it. XLA's runtime for CPUs does not
     keep the collectives of a branch in one order with those beside it."""
 
+    preallocates: bool = False
+    """JAX takes a share of a device's memory for its programs when it starts; libraries beside it,
+    such as NCCL, need the rest."""
+
     permutes_by_group: bool = True
     """A permute needs only the devices that send and receive; on CPUs all of the mesh take part."""
 
@@ -48,7 +52,7 @@ CPU = Platform(
     branches_hold_collectives=False,
     permutes_by_group=False,
 )
-GPU = Platform("gpu")
+GPU = Platform("gpu", preallocates=True)
 TPU = Platform("tpu")
 
 _BY_JAX_NAME = {"cpu": CPU, "gpu": GPU, "cuda": GPU, "rocm": GPU, "tpu": TPU}

@@ -12,6 +12,7 @@ from geojax.errors import UserError
 from geojax.mesh import register_processes
 from geojax.runtime.barrier import barrier
 from geojax.runtime.cluster_env import ProcessSettings, complete
+from geojax.runtime.device_memory import take_memory_fraction
 from geojax.runtime.devices import simulate_devices
 from geojax.runtime.jax_private import backend_runs, coordination_client
 from geojax.runtime.liveness.exit_messages import register_process_names
@@ -62,6 +63,7 @@ def start(settings: ProcessSettings | None = None) -> tuple[Process, ...]:
         simulate_devices(settings.simulated_devices)
     if not backend_runs():
         apply_xla_flags(expected_platform())
+        take_memory_fraction(expected_platform())
     if count == 1:
         register_process_names([settings.site], [socket.gethostname()])
         return _register([settings.site], [socket.gethostname()])

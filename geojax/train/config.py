@@ -237,6 +237,10 @@ class RunConfig(Settings):
     checkpoint: CheckpointSettings = CheckpointSettings()
     """Intervals of checkpoints."""
 
+    preflight: Literal["refuse", "warn"] = "refuse"
+    """A run whose estimated memory (see `geojax memory`) is more than its devices have: refuse it
+    before anything is compiled, or only warn."""
+
     watchdog: WatchdogSettings = WatchdogSettings()
     """Time limits of a step."""
 

@@ -27,6 +27,7 @@ from geojax.train.batches import sequences_of_process
 from geojax.train.compiled_run import CompiledRun, make_run_mesh, step_plan
 from geojax.train.config import RunConfig
 from geojax.train.metrics import MetricsWriter
+from geojax.train.preflight import require_memory
 from geojax.train.report import Progress, draw_loss_curve, summary_table
 from geojax.train.resume import (
     changed_settings,
@@ -67,6 +68,8 @@ def train(
     first = jax.process_index() == 0
     console = rich.console.Console(quiet=not first, soft_wrap=True, highlight=False, markup=False)
     with runtime.translate_collective_errors(), contextlib.ExitStack() as stack:
+        with console.status("estimating the memory of a step"):
+            require_memory(config, console.print)
         directory = stack.enter_context(RunDirectory(config.run_directory))
         if first:
             directory.lock()

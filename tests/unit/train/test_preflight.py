@@ -1,0 +1,137 @@
+"""The comparison of a step's memory with its devices', before anything is compiled."""
+
+import dataclasses
+import functools
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+from geojax.accelerators import accelerator_named
+from geojax.errors import UserError
+from geojax.train import preflight as module
+from geojax.train.config import RunConfig
+from geojax.train.preflight import Verdict, judge, preflight, require_memory, ways_out
+from geojax.train.traced_run import trace_run
+
+REPOSITORY = Path(__file__).parents[3]
+TOO_LARGE = REPOSITORY / "tests" / "data" / "nemotron4-340b-zbv.yaml"
+H100 = accelerator_named("h100-sxm")
+MANY_ROWS = (
+    "--model",
+    "tiny",
+    "--batch.global_batch_size",
+    "256",
+    "--batch.sequence_length",
+    "256",
+)
+
+
+@functools.cache
+def config_of(*overrides):
+    return RunConfig.load(REPOSITORY / "configs" / "quickstart.yaml", overrides)
+
+
+def peak(*overrides):
+    return trace_run(config_of(*overrides)).memory().bytes
+
+
+def test_the_command_refuses_a_model_that_does_not_fit_with_the_numbers(tmp_path):
+    """340 billion parameters on GPUs that this machine does not have."""
+    directory = tmp_path / "run"
+    command = [sys.executable, "-m", "geojax", "train", str(TOO_LARGE)]
+    environment = {"PATH": "", "PYTHONPATH": str(REPOSITORY), "XLA_CLIENT_MEM_FRACTION": "0.75"}
+    done = subprocess.run(
+        [*command, "--run_directory", str(directory)],
+        env=environment | {"JAX_PLATFORMS": "cpu", "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("\n") == 1
+    needed = re.search(r"a step needs about (\d+) GB on a device \(activations ", done.stderr)
+    assert float(needed[1]) > 60, done.stderr
+    assert "60 GB of an h100-sxm's 80 GB are usable; would fit: --" in done.stderr
+    ways = re.findall(r"(?:fit:|or) (--.*?) \(([\d.]+) GB\)", done.stderr)
+    assert ways
+    assert all(float(gigabytes) <= 60 for _, gigabytes in ways)
+    assert not directory.exists()
+
+
+def test_every_way_out_that_is_named_fits():
+    """Halfway between all rows at once and row by row, alone or together."""
+    rowwise = peak(*MANY_ROWS, "--batch.microbatches", "32")
+    usable = (rowwise + peak(*MANY_ROWS)) // 2
+    line = ways_out(config_of(*MANY_ROWS), usable)
+    ways = re.findall(r"--\S+ \S+(?: --\S+ \S+)*", line)
+    assert line.startswith("would fit: ")
+    assert "--batch.microbatches 32" in ways
+    for way in ways:
+        assert peak(*MANY_ROWS, *way.split()) <= usable, way
+
+
+def test_changes_are_put_together_where_none_is_enough(monkeypatch):
+    saved = {"batch.microbatches": 30, "zero.stage": 20, "remat": 0}
+
+    def estimate(config, changes):
+        return 100 - sum(saved[name] for name in changes)
+
+    monkeypatch.setattr(module, "_peak", estimate)
+    together = "--batch.microbatches 32 --zero.stage 2 (50 B)"
+    assert ways_out(config_of(*MANY_ROWS), 50) == f"would fit: {together}"
+    line = ways_out(config_of(*MANY_ROWS), 10)
+    assert line.startswith(f"{together} is the least of what was tried; more devices")
+
+
+def test_simulated_devices_and_layouts_that_cannot_be_are_left_alone():
+    topology = ("--topology", "two-h100-sites")
+    assert preflight(config_of(*topology), jax.devices()).kind == "unknown"
+    assert preflight(config_of(*topology, "--mesh.data", "2"), jax.devices()).kind == "unknown"
+    mistaken = RunConfig.load(TOO_LARGE, ["--topology", "simulated-3x2"])
+    assert preflight(mistaken, jax.devices()).kind == "unknown"
+
+
+def test_devices_that_run_are_compared_rather_than_those_of_the_topology():
+    small = config_of("--topology", "two-h100-sites", "--simulate_devices", "null")
+    gpu = dataclasses.make_dataclass("Device", ["device_kind"])("NVIDIA H100 80GB HBM3")
+    verdict = preflight(small, [gpu])
+    assert verdict.kind == "fits"
+    assert "72 GB of an h100-sxm's 80 GB are usable" in verdict.line
+    assert judge(small, accelerator_named("simulated"), {}).kind == "unknown"
+
+
+@pytest.mark.parametrize("kind", ["fits", "does not fit", "unknown"])
+def test_other_processes_learn_the_verdict(monkeypatch, kind):
+    store: dict[str, str] = {}
+    monkeypatch.setattr(module, "publish", lambda key, value: store.update({key: value}))
+    monkeypatch.setattr(
+        module,
+        "published",
+        lambda folder: {key.removeprefix(f"{folder}/"): value for key, value in store.items()},
+    )
+    monkeypatch.setattr(module, "barrier", lambda name, timeout_seconds: None)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    estimates = []
+
+    def estimate(config, devices):
+        estimates.append(jax.process_index())
+        return Verdict(kind, "the numbers")
+
+    monkeypatch.setattr(module, "preflight", estimate)
+    for process in (0, 1):
+        monkeypatch.setattr(jax, "process_index", lambda process=process: process)
+        said: list[str] = []
+        if kind == "does not fit":
+            with pytest.raises(UserError, match="preflight: the numbers"):
+                require_memory(config_of(), said.append)
+            require_memory(config_of("--preflight", "warn"), said.append)
+        else:
+            require_memory(config_of(), said.append)
+        wanted = {"fits": ["memory: the numbers"], "unknown": []}
+        assert said == wanted.get(kind, ["warning: preflight: the numbers"])
+    assert set(estimates) == {0}
