@@ -27,7 +27,7 @@ from geojax.errors import UserError
 from geojax.launch import reaper
 from geojax.launch.workers import Worker, worker_env
 from geojax.runtime.cluster_env import FIRST_PORT
-from geojax.runtime.rendezvous import is_loopback
+from geojax.runtime.rendezvous.sockets import is_loopback
 from geojax.settings import Settings, load_yaml, validate
 
 _PASSED_ON = ("GEOJAX_", "JAX_", "XLA_", "NCCL_", "PYTHONPATH", "LD_LIBRARY_PATH")

@@ -3,6 +3,7 @@
 | setting           | argument, else variable | else SLURM           | else Kubernetes      |
 |-------------------|-------------------------|----------------------|----------------------|
 | coordinator       | GEOJAX_COORDINATOR      | first host of step   | pod 0 of the job     |
+| bind_address      | GEOJAX_BIND_ADDRESS     |                      |                      |
 | process_count     | GEOJAX_PROCESS_COUNT    | SLURM_STEP_NUM_TASKS |                      |
 | process_id        | GEOJAX_PROCESS_ID       | SLURM_PROCID         | JOB_COMPLETION_INDEX |
 | site              | GEOJAX_SITE             |                      |                      |
@@ -32,6 +33,9 @@ class ProcessSettings(Settings):
 
     coordinator: str | None = pydantic.Field(default=None, pattern=r"^\S+:\d+$")
     """host:port of process 0, as the other processes reach it."""
+    bind_address: str | None = pydantic.Field(default=None, pattern=r"^[^\s\[\]]+$")
+    """Address that process 0 listens on; None: the coordinator's. It differs where the
+    coordinator's address is translated on the way to process 0; 0.0.0.0 stands for all."""
     process_count: int | None = pydantic.Field(default=None, ge=1)
     """Number of processes of the job, in all sites."""
     process_id: int | None = pydantic.Field(default=None, ge=0)
@@ -50,6 +54,7 @@ class ProcessSettings(Settings):
 
 VARIABLES = {
     "coordinator": "GEOJAX_COORDINATOR",
+    "bind_address": "GEOJAX_BIND_ADDRESS",
     "process_count": "GEOJAX_PROCESS_COUNT",
     "process_id": "GEOJAX_PROCESS_ID",
     "process_offset": "GEOJAX_PROCESS_OFFSET",

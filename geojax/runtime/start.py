@@ -71,8 +71,13 @@ def start(settings: ProcessSettings | None = None) -> tuple[Process, ...]:
     assert process_id is not None, "complete() must give every process of several an index"
     assert settings.coordinator is not None, "complete() must fill in the coordinator"
     everyone = join(
-        process_id, count, settings.coordinator, settings.site, settings.start_timeout_seconds
-    )
+        process_id,
+        count,
+        settings.coordinator,
+        settings.site,
+        settings.start_timeout_seconds,
+        settings.bind_address,
+    ).processes
     if platform_named(expected_platform()).gloo:
         _check_addresses(everyone)
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -90,9 +95,10 @@ def start(settings: ProcessSettings | None = None) -> tuple[Process, ...]:
             heartbeat_timeout_seconds=_jax_heartbeat_timeout(settings.heartbeat_timeout_seconds),
             shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
             cluster_detection_method="deactivate",
+            coordinator_bind_address=_bind_address(settings.coordinator, settings.bind_address),
         )
-    sites = [presence["site"] for presence in everyone]
-    hosts = [presence["host"] for presence in everyone]
+    sites = [presence.site for presence in everyone]
+    hosts = [presence.host for presence in everyone]
     register_process_names(sites, hosts)
     # Before the devices are known, for which processes wait for each other.
     start_peer_monitor(settings.heartbeat_timeout_seconds)
@@ -118,6 +124,14 @@ def _jax_heartbeat_timeout(timeout_seconds: float) -> int:
     return math.ceil(2 * (timeout_seconds + _ENDING_SECONDS))
 
 
+def _bind_address(coordinator: str, bind_address: str | None) -> str:
+    """Return where JAX's coordination service listens; by default it takes all addresses."""
+    host, _, port = coordinator.rpartition(":")
+    if bind_address is None:
+        return f"{host}:{port}"
+    return f"[{bind_address}]:{port}" if ":" in bind_address else f"{bind_address}:{port}"
+
+
 def _register(sites: list[str | None], hosts: list[str]) -> tuple[Process, ...]:
     devices: dict[int, list[jax.Device]] = {index: [] for index in range(len(sites))}
     for device in jax.devices():
@@ -138,14 +152,14 @@ def _check_addresses(everyone: list[Presence]) -> None:
     Raises:
         UserError: there are several hosts, and one of them resolves its name to itself only.
     """
-    if len({presence["host"] for presence in everyone}) == 1:
+    if len({presence.host for presence in everyone}) == 1:
         return
     for presence in everyone:
-        host, address = presence["host"], presence["address"]
+        host, address = presence.host, presence.address
         if address is None or ipaddress.ip_address(address).is_loopback:
             leads = "nowhere" if address is None else f"to {address}"
             raise UserError(
-                f"process {presence['process']}: the name of its host, {host}, leads {leads} on "
+                f"process {presence.process}: the name of its host, {host}, leads {leads} on "
                 f"that host, where the other hosts cannot reach it: give {host} its network "
                 "address in /etc/hosts there"
             )
@@ -157,10 +171,10 @@ def _own_devices(process_id: int, everyone: list[Presence]) -> list[int] | None:
     If the processes of one host all see the same GPUs, and as many as there are processes (a task
     per GPU under SLURM), each takes one.
     """
-    host, visible = everyone[process_id]["host"], everyone[process_id]["gpus"]
-    together = [presence for presence in everyone if presence["host"] == host]
-    if visible is None or len(together) == 1 or len(visible.split(",")) != len(together):
+    own = everyone[process_id]
+    together = [presence for presence in everyone if presence.host == own.host]
+    if own.gpus is None or len(together) == 1 or len(own.gpus.split(",")) != len(together):
         return None
-    if any(presence["gpus"] != visible for presence in together):
+    if any(presence.gpus != own.gpus for presence in together):
         return None
-    return [[presence["process"] for presence in together].index(process_id)]
+    return [together.index(own)]

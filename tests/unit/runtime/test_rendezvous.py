@@ -1,17 +1,18 @@
 """Processes of one job meet; here each is a thread, which makes no difference to the sockets."""
 
 import concurrent.futures
-import contextlib
+import re
 import resource
 import socket
-import threading
 import time
 
+import jax
 import pytest
 
 from geojax.errors import MissingProcessesError, RunError, UserError
-from geojax.runtime import rendezvous
-from geojax.runtime.rendezvous import join
+from geojax.runtime.rendezvous import Presence, join, messages
+from geojax.runtime.rendezvous.client import join_server
+from geojax.runtime.rendezvous.sockets import allow_connections
 from geojax.runtime.start import _check_addresses, _own_devices
 
 
@@ -23,7 +24,7 @@ def coordinator():
 
 
 def meet(*calls, timeout=10.0):
-    """The outcome (a list of presences or the exception) of each (process, count, site) call."""
+    """The outcome (everyone or the exception) of each (process, count, address, site) call."""
 
     def call(arguments):
         process, count, address, site = arguments
@@ -36,13 +37,26 @@ def meet(*calls, timeout=10.0):
         return list(pool.map(call, calls))
 
 
+def join_soon(connect):
+    """The connection to a process that is about to listen."""
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            return connect()
+        except OSError:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+
 def test_everyone_hears_where_everyone_is(coordinator):
     sites = ["east", "west", "east", "west"]
     outcomes = meet(*((i, 4, coordinator, sites[i]) for i in (3, 1, 0, 2)))
     assert all(outcome == outcomes[0] for outcome in outcomes)
-    assert [presence["process"] for presence in outcomes[0]] == [0, 1, 2, 3]
-    assert [presence["site"] for presence in outcomes[0]] == sites
-    assert {presence["host"] for presence in outcomes[0]} == {socket.gethostname()}
+    processes = outcomes[0].processes
+    assert [presence.process for presence in processes] == [0, 1, 2, 3]
+    assert [presence.site for presence in processes] == sites
+    assert {presence.host for presence in processes} == {socket.gethostname()}
+    assert len(outcomes[0].key) == 32
 
 
 def test_the_port_is_free_again_at_once(coordinator):
@@ -83,32 +97,6 @@ def test_processes_that_do_not_fit_together_all_hear_why(coordinator, calls, par
         assert part in str(outcome)
 
 
-def test_a_process_that_died_may_come_again_and_strangers_are_ignored(coordinator):
-    host, port = coordinator.split(":")
-
-    def strangers():
-        for words in (b"GET / HTTP/1.1\r\n\r\n", b'{"process": 1}\n', b"[]\n", b""):
-            while True:
-                with contextlib.suppress(OSError):
-                    with socket.create_connection((host, int(port)), timeout=5) as connection:
-                        connection.sendall(words)
-                    break
-                time.sleep(0.05)
-        first = b'{"process": 1, "count": 2, "site": null, "host": "h", "token": "t"}\n'
-        with socket.create_connection((host, int(port)), timeout=5) as connection:
-            connection.sendall(first[:20])
-            time.sleep(0.1)
-            connection.sendall(first[20:-1])  # dies in the middle of its line
-
-    thread = threading.Thread(target=strangers)
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        desk = pool.submit(join, 0, 2, coordinator, None, 20.0)
-        thread.start()
-        thread.join()
-        join(1, 2, coordinator, None, 10.0)
-        assert [presence["process"] for presence in desk.result()] == [0, 1]
-
-
 def test_a_port_in_use_is_said(coordinator):
     occupied = socket.create_server(("127.0.0.1", int(coordinator.split(":")[1])))
     with occupied, pytest.raises(UserError, match="cannot listen on port"):
@@ -119,16 +107,68 @@ def test_more_processes_than_open_files_can_connect():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
-        rendezvous._allow_open_files(300)
-        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (300, hard)
-        rendezvous._allow_open_files(100)  # it is never lowered
-        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (300, hard)
+        allow_connections(300)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (812, hard)
+        allow_connections(100)  # it is never lowered
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (812, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def test_a_limit_of_files_that_cannot_be_raised_is_said(monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
+    limits = []
+
+    def set_limit(_, limit):
+        if limit[1] > 4096:
+            raise PermissionError
+        limits.append(limit)
+
+    monkeypatch.setattr(resource, "setrlimit", set_limit)
+    allow_connections(4000)  # a few files fewer than usual
+    assert limits == [(4096, 4096)]
+    with pytest.raises(UserError, match=r"may open 4096 files, and 8000 processes .* to 8512"):
+        allow_connections(8000)
+
+
+def test_unequal_versions_are_refused_in_one_line(coordinator):
+    newer = messages.own_hello(1, 2, None).model_copy(update={"versions": {"jax": "9.9.9"}})
+    host, port = coordinator.split(":")
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        first = pool.submit(join, 0, 2, coordinator, None, 10.0)
+        with pytest.raises(UserError) as told:
+            join_server(newer, host, int(port), 10.0, time.monotonic() + 10)
+        with pytest.raises(UserError) as raised:
+            first.result()
+    assert str(told.value) == str(raised.value)
+    assert re.search(
+        rf"process 1 .* runs jax 9\.9\.9, but process 0 .* jax {jax.__version__}, jaxlib",
+        str(told.value),
+    )
+    assert "\n" not in str(told.value)
+
+
+def test_the_port_is_open_at_the_address_asked_for_only(coordinator):
+    port = int(coordinator.split(":")[1])
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        first = pool.submit(join, 0, 2, coordinator, None, 20.0)
+        other = join_soon(lambda: socket.create_connection(("127.0.0.1", port), 5))
+        with other, pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.2", port), 5)
+        join(1, 2, coordinator, None, 10.0)
+        first.result()
+
+
+def test_a_coordinator_elsewhere_is_said():
+    with pytest.raises(UserError, match=r"192\.0\.2\.1, is none of the host of process 0, .*BIND"):
+        join(0, 2, "192.0.2.1:61440", None, 1.0)
+    translated = "192.0.2.1:0"
+    with pytest.raises(MissingProcessesError, match="missing process 1"):
+        join(0, 2, translated, None, 0.2, bind_address="127.0.0.1")
+
+
 def presence(process, host="a", gpus=None, address="10.0.0.1"):
-    return {"process": process, "host": host, "gpus": gpus, "address": address}
+    return Presence(process, None, host, gpus, address)
 
 
 def test_processes_that_see_the_same_gpus_take_one_each():

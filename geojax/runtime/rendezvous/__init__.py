@@ -1,0 +1,57 @@
+"""The rendezvous of all processes before JAX connects them: each joins and learns of the others.
+
+JAX's own start-up ends the process (in C++, with a stack trace that does not name the process that
+is missing) when one does not join in time. So process 0 first listens on the coordinator's port
+itself. Each process sends one line and receives one, so that N processes need 2N messages:
+
+    process i  → process 0    a `Hello`
+    process 0  → process i    a `Verdict`: the facts of all, or why the job cannot start
+
+Only a process whose own time is up before that sends a second line, `messages.WHO_IS_MISSING`.
+Nothing that a stranger sends to the port is taken for more than it is: lines are short and
+validated, connections that never become a process are closed, and a process that comes twice ends
+the start with an error that names both hosts.
+"""
+
+import time
+
+from geojax.runtime.rendezvous.client import join_server
+from geojax.runtime.rendezvous.messages import Everyone, Presence, own_hello
+from geojax.runtime.rendezvous.server import RendezvousServer
+
+__all__ = ["Everyone", "Presence", "join"]
+
+
+def join(
+    process: int,
+    count: int,
+    coordinator: str,
+    site: str | None,
+    timeout_seconds: float,
+    bind_address: str | None = None,
+) -> Everyone:
+    """Meet the other processes of the job; return the facts of each.
+
+    Args:
+        process: index of this process.
+        count: number of processes of the job.
+        coordinator: host:port of process 0, as the other processes reach it.
+        site: name of this process's site; None if sites have no names.
+        timeout_seconds: time to wait for the others.
+        bind_address: address that process 0 listens on; None: the coordinator's.
+
+    Raises:
+        MissingProcessesError: some process did not join in time; it is named. In processes other
+            than 0 also when the coordinator cannot be reached.
+        UserError: processes disagree on their number or on versions, two claim the same index, some
+            name a site and others none, or process 0 cannot listen at the coordinator's address.
+    """
+    host, _, port = coordinator.rpartition(":")
+    host = host.strip("[]")
+    own = own_hello(process, count, site)
+    deadline = time.monotonic() + timeout_seconds
+    if process == 0:
+        return RendezvousServer(own, bind_address or host, int(port), timeout_seconds).serve(
+            deadline
+        )
+    return join_server(own, host, int(port), timeout_seconds, deadline)

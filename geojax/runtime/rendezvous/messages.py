@@ -1,0 +1,189 @@
+"""Messages of the rendezvous: one line of JSON each, validated by whoever reads it."""
+
+import base64
+import ipaddress
+import os
+import socket
+import uuid
+import zlib
+from collections.abc import Sequence
+from typing import Annotated, NamedTuple
+
+import jax
+import jaxlib
+import pydantic
+
+from geojax.errors import MissingProcessesError, UserError
+
+LONGEST_HELLO = 8192
+"""Bytes of the longest line that process 0 reads; what is longer comes from a stranger."""
+LONGEST_VERDICT = 1 << 26
+"""Bytes of the longest line that the others read."""
+WHO_IS_MISSING = b'"missing?"\n'
+"""Question of a process that gives up waiting; the answer is a `Verdict`."""
+
+_NAMED_PROCESSES = 8
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("not printable")
+    return text
+
+
+# Texts are shown to the user: no line breaks, no escape sequences for a terminal.
+_Text = Annotated[
+    str, pydantic.Field(min_length=1, max_length=255), pydantic.AfterValidator(_printable)
+]
+_Sentence = Annotated[str, pydantic.Field(max_length=4096), pydantic.AfterValidator(_printable)]
+_Gpus = Annotated[str, pydantic.Field(max_length=4096), pydantic.AfterValidator(_printable)]
+_Address = Annotated[str, pydantic.AfterValidator(lambda text: str(ipaddress.ip_address(text)))]
+_Index = Annotated[int, pydantic.Field(ge=0, lt=1 << 20)]
+
+
+class _Message(pydantic.BaseModel):
+    # Unknown keys are ignored: a later geojax may send more.
+    model_config = pydantic.ConfigDict(strict=True, frozen=True, extra="ignore")
+
+    def line(self) -> bytes:
+        """Return the message as it is sent."""
+        return self.model_dump_json().encode() + b"\n"
+
+
+class Hello(_Message):
+    """Facts that a process tells process 0 about itself."""
+
+    process: _Index
+    count: Annotated[int, pydantic.Field(ge=1, le=1 << 20)]
+    token: _Text
+    """Random text that tells a process that connects again from two that claim one index."""
+    host: _Text
+    versions: Annotated[dict[_Text, _Text], pydantic.Field(max_length=8)]
+    """Version of each package that compiles the program, by name."""
+    site: _Text | None = None
+    gpus: _Gpus | None = None
+    """CUDA_VISIBLE_DEVICES, if set."""
+    address: _Address | None = None
+    """Address that the host's own name resolves to on it; None if it cannot be resolved."""
+
+
+class Presence(NamedTuple):
+    """Facts about one process that every other learns."""
+
+    process: int
+    site: str | None
+    host: str
+    gpus: str | None
+    address: str | None
+
+
+class Everyone(NamedTuple):
+    """Result of a rendezvous."""
+
+    processes: list[Presence]
+    """Facts of each process, by its index."""
+    key: bytes
+    """Random key that only the processes of this job know; it signs what they publish later."""
+
+
+class _Columns(_Message):
+    """Facts of all processes, a list for each fact: repeated values compress to little."""
+
+    sites: list[_Text | None]
+    hosts: list[_Text]
+    gpus: list[_Gpus | None]
+    addresses: list[_Address | None]
+    key: Annotated[str, pydantic.Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Verdict(_Message):
+    """Line of process 0 that ends the wait of another process."""
+
+    everyone: str | None = None
+    """All processes and the job's key, compressed; None if the job cannot start."""
+    error: _Sentence | None = None
+    """Reason why the job cannot start."""
+    missing: list[_Index] | None = None
+    """Processes that did not join, if that is the reason."""
+
+    def result(self, own: Hello, timeout_seconds: float) -> Everyone:
+        """Return what the verdict says about all processes.
+
+        Raises:
+            MissingProcessesError: some process did not join in time.
+            UserError: processes do not fit together.
+            ValueError: no geojax process has sent this.
+        """
+        if self.everyone is not None:
+            return _unpack(self.everyone, own.count)
+        if self.missing is not None:
+            if not self.missing or max(self.missing) >= own.count:
+                raise ValueError("it names no process of this job")
+            error = self.error or missing_sentence(self.missing, own.count, timeout_seconds)
+            raise MissingProcessesError(error, self.missing)
+        if self.error is not None:
+            raise UserError(self.error)
+        raise ValueError("it says nothing")
+
+
+def own_hello(process: int, count: int, site: str | None) -> Hello:
+    """Return the facts of this process."""
+    try:
+        address = socket.gethostbyname(socket.gethostname())
+    except OSError:
+        address = None
+    facts = {
+        "process": process,
+        "count": count,
+        "token": uuid.uuid4().hex,
+        "host": socket.gethostname(),
+        "versions": {"jax": jax.__version__, "jaxlib": jaxlib.__version__},
+        "site": site,
+        "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "address": address,
+    }
+    try:
+        return Hello.model_validate(facts)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"]))
+        raise UserError(
+            f"process {process}: its {name} cannot be told to the others ({first['msg']}); "
+            "one printable line would do"
+        ) from None
+
+
+def pack(everyone: Sequence[Hello], key: bytes) -> str:
+    """Return the facts of all processes as `Verdict.everyone` carries them."""
+    columns = _Columns(
+        sites=[hello.site for hello in everyone],
+        hosts=[hello.host for hello in everyone],
+        gpus=[hello.gpus for hello in everyone],
+        addresses=[hello.address for hello in everyone],
+        key=key.hex(),
+    )
+    return base64.b64encode(zlib.compress(columns.line())).decode()
+
+
+def _unpack(packed: str, count: int) -> Everyone:
+    decompressor = zlib.decompressobj()
+    try:
+        text = decompressor.decompress(base64.b64decode(packed, validate=True), LONGEST_VERDICT)
+    except zlib.error as error:
+        raise ValueError(str(error)) from None
+    columns = _Columns.model_validate_json(text)
+    facts = (columns.sites, columns.hosts, columns.gpus, columns.addresses)
+    if any(len(column) != count for column in facts):
+        raise ValueError("it is of another number of processes")
+    processes = [Presence(*row) for row in zip(range(count), *facts, strict=True)]
+    return Everyone(processes, bytes.fromhex(columns.key))
+
+
+def missing_sentence(missing: Sequence[int], count: int, timeout_seconds: float) -> str:
+    """Return the sentence about processes that did not join."""
+    names = ", ".join(map(str, missing[:_NAMED_PROCESSES]))
+    more = " ..." if len(missing) > _NAMED_PROCESSES else ""
+    return (
+        f"{len(missing)} of {count} processes did not start within {timeout_seconds:g} seconds: "
+        f"missing process {names}{more}"
+    )
