@@ -3,14 +3,19 @@
 The backward is traced as one program and its equations are dealt out. Those that the gradient of
 the input needs run first; the rest, for the most part one matrix product for each weight, runs when
 there is time. Values that the second half needs from the first are *stashed*: the cotangents that
-meet weights, and results of costly recomputation; cheap ones (element by element, from residuals)
-are computed again.
+meet weights, and results of costly recomputation.
+
+The stash is small. Gathers and cheap operations (element by element, sums) run again in the second
+half where their operands take fewer bytes than their results; cheap ones run ahead in the first
+where it is the other way round. So with sequence parallelism a cotangent is held as a rank's own
+positions and gathered twice; of the gradient of a norm's scale, the sum over positions is held.
 
 (Qi et al. 2024, "Zero Bubble Pipeline Parallelism", section 2.)
 """
 
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -28,17 +33,15 @@ _CHEAP = frozenset(
         "add", "add_any", "and", "broadcast_in_dim", "concatenate", "convert_element_type", "copy",
         "cos", "div", "eq", "erf", "exp", "exp2", "expand_dims", "ge", "gt", "integer_pow", "iota",
         "le", "log", "logistic", "lt", "max", "min", "mul", "name", "ne", "neg", "not",
-        "optimization_barrier", "or", "pcast", "pvary", "reduce_max", "reduce_sum", "reshape",
-        "rsqrt", "select_n", "sign", "sin", "slice", "sqrt", "square", "squeeze", "stop_gradient",
-        "sub", "tanh", "transpose",
+        "optimization_barrier", "or", "pcast", "pvary", "reduce_max", "reduce_precision",
+        "reduce_sum", "reshape", "rsqrt", "select_n", "sign", "sin", "slice", "sqrt", "square",
+        "squeeze", "stop_gradient", "sub", "tanh", "transpose",
     )
 )  # fmt: skip
-"""Primitives that are computed again rather than stashed."""
+"""Primitives that may run in either half, or in both."""
 
-_FREE = frozenset(
-    ("copy", "expand_dims", "name", "pcast", "pvary", "reshape", "squeeze", "transpose")
-)
-"""Primitives whose operand is stashed instead: it may be stashed already."""
+_GATHERS = frozenset(("all_gather", "all_gather_invariant", "all_gather_reduced"))
+"""Collectives that run again rather than have their results stashed."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -50,6 +53,8 @@ class _Step:
     context: Any
     operands: tuple[Any, ...]
     results: tuple[int, ...]
+    sizes: tuple[int, ...]
+    """The bytes of each result."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,28 +98,16 @@ class SplitBackward:
         count = len(jax.tree.leaves(shapes[0]))
         at_weights, at_x = outputs[:count], outputs[count:]
         maker = {number: step for step in steps for number in step.results}
-        for_input = _needed(at_x, maker)
         saved = range(len(jax.tree.leaves(residuals.saved)))
-        not_recomputed = _not_recomputed(steps, saved, range(first_cotangent, inputs))
-        weight_steps: set[_Step] = set()
-        stashed: dict[int, None] = {}
-        wanted = [number for number in at_weights if isinstance(number, int)]
-        while wanted:
-            number = wanted.pop()
-            step = maker.get(number)
-            if step is None:
-                if number >= first_cotangent:
-                    stashed[number] = None
-            elif (
-                step in for_input and number in not_recomputed and step.primitive.name not in _FREE
-            ):
-                stashed[number] = None
-            elif step not in weight_steps:
-                weight_steps.add(step)
-                wanted += [operand for operand in step.operands if isinstance(operand, int)]
+        cotangents_at = range(first_cotangent, inputs)
+        sizes = [_bytes(variable.aval) for variable in closed.jaxpr.invars]
+        needed = _least_stash(steps, sizes, saved, cotangents_at, _needed(at_x, maker))
+        stashed: set[int] = set().union(*(needed[number] for number in _numbers(at_weights)))
+        second = _needed(at_weights, {n: maker[n] for n in maker if n not in stashed})
+        first = _needed([*at_x, *stashed], maker)
         return cls(
-            tuple(step for step in steps if step in for_input),
-            tuple(step for step in steps if step in weight_steps),
+            tuple(step for step in steps if step in first),
+            tuple(step for step in steps if step in second),
             inputs,
             tuple(sorted(stashed)),
             tuple(at_x),
@@ -183,7 +176,8 @@ def _flatten(closed: core.ClosedJaxpr) -> tuple[list[_Step], list[Any], int]:
             count += len(results)
             names |= zip(equation.outvars, results, strict=True)
             what = (equation.primitive, equation.params, equation.ctx)
-            steps.append(_Step(*what, tuple(operands), results))
+            sizes = tuple(_bytes(variable.aval) for variable in equation.outvars)
+            steps.append(_Step(*what, tuple(operands), results, sizes))
         return [read(variable) for variable in jaxpr.outvars]
 
     outputs = append(closed.jaxpr, closed.consts, range(inputs))
@@ -200,30 +194,65 @@ def _called(equation: Any) -> tuple[Any, Sequence[Any]] | None:
 
 def _needed(outputs: Sequence[Any], maker: dict[int, _Step]) -> set[_Step]:
     needed: set[_Step] = set()
-    wanted = [number for number in outputs if isinstance(number, int)]
+    wanted = _numbers(outputs)
     while wanted:
         step = maker.get(wanted.pop())
         if step is not None and step not in needed:
             needed.add(step)
-            wanted += [operand for operand in step.operands if isinstance(operand, int)]
+            wanted += _numbers(step.operands)
     return needed
 
 
-def _not_recomputed(steps: Sequence[_Step], saved: range, cotangents: range) -> set[int]:
-    """Find the values that depend on a cotangent, or are costly to compute again.
+def _least_stash(
+    steps: Sequence[_Step],
+    sizes: Sequence[int],
+    saved: range,
+    cotangents: range,
+    for_input: set[_Step],
+) -> dict[int, frozenset[int]]:
+    """Find for each value what the second half must be handed to have it, in the fewest bytes.
 
-    Values that do not depend on the microbatch are left out: a slice's index, say, is the same on
-    every stage, and is available again.
+    It is the value itself, or what its operands need. Values that do not depend on the microbatch
+    need nothing: a slice's index, say, is the same on every stage, and is available again.
+
+    Args:
+        steps: of the whole backward, in their order.
+        sizes: the bytes of each of its inputs.
+        saved: the inputs that are residuals.
+        cotangents: the inputs that only the first half is given.
+        for_input: the steps that the gradient of the input needs.
     """
-    not_recomputed, of_microbatch = set(cotangents), {*saved, *cotangents}
+    bytes_of = dict(enumerate(sizes))
+    needed = {n: frozenset([n] if n in cotangents else []) for n in range(len(sizes))}
+    in_first_half, of_microbatch = set(needed), {*saved, *cotangents}
     for step in steps:
-        numbers = {operand for operand in step.operands if isinstance(operand, int)}
-        if of_microbatch.isdisjoint(numbers):
-            continue
-        of_microbatch.update(step.results)
-        if step.primitive.name not in _CHEAP or not not_recomputed.isdisjoint(numbers):
-            not_recomputed.update(step.results)
-    return not_recomputed
+        bytes_of.update(zip(step.results, step.sizes, strict=True))
+        operands = set(_numbers(step.operands))
+        handed = frozenset[int]().union(*(needed[number] for number in operands))
+        constant = of_microbatch.isdisjoint(operands)
+        cheap = step.primitive.name in _CHEAP
+        first = constant or step in for_input or (cheap and operands <= in_first_half)
+        again = constant or step not in for_input or cheap or step.primitive.name in _GATHERS
+        of_operands = sum(bytes_of[number] for number in handed)
+        for number in step.results:
+            itself = first and (not again or bytes_of[number] < of_operands)
+            needed[number] = frozenset([number]) if itself else handed
+        if first:
+            in_first_half.update(step.results)
+        if not constant:
+            of_microbatch.update(step.results)
+    return needed
+
+
+def _numbers(operands: Iterable[Any]) -> list[int]:
+    """Return the operands that are no constants."""
+    return [operand for operand in operands if isinstance(operand, int)]
+
+
+def _bytes(aval: Any) -> int:
+    size: int = math.prod(aval.shape)
+    itemsize: int = getattr(aval.dtype, "itemsize", 0)
+    return size * itemsize
 
 
 def _run(steps: Sequence[_Step], values: dict[int, Any]) -> None:

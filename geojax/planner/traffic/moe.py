@@ -16,6 +16,9 @@ tokens over `expert` and a reduce-scatter of the results would send 4 (R - 1) N 
 whatever k.
 
 With one rank of `expert` no token travels, and tensor parallelism is that of a dense block.
+
+The second half of a split backward gathers again over `tensor` what it needs of the dense blocks
+(`geojax.planner.traffic.tensor`), and with remat full the windows where they arrive.
 """
 
 from fractions import Fraction
@@ -47,6 +50,7 @@ def predicted_moe_bytes(
     dtype: Any,
     remat: Remat = "none",
     platform: Platform | None = None,
+    split_backward: bool = False,
 ) -> dict[Axes, Fraction]:
     """Predict the bytes of forward and backward of the experts of one layer.
 
@@ -58,6 +62,7 @@ def predicted_moe_bytes(
         dtype: the compute dtype.
         remat: the rematerialization policy.
         platform: the platform of the program; None, that of `target_platform`.
+        split_backward: True where the gradients of weights come in a second half.
     """
     assert config.is_moe, "the model must have experts"
     platform = platform or target_platform()
@@ -65,12 +70,23 @@ def predicted_moe_bytes(
     own_positions = positions // ranks if parallelism.sequence else positions
     sent = _counts(config, parallelism, sequences, own_positions, dtype, remat)
     if parallelism.expert > 1:
-        tokens = _dispatch(config, parallelism, sequences, own_positions, dtype, remat, platform)
+        tokens = _dispatch(
+            config,
+            parallelism,
+            sequences,
+            own_positions,
+            dtype,
+            remat,
+            platform,
+            gathers_again=split_backward and remat == "full",
+        )
     else:
         tokens = _choices(config, parallelism, sequences * positions, dtype, remat)
     add(sent, tokens)
     if ranks > 1 and (parallelism.expert == 1 or config.n_shared_experts):
         again = 1 if parallelism.sequence and remat != "none" else 0
+        if split_backward and parallelism.sequence:  # cotangents of shared experts; inputs
+            again += (1 if config.n_shared_experts else 0) + (1 if remat == "full" else 0)
         half = reduce_scatter_bytes(
             sequences * positions * config.hidden_size * _size(dtype), ranks
         )
@@ -86,6 +102,8 @@ def _dispatch(
     dtype: Any,
     remat: Remat,
     platform: Platform,
+    *,
+    gathers_again: bool,
 ) -> BytesByAxes:
     """Predict the first exchange, and the agreement on how many further ones there are."""
     ranks, experts = parallelism.tensor, parallelism.expert
@@ -104,7 +122,8 @@ def _dispatch(
     sent = no_bytes()
     sent["expert",] = all_to_all_bytes(window * dispatched, experts)
     if ranks > 1:
-        sent["tensor",] = all_gather_bytes(window * dispatched, ranks)
+        again = token if gathers_again else 0
+        sent["tensor",] = all_gather_bytes(window * (dispatched + again), ranks)
     if ranks > 1 and not parallelism.sequence:
         sent["tensor",] += all_gather_bytes(share * token, ranks)
         with_choices = token + config.num_experts_per_tok * gate

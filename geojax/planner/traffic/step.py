@@ -235,6 +235,7 @@ def _activations(model: ModelConfig, plan: StepPlan, sequences: int, length: int
     parallelism = plan.parallelism
     microbatch = _sequences_of_microbatch(sequences, plan)
     passes, layers = passes_of(plan), layers_of_pass(model, plan)
+    split = plan.tick_program is not None and plan.tick_program.ticks.schedule.split_backward
     model = model.model_copy(update={"num_hidden_layers": layers})
     tensor = predicted_tensor_bytes(
         model,
@@ -243,6 +244,7 @@ def _activations(model: ModelConfig, plan: StepPlan, sequences: int, length: int
         positions=length // parallelism.context,
         dtype=plan.policy.compute_dtype,
         remat=plan.remat,
+        split_backward=split,
     )
     attention = predicted_context_bytes(
         parallelism,
@@ -269,6 +271,7 @@ def _activations(model: ModelConfig, plan: StepPlan, sequences: int, length: int
         dtype=plan.policy.compute_dtype,
         remat=plan.remat,
         platform=platform_of(plan.mesh),
+        split_backward=split,
     )
     add(sent, moe, Fraction(model.num_hidden_layers * passes))
     # The gradient of the aux loss: each rank weighs its part of a sequence.

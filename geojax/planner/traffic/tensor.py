@@ -17,6 +17,10 @@ of the forward pass again (see `geojax.models.chunk.remat`):
     selective     nothing                         2: the inputs are gathered again
     full          2: the output of attention      3: both
 
+Where the backward pass is split (`geojax.models.chunk.split_backward`), the second half gathers
+again over sequence-parallel ranks: the cotangents of both regions' outputs, and with remat full
+their inputs. That adds 2 and 4.
+
 A mixture of experts takes the place of the second region; its bytes are in
 `geojax.planner.traffic.moe`. Gradients of weights that the ranks hold whole are not counted here.
 """
@@ -43,6 +47,11 @@ _RUN_AGAIN: dict[tuple[Remat, bool], int] = {
 """Halves that the backward pass of a layer adds, by remat policy and sequence parallelism."""
 
 
+def gathers_again(remat: Remat) -> int:
+    """Count what the second half of a split backward gathers again of one region."""
+    return 2 if remat == "full" else 1
+
+
 def predicted_tensor_bytes(
     config: ModelConfig,
     parallelism: Parallelism,
@@ -51,6 +60,7 @@ def predicted_tensor_bytes(
     positions: int,
     dtype: Any,
     remat: Remat = "none",
+    split_backward: bool = False,
 ) -> Fraction:
     """Predict the bytes over `tensor` in forward and backward of one microbatch.
 
@@ -61,12 +71,15 @@ def predicted_tensor_bytes(
         positions: positions of a sequence on a device (1 / context of them).
         dtype: the compute dtype.
         remat: the rematerialization policy.
+        split_backward: True where the gradients of weights come in a second half.
     """
     ranks = parallelism.tensor
     if ranks == 1:
         return Fraction(0)
     activations = sequences * positions * config.hidden_size * jnp.dtype(dtype).itemsize
     of_layer = 8 + _RUN_AGAIN[remat, parallelism.sequence]
+    if split_backward and parallelism.sequence:
+        of_layer += gathers_again(remat) * (1 if config.is_moe else 2)
     if config.is_moe:
         of_layer -= 5 if parallelism.sequence and remat != "none" else 4
     halves = config.num_hidden_layers * of_layer + 4

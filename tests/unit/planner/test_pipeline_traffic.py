@@ -42,6 +42,16 @@ CASES = {
     "in each site, data": ("1f1b", {"dc": 2, "stage": 2, "data": 2}, {"zero_stage": 1}),
     "in each site, tensor": ("branch_free", {"dc": 2, "stage": 2, "tensor": 2}, {}),
     "split backward": ("zbv", {"stage": 2, "tensor": 2}, {"sequence_parallel": True}),
+    "split backward, remat": (
+        "zero_bubble_h1",
+        {"stage": 2, "tensor": 2},
+        {"sequence_parallel": True, "remat": "full"},
+    ),
+    "split backward, experts": (
+        "zero_bubble_h2",
+        {"stage": 2, "expert": 2, "tensor": 2},
+        {"sequence_parallel": True, "remat": "full"},
+    ),
 }
 
 
@@ -71,7 +81,8 @@ def test_bytes_over_each_axis_are_those_of_the_formula(name):
         tick_program=TickProgram.of(table, branch_free=schedule == "branch_free"),
         **options,
     )
-    model = Draw("llama", "dense", 2, 0.0, (), 1, ()).model()
+    mixture = "capacity" if "expert" in axes else "dense"
+    model = Draw("llama", mixture, 2, 0.0, (), 1, ()).model()
     model = model.model_copy(update={"num_hidden_layers": 2 * placement.chunks})
     step, expected = lowered_step(model, plan, ROWS, SEQUENCE)
     predicted = predicted_step_bytes(model, plan, batch_shape(ROWS, SEQUENCE))
