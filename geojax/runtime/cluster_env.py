@@ -36,19 +36,19 @@ class ProcessSettings(Settings):
     bind_address: str | None = pydantic.Field(default=None, pattern=r"^[^\s\[\]]+$")
     """Address that process 0 listens on; None: the coordinator's. It differs where the
     coordinator's address is translated on the way to process 0; 0.0.0.0 stands for all."""
-    process_count: int | None = pydantic.Field(default=None, ge=1)
+    process_count: int | None = pydantic.Field(default=None, ge=1, le=1 << 20)
     """Number of processes of the job, in all sites."""
-    process_id: int | None = pydantic.Field(default=None, ge=0)
+    process_id: int | None = pydantic.Field(default=None, ge=0, lt=1 << 20)
     """Index of this process, from 0."""
-    process_offset: int = pydantic.Field(default=0, ge=0)
+    process_offset: int = pydantic.Field(default=0, ge=0, le=1 << 20)
     """Number added to the index that SLURM or Kubernetes gives; never to `process_id`."""
-    site: str | None = pydantic.Field(default=None, min_length=1)
+    site: str | None = pydantic.Field(default=None, min_length=1, max_length=255)
     """Name of the site where this process runs."""
-    simulated_devices: int | None = pydantic.Field(default=None, ge=1)
+    simulated_devices: int | None = pydantic.Field(default=None, ge=1, le=1 << 16)
     """Number of CPU devices to simulate in this process, instead of its accelerators."""
-    start_timeout_seconds: Seconds = 300.0
+    start_timeout_seconds: Seconds = pydantic.Field(default=300.0, ge=0.1, le=604_800)
     """Time to wait at start-up for the other processes."""
-    heartbeat_timeout_seconds: Seconds = pydantic.Field(default=40.0, gt=0)
+    heartbeat_timeout_seconds: Seconds = pydantic.Field(default=40.0, ge=1, le=86_400)
     """Time without a heartbeat of some process after which the run ends."""
 
 

@@ -205,4 +205,5 @@ class TrainingLoop(Generic[State]):
             if self.writer is not None:
                 self.writer.open_again()
         metadata = {**self.metadata, "consumed_sequences": self._consumed}
-        self.trainer.save(self.checkpointer, step, state, metadata)
+        with self.watchdog.step(step, "save"):
+            self.trainer.save(self.checkpointer, step, state, metadata)

@@ -8,8 +8,10 @@ a thread beside the training loop that knows how long steps usually take:
             with watchdog.step(step):
                 ...
 
-When a step takes far longer than those before it, the watchdog writes the stacks of all threads and
-one line that names the processes that are behind to stderr, and ends the process with code `HANG`.
+Each kind of work (a training step, a batch of validation, a save) has limits of its own, and time
+for the other processes to complete the kind before it. When a step takes longer, the watchdog
+writes the stacks of all threads and one line that names the processes that are behind to stderr,
+and ends the process with code `HANG`.
 """
 
 import contextlib
@@ -21,7 +23,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple, Self
+from typing import Literal, NamedTuple, Self, TypeAlias
 
 import jax
 import pydantic
@@ -43,21 +45,44 @@ _POLL_SECONDS = 5.0
 _COMPARE_SECONDS = 2.5 * INTERVAL_SECONDS
 
 
-class WatchdogSettings(Settings):
-    """Limits beyond which a step counts as hanging."""
+WorkKind: TypeAlias = Literal["training step", "validation", "save", "probe"]
+"""Kinds of work that a step may be."""
 
-    factor: float = pydantic.Field(default=20.0, gt=1)
-    """Multiple of the median duration of the steps before it that a step may take."""
-    minimum_seconds: Seconds = 120.0
-    """Time that a step may always take: a checkpoint or a busy disk can delay a fast one."""
-    first_step_seconds: Seconds = 3600.0
-    """Time that the first step may take, which compiles."""
+_LONGEST_LIMIT = 1e7
+
+
+class WatchdogSettings(Settings):
+    """Limits beyond which a step counts as hanging, by kind of work."""
+
+    factor: float = pydantic.Field(default=20.0, gt=1, le=1e6)
+    """Multiple of the median duration of the same kind of work before it that a step may take."""
+    minimum_seconds: Seconds = pydantic.Field(default=120.0, ge=0.1, le=_LONGEST_LIMIT)
+    """Time that a step may always take: a busy network can delay a fast one."""
+    first_step_seconds: Seconds = pydantic.Field(default=3600.0, ge=0.1, le=_LONGEST_LIMIT)
+    """Time that the first training step may take, which compiles."""
+    first_validation_seconds: Seconds = pydantic.Field(default=3600.0, ge=0.1, le=_LONGEST_LIMIT)
+    """Time that the first batch of validation may take, which compiles."""
+    save_seconds: Seconds = pydantic.Field(default=1800.0, ge=0.1, le=_LONGEST_LIMIT)
+    """Time that the blocking part of a save may always take: storage may be busy for long."""
+
+    def first_limit(self, kind: WorkKind) -> float:
+        """Return how long the first work of its kind may take."""
+        limits: dict[WorkKind, float] = {
+            "validation": self.first_validation_seconds,
+            "save": self.save_seconds,
+        }
+        return limits.get(kind, self.first_step_seconds)
+
+    def later_minimum(self, kind: WorkKind) -> float:
+        """Return how long work of its kind may take later, however fast it was before."""
+        return self.save_seconds if kind == "save" else self.minimum_seconds
 
 
 class _RunningStep(NamedTuple):
     number: int
-    activity: str
+    kind: WorkKind
     started: float
+    limit: float
 
 
 class Watchdog:
@@ -70,10 +95,11 @@ class Watchdog:
     ):
         self.settings = settings or WatchdogSettings()
         self._end_process = end_process
-        self._durations: defaultdict[str, deque[float]] = defaultdict(
+        self._durations: defaultdict[WorkKind, deque[float]] = defaultdict(
             lambda: deque(maxlen=_STEPS_REMEMBERED)
         )
         self._running: _RunningStep | None = None
+        self._previous: WorkKind | None = None
         self._finished = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="geojax watchdog", daemon=True)
 
@@ -86,29 +112,38 @@ class Watchdog:
         self._thread.join()
 
     @contextlib.contextmanager
-    def step(self, number: int, activity: str = "training step") -> Iterator[None]:
+    def step(self, number: int, kind: WorkKind = "training step") -> Iterator[None]:
         """Watch over the code inside, which is step `number` of the loop.
 
         Args:
             number: the step, which also goes into the heartbeats of this process.
-            activity: the kind of work; each kind has its own first step and usual duration.
+            kind: the kind of work; each has its own first limit and usual duration.
         """
         started = time.monotonic()
-        report_progress(number, activity)
-        self._running = _RunningStep(number, activity, started)
+        report_progress(number, kind)
+        self._running = _RunningStep(number, kind, started, self.limit_seconds(kind))
         try:
             yield
         finally:
-            self._running = None
-        self._durations[activity].append(time.monotonic() - started)
+            self._running, self._previous = None, kind
+        self._durations[kind].append(time.monotonic() - started)
 
-    def limit_seconds(self, activity: str = "training step") -> float:
-        """Return how long a step of this kind may take now."""
-        durations = self._durations.get(activity)
+    def limit_seconds(self, kind: WorkKind = "training step") -> float:
+        """Return how long work of this kind may take now.
+
+        The first work after another kind may wait for a process that still does the other.
+        """
+        limit = self._own_limit(kind)
+        if self._previous is not None and self._previous != kind:
+            limit += self._own_limit(self._previous)
+        return limit
+
+    def _own_limit(self, kind: WorkKind) -> float:
+        durations = self._durations.get(kind)
         if not durations:
-            return self.settings.first_step_seconds
-        usual = statistics.median(list(durations))
-        return max(self.settings.minimum_seconds, self.settings.factor * usual)
+            return self.settings.first_limit(kind)
+        usual = statistics.median(durations)
+        return max(self.settings.later_minimum(kind), self.settings.factor * usual)
 
     def _watch(self) -> None:
         pause = min(_POLL_SECONDS, self.settings.minimum_seconds / 4)
@@ -117,16 +152,15 @@ class Watchdog:
             if running is None:
                 continue
             elapsed = time.monotonic() - running.started
-            limit = self.limit_seconds(running.activity)
-            if elapsed > limit and self._running == running:
-                self._report_hang(running, elapsed, limit)
+            if elapsed > running.limit and self._running == running:
+                self._report_hang(running, elapsed)
                 return
 
-    def _report_hang(self, running: _RunningStep, elapsed: float, limit: float) -> None:
+    def _report_hang(self, running: _RunningStep, elapsed: float) -> None:
         stderr = sys.__stderr__ or sys.stderr
         print(
-            f"geojax watchdog: step {running.number} ({running.activity}) has taken "
-            f"{elapsed:.0f} s, and its limit is {limit:.0f} s. The stacks of all threads:",
+            f"geojax watchdog: step {running.number} ({running.kind}) has taken "
+            f"{elapsed:.0f} s, and its limit is {running.limit:.0f} s. The stacks of all threads:",
             file=stderr,
             flush=True,
         )

@@ -95,10 +95,61 @@ def test_the_process_that_is_behind_is_named(before, after, sentence):
     assert sentence in describe_laggards(before, after, process_count=2)
 
 
-def test_each_kind_of_work_has_a_limit_of_its_own():
-    """Validation runs before the first training step, which still has to compile."""
-    watchdog = Watchdog(WatchdogSettings(factor=10, minimum_seconds=2, first_step_seconds=99))
-    with watchdog.step(0, "validation"):
-        pass
-    assert watchdog.limit_seconds("validation") == 2
-    assert watchdog.limit_seconds("training step") == 99
+@pytest.fixture
+def watchdog():
+    """A watchdog in which every limit is another, and no work has been done."""
+    limits = {"first_step_seconds": 9000, "first_validation_seconds": 700, "save_seconds": 50}
+    return Watchdog(WatchdogSettings(factor=10, minimum_seconds=2, **limits))
+
+
+def work(watchdog, *kinds):
+    for kind in kinds:
+        with watchdog.step(0, kind):
+            pass
+
+
+def test_each_kind_of_work_has_limits_of_its_own(watchdog):
+    for kind, first, later in (
+        ("training step", 9000, 2),
+        ("validation", 700, 2),
+        ("save", 50, 50),
+    ):
+        watchdog._previous = None
+        assert watchdog.limit_seconds(kind) == first
+        work(watchdog, kind)
+        assert watchdog.limit_seconds(kind) == later
+
+
+def test_the_first_training_step_after_validation_may_compile(watchdog):
+    work(watchdog, "validation", "validation")
+    assert watchdog.limit_seconds("training step") == 9000 + 2
+    work(watchdog, "training step")
+    assert watchdog.limit_seconds("training step") == 2
+
+
+def test_a_step_may_wait_for_a_process_that_still_saves(watchdog):
+    work(watchdog, "training step", "save")
+    assert watchdog.limit_seconds("training step") == 2 + 50
+    work(watchdog, "training step")
+    assert watchdog.limit_seconds("training step") == 2
+
+
+def test_a_hang_is_found_by_the_limit_of_its_kind():
+    ended, done = [], threading.Event()
+
+    def end(code):
+        ended.append(code)
+        done.set()
+
+    settings = WatchdogSettings(minimum_seconds=0.2, save_seconds=0.4)
+    with Watchdog(settings, end_process=end) as watchdog, watchdog.step(7, "save"):
+        assert not done.wait(0.3)
+        assert done.wait(30)
+    assert ended == [HANG]
+
+
+@pytest.mark.parametrize("field", ["factor", "minimum_seconds", "save_seconds"])
+@pytest.mark.parametrize("value", [1e-300, 1e30])
+def test_limits_that_make_no_sense_are_refused(field, value):
+    with pytest.raises(ValueError, match=field):
+        WatchdogSettings(**{field: value})
