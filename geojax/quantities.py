@@ -1,4 +1,4 @@
-"""Times, sizes and rates in configs: a number in the base unit, or a string with a unit.
+"""Counts, times, sizes and rates in configs: a number in the base unit, or a string with a unit.
 
 The unit is part of the field's name (`round_trip_seconds`, `bytes_per_second`), and a plain number
 is in that unit. A string has a number and a unit, with or without a space:
@@ -51,7 +51,8 @@ def _reader(base: str, units: dict[str, Fraction], example: str) -> Callable[[An
     def read(value: Any) -> Any:
         if not isinstance(value, str):
             return value
-        match = re.fullmatch(r"\s*([0-9.]+(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z/%]*)\s*", value)
+        # Two digits of exponent: of more, Python would compute the number with all of its digits.
+        match = re.fullmatch(r"\s*([0-9.]{1,40}(?:[eE][-+]?[0-9]{1,2})?)\s*([A-Za-z/%]*)\s*", value)
         factor = (units | {"": Fraction(1)}).get(match[2]) if match else None
         if match is None or factor is None:
             raise ValueError(f"'{value}' is not a number of {base} nor one with a unit: {example}")
@@ -64,29 +65,41 @@ def _reader(base: str, units: dict[str, Fraction], example: str) -> Callable[[An
     return read
 
 
+Count = Annotated[int, Field(gt=0, le=2**20)]
+"""A number of ranks, layers, sequences or other things of which a program makes a list."""
+
+Length = Annotated[int, Field(gt=0, le=2**28)]
+"""A number of tokens or positions, or the length of an array's dim."""
+
+StepCount = Annotated[int, Field(gt=0, le=10**9)]
+"""A number of optimizer steps."""
+
+SimulatedDevices = Annotated[int, Field(gt=0, le=2**12)]
+"""A number of CPU devices that one process simulates, each with threads of its own."""
+
 Seconds = Annotated[
-    float, BeforeValidator(_reader("seconds", _TIME_UNITS, "21ms, 4us, 0.5s")), Field(ge=0)
+    float, BeforeValidator(_reader("seconds", _TIME_UNITS, "21ms, 4us, 0.5s")), Field(ge=0, le=1e8)
 ]
-"""A duration in seconds, zero or more."""
+"""A duration in seconds, from zero to three years."""
 
 Bytes = Annotated[
-    int, BeforeValidator(_reader("bytes", _SIZE_UNITS, "80GB, 4MiB, 512B")), Field(gt=0)
+    int, BeforeValidator(_reader("bytes", _SIZE_UNITS, "80GB, 4MiB, 512B")), Field(gt=0, le=10**18)
 ]
-"""A size in bytes, more than zero."""
+"""A size in bytes, from one to 10^18."""
 
 BytesPerSecond = Annotated[
     float,
     BeforeValidator(_reader("bytes per second", _RATE_UNITS, "450GB/s, 100Gbit/s")),
-    Field(gt=0),
+    Field(ge=1, le=1e18),
 ]
-"""A bandwidth in bytes per second, more than zero."""
+"""A bandwidth in bytes per second, from one to 10^18."""
 
 FlopsPerSecond = Annotated[
     float,
     BeforeValidator(_reader("FLOP per second", _COMPUTE_UNITS, "989TFLOP/s, 1.979PFLOP/s")),
-    Field(gt=0),
+    Field(ge=1, le=1e21),
 ]
-"""A rate of floating-point operations, more than zero."""
+"""A rate of floating-point operations, from one to 10^21."""
 
 Share = Annotated[
     float,

@@ -5,6 +5,8 @@ mistake in it into a one-line `UserError` that names the field's path and the ne
 """
 
 import difflib
+import reprlib
+import stat
 import types
 import typing
 from collections.abc import Mapping
@@ -27,6 +29,16 @@ class Settings(pydantic.BaseModel):
     renamed_values: ClassVar[Mapping[tuple[str, str], str]] = {}
     """Values of earlier versions by dotted key, and the values that replaced them."""
 
+    @pydantic.field_validator("*", mode="before")
+    @classmethod
+    def _truth_is_no_number(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
+        """Refuse true and false where a number belongs, which Python takes for 1 and 0."""
+        if isinstance(value, bool) and info.field_name is not None:
+            accepted = _classes_in(cls.model_fields[info.field_name].annotation)
+            if bool not in accepted and {int, float} & set(accepted):
+                raise ValueError(f"expected a number, not {str(value).lower()}")
+        return value
+
 
 SettingsType = TypeVar("SettingsType", bound=Settings)
 
@@ -37,17 +49,26 @@ def load_yaml(path: Path) -> dict[str, Any]:
     Raises:
         UserError: the file is missing, is not YAML, or holds something other than a mapping.
     """
+    # Imported here, so that a program that reads no files does without PyYAML.
+    from geojax.yaml_syntax import MOST_BYTES, YamlError, parse
+
     try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for, a device never ends
+            kind = "a folder" if stat.S_ISDIR(status.st_mode) else "no regular file"
+            raise UserError(f"{path}: is {kind}; a YAML file would do")
+        if status.st_size > MOST_BYTES:
+            raise UserError(
+                f"{path}: has {status.st_size:,} bytes; a YAML file of up to {MOST_BYTES:,} would "
+                "do"
+            )
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
-    except IsADirectoryError:
-        raise UserError(f"{path}: is a folder; a YAML file would do") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read as text ({error})") from None
-    # Imported here, so that a program that reads no files does without PyYAML.
-    from geojax.yaml_syntax import YamlError, parse
-
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: is no UTF-8 text ({error.reason})") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     try:
         content = parse(text)
     except YamlError as error:
@@ -100,13 +121,13 @@ def _presets_folder() -> Path:
 
 def _sentence(settings: type[pydantic.BaseModel], problem: Any) -> str:
     location = tuple(problem["loc"])
-    path = ".".join(str(part) for part in location)
+    path = ".".join(_shortened(str(part)) for part in location)
     kind, given = problem["type"], problem.get("input")
     if kind == "extra_forbidden":
         if (renamed := _renamed_key(settings, location, given)) is not None:
             return f"{renamed[0]}: renamed; use {renamed[1]}"
         known = _fields_at(settings, location[:-1])
-        near = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
+        near = difflib.get_close_matches(_shortened(str(location[-1])), known, n=1, cutoff=0.6)
         hint = f"did you mean '{near[0]}'?" if near else f"known here: {', '.join(known)}"
         return f"{path}: unknown key; {hint}"
     if isinstance(given, str) and (value := _renamed_value(settings, location, given)) is not None:
@@ -173,5 +194,13 @@ def _classes_in(annotation: Any) -> list[type]:
     return [c for inner in typing.get_args(annotation) for c in _classes_in(inner)]
 
 
+def _shortened(key: str) -> str:
+    return key if len(key) <= 60 else f"{key[:57]}..."
+
+
 def _describe(value: Any) -> str:
-    return "nothing" if value is None else f"{value!r} ({type(value).__name__})"
+    return "nothing" if value is None else f"{_SHORT.repr(value)} ({type(value).__name__})"
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80

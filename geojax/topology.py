@@ -31,7 +31,7 @@ import pydantic
 
 from geojax.accelerators import CATALOG, Accelerator, accelerator_named
 from geojax.errors import UserError
-from geojax.quantities import BytesPerSecond, Seconds
+from geojax.quantities import BytesPerSecond, Count, Seconds
 from geojax.settings import Settings, load_yaml, preset_path, validate
 
 
@@ -71,9 +71,9 @@ class Site(Settings):
 
     name: str = pydantic.Field(min_length=1)
     """Name of the site, as in a launcher's --site or GEOJAX_SITE."""
-    hosts: int = pydantic.Field(ge=1)
+    hosts: Count
     """Number of hosts."""
-    accelerators_per_host: int = pydantic.Field(ge=1)
+    accelerators_per_host: int = pydantic.Field(ge=1, le=2**16)
     """Number of accelerators that share the fastest links (NVLink, ICI), usually one machine's."""
     accelerator: Annotated[Accelerator, pydantic.BeforeValidator(_from_catalog)]
     """Name from the catalog (h100-sxm, ascend-910b, simulated ...), or a mapping with `name`,
@@ -83,7 +83,7 @@ class Site(Settings):
     between_hosts: Link | None = None
     """Network from one accelerator to those of the site's other hosts (its share of the host's
     network cards)."""
-    processes: tuple[int, ...] = ()
+    processes: tuple[Annotated[int, pydantic.Field(ge=0, lt=2**20)], ...] = ()
     """Indices of the JAX processes that run here, host by host. Empty if not known yet; processes
     then fill the sites in the order of their indices."""
 

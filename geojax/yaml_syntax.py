@@ -1,9 +1,22 @@
-"""YAML of configs: safe, without repeated keys, and with 1e-3 as a number."""
+"""YAML of configs: safe, without repeated keys, with 1e-3 as a number, and of a bounded size.
+
+Every scalar that PyYAML cannot read, and every document that would take its parser
+long or expand to much more than its text, is a `YamlError`.
+"""
 
 import re
 from typing import Any
 
 import yaml
+
+MOST_BYTES = 1 << 19
+"""Size of the largest document that is read."""
+MOST_VALUES = 30_000
+"""Most keys and values of a document, those of an alias counted wherever it stands."""
+MOST_LEVELS = 50
+"""Most levels of mappings and lists in each other."""
+
+_MOST_BITS = 64
 
 
 class YamlError(ValueError):
@@ -19,17 +32,78 @@ def parse(text: str) -> Any:
     """Parse the YAML `text`.
 
     Raises:
-        YamlError: it is not YAML, or gives a key twice.
+        YamlError: it is not YAML, gives a key twice, is too large or nested too deeply, or holds
+            text that is none: NUL or half of a surrogate pair.
     """
+    if len(text) > MOST_BYTES:
+        raise YamlError(f"{len(text):,} characters are too many; up to {MOST_BYTES:,} would do", 1)
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        parts = (getattr(error, name, None) for name in ("context", "problem"))
+        problem = ", ".join(filter(None, parts)) or str(error).splitlines()[0]
         raise YamlError(problem, mark.line + 1 if mark else None) from None
+    except (ValueError, OverflowError) as error:  # an escape such as \U00110000
+        raise YamlError(str(error), None) from None
 
 
 class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader with limits, and with errors in place of its own tracebacks."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._levels = 0
+        self._values = 0
+        self._values_below: dict[int, int] = {}  # of each finished node, by its identity
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event = self.peek_event()
+        alias = isinstance(event, yaml.AliasEvent)
+        before = self._values
+        self._levels += 1
+        self._values += 1
+        self._check_size(event)
+        node = super().compose_node(parent, index)
+        self._levels -= 1
+        if node is None:
+            return None
+        if alias:
+            if id(node) not in self._values_below:
+                raise yaml.composer.ComposerError(
+                    None, None, f"the alias '*{event.anchor}' stands for itself", event.start_mark
+                )
+            self._values += self._values_below[id(node)]
+            self._check_size(event)
+        else:
+            self._values_below[id(node)] = self._values - before
+        return node
+
+    def _check_size(self, event: yaml.Event) -> None:
+        problem = None
+        if self._levels > MOST_LEVELS:
+            problem = f"more than {MOST_LEVELS} levels of mappings and lists in each other"
+        elif self._values > MOST_VALUES:
+            problem = f"more than {MOST_VALUES:,} keys and values, those of aliases included"
+        if problem is not None:
+            mark = event.start_mark
+            raise yaml.composer.ComposerError(None, None, problem, mark)  # type: ignore[arg-type]
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            value = super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError, TypeError, OverflowError):
+            kind = node.tag.rpartition(":")[2]
+            problem = f"{_shortened(node.value)} is no valid {kind}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
+        if isinstance(value, str) and _NO_TEXT.search(value):
+            problem = f"{_shortened(value)} holds a character that is no text"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+            problem = f"{_shortened(node.value)} is beyond what {_MOST_BITS} bits hold"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        return value
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
@@ -42,6 +116,18 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
+
+# A date stays text.
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 # YAML 1.1, which PyYAML follows, takes 1e-3 for a string because it has no dot.
 _NUMBER = re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$")
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+0123456789"))

@@ -16,7 +16,7 @@ import tyro
 from geojax import exit_codes
 from geojax.errors import UserError
 from geojax.launch import Hosts, Outcome, Output, Worker, local_workers, supervise
-from geojax.quantities import Seconds
+from geojax.quantities import Seconds, SimulatedDevices
 from geojax.settings import Settings, validate
 from geojax.wan import SITE_NAMES, EmulatedWan
 from geojax.wan.state import DEFAULT_NAME
@@ -68,9 +68,9 @@ class LaunchCommand:
 class _Options(Settings):
     """Numbers of the command, validated."""
 
-    processes_per_site: pydantic.PositiveInt
-    devices_per_process: pydantic.PositiveInt | None
-    restarts: pydantic.NonNegativeInt
+    processes_per_site: int = pydantic.Field(ge=1, le=1024)
+    devices_per_process: SimulatedDevices | None
+    restarts: int = pydantic.Field(ge=0, le=10**6)
     grace_seconds: Seconds
 
 

@@ -32,6 +32,7 @@ Subcommand = (
 _COMMANDS: dict[str, type[Any]] = {
     marker.name: command for command, marker in map(get_args, get_args(Subcommand))
 }
+_LONGEST_MESSAGE = 4000
 _RENAMED = {"wan mend": "wan restore"}
 
 
@@ -46,6 +47,7 @@ def run(arguments: list[str]) -> int:
         print(f"geojax {geojax.__version__}")
         return 0
     try:
+        _check_text(arguments)
         return _run(arguments or ["--help"])
     except UserError as error:
         return _end(f"error: {error}", USAGE)
@@ -102,6 +104,17 @@ def _refuse(unknown: Sequence[str], name: str) -> None:
         raise UserError(f"unknown argument {unknown[0]}; see geojax {name} --help")
 
 
+def _check_text(arguments: Sequence[str]) -> None:
+    """Check that arguments are text, which bytes of a file name need not be.
+
+    Raises:
+        UserError: one is not UTF-8.
+    """
+    for argument in arguments:
+        if any("\ud800" <= character <= "\udfff" for character in argument):
+            raise UserError(f"the argument {argument!r} is no UTF-8 text")
+
+
 def _check_name(name: str) -> None:
     """Check that there is a subcommand called `name`; options are left to tyro.
 
@@ -140,8 +153,15 @@ def _check_config_first(arguments: Sequence[str]) -> None:
         raise UserError(f"put the config file before the settings: geojax {name} {config} {rest}")
 
 
+def _one_line(message: str) -> str:
+    """Escape line ends and other control characters, and cut a message that would fill a screen."""
+    shown = "".join(each if each.isprintable() else repr(each)[1:-1] for each in message)
+    return shown if len(shown) <= _LONGEST_MESSAGE else f"{shown[:_LONGEST_MESSAGE]}..."
+
+
 def _end(message: str, code: int) -> int:
     """Print the reason; in a run of several processes the others are told too, and end as well."""
+    message = _one_line(message)
     with contextlib.suppress(OSError):  # nobody may be reading the output any more
         print(message, file=sys.stderr, flush=True)
     if "geojax.runtime" in sys.modules:

@@ -4,7 +4,7 @@ import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import pydantic
 import tyro
@@ -12,6 +12,7 @@ from rich.console import Console
 
 from geojax.errors import UserError
 from geojax.exit_codes import UNHEALTHY
+from geojax.quantities import SimulatedDevices
 from geojax.settings import Settings, validate
 
 if TYPE_CHECKING:
@@ -59,8 +60,8 @@ class ProbeCommand:
 class _Options(Settings):
     """Numbers of the command, validated."""
 
-    streams: tuple[pydantic.PositiveInt, ...] = pydantic.Field(min_length=1)
-    simulate_devices: pydantic.PositiveInt | None
+    streams: tuple[Annotated[int, pydantic.Field(ge=1, le=256)], ...] = pydantic.Field(min_length=1)
+    simulate_devices: SimulatedDevices | None
 
 
 def run(command: ProbeCommand, overrides: Sequence[str]) -> int:

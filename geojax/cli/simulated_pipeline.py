@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 import pydantic
 
 from geojax.errors import UserError
-from geojax.quantities import Seconds
+from geojax.quantities import Count, Seconds
 from geojax.settings import Settings, validate
 
 if TYPE_CHECKING:
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 class Options(Settings):
     """The numbers of the command, checked."""
 
-    stages_per_site: pydantic.PositiveInt
-    microbatches: pydantic.PositiveInt
-    memory_limit: pydantic.PositiveInt
-    virtual_stages: pydantic.PositiveInt
+    stages_per_site: Count
+    microbatches: Count
+    memory_limit: Count
+    virtual_stages: Count
     efficiency: float = pydantic.Field(gt=0, le=1)
     stage_seconds: Seconds | None
     stage_times: Path | None

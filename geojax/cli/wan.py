@@ -21,7 +21,7 @@ from geojax.wan import (
     take_down,
     traffic,
 )
-from geojax.wan.settings import LARGEST_SEGMENT, MTU
+from geojax.wan.settings import LARGEST_SEGMENT, MTU, SITE_NAMES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +108,7 @@ class _Options(Settings):
     loss: Share
     jitter: Seconds
     queue: Bytes | None
-    sites: pydantic.PositiveInt
+    sites: int = pydantic.Field(ge=1, le=len(SITE_NAMES))
 
 
 def run(command: WanCommand) -> int:

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 import pydantic
 
 from geojax.data.documents import Format
-from geojax.data.tokenizer import SMALLEST_VOCABULARY
+from geojax.data.tokenizer import LARGEST_VOCABULARY, SMALLEST_VOCABULARY
 from geojax.renamed_keys import PREPARE_KEYS, PREPARE_SOURCE_KEYS
 from geojax.settings import Settings
 
@@ -24,7 +24,7 @@ class SourceSettings(Settings):
     """Corpus that needs no download: the source and documentation of Python's own library."""
     prepared: Path | None = None
     """Folder made by `geojax data prepare`, instead of a builtin corpus."""
-    weight: float | None = pydantic.Field(default=None, ge=0)
+    weight: float | None = pydantic.Field(default=None, ge=0, le=1e12)
     """Share of the training sequences, relative to the other sources; left out everywhere: in
     proportion to the sources' tokens."""
 
@@ -48,7 +48,7 @@ class DataSettings(Settings):
 
     sources: tuple[SourceSettings, ...] = (SourceSettings(name="python", builtin="python-stdlib"),)
     """Sources of text, blended by their weights."""
-    vocab_size: int = pydantic.Field(default=4096, ge=SMALLEST_VOCABULARY)
+    vocab_size: int = pydantic.Field(default=4096, ge=SMALLEST_VOCABULARY, le=LARGEST_VOCABULARY)
     """Vocabulary size of the tokenizer that is trained for a builtin corpus."""
     tokenizer: Path | None = None
     """`tokenizer.json` for a builtin corpus, instead of training one."""
@@ -118,9 +118,9 @@ class PrepareSettings(Settings):
     """Token of that file that begins a document; well-known names are found without it."""
     end_token: str | None = None
     """The token that ends a document."""
-    vocab_size: int = pydantic.Field(default=32768, ge=SMALLEST_VOCABULARY)
+    vocab_size: int = pydantic.Field(default=32768, ge=SMALLEST_VOCABULARY, le=LARGEST_VOCABULARY)
     """Vocabulary size of the tokenizer that is trained."""
-    tokenizer_bytes: int = pydantic.Field(default=1 << 28, gt=0)
+    tokenizer_bytes: int = pydantic.Field(default=1 << 28, gt=0, le=1 << 40)
     """Bytes of text to train the tokenizer on, taken from the start of every file."""
 
     @pydantic.model_validator(mode="after")

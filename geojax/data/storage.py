@@ -43,8 +43,8 @@ class Shard(Settings):
 
     # A plain name: a manifest cannot point out of its folder.
     file: str = pydantic.Field(pattern=r"^(train|validation)-[0-9]{5,}\.npy$")
-    tokens: int = pydantic.Field(gt=0)
-    bytes: int = pydantic.Field(gt=0)
+    tokens: int = pydantic.Field(gt=0, lt=2**63)
+    bytes: int = pydantic.Field(gt=0, lt=2**63)
     """Size of the file."""
     sha256: str = pydantic.Field(pattern=r"^[0-9a-f]{64}$")
     """SHA-256 of the tokens, without the header of the file."""
@@ -53,7 +53,7 @@ class Shard(Settings):
 class Split(Settings):
     """Shards of the training documents, or of the held-out ones."""
 
-    documents: int = pydantic.Field(ge=0)
+    documents: int = pydantic.Field(ge=0, lt=2**63)
     shards: tuple[Shard, ...]
 
     @property
@@ -66,7 +66,7 @@ class TokenizerEntry(Settings):
     """Entry of the manifest for the tokenizer."""
 
     sha256: str = pydantic.Field(pattern=r"^[0-9a-f]{64}$")
-    vocabulary_size: int = pydantic.Field(gt=0)
+    vocabulary_size: int = pydantic.Field(gt=0, le=2**24)
     beginning: str
     end: str
 
@@ -75,9 +75,9 @@ class Manifest(Settings):
     """The content of `manifest.json`."""
 
     format: Literal["geojax-tokens"] = "geojax-tokens"
-    version: int = VERSION
+    version: int = pydantic.Field(default=VERSION, ge=0, lt=2**31)
     dtype: Literal["uint16", "uint32"]
-    text_bytes: int = pydantic.Field(ge=0)
+    text_bytes: int = pydantic.Field(ge=0, lt=2**63)
     """Size of the text in UTF-8, all splits together."""
     tokenizer: TokenizerEntry
     splits: dict[SplitName, Split]

@@ -13,6 +13,8 @@ BEGINNING = "<|begin|>"
 END = "<|end|>"
 SMALLEST_VOCABULARY = 258
 """Smallest vocabulary: 256 bytes, the beginning and the end of a document."""
+LARGEST_VOCABULARY = 1 << 20
+"""Largest vocabulary that is trained; the trainer allocates for all of it before it reads text."""
 
 # The names that well-known tokenizers give to a document's beginning and end, most specific first.
 _KNOWN_PAIRS = (

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import pydantic
 
+from geojax.quantities import Length
 from geojax.renamed_keys import MODEL_KEYS, MODEL_VALUES
 from geojax.settings import Settings, load_yaml, preset_path, validate
 
@@ -26,17 +27,17 @@ class RopeParameters(Settings):
 
     rope_type: Literal["default", "llama3"] = "default"
     """Scaling of the frequencies."""
-    rope_theta: float = pydantic.Field(default=10_000.0, gt=1)
+    rope_theta: float = pydantic.Field(default=10_000.0, gt=1, le=1e12)
     """Base of the frequencies: wavelengths run from 2 pi to almost 2 pi times this."""
     partial_rotary_factor: float = pydantic.Field(default=1.0, gt=0, le=1)
     """Share of each head that is rotated (its first dims); the rest carries no position."""
-    factor: float | None = pydantic.Field(default=None, gt=0)
+    factor: float | None = pydantic.Field(default=None, ge=1e-3, le=1e6)
     """llama3: growth of the low frequencies' wavelengths."""
-    low_freq_factor: float | None = pydantic.Field(default=None, gt=0)
+    low_freq_factor: float | None = pydantic.Field(default=None, ge=1e-3, le=1e6)
     """llama3: fewer rotations than this in the original context make a frequency low."""
-    high_freq_factor: float | None = pydantic.Field(default=None, gt=0)
+    high_freq_factor: float | None = pydantic.Field(default=None, ge=1e-3, le=1e6)
     """llama3: more rotations than this in the original context make a frequency high."""
-    original_max_position_embeddings: int | None = pydantic.Field(default=None, gt=0)
+    original_max_position_embeddings: Length | None = None
     """llama3: context length of the training before the extension."""
 
     @pydantic.model_validator(mode="after")
@@ -70,27 +71,27 @@ class ModelConfig(Settings):
     renamed_keys: ClassVar[Mapping[str, str]] = MODEL_KEYS
     renamed_values: ClassVar[Mapping[tuple[str, str], str]] = MODEL_VALUES
 
-    num_hidden_layers: int = pydantic.Field(gt=0)
+    num_hidden_layers: int = pydantic.Field(gt=0, le=2**14)
     """Transformer layers, each an attention block and a feed-forward block."""
-    hidden_size: int = pydantic.Field(gt=0)
+    hidden_size: int = pydantic.Field(gt=0, le=2**20)
     """Width of the residual stream."""
-    num_attention_heads: int = pydantic.Field(gt=0)
+    num_attention_heads: int = pydantic.Field(gt=0, le=2**14)
     """Query heads."""
-    num_key_value_heads: int = pydantic.Field(default_factory=_attention_heads, gt=0)
+    num_key_value_heads: int = pydantic.Field(default_factory=_attention_heads, gt=0, le=2**14)
     """Key and value heads, each shared by num_attention_heads / num_key_value_heads query heads;
     default: `num_attention_heads`."""
-    head_dim: int = pydantic.Field(default_factory=_even_head_dim, gt=0)
+    head_dim: int = pydantic.Field(default_factory=_even_head_dim, gt=0, le=2**14)
     """Width of one head; default: hidden_size / num_attention_heads."""
-    intermediate_size: int = pydantic.Field(gt=0)
+    intermediate_size: int = pydantic.Field(gt=0, le=2**24)
     """Width between the two matmuls of a dense feed-forward block (of each half of SwiGLU)."""
-    vocab_size: int = pydantic.Field(gt=0)
+    vocab_size: int = pydantic.Field(gt=0, le=2**24)
     """Number of tokens."""
-    max_position_embeddings: int = pydantic.Field(gt=0)
+    max_position_embeddings: Length
     """Longest sequence; the number of learned positions, if positions are learned."""
     norm: Literal["layernorm", "rmsnorm", "layernorm1p"] = "rmsnorm"
     """LayerNorm has a bias. LayerNorm1p is LayerNorm whose stored scale is the scale minus 1, so
     that weight decay, where it is applied, pulls the scale to 1."""
-    rms_norm_eps: float = pydantic.Field(default=1e-5, gt=0)
+    rms_norm_eps: float = pydantic.Field(default=1e-5, ge=1e-15, le=1)
     """Number added to the variance (RMSNorm: the mean square) before its root is taken."""
     hidden_act: Literal["gelu_pytorch_tanh", "relu2", "silu"] = "silu"
     """Activation of the feed-forward block. `silu` is gated (SwiGLU), as in Llama;
@@ -109,24 +110,24 @@ class ModelConfig(Settings):
     """Use the transpose of the token embedding as the output head."""
     dropout: float = pydantic.Field(default=0.0, ge=0, lt=1)
     """Rate on the embedding and on both residual branches; attention weights have none."""
-    initializer_range: float = pydantic.Field(default=0.02, gt=0)
+    initializer_range: float = pydantic.Field(default=0.02, ge=1e-9, le=100)
     """Standard deviation of the initial matrices; residual outputs get 1/sqrt(2 layers) of it."""
 
-    num_experts: int = pydantic.Field(default=0, ge=0)
+    num_experts: int = pydantic.Field(default=0, ge=0, le=2**14)
     """Experts of every layer, in place of its dense feed-forward block; 0: a dense model."""
-    num_experts_per_tok: int = pydantic.Field(default=0, ge=0)
+    num_experts_per_tok: int = pydantic.Field(default=0, ge=0, le=2**14)
     """Experts that the router chooses for a token (k)."""
-    moe_intermediate_size: int = pydantic.Field(default_factory=_dense_width, gt=0)
+    moe_intermediate_size: int = pydantic.Field(default_factory=_dense_width, gt=0, le=2**24)
     """Width of each expert; default: `intermediate_size`, which has no other use with experts."""
-    n_shared_experts: int = pydantic.Field(default=0, ge=0)
+    n_shared_experts: int = pydantic.Field(default=0, ge=0, le=2**10)
     """Experts of the same width that every token also goes to, without a gate (as in DeepSeek)."""
     norm_topk_prob: bool = True
     """Make a token's k gates sum to 1, as in Mixtral; otherwise they are its k largest
     probabilities among all experts, as in DeepSeekMoE."""
-    capacity_factor: float | None = pydantic.Field(default=None, gt=0)
+    capacity_factor: float | None = pydantic.Field(default=None, ge=1e-3, le=2**14)
     """An expert takes at most ceil(capacity_factor * S * k / E) tokens of a sequence, the first
     ones, and drops the others; null: it takes all (dropless)."""
-    router_aux_loss_coef: float = pydantic.Field(default=0.01, ge=0)
+    router_aux_loss_coef: float = pydantic.Field(default=0.01, ge=0, le=1e3)
     """Weight of the load-balancing loss, summed over layers, in a sequence's loss."""
 
     @property

@@ -12,6 +12,7 @@ from geojax.optim.clip import clip_by_global_norm
 from geojax.optim.layout import LeafLayout, replicated
 from geojax.optim.registry import MomentSettings, optimizer_entry
 from geojax.optim.skipped_steps import SkipAwareTransformation, keep_on_skipped_steps
+from geojax.quantities import StepCount
 
 OptimizerName = Annotated[str, pydantic.AfterValidator(lambda name: optimizer_entry(name).name)]
 """The name of an entry in `geojax.optim.registry`."""
@@ -24,23 +25,23 @@ class OptimizerSettings(MomentSettings):
     """"adamw", "lion" or another entry of `geojax.optim.registry`, which tells the settings that
     each reads."""
 
-    peak_learning_rate: pydantic.PositiveFloat = 3e-4
+    peak_learning_rate: float = pydantic.Field(default=3e-4, ge=1e-12, le=1e6)
     """Learning rate at the end of the warm-up."""
 
-    final_learning_rate: pydantic.NonNegativeFloat = 3e-5
+    final_learning_rate: float = pydantic.Field(default=3e-5, ge=0, le=1e6)
     """Learning rate at the end of the decay, and after it."""
 
-    warmup_steps: pydantic.NonNegativeInt = 100
+    warmup_steps: int = pydantic.Field(default=100, ge=0, le=10**9)
     """Steps over which the learning rate rises linearly from zero."""
 
-    decay_steps: pydantic.PositiveInt | None = None
+    decay_steps: StepCount | None = None
     """Step at which the decay ends. null: the run's last step, `steps`; a run that is resumed with
     other `steps` keeps the step that its checkpoint was trained with. Give it to plan anew."""
 
-    weight_decay: pydantic.NonNegativeFloat = 0.1
+    weight_decay: float = pydantic.Field(default=0.1, ge=0, le=100)
     """Decoupled weight decay of matrices and embeddings; norms and biases are not decayed."""
 
-    clip_norm: pydantic.PositiveFloat | None = 1.0
+    clip_norm: float | None = pydantic.Field(default=1.0, ge=1e-9, le=1e9)
     """Gradients are scaled to at most this global norm; null leaves them as they are."""
 
     @pydantic.model_validator(mode="after")

@@ -25,7 +25,7 @@ class MomentSettings(Settings):
     beta2: float = pydantic.Field(default=0.95, ge=0, lt=1)
     """Decay of the second moment."""
 
-    epsilon: pydantic.PositiveFloat = 1e-8
+    epsilon: float = pydantic.Field(default=1e-8, ge=1e-20, le=1)
     """Added to the root of the second moment."""
 
 

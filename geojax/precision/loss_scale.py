@@ -24,20 +24,21 @@ import jax
 import jax.numpy as jnp
 import pydantic
 
+from geojax.quantities import StepCount
 from geojax.settings import Settings
 
 
 class LossScaleSettings(Settings):
     """Dynamic loss scale of fp16."""
 
-    initial: pydantic.PositiveFloat = 2.0**16
+    initial: float = pydantic.Field(default=2.0**16, ge=2.0**-24, le=2.0**64)
     """Scale of the first step, a power of two. A large one is cheap, since a skipped step costs
     little, and one that is too small takes long to grow."""
 
-    grow_after_steps: pydantic.PositiveInt = 2000
+    grow_after_steps: StepCount = 2000
     """Steps without inf or NaN in the gradients after which the scale is doubled."""
 
-    minimum: pydantic.PositiveFloat = 1.0
+    minimum: float = pydantic.Field(default=1.0, ge=2.0**-24, le=2.0**64)
     """Smallest scale, a power of two. Gradients that overflow at this scale do so for another
     reason, and `skip_limit` begins to count."""
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import pydantic
-import yaml
 
 from geojax.collectives import WireName
 from geojax.data import DataSettings
@@ -17,11 +16,15 @@ from geojax.models.parallel.limits import check_parallelism
 from geojax.models.parallel.parallelism import ContextMethod, Parallelism
 from geojax.optim import OptimizerSettings
 from geojax.precision import LossScaleSettings, PrecisionName
+from geojax.quantities import Bytes, Count, Length, SimulatedDevices, StepCount
 from geojax.renamed_keys import RUN_KEYS, RUN_VALUES
 from geojax.runtime import WatchdogSettings
 from geojax.settings import Settings, load_yaml, validate
 from geojax.train.fp8_settings import Fp8Settings, check_fp8
 from geojax.train.pipeline_settings import DcSettings, PipelineSettings, check_stages
+from geojax.yaml_syntax import YamlError, parse
+
+_MOST_DEVICES = 2**17
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
@@ -29,30 +32,39 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 class MeshSettings(Settings):
     """Sizes of the mesh axes; their product is the number of devices."""
 
-    dc: pydantic.PositiveInt = 1
+    dc: Count = 1
     """Sites. With `dc.role: data` each trains on its own share of the batch, and gradients are
     summed across the link."""
 
-    stage: pydantic.PositiveInt = 1
+    stage: Count = 1
     """Pipeline stages inside a site."""
 
-    data: pydantic.PositiveInt = 1
+    data: Count = 1
     """Data-parallel ranks inside a site; the training state is sharded over them."""
 
-    expert: pydantic.PositiveInt = 1
+    expert: Count = 1
     """Ranks inside a site that share the experts (expert parallelism); for everything else, and for
     a dense model, they are data-parallel ranks."""
 
-    context: pydantic.PositiveInt = 1
+    context: Count = 1
     """Ranks that share one sequence (context parallelism)."""
 
-    tensor: pydantic.PositiveInt = 1
+    tensor: Count = 1
     """Ranks that share one layer (tensor parallelism)."""
 
     @property
     def devices(self) -> int:
         """Number of devices that the mesh needs."""
         return math.prod(self.model_dump().values())
+
+    @pydantic.model_validator(mode="after")
+    def _devices_can_be_listed(self) -> "MeshSettings":
+        if self.devices > _MOST_DEVICES:
+            product = " x ".join(f"{axis}={size}" for axis, size in self if size > 1)
+            raise ValueError(
+                f"{product} makes {self.devices:,} devices; up to {_MOST_DEVICES:,} would do"
+            )
+        return self
 
 
 class ParallelismSettings(Settings):
@@ -98,13 +110,13 @@ class ZeroSettings(Settings):
 class BatchSettings(Settings):
     """The global batch of one step; the same on every mesh."""
 
-    global_batch_size: pydantic.PositiveInt
+    global_batch_size: Count
     """Sequences in one step, over all sites."""
 
-    sequence_length: pydantic.PositiveInt
+    sequence_length: Length
     """Tokens in a sequence."""
 
-    microbatches: pydantic.PositiveInt = 1
+    microbatches: Count = 1
     """Microbatches that each data-parallel rank, or pipeline, runs before gradients are reduced
     (gradient accumulation)."""
 
@@ -112,7 +124,7 @@ class BatchSettings(Settings):
 class CommunicationSettings(Settings):
     """Reduction of the gradients: buckets, compression and overlap."""
 
-    bucket_bytes: pydantic.PositiveInt | None = 16 * 2**20
+    bucket_bytes: Bytes | None = 16 * 2**20
     """Most bytes of a bucket, the gradients that are reduced as one message, so that the in-site
     phase of one bucket overlaps with the cross-site phase of another; null: a bucket a leaf."""
 
@@ -125,7 +137,7 @@ class CommunicationSettings(Settings):
     """Reduce the gradients of a bucket of layers while the backward pass of the layers before them
     runs, instead of all of them after it. A bucket is one message then, whatever `bucket_bytes`."""
 
-    bucket_layers: pydantic.PositiveInt = 1
+    bucket_layers: Count = 1
     """With `overlap_grad_reduce`: layers of a bucket. The backward pass of as many layers should
     last longer than a message takes between sites."""
 
@@ -133,36 +145,36 @@ class CommunicationSettings(Settings):
 class EvaluationSettings(Settings):
     """Validation while training."""
 
-    interval: pydantic.PositiveInt = 200
+    interval: StepCount = 200
     """Steps between two validations; there is one before the first step and one after the last."""
 
-    sequences: pydantic.PositiveInt = 256
+    sequences: Count = 256
     """Most sequences that are read of each validation set, the same ones every time."""
 
 
 class CheckpointSettings(Settings):
     """Checkpoints; there is always one at the end and on Ctrl-C."""
 
-    interval: pydantic.PositiveInt = 500
+    interval: StepCount = 500
     """Steps between two checkpoints."""
 
-    interval_minutes: pydantic.PositiveFloat = 15.0
+    interval_minutes: float = pydantic.Field(default=15.0, ge=1e-6, le=1e6)
     """Most minutes between two checkpoints."""
 
-    keep: pydantic.PositiveInt = 3
+    keep: Count = 3
     """Number of the newest checkpoints that stay on disk."""
 
 
 class SampleSettings(Settings):
     """Text that the trained model writes at the end of a run."""
 
-    prompts: tuple[str, ...] = ()
+    prompts: tuple[str, ...] = pydantic.Field(default=(), max_length=256)
     """Beginnings of the samples; none: no sample is written."""
 
-    max_new_tokens: pydantic.PositiveInt = 200
+    max_new_tokens: int = pydantic.Field(default=200, ge=1, le=2**16)
     """Tokens per sample."""
 
-    temperature: pydantic.NonNegativeFloat = 0.7
+    temperature: float = pydantic.Field(default=0.7, ge=0, le=1e3)
     """Divisor of the logits; 0 picks the likeliest token."""
 
 
@@ -178,13 +190,13 @@ class RunConfig(Settings):
     seed: int = pydantic.Field(default=0, ge=0, lt=2**32)
     """Seed of initialization, data order and dropout, the same on every layout."""
 
-    steps: pydantic.PositiveInt
+    steps: StepCount
     """Optimizer steps in the whole run."""
 
     topology: str | None = None
     """Preset's name or YAML file that describes the sites; null: the processes describe them."""
 
-    simulate_devices: pydantic.PositiveInt | None = None
+    simulate_devices: SimulatedDevices | None = None
     """Simulate this many CPU devices in each process instead of using real accelerators."""
 
     mesh: MeshSettings = MeshSettings()
@@ -247,7 +259,7 @@ class RunConfig(Settings):
     sample: SampleSettings = SampleSettings()
     """Text at the end of the run."""
 
-    skip_limit: pydantic.PositiveInt = 10
+    skip_limit: Count = 10
     """Consecutive steps with a non-finite loss or gradient after which the run stops; in fp16 not
     before the loss scale is at its minimum."""
 
@@ -416,9 +428,10 @@ def _parse_overrides(arguments: Sequence[str]) -> list[tuple[str, Any]]:
                 raise UserError(f"{name}: a value is missing")
             value = remaining.pop(0)
         try:
-            pairs.append((name[2:].replace("-", "_"), yaml.safe_load(value)))
-        except yaml.YAMLError:
-            raise UserError(f"{name}: '{value}' is not a valid YAML value") from None
+            pairs.append((name[2:].replace("-", "_"), parse(value)))
+        except YamlError as error:
+            shown = value if len(value) <= 60 else f"{value[:57]}..."
+            raise UserError(f"{name}: '{shown}' is not a valid YAML value ({error})") from None
     return pairs
 
 

@@ -15,7 +15,7 @@ class Fp8Settings(Settings):
     """Implementation of FP8 matmuls: "reference" (plain JAX, anywhere), "xla" or
     "transformer_engine" (both by cuBLASLt on NVIDIA GPUs), or "auto", the fastest that can run."""
 
-    num_bf16_layers_per_end: pydantic.NonNegativeInt | None = None
+    num_bf16_layers_per_end: int | None = pydantic.Field(default=None, ge=0, le=2**14)
     """Layers at either end of the model whose matmuls are in bf16; null: as the recipe says, 1 with
     fp8-current and else 0."""
 

@@ -7,6 +7,7 @@ import pydantic
 from geojax.errors import UserError
 from geojax.mesh import DcRole
 from geojax.pipeline.registry import schedule_entry, schedules_with
+from geojax.quantities import Count
 from geojax.settings import Settings
 
 ScheduleName = Annotated[str, pydantic.AfterValidator(lambda name: schedule_entry(name).name)]
@@ -28,17 +29,17 @@ class PipelineSettings(Settings):
     """Pipeline schedule. With "branch_free" idle stages compute on unused data, so that the program
     needs no branches; it holds about twice the microbatches of "1f1b"."""
 
-    virtual_stages: pydantic.PositiveInt = 1
+    virtual_stages: Count = 1
     """Chunks of layers that each stage holds."""
 
-    layers: tuple[pydantic.PositiveInt, ...] | None = None
+    layers: tuple[Count, ...] | None = None
     """Layers of each chunk, in the model's order; null: so that stages take about the same time."""
 
-    hop_ticks: pydantic.PositiveInt = 1
+    hop_ticks: int = pydantic.Field(default=1, ge=1, le=1024)
     """Ticks from a stage's result to its use by the next stage, between sites where they are
     stages (inside a site it is one then). From two on, a message travels while others compute."""
 
-    memory_limit: pydantic.PositiveInt | None = None
+    memory_limit: Count | None = None
     """The most microbatches that a stage may have in flight; null: as many as the schedule has."""
 
     @pydantic.model_validator(mode="after")

@@ -13,7 +13,10 @@ import os
 import re
 from pathlib import Path
 
+import pydantic
+
 from geojax.errors import UserError
+from geojax.quantities import BytesPerSecond, Seconds
 from geojax.settings import Settings, load_yaml, validate
 from geojax.wan.settings import WanSettings
 
@@ -44,21 +47,21 @@ class EmulatedSite(Settings):
 class Relay(Settings):
     """Process that carries the packets of one link."""
 
-    process_id: int
+    process_id: int = pydantic.Field(ge=1, lt=2**31)
     """Process id of the relay."""
-    started: int
+    started: int = pydantic.Field(ge=0, lt=2**63)
     """Start time of the process in clock ticks since boot, which distinguishes it from a later one
     with the same process id."""
-    core: int
+    core: int = pydantic.Field(ge=0, lt=2**16)
     """CPU core that it is pinned to."""
 
 
 class Measurement(Settings):
     """Measurement of one link when it came up."""
 
-    round_trip_seconds: float
+    round_trip_seconds: Seconds
     """Median time of a small message and its answer over TCP."""
-    bytes_per_second: tuple[float, float]
+    bytes_per_second: tuple[BytesPerSecond, BytesPerSecond]
     """Throughput from the first site to the second, and back, one direction at a time."""
 
 

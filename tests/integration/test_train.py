@@ -207,7 +207,7 @@ def test_a_checkpoint_is_made_when_the_last_one_is_old(tmp_path, corpus):
 
 
 def test_a_run_that_diverges_stops_and_says_so(tmp_path, corpus):
-    optimizer = {"peak_learning_rate": 1e30, "final_learning_rate": 0, "warmup_steps": 0}
+    optimizer = {"peak_learning_rate": 1e6, "final_learning_rate": 0, "warmup_steps": 0}
     config = write_config(tmp_path / "run.yaml", corpus, optimizer=optimizer, skip_limit=3)
     result = train(config)
     assert result.returncode == 1, result.stdout + result.stderr

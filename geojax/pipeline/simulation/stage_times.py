@@ -23,7 +23,7 @@ from geojax.errors import UserError
 from geojax.models.chunk.remat import Remat
 from geojax.models.config import ModelConfig
 from geojax.models.parallel.parallelism import Parallelism
-from geojax.quantities import Seconds
+from geojax.quantities import Count, Length, Seconds
 from geojax.settings import Settings, load_yaml, validate
 
 
@@ -60,9 +60,9 @@ class StageTimes(Settings):
 
     model: ModelConfig
     """The model; of how many layers does not matter."""
-    sequences: pydantic.PositiveInt
+    sequences: Count
     """Sequences of a microbatch on one data-parallel rank."""
-    sequence_length: pydantic.PositiveInt
+    sequence_length: Length
     """Tokens of a sequence."""
     dtype: str
     """The dtype of activations and matrix products."""
