@@ -11,13 +11,14 @@ from typing import Annotated, Any, get_args
 import tyro
 
 import geojax
-from geojax.cli import data, launch, memory, probe, simulate, train, wan
+from geojax.cli import compile, data, launch, memory, probe, simulate, train, wan
 from geojax.errors import RunError, UserError
 from geojax.exit_codes import FAILURE, INTERRUPTED, USAGE
 
 Subcommand = (
     Annotated[train.TrainCommand, tyro.conf.subcommand("train")]
     | Annotated[memory.MemoryCommand, tyro.conf.subcommand("memory")]
+    | Annotated[compile.CompileCommand, tyro.conf.subcommand("compile")]
     | Annotated[simulate.SimulateCommand, tyro.conf.subcommand("simulate")]
     | Annotated[probe.ProbeCommand, tyro.conf.subcommand("probe")]
     | Annotated[data.PrepareCommand, tyro.conf.subcommand("data prepare")]
@@ -81,6 +82,8 @@ def _run(arguments: list[str]) -> int:
         return train.run(command, unknown)
     if isinstance(command, memory.MemoryCommand):
         return memory.run(command, unknown)
+    if isinstance(command, compile.CompileCommand):
+        return compile.run(command, unknown)
     if isinstance(command, simulate.SimulateCommand):
         return simulate.run(command, unknown)
     if isinstance(command, probe.ProbeCommand):

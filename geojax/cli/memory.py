@@ -15,24 +15,18 @@ if TYPE_CHECKING:
 
 _UNITS = {"T": 10**12, "G": 10**9, "M": 10**6, "k": 10**3, "": 1}
 
-MOST_SIMULATED_DEVICES = 64
-"""Most devices for which a step is compiled."""
-
 
 @dataclasses.dataclass(frozen=True)
 class MemoryCommand:
     """Estimate the memory that the step of CONFIG takes on each device, phase by phase.
 
-    The step is traced without any device. It is also compiled for simulated ones, to compare with
-    XLA's own account. The bytes that a device sends over each mesh axis are predicted by formula.
-    Any setting can be changed: `--zero.stage 3`.
+    The step is traced without any device; `geojax compile` compares the estimate with the compiled
+    program. The bytes that a device sends over each mesh axis are predicted by formula. Any setting
+    can be changed: `--zero.stage 3`.
     """
 
     config: tyro.conf.Positional[Path]
     """The YAML file of the run."""
-
-    compile: bool = True
-    """Compile the step as well; that of a large model takes a minute or more."""
 
 
 def run(command: MemoryCommand, overrides: Sequence[str]) -> int:
@@ -40,7 +34,6 @@ def run(command: MemoryCommand, overrides: Sequence[str]) -> int:
     # Imported here, so that `geojax --help` need not wait for JAX.
     import jax
 
-    from geojax.runtime import simulate_devices
     from geojax.train.config import RunConfig
     from geojax.train.traced_run import trace_run
 
@@ -54,16 +47,11 @@ def run(command: MemoryCommand, overrides: Sequence[str]) -> int:
     console.print(_memory_table(memory))
     console.print("B/param: bytes on one device, at the peak, per parameter of the whole model")
     console.print(_fit(config, memory))
-    simulate_devices(min(config.mesh.devices, MOST_SIMULATED_DEVICES))  # no accelerator is touched
     console.print(_traffic_table(step))
     if step.plan.mesh.shape["dc"] > 1:
         console.print(_across_sites(config, step))
     if other is not None:
         console.print(f"{_sharding_choice(config, step)}; {_sharding_choice(*other)}")
-    if command.compile:
-        with console.status("compiling the step"):
-            line = _compared(config, step)
-        console.print(line)
     return 0
 
 
@@ -172,22 +160,3 @@ def _sharding_choice(config: "RunConfig", step: "TracedStep") -> str:
         for each in (step.memory().bytes, step.traffic().bytes_over("dc"))
     )
     return f"zero.across_sites {choice}: {held} held, {sent} sent over dc a step"
-
-
-def _compared(config: "RunConfig", step: "TracedStep") -> str:
-    from geojax.quantities import quantity
-    from geojax.runtime.platform import CPU
-    from geojax.train.traced_run import compiled_memory
-
-    count = config.mesh.devices
-    if count > MOST_SIMULATED_DEVICES:
-        return f"not compiled: {count} devices are more than the {MOST_SIMULATED_DEVICES} simulated"
-    compiled = compiled_memory(config)
-    estimate = step.memory(CPU).bytes
-    widened = " (as XLA for CPUs orders it, and with 32 bits for 16-bit floats)"
-    return (
-        f"XLA for {count} simulated CPU devices: {quantity(compiled.arguments, 'B')} arguments + "
-        f"{quantity(compiled.results, 'B')} results + {quantity(compiled.temporaries, 'B')} "
-        f"temporaries = {quantity(compiled.bytes, 'B')}; estimated {quantity(estimate, 'B')}"
-        f"{'' if step.platform.host_devices else widened}, ratio {estimate / compiled.bytes:.3f}"
-    )

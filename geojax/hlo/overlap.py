@@ -25,6 +25,8 @@ class Flight:
     """A collective between its start and its done."""
 
     collective: Collective
+    start: str
+    """Name of the instruction that starts it."""
     products: int
     """Number of instructions between the two that hold matrix products (or attention): fusions,
     calls of libraries, whole loops."""
@@ -32,12 +34,15 @@ class Flight:
     """Number of all such instructions of the same computation, the body of a loop for example."""
 
 
-def flights(program: jax.stages.Compiled, mesh: Mesh | AbstractMesh) -> tuple[Flight, ...]:
+def flights(
+    program: jax.stages.Compiled, mesh: Mesh | AbstractMesh, *, longest_loop: int | None = None
+) -> tuple[Flight, ...]:
     """List the asynchronous collectives of `program`, in the order in which they are done.
 
     Args:
         program: compiled for `mesh`, perhaps ahead of time.
         mesh: the mesh.
+        longest_loop: as for `geojax.hlo.collective_traffic`.
 
     Raises:
         UserError: the program is not scheduled, or was compiled for another mesh.
@@ -46,7 +51,8 @@ def flights(program: jax.stages.Compiled, mesh: Mesh | AbstractMesh) -> tuple[Fl
     text = program_text(program)
     if not _SCHEDULED.search(text):
         raise UserError("collective overlap: this program has no schedule; compile it for GPUs")
-    collectives = {found.name: found for found in collective_traffic(text, mesh).collectives}
+    traffic = collective_traffic(text, mesh, longest_loop=longest_loop)
+    collectives = {found.name: found for found in traffic.collectives}
     module = parse_module(text)
     reader = _Reader(module, collectives)
     return tuple(
@@ -74,11 +80,11 @@ class _Reader:
             elif instruction.opcode.endswith("-done"):
                 if instruction.operands[0] in started:
                     collective, before = started.pop(instruction.operands[0])
-                    done.append((collective, products - before))
+                    done.append((collective, instruction.operands[0], products - before))
             elif self._is_product(instruction):
                 products += 1
-        for collective, between in done:
-            yield Flight(collective, between, products)
+        for collective, start, between in done:
+            yield Flight(collective, start, between, products)
 
     def _started_by(self, start: Instruction) -> Collective | None:
         wrapped = [

@@ -174,7 +174,10 @@ class Traffic:
 
 
 def collective_traffic(
-    program: jax.stages.Compiled | jax.stages.Lowered | str, mesh: Mesh | AbstractMesh
+    program: jax.stages.Compiled | jax.stages.Lowered | str,
+    mesh: Mesh | AbstractMesh,
+    *,
+    longest_loop: int | None = None,
 ) -> Traffic:
     """List the collectives of `program`, by the axes of `mesh`, the mesh that it runs on.
 
@@ -183,6 +186,8 @@ def collective_traffic(
             (without `.compile()`) shows what a shard_map program asks for; collectives that the
             compiler would insert for automatic sharding are not in it yet.
         mesh: its devices in order are the program's partitions 0, 1, ...
+        longest_loop: iterations to count of a loop whose length is data of the run, such as the
+            number of layers of a stage; None refuses such a loop.
 
     Raises:
         UserError: the program was compiled for another number of devices.
@@ -211,14 +216,14 @@ def collective_traffic(
     """
     text = program_text(program)
     try:
-        return _read_traffic(text, mesh)
+        return _read_traffic(text, mesh, longest_loop)
     except (HloParseError, UserError):
         raise
     except (ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
         raise HloParseError(f"HLO text: unknown form, {error!r}") from error
 
 
-def _read_traffic(text: str, mesh: Mesh | AbstractMesh) -> Traffic:
+def _read_traffic(text: str, mesh: Mesh | AbstractMesh, longest_loop: int | None) -> Traffic:
     module = parse_module(text)
     sizes = tuple(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
     if module.partitions not in (None, mesh.size):
@@ -226,7 +231,7 @@ def _read_traffic(text: str, mesh: Mesh | AbstractMesh) -> Traffic:
             f"collective traffic: the program was compiled for {module.partitions} devices and "
             f"the mesh has {mesh.size}; give the mesh that it was compiled for"
         )
-    reader = _Reader(module, tuple(mesh.axis_names), tuple(mesh.axis_sizes))
+    reader = _Reader(module, tuple(mesh.axis_names), tuple(mesh.axis_sizes), longest_loop)
     entry = module.computations[module.entry]
     return Traffic(sizes, tuple(reader.read(entry, 1, in_loop=False, conditional=False)))
 
@@ -234,8 +239,15 @@ def _read_traffic(text: str, mesh: Mesh | AbstractMesh) -> Traffic:
 class _Reader:
     """A walk through a module from its entry, the way it runs."""
 
-    def __init__(self, module: Module, axes: tuple[str, ...], sizes: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        module: Module,
+        axes: tuple[str, ...],
+        sizes: tuple[int, ...],
+        longest_loop: int | None,
+    ) -> None:
         self._module = module
+        self._longest_loop = longest_loop
         self._axes = axes
         self._devices = int(np.prod(sizes))
         # [axes, devices]: the position of every device along every axis
@@ -268,7 +280,7 @@ class _Reader:
             if not called:
                 continue
             loop = instruction.opcode == "while"
-            times = trip_count(self._module, computation, instruction) if loop else 1
+            times = self._trips(computation, instruction) if loop else 1
             for name in called:
                 yield from self.read(
                     self._module.computations[name],
@@ -276,6 +288,14 @@ class _Reader:
                     in_loop=in_loop or loop,
                     conditional=conditional or instruction.opcode == "conditional",
                 )
+
+    def _trips(self, computation: Computation, loop: Instruction) -> int:
+        try:
+            return trip_count(self._module, computation, loop)
+        except HloParseError:
+            if self._longest_loop is None:
+                raise
+            return self._longest_loop
 
     def _holds_collectives(self, name: str) -> bool:
         computation = self._module.computations.get(name)

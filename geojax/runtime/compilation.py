@@ -1,9 +1,12 @@
 """Compilations of programs: JAX's cache on disk, and a count of how often one was requested."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 
 from geojax.errors import UserError
 
@@ -24,6 +27,23 @@ def enable_compilation_cache(folder: Path) -> None:
         raise UserError(f"{folder}: cannot hold the compilation cache ({error.strerror})") from None
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+@contextlib.contextmanager
+def without_compilation_cache() -> Iterator[None]:
+    """Compile every program anew while it is entered.
+
+    A program from the cache has no dump, and took no time to compile.
+    """
+    settings: Any = jax.config
+    enabled = settings.jax_enable_compilation_cache
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()  # JAX looks at the setting once
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", enabled)
+        compilation_cache.reset_cache()
 
 
 class CompilationCounter:

@@ -64,18 +64,28 @@ def recommended_flags(platform: PlatformName) -> dict[str, str]:
     return dict(flags[platform])
 
 
+def gpu_compiler_options() -> dict[str, str | bool | int]:
+    """Return the flags for GPUs as options of one program, without those that the user has set.
+
+    They compile a program ahead of time, in a process that runs on CPUs.
+    """
+    return {
+        name.removeprefix("--"): value == "true" if value in ("true", "false") else int(value)
+        for name, value in recommended_flags("gpu").items()
+        if name not in _given()
+    }
+
+
 def apply_xla_flags(platform: PlatformName) -> None:
     """Add the recommended flags to XLA_FLAGS, except those that the user has set.
 
     Raises:
         UserError: a backend already runs, so that flags would be ignored.
     """
-    given = os.environ.get("XLA_FLAGS", "").split()
-    names = {flag.split("=", 1)[0] for flag in given}
     added = [
         f"{name}={value}"
         for name, value in recommended_flags(platform).items()
-        if name not in names
+        if name not in _given()
     ]
     if not added:
         return
@@ -84,7 +94,12 @@ def apply_xla_flags(platform: PlatformName) -> None:
             "JAX already runs a backend, so XLA flags would be ignored: call geojax.runtime.start "
             "before the first JAX operation"
         )
-    os.environ["XLA_FLAGS"] = " ".join([*given, *added])
+    os.environ["XLA_FLAGS"] = " ".join([*os.environ.get("XLA_FLAGS", "").split(), *added])
+
+
+def _given() -> set[str]:
+    """Return the names of the flags in XLA_FLAGS."""
+    return {flag.split("=", 1)[0] for flag in os.environ.get("XLA_FLAGS", "").split()}
 
 
 def expected_platform() -> PlatformName:

@@ -1,15 +1,16 @@
-"""The step of a run before it has devices: traced, or lowered for those of this process."""
+"""The step of a run before it has devices: traced, or compiled ahead of time."""
 
-import jax
+from jax.sharding import Mesh
 
 from geojax.accelerators import Accelerator
-from geojax.mesh import make_mesh, require_sites
+from geojax.mesh import require_sites
 from geojax.optim import learning_rate_schedule, make_optimizer
 from geojax.planner.abstract_mesh import abstract_mesh
-from geojax.planner.memory import CompiledMemory, TracedStep
+from geojax.planner.compile_target import CompileTarget
+from geojax.planner.compiled_step import CompiledStep
+from geojax.planner.memory import TracedStep
 from geojax.runtime.xla_flags import expected_platform
-from geojax.step.program import batch_shape, lower_step
-from geojax.step.state import state_layouts
+from geojax.step.program import batch_shape
 from geojax.topology import Topology
 from geojax.train.compiled_run import step_plan
 from geojax.train.config import RunConfig
@@ -28,10 +29,18 @@ def trace_run(config: RunConfig) -> TracedStep:
     if config.simulate_devices is None and accelerator is None:
         platform = expected_platform()
     sizes = config.mesh.model_dump()
-    plan = step_plan(config, abstract_mesh(sizes, platform=platform, accelerator=accelerator))
+    return trace_on(config, abstract_mesh(sizes, platform=platform, accelerator=accelerator))
+
+
+def trace_on(config: RunConfig, mesh: Mesh) -> TracedStep:
+    """Trace the step of `config` on `mesh`, whose devices need not exist.
+
+    Raises:
+        UserError: the layout cannot be.
+    """
     return TracedStep.of(
         config.model,
-        plan,
+        step_plan(config, mesh),
         make_optimizer(config.optimizer, config.steps),
         learning_rate_schedule(config.optimizer, config.steps),
         batch_shape(config.batch.global_batch_size, config.batch.sequence_length),
@@ -47,16 +56,11 @@ def accelerator_of_run(config: RunConfig) -> Accelerator | None:
     return next(iter(kinds.values())) if len(kinds) == 1 else None
 
 
-def compiled_memory(config: RunConfig) -> CompiledMemory:
-    """Compile the step of `config` for the first devices of this process and read its memory.
+def compile_run(config: RunConfig, target: CompileTarget) -> CompiledStep:
+    """Compile the step of `config` ahead of time for `target`; nothing is allocated.
 
-    Nothing is allocated. There must be as many devices as the config's mesh has places.
+    Raises:
+        UserError: the layout cannot be, or does not fit the target or the topology.
     """
-    devices = jax.devices()[: config.mesh.devices]
-    plan = step_plan(config, make_mesh(devices=devices, **config.mesh.model_dump()))
-    optimizer = make_optimizer(config.optimizer, config.steps)
-    schedule = learning_rate_schedule(config.optimizer, config.steps)
-    layouts = state_layouts(config.model, optimizer, plan)
-    batch = batch_shape(config.batch.global_batch_size, config.batch.sequence_length)
-    step = lower_step(layouts, config.model, plan, optimizer, schedule, batch)
-    return CompiledMemory.of(step.compile(compiler_options=plan.compiler_options))
+    topology = Topology.load(config.topology) if config.topology else None
+    return CompiledStep.of(trace_on(config, target.mesh(config.mesh.model_dump(), topology)))

@@ -10,13 +10,14 @@ from pathlib import Path
 import jax
 import pytest
 
+from geojax.mesh import make_mesh
 from geojax.models import parameter_count, parameter_shapes
 from geojax.optim import LeafLayout, bytes_per_device
-from geojax.planner.memory import KINDS, PHASES, PIPELINE, STATE_KINDS
+from geojax.planner.memory import KINDS, PHASES, PIPELINE, STATE_KINDS, CompiledMemory
 from geojax.runtime.platform import GPU
 from geojax.step.state import TrainState
 from geojax.train.config import RunConfig
-from geojax.train.traced_run import compiled_memory, trace_run
+from geojax.train.traced_run import trace_on, trace_run
 
 QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
 TINY = ("--model", "tiny", "--batch.sequence_length", "256")
@@ -60,7 +61,9 @@ def config_of(*overrides):
 
 @functools.cache
 def compiled(*overrides):
-    return compiled_memory(config_of(*overrides))
+    config = config_of(*overrides)
+    step = trace_on(config, make_mesh(**config.mesh.model_dump()))
+    return CompiledMemory.of(step.program.lower().compile(step.plan.compiler_options))
 
 
 @functools.cache

@@ -21,7 +21,7 @@ def printed(capsys, *arguments):
     return capsys.readouterr().out
 
 
-def test_the_table_is_compared_with_xla(capsys):
+def test_the_table_names_the_uses_of_memory(capsys):
     out = printed(capsys, QUICKSTART, "--model", "tiny", "--batch.sequence_length", "256")
     assert "5.77M parameters, dc=2 x data=4, ZeRO 1, remat none, fp32" in out
     for kind in ("master weights", "optimizer moments", "gathered weights", "gradients", "total"):
@@ -31,8 +31,6 @@ def test_the_table_is_compared_with_xla(capsys):
     assert "over dc: 23.1 MB a step, site and direction" in out
     assert "zero.across_sites false: " in out
     assert "zero.across_sites true: " in out
-    (line,) = [line for line in out.splitlines() if line.startswith("XLA for 8 simulated")]
-    assert 0.9 < float(line.rpartition("ratio ")[2]) < 1.1
 
 
 @pytest.mark.parametrize(
@@ -44,9 +42,8 @@ def test_it_says_whether_the_step_fits(capsys, tmp_path, model, verdict):
     topology.write_text(H100_SITES)
     machine = ("--simulate-devices", "null", "--topology", str(topology))
     options = ("--precision", "bf16", "--communication.bucket-bytes", "null")
-    out = printed(capsys, QUICKSTART, "--no-compile", "--model", model, *machine, *options)
+    out = printed(capsys, QUICKSTART, "--model", model, *machine, *options)
     assert verdict in out
-    assert "XLA" not in out
 
 
 @pytest.mark.parametrize(

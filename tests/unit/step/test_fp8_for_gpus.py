@@ -12,7 +12,7 @@ from geojax.mesh import make_mesh
 from geojax.models import ModelConfig
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.precision import policy
-from geojax.runtime.xla_flags import recommended_flags
+from geojax.runtime.xla_flags import gpu_compiler_options
 from geojax.step.plan import StepPlan
 from geojax.step.program import batch_shape, lower_step, require_fp8_products
 from geojax.step.state import state_layouts
@@ -44,11 +44,7 @@ def lowered_step(name, axes, backend="xla", **options):
 
 def compiled_step(*args, **options):
     step, plan, model = lowered_step(*args, **options)
-    flags = {
-        flag.removeprefix("--"): value == "true" if value in ("true", "false") else int(value)
-        for flag, value in recommended_flags("gpu").items()
-    }
-    program = step.compile(compiler_options=flags | plan.compiler_options)
+    program = step.compile(compiler_options=gpu_compiler_options() | plan.compiler_options)
     if plan.fp8_backend == "xla":
         require_fp8_products(program, model, plan)
     return program

@@ -8,7 +8,7 @@ from geojax.mesh import make_mesh
 from geojax.models import ModelConfig
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.precision import policy
-from geojax.runtime.xla_flags import recommended_flags
+from geojax.runtime.xla_flags import gpu_compiler_options
 from geojax.step.plan import StepPlan
 from geojax.step.program import batch_shape, lower_step
 from geojax.step.state import state_layouts
@@ -30,11 +30,7 @@ def compiled_step(hosts, **options):
     layouts = state_layouts(model, optimizer, plan)
     batch = batch_shape(ROWS * 8 * hosts * plan.microbatches, SEQUENCE)
     step = lower_step(layouts, model, plan, optimizer, schedule, batch)
-    options = {
-        name.removeprefix("--"): value == "true" if value in ("true", "false") else int(value)
-        for name, value in recommended_flags("gpu").items()
-    }
-    return step.compile(compiler_options=options), mesh
+    return step.compile(compiler_options=gpu_compiler_options()), mesh
 
 
 def _topology(hosts):

@@ -15,7 +15,7 @@ from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimiz
 from geojax.pipeline import Placement, tick_table
 from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.precision import policy
-from geojax.runtime.xla_flags import recommended_flags
+from geojax.runtime.xla_flags import gpu_compiler_options
 from geojax.step.plan import StepPlan
 from geojax.step.program import batch_shape, lower_step
 from geojax.step.stage_layers import StagedLayers
@@ -54,12 +54,8 @@ def compiled_step(model, schedule, *, hosts, stages_per_site, microbatches, **ax
     optimizer, rates = make_optimizer(settings, 10), learning_rate_schedule(settings, 10)
     layouts = state_layouts(model, optimizer, plan)
     batch = batch_shape(microbatches * axes.get("data", 1), SEQUENCE)
-    options = {
-        name.removeprefix("--"): value == "true" if value in ("true", "false") else int(value)
-        for name, value in recommended_flags("gpu").items()
-    }
     step = lower_step(layouts, model, plan, optimizer, rates, batch)
-    return step.compile(compiler_options=options), plan
+    return step.compile(compiler_options=gpu_compiler_options()), plan
 
 
 def over_the_cut(program, mesh):

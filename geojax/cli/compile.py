@@ -1,0 +1,126 @@
+"""`geojax compile CONFIG --target h100:3072`: the real step, compiled ahead of time."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from geojax.errors import UserError
+from geojax.exit_codes import FAILURE
+from geojax.quantities import quantity
+
+if TYPE_CHECKING:
+    from geojax.planner.compile_target import CompileTarget
+    from geojax.planner.compiled_step import CompiledStep, Messages
+    from geojax.train.config import RunConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class CompileCommand:
+    """Compile the step of CONFIG for accelerators that this machine need not have.
+
+    Prints the compiled program: the memory of a device beside the estimate of `geojax memory`, the
+    messages over each mesh axis, the streams on which they are launched and what they overlap with.
+    The exit code is 1 if the step does not fit into the accelerator's memory. Any setting can be
+    changed: `--zero.stage 3`.
+    """
+
+    config: tyro.conf.Positional[Path]
+    """The YAML file of the run."""
+
+    target: Annotated[str | None, tyro.conf.arg(metavar="KIND:DEVICES")] = None
+    """h100:3072, or cpu:8 for simulated devices; default: the accelerators of the topology of
+    CONFIG. GPUs need the extra `aot` (jax[cuda13]), but no driver and no GPU."""
+
+    json: Path | None = None
+    """File for all figures."""
+
+
+def run(command: CompileCommand, overrides: Sequence[str]) -> int:
+    """Print the tables and return the exit code: 0 if the step fits, otherwise 1."""
+    # Imported here, so that `geojax --help` need not wait for JAX.
+    import jax
+
+    from geojax.planner.compile_target import CompileTarget
+    from geojax.train.config import RunConfig
+    from geojax.train.traced_run import accelerator_of_run, compile_run
+
+    config = RunConfig.load(command.config, overrides)
+    if command.target is not None:
+        target = CompileTarget.parse(command.target)
+    else:
+        simulated = config.simulate_devices is not None
+        accelerator = None if simulated else accelerator_of_run(config)
+        target = CompileTarget.of(accelerator, config.mesh.devices)
+    jax.config.update("jax_platforms", "cpu")  # no accelerator is touched
+    jax.config.update("jax_enable_x64", config.precision == "fp64")
+    console = Console(highlight=False, soft_wrap=True, markup=False)
+    with console.status(f"compiling the step for {target}"):
+        step = compile_run(config, target)
+    console.print(_compiled(config, target, step))
+    console.print(_messages_table(step.messages))
+    console.print(_memory(step))
+    room = target.accelerator.memory_bytes
+    fits = room is None or step.memory.bytes <= room
+    if room is not None:
+        console.print(
+            f"the compiled step {'fits' if fits else 'does not fit'} into the "
+            f"{quantity(room, 'B')} of {target.accelerator.name}"
+        )
+    if command.json is not None:
+        figures = {"config": str(command.config), "target": str(target), "fits": fits}
+        _write(command.json, figures | step.to_json())
+        console.print(f"{command.json}: all figures")
+    return 0 if fits else FAILURE
+
+
+def _compiled(config: "RunConfig", target: "CompileTarget", step: "CompiledStep") -> str:
+    used = [f"{axis}={size}" for axis, size in config.mesh.model_dump().items() if size > 1]
+    return (
+        f"{' x '.join(used) or 'one device'} compiled for {target} in {step.seconds:.0f} s of this "
+        f"machine, whose process took {quantity(step.peak_memory_bytes, 'B')}"
+    )
+
+
+def _messages_table(messages: "Sequence[Messages]") -> Table:
+    """Tabulate the collectives of a device by axes and kind."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for title in ("over", "collective"):
+        table.add_column(title, no_wrap=True)
+    for title in ("messages", "sent by a device", "beside compute"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for title in ("stream", "in flight with"):
+        table.add_column(title, no_wrap=True)
+    for each in messages:
+        share = each.bytes_beside_compute / each.bytes_sent if each.bytes_sent else 0
+        table.add_row(
+            " x ".join(each.axes) or "(none)",
+            each.kind,
+            f"{each.count:,}",
+            quantity(float(each.bytes_sent), "B"),
+            f"{float(share):.0%}",
+            ", ".join(each.streams),
+            ", ".join(each.together),
+        )
+    return table
+
+
+def _memory(step: "CompiledStep") -> str:
+    parts = dataclasses.asdict(step.memory)
+    sizes = " + ".join(f"{quantity(size, 'B')} {name}" for name, size in parts.items())
+    return (
+        f"memory of a device: {sizes} = {quantity(step.memory.bytes, 'B')}; estimated "
+        f"{quantity(step.estimate.bytes, 'B')}, ratio {step.estimate_ratio:.3f}"
+    )
+
+
+def _write(path: Path, figures: dict[str, Any]) -> None:
+    try:
+        path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror})") from None

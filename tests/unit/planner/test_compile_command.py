@@ -1,0 +1,56 @@
+"""`geojax compile` as a person runs it, on a machine without GPUs."""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from geojax.cli.main import run
+from geojax.planner.compile_target import CompileTarget
+
+QUICKSTART = str(Path(__file__).parents[3] / "configs" / "quickstart.yaml")
+NEMOTRON = str(Path(__file__).parents[3] / "configs" / "nemotron4-340b-two-sites.yaml")
+TINY = ("--model", "tiny", "--batch.sequence_length", "256")
+
+
+def test_the_compiled_step_beside_its_estimate(capsys, tmp_path):
+    figures = tmp_path / "figures.json"
+    assert run(["compile", QUICKSTART, *TINY, "--json", str(figures)]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"dc=2 x data=4 compiled for cpu:8 in \d+ s of this machine", out)
+    assert re.search(r"^dc +all-reduce +\d+ +5\.77 MB ", out, re.MULTILINE)
+    assert 0.9 < float(re.search(r"ratio (.*)$", out, re.MULTILINE)[1]) < 1.1
+    written = json.loads(figures.read_text())
+    assert written["target"] == "cpu:8"
+    over_dc = [each for each in written["messages"] if each["axes"] == "dc"]
+    assert sum(each["bytes_sent"] for each in over_dc) == pytest.approx(5770496, rel=1e-5)
+    assert written["memory_bytes"]["total"] > written["memory_bytes"]["temporaries"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nowhere.yaml",), "error: nowhere.yaml: no such file"),
+        ((QUICKSTART, "--target", "h200:8"), "a target is h100:NUMBER or cpu:NUMBER"),
+        ((QUICKSTART, "--target", "h100:"), "such as h100:3072"),
+        ((QUICKSTART, "--target", "cpu:0"), "at least one device"),
+        ((QUICKSTART, "--target", "cpu:65"), "at most 64 devices are simulated"),
+        ((NEMOTRON, "--target", "h100:512"), "makes 3072 devices, but there are 512"),
+        ((NEMOTRON,), "install geojax-trainer[aot] (jax[cuda13]), which needs no GPU"),
+    ],
+)
+def test_a_mistake_is_one_line(capsys, monkeypatch, arguments, message):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert run(["compile", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_sites_without_a_topology_are_equal():
+    sites = CompileTarget.parse("h100:48").equal_sites(3).sites
+    assert [(site.hosts, site.accelerators_per_host) for site in sites] == [(2, 8)] * 3
+    (site, _) = CompileTarget.parse("h100:8").equal_sites(2).sites
+    assert (site.hosts, site.accelerators_per_host) == (1, 4)
