@@ -44,8 +44,13 @@ class PhaseBytes:
 
     intra: Fraction
     """The bytes sent inside its site."""
-    inter: Fraction
-    """The bytes sent to other sites."""
+    messages: tuple[Fraction, ...] = ()
+    """The bytes of the sum over sites of each bucket."""
+
+    @property
+    def inter(self) -> Fraction:
+        """The bytes sent to other sites."""
+        return sum(self.messages, Fraction(0))
 
 
 def predicted_all_reduce(
@@ -67,7 +72,7 @@ def predicted_all_reduce(
     plan = plan_elements(
         [int(np.prod(leaf.shape)) for leaf in leaves], dtypes, dtypes, intra_ranks, bucket_bytes
     )
-    intra = inter = Fraction(0)
+    intra, messages = Fraction(0), []
     for bucket in plan.buckets:
         dtype = np.dtype(dtypes[bucket.pieces[0].leaf])
         size = dtype.itemsize
@@ -76,9 +81,9 @@ def predicted_all_reduce(
             continue
         shard = -(-bucket.length // intra_ranks)
         intra += reduce_scatter_bytes(shard * intra_ranks * size, intra_ranks)
-        inter += _across(shard, dtype, inter_ranks, wire)
+        messages.append(_across(shard, dtype, inter_ranks, wire))
         intra += (2 if errors else 1) * all_gather_bytes(shard * size, intra_ranks)
-    return PhaseBytes(intra, inter)
+    return PhaseBytes(intra, tuple(messages))
 
 
 def predicted_reduce_scatter(
@@ -96,12 +101,12 @@ def predicted_reduce_scatter(
     """
     layouts, dtypes = _layouts(tree, dims, intra_ranks)
     plan = plan_columns(layouts, dtypes, dtypes, bucket_bytes)
-    intra = inter = Fraction(0)
+    intra, messages = Fraction(0), []
     for bucket in plan.buckets:
         dtype = dtypes[bucket.pieces[0].leaf]
         intra += reduce_scatter_bytes(bucket.length * intra_ranks * dtype.itemsize, intra_ranks)
-        inter += _across(bucket.length, dtype, inter_ranks, wire)
-    return PhaseBytes(intra, inter)
+        messages.append(_across(bucket.length, dtype, inter_ranks, wire))
+    return PhaseBytes(intra, tuple(messages))
 
 
 def predicted_all_gather(
@@ -113,7 +118,7 @@ def predicted_all_gather(
         floating = dtype is not None and jnp.issubdtype(leaf_dtype, jnp.floating)
         sent = np.dtype(dtype) if floating else leaf_dtype
         intra += all_gather_bytes(layout.columns * sent.itemsize, intra_ranks)
-    return PhaseBytes(intra, Fraction(0))
+    return PhaseBytes(intra)
 
 
 def _layouts(

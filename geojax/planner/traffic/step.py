@@ -32,7 +32,6 @@ branches. Over T ticks with forwards and backwards a device sends
 """
 
 import collections
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
 from typing import Any
@@ -45,12 +44,9 @@ from geojax.collectives import FLOAT32
 from geojax.hlo.conventions import (
     all_reduce_bytes,
     permute_bytes,
-    reduce_scatter_bytes,
 )
-from geojax.mesh import AXES
 from geojax.models import ModelConfig
-from geojax.optim import SHARD_AXES, LeafLayout
-from geojax.optim.leaf_groups import shard_axes
+from geojax.optim import SHARD_AXES
 from geojax.planner.traffic.amax import predicted_amax_bytes
 from geojax.planner.traffic.by_axes import (
     Axes,
@@ -65,11 +61,11 @@ from geojax.planner.traffic.by_axes import (
 )
 from geojax.planner.traffic.collectives import predicted_all_reduce
 from geojax.planner.traffic.context import predicted_context_bytes
+from geojax.planner.traffic.gradients import predicted_gradient_bytes
 from geojax.planner.traffic.moe import predicted_moe_bytes
 from geojax.planner.traffic.tensor import predicted_tensor_bytes
 from geojax.planner.traffic.weights import predicted_weight_bytes
 from geojax.runtime.platform import platform_of
-from geojax.step.gather import computing_axes
 from geojax.step.plan import SIGNALS, StepPlan
 from geojax.step.state import parameter_layouts
 
@@ -113,121 +109,9 @@ def predicted_update_bytes(model: ModelConfig, layouts: Any, plan: StepPlan) -> 
         plan: how the step runs.
     """
     total = predicted_weight_bytes(model, layouts, plan)
-    add(total, _gradients(model, layouts, plan))
+    add(total, predicted_gradient_bytes(model, layouts, plan))
     add(total, _norm(layouts, plan))
     return total
-
-
-def _gradients(model: ModelConfig, layouts: Any, plan: StepPlan) -> BytesByAxes:
-    scatters = Fraction(1)
-    rest = 1
-    if plan.zero_stage >= 2:
-        looped = plan.microbatches - (1 if plan.overlap_grad_reduce else 0)
-        fills = 1 if looped else 0
-        scatters = Fraction(
-            plan.microbatches * model.num_hidden_layers + fills, model.num_hidden_layers
-        )
-        rest = plan.microbatches
-    sent = _times(lambda leaves: _scatter(leaves, plan), layouts, layers=scatters, rest=rest)
-    if plan.overlap_grad_reduce:
-        together = plan.bucket_layers
-        bucket = jax.tree.map(lambda leaf: leaf.of_layers(together), layouts["layers"])
-        for iteration in range(model.num_hidden_layers // together):
-            idle = int(iteration == 0)  # nothing has arrived yet: it gathers zeros
-            leaves = jax.tree.leaves(bucket)
-            add(sent, _sum_shards(leaves, plan.one_message, scattered=True, idle=idle))
-        non_layer = {name: tree for name, tree in layouts.items() if name != "layers"}
-        add(sent, _sum_shards(jax.tree.leaves(non_layer), plan, scattered=True))
-    else:
-        scattered = plan.zero_stage >= 2
-        add(sent, _sum_shards(jax.tree.leaves(layouts), plan, scattered=scattered))
-    return sent
-
-
-def _times(function: Any, layouts: Any, *, layers: Fraction, rest: int) -> BytesByAxes:
-    sent = no_bytes()
-    for name, tree in layouts.items():
-        factor = layers if name == "layers" else Fraction(rest)
-        add(sent, function(jax.tree.leaves(tree)), factor)
-    return sent
-
-
-def _scatter(leaves: Iterable[LeafLayout], plan: StepPlan) -> BytesByAxes:
-    sent = no_bytes()
-    for leaf in leaves:
-        site_axes, _ = shard_axes(leaf)
-        if site_axes is not None:
-            unreduced_bytes = math.prod(leaf.model_shard_shape) * plan.policy.reduce_dtype.itemsize
-            sent[long_axes(site_axes, plan)] += reduce_scatter_bytes(
-                unreduced_bytes, ranks_of(site_axes, plan)
-            )
-    return sent
-
-
-def _sum_shards(
-    leaves: list[LeafLayout], plan: StepPlan, *, scattered: bool, idle: int = 0
-) -> BytesByAxes:
-    """Predict the sums over the other axes of a site, which shard nothing, and over sites.
-
-    Shards that are summed over no further axis of the site keep the buckets of their
-    reduce-scatter, unless they were `scattered` before. The last phase, a gather in the site, runs
-    `idle` times more than it has results.
-    """
-    sent = no_bytes()
-    groups: dict[Any, list[LeafLayout]] = {}
-    for leaf in leaves:
-        site_axes, across = shard_axes(leaf)
-        sharded_axes = frozenset(axis for part in leaf.model_shards for axis in part.axes)
-        key = (site_axes, across, _other_axes(leaf, plan), _shared(leaf), sharded_axes)
-        groups.setdefault(key, []).append(leaf)
-    for (site_axes, across, other_axes, shared, _), group in groups.items():
-        sites = plan.mesh.shape["dc"] if plan.inter_axes or shared else 1
-        shards = [_site_shard(leaf, site_axes, plan) for leaf in group]
-        bucket_bytes = plan.bucket_bytes
-        only_scattered = site_axes is not None and not (
-            across or shared or long_axes(other_axes, plan)
-        )
-        if bucket_bytes is not None and only_scattered and not scattered:
-            bucket_bytes //= ranks_of(site_axes, plan)
-        summed = predicted_all_reduce(
-            shards,
-            intra_ranks=ranks_of(other_axes, plan),
-            inter_ranks=1 if across else sites,
-            bucket_bytes=bucket_bytes,
-            wire=plan.wire_format,
-            errors=plan.keeps_error_feedback,
-        )
-        # One phase in the site scatters; sums, and errors where they are kept, are gathered.
-        gathers = 2 if plan.keeps_error_feedback else 1
-        gathered = 0 if across or sites == 1 else summed.intra * Fraction(gathers, 1 + gathers)
-        sent[long_axes(other_axes, plan)] += summed.intra + idle * gathered
-        sent[long_axes(("dc",), plan)] += summed.inter
-        if across:
-            unreduced_bytes = (
-                sum(shard.size for shard in shards) * plan.policy.reduce_dtype.itemsize
-            )
-            sent[long_axes(("dc",), plan)] += reduce_scatter_bytes(unreduced_bytes, sites)
-    return sent
-
-
-def _other_axes(leaf: LeafLayout, plan: StepPlan) -> Axes:
-    """Return the axes of a site that a shard's gradient is summed over."""
-    sharded_axes = {axis for part in leaf.model_shards for axis in part.axes} | {"dc"}
-    sharded_axes |= set(shard_axes(leaf)[0] or ())
-    computing = {*computing_axes(leaf, plan), *(plan.stage_axes if _shared(leaf) else ())}
-    return tuple(axis for axis in AXES if axis in computing and axis not in sharded_axes)
-
-
-def _shared(leaf: LeafLayout) -> bool:
-    """Tell if two stages of a pipeline make parts of the gradient."""
-    return leaf.stages is not None and leaf.stages.shared
-
-
-def _site_shard(leaf: LeafLayout, site_axes: Axes | None, plan: StepPlan) -> jax.ShapeDtypeStruct:
-    shape = list(leaf.gathered_shape if site_axes is None else leaf.model_shard_shape)
-    if leaf.shard is not None:
-        shape[leaf.shard.dim] //= ranks_of(site_axes or (), plan)
-    return jax.ShapeDtypeStruct(tuple(shape), plan.policy.reduce_dtype)
 
 
 def _activations(model: ModelConfig, plan: StepPlan, sequences: int, length: int) -> BytesByAxes:

@@ -1,0 +1,262 @@
+"""Gradient buckets by the link: few messages between sites, each worth its round trip.
+
+One communicator runs its operations one after the other (NVIDIA/nccl#574), so a message costs a
+round trip and its transfer, whatever else is under way. With B bytes/s of the link for each device
+and a round trip of H seconds, a message of 10 B H bytes spends a tenth of its transfer on latency.
+
+    after the backward pass    messages of 10 B H or more: nothing hides them
+    under the backward pass    a message of k layers travels while the next k layers compute; of all
+                               k that expose least, but for 1% of a step, the largest
+
+A bucket before the scatter is its share on the link times the ranks that scatter it: memory is the
+upper limit of both.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from geojax.errors import UserError
+from geojax.models import ModelConfig, model_flops
+from geojax.optim import SHARD_AXES
+from geojax.pipeline.simulation.model_costs import layer_operations
+from geojax.planner.traffic.by_axes import ranks_of
+from geojax.planner.traffic.gradients import GradientMessages, gradient_messages
+from geojax.quantities import quantity
+from geojax.step.grad_sinks import OverlappedReduceSink
+from geojax.step.plan import StepPlan
+from geojax.step.state import parameter_layouts
+from geojax.topology import Topology
+
+DEFAULT_BUCKET_BYTES = 16 * 2**20
+"""Most bytes of a bucket where no link says what suits it."""
+
+BANDWIDTH_DELAYS = 10
+"""Bandwidth-delay products of a device's share of the link in a message, at least."""
+
+MODEL_FLOPS_UTILIZATION = 0.4
+"""The share of the accelerators' peak that a step is taken to reach: published bf16 runs of 70B to
+340B on H100 come to 0.41 to 0.55 of it."""
+
+MEMORY_SHARE = 0.1
+"""The most that gradients on their way may hold of an accelerator's memory, besides the gradients
+themselves."""
+
+UNKNOWN_MEMORY_BYTES = 10**10
+"""The memory of an accelerator whose memory is not known."""
+
+EXPOSED_LATENCY_LIMIT = 0.02
+"""The share of a step's time that exposed latency may take without a warning."""
+
+_SLACK = 0.01
+"""The share of a step that fewer messages may expose more."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LinkShare:
+    """A device's share of the slowest link between sites."""
+
+    name: str
+    """The sites that it joins."""
+    round_trip_seconds: float
+    link_bytes_per_second: float
+    """Bandwidth of the link, shared by all devices of a site."""
+    devices: int
+    """Devices of a site, which send at the same time."""
+    sites: int = 2
+    card_bytes_per_second: float = math.inf
+    """Bandwidth of a device's own network card."""
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Bandwidth of one device between sites."""
+        return min(self.link_bytes_per_second / self.devices, self.card_bytes_per_second)
+
+    @property
+    def bandwidth_delay_bytes(self) -> float:
+        """The bytes that one device has in flight in a round trip at full rate."""
+        return self.bytes_per_second * self.round_trip_seconds
+
+    def seconds(self, message_bytes: float) -> float:
+        """Return the time of a sum over sites for which a device sends so many bytes."""
+        return (self.sites - 1) * self.round_trip_seconds + message_bytes / self.bytes_per_second
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name}: {quantity(8 * self.bytes_per_second, 'bit/s')} for each of "
+            f"{self.devices} devices x {self.round_trip_seconds * 1e3:.4g} ms = "
+            f"{quantity(self.bandwidth_delay_bytes, 'B')}"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class StepTimes:
+    """The compute of a step by its FLOPs, at `MODEL_FLOPS_UTILIZATION`."""
+
+    step_seconds: float
+    layer_backward_seconds: float
+    """Backward of one layer on one microbatch of a device."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Exposure:
+    """The messages of a step between sites, and the time of them that no compute hides."""
+
+    messages: GradientMessages
+    seconds: float
+    latency_seconds: float
+    """The part of `seconds` that round trips are to blame for."""
+
+
+@dataclasses.dataclass(frozen=True)
+class BucketChoice:
+    """A plan with chosen buckets, and what follows from them."""
+
+    plan: StepPlan
+    exposure: Exposure
+
+
+def link_share(topology: Topology, devices: int) -> LinkShare | None:
+    """Return the share of each of `devices` of a site; None if a link is not described."""
+    shares = []
+    for source, target in itertools.permutations(topology.sites, 2):
+        try:
+            link = topology.link(source.name, target.name)
+        except UserError:
+            return None
+        card = source.between_hosts.bytes_per_second if source.between_hosts else math.inf
+        name, trip = f"{source.name}-{target.name}", link.round_trip_seconds
+        sites = len(topology.sites)
+        shares.append(LinkShare(name, trip, link.bytes_per_second, devices, sites, card))
+    return min(shares, key=lambda share: share.bytes_per_second, default=None)
+
+
+def step_times(
+    model: ModelConfig, plan: StepPlan, sequences: int, sequence_length: int, peak: float
+) -> StepTimes:
+    """Return the times of a step of `sequences` on devices of `peak` FLOP/s."""
+    rate = peak * MODEL_FLOPS_UTILIZATION
+    tokens = sequences * sequence_length
+    sizes = plan.mesh.shape
+    microbatch = tokens / (ranks_of(plan.batch_axes, plan) * plan.microbatches)
+    operations = layer_operations(model, sequence_length, plan.remat)
+    backward = (operations.backward + operations.weight) * microbatch
+    return StepTimes(
+        model_flops(model, sequence_length) * tokens / (rate * plan.mesh.size),
+        backward / (rate * sizes["tensor"] * sizes["context"]),
+    )
+
+
+def choose_buckets(
+    model: ModelConfig,
+    plan: StepPlan,
+    link: LinkShare,
+    times: StepTimes | None,
+    memory_bytes: int | None,
+    *,
+    bucket_bytes: bool = True,
+    bucket_layers: bool = True,
+    overlap_grad_reduce: bool = True,
+) -> BucketChoice:
+    """Choose the buckets that expose least, and of those about as good the fewest messages.
+
+    Args:
+        model: the model.
+        plan: how the step runs, with the buckets that are not to be chosen.
+        link: a device's share of the link.
+        times: of the step; None where they are not known: nothing is sent under compute then.
+        memory_bytes: of an accelerator; None where it is not known.
+        bucket_bytes, bucket_layers, overlap_grad_reduce: true where the field is to be chosen.
+    """
+    layouts = parameter_layouts(model, plan)
+    room = int(MEMORY_SHARE * (memory_bytes or UNKNOWN_MEMORY_BYTES))
+    overlaps = [plan.overlap_grad_reduce]
+    if overlap_grad_reduce:
+        overlaps = [False] if times is None or plan.staged_layers is not None else [False, True]
+
+    def candidates() -> Iterator[StepPlan]:
+        for overlap in overlaps:
+            chosen = dataclasses.replace(plan, overlap_grad_reduce=overlap)
+            if bucket_bytes:
+                limit = _bucket_bytes(chosen, link, room)
+                chosen = dataclasses.replace(chosen, bucket_bytes=limit)
+            counts = [plan.bucket_layers]
+            if bucket_layers:
+                counts = _bucket_layers(layouts, chosen, room) if overlap else [1]
+            for count in counts:
+                yield dataclasses.replace(chosen, bucket_layers=count)
+
+    choices = [
+        BucketChoice(each, _exposure(gradient_messages(model, layouts, each), each, link, times))
+        for each in candidates()
+    ]
+    least = min(choice.exposure.seconds for choice in choices)
+    most = least + (_SLACK * times.step_seconds if times else 0.0)
+    good = [choice for choice in choices if choice.exposure.seconds <= most]
+    return min(good, key=lambda choice: (choice.exposure.messages.count, choice.exposure.seconds))
+
+
+def predict_exposure(
+    model: ModelConfig, plan: StepPlan, link: LinkShare, times: StepTimes | None
+) -> Exposure:
+    """Predict what the messages of `plan` cost a step beyond its compute."""
+    messages = gradient_messages(model, parameter_layouts(model, plan), plan)
+    return _exposure(messages, plan, link, times)
+
+
+def _exposure(
+    messages: GradientMessages, plan: StepPlan, link: LinkShare, times: StepTimes | None
+) -> Exposure:
+    exposed = _exposed_seconds(messages, plan, link, times)
+    at_once = dataclasses.replace(link, round_trip_seconds=0.0)
+    return Exposure(messages, exposed, exposed - _exposed_seconds(messages, plan, at_once, times))
+
+
+def _exposed_seconds(
+    messages: GradientMessages, plan: StepPlan, link: LinkShare, times: StepTimes | None
+) -> float:
+    """Return the time of messages that no compute hides.
+
+    An iteration of the backward loop lasts as long as its layers or its messages. The buckets of
+    its last iterations are sent when it is over (`geojax.step.grad_sinks`).
+    """
+    after_backward = sum(map(link.seconds, messages.after_backward))
+    if not messages.iterations:
+        return after_backward
+    of_bucket = sum(map(link.seconds, messages.of_bucket))
+    window = plan.bucket_layers * times.layer_backward_seconds if times else 0.0
+    sink = OverlappedReduceSink(None, plan, None, None)
+    late = min(sink.warmup_iterations, messages.iterations)
+    beside = messages.iterations - late
+    return beside * max(0.0, of_bucket - window) + late * of_bucket + after_backward
+
+
+def _bucket_bytes(plan: StepPlan, link: LinkShare, room: int) -> int:
+    """Return a limit whose buckets are `BANDWIDTH_DELAYS` long, in `room` bytes.
+
+    It is twice as much: leaves that are longer are split evenly, in pieces of half of it or more.
+    """
+    if plan.shard_across_sites:
+        ranks = plan.mesh.shape["dc"]
+    elif plan.zero_stage >= 2 or plan.overlap_grad_reduce:  # scattered before it is sent
+        ranks = 1
+    else:
+        ranks = ranks_of(SHARD_AXES, plan)
+    wire, itemsize = plan.wire_format, plan.policy.reduce_dtype.itemsize
+    widening = 1.0 if wire is None else itemsize * 2**20 / wire.message_bytes(2**20)
+    wanted = 2 * BANDWIDTH_DELAYS * link.bandwidth_delay_bytes * widening * ranks
+    return max(DEFAULT_BUCKET_BYTES, min(math.ceil(wanted), room))
+
+
+def _bucket_layers(layouts: Any, plan: StepPlan, room: int) -> list[int]:
+    """Return the numbers of layers whose gradients fit into `room`, once computed, once sent."""
+    layers, held = 0, 0
+    for leaf in jax.tree.leaves(layouts["layers"]):
+        layers, *shape = leaf.model_shard_shape
+        held += 2 * math.prod(shape) * plan.policy.reduce_dtype.itemsize
+    dividing = [count for count in range(1, layers + 1) if layers % count == 0]
+    return [count for count in dividing if count == 1 or count * held <= room]

@@ -1,0 +1,224 @@
+"""Predicted bytes and messages of the gradients' reduction, by formula.
+
+The sums follow `geojax.step.grad_reduce`, bucket by bucket: leaves that are sharded alike are
+reduced together, in the site first, then over sites.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import jax
+
+from geojax.collectives.block_layout import BlockLayout, plan_columns
+from geojax.hlo.conventions import reduce_scatter_bytes
+from geojax.mesh import AXES
+from geojax.models import ModelConfig
+from geojax.optim import LeafLayout
+from geojax.optim.leaf_groups import shard_axes, shard_dim
+from geojax.planner.traffic.by_axes import Axes, BytesByAxes, add, long_axes, no_bytes, ranks_of
+from geojax.planner.traffic.collectives import PhaseBytes, predicted_all_reduce
+from geojax.step.gather import computing_axes
+from geojax.step.plan import StepPlan
+
+
+def predicted_gradient_bytes(model: ModelConfig, layouts: Any, plan: StepPlan) -> BytesByAxes:
+    """Predict the bytes that a device sends to reduce its gradients once a step."""
+    scatters = Fraction(1)
+    rest = 1
+    if plan.zero_stage >= 2:
+        looped = plan.microbatches - (1 if plan.overlap_grad_reduce else 0)
+        fills = 1 if looped else 0
+        scatters = Fraction(
+            plan.microbatches * model.num_hidden_layers + fills, model.num_hidden_layers
+        )
+        rest = plan.microbatches
+    sent = _times(lambda leaves: _scatter(leaves, plan), layouts, layers=scatters, rest=rest)
+    if plan.overlap_grad_reduce:
+        bucket, non_layer = _overlapped(layouts, plan)
+        for iteration in range(model.num_hidden_layers // plan.bucket_layers):
+            idle = int(iteration == 0)  # nothing has arrived yet: it gathers zeros
+            add(sent, _sum_shards(bucket, plan.one_message, scattered=True, idle=idle))
+        add(sent, _sum_shards(non_layer, plan, scattered=True))
+    else:
+        scattered = plan.zero_stage >= 2
+        add(sent, _sum_shards(jax.tree.leaves(layouts), plan, scattered=scattered))
+    return sent
+
+
+class GradientMessages(NamedTuple):
+    """The bytes of each sum over sites of a device's gradients, in the order of a step."""
+
+    of_bucket: tuple[float, ...]
+    """With `overlap_grad_reduce`: the messages of a bucket of layers, alike in all iterations."""
+    iterations: int
+    """The number of such buckets, each sent under the backward pass of the layers before it."""
+    after_backward: tuple[float, ...]
+    """The messages of all other gradients, which follow the backward pass."""
+
+    @property
+    def count(self) -> int:
+        """The number of messages of a step."""
+        return len(self.of_bucket) * self.iterations + len(self.after_backward)
+
+    @property
+    def bytes(self) -> float:
+        """The bytes of all messages of a step."""
+        return sum(self.of_bucket) * self.iterations + sum(self.after_backward)
+
+    @property
+    def longest(self) -> float:
+        """The bytes of the longest message."""
+        return max((*self.of_bucket, *self.after_backward), default=0.0)
+
+
+def gradient_messages(model: ModelConfig, layouts: Any, plan: StepPlan) -> GradientMessages:
+    """Predict the messages over `dc` that reduce a device's gradients, once a step.
+
+    Args:
+        model: the model.
+        layouts: the `LeafLayout` of each parameter.
+        plan: how the step runs.
+    """
+    if not plan.overlap_grad_reduce:
+        leaves, scattered = jax.tree.leaves(layouts), plan.zero_stage >= 2
+        return GradientMessages((), 0, _messages(leaves, plan, scattered=scattered))
+    bucket, rest = _overlapped(layouts, plan)
+    return GradientMessages(
+        _messages(bucket, plan.one_message, scattered=True),
+        model.num_hidden_layers // plan.bucket_layers,
+        _messages(rest, plan, scattered=True),
+    )
+
+
+def _overlapped(layouts: Any, plan: StepPlan) -> tuple[list[LeafLayout], list[LeafLayout]]:
+    """Return the leaves of a bucket of layers, and those in no layer."""
+    bucket = jax.tree.map(lambda leaf: leaf.of_layers(plan.bucket_layers), layouts["layers"])
+    rest = {name: tree for name, tree in layouts.items() if name != "layers"}
+    return jax.tree.leaves(bucket), jax.tree.leaves(rest)
+
+
+def _times(function: Any, layouts: Any, *, layers: Fraction, rest: int) -> BytesByAxes:
+    sent = no_bytes()
+    for name, tree in layouts.items():
+        factor = layers if name == "layers" else Fraction(rest)
+        add(sent, function(jax.tree.leaves(tree)), factor)
+    return sent
+
+
+def _scatter(leaves: Iterable[LeafLayout], plan: StepPlan) -> BytesByAxes:
+    sent = no_bytes()
+    for leaf in leaves:
+        site_axes, _ = shard_axes(leaf)
+        if site_axes is not None:
+            unreduced_bytes = math.prod(leaf.model_shard_shape) * plan.policy.reduce_dtype.itemsize
+            sent[long_axes(site_axes, plan)] += reduce_scatter_bytes(
+                unreduced_bytes, ranks_of(site_axes, plan)
+            )
+    return sent
+
+
+class _ShardSum(NamedTuple):
+    """Shards that are summed together."""
+
+    other_axes: Axes
+    """The axes of a site that they are summed over, which shard nothing."""
+    across: bool
+    """The sum is sharded over sites."""
+    sent: PhaseBytes
+
+
+def _sum_shards(
+    leaves: list[LeafLayout], plan: StepPlan, *, scattered: bool, idle: int = 0
+) -> BytesByAxes:
+    """Predict the sums over the other axes of a site and over sites.
+
+    The last phase, a gather in the site, runs `idle` times more than it has results.
+    """
+    sent = no_bytes()
+    for other_axes, across, summed in _shard_sums(leaves, plan, scattered=scattered):
+        # One phase in the site scatters; sums, and errors where they are kept, are gathered.
+        gathers = 2 if plan.keeps_error_feedback else 1
+        gathered = summed.intra * Fraction(gathers, 1 + gathers)
+        if across or not summed.messages:
+            gathered = Fraction(0)
+        sent[long_axes(other_axes, plan)] += summed.intra + idle * gathered
+        sent[long_axes(("dc",), plan)] += summed.inter
+    return sent
+
+
+def _messages(leaves: list[LeafLayout], plan: StepPlan, *, scattered: bool) -> tuple[float, ...]:
+    sums = _shard_sums(leaves, plan, scattered=scattered)
+    return tuple(float(sent) for each in sums for sent in each.sent.messages if sent)
+
+
+def _shard_sums(
+    leaves: list[LeafLayout], plan: StepPlan, *, scattered: bool
+) -> Iterator[_ShardSum]:
+    """Predict each sum over the other axes of a site and over sites.
+
+    Shards that are summed over no further axis of the site keep the buckets of their
+    reduce-scatter, unless they were `scattered` before.
+    """
+    groups: dict[Any, list[LeafLayout]] = {}
+    for leaf in leaves:
+        site_axes, across = shard_axes(leaf)
+        sharded_axes = frozenset(axis for part in leaf.model_shards for axis in part.axes)
+        key = (site_axes, across, _other_axes(leaf, plan), _shared(leaf), sharded_axes)
+        groups.setdefault(key, []).append(leaf)
+    for (site_axes, across, other_axes, shared, _), group in groups.items():
+        sites = plan.mesh.shape["dc"] if plan.inter_axes or shared else 1
+        shards = [_site_shard(leaf, site_axes, plan) for leaf in group]
+        bucket_bytes = plan.bucket_bytes
+        only_scattered = site_axes is not None and not (
+            across or shared or long_axes(other_axes, plan)
+        )
+        if bucket_bytes is not None and only_scattered and not scattered:
+            bucket_bytes //= ranks_of(site_axes, plan)
+        summed = predicted_all_reduce(
+            shards,
+            intra_ranks=ranks_of(other_axes, plan),
+            inter_ranks=1 if across else sites,
+            bucket_bytes=bucket_bytes,
+            wire=plan.wire_format,
+            errors=plan.keeps_error_feedback,
+        )
+        if across:
+            summed = PhaseBytes(summed.intra, _scatter_over_sites(group, shards, plan))
+        yield _ShardSum(other_axes, across, summed)
+
+
+def _scatter_over_sites(
+    leaves: list[LeafLayout], shards: list[jax.ShapeDtypeStruct], plan: StepPlan
+) -> tuple[Fraction, ...]:
+    """Predict the reduce-scatter over `dc` of a state that is sharded there too, by bucket."""
+    sites, dtypes = plan.mesh.shape["dc"], [shard.dtype for shard in shards]
+    blocks = [
+        BlockLayout(shard.shape, shard_dim(leaf), sites)
+        for leaf, shard in zip(leaves, shards, strict=True)
+    ]
+    return tuple(
+        reduce_scatter_bytes(bucket.length * sites * plan.policy.reduce_dtype.itemsize, sites)
+        for bucket in plan_columns(blocks, dtypes, dtypes, plan.bucket_bytes).buckets
+    )
+
+
+def _other_axes(leaf: LeafLayout, plan: StepPlan) -> Axes:
+    """Return the axes of a site that a shard's gradient is summed over."""
+    sharded_axes = {axis for part in leaf.model_shards for axis in part.axes} | {"dc"}
+    sharded_axes |= set(shard_axes(leaf)[0] or ())
+    computing = {*computing_axes(leaf, plan), *(plan.stage_axes if _shared(leaf) else ())}
+    return tuple(axis for axis in AXES if axis in computing and axis not in sharded_axes)
+
+
+def _shared(leaf: LeafLayout) -> bool:
+    """Tell if two stages of a pipeline make parts of the gradient."""
+    return leaf.stages is not None and leaf.stages.shared
+
+
+def _site_shard(leaf: LeafLayout, site_axes: Axes | None, plan: StepPlan) -> jax.ShapeDtypeStruct:
+    shape = list(leaf.gathered_shape if site_axes is None else leaf.model_shard_shape)
+    if leaf.shard is not None:
+        shape[leaf.shard.dim] //= ranks_of(site_axes or (), plan)
+    return jax.ShapeDtypeStruct(tuple(shape), plan.policy.reduce_dtype)
