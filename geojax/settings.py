@@ -11,7 +11,7 @@ import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import pydantic
 
@@ -39,6 +39,12 @@ class Settings(pydantic.BaseModel):
                 raise ValueError(f"expected a number, not {str(value).lower()}")
         return value
 
+
+UNLESS_AUTO = pydantic.Discriminator(lambda value: "auto" if value == "auto" else "number")
+"""Marks a field that is `AUTO` or else of a type that is tagged `NUMBER`: one error, not two."""
+
+AUTO = Annotated[Literal["auto"], pydantic.Tag("auto")]
+NUMBER = pydantic.Tag("number")
 
 SettingsType = TypeVar("SettingsType", bound=Settings)
 

@@ -35,6 +35,7 @@ def run(command: MemoryCommand, overrides: Sequence[str]) -> int:
     import jax
 
     from geojax.train.config import RunConfig
+    from geojax.train.link_plan import link_lines
     from geojax.train.traced_run import trace_run
 
     config = RunConfig.load(command.config, overrides)
@@ -49,7 +50,7 @@ def run(command: MemoryCommand, overrides: Sequence[str]) -> int:
     console.print(_fit(config, memory))
     console.print(_traffic_table(step))
     if step.plan.mesh.shape["dc"] > 1:
-        console.print(_across_sites(config, step))
+        console.print(_across_sites(config, step), *link_lines(config, step.plan), sep="\n")
     if other is not None:
         console.print(f"{_sharding_choice(config, step)}; {_sharding_choice(*other)}")
     return 0

@@ -160,7 +160,7 @@ def _assumed(config: "RunConfig", topology: "Topology", staged: "StagedModel") -
 def _as_configured(config: "RunConfig", staged: "StagedModel", options: Options) -> str:
     """Time the table of ticks that a training run would have."""
     from geojax.pipeline import lock_step
-    from geojax.train.pipeline_plan import pipeline_ticks, staged_layers
+    from geojax.train.pipeline_plan import choose_hop_ticks, staged_layers
 
     layers, settings = staged_layers(config), config.pipeline
     assert layers is not None, "there is a pipeline"
@@ -172,11 +172,11 @@ def _as_configured(config: "RunConfig", staged: "StagedModel", options: Options)
             f"{run} with batch.microbatches={config.batch.microbatches} microbatches, not with the "
             f"{options.microbatches} above"
         )
-    table = pipeline_ticks(config, layers)
+    ticks, table, *_ = choose_hop_ticks(config, layers)
     own = dataclasses.replace(staged, given_layers=layers.layers_per_chunk)
     timeline = lock_step(table, own.costs(layers.placement))
     held = max(timeline.in_flight) / layers.placement.chunks_per_stage
-    hops = f", hop_ticks {settings.hop_ticks}" if config.dc.role == "stage" else ""
+    hops = f", hop_ticks {ticks}" if config.dc.role == "stage" else ""
     return f"{run}{hops}: {_time(timeline.seconds)} in lock-step, {held:g} microbatches in flight"
 
 

@@ -98,8 +98,8 @@ def through_all_sites(config: "RunConfig", stages_per_site: int) -> bool:
 
 def given_hop_ticks(config: "RunConfig") -> int | None:
     """Return the ticks of hops between sites, if the config names them."""
-    given = "hop_ticks" in config.pipeline.model_fields_set
-    return config.pipeline.hop_ticks if given else None
+    ticks = config.pipeline.hop_ticks
+    return None if ticks == "auto" else ticks
 
 
 def sequences_per_rank(config: "RunConfig", through_sites: bool) -> int:

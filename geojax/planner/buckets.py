@@ -15,7 +15,7 @@ upper limit of both.
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import jax
@@ -51,6 +51,9 @@ UNKNOWN_MEMORY_BYTES = 10**10
 
 EXPOSED_LATENCY_LIMIT = 0.02
 """The share of a step's time that exposed latency may take without a warning."""
+
+CHOSEN = ("bucket_bytes", "overlap_grad_reduce", "bucket_layers")
+"""The fields of a plan that a link may choose."""
 
 _SLACK = 0.01
 """The share of a step that fewer messages may expose more."""
@@ -157,10 +160,7 @@ def choose_buckets(
     link: LinkShare,
     times: StepTimes | None,
     memory_bytes: int | None,
-    *,
-    bucket_bytes: bool = True,
-    bucket_layers: bool = True,
-    overlap_grad_reduce: bool = True,
+    auto: Collection[str] = CHOSEN,
 ) -> BucketChoice:
     """Choose the buckets that expose least, and of those about as good the fewest messages.
 
@@ -170,22 +170,22 @@ def choose_buckets(
         link: a device's share of the link.
         times: of the step; None where they are not known: nothing is sent under compute then.
         memory_bytes: of an accelerator; None where it is not known.
-        bucket_bytes, bucket_layers, overlap_grad_reduce: true where the field is to be chosen.
+        auto: the fields of the plan that are to be chosen.
     """
     layouts = parameter_layouts(model, plan)
     room = int(MEMORY_SHARE * (memory_bytes or UNKNOWN_MEMORY_BYTES))
     overlaps = [plan.overlap_grad_reduce]
-    if overlap_grad_reduce:
+    if "overlap_grad_reduce" in auto:
         overlaps = [False] if times is None or plan.staged_layers is not None else [False, True]
 
     def candidates() -> Iterator[StepPlan]:
         for overlap in overlaps:
             chosen = dataclasses.replace(plan, overlap_grad_reduce=overlap)
-            if bucket_bytes:
+            if "bucket_bytes" in auto:
                 limit = _bucket_bytes(chosen, link, room)
                 chosen = dataclasses.replace(chosen, bucket_bytes=limit)
             counts = [plan.bucket_layers]
-            if bucket_layers:
+            if "bucket_layers" in auto:
                 counts = _bucket_layers(layouts, chosen, room) if overlap else [1]
             for count in counts:
                 yield dataclasses.replace(chosen, bucket_layers=count)
@@ -260,3 +260,73 @@ def _bucket_layers(layouts: Any, plan: StepPlan, room: int) -> list[int]:
         held += 2 * math.prod(shape) * plan.policy.reduce_dtype.itemsize
     dividing = [count for count in range(1, layers + 1) if layers % count == 0]
     return [count for count in dividing if count == 1 or count * held <= room]
+
+
+def exposure_lines(
+    exposure: Exposure,
+    plan: StepPlan,
+    link: LinkShare,
+    times: StepTimes | None,
+    *,
+    auto: Collection[str] = (),
+) -> list[str]:
+    """Say which buckets a step has and why, what they expose, and what would help.
+
+    Args:
+        exposure: from `predict_exposure`.
+        plan: how the step runs.
+        link: a device's share of the link.
+        times: of the step; None where they are not known.
+        auto: the settings that were chosen and not given.
+    """
+    messages = exposure.messages
+    settings = {
+        "overlap_grad_reduce": str(plan.overlap_grad_reduce).lower(),
+        "bucket_layers": str(plan.bucket_layers) if plan.overlap_grad_reduce else "",
+        "bucket_bytes": "null" if plan.bucket_bytes is None else quantity(plan.bucket_bytes, "B"),
+    }
+    shown = ", ".join(
+        f"{name} {value}{' (auto)' if name in auto else ''}"
+        for name, value in settings.items()
+        if value
+    )
+    delays = messages.longest / link.bandwidth_delay_bytes
+    reason = ""
+    if auto and plan.overlap_grad_reduce and times is not None:
+        window = plan.bucket_layers * times.layer_backward_seconds
+        reason = f", as few as a window of {window * 1e3:.3g} ms for each and the memory allow"
+    elif "bucket_bytes" in auto and delays < BANDWIDTH_DELAYS:
+        reason = f", not {BANDWIDTH_DELAYS}, for want of memory or of gradients"
+    lines = [
+        f"gradients over dc: {shown}: {messages.count} messages a device and step, the longest "
+        f"{quantity(messages.longest, 'B')}, {delays:.2g} bandwidth-delay products ({link}){reason}"
+    ]
+    latency = f"exposed latency {exposure.latency_seconds:.2g} s of {exposure.seconds:.2g} s that "
+    if times is None:
+        return [*lines, f"{latency}no compute hides; the step's time is not known"]
+    part = exposure.latency_seconds / times.step_seconds
+    lines.append(
+        f"{latency}no compute hides, {part:.1%} and {exposure.seconds / times.step_seconds:.1%} of "
+        f"a step of {times.step_seconds:.2g} s (FLOPs at {MODEL_FLOPS_UTILIZATION:.0%} MFU)"
+    )
+    if part > EXPOSED_LATENCY_LIMIT:
+        lines.append(
+            f"warning: exposed latency is more than {EXPOSED_LATENCY_LIMIT:.0%} of a step; "
+            f"{_what_helps(plan, auto)}"
+        )
+    return lines
+
+
+def _what_helps(plan: StepPlan, auto: Collection[str]) -> str:
+    """Name what would expose less latency."""
+    given = [f"communication.{name}" for name in ("overlap_grad_reduce", "bucket_layers")]
+    given = [name for name in given if name.split(".")[1] not in auto]
+    if "bucket_bytes" not in auto and not plan.overlap_grad_reduce:
+        given.append("communication.bucket_bytes")
+    advice = ["a larger batch.global_batch_size (a longer step for as many messages)"]
+    if given:
+        advice.insert(0, f"leave {' and '.join(given)} to auto")
+    elif not plan.overlap_grad_reduce and plan.zero_stage <= 1:
+        ranks = ranks_of(SHARD_AXES, plan)
+        advice.insert(0, f"fewer data-parallel ranks: a bucket is shared out over {ranks}")
+    return " or ".join(advice) + " would help"

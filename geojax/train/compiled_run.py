@@ -36,6 +36,7 @@ from geojax.topology import Topology
 from geojax.train.batches import global_batch, global_signals, sequences_of_process
 from geojax.train.config import MeshSettings, RunConfig, ZeroSettings
 from geojax.train.fp8_settings import policy_of
+from geojax.train.link_plan import link_lines, with_buckets
 from geojax.train.pipeline_plan import staged_layers, tick_program
 from geojax.train.pipeline_settings import PipelineSettings
 from geojax.train.report import mesh_line
@@ -63,12 +64,11 @@ def step_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
     ticks = None
     if staged is not None:
         ticks = tick_program(config, staged, platform_of(mesh))
-    return StepPlan(
+    plan = StepPlan(
         mesh=mesh,
         policy=policy_of(config.precision, config.fp8),
         microbatches=config.batch.microbatches,
         loss_scale=config.loss_scale,
-        bucket_bytes=config.communication.bucket_bytes,
         wire_format=_wire_format(config, mesh),
         remat=config.remat,
         fp8_backend=_choose_fp8_backend(config, mesh).name,
@@ -78,12 +78,11 @@ def step_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
         zero_stage=config.zero.stage,
         shard_across_sites=config.zero.across_sites,
         reshard_after_forward=config.zero.reshard_after_forward,
-        overlap_grad_reduce=config.communication.overlap_grad_reduce,
-        bucket_layers=config.communication.bucket_layers,
         dc_role=config.dc.role if staged else "data",
         staged_layers=staged,
         tick_program=ticks,
     )
+    return with_buckets(config, plan)
 
 
 def plan_without_pipeline(config: RunConfig, mesh: Mesh) -> StepPlan:
@@ -279,4 +278,5 @@ class CompiledRun:
             f"{mesh_line(mesh)}; {parameters} parameters; {state_bytes} of state per device",
             "; ".join(reasons),
             *([] if sent is None else [f"a step of a site: {sent}"]),
+            *link_lines(self.config, self.plan),
         ]

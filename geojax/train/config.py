@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import pydantic
 
@@ -19,7 +19,7 @@ from geojax.precision import LossScaleSettings, PrecisionName
 from geojax.quantities import Bytes, Count, Length, SimulatedDevices, StepCount
 from geojax.renamed_keys import RUN_KEYS, RUN_VALUES
 from geojax.runtime import WatchdogSettings
-from geojax.settings import Settings, load_yaml, validate
+from geojax.settings import AUTO, NUMBER, UNLESS_AUTO, Settings, load_yaml, validate
 from geojax.train.fp8_settings import Fp8Settings, check_fp8
 from geojax.train.pipeline_settings import DcSettings, PipelineSettings, check_stages
 from geojax.yaml_syntax import YamlError, parse
@@ -124,22 +124,26 @@ class BatchSettings(Settings):
 class CommunicationSettings(Settings):
     """Reduction of the gradients: buckets, compression and overlap."""
 
-    bucket_bytes: Bytes | None = 16 * 2**20
+    bucket_bytes: Annotated[Annotated[Bytes | None, NUMBER] | AUTO, UNLESS_AUTO] = "auto"
     """Most bytes of a bucket, the gradients that are reduced as one message, so that the in-site
-    phase of one bucket overlaps with the cross-site phase of another; null: a bucket a leaf."""
+    phase of one bucket overlaps with the cross-site phase of another. "auto": messages of at least
+    ten bandwidth-delay products of a device's share of the topology's link, in a tenth of its
+    memory; 16777216 without a topology. null: a bucket a leaf."""
 
     gradient_compression: WireName = "none"
     """Format of gradients on the link: "none", as they are reduced, at least in fp32; "bf16", half
     the bytes; "int8", blocks with a scale each in a little more than a quarter of the bytes, with
     error feedback (the rounding error is added to the next step's). Sites stay bit-identical."""
 
-    overlap_grad_reduce: bool = False
+    overlap_grad_reduce: bool | Literal["auto"] = "auto"
     """Reduce the gradients of a bucket of layers while the backward pass of the layers before them
-    runs, instead of all of them after it. A bucket is one message then, whatever `bucket_bytes`."""
+    runs, instead of all of them after it. A bucket is one message then, whatever `bucket_bytes`.
+    "auto": where that exposes less of the link's time, by the topology; false without one."""
 
-    bucket_layers: Count = 1
+    bucket_layers: Annotated[Annotated[Count, NUMBER] | AUTO, UNLESS_AUTO] = "auto"
     """With `overlap_grad_reduce`: layers of a bucket. The backward pass of as many layers should
-    last longer than a message takes between sites."""
+    last longer than a message takes between sites. "auto": as many as that window and a tenth of
+    the memory allow, by the topology; 1 without one."""
 
 
 class EvaluationSettings(Settings):
@@ -329,7 +333,7 @@ class RunConfig(Settings):
     @pydantic.model_validator(mode="after")
     def _layers_divide(self) -> "RunConfig":
         layers, together = self.model.num_hidden_layers, self.communication.bucket_layers
-        if layers % together:
+        if together != "auto" and layers % together:
             fitting = ", ".join(str(n) for n in range(1, layers + 1) if layers % n == 0)
             raise ValueError(
                 f"communication.bucket_layers={together} does not divide the model's {layers} "
@@ -355,7 +359,7 @@ class RunConfig(Settings):
                 "send the gradients (and weights) of a microbatch in every tick. Set zero.stage to "
                 "0 or 1"
             )
-        if self.communication.overlap_grad_reduce:
+        if self.communication.overlap_grad_reduce is True:
             raise ValueError(
                 "communication.overlap_grad_reduce requires one pipeline stage: stages run the "
                 "last microbatch's backward at different times. Remove overlap_grad_reduce"

@@ -1,13 +1,21 @@
 """The pipeline of a run, made of its settings: layers of each stage, and its ticks."""
 
+from typing import NamedTuple
+
 from geojax.errors import UserError
 from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.pipeline.registry import schedule_entry
 from geojax.pipeline.schedule import TickTable
+from geojax.pipeline.simulation.costs import Costs
+from geojax.pipeline.simulation.lock_step import lock_step_seconds
 from geojax.pipeline.simulation.model_costs import layers_by_operations
+from geojax.pipeline.simulation.staged_model import EFFICIENCY, StagedModel
 from geojax.pipeline.tick_tables import hops_between_sites, tick_table
+from geojax.planner.buckets import EXPOSED_LATENCY_LIMIT
+from geojax.precision import policy
 from geojax.runtime.platform import Platform
 from geojax.step.stage_layers import StagedLayers
+from geojax.topology import Topology
 from geojax.train.config import RunConfig
 
 
@@ -24,19 +32,115 @@ def staged_layers(config: RunConfig) -> StagedLayers | None:
     return StagedLayers(placement, layers)
 
 
+class HopChoice(NamedTuple):
+    """The ticks of hops between sites, and the costs that they were chosen by."""
+
+    ticks: int
+    table: TickTable
+    costs: Costs | None
+    """The times of a microbatch by FLOPs, peaks and links; None where some are not known."""
+    unknown: str = ""
+    """The reason why there are no costs."""
+
+
 def pipeline_ticks(config: RunConfig, staged: StagedLayers) -> TickTable:
     """Make the run's tick table, for the microbatches of `batch.microbatches`.
 
     Raises:
         UserError: the schedule cannot keep within the memory limit or take so many microbatches.
     """
-    settings = config.pipeline
-    placement = staged.placement
-    hops = hops_between_sites(placement, config.mesh.stage, settings.hop_ticks)
+    return choose_hop_ticks(config, staged).table
+
+
+def choose_hop_ticks(config: RunConfig, staged: StagedLayers) -> HopChoice:
+    """Choose the ticks of hops between sites, and make the table that has them.
+
+    A message travels in the tick after the one that made it, or between two ticks. The program has
+    one on its way over each hop, so that more than two ticks gain nothing.
+
+    Raises:
+        UserError: as `pipeline_ticks`.
+    """
+    settings, placement = config.pipeline, staged.placement
     limit = settings.memory_limit
     if limit is not None:  # of whole microbatches; a table counts what each chunk holds
         limit *= settings.virtual_stages
-    return tick_table(settings.schedule, placement, config.batch.microbatches, hops, limit)
+    try:
+        costs, unknown = pipeline_costs(config, staged), ""
+    except UserError as error:
+        costs, unknown = None, str(error)
+
+    def table(ticks: int) -> TickTable:
+        hops = hops_between_sites(placement, config.mesh.stage, ticks)
+        microbatches = config.batch.microbatches
+        return tick_table(settings.schedule, placement, microbatches, hops, limit, costs=costs)
+
+    if settings.hop_ticks != "auto":
+        return HopChoice(settings.hop_ticks, table(settings.hop_ticks), costs, unknown)
+    near = HopChoice(1, table(1), costs, unknown)
+    if costs is None or config.pipeline_sites == 1:
+        return near
+    try:
+        delayed = HopChoice(2, table(2), costs)
+    except UserError:  # it holds more microbatches than the limit allows
+        return near
+    return min(near, delayed, key=lambda choice: lock_step_seconds(choice.table, costs))
+
+
+def pipeline_costs(config: RunConfig, staged: StagedLayers) -> Costs:
+    """Return the times of a microbatch in the run's pipeline, by FLOPs, peaks and links.
+
+    Raises:
+        UserError: there is no topology, or it does not say enough.
+    """
+    if config.topology is None:
+        raise UserError("there is no topology")
+    topology = Topology.load(config.topology)
+    if config.pipeline_sites == 1:
+        topology = topology.model_copy(update={"sites": topology.sites[:1], "links": ()})
+    ranks = config.mesh.data * config.mesh.expert * (config.mesh.dc // config.pipeline_sites)
+    model = StagedModel(
+        config.model,
+        topology,
+        config.mesh.stage,
+        sequences=config.batch.global_batch_size // (ranks * config.batch.microbatches),
+        sequence_length=config.batch.sequence_length,
+        data=config.mesh.data * config.mesh.expert,
+        parallelism=config.model_parallelism,
+        dtype=policy(config.precision).compute_dtype.name,
+        remat=config.remat,
+        given_layers=staged.layers_per_chunk,
+    )
+    return model.costs(staged.placement)
+
+
+def hop_lines(config: RunConfig, staged: StagedLayers) -> list[str]:
+    """Return what the log says of the hops between sites; none where none cross."""
+    if config.pipeline_sites == 1:
+        return []
+    choice = choose_hop_ticks(config, staged)
+    how = " (auto)" if config.pipeline.hop_ticks == "auto" else ""
+    line = f"pipeline over dc: hop_ticks {choice.ticks}{how}"
+    if choice.costs is None:
+        return [f"{line}; nothing is known of its times: {choice.unknown}"]
+    costs = choice.costs
+    cut = max((hop for hop in costs.hops if hop.link is not None), key=lambda hop: hop.seconds)
+    tick = max(map(sum, zip(costs.forward, costs.backward, costs.weight, strict=True)))
+    seconds = lock_step_seconds(choice.table, costs)
+    exposed = seconds - lock_step_seconds(choice.table, costs.inside_sites)
+    lines = [
+        f"{line}: a hop takes {cut.seconds * 1e3:.3g} ms, {cut.latency * 1e3:.3g} of them latency, "
+        f"a tick {tick * 1e3:.3g} ms; hops expose {exposed:.2g} s of a step's {seconds:.2g} s "
+        f"({exposed / seconds:.1%}; FLOPs at {EFFICIENCY:.0%} of the peaks)"
+    ]
+    if exposed > EXPOSED_LATENCY_LIMIT * seconds:
+        lines.append(
+            f"warning: hops expose more than {EXPOSED_LATENCY_LIMIT:.0%} of a step; "
+            + ("pipeline.hop_ticks auto, " if config.pipeline.hop_ticks == 1 else "")
+            + "longer microbatches (fewer batch.microbatches) or more microbatches in flight "
+            "(schedule geopipe or latency_hiding) would help"
+        )
+    return lines
 
 
 def tick_program(config: RunConfig, staged: StagedLayers, platform: Platform) -> TickProgram:

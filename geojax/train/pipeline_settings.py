@@ -8,7 +8,7 @@ from geojax.errors import UserError
 from geojax.mesh import DcRole
 from geojax.pipeline.registry import schedule_entry, schedules_with
 from geojax.quantities import Count
-from geojax.settings import Settings
+from geojax.settings import AUTO, NUMBER, UNLESS_AUTO, Settings
 
 ScheduleName = Annotated[str, pydantic.AfterValidator(lambda name: schedule_entry(name).name)]
 """The name of an entry in `geojax.pipeline.registry`."""
@@ -35,9 +35,12 @@ class PipelineSettings(Settings):
     layers: tuple[Count, ...] | None = None
     """Layers of each chunk, in the model's order; null: so that stages take about the same time."""
 
-    hop_ticks: int = pydantic.Field(default=1, ge=1, le=1024)
+    hop_ticks: Annotated[
+        Annotated[int, pydantic.Field(ge=1, le=1024), NUMBER] | AUTO, UNLESS_AUTO
+    ] = "auto"
     """Ticks from a stage's result to its use by the next stage, between sites where they are
-    stages (inside a site it is one then). From two on, a message travels while others compute."""
+    stages (inside a site it is one then). From two on, a message travels while others compute.
+    "auto": one or two, whichever is faster by the topology's link and peaks; 1 without them."""
 
     memory_limit: Count | None = None
     """The most microbatches that a stage may have in flight; null: as many as the schedule has."""

@@ -4,6 +4,7 @@ The sums follow `geojax.step.grad_reduce`, bucket by bucket: leaves that are sha
 reduced together, in the site first, then over sites.
 """
 
+import dataclasses
 import math
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
@@ -47,7 +48,8 @@ def predicted_gradient_bytes(model: ModelConfig, layouts: Any, plan: StepPlan) -
     return sent
 
 
-class GradientMessages(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class GradientMessages:
     """The bytes of each sum over sites of a device's gradients, in the order of a step."""
 
     of_bucket: tuple[float, ...]

@@ -1,0 +1,207 @@
+"""Buckets chosen by the link, at the sizes of published runs; messages before and after."""
+
+import dataclasses
+
+import jax
+import pytest
+from support.small_models import model_of
+
+from geojax import make_mesh
+from geojax.accelerators import accelerator_named
+from geojax.collectives import BFLOAT16, INT8
+from geojax.mesh import AXES
+from geojax.models import ModelConfig
+from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
+from geojax.pipeline.registry import schedule_entry
+from geojax.planner.abstract_mesh import abstract_mesh
+from geojax.planner.buckets import (
+    DEFAULT_BUCKET_BYTES,
+    MEMORY_SHARE,
+    LinkShare,
+    StepTimes,
+    choose_buckets,
+    exposure_lines,
+    link_share,
+    predict_exposure,
+    step_times,
+)
+from geojax.planner.traffic.gradients import gradient_messages
+from geojax.precision import policy
+from geojax.step.plan import StepPlan
+from geojax.step.program import batch_shape, trace_step
+from geojax.step.stage_layers import StagedLayers
+from geojax.step.state import parameter_layouts, state_layouts
+from geojax.topology import Topology
+
+H100 = accelerator_named("h100-sxm")
+LINK: LinkShare = link_share(Topology.load("two-h100-sites"), 1536)
+NO_MEMORY_LIMIT = 10**15
+
+
+def plan_on(sizes, **options):
+    """A plan for H100s, with sequence parallelism and bf16 weights."""
+    sizes = {axis: sizes.get(axis, 1) for axis in AXES}
+    mesh = abstract_mesh(sizes, accelerator=H100)
+    return StepPlan(mesh, policy("bf16"), sequence_parallel=True, **options)
+
+
+def llama_70b():
+    plan = plan_on({"dc": 2, "data": 192, "tensor": 8}, microbatches=4, remat="full")
+    model = ModelConfig.load("llama3-70b")
+    return model, plan, step_times(model, plan, 1536, 8192, H100.peak("bfloat16"))
+
+
+def nemotron_340b():
+    """The layout that its report publishes, in each of two sites."""
+    placement = schedule_entry("1f1b").placement([12], 1)
+    plan = plan_on(
+        {"dc": 2, "stage": 12, "data": 16, "tensor": 8},
+        microbatches=72,
+        staged_layers=StagedLayers(placement, (8,) * 12),
+    )
+    model = ModelConfig.load("nemotron4-340b")
+    return model, plan, step_times(model, plan, 2304, 4096, H100.peak("bfloat16"))
+
+
+def before(model, plan, times):
+    """What buckets of a constant size expose."""
+    return predict_exposure(
+        model, dataclasses.replace(plan, bucket_bytes=DEFAULT_BUCKET_BYTES), LINK, times
+    )
+
+
+def test_a_device_has_its_share_of_the_link():
+    assert LINK.bytes_per_second == pytest.approx(3.2e12 / 8 / 1536)
+    assert LINK.bandwidth_delay_bytes == pytest.approx(5.47e6, rel=1e-3)
+    alone = link_share(Topology.load("two-h100-sites"), 1)
+    assert alone.bytes_per_second == 400e9 / 8, "its network card is slower than the link"
+
+
+def test_seventy_billion_parameters_cross_in_few_messages():
+    model, plan, times = llama_70b()
+    constant = before(model, plan, times)
+    assert constant.messages.count > 2000
+    assert constant.messages.longest < 90e3
+    assert constant.latency_seconds > 40
+
+    chosen = choose_buckets(model, plan, LINK, times, H100.memory_bytes)
+    assert chosen.plan.overlap_grad_reduce
+    assert chosen.exposure.messages.count < 30
+    assert chosen.exposure.latency_seconds < 0.2
+    assert chosen.exposure.messages.bytes == pytest.approx(constant.messages.bytes, rel=0.01)
+
+    plain = choose_buckets(
+        model, plan, LINK, times, H100.memory_bytes, ("bucket_bytes", "bucket_layers")
+    )
+    assert not plain.plan.overlap_grad_reduce
+    assert plain.exposure.messages.count < 10
+    assert plain.plan.bucket_bytes == MEMORY_SHARE * H100.memory_bytes, "memory is the limit"
+    assert plain.exposure.seconds > chosen.exposure.seconds
+
+
+@pytest.mark.parametrize("wire", [None, BFLOAT16, INT8], ids=["fp32", "bf16", "int8"])
+def test_the_published_layout_sends_messages_of_ten_bandwidth_delay_products(wire):
+    model, plan, times = nemotron_340b()
+    plan = dataclasses.replace(plan, wire_format=wire)
+    assert before(model, plan, times).messages.count > 1000
+    chosen = choose_buckets(model, plan, LINK, times, H100.memory_bytes)
+    messages = chosen.exposure.messages
+    assert messages.count < 20
+    # Two may be shorter: the last leaves that share a bucket, and 20 kB of leaves that
+    # tensor-parallel ranks do not shard.
+    assert sorted(messages.after_backward)[2] > 10 * LINK.bandwidth_delay_bytes
+    assert chosen.plan.bucket_bytes <= MEMORY_SHARE * H100.memory_bytes
+    assert not chosen.plan.overlap_grad_reduce, "stages end their backward at different times"
+
+
+def test_sharded_gradients_need_no_room_for_their_other_ranks():
+    model, plan, _ = llama_70b()
+    plan = dataclasses.replace(plan, zero_stage=3)
+    chosen = choose_buckets(model, plan, LINK, None, NO_MEMORY_LIMIT)
+    assert not chosen.plan.overlap_grad_reduce, "the backward's time is not known"
+    assert chosen.plan.bucket_bytes == pytest.approx(20 * LINK.bandwidth_delay_bytes, rel=1e-6)
+    assert chosen.exposure.messages.count < 10
+
+
+def test_more_layers_travel_together_where_the_backward_is_short():
+    model, plan, times = llama_70b()
+    layers = []
+    for factor in (0.25, 1, 4, 16):
+        seconds = factor * times.layer_backward_seconds
+        fast = StepTimes(times.step_seconds, seconds)
+        chosen = choose_buckets(
+            model, plan, LINK, fast, NO_MEMORY_LIMIT, ("bucket_layers", "overlap_grad_reduce")
+        )
+        layers.append(chosen.plan.bucket_layers if chosen.plan.overlap_grad_reduce else 80)
+    assert layers == sorted(layers, reverse=True)
+    assert layers[0] > layers[-1]
+
+
+def test_what_is_given_stays():
+    model, plan, times = llama_70b()
+    given = dataclasses.replace(plan, bucket_bytes=2**30, bucket_layers=2)
+    chosen = choose_buckets(
+        model, given, LINK, times, H100.memory_bytes, ("overlap_grad_reduce",)
+    ).plan
+    assert (chosen.bucket_bytes, chosen.bucket_layers) == (2**30, 2)
+    assert choose_buckets(model, given, LINK, times, None, ()).plan == given
+
+
+def test_the_log_says_what_was_chosen_and_what_would_help():
+    model, plan, times = llama_70b()
+    constant = dataclasses.replace(plan, bucket_bytes=DEFAULT_BUCKET_BYTES)
+    exposure = predict_exposure(model, constant, LINK, times)
+    chosen, exposed, warning = exposure_lines(exposure, constant, LINK, times)
+    assert "bucket_bytes 16.8 MB: 2126 messages a device and step, the longest 87.3 kB" in chosen
+    assert "45 s that no compute hides" in exposed
+    assert warning.startswith("warning: exposed latency is more than 2% of a step; leave ")
+
+    best = choose_buckets(model, plan, LINK, times, H100.memory_bytes)
+    longer = dataclasses.replace(times, step_seconds=4 * times.step_seconds)
+    auto = ("bucket_bytes", "bucket_layers", "overlap_grad_reduce")
+    lines = exposure_lines(best.exposure, best.plan, LINK, longer, auto=auto)
+    assert len(lines) == 2, "no warning"
+    assert "overlap_grad_reduce true (auto)" in lines[0]
+
+
+LAYOUTS = {
+    "buckets": ({"dc": 2, "data": 2}, {"bucket_bytes": 4096}),
+    "a bucket a leaf": ({"dc": 2, "data": 2}, {"bucket_bytes": None}),
+    "zero 2, tensor": ({"dc": 2, "data": 2, "tensor": 2}, {"zero_stage": 2, "bucket_bytes": 4096}),
+    "zero 0": ({"dc": 2, "data": 2}, {"zero_stage": 0, "bucket_bytes": 2048}),
+    "overlap": ({"dc": 2, "data": 2}, {"overlap_grad_reduce": True, "bucket_layers": 1}),
+    "sharded over sites": ({"dc": 2, "data": 2}, {"shard_across_sites": True}),
+}
+
+
+@pytest.mark.parametrize(("sizes", "options"), LAYOUTS.values(), ids=LAYOUTS)
+def test_as_many_messages_are_predicted_as_the_step_has(sizes, options):
+    model = model_of("llama")
+    devices = 1
+    for size in sizes.values():
+        devices *= size
+    plan = StepPlan(make_mesh(devices=jax.devices()[:devices], **sizes), policy("fp32"), **options)
+    settings = OptimizerSettings()
+    optimizer, schedule = make_optimizer(settings, 10), learning_rate_schedule(settings, 10)
+    layouts = state_layouts(model, optimizer, plan)
+    step = trace_step(layouts, model, plan, optimizer, schedule, batch_shape(8, 16))
+    predicted = gradient_messages(model, parameter_layouts(model, plan), plan).count
+    assert sums_over_sites(step.jaxpr.jaxpr, of_arrays=True) == predicted
+
+
+def sums_over_sites(jaxpr, times=1, *, of_arrays):
+    """Collectives of a program that sum more than a few numbers over dc, those of loops often."""
+    found = 0
+    for equation in jaxpr.eqns:
+        again = times * equation.params.get("length", 1)
+        for value in equation.params.values():
+            for inner in value if isinstance(value, tuple | list) else (value,):
+                inner = getattr(inner, "jaxpr", inner)
+                if hasattr(inner, "eqns"):
+                    found += sums_over_sites(inner, again, of_arrays=of_arrays)
+        axes = equation.params.get("axes", equation.params.get("axis_name", ()))
+        names = axes if isinstance(axes, tuple) else (axes,)
+        reduces = "psum" in equation.primitive.name or "reduce_scatter" in equation.primitive.name
+        if reduces and "dc" in names:
+            found += times * sum(variable.aval.size > 8 for variable in equation.invars)
+    return found
