@@ -17,9 +17,9 @@ from geojax.launch.workers import Worker
 from geojax.runtime.liveness.exit_messages import blamed_process, blames_another
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# geojax's processes find out which of them ended, which takes up to 6 s (`runtime.liveness`), and
+# geojax's processes find out which of them ended, which takes up to 9 s (`runtime.liveness`), and
 # tell each other within 2 s more.
-SETTLE_SECONDS = 9.0
+SETTLE_SECONDS = 12.0
 _LONGEST_LINE = 1 << 16
 
 

@@ -15,6 +15,7 @@ from geojax.runtime.cluster_env import ProcessSettings, complete
 from geojax.runtime.device_memory import take_memory_fraction
 from geojax.runtime.devices import simulate_devices
 from geojax.runtime.jax_private import backend_runs, coordination_client
+from geojax.runtime.key_value_store import sign_with
 from geojax.runtime.liveness.exit_messages import register_process_names
 from geojax.runtime.liveness.peer_monitor import (
     reporting_lost_coordinator,
@@ -70,14 +71,15 @@ def start(settings: ProcessSettings | None = None) -> tuple[Process, ...]:
 
     assert process_id is not None, "complete() must give every process of several an index"
     assert settings.coordinator is not None, "complete() must fill in the coordinator"
-    everyone = join(
+    everyone, key = join(
         process_id,
         count,
         settings.coordinator,
         settings.site,
         settings.start_timeout_seconds,
         settings.bind_address,
-    ).processes
+    )
+    sign_with(key)
     if platform_named(expected_platform()).gloo:
         _check_addresses(everyone)
         jax.config.update("jax_cpu_collectives_implementation", "gloo")

@@ -5,7 +5,10 @@ When one process of a run fails, several end within seconds, in any order. These
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+
+NAMED_PROCESSES = 8
+"""Most processes that one message names."""
 
 _ENDING = "ending, because"
 _LOST_CONTACT = "lost contact with another process of the run"
@@ -20,9 +23,16 @@ def register_process_names(sites: Sequence[str | None], hosts: Sequence[str]) ->
         _names[process] = f"process {process} ({f'site {site}, ' if site else ''}host {host})"
 
 
-def describe(processes: Iterable[int]) -> str:
-    """Name processes in a message: "process 1 (site west, host n17) and process 3"."""
-    return " and ".join(_names.get(process, f"process {process}") for process in processes)
+def describe(processes: Sequence[int], count: int | None = None) -> str:
+    """Name processes in a message: "process 1 (site west, host n17) and process 3 and 5 more".
+
+    Args:
+        processes: the processes, of which the first `NAMED_PROCESSES` are named.
+        count: how many there are, if `processes` are not all.
+    """
+    named = [_names.get(process, f"process {process}") for process in processes[:NAMED_PROCESSES]]
+    more = (len(processes) if count is None else count) - len(named)
+    return " and ".join(named + ([f"{more} more"] if more else []))
 
 
 def ending_because(who: str, message: str) -> str:

@@ -9,8 +9,8 @@ import jax
 import jax.errors
 
 from geojax.errors import LostContactError
-from geojax.runtime.liveness.exit_messages import describe, first_line, lost_contact
-from geojax.runtime.liveness.heartbeat import silent_processes
+from geojax.runtime.liveness.exit_messages import first_line, lost_contact
+from geojax.runtime.liveness.health import quiet_processes
 
 reporting_lost_contact = threading.Lock()
 """Lock that the first thread to find a process gone takes for good; it reports and ends this."""
@@ -34,8 +34,8 @@ def translate_collective_errors() -> Iterator[None]:
     except jax.errors.JaxRuntimeError as error:
         if jax.process_count() == 1 or "RESOURCE_EXHAUSTED" in str(error):
             raise
-        silent = silent_processes()
+        quiet = quiet_processes()
         if not reporting_lost_contact.acquire(blocking=False):
             time.sleep(HAND_OVER_SECONDS)
-        who = f": {describe(silent)} sent no heartbeat any more" if silent else ""
+        who = f": {quiet} sent no heartbeat any more" if quiet.size else ""
         raise LostContactError(lost_contact(f"{who} ({first_line(error)})")) from error

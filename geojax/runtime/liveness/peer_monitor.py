@@ -5,9 +5,10 @@ aborts it with a stack trace, and a process that failed would wait at its exit f
 that cannot happen.
 
 From the moment when all processes have connected to the key-value store, which process 0 holds, a
-thread of each sends its heartbeat. Process 0 looks for those that stop; the others notice when the
-store no longer answers. When process 0 dies its connections break, and JAX's client of the store
-wants to abort; it is delayed for as long as it takes to print one line.
+thread of each sends its heartbeat. Process 0 looks for those that stop; the others read whether the
+job was aborted, and notice when the store no longer answers. When process 0 dies its connections
+break, and JAX's client of the store wants to abort; it is delayed for as long as it takes to print
+one line.
 """
 
 import contextlib
@@ -24,19 +25,19 @@ from geojax.runtime.jax_private import (
     coordination_client,
     process_index_and_count,
 )
-from geojax.runtime.key_value_store import publish, published
+from geojax.runtime.liveness import health
+from geojax.runtime.liveness.abort_notice import (
+    AbortNotice,
+    publish_abort_notice,
+    read_abort_notice,
+)
 from geojax.runtime.liveness.exit_messages import (
     describe,
     ending_because,
     first_line,
     lost_contact,
 )
-from geojax.runtime.liveness.heartbeat import (
-    INTERVAL_SECONDS,
-    SilenceDetector,
-    read_heartbeats,
-    send_heartbeat,
-)
+from geojax.runtime.liveness.heartbeat import INTERVAL_SECONDS, send_heartbeat
 from geojax.runtime.liveness.lost_contact import HAND_OVER_SECONDS, reporting_lost_contact
 from geojax.runtime.liveness.uncaught import before_abort
 
@@ -75,7 +76,9 @@ def start_peer_monitor(timeout_seconds: float) -> None:
     _stopped.clear()
     monitor = _PeerMonitor(timeout_seconds)
     monitor.start_thread(monitor.exchange_heartbeats)
-    if process_index_and_count()[0] != 0:
+    if process_index_and_count()[0] == 0:
+        monitor.start_thread(monitor.keep_health)
+    else:
         # A thread of its own: over a link that was cut, a question to the store never returns.
         monitor.start_thread(monitor.check_coordinator)
 
@@ -117,38 +120,53 @@ class _PeerMonitor:
         self.timeout_seconds = timeout_seconds
         self.interval_seconds = min(INTERVAL_SECONDS, timeout_seconds / _HEARTBEATS_PER_TIMEOUT)
         self.latest_answer = time.monotonic()
+        """Time of the store's latest answer."""
 
     def start_thread(self, target: Callable[[], None]) -> None:
         threading.Thread(target=target, name=f"geojax {target.__name__}", daemon=True).start()
 
     def exchange_heartbeats(self) -> None:
         """Send heartbeats, and end the process when the store says that another one is gone."""
-        own, count = process_index_and_count()
-        detector = SilenceDetector(count, self.timeout_seconds, time.monotonic())
+        own, _ = process_index_and_count()
         while True:
             try:
                 send_heartbeat()
-                aborted = published("aborted")
-                silent = detector.silent(read_heartbeats(), time.monotonic()) if own == 0 else []
+                notice = read_abort_notice()
             except Exception as error:
-                if own != 0 and not _stopped.is_set():
+                if _stopped.is_set():
+                    return
+                if own != 0:
                     _end_without([0], f"{_COORDINATOR} does not answer ({first_line(error)})")
-                return
+                time.sleep(self.interval_seconds)  # `keep_health` judges
+                continue
             self.latest_answer = time.monotonic()
-            aborted.pop(str(own), None)
             if _stopped.is_set():
                 return
-            if aborted:
-                process, note = min(aborted.items())
-                exit_code, _, message = note.partition(" ")
-                _print_error(ending_because(describe([int(process)]), message))
+            if notice is not None and notice.process != own:
+                _print_error(ending_because(describe([notice.process]), notice.message))
                 if own == 0:
                     time.sleep(2 * INTERVAL_SECONDS)  # the others read the reason here
-                _exit(int(exit_code))
-            if silent:
-                _end_without(silent, f" sent no heartbeat for {self.timeout_seconds:g} seconds")
+                _exit(notice.exit_code)
             if _stopped.wait(self.interval_seconds):
                 return
+
+    def keep_health(self) -> None:
+        """Report on the heartbeats of all, in process 0, and end it when one stays away."""
+        _, count = process_index_and_count()
+        keeper = health.HealthKeeper(count, self.timeout_seconds, time.monotonic())
+        pause = min(health.INTERVAL_SECONDS, self.interval_seconds)
+        latest = time.monotonic()
+        while not _stopped.wait(pause):
+            try:
+                silent = health.keep_health(keeper)
+            except Exception as error:
+                # At the end of a program that does not call `finish` the store is gone as well.
+                if time.monotonic() - latest > self.timeout_seconds:
+                    _end_without_store(error)
+                continue
+            latest = time.monotonic()
+            if silent and not _stopped.is_set():
+                _end_without(silent, f" sent no heartbeat for {self.timeout_seconds:g} seconds")
 
     def check_coordinator(self) -> None:
         """End the process when the store has not answered for too long."""
@@ -161,7 +179,7 @@ class _PeerMonitor:
 
 def _publish_abort(message: str, exit_code: int) -> None:
     with contextlib.suppress(Exception):
-        publish(f"aborted/{process_index_and_count()[0]}", f"{exit_code} {message}")
+        publish_abort_notice(AbortNotice(process_index_and_count()[0], exit_code, message))
 
 
 def _answers(host: str, port: int) -> bool:
@@ -183,6 +201,13 @@ def _end_without(processes: list[int], problem: str) -> None:
     own, count = process_index_and_count()
     if processes == [0] or set(range(count)) == {own, *processes}:
         _exit(1)  # no process is left to report to
+    abort_job(message, exit_code=1)
+
+
+def _end_without_store(error: Exception) -> None:
+    """End the job because process 0, which holds the key-value store, cannot read it."""
+    message = f"process 0 cannot read the key-value store of the job ({first_line(error)})"
+    _print_error(f"error: {message}")
     abort_job(message, exit_code=1)
 
 

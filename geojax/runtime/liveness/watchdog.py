@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple, Self, TypeAlias
 
 import jax
@@ -31,18 +31,14 @@ import pydantic
 from geojax.exit_codes import HANG
 from geojax.quantities import Seconds
 from geojax.runtime.liveness.exit_messages import describe
-from geojax.runtime.liveness.heartbeat import (
-    INTERVAL_SECONDS,
-    Heartbeat,
-    read_heartbeats,
-    report_progress,
-)
+from geojax.runtime.liveness.health import Health, await_health, read_health
+from geojax.runtime.liveness.heartbeat import report_progress
 from geojax.settings import Settings
 
 _STEPS_REMEMBERED = 50
 _POLL_SECONDS = 5.0
-# Between two readings in which every living process has sent a heartbeat.
-_COMPARE_SECONDS = 2.5 * INTERVAL_SECONDS
+# Enough for a new report of process 0.
+_COMPARE_SECONDS = 10.0
 
 
 WorkKind: TypeAlias = Literal["training step", "validation", "save", "probe"]
@@ -170,44 +166,32 @@ class Watchdog:
         findings = [f"{describe([0])}, which holds the heartbeats, does not answer"]
         reading = threading.Thread(target=self._compare, args=(findings,), daemon=True)
         reading.start()
-        reading.join(timeout=2 * _COMPARE_SECONDS)
+        reading.join(_COMPARE_SECONDS)
         print(f"geojax watchdog: {findings[-1]}; ending with code {HANG}", file=stderr, flush=True)
         self._end_process(HANG)
 
     def _compare(self, findings: list[str]) -> None:
         with contextlib.suppress(Exception):
-            count = jax.process_count()
-            before = read_heartbeats()
-            if count > 1:
-                self._finished.wait(_COMPARE_SECONDS)
-            findings.append(describe_laggards(before, read_heartbeats(), count))
+            if jax.process_count() == 1:
+                findings.append("this is the only process, so the stacks above show what hangs")
+                return
+            newest = read_health()
+            health = await_health(newest.number if newest else 0)
+            if health is not None:
+                findings.append(describe_laggards(health, jax.process_count()))
 
 
-def describe_laggards(
-    before: Mapping[int, Heartbeat], after: Mapping[int, Heartbeat], process_count: int
-) -> str:
-    """Say in one sentence which processes hold up the others.
-
-    Args:
-        before: heartbeats of the processes that have sent any.
-        after: the same, read more than one heartbeat interval later.
-        process_count: the number of processes of the job.
-    """
-    if process_count == 1:
-        return "this is the only process, so the stacks above show what hangs"
-    silent = [
-        process
-        for process in range(process_count)
-        if process not in after or after[process] == before.get(process)
-    ]
-    if silent:
-        return f"no heartbeat from {describe(silent)}"
-    furthest = max(heartbeat.step for heartbeat in after.values())
-    behind = sorted(process for process in after if after[process].step < furthest)
-    if behind:
-        slowest = after[behind[0]]
+def describe_laggards(health: Health, process_count: int) -> str:
+    """Say in one sentence which processes hold up the others."""
+    if health.quiet.size:
+        return f"no heartbeat from {health.quiet}"
+    if health.behind.size:
+        step, activity = health.at
         return (
-            f"{describe(behind)} did not reach step {furthest}, but is still at step "
-            f"{slowest.step} ({slowest.activity})"
+            f"{health.behind} did not reach step {health.furthest}, but is still at step {step} "
+            f"({activity})"
         )
-    return f"all {process_count} processes are alive and in step {furthest}: compare their stacks"
+    return (
+        f"all {process_count} processes are alive and in step {health.furthest}: compare their "
+        "stacks"
+    )

@@ -7,7 +7,7 @@ import pytest
 
 from geojax.exit_codes import HANG
 from geojax.runtime import Watchdog, WatchdogSettings
-from geojax.runtime.liveness.heartbeat import Heartbeat
+from geojax.runtime.liveness.health import Group, Health
 from geojax.runtime.liveness.watchdog import describe_laggards
 
 
@@ -78,21 +78,20 @@ with Watchdog(WatchdogSettings(minimum_seconds=0.3)) as watchdog:
     assert "this is the only process" in result.stderr
 
 
-def beats(steps, time):
-    return {process: Heartbeat(time, step, "training step") for process, step in enumerate(steps)}
+def health(quiet=(), behind=()):
+    return Health(9, Group.of(quiet), 7, Group.of(behind), (6, "training step"))
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "sentence"),
+    ("report", "sentence"),
     [
-        (beats([7, 6], 10), beats([7, 6], 12), "process 1 did not reach step 7, but is still at"),
-        (beats([7, 7], 10), beats([7], 12) | {1: beats([7, 7], 10)[1]}, "no heartbeat from proc"),
-        (beats([7], 10), beats([7], 12), "no heartbeat from process 1"),
-        (beats([7, 7], 10), beats([7, 7], 12), "all 2 processes are alive"),
+        (health(behind=[1]), "process 1 did not reach step 7, but is still at step 6 (training"),
+        (health(quiet=[1], behind=[0]), "no heartbeat from process 1"),
+        (health(), "all 2 processes are alive and in step 7"),
     ],
 )
-def test_the_process_that_is_behind_is_named(before, after, sentence):
-    assert sentence in describe_laggards(before, after, process_count=2)
+def test_the_process_that_is_behind_is_named(report, sentence):
+    assert sentence in describe_laggards(report, process_count=2)
 
 
 @pytest.fixture
