@@ -1,6 +1,5 @@
 """Start and end of a process: devices, XLA flags, JAX's distributed runtime, sites."""
 
-import contextlib
 import ipaddress
 import math
 import os
@@ -18,7 +17,7 @@ from geojax.runtime.jax_private import backend_runs, coordination_client
 from geojax.runtime.key_value_store import sign_with
 from geojax.runtime.liveness.exit_messages import register_process_names
 from geojax.runtime.liveness.peer_monitor import (
-    reporting_lost_coordinator,
+    reporting_service_errors,
     start_peer_monitor,
     stop_peer_monitor,
 )
@@ -85,9 +84,7 @@ def start(settings: ProcessSettings | None = None) -> tuple[Process, ...]:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
     # geojax agrees on a stop in the step; JAX's own service for that would take over SIGTERM.
     jax.config.update("jax_enable_preemption_service", False)
-    with (
-        reporting_lost_coordinator(settings.coordinator) if process_id else contextlib.nullcontext()
-    ):
+    with reporting_service_errors(settings.coordinator, process_id):
         jax.distributed.initialize(
             settings.coordinator,
             count,

@@ -1,9 +1,12 @@
 """One process of a job, for test_processes_mesh: does what its argument says, prints JSON."""
 
+import contextlib
 import itertools
 import json
 import os
 import signal
+import socket
+import subprocess
 import sys
 import time
 
@@ -101,6 +104,31 @@ def collective():
             program(x).block_until_ready()
 
 
+STRANGER = """
+import os, sys
+from jax._src.lib import _jax
+client = _jax.get_distributed_runtime_client(sys.argv[1], 1, init_timeout=5)
+client.connect()
+os._exit(0)
+"""
+
+
+def strangers():
+    """Somebody sends rubbish to the coordinator's port, then connects as process 1."""
+    runtime.start()
+    coordinator = os.environ["GEOJAX_COORDINATOR"]
+    if jax.process_index() == 1:
+        host, port = coordinator.split(":")
+        for rubbish in (b"\0\xff" * 9999, b"[" * 200_000, b'{"process": 1', b"GET / HTTP/1.1\r\n"):
+            with contextlib.suppress(OSError), socket.create_connection((host, port)) as connection:
+                connection.sendall(rubbish)
+    runtime.barrier("all are well", 60)
+    print("all are well", flush=True)
+    if jax.process_index() == 1:
+        subprocess.run([sys.executable, "-c", STRANGER, coordinator], capture_output=True)
+    runtime.barrier("nobody", 100)
+
+
 def joining():
     """Process 1 stops as soon as all have connected."""
     initialize = jax.distributed.initialize
@@ -116,7 +144,8 @@ def joining():
 
 if __name__ == "__main__":
     tasks = {
-        task.__name__: task for task in (mesh, barrier, watchdog, failing, collective, joining)
+        task.__name__: task
+        for task in (mesh, barrier, watchdog, failing, collective, strangers, joining)
     }
     try:
         tasks[sys.argv[1]](*sys.argv[2:])

@@ -158,6 +158,17 @@ def test_who_was_killed_in_a_collective_is_named_by_all_others():
         assert all(f"{lost}: process 1 (site b, host " in line for line in said), errors
 
 
+def test_rubbish_is_ignored_and_a_forged_process_ends_the_job_in_one_line():
+    """JAX's service asks nobody who he is: it can only be said why the job ended."""
+    outcomes = run("strangers", processes=[0, 1], devices=1, sites=["a", "b"])
+    for code, output, errors in outcomes:
+        assert output == "all are well\n"
+        assert code == 1, errors
+        assert "stack trace" not in errors
+    assert "a stranger connected to the coordinator's port under its number" in outcomes[0][2]
+    assert "geojax: error: " in outcomes[1][2]
+
+
 def test_a_process_that_stops_before_its_first_heartbeat_is_named():
     """Before the devices are known, for which the others wait."""
     started = time.monotonic()

@@ -44,6 +44,11 @@ from geojax.runtime.liveness.uncaught import before_abort
 _HEARTBEATS_PER_TIMEOUT = 8
 _CONNECT_SECONDS = 5.0
 _COORDINATOR = ", which coordinates the run,"
+_ENDED_BY_SERVICE = (
+    "JAX's coordination service ended the job: a process of it was started again alone, or a "
+    "stranger connected to the coordinator's port under its number (process 0 logs which number); "
+    "start all processes again, and keep others from that port"
+)
 _stopped = threading.Event()
 
 
@@ -88,25 +93,28 @@ def stop_peer_monitor() -> None:
     _stopped.set()
 
 
-def reporting_lost_coordinator(
-    coordinator: str,
+def reporting_service_errors(
+    coordinator: str, process_id: int
 ) -> contextlib.AbstractContextManager[None]:
-    """Let a client that JAX connects inside report the loss of process 0 in one line.
+    """Let a client that JAX connects inside report errors of JAX's service in one line.
 
-    When process 0 is gone later, this process prints that line and ends, in place of JAX's stack
-    trace and abort.
+    When process 0 is gone later, or its service ends the job, this process prints that line and
+    ends, in place of JAX's stack trace and abort.
 
     Args:
-        coordinator: host:port of process 0, which must not be this process.
+        coordinator: host:port of process 0.
+        process_id: index of this process.
     """
     host, _, port = coordinator.rpartition(":")
 
     def report(_: object = None) -> None:
         if _stopped.is_set():
             return
-        if not _answers(host.strip("[]"), int(port)):
+        if process_id != 0 and not _answers(host.strip("[]"), int(port)):
             _end_without([0], f"{_COORDINATOR} does not answer any more")
-        # Something else is wrong, and what C++ prints next tells what.
+        # JAX does not let its reason through, but logs it.
+        _print_error(f"error: {_ENDED_BY_SERVICE}")
+        _exit(1)
 
     if not before_abort(report):
         return contextlib.nullcontext()
