@@ -11,7 +11,7 @@ from geojax.cli.main import run
 from geojax.planner.compile_target import CompileTarget
 
 QUICKSTART = str(Path(__file__).parents[3] / "configs" / "quickstart.yaml")
-NEMOTRON = str(Path(__file__).parents[3] / "configs" / "nemotron4-340b-two-sites.yaml")
+NEMOTRON = str(Path(__file__).parents[3] / "configs" / "nemotron4-340b-2x1536.yaml")
 TINY = ("--model", "tiny", "--batch.sequence_length", "256")
 
 
