@@ -3,6 +3,7 @@
 import io
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -299,3 +300,48 @@ def test_colours_are_for_terminals(monkeypatch):
     output.line(worker, "text", error=True)
     assert out.getvalue() == "\033[36ma/0 |\033[0m text\n"
     assert err.getvalue() == "a/0 | text\n"
+
+
+def test_a_launcher_that_is_killed_leaves_nobody_behind(tmp_path):
+    """Not even a worker that ignores SIGTERM, its child, and a daemon in a session of its own."""
+    program = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if not os.fork():
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    alive("daemon")
+elif not os.fork():
+    alive("child")
+else:
+    alive()
+while True:
+    time.sleep(60)
+"""
+    launcher = f"""
+import sys
+from geojax.launch import Output, local_workers, supervise
+command = [sys.executable, "-S", "-c", {PRELUDE + program!r}, {str(tmp_path)!r}]
+workers = local_workers(["a", "b"], 1, command, simulated_devices=1, grace_seconds=0.2)
+supervise(workers, Output(workers, sys.stdout, sys.stderr), grace_seconds=60)
+"""
+    process = subprocess.Popen([sys.executable, "-c", launcher])
+    wait_until(lambda: len(list(tmp_path.glob("*-*"))) == 6)
+    process.kill()
+    process.wait()
+    processes = [int(mark.name.rpartition("-")[2]) for mark in tmp_path.glob("*-*")]
+    wait_until(lambda: not any(is_running(process) for process in processes))
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def is_running(process):
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
