@@ -1,6 +1,7 @@
 """Compilations of programs: JAX's cache on disk, and a count of how often one was requested."""
 
 import contextlib
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
@@ -9,24 +10,57 @@ import jax
 from jax.experimental.compilation_cache import compilation_cache
 
 from geojax.errors import UserError
+from geojax.runtime.agreement import processes_that_differ
+from geojax.runtime.jax_private import process_index_and_count
 
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
+# Time in which all processes read the folder, which may be on a busy network file system.
+_LISTING_SECONDS = 300.0
 
 
-def enable_compilation_cache(folder: Path) -> None:
+def enable_compilation_cache(folder: Path) -> str | None:
     """Keep compiled programs in `folder` (made if needed), so that the next run need not compile.
 
-    Programs that compile in less than half a second are not kept.
+    Programs that compile in less than half a second are not kept. All processes of a job call this,
+    and use the cache only if all find the same programs in it. On GPUs, processes that compile a
+    program share the autotuning of its kernels (`xla_gpu_shard_autotuning`): one would wait for
+    the results of another that has found the program in its cache and never publishes any. (The
+    key of a program of several processes is the same in all of them there.)
+
+    Returns:
+        One line for the log if the cache is not used, with the reason.
 
     Raises:
         UserError: the folder cannot be made.
+        MissingProcessesError: another process did not come to compare.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        digest = programs_digest(folder)
     except OSError as error:
         raise UserError(f"{folder}: cannot hold the compilation cache ({error.strerror})") from None
+    differing = processes_that_differ("compilation cache", digest, _LISTING_SECONDS)
+    if differing.size:
+        jax.config.update("jax_enable_compilation_cache", False)
+        compilation_cache.reset_cache()  # JAX looks at the setting once
+        return (
+            f"compilation cache: not used, because {folder} does not hold the same programs for "
+            f"{differing} as for process 0; with a folder that all processes share "
+            "($XDG_CACHE_HOME) a restart need not compile"
+        )
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    if process_index_and_count()[1] > 1:
+        # XLA's own cache of autotuning is written while others read it: some would find a result
+        # there and others wait for it.
+        jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
+    return None
+
+
+def programs_digest(folder: Path) -> str:
+    """Return a digest of the names of the programs that JAX's cache in `folder` holds."""
+    names = sorted(path.name for path in folder.iterdir() if path.name.endswith("-cache"))
+    return hashlib.sha256("\n".join(names).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 @contextlib.contextmanager

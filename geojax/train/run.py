@@ -63,10 +63,12 @@ def train(
     """
     started = time.monotonic()
     everyone = runtime.start(processes)
-    runtime.enable_compilation_cache(cache_folder() / "xla")
+    why_no_cache = runtime.enable_compilation_cache(cache_folder() / "xla")
     jax.config.update("jax_enable_x64", config.precision == "fp64")
     first = jax.process_index() == 0
     console = rich.console.Console(quiet=not first, soft_wrap=True, highlight=False, markup=False)
+    if why_no_cache is not None:
+        console.print(why_no_cache)
     with runtime.translate_collective_errors(), contextlib.ExitStack() as stack:
         with console.status("estimating the memory of a step"):
             require_memory(config, console.print)

@@ -7,7 +7,7 @@ short report to each of the others. If each read the heartbeats of all, it would
 import json
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from geojax.runtime.jax_private import process_index_and_count
@@ -39,6 +39,12 @@ class Group(NamedTuple):
         """Return the group of all `processes`."""
         ordered = sorted(processes)
         return cls(tuple(ordered[:NAMED_PROCESSES]), len(ordered))
+
+    @classmethod
+    def parsed(cls, entry: tuple[Sequence[int], int]) -> "Group":
+        """Return the group that was published as JSON."""
+        first, size = entry
+        return cls(tuple(first), size)
 
     def __str__(self) -> str:
         return describe(self.first, self.size)
@@ -120,12 +126,7 @@ def read_health() -> Health | None:
     if entry is None:
         return None
     number, quiet, furthest, behind, at = json.loads(entry)
-    return Health(number, _group(quiet), furthest, _group(behind), (at[0], at[1]))
-
-
-def _group(entry: tuple[list[int], int]) -> Group:
-    first, size = entry
-    return Group(tuple(first), size)
+    return Health(number, Group.parsed(quiet), furthest, Group.parsed(behind), (at[0], at[1]))
 
 
 def await_health(after: int = 0, timeout_seconds: float = 3 * INTERVAL_SECONDS) -> Health | None:
