@@ -14,6 +14,7 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {COMPILE_FAST}"
 def pytest_addoption(parser):
     parser.addoption("--draws", type=int, default=16, help="layouts drawn by the property test")
     parser.addoption("--draws-seed", type=int, default=0, help="what they are drawn from")
+    parser.addoption("--fuzz-cases", type=int, default=300, help="cases of bad input that are run")
     parser.addoption(
         "--pipelines",
         choices=["covering", "full"],

@@ -3,6 +3,8 @@
 import contextlib
 import dataclasses
 import difflib
+import io
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -14,6 +16,7 @@ import geojax
 from geojax.cli import compile, data, launch, memory, probe, simulate, train, wan
 from geojax.errors import RunError, UserError
 from geojax.exit_codes import FAILURE, INTERRUPTED, USAGE
+from geojax.runtime.environment import check_environment
 
 Subcommand = (
     Annotated[train.TrainCommand, tyro.conf.subcommand("train")]
@@ -70,14 +73,10 @@ def _run(arguments: list[str]) -> int:
         separator = arguments.index("--")
         arguments, launched = arguments[:separator], arguments[separator + 1 :]
     _check_name(arguments[0])
+    if not arguments[0].startswith("-"):
+        check_environment(os.environ)
     _check_config_first(arguments)
-    command, unknown = tyro.cli(
-        Subcommand,
-        prog="geojax",
-        description="Train transformers across data centers.",
-        args=arguments,
-        return_unknown_args=True,
-    )
+    command, unknown = _parse(arguments)
     if isinstance(command, train.TrainCommand):
         return train.run(command, unknown)
     if isinstance(command, memory.MemoryCommand):
@@ -100,6 +99,33 @@ def _run(arguments: list[str]) -> int:
     if isinstance(command, wan.WanCommand):
         return wan.run(command)
     return data.run(command)
+
+
+def _parse(arguments: Sequence[str]) -> tuple[Any, list[str]]:
+    """Return the subcommand's dataclass and the arguments that it does not know.
+
+    Raises:
+        UserError: an option lacks its value, or has one of another type. Tyro prints that in a box
+            with the option's help.
+    """
+    box = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(box):
+            command, unknown = tyro.cli(
+                Subcommand,
+                prog="geojax",
+                description="Train transformers across data centers.",
+                args=arguments,
+                return_unknown_args=True,
+            )
+    except SystemExit as end:
+        if not end.code:
+            raise
+        lines = [line.strip("│ ") for line in box.getvalue().splitlines() if line[:1] == "│"]
+        ends = (index for index, line in enumerate(lines) if set(line) <= {"─"})
+        problem = " ".join(lines[: next(ends, None)]).rstrip(".")
+        raise UserError(f"geojax {arguments[0]}: {problem}") from None
+    return command, unknown
 
 
 def _refuse(unknown: Sequence[str], name: str) -> None:

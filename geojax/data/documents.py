@@ -7,6 +7,7 @@ import glob
 import gzip
 import io
 import json
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,13 @@ Format = Literal["auto", "text", "jsonl"]
 
 PIECE_CHARACTERS = 1 << 18
 """Size of the pieces, cut at the end of a line, in which longer documents are tokenized."""
+
+LONGEST_LINE = 1 << 25
+"""Most characters of a JSON line."""
+
+# No text is compressed that well; what is may fill any disk and memory.
+_MOST_EXPANSION = 200
+_EXPANSION_FROM_BYTES = 1 << 26
 
 _TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst")
 _JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
@@ -99,7 +107,7 @@ def read_documents(
                 advance(raw.tell() - position)
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text (byte {error.object[error.start]:#04x})") from None
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path}: cannot be read ({error})") from None
 
 
@@ -109,7 +117,24 @@ def split_text(text: str) -> Iterator[Piece]:
 
 
 def _unzipped(raw: IO[bytes]) -> IO[bytes]:
-    return cast(IO[bytes], gzip.GzipFile(fileobj=raw))
+    return cast(IO[bytes], _GzipOfText(raw))
+
+
+class _GzipOfText(gzip.GzipFile):
+    """A gzipped file that ends with an error when it expands as no text does."""
+
+    def __init__(self, compressed: IO[bytes]) -> None:
+        super().__init__(fileobj=compressed)
+        self._compressed = compressed
+        self._expanded = 0
+
+    def read1(self, size: int = -1) -> bytes:
+        found = super().read1(size)
+        self._expanded += len(found)
+        allowed = max(_EXPANSION_FROM_BYTES, _MOST_EXPANSION * self._compressed.tell())
+        if self._expanded > allowed:
+            raise OSError(f"it expands to more than {_MOST_EXPANSION} times its size")
+        return found
 
 
 def _suffix(path: Path) -> str:
@@ -129,14 +154,19 @@ def _text_document(text: io.TextIOBase) -> Iterator[Piece]:
         current, first = following, False
 
 
-def _json_lines(path: Path, lines: Iterable[str], field: str) -> Iterator[Piece]:
+def _json_lines(path: Path, text: io.TextIOBase, field: str) -> Iterator[Piece]:
+    lines = iter(lambda: text.readline(LONGEST_LINE + 1), "")
     for number, line in enumerate(lines, start=1):
+        if len(line) > LONGEST_LINE:
+            raise UserError(f"{path}:{number}: a line of more than {LONGEST_LINE:,} characters")
         if not line.strip():
             continue
         try:
             record = json.loads(line)
         except ValueError as error:
             raise UserError(f"{path}:{number}: not valid JSON ({error})") from None
+        except RecursionError:
+            raise UserError(f"{path}:{number}: objects or lists too deep in each other") from None
         if not isinstance(record, dict):
             raise UserError(f"{path}:{number}: expected an object, not {type(record).__name__}")
         if field not in record:

@@ -108,15 +108,17 @@ def is_held_out(text: str, share: float) -> bool:
 
 
 def progress_bar(*, enabled: bool) -> Progress:
-    """Make a progress bar in bytes, on the standard error stream."""
+    """Make a progress bar in bytes, on the terminal that the standard error stream is."""
+    console = Console(stderr=True)
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         DownloadColumn(),
         TransferSpeedColumn(),
         TimeRemainingColumn(),
-        console=Console(stderr=True),
-        disable=not enabled,
+        console=console,
+        transient=True,
+        disable=not enabled or not console.is_terminal,
     )
 
 

@@ -82,6 +82,8 @@ class Tokenizer:
         Raises:
             UserError: as for the constructor, or the file cannot be read.
         """
+        if path.exists() and not path.is_file():  # a pipe would be waited for, a device never ends
+            raise UserError(f"{path}: is no regular file; a tokenizer.json would do")
         try:
             content = path.read_bytes()
         except OSError as error:

@@ -65,7 +65,8 @@ VARIABLES = {
 }
 """Environment variable of each setting."""
 
-_RENAMED_VARIABLES = {"GEOJAX_SILENCE_SECONDS": "GEOJAX_HEARTBEAT_TIMEOUT"}
+RENAMED_VARIABLES = {"GEOJAX_SILENCE_SECONDS": "GEOJAX_HEARTBEAT_TIMEOUT"}
+"""Variables of earlier versions, and those that replaced them."""
 
 
 def complete(
@@ -81,7 +82,7 @@ def complete(
         UserError: a variable holds something impossible or was renamed, or a part of what several
             processes need is missing; the message names the variable to set.
     """
-    for old, new in _RENAMED_VARIABLES.items():
+    for old, new in RENAMED_VARIABLES.items():
         if old in environment:
             raise UserError(f"{old}: is called {new} now; set that instead")
     found = {

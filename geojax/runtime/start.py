@@ -13,6 +13,7 @@ from geojax.runtime.barrier import barrier
 from geojax.runtime.cluster_env import ProcessSettings, complete
 from geojax.runtime.device_memory import take_memory_fraction
 from geojax.runtime.devices import simulate_devices
+from geojax.runtime.environment import check_environment
 from geojax.runtime.jax_private import backend_runs, coordination_client
 from geojax.runtime.key_value_store import sign_with
 from geojax.runtime.liveness.exit_messages import register_process_names
@@ -51,6 +52,7 @@ def start(settings: ProcessSettings | None = None) -> tuple[Process, ...]:
         MissingProcessesError: some process did not start in time; it is named.
         UserError: settings are missing or wrong, processes do not fit together, JAX already runs.
     """
+    check_environment(os.environ)
     settings = complete(settings or ProcessSettings(), os.environ)
     count, process_id = settings.process_count, settings.process_id
     assert count is not None, "complete() must fill in the number of processes"

@@ -72,13 +72,7 @@ def train(
     with runtime.translate_collective_errors(), contextlib.ExitStack() as stack:
         with console.status("estimating the memory of a step"):
             require_memory(config, console.print)
-        directory = stack.enter_context(RunDirectory(config.run_directory))
-        if first:
-            directory.lock()
-        newest = newest_metadata(directory.checkpoints)
-        refuse_earlier_version(directory.checkpoints, newest)
-        given, config = config, with_saved_schedule(config, newest)
-        # Errors of config, layout and data are raised before the step is compiled.
+        # Errors of config, layout and data are raised before there is a run directory.
         plan = step_plan(config, make_run_mesh(config))
         if config.topology is not None:
             topology = Topology.load(config.topology)
@@ -88,6 +82,12 @@ def train(
         loader = _open_loader(
             config, corpus, sequences_of_process(plan, config.batch.global_batch_size)
         )
+        directory = stack.enter_context(RunDirectory(config.run_directory))
+        if first:
+            directory.lock()
+        newest = newest_metadata(directory.checkpoints)
+        refuse_earlier_version(directory.checkpoints, newest)
+        given, config = config, with_saved_schedule(config, newest)
         compilations = stack.enter_context(CompilationCounter(STEP_NAME))
         with console.status("compiling the step"):
             validate = bool(loader.validation_names)

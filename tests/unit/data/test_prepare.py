@@ -22,6 +22,7 @@ from geojax.data import (
 from geojax.data import documents as documents_module
 from geojax.data.atomic_folder import atomic_folder
 from geojax.data.storage import SplitWriter, TokenStream
+from geojax.data.tokenizer import Tokenizer
 from geojax.errors import UserError
 
 TEXTS = ["one two three\n", "öne twö <|begin|> thrée\n", "four\r\nfive", "six " * 50]
@@ -157,6 +158,8 @@ def test_shards_read_as_one_sequence(tmp_path):
         ('["text"]', r"a\.jsonl:3: expected an object, not list"),
         ('{"body": "b", "id": 1}', r"a\.jsonl:3: has no field 'text'; its fields are: body, id"),
         ('{"text": 5}', r"a\.jsonl:3: the field 'text' is no text but int"),
+        ("[" * 200_000, r"a\.jsonl:3: objects or lists too deep in each other"),
+        ('{"text": ' + "9" * 5000 + "}", r"a\.jsonl:3: not valid JSON"),
     ],
 )
 def test_a_bad_line_is_named_and_leaves_nothing_behind(tmp_path, line, message):
@@ -183,6 +186,34 @@ def test_unusable_text_is_refused_and_leaves_nothing_behind(tmp_path, content, s
         prepare(settings_for(tmp_path, files=(str(tmp_path / "a.txt"),), **source))
     one_line(error)
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+DAMAGED = bytearray(gzip.compress(b"word " * 1000))
+DAMAGED[len(DAMAGED) // 2] ^= 0xFF
+BOMB = gzip.compress(bytes(2**24)) * 5
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt.gz", b"no gzip", "cannot be read"),
+        ("a.txt.gz", bytes(DAMAGED), "cannot be read"),
+        ("a.txt.gz", gzip.compress(b"word " * 1000)[:40], "cannot be read"),
+        ("a.txt.gz", BOMB, "it expands to more than 200 times its size"),
+        ("a.jsonl.gz", BOMB, "a line of more than 33,554,432 characters"),
+    ],
+)
+def test_damaged_and_exploding_files_are_refused(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=message) as error:
+        prepare(settings_for(tmp_path, files=(str(tmp_path / name),)))
+    one_line(error)
+
+
+def test_a_pipe_is_no_tokenizer(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match="is no regular file"):
+        Tokenizer.load(tmp_path / "pipe")
 
 
 def test_missing_files_and_a_taken_output_are_refused(tmp_path, left):
