@@ -3,7 +3,7 @@
 Numbers cross as they are, in a `psum`, or in messages of a wire format
 (`geojax.collectives.codec`). Two sites swap one message each, and both decode and add them:
 
-    encode x ─► permute ─► decode both and add
+    encode x ─► permute, or all-gather ─► decode both and add
 
 With o > 2 sites it is a quantized reduce-scatter followed by a quantized all-gather (as in ZeRO++,
 Wang et al. 2023); each site owns 1/o of the numbers:
@@ -28,6 +28,7 @@ from jax import lax
 from geojax.collectives import codec
 from geojax.collectives.axes import agreed, axis_sizes, to_varying, varying_axes
 from geojax.collectives.wire_format import WireFormat
+from geojax.runtime.platform import site_exchange, target_platform
 
 
 class Sum(NamedTuple):
@@ -52,7 +53,8 @@ class SiteSum:
 
     contents: tuple[jax.Array, ...]
     """The array; or messages. Those of two sites are the own [length] and, once exchanged, the
-    other's. Those of more are [sites, length] for the owners and, once exchanged, their answers."""
+    other's, or both gathered [2, length]. Those of more are [sites, length] for the owners and,
+    once exchanged, their answers."""
     error: jax.Array | None
     """Rounding errors of the own messages, [count]; None: none are kept, or there is no format."""
     shape: tuple[int, ...]
@@ -90,12 +92,18 @@ class SiteSum:
         (content,) = self.contents
         if not self.inter:
             return self
-        if self.wire is None:
-            return dataclasses.replace(self, contents=(lax.psum(content, self.inter),))
-        if _sites(self.inter) == 2:
-            other = lax.ppermute(content, self.inter, [(0, 1), (1, 0)])
-            return dataclasses.replace(self, contents=(content, other))
-        return self._exchange_parts(content, self.wire)
+        sites = _sites(self.inter)
+        match site_exchange(target_platform(), sites, messages=self.wire is not None):
+            case "psum":
+                contents: tuple[jax.Array, ...] = (lax.psum(content, self.inter),)
+            case "permute":
+                contents = content, lax.ppermute(content, self.inter, [(0, 1), (1, 0)])
+            case "all_gather":
+                contents = (lax.all_gather(content, self.inter, to="invarying"),)
+            case "all_to_all":
+                assert self.wire is not None, "parts are messages"
+                return self._exchange_parts(content, self.wire)
+        return dataclasses.replace(self, contents=contents)
 
     def done(self) -> Sum:
         """Decode: the same bits on all sites, not varying over `inter`."""
@@ -104,7 +112,8 @@ class SiteSum:
             return Sum(total, jnp.zeros_like(total) if self.keep_error else None)
         count = math.prod(self.shape)
         if _sites(self.inter) == 2:  # the sum of two does not depend on which comes first
-            total = codec.decode_sum(self.contents, count, self.wire, self.dtype)
+            messages = self.contents if len(self.contents) == 2 else self.contents[0]
+            total = codec.decode_sum(messages, count, self.wire, self.dtype)
             total = agreed(total, self.inter)
         else:
             total = codec.decode_parts(self.contents[0], count, self.wire, self.dtype)

@@ -43,6 +43,12 @@ class Platform:
     permutes_by_group: bool = True
     """A permute needs only the devices that send and receive; on CPUs all of the mesh take part."""
 
+    swaps_by_permute: bool = True
+    """Two sites swap messages in a permute, which Gloo carries in one round trip. On GPUs they
+    gather them: a permute's NCCL communicator is one of all the mesh's devices unless XLA is told
+    otherwise (openxla/xla#40505), and has the few channels of point-to-point messages; a gather has
+    that of the two devices, which sums over sites use too."""
+
 
 CPU = Platform(
     "cpu",
@@ -52,7 +58,7 @@ CPU = Platform(
     branches_hold_collectives=False,
     permutes_by_group=False,
 )
-GPU = Platform("gpu", preallocates=True)
+GPU = Platform("gpu", swaps_by_permute=False, preallocates=True)
 TPU = Platform("tpu")
 
 _BY_JAX_NAME = {"cpu": CPU, "gpu": GPU, "cuda": GPU, "rocm": GPU, "tpu": TPU}
@@ -83,6 +89,22 @@ def target_platform() -> Platform:
     device = jax.sharding.get_abstract_mesh().abstract_device
     platform = getattr(device, "platform", None)
     return platform_named(platform or jax.default_backend())
+
+
+SiteExchange: TypeAlias = Literal["psum", "permute", "all_gather", "all_to_all"]
+"""The collective in which sites sum, or exchange messages that each of them sums."""
+
+
+def site_exchange(platform: Platform, sites: int, *, messages: bool) -> SiteExchange:
+    """Choose how `sites` exchange: numbers as they are, or in messages of a wire format.
+
+    With an all-to-all each of more than two sites sums a part and gathers the others' sums.
+    """
+    if not messages:
+        return "psum"
+    if sites > 2:
+        return "all_to_all"
+    return "permute" if platform.swaps_by_permute else "all_gather"
 
 
 def sums_in_messages(mesh: Mesh | AbstractMesh) -> bool:
