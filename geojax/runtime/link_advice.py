@@ -13,6 +13,7 @@ from pathlib import Path
 
 from geojax.errors import UserError
 from geojax.quantities import quantity
+from geojax.runtime.nccl_advice import nccl_advice
 from geojax.topology import Link, Process, Topology
 
 _MEBIBYTE = 2**20
@@ -149,6 +150,11 @@ def advice_of_process(
         pairs = min(len(members), len(others)) * nccl_sockets(environment)
         title = f"link {members[0].site}-{name} (host {members[0].host})"
         lines += link_advice(title, link, pairs, tcp, environment)
+        if members[0].device_kind.startswith("NVIDIA"):
+            network = topology.site(members[0].site or "").between_hosts
+            devices = sum(process.devices for process in members)
+            card = None if network is None else network.bytes_per_second
+            lines += [f"{title}: {line}" for line in nccl_advice(link, devices, card, environment)]
     return lines
 
 

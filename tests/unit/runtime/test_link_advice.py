@@ -2,6 +2,7 @@ import pytest
 
 from geojax.runtime import link_advice as module
 from geojax.runtime.link_advice import TcpSettings, advice_of_process, link_advice
+from geojax.runtime.nccl_advice import nccl_advice
 from geojax.topology import Link, Process, Topology
 
 LINK = Link(round_trip_seconds=0.021, bytes_per_second=100e9 / 8)
@@ -87,3 +88,49 @@ def test_one_process_of_each_site_speaks_where_there_are_several_hosts(
 def test_nccls_sockets_are_streams():
     assert module.nccl_sockets({"NCCL_SOCKET_NTHREADS": "4", "NCCL_NSOCKS_PERTHREAD": "2"}) == 8
     assert module.nccl_sockets({}) == 1
+
+
+WIDE = Link(round_trip_seconds=0.021, bytes_per_second=3.2e12 / 8)
+
+
+def test_many_devices_fill_a_link_with_nccls_defaults():
+    advice = nccl_advice(WIDE, 1536, 50e9, {})
+    assert not any("NCCL_BUFFSIZE" in line for line in advice)
+
+
+def test_few_devices_need_larger_buffers_and_more_channels():
+    advice = nccl_advice(WIDE, 8, 50e9, {})
+    assert advice[0] == (
+        "NCCL keeps 2 x 4.19 MB of a device in flight, so at most 3.2 Gbit/s of its 400 Gbit/s: "
+        f"NCCL_BUFFSIZE={2**26} NCCL_MIN_CTAS=32 NCCL_NCHANNELS_PER_NET_PEER=32 allow 400 Gbit/s "
+        "for 4.29 GB of memory a connection"
+    )
+    assert "NCCL_IB_QPS_PER_CONNECTION=4" in advice[1]
+    assert "NCCL_ALLNET_ENABLE=1" in advice[2]
+
+
+def test_what_is_set_for_nccl_is_counted_and_not_said_again():
+    given = {
+        "NCCL_BUFFSIZE": str(2**26),
+        "NCCL_MIN_NCHANNELS": "32",
+        "NCCL_IB_QPS_PER_CONNECTION": "8",
+        "NCCL_ALLNET_ENABLE": "0",
+    }
+    assert nccl_advice(WIDE, 8, 50e9, given) == []
+    assert nccl_advice(WIDE, 8, 50e9, given | {"NCCL_BUFFSIZE": "much"}) != []
+    near = Link(round_trip_seconds=1e-4, bytes_per_second=3.2e12 / 8)
+    assert nccl_advice(near, 8, 50e9, {}) == []
+
+
+@pytest.mark.parametrize(("kind", "about_nccl"), [("NVIDIA H100 80GB HBM3", 2), ("cpu", 0)])
+def test_nccl_is_spoken_of_where_it_runs(monkeypatch, kind, about_nccl):
+    monkeypatch.setattr(TcpSettings, "read", classmethod(lambda cls: GENEROUS))
+    topology = Topology.load("two-h100-sites")
+    processes = [
+        Process(index, site, f"host-{index}", 768, kind)
+        for index, site in enumerate(["east", "west"] * 2)
+    ]
+    lines = advice_of_process(topology, processes, 0, {})
+    assert len(
+        [line for line in lines if "NCCL_" in line and line.startswith("link east-west")]
+    ) == (about_nccl)
