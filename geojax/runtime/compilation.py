@@ -11,7 +11,6 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from geojax.errors import UserError
 from geojax.runtime.agreement import processes_that_differ
-from geojax.runtime.jax_private import process_index_and_count
 
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 # Time in which all processes read the folder, which may be on a busy network file system.
@@ -23,9 +22,10 @@ def enable_compilation_cache(folder: Path) -> str | None:
 
     Programs that compile in less than half a second are not kept. All processes of a job call this,
     and use the cache only if all find the same programs in it. On GPUs, processes that compile a
-    program share the autotuning of its kernels (`xla_gpu_shard_autotuning`): one would wait for
-    the results of another that has found the program in its cache and never publishes any. (The
-    key of a program of several processes is the same in all of them there.)
+    program share the autotuning of its kernels (`xla_gpu_shard_autotuning`), so that all compile
+    the same: one waits up to a day for the results of another that has found the program in its
+    cache and never publishes any. Without that flag programs would differ between processes, and
+    so could the order of their collectives (openxla/xla#7716).
 
     Returns:
         One line for the log if the cache is not used, with the reason.
@@ -50,10 +50,6 @@ def enable_compilation_cache(folder: Path) -> str | None:
         )
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
-    if process_index_and_count()[1] > 1:
-        # XLA's own cache of autotuning is written while others read it: some would find a result
-        # there and others wait for it.
-        jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
     return None
 
 

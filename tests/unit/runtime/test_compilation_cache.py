@@ -3,15 +3,15 @@
 import jax
 import pytest
 
-from geojax.runtime import agreement, compilation, enable_compilation_cache
+from geojax.runtime import agreement, enable_compilation_cache
 from geojax.runtime.compilation import programs_digest
 from geojax.runtime.key_value_store import publish
+from geojax.runtime.xla_flags import recommended_flags
 
 OPTIONS = (
     "jax_enable_compilation_cache",
     "jax_compilation_cache_dir",
     "jax_persistent_cache_min_compile_time_secs",
-    "jax_persistent_cache_enable_xla_caches",
 )
 
 
@@ -50,8 +50,7 @@ def start(job, tmp_path, monkeypatch):
 
 def simulate(job, monkeypatch):
     monkeypatch.setattr(agreement, "barrier", lambda name, timeout_seconds: None)
-    for module in (agreement, compilation):
-        monkeypatch.setattr(module, "process_index_and_count", lambda: (job.own, job.count))
+    monkeypatch.setattr(agreement, "process_index_and_count", lambda: (job.own, job.count))
 
 
 SHARED = ["jit_train_step-1-cache", "jit_evaluate-2-cache"]
@@ -61,7 +60,6 @@ def test_all_use_a_cache_with_the_same_programs(start):
     others = ["jit_train_step-1-atime", "lock"]
     assert start([SHARED, [*SHARED, *others], SHARED[::-1]]) == [(None, True)] * 3
     assert jax.config.jax_compilation_cache_dir is not None
-    assert jax.config.jax_persistent_cache_enable_xla_caches == "none"
 
 
 @pytest.mark.parametrize("second", [[], SHARED[:1], [*SHARED, "jit_other-3-cache"]])
@@ -82,3 +80,8 @@ def test_process_0_alone_reads_what_all_say(job, monkeypatch):
         assert agreement.processes_that_differ("answer", "42", 1.0).size == 0
     assert job.store.calls["folder"] == 1
     assert job.store.entries_read == 2 * 3072 - 1
+
+
+def test_processes_that_compile_share_their_autotuning():
+    """It makes all compile the same program; the agreement makes it safe."""
+    assert "--xla_gpu_shard_autotuning" not in recommended_flags("gpu")
