@@ -52,6 +52,16 @@ class LayerStore(Protocol):
         """Return the values of layer `index`."""
 
 
+class StashStore(LayerStore, Protocol):
+    """Keeps the stash of a split backward, in a loop that reads residuals."""
+
+    def begin(self, stored: Any, index: jax.Array, residuals: Any) -> tuple[Any, Any]:
+        """Return the values that the loop carries, and the residuals to read layer `index` from."""
+
+    def finish(self, stored: Any, stacked: Any) -> Any:
+        """Return the stash of all layers, of what the loop carried and stacked."""
+
+
 class GradientSink(Protocol):
     """Takes the gradients of the layers, those of one bucket together."""
 
@@ -101,6 +111,14 @@ class StackedStore:
     def get(self, stored: Any, index: jax.Array) -> Any:
         """Return a slice of the stack."""
         return layer_slice(stored, index)
+
+    def begin(self, stored: None, index: jax.Array, residuals: Any) -> tuple[None, Any]:
+        """Read the residuals from where they are."""
+        return None, residuals
+
+    def finish(self, stored: None, stacked: Any) -> Any:
+        """Return the stack."""
+        return stacked
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,6 +32,7 @@ from geojax.models.chunk.layer_io import (
     LayerWeights,
     StackedStore,
     StackedWeights,
+    StashStore,
 )
 from geojax.models.chunk.residuals import Residuals, forward
 from geojax.models.chunk.split_backward import SplitBackward
@@ -94,7 +95,7 @@ class Layers:
     """The number of the first of them in the whole model."""
     store: LayerStore = dataclasses.field(default_factory=StackedStore)
     """Keeps the residuals of each layer."""
-    stash_store: LayerStore = dataclasses.field(default_factory=StackedStore)
+    stash_store: StashStore = dataclasses.field(default_factory=StackedStore)
     """Keeps the stash of each layer's split backward."""
     split: SplitBackward | None = None
     """The two halves of a layer's backward; None: it is split where it is traced."""
@@ -292,6 +293,7 @@ class Layers:
             x, prefetched, stored = carry
             weights, prefetched = own.source.take(prefetched, index, jnp.maximum(index - 1, 0))
             again = (weights, self.first_layer + first + index, context)
+            stored, residuals = self.stash_store.begin(stored, index, residuals)
             arguments = (self.store.get(residuals, index), again, (x, balance_cotangent))
             made, stashed = (self.split or SplitBackward.of(*arguments)).input_gradient(*arguments)
             stored, stacked = self.stash_store.put(stored, index, stashed)
@@ -303,7 +305,7 @@ class Layers:
             loop = functools.partial(body, own, of_span, first)
             carry = (x, own.prefetched, self.stash_store.start())
             (x, _, stored), stacked = _loop(loop, carry, span.count, reverse=True)
-            stashed.insert(0, stacked if stored is None else stored)
+            stashed.insert(0, self.stash_store.finish(stored, stacked))
         return x, stashed
 
     @jax.named_scope("backward_layers")

@@ -70,6 +70,8 @@ class SplitBackward:
     weight_steps: tuple[_Step, ...]
     inputs: int
     """The number of values that the program begins with: residuals, `again`, cotangents."""
+    residuals: int
+    """The number of residuals."""
     stashed: tuple[int, ...]
     input_gradient_at: tuple[Any, ...]
     weight_gradients_at: tuple[Any, ...]
@@ -109,12 +111,20 @@ class SplitBackward:
             tuple(step for step in steps if step in first),
             tuple(step for step in steps if step in second),
             inputs,
+            len(saved),
             tuple(sorted(stashed)),
             tuple(at_x),
             tuple(at_weights),
             x,
             weights,
         )
+
+    @property
+    def residuals_read_later(self) -> frozenset[int]:
+        """The positions of the residuals that the second half reads."""
+        read = {number for step in self.weight_steps for number in _numbers(step.operands)}
+        read |= {*_numbers(self.weight_gradients_at)}
+        return frozenset(read & set(range(self.residuals)))
 
     def input_gradient(
         self, residuals: Residuals, again: Any, cotangents: Any

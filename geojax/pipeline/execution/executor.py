@@ -14,6 +14,7 @@ that are never used. Buffers begin as NaN, so that a value that leaks from a bub
 import dataclasses
 import functools
 import itertools
+import math
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -26,7 +27,8 @@ from geojax.models.chunk.chunk import Microbatch, ModelFunctions
 from geojax.models.chunk.layer_io import layer_slice
 from geojax.models.parallel.varying import typed_like, vary_over, varying_axes, zeros_of
 from geojax.pipeline.execution.ring_buffers import get, nan_of, put, slot_after
-from geojax.pipeline.execution.stage_chunks import StageChunks
+from geojax.pipeline.execution.ring_pool import RingRows
+from geojax.pipeline.execution.stage_chunks import Rings, StageChunks
 from geojax.pipeline.execution.stage_weights import PipelineGradients, StageWeights
 from geojax.pipeline.execution.tick_program import NOTHING, Segment, TickProgram
 from geojax.pipeline.schedule import Kind
@@ -35,20 +37,19 @@ from geojax.precision import split_quantized
 Tree = TypeVar("Tree")
 
 TickRow = dict[str, jax.Array]
-"""One tick's entries for a stage (see `TickProgram.columns`): int32 scalars."""
+"""One tick's entries for a stage, int32: scalars (see `TickProgram.columns`), and for each kind k
+of action `k.rows` [layers of a chunk, columns] (see `RingRows`)."""
 
 
 class _State(NamedTuple):
     """The state of a stage between two ticks."""
 
     inputs: jax.Array
-    """[slots, *stream]; for all rings see `geojax.pipeline.execution.tick_program`."""
+    """[slots, *stream]; see `geojax.pipeline.execution.tick_program`."""
     cotangents: jax.Array
     """[slots, *stream]."""
-    residuals: list[jax.Array]
-    """Each [slots, layers of a chunk, ...]."""
-    stashed: list[jax.Array]
-    """Each [slots, layers of a chunk, ...]; none where the backward is not split."""
+    rings: Rings
+    """Residuals and stashes; see `geojax.pipeline.execution.ring_pool`."""
     made: dict[str, jax.Array]
     """The results of the last tick by kind of action, for the delayed channels."""
     loss: jax.Array
@@ -100,6 +101,7 @@ class _Run:
         # Two consecutive chunks on one stage: no message, the stream goes to a slot.
         hops = itertools.pairwise(schedule.placement.stage_of)
         self._has_local_hops = any(sender == receiver for sender, receiver in hops)
+        layers_per_chunk = executor.layers_per_chunk or self._equal_chunks()
         self._layers = StageChunks(
             executor.functions,
             weights,
@@ -107,9 +109,10 @@ class _Run:
             self._stage,
             executor.axes,
             schedule.placement,
-            executor.layers_per_chunk or self._equal_chunks(),
+            layers_per_chunk,
             split=schedule.split_backward,
         )
+        self._rows = RingRows.of(self._program, self._layers.pool, layers_per_chunk)
         self._stream = self._layers.stream
 
     def gradients(self) -> PipelineGradients:
@@ -128,12 +131,20 @@ class _Run:
         return (layers // placement.chunks_per_stage,) * placement.chunks
 
     def _stage_ticks(self) -> jax.Array:
-        """Return this stage's part of the table: int32 [ticks, columns]."""
+        """Return this stage's part of the table: int32 [ticks, columns], rows flattened."""
         table = np.stack(list(self._program.columns.values()), axis=2)
+        rows = [np.maximum(rows, 0) for rows in self._rows.of_kind.values()]
+        table = np.concatenate([table, *(each.reshape(*each.shape[:2], -1) for each in rows)], 2)
         return lax.dynamic_index_in_dim(jnp.asarray(table), self._stage, 1, keepdims=False)
 
     def _tick_row(self, row: jax.Array) -> TickRow:
-        return {name: row[number] for number, name in enumerate(self._program.columns)}
+        tick_row = {name: row[number] for number, name in enumerate(self._program.columns)}
+        first = len(tick_row)
+        for kind, rows in self._rows.of_kind.items():
+            shape = rows.shape[2:]
+            tick_row[f"{kind.value}.rows"] = row[first : first + math.prod(shape)].reshape(shape)
+            first += math.prod(shape)
+        return tick_row
 
     def loss(self) -> jax.Array:
         channels = self._program.channels
@@ -202,17 +213,13 @@ class _Run:
         if self._layers.balance is not None:
             assert self._functions.balance is not None, "balance losses must have a weight"
             balance = jax.eval_shape(self._functions.balance, self._layers.balance, microbatch)
-        layers = self._layers.max_layers_per_chunk
+        rings = zip(self._layers.pool.rings, self._rows.counts, strict=True)
         delayed = {channel.kind.value for channel in self._program.channels if channel.delayed}
         axes = frozenset(self._axes)
         return _State(
             nan_of(self._stream, max(slots["inputs"], 1)),
             nan_of(self._stream, max(slots["cotangents"], 1)),
-            [nan_of(leaf, slots["residuals"], layers) for leaf in self._layers.residuals.saved],
-            [
-                nan_of(leaf, slots["stashed"], layers)
-                for leaf in jax.tree.leaves(self._layers.stashed)
-            ],
+            [nan_of(leaf, count) for leaf, count in rings],
             {kind: nan_of(self._stream) for kind in sorted(delayed)},
             vary_over(zeros_of(loss), axes),
             None if balance is None else vary_over(zeros_of(balance), axes),
@@ -269,14 +276,13 @@ class _Run:
 
         def do(state: _State) -> tuple[_State, jax.Array]:
             x = self._first_stream(state.inputs, tick_row, microbatch)
-            slot, chunk = jnp.maximum(tick_row["F.residuals"], 0), tick_row["F.chunk"]
-            x, balance, residuals = self._layers.forward(
-                x, state.residuals, slot, chunk, microbatch, context
+            x, balance, rings = self._layers.forward(
+                x, state.rings, tick_row["F.rows"], tick_row["F.chunk"], microbatch, context
             )
             total = state.balance
             if balance is not None and total is not None:
                 total = typed_like(total + jnp.where(valid, balance, 0), total)
-            state = state._replace(residuals=residuals, balance=total)
+            state = state._replace(rings=rings, balance=total)
             cotangents = put(
                 state.cotangents,
                 x,
@@ -304,23 +310,16 @@ class _Run:
                 is_last, self._head, lambda x, loss, sums, _: (x, loss, sums),
                 arrived, state.loss, state.sums.last, microbatch,
             )  # fmt: skip
-            slot, chunk = jnp.maximum(tick_row["B.residuals"], 0), tick_row["B.chunk"]
-            stashed, layers = state.stashed, state.sums.layers
+            rows, chunk = tick_row["B.rows"], tick_row["B.chunk"]
+            rings, layers = state.rings, state.sums.layers
             if self._program.ticks.schedule.split_backward:
-                cotangent, stashed = self._layers.input_gradient(
-                    cotangent,
-                    state.residuals,
-                    slot,
-                    stashed,
-                    tick_row["B.stashed"],
-                    chunk,
-                    microbatch,
-                    context,
+                cotangent, rings = self._layers.input_gradient(
+                    cotangent, rings, rows, chunk, microbatch, context
                 )
             else:
                 only_if = valid if self._program.branch_free else None
                 cotangent, layers = self._layers.backward(
-                    cotangent, state.residuals, slot, chunk, microbatch, context, layers, only_if
+                    cotangent, rings, rows, chunk, microbatch, context, layers, only_if
                 )
             is_first = valid & (tick_row["B.first"] == 1)
             first = lax.cond(
@@ -331,7 +330,7 @@ class _Run:
             if self._has_local_hops:
                 cotangents = put(cotangents, cotangent, tick_row["B.output"])
             sums = StageWeights(first, layers, last)
-            state = state._replace(cotangents=cotangents, stashed=stashed, loss=loss, sums=sums)
+            state = state._replace(cotangents=cotangents, rings=rings, loss=loss, sums=sums)
             return state, cotangent
 
         return self._maybe(valid, do, state)
@@ -360,13 +359,7 @@ class _Run:
 
         def do(state: _State) -> _State:
             sums = self._layers.weight_gradients(
-                state.residuals,
-                tick_row["W.residuals"],
-                state.stashed,
-                tick_row["W.stashed"],
-                tick_row["W.chunk"],
-                context,
-                state.sums.layers,
+                state.rings, tick_row["W.rows"], tick_row["W.chunk"], context, state.sums.layers
             )
             loss = after(state.loss, jax.tree.leaves(sums)[0])
             return state._replace(loss=loss, sums=state.sums._replace(layers=sums))

@@ -26,12 +26,9 @@ def get(ring: jax.Array, slot: jax.Array) -> jax.Array:
     )
 
 
-def get_layer(ring: jax.Array, slot: jax.Array, index: jax.Array) -> jax.Array:
-    """Read the part of one layer in a slot of `ring` [slots, layers, ...]."""
-    zero = jnp.int32(0)
-    start = (slot, index, *[zero] * (ring.ndim - 2))
-    sizes = (1, 1, *ring.shape[2:])
-    return lax.dynamic_slice(ring, start, sizes, allow_negative_indices=False)[0, 0]
+def get_as(ring: jax.Array, row: jax.Array, typed: Any) -> jax.Array:
+    """Read a row, in the shape of `typed`."""
+    return get(ring, row).reshape(typed.shape)
 
 
 def put(ring: jax.Array, value: jax.Array, slot: jax.Array) -> jax.Array:
@@ -42,11 +39,10 @@ def put(ring: jax.Array, value: jax.Array, slot: jax.Array) -> jax.Array:
     )
 
 
-def put_layer(ring: jax.Array, value: jax.Array, slot: jax.Array, index: jax.Array) -> jax.Array:
-    """Write the part of one layer in a slot of `ring` [slots, layers, ...]; in place."""
-    start = (slot, index, *[jnp.int32(0)] * value.ndim)
-    value = typed_like(value, ring)[None, None]
-    return lax.dynamic_update_slice(ring, value, start, allow_negative_indices=False)
+def put_at(ring: jax.Array, value: jax.Array, row: jax.Array) -> jax.Array:
+    """Write `value`, of any shape with as many elements, into a row of `ring`; in place."""
+    value = typed_like(value.reshape(ring.shape[1:]), ring)
+    return lax.dynamic_update_index_in_dim(ring, value, row, 0, allow_negative_indices=False)
 
 
 def slot_after(slot: jax.Array, token: jax.Array) -> jax.Array:

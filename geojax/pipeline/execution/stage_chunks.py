@@ -31,40 +31,87 @@ from geojax.models.chunk.residuals import Residuals
 from geojax.models.chunk.split_backward import SplitBackward, Stash
 from geojax.models.parallel.varying import typed_like, vary_over, varying_axes, zeros_of
 from geojax.models.parameters import Parameters
-from geojax.pipeline.execution.ring_buffers import get_layer, put_layer
+from geojax.pipeline.execution.ring_buffers import get_as, put_at
+from geojax.pipeline.execution.ring_pool import RingLeaf, RingPool
 from geojax.pipeline.execution.stage_weights import StageWeights
 from geojax.pipeline.schedule import Placement
 
 Tree = TypeVar("Tree")
 Rings = list[jax.Array]
-"""Ring buffers, each [slots, layers of a chunk, ...]."""
+"""Ring buffers, each [rows, ...] (see `geojax.pipeline.execution.ring_pool`)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RingStore:
-    """A store that keeps the values of a chunk's layers in one slot of some rings."""
+    """A store that keeps the values of a chunk's layers in rows of some rings."""
 
     rings: Rings
-    slot: jax.Array
+    rows: jax.Array
+    """[layers, columns]: the rows of a layer's values."""
+    leaves: tuple[RingLeaf, ...]
+    """The ring and the column of each of these values."""
     example: Any
-    """A pytree in the structure of one layer's values."""
+    """A pytree in the structure and types of one layer's values."""
 
-    def start(self) -> Rings:
+    def start(self) -> Any:
         """Return the rings as they are."""
         return self.rings
 
-    def put(self, stored: Rings, index: jax.Array, value: Any) -> tuple[Rings, None]:
+    def put(self, stored: Any, index: jax.Array, value: Any) -> tuple[Any, None]:
         """Write into the rings, in place."""
-        leaves = jax.tree.leaves(value)
-        return [
-            put_layer(ring, leaf, self.slot, index)
-            for ring, leaf in zip(stored, leaves, strict=True)
-        ], None
+        rings, rows = list(stored), layer_slice(self.rows, index)
+        for (ring, column, *_), leaf in zip(self.leaves, jax.tree.leaves(value), strict=True):
+            rings[ring] = put_at(rings[ring], leaf, rows[column])
+        return rings, None
 
     def get(self, stored: Rings, index: jax.Array) -> Any:
         """Read from the rings."""
-        leaves = [get_layer(ring, self.slot, index) for ring in stored]
-        return jax.tree.unflatten(jax.tree.structure(self.example), leaves)
+        rows = layer_slice(self.rows, index)
+        types, structure = jax.tree.flatten(self.example)
+        read = [
+            get_as(stored[ring], rows[column], typed)
+            for (ring, column, *_), typed in zip(self.leaves, types, strict=True)
+        ]
+        return jax.tree.unflatten(structure, read)
+
+
+@dataclasses.dataclass(frozen=True)
+class RingStash(RingStore):
+    """A store of stashes, in the rings that the residuals are read from.
+
+    The stash of a layer is written in the next iteration of the loop, before that reads: a ring
+    that is read and written later in one iteration would be copied.
+    """
+
+    layers: jax.Array
+    """The number of layers of the chunk."""
+
+    def start(self) -> tuple[Rings, list[jax.Array]]:
+        """Return the rings, and no more than a place for the stash of a layer."""
+        return self.rings, zeros_of(jax.tree.leaves(self.example))
+
+    def begin(
+        self, stored: tuple[Rings, list[jax.Array]], index: jax.Array, residuals: Any
+    ) -> tuple[tuple[Rings, list[jax.Array]], Rings]:
+        """Write the stash of the layer before, which in the loop is the one behind `index`.
+
+        The first layer has none before it, and writes where its own will be.
+        """
+        rings, stash = stored
+        rings, _ = super().put(rings, jnp.minimum(index + 1, self.layers - 1), stash)
+        return (rings, stash), rings
+
+    def put(
+        self, stored: tuple[Rings, list[jax.Array]], index: jax.Array, value: Any
+    ) -> tuple[tuple[Rings, list[jax.Array]], None]:
+        """Keep the stash for the next iteration."""
+        rings, before = stored
+        return (rings, jax.tree.map(typed_like, jax.tree.leaves(value), before)), None
+
+    def finish(self, stored: tuple[Rings, list[jax.Array]], stacked: None) -> Rings:
+        """Write the stash of the layer that the loop ended with."""
+        rings, _ = super().put(stored[0], jnp.int32(0), stored[1])
+        return rings
 
 
 class StageChunks:
@@ -95,6 +142,9 @@ class StageChunks:
             split: whether the backward is split.
         """
         self._functions, self._weights, self._stage = functions, weights.layers, stage
+        # Of a split backward a loop of one layer would be unrolled, and the rings be copied.
+        unrolled = split and max(layers_per_chunk) == 1
+        self._static = len(set(layers_per_chunk)) == 1 and not unrolled
         self._count_layers(placement, layers_per_chunk)
         self._layer = layer_slice(weights.layers, 0)
         self._context = jax.eval_shape(functions.context, microbatch)
@@ -106,6 +156,12 @@ class StageChunks:
         """The types of one layer's balance losses and residuals."""
         self.stashed = self._stash_types() if split else None
         """The types of the stash of a layer's split backward; None: it is not split."""
+        self.pool = RingPool.of(
+            self.residuals.saved,
+            None if self.stashed is None else self.stashed.values,
+            frozenset() if self.stashed is None else self.stashed.split.residuals_read_later,
+        )
+        """The rings for both."""
 
     def _count_layers(self, placement: Placement, layers_per_chunk: tuple[int, ...]) -> None:
         assert len(layers_per_chunk) == placement.chunks, "each chunk must have a number of layers"
@@ -119,7 +175,6 @@ class StageChunks:
                 firsts[stage, number] = sum(layers_per_chunk[:chunk])
         self._firsts = jnp.asarray(firsts)[self._stage]
         self._counts = jnp.asarray(counts)[self._stage]
-        self._even = len(set(layers_per_chunk)) == 1
 
     def _stream_type(self, embedded: Any, axes: frozenset[str]) -> Any:
         axes = axes | varying_axes(embedded)
@@ -155,14 +210,17 @@ class StageChunks:
         self,
         x: jax.Array,
         rings: Rings,
-        slot: jax.Array,
+        rows: jax.Array,
         chunk: jax.Array,
         batch: Microbatch,
         context: Any,
     ) -> tuple[jax.Array, jax.Array | None, Rings]:
-        """Run a chunk forwards: the stream, what its balance adds to the loss, and the rings."""
+        """Run a chunk forwards: the stream, what its balance adds to the loss, and the rings.
+
+        `rows` [layers, columns] are those of `RingRows`.
+        """
         balance = None if self.balance is None else zeros_of(self.balance)
-        made = self._chunk(chunk, rings, slot).forward(
+        made = self._chunk(chunk, rings, rows).forward(
             self._weights_of(chunk), x, batch, context, balance=balance
         )
         return made.x, made.balance, made.residuals.layers[0]
@@ -177,7 +235,7 @@ class StageChunks:
         self,
         cotangent: jax.Array,
         rings: Rings,
-        slot: jax.Array,
+        rows: jax.Array,
         chunk: jax.Array,
         batch: Microbatch,
         context: Any,
@@ -188,7 +246,7 @@ class StageChunks:
 
         These are added only if `only_if` is true; None: they are.
         """
-        made = self._chunk(chunk, rings, slot).backward(
+        made = self._chunk(chunk, rings, rows).backward(
             self._weights_of(chunk),
             self._residuals(rings),
             cotangent,
@@ -203,34 +261,25 @@ class StageChunks:
         self,
         cotangent: jax.Array,
         rings: Rings,
-        slot: jax.Array,
-        stashed: Rings,
-        stashed_slot: jax.Array,
+        rows: jax.Array,
         chunk: jax.Array,
         batch: Microbatch,
         context: Any,
     ) -> tuple[jax.Array, Rings]:
-        """Run the first half of `backward`: the cotangent, and the rings of the stash."""
-        made = self._chunk(chunk, rings, slot, stashed, stashed_slot).input_gradient(
+        """Run the first half of `backward`: the cotangent, and the rings with the stash."""
+        made = self._chunk(chunk, rings, rows).input_gradient(
             self._weights_of(chunk), self._residuals(rings), cotangent, batch, context
         )
         return made.x, made.layers[0]
 
     def weight_gradients(
-        self,
-        rings: Rings,
-        slot: jax.Array,
-        stashed: Rings,
-        stashed_slot: jax.Array,
-        chunk: jax.Array,
-        context: Any,
-        sums: Tree,
+        self, rings: Rings, rows: jax.Array, chunk: jax.Array, context: Any, sums: Tree
     ) -> Tree:
         """Run the second half: `sums` with the gradients of a chunk's weights."""
-        added: Tree = self._chunk(chunk, rings, slot, stashed, stashed_slot).weight_gradients(
+        added: Tree = self._chunk(chunk, rings, rows).weight_gradients(
             self._weights_of(chunk),
             self._residuals(rings),
-            [stashed],
+            [rings],
             context,
             SliceGradients(self._first_in_stack(chunk)),
             sums,
@@ -238,23 +287,20 @@ class StageChunks:
         return added
 
     def _chunk(
-        self,
-        number: jax.Array,
-        rings: Rings | None = None,
-        slot: jax.Array | None = None,
-        stashed: Rings | None = None,
-        stashed_slot: jax.Array | None = None,
+        self, number: jax.Array, rings: Rings | None = None, rows: jax.Array | None = None
     ) -> Chunk:
-        """Return one of the stage's chunks, with the slots of the rings that it reads or writes."""
+        """Return one of the stage's chunks, with the rows of the rings that it reads or writes."""
         number = jnp.maximum(number, 0)
-        count = jnp.int32(self.max_layers_per_chunk) if self._even else self._counts[number]
+        count = jnp.int32(self.max_layers_per_chunk) if self._static else self._counts[number]
         layers = Layers((Span(count, self._functions.layer),), self._firsts[number])
-        if rings is not None and slot is not None:
-            layers = dataclasses.replace(layers, store=RingStore(rings, slot, self.residuals))
-        if stashed is not None and stashed_slot is not None:
-            assert self.stashed is not None, "the backward must be split"
-            store = RingStore(stashed, stashed_slot, self.stashed)
-            layers = dataclasses.replace(layers, stash_store=store, split=self.stashed.split)
+        if rings is None or rows is None:
+            return Chunk(self._functions, layers)
+        leaves, saved = self.pool.leaves, len(self.residuals.saved)
+        store = RingStore(rings, rows, leaves[:saved], self.residuals)
+        layers = dataclasses.replace(layers, store=store)
+        if self.stashed is not None:
+            stash = RingStash(rings, rows, leaves[saved:], self.stashed, count)
+            layers = dataclasses.replace(layers, stash_store=stash, split=self.stashed.split)
         return Chunk(self._functions, layers)
 
     def _first_in_stack(self, chunk: jax.Array) -> jax.Array:

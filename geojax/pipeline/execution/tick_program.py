@@ -4,11 +4,10 @@ Every stage has ring buffers for values that wait:
 
     inputs        streams that arrived and whose forward has not begun
     cotangents    their gradients, and of the last chunk the streams that go into the head
-    residuals     values that a forward keeps for its backward (and for the weights' gradients)
-    stashed       values that a split backward keeps for the gradients of the weights
 
-Slots are assigned by coloring the intervals from the first write to the last read, which takes the
-fewest possible on a stage; every stage has as many as the one that needs most.
+What its layers hold lies in rings of its own (`geojax.pipeline.execution.ring_pool`). Slots are
+assigned by coloring the intervals from the first write to the last read, which takes the fewest
+possible on a stage; every stage has as many as the one that needs most.
 
 Messages travel in *channels*, each a permutation of stages. A result that is used in the very next
 tick is sent at once; one that has two ticks or more is sent in the tick after, while that is
@@ -27,9 +26,9 @@ from geojax.pipeline.schedule import Action, Kind, TickTable
 NOTHING = -1
 """The entry for no microbatch or no slot."""
 
-# A tick has four phases: the forward, the backward, the gradients of weights, arrivals.
-_FORWARD, _BACKWARD, _WEIGHT, _ARRIVAL = range(4)
-_PHASES = 4
+# A tick has three phases in which streams are written or read: forward, backward, arrivals.
+_FORWARD, _BACKWARD, _ARRIVAL = range(3)
+_PHASES = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,10 +64,10 @@ class TickProgram:
     """Stages without work compute on whatever lies in a slot that they may overwrite."""
     columns: Mapping[str, np.ndarray]
     """int32 [ticks, stages] each; `NOTHING` where there is none. For each kind k of action:
-    `k.microbatch`; `k.chunk` (its number on the stage); `k.input`, `k.residuals`, `k.stashed` (the
-    slots that it reads or writes); `k.output` (the slot on the same
-    stage that its result goes to, of the next chunk or of the head), `k.first` and `k.last` (1
-    where it is the model's first or last chunk). And `channel.N`: the slot of what arrives."""
+    `k.microbatch`; `k.chunk` (its number on the stage); `k.input` (the slot that it reads);
+    `k.output` (the slot on the same stage that its result goes to, of the next chunk or of the
+    head), `k.first` and `k.last` (1 where it is the model's first or last chunk). And
+    `channel.N`: the slot of what arrives."""
     channels: tuple[Channel, ...]
     segments: tuple[Segment, ...]
     slots: Mapping[str, int]
@@ -92,7 +91,7 @@ class _Builder:
         self._tick = {action: tick for tick, _, action in ticks.actions()}
         self._kinds = schedule.kinds
         shape = (ticks.ticks, self._placement.stages)
-        fields = ("microbatch", "chunk", "input", "residuals", "stashed", "output", "first", "last")
+        fields = ("microbatch", "chunk", "input", "output", "first", "last")
         names = [f"{kind.value}.{field}" for kind in self._kinds for field in fields]
         self._columns = {name: np.full(shape, NOTHING, np.int32) for name in names}
         self._channels = _channels(ticks)
@@ -103,8 +102,6 @@ class _Builder:
         slots = {
             "inputs": self._assign_slots(self._inputs()),
             "cotangents": self._assign_slots(self._cotangents()),
-            "residuals": self._assign_slots(self._residuals()),
-            "stashed": self._assign_slots(self._stashed()),
         }
         columns = {name: _read_only(column) for name, column in self._columns.items()}
         return TickProgram(
@@ -155,38 +152,6 @@ class _Builder:
             entries = (("F.output", self._tick[made]), ("B.input", self._tick[read]))
             start, end = self._at(made, _FORWARD), self._at(read, _BACKWARD)
             yield _Interval(self._stage_of[last], start, end, entries)
-
-    def _residuals(self) -> "Iterable[_Interval]":
-        for forward, *later in self._of_each_chunk():
-            entries = [(f"{each.kind.value}.residuals", self._tick[each]) for each in later]
-            entries.append(("F.residuals", self._tick[forward]))
-            end = self._at(later[-1], _WEIGHT if len(later) > 1 else _BACKWARD)
-            stage = self._stage_of[forward.chunk]
-            yield _Interval(stage, self._at(forward, _FORWARD), end, tuple(entries))
-        if not self._branch_free:
-            return
-        idle = self._columns["F.microbatch"] == NOTHING
-        for segment in self._segments():
-            if Kind.FORWARD in segment.kinds:
-                within = np.zeros_like(idle)
-                within[segment.first : segment.first + segment.count] = True
-                for tick, stage in np.argwhere(idle & within).tolist():
-                    phase = _PHASES * tick + _FORWARD
-                    yield _Interval(stage, phase, phase, (("F.residuals", tick),))
-
-    def _stashed(self) -> "Iterable[_Interval]":
-        for _, backward, *weight in self._of_each_chunk():
-            for each in weight:
-                entries = (("B.stashed", self._tick[backward]), ("W.stashed", self._tick[each]))
-                start, end = self._at(backward, _BACKWARD), self._at(each, _WEIGHT)
-                yield _Interval(self._stage_of[each.chunk], start, end, entries)
-
-    def _of_each_chunk(self) -> Iterable[list[Action]]:
-        schedule = self._table.schedule
-        for microbatch, chunk in itertools.product(
-            range(schedule.microbatches), range(self._placement.chunks)
-        ):
-            yield [Action(kind, microbatch, chunk) for kind in self._kinds]
 
     def _at(self, action: Action, phase: int) -> int:
         return _PHASES * self._tick[action] + phase

@@ -23,6 +23,7 @@ from geojax.pipeline import (
     best_tick_table,
     tick_table,
 )
+from geojax.pipeline.execution.ring_pool import RingLeaf, RingPool, RingRows
 from geojax.pipeline.execution.tick_program import NOTHING, TickProgram
 
 GARBAGE = "garbage"
@@ -66,6 +67,23 @@ def programs(draw):
     return TickProgram.of(table, branch_free=branch_free)
 
 
+@st.composite
+def pools(draw):
+    """A program, the rings of its layers' values, and the layers of each chunk."""
+    program = draw(programs())
+    schedule = program.ticks.schedule
+    last = st.sampled_from(schedule.kinds[1:])
+    ring = st.integers(0, 1)
+    count = draw(st.integers(1, 3))
+    leaves = [(draw(ring), Kind.FORWARD, draw(last)) for _ in range(count)]
+    if schedule.split_backward:
+        stash = st.integers(1, 2)
+        leaves += [(draw(ring), Kind.BACKWARD, Kind.WEIGHT) for _ in range(draw(stash))]
+    layers = tuple(draw(st.integers(1, 3)) for _ in range(schedule.placement.chunks))
+    numbered = (RingLeaf(ring, column, *life) for column, (ring, *life) in enumerate(leaves))
+    return program, RingPool((None, None), tuple(numbered)), layers
+
+
 class Ring:
     """The slots of one ring on one stage, and from when to when each label was needed."""
 
@@ -97,11 +115,13 @@ class Ring:
 class Replay:
     """A program walked as the executor walks it."""
 
-    def __init__(self, program):
-        self.program = program
+    def __init__(self, program, pool, layers_per_chunk):
+        self.program, self.pool, self.layers_per_chunk = program, pool, layers_per_chunk
+        self.rows = RingRows.of(program, pool, layers_per_chunk)
         self.placement = program.ticks.schedule.placement
         stages = range(self.placement.stages)
-        self.rings = [{name: Ring(slots) for name, slots in program.slots.items()} for _ in stages]
+        counts = {**program.slots, **dict(enumerate(self.rows.counts))}
+        self.rings = [{name: Ring(slots) for name, slots in counts.items()} for _ in stages]
         self.made = [{"F": GARBAGE, "B": GARBAGE} for _ in stages]
         self.done = set()
 
@@ -118,12 +138,16 @@ class Replay:
             for kind in segment.kinds:
                 if tick_row[f"{kind.value}.microbatch"] != NOTHING:
                     getattr(self, f"_{kind.name.lower()}")(stage, tick_row, 4 * tick)
+                    microbatch, moment = tick_row[f"{kind.value}.microbatch"], 4 * tick
+                    chunk = self.placement.chunks_of(stage)[tick_row[f"{kind.value}.chunk"]]
+                    moment += list(Kind).index(kind)
+                    self._layers(stage, tick, kind, microbatch, chunk, moment)
                     continue
                 if kind is not Kind.WEIGHT:
                     self.made[stage][kind.value] = GARBAGE
                 if kind is Kind.FORWARD and self.program.branch_free:
-                    slot = max(tick_row["F.residuals"], 0)
-                    self.rings[stage]["residuals"].write(slot, (GARBAGE, tick), 4 * tick)
+                    chunk = self.placement.chunks_of(stage)[0]
+                    self._layers(stage, tick, kind, GARBAGE, chunk, 4 * tick)
         for number in segment.channels:
             channel = self.program.channels[number]
             for source, target in channel.pairs:
@@ -132,6 +156,24 @@ class Replay:
                 if slot != NOTHING:
                     ring = "inputs" if channel.kind is Kind.FORWARD else "cotangents"
                     self.rings[target][ring].write(slot, label, 4 * tick + ARRIVAL)
+
+    def _layers(self, stage, tick, kind, microbatch, chunk, moment):
+        """Reads what an action needs of each layer, and then writes what it makes."""
+        leaves = [*enumerate(self.pool.leaves)]
+        kinds = list(Kind)
+        rank = kinds.index(kind)
+        reads = [each for each in leaves if kinds.index(each[1].first) < rank]
+        writes = [each for each in leaves if each[1].first is kind]
+        for layer in range(self.layers_per_chunk[chunk]):
+            for number, leaf in reads + writes:
+                ring = self.rings[stage][leaf.ring]
+                row = int(self.rows.of_kind[kind][tick, stage, layer, number])
+                label = (microbatch, chunk, layer, number)
+                if (number, leaf) in writes:
+                    label = (GARBAGE, tick, number, layer) if microbatch == GARBAGE else label
+                    ring.write(row, label, moment)
+                elif rank <= kinds.index(leaf.last):
+                    ring.read(row, label, moment)
 
     def _columns(self):
         return self.program.columns.items()
@@ -155,7 +197,6 @@ class Replay:
         rings, stream = self.rings[stage], ("stream", microbatch, chunk)
         if chunk > 0:
             rings["inputs"].read(tick_row["F.input"], ("stream", microbatch, chunk - 1), moment)
-        rings["residuals"].write(tick_row["F.residuals"], ("residuals", microbatch, chunk), moment)
         if chunk == self.placement.chunks - 1:
             rings["cotangents"].write(tick_row["F.output"], stream, moment)
         elif self._holds(stage, chunk + 1):
@@ -170,28 +211,22 @@ class Replay:
         if chunk == self.placement.chunks - 1:
             above = ("stream", microbatch, chunk)
         rings["cotangents"].read(tick_row["B.input"], above, moment)
-        rings["residuals"].read(tick_row["B.residuals"], ("residuals", microbatch, chunk), moment)
-        if self.program.ticks.schedule.split_backward:
-            rings["stashed"].write(tick_row["B.stashed"], ("stashed", microbatch, chunk), moment)
         if self._holds(stage, chunk - 1):
             rings["cotangents"].write(tick_row["B.output"], cotangent, moment)
         self.made[stage]["B"] = cotangent
 
     def _weight(self, stage, tick_row, moment):
-        moment += WEIGHT
-        microbatch, chunk = self._work(stage, tick_row, "W")
-        rings = self.rings[stage]
-        rings["residuals"].read(tick_row["W.residuals"], ("residuals", microbatch, chunk), moment)
-        rings["stashed"].read(tick_row["W.stashed"], ("stashed", microbatch, chunk), moment)
+        self._work(stage, tick_row, "W")
 
 
 @SOME
-@hypothesis.given(programs())
-def test_every_action_finds_what_was_made_for_it_in_the_fewest_slots(program):
-    replay = Replay(program).run()
+@hypothesis.given(pools())
+def test_every_action_finds_what_was_made_for_it_in_the_fewest_slots(drawn):
+    program, *_ = drawn
+    replay = Replay(*drawn).run()
     schedule = program.ticks.schedule
     assert len(replay.done) == sum(map(len, schedule.orders))
-    for name, slots in program.slots.items():
+    for name, slots in {**program.slots, **dict(enumerate(replay.rows.counts))}.items():
         assert slots == max(rings[name].largest_overlap for rings in replay.rings), name
 
 
@@ -245,7 +280,10 @@ def test_without_branches_forwards_come_first_then_both_then_backwards(hops):
     assert found == [(forward, way), (forward + backward, microbatches), (backward, way)]
     # Of each stage: the microbatches between its forward and its backward, both included.
     in_flight = [min(microbatches, 1 + 2 * sum(hops[stage:])) for stage in range(len(hops) + 1)]
-    assert program.slots["residuals"] >= max(in_flight)
+    pool = RingPool((None,), (RingLeaf(0, 0, Kind.FORWARD, Kind.BACKWARD),))
+    assert RingRows.of(program, pool, (1,) * table.schedule.placement.chunks).counts[0] >= max(
+        in_flight
+    )
 
 
 def test_columns_cannot_be_changed():
