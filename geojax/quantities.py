@@ -74,8 +74,8 @@ Length = Annotated[int, Field(gt=0, le=2**28)]
 StepCount = Annotated[int, Field(gt=0, le=10**9)]
 """A number of optimizer steps."""
 
-SimulatedDevices = Annotated[int, Field(gt=0, le=2**12)]
-"""A number of CPU devices that one process simulates, each with threads of its own."""
+SimulatedDevices = Annotated[int, Field(gt=0, le=2**10)]
+"""A number of CPU devices that one process simulates; starting them takes quadratic time."""
 
 Seconds = Annotated[
     float, BeforeValidator(_reader("seconds", _TIME_UNITS, "21ms, 4us, 0.5s")), Field(ge=0, le=1e8)

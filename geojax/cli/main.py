@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import difflib
+import errno
 import io
 import os
 import sys
@@ -36,6 +37,8 @@ Subcommand = (
 _COMMANDS: dict[str, type[Any]] = {
     marker.name: command for command, marker in map(get_args, get_args(Subcommand))
 }
+_HELP = ("-h", "--help")
+_WRONG_PATHS = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
 _LONGEST_MESSAGE = 4000
 _RENAMED = {"wan mend": "wan restore"}
 
@@ -47,7 +50,7 @@ def main() -> None:
 
 def run(arguments: list[str]) -> int:
     """Run one subcommand and return the exit code."""
-    if arguments == ["--version"]:
+    if arguments[:1] == ["--version"]:
         print(f"geojax {geojax.__version__}")
         return 0
     try:
@@ -57,12 +60,14 @@ def run(arguments: list[str]) -> int:
         return _end(f"error: {error}", USAGE)
     except RunError as error:
         return _end(f"error: {error}", FAILURE)
+    except OSError as error:
+        if error.errno not in _WRONG_PATHS or error.filename is None:
+            return _unexpected()
+        return _end(f"error: {error.filename}: {error.strerror}", USAGE)
     except KeyboardInterrupt:
         return _end("interrupted", INTERRUPTED)
     except Exception:
-        with contextlib.suppress(OSError):
-            traceback.print_exc()
-        return _end("error: unexpected, see the traceback above", FAILURE)
+        return _unexpected()
 
 
 def _run(arguments: list[str]) -> int:
@@ -73,7 +78,7 @@ def _run(arguments: list[str]) -> int:
         separator = arguments.index("--")
         arguments, launched = arguments[:separator], arguments[separator + 1 :]
     _check_name(arguments[0])
-    if not arguments[0].startswith("-"):
+    if arguments[0] not in _HELP:
         check_environment(os.environ)
     _check_config_first(arguments)
     command, unknown = _parse(arguments)
@@ -145,13 +150,15 @@ def _check_text(arguments: Sequence[str]) -> None:
 
 
 def _check_name(name: str) -> None:
-    """Check that there is a subcommand called `name`; options are left to tyro.
+    """Check that there is a subcommand called `name`.
 
     Raises:
         UserError: there is none; the message names the nearest.
     """
-    if name in _COMMANDS or name.startswith("-"):
+    if name in _COMMANDS or name in _HELP:
         return
+    if name.startswith("-"):
+        raise UserError(f"'{name}' stands before a subcommand; there are: {', '.join(_COMMANDS)}")
     if name in _RENAMED:
         raise UserError(f"geojax {name} is called geojax {_RENAMED[name]} now")
     longer = [known for known in _COMMANDS if known.startswith(f"{name} ")]
@@ -180,6 +187,13 @@ def _check_config_first(arguments: Sequence[str]) -> None:
         config = configs[-1]
         rest = " ".join(word for word in words if word != config)
         raise UserError(f"put the config file before the settings: geojax {name} {config} {rest}")
+
+
+def _unexpected() -> int:
+    """Print the traceback of the exception that is handled, and end."""
+    with contextlib.suppress(OSError):
+        traceback.print_exc()
+    return _end("error: unexpected, see the traceback above", FAILURE)
 
 
 def _one_line(message: str) -> str:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 import pydantic
 
 from geojax.errors import UserError
-from geojax.quantities import Seconds
+from geojax.quantities import Seconds, SimulatedDevices
 from geojax.settings import Settings, validate
 
 # Kubernetes pods have ports of their own; SLURM jobs on one host need different ones.
@@ -44,7 +44,7 @@ class ProcessSettings(Settings):
     """Number added to the index that SLURM or Kubernetes gives; never to `process_id`."""
     site: str | None = pydantic.Field(default=None, min_length=1, max_length=255)
     """Name of the site where this process runs."""
-    simulated_devices: int | None = pydantic.Field(default=None, ge=1, le=1 << 16)
+    simulated_devices: SimulatedDevices | None = None
     """Number of CPU devices to simulate in this process, instead of its accelerators."""
     start_timeout_seconds: Seconds = pydantic.Field(default=300.0, ge=0.1, le=604_800)
     """Time to wait at start-up for the other processes."""

@@ -19,6 +19,7 @@ from fuzz.values import ANYTHING, fields_of, hostile
 from geojax.cli.main import _COMMANDS
 from geojax.data.settings import PrepareSettings
 from geojax.launch.hosts import Hosts
+from geojax.pipeline.registry import SCHEDULES
 from geojax.settings import Settings
 from geojax.topology import Topology
 from geojax.train.config import RunConfig
@@ -82,6 +83,7 @@ class Cases:
             (2, self._described_file),
             (3, self._documents),
             (1, self._words),
+            (3, self._sizes),
         ]
 
     def draw(self, seed: int) -> Case:
@@ -109,6 +111,36 @@ class Cases:
         if len(arguments) > 1:  # the second may replace the group of the first
             refused = False
         return Case([command, name, *arguments], {name: content}, must_be_refused=refused)
+
+    def _sizes(self, rng: random.Random) -> Case:
+        """Sizes that fit each other, up to the largest that are allowed."""
+        powers = {
+            "model.num_hidden_layers": 14,
+            "model.num_attention_heads": 14,
+            "model.num_experts": 14,
+            "model.vocab_size": 24,
+            "model.max_position_embeddings": 28,
+            "batch.sequence_length": 28,
+            "batch.global_batch_size": 20,
+            "batch.microbatches": 20,
+            "mesh.stage": 14,
+            "mesh.data": 17,
+            "mesh.tensor": 14,
+            "mesh.context": 14,
+            "pipeline.virtual_stages": 14,
+            "pipeline.memory_limit": 20,
+            "pipeline.hop_ticks": 10,
+            "evaluation.sequences": 20,
+            "simulate_devices": 12,
+        }
+        chosen = rng.sample(list(powers), rng.randrange(1, 6))
+        arguments = [f"--{key}={2 ** rng.randrange(powers[key] + 1)}" for key in chosen]
+        if "model.num_experts" in chosen:
+            arguments.append("--model.num_experts_per_tok=1")
+        schedule = rng.choice(list(SCHEDULES))
+        arguments += rng.choice([[], ["--dc.role=stage", f"--pipeline.schedule={schedule}"]])
+        name, content = self._config(rng)
+        return Case([rng.choice(READERS), name, *arguments], {name: content})
 
     def _text(self, rng: random.Random) -> Case:
         """A shipped config with a few bytes changed, cut, repeated or put in."""

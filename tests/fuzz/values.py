@@ -122,7 +122,7 @@ def hostile(field: Field, rng: random.Random) -> tuple[str, bool]:
         text = str(int(value)) if int in numbers and value < 1e30 else repr(float(value))
         return text, True
     if numbers and choice < 0.55 and lower is not None:
-        value = lower - rng.choice([1e-9, 1, 1e8, 1e300])
+        value = lower - rng.choice([1 if int in numbers else 1e-9, 1, 1e8, 1e300])
         return (str(int(value)) if int in numbers and abs(value) < 1e30 else repr(value)), True
     if numbers and choice < 0.7:
         edge = [bound for bound in (lower, upper) if bound is not None] or [1]
