@@ -62,6 +62,8 @@ def options_of(command: Mapping[str, Any], config: "RunConfig", sites: int) -> O
     Raises:
         UserError: one of them is not possible, or the batch does not divide into the microbatches.
     """
+    from geojax.train.pipeline_settings import check_scheduled
+
     given = {name: command[name] for name in Options.model_fields}
     if given["stages_per_site"] is None:
         given["stages_per_site"] = config.mesh.stage
@@ -76,6 +78,8 @@ def options_of(command: Mapping[str, Any], config: "RunConfig", sites: int) -> O
     if given["virtual_stages"] is None:
         given["virtual_stages"] = max(2, config.pipeline.virtual_stages)
     options = validate(Options, given, "geojax simulate")
+    stages = options.stages_per_site * (sites if through_sites else 1)
+    check_scheduled(stages * options.virtual_stages, options.microbatches)
     if sequences % options.microbatches:
         fitting = [count for count in range(1, sequences + 1) if sequences % count == 0]
         raise UserError(

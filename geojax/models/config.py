@@ -71,7 +71,7 @@ class ModelConfig(Settings):
     renamed_keys: ClassVar[Mapping[str, str]] = MODEL_KEYS
     renamed_values: ClassVar[Mapping[tuple[str, str], str]] = MODEL_VALUES
 
-    num_hidden_layers: int = pydantic.Field(gt=0, le=2**14)
+    num_hidden_layers: int = pydantic.Field(gt=0, le=2**11)
     """Transformer layers, each an attention block and a feed-forward block."""
     hidden_size: int = pydantic.Field(gt=0, le=2**20)
     """Width of the residual stream."""

@@ -21,7 +21,12 @@ from geojax.renamed_keys import RUN_KEYS, RUN_VALUES
 from geojax.runtime import WatchdogSettings
 from geojax.settings import AUTO, NUMBER, UNLESS_AUTO, Settings, load_yaml, validate
 from geojax.train.fp8_settings import Fp8Settings, check_fp8
-from geojax.train.pipeline_settings import DcSettings, PipelineSettings, check_stages
+from geojax.train.pipeline_settings import (
+    DcSettings,
+    PipelineSettings,
+    check_scheduled,
+    check_stages,
+)
 from geojax.yaml_syntax import YamlError, parse
 
 _MOST_DEVICES = 2**17
@@ -353,6 +358,9 @@ class RunConfig(Settings):
             )
         if self.pipeline_stages == 1:
             return self
+        check_scheduled(
+            self.pipeline_stages * self.pipeline.virtual_stages, self.batch.microbatches
+        )
         if self.zero.stage > 1:
             raise ValueError(
                 f"zero.stage={self.zero.stage} requires one pipeline stage: with more it would "

@@ -57,6 +57,24 @@ class PipelineSettings(Settings):
         return self
 
 
+MOST_SCHEDULED = 2**16
+"""Most microbatches of all chunks for which a schedule is made: it is a table with an entry each."""
+
+
+def check_scheduled(chunks: int, microbatches: int) -> None:
+    """Refuse a schedule that would take minutes and gigabytes to make.
+
+    Raises:
+        UserError: there are too many microbatches of too many chunks.
+    """
+    if chunks * microbatches > MOST_SCHEDULED:
+        raise UserError(
+            f"pipeline: {chunks} chunks x {microbatches} microbatches is more than the "
+            f"{MOST_SCHEDULED:,} that a schedule is made for; batch.microbatches can be up to "
+            f"{MOST_SCHEDULED // chunks}"
+        )
+
+
 def check_stages(settings: PipelineSettings, *, sites: int, stage: int, layers: int) -> None:
     """Refuse stages that the model's layers cannot be shared among; touches no device.
 

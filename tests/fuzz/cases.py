@@ -25,7 +25,7 @@ from geojax.topology import Topology
 from geojax.train.config import RunConfig
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-READERS = ("train", "memory", "simulate", "probe")
+READERS = ("train", "memory", "compile", "simulate", "probe")
 """Commands that read a run's config."""
 
 
@@ -107,7 +107,7 @@ class Cases:
             # What stands in a list or is replaced by a preset is not reached by an override.
             refused |= never
             arguments.append(f"--{'.'.join(field.path)}={value}")
-        command = rng.choice(["train", "train", "memory", "simulate"])
+        command = rng.choice(["train", "train", "memory", "compile", "simulate"])
         if len(arguments) > 1:  # the second may replace the group of the first
             refused = False
         return Case([command, name, *arguments], {name: content}, must_be_refused=refused)
@@ -115,7 +115,7 @@ class Cases:
     def _sizes(self, rng: random.Random) -> Case:
         """Sizes that fit each other, up to the largest that are allowed."""
         powers = {
-            "model.num_hidden_layers": 14,
+            "model.num_hidden_layers": 11,
             "model.num_attention_heads": 14,
             "model.num_experts": 14,
             "model.vocab_size": 24,
@@ -135,6 +135,8 @@ class Cases:
         }
         chosen = rng.sample(list(powers), rng.randrange(1, 6))
         arguments = [f"--{key}={2 ** rng.randrange(powers[key] + 1)}" for key in chosen]
+        if "batch.microbatches" in chosen and rng.random() < 0.8:
+            arguments.append(f"--batch.global_batch_size={2**20}")
         if "model.num_experts" in chosen:
             arguments.append("--model.num_experts_per_tok=1")
         schedule = rng.choice(list(SCHEDULES))

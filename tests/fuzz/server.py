@@ -18,7 +18,7 @@ from fuzz import boundary
 from fuzz.cases import Case
 
 CPU_SECONDS = 3.0
-"""Processor time that a case may take beyond the imports."""
+"""Processor time that a refusal may take beyond the imports."""
 WALL_SECONDS = 25.0
 """Time after which a case hangs: far more than it computes, since machines are busy."""
 MEMORY_BYTES = 2 * 2**30
@@ -61,10 +61,10 @@ class Outcome(NamedTuple):
             return f"hangs for {WALL_SECONDS:g} s"
         if self.peak_bytes > MEMORY_BYTES:
             return f"takes {self.peak_bytes / 2**30:.1f} GiB"
-        if self.cpu_seconds > CPU_SECONDS:
-            return f"computes for {self.cpu_seconds:.1f} s"
         if self.code in (None, 0):
             return "is accepted" if self.case.must_be_refused else None
+        if self.cpu_seconds > CPU_SECONDS:
+            return f"computes for {self.cpu_seconds:.1f} s"
         if self.code != 2:
             return f"ends with exit code {self.code}"
         lines = self.stderr.splitlines()
