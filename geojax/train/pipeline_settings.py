@@ -58,7 +58,7 @@ class PipelineSettings(Settings):
 
 
 MOST_SCHEDULED = 2**16
-"""Most microbatches of all chunks for which a schedule is made: it is a table with an entry each."""
+"""Most microbatches of all chunks for which a schedule is made, a table with an entry for each."""
 
 
 def check_scheduled(chunks: int, microbatches: int) -> None:
