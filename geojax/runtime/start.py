@@ -7,7 +7,7 @@ import socket
 
 import jax
 
-from geojax.errors import UserError
+from geojax.errors import RunError, UserError
 from geojax.mesh import register_processes
 from geojax.runtime.barrier import barrier
 from geojax.runtime.cluster_env import ProcessSettings, complete
@@ -50,6 +50,7 @@ def start(settings: ProcessSettings | None = None) -> tuple[Process, ...]:
 
     Raises:
         MissingProcessesError: some process did not start in time; it is named.
+        RunError: some process ended before all were connected.
         UserError: settings are missing or wrong, processes do not fit together, JAX already runs.
     """
     check_environment(os.environ)
@@ -86,18 +87,7 @@ def start(settings: ProcessSettings | None = None) -> tuple[Process, ...]:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
     # geojax agrees on a stop in the step; JAX's own service for that would take over SIGTERM.
     jax.config.update("jax_enable_preemption_service", False)
-    with reporting_service_errors(settings.coordinator, process_id):
-        jax.distributed.initialize(
-            settings.coordinator,
-            count,
-            process_id,
-            local_device_ids=_own_devices(process_id, everyone),
-            initialization_timeout=_CONNECT_SECONDS,
-            heartbeat_timeout_seconds=_jax_heartbeat_timeout(settings.heartbeat_timeout_seconds),
-            shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
-            cluster_detection_method="deactivate",
-            coordinator_bind_address=_bind_address(settings.coordinator, settings.bind_address),
-        )
+    _connect(settings.coordinator, settings, process_id, everyone)
     sites = [presence.site for presence in everyone]
     hosts = [presence.host for presence in everyone]
     register_process_names(sites, hosts)
@@ -123,6 +113,37 @@ def _jax_heartbeat_timeout(timeout_seconds: float) -> int:
     JAX sends its heartbeat once in half of its timeout, so that half of it may be over at any time.
     """
     return math.ceil(2 * (timeout_seconds + _ENDING_SECONDS))
+
+
+def _connect(
+    coordinator: str, settings: ProcessSettings, process_id: int, everyone: list[Presence]
+) -> None:
+    """Connect this process to JAX's coordination service, as all that have joined do now.
+
+    Raises:
+        RunError: some process did not connect.
+    """
+    try:
+        with reporting_service_errors(coordinator, process_id):
+            jax.distributed.initialize(
+                coordinator,
+                len(everyone),
+                process_id,
+                local_device_ids=_own_devices(process_id, everyone),
+                initialization_timeout=_CONNECT_SECONDS,
+                heartbeat_timeout_seconds=_jax_heartbeat_timeout(
+                    settings.heartbeat_timeout_seconds
+                ),
+                shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
+                cluster_detection_method="deactivate",
+                coordinator_bind_address=_bind_address(coordinator, settings.bind_address),
+            )
+    except RuntimeError as error:  # JAX's are among them, and what C++ makes of its own
+        raise RunError(
+            f"process {process_id}: JAX's coordination service at {coordinator} did not connect "
+            f"all processes within {_CONNECT_SECONDS} seconds, although all had joined: one ended "
+            "meanwhile, or a stranger had joined under its number; start all of them again"
+        ) from error
 
 
 def _bind_address(coordinator: str, bind_address: str | None) -> str:

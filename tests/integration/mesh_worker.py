@@ -1,6 +1,7 @@
 """One process of a job, for test_processes_mesh: does what its argument says, prints JSON."""
 
 import contextlib
+import importlib
 import itertools
 import json
 import os
@@ -8,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import jax
@@ -17,6 +19,7 @@ from jax.sharding import PartitionSpec
 import geojax
 from geojax import runtime
 from geojax.errors import RunError, UserError
+from geojax.runtime.rendezvous.messages import own_hello
 
 
 def mesh(topology=None):
@@ -129,6 +132,23 @@ def strangers():
     runtime.barrier("nobody", 100)
 
 
+def forged():
+    """A stranger joins as process 1, and never connects to JAX."""
+    importlib.import_module("geojax.runtime.start")._CONNECT_SECONDS = 2
+    host, port = os.environ["GEOJAX_COORDINATOR"].split(":")
+
+    def stranger():
+        for _ in range(100):
+            with contextlib.suppress(OSError), socket.create_connection((host, port)) as connection:
+                connection.sendall(own_hello(1, 2, None).line())
+                connection.recv(1 << 16)
+                return
+            time.sleep(0.1)
+
+    threading.Thread(target=stranger, daemon=True).start()
+    runtime.start()
+
+
 def joining():
     """Process 1 stops as soon as all have connected."""
     initialize = jax.distributed.initialize
@@ -145,7 +165,7 @@ def joining():
 if __name__ == "__main__":
     tasks = {
         task.__name__: task
-        for task in (mesh, barrier, watchdog, failing, collective, strangers, joining)
+        for task in (mesh, barrier, watchdog, failing, collective, strangers, forged, joining)
     }
     try:
         tasks[sys.argv[1]](*sys.argv[2:])

@@ -169,6 +169,13 @@ def test_rubbish_is_ignored_and_a_forged_process_ends_the_job_in_one_line():
     assert "geojax: error: " in outcomes[1][2]
 
 
+def test_a_stranger_that_joins_in_place_of_a_process_is_no_member_of_the_job():
+    [(code, _, errors)] = run("forged", processes=[0], count=2, devices=1)
+    assert code == 1, errors
+    assert "Traceback" not in errors
+    assert "did not connect all processes within 2 seconds, although all had joined" in errors
+
+
 def test_a_process_that_stops_before_its_first_heartbeat_is_named():
     """Before the devices are known, for which the others wait."""
     started = time.monotonic()
