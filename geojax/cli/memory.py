@@ -1,6 +1,7 @@
 """`geojax memory CONFIG`: the memory and the traffic of a run's step, before it runs."""
 
 import dataclasses
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,8 +47,7 @@ def run(command: MemoryCommand, overrides: Sequence[str]) -> int:
     memory = step.memory()
     console.print(_heading(step))
     console.print(_memory_table(memory))
-    console.print("B/param: bytes on one device, at the peak, per parameter of the whole model")
-    console.print(_fit(config, memory))
+    console.print(_verdict(config, step))
     console.print(_traffic_table(step))
     if step.plan.mesh.shape["dc"] > 1:
         console.print(_across_sites(config, step), *link_lines(config, step.plan), sep="\n")
@@ -73,17 +73,15 @@ def _memory_table(memory: "StepMemory") -> Table:
     from geojax.planner.memory import KINDS
 
     prefix, unit = _unit(memory.bytes)
-    table = _empty_table(f"{prefix}B of a device", (*memory.phases, "B/param"))
+    table = _empty_table(f"{prefix}B of a device", tuple(memory.phases))
     for kind in (*KINDS, "total"):
         by_phase = {
             phase: snapshot.bytes if kind == "total" else snapshot.by_kind[kind]
             for phase, snapshot in memory.phases.items()
         }
-        share = by_phase[memory.phase] / memory.parameters
         cells = [f"{each / unit:.2f}" for each in by_phase.values()]
         if any(float(cell) for cell in cells):
-            shown = (cell if float(cell) else "" for cell in cells)
-            table.add_row(kind, *shown, f"{share:.3g}" if share else "")
+            table.add_row(kind, *(cell if float(cell) else "" for cell in cells))
     return table
 
 
@@ -109,19 +107,41 @@ def _unit(largest: int) -> tuple[str, int]:
     return next((prefix, unit) for prefix, unit in _UNITS.items() if largest >= unit or unit == 1)
 
 
-def _fit(config: "RunConfig", memory: "StepMemory") -> str:
+def _verdict(config: "RunConfig", step: "TracedStep") -> str:
+    """Say when most is held, and if it fits: into the topology's accelerators, or into which."""
     from geojax.quantities import quantity
+    from geojax.train.preflight import judge
     from geojax.train.traced_run import accelerator_of_run
 
+    memory = step.memory()
     peak = f"peak: {quantity(memory.bytes, 'B')} a device, in phase {memory.phase}"
-    if config.topology is None:
-        return f"{peak}; give a topology to compare it with the memory of its accelerators"
     accelerator = accelerator_of_run(config)
-    if accelerator is None or accelerator.memory_bytes is None:
-        return peak
-    room = accelerator.memory_bytes
-    verdict = "fits into" if memory.bytes <= room else "does not fit into"
-    return f"{peak}; {verdict} the {quantity(room, 'B')} of {accelerator.name}"
+    if accelerator is not None:
+        verdict = judge(config, step, accelerator, os.environ)
+        if verdict.kind != "unknown":
+            return f"{peak}\n{verdict.kind}: {verdict.line}"
+    return f"{peak}\n{_accelerators_that_hold(memory.bytes)}"
+
+
+def _accelerators_that_hold(needed: int) -> str:
+    """Name the accelerators of the catalog with and without so many usable bytes."""
+    from geojax.accelerators import CATALOG
+    from geojax.planner.abstract_mesh import platform_of_accelerator
+    from geojax.runtime.device_memory import usable_memory
+    from geojax.runtime.platform import platform_named
+
+    fits: list[str] = []
+    small: list[str] = []
+    for accelerator in CATALOG.values():
+        platform = platform_named(platform_of_accelerator(accelerator))
+        usable = usable_memory(accelerator, platform, os.environ)
+        if usable is not None:
+            (fits if needed <= usable.bytes else small).append(accelerator.name)
+    return "; ".join(
+        f"{verdict} {', '.join(names)}"
+        for verdict, names in (("fits on", fits), ("does not fit on", small))
+        if names
+    )
 
 
 def _across_sites(config: "RunConfig", step: "TracedStep") -> str:

@@ -7,6 +7,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh
 
 from geojax.accelerators import Accelerator
 from geojax.mesh import AXES
+from geojax.runtime.platform import PlatformName
 
 
 def abstract_mesh(
@@ -25,9 +26,7 @@ def abstract_mesh(
     """
     kind = platform
     if accelerator is not None and accelerator.device_kinds:
-        kind = accelerator.device_kinds[0]
-        vendors = {"NVIDIA": "gpu", "TPU": "tpu"}
-        platform = next((vendors[name] for name in vendors if kind.startswith(name)), "cpu")
+        kind, platform = accelerator.device_kinds[0], platform_of_accelerator(accelerator)
     device = AbstractDevice(device_kind=kind, num_cores=None, platform=platform)
     mesh = AbstractMesh(
         tuple(sizes[axis] for axis in AXES),
@@ -36,3 +35,10 @@ def abstract_mesh(
         abstract_device=device,
     )
     return cast(Mesh, mesh)
+
+
+def platform_of_accelerator(accelerator: Accelerator) -> PlatformName:
+    """Return JAX's platform of an accelerator; "cpu" for one that JAX has no name for."""
+    vendors: dict[str, PlatformName] = {"NVIDIA": "gpu", "TPU": "tpu"}
+    names = (vendors[kind.split()[0]] for kind in accelerator.device_kinds if " " in kind)
+    return next(names, "cpu")

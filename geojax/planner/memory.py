@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import jax
 import optax
 
-from geojax.models import ModelConfig, parameter_count
+from geojax.models import ModelConfig
 from geojax.optim import LeafLayout
 from geojax.planner.flat_program import Buffer, FlatProgram, Operation, flatten
 from geojax.planner.live_bytes import (
@@ -82,8 +82,6 @@ class StepMemory:
 
     phases: dict[str, Snapshot]
     """The peak of each phase of the step, by its name."""
-    parameters: int
-    """Number of parameters of the whole model."""
 
     @property
     def phase(self) -> str:
@@ -154,7 +152,7 @@ class TracedStep:
         found |= self._peaks(self.evaluation, lambda _: EVALUATION, compiler, donated=False)
         order = ["gather", PIPELINE, *PHASES.values()]
         phases = {phase: found[phase] for phase in sorted(found, key=order.index)}
-        return StepMemory(phases, parameter_count(self.model))
+        return StepMemory(phases)
 
     def _peaks(
         self,

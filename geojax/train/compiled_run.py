@@ -40,7 +40,7 @@ from geojax.train.link_plan import link_lines, with_buckets
 from geojax.train.pipeline_plan import staged_layers, tick_program
 from geojax.train.pipeline_settings import PipelineSettings
 from geojax.train.report import mesh_line
-from geojax.train.sample import gather_full_params
+from geojax.train.sample import gather_full_params, unsampled_reason
 from geojax.train.trainer import Batch, TrainerFacts
 
 
@@ -217,11 +217,16 @@ class CompiledRun:
         return layout.pad(with_own_sites(whole, wanted), self.layouts, mesh), saved
 
     def gather_full_params(self, state: TrainState) -> Any:
-        """Return the weights in the compute dtype, unsharded, on this process's first device.
+        """Return the weights in the compute dtype, unsharded, on process 0's first device.
 
-        Every process calls it. The weights must fit on one device.
+        Every process calls it, and the others get None. Where `unsampled_reason` gives no reason,
+        the weights fit there.
         """
         return gather_full_params(state.parameters, self.layouts.parameters, self.plan)
+
+    def unsampled_reason(self) -> str | None:
+        """Say why the whole model cannot be gathered on one device; None: it can be."""
+        return unsampled_reason(self.config.model, self.layouts, self.plan)
 
     @functools.cached_property
     def facts(self) -> TrainerFacts:

@@ -12,7 +12,7 @@ import jax
 
 from geojax.accelerators import Accelerator, accelerator_of
 from geojax.errors import UserError
-from geojax.planner.memory import StepMemory
+from geojax.planner.memory import StepMemory, TracedStep
 from geojax.quantities import quantity
 from geojax.runtime import barrier
 from geojax.runtime.device_memory import UsableMemory, usable_memory
@@ -74,18 +74,15 @@ def preflight(config: RunConfig, devices: Sequence[jax.Device]) -> Verdict:
     if accelerator is None:
         return Verdict("unknown")
     try:
-        return judge(config, accelerator, os.environ)
+        return judge(config, trace_run(config), accelerator, os.environ)
     except UserError:  # the layout cannot be: making the mesh will say why, on every process
         return Verdict("unknown")
 
 
-def judge(config: RunConfig, accelerator: Accelerator, environment: Mapping[str, str]) -> Verdict:
-    """Compare the step of `config` with the usable memory of `accelerator`.
-
-    Raises:
-        UserError: the layout of `config` cannot be.
-    """
-    step = trace_run(config)
+def judge(
+    config: RunConfig, step: TracedStep, accelerator: Accelerator, environment: Mapping[str, str]
+) -> Verdict:
+    """Compare the traced step of `config` with the usable memory of `accelerator`."""
     usable = usable_memory(accelerator, step.platform, environment)
     if usable is None:
         return Verdict("unknown")
@@ -93,7 +90,7 @@ def judge(config: RunConfig, accelerator: Accelerator, environment: Mapping[str,
     if memory.bytes <= usable.bytes:
         return Verdict(
             "fits",
-            f"about {quantity(memory.bytes, 'B')} at the peak of a step, {_room(usable)}",
+            f"a step needs about {quantity(memory.bytes, 'B')} on a device, {_room(usable)}",
         )
     line = f"a step needs about {quantity(memory.bytes, 'B')} on a device ({_largest(memory)}), "
     return Verdict("does not fit", f"{line}{_room(usable)}; {ways_out(config, usable.bytes)}")

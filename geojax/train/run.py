@@ -227,11 +227,14 @@ def _show_result(
 ) -> None:
     """Show sample, loss curve and summary; every process takes part in gathering the weights."""
     config, step = trainer.config, int(state.step)
-    weights = trainer.gather_full_params(state) if config.sample.prompts else None
+    reason = trainer.unsampled_reason() if config.sample.prompts else "no prompt is given"
+    weights = trainer.gather_full_params(state) if reason is None else None
     if jax.process_index() != 0:
         return
     draw_loss_curve(directory.metrics, directory.loss_curve)
-    if config.sample.prompts:
+    if config.sample.prompts and reason is not None:
+        console.print(f"note: no sample is written: {reason}")
+    elif config.sample.prompts:
         with console.status("writing a sample"):
             texts = sample_texts(
                 weights, config.model, corpus.tokenizer, config.sample, config.seed

@@ -1,32 +1,67 @@
 """Sample text of the trained model."""
 
+import math
 from typing import Any
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from geojax.accelerators import accelerator_of
 from geojax.data import Tokenizer
-from geojax.models import ModelConfig, generate
+from geojax.models import ModelConfig, generate, parameter_count
+from geojax.optim import LeafLayout, bytes_per_device
+from geojax.quantities import quantity
+from geojax.runtime.device_memory import usable_memory
+from geojax.runtime.platform import platform_of
 from geojax.step.plan import StepPlan
+from geojax.step.state import TrainState
 from geojax.train.config import SampleSettings
 
 
-def gather_full_params(shards: Any, layouts: Any, plan: StepPlan) -> Any:
-    """Return the weights in the compute dtype, unsharded, on this process's first device.
+def unsampled_reason(model: ModelConfig, layouts: TrainState, plan: StepPlan) -> str | None:
+    """Say why the whole model cannot be gathered on one device, beside the state; None: it can be.
 
-    A collective: every process calls it. The weights must fit on one device.
+    Nothing is known of the memory of simulated devices. All processes come to the same answer,
+    whatever the environment of each.
+    """
+    accelerator = accelerator_of(plan.mesh.devices.flat[0])
+    if accelerator is None:
+        return None
+    usable = usable_memory(accelerator, platform_of(plan.mesh), {})
+    if usable is None:
+        return None
+    size = plan.policy.compute_dtype.itemsize
+    # A leaf is gathered and trimmed before the next one.
+    largest = max(math.prod(leaf.shape) for leaf in jax.tree.leaves(layouts.parameters))
+    needed = (parameter_count(model) + largest) * size
+    room = usable.bytes - bytes_per_device(layouts)
+    if needed <= room:
+        return None
+    return (
+        f"the whole model needs {quantity(needed, 'B')} on one device, and {quantity(room, 'B')} "
+        f"of {usable.of} are free beside the state"
+    )
+
+
+def gather_full_params(shards: Any, layouts: Any, plan: StepPlan) -> Any:
+    """Return the weights in the compute dtype, unsharded, on process 0's first device.
+
+    A collective: every process calls it, and the others get None. One leaf is gathered after the
+    other, so that no device but that one ever holds more than one.
     """
     everywhere = NamedSharding(plan.mesh, PartitionSpec())
+    first = jax.process_index() == 0
 
-    def gather(shards: Any) -> Any:
-        return jax.tree.map(
-            lambda leaf, leaf_layout: leaf_layout.trim(leaf.astype(plan.policy.compute_dtype)),
-            shards,
-            layouts,
+    def gather(shard: jax.Array, leaf_layout: LeafLayout) -> jax.Array | None:
+        trim = jax.jit(
+            lambda leaf: leaf_layout.trim(leaf.astype(plan.policy.compute_dtype)),
+            out_shardings=everywhere,
         )
+        whole = trim(shard)
+        return whole.addressable_data(0) if first else None
 
-    unsharded = jax.jit(gather, out_shardings=everywhere)(shards)
-    return jax.tree.map(lambda leaf: leaf.addressable_data(0), unsharded)
+    gathered = jax.tree.map(gather, shards, layouts)
+    return gathered if first else None
 
 
 def sample_texts(

@@ -26,7 +26,7 @@ def test_the_table_names_the_uses_of_memory(capsys):
     assert "5.77M parameters, dc=2 x data=4, ZeRO 1, remat none, fp32" in out
     for kind in ("master weights", "optimizer moments", "gathered weights", "gradients", "total"):
         assert f"\n{kind} " in out
-    assert "B/param: bytes on one device, at the peak, per parameter of the whole model" in out
+    assert re.search(r"^fits on a100-sxm-40gb, .*tpu-v6e$", out, re.MULTILINE), "of no topology"
     assert re.search(r"^dc +5\.77 MB$", out, re.MULTILINE), "4 bytes for each of a quarter"
     assert "over dc: 23.1 MB a step, site and direction" in out
     assert "zero.across_sites false: " in out
@@ -35,7 +35,10 @@ def test_the_table_names_the_uses_of_memory(capsys):
 
 @pytest.mark.parametrize(
     ("model", "verdict"),
-    [("tiny", "fits into the 80 GB of h100-sxm"), ("llama3-70b", "does not fit into the 80 GB")],
+    [
+        ("tiny", "\nfits: a step needs about "),
+        ("llama3-70b", "\ndoes not fit: a step needs about "),
+    ],
 )
 def test_it_says_whether_the_step_fits(capsys, tmp_path, model, verdict):
     topology = tmp_path / "sites.yaml"
@@ -44,6 +47,8 @@ def test_it_says_whether_the_step_fits(capsys, tmp_path, model, verdict):
     options = ("--precision", "bf16", "--communication.bucket-bytes", "null")
     out = printed(capsys, QUICKSTART, "--model", model, *machine, *options)
     assert verdict in out
+    assert "72 GB of an h100-sxm's 80 GB are usable" in out
+    assert ("more devices" in out) == (model == "llama3-70b"), "nothing else is enough"
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_the_command_refuses_a_model_that_does_not_fit_with_the_numbers(tmp_path
     )
     assert done.returncode == 2, done.stderr
     assert done.stderr.count("\n") == 1
-    needed = re.search(r"a step needs about (\d+) GB on a device \(activations ", done.stderr)
+    needed = re.search(r"a step needs about ([\d.]+) GB on a device \(activations ", done.stderr)
     assert float(needed[1]) > 60, done.stderr
     assert "60 GB of an h100-sxm's 80 GB are usable; would fit: --" in done.stderr
     ways = re.findall(r"(?:fit:|or) (--.*?) \(([\d.]+) GB\)", done.stderr)
@@ -102,7 +102,7 @@ def test_devices_that_run_are_compared_rather_than_those_of_the_topology():
     verdict = preflight(small, [gpu])
     assert verdict.kind == "fits"
     assert "72 GB of an h100-sxm's 80 GB are usable" in verdict.line
-    assert judge(small, accelerator_named("simulated"), {}).kind == "unknown"
+    assert judge(small, trace_run(small), accelerator_named("simulated"), {}).kind == "unknown"
 
 
 @pytest.mark.parametrize("kind", ["fits", "does not fit", "unknown"])

@@ -7,7 +7,7 @@ import pytest
 from geojax.topology import Topology
 from geojax.train.config import RunConfig
 from geojax.train.preflight import judge
-from geojax.train.traced_run import accelerator_of_run
+from geojax.train.traced_run import accelerator_of_run, trace_run
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 TWO_SITES = sorted(path.stem for path in CONFIGS.glob("*-2x*.yaml"))
@@ -24,7 +24,7 @@ def test_they_are_those_of_both_roles():
 @pytest.mark.parametrize("name", TWO_SITES)
 def test_a_shipped_run_fits(name):
     config = RunConfig.load(CONFIGS / f"{name}.yaml")
-    verdict = judge(config, accelerator_of_run(config), {})
+    verdict = judge(config, trace_run(config), accelerator_of_run(config), {})
     assert verdict.kind == "fits", verdict.line
 
 

@@ -1,0 +1,60 @@
+"""Gathering the weights for a sample at the end of a run: on one device, and only if they fit."""
+
+import functools
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from geojax.accelerators import accelerator_named
+from geojax.models import ModelConfig, parameter_count
+from geojax.optim import layout, make_optimizer
+from geojax.step.state import initial_state, state_layouts
+from geojax.train import sample
+from geojax.train.compiled_run import make_run_mesh, step_plan
+from geojax.train.config import RunConfig
+from geojax.train.sample import gather_full_params, unsampled_reason
+
+QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
+
+
+@functools.cache
+def run():
+    """Config, plan, layouts and optimizer of a small run that shards everything."""
+    config = RunConfig.load(QUICKSTART, ["--model", "tiny", "--zero.stage", "3"])
+    plan = step_plan(config, make_run_mesh(config))
+    optimizer = make_optimizer(config.optimizer, config.steps)
+    return config, plan, state_layouts(config.model, optimizer, plan), optimizer
+
+
+def test_the_weights_come_whole_to_one_device_leaf_by_leaf():
+    config, plan, layouts, optimizer = run()
+    state = initial_state(config.model, optimizer, layouts, plan, config.seed)
+    weights = gather_full_params(state.parameters, layouts.parameters, plan)
+    assert {leaf.sharding for leaf in jax.tree.leaves(weights)} == {
+        jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    }
+    whole = layout.trim(state, layouts, plan.mesh).parameters
+    assert jax.tree.all(jax.tree.map(np.array_equal, weights, whole))
+
+
+def test_other_processes_take_part_and_keep_nothing(monkeypatch):
+    config, plan, layouts, optimizer = run()
+    state = initial_state(config.model, optimizer, layouts, plan, config.seed)
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    assert gather_full_params(state.parameters, layouts.parameters, plan) is None
+
+
+@pytest.mark.parametrize(("model", "fits"), [("llama3-8b", True), ("llama3-70b", False)])
+def test_a_model_that_one_device_cannot_hold_is_not_gathered(monkeypatch, model, fits):
+    _, plan, layouts, _ = run()
+    assert (
+        unsampled_reason(ModelConfig.load(model), layouts, plan) is None
+    )  # of CPUs nothing is known
+    monkeypatch.setattr(sample, "accelerator_of", lambda device: accelerator_named("h200-sxm"))
+    reason = unsampled_reason(ModelConfig.load(model), layouts, plan)
+    assert (reason is None) == fits
+    if not fits:
+        needed = parameter_count(ModelConfig.load(model)) * 4 / 1e9
+        assert f"needs {needed:.3g} GB on one device, and 141 GB of an h200-sxm's" in reason
