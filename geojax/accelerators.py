@@ -1,9 +1,8 @@
 """Catalog of accelerators: peak rates and memory, as published by their makers.
 
 Peaks are dense (no structured sparsity) and count a multiply-add as two operations. Sources:
-NVIDIA's data sheets of A100, H100, H200 and B200 (SXM boards), Google Cloud's pages of each TPU
-version. Huawei publishes no data sheet of the Ascend 910B; its row holds the figures that are
-widely reported for the training card.
+NVIDIA's data sheets of A100, H100, H200 and B200 (SXM boards). Huawei publishes no data sheet of
+the Ascend 910B; its row holds the figures that are widely reported for the training card.
 """
 
 import difflib
@@ -98,12 +97,6 @@ CATALOG: dict[str, Accelerator] = {
             {"float16": "313TFLOP/s", "bfloat16": "313TFLOP/s"},
             "64GB",
             "1.6TB/s",
-        ),
-        _kind("tpu-v4", {"bfloat16": "275TFLOP/s"}, "32GB", "1228GB/s", ("TPU v4",)),
-        _kind("tpu-v5e", {"bfloat16": "197TFLOP/s"}, "16GB", "819GB/s", ("TPU v5 lite", "TPU v5e")),
-        _kind("tpu-v5p", {"bfloat16": "459TFLOP/s"}, "95GB", "2765GB/s", ("TPU v5", "TPU v5p")),
-        _kind(
-            "tpu-v6e", {"bfloat16": "918TFLOP/s"}, "32GB", "1640GB/s", ("TPU v6 lite", "TPU v6e")
         ),
     )
 }

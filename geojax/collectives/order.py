@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from geojax.runtime.platform import CPU, GPU, TPU
+from geojax.runtime.platform import CPU, GPU
 
 Tree = TypeVar("Tree")
 
@@ -42,7 +42,7 @@ def _depend(x: jax.Array, token: jax.Array) -> jax.Array:
 
 _after_p.def_abstract_eval(_type)
 mlir.register_lowering(_after_p, lambda context, x, token: [x])
-for _platform in (CPU, GPU, TPU):
+for _platform in (CPU, GPU):
     if _platform.orders_collectives:
         mlir.register_lowering(
             _after_p,

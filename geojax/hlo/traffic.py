@@ -12,7 +12,7 @@ the convention of `geojax.hlo.conventions`.
             bound, marked as conditional.
 
 What compilers change (seen with JAX 0.10 and 0.11). XLA for CPUs sums and gathers 16-bit floats as
-float32, so a bfloat16 wire shows twice its bytes there; GPUs and TPUs send what is written. CPU and
+float32, so a bfloat16 wire shows twice its bytes there; GPUs send what is written. CPU and
 GPU compilers merge all-reduces that do not depend on each other into one of several operands: the
 count falls, the bytes stay (`--xla_disable_hlo_passes=cpu-all-reduce-combiner` and
 `--xla_gpu_all_reduce_combine_threshold_bytes=0` keep them apart). Equal collectives of equal values

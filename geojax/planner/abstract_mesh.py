@@ -17,7 +17,7 @@ def abstract_mesh(
 
     Args:
         sizes: for each of the six axes its size.
-        platform: "cpu", "gpu" or "tpu", where no accelerator says so.
+        platform: "cpu" or "gpu", where no accelerator says so.
         accelerator: the kind of device; None, a device of `platform`.
 
     Returns:
@@ -39,6 +39,5 @@ def abstract_mesh(
 
 def platform_of_accelerator(accelerator: Accelerator) -> PlatformName:
     """Return JAX's platform of an accelerator; "cpu" for one that JAX has no name for."""
-    vendors: dict[str, PlatformName] = {"NVIDIA": "gpu", "TPU": "tpu"}
-    names = (vendors[kind.split()[0]] for kind in accelerator.device_kinds if " " in kind)
-    return next(names, "cpu")
+    nvidia = any(kind.startswith("NVIDIA ") for kind in accelerator.device_kinds)
+    return "gpu" if nvidia else "cpu"

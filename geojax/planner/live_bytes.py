@@ -37,7 +37,7 @@ class Compiler:
 
 
 XLA_ACCELERATOR = Compiler()
-"""XLA for GPUs and TPUs."""
+"""XLA for GPUs."""
 
 XLA_CPU = Compiler(
     breadth_first=True, widens_16_bit=True, widens_stacks=jax.__version_info__ < (0, 11)

@@ -25,7 +25,6 @@ _PLUGINS = {
     "gpu": ("jax_cuda12_plugin", "jax_cuda13_plugin", "jax_rocm60_plugin", "jax_rocm7_plugin"),
     "cuda": ("jax_cuda12_plugin", "jax_cuda13_plugin"),
     "rocm": ("jax_rocm60_plugin", "jax_rocm7_plugin"),
-    "tpu": ("libtpu",),
 }
 """Packages of which JAX needs one, by the platform in JAX_PLATFORMS."""
 

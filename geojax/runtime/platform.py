@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from geojax.errors import UserError
 
-PlatformName: TypeAlias = Literal["cpu", "gpu", "tpu"]
+PlatformName: TypeAlias = Literal["cpu", "gpu"]
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,8 @@ CPU = Platform(
     permutes_by_group=False,
 )
 GPU = Platform("gpu", swaps_by_permute=False, preallocates=True)
-TPU = Platform("tpu")
 
-_BY_JAX_NAME = {"cpu": CPU, "gpu": GPU, "cuda": GPU, "rocm": GPU, "tpu": TPU}
+_BY_JAX_NAME = {"cpu": CPU, "gpu": GPU, "cuda": GPU, "rocm": GPU}
 
 
 def platform_named(name: str) -> Platform:

@@ -26,8 +26,7 @@ def test_every_entry_is_filed_under_its_name_and_no_kind_is_claimed_twice():
     [
         ("NVIDIA H100 80GB HBM3", "h100-sxm"),
         ("NVIDIA A100-SXM4-40GB", "a100-sxm-40gb"),
-        ("TPU v5 lite", "tpu-v5e"),
-        ("TPU v5", "tpu-v5p"),
+        ("NVIDIA B200", "b200-sxm"),
     ],
 )
 def test_a_device_is_found_by_how_jax_names_it(kind, name):

@@ -2,7 +2,6 @@
 have what such devices have: id, process_index, platform, device_kind."""
 
 import dataclasses
-import importlib.util
 
 import jax
 import numpy as np
@@ -211,20 +210,6 @@ def test_ahead_of_time_devices_of_another_number_are_refused():
             data=32,
             devices=fake_devices(dict.fromkeys(range(8), 8)),
         )
-
-
-# TPUs' compiler is in the extra `tpu`, which the tests are not installed with.
-@pytest.mark.skipif(not importlib.util.find_spec("libtpu"), reason="needs libtpu")
-def test_devices_of_a_tpu_topology_compiled_ahead_of_time():
-    from jax.experimental import topologies
-
-    description = topologies.get_topology_desc(
-        platform="tpu", topology_name="v5e:4x4", num_slices=2
-    )
-    per_host = len([d for d in description.devices if d.process_index == 0])
-    topology = topology_of(("a", 16 // per_host, per_host), ("b", 16 // per_host, per_host))
-    mesh = make_mesh(topology, dc=2, data=4, tensor=4, devices=description.devices)
-    assert [len({d.slice_index for d in site.flatten()}) for site in mesh.devices] == [1, 1]
 
 
 @needs_cuda

@@ -15,7 +15,7 @@ from geojax.hlo import collective_traffic
 from geojax.hlo.replica_groups import parse_groups
 from geojax.mesh import make_mesh
 from geojax.planner.traffic.collectives import predicted_reduce_scatter
-from geojax.runtime.platform import CPU, GPU, TPU, site_exchange
+from geojax.runtime.platform import CPU, GPU, site_exchange
 from geojax.runtime.xla_flags import gpu_compiler_options
 from geojax.topology import Topology
 
@@ -30,7 +30,6 @@ NUMBERS = 2**12
         (GPU, 4, False, "psum"),
         (CPU, 2, True, "permute"),
         (GPU, 2, True, "all_gather"),
-        (TPU, 2, True, "permute"),
         (GPU, 3, True, "all_to_all"),
     ],
 )

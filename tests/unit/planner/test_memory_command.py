@@ -26,7 +26,7 @@ def test_the_table_names_the_uses_of_memory(capsys):
     assert "5.77M parameters, dc=2 x data=4, ZeRO 1, remat none, fp32" in out
     for kind in ("master weights", "optimizer moments", "gathered weights", "gradients", "total"):
         assert f"\n{kind} " in out
-    assert re.search(r"^fits on a100-sxm-40gb, .*tpu-v6e$", out, re.MULTILINE), "of no topology"
+    assert re.search(r"^fits on a100-sxm-40gb, .*ascend-910b$", out, re.MULTILINE), "of no topology"
     assert re.search(r"^dc +5\.77 MB$", out, re.MULTILINE), "4 bytes for each of a quarter"
     assert "over dc: 23.1 MB a step, site and direction" in out
     assert "zero.across_sites false: " in out

@@ -11,7 +11,7 @@ from geojax.runtime.device_memory import (
     take_memory_fraction,
     usable_memory,
 )
-from geojax.runtime.platform import CPU, GPU, TPU
+from geojax.runtime.platform import CPU, GPU
 
 H100 = accelerator_named("h100-sxm")
 NEW, OLD = FRACTION_VARIABLES
@@ -34,7 +34,7 @@ def test_a_gpu_gives_its_pool_without_what_nccl_needs(environment, gigabytes):
 
 
 def test_other_devices_give_all_of_what_is_known():
-    assert usable_memory(accelerator_named("tpu-v5p"), TPU, {NEW: "0.5"}).bytes == 95 * 10**9
+    assert usable_memory(accelerator_named("ascend-910b"), CPU, {NEW: "0.5"}).bytes == 64 * 10**9
     assert usable_memory(accelerator_named("simulated"), CPU, {}) is None
 
 
