@@ -24,7 +24,7 @@ from geojax.hlo.module import HloParseError
 
 _THUNK = re.compile(r"^(?P<indent> *)(?P<number>\d+): k(?P<kind>\w+)(?P<rest>.*)$")
 _LABEL = re.compile(r"^(?P<indent> *)\w+:$")
-_STREAM = re.compile(r"stream=(?:communication_stream)?\[?(?P<stream>[^\],\s]+)")
+_STREAM = re.compile(r"stream=communication_stream\[(?P<stream>\d+)\]")
 _ASYNC_ID = re.compile(r"\basync_id=(\d+)")
 _NAMED = re.compile(r'profile_annotation: "(?P<name>[^"]*)"\s+thunk_id: (?P<number>\d+)')
 _COLLECTIVE = re.compile(r"(All(Gather|Reduce|ToAll)|ReduceScatter|RaggedAllToAll|Collective\w+)$")
@@ -67,36 +67,43 @@ def parse_launches(sequence: str, metadata: str) -> tuple[Launch, ...]:
     launches: list[Launch] = []
     # By the indentation of the list in which they start: the launches in flight, by async_id.
     in_flight: dict[int, dict[str, Launch]] = {}
-    inside_start = 0  # the indentation of the start whose collective follows, below it
+    start = None  # the start that the line before was, with its indentation
     for line in sequence.splitlines():
         found = _THUNK.match(line) or _LABEL.match(line)
         if found is None:
             continue
-        indent = len(found["indent"])
+        indent, kind = len(found["indent"]), found.groupdict().get("kind") or ""
         for deeper in [level for level in in_flight if level > indent]:
             del in_flight[deeper]
-        kind = found.groupdict().get("kind")
-        if kind == "AsyncStart":
-            stream, key = _STREAM.search(line), _ASYNC_ID.search(line)
-            if stream is None or key is None:
-                raise HloParseError(f"thunks: a start without stream or async_id: {line.strip()}")
-            launch = Launch(_name(names, found["number"]), stream["stream"])
-            for other in (each for level in in_flight.values() for each in level.values()):
-                if other.stream != launch.stream:
-                    other.together.add(launch.instruction)
-                    launch.together.add(other.instruction)
-            in_flight.setdefault(indent, {})[key[1]] = launch
-            launches.append(launch)
-            inside_start = indent + 1
-        elif kind == "AsyncDone":
+        if _COLLECTIVE.match(kind):
+            if start is None:
+                launches.append(Launch(_name(names, found["number"]), None))
+            else:
+                launches.append(_launched(names, *start, in_flight))
+        start = (found, indent) if kind == "AsyncStart" else None
+        if kind == "AsyncDone":
             key = _ASYNC_ID.search(line)
             in_flight.get(indent, {}).pop(key[1] if key else "", None)
-            inside_start = 0
-        elif kind is not None and not (inside_start and indent >= inside_start):
-            inside_start = 0
-            if _COLLECTIVE.match(kind):
-                launches.append(Launch(_name(names, found["number"]), None))
     return tuple(launches)
+
+
+def _launched(
+    names: dict[str, str],
+    start: re.Match[str],
+    indent: int,
+    in_flight: dict[int, dict[str, Launch]],
+) -> Launch:
+    """Add the launch of an asynchronous collective to those in flight, and return it."""
+    stream, key = _STREAM.search(start["rest"]), _ASYNC_ID.search(start["rest"])
+    if stream is None or key is None:
+        raise HloParseError(f"thunks: a start without stream or async_id: {start[0].strip()}")
+    launch = Launch(_name(names, start["number"]), stream["stream"])
+    for other in (each for level in in_flight.values() for each in level.values()):
+        if other.stream != launch.stream:
+            other.together.add(launch.instruction)
+            launch.together.add(other.instruction)
+    in_flight.setdefault(indent, {})[key[1]] = launch
+    return launch
 
 
 def _name(names: dict[str, str], number: str) -> str:

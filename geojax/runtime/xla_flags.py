@@ -31,6 +31,9 @@ _GPU_FLAGS = {
     # Several collectives in flight at once: buckets on the long link, and hops beside them. Those
     # in a loop or a branch count too, so that with 4 the hops of a pipeline waited for its ticks.
     "--xla_gpu_experimental_parallel_collective_overlap_limit": "16",
+    # Make a clique for each chain of stages that send to each other. Otherwise a permute makes one
+    # of all devices of the job.
+    "--xla_gpu_collective_permute_connected_components": "true",
     # See that what a branch in a loop writes can be written in place. Otherwise every tick of a
     # pipeline with branches copies its rings and gradients (34.7 instead of 18.8 GB in one case).
     "--xla_gpu_copy_insertion_use_region_analysis": "true",
@@ -46,6 +49,15 @@ FP8_OPTIONS: dict[str, str | bool] = {
 }
 """Compiler options of one program for GPUs, of which cuBLASLt is to make the FP8 products."""
 
+MULTI_STREAM_OPTIONS: dict[str, str | bool] = {
+    # All collectives of a program otherwise share one stream, on which the in-site phase of a
+    # bucket waits for the cross-site phase of another. XLA gives them two, and schedules together
+    # only groups that share at most one device, which cannot wait for each other in NCCL.
+    "xla_gpu_experimental_enable_collective_multi_streaming": True,
+}
+"""Compiler options of one program for GPUs that reduces gradients inside and between sites while
+its backward pass runs."""
+
 CUSTOM_PRODUCTS_OPTIONS: dict[str, str | bool] = {
     # XLA otherwise lets a custom call write into the stack of what a loop keeps, and makes the call
     # once more for whoever else reads its result.
@@ -59,7 +71,6 @@ def recommended_flags(platform: PlatformName) -> dict[str, str]:
     flags: dict[PlatformName, dict[str, str]] = {
         "cpu": _CPU_FLAGS,
         "gpu": _GPU_FLAGS,
-        "tpu": {},  # libtpu reads its own variable, LIBTPU_INIT_ARGS, and schedules well without
     }
     return dict(flags[platform])
 
@@ -105,13 +116,12 @@ def _given() -> set[str]:
 def expected_platform() -> PlatformName:
     """Find out on which platform JAX will run, without starting it."""
     requested = (getattr(jax.config, "jax_platforms", None) or "").split(",")[0]
-    if requested in ("cpu", "tpu"):
-        return "cpu" if requested == "cpu" else "tpu"
+    if requested == "cpu":
+        return "cpu"
     if requested in ("cuda", "gpu", "rocm"):
         return "gpu"
-    if any(importlib.util.find_spec(f"jax_cuda{major}_plugin") for major in (12, 13)):
-        return "gpu"
-    return "tpu" if importlib.util.find_spec("libtpu") else "cpu"
+    plugins = (importlib.util.find_spec(f"jax_cuda{major}_plugin") for major in (12, 13))
+    return "gpu" if any(plugins) else "cpu"
 
 
 def flags_in_force() -> str:

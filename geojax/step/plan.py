@@ -13,7 +13,8 @@ from geojax.models.transformer import Remat
 from geojax.optim import SHARD_AXES
 from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.precision import Backend, LinearMatmul, LossScaleSettings, Policy
-from geojax.runtime.xla_flags import CUSTOM_PRODUCTS_OPTIONS, FP8_OPTIONS
+from geojax.runtime.platform import GPU, platform_of
+from geojax.runtime.xla_flags import CUSTOM_PRODUCTS_OPTIONS, FP8_OPTIONS, MULTI_STREAM_OPTIONS
 from geojax.step.stage_layers import StagedLayers
 
 BATCH_AXES = ("dc", *SHARD_AXES)
@@ -159,8 +160,22 @@ class StepPlan:
     @property
     def compiler_options(self) -> dict[str, str | bool] | None:
         """The options that programs are compiled with, in addition to the process's XLA flags."""
-        options = {"xla": FP8_OPTIONS, "transformer_engine": CUSTOM_PRODUCTS_OPTIONS}
-        return options.get(self.fp8_backend)
+        by_backend = {"xla": FP8_OPTIONS, "transformer_engine": CUSTOM_PRODUCTS_OPTIONS}
+        options = by_backend.get(self.fp8_backend, {})
+        if self._reduces_in_two_phases_beside_compute:
+            options = options | MULTI_STREAM_OPTIONS
+        return options or None
+
+    @property
+    def _reduces_in_two_phases_beside_compute(self) -> bool:
+        """True if buckets are reduced inside and between sites while layers go backwards, on GPUs.
+
+        With ZeRO 3 the gathers of the next layers' weights share a group with the in-site phase, so
+        that on streams of their own XLA would let the compute wait for them.
+        """
+        overlaps = self.overlap_grad_reduce and self.zero_stage < 3
+        crosses = self.mesh.shape["dc"] > 1 and bool(self.inter_axes)
+        return overlaps and crosses and platform_of(self.mesh) is GPU
 
     @property
     def one_message(self) -> "StepPlan":

@@ -15,6 +15,8 @@ condition:
   body:
     007: kAsyncStart   [prev=001 (1)  | next=012 (9)  ] stream=communication_stream[0], async_id=7
         006: kReduceScatter [source | sink] kReduceScatter
+    017: kAsyncStart   [prev=001 (1)  | next=012 (9)  ] stream=computation_stream[1], async_id=17
+        018: kDynamicSliceFusion [source | sink] params=1, results=1
     008: kReduceScatter [prev=001 (1) | next=010 (2)  ] kReduceScatter
     010: kAsyncStart   [prev=008 (1)  | next=012 (9)  ] stream=communication_stream[1], async_id=10
         009: kAllReduce [source | sink] kAllReduce
