@@ -1,7 +1,6 @@
 """The folder of a run's checkpoints: list, remove and set aside.
 
 20/                        a committed checkpoint, by the number of its step
-east/20/                   the part of it that the site east has saved (see `SiteGroup`)
 30.orbax-checkpoint-tmp/   a save that was interrupted (or is going on)
 10.deleting/               an old checkpoint that is being deleted
 20.damaged/                found damaged at a restore, and set aside when its step came again
@@ -26,18 +25,13 @@ def interrupted_steps(folder: Path) -> list[int]:
     return sorted((int(step) for step in steps if step.isdecimal()), reverse=True)
 
 
-def remove(folder: Path, step: int) -> None:
-    """Delete the checkpoint of `step`.
-
-    It is renamed first, so that a killed process leaves no half-deleted checkpoint behind.
-    """
-    _delete(folder / str(step))
-
-
 def remove_old(folder: Path, keep: int) -> None:
-    """Delete all but the newest `keep` committed checkpoints."""
+    """Delete all but the newest `keep` committed checkpoints.
+
+    Each is renamed first, so that a killed process leaves no half-deleted checkpoint behind.
+    """
     for step in committed_steps(folder)[keep:]:
-        remove(folder, step)
+        _delete(folder / str(step))
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -47,6 +48,7 @@ def run(command: CompileCommand, overrides: Sequence[str]) -> int:
     import jax
 
     from geojax.planner.compile_target import CompileTarget
+    from geojax.runtime.device_memory import usable_memory
     from geojax.train.config import RunConfig
     from geojax.train.traced_run import accelerator_of_run, compile_run
 
@@ -65,12 +67,12 @@ def run(command: CompileCommand, overrides: Sequence[str]) -> int:
     console.print(_compiled(config, target, step))
     console.print(_messages_table(step.messages))
     console.print(_memory(step))
-    room = target.accelerator.memory_bytes
-    fits = room is None or step.memory.bytes <= room
-    if room is not None:
+    usable = usable_memory(target.accelerator, step.platform, os.environ)
+    fits = usable is None or step.memory.bytes <= usable.bytes
+    if usable is not None:
         console.print(
             f"the compiled step {'fits' if fits else 'does not fit'} into the "
-            f"{quantity(room, 'B')} of {target.accelerator.name}"
+            f"{quantity(usable.bytes, 'B')} that are usable of {usable.of}"
         )
     if command.json is not None:
         figures = {"config": str(command.config), "target": str(target), "fits": fits}

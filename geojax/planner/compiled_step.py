@@ -18,6 +18,7 @@ from geojax.hlo.overlap import Flight, flights
 from geojax.hlo.thunks import Launch, read_launches
 from geojax.planner.memory import CompiledMemory, StepMemory, TracedStep
 from geojax.runtime.compilation import without_compilation_cache
+from geojax.runtime.platform import Platform
 from geojax.runtime.xla_flags import gpu_compiler_options
 
 
@@ -51,6 +52,7 @@ class Messages:
 class CompiledStep:
     """A compiled step, and what compiling it took on this machine."""
 
+    platform: Platform
     memory: CompiledMemory
     estimate: StepMemory
     messages: tuple[Messages, ...]
@@ -77,6 +79,7 @@ class CompiledStep:
         traffic = collective_traffic(program, mesh, longest_loop=longest)
         found = flights(program, mesh, longest_loop=longest) if gpu else ()
         return cls(
+            platform=step.platform,
             memory=CompiledMemory.of(program),
             estimate=step.memory(),
             messages=_messages(traffic, found, launches),

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from geojax.planner.buckets import (
     CHOSEN,
     DEFAULT_BUCKET_BYTES,
+    Exposure,
     LinkShare,
     StepTimes,
     choose_buckets,
@@ -42,6 +43,21 @@ def with_buckets(config: RunConfig, plan: StepPlan) -> StepPlan:
     if link is None:
         return plan
     return choose_buckets(config.model, plan, *link, _auto(config)).plan
+
+
+def gradient_exposure(
+    config: RunConfig, plan: StepPlan
+) -> tuple[Exposure, StepTimes | None] | None:
+    """Predict what the messages of the gradients cost a step beyond its compute.
+
+    Returns:
+        The exposure and, where they are known, the times of the step; None where no gradients
+        cross a link, or where it is not described.
+    """
+    link = _run_link(config, plan)
+    if link is None:
+        return None
+    return predict_exposure(config.model, plan, link.share, link.times), link.times
 
 
 def link_lines(config: RunConfig, plan: StepPlan) -> list[str]:

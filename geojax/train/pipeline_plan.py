@@ -43,6 +43,14 @@ class HopChoice(NamedTuple):
     """The reason why there are no costs."""
 
 
+class HopExposure(NamedTuple):
+    """The time of hops between sites that no compute hides."""
+
+    seconds: float
+    step_seconds: float
+    """Time of the whole step."""
+
+
 def pipeline_ticks(config: RunConfig, staged: StagedLayers) -> TickTable:
     """Make the run's tick table, for the microbatches of `batch.microbatches`.
 
@@ -114,6 +122,19 @@ def pipeline_costs(config: RunConfig, staged: StagedLayers) -> Costs:
     return model.costs(staged.placement)
 
 
+def hop_exposure(config: RunConfig, staged: StagedLayers) -> HopExposure | None:
+    """Predict what hops between sites cost a step; None where none cross or times are unknown."""
+    if config.pipeline_sites == 1:
+        return None
+    choice = choose_hop_ticks(config, staged)
+    return None if choice.costs is None else _hop_exposure(choice.table, choice.costs)
+
+
+def _hop_exposure(table: TickTable, costs: Costs) -> HopExposure:
+    seconds = lock_step_seconds(table, costs)
+    return HopExposure(seconds - lock_step_seconds(table, costs.inside_sites), seconds)
+
+
 def hop_lines(config: RunConfig, staged: StagedLayers) -> list[str]:
     """Return what the log says of the hops between sites; none where none cross."""
     if config.pipeline_sites == 1:
@@ -124,10 +145,9 @@ def hop_lines(config: RunConfig, staged: StagedLayers) -> list[str]:
     if choice.costs is None:
         return [f"{line}; nothing is known of its times: {choice.unknown}"]
     costs = choice.costs
+    exposed, seconds = _hop_exposure(choice.table, costs)
     cut = max((hop for hop in costs.hops if hop.link is not None), key=lambda hop: hop.seconds)
     tick = max(map(sum, zip(costs.forward, costs.backward, costs.weight, strict=True)))
-    seconds = lock_step_seconds(choice.table, costs)
-    exposed = seconds - lock_step_seconds(choice.table, costs.inside_sites)
     lines = [
         f"{line}: a hop takes {cut.seconds * 1e3:.3g} ms, {cut.latency * 1e3:.3g} of them latency, "
         f"a tick {tick * 1e3:.3g} ms; hops expose {exposed:.2g} s of a step's {seconds:.2g} s "
