@@ -5,7 +5,6 @@ NVIDIA's data sheets of A100, H100, H200 and B200 (SXM boards). Huawei publishes
 the Ascend 910B; its row holds the figures that are widely reported for the training card.
 """
 
-import difflib
 from typing import Any, Literal
 
 import pydantic
@@ -13,6 +12,7 @@ import pydantic
 from geojax.errors import UserError
 from geojax.quantities import Bytes, BytesPerSecond, FlopsPerSecond
 from geojax.settings import Settings
+from geojax.suggestions import did_you_mean
 
 Precision = Literal["float64", "float32", "tensorfloat32", "float16", "bfloat16", "float8"]
 
@@ -110,9 +110,7 @@ def accelerator_named(name: str) -> Accelerator:
         UserError: there is none; the message gives the nearest name or all of them.
     """
     if name not in CATALOG:
-        near = difflib.get_close_matches(name, CATALOG, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(CATALOG)}"
-        raise UserError(f"no accelerator is called '{name}'; {hint}")
+        raise UserError(f"no accelerator is called '{name}'; {did_you_mean(name, CATALOG)}")
     return CATALOG[name]
 
 

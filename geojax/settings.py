@@ -4,7 +4,7 @@ A settings class derives from `Settings`; `load_yaml` and `validate` turn a file
 mistake in it into a one-line `UserError` that names the field's path and the nearest valid name.
 """
 
-import difflib
+import re
 import reprlib
 import stat
 import types
@@ -16,6 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 import pydantic
 
 from geojax.errors import UserError
+from geojax.suggestions import did_you_mean, nearest
 
 
 class Settings(pydantic.BaseModel):
@@ -45,6 +46,8 @@ UNLESS_AUTO = pydantic.Discriminator(lambda value: "auto" if value == "auto" els
 
 AUTO = Annotated[Literal["auto"], pydantic.Tag("auto")]
 NUMBER = pydantic.Tag("number")
+
+_MOST_SHOWN = 20
 
 SettingsType = TypeVar("SettingsType", bound=Settings)
 
@@ -89,8 +92,8 @@ def validate(settings: type[SettingsType], content: Mapping[str, Any], source: s
     """Validate `content` as an instance of `settings`; messages begin with `source`, a file, say.
 
     Raises:
-        UserError: one line with the path of the first field that is wrong, what is wrong, and the
-            nearest valid name when the key is unknown.
+        UserError: one line with the path of every field that is wrong, what is wrong, and the
+            nearest valid name when a key is unknown.
     """
     try:
         return settings.model_validate(content)
@@ -100,8 +103,8 @@ def validate(settings: type[SettingsType], content: Mapping[str, Any], source: s
         found = [each for each in error.errors() if each["type"] != "default_factory_not_called"]
         found.sort(key=lambda problem: problem["type"] != "extra_forbidden")
         problems = [_sentence(settings, problem) for problem in found]
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise UserError(f"{source}: {problems[0]}{more}") from None
+        more = f"; and {len(problems) - _MOST_SHOWN} more" if len(problems) > _MOST_SHOWN else ""
+        raise UserError(f"{source}: {'; also '.join(problems[:_MOST_SHOWN])}{more}") from None
 
 
 def preset_path(kind: str, name: str) -> Path:
@@ -113,9 +116,7 @@ def preset_path(kind: str, name: str) -> Path:
     folder = _presets_folder() / kind
     known = sorted(path.stem for path in folder.glob("*.yaml"))
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"there are: {', '.join(known)}"
-        raise UserError(f"no {kind} preset is called '{name}'; {hint}")
+        raise UserError(f"no {kind} preset is called '{name}'; {did_you_mean(name, known)}")
     return folder / f"{name}.yaml"
 
 
@@ -133,9 +134,7 @@ def _sentence(settings: type[pydantic.BaseModel], problem: Any) -> str:
         if (renamed := _renamed_key(settings, location, given)) is not None:
             return f"{renamed[0]}: renamed; use {renamed[1]}"
         known = _fields_at(settings, location[:-1])
-        near = difflib.get_close_matches(_shortened(str(location[-1])), known, n=1, cutoff=0.6)
-        hint = f"did you mean '{near[0]}'?" if near else f"known here: {', '.join(known)}"
-        return f"{path}: unknown key; {hint}"
+        return f"{path}: unknown key; {did_you_mean(str(location[-1]), known)}"
     if isinstance(given, str) and (value := _renamed_value(settings, location, given)) is not None:
         return f"{path}: {given} was renamed; use {value}"
     if kind == "missing":
@@ -143,7 +142,10 @@ def _sentence(settings: type[pydantic.BaseModel], problem: Any) -> str:
     message = problem["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
     if kind == "value_error":
         return f"{path}: {message}" if location else message
-    return f"{path}: {message[:1].lower()}{message[1:]}, not {_describe(given)}"
+    wrong = f"{path}: {message[:1].lower()}{message[1:]}, not {_describe(given)}"
+    choices = re.findall("'([^']+)'", str(problem.get("ctx", {}).get("expected", "")))
+    near = nearest(given, choices) if isinstance(given, str) else None
+    return f"{wrong}; did you mean '{near}'?" if near else wrong
 
 
 def _renamed_key(

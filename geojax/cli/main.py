@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import difflib
 import errno
 import io
 import os
@@ -18,6 +17,7 @@ from geojax.cli import compile, data, launch, memory, probe, simulate, train, wa
 from geojax.errors import RunError, UserError
 from geojax.exit_codes import FAILURE, INTERRUPTED, USAGE
 from geojax.runtime.environment import check_environment
+from geojax.suggestions import did_you_mean
 
 Subcommand = (
     Annotated[train.TrainCommand, tyro.conf.subcommand("train")]
@@ -162,13 +162,8 @@ def _check_name(name: str) -> None:
     if name in _RENAMED:
         raise UserError(f"geojax {name} is called geojax {_RENAMED[name]} now")
     longer = [known for known in _COMMANDS if known.startswith(f"{name} ")]
-    near = longer or difflib.get_close_matches(name, _COMMANDS, n=1)
-    hint = (
-        f"did you mean {' or '.join(map(repr, near))}?"
-        if near
-        else f"there are: {', '.join(_COMMANDS)}"
-    )
-    raise UserError(f"there is no subcommand '{name}'; {hint}")
+    hint = f"did you mean {' or '.join(map(repr, longer))}?" if longer else None
+    raise UserError(f"there is no subcommand '{name}'; {hint or did_you_mean(name, _COMMANDS)}")
 
 
 def _check_config_first(arguments: Sequence[str]) -> None:

@@ -1,7 +1,6 @@
 """Precision policies: the dtypes of the weights in use, of the master copy, and of the sums."""
 
 import dataclasses
-import difflib
 from typing import Any, Literal
 
 import jax.numpy as jnp
@@ -9,6 +8,7 @@ import numpy as np
 
 from geojax.errors import UserError
 from geojax.precision.recipes import RECIPES, Recipe
+from geojax.suggestions import did_you_mean
 
 PrecisionName = Literal[
     "fp32",
@@ -76,9 +76,7 @@ def policy(name: str) -> Policy:
         UserError: there is no such policy.
     """
     if name not in _POLICIES:
-        near = difflib.get_close_matches(name, _POLICIES, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"there are: {', '.join(_POLICIES)}"
-        raise UserError(f"no precision policy is called '{name}'; {hint}")
+        raise UserError(f"no precision policy is called '{name}'; {did_you_mean(name, _POLICIES)}")
     return _POLICIES[name]
 
 

@@ -4,7 +4,6 @@ Nobody reads a variable whose name is misspelt, and XLA ends the process on a fl
 know; so both are refused before anything starts.
 """
 
-import difflib
 import functools
 import importlib.util
 import os
@@ -17,6 +16,7 @@ from jaxlib import xla_client
 from geojax.errors import UserError
 from geojax.runtime.cluster_env import RENAMED_VARIABLES, VARIABLES
 from geojax.runtime.jax_private import backend_runs
+from geojax.suggestions import did_you_mean
 
 _MOST_THREADS = 2**16
 _MOST_DEVICES = 2**16
@@ -39,8 +39,7 @@ def check_environment(environment: Mapping[str, str]) -> None:
     known = [*VARIABLES.values(), *RENAMED_VARIABLES]
     for name in environment:
         if name.startswith("GEOJAX_") and name not in known:
-            near = difflib.get_close_matches(name, VARIABLES.values(), n=1, cutoff=0.8)
-            hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}"
+            hint = did_you_mean(name, VARIABLES.values())
             raise UserError(f"{name}: geojax reads no variable of this name; {hint}")
     threads = environment.get("NPROC", "")
     if threads and not (re.fullmatch("[0-9]{1,9}", threads) and 1 <= int(threads) <= _MOST_THREADS):

@@ -448,13 +448,28 @@ def _parse_overrides(arguments: Sequence[str]) -> list[tuple[str, Any]]:
 
 
 def _override(content: dict[str, Any], name: str, value: Any) -> None:
+    """Put `value` in the place of `content` that is called `name`: data.sources.0.prepared, say."""
     *parents, last = name.split(".")
+    group: Any = content
     for depth, parent in enumerate(parents):
-        inner = content.setdefault(parent, {})
+        place = _place(group, parent, name)
+        inner = group.setdefault(place, {}) if isinstance(group, dict) else group[place]
         if parent == "model" and isinstance(inner, str):
-            inner = content[parent] = {"preset": inner}
-        if not isinstance(inner, dict):
+            inner = group[place] = {"preset": inner}
+        if not isinstance(inner, dict | list):
             path = ".".join(parents[: depth + 1])
             raise UserError(f"--{name}: '{path}' is not a group of settings in the config file")
-        content = inner
-    content[last] = value
+        group = inner
+    group[_place(group, last, name)] = value
+
+
+def _place(group: dict[str, Any] | list[Any], part: str, name: str) -> Any:
+    """Return the key or the index of `part`, a part of the override `name`, in a group."""
+    if isinstance(group, dict):
+        return part
+    if not (part.isascii() and part.isdecimal() and len(part) < 9 and int(part) < len(group)):
+        raise UserError(
+            f"--{name}: '{part}' is no place in a list of {len(group)}, counted from 0; give the "
+            "whole list as YAML to change it"
+        )
+    return int(part)

@@ -15,7 +15,7 @@ def _as_before_a_backend(monkeypatch):
 @pytest.mark.parametrize(
     ("variable", "value", "problem"),
     [
-        ("GEOJAX_HEARTBEAT_TIMOUT", "4", "did you mean GEOJAX_HEARTBEAT_TIMEOUT?"),
+        ("GEOJAX_HEARTBEAT_TIMOUT", "4", "did you mean 'GEOJAX_HEARTBEAT_TIMEOUT'?"),
         ("GEOJAX_COLOR", "1", "there are: GEOJAX_COORDINATOR"),
         ("NPROC", "many", "NPROC=many: is no number of threads"),
         ("NPROC", "100000000", "is no number of threads from 1 to 65536"),

@@ -59,6 +59,9 @@ def test_a_resolved_config_reads_back_as_itself(tmp_path):
     assert again == config
 
 
+SOURCES = "--data.sources=[{name: wiki, prepared: data/wiki}]"
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -157,6 +160,26 @@ def test_a_resolved_config_reads_back_as_itself(tmp_path):
         (("--optimizer.beta2", "1.5"), "optimizer.beta2: input should be less than 1"),
         (("--communication.bucket_bytes", "0"), "communication.bucket_bytes"),
         (("--seed", "{1: 2"), "is not a valid YAML value"),
+        (("--seed", "true"), "seed: expected a number, not true"),
+        (("--steps", "0b_"), "'0b_' is not a valid YAML value ('0b_' is no valid int)"),
+        (
+            ("--steps=0", "--seed=-1"),
+            "seed: input should be greater than or equal to 0, not -1 (int); also steps: input",
+        ),
+        (("--precision", "fp8"), "not 'fp8' (str); did you mean 'fp8-"),
+        (("--mesh.data", "1048576"), "makes 1,048,576 devices; up to 131,072 would do"),
+        (
+            (SOURCES, "--data.sources.1.weight", "1"),
+            "'1' is no place in a list of 1, counted from 0",
+        ),
+        (
+            (SOURCES, "--data.sources.0.wait=1"),
+            "sources.0.wait: unknown key; did you mean 'weight'",
+        ),
+        (
+            ("--mesh.dc=2", "--dc.role=stage", "--batch.microbatches=65536"),
+            "2 chunks x 65536 microbatches is more than the 65,536 that a schedule is made for",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path, overrides, message):
