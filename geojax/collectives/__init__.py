@@ -5,7 +5,7 @@ the formats in which numbers may cross between sites.
 """
 
 from geojax.collectives.gather import all_gather
-from geojax.collectives.order import after
+from geojax.collectives.order import after, barrier
 from geojax.collectives.reduction import (
     Reduction,
     all_reduce,
@@ -32,6 +32,7 @@ __all__ = [
     "after",
     "all_gather",
     "all_reduce",
+    "barrier",
     "reduce_scatter",
     "start_all_reduce",
     "start_reduce_scatter",

@@ -4,6 +4,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
@@ -27,6 +28,24 @@ def after(tree: Tree, token: jax.Array) -> Tree:
     """
     return jax.tree.map(lambda leaf: _after_p.bind(leaf, token), tree)
 
+
+def barrier(tree: Tree) -> Tree:
+    """Make what is computed of any leaf of `tree` begin when all leaves have been computed.
+
+    A `lax.optimization_barrier` under which each leaf keeps the axes that it varies over.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    passed: Tree = jax.tree.unflatten(structure, _barrier_p.bind(*leaves))
+    return passed
+
+
+_barrier_p = Primitive("barrier")
+_barrier_p.multiple_results = True
+_barrier_p.def_abstract_eval(lambda *avals: avals)
+mlir.register_lowering(
+    _barrier_p,
+    mlir.lower_fun(lambda *leaves: lax.optimization_barrier(leaves), multiple_results=True),
+)
 
 _after_p = Primitive("after")
 

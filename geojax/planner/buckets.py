@@ -176,7 +176,7 @@ def choose_buckets(
     room = int(MEMORY_SHARE * (memory_bytes or UNKNOWN_MEMORY_BYTES))
     overlaps = [plan.overlap_grad_reduce]
     if "overlap_grad_reduce" in auto:
-        overlaps = [False] if times is None or plan.staged_layers is not None else [False, True]
+        overlaps = [False] if times is None else [False, True]
 
     def candidates() -> Iterator[StepPlan]:
         for overlap in overlaps:
@@ -186,7 +186,8 @@ def choose_buckets(
                 chosen = dataclasses.replace(chosen, bucket_bytes=limit)
             counts = [plan.bucket_layers]
             if "bucket_layers" in auto:
-                counts = _bucket_layers(layouts, chosen, room) if overlap else [1]
+                by_layers = overlap and plan.staged_layers is None
+                counts = _bucket_layers(layouts, chosen, room) if by_layers else [1]
             for count in counts:
                 yield dataclasses.replace(chosen, bucket_layers=count)
 
@@ -222,9 +223,16 @@ def _exposed_seconds(
     """Return the time of messages that no compute hides.
 
     An iteration of the backward loop lasts as long as its layers or its messages. The buckets of
-    its last iterations are sent when it is over (`geojax.step.grad_sinks`).
+    its last iterations are sent when it is over (`geojax.step.grad_sinks`). In a pipeline the same
+    holds for a part and the ticks beside which it travels (`geojax.step.early_reduce`).
     """
     after_backward = sum(map(link.seconds, messages.after_backward))
+    if plan.staged_layers is not None:
+        layers = plan.staged_layers.max_layers_per_chunk
+        tick = layers * times.layer_backward_seconds if times else 0.0
+        return after_backward + sum(
+            max(0.0, link.seconds(each.bytes) - each.ticks * tick) for each in messages.early
+        )
     if not messages.iterations:
         return after_backward
     of_bucket = sum(map(link.seconds, messages.of_bucket))

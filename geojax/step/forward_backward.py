@@ -10,7 +10,7 @@ layer's gradient can go where it belongs as soon as it is there.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -22,8 +22,9 @@ from geojax.models import Batch, ModelConfig, Parameters
 from geojax.models.chunk.chunk import Chunk, ChunkWeights
 from geojax.models.chunk.layer_io import GradientSink, LayerWeights
 from geojax.models.transformer import model_chunk
-from geojax.pipeline.execution import Executor, StageWeights
-from geojax.precision import scale_gradient
+from geojax.pipeline.execution import EarlyReduction, Executor, StageWeights
+from geojax.pipeline.execution.ready_parts import Part
+from geojax.precision import detach_amax, scale_gradient
 from geojax.step.plan import StepPlan
 
 
@@ -41,7 +42,22 @@ class Gradients(NamedTuple):
     layers: Any
     """The sink's sums."""
     prefetched: list[Any]
-    """The weights that each source prefetched for its first layer; [] in a pipeline."""
+    """The weights that each source prefetched for its first layer."""
+
+
+class StageGradients(NamedTuple):
+    """Loss and gradients of a step's microbatches on one stage of a pipeline."""
+
+    loss: jax.Array
+    """The sum of the tokens' losses, on the last stage; zero elsewhere."""
+    aux_loss: jax.Array | None
+    """The share of this stage's balance losses in it; None without experts."""
+    targets: jax.Array
+    """The number of tokens that count, on the last stage; zero elsewhere."""
+    sums: StageWeights
+    """The gradients; nothing is reduced."""
+    exchanged: Mapping[Part, Any]
+    """The parts of them that were reduced early."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,17 +174,24 @@ class ForwardBackward:
         loss, _ = chunk.forward_only(weights, None, batch, chunk.functions.context(batch))
         return loss, batch["loss_mask"].astype(loss.dtype).sum()
 
-    def pipeline_gradients(self, weights: Parameters, microbatches: Batch) -> Gradients:
+    def pipeline_gradients(
+        self, weights: Parameters, microbatches: Batch, early: EarlyReduction | None = None
+    ) -> StageGradients:
         """Compute loss and gradients of a step's microbatches on this stage of a pipeline.
 
         Args:
             weights: this stage's, gathered: all of its layers, stacked, and what is in no layer.
             microbatches: this rank's sequences, [M, B, ...].
+            early: reduces parts of the gradients as soon as they are whole; None: nothing does.
         """
-        made = self._executor.gradients(self._stage_weights(weights), microbatches)
+        made = self._executor.gradients(self._stage_weights(weights), microbatches, early)
         targets = self._on_last_stage(microbatches["loss_mask"].astype(made.loss.dtype).sum())
-        non_layer = self.non_layer_gradients(made.weights.first, made.weights.last)
-        return Gradients(made.loss, made.balance, targets, non_layer, made.weights.layers, [])
+        return StageGradients(made.loss, made.balance, targets, made.weights, made.exchanged)
+
+    def stage_parameters(self, sums: StageWeights) -> Parameters:
+        """Bring a stage's gradients into the structure of the parameters, without amax."""
+        layers, _ = detach_amax(sums.layers)
+        return self.non_layer_gradients(sums.first, sums.last) | {"layers": layers}
 
     def pipeline_loss(
         self, weights: Parameters, microbatches: Batch

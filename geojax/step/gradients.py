@@ -6,6 +6,9 @@ microbatch m-1           with overlap: a layer's gradient is reduced, over the s
                          layers before it go backwards, which is a loop over layers and in no other;
                          otherwise one more iteration of the loop over microbatches
 then                     what is not reduced yet is
+
+In a pipeline the executor runs all microbatches, and with overlap a chunk's gradients leave when
+its last backward is done (`geojax.step.early_reduce`).
 """
 
 import functools
@@ -19,7 +22,8 @@ from geojax.models import Batch, ModelConfig, Parameters
 from geojax.models.chunk.layer_io import LayerWeights, StackedGradients, layer_slice
 from geojax.models.parallel.varying import vary_over, varying_axes, zeros_of
 from geojax.precision import detach_amax, split_quantized
-from geojax.step.forward_backward import ForwardBackward, Gradients
+from geojax.step.early_reduce import EarlyReduce
+from geojax.step.forward_backward import ForwardBackward, Gradients, StageGradients
 from geojax.step.grad_reduce import (
     accumulate_in_site,
     inter_site_all_reduce,
@@ -87,10 +91,16 @@ def step_gradients(
     run = ForwardBackward(model, plan, dropout_key, gradient_factor)
     if plan.staged_layers is not None:
         weights = stage_weights(shards, layouts, plan, prev_amax)
-        staged = run.pipeline_gradients(weights, microbatches)
-        layer_gradients, amax = detach_amax(staged.layers)
-        all_gradients = staged.non_layer_params | {"layers": layer_gradients}
-        made = reduce_gradients(all_gradients, error_feedback, layouts, plan)
+        early = EarlyReduce(layouts, plan, error_feedback, run.stage_parameters)
+        staged = run.pipeline_gradients(
+            weights, microbatches, early if plan.overlap_grad_reduce else None
+        )
+        if plan.overlap_grad_reduce:
+            made = early.finish(staged.exchanged, staged.sums)
+        else:
+            gradients = run.stage_parameters(staged.sums)
+            made = reduce_gradients(gradients, error_feedback, layouts, plan)
+        amax = detach_amax(staged.sums.layers)[1]
         return StepGradients(made.gradients, *_numbers(staged), amax, made.error_feedback)
     non_layer_params, layers = step_weights(shards, layouts, model, plan, prev_amax)
     non_layer_layouts = without_layers(layouts)
@@ -172,7 +182,7 @@ def _microbatches(batch: Batch, plan: StepPlan) -> Batch:
     return jax.tree.map(lambda leaf: leaf.reshape(plan.microbatches, -1, *leaf.shape[1:]), batch)
 
 
-def _numbers(made: Gradients) -> tuple[jax.Array, jax.Array | None, jax.Array]:
+def _numbers(made: Gradients | StageGradients) -> tuple[jax.Array, jax.Array | None, jax.Array]:
     return made.loss, made.aux_loss, made.targets
 
 

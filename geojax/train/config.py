@@ -143,7 +143,9 @@ class CommunicationSettings(Settings):
     overlap_grad_reduce: bool | Literal["auto"] = "auto"
     """Reduce the gradients of a bucket of layers while the backward pass of the layers before them
     runs, instead of all of them after it. A bucket is one message then, whatever `bucket_bytes`.
-    "auto": where that exposes less of the link's time, by the topology; false without one."""
+    With pipeline stages inside the sites a bucket is the head or a chunk that leaves when its last
+    backward is done, while other chunks go backwards: more `virtual_stages` hide more. "auto":
+    where that exposes less of the link's time, by the topology; false without one."""
 
     bucket_layers: Annotated[Annotated[Count, NUMBER] | AUTO, UNLESS_AUTO] = "auto"
     """With `overlap_grad_reduce`: layers of a bucket. The backward pass of as many layers should
@@ -367,10 +369,10 @@ class RunConfig(Settings):
                 "send the gradients (and weights) of a microbatch in every tick. Set zero.stage to "
                 "0 or 1"
             )
-        if self.communication.overlap_grad_reduce is True:
+        if self.communication.overlap_grad_reduce is True and self.dc.role == "stage":
             raise ValueError(
-                "communication.overlap_grad_reduce requires one pipeline stage: stages run the "
-                "last microbatch's backward at different times. Remove overlap_grad_reduce"
+                "communication.overlap_grad_reduce requires dc.role=data where there are pipeline "
+                "stages: with dc.role=stage the sites sum no gradients. Remove overlap_grad_reduce"
             )
         return self
 

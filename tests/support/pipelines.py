@@ -73,11 +73,13 @@ class Case:
     family: str = "llama"
     """gpt3 has dropout and a tied head."""
     layers: str = ""
+    overlap: bool = False
+    """A chunk's gradients are reduced while other chunks go backwards."""
 
     def __str__(self) -> str:
         words = [self.schedule, self.sites, f"hop {self.hop_ticks}", self.tensor, self.context]
         words += [self.rows, "" if self.remat == "none" else f"remat {self.remat}", self.branches]
-        words += [self.family, self.layers]
+        words += [self.family, self.layers, "overlap" if self.overlap else ""]
         return "-".join(word.replace(" ", "_") for word in words if word)
 
     @property
@@ -170,6 +172,7 @@ class Case:
             remat=self.remat,
             sequence_parallel=self.tensor == "sequence",
             context_method=self.context_method,
+            overlap_grad_reduce=self.overlap,
             dc_role="stage" if self.through_sites else "data",
             staged_layers=StagedLayers(self.placement, self.layers_per_chunk),
             tick_program=self.program(microbatches),

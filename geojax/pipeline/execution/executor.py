@@ -9,23 +9,28 @@ A delayed message and the work of its tick do not wait for each other. Residuals
 buffers that are updated in place. Every stage runs the same program on its own column of the table;
 a stage without work either takes a branch that does nothing, or (`branch_free`) computes on values
 that are never used. Buffers begin as NaN, so that a value that leaks from a bubble shows.
+
+Where parts of the gradients are to leave early, the loop ends when one is whole on all stages, and
+another loop runs the ticks that remain, while it travels.
 """
 
 import dataclasses
 import functools
 import itertools
 import math
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from geojax.collectives import after
+from geojax.collectives import after, barrier
 from geojax.models.chunk.chunk import Microbatch, ModelFunctions
 from geojax.models.chunk.layer_io import layer_slice
 from geojax.models.parallel.varying import typed_like, vary_over, varying_axes, zeros_of
+from geojax.pipeline.execution.ready_parts import Part, cut_after
 from geojax.pipeline.execution.ring_buffers import get, nan_of, put, slot_after
 from geojax.pipeline.execution.ring_pool import RingRows
 from geojax.pipeline.execution.stage_chunks import Rings, StageChunks
@@ -39,6 +44,20 @@ Tree = TypeVar("Tree")
 TickRow = dict[str, jax.Array]
 """One tick's entries for a stage, int32: scalars (see `TickProgram.columns`), and for each kind k
 of action `k.rows` [layers of a chunk, columns] (see `RingRows`)."""
+
+
+class EarlyReduction(Protocol):
+    """A reduction of parts of the gradients between the loops over ticks."""
+
+    @property
+    def parts(self) -> Mapping[Part, int]:
+        """The tick after which each part is whole on all stages."""
+
+    def start(self, part: Part, sums: StageWeights) -> Any:
+        """Prepare a part to be sent: a pytree of arrays, for which the next loop waits."""
+
+    def exchange(self, started: Any) -> Any:
+        """Send what was prepared, beside the next loop: a pytree of arrays."""
 
 
 class _State(NamedTuple):
@@ -71,15 +90,21 @@ class Executor:
     sum_dtype: Any = jnp.float32
     """The dtype of the gradients' sums."""
 
-    def gradients(self, weights: StageWeights, microbatches: Microbatch) -> PipelineGradients:
+    def gradients(
+        self,
+        weights: StageWeights,
+        microbatches: Microbatch,
+        early: EarlyReduction | None = None,
+    ) -> PipelineGradients:
         """Compute loss and gradients of all microbatches.
 
         Args:
             weights: this rank's, typed as varying over the stage axes and over all axes along which
                 ranks see other sequences.
             microbatches: of this rank, each leaf [M, B, ...].
+            early: reduces parts of the gradients as soon as they are whole; None: nothing does.
         """
-        return _Run(self, weights, microbatches).gradients()
+        return _Run(self, weights, microbatches).gradients(early)
 
     def loss(self, weights: StageWeights, microbatches: Microbatch) -> jax.Array:
         """Sum the losses of all microbatches on the last stage, forwards only; elsewhere 0.
@@ -115,14 +140,37 @@ class _Run:
         self._rows = RingRows.of(self._program, self._layers.pool, layers_per_chunk)
         self._stream = self._layers.stream
 
-    def gradients(self) -> PipelineGradients:
+    def gradients(self, early: EarlyReduction | None) -> PipelineGradients:
         ticks = self._stage_ticks()
         state = self._start()
-        for segment in self._program.segments:
-            of_segment = ticks[segment.first : segment.first + segment.count]
-            state, _ = lax.scan(functools.partial(self._tick, segment), state, of_segment)
+        parts = {} if early is None else early.parts
+        exchanged: dict[Part, Any] = {}
+        for segment in cut_after(self._program.segments, parts.values()):
+            end = segment.first + segment.count
+            state, _ = lax.scan(
+                functools.partial(self._tick, segment), state, ticks[segment.first : end]
+            )
+            for part, tick in parts.items():
+                if early is not None and tick == end - 1:
+                    state = self._send_early(early, part, state, exchanged)
         balance, sums = after((state.balance, state.sums), state.loss)
-        return PipelineGradients(state.loss, balance, sums)
+        return PipelineGradients(state.loss, balance, sums, exchanged)
+
+    def _send_early(
+        self, early: EarlyReduction, part: Part, state: _State, exchanged: dict[Part, Any]
+    ) -> _State:
+        """Send a part after those before it have arrived, and put it into `exchanged`.
+
+        The two barriers leave a compiler one order: earlier messages arrive, the part is prepared,
+        and only what crosses between sites is beside the next loop.
+        """
+        before = list(exchanged)
+        arrived, state = barrier((list(exchanged.values()), state))
+        exchanged.update(zip(before, arrived, strict=True))
+        started, state = barrier((early.start(part, after(state.sums, state.loss)), state))
+        exchanged[part] = early.exchange(started)
+        leaves = [leaf for leaf in jax.tree.leaves(exchanged[part]) if leaf.size]
+        return state._replace(loss=functools.reduce(after, leaves, state.loss))
 
     def _equal_chunks(self) -> tuple[int, ...]:
         placement = self._program.ticks.schedule.placement

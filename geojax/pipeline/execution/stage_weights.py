@@ -1,10 +1,12 @@
 """The weights of a pipeline stage, and the gradients that a pipeline gives."""
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 
 from geojax.models.parameters import Parameters
+from geojax.pipeline.execution.ready_parts import Part
 
 
 class StageWeights(NamedTuple):
@@ -28,3 +30,5 @@ class PipelineGradients(NamedTuple):
     """The share of this stage's balance losses in it; None without experts."""
     weights: StageWeights
     """The gradients of loss and balance, summed over microbatches."""
+    exchanged: Mapping[Part, Any]
+    """The parts of them that were sent early, as they came back."""

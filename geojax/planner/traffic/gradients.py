@@ -18,8 +18,10 @@ from geojax.mesh import AXES
 from geojax.models import ModelConfig
 from geojax.optim import LeafLayout
 from geojax.optim.leaf_groups import shard_axes, shard_dim
+from geojax.pipeline.schedule import TickTable
 from geojax.planner.traffic.by_axes import Axes, BytesByAxes, add, long_axes, no_bytes, ranks_of
 from geojax.planner.traffic.collectives import PhaseBytes, predicted_all_reduce
+from geojax.step.early_reduce import early_parts, pieces
 from geojax.step.gather import computing_axes
 from geojax.step.plan import StepPlan
 
@@ -36,7 +38,10 @@ def predicted_gradient_bytes(model: ModelConfig, layouts: Any, plan: StepPlan) -
         )
         rest = plan.microbatches
     sent = _times(lambda leaves: _scatter(leaves, plan), layouts, layers=scatters, rest=rest)
-    if plan.overlap_grad_reduce:
+    if plan.overlap_grad_reduce and plan.staged_layers is not None:
+        for part, leaves in _pipeline_parts(layouts, plan):
+            add(sent, _sum_shards(leaves, part, scattered=False))
+    elif plan.overlap_grad_reduce:
         bucket, non_layer = _overlapped(layouts, plan)
         for iteration in range(model.num_hidden_layers // plan.bucket_layers):
             idle = int(iteration == 0)  # nothing has arrived yet: it gathers zeros
@@ -46,6 +51,14 @@ def predicted_gradient_bytes(model: ModelConfig, layouts: Any, plan: StepPlan) -
         scattered = plan.zero_stage >= 2
         add(sent, _sum_shards(jax.tree.leaves(layouts), plan, scattered=scattered))
     return sent
+
+
+class EarlyMessage(NamedTuple):
+    """A part of a pipeline's gradients, sent beside the ticks that remain."""
+
+    bytes: float
+    ticks: int
+    """Ticks of backwards until the next part is whole, or the pipeline is done."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,21 +71,26 @@ class GradientMessages:
     """The number of such buckets, each sent under the backward pass of the layers before it."""
     after_backward: tuple[float, ...]
     """The messages of all other gradients, which follow the backward pass."""
+    early: tuple[EarlyMessage, ...] = ()
+    """The parts that leave before the end in a pipeline with `overlap_grad_reduce`."""
 
     @property
     def count(self) -> int:
         """The number of messages of a step."""
-        return len(self.of_bucket) * self.iterations + len(self.after_backward)
+        overlapped = len(self.of_bucket) * self.iterations + len(self.early)
+        return overlapped + len(self.after_backward)
 
     @property
     def bytes(self) -> float:
         """The bytes of all messages of a step."""
-        return sum(self.of_bucket) * self.iterations + sum(self.after_backward)
+        overlapped = sum(self.of_bucket) * self.iterations + sum(each.bytes for each in self.early)
+        return overlapped + sum(self.after_backward)
 
     @property
     def longest(self) -> float:
         """The bytes of the longest message."""
-        return max((*self.of_bucket, *self.after_backward), default=0.0)
+        early = (each.bytes for each in self.early)
+        return max((*self.of_bucket, *self.after_backward, *early), default=0.0)
 
 
 def gradient_messages(model: ModelConfig, layouts: Any, plan: StepPlan) -> GradientMessages:
@@ -86,12 +104,33 @@ def gradient_messages(model: ModelConfig, layouts: Any, plan: StepPlan) -> Gradi
     if not plan.overlap_grad_reduce:
         leaves, scattered = jax.tree.leaves(layouts), plan.zero_stage >= 2
         return GradientMessages((), 0, _messages(leaves, plan, scattered=scattered))
+    if plan.tick_program is not None:
+        return _early_messages(layouts, plan, plan.tick_program.ticks)
     bucket, rest = _overlapped(layouts, plan)
     return GradientMessages(
         _messages(bucket, plan.one_message, scattered=True),
         model.num_hidden_layers // plan.bucket_layers,
         _messages(rest, plan, scattered=True),
     )
+
+
+def _early_messages(layouts: Any, plan: StepPlan, table: TickTable) -> GradientMessages:
+    ready = early_parts(layouts, table)
+    ends = [*list(ready.values())[1:], table.ticks - 1]
+    *parts, (rest, leaves) = _pipeline_parts(layouts, plan)
+    early = tuple(
+        EarlyMessage(sum(_messages(of_part, part, scattered=False)), end - tick)
+        for (part, of_part), tick, end in zip(parts, ready.values(), ends, strict=True)
+    )
+    return GradientMessages((), 0, _messages(leaves, rest, scattered=False), early)
+
+
+def _pipeline_parts(layouts: Any, plan: StepPlan) -> list[tuple[StepPlan, list[LeafLayout]]]:
+    """Return what a pipeline with overlap reduces together, and how; the rest comes last."""
+    return [
+        (plan if part == "rest" else plan.one_message, list(leaves.values()))
+        for part, leaves in pieces(layouts, plan).items()
+    ]
 
 
 def _overlapped(layouts: Any, plan: StepPlan) -> tuple[list[LeafLayout], list[LeafLayout]]:

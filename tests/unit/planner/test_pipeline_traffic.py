@@ -12,6 +12,7 @@ from support.drawn_layouts import Draw
 from support.step_traffic import lowered_step, sent_bytes
 
 from geojax import make_mesh
+from geojax.collectives import INT8
 from geojax.hlo import collective_traffic
 from geojax.pipeline import Placement, tick_table
 from geojax.pipeline.execution.tick_program import TickProgram
@@ -23,6 +24,8 @@ from geojax.step.stage_layers import StagedLayers
 
 ROWS, SEQUENCE, MICROBATCHES = 16, 32, 4
 THROUGH_SITES = {"dc": 2, "stage": 2}
+IN_EACH = {"dc": 2, "stage": 2}
+OVERLAP = {"overlap_grad_reduce": True}
 COMPILED = ("through sites, tensor", "in each site, data")
 CASES = {
     "through sites": ("branch_free", THROUGH_SITES, {"dc_role": "stage"}),
@@ -41,6 +44,9 @@ CASES = {
     ),
     "in each site, data": ("1f1b", {"dc": 2, "stage": 2, "data": 2}, {"zero_stage": 1}),
     "in each site, tensor": ("branch_free", {"dc": 2, "stage": 2, "tensor": 2}, {}),
+    "early": ("interleaved", IN_EACH | {"data": 2}, OVERLAP),
+    "early, int8": ("interleaved", IN_EACH | {"data": 2}, OVERLAP | {"wire_format": INT8}),
+    "early, tensor": ("zbv", IN_EACH | {"tensor": 2}, OVERLAP | {"sequence_parallel": True}),
     "split backward": ("zbv", {"stage": 2, "tensor": 2}, {"sequence_parallel": True}),
     "split backward, remat": (
         "zero_bubble_h1",

@@ -70,8 +70,8 @@ SOURCES = "--data.sources=[{name: wiki, prepared: data/wiki}]"
         (("--batch.microbatches", "3"), "microbatches=3 = 3; 6 or 9 would"),
         (("--mesh.stage", "2", "--zero.stage", "2"), "zero.stage=2 requires one pipeline stage"),
         (
-            ("--mesh.stage", "2", "--communication.overlap_grad_reduce", "true"),
-            "overlap_grad_reduce requires one pipeline stage",
+            ("--mesh.dc=2", "--dc.role=stage", "--communication.overlap_grad_reduce=true"),
+            "overlap_grad_reduce requires dc.role=data",
         ),
         (("--communication.gradient_compression", "int4"), "communication.gradient_compression: "),
         (

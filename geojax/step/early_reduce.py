@@ -1,0 +1,202 @@
+"""Reduce parts of a pipeline's gradients while the backward of others runs.
+
+The head and all chunks but a stage's first are whole some ticks before the step's last backward
+(`geojax.pipeline.execution.ready_parts`). There the loop over ticks ends, the part is summed in the
+site, and its shards leave; the next loop does not wait for them:
+
+    ticks     .. B3 │ B3 ..       │ B2 ..        │ B1 ..        │ B0 ..        │
+    head            └ all-reduce ─┤              │              │              │
+    chunk 3                       └ all-reduce ──┤              │              │
+    chunk 2                                      └ all-reduce ──┤              │
+    chunk 1                                                     └ all-reduce ──┤
+    the rest: chunk 0, embedding, norms                                        └ all-reduce
+
+Each part is one message, and the next one waits for it: XLA for GPUs never has two collectives in
+flight that share more than one device, and two sums over the sites share two. For the same reason a
+part holds only leaves that can share a message, those with the most numbers; the others, norms for
+example, are left to the rest.
+"""
+
+import collections
+import dataclasses
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from geojax.models import Parameters
+from geojax.models.chunk.layer_io import layers_slice
+from geojax.optim import LeafLayout
+from geojax.pipeline.execution import StageWeights
+from geojax.pipeline.execution.ready_parts import Part, ready_parts
+from geojax.pipeline.schedule import TickTable
+from geojax.step.grad_reduce import (
+    GradReduce,
+    ReducedGradients,
+    reduce_gradients,
+    start_grad_reduce,
+)
+from geojax.step.plan import StepPlan
+
+WHOLE = -1
+"""The number of the chunk in the name of a piece that is not cut into chunks."""
+
+Piece = tuple[str, int]
+"""A leaf by name, and the number of the chunk on its stage whose layers it holds, or `WHOLE`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class EarlyReduce:
+    """The reduction of a stage's gradients, part by part."""
+
+    layouts: Parameters
+    """The `LeafLayout` of each parameter."""
+    plan: StepPlan
+    error_feedback: Any
+    """The errors of the step before (see `geojax.step.error_feedback`); None: none are kept."""
+    to_parameters: Callable[[StageWeights], Parameters]
+    """Brings a stage's gradients into the structure of the parameters, without amax."""
+
+    @property
+    def parts(self) -> dict[Part, int]:
+        """The tick after which each part is ready."""
+        return early_parts(self.layouts, _table(self.plan))
+
+    def start(self, part: Part, sums: StageWeights) -> GradReduce:
+        """Sum a part in the site, ready to be exchanged; other parts of `sums` are not read."""
+        layouts = pieces(self.layouts, self.plan)[part]
+        gradients = self._cut(self.to_parameters(sums), layouts)
+        return start_grad_reduce(gradients, self._errors(layouts), layouts, self.plan.one_message)
+
+    def exchange(self, started: GradReduce) -> GradReduce:
+        """Send a part to the other sites, and receive theirs."""
+        return started.exchange()
+
+    def finish(self, exchanged: Mapping[Part, GradReduce], sums: StageWeights) -> ReducedGradients:
+        """Reduce the rest, and join all parts."""
+        layouts = pieces(self.layouts, self.plan)["rest"]
+        rest = self._cut(self.to_parameters(sums), layouts)
+        made = [reduce_gradients(rest, self._errors(layouts), layouts, self.plan)]
+        made += [each.done() for each in exchanged.values()]
+        errors = None
+        if self.error_feedback is not None:
+            errors = self._joined([each.error_feedback for each in made])
+        return ReducedGradients(self._joined([each.gradients for each in made]), errors)
+
+    def _errors(self, names: Iterable[Piece]) -> Any:
+        return None if self.error_feedback is None else self._cut(self.error_feedback, names)
+
+    def _cut(self, tree: Parameters, names: Iterable[Piece]) -> dict[Piece, jax.Array]:
+        """Cut pieces out of a tree like the parameters."""
+        leaves = _by_name(tree)
+        count = _layers_per_chunk(self.plan)
+
+        def cut(leaf: jax.Array, chunk: int) -> jax.Array:
+            piece: jax.Array = layers_slice(leaf, jnp.int32(chunk * count), count)
+            return piece
+
+        return {
+            (name, chunk): leaves[name] if chunk == WHOLE else cut(leaves[name], chunk)
+            for name, chunk in names
+        }
+
+    def _joined(self, parts: Iterable[Mapping[Piece, jax.Array]]) -> Parameters:
+        """Join the pieces of all parts to a tree like the parameters."""
+        by_leaf: dict[str, dict[int, jax.Array]] = {}
+        for part in parts:
+            for (name, chunk), piece in part.items():
+                by_leaf.setdefault(name, {})[chunk] = piece
+
+        def leaf(name: str) -> jax.Array:
+            chunks = by_leaf[name]
+            if WHOLE in chunks:
+                return chunks[WHOLE]
+            return jnp.concatenate([chunks[chunk] for chunk in sorted(chunks)])
+
+        names = list(_by_name(self.layouts))
+        joined: Parameters = jax.tree.unflatten(
+            jax.tree.structure(self.layouts), [leaf(name) for name in names]
+        )
+        return joined
+
+
+def pieces(
+    layouts: Parameters, plan: StepPlan
+) -> dict[Part | Literal["rest"], dict[Piece, LeafLayout]]:
+    """Return the layouts of what is reduced together: each early part, then the rest.
+
+    Args:
+        layouts: the `LeafLayout` of each parameter.
+        plan: how the step runs, with a pipeline.
+    """
+    leaves = _by_name(layouts)
+    in_layers = _largest_group({name: leaves[name] for name in leaves if _is_in_layers(name)})
+    of_head = _largest_group({name: leaves[name] for name in leaves if _is_in_head(name)})
+    early = early_parts(layouts, _table(plan))
+    count = _layers_per_chunk(plan)
+
+    def chunk_of(number: int) -> dict[Piece, LeafLayout]:
+        return {(name, number): leaf.of_layers(count) for name, leaf in in_layers.items()}
+
+    parts: dict[Part | Literal["rest"], dict[Piece, LeafLayout]] = {
+        part: {(name, WHOLE): leaf for name, leaf in of_head.items()}
+        if part == "head"
+        else chunk_of(part)
+        for part in early
+    }
+    assert plan.staged_layers is not None, "a pipeline must have stages"
+    rest = {
+        (name, WHOLE): leaf
+        for name, leaf in leaves.items()
+        if name not in in_layers and not ("head" in early and name in of_head)
+    }
+    for number in range(plan.staged_layers.placement.chunks_per_stage):
+        if number not in early:
+            rest |= chunk_of(number)
+    return parts | {"rest": rest}
+
+
+def early_parts(layouts: Parameters, table: TickTable) -> dict[Part, int]:
+    """Return the ticks after which parts leave early; a tied head has no part of its own."""
+    parts = ready_parts(table)
+    return {part: tick for part, tick in parts.items() if part != "head" or "head" in layouts}
+
+
+def _largest_group(leaves: Mapping[str, LeafLayout]) -> dict[str, LeafLayout]:
+    """Return the leaves that can share a message, of the group with the most numbers."""
+
+    def key(leaf: LeafLayout) -> Hashable:
+        model_axes = frozenset(axis for sharding in leaf.model_shards for axis in sharding.axes)
+        return leaf.shard and leaf.shard.axes, model_axes, leaf.partial
+
+    numbers: collections.Counter[Hashable] = collections.Counter()
+    for leaf in leaves.values():
+        numbers[key(leaf)] += math.prod(leaf.gathered_shape)
+    largest = max(numbers, key=numbers.__getitem__)
+    return {name: leaf for name, leaf in leaves.items() if key(leaf) == largest}
+
+
+def _by_name(tree: Any) -> dict[str, Any]:
+    """Return the leaves of a tree by their names, in its order."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+
+
+def _is_in_layers(name: str) -> bool:
+    return name.startswith("layers.")
+
+
+def _is_in_head(name: str) -> bool:
+    return not name.startswith(("layers.", "embedding"))
+
+
+def _table(plan: StepPlan) -> TickTable:
+    assert plan.tick_program is not None, "a pipeline must have a table of ticks"
+    return plan.tick_program.ticks
+
+
+def _layers_per_chunk(plan: StepPlan) -> int:
+    assert plan.staged_layers is not None, "a pipeline must have stages"
+    return plan.staged_layers.max_layers_per_chunk
