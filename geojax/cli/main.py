@@ -173,7 +173,7 @@ def _check_config_first(arguments: Sequence[str]) -> None:
         UserError: one does; the message shows the right order.
     """
     name, *words = arguments
-    if not words or not words[0].startswith("--"):
+    if name in _HELP or not words or not words[0].startswith("--"):
         return
     fields = {field.name for field in dataclasses.fields(_COMMANDS[name])}
     option = words[0].removeprefix("--").partition("=")[0].replace("-", "_")

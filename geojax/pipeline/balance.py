@@ -6,6 +6,9 @@ import numpy as np
 
 from geojax.errors import UserError
 
+_MOST_CUTS = 2**24
+"""Most stages * layers^2, of which each takes 16 bytes."""
+
 
 def balanced_layers(
     layer_costs: Sequence[float],
@@ -29,13 +32,18 @@ def balanced_layers(
         speeds: how fast each stage works, relative to one another; default: all alike.
 
     Raises:
-        UserError: there are fewer layers than stages.
+        UserError: there are fewer layers than stages, or far too many of both.
     """
     layers = len(layer_costs)
     if not 1 <= stages <= layers:
         raise UserError(
             f"{layers} layers cannot be cut into {stages} stages of at least one layer each; "
             f"1 to {layers} stages can be"
+        )
+    if stages * layers**2 > _MOST_CUTS:
+        raise UserError(
+            f"pipeline: {layers} layers in {stages} chunks have too many cuts to compare; give the "
+            "layers of each chunk as pipeline.layers"
         )
     pace = np.ones(stages) if speeds is None else np.asarray(speeds, float)
     assert len(pace) == stages, "one speed for each stage"

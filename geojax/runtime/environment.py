@@ -46,7 +46,7 @@ def check_environment(environment: Mapping[str, str]) -> None:
         raise UserError(f"NPROC={threads}: is no number of threads from 1 to {_MOST_THREADS}")
     _check_platforms(environment.get("JAX_PLATFORMS", ""))
     if not backend_runs():
-        _check_xla_flags(environment.get("XLA_FLAGS", ""))
+        _check_xla_flags(environment.get("XLA_FLAGS", "").strip())
 
 
 def _check_platforms(given: str) -> None:
@@ -70,6 +70,10 @@ def _check_xla_flags(flags: str) -> None:
     """
     if not flags:
         return
+    if not flags.startswith("--") and not os.path.isfile(flags):  # a device would be read for ever
+        raise UserError(
+            f"XLA_FLAGS={flags[:200]}: is neither flags, which begin with --, nor a file"
+        )
     devices = re.search(r"--xla_force_host_platform_device_count=(\S+)", flags)
     if devices and not (devices[1].isdecimal() and 1 <= int(devices[1]) <= _MOST_DEVICES):
         raise UserError(f"XLA_FLAGS: {devices[0]}: is no number from 1 to {_MOST_DEVICES}")

@@ -56,6 +56,11 @@ def test_a_slow_site_gets_fewer_layers():
     assert balanced_layers([1.0] * 12, 4, speeds=[2.0, 2.0, 1.0, 1.0]) == (4, 4, 2, 2)
 
 
+def test_too_many_cuts_are_refused_before_they_are_listed():
+    with pytest.raises(UserError, match="2048 layers in 32 chunks have too many cuts to compare"):
+        balanced_layers([1.0] * 2048, 32)
+
+
 @pytest.mark.parametrize("stages", [0, 5])
 def test_every_stage_needs_a_layer(stages):
     with pytest.raises(UserError, match=f"4 layers cannot be cut into {stages} stages"):
