@@ -48,6 +48,8 @@ def run(command: MemoryCommand, overrides: Sequence[str]) -> int:
     console.print(_heading(step))
     console.print(_memory_table(memory))
     console.print(_verdict(config, step))
+    if step.embedding_and_head_bytes:
+        console.print(_on_every_stage(step))
     console.print(_traffic_table(step))
     if step.plan.mesh.shape["dc"] > 1:
         console.print(_across_sites(config, step), *link_lines(config, step.plan), sep="\n")
@@ -141,6 +143,17 @@ def _accelerators_that_hold(needed: int) -> str:
         f"{verdict} {', '.join(names)}"
         for verdict, names in (("fits on", fits), ("does not fit on", small))
         if names
+    )
+
+
+def _on_every_stage(step: "TracedStep") -> str:
+    """Say what embedding and head take where they are not needed."""
+    from geojax.quantities import quantity
+
+    held = quantity(step.embedding_and_head_bytes, "B")
+    return (
+        f"of it, embedding and head: {held} for weights and gradients on every stage, though the "
+        "first and the last alone need them"
     )
 
 

@@ -160,7 +160,12 @@ def _assumed(config: "RunConfig", topology: "Topology", staged: "StagedModel") -
 def _as_configured(config: "RunConfig", staged: "StagedModel", options: Options) -> str:
     """Time the table of ticks that a training run would have."""
     from geojax.pipeline import lock_step
-    from geojax.train.pipeline_plan import choose_hop_ticks, staged_layers
+    from geojax.planner.held_bytes import layer_bytes
+    from geojax.quantities import quantity
+    from geojax.step.program import batch_shape
+    from geojax.train.compiled_run import step_plan
+    from geojax.train.pipeline_plan import staged_layers
+    from geojax.train.traced_run import abstract_run_mesh
 
     layers, settings = staged_layers(config), config.pipeline
     assert layers is not None, "there is a pipeline"
@@ -172,12 +177,20 @@ def _as_configured(config: "RunConfig", staged: "StagedModel", options: Options)
             f"{run} with batch.microbatches={config.batch.microbatches} microbatches, not with the "
             f"{options.microbatches} above"
         )
-    ticks, table, *_ = choose_hop_ticks(config, layers)
+    plan = step_plan(config, abstract_run_mesh(config))
+    assert plan.tick_program is not None, "there is a pipeline"
+    table = plan.tick_program.ticks
     own = dataclasses.replace(staged, given_layers=layers.layers_per_chunk)
     timeline = lock_step(table, own.costs(layers.placement))
     held = max(timeline.in_flight) / layers.placement.chunks_per_stage
-    hops = f", hop_ticks {ticks}" if config.dc.role == "stage" else ""
-    return f"{run}{hops}: {_time(timeline.seconds)} in lock-step, {held:g} microbatches in flight"
+    batch = batch_shape(config.batch.global_batch_size, config.batch.sequence_length)
+    layer = layer_bytes(config.model, plan, batch)
+    held_bytes = max(table.schedule.most_held(layers.layers_per_chunk, layer))
+    hops = f", hop_ticks {max(table.hop_ticks)}" if config.dc.role == "stage" else ""
+    return (
+        f"{run}{hops}: {_time(timeline.seconds)} in lock-step, {held:g} microbatches in flight, "
+        f"whose layers hold {quantity(held_bytes, 'B')} on a device"
+    )
 
 
 def _heading(staged: "StagedModel", options: Options) -> str:

@@ -98,6 +98,27 @@ class Placement:
         return max(len(self.chunks_of(stage)) for stage in range(self.stages))
 
 
+class LayerBytes(NamedTuple):
+    """The bytes that a layer holds of a microbatch, or a chunk of all of its layers."""
+
+    before_backward: int
+    """The residuals of the forward."""
+    in_backward: int
+    """The residuals and, where the backward is split, what its first half makes for the second."""
+    after_backward: int
+    """The values that wait for the gradients of the weights, which may be more than the residuals;
+    0 where the backward is not split."""
+
+    @property
+    def without_split(self) -> "LayerBytes":
+        """The bytes if the backward were not split."""
+        return LayerBytes(self.before_backward, self.before_backward, 0)
+
+    def times(self, layers: int) -> "LayerBytes":
+        """Return the bytes of so many layers."""
+        return LayerBytes(*(layers * each for each in self))
+
+
 @dataclasses.dataclass(frozen=True)
 class Schedule:
     """A pipeline schedule: for each stage the order in which it works.
@@ -131,7 +152,8 @@ class Schedule:
         """For each stage the most (microbatch, chunk) pairs whose residuals it holds at a time.
 
         They are held from the beginning of the forward to the end of the backward, or of the
-        gradient of the weights where that is an action of its own.
+        gradient of the weights where that is an action of its own. (`most_held` counts bytes: then
+        what waits between these two is not what waited before.)
         """
         last = self.kinds[-1]
         peaks = []
@@ -143,6 +165,29 @@ class Schedule:
                     peak = max(peak, held)
                 elif action.kind is last:
                     held -= 1
+            peaks.append(peak)
+        return tuple(peaks)
+
+    def most_held(self, layers_per_chunk: Sequence[int], layer: LayerBytes) -> tuple[int, ...]:
+        """Return for each stage the most bytes that its layers hold at a time.
+
+        Args:
+            layers_per_chunk: in the model's order.
+            layer: the bytes of a layer and a microbatch.
+        """
+        peaks = []
+        for order in self.orders:
+            held = peak = 0
+            for kind, _, chunk in order:
+                before, within, after = layer.times(layers_per_chunk[chunk])
+                if kind is Kind.FORWARD:
+                    held += before
+                    peak = max(peak, held)
+                elif kind is Kind.BACKWARD:
+                    peak = max(peak, held - before + within)
+                    held += after - before
+                else:
+                    held -= after
             peaks.append(peak)
         return tuple(peaks)
 

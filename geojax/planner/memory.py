@@ -8,6 +8,7 @@ held between steps comes from the layouts.
 
 import dataclasses
 import functools
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -183,6 +184,21 @@ class TracedStep:
         return peaks(
             program, accounting, dict(enumerate(arguments[: len(leaves)])) if donated else None
         )
+
+    @property
+    def embedding_and_head_bytes(self) -> int:
+        """The bytes that embedding and head take of a device in a pipeline, on any stage.
+
+        One program runs on all stages: each gathers their weights and sums their gradients, though
+        only the first and the last stage need them. 0 without a pipeline.
+        """
+        if self.plan.staged_layers is None:
+            return 0
+        parameters = self.layouts.parameters
+        leaves = jax.tree.leaves([parameters[name] for name in parameters if name != "layers"])
+        policy = self.plan.policy
+        of_each = policy.compute_dtype.itemsize + policy.reduce_dtype.itemsize
+        return sum(math.prod(leaf.model_shard_shape) * of_each for leaf in leaves)
 
     def traffic(self) -> PredictedTraffic:
         """Predict the bytes that a device sends in the step."""

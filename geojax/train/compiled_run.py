@@ -37,7 +37,7 @@ from geojax.train.batches import global_batch, global_signals, sequences_of_proc
 from geojax.train.config import MeshSettings, RunConfig, ZeroSettings
 from geojax.train.fp8_settings import policy_of
 from geojax.train.link_plan import link_lines, with_buckets
-from geojax.train.pipeline_plan import staged_layers, tick_program
+from geojax.train.pipeline_plan import staged_layers, tick_program, within_memory
 from geojax.train.pipeline_settings import PipelineSettings
 from geojax.train.report import mesh_line
 from geojax.train.sample import gather_full_params, unsampled_reason
@@ -82,7 +82,7 @@ def step_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
         staged_layers=staged,
         tick_program=ticks,
     )
-    return with_buckets(config, plan)
+    return with_buckets(config, within_memory(config, plan))
 
 
 def plan_without_pipeline(config: RunConfig, mesh: Mesh) -> StepPlan:

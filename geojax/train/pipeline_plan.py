@@ -1,19 +1,24 @@
 """The pipeline of a run, made of its settings: layers of each stage, and its ticks."""
 
+import dataclasses
 from typing import NamedTuple
 
 from geojax.errors import UserError
+from geojax.pipeline.earlier_weights import within_bytes
 from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.pipeline.registry import schedule_entry
-from geojax.pipeline.schedule import TickTable
+from geojax.pipeline.schedule import LayerBytes, TickTable
 from geojax.pipeline.simulation.costs import Costs
 from geojax.pipeline.simulation.lock_step import lock_step_seconds
 from geojax.pipeline.simulation.model_costs import layers_by_operations
 from geojax.pipeline.simulation.staged_model import EFFICIENCY, StagedModel
 from geojax.pipeline.tick_tables import hops_between_sites, tick_table
 from geojax.planner.buckets import EXPOSED_LATENCY_LIMIT
+from geojax.planner.held_bytes import layer_bytes
 from geojax.precision import policy
 from geojax.runtime.platform import Platform
+from geojax.step.plan import StepPlan
+from geojax.step.program import batch_shape
 from geojax.step.stage_layers import StagedLayers
 from geojax.topology import Topology
 from geojax.train.config import RunConfig
@@ -60,19 +65,27 @@ def pipeline_ticks(config: RunConfig, staged: StagedLayers) -> TickTable:
     return choose_hop_ticks(config, staged).table
 
 
-def choose_hop_ticks(config: RunConfig, staged: StagedLayers) -> HopChoice:
+def choose_hop_ticks(
+    config: RunConfig, staged: StagedLayers, limit: int | None = None
+) -> HopChoice:
     """Choose the ticks of hops between sites, and make the table that has them.
 
     A message travels in the tick after the one that made it, or between two ticks. The program has
     one on its way over each hop, so that more than two ticks gain nothing.
 
+    Args:
+        config: the run.
+        staged: how its stages share the layers.
+        limit: the most (microbatch, chunk) pairs that a stage may hold; None: as many as
+            `pipeline.memory_limit` allows.
+
     Raises:
         UserError: as `pipeline_ticks`.
     """
     settings, placement = config.pipeline, staged.placement
-    limit = settings.memory_limit
-    if limit is not None:  # of whole microbatches; a table counts what each chunk holds
-        limit *= settings.virtual_stages
+    if limit is None and settings.memory_limit is not None:
+        # Of whole microbatches; a table counts what each chunk holds.
+        limit = settings.memory_limit * settings.virtual_stages
     try:
         costs, unknown = pipeline_costs(config, staged), ""
     except UserError as error:
@@ -180,3 +193,42 @@ def tick_program(config: RunConfig, staged: StagedLayers, platform: Platform) ->
             "schedule branch_free with as many layers in every chunk"
         )
     return TickProgram.of(table, branch_free=branch_free)
+
+
+def within_memory(config: RunConfig, plan: StepPlan) -> StepPlan:
+    """Return `plan` with ticks in which stages hold no more bytes than they may.
+
+    That is `pipeline.memory_limit_bytes`. Without it, gradients of weights that come in a second
+    half of the backward are put off only in memory that the forwards need in any case.
+
+    Raises:
+        UserError: the schedule cannot keep within the limit.
+    """
+    limit, program = config.pipeline.memory_limit_bytes, plan.tick_program
+    staged = plan.staged_layers
+    if program is None or staged is None:
+        return plan
+    if limit is None and not program.ticks.schedule.split_backward:
+        return plan
+    batch = batch_shape(config.batch.global_batch_size, config.batch.sequence_length)
+    layer = layer_bytes(config.model, plan, batch)
+    table = _within_bytes(config, staged, program.ticks, layer)
+    return dataclasses.replace(
+        plan, tick_program=TickProgram.of(table, branch_free=program.branch_free)
+    )
+
+
+def _within_bytes(
+    config: RunConfig, staged: StagedLayers, table: TickTable, layer: LayerBytes
+) -> TickTable:
+    limit, layers = config.pipeline.memory_limit_bytes, staged.layers_per_chunk
+    try:
+        return within_bytes(table, layers, layer, limit=limit)
+    except UserError as too_much:
+        assert limit is not None, "without a limit there is a table"
+        pairs = limit // (layer.before_backward * max(layers))
+        try:  # a schedule that bends may have another table
+            table = choose_hop_ticks(config, staged, max(1, pairs)).table
+            return within_bytes(table, layers, layer, limit=limit)
+        except UserError:
+            raise too_much from None

@@ -7,7 +7,7 @@ import pydantic
 from geojax.errors import UserError
 from geojax.mesh import DcRole
 from geojax.pipeline.registry import schedule_entry, schedules_with
-from geojax.quantities import Count
+from geojax.quantities import Bytes, Count
 from geojax.settings import AUTO, NUMBER, UNLESS_AUTO, Settings
 
 ScheduleName = Annotated[str, pydantic.AfterValidator(lambda name: schedule_entry(name).name)]
@@ -44,6 +44,11 @@ class PipelineSettings(Settings):
 
     memory_limit: Count | None = None
     """The most microbatches that a stage may have in flight; null: as many as the schedule has."""
+
+    memory_limit_bytes: Bytes | None = None
+    """The most bytes that the layers of a stage may hold on a device for microbatches in flight:
+    residuals and, of split backwards, what waits for the gradients of the weights. null: as many as
+    the schedule's forwards need; gradients of weights come early enough to need no more."""
 
     @pydantic.model_validator(mode="after")
     def _schedule_takes_the_chunks(self) -> "PipelineSettings":

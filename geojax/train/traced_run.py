@@ -22,6 +22,15 @@ def trace_run(config: RunConfig) -> TracedStep:
     Raises:
         UserError: dc is not the number of the topology's sites, or the layout cannot be.
     """
+    return trace_on(config, abstract_run_mesh(config))
+
+
+def abstract_run_mesh(config: RunConfig) -> Mesh:
+    """Return the mesh of `config` without devices.
+
+    Raises:
+        UserError: dc is not the number of the topology's sites.
+    """
     if config.topology is not None:
         require_sites(Topology.load(config.topology), config.mesh.dc)
     accelerator = None if config.simulate_devices is not None else accelerator_of_run(config)
@@ -29,7 +38,7 @@ def trace_run(config: RunConfig) -> TracedStep:
     if config.simulate_devices is None and accelerator is None:
         platform = expected_platform()
     sizes = config.mesh.model_dump()
-    return trace_on(config, abstract_mesh(sizes, platform=platform, accelerator=accelerator))
+    return abstract_mesh(sizes, platform=platform, accelerator=accelerator)
 
 
 def trace_on(config: RunConfig, mesh: Mesh) -> TracedStep:

@@ -36,7 +36,7 @@ from geojax.pipeline.execution.ring_pool import RingRows
 from geojax.pipeline.execution.stage_chunks import Rings, StageChunks
 from geojax.pipeline.execution.stage_weights import PipelineGradients, StageWeights
 from geojax.pipeline.execution.tick_program import NOTHING, Segment, TickProgram
-from geojax.pipeline.schedule import Kind
+from geojax.pipeline.schedule import Kind, LayerBytes
 from geojax.precision import split_quantized
 
 Tree = TypeVar("Tree")
@@ -113,6 +113,10 @@ class Executor:
         """
         return _Run(self, weights, microbatches).loss()
 
+    def layer_bytes(self, weights: StageWeights, microbatches: Microbatch) -> LayerBytes:
+        """Count the bytes that a layer holds of a microbatch; arguments as `gradients`."""
+        return _Run(self, weights, microbatches).layer_bytes
+
 
 class _Run:
     """One trace of the program."""
@@ -137,8 +141,16 @@ class _Run:
             layers_per_chunk,
             split=schedule.split_backward,
         )
-        self._rows = RingRows.of(self._program, self._layers.pool, layers_per_chunk)
+        self._layers_per_chunk = layers_per_chunk
         self._stream = self._layers.stream
+
+    @property
+    def layer_bytes(self) -> LayerBytes:
+        return self._layers.pool.layer_bytes
+
+    @functools.cached_property
+    def _rows(self) -> RingRows:
+        return RingRows.of(self._program, self._layers.pool, self._layers_per_chunk)
 
     def gradients(self, early: EarlyReduction | None) -> PipelineGradients:
         ticks = self._stage_ticks()

@@ -24,7 +24,7 @@ import numpy as np
 
 from geojax.models.parallel.varying import varying_axes
 from geojax.pipeline.execution.tick_program import NOTHING, TickProgram
-from geojax.pipeline.schedule import KIND_RANK, Kind
+from geojax.pipeline.schedule import KIND_RANK, Kind, LayerBytes
 
 
 class RingLeaf(NamedTuple):
@@ -86,14 +86,17 @@ class RingPool:
             firsts.setdefault(leaf.column, leaf)
         return tuple(firsts.values())
 
-    def bytes_held(self, *, after_backward: bool) -> int:
-        """Sum the bytes that a layer holds before its backward, or between its two halves."""
-        wanted = Kind.WEIGHT if after_backward else Kind.FORWARD
-        return sum(
-            math.prod(self.rings[leaf.ring].shape) * self.rings[leaf.ring].dtype.itemsize
-            for leaf in self.leaves
-            if wanted in (leaf.first, leaf.last)
-        )
+    @property
+    def layer_bytes(self) -> LayerBytes:
+        """The bytes that a layer holds of a microbatch."""
+
+        def total(kinds: set[Kind]) -> int:
+            rings = [
+                self.rings[leaf.ring] for leaf in self.leaves if kinds & {leaf.first, leaf.last}
+            ]
+            return sum(math.prod(ring.shape) * ring.dtype.itemsize for ring in rings)
+
+        return LayerBytes(total({Kind.FORWARD}), total(set(Kind)), total({Kind.WEIGHT}))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -19,6 +19,8 @@ from geojax.pipeline.execution.ring_buffers import nan_of
 from geojax.pipeline.execution.ring_pool import RingLeaf, RingPool, RingRows
 from geojax.pipeline.execution.tick_program import NOTHING
 from geojax.pipeline.schedule import Kind
+from geojax.planner.held_bytes import layer_bytes
+from geojax.step.program import batch_shape
 
 ROWS = 5
 """Of a microbatch on a device: nothing but a ring has the shape of a ring."""
@@ -118,6 +120,19 @@ def expected_hops(model, plan):
             axes = tuple(axis for axis in AXES if axis in axes)
             expected[axes] = expected.get(axes, 0) + ticks * stream
     return expected
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if CASES[name].branches])
+def test_rings_hold_the_bytes_that_the_schedule_says(name):
+    plan, _, began = compiled(name)
+    shares = math.prod(plan.mesh.shape[axis] for axis in plan.batch_axes)
+    batch = batch_shape(ROWS * plan.microbatches * shares, SEQUENCE)
+    layer = layer_bytes(CASES[name].model, plan, batch)
+    schedule = plan.tick_program.ticks.schedule
+    said = max(schedule.most_held(plan.staged_layers.layers_per_chunk, layer))
+    of_layers = began[2:]  # behind those of streams and cotangents; all numbers have four bytes
+    # Each ring is as long as the stage needs that needs most of it, which may be another for each.
+    assert said <= sum(4 * math.prod(shape) for shape in of_layers) <= 1.1 * said
 
 
 @pytest.mark.parametrize("name", ["branch-free", "with branches"])
