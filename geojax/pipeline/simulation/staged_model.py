@@ -160,10 +160,11 @@ class StagedModel:
         layer = layer_operations(self.model, self.sequence_length, self.remat)
 
         def times(operations: Operations) -> PieceTimes:
+            # Not validated: without a topology's peaks they are operations, beyond any seconds.
             forward, backward, weight = (seconds * number for number in operations)
-            return PieceTimes(forward=forward, backward=backward, weight=weight)
+            return PieceTimes.model_construct(forward=forward, backward=backward, weight=weight)
 
-        return SiteTimes(
+        return SiteTimes.model_construct(
             name=site.name,
             layer=times(layer),
             embedding=PieceTimes(forward=look_up, backward=0.0, weight=scatter),
