@@ -105,6 +105,18 @@ def make_mesh(
     return Mesh(array.reshape(tuple(sizes.values())), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
+def site_names(mesh: Mesh, topology: Topology | None = None) -> tuple[str, ...]:
+    """Name the sites along `dc`: as their processes do, else as the topology, else by number."""
+    devices = mesh.devices.reshape(mesh.shape["dc"], -1)[:, 0]
+    running = [_registered.get(device.process_index) for device in devices]
+    names = [process.site for process in running if process is not None and process.site]
+    if len(set(names)) == len(devices):
+        return tuple(names)
+    if topology is not None and len(topology.sites) == len(devices):
+        return topology.site_names
+    return tuple(f"site{index}" for index in range(len(devices)))
+
+
 GPU_PLATFORMS = ("gpu", "cuda")
 """JAX's names of the platform of NVIDIA's GPUs."""
 

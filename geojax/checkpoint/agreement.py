@@ -5,13 +5,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 _TEXT_BYTES = 512
-
-
-def number_of_first_process(number: int) -> int:
-    """Return process 0's `number` on every process (32 bits)."""
-    if jax.process_count() == 1:
-        return number
-    return int(np.asarray(multihost_utils.process_allgather(np.int32(number))).reshape(-1)[0])
+_SHORTEST = 1 << 16
 
 
 def first_text(text: str | None) -> str | None:
@@ -29,3 +23,17 @@ def first_text(text: str | None) -> str | None:
         if row.any():
             return row[row != 0].tobytes().decode(errors="ignore")
     return None
+
+
+def text_of(process: int, text: str) -> str:
+    """Return the `text` of one process on every process; it may be long, and costs O(N)."""
+    if jax.process_count() == 1:
+        return text
+    is_source = jax.process_index() == process
+    encoded = np.frombuffer(text.encode() if is_source else b"", np.uint8)
+    send = multihost_utils.broadcast_one_to_all
+    size = int(send(np.int32(encoded.size), is_source=is_source))
+    # Every length is a program to compile: most texts fit the shortest.
+    padded = np.zeros(max(_SHORTEST, 1 << (size - 1).bit_length()), np.uint8)
+    padded[: encoded.size] = encoded
+    return bytes(np.asarray(send(padded, is_source=is_source))[:size]).decode()

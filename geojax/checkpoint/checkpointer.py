@@ -1,39 +1,38 @@
-"""The checkpointer: saves the training state in the background, restores it onto any mesh."""
+"""The checkpointer: saves the training state in the background, restores it onto any layout."""
 
 import json
 import logging
 import time
 import uuid
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.errors
-import orbax.checkpoint as ocp
+from jax.sharding import Mesh
 
-from geojax.checkpoint import manifest
-from geojax.checkpoint.agreement import first_text, number_of_first_process
+from geojax.checkpoint import choice, manifest
+from geojax.checkpoint.agreement import first_text, text_of
+from geojax.checkpoint.choice import Choice, SaveKey
 from geojax.checkpoint.compatibility import (
     describe_arrays,
     refuse_other_arrays,
     refuse_other_model,
 )
-from geojax.checkpoint.folder import (
-    committed_steps,
-    interrupted_steps,
-    remove_leftovers,
-    remove_old,
-    set_aside,
-)
-from geojax.checkpoint.handler import RestoreState, SaveState, StateHandler
+from geojax.checkpoint.folder import committed_steps, interrupted_steps
+from geojax.checkpoint.lock import FolderLock
+from geojax.checkpoint.saved_array import SavedArray
+from geojax.checkpoint.saved_state import Crossing, SavedState
+from geojax.checkpoint.site_group import site_groups
+from geojax.checkpoint.site_writer import SiteWriter, reason
 from geojax.errors import LostContactError, RunError, UserError
+from geojax.optim.layout import LeafLayout
+from geojax.quantities import quantity
 from geojax.runtime import translate_collective_errors
 from geojax.runtime.liveness.exit_messages import first_line
 
-State = TypeVar("State")
-Result = TypeVar("Result")
 _logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = (1.0, 10.0, 60.0, 120.0)
@@ -44,16 +43,21 @@ class _Save(NamedTuple):
     """A save that goes on in the background."""
 
     step: int
-    finished: "Future[None]"
+    finished: "Sequence[Future[None]]"
+    """One of each site that this process belongs to."""
 
     @property
     def has_failed(self) -> bool:
         """True if this process has seen that it failed."""
-        return self.finished.done() and self.finished.exception() is not None
+        return any(each.done() and each.exception() is not None for each in self.finished)
 
 
 class Checkpointer:
-    """The checkpoints of one run: `folder/<step>`, the newest `keep` of them.
+    """The checkpoints of one run, the newest `keep` of them.
+
+    With several sites each writes what its devices hold into a folder of its own,
+    `folder/<site>/<step>`, and reads it from there: the processes of a site share a file system,
+    and sites need not. Otherwise they lie in `folder/<step>`.
 
     `save` returns when the arrays have been copied off the devices; writing, checksums, the commit
     and the removal of old checkpoints go on in the background. A checkpoint is committed by one
@@ -63,46 +67,58 @@ class Checkpointer:
     A save that fails (a full disk, a file system that is away for a while) is a warning; `due` asks
     for the next one after a pause. When too many in a row have failed, the run ends.
 
-    With several processes of one JAX runtime every process calls every method, and `folder` lies
-    on a file system that they share.
+    With several processes of one JAX runtime every process calls every method.
     """
 
     def __init__(
         self,
         folder: Path,
+        mesh: Mesh,
         *,
+        sites: Sequence[str] | None = None,
         keep: int = 3,
         interval: int | None = None,
         interval_minutes: float | None = None,
+        link_bytes_per_second: float | None = None,
         report: Callable[[str], None] = _logger.warning,
     ) -> None:
         """Open `folder`, which is made if needed.
 
         Args:
             folder: folder of the checkpoints.
+            mesh: mesh of the run.
+            sites: names of the sites along `dc`, each of which saves by itself; None: all save
+                together, on a file system that all processes share.
             keep: number of checkpoints to keep.
             interval: `should_save` is true for multiples of this step number.
             interval_minutes: `due` is true when the last save is at least this long ago.
-            report: called with a line about a damaged, interrupted or set aside checkpoint, on
-                process 0 only.
+            link_bytes_per_second: bandwidth between sites, of which a restore onto another layout
+                tells how long it takes.
+            report: called with a line about saves and damaged checkpoints, on process 0 only.
 
         Raises:
-            UserError: `folder` cannot be made, or a process does not see what process 0 writes.
+            UserError: a folder cannot be made or is in use, or a process does not see what the
+                first process of its site writes.
         """
         assert keep >= 1, f"keep must be at least 1, not {keep}"
         self.folder = Path(folder).absolute()
-        self._keep = keep
         self._interval = interval
         self._interval_minutes = interval_minutes
-        self._first_process = jax.process_index() == 0
-        self._report = report if self._first_process else lambda line: None
+        self._link_bytes_per_second = link_bytes_per_second
+        self._report = report if jax.process_index() == 0 else lambda line: None
+        self._groups = site_groups(mesh, sites)
+        self._locks: list[FolderLock] = []
+        self._open_folders()
+        self._writers = [
+            SiteWriter(group, group.folder(self.folder), keep, report)
+            for group in self._groups
+            if group.is_here
+        ]
+        self._run = first_text(uuid.uuid4().hex) or ""
         self._last_save = time.monotonic()
         self._newest_step: int | None = None
-        self._damaged_steps: list[int] = []
-        self._open_folder()
-        logging.getLogger("absl").addFilter(_is_not_raised_too)
-        self._orbax = ocp.AsyncCheckpointer(StateHandler())
-        self._background = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._unusable_steps: list[int] = []
+        self._failed_steps: list[int] = []
         self._saving: _Save | None = None
         self._failures_in_a_row = 0
         self.failed_saves = 0
@@ -128,11 +144,7 @@ class Checkpointer:
             and now - self._last_save >= 60 * self._interval_minutes
         )
 
-    def latest_steps(self) -> list[int]:
-        """List the steps of the committed checkpoints, newest first; they may be damaged."""
-        return committed_steps(self.folder)
-
-    def save(self, step: int, state: Any, metadata: Mapping[str, Any]) -> None:
+    def save(self, step: int, state: Any, layouts: Any, metadata: Mapping[str, Any]) -> None:
         """Save `state` as the checkpoint of `step`, in the background.
 
         Waits for the save before it. Does nothing when `step` is the one saved or restored last.
@@ -140,55 +152,34 @@ class Checkpointer:
 
         Args:
             step: the number of optimizer steps taken; the checkpoint's name.
-            state: a tree of jax.Arrays; their global values are stored, so that they can be
-                restored onto another mesh.
+            state: a tree of jax.Arrays on the mesh.
+            layouts: the `LeafLayout` of each of them.
             metadata: other facts for a resumed run, as JSON; "model" holds the model's config.
 
         Raises:
             RunError: too many saves in a row have failed.
-            UserError: `folder` already holds this step or a later one.
+            UserError: a folder already holds this step or a later one.
         """
         started = time.monotonic()
         self.wait()
         if step == self._newest_step:
             return
-        self._start_saving(step, state, metadata)
+        if self._make_room(step):
+            leaves, content = _by_name(state), self._content(step, _by_name(layouts), metadata)
+            self._saving = _Save(
+                step,
+                [
+                    writer.save(step, *self._part(writer, leaves, _by_name(layouts), content))
+                    for writer in self._writers
+                ],
+            )
         self._last_save = time.monotonic()
         seconds = self._last_save - started
         self.blocked_seconds += seconds
         self._report(f"step {step}: training waited {seconds:.2f} s for the checkpoint's copy")
 
-    def _start_saving(self, step: int, state: Any, metadata: Mapping[str, Any]) -> None:
-        problem = None
-        try:
-            if self._first_process:
-                self._make_room()
-        except OSError as error:
-            problem = _reason(error)
-        later = number_of_first_process(max(self.latest_steps(), default=-1))
-        if later >= step:
-            raise UserError(
-                f"{self.folder}: already holds a checkpoint of step {later}, so step {step} cannot "
-                "be added; resume from it or use another run directory"
-            )
-        if problem := first_text(problem):
-            self._saving = _Save(step, _failed(OSError(problem)))
-            return
-        arrays = _by_name(state)
-        content = {
-            "step": step,
-            "metadata": json.loads(json.dumps(dict(metadata))),
-            "arrays": describe_arrays(arrays),
-        }
-        try:
-            self._orbax.save(self.folder / str(step), args=SaveState(arrays, content=content))
-        except (OSError, ValueError) as error:
-            self._saving = _Save(step, _failed(error))
-        else:
-            self._saving = _Save(step, self._background.submit(self._finish))
-
     def wait(self) -> bool:
-        """Wait until the save in the background, if there is one, is committed.
+        """Wait until the save in the background, if there is one, is committed at all sites.
 
         Returns:
             False if it failed, which `report` has said.
@@ -201,18 +192,19 @@ class Checkpointer:
             return True
         (step, finished), self._saving = self._saving, None
         problem = None
-        try:
-            finished.result()
-        except Exception as error:
-            for reason in (error, error.__cause__):
-                if isinstance(reason, jax.errors.JaxRuntimeError) and jax.process_count() > 1:
-                    with translate_collective_errors():
-                        raise reason from None
-            problem = _reason(error)
+        for each in finished:
+            if (error := each.exception()) is not None:
+                for cause in (error, error.__cause__):
+                    if isinstance(cause, jax.errors.JaxRuntimeError) and jax.process_count() > 1:
+                        with translate_collective_errors():
+                            raise cause from None
+                problem = reason(error)
         if problem := first_text(problem):
             self._save_failed(step, problem)
             return False
         self._newest_step, self._failures_in_a_row = step, 0
+        for writer in self._writers:
+            writer.remove_old()
         return True
 
     @property
@@ -220,122 +212,195 @@ class Checkpointer:
         """Seconds that should pass between the last save, which failed, and the next."""
         return _pause_after(self._failures_in_a_row)
 
+    def newest(self) -> dict[str, Any] | None:
+        """Return the metadata of the newest checkpoint that is whole at all sites, with "step".
+
+        Its arrays may turn out to be damaged at the restore, which then takes an older checkpoint.
+
+        Returns:
+            None where no site has a checkpoint.
+
+        Raises:
+            UserError: there are checkpoints, and none is whole.
+        """
+        chosen, _ = self._choose({})
+        return None if chosen is None else _metadata(self._content_of(chosen))
+
     def restore(
         self,
-        abstract_state: State,
+        layouts: Any,
         *,
         model: Mapping[str, Any] | None = None,
-        adapt: Callable[[State, Mapping[str, str]], State] | None = None,
-    ) -> tuple[State, dict[str, Any]]:
+        adapt: Callable[[Any, Mapping[str, str]], Any] | None = None,
+    ) -> tuple[Any, dict[str, Any]]:
         """Read the state and the metadata of the newest checkpoint that is undamaged.
 
         A damaged checkpoint is left where it is, one line of `report` names it, and the one before
         it is read.
 
         Args:
-            abstract_state: a tree of jax.ShapeDtypeStructs with shardings, on any mesh.
+            layouts: a tree of `LeafLayout`s on the mesh.
             model: the model's config; None to restore without looking at the model.
-            adapt: function that replaces `abstract_state`, called with it and the saved arrays'
-                types by name, as "float32[100,64]". None: `abstract_state` stays.
+            adapt: function that replaces `layouts`, called with them and the saved arrays' types by
+                name, as "float32[100,64]". None: `layouts` stay.
 
         Returns:
-            the state, with the shardings of `abstract_state`, and the metadata given to `save`
-            together with "step".
+            the state, laid out as `layouts`, and the metadata given to `save` together with "step".
 
         Raises:
             UserError: there is no checkpoint, all are damaged, or it is of another model or holds
                 other arrays (found before any array is read).
         """
         self.wait()
-        problems: dict[int, str] = {}
-        steps = self.latest_steps()
-        while (step := number_of_first_process(steps.pop(0) if steps else -1)) >= 0:
+        damaged: dict[SaveKey, str] = {}
+        while True:
+            chosen, problems = self._choose(damaged)
+            if chosen is None:
+                raise UserError(f"{self.folder}: holds no checkpoint")
+            content = self._content_of(chosen)
             try:
-                state, content = self._read(step, abstract_state, model, adapt)
+                state = self._read(chosen, content, layouts, model, adapt)
             except manifest.DamagedCheckpoint as damage:
-                problems[step] = str(damage)
+                damaged[chosen.key] = str(damage)
                 continue
-            self._newest_step, self._damaged_steps = step, list(problems)
+            step = chosen.key.step
+            problems |= {key.step: problem for key, problem in damaged.items()}
+            self._newest_step, self._unusable_steps = step, list(problems)
             self._tell(problems, step)
-            return state, {**content["metadata"], "step": content["step"]}
-        if not problems:
-            raise UserError(f"{self.folder}: holds no checkpoint")
-        raise UserError(f"{self.folder}: holds no undamaged checkpoint: {_list_of(problems)}")
+            return state, _metadata(content)
 
     def close(self) -> None:
         """Wait for the save in the background, whatever becomes of it, and stop the threads.
 
         Unlike `wait` it asks no other process, so that one that fails alone can call it.
         """
-        if self._saving is not None and (error := self._saving.finished.exception()) is not None:
-            self._report(self._not_saved(self._saving.step, _reason(error)))
-        self._background.shutdown()
-        self._orbax.close()
+        for writer in self._writers:
+            writer.close()
+        if self._saving is not None:
+            for each in self._saving.finished:
+                if (error := each.exception()) is not None:
+                    self._report(self._not_saved(self._saving.step, reason(error)))
+        for lock in self._locks:
+            lock.release()
 
     def __enter__(self) -> "Checkpointer":
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if error is None:
+            self.wait()
         if not isinstance(error, LostContactError):  # what is being saved waits for that process
             self.close()
 
-    def _open_folder(self) -> None:
-        problem = None
-        try:
-            if self._first_process:
-                self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            problem = f"cannot hold checkpoints ({error.strerror})"
-        if problem := first_text(problem):
-            raise UserError(f"{self.folder}: {problem}")
-        if jax.process_count() > 1:
-            self._require_shared_folder()
-
-    def _require_shared_folder(self) -> None:
-        """Check that every process finds a file that process 0 has just written to the folder.
+    def _open_folders(self) -> None:
+        """Make and lock each site's folder, and check that its processes share it.
 
         Otherwise Orbax would wait for the others' files until it times out, or write only some.
         """
-        token = first_text(uuid.uuid4().hex if self._first_process else None)
-        marker = self.folder / f".shared-{token}"
-        problem = None
-        try:
-            if self._first_process:
-                marker.touch()
-        except OSError as error:
-            problem = f"cannot be written to ({error.strerror})"
+        problem, token = None, first_text(uuid.uuid4().hex)
+        for group in self._groups:
+            folder = group.folder(self.folder)
+            if group.is_primary_here:
+                try:
+                    folder.mkdir(parents=True, exist_ok=True)
+                    if group.name:
+                        self._locks.append(FolderLock(folder / "lock").take())
+                    if len(group.processes) > 1:
+                        (folder / f".shared-{token}").touch()
+                except UserError as error:
+                    problem = str(error)
+                except OSError as error:
+                    problem = f"{folder}: cannot hold checkpoints ({error.strerror})"
         if problem := first_text(problem):
-            raise UserError(f"{self.folder}: {problem}")
-        if not marker.exists():
-            problem = (
-                f"process {jax.process_index()} does not see what process 0 writes there; "
-                "checkpoints need a file system that all processes share"
-            )
+            raise UserError(problem)
+        for group in self._groups:
+            folder = group.folder(self.folder)
+            marker = folder / f".shared-{token}"
+            if group.is_here and len(group.processes) > 1 and not marker.exists():
+                whose = f"of site {group.name}" if group.name else "of the run"
+                problem = (
+                    f"{folder}: process {jax.process_index()} does not see what process "
+                    f"{group.primary} writes there; the processes {whose} need a file system that "
+                    "they share"
+                )
         problem = first_text(problem)
-        if self._first_process:
-            marker.unlink()
+        for group in self._groups:
+            if group.is_primary_here and len(group.processes) > 1:
+                (group.folder(self.folder) / f".shared-{token}").unlink()
         if problem:
-            raise UserError(f"{self.folder}: {problem}")
+            raise UserError(problem)
 
-    def _make_room(self) -> None:
-        """Set damaged checkpoints aside and remove half-written ones, before a save."""
-        for step in self._damaged_steps:
-            target = set_aside(self.folder, step)
-            self._report(f"{self.folder / str(step)}: damaged; renamed to {target.name}")
-        self._damaged_steps = []
-        for step in interrupted_steps(self.folder):
-            self._report(f"{self.folder}: removed the interrupted save of step {step}")
-        remove_leftovers(self.folder)
+    def _make_room(self, step: int) -> bool:
+        """Prepare all folders for a save; return whether it can begin.
 
-    def _finish(self) -> None:
-        self._orbax.wait_until_finished()
-        if self._first_process:
-            remove_old(self.folder, self._keep)
+        Raises:
+            UserError: a folder holds a step that is not before this one.
+        """
+        problem = later = None
+        for writer in self._writers:
+            if writer.group.is_primary_here:
+                try:
+                    writer.make_room(self._unusable_steps, self._failed_steps)
+                    newest = max(committed_steps(writer.folder), default=-1)
+                except OSError as error:
+                    problem = reason(error)
+                    continue
+                if newest >= step:
+                    later = (
+                        f"{writer.folder}: already holds a checkpoint of step {newest}, so step "
+                        f"{step} cannot be added; resume from it or use another run directory"
+                    )
+        if later := first_text(later):
+            raise UserError(later)
+        if problem := first_text(problem):
+            failed: Future[None] = Future()
+            failed.set_exception(OSError(problem))
+            self._saving = _Save(step, [failed])
+            return False
+        self._unusable_steps, self._failed_steps = [], []
+        return True
+
+    def _content(
+        self, step: int, layouts: Mapping[str, LeafLayout], metadata: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return what the manifests of all sites' parts say."""
+        held = [
+            {
+                name: array.dims
+                for name, layout in layouts.items()
+                if (array := SavedArray.of_site(layout, group.all_sites, group.site)) is not None
+            }
+            for group in self._groups
+        ]
+        return {
+            "step": step,
+            "run": self._run,
+            "metadata": dict(metadata),
+            "arrays": describe_arrays(layouts),
+            "sites": [group.name for group in self._groups],
+            "held": held,
+        }
+
+    def _part(
+        self,
+        writer: SiteWriter,
+        leaves: Mapping[str, jax.Array],
+        layouts: Mapping[str, LeafLayout],
+        content: Mapping[str, Any],
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the arrays that a site saves, and its manifest."""
+        arrays = {
+            name: array
+            for name, leaf in leaves.items()
+            if (array := writer.group.array(leaf, layouts[name])) is not None
+        }
+        return arrays, json.loads(json.dumps({**content, "site": self._groups.index(writer.group)}))
 
     def _save_failed(self, step: int, problem: str) -> None:
         """Warn of a failed save, or end the run if it is one too many."""
         self._failures_in_a_row += 1
         self.failed_saves += 1
+        self._failed_steps.append(step)
         message = self._not_saved(step, problem)
         if self._failures_in_a_row > len(RETRY_SECONDS):
             raise RunError(
@@ -348,73 +413,125 @@ class Checkpointer:
     def _not_saved(self, step: int, problem: str) -> str:
         return f"{self.folder}: step {step} could not be saved: {problem}"
 
+    def _choose(self, damaged: Mapping[SaveKey, str]) -> tuple[Choice | None, dict[int, str]]:
+        """Choose a save with the other sites; see `choose`.
+
+        Raises:
+            UserError: there are saves, and none is whole.
+        """
+        seen = []
+        for group in self._groups:
+            own = ""
+            if group.is_primary_here:
+                own = choice.to_text(choice.list_parts(self.folder, group.folder(self.folder)))
+            seen.append(choice.from_text(text_of(group.primary, own)))
+        sites = [group.name for group in self._groups]
+        chosen, problems = choice.choose(seen, sites, damaged)
+        problems |= {key.step: problem for key, problem in damaged.items()}
+        if chosen is None and problems:
+            raise UserError(f"{self.folder}: holds no undamaged checkpoint: {_list_of(problems)}")
+        return chosen, problems
+
+    def _content_of(self, chosen: Choice) -> dict[str, Any]:
+        """Return the manifest of a save, without its files, on every process."""
+        site = next(site for site, parts in enumerate(chosen.parts_of_site) if parts)
+        group = self._groups[site]
+        content: dict[str, Any] = {}
+        if group.is_primary_here:
+            content = manifest.read(self.folder / chosen.parts_of_site[site][0].path)
+            del content["files"]
+        content = json.loads(text_of(group.primary, json.dumps(content)))
+        return content
+
     def _read(
         self,
-        step: int,
-        abstract_state: State,
+        chosen: Choice,
+        content: Mapping[str, Any],
+        layouts: Any,
         model: Mapping[str, Any] | None,
-        adapt: Callable[[State, Mapping[str, str]], State] | None,
-    ) -> tuple[State, dict[str, Any]]:
-        """Read the state of the checkpoint of `step`, and its manifest.
+        adapt: Callable[[Any, Mapping[str, str]], Any] | None,
+    ) -> Any:
+        """Read the state of the save `chosen`.
 
         Raises:
             DamagedCheckpoint: on every process, if any of them finds it damaged.
         """
-        path = self.folder / str(step)
-        content = _together(lambda: manifest.read(path))
+        path = self.folder / str(chosen.key.step)
         if model is not None:
             refuse_other_model(path, content["metadata"].get("model"), model)
         if adapt is not None:
-            abstract_state = adapt(abstract_state, content["arrays"])
-        wanted = _by_name(abstract_state)
-        refuse_other_arrays(path, content["arrays"], wanted)
-        process, processes = jax.process_index(), jax.process_count()
-        _together(
-            lambda: manifest.verify(path, content["files"], process=process, processes=processes)
+            layouts = adapt(layouts, content["arrays"])
+        named = _by_name(layouts)
+        refuse_other_arrays(path, content["arrays"], named)
+        self._verify(chosen)
+        saved = SavedState(self.folder, content, chosen.parts_of_site, self._groups)
+        self._announce(saved.crossing(named))
+        problem, leaves = None, []
+        try:
+            leaves = [saved.read(name, layout) for name, layout in named.items()]
+        except (OSError, ValueError) as error:
+            problem = first_line(error)
+        if problem := first_text(problem):
+            raise manifest.DamagedCheckpoint(problem)
+        return jax.tree.unflatten(jax.tree.structure(layouts), leaves)
+
+    def _verify(self, chosen: Choice) -> None:
+        """Compare the files of a save with their checksums, each process its share.
+
+        Raises:
+            DamagedCheckpoint: on every process, if any of them finds it damaged.
+        """
+        problem = None
+        for group, parts in zip(self._groups, chosen.parts_of_site, strict=True):
+            if not group.is_here:
+                continue
+            process = group.processes.index(jax.process_index())
+            for part in parts:
+                path = self.folder / part.path
+                try:
+                    files = manifest.read(path)["files"]
+                    manifest.verify(path, files, process=process, processes=len(group.processes))
+                except (manifest.DamagedCheckpoint, OSError) as error:
+                    problem = first_line(error)
+        if problem := first_text(problem):
+            raise manifest.DamagedCheckpoint(problem)
+
+    def _announce(self, crossing: Crossing) -> None:
+        """Say what a restore brings from other sites, and how long that takes."""
+        if crossing.link == crossing.files == 0:
+            return
+        amount = " and ".join(
+            f"{quantity(count, 'B')} {way}"
+            for count, way in ((crossing.link, "over the link"), (crossing.files, "from its files"))
+            if count
         )
-        restore_args = ocp.checkpoint_utils.construct_restore_args(wanted)
-        arguments = RestoreState(wanted, restore_args=restore_args)
-        arrays = _together(lambda: self._orbax.restore(path, args=arguments))
-        leaves = [arrays[name] for name in wanted]
-        return jax.tree.unflatten(jax.tree.structure(abstract_state), leaves), content
+        duration = "no topology tells how fast the link is"
+        if self._link_bytes_per_second:
+            seconds = sum(crossing) / self._link_bytes_per_second
+            rate = quantity(self._link_bytes_per_second, "B/s")
+            duration = f"at {rate} between sites that takes {quantity(seconds, 's')}"
+        self._report(
+            f"restoring onto another layout: a site gets {amount} of another site's checkpoint; "
+            f"{duration}"
+        )
 
     def _tell(self, problems: dict[int, str], restored: int) -> None:
         problems = dict(problems)
-        for step in interrupted_steps(self.folder):
-            if step > restored:
-                problems.setdefault(step, "its save was interrupted")
+        for writer in self._writers:
+            for step in interrupted_steps(writer.folder):
+                if step > restored:
+                    problems.setdefault(step, "its save was interrupted")
         if problems:
             self._report(f"{self.folder}: {_list_of(problems)}; restoring step {restored} instead")
+
+
+def _metadata(content: Mapping[str, Any]) -> dict[str, Any]:
+    return {**content["metadata"], "step": content["step"]}
 
 
 def _pause_after(failures: int) -> float:
     """Return the seconds to wait after `failures` in a row."""
     return RETRY_SECONDS[min(max(failures, 1), len(RETRY_SECONDS)) - 1]
-
-
-def _failed(error: Exception) -> "Future[None]":
-    """Return a future that has failed with `error`."""
-    future: Future[None] = Future()
-    future.set_exception(error)
-    return future
-
-
-def _reason(error: BaseException) -> str:
-    """Return the reason of a failed write in one line."""
-    reason = getattr(error, "strerror", None)
-    return reason or first_line(error)
-
-
-def _together(read: Callable[[], Result]) -> Result:
-    """Call `read`; raise DamagedCheckpoint on every process if it fails on any."""
-    result, problem = None, None
-    try:
-        result = read()
-    except (manifest.DamagedCheckpoint, OSError, ValueError) as error:
-        problem = first_line(error)
-    if problem := first_text(problem):
-        raise manifest.DamagedCheckpoint(problem)
-    return cast(Result, result)
 
 
 def _list_of(problems: dict[int, str]) -> str:
@@ -428,8 +545,3 @@ def _by_name(state: Any) -> dict[str, Any]:
     named = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
     assert len(named) == len(leaves), "two leaves of the state have the same path"
     return named
-
-
-def _is_not_raised_too(record: logging.LogRecord) -> bool:
-    """Filter out the error of a save that Orbax logs with a stack trace, since `wait` raises it."""
-    return not (record.exc_info and "orbax" in record.pathname)

@@ -1,6 +1,7 @@
 """The folder of a run's checkpoints: list, remove and set aside.
 
 20/                        a committed checkpoint, by the number of its step
+east/20/                   the part of it that the site east has saved (see `SiteGroup`)
 30.orbax-checkpoint-tmp/   a save that was interrupted (or is going on)
 10.deleting/               an old checkpoint that is being deleted
 20.damaged/                found damaged at a restore, and set aside when its step came again
@@ -25,13 +26,18 @@ def interrupted_steps(folder: Path) -> list[int]:
     return sorted((int(step) for step in steps if step.isdecimal()), reverse=True)
 
 
-def remove_old(folder: Path, keep: int) -> None:
-    """Delete all but the newest `keep` committed checkpoints.
+def remove(folder: Path, step: int) -> None:
+    """Delete the checkpoint of `step`.
 
-    Each is renamed first, so that a killed process leaves no half-deleted checkpoint behind.
+    It is renamed first, so that a killed process leaves no half-deleted checkpoint behind.
     """
+    _delete(folder / str(step))
+
+
+def remove_old(folder: Path, keep: int) -> None:
+    """Delete all but the newest `keep` committed checkpoints."""
     for step in committed_steps(folder)[keep:]:
-        _delete(folder / str(step))
+        remove(folder, step)
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -5,8 +5,8 @@ be restored unnoticed. `manifest.json` is the last file written into a checkpoin
 renamed into place; a checkpoint without one, or one that disagrees with it, is damaged.
 
 With several processes each one checksums the files it has written itself, in its background save
-thread, while they are still in the page cache; process 0 gathers the results and adds the files
-that only it writes.
+thread, while they are still in the page cache; the primary process of the site gathers the results
+and adds the files that only it writes.
 """
 
 import json
@@ -34,21 +34,33 @@ def write_part(folder: Path, process: int) -> None:
     _part(folder, process).write_text(json.dumps(_checksums(folder, own)), encoding="utf-8")
 
 
-def write(folder: Path, content: Mapping[str, Any], *, processes: int = 1) -> None:
-    """Write the manifest of the checkpoint in `folder`: `content` and a checksum of every file.
-
-    `content` is JSON: "step", "metadata" and "arrays". The parts that `write_part` left on each of
-    the processes are used and removed; the files that no part covers are read.
+def read_parts(folder: Path, processes: Iterable[int]) -> dict[str, list[Any]]:
+    """Read and remove what `write_part` left on each of `processes`; return all checksums.
 
     Raises:
-        FileNotFoundError: a process's part is missing: it wrote its arrays somewhere else.
+        FileNotFoundError: a part is missing: that process could not write its arrays.
     """
     covered: dict[str, list[Any]] = {}
-    for part in (_part(folder, process) for process in range(processes)):
-        covered.update(json.loads(part.read_text(encoding="utf-8")))
+    for process in processes:
+        part = _part(folder, process)
+        try:
+            covered.update(json.loads(part.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            raise FileNotFoundError(f"process {process} has not written its part") from None
         part.unlink()
-    rest = [path for path in _files(folder) if str(path.relative_to(folder)) not in covered]
-    covered.update(_checksums(folder, rest))
+    return covered
+
+
+def write(folder: Path, content: Mapping[str, Any], parts: Mapping[str, list[Any]]) -> None:
+    """Write the manifest of the checkpoint in `folder`: `content` and a checksum of every file.
+
+    Args:
+        folder: the checkpoint, not yet committed.
+        content: JSON: "step", "metadata", "arrays" and more.
+        parts: checksums from `read_parts`; the files that it does not cover are read.
+    """
+    rest = [path for path in _files(folder) if str(path.relative_to(folder)) not in parts]
+    covered = {**parts, **_checksums(folder, rest)}
     document = {**content, "files": dict(sorted(covered.items()))}
     document["checksum"] = _checksum_of(document)
     (folder / NAME).write_text(json.dumps(document, indent=1), encoding="utf-8")

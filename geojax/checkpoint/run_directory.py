@@ -1,14 +1,13 @@
 """The directory of a training run, and the lock that keeps a second run out."""
 
-import fcntl
 import os
-import socket
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import yaml
 
+from geojax.checkpoint.lock import FolderLock
 from geojax.errors import UserError
 
 
@@ -19,8 +18,8 @@ class RunDirectory:
     sample.txt and lock.
 
     A run that writes holds the lock: `with RunDirectory(path).lock(): ...`. In a run of several
-    processes process 0 alone takes it, and alone writes these files; checkpoints are written by
-    all.
+    processes process 0 alone takes it, and alone writes these files, in its own site. The other
+    sites' directories hold their checkpoints, each with a lock of its own.
 
     Raises:
         UserError: `path` cannot be made.
@@ -35,8 +34,7 @@ class RunDirectory:
         self.tensorboard = self.path / "tensorboard"
         self.loss_curve = self.path / "loss.png"
         self.samples = self.path / "sample.txt"
-        self._lock_path = self.path / "lock"
-        self._lock: TextIO | None = None
+        self._lock = FolderLock(self.path / "lock")
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Write the resolved `config` (plain YAML values) as config.yaml, atomically."""
@@ -54,32 +52,8 @@ class RunDirectory:
             UserError: a live process holds it; the message names the process and its host. Or the
                 directory holds something else where a run keeps its files.
         """
-        assert self._lock is None, "the run directory is locked already"
         self._refuse_other_artefacts()
-        try:
-            # Opened for appending: the holder's name must not be lost when the lock is refused.
-            file = self._lock_path.open("a+", encoding="utf-8")
-        except OSError as error:
-            raise UserError(
-                f"{self._lock_path}: cannot be written ({error.strerror}); a run needs a directory "
-                "in which it may write"
-            ) from None
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.seek(0)
-            holder = file.read().strip() or "another process"
-            file.close()
-            raise UserError(
-                f"{self.path}: is in use by {holder}; wait for it or use another run directory"
-            ) from None
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        file.flush()
-        self._lock = file
-        # The lock belongs to the open file: a forked worker that outlives a killed run would hold
-        # it on. Closing the copy in the child leaves the parent's lock alone.
-        os.register_at_fork(after_in_child=file.close)
+        self._lock.take()
         return self
 
     def make_again_if_removed(self) -> bool:
@@ -91,12 +65,8 @@ class RunDirectory:
         Raises:
             UserError: it cannot be made, or another run has taken its place.
         """
-        assert self._lock is not None, "the run directory must be locked"
-        try:
-            if os.path.samestat(self._lock_path.stat(), os.fstat(self._lock.fileno())):
-                return False
-        except FileNotFoundError:
-            pass
+        if self._lock.is_in_place:
+            return False
         self.release()
         self._make()
         self.lock()
@@ -104,9 +74,7 @@ class RunDirectory:
 
     def release(self) -> None:
         """Release the lock; do nothing if it is not held."""
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        self._lock.release()
 
     def _make(self) -> None:
         try:
@@ -117,7 +85,7 @@ class RunDirectory:
 
     def _refuse_other_artefacts(self) -> None:
         """Check that what stands at the run's paths is what a run writes there."""
-        files = (self._lock_path, self.config, self.metrics, self.loss_curve, self.samples)
+        files = (self._lock.path, self.config, self.metrics, self.loss_curve, self.samples)
         for path in files:
             if path.exists() and not path.is_file():
                 kind = "a folder" if path.is_dir() else "no regular file"

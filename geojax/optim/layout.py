@@ -27,6 +27,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from geojax.models.parallel.partition import Partition
 from geojax.optim.stage_assignment import PADDING_LAYER, StageAssignment
 
+PADDING = PADDING_LAYER
+"""The index of a position that the model does not have."""
+
 SHARD_AXES = ("data", "expert")
 """The axes inside a site over which the training state is sharded (ZeRO)."""
 
@@ -112,12 +115,32 @@ class LeafLayout:
         in_order = self.stages is None or self.stages.is_order_of_leaf
         return in_order and self.padded_shape == self.shape
 
-    def spec(self) -> PartitionSpec:
-        """Return the partition spec of the padded leaf."""
+    def padded_axes(self) -> list[tuple[str, ...]]:
+        """Return the mesh axes that cut each dim of the padded leaf."""
         axes = self._axes()
         if self.stages is not None and not self.stages.stacked:
             axes.insert(0, self.stages.axes)
-        return _partition_spec(axes)
+        return axes
+
+    def spec(self) -> PartitionSpec:
+        """Return the partition spec of the padded leaf."""
+        return _partition_spec(self.padded_axes())
+
+    def model_indices(self) -> tuple[np.ndarray, ...]:
+        """Return along each dim of the padded leaf the model's index of each position.
+
+        It is `PADDING` where the model has none. Along a leading dim of stages it is 0 for a stage
+        that holds the leaf.
+        """
+        dims = []
+        for length, (count, size, part) in zip(self.shape, self._sizes(), strict=True):
+            block, offset = np.divmod(np.arange(count * part), part)
+            index = block * size + offset
+            dims.append(np.where((offset < size) & (index < length), index, PADDING))
+        if self.stages is None:
+            return tuple(dims)
+        layers = np.array(self.stages.order)
+        return (layers, *(dims[1:] if self.stages.stacked else dims))
 
     def model_spec(self) -> PartitionSpec:
         """Return the partition spec of the model's leaf, if it divided."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 
 from geojax.optim.layout import DimSharding, LeafLayout
 from geojax.optim.stage_assignment import PADDING_LAYER
@@ -42,76 +42,84 @@ def error_layouts(parameters: Any, plan: StepPlan) -> Any:
             assert layout.stages.order[0] != PADDING_LAYER, (
                 "the first stage must hold a shared leaf"
             )
-
-        def moved(sharding: DimSharding) -> DimSharding:
-            return dataclasses.replace(sharding, dim=sharding.dim + int(sharding.dim >= dim))
-
-        return dataclasses.replace(
-            layout,
-            shape=(*layout.shape[:dim], sites, *layout.shape[dim:]),
-            dtype=plan.policy.reduce_dtype,
-            model_shards=(*map(moved, layout.model_shards), DimSharding(dim, ("dc",), sites)),
-            shard=layout.shard and moved(layout.shard),
-        )
+        errors = _with_sites(layout, dim, sites, plan.policy.reduce_dtype)
+        own_site = DimSharding(dim, ("dc",), sites)
+        return dataclasses.replace(errors, model_shards=(*errors.model_shards, own_site))
 
     return jax.tree_util.tree_map_with_path(of_leaf, parameters)
 
 
 def saved_errors(wanted: Any, parameters: Any, saved: Mapping[str, str]) -> Any:
-    """Describe the errors that a checkpoint holds, of its number of sites; None: it holds none.
+    """Lay out the errors that a checkpoint holds, of its number of sites; None: it holds none.
 
     Args:
-        wanted: this run's errors, whole, as `jax.ShapeDtypeStruct`s with shardings; None: none.
-        parameters: the parameters, likewise.
+        wanted: the `LeafLayout` of each of this run's errors; None: none.
+        parameters: that of each parameter.
         saved: the type of each array of the checkpoint by name, as "float32[2,16,64]".
     """
     if not any(name.startswith(f"{NAME}.") for name in saved):
         return None
 
-    def of_leaf(path: Any, parameter: Any, own: Any) -> jax.ShapeDtypeStruct:
+    def of_leaf(path: Any, parameter: LeafLayout, own: LeafLayout | None) -> LeafLayout:
         name = f"{NAME}.{jax.tree_util.keystr(path, simple=True, separator='.')}"
         dtype, _, sizes = saved.get(name, "float32[]").rstrip("]").partition("[")
         shape = tuple(int(size) for size in sizes.split(",") if size)
         if own is not None and own.shape == shape:
             return own
-        axes = [*parameter.sharding.spec]
-        axes += [None] * (len(parameter.shape) - len(axes))
-        axes.insert(_site_dim(path), None)
-        spec = PartitionSpec(*axes[: len(shape)])
-        sharding = NamedSharding(parameter.sharding.mesh, spec)
-        return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=sharding)
+        dim = _site_dim(path)
+        sites = shape[dim] if dim < len(shape) else 1
+        return dataclasses.replace(_with_sites(parameter, dim, sites, dtype), shape=shape)
 
     if wanted is None:
         wanted = jax.tree.map(lambda _: None, parameters)
     return jax.tree_util.tree_map_with_path(of_leaf, parameters, wanted)
 
 
-def share_errors_among_sites(restored: Any, wanted: Any) -> Any:
+def share_errors_among_sites(restored: Any, layouts: Any, mesh: Mesh) -> Any:
     """Share restored errors among the sites of this run.
 
     Args:
         restored: errors of any number of sites; None: a run that kept none has been saved.
-        wanted: those of this run, as `jax.ShapeDtypeStruct`s with shardings; None: none.
+        layouts: the `LeafLayout` of each of this run's errors; None: none.
+        mesh: the mesh of this run.
     """
 
-    def of_leaf(path: Any, own: jax.ShapeDtypeStruct, saved: jax.Array | None) -> jax.Array:
+    def of_leaf(path: Any, own: LeafLayout, saved: jax.Array | None) -> jax.Array:
+        sharding, shape = NamedSharding(mesh, own.spec()), own.padded_shape
+        dim = _site_dim(path) + own.has_stage_dim
+
         def shared(saved: jax.Array) -> jax.Array:
-            total = jnp.sum(saved, axis=_site_dim(path), keepdims=True)
-            return jnp.broadcast_to(total / own.shape[_site_dim(path)], own.shape)
+            total = jnp.sum(saved, axis=dim, keepdims=True)
+            return jnp.broadcast_to(total / shape[dim], shape)
 
         if saved is None:
-            zeros: jax.Array = jnp.zeros(own.shape, own.dtype, device=own.sharding)
+            zeros: jax.Array = jnp.zeros(shape, own.dtype, device=sharding)
             return zeros
-        if saved.shape == own.shape:
+        if saved.shape == shape:
             return saved
-        made: jax.Array = jax.jit(shared, out_shardings=own.sharding)(saved)
+        made: jax.Array = jax.jit(shared, out_shardings=sharding)(saved)
         return made
 
-    if wanted is None:
+    if layouts is None:
         return None
     if restored is None:
-        restored = jax.tree.map(lambda _: None, wanted)
-    return jax.tree_util.tree_map_with_path(of_leaf, wanted, restored)
+        restored = jax.tree.map(lambda _: None, layouts)
+    return jax.tree_util.tree_map_with_path(of_leaf, layouts, restored)
+
+
+def _with_sites(layout: LeafLayout, dim: int, sites: int, dtype: Any) -> LeafLayout:
+    """Return the layout of a parameter's errors at `sites`, counted by `dim`, on every site."""
+
+    def moved(sharding: DimSharding) -> DimSharding:
+        return dataclasses.replace(sharding, dim=sharding.dim + int(sharding.dim >= dim))
+
+    return dataclasses.replace(
+        layout,
+        shape=(*layout.shape[:dim], sites, *layout.shape[dim:]),
+        dtype=jnp.dtype(dtype),
+        model_shards=tuple(map(moved, layout.model_shards)),
+        shard=layout.shard and moved(layout.shard),
+    )
 
 
 def _site_dim(path: Any) -> int:

@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 
 from geojax.models import ModelConfig, init_parameters, parameter_shapes
 from geojax.models.parallel.partition import partitions
-from geojax.optim import layout
+from geojax.optim import LeafLayout, layout
 from geojax.optim.optimizer import optimizer_layouts
 from geojax.precision import LossScale
 from geojax.step.amax_history import history_layouts
@@ -136,48 +136,48 @@ def initial_state(
     return state
 
 
-def with_saved_sites(wanted: TrainState, saved: Mapping[str, str]) -> TrainState:
-    """Give `wanted` the histories and the error feedback of as many sites as a checkpoint has.
+def with_saved_sites(layouts: TrainState, saved: Mapping[str, str]) -> TrainState:
+    """Lay out the histories and the error feedback for as many sites as a checkpoint has.
 
     Args:
-        wanted: what this run's checkpoints hold, as `jax.ShapeDtypeStruct`s with shardings.
+        layouts: from `state_layouts`.
         saved: the type of each array of the checkpoint by name, as "float32[2,1,3,1024]".
     """
-    errors = saved_errors(wanted.error_feedback, wanted.parameters, saved)
-    wanted = dataclasses.replace(wanted, error_feedback=errors)
+    errors = saved_errors(layouts.error_feedback, layouts.parameters, saved)
+    layouts = dataclasses.replace(layouts, error_feedback=errors)
     name = next((name for name in saved if name.startswith("amax_history.")), None)
     if name is None:
-        return wanted
+        return layouts
     sites = int(saved[name].split(",")[1])
 
-    def with_sites(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    def with_sites(leaf: LeafLayout) -> LeafLayout:
         if leaf.shape[1] == sites:
             return leaf
         shape = (leaf.shape[0], sites, *leaf.shape[2:])
-        everywhere = NamedSharding(leaf.sharding.mesh, PartitionSpec())
-        return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=everywhere)
+        return dataclasses.replace(leaf, shape=shape, model_shards=())
 
-    history = jax.tree.map(with_sites, wanted.amax_history)
-    return dataclasses.replace(wanted, amax_history=history)
+    history = jax.tree.map(with_sites, layouts.amax_history)
+    return dataclasses.replace(layouts, amax_history=history)
 
 
-def with_own_sites(restored: TrainState, wanted: TrainState) -> TrainState:
-    """Give a restored state the histories and the error feedback of as many sites as `wanted` has.
+def with_own_sites(restored: TrainState, layouts: TrainState, mesh: Mesh) -> TrainState:
+    """Give a restored state the histories and the error feedback of as many sites as this run has.
 
     If the numbers differ, each site gets the largest amax of all saved sites and its share of their
     errors.
     """
 
-    def resize_history(leaf: jax.Array, own: jax.ShapeDtypeStruct) -> jax.Array:
-        if leaf.shape == own.shape:
+    def resize_history(leaf: jax.Array, own: LeafLayout) -> jax.Array:
+        if leaf.shape == own.padded_shape:
             return leaf
 
         def resize(leaf: jax.Array) -> jax.Array:
-            return jnp.broadcast_to(leaf.max(axis=1, keepdims=True), own.shape)
+            return jnp.broadcast_to(leaf.max(axis=1, keepdims=True), own.padded_shape)
 
-        resized: jax.Array = jax.jit(resize, out_shardings=own.sharding)(leaf)
+        sharding = NamedSharding(mesh, own.spec())
+        resized: jax.Array = jax.jit(resize, out_shardings=sharding)(leaf)
         return resized
 
-    history = jax.tree.map(resize_history, restored.amax_history, wanted.amax_history)
-    errors = share_errors_among_sites(restored.error_feedback, wanted.error_feedback)
+    history = jax.tree.map(resize_history, restored.amax_history, layouts.amax_history)
+    errors = share_errors_among_sites(restored.error_feedback, layouts.error_feedback, mesh)
     return dataclasses.replace(restored, amax_history=history, error_feedback=errors)

@@ -17,7 +17,7 @@ from geojax.hlo import HloParseError
 from geojax.mesh import make_mesh
 from geojax.models import model_flops, parameter_count
 from geojax.models.attention import chosen_implementation
-from geojax.optim import bytes_per_device, layout, learning_rate_schedule, make_optimizer
+from geojax.optim import bytes_per_device, learning_rate_schedule, make_optimizer
 from geojax.planner.cross_site import CrossSiteBytes, cross_site_bytes
 from geojax.precision import BackendChoice, chosen_backend
 from geojax.quantities import quantity
@@ -204,17 +204,15 @@ class CompiledRun:
     def save(
         self, checkpointer: Checkpointer, step: int, state: TrainState, metadata: Mapping[str, Any]
     ) -> None:
-        """Save the state in the model's shapes, without padding."""
-        checkpointer.save(step, layout.trim(state, self.layouts, self.plan.mesh), metadata)
+        """Save what the devices hold."""
+        checkpointer.save(step, state, self.layouts, metadata)
 
     def restore(
         self, checkpointer: Checkpointer, model: Mapping[str, Any]
     ) -> tuple[TrainState, dict[str, Any]]:
         """Restore the newest checkpoint, which any number of sites may have saved."""
-        mesh = self.plan.mesh
-        wanted = layout.abstract_unpadded(self.layouts, mesh)
-        whole, saved = checkpointer.restore(wanted, model=model, adapt=with_saved_sites)
-        return layout.pad(with_own_sites(whole, wanted), self.layouts, mesh), saved
+        saved, metadata = checkpointer.restore(self.layouts, model=model, adapt=with_saved_sites)
+        return with_own_sites(saved, self.layouts, self.plan.mesh), metadata
 
     def gather_full_params(self, state: TrainState) -> Any:
         """Return the weights in the compute dtype, unsharded, on process 0's first device.

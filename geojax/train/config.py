@@ -175,6 +175,11 @@ class CheckpointSettings(Settings):
     keep: Count = 3
     """Number of the newest checkpoints that stay on disk."""
 
+    per_site: bool = True
+    """With several sites, each saves and reads its own part, in checkpoints/<site>: sites need no
+    common file system, and no checkpoint crosses the link. False: all sites write one checkpoint
+    together, on a file system that they share."""
+
 
 class SampleSettings(Settings):
     """Text that the trained model writes at the end of a run."""

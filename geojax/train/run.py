@@ -9,14 +9,15 @@ from typing import Any, NamedTuple
 
 import jax
 import rich.console
+from jax.sharding import Mesh
 
 import geojax
 from geojax import runtime
 from geojax.cache import cache_folder
 from geojax.checkpoint import Checkpointer, RunDirectory
-from geojax.checkpoint.newest import newest_metadata
 from geojax.data import Corpus, Loader
 from geojax.errors import UserError
+from geojax.mesh import site_names
 from geojax.quantities import quantity
 from geojax.runtime.compilation import CompilationCounter
 from geojax.runtime.link_advice import advice_of_process
@@ -73,9 +74,10 @@ def train(
         with console.status("estimating the memory of a step"):
             require_memory(config, console.print)
         # Errors of config, layout and data are raised before there is a run directory.
-        plan = step_plan(config, make_run_mesh(config))
-        if config.topology is not None:
-            topology = Topology.load(config.topology)
+        topology = Topology.load(config.topology) if config.topology is not None else None
+        mesh = make_run_mesh(config)
+        plan = step_plan(config, mesh)
+        if topology is not None:
             for line in advice_of_process(topology, everyone, jax.process_index(), os.environ):
                 print(line, flush=True)
         corpus = Corpus.open(config.data, progress=first)
@@ -85,7 +87,10 @@ def train(
         directory = stack.enter_context(RunDirectory(config.run_directory))
         if first:
             directory.lock()
-        newest = newest_metadata(directory.checkpoints)
+        checkpointer = stack.enter_context(
+            _open_checkpoints(config, directory, mesh, topology, console)
+        )
+        newest = checkpointer.newest()
         refuse_earlier_version(directory.checkpoints, newest)
         given, config = config, with_saved_schedule(config, newest)
         compilations = stack.enter_context(CompilationCounter(STEP_NAME))
@@ -99,10 +104,9 @@ def train(
         layout, *choices = trainer.describe()
         console.print(f"geojax {geojax.__version__}: {layout}", *choices, sep="\n")
 
-        checkpointer = stack.enter_context(_open_checkpoints(config, directory, console))
         metadata = _metadata(config, loader)
         state, start, consumed = _restore_or_start(
-            trainer, given, checkpointer, directory, metadata, console, require_checkpoint
+            trainer, given, checkpointer, newest, directory, metadata, console, require_checkpoint
         )
         if start >= config.steps:
             console.print(
@@ -156,13 +160,22 @@ def _open_loader(config: RunConfig, corpus: Corpus, sequences: Sequence[int]) ->
 
 
 def _open_checkpoints(
-    config: RunConfig, directory: RunDirectory, console: rich.console.Console
+    config: RunConfig,
+    directory: RunDirectory,
+    mesh: Mesh,
+    topology: Topology | None,
+    console: rich.console.Console,
 ) -> Checkpointer:
+    links = topology.links if topology is not None else ()
+    bandwidths = [link.towards(site).bytes_per_second for link in links for site in link.sites]
     return Checkpointer(
         directory.checkpoints,
+        mesh,
+        sites=site_names(mesh, topology) if config.checkpoint.per_site else None,
         keep=config.checkpoint.keep,
         interval=config.checkpoint.interval,
         interval_minutes=config.checkpoint.interval_minutes,
+        link_bytes_per_second=min(bandwidths, default=None),
         report=console.print,
     )
 
@@ -188,13 +201,14 @@ def _restore_or_start(
     trainer: CompiledRun,
     given: RunConfig,
     checkpointer: Checkpointer,
+    newest: dict[str, Any] | None,
     directory: RunDirectory,
     metadata: dict[str, Any],
     console: rich.console.Console,
     require_checkpoint: bool,
 ) -> _Start:
     """Restore the newest checkpoint and log what differs in this run, or begin from scratch."""
-    if not checkpointer.latest_steps():
+    if newest is None:
         if require_checkpoint:
             raise UserError(f"{directory.path}: there is no checkpoint to resume from")
         return _Start(trainer.initial_state(), 0, 0)

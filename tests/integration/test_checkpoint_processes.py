@@ -80,6 +80,38 @@ def test_a_folder_that_is_not_shared_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.multiprocess
+def test_sites_save_and_restore_without_a_common_file_system(tmp_path: Path) -> None:
+    for output in run("sites-save", tmp_path, 2, 4, processes=2):
+        assert "SAVED" in output
+    for site in range(2):
+        (only,) = (tmp_path / f"file_system_{site}").iterdir()
+        assert only.name == f"site{site}"
+        assert (only / "20" / "manifest.json").exists()
+    for output in run("sites-restore", tmp_path, 2, 4, processes=2):
+        assert "RESTORED 20" in output
+        assert "REPORT" not in output
+    # What one site has not saved, none restores.
+    (tmp_path / "file_system_1" / "site1" / "20" / "manifest.json").unlink()
+    for output in run("sites-restore", tmp_path, 2, 4, processes=2):
+        assert "RESTORED 10" in output
+
+
+@pytest.mark.multiprocess
+def test_sites_send_each_other_what_another_layout_lacks(tmp_path: Path) -> None:
+    """Each site finds the other's folder, and lacks its own half of the moments."""
+    run("sites-save", tmp_path, 2, 4, processes=2)
+    first, second = (tmp_path / f"file_system_{site}" for site in range(2))
+    (second / "site1").rename(tmp_path / "site1")
+    (first / "site0").rename(second / "site0")
+    (tmp_path / "site1").rename(first / "site1")
+    outputs = run("sites-restore", tmp_path, 2, 4, processes=2)
+    for output in outputs:
+        assert "RESTORED 20" in output
+    # Half of the moments, 5 x 12 float32, go each way.
+    assert "restoring onto another layout: a site gets 240 B over the link" in outputs[0]
+
+
+@pytest.mark.multiprocess
 def test_killed_before_the_commit_leaves_the_checkpoint_before(tmp_path: Path) -> None:
     worker = start("save-halfway", tmp_path, 2, 4)
     assert worker.stdout is not None

@@ -2,9 +2,8 @@
 
 import itertools
 import json
-import shutil
 
-from support.small_runs import train, write_config
+from support.small_runs import remove_checkpoint, train, write_config
 
 SETTINGS = {
     "steps": 15,
@@ -36,7 +35,7 @@ def test_a_run_in_fp16_is_resumed_with_the_same_bits(tmp_path, corpus):
     assert scales[: first + 1] == [2.0 ** (26 - step) for step in range(first + 1)]
     assert any(after > before for before, after in itertools.pairwise(scales)), "it grows again"
 
-    shutil.rmtree(tmp_path / "run" / "checkpoints" / "15")
+    remove_checkpoint(tmp_path / "run", 15)
     again = train(config, "--resume")
     assert again.returncode == 0, again.stdout + again.stderr
     assert "resuming from step 10" in again.stdout

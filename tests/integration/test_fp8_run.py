@@ -1,11 +1,10 @@
 """Runs in FP8, through the benchmark of precisions: beside bf16, and resumed with their history."""
 
 import json
-import shutil
 import subprocess
 import sys
 
-from support.small_runs import REPOSITORY, TIMEOUT, environment, write_config
+from support.small_runs import REPOSITORY, TIMEOUT, environment, remove_checkpoint, write_config
 
 from geojax.train.metrics import read_metrics
 
@@ -55,7 +54,7 @@ def test_fp8_runs_stay_beside_bf16_and_are_resumed_with_the_same_bits(tmp_path, 
 
     # The state of a history lies in the checkpoint; what is finished is not trained again.
     stopped = runs / "fp8-delayed"
-    shutil.rmtree(stopped / "checkpoints" / str(STEPS))
+    remove_checkpoint(stopped, STEPS)
     kept = [line for line in read_metrics(stopped / "metrics.jsonl") if line["step"] <= STOPPED_AT]
     (stopped / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
     printed, again = compare_precisions(config, runs, output)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from support.emulated_link import skip_unless_possible
 from support.small_runs import (
+    checkpoint_folders,
     environment,
     finish,
     losses,
@@ -72,7 +73,7 @@ def trainers(config: Path) -> dict[int, int]:
 def nothing_is_half_done(config: Path, printed: str) -> None:
     """No process is left, no checkpoint is half written, and nobody ended in a stack trace."""
     assert not trainers(config)
-    saved = [path for path in config.parent.glob("run/checkpoints/*") if path.name.isdecimal()]
+    saved = checkpoint_folders(config.parent / "run")
     assert saved
     assert all((path / "manifest.json").exists() for path in saved)
     for words in ("Traceback", "stack trace", "terminate called"):
@@ -81,8 +82,13 @@ def nothing_is_half_done(config: Path, printed: str) -> None:
 
 def newest_checkpoint(run: Path) -> int:
     """The step of the newest whole checkpoint; 0: there is none."""
-    whole = (run / "checkpoints").glob("*/manifest.json")
-    return max((int(path.parent.name) for path in whole if path.parent.name.isdecimal()), default=0)
+    folders = checkpoint_folders(run)
+    sites = {folder.parent for folder in folders}
+    whole = {folder for folder in folders if (folder / "manifest.json").exists()}
+    steps = {int(folder.name) for folder in whole}
+    return max(
+        (step for step in steps if all(site / str(step) in whole for site in sites)), default=0
+    )
 
 
 def assert_losses_of(run: Path, expected: dict[int, float], steps: int) -> None:

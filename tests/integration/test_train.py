@@ -12,6 +12,8 @@ import yaml
 from support.small_runs import (
     finish,
     losses,
+    remove_checkpoint,
+    saved_steps,
     start,
     start_processes,
     train,
@@ -44,7 +46,7 @@ def test_a_run_leaves_everything_behind(whole_run):
     assert (run / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert (run / "sample.txt").read_text().startswith("1 is")
     assert yaml.safe_load((run / "config.yaml").read_text())["mesh"]["dc"] == 2
-    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["10", "20"]
+    assert saved_steps(run) == [10, 20]
     assert "dc=2 x data=4 on 8 cpu devices" in result.stdout
     predicted = re.search(r"a step of a site: predicted (\S+ \S+) over dc, compiled", result.stdout)
     assert f"cross-site  predicted {predicted[1]} over dc, compiled {predicted[1]}" in re.sub(
@@ -121,7 +123,7 @@ def test_a_killed_run_goes_on_with_the_same_bits(whole_run, tmp_path, corpus):
 def test_a_checkpoint_resumes_on_another_layout(whole_run, tmp_path, corpus, mesh, changes):
     run, _ = whole_run
     shutil.copytree(run, tmp_path / "run")
-    shutil.rmtree(tmp_path / "run" / "checkpoints" / "20")
+    remove_checkpoint(tmp_path / "run", 20)
     devices = math.prod(mesh.values())
     settings = {"mesh": mesh, "simulate_devices": devices} | changes
     result = train(write_config(tmp_path / "run.yaml", corpus, **settings), "--resume")
@@ -171,7 +173,7 @@ def test_ctrl_c_saves_and_the_run_goes_on_from_there(whole_run, tmp_path, corpus
     stopped = max(losses(tmp_path / "run"))
     assert f"stopped at step {stopped}" in printed
     assert "Traceback" not in printed
-    assert (tmp_path / "run" / "checkpoints" / str(stopped)).is_dir()
+    assert stopped in saved_steps(tmp_path / "run")
     assert train(config).returncode == 0
     assert losses(tmp_path / "run") == losses(run)
 
@@ -194,14 +196,14 @@ def test_ctrl_c_in_one_of_two_processes_that_share_each_layer_stops_both(tmp_pat
     assert [process.returncode for process in processes] == [130, 130], "".join(printed)
     stopped = max(losses(tmp_path / "run"))
     assert f"stopped at step {stopped}" in printed[0]
-    assert (tmp_path / "run" / "checkpoints" / str(stopped)).is_dir()
+    assert stopped in saved_steps(tmp_path / "run")
 
 
 def test_a_checkpoint_is_made_when_the_last_one_is_old(tmp_path, corpus):
     checkpoint = {"interval": 1000, "interval_minutes": 1e-4, "keep": 5}
     result = train(write_config(tmp_path / "run.yaml", corpus, checkpoint=checkpoint))
     assert result.returncode == 0, result.stdout + result.stderr
-    saved = sorted(int(path.name) for path in (tmp_path / "run" / "checkpoints").iterdir())
+    saved = saved_steps(tmp_path / "run")
     assert saved[-1] == 20
     assert len(saved) > 1
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -129,6 +130,24 @@ def finish(*processes: subprocess.Popen) -> list[str]:
             if process.poll() is None:
                 process.send_signal(signal.SIGKILL)
                 process.wait()
+
+
+def checkpoint_folders(run: Path) -> list[Path]:
+    """The folders of committed checkpoints, of all sites: `checkpoints/20` or `.../east/20`."""
+    folders = [*run.glob("checkpoints/*"), *run.glob("checkpoints/*/*")]
+    return sorted(folder for folder in folders if folder.name.isdecimal())
+
+
+def saved_steps(run: Path) -> list[int]:
+    """The steps of the committed checkpoints."""
+    return sorted({int(folder.name) for folder in checkpoint_folders(run)})
+
+
+def remove_checkpoint(run: Path, step: int) -> None:
+    """Remove what all sites have saved of a step."""
+    for folder in checkpoint_folders(run):
+        if folder.name == str(step):
+            shutil.rmtree(folder)
 
 
 def losses(run: Path) -> dict[int, float]:

@@ -12,10 +12,10 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from geojax.checkpoint import Checkpointer
 from geojax.errors import RunError, UserError
+from geojax.optim.layout import DimSharding, LeafLayout
 
 MODEL = {"layers": 12, "rope": {"theta": 10000.0}, "tied": True}
 METADATA = {"model": MODEL, "data": {"step": 3, "epoch": 0}, "seed": 7}
@@ -43,22 +43,25 @@ def values(scale: float = 1.0) -> dict[str, Any]:
     }
 
 
-def spec(leaf: Any) -> P:
-    return P() if leaf.ndim == 0 else P("data") if leaf.shape[0] == 24 else P(None, "data")
+def layouts_on(place: Mesh) -> dict[str, Any]:
+    """Layouts that shard the first dim of 24 rows, else the second of 12, over `data`."""
+    ranks = place.shape["data"]
+
+    def layout(leaf: Any) -> LeafLayout:
+        if leaf.ndim == 0:
+            return LeafLayout(leaf.shape, leaf.dtype)
+        dim = 0 if leaf.shape[0] == 24 else 1
+        shard = DimSharding(dim, ("data",), ranks)
+        return LeafLayout(leaf.shape, leaf.dtype, shard=shard)
+
+    return jax.tree.map(layout, values())
 
 
 def on(place: Mesh, scale: float = 1.0) -> dict[str, Any]:
     return jax.tree.map(
-        lambda leaf: jax.device_put(leaf, NamedSharding(place, spec(leaf))), values(scale)
-    )
-
-
-def abstract_on(place: Mesh) -> dict[str, Any]:
-    return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(
-            leaf.shape, leaf.dtype, sharding=NamedSharding(place, spec(leaf))
-        ),
-        values(),
+        lambda leaf, layout: jax.device_put(leaf, NamedSharding(place, layout.spec())),
+        values(scale),
+        layouts_on(place),
     )
 
 
@@ -68,45 +71,48 @@ def assert_is(state: dict[str, Any], scale: float = 1.0) -> None:
 
 
 def save(folder: Path, *steps: int, keep: int = 3) -> None:
-    with Checkpointer(folder, keep=keep) as checkpointer:
+    with Checkpointer(folder, mesh(2, 4), keep=keep) as checkpointer:
         for step in steps:
-            checkpointer.save(step, on(mesh(2, 4), step), METADATA)
+            checkpointer.save(step, on(mesh(2, 4), step), layouts_on(mesh(2, 4)), METADATA)
 
 
 def restore(folder: Path, **settings: Any) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
     lines: list[str] = []
-    with Checkpointer(folder, report=lines.append) as checkpointer:
-        state, metadata = checkpointer.restore(abstract_on(mesh(2, 4)), model=MODEL, **settings)
+    with Checkpointer(folder, mesh(2, 4), report=lines.append) as checkpointer:
+        state, metadata = checkpointer.restore(layouts_on(mesh(2, 4)), model=MODEL, **settings)
     return state, metadata, lines
 
 
 @pytest.mark.parametrize(("dc", "data"), [(2, 4), (1, 3), (3, 2), (1, 1)])
 def test_restores_onto_another_mesh(tmp_path: Path, dc: int, data: int) -> None:
     save(tmp_path, 3)
-    abstract = abstract_on(mesh(dc, data))
-    with Checkpointer(tmp_path) as checkpointer:
-        state, metadata = checkpointer.restore(abstract, model=MODEL)
+    place = mesh(dc, data)
+    with Checkpointer(tmp_path, place) as checkpointer:
+        state, metadata = checkpointer.restore(layouts_on(place), model=MODEL)
     assert_is(state, 3)
-    for leaf, wanted in zip(jax.tree.leaves(state), jax.tree.leaves(abstract), strict=True):
-        assert leaf.sharding == wanted.sharding
+    for leaf, layout in zip(
+        jax.tree.leaves(state), jax.tree.leaves(layouts_on(place)), strict=True
+    ):
+        assert leaf.sharding == NamedSharding(place, layout.spec())
     assert metadata == {**METADATA, "step": 3}
 
 
 def test_float64_is_restored_exactly(tmp_path: Path) -> None:
     with jax.enable_x64(True):
         state = {"weights": jnp.linspace(0.0, 1.0, 7, dtype=jnp.float64)}
-        with Checkpointer(tmp_path) as checkpointer:
-            checkpointer.save(1, state, METADATA)
-            restored, _ = checkpointer.restore(jax.eval_shape(lambda: state))
+        layouts = {"weights": LeafLayout((7,), np.dtype(np.float64))}
+        with Checkpointer(tmp_path, mesh(1, 1)) as checkpointer:
+            checkpointer.save(1, state, layouts, METADATA)
+            restored, _ = checkpointer.restore(layouts)
         assert restored["weights"].dtype == jnp.float64
         np.testing.assert_array_equal(restored["weights"], state["weights"])
 
 
 def test_arrays_may_be_donated_while_the_save_goes_on(tmp_path: Path) -> None:
     advance = jax.jit(lambda state: jax.tree.map(lambda x: x * 0 - 1, state), donate_argnums=0)
-    with Checkpointer(tmp_path) as checkpointer:
+    with Checkpointer(tmp_path, mesh(2, 4)) as checkpointer:
         state = on(mesh(2, 4))
-        checkpointer.save(1, state, METADATA)
+        checkpointer.save(1, state, layouts_on(mesh(2, 4)), METADATA)
         for _ in range(3):
             state = advance(state)
         jax.block_until_ready(state)
@@ -117,17 +123,17 @@ def test_arrays_may_be_donated_while_the_save_goes_on(tmp_path: Path) -> None:
 def test_keeps_the_newest(tmp_path: Path) -> None:
     save(tmp_path, 1, 2, 9, 10, keep=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["10", "9"]
-    with Checkpointer(tmp_path) as checkpointer:
-        assert checkpointer.latest_steps() == [10, 9]
+    with Checkpointer(tmp_path, mesh(2, 4)) as checkpointer:
+        assert checkpointer.newest() == {**METADATA, "step": 10}
 
 
 def test_the_same_step_is_saved_once(tmp_path: Path) -> None:
-    with Checkpointer(tmp_path) as checkpointer:
-        checkpointer.save(1, on(mesh(2, 4)), METADATA)
-        checkpointer.save(1, on(mesh(2, 4), 5), METADATA)
-    with Checkpointer(tmp_path) as checkpointer:
-        checkpointer.restore(abstract_on(mesh(2, 4)))
-        checkpointer.save(1, on(mesh(2, 4), 5), METADATA)
+    with Checkpointer(tmp_path, mesh(2, 4)) as checkpointer:
+        checkpointer.save(1, on(mesh(2, 4)), layouts_on(mesh(2, 4)), METADATA)
+        checkpointer.save(1, on(mesh(2, 4), 5), layouts_on(mesh(2, 4)), METADATA)
+    with Checkpointer(tmp_path, mesh(2, 4)) as checkpointer:
+        checkpointer.restore(layouts_on(mesh(2, 4)))
+        checkpointer.save(1, on(mesh(2, 4), 5), layouts_on(mesh(2, 4)), METADATA)
     assert_is(restore(tmp_path)[0])
 
 
@@ -138,10 +144,10 @@ def test_a_step_before_the_newest_is_refused(tmp_path: Path) -> None:
 
 
 def test_when_to_save(tmp_path: Path) -> None:
-    by_steps = Checkpointer(tmp_path, interval=4)
+    by_steps = Checkpointer(tmp_path, mesh(2, 4), interval=4)
     assert [step for step in range(9) if by_steps.should_save(step)] == [4, 8]
     assert not by_steps.due(float("inf"))
-    by_time = Checkpointer(tmp_path, interval_minutes=2)
+    by_time = Checkpointer(tmp_path, mesh(2, 4), interval_minutes=2)
     assert not any(by_time.should_save(step) for step in range(9))
     now = time.monotonic()
     assert not by_time.due()
@@ -220,10 +226,10 @@ def test_what_is_not_whole_makes_room_when_training_goes_on(tmp_path: Path) -> N
     flip_a_bit(tmp_path / "20")
     shutil.copytree(tmp_path / "20", tmp_path / "30.orbax-checkpoint-tmp")
     lines: list[str] = []
-    with Checkpointer(tmp_path, keep=2, report=lines.append) as checkpointer:
-        state, _ = checkpointer.restore(abstract_on(mesh(2, 4)))
+    with Checkpointer(tmp_path, mesh(2, 4), keep=2, report=lines.append) as checkpointer:
+        state, _ = checkpointer.restore(layouts_on(mesh(2, 4)))
         assert "step 30 is not whole (its save was interrupted), step 20 is" in lines.pop()
-        checkpointer.save(20, state, METADATA)
+        checkpointer.save(20, state, layouts_on(mesh(2, 4)), METADATA)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["10", "20", "20.damaged"]
     assert [line.rpartition(": ")[2] for line in lines[:2]] == [
         "damaged; renamed to 20.damaged",
@@ -261,15 +267,15 @@ def test_another_model_is_refused_before_anything_is_read(
 ) -> None:
     save(tmp_path, 10)
     flip_a_bit(tmp_path / "10")
-    with Checkpointer(tmp_path) as checkpointer, pytest.raises(UserError) as refusal:
-        checkpointer.restore(abstract_on(mesh(2, 4)), model=model)
+    with Checkpointer(tmp_path, mesh(2, 4)) as checkpointer, pytest.raises(UserError) as refusal:
+        checkpointer.restore(layouts_on(mesh(2, 4)), model=model)
     assert str(refusal.value).endswith(message)
 
 
 def test_a_checkpoint_with_renamed_model_keys_is_refused_in_one_line(tmp_path: Path) -> None:
     save(tmp_path, 10)
-    with Checkpointer(tmp_path) as checkpointer, pytest.raises(UserError) as refusal:
-        checkpointer.restore(abstract_on(mesh(2, 4)), model={"num_hidden_layers": 12})
+    with Checkpointer(tmp_path, mesh(2, 4)) as checkpointer, pytest.raises(UserError) as refusal:
+        checkpointer.restore(layouts_on(mesh(2, 4)), model={"num_hidden_layers": 12})
     assert "earlier version of geojax (model.layers is now model.num_hidden_layers)" in str(
         refusal.value
     )
@@ -278,14 +284,14 @@ def test_a_checkpoint_with_renamed_model_keys_is_refused_in_one_line(tmp_path: P
 
 def test_other_arrays_are_refused(tmp_path: Path) -> None:
     save(tmp_path, 10)
-    abstract = abstract_on(mesh(2, 4))
-    abstract["weights"] = jax.ShapeDtypeStruct((24, 8), np.float32)
-    with Checkpointer(tmp_path) as checkpointer:
+    layouts = dict(layouts_on(mesh(2, 4)))
+    layouts["weights"] = LeafLayout((24, 8), np.dtype(np.float32))
+    with Checkpointer(tmp_path, mesh(2, 4)) as checkpointer:
         with pytest.raises(UserError, match=r"weights is float32\[24,6\] in the checkpoint and"):
-            checkpointer.restore(abstract)
-        del abstract["weights"]
+            checkpointer.restore(layouts)
+        del layouts["weights"]
         with pytest.raises(UserError, match=r"weights is float32\[24,6\] .* and absent in this"):
-            checkpointer.restore(abstract)
+            checkpointer.restore(layouts)
 
 
 def full(*_: Any, **__: Any) -> None:
@@ -297,17 +303,17 @@ def test_a_failed_save_is_a_warning_and_the_next_one_is_due(
 ) -> None:
     monkeypatch.setattr("geojax.checkpoint.manifest.write", full)
     lines: list[str] = []
-    checkpointer = Checkpointer(tmp_path, report=lines.append)
-    checkpointer.save(1, on(mesh(2, 4)), METADATA)
+    checkpointer = Checkpointer(tmp_path, mesh(2, 4), report=lines.append)
+    checkpointer.save(1, on(mesh(2, 4)), layouts_on(mesh(2, 4)), METADATA)
     assert not checkpointer.wait()
     assert checkpointer.failed_saves == 1
     assert "step 1 could not be saved: No space left on device" in lines[-1]
     assert "\n" not in lines[-1]
-    checkpointer.save(2, on(mesh(2, 4), 2), METADATA)
+    checkpointer.save(2, on(mesh(2, 4), 2), layouts_on(mesh(2, 4)), METADATA)
     while not checkpointer.due(float("inf")):
         time.sleep(0.01)  # the save in the background has not failed yet
     monkeypatch.undo()
-    checkpointer.save(3, on(mesh(2, 4), 3), METADATA)
+    checkpointer.save(3, on(mesh(2, 4), 3), layouts_on(mesh(2, 4)), METADATA)
     assert checkpointer.wait()
     assert not checkpointer.due(float("inf"))
     checkpointer.close()
@@ -319,11 +325,11 @@ def test_saves_that_always_fail_end_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("geojax.checkpoint.manifest.write", full)
-    checkpointer = Checkpointer(tmp_path)
+    checkpointer = Checkpointer(tmp_path, mesh(2, 4))
     for step in range(1, 5):
-        checkpointer.save(step, on(mesh(2, 4)), METADATA)
+        checkpointer.save(step, on(mesh(2, 4)), layouts_on(mesh(2, 4)), METADATA)
         assert not checkpointer.wait()
-    checkpointer.save(5, on(mesh(2, 4)), METADATA)
+    checkpointer.save(5, on(mesh(2, 4)), layouts_on(mesh(2, 4)), METADATA)
     with pytest.raises(RunError, match="save number 5 in a row") as failure:
         checkpointer.wait()
     assert "\n" not in str(failure.value)
@@ -333,7 +339,7 @@ def test_saves_that_always_fail_end_the_run(
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="cannot hold checkpoints"):
-        Checkpointer(tmp_path / "file")
+        Checkpointer(tmp_path / "file", mesh(2, 4))
 
 
 def test_a_checkpoint_restores_from_a_folder_that_is_read_only(tmp_path: Path) -> None:

@@ -179,14 +179,15 @@ def test_sites_that_share_scales_send_each_other_one_small_message_a_step():
         assert shared == [("all-reduce", 4 * linear_layers * layers * operands, 1, False)]
 
 
-def restored(tmp_path, state, run):
-    """The state of `run` after a checkpoint of `state` was restored."""
+def restored(tmp_path, whole, run):
+    """The state of `run` after a checkpoint of the state `whole` of both sites was restored."""
     _, layouts, _ = run.built
-    wanted = layout.abstract_unpadded(layouts, run.plan.mesh)
-    with Checkpointer(tmp_path) as checkpointer:
-        checkpointer.save(1, state, {})
-        whole, _ = checkpointer.restore(wanted, adapt=with_saved_sites)
-    return layout.pad(with_own_sites(whole, wanted), layouts, run.plan.mesh)
+    saved_layouts, mesh = SITES.built[1], SITES.plan.mesh
+    with Checkpointer(tmp_path, mesh, sites=("east", "west")) as checkpointer:
+        checkpointer.save(1, layout.pad(whole, saved_layouts, mesh), saved_layouts, {})
+    with Checkpointer(tmp_path, run.plan.mesh) as checkpointer:
+        saved, _ = checkpointer.restore(layouts, adapt=with_saved_sites)
+    return with_own_sites(saved, layouts, run.plan.mesh)
 
 
 def test_histories_are_in_the_checkpoint_and_come_back_to_any_number_of_sites(tmp_path):

@@ -175,14 +175,17 @@ class Run:
     def saved_and_restored(self, folder, state, *, into=None):
         """`state` of this run as the run `into` finds it in a checkpoint."""
         into = into or self
+        sites = ("east", "west", "north")[: self.plan.mesh.shape["dc"]]
+        with Checkpointer(folder, self.plan.mesh, sites=sites) as checkpointer:
+            checkpointer.save(1, state, self.layouts, {})
+        with Checkpointer(folder, into.plan.mesh) as checkpointer:
+            saved, _ = checkpointer.restore(into.layouts, adapt=with_saved_sites)
+        own = with_own_sites(saved, into.layouts, into.plan.mesh)
+        assert jax.tree.map(jnp.shape, own) == jax.tree.map(
+            lambda leaf_layout: leaf_layout.padded_shape, into.layouts
+        )
         whole = layout.trim(state, self.layouts, self.plan.mesh)
-        wanted = layout.abstract_unpadded(into.layouts, into.plan.mesh)
-        with Checkpointer(folder) as checkpointer:
-            checkpointer.save(1, whole, {})
-            restored, _ = checkpointer.restore(wanted, adapt=with_saved_sites)
-        own = with_own_sites(restored, wanted)
-        assert jax.tree.map(jnp.shape, own) == jax.tree.map(lambda leaf: leaf.shape, wanted)
-        return whole, own, layout.pad(own, into.layouts, into.plan.mesh)
+        return whole, layout.trim(own, into.layouts, into.plan.mesh), own
 
 
 @functools.cache

@@ -1,0 +1,156 @@
+"""The choice of the checkpoint to restore, which all sites make alike from what each of them sees.
+
+A *save* is what all sites wrote of one step in one run; each site's part lies in a folder of its
+own. A site always sees its own folder, and those of others where they share a file system.
+"""
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from geojax.checkpoint import manifest
+from geojax.checkpoint.folder import committed_steps
+from geojax.checkpoint.saved_array import SavedArray, held_by_all
+
+
+class SaveKey(NamedTuple):
+    """Name of a save: its step, and the run that saved it (a step may be saved by two runs)."""
+
+    step: int
+    run: str
+
+
+class Part(NamedTuple):
+    """The part of a save that one site wrote, as another process sees it on its file system."""
+
+    path: str
+    """Folder of the part, relative to the folder of the run's checkpoints."""
+    step: int
+    run: str = ""
+    site: int = 0
+    """Index of the site that wrote it, among `sites`."""
+    sites: tuple[str, ...] = ()
+    """Names of the sites that wrote parts of this save; ("",) where they wrote one together."""
+    has_all: bool = False
+    """True if the part holds the whole state."""
+    problem: str = ""
+    """The reason why the part cannot be used; empty if it can."""
+
+    @property
+    def key(self) -> SaveKey:
+        """The save that the part belongs to."""
+        return SaveKey(self.step, self.run)
+
+
+class Choice(NamedTuple):
+    """A save, and the folders in which each site of this run sees parts of it."""
+
+    key: SaveKey
+    parts_of_site: tuple[tuple[Part, ...], ...]
+
+
+def list_parts(checkpoints: Path, own: Path) -> list[Part]:
+    """List the parts that are visible here, those in the site's folder `own` first."""
+    folders = [own, checkpoints]
+    if checkpoints.is_dir():
+        below = (path for path in sorted(checkpoints.iterdir()) if path.is_dir())
+        folders += [path for path in below if "." not in path.name and not path.name.isdecimal()]
+    parts = []
+    for folder in dict.fromkeys(folders):
+        for step in committed_steps(folder):
+            parts.append(_part(checkpoints, folder / str(step), step))
+    return parts
+
+
+def to_text(parts: Sequence[Part]) -> str:
+    """Write parts as text, for the other sites."""
+    return json.dumps(parts)
+
+
+def from_text(text: str) -> tuple[Part, ...]:
+    """Invert `to_text`."""
+    rows = json.loads(text)
+    return tuple(Part(*row)._replace(sites=tuple(row[4])) for row in rows)
+
+
+def choose(
+    seen: Sequence[Sequence[Part]], sites: Sequence[str], excluded: Collection[SaveKey]
+) -> tuple[Choice | None, dict[int, str]]:
+    """Choose the newest save that is whole.
+
+    A save of as many sites as there are now is whole when each site sees its own part. Of other
+    saves, and where there is none of these, all parts must be seen by some site.
+
+    Args:
+        seen: the parts that each site sees.
+        sites: names of the sites of this run.
+        excluded: saves that have been found damaged.
+
+    Returns:
+        The choice, None if there is none, and the newer steps that cannot be used, with reasons.
+    """
+    usable = [[part for part in parts if not part.problem] for parts in seen]
+    keys = sorted({part.key for parts in usable for part in parts} - set(excluded), reverse=True)
+    problems = {
+        part.step: part.problem for parts in reversed(seen) for part in parts if part.problem
+    }
+    fallback = None
+    for key in keys:
+        parts = tuple(tuple(part for part in parts if part.key == key) for parts in usable)
+        choice = Choice(key, parts)
+        saved = next(part.sites for each in parts for part in each)
+        missing = _sites_without_own(parts, sites)
+        if set(saved) != set(sites):
+            if _all_there(saved, parts):
+                return choice, _newer(problems, key.step)
+            missing = missing or [sites[0]]
+        if not missing:
+            return choice, _newer(problems, key.step)
+        if fallback is None and _all_there(saved, parts):
+            fallback = choice
+        problems.setdefault(key.step, f"site {missing[0]} does not see all of it")
+    if fallback is None:
+        return None, problems
+    return fallback, _newer(problems, fallback.key.step)
+
+
+def saved_arrays(content: Mapping[str, Any], index: int) -> dict[str, SavedArray]:
+    """Return what the site number `index` holds, from the manifest of any part of the save."""
+    held = content["held"][index]
+    return {name: SavedArray.from_json(dims) for name, dims in held.items()}
+
+
+def shape_and_dtype(described: str) -> tuple[tuple[int, ...], str]:
+    """Read "float32[100,64]" as (100, 64) and "float32"."""
+    dtype, _, sizes = described.rstrip("]").partition("[")
+    return tuple(int(size) for size in sizes.split(",") if size), dtype
+
+
+def _part(checkpoints: Path, path: Path, step: int) -> Part:
+    relative = str(path.relative_to(checkpoints))
+    try:
+        content = manifest.read(path)
+    except manifest.DamagedCheckpoint as damage:
+        return Part(relative, step, problem=str(damage))
+    if "held" not in content:
+        return Part(relative, step, problem="it was written by an earlier version of geojax")
+    shapes = {name: shape_and_dtype(array)[0] for name, array in content["arrays"].items()}
+    index, sites = content["site"], tuple(content["sites"])
+    whole = held_by_all(saved_arrays(content, index), shapes)
+    return Part(relative, step, content["run"], index, sites, whole)
+
+
+def _all_there(saved: Sequence[str], parts: Sequence[Sequence[Part]]) -> bool:
+    seen = {part.site for each in parts for part in each}
+    return len(seen) == len(saved) or any(part.has_all for each in parts for part in each)
+
+
+def _sites_without_own(parts: Sequence[Sequence[Part]], sites: Sequence[str]) -> list[str]:
+    """List the sites that do not see the part that a site of their name wrote."""
+    own = zip(sites, parts, strict=True)
+    return [site for site, each in own if all(part.sites[part.site] != site for part in each)]
+
+
+def _newer(problems: Mapping[int, str], step: int) -> dict[int, str]:
+    return {each: problem for each, problem in problems.items() if each > step}
