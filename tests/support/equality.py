@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
+from support import whole_state
 from support.small_models import LAYOUTS, make_batch, model_of
 
 from geojax import make_mesh
@@ -109,7 +110,7 @@ def gradients_of_step(model, parameters, batch, dropout_key, plan, compiler_opti
     compiled = jax.jit(program, compiler_options=compiler_options)
     gradients, metrics = compiled(shards, rows, signals)
     loss = metrics["loss"] + metrics.get("aux_loss", 0)
-    return loss, layout.trim(gradients, layouts, plan.mesh)
+    return loss, whole_state.trim(gradients, layouts, plan.mesh)
 
 
 def assert_equal_gradients(actual, expected, tolerance, zero_leaves=()):

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support import whole_state
 from support.small_models import model_of
 
 from geojax import make_mesh
@@ -75,12 +76,12 @@ def numbered(name):
         value = np.asarray(next(numbers), leaf.dtype)
         return np.where(np.abs(leaf) < 0.02, -np.zeros_like(leaf), leaf + value)
 
-    whole = jax.tree.map(different, jax.device_get(layout.trim(state, layouts, mesh)))
+    whole = jax.tree.map(different, jax.device_get(whole_state.trim(state, layouts, mesh)))
     return mesh, layouts, on_devices(whole, layouts, mesh), whole
 
 
 def on_devices(whole, layouts, mesh):
-    padded = layout.pad(jax.tree.map(jnp.asarray, whole), layouts, mesh)
+    padded = whole_state.pad(jax.tree.map(jnp.asarray, whole), layouts, mesh)
     return jax.device_put(padded, layout.shardings(layouts, mesh))
 
 
@@ -176,7 +177,7 @@ def test_sites_send_each_other_what_they_lack(tmp_path, monkeypatch, saved, rest
         tmp_path, other_mesh, sites=SITES, link_bytes_per_second=1e6, report=lines.append
     ) as checkpointer:
         again, _ = checkpointer.restore(other_layouts)
-    trimmed = layout.trim(again, other_layouts, other_mesh)
+    trimmed = whole_state.trim(again, other_layouts, other_mesh)
     jax.tree.map(np.testing.assert_array_equal, trimmed, whole)
     assert len(lines) == crosses
     if crosses:
@@ -201,5 +202,5 @@ def test_the_state_is_the_models_whatever_holds_it(tmp_path, saved, restored, si
         again, _ = checkpointer.restore(other_layouts)
     for leaf, expected in zip(jax.tree.leaves(again), jax.tree.leaves(other), strict=True):
         assert leaf.sharding.is_equivalent_to(expected.sharding, leaf.ndim)
-    trimmed = layout.trim(again, other_layouts, other_mesh)
+    trimmed = whole_state.trim(again, other_layouts, other_mesh)
     jax.tree.map(np.testing.assert_array_equal, trimmed, whole)

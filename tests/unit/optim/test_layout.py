@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import whole_state
 
 from geojax import make_mesh
 from geojax.optim import layout
@@ -69,16 +70,16 @@ def test_a_checkpoint_sees_the_models_shapes_and_no_more_copies_than_needed(axes
         jax.tree.map(lambda leaf, place: place.pad(leaf), parameters, layouts),
         layout.shardings(layouts, mesh),
     )
-    whole = layout.trim(state, layouts, mesh)
+    whole = whole_state.trim(state, layouts, mesh)
     jax.tree.map(np.testing.assert_array_equal, whole, parameters)
     for leaf, expected in zip(
         jax.tree.leaves(whole),
-        jax.tree.leaves(layout.abstract_unpadded(layouts, mesh)),
+        jax.tree.leaves(whole_state.abstract_unpadded(layouts, mesh)),
         strict=True,
     ):
         assert leaf.shape == expected.shape
         assert leaf.sharding.is_equivalent_to(expected.sharding, leaf.ndim)
-    again = layout.pad(whole, layouts, mesh)
+    again = whole_state.pad(whole, layouts, mesh)
     jax.tree.map(np.testing.assert_array_equal, again, state)
     for leaf, before in zip(jax.tree.leaves(again), jax.tree.leaves(state), strict=True):
         assert leaf.sharding.is_equivalent_to(before.sharding, leaf.ndim)
@@ -87,7 +88,7 @@ def test_a_checkpoint_sees_the_models_shapes_and_no_more_copies_than_needed(axes
 def test_a_padded_leaf_is_saved_in_as_many_parts_as_divide_it():
     mesh = make_mesh(data=2, expert=3, devices=jax.devices()[:6])
     layouts = layout.parameter_layouts({"scale": jnp.ones(8)}, mesh)
-    (leaf,) = jax.tree.leaves(layout.abstract_unpadded(layouts, mesh))
+    (leaf,) = jax.tree.leaves(whole_state.abstract_unpadded(layouts, mesh))
     assert leaf.shape == (8,)
     assert leaf.sharding.shard_shape((8,)) == (4,)  # 8 rows over gcd(8, 6) = 2 parts
 

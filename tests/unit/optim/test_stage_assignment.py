@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
+from support import whole_state
 
 from geojax import make_mesh
 from geojax.models.parallel.partition import Partition
@@ -128,7 +129,7 @@ def spread(name):
 @pytest.mark.parametrize("name", SPREAD)
 def test_the_state_goes_to_the_stages_and_back(name):
     mesh, whole, layouts = spread(name)
-    state = layout.pad(whole, layouts, mesh)
+    state = whole_state.pad(whole, layouts, mesh)
     for leaf, expected in zip(
         jax.tree.leaves(state), jax.tree.leaves(layout.abstract(layouts, mesh)), strict=True
     ):
@@ -142,11 +143,11 @@ def test_the_state_goes_to_the_stages_and_back(name):
         state,
         layouts,
     )
-    again = layout.trim(state, layouts, mesh)
+    again = whole_state.trim(state, layouts, mesh)
     jax.tree.map(np.testing.assert_array_equal, again, whole)
     for leaf, expected in zip(
         jax.tree.leaves(again),
-        jax.tree.leaves(layout.abstract_unpadded(layouts, mesh)),
+        jax.tree.leaves(whole_state.abstract_unpadded(layouts, mesh)),
         strict=True,
     ):
         assert leaf.shape == expected.shape
@@ -196,5 +197,5 @@ def test_the_norm_counts_every_number_of_the_model_once(name):
         )
     )
     numbers = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(whole)])
-    actual = norm(layout.pad(whole, layouts, mesh))
+    actual = norm(whole_state.pad(whole, layouts, mesh))
     np.testing.assert_allclose(actual, np.linalg.norm(numbers), rtol=1e-6)

@@ -7,13 +7,14 @@ import math
 import jax
 import numpy as np
 import pytest
+from support import whole_state
 from support.small_models import SEQUENCE, make_batch
 
 from geojax import make_mesh
 from geojax.checkpoint import Checkpointer
 from geojax.hlo import collective_traffic
 from geojax.models import ModelConfig
-from geojax.optim import OptimizerSettings, layout, learning_rate_schedule, make_optimizer
+from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.pipeline import Placement, tick_table
 from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.precision import RECIPES, policy
@@ -105,7 +106,7 @@ class Run:
         for number in range(STEPS):
             state, metrics = self.step(state, number)
             losses.append(float(metrics["loss"]))
-        return losses, layout.trim(state, layouts, self.plan.mesh)
+        return losses, whole_state.trim(state, layouts, self.plan.mesh)
 
 
 @functools.cache
@@ -184,7 +185,7 @@ def restored(tmp_path, whole, run):
     _, layouts, _ = run.built
     saved_layouts, mesh = SITES.built[1], SITES.plan.mesh
     with Checkpointer(tmp_path, mesh, sites=("east", "west")) as checkpointer:
-        checkpointer.save(1, layout.pad(whole, saved_layouts, mesh), saved_layouts, {})
+        checkpointer.save(1, whole_state.pad(whole, saved_layouts, mesh), saved_layouts, {})
     with Checkpointer(tmp_path, run.plan.mesh) as checkpointer:
         saved, _ = checkpointer.restore(layouts, adapt=with_saved_sites)
     return with_own_sites(saved, layouts, run.plan.mesh)
@@ -194,7 +195,7 @@ def test_histories_are_in_the_checkpoint_and_come_back_to_any_number_of_sites(tm
     with jax.enable_x64(True):
         _, whole = SITES.trained
         same = restored(tmp_path / "same", whole, SITES)
-        again = layout.trim(same, SITES.built[1], SITES.plan.mesh)
+        again = whole_state.trim(same, SITES.built[1], SITES.plan.mesh)
         jax.tree.map(np.testing.assert_array_equal, again, whole)
         one = Run((("data", 2), ("tensor", 2)), 2)
         merged = restored(tmp_path / "one", whole, one)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
+from support import whole_state
 from support.equality import reference, setting, sums_of_step
 from support.small_models import ROWS, SEQUENCE, make_batch, model_of
 
@@ -94,9 +95,9 @@ def test_what_is_not_in_the_gradient_is_in_the_errors():
         signals = jnp.zeros(signals_on_mesh(plan).shape)
         compiled = jax.jit(program)
         gradients, after, targets = compiled(shards, rows, signals, errors)
-        gradients = layout.trim(gradients, layouts, plan.mesh)
+        gradients = whole_state.trim(gradients, layouts, plan.mesh)
         before, after = (
-            over_sites(layout.trim(tree, of_errors, plan.mesh)) for tree in (errors, after)
+            over_sites(whole_state.trim(tree, of_errors, plan.mesh)) for tree in (errors, after)
         )
         made, wanted = (
             jax.tree.map(lambda leaf, error: np.asarray(leaf) * float(targets) + error, *pair)
@@ -184,8 +185,8 @@ class Run:
         assert jax.tree.map(jnp.shape, own) == jax.tree.map(
             lambda leaf_layout: leaf_layout.padded_shape, into.layouts
         )
-        whole = layout.trim(state, self.layouts, self.plan.mesh)
-        return whole, layout.trim(own, into.layouts, into.plan.mesh), own
+        whole = whole_state.trim(state, self.layouts, self.plan.mesh)
+        return whole, whole_state.trim(own, into.layouts, into.plan.mesh), own
 
 
 @functools.cache

@@ -6,12 +6,13 @@ import math
 import jax
 import numpy as np
 import pytest
+from support import whole_state
 from support.engine import for_hopper, in_plain_jax, needs_transformer_engine
 from support.small_models import make_batch
 
 from geojax import make_mesh
 from geojax.models import ModelConfig
-from geojax.optim import OptimizerSettings, layout, learning_rate_schedule, make_optimizer
+from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.pipeline import Placement, tick_table
 from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.precision import policy
@@ -76,7 +77,7 @@ def trained(backend, name, steps, axes, options):
         batch = global_batch(plan, ROWS, sequences_of_process(plan, ROWS), made)
         state, metrics = program(state, batch, signals, np.uint32(0))
         losses.append(float(metrics["loss"]))
-    return losses, layout.trim(state, layouts, plan.mesh)
+    return losses, whole_state.trim(state, layouts, plan.mesh)
 
 
 def relative(made, expected):

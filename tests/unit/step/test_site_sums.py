@@ -7,10 +7,11 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
+from support import whole_state
 from support.small_models import ROWS, make_batch, model_of
 
 from geojax import make_mesh
-from geojax.optim import OptimizerSettings, layout, learning_rate_schedule, make_optimizer
+from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.precision import RECIPES, policy
 from geojax.step.plan import StepPlan
 from geojax.step.program import batch_specs, signals_on_mesh
@@ -74,7 +75,7 @@ class Trained:
         specs = (self.specs, batch_specs(batch, self.plan), self.plan.signal_spec, PartitionSpec())
         program = self.mapped(step, specs, (self.specs, PartitionSpec()))
         state, metrics = program(self.start(), self.on_mesh(batch), self.signals(), np.uint32(SEED))
-        return layout.trim(state, self.layouts, self.plan.mesh), metrics
+        return whole_state.trim(state, self.layouts, self.plan.mesh), metrics
 
     def sums(self, batch):
         """The sums of this mesh, on the host."""
@@ -108,7 +109,7 @@ class Trained:
         specs = (self.specs, self.sum_specs)
         program = self.mapped(apply, specs, (self.specs, PartitionSpec()))
         state, metrics = program(self.start(), sums)
-        return layout.trim(state, self.layouts, self.plan.mesh), metrics
+        return whole_state.trim(state, self.layouts, self.plan.mesh), metrics
 
 
 def added(sums):

@@ -14,6 +14,7 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import PartitionSpec
+from support import whole_state
 from support.small_models import make_batch, model_of
 
 from geojax import make_mesh
@@ -21,7 +22,7 @@ from geojax.collectives import INT8
 from geojax.hlo import collective_traffic
 from geojax.hlo.conventions import all_reduce_bytes
 from geojax.models import init_parameters
-from geojax.optim import OptimizerSettings, global_norm, layout, make_optimizer
+from geojax.optim import OptimizerSettings, global_norm, make_optimizer
 from geojax.optim.stage_assignment import PADDING_LAYER
 from geojax.pipeline.schedule import Placement
 from geojax.planner.traffic.step import predicted_update_bytes
@@ -142,15 +143,15 @@ def run(name):
         whole = init_parameters(model, jax.random.key(1), plan.policy.master_dtype)
         whole = jax.tree.map(lambda leaf: leaf + 1.0, whole)  # biases are not zero
         program = reduced_by(plan, layouts)
-        state = layout.pad(whole, layouts, plan.mesh)
+        state = whole_state.pad(whole, layouts, plan.mesh)
         of_errors = error_layouts(layouts, plan)
         errors = jax.tree.map(lambda place: 0.01 * jnp.ones(place.shape), of_errors)
-        errors = layout.pad(errors, of_errors, plan.mesh)
+        errors = whole_state.pad(errors, of_errors, plan.mesh)
         compiled = program.lower(state, errors).compile()
         summed, errors, norm = compiled(state, errors)
         owed = jax.tree.map(  # what the errors have grown by, all sites together
             lambda leaf, place: np.asarray(leaf - 0.01).sum(place.model_shards[-1].dim),
-            layout.trim(errors, of_errors, plan.mesh),
+            whole_state.trim(errors, of_errors, plan.mesh),
             of_errors,
         )
         return plan, layouts, whole, summed, owed, norm, compiled
@@ -168,7 +169,7 @@ def test_gradients_are_summed_over_those_that_make_a_part_of_them(name):
 
     with jax.enable_x64(True):
         wanted = jax.tree.map(expected, whole, layouts)
-        actual = layout.trim(summed, layouts, plan.mesh)
+        actual = whole_state.trim(summed, layouts, plan.mesh)
         close = functools.partial(np.testing.assert_allclose, rtol=1e-12)
         numbers = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(actual)])
         close(norm, np.linalg.norm(numbers))
@@ -178,7 +179,7 @@ def test_gradients_are_summed_over_those_that_make_a_part_of_them(name):
         else:
             jax.tree.map(close, actual, wanted)
         # Every holder has the same, and there is nothing in empty rows.
-        jax.tree.map(close, summed, layout.pad(actual, layouts, plan.mesh))
+        jax.tree.map(close, summed, whole_state.pad(actual, layouts, plan.mesh))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -206,9 +207,9 @@ def test_an_update_keeps_empty_rows_empty_and_holders_equal():
         return optax.apply_updates(state, updates)
 
     with jax.enable_x64(True):
-        updated = update(layout.pad(whole, layouts, plan.mesh))
-        trimmed = layout.trim(updated, layouts, plan.mesh)
-        again = layout.pad(trimmed, layouts, plan.mesh)
+        updated = update(whole_state.pad(whole, layouts, plan.mesh))
+        trimmed = whole_state.trim(updated, layouts, plan.mesh)
+        again = whole_state.pad(trimmed, layouts, plan.mesh)
         jax.tree.map(np.testing.assert_array_equal, updated, again)
         changed = jax.tree.map(lambda new, old: bool(jnp.all(new != old)), trimmed, whole)
         assert jax.tree.all(changed)

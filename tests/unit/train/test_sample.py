@@ -6,10 +6,11 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from support import whole_state
 
 from geojax.accelerators import accelerator_named
 from geojax.models import ModelConfig, parameter_count
-from geojax.optim import layout, make_optimizer
+from geojax.optim import make_optimizer
 from geojax.step.state import initial_state, state_layouts
 from geojax.train import sample
 from geojax.train.compiled_run import make_run_mesh, step_plan
@@ -35,7 +36,7 @@ def test_the_weights_come_whole_to_one_device_leaf_by_leaf():
     assert {leaf.sharding for leaf in jax.tree.leaves(weights)} == {
         jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     }
-    whole = layout.trim(state, layouts, plan.mesh).parameters
+    whole = whole_state.trim(state, layouts, plan.mesh).parameters
     assert jax.tree.all(jax.tree.map(np.array_equal, weights, whole))
 
 
