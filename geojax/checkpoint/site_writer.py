@@ -2,7 +2,9 @@
 
 import contextlib
 import dataclasses
+import functools
 import logging
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -36,7 +38,9 @@ class SiteWriter:
         self.group, self.folder = group, folder
         self._keep = keep
         self._report = report if group.is_primary_here else lambda line: None
-        logging.getLogger("absl").addFilter(_is_not_raised_too)
+        for name in ("absl", "asyncio"):
+            logging.getLogger(name).addFilter(_is_not_raised_too)
+        _hide_writes_after_a_failed_one()
         processes = ocp.options.MultiprocessingOptions(
             primary_host=group.primary,
             active_processes=set(group.processes),
@@ -57,6 +61,10 @@ class SiteWriter:
         Raises:
             OSError: the folder cannot be written to.
         """
+        # Behind the removal of old checkpoints, if that still goes on.
+        self._background.submit(self._make_room, unusable, failed).result()
+
+    def _make_room(self, unusable: Sequence[int], failed: Sequence[int]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         committed = committed_steps(self.folder)
         for step in set(unusable).intersection(committed):
@@ -142,7 +150,7 @@ class _SiteHandler(ocp.PyTreeCheckpointHandler):
             super().finalize(directory)
             manifest.write(Path(directory), self.content, parts)
         except (OSError, ValueError) as error:
-            self.problem = reason(error)
+            self.problem = self.problem or reason(error)
 
 
 class _SiteArrays(ocp.type_handlers.ArrayHandler):
@@ -197,10 +205,26 @@ class _WritesThenChecksums:
 
 
 def reason(error: BaseException) -> str:
-    """Return the reason of a failed write in one line."""
-    return getattr(error, "strerror", None) or first_line(error)
+    """Return the reason of a failed write in one line, without TensorStore's details."""
+    return getattr(error, "strerror", None) or first_line(error).partition(" [")[0]
+
+
+@functools.cache
+def _hide_writes_after_a_failed_one() -> None:
+    """Hide the stack traces of writes that end when Orbax has given up, since one had failed.
+
+    TensorStore then calls back into an event loop that is closed, hundreds of times.
+    """
+    show = sys.unraisablehook
+
+    def show_others(unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            show(unraisable)
+
+    sys.unraisablehook = show_others
 
 
 def _is_not_raised_too(record: logging.LogRecord) -> bool:
-    """Filter out the error of a save that Orbax logs with a stack trace, since `wait` raises it."""
-    return not (record.exc_info and "orbax" in record.pathname)
+    """Filter out the error of a save that is logged with a stack trace, since it is reported."""
+    never_retrieved = str(record.msg).startswith("_GatheringFuture exception was never")
+    return not (record.exc_info and ("orbax" in record.pathname or never_retrieved))

@@ -3,9 +3,10 @@
     checkpoint_worker.py ACTION FOLDER DC DATA [COORDINATOR PROCESSES PROCESS]
 
 ACTION is `save` (steps 10 and 20), `save-privately` (each process to a folder of its own),
-`save-halfway` (step 20 stops for good just before it is committed) or `restore`, which prints
-RESTORED and the step when every value is what was saved. `sites-` before it: each site by itself,
-in a folder of its own, as if there were no common file system.
+`save-without-space` (process 1 cannot write step 10, and then can), `save-halfway` (step 20 stops
+for good just before it is committed) or `restore`, which prints RESTORED and the step when every
+value is what was saved. `sites-` before it: each site by itself, in a folder of its own, as if
+there were no common file system.
 """
 
 import functools
@@ -53,6 +54,8 @@ def main(action: str, folder: str, dc: str, data: str, *distributed: str) -> Non
         folder = f"{folder}/file_system_{int(process) * int(dc) // int(processes)}"
     if action == "save-privately":
         folder = f"{folder}/process_{process}"
+    if action == "save-without-space" and process == "1":
+        manifest.write_part = functools.partial(fail_once, manifest.write_part)
     if action == "save-halfway":
         manifest.write = functools.partial(stop_at_step_20, manifest.write)
     report = functools.partial(print, "REPORT")
@@ -62,6 +65,11 @@ def main(action: str, folder: str, dc: str, data: str, *distributed: str) -> Non
             (restore if action == "restore" else save)(checkpointer, mesh, layouts)
     except UserError as error:
         print("REFUSED", error, flush=True)
+
+
+def fail_once(write_part, folder, process):
+    manifest.write_part = write_part
+    raise OSError(28, "No space left on device")
 
 
 def stop_at_step_20(write, folder, content, parts):

@@ -112,6 +112,18 @@ def test_sites_send_each_other_what_another_layout_lacks(tmp_path: Path) -> None
 
 
 @pytest.mark.multiprocess
+@pytest.mark.parametrize("action", ["save-without-space", "sites-save-without-space"])
+def test_a_process_that_cannot_write_keeps_nobody_waiting(tmp_path: Path, action: str) -> None:
+    first, second = run(action, tmp_path, 2, 4, processes=2)
+    assert "SAVED" in first
+    assert "SAVED" in second
+    (line,) = (line for line in first.splitlines() if "warning" in line)
+    assert "step 10 could not be saved" in line
+    kept = {path.parent.name for path in tmp_path.rglob("manifest.json")}
+    assert kept == {"20"}, "what the other site saved is removed"
+
+
+@pytest.mark.multiprocess
 def test_killed_before_the_commit_leaves_the_checkpoint_before(tmp_path: Path) -> None:
     worker = start("save-halfway", tmp_path, 2, 4)
     assert worker.stdout is not None
