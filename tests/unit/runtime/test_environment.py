@@ -23,8 +23,8 @@ def _as_before_a_backend(monkeypatch):
         ("JAX_PLATFORMS", "quantum", "'quantum' is none of cpu, gpu"),
         ("XLA_FLAGS", "--xla_no_such_flag=1", "Unknown flag in XLA_FLAGS: --xla_no_such_flag=1"),
         ("XLA_FLAGS", "--xla_gpu_enable_latency_hiding_scheduler=maybe", "interpret value maybe"),
-        ("XLA_FLAGS", "/no/such/file", "is neither flags, which start with --, nor a file"),
-        ("XLA_FLAGS", "/dev/zero", "is neither flags, which start with --, nor a file"),
+        ("XLA_FLAGS", "/no/such/file", "is neither flags, which begin with --, nor a file"),
+        ("XLA_FLAGS", "/dev/zero", "is neither flags, which begin with --, nor a file"),
         ("XLA_FLAGS", "--xla_force_host_platform_device_count=-3", "is no number from 1"),
     ],
 )
