@@ -67,7 +67,7 @@ def run(command: CompileCommand, overrides: Sequence[str]) -> int:
     console.print(_compiled(config, target, step))
     console.print(_messages_table(step.messages))
     console.print(_memory(step))
-    usable = usable_memory(target.accelerator, step.platform, os.environ)
+    usable = usable_memory(target.accelerator, os.environ)
     fits = usable is None or step.memory.bytes <= usable.bytes
     if usable is not None:
         console.print(

@@ -128,15 +128,12 @@ def _verdict(config: "RunConfig", step: "TracedStep") -> str:
 def _accelerators_that_hold(needed: int) -> str:
     """Name the accelerators of the catalog with and without so many usable bytes."""
     from geojax.accelerators import CATALOG
-    from geojax.planner.abstract_mesh import platform_of_accelerator
     from geojax.runtime.device_memory import usable_memory
-    from geojax.runtime.platform import platform_named
 
     fits: list[str] = []
     small: list[str] = []
     for accelerator in CATALOG.values():
-        platform = platform_named(platform_of_accelerator(accelerator))
-        usable = usable_memory(accelerator, platform, os.environ)
+        usable = usable_memory(accelerator, os.environ)
         if usable is not None:
             (fits if needed <= usable.bytes else small).append(accelerator.name)
     return "; ".join(

@@ -7,7 +7,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh
 
 from geojax.accelerators import Accelerator
 from geojax.mesh import AXES
-from geojax.runtime.platform import PlatformName
+from geojax.runtime.platform import platform_of_accelerator
 
 
 def abstract_mesh(
@@ -26,7 +26,7 @@ def abstract_mesh(
     """
     kind = platform
     if accelerator is not None and accelerator.device_kinds:
-        kind, platform = accelerator.device_kinds[0], platform_of_accelerator(accelerator)
+        kind, platform = accelerator.device_kinds[0], platform_of_accelerator(accelerator).name
     device = AbstractDevice(device_kind=kind, num_cores=None, platform=platform)
     mesh = AbstractMesh(
         tuple(sizes[axis] for axis in AXES),
@@ -35,9 +35,3 @@ def abstract_mesh(
         abstract_device=device,
     )
     return cast(Mesh, mesh)
-
-
-def platform_of_accelerator(accelerator: Accelerator) -> PlatformName:
-    """Return JAX's platform of an accelerator; "cpu" for one that JAX has no name for."""
-    nvidia = any(kind.startswith("NVIDIA ") for kind in accelerator.device_kinds)
-    return "gpu" if nvidia else "cpu"

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from geojax.accelerators import Accelerator
 from geojax.errors import UserError
 from geojax.quantities import quantity
-from geojax.runtime.platform import Platform, PlatformName
+from geojax.runtime.platform import PlatformName, platform_of_accelerator
 
 FRACTION_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 """Variables that set the share of JAX; the second is the older name of the first."""
@@ -43,9 +43,7 @@ def take_memory_fraction(platform: PlatformName) -> None:
         os.environ[FRACTION_VARIABLES[0]] = str(DEFAULT_FRACTION)
 
 
-def usable_memory(
-    accelerator: Accelerator, platform: Platform, environment: Mapping[str, str]
-) -> UsableMemory | None:
+def usable_memory(accelerator: Accelerator, environment: Mapping[str, str]) -> UsableMemory | None:
     """Return the memory of an accelerator that a program may fill; None: nothing is known of it.
 
     Raises:
@@ -55,7 +53,7 @@ def usable_memory(
     if memory is None:
         return None
     usable = memory
-    if platform.preallocates:
+    if platform_of_accelerator(accelerator).preallocates:
         usable = memory - RESERVED_BYTES
         if environment.get("XLA_PYTHON_CLIENT_ALLOCATOR", "").lower() != "platform":
             usable = min(usable, round(_fraction(environment) * memory))

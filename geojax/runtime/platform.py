@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 import jax
 from jax.sharding import AbstractMesh, Mesh
 
+from geojax.accelerators import Accelerator
 from geojax.errors import UserError
 
 PlatformName: TypeAlias = Literal["cpu", "gpu"]
@@ -77,6 +78,12 @@ def platform_named(name: str) -> Platform:
 def platform_of(mesh: Mesh | AbstractMesh) -> Platform:
     """Return the platform of a mesh's devices, which a mesh without devices only describes."""
     return platform_named(mesh.abstract_mesh.abstract_device.platform)
+
+
+def platform_of_accelerator(accelerator: Accelerator) -> Platform:
+    """Return the platform of an accelerator; that of CPUs for one that JAX has no name for."""
+    nvidia = any(kind.startswith("NVIDIA ") for kind in accelerator.device_kinds)
+    return GPU if nvidia else CPU
 
 
 def target_platform() -> Platform:

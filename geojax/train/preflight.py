@@ -83,7 +83,7 @@ def judge(
     config: RunConfig, step: TracedStep, accelerator: Accelerator, environment: Mapping[str, str]
 ) -> Verdict:
     """Compare the traced step of `config` with the usable memory of `accelerator`."""
-    usable = usable_memory(accelerator, step.platform, environment)
+    usable = usable_memory(accelerator, environment)
     if usable is None:
         return Verdict("unknown")
     memory = step.memory()

@@ -12,7 +12,6 @@ from geojax.models import ModelConfig, generate, parameter_count
 from geojax.optim import LeafLayout, bytes_per_device
 from geojax.quantities import quantity
 from geojax.runtime.device_memory import usable_memory
-from geojax.runtime.platform import platform_of
 from geojax.step.plan import StepPlan
 from geojax.step.state import TrainState
 from geojax.train.config import SampleSettings
@@ -27,7 +26,7 @@ def unsampled_reason(model: ModelConfig, layouts: TrainState, plan: StepPlan) ->
     accelerator = accelerator_of(plan.mesh.devices.flat[0])
     if accelerator is None:
         return None
-    usable = usable_memory(accelerator, platform_of(plan.mesh), {})
+    usable = usable_memory(accelerator, {})
     if usable is None:
         return None
     size = plan.policy.compute_dtype.itemsize

@@ -11,7 +11,6 @@ from geojax.runtime.device_memory import (
     take_memory_fraction,
     usable_memory,
 )
-from geojax.runtime.platform import CPU, GPU
 
 H100 = accelerator_named("h100-sxm")
 NEW, OLD = FRACTION_VARIABLES
@@ -28,20 +27,20 @@ NEW, OLD = FRACTION_VARIABLES
     ],
 )
 def test_a_gpu_gives_its_pool_without_what_nccl_needs(environment, gigabytes):
-    usable = usable_memory(H100, GPU, environment)
+    usable = usable_memory(H100, environment)
     assert usable.bytes == gigabytes * 10**9
     assert usable.of == "an h100-sxm's 80 GB"
 
 
 def test_other_devices_give_all_of_what_is_known():
-    assert usable_memory(accelerator_named("ascend-910b"), CPU, {NEW: "0.5"}).bytes == 64 * 10**9
-    assert usable_memory(accelerator_named("simulated"), CPU, {}) is None
+    assert usable_memory(accelerator_named("ascend-910b"), {NEW: "0.5"}).bytes == 64 * 10**9
+    assert usable_memory(accelerator_named("simulated"), {}) is None
 
 
 @pytest.mark.parametrize("given", ["half", "0", "1.5", "nan"])
 def test_a_share_that_is_none_is_refused_with_its_variable(given):
     with pytest.raises(UserError, match=f"{NEW}={given}: .*above 0 and up to 1"):
-        usable_memory(H100, GPU, {NEW: given})
+        usable_memory(H100, {NEW: given})
 
 
 @pytest.mark.parametrize("name", FRACTION_VARIABLES)
