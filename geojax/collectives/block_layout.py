@@ -3,7 +3,7 @@
 A leaf of shape [.., size, ..] scattered along `dim` over `ranks` ranks is padded with zeros at the
 end of `dim` to ranks * block; rank r holds the block from r * block (the tiled layout of
 `lax.psum_scatter` and of a PartitionSpec). Its *rows* are the same numbers as [ranks, columns]:
-row r is the block of rank r, flattened with the scattered dimension in front.
+row r is the block of rank r, flattened as it lies.
 """
 
 import math
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from geojax.collectives.buckets import BucketPlan, plan_buckets
+from geojax.collectives.buckets import BucketPlan, plan_buckets, whole_blocks
 from geojax.errors import UserError
 
 PyTree: TypeAlias = Any
@@ -63,23 +63,27 @@ class BlockLayout:
 
     def to_rows(self, leaf: jax.Array) -> jax.Array:
         """Reshape `leaf` to [ranks, columns], padded."""
-        return jnp.moveaxis(self.pad(leaf), self.dim, 0).reshape(self.ranks, self.columns)
+        parts = self.pad(leaf).reshape(self._parted)
+        return jnp.moveaxis(parts, self.dim, 0).reshape(self.ranks, self.columns)
 
     def from_rows(self, rows: jax.Array) -> jax.Array:
         """Reshape [ranks, columns] to the whole leaf, the padding trimmed."""
-        front = self._block_in_front(self.ranks * self.block)
-        return self.trim(jnp.moveaxis(rows.reshape(front), 0, self.dim))
+        parts = jnp.moveaxis(rows.reshape(self.ranks, *self.shard_shape), 0, self.dim)
+        padded = (*self.shape[: self.dim], self.ranks * self.block, *self.shape[self.dim + 1 :])
+        return self.trim(parts.reshape(padded))
 
     def to_row(self, shard: jax.Array) -> jax.Array:
         """Reshape a shard to its row [columns]."""
-        return jnp.moveaxis(shard, self.dim, 0).reshape(self.columns)
+        return shard.reshape(self.columns)
 
     def from_row(self, row: jax.Array) -> jax.Array:
         """Reshape a row [columns] to its shard."""
-        return jnp.moveaxis(row.reshape(self._block_in_front(self.block)), 0, self.dim)
+        return row.reshape(self.shard_shape)
 
-    def _block_in_front(self, length: int) -> tuple[int, ...]:
-        return (length, *self.shape[: self.dim], *self.shape[self.dim + 1 :])
+    @property
+    def _parted(self) -> tuple[int, ...]:
+        """The padded shape with `dim` divided into ranks and block."""
+        return (*self.shape[: self.dim], self.ranks, self.block, *self.shape[self.dim + 1 :])
 
 
 def block_layouts(
@@ -179,13 +183,17 @@ def plan_columns(
     dtypes: Sequence[Any],
     kinds: Sequence[Hashable],
     bucket_bytes: int | None,
+    block: int = 1,
 ) -> BucketPlan:
-    """Plan buckets of scattered leaves, in columns; `dtypes` are those that travel in the site."""
+    """Plan buckets of scattered leaves, in columns; `dtypes` are those that travel in the site.
+
+    `block` is the numbers of a block of the wire format.
+    """
     limits = [
         bucket_limit(bucket_bytes, layout.ranks * np.dtype(dtype).itemsize)
         for layout, dtype in zip(layouts, dtypes, strict=True)
     ]
-    return plan_buckets([layout.columns for layout in layouts], kinds, limits)
+    return plan_buckets([layout.columns for layout in layouts], kinds, limits, block)
 
 
 def plan_elements(
@@ -194,13 +202,22 @@ def plan_elements(
     kinds: Sequence[Hashable],
     ranks: int,
     bucket_bytes: int | None,
+    block: int = 1,
 ) -> BucketPlan:
-    """Plan buckets of flattened leaves, in elements; a full one is a multiple of `ranks` long."""
+    """Plan buckets of flattened leaves, in elements; a full one is a multiple of `ranks` long.
+
+    `block` is the numbers of a block of the wire format.
+    """
     limits: list[int | None] = []
     for dtype in dtypes:
         columns = bucket_limit(bucket_bytes, ranks * np.dtype(dtype).itemsize)
         limits.append(None if columns is None else columns * ranks)
-    return plan_buckets(sizes, kinds, limits)
+    return plan_buckets(sizes, kinds, limits, block)
+
+
+def share_length(length: int, ranks: int, block: int) -> int:
+    """Return the numbers of each rank's share of a flat bucket: in whole blocks, if several do."""
+    return length if ranks == 1 else whole_blocks(length, ranks * block) // ranks
 
 
 def _is_shape(node: Any) -> bool:

@@ -9,6 +9,9 @@ Example: leaves of lengths 5, 2, 3 and 1, all of one kind, and buckets of at mos
     leaf 0  [3:5]           bucket 1   that a long leaf is not copied together with others
     leaf 1  [0:2]           bucket 2   short leaves are merged with their neighbors, in order, as
     leaf 2  [0:3] + leaf 3  bucket 3   long as there is room: neighbors are ready at the same time
+
+A wire format may quantize blocks of units. A leaf is then split between blocks only, and leaves
+that share a bucket are padded to whole ones, so that its blocks never depend on the buckets.
 """
 
 import itertools
@@ -39,19 +42,39 @@ class Bucket:
     """Pieces that travel in one message, one after the other."""
 
     pieces: tuple[Piece, ...]
+    block: int = 1
+    """The units of a block; several pieces are padded to whole ones each."""
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The units that each piece takes in the bucket."""
+        block = self.block if len(self.pieces) > 1 else 1
+        return tuple(whole_blocks(piece.length, block) for piece in self.pieces)
 
     @property
     def length(self) -> int:
         """The number of units in the bucket."""
-        return sum(piece.length for piece in self.pieces)
+        return sum(self.lengths)
 
     def take(self, arrays: Mapping[int, jax.Array], dim: int) -> jax.Array:
-        """Concatenate the bucket's pieces along `dim`, out of the arrays of the leaves."""
+        """Concatenate the pieces along `dim`, unpadded, out of the arrays of the leaves."""
         pieces = [
             lax.slice_in_dim(arrays[piece.leaf], piece.start, piece.stop, axis=dim)
             for piece in self.pieces
         ]
         return pieces[0] if len(pieces) == 1 else jnp.concatenate(pieces, axis=dim)
+
+    def pad(self, array: jax.Array, dim: int) -> jax.Array:
+        """Append zeros to each piece of `array`, where they lie along `dim`, up to whole blocks."""
+        if array.shape[dim] == self.length:
+            return array
+        padded, start = [], 0
+        for piece, length in zip(self.pieces, self.lengths, strict=True):
+            own = lax.slice_in_dim(array, start, start + piece.length, axis=dim)
+            missing = [(0, length - piece.length if at == dim else 0) for at in range(array.ndim)]
+            padded.append(jnp.pad(own, missing))
+            start += piece.length
+        return jnp.concatenate(padded, axis=dim)
 
 
 @dataclass(frozen=True)
@@ -82,10 +105,10 @@ class Collected:
     def put(self, bucket: Bucket, array: jax.Array) -> None:
         """Take the pieces of a bucket out of its array, where they lie along `dim`."""
         start = 0
-        for piece in bucket.pieces:
+        for piece, length in zip(bucket.pieces, bucket.lengths, strict=True):
             stop = start + piece.length
             self._pieces[piece.leaf].append(lax.slice_in_dim(array, start, stop, axis=self._dim))
-            start = stop
+            start += length
 
     def join(self, leaf: int) -> jax.Array:
         """Concatenate all pieces of a leaf, in order."""
@@ -94,7 +117,10 @@ class Collected:
 
 
 def plan_buckets(
-    lengths: Sequence[int], kinds: Sequence[Hashable], limits: Sequence[int | None]
+    lengths: Sequence[int],
+    kinds: Sequence[Hashable],
+    limits: Sequence[int | None],
+    block: int = 1,
 ) -> BucketPlan:
     """Split long leaves and merge short ones into buckets of at most the limit.
 
@@ -104,6 +130,7 @@ def plan_buckets(
         kinds: of each leaf; leaves of different kinds (another dtype, say) never share a bucket.
         limits: for each leaf, the most units of a bucket that it is in; equal for leaves of one
             kind. None: the leaf is a bucket of its own, neither split nor merged.
+        block: the units of a block, which a bucket holds whole; at least one, whatever its limit.
     """
     assert len(lengths) == len(kinds) == len(limits), "one length, kind and limit for each leaf"
     assert all(limit is None or limit > 0 for limit in limits), f"limits must be positive: {limits}"
@@ -112,20 +139,27 @@ def plan_buckets(
     for leaf, (length, kind, limit) in enumerate(zip(lengths, kinds, limits, strict=True)):
         if limit is None or length == 0:
             buckets.append([Piece(leaf, 0, length)])
-        elif length > limit:
-            buckets.extend([piece] for piece in _split(leaf, length, limit))
+        elif length > max(limit, block):
+            buckets.extend([piece] for piece in _split(leaf, length, limit, block))
         else:
             bucket = last_merged.get(kind)
-            if bucket is None or sum(piece.length for piece in bucket) + length > limit:
+            held = sum(whole_blocks(piece.length, block) for piece in bucket or ())
+            if bucket is None or held + whole_blocks(length, block) > limit:
                 bucket = last_merged[kind] = []
                 buckets.append(bucket)
             bucket.append(Piece(leaf, 0, length))
-    return BucketPlan(tuple(lengths), tuple(Bucket(tuple(pieces)) for pieces in buckets))
+    return BucketPlan(tuple(lengths), tuple(Bucket(tuple(pieces), block) for pieces in buckets))
 
 
-def _split(leaf: int, length: int, limit: int) -> list[Piece]:
-    """Cut a leaf into the fewest pieces of at most `limit`; lengths differ by at most 1."""
-    count = -(-length // limit)
-    short, longer = divmod(length, count)
-    starts = [index * short + min(index, longer) for index in range(count + 1)]
-    return [Piece(leaf, start, stop) for start, stop in itertools.pairwise(starts)]
+def whole_blocks(length: int, block: int) -> int:
+    """Round `length` up to a multiple of `block`."""
+    return -(-length // block) * block
+
+
+def _split(leaf: int, length: int, limit: int, block: int) -> list[Piece]:
+    """Cut a leaf into the fewest pieces of at most `limit`; they differ by one block at most."""
+    blocks = -(-length // block)
+    count = -(-blocks // max(limit // block, 1))
+    short, longer = divmod(blocks, count)
+    starts = [block * (index * short + min(index, longer)) for index in range(count)]
+    return [Piece(leaf, start, stop) for start, stop in itertools.pairwise([*starts, length])]

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from geojax.collectives.buckets import whole_blocks
 from geojax.collectives.wire_format import WireFormat
 
 
@@ -33,7 +34,7 @@ class Encoded(NamedTuple):
 def encode(numbers: jax.Array, wire: WireFormat, parts: int = 1) -> Encoded:
     """Encode numbers [count] as one message [length], or in parts as [parts, length]."""
     wide = numbers.astype(sum_dtype(numbers.dtype))
-    divided = wide if parts == 1 else split(wide, parts)
+    divided = wide if parts == 1 else split(wide, parts, wire)
     messages = wire.encode(divided)
     lost = divided - wire.decode(messages, divided.shape[-1], divided.dtype)
     return Encoded(messages, lost.reshape(-1)[: numbers.size].astype(numbers.dtype))
@@ -52,14 +53,19 @@ def decode_sum(
 
 def decode_parts(messages: jax.Array, count: int, wire: WireFormat, dtype: Any) -> jax.Array:
     """Decode messages [parts, length] of `count` numbers in all, [count] in `sum_dtype`."""
-    part = -(-count // len(messages))
+    part = part_length(count, len(messages), wire)
     return wire.decode(messages, part, sum_dtype(dtype)).reshape(-1)[:count]
 
 
-def split(numbers: jax.Array, parts: int) -> jax.Array:
-    """Reshape [count] to [parts, ceil(count / parts)], padded with zeros."""
-    part = -(-numbers.size // parts)
+def split(numbers: jax.Array, parts: int, wire: WireFormat) -> jax.Array:
+    """Reshape [count] to [parts, part_length], padded with zeros."""
+    part = part_length(numbers.size, parts, wire)
     return jnp.pad(numbers, (0, parts * part - numbers.size)).reshape(parts, part)
+
+
+def part_length(count: int, parts: int, wire: WireFormat) -> int:
+    """Return the numbers of each of `parts` parts of `count` numbers, in whole blocks."""
+    return whole_blocks(count, parts * wire.block) // parts
 
 
 def sum_dtype(dtype: Any) -> Any:

@@ -124,12 +124,13 @@ class SiteSum:
         sites, count = len(messages), math.prod(self.shape)
         received = lax.all_to_all(messages, self.inter, 0, 0)
         answer = codec.encode(
-            codec.decode_sum(received, -(-count // sites), wire, self.dtype), wire
+            codec.decode_sum(received, codec.part_length(count, sites, wire), wire, self.dtype),
+            wire,
         )
         error = self.error
         if error is not None:
             wide = error.astype(codec.sum_dtype(error.dtype))
-            own = codec.split(wide, sites).at[lax.axis_index(self.inter)].add(answer.error)
+            own = codec.split(wide, sites, wire).at[lax.axis_index(self.inter)].add(answer.error)
             error = own.reshape(-1)[:count].astype(error.dtype)
         answers = lax.all_gather(answer.messages, self.inter, to="invarying")
         return dataclasses.replace(self, contents=(answers,), error=error)

@@ -50,7 +50,7 @@ from geojax.collectives.tree_buckets import (
     block_buckets,
     flat_buckets,
 )
-from geojax.collectives.wire_format import WireFormat
+from geojax.collectives.wire_format import WireFormat, block_of
 
 Tree = TypeVar("Tree")
 
@@ -135,7 +135,7 @@ def all_reduce(
         [28.0]
     """
     axes = SiteAxes.resolve(intra, inter)
-    buckets, shares = flat_buckets(tree, error_feedback, axes, bucket_bytes)
+    buckets, shares = flat_buckets(tree, error_feedback, axes, bucket_bytes, block_of(wire))
     return _reduce(buckets, shares, wire, keep_errors=error_feedback is not None)
 
 
@@ -163,7 +163,7 @@ def start_all_reduce(
         [8.0]
     """
     axes = SiteAxes.resolve(intra, inter)
-    buckets, shares = flat_buckets(tree, error_feedback, axes, bucket_bytes)
+    buckets, shares = flat_buckets(tree, error_feedback, axes, bucket_bytes, block_of(wire))
     return _start(buckets, shares, wire, keep_errors=error_feedback is not None)
 
 
@@ -231,7 +231,7 @@ def reduce_scatter(
         [0, 8, 16, 24, 32, 40, 48, 56]
     """
     axes = SiteAxes.resolve(intra, inter)
-    buckets, blocks = block_buckets(tree, error_feedback, dims, axes, bucket_bytes)
+    buckets, blocks = block_buckets(tree, error_feedback, dims, axes, bucket_bytes, block_of(wire))
     return _reduce(buckets, blocks, wire, keep_errors=error_feedback is not None)
 
 
@@ -250,7 +250,7 @@ def start_reduce_scatter(
     Unlike `reduce_scatter` it has no derivative where there is a wire format.
     """
     axes = SiteAxes.resolve(intra, inter)
-    buckets, blocks = block_buckets(tree, error_feedback, dims, axes, bucket_bytes)
+    buckets, blocks = block_buckets(tree, error_feedback, dims, axes, bucket_bytes, block_of(wire))
     return _start(buckets, blocks, wire, keep_errors=error_feedback is not None)
 
 

@@ -21,6 +21,7 @@ from geojax.collectives.block_layout import (
     leaf_names,
     plan_columns,
     plan_elements,
+    share_length,
     spread_dims,
 )
 from geojax.collectives.buckets import BucketPlan, Collected
@@ -68,11 +69,11 @@ class FlatBuckets:
 
 
 def flat_buckets(
-    tree: PyTree, errors: PyTree | None, axes: SiteAxes, bucket_bytes: int | None
+    tree: PyTree, errors: PyTree | None, axes: SiteAxes, bucket_bytes: int | None, block: int
 ) -> tuple[FlatBuckets, list[jax.Array]]:
     """Plan an all-reduce; return also this rank's share of each bucket, summed inside the site.
 
-    The errors of the step before count once a site.
+    The errors of the step before count once a site. `block` is that of the wire format.
     """
     leaves, structure = _summands(tree)
     vectors = [axes.drop_singles(leaf).reshape(leaf.size) for leaf in leaves]
@@ -82,7 +83,11 @@ def flat_buckets(
             for vector, error in zip(vectors, jax.tree.leaves(errors), strict=True)
         ]
     plan = plan_elements(
-        [vector.size for vector in vectors], *dtypes_and_kinds(vectors), axes.ranks, bucket_bytes
+        [vector.size for vector in vectors],
+        *dtypes_and_kinds(vectors),
+        axes.ranks,
+        bucket_bytes,
+        block,
     )
     by_leaf = dict(enumerate(vectors))
 
@@ -93,10 +98,12 @@ def flat_buckets(
             return vector
         if not axes.inter:
             return lax.psum(vector, axes.intra)
-        return scatter(jnp.pad(vector, (0, -vector.size % axes.ranks)), 0, axes)
+        whole = axes.ranks * share_length(vector.size, axes.ranks, block)
+        return scatter(jnp.pad(vector, (0, whole - vector.size)), 0, axes)
 
     layout = FlatBuckets(plan, tuple(leaf.shape for leaf in leaves), structure, axes)
-    return layout, [share(bucket.take(by_leaf, dim=0)) for bucket in plan.buckets]
+    shares = [share(bucket.pad(bucket.take(by_leaf, dim=0), 0)) for bucket in plan.buckets]
+    return layout, shares
 
 
 @dataclass(frozen=True)
@@ -136,18 +143,24 @@ class BlockBuckets:
 
 
 def block_buckets(
-    tree: PyTree, errors: PyTree | None, dims: PyTree, axes: SiteAxes, bucket_bytes: int | None
+    tree: PyTree,
+    errors: PyTree | None,
+    dims: PyTree,
+    axes: SiteAxes,
+    bucket_bytes: int | None,
+    block: int,
 ) -> tuple[BlockBuckets, list[jax.Array]]:
     """Plan a reduce-scatter; return also this rank's block of each bucket, summed inside the site.
 
     A leaf that is a bucket by itself is sent as it lies. The errors of the step before are added.
+    `block` is that of the wire format.
     """
     leaves, structure = _summands(tree)
     _refuse_summed(tree, leaves, axes)
     leaves = [axes.drop_singles(leaf) for leaf in leaves]
     shapes = [leaf.shape for leaf in leaves]
     layouts = block_layouts(leaf_names(tree), shapes, spread_dims(dims, tree), axes.ranks)
-    plan = plan_columns(layouts, *dtypes_and_kinds(leaves), bucket_bytes)
+    plan = plan_columns(layouts, *dtypes_and_kinds(leaves), bucket_bytes, block)
     unmerged = plan.unmerged
     merged = [leaf for leaf in range(len(leaves)) if leaf not in unmerged]
     rows = {leaf: layouts[leaf].to_rows(leaves[leaf]) for leaf in merged}
@@ -159,12 +172,12 @@ def block_buckets(
     for bucket in plan.buckets:
         leaf = bucket.pieces[0].leaf
         if leaf in unmerged:
-            block = scatter(layouts[leaf].pad(leaves[leaf]), layouts[leaf].dim, axes)
+            own = scatter(layouts[leaf].pad(leaves[leaf]), layouts[leaf].dim, axes)
             error = given.get(leaf)
         else:
-            block = scatter(bucket.take(rows, dim=1), 0, axes)
-            error = bucket.take(error_rows, dim=0)[None] if given else None
-        blocks.append(block if error is None else block + error)
+            own = bucket.pad(scatter(bucket.take(rows, dim=1), 0, axes), 1)
+            error = bucket.pad(bucket.take(error_rows, dim=0)[None], 1) if given else None
+        blocks.append(own if error is None else own + error)
     return BlockBuckets(plan, layouts, structure, axes), blocks
 
 

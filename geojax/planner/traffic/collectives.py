@@ -26,9 +26,11 @@ from geojax.collectives.block_layout import (
     leaf_names,
     plan_columns,
     plan_elements,
+    share_length,
     spread_dims,
 )
-from geojax.collectives.wire_format import WireFormat
+from geojax.collectives.codec import part_length
+from geojax.collectives.wire_format import WireFormat, block_of
 from geojax.hlo.conventions import (
     all_gather_bytes,
     all_reduce_bytes,
@@ -70,7 +72,12 @@ def predicted_all_reduce(
     leaves = jax.tree.leaves(tree)
     dtypes = [leaf.dtype for leaf in leaves]
     plan = plan_elements(
-        [int(np.prod(leaf.shape)) for leaf in leaves], dtypes, dtypes, intra_ranks, bucket_bytes
+        [int(np.prod(leaf.shape)) for leaf in leaves],
+        dtypes,
+        dtypes,
+        intra_ranks,
+        bucket_bytes,
+        block_of(wire),
     )
     intra, messages = Fraction(0), []
     for bucket in plan.buckets:
@@ -79,7 +86,7 @@ def predicted_all_reduce(
         if inter_ranks == 1:
             intra += all_reduce_bytes(bucket.length * size, intra_ranks)
             continue
-        shard = -(-bucket.length // intra_ranks)
+        shard = share_length(bucket.length, intra_ranks, block_of(wire))
         intra += reduce_scatter_bytes(shard * intra_ranks * size, intra_ranks)
         messages.append(_across(shard, dtype, inter_ranks, wire))
         intra += (2 if errors else 1) * all_gather_bytes(shard * size, intra_ranks)
@@ -100,11 +107,12 @@ def predicted_reduce_scatter(
     The leaves are taken to vary over the same axes, as gradients do.
     """
     layouts, dtypes = _layouts(tree, dims, intra_ranks)
-    plan = plan_columns(layouts, dtypes, dtypes, bucket_bytes)
+    plan = plan_columns(layouts, dtypes, dtypes, bucket_bytes, block_of(wire))
     intra, messages = Fraction(0), []
     for bucket in plan.buckets:
         dtype = dtypes[bucket.pieces[0].leaf]
-        intra += reduce_scatter_bytes(bucket.length * intra_ranks * dtype.itemsize, intra_ranks)
+        columns = sum(piece.length for piece in bucket.pieces)  # padded when they are scattered
+        intra += reduce_scatter_bytes(columns * intra_ranks * dtype.itemsize, intra_ranks)
         messages.append(_across(bucket.length, dtype, inter_ranks, wire))
     return PhaseBytes(intra, tuple(messages))
 
@@ -137,5 +145,5 @@ def _across(count: int, dtype: np.dtype, sites: int, wire: WireFormat | None) ->
         return all_reduce_bytes(count * dtype.itemsize, sites)
     if sites == 2:
         return permute_bytes(wire.message_bytes(count), sites)
-    message = wire.message_bytes(-(-count // sites))
+    message = wire.message_bytes(part_length(count, sites, wire))
     return all_to_all_bytes(sites * message, sites) + all_gather_bytes(message, sites)

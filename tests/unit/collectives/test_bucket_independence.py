@@ -10,13 +10,13 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from geojax.collectives import (
-    INT8,
     all_gather,
 )
 from geojax.collectives import all_reduce as sum_of
 from geojax.collectives import (
     reduce_scatter as scattered_sum_of,
 )
+from geojax.collectives.wire_format import Int8Format
 
 TREE = {
     "big": jax.ShapeDtypeStruct((64, 16), jnp.float32),
@@ -90,8 +90,10 @@ def test_no_phase_of_a_bucket_waits_for_another_bucket(mesh_of, operation):
     [(2, ["ppermute"]), (4, ["all_to_all", "all_gather_invariant"])],
 )
 def test_nor_in_a_wire_format(mesh_of, sites, wanted):
+    wire = Int8Format(block=2)  # a bucket holds a block at least
+
     def step(tree):
-        return scattered_sum_of(tree, "data", "dc", dims=0, bucket_bytes=BUCKET_BYTES, wire=INT8)
+        return scattered_sum_of(tree, "data", "dc", dims=0, bucket_bytes=BUCKET_BYTES, wire=wire)
 
     body = equations(mesh_of(dc=sites, data=8 // sites), step, TREE)
     waits = ancestors(body)

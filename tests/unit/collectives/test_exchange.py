@@ -14,9 +14,9 @@ from geojax.mesh import make_mesh
 from geojax.planner.traffic.collectives import predicted_all_reduce, predicted_reduce_scatter
 
 WIRES = {"fp32": FLOAT32, "bf16": BFLOAT16, "int8": INT8}
-SHAPES = {"scale": (1,), "vector": (1001,), "matrix": (30, 70)}
+SHAPES = {"scale": (1,), "vector": (20011,), "matrix": (130, 700)}
 DIMS = {"scale": 0, "vector": 0, "matrix": 1}
-RANKS, BUCKET_BYTES, TIMES = 2, 16384, 20
+RANKS, BUCKET_BYTES, TIMES = 2, 2**19, 20
 # All of the messages below are of numbers of about this size; a block's largest is 4 at most.
 HALF_STEP = {"fp32": 4 * 2.0**-25, "bf16": 4 * 2.0**-9, "int8": 4 / 127 / 2}
 
@@ -180,3 +180,30 @@ def test_the_bytes_are_those_of_the_formula_and_nothing_widens_them(sites, wire_
     share = float(sum(part.inter for part in parts) / plain)
     least = {"fp32": 4 / 8, "bf16": 2 / 8, "int8": (1 + 4 / 256) / 8}[wire_name]
     assert least <= share < 1.03 * least, "a little more where a message is not of whole blocks"
+
+
+@pytest.mark.parametrize("sites", [2, 3])
+@pytest.mark.parametrize("scattered", [False, True], ids=["whole", "scattered"])
+def test_the_bits_of_int8_do_not_depend_on_the_buckets(mesh_of, sites, scattered):
+    """Blocks begin at each leaf, whatever shares its bucket and wherever it is split."""
+    mesh = mesh_of(dc=sites, data=RANKS)
+    tree = {name: leaf.astype(np.float32) for name, leaf in numbers((mesh.size,)).items()}
+
+    def summed(bucket_bytes):
+        def step(own):
+            own = jax.tree.map(lambda x: x[0], own)
+            options = {"bucket_bytes": bucket_bytes, "wire": INT8}
+            if scattered:
+                made = reduce_scatter(own, "data", "dc", dims=DIMS, **options)
+            else:
+                made = all_reduce(own, "data", "dc", **options)
+            return jax.tree.map(lambda x: x[None], made)
+
+        by_device = P(("dc", "data"))
+        out = P("data") if scattered else P()
+        program = jax.shard_map(step, mesh=mesh, in_specs=by_device, out_specs=out)
+        return jax.jit(program)(tree)
+
+    alone = summed(None)
+    for bucket_bytes in (2**15, 2**17, 2**22):
+        jax.tree.map(np.testing.assert_array_equal, summed(bucket_bytes), alone)

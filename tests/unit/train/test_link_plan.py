@@ -72,7 +72,7 @@ def test_a_constant_stands_where_no_link_is_known_or_none_carries_gradients(load
 
 
 def test_simulated_devices_have_a_link_and_no_peak(load):
-    config = load(**REPLICAS, simulate_devices=3072)
+    config = load(mesh={"dc": 2, "data": 64, "tensor": 8}, simulate_devices=1024)
     plan = planned(config)
     assert not plan.overlap_grad_reduce
     assert plan.bucket_bytes > DEFAULT_BUCKET_BYTES
