@@ -95,6 +95,18 @@ def schedule_note(saved: Mapping[str, Any], config: RunConfig) -> str | None:
     )
 
 
+def warmup_note(config: RunConfig) -> str | None:
+    """Say that the learning rate never falls, where the warm-up takes its whole schedule."""
+    optimizer = config.optimizer
+    end = optimizer.decay_steps or config.steps
+    if optimizer.warmup_steps < end:
+        return None
+    return (
+        f"the warm-up of {optimizer.warmup_steps} steps takes the whole learning-rate schedule of "
+        f"{end}: the rate rises to its end; optimizer.warmup_steps below {end} would let it fall"
+    )
+
+
 def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
     """Yield the values of nested mappings as JSON, by dotted key."""
     if isinstance(value, Mapping) and value:

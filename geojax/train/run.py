@@ -35,6 +35,7 @@ from geojax.train.resume import (
     refuse_earlier_version,
     refuse_other_schedule,
     schedule_note,
+    warmup_note,
     with_saved_schedule,
 )
 from geojax.train.sample import sample_texts
@@ -103,6 +104,8 @@ def train(
         trainer.check_fp8_products()
         layout, *choices = trainer.describe()
         console.print(f"geojax {geojax.__version__}: {layout}", *choices, sep="\n")
+        if (rising := warmup_note(config)) is not None:
+            console.print(rising)
 
         metadata = _metadata(config, loader)
         state, start, consumed = _restore_or_start(

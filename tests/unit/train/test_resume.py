@@ -14,6 +14,7 @@ from geojax.train.resume import (
     refuse_earlier_version,
     refuse_other_schedule,
     schedule_note,
+    warmup_note,
     with_saved_schedule,
 )
 
@@ -62,6 +63,11 @@ def test_twenty_steps_extended_to_thirty_neither_fall_nor_rise_again():
     np.testing.assert_allclose([rate(run, step) for step in (20, 21, 30)], 3e-4, rtol=1e-6)
     note = schedule_note(saved["config"], run)
     assert "ends at step 20; --optimizer.decay_steps 30 plans it anew" in note
+
+
+def test_a_warm_up_that_takes_the_whole_run_is_said():
+    assert warmup_note(config_of(20, warmup_steps=19)) is None
+    assert "optimizer.warmup_steps below 20" in warmup_note(config_of(20))
 
 
 def test_a_schedule_is_planned_anew_when_asked_for():
