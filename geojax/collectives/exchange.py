@@ -24,11 +24,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental.xla_metadata import set_xla_metadata
 
 from geojax.collectives import codec
 from geojax.collectives.axes import agreed, axis_sizes, to_varying, varying_axes
 from geojax.collectives.wire_format import WireFormat
-from geojax.runtime.platform import site_exchange, target_platform
+from geojax.runtime.platform import GPU, site_exchange, target_platform
+
+_LINK_STREAM = "1"
+"""The communication stream of sums over sites that travel beside other collectives."""
 
 
 class Sum(NamedTuple):
@@ -87,19 +91,26 @@ class SiteSum:
             contents, error = (encoded.messages,), encoded.error if keep_error else None
         return cls(contents, error, x.shape, x.dtype, crosses, wire, keep_error)
 
-    def exchange(self) -> "SiteSum":
-        """Send to the other sites, and receive: the only phase in which anything crosses."""
+    def exchange(self, *, own_stream: bool = False) -> "SiteSum":
+        """Send to the other sites, and receive: the only phase in which anything crosses.
+
+        With `own_stream`, on GPUs on a stream that no other collective uses. All otherwise share
+        communication stream 0: what crosses a long link would hold up those inside the site.
+        """
         (content,) = self.contents
         if not self.inter:
             return self
         sites = _sites(self.inter)
+        on_stream = _on_link_stream if own_stream and target_platform() is GPU else lambda x: x
         match site_exchange(target_platform(), sites, messages=self.wire is not None):
             case "psum":
-                contents: tuple[jax.Array, ...] = (lax.psum(content, self.inter),)
+                contents: tuple[jax.Array, ...] = (on_stream(lax.psum(content, self.inter)),)
             case "permute":
-                contents = content, lax.ppermute(content, self.inter, [(0, 1), (1, 0)])
+                other = lax.ppermute(content, self.inter, [(0, 1), (1, 0)])
+                contents = content, on_stream(other)
             case "all_gather":
-                contents = (lax.all_gather(content, self.inter, to="invarying"),)
+                gathered = lax.all_gather(content, self.inter, to="invarying")
+                contents = (on_stream(gathered),)
             case "all_to_all":
                 assert self.wire is not None, "parts are messages"
                 return self._exchange_parts(content, self.wire)
@@ -165,6 +176,12 @@ def _derivative(
     total, error = _sum_in_format(*primals, inter, wire)
     tangent = lax.psum(tangents[0], inter)
     return (total, error), (tangent, to_varying(jnp.zeros_like(error), varying_axes(error)))
+
+
+def _on_link_stream(received: jax.Array) -> jax.Array:
+    """Tell XLA the stream of the collective that made `received`."""
+    tagged: jax.Array = set_xla_metadata(received, _xla_stream_annotation=_LINK_STREAM)
+    return tagged
 
 
 def _sites(inter: tuple[str, ...]) -> int:

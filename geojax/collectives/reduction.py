@@ -67,9 +67,10 @@ class Reduction:
     buckets: FlatBuckets | BlockBuckets
     keep_errors: bool
 
-    def exchange(self) -> "Reduction":
-        """Exchange the messages of all buckets between sites."""
-        return dataclasses.replace(self, sums=tuple(each.exchange() for each in self.sums))
+    def exchange(self, *, own_stream: bool = False) -> "Reduction":
+        """Exchange the messages of all buckets between sites (see `SiteSum.exchange`)."""
+        sums = tuple(each.exchange(own_stream=own_stream) for each in self.sums)
+        return dataclasses.replace(self, sums=sums)
 
     def done(self) -> Any:
         """Return what the operation in one piece returns, of messages that were exchanged."""

@@ -71,8 +71,8 @@ class EarlyReduce:
         return start_grad_reduce(gradients, self._errors(layouts), layouts, self.plan.one_message)
 
     def exchange(self, started: GradReduce) -> GradReduce:
-        """Send a part to the other sites, and receive theirs."""
-        return started.exchange()
+        """Send a part to the other sites, and receive theirs, beside the collectives of ticks."""
+        return started.exchange(own_stream=True)
 
     def finish(self, exchanged: Mapping[Part, GradReduce], sums: StageWeights) -> ReducedGradients:
         """Reduce the rest, and join all parts."""

@@ -66,12 +66,15 @@ class GradReduce:
     error_shapes: tuple[tuple[int, ...], ...] | None
     """The shape of each leaf's error feedback; None: none is kept."""
 
-    def exchange(self) -> "GradReduce":
-        """Send the started messages to the other sites, and receive theirs."""
+    def exchange(self, *, own_stream: bool = False) -> "GradReduce":
+        """Send the started messages to the other sites, and receive theirs.
+
+        With `own_stream`, on GPUs on a stream that no other collective uses.
+        """
 
         def exchanged(begun: Reduction | list[jax.Array], positions: tuple[int, ...]) -> Any:
             if isinstance(begun, Reduction):
-                return begun.exchange()
+                return begun.exchange(own_stream=own_stream)
             dims = [shard_dim(self.layouts[i]) for i in positions]
             return reduce_scatter(begun, "dc", (), dims=dims, bucket_bytes=self.bucket_bytes)
 

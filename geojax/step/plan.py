@@ -171,9 +171,10 @@ class StepPlan:
         """True if buckets are reduced inside and between sites while layers go backwards, on GPUs.
 
         With ZeRO 3 the gathers of the next layers' weights share a group with the in-site phase, so
-        that on streams of their own XLA would let the compute wait for them.
+        that on streams of their own XLA would let the compute wait for them. In a pipeline the two
+        phases are not beside each other, and a tick's collectives must not share the link's stream.
         """
-        overlaps = self.overlap_grad_reduce and self.zero_stage < 3
+        overlaps = self.overlap_grad_reduce and self.zero_stage < 3 and not self.staged_layers
         crosses = self.mesh.shape["dc"] > 1 and bool(self.inter_axes)
         return overlaps and crosses and platform_of(self.mesh) is GPU
 

@@ -1,0 +1,74 @@
+"""Compiled ahead of time for H100s, a chunk's gradients cross while other chunks go backwards."""
+
+from support.h100 import h100_devices, needs_cuda
+
+from geojax.hlo.overlap import flights
+from geojax.hlo.thunks import read_launches
+from geojax.mesh import make_mesh
+from geojax.models import ModelConfig
+from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
+from geojax.pipeline import Placement, tick_table
+from geojax.pipeline.execution.tick_program import TickProgram
+from geojax.precision import policy
+from geojax.runtime.xla_flags import recommended_flags
+from geojax.step.plan import StepPlan
+from geojax.step.program import batch_shape, lower_step
+from geojax.step.stage_layers import StagedLayers
+from geojax.step.state import state_layouts
+from geojax.topology import Topology
+
+STAGES, CHUNKS, MICROBATCHES, SEQUENCE = 2, 3, 4, 4096
+
+
+@needs_cuda
+def test_the_parts_are_in_flight_beside_the_ticks_that_remain(tmp_path):
+    model = ModelConfig.load("llama3-8b").model_copy(
+        update={"num_hidden_layers": STAGES * CHUNKS, "vocab_size": 32768}
+    )
+    topology = Topology.load("two-h100-sites")
+    sites = tuple(site.model_copy(update={"hosts": 1}) for site in topology.sites)
+    topology = topology.model_copy(update={"sites": sites})
+    devices = h100_devices(sites=2, hosts=1)
+    mesh = make_mesh(topology, dc=2, stage=STAGES, data=2, tensor=2, devices=devices)
+    placement = Placement.interleaved([STAGES], CHUNKS)
+    table = tick_table("interleaved", placement, MICROBATCHES, [1] * (placement.chunks - 1))
+    plan = StepPlan(
+        mesh,
+        policy("bf16"),
+        MICROBATCHES,
+        remat="selective",
+        sequence_parallel=True,
+        overlap_grad_reduce=True,
+        staged_layers=StagedLayers(placement, (1,) * placement.chunks),
+        tick_program=TickProgram.of(table, branch_free=False),
+    )
+    settings = OptimizerSettings()
+    optimizer, rates = make_optimizer(settings, 10), learning_rate_schedule(settings, 10)
+    layouts = state_layouts(model, optimizer, plan)
+    batch = batch_shape(2 * MICROBATCHES * 2, SEQUENCE)
+    options = {
+        name.removeprefix("--"): value == "true" if value in ("true", "false") else int(value)
+        for name, value in recommended_flags("gpu").items()
+    }
+    options |= (plan.compiler_options or {}) | {"xla_dump_to": str(tmp_path)}
+    step = lower_step(layouts, model, plan, optimizer, rates, batch)
+    program = step.compile(compiler_options=options)
+
+    early = [
+        flight
+        for flight in flights(program, mesh)
+        if flight.collective.axes == ("dc",) and flight.products
+    ]
+    assert len(early) == CHUNKS, "the head, and every chunk but the first"
+    assert {flight.collective.kind for flight in early} == {"all-reduce"}
+    assert min(flight.collective.payload_bytes for flight in early) > 2**26
+    launches = read_launches(tmp_path)
+    starts = {flight.start for flight in early}
+    link = {launch.stream for launch in launches if launch.instruction in starts}
+    assert len(link) == 1
+    assert None not in link
+    # Inside a loop nothing waits on the stream of the message that is under way beside it.
+    looped = {flight.start for flight in flights(program, mesh) if flight.collective.in_loop}
+    others = {launch.stream for launch in launches if launch.instruction in looped}
+    assert looped
+    assert not link & others
