@@ -151,7 +151,7 @@ def main() -> int:
     parser.add_argument("configs", nargs="*", type=Path, help="default: all shipped two-site ones")
     parser.add_argument("--output", type=Path, help="JSON file of the results")
     arguments = parser.parse_args()
-    console = Console(highlight=False, soft_wrap=True, markup=False)
+    console = Console(width=160, highlight=False, soft_wrap=True, markup=False)
     rows = []
     for path in arguments.configs or two_site_configs():
         with console.status(f"compiling {path.stem}"):

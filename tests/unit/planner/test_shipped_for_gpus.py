@@ -1,0 +1,27 @@
+"""The cheapest shipped configs for two sites, compiled for their H100s."""
+
+import os
+from pathlib import Path
+
+import pytest
+from support.h100 import needs_cuda
+
+from geojax.planner.compile_target import CompileTarget
+from geojax.runtime.device_memory import usable_memory
+from geojax.train.config import RunConfig
+from geojax.train.traced_run import compile_run
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+
+
+@needs_cuda
+@pytest.mark.parametrize("name", ["llama3-8b-2x8", "llama3-70b-2x256"])
+def test_a_shipped_config_compiles_and_fits(name):
+    config = RunConfig.load(CONFIGS / f"{name}.yaml")
+    target = CompileTarget.parse(f"h100:{config.mesh.devices}")
+    step = compile_run(config, target)
+    usable = usable_memory(target.accelerator, step.platform, os.environ)
+    assert step.memory.bytes <= usable.bytes
+    over_dc = [each for each in step.messages if "dc" in each.axes]
+    assert sum(each.bytes_sent for each in over_dc) > 2**20
+    assert all(each.streams and "compute" not in each.streams for each in over_dc)
