@@ -142,7 +142,7 @@ def _append(
                 assert buffer is not None, (
                     "an operation that renames must not have literal operands"
                 )
-                buffer.materialized |= name == "optimization_barrier"
+                buffer.materialized |= name in primitives.BARRIERS
                 buffers[variable] = buffer
         else:
             outputs = tuple(_buffer(variable) for variable in equation.outvars)

@@ -54,6 +54,7 @@ READS_MEMORY = (
 RENAMES = frozenset(
     (
         "after",
+        "barrier",
         "bitcast_convert_type",
         "copy",
         "copy_p",
@@ -70,6 +71,9 @@ RENAMES = frozenset(
     )
 )
 """Primitives that give the same bytes another name, shape or type."""
+
+BARRIERS = frozenset(("barrier", "optimization_barrier"))
+"""Primitives whose operands lie in memory, under another name."""
 
 IN_PLACE = frozenset(("dynamic_update_slice", "scatter", "scatter-add"))
 """Primitives that change a few entries of an operand, in place where nothing else reads it."""

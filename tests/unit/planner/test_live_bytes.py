@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
+from geojax import collectives
 from geojax.planner.flat_program import flatten
 from geojax.planner.live_bytes import Accounting, Compiler, peaks
 
@@ -77,6 +78,18 @@ def test_a_donated_argument_is_overwritten_unless_it_is_read_later():
     assert held(update, VECTOR, VECTOR) == ONE + 4
     assert held(update, VECTOR, VECTOR, donated={0: 0}) == 4
     assert held(keep, MATRIX, VECTOR, VECTOR, donated={0: 1}) == 2 * ONE
+
+
+@pytest.mark.parametrize("barrier", [lax.optimization_barrier, collectives.barrier])
+def test_a_barrier_between_two_loops_copies_nothing(barrier):
+    def loops(a, x):
+        def double(_, carry):
+            return a @ carry[0], a @ carry[1]
+
+        carry = lax.fori_loop(0, 3, double, (x * 2, x * 3))
+        return lax.fori_loop(0, 3, double, barrier(carry))
+
+    assert held(loops, MATRIX, VECTOR) == pytest.approx(3 * ONE, abs=8)
 
 
 def test_a_loop_holds_its_carry_once_and_all_that_it_stacks():
