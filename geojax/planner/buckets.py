@@ -250,8 +250,8 @@ def _bucket_bytes(plan: StepPlan, link: LinkShare, room: int) -> int:
     """
     if plan.shard_across_sites:
         ranks = plan.mesh.shape["dc"]
-    elif plan.zero_stage >= 2 or plan.overlap_grad_reduce:  # scattered before it is sent
-        ranks = 1
+    elif plan.zero_stage >= 2 or (plan.overlap_grad_reduce and plan.staged_layers is None):
+        ranks = 1  # scattered before it is sent
     else:
         ranks = ranks_of(SHARD_AXES, plan)
     wire, itemsize = plan.wire_format, plan.policy.reduce_dtype.itemsize
