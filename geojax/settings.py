@@ -99,8 +99,10 @@ def validate(settings: type[SettingsType], content: Mapping[str, Any], source: s
         return settings.model_validate(content)
     except pydantic.ValidationError as error:
         # A misspelt required key is both unknown and missing: the first says more. A default that
-        # depends on a wrong field is no mistake of its own.
-        found = [each for each in error.errors() if each["type"] != "default_factory_not_called"]
+        # depends on a wrong field is no mistake of its own, nor is a list too short without it.
+        consequences = ("default_factory_not_called", "too_short")
+        found = [each for each in error.errors() if each["type"] not in consequences]
+        found = found or error.errors()
         found.sort(key=lambda problem: problem["type"] != "extra_forbidden")
         problems = [_sentence(settings, problem) for problem in found]
         more = f"; and {len(problems) - _MOST_SHOWN} more" if len(problems) > _MOST_SHOWN else ""

@@ -130,7 +130,10 @@ def test_times_of_another_model_are_refused(capsys, tmp_path, times):
         (("--stage-times", "x.yaml"), "error: --stage-times x.yaml: needs CONFIG and the check"),
         (("--output", "nowhere/a.yaml"), "error: nowhere/a.yaml: its folder does not exist"),
         (("--checks", "link"), "error: --checks link: there are devices, networks, links, hosts"),
-        (("--streams", "0"), "geojax probe: streams.0: input should be greater than 0"),
+        (
+            ("--streams", "0"),
+            "geojax probe: streams.0: input should be greater than or equal to 1, not 0 (int)\n",
+        ),
         (("nowhere.yaml",), "error: nowhere.yaml: no such file"),
         (("a.yaml", "b.yaml"), "error: b.yaml: one CONFIG is enough"),
     ],

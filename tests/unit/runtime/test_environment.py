@@ -1,5 +1,9 @@
 """Variables that cannot be meant are refused before anything reads them."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from geojax.errors import UserError
@@ -21,8 +25,6 @@ def _as_before_a_backend(monkeypatch):
         ("NPROC", "100000000", "is no number of threads from 1 to 65536"),
         ("JAX_PLATFORMS", "cpu,,", "'' is none of cpu, gpu"),
         ("JAX_PLATFORMS", "quantum", "'quantum' is none of cpu, gpu"),
-        ("XLA_FLAGS", "--xla_no_such_flag=1", "Unknown flag in XLA_FLAGS: --xla_no_such_flag=1"),
-        ("XLA_FLAGS", "--xla_gpu_enable_latency_hiding_scheduler=maybe", "interpret value maybe"),
         ("XLA_FLAGS", "/no/such/file", "is neither flags, which begin with --, nor a file"),
         ("XLA_FLAGS", "/dev/zero", "is neither flags, which begin with --, nor a file"),
         ("XLA_FLAGS", "--xla_force_host_platform_device_count=-3", "is no number from 1"),
@@ -33,6 +35,26 @@ def test_what_cannot_be_meant_is_refused(variable, value, problem):
         check_environment({"PATH": "/bin", variable: value})
     assert problem in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        ("--xla_no_such_flag=1", "Unknown flag in XLA_FLAGS: --xla_no_such_flag=1"),
+        ("--xla_gpu_enable_latency_hiding_scheduler=maybe", "interpret value maybe"),
+    ],
+)
+def test_flags_that_xla_dies_of_are_refused(flags, problem):
+    """XLA reads its flags once in a process, and this one may have compiled already."""
+    environment = os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": os.pathsep.join(sys.path)}
+    program = (
+        "import os; from geojax.runtime.environment import check_environment; "
+        "check_environment(os.environ)"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert problem in done.stderr.splitlines()[-1]
 
 
 def test_what_is_meant_passes():

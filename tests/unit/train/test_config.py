@@ -173,8 +173,8 @@ SOURCES = "--data.sources=[{name: wiki, prepared: data/wiki}]"
             "'1' is no place in a list of 1, counted from 0",
         ),
         (
-            (SOURCES, "--data.sources.0.wait=1"),
-            "sources.0.wait: unknown key; did you mean 'weight'",
+            (SOURCES, "--data.sources.0.wieght=1"),
+            "sources.0.wieght: unknown key; did you mean 'weight'",
         ),
         (
             ("--mesh.dc=2", "--dc.role=stage", "--batch.microbatches=65536"),
