@@ -32,6 +32,7 @@ from geojax.errors import UserError
 from geojax.precision import RECIPES
 from geojax.train.config import RunConfig
 from geojax.train.metrics import read_metrics
+from geojax.train.resume import with_saved_schedule
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 YARDSTICK = "bf16"
@@ -64,7 +65,7 @@ def finished(directory: Path, wanted: RunConfig) -> dict[str, Any] | None:
     """What the run in `directory` measured; None where it is not at its end."""
     if (directory / "config.yaml").exists():
         kept = RunConfig.load(directory / "config.yaml")
-        if kept != wanted:
+        if kept != with_saved_schedule(wanted, None):
             raise UserError(
                 f"{directory} holds a run of other settings; remove it, or give other --runs"
             )
