@@ -13,25 +13,17 @@ import jax
 import jax.errors
 from jax.sharding import Mesh
 
-from geojax.checkpoint import choice, manifest
-from geojax.checkpoint.agreement import first_text, text_of
-from geojax.checkpoint.choice import Choice, SaveKey
-from geojax.checkpoint.compatibility import (
-    describe_arrays,
-    refuse_other_arrays,
-    refuse_other_model,
-)
-from geojax.checkpoint.folder import committed_steps, interrupted_steps
-from geojax.checkpoint.lock import FolderLock
+from geojax.checkpoint.agreement import first_text
+from geojax.checkpoint.compatibility import describe_arrays, leaves_by_name
+from geojax.checkpoint.folder import committed_steps
+from geojax.checkpoint.restorer import Restorer
 from geojax.checkpoint.saved_array import SavedArray
-from geojax.checkpoint.saved_state import Crossing, SavedState
+from geojax.checkpoint.site_folders import open_site_folders
 from geojax.checkpoint.site_group import site_groups
 from geojax.checkpoint.site_writer import SiteWriter, reason
 from geojax.errors import LostContactError, RunError, UserError
 from geojax.optim.layout import LeafLayout
-from geojax.quantities import quantity
 from geojax.runtime import translate_collective_errors
-from geojax.runtime.liveness.exit_messages import first_line
 
 _logger = logging.getLogger(__name__)
 
@@ -104,11 +96,10 @@ class Checkpointer:
         self.folder = Path(folder).absolute()
         self._interval = interval
         self._interval_minutes = interval_minutes
-        self._link_bytes_per_second = link_bytes_per_second
         self._report = report if jax.process_index() == 0 else lambda line: None
         self._groups = site_groups(mesh, sites)
-        self._locks: list[FolderLock] = []
-        self._open_folders()
+        self._locks = open_site_folders(self.folder, self._groups)
+        self._restorer = Restorer(self.folder, self._groups, link_bytes_per_second, self._report)
         self._writers = [
             SiteWriter(group, group.folder(self.folder), keep, report)
             for group in self._groups
@@ -165,14 +156,13 @@ class Checkpointer:
         if step == self._newest_step:
             return
         if self._make_room(step):
-            leaves, content = _by_name(state), self._content(step, _by_name(layouts), metadata)
-            self._saving = _Save(
-                step,
-                [
-                    writer.save(step, *self._part(writer, leaves, _by_name(layouts), content))
-                    for writer in self._writers
-                ],
-            )
+            leaves, named = leaves_by_name(state), leaves_by_name(layouts)
+            content = self._content(step, named, metadata)
+            finished = [
+                writer.save(step, *self._part(writer, leaves, named, content))
+                for writer in self._writers
+            ]
+            self._saving = _Save(step, finished)
         self._last_save = time.monotonic()
         seconds = self._last_save - started
         self.blocked_seconds += seconds
@@ -223,8 +213,7 @@ class Checkpointer:
         Raises:
             UserError: there are checkpoints, and none is whole.
         """
-        chosen, _ = self._choose({})
-        return None if chosen is None else _metadata(self._content_of(chosen))
+        return self._restorer.newest()
 
     def restore(
         self,
@@ -252,22 +241,10 @@ class Checkpointer:
                 other arrays (found before any array is read).
         """
         self.wait()
-        damaged: dict[SaveKey, str] = {}
-        while True:
-            chosen, problems = self._choose(damaged)
-            if chosen is None:
-                raise UserError(f"{self.folder}: holds no checkpoint")
-            content = self._content_of(chosen)
-            try:
-                state = self._read(chosen, content, layouts, model, adapt)
-            except manifest.DamagedCheckpoint as damage:
-                damaged[chosen.key] = str(damage)
-                continue
-            step = chosen.key.step
-            problems |= {key.step: problem for key, problem in damaged.items()}
-            self._newest_step, self._unusable_steps = step, list(problems)
-            self._tell(problems, step)
-            return state, _metadata(content)
+        restored = self._restorer.restore(layouts, model=model, adapt=adapt)
+        self._newest_step = int(restored.metadata["step"])
+        self._unusable_steps = list(restored.unusable)
+        return restored.state, restored.metadata
 
     def close(self) -> None:
         """Wait for the save in the background, whatever becomes of it, and stop the threads.
@@ -291,44 +268,6 @@ class Checkpointer:
             self.wait()
         if not isinstance(error, LostContactError):  # what is being saved waits for that process
             self.close()
-
-    def _open_folders(self) -> None:
-        """Make and lock each site's folder, and check that its processes share it.
-
-        Otherwise Orbax would wait for the others' files until it times out, or write only some.
-        """
-        problem, token = None, first_text(uuid.uuid4().hex)
-        for group in self._groups:
-            folder = group.folder(self.folder)
-            if group.is_primary_here:
-                try:
-                    folder.mkdir(parents=True, exist_ok=True)
-                    if group.name:
-                        self._locks.append(FolderLock(folder / "lock").take())
-                    if len(group.processes) > 1:
-                        (folder / f".shared-{token}").touch()
-                except UserError as error:
-                    problem = str(error)
-                except OSError as error:
-                    problem = f"{folder}: cannot hold checkpoints ({error.strerror})"
-        if problem := first_text(problem):
-            raise UserError(problem)
-        for group in self._groups:
-            folder = group.folder(self.folder)
-            marker = folder / f".shared-{token}"
-            if group.is_here and len(group.processes) > 1 and not marker.exists():
-                whose = f"of site {group.name}" if group.name else "of the run"
-                problem = (
-                    f"{folder}: process {jax.process_index()} does not see what process "
-                    f"{group.primary} writes there; the processes {whose} need a file system that "
-                    "they share"
-                )
-        problem = first_text(problem)
-        for group in self._groups:
-            if group.is_primary_here and len(group.processes) > 1:
-                (group.folder(self.folder) / f".shared-{token}").unlink()
-        if problem:
-            raise UserError(problem)
 
     def _make_room(self, step: int) -> bool:
         """Prepare all folders for a save; return whether it can begin.
@@ -413,135 +352,7 @@ class Checkpointer:
     def _not_saved(self, step: int, problem: str) -> str:
         return f"{self.folder}: step {step} could not be saved: {problem}"
 
-    def _choose(self, damaged: Mapping[SaveKey, str]) -> tuple[Choice | None, dict[int, str]]:
-        """Choose a save with the other sites; see `choose`.
-
-        Raises:
-            UserError: there are saves, and none is whole.
-        """
-        seen = []
-        for group in self._groups:
-            own = ""
-            if group.is_primary_here:
-                own = choice.to_text(choice.list_parts(self.folder, group.folder(self.folder)))
-            seen.append(choice.from_text(text_of(group.primary, own)))
-        sites = [group.name for group in self._groups]
-        chosen, problems = choice.choose(seen, sites, damaged)
-        problems |= {key.step: problem for key, problem in damaged.items()}
-        if chosen is None and problems:
-            raise UserError(f"{self.folder}: holds no undamaged checkpoint: {_list_of(problems)}")
-        return chosen, problems
-
-    def _content_of(self, chosen: Choice) -> dict[str, Any]:
-        """Return the manifest of a save, without its files, on every process."""
-        site = next(site for site, parts in enumerate(chosen.parts_of_site) if parts)
-        group = self._groups[site]
-        content: dict[str, Any] = {}
-        if group.is_primary_here:
-            content = manifest.read(self.folder / chosen.parts_of_site[site][0].path)
-            del content["files"]
-        content = json.loads(text_of(group.primary, json.dumps(content)))
-        return content
-
-    def _read(
-        self,
-        chosen: Choice,
-        content: Mapping[str, Any],
-        layouts: Any,
-        model: Mapping[str, Any] | None,
-        adapt: Callable[[Any, Mapping[str, str]], Any] | None,
-    ) -> Any:
-        """Read the state of the save `chosen`.
-
-        Raises:
-            DamagedCheckpoint: on every process, if any of them finds it damaged.
-        """
-        path = self.folder / str(chosen.key.step)
-        if model is not None:
-            refuse_other_model(path, content["metadata"].get("model"), model)
-        if adapt is not None:
-            layouts = adapt(layouts, content["arrays"])
-        named = _by_name(layouts)
-        refuse_other_arrays(path, content["arrays"], named)
-        self._verify(chosen)
-        saved = SavedState(self.folder, content, chosen.parts_of_site, self._groups)
-        self._announce(saved.crossing(named))
-        problem, leaves = None, []
-        try:
-            leaves = [saved.read(name, layout) for name, layout in named.items()]
-        except (OSError, ValueError) as error:
-            problem = first_line(error)
-        if problem := first_text(problem):
-            raise manifest.DamagedCheckpoint(problem)
-        return jax.tree.unflatten(jax.tree.structure(layouts), leaves)
-
-    def _verify(self, chosen: Choice) -> None:
-        """Compare the files of a save with their checksums, each process its share.
-
-        Raises:
-            DamagedCheckpoint: on every process, if any of them finds it damaged.
-        """
-        problem = None
-        for group, parts in zip(self._groups, chosen.parts_of_site, strict=True):
-            if not group.is_here:
-                continue
-            process = group.processes.index(jax.process_index())
-            for part in parts:
-                path = self.folder / part.path
-                try:
-                    files = manifest.read(path)["files"]
-                    manifest.verify(path, files, process=process, processes=len(group.processes))
-                except (manifest.DamagedCheckpoint, OSError) as error:
-                    problem = first_line(error)
-        if problem := first_text(problem):
-            raise manifest.DamagedCheckpoint(problem)
-
-    def _announce(self, crossing: Crossing) -> None:
-        """Say what a restore brings from other sites, and how long that takes."""
-        if crossing.link == crossing.files == 0:
-            return
-        amount = " and ".join(
-            f"{quantity(count, 'B')} {way}"
-            for count, way in ((crossing.link, "over the link"), (crossing.files, "from its files"))
-            if count
-        )
-        duration = "no topology tells how fast the link is"
-        if self._link_bytes_per_second:
-            seconds = sum(crossing) / self._link_bytes_per_second
-            rate = quantity(self._link_bytes_per_second, "B/s")
-            duration = f"at {rate} between sites that takes {quantity(seconds, 's')}"
-        self._report(
-            f"restoring onto another layout: a site gets {amount} of another site's checkpoint; "
-            f"{duration}"
-        )
-
-    def _tell(self, problems: dict[int, str], restored: int) -> None:
-        problems = dict(problems)
-        for writer in self._writers:
-            for step in interrupted_steps(writer.folder):
-                if step > restored:
-                    problems.setdefault(step, "its save was interrupted")
-        if problems:
-            self._report(f"{self.folder}: {_list_of(problems)}; restoring step {restored} instead")
-
-
-def _metadata(content: Mapping[str, Any]) -> dict[str, Any]:
-    return {**content["metadata"], "step": content["step"]}
-
 
 def _pause_after(failures: int) -> float:
     """Return the seconds to wait after `failures` in a row."""
     return RETRY_SECONDS[min(max(failures, 1), len(RETRY_SECONDS)) - 1]
-
-
-def _list_of(problems: dict[int, str]) -> str:
-    newest_first = sorted(problems.items(), reverse=True)
-    return ", ".join(f"step {step} is not whole ({problem})" for step, problem in newest_first)
-
-
-def _by_name(state: Any) -> dict[str, Any]:
-    """Return the leaves of a tree by path, as "parameters.layers.query", in the tree's order."""
-    leaves = jax.tree_util.tree_leaves_with_path(state)
-    named = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
-    assert len(named) == len(leaves), "two leaves of the state have the same path"
-    return named

@@ -1,12 +1,22 @@
-"""Check that a checkpoint is of this run's model and holds this run's arrays."""
+"""The names of a state's arrays, and checks that a checkpoint is of this model and holds them."""
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from geojax.errors import UserError
 from geojax.renamed_keys import MODEL_KEYS
+
+
+def leaves_by_name(state: Any) -> dict[str, Any]:
+    """Return the leaves of a tree by path, as "parameters.layers.query", in the tree's order."""
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    named = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+    assert len(named) == len(leaves), "two leaves of the state have the same path"
+    return named
 
 
 def describe_arrays(arrays: Mapping[str, Any]) -> dict[str, str]:
