@@ -272,7 +272,7 @@ def _show_result(
                 "loss curve": _shown(directory.loss_curve),
                 "metrics": f"{_shown(directory.metrics)}, tensorboard --logdir "
                 f"{_shown(directory.tensorboard)}",
-                "checkpoint": _shown(directory.checkpoints / str(step)),
+                "checkpoint": f"step {step} in {_shown(directory.checkpoints)}",
             },
         )
     )
