@@ -24,6 +24,7 @@ from geojax.train.config import RunConfig
 
 CONFIG = Path(__file__).parents[1] / "configs" / "nemotron4-340b-2x1536.yaml"
 OVERRIDES = [
+    "--pipeline.schedule=interleaved",
     "--pipeline.virtual_stages=8",
     f"--pipeline.layers={[1] * 96}",
     "--communication.overlap_grad_reduce=true",
