@@ -23,19 +23,13 @@ from geojax.train.compiled_run import step_plan
 from geojax.train.config import RunConfig
 
 CONFIG = Path(__file__).parents[1] / "configs" / "nemotron4-340b-2x1536.yaml"
-OVERRIDES = [
-    "--pipeline.schedule=interleaved",
-    "--pipeline.virtual_stages=8",
-    f"--pipeline.layers={[1] * 96}",
-    "--communication.overlap_grad_reduce=true",
-]
 TERABITS = (0.4, 0.8, 1.6, 3.2, 6.4)
 FORMATS = {"fp32": "none", "bf16": "bf16", "int8": "int8"}
 H100_PEAK = 989e12
 
 
 def main() -> None:
-    config = RunConfig.load(CONFIG, OVERRIDES)
+    config = RunConfig.load(CONFIG)
     plan = step_plan(config, abstract_mesh(config.mesh.model_dump(), platform="gpu"))
     batch = config.batch
     times = step_times(
