@@ -48,7 +48,13 @@ class SiteWriter:
             barrier_sync_key_prefix=group.name or None,
         )
         self._handler = _SiteHandler(group, processes)
-        self._orbax = ocp.AsyncCheckpointer(self._handler, multiprocessing_options=processes)
+        self._orbax = ocp.AsyncCheckpointer(
+            self._handler,
+            multiprocessing_options=processes,
+            # The signal that a folder is there has one name in the whole job: a site that has
+            # saved would remove that of one which has not, and leave it waiting.
+            async_options=ocp.options.AsyncOptions(create_directories_asynchronously=False),
+        )
         self._background = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
 
     def make_room(self, unusable: Sequence[int], failed: Sequence[int]) -> None:
