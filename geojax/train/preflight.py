@@ -4,6 +4,7 @@ The estimate is that of `geojax memory`: the step is traced on a mesh without de
 seconds for any number of them.
 """
 
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -11,12 +12,11 @@ from typing import Any, Literal, NamedTuple
 import jax
 
 from geojax.accelerators import Accelerator, accelerator_of
-from geojax.errors import UserError
+from geojax.errors import MissingProcessesError, UserError
 from geojax.planner.memory import StepMemory, TracedStep
 from geojax.quantities import quantity
-from geojax.runtime import barrier
 from geojax.runtime.device_memory import UsableMemory, usable_memory
-from geojax.runtime.key_value_store import publish, published
+from geojax.runtime.key_value_store import await_published, publish
 from geojax.settings import validate
 from geojax.train.config import RunConfig
 from geojax.train.traced_run import accelerator_of_run, trace_run
@@ -44,14 +44,16 @@ def require_memory(config: RunConfig, log: Callable[[str], None]) -> None:
 
     Raises:
         UserError: the step does not fit, and `config.preflight` says to refuse it.
+        MissingProcessesError: process 0 gives no verdict.
     """
     if jax.process_index() == 0:
         verdict = preflight(config, jax.devices())
-        publish("preflight/kind", verdict.kind)
-        publish("preflight/line", verdict.line)
-    if jax.process_count() > 1:
-        barrier("preflight", timeout_seconds=config.watchdog.first_step_seconds)
-        verdict = Verdict(**published("preflight"))  # type: ignore[arg-type]
+        publish("preflight", json.dumps(verdict))
+    else:
+        told = await_published("preflight", config.watchdog.first_step_seconds)
+        if told is None:
+            raise MissingProcessesError("preflight: process 0 does not say if the step fits", [0])
+        verdict = Verdict(*json.loads(told))
     if verdict.kind == "fits":
         log(f"memory: {verdict.line}")
     elif verdict.kind == "does not fit":

@@ -109,13 +109,7 @@ def test_devices_that_run_are_compared_rather_than_those_of_the_topology():
 def test_other_processes_learn_the_verdict(monkeypatch, kind):
     store: dict[str, str] = {}
     monkeypatch.setattr(module, "publish", lambda key, value: store.update({key: value}))
-    monkeypatch.setattr(
-        module,
-        "published",
-        lambda folder: {key.removeprefix(f"{folder}/"): value for key, value in store.items()},
-    )
-    monkeypatch.setattr(module, "barrier", lambda name, timeout_seconds: None)
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(module, "await_published", lambda key, timeout_seconds: store[key])
     estimates = []
 
     def estimate(config, devices):
