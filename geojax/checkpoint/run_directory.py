@@ -85,7 +85,7 @@ class RunDirectory:
 
     def _refuse_other_artefacts(self) -> None:
         """Check that what stands at the run's paths is what a run writes there."""
-        files = (self._lock.path, self.config, self.metrics, self.loss_curve, self.samples)
+        files = (self.config, self.metrics, self.loss_curve, self.samples)
         for path in files:
             if path.exists() and not path.is_file():
                 kind = "a folder" if path.is_dir() else "no regular file"

@@ -14,6 +14,7 @@ import jaxlib
 import pydantic
 
 from geojax.errors import MissingProcessesError, UserError
+from geojax.runtime.liveness.exit_messages import NAMED_PROCESSES
 
 LONGEST_HELLO = 8192
 """Bytes of the longest line that process 0 reads; what is longer comes from a stranger."""
@@ -21,8 +22,6 @@ LONGEST_VERDICT = 1 << 26
 """Bytes of the longest line that the others read."""
 WHO_IS_MISSING = b'"missing?"\n'
 """Question of a process that gives up waiting; the answer is a `Verdict`."""
-
-_NAMED_PROCESSES = 8
 
 
 def _printable(text: str) -> str:
@@ -181,8 +180,8 @@ def _unpack(packed: str, count: int) -> Everyone:
 
 def missing_sentence(missing: Sequence[int], count: int, timeout_seconds: float) -> str:
     """Return the sentence about processes that did not join."""
-    names = ", ".join(map(str, missing[:_NAMED_PROCESSES]))
-    more = " ..." if len(missing) > _NAMED_PROCESSES else ""
+    names = ", ".join(map(str, missing[:NAMED_PROCESSES]))
+    more = " ..." if len(missing) > NAMED_PROCESSES else ""
     return (
         f"{len(missing)} of {count} processes did not start within {timeout_seconds:g} seconds: "
         f"missing process {names}{more}"
