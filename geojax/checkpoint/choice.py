@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from geojax.checkpoint import manifest
+from geojax.checkpoint.compatibility import shape_and_dtype
 from geojax.checkpoint.folder import committed_steps
 from geojax.checkpoint.saved_array import SavedArray, held_by_all
 
@@ -119,12 +120,6 @@ def saved_arrays(content: Mapping[str, Any], index: int) -> dict[str, SavedArray
     """Return what the site number `index` holds, from the manifest of any part of the save."""
     held = content["held"][index]
     return {name: SavedArray.from_json(dims) for name, dims in held.items()}
-
-
-def shape_and_dtype(described: str) -> tuple[tuple[int, ...], str]:
-    """Read "float32[100,64]" as (100, 64) and "float32"."""
-    dtype, _, sizes = described.rstrip("]").partition("[")
-    return tuple(int(size) for size in sizes.split(",") if size), dtype
 
 
 def _part(checkpoints: Path, path: Path, step: int) -> Part:

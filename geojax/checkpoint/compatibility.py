@@ -24,6 +24,12 @@ def describe_arrays(arrays: Mapping[str, Any]) -> dict[str, str]:
     return {name: _description(array) for name, array in arrays.items()}
 
 
+def shape_and_dtype(described: str) -> tuple[tuple[int, ...], str]:
+    """Read an array's type from `describe_arrays`: "float32[100,64]" as (100, 64) and "float32"."""
+    dtype, _, sizes = described.rstrip("]").partition("[")
+    return tuple(int(size) for size in sizes.split(",") if size), dtype
+
+
 def refuse_other_model(path: Path, saved: Any, given: Mapping[str, Any]) -> None:
     """Compare the model config saved in the checkpoint at `path` with the one `given`.
 

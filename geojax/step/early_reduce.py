@@ -26,6 +26,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from geojax.checkpoint.compatibility import leaves_by_name
 from geojax.models import Parameters
 from geojax.models.chunk.layer_io import layers_slice
 from geojax.optim import LeafLayout
@@ -90,7 +91,7 @@ class EarlyReduce:
 
     def _cut(self, tree: Parameters, names: Iterable[Piece]) -> dict[Piece, jax.Array]:
         """Cut pieces out of a tree like the parameters."""
-        leaves = _by_name(tree)
+        leaves = leaves_by_name(tree)
         count = _layers_per_chunk(self.plan)
 
         def cut(leaf: jax.Array, chunk: int) -> jax.Array:
@@ -115,7 +116,7 @@ class EarlyReduce:
                 return chunks[WHOLE]
             return jnp.concatenate([chunks[chunk] for chunk in sorted(chunks)])
 
-        names = list(_by_name(self.layouts))
+        names = list(leaves_by_name(self.layouts))
         joined: Parameters = jax.tree.unflatten(
             jax.tree.structure(self.layouts), [leaf(name) for name in names]
         )
@@ -131,7 +132,7 @@ def pieces(
         layouts: the `LeafLayout` of each parameter.
         plan: how the step runs, with a pipeline.
     """
-    leaves = _by_name(layouts)
+    leaves = leaves_by_name(layouts)
     in_layers = _largest_group({name: leaves[name] for name in leaves if _is_in_layers(name)})
     of_head = _largest_group({name: leaves[name] for name in leaves if _is_in_head(name)})
     early = early_parts(layouts, _table(plan))
@@ -176,12 +177,6 @@ def _largest_group(leaves: Mapping[str, LeafLayout]) -> dict[str, LeafLayout]:
         numbers[key(leaf)] += math.prod(leaf.gathered_shape)
     largest = max(numbers, key=numbers.__getitem__)
     return {name: leaf for name, leaf in leaves.items() if key(leaf) == largest}
-
-
-def _by_name(tree: Any) -> dict[str, Any]:
-    """Return the leaves of a tree by their names, in its order."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
 
 def _is_in_layers(name: str) -> bool:

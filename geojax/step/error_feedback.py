@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
+from geojax.checkpoint.compatibility import shape_and_dtype
 from geojax.optim.layout import DimSharding, LeafLayout
 from geojax.optim.stage_assignment import PADDING_LAYER
 from geojax.step.plan import StepPlan
@@ -62,8 +63,7 @@ def saved_errors(wanted: Any, parameters: Any, saved: Mapping[str, str]) -> Any:
 
     def of_leaf(path: Any, parameter: LeafLayout, own: LeafLayout | None) -> LeafLayout:
         name = f"{NAME}.{jax.tree_util.keystr(path, simple=True, separator='.')}"
-        dtype, _, sizes = saved.get(name, "float32[]").rstrip("]").partition("[")
-        shape = tuple(int(size) for size in sizes.split(",") if size)
+        shape, dtype = shape_and_dtype(saved.get(name, "float32[]"))
         if own is not None and own.shape == shape:
             return own
         dim = _site_dim(path)

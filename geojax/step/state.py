@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding
 
+from geojax.checkpoint.compatibility import shape_and_dtype
 from geojax.models import ModelConfig, init_parameters, parameter_shapes
 from geojax.models.parallel.partition import partitions
 from geojax.optim import LeafLayout, layout
@@ -148,7 +149,7 @@ def with_saved_sites(layouts: TrainState, saved: Mapping[str, str]) -> TrainStat
     name = next((name for name in saved if name.startswith("amax_history.")), None)
     if name is None:
         return layouts
-    sites = int(saved[name].split(",")[1])
+    sites = shape_and_dtype(saved[name])[0][1]
 
     def with_sites(leaf: LeafLayout) -> LeafLayout:
         if leaf.shape[1] == sites:
