@@ -71,11 +71,10 @@ def exposed(config: RunConfig) -> Exposed:
         exposure, times = predicted
         seconds = times.step_seconds
         latency, sums = exposure.latency_seconds / seconds, exposure.seconds / seconds
-    if plan.staged_layers is not None:
-        of_hops = hop_exposure(config, plan.staged_layers)
-        if of_hops is not None:
-            seconds = of_hops.step_seconds
-            hops = of_hops.seconds / seconds
+    of_hops = hop_exposure(config, plan)
+    if of_hops is not None:
+        seconds = of_hops.step_seconds
+        hops = of_hops.seconds / seconds
     return Exposed(seconds, latency, sums, hops)
 
 

@@ -62,8 +62,7 @@ def gradient_exposure(
 
 def link_lines(config: RunConfig, plan: StepPlan) -> list[str]:
     """Return what the log says of the messages between sites; nothing with one site."""
-    hops = hop_lines(config, plan.staged_layers) if plan.staged_layers else []
-    return [*_bucket_lines(config, plan), *hops]
+    return [*_bucket_lines(config, plan), *hop_lines(config, plan)]
 
 
 def _bucket_lines(config: RunConfig, plan: StepPlan) -> list[str]:

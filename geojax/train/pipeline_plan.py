@@ -44,8 +44,6 @@ class HopChoice(NamedTuple):
     table: TickTable
     costs: Costs | None
     """The times of a microbatch by FLOPs, peaks and links; None where some are not known."""
-    unknown: str = ""
-    """The reason why there are no costs."""
 
 
 class HopExposure(NamedTuple):
@@ -56,19 +54,10 @@ class HopExposure(NamedTuple):
     """Time of the whole step."""
 
 
-def pipeline_ticks(config: RunConfig, staged: StagedLayers) -> TickTable:
-    """Make the run's tick table, for the microbatches of `batch.microbatches`.
-
-    Raises:
-        UserError: the schedule cannot keep within the memory limit or take so many microbatches.
-    """
-    return choose_hop_ticks(config, staged).table
-
-
 def choose_hop_ticks(
     config: RunConfig, staged: StagedLayers, limit: int | None = None
 ) -> HopChoice:
-    """Choose the ticks of hops between sites, and make the table that has them.
+    """Choose the ticks of hops between sites, and make the run's tick table, which has them.
 
     A message travels in the tick after the one that made it, or between two ticks. The program has
     one on its way over each hop, so that more than two ticks gain nothing.
@@ -80,16 +69,16 @@ def choose_hop_ticks(
             `pipeline.memory_limit` allows.
 
     Raises:
-        UserError: as `pipeline_ticks`.
+        UserError: the schedule cannot keep within the memory limit or take so many microbatches.
     """
     settings, placement = config.pipeline, staged.placement
     if limit is None and settings.memory_limit is not None:
         # Of whole microbatches; a table counts what each chunk holds.
         limit = settings.memory_limit * settings.virtual_stages
     try:
-        costs, unknown = pipeline_costs(config, staged), ""
-    except UserError as error:
-        costs, unknown = None, str(error)
+        costs = pipeline_costs(config, staged)
+    except UserError:
+        costs = None
 
     def table(ticks: int) -> TickTable:
         hops = hops_between_sites(placement, config.mesh.stage, ticks)
@@ -97,8 +86,8 @@ def choose_hop_ticks(
         return tick_table(settings.schedule, placement, microbatches, hops, limit, costs=costs)
 
     if settings.hop_ticks != "auto":
-        return HopChoice(settings.hop_ticks, table(settings.hop_ticks), costs, unknown)
-    near = HopChoice(1, table(1), costs, unknown)
+        return HopChoice(settings.hop_ticks, table(settings.hop_ticks), costs)
+    near = HopChoice(1, table(1), costs)
     if costs is None or config.pipeline_sites == 1:
         return near
     try:
@@ -135,12 +124,15 @@ def pipeline_costs(config: RunConfig, staged: StagedLayers) -> Costs:
     return model.costs(staged.placement)
 
 
-def hop_exposure(config: RunConfig, staged: StagedLayers) -> HopExposure | None:
+def hop_exposure(config: RunConfig, plan: StepPlan) -> HopExposure | None:
     """Predict what hops between sites cost a step; None where none cross or times are unknown."""
-    if config.pipeline_sites == 1:
+    if config.pipeline_sites == 1 or plan.staged_layers is None or plan.tick_program is None:
         return None
-    choice = choose_hop_ticks(config, staged)
-    return None if choice.costs is None else _hop_exposure(choice.table, choice.costs)
+    try:
+        costs = pipeline_costs(config, plan.staged_layers)
+    except UserError:
+        return None
+    return _hop_exposure(plan.tick_program.ticks, costs)
 
 
 def _hop_exposure(table: TickTable, costs: Costs) -> HopExposure:
@@ -148,17 +140,18 @@ def _hop_exposure(table: TickTable, costs: Costs) -> HopExposure:
     return HopExposure(seconds - lock_step_seconds(table, costs.inside_sites), seconds)
 
 
-def hop_lines(config: RunConfig, staged: StagedLayers) -> list[str]:
+def hop_lines(config: RunConfig, plan: StepPlan) -> list[str]:
     """Return what the log says of the hops between sites; none where none cross."""
-    if config.pipeline_sites == 1:
+    if config.pipeline_sites == 1 or plan.staged_layers is None or plan.tick_program is None:
         return []
-    choice = choose_hop_ticks(config, staged)
+    table = plan.tick_program.ticks
     how = " (auto)" if config.pipeline.hop_ticks == "auto" else ""
-    line = f"pipeline over dc: hop_ticks {choice.ticks}{how}"
-    if choice.costs is None:
-        return [f"{line}; nothing is known of its times: {choice.unknown}"]
-    costs = choice.costs
-    exposed, seconds = _hop_exposure(choice.table, costs)
+    line = f"pipeline over dc: hop_ticks {max(table.hop_ticks)}{how}"
+    try:
+        costs = pipeline_costs(config, plan.staged_layers)
+    except UserError as unknown:
+        return [f"{line}; nothing is known of its times: {unknown}"]
+    exposed, seconds = _hop_exposure(table, costs)
     cut = max((hop for hop in costs.hops if hop.link is not None), key=lambda hop: hop.seconds)
     tick = max(map(sum, zip(costs.forward, costs.backward, costs.weight, strict=True)))
     lines = [
@@ -177,12 +170,13 @@ def hop_lines(config: RunConfig, staged: StagedLayers) -> list[str]:
 
 
 def tick_program(config: RunConfig, staged: StagedLayers, platform: Platform) -> TickProgram:
-    """Return the ticks of `pipeline_ticks` as a program.
+    """Return the run's ticks as a program.
 
     Raises:
-        UserError: there is no such table, or devices of `platform` cannot run it.
+        UserError: there is no such table (`choose_hop_ticks`), or devices of `platform` cannot run
+            it.
     """
-    table = pipeline_ticks(config, staged)
+    table = choose_hop_ticks(config, staged).table
     branch_free = schedule_entry(config.pipeline.schedule).branch_free
     uneven = len(set(staged.layers_per_chunk)) > 1
     ring = config.mesh.context > 1 and config.parallelism.context_method == "ring"
