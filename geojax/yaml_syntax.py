@@ -63,7 +63,7 @@ class _Loader(yaml.SafeLoader):
         before = self._values
         self._levels += 1
         self._values += 1
-        self._check_size(event)
+        self._check_size(event.start_mark)
         node = super().compose_node(parent, index)
         self._levels -= 1
         if node is None:
@@ -74,20 +74,20 @@ class _Loader(yaml.SafeLoader):
                     None, None, f"the alias '*{event.anchor}' stands for itself", event.start_mark
                 )
             self._values += self._values_below[id(node)]
-            self._check_size(event)
+            self._check_size(event.start_mark)
         else:
             self._values_below[id(node)] = self._values - before
         return node
 
-    def _check_size(self, event: yaml.Event) -> None:
+    def _check_size(self, mark: Any) -> None:
+        """Raise an error at `mark` if the document has grown beyond its limits."""
         problem = None
         if self._levels > MOST_LEVELS:
             problem = f"more than {MOST_LEVELS} levels of mappings and lists in each other"
         elif self._values > MOST_VALUES:
             problem = f"more than {MOST_VALUES:,} keys and values, those of aliases included"
         if problem is not None:
-            mark = event.start_mark
-            raise yaml.composer.ComposerError(None, None, problem, mark)  # type: ignore[arg-type]
+            raise yaml.composer.ComposerError(None, None, problem, mark)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
