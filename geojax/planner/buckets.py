@@ -27,7 +27,7 @@ from geojax.pipeline.simulation.model_costs import layer_operations
 from geojax.planner.traffic.by_axes import ranks_of
 from geojax.planner.traffic.gradients import GradientMessages, gradient_messages
 from geojax.quantities import quantity
-from geojax.step.grad_sinks import OverlappedReduceSink
+from geojax.step.grad_sinks import warmup_iterations
 from geojax.step.plan import StepPlan
 from geojax.step.state import parameter_layouts
 from geojax.topology import Topology
@@ -237,8 +237,7 @@ def _exposed_seconds(
         return after_backward
     of_bucket = sum(map(link.seconds, messages.of_bucket))
     window = plan.bucket_layers * times.layer_backward_seconds if times else 0.0
-    sink = OverlappedReduceSink(None, plan, None, None)
-    late = min(sink.warmup_iterations, messages.iterations)
+    late = min(warmup_iterations(plan), messages.iterations)
     beside = messages.iterations - late
     return beside * max(0.0, of_bucket - window) + late * of_bucket + after_backward
 

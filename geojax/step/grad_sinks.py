@@ -118,6 +118,15 @@ class OverlappedSums(NamedTuple):
     """Gradient buckets that have left but not arrived."""
 
 
+def warmup_iterations(plan: StepPlan) -> int:
+    """Count the iterations of `OverlappedReduceSink` before there is something to send."""
+    return 2 if _scatters(plan) else 1
+
+
+def _scatters(plan: StepPlan) -> bool:
+    return any(size > 1 for axis, size in plan.mesh.shape.items() if axis != "dc")
+
+
 @dataclasses.dataclass(frozen=True)
 class OverlappedReduceSink:
     """A sink that reduces the gradients of a step's last microbatch, over the sites too.
@@ -144,12 +153,7 @@ class OverlappedReduceSink:
     @property
     def warmup_iterations(self) -> int:
         """Iterations before there is something to send over the link."""
-        return 2 if self._scatters else 1
-
-    @property
-    def _scatters(self) -> bool:
-        sizes = self.plan.mesh.shape
-        return any(size > 1 for axis, size in sizes.items() if axis != "dc")
+        return warmup_iterations(self.plan)
 
     def start(self, layer: Parameters, count: int) -> OverlappedSums:
         """Return zeros for `count` layers whose weights have the types of `layer`."""
@@ -189,7 +193,7 @@ class OverlappedReduceSink:
                 # to what the iteration computes, which then waits for them.
                 exchanged = after(exchanged, _token((gradients, sums.started)))
         ready, unreduced, layers = gradients, None, first
-        if self._scatters:
+        if _scatters(self.plan):
             ready, unreduced, layers = sums.unreduced, gradients, first + bucket_layers
         started = None if ready is None else self._start(ready, layers)
         if started is not None and exchanged is None:
