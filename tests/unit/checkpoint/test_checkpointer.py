@@ -12,6 +12,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding
+from orbax.checkpoint._src.futures import future
 
 from geojax.checkpoint import Checkpointer
 from geojax.errors import RunError, UserError
@@ -118,6 +119,19 @@ def test_arrays_may_be_donated_while_the_save_goes_on(tmp_path: Path) -> None:
         jax.block_until_ready(state)
         checkpointer.wait()
     assert_is(restore(tmp_path)[0])
+
+
+def test_a_save_sends_no_signal_under_a_name_that_other_sites_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Orbax's have one name in the whole job: the site that has saved removes the other's."""
+
+    def send(signals: object) -> None:
+        pytest.fail(f"a signal was sent: {signals}")
+
+    monkeypatch.setattr(future.AwaitableSignalsContract, "add_to_awaitable_signals_contract", send)
+    save(tmp_path, 1)
+    assert (tmp_path / "1").is_dir()
 
 
 def test_keeps_the_newest(tmp_path: Path) -> None:
