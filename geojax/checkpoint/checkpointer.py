@@ -14,7 +14,6 @@ import jax.errors
 from jax.sharding import Mesh
 
 from geojax.checkpoint.agreement import first_text
-from geojax.checkpoint.compatibility import describe_arrays, leaves_by_name
 from geojax.checkpoint.folder import committed_steps
 from geojax.checkpoint.restorer import Restorer
 from geojax.checkpoint.saved_array import SavedArray
@@ -22,6 +21,7 @@ from geojax.checkpoint.site_folders import open_site_folders
 from geojax.checkpoint.site_group import site_groups
 from geojax.checkpoint.site_writer import SiteWriter, reason
 from geojax.errors import LostContactError, RunError, UserError
+from geojax.named_arrays import describe_arrays, leaves_by_name
 from geojax.optim.layout import LeafLayout
 from geojax.runtime import translate_collective_errors
 

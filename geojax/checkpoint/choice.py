@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from geojax.checkpoint import manifest
-from geojax.checkpoint.compatibility import shape_and_dtype
 from geojax.checkpoint.folder import committed_steps
 from geojax.checkpoint.saved_array import SavedArray, held_by_all
+from geojax.named_arrays import shape_and_dtype
 
 
 class SaveKey(NamedTuple):

@@ -1,33 +1,13 @@
-"""The names of a state's arrays, and checks that a checkpoint is of this model and holds them."""
+"""Checks that a checkpoint is of this model and holds its arrays."""
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from geojax.errors import UserError
+from geojax.named_arrays import describe_arrays
 from geojax.renamed_keys import MODEL_KEYS
-
-
-def leaves_by_name(state: Any) -> dict[str, Any]:
-    """Return the leaves of a tree by path, as "parameters.layers.query", in the tree's order."""
-    leaves = jax.tree_util.tree_leaves_with_path(state)
-    named = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
-    assert len(named) == len(leaves), "two leaves of the state have the same path"
-    return named
-
-
-def describe_arrays(arrays: Mapping[str, Any]) -> dict[str, str]:
-    """Return each array's type by name, as "float32[100,64]"."""
-    return {name: _description(array) for name, array in arrays.items()}
-
-
-def shape_and_dtype(described: str) -> tuple[tuple[int, ...], str]:
-    """Read an array's type from `describe_arrays`: "float32[100,64]" as (100, 64) and "float32"."""
-    dtype, _, sizes = described.rstrip("]").partition("[")
-    return tuple(int(size) for size in sizes.split(",") if size), dtype
 
 
 def refuse_other_model(path: Path, saved: Any, given: Mapping[str, Any]) -> None:
@@ -66,11 +46,6 @@ def refuse_other_arrays(path: Path, saved: Mapping[str, str], wanted: Mapping[st
                 f"{path}: the array {name} is {there} in the checkpoint and {here} in this run: "
                 "the model, the optimizer or the precision differs"
             )
-
-
-def _description(array: Any) -> str:
-    """Return an array's type as "float32[100,64]"."""
-    return f"{array.dtype}[{','.join(str(size) for size in array.shape)}]"
 
 
 def _first_difference(saved: Any, given: Any, field: str) -> tuple[str, str, str] | None:

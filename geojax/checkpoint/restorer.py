@@ -12,7 +12,6 @@ from geojax.checkpoint import choice, manifest
 from geojax.checkpoint.agreement import first_text, text_of
 from geojax.checkpoint.choice import Choice, SaveKey
 from geojax.checkpoint.compatibility import (
-    leaves_by_name,
     refuse_other_arrays,
     refuse_other_model,
 )
@@ -20,6 +19,7 @@ from geojax.checkpoint.folder import interrupted_steps
 from geojax.checkpoint.saved_state import Crossing, SavedState
 from geojax.checkpoint.site_group import SiteGroup
 from geojax.errors import UserError
+from geojax.named_arrays import leaves_by_name
 from geojax.quantities import quantity
 from geojax.runtime.liveness.exit_messages import first_line
 

@@ -19,6 +19,7 @@ example, are left to the rest.
 
 import collections
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, Literal
@@ -26,9 +27,9 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from geojax.checkpoint.compatibility import leaves_by_name
 from geojax.models import Parameters
 from geojax.models.chunk.layer_io import layers_slice
+from geojax.named_arrays import leaves_by_name
 from geojax.optim import LeafLayout
 from geojax.pipeline.execution import StageWeights
 from geojax.pipeline.execution.ready_parts import Part, ready_parts
@@ -67,7 +68,7 @@ class EarlyReduce:
 
     def start(self, part: Part, sums: StageWeights) -> GradReduce:
         """Sum a part in the site, ready to be exchanged; other parts of `sums` are not read."""
-        layouts = pieces(self.layouts, self.plan)[part]
+        layouts = self._pieces[part]
         gradients = self._cut(self.to_parameters(sums), layouts)
         return start_grad_reduce(gradients, self._errors(layouts), layouts, self.plan.one_message)
 
@@ -77,7 +78,7 @@ class EarlyReduce:
 
     def finish(self, exchanged: Mapping[Part, GradReduce], sums: StageWeights) -> ReducedGradients:
         """Reduce the rest, and join all parts."""
-        layouts = pieces(self.layouts, self.plan)["rest"]
+        layouts = self._pieces["rest"]
         rest = self._cut(self.to_parameters(sums), layouts)
         made = [reduce_gradients(rest, self._errors(layouts), layouts, self.plan)]
         made += [each.done() for each in exchanged.values()]
@@ -85,6 +86,10 @@ class EarlyReduce:
         if self.error_feedback is not None:
             errors = self._joined([each.error_feedback for each in made])
         return ReducedGradients(self._joined([each.gradients for each in made]), errors)
+
+    @functools.cached_property
+    def _pieces(self) -> dict[Part | Literal["rest"], dict[Piece, LeafLayout]]:
+        return pieces(self.layouts, self.plan)
 
     def _errors(self, names: Iterable[Piece]) -> Any:
         return None if self.error_feedback is None else self._cut(self.error_feedback, names)

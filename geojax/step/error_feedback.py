@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
-from geojax.checkpoint.compatibility import shape_and_dtype
+from geojax.named_arrays import leaf_name, shape_and_dtype
 from geojax.optim.layout import DimSharding, LeafLayout
 from geojax.optim.stage_assignment import PADDING_LAYER
 from geojax.step.plan import StepPlan
@@ -62,7 +62,7 @@ def saved_errors(wanted: Any, parameters: Any, saved: Mapping[str, str]) -> Any:
         return None
 
     def of_leaf(path: Any, parameter: LeafLayout, own: LeafLayout | None) -> LeafLayout:
-        name = f"{NAME}.{jax.tree_util.keystr(path, simple=True, separator='.')}"
+        name = f"{NAME}.{leaf_name(path)}"
         shape, dtype = shape_and_dtype(saved.get(name, "float32[]"))
         if own is not None and own.shape == shape:
             return own

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding
 
-from geojax.checkpoint.compatibility import shape_and_dtype
 from geojax.models import ModelConfig, init_parameters, parameter_shapes
 from geojax.models.parallel.partition import partitions
+from geojax.named_arrays import shape_and_dtype
 from geojax.optim import LeafLayout, layout
 from geojax.optim.optimizer import optimizer_layouts
 from geojax.precision import LossScale
