@@ -1,0 +1,10 @@
+"""Offer and fetch arrays between separate JAX runtimes; there is no training in it.
+
+A process of one site offers arrays to its counterpart in another site under a `MessageKey`; the
+counterpart fetches them under the same key. Transfers are asynchronous on both sides.
+"""
+
+from geojax.transport.loopback import loopback
+from geojax.transport.protocol import Fetch, MessageKey, PeerCounters, Transport
+
+__all__ = ["Fetch", "MessageKey", "PeerCounters", "Transport", "loopback"]

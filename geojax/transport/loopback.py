@@ -1,0 +1,152 @@
+"""Sites of one process: sub-meshes of its devices, for tests of what stands on a transport."""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+
+import jax
+
+from geojax.errors import RunError
+from geojax.transport.in_flight import InFlight
+from geojax.transport.private import is_ready
+from geojax.transport.protocol import MessageKey, PeerCounters, Transport
+
+_UNLIMITED_BYTES = 1 << 62
+_POLL_SECONDS = 0.05
+
+
+def loopback(
+    sites: int, limit_bytes: int = _UNLIMITED_BYTES, silence_seconds: float = 60.0
+) -> list[Transport]:
+    """Return transports that join `sites` meshes of this process, one for each site.
+
+    Sites may be threads, or take turns in one thread if no offer has to wait.
+
+    Args:
+        sites: number of sites.
+        limit_bytes: most bytes that one site has in flight to another.
+        silence_seconds: time after which a fetch gives up.
+    """
+    links = {
+        (sender, receiver): _Link() for sender in range(sites) for receiver in range(sites)
+    }  # a site's link to itself is never used
+    return [_Loopback(site, sites, links, limit_bytes, silence_seconds) for site in range(sites)]
+
+
+class _Link:
+    """Messages from one site to another that have been offered and not fetched."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.offered: dict[MessageKey, Sequence[jax.Array]] = {}
+        self.used_keys: set[MessageKey] = set()
+        self.closed = False
+        self.in_flight: InFlight
+
+
+class _Loopback:
+    """One site's end; `geojax.transport.protocol.Transport` documents its methods."""
+
+    def __init__(
+        self,
+        site: int,
+        sites: int,
+        links: Mapping[tuple[int, int], _Link],
+        limit_bytes: int,
+        silence_seconds: float,
+    ):
+        self.site, self.sites = site, sites
+        self.silence_seconds = silence_seconds
+        self.links = links
+        peers = [peer for peer in range(sites) if peer != site]
+        self.counters: Mapping[int, PeerCounters] = {peer: PeerCounters() for peer in peers}
+        for peer in peers:
+            links[site, peer].in_flight = InFlight(
+                f"site {peer}", limit_bytes, self.counters[peer], self.check
+            )
+
+    def offer(self, receiver: int, key: MessageKey, arrays: Sequence[jax.Array]) -> None:
+        self.check()
+        link = self.links[self.site, receiver]
+        assert key not in link.used_keys, f"{key} is offered to site {receiver} once"
+        link.used_keys.add(key)
+        link.in_flight.add(key, sum(array.nbytes for array in arrays))
+        with link.changed:
+            link.offered[key] = arrays
+            link.changed.notify_all()
+
+    def fetch(self, sender: int, key: MessageKey, like: Sequence[jax.ShapeDtypeStruct]) -> "_Fetch":
+        self.check()
+        return _Fetch(self, sender, key, like)
+
+    def check(self) -> None:
+        for peer in self.counters:
+            if self.links[peer, self.site].closed:
+                raise RunError(f"transport: site {peer} has left; restart the run with all sites")
+
+    def close(self) -> None:
+        for peer in self.counters:
+            link = self.links[self.site, peer]
+            with link.changed:
+                link.closed = True
+                link.offered.clear()
+                link.changed.notify_all()
+
+
+class _Fetch:
+    """A message that is offered, or will be; `geojax.transport.protocol.Fetch` documents it."""
+
+    def __init__(
+        self, end: _Loopback, sender: int, key: MessageKey, like: Sequence[jax.ShapeDtypeStruct]
+    ):
+        self.end, self.sender, self.key, self.like = end, sender, key, like
+        self.seconds_waited = 0.0
+        self.arrays: list[jax.Array] | None = None
+
+    def arrived(self) -> bool:
+        self._take()
+        return self.arrays is not None and all(map(is_ready, self.arrays))
+
+    def result(self, timeout_seconds: float | None = None) -> list[jax.Array]:
+        start = time.monotonic()
+        limit = self.end.silence_seconds if timeout_seconds is None else timeout_seconds
+        link = self.end.links[self.sender, self.end.site]
+        with link.changed:
+            while not self._take():
+                if time.monotonic() - start > limit:
+                    raise RunError(
+                        f"transport: {self.key} did not come from site {self.sender} within "
+                        f"{limit:g} seconds; is its schedule the same as here?"
+                    )
+                self.end.check()
+                link.changed.wait(_POLL_SECONDS)
+        assert self.arrays is not None
+        jax.block_until_ready(self.arrays)
+        waited = time.monotonic() - start
+        self.seconds_waited += waited
+        self.end.counters[self.sender].fetch_wait_seconds += waited
+        return self.arrays
+
+    def _take(self) -> bool:
+        """Take the message if it has been offered; return True if it is taken."""
+        if self.arrays is not None:
+            return True
+        link = self.end.links[self.sender, self.end.site]
+        offered = link.offered.pop(self.key, None)
+        if offered is None:
+            return False
+        assert len(offered) == len(self.like), f"{self.key} has {len(self.like)} arrays"
+        for array, wanted in zip(offered, self.like, strict=True):
+            got, expected = (array.shape, array.dtype), (wanted.shape, wanted.dtype)
+            assert got == expected, f"{self.key} is offered as it is fetched: {got}, {expected}"
+        # A copy even on the same devices: the sender may donate its own once this is acknowledged.
+        self.arrays = [
+            jax.device_put(array, wanted.sharding, may_alias=False)
+            for array, wanted in zip(offered, self.like, strict=True)
+        ]
+        size = sum(array.nbytes for array in offered)
+        counters = self.end.counters[self.sender]
+        counters.fetched_messages += 1
+        counters.fetched_bytes += size
+        link.in_flight.acknowledge(size)
+        return True

@@ -1,0 +1,136 @@
+"""The protocol of every transport: offers, fetches, health and counters."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import jax
+
+
+class MessageKey(NamedTuple):
+    """Name of one message of a run; sender and receiver derive the same one from their schedules.
+
+    A sender uses a key at most once for each receiver.
+    """
+
+    step: int
+    """Step of the run."""
+    kind: str
+    """Subject of the message: "activation", "gradient", "bucket", "statistics", ..."""
+    microbatch: int = 0
+    chunk: int = 0
+    part: int = 0
+    """Number of the piece, where one subject travels in several messages."""
+
+    def __str__(self) -> str:
+        """Return the key as errors show it."""
+        return (
+            f"{self.kind} of step {self.step}, microbatch {self.microbatch}, chunk {self.chunk}, "
+            f"part {self.part}"
+        )
+
+
+@dataclasses.dataclass
+class PeerCounters:
+    """Traffic between this process and its counterpart in one other site since the start."""
+
+    offered_messages: int = 0
+    offered_bytes: int = 0
+    acknowledged_messages: int = 0
+    acknowledged_bytes: int = 0
+    """Bytes of offers that the peer has fetched, as far as this process knows."""
+    fetched_messages: int = 0
+    fetched_bytes: int = 0
+    """Bytes that have arrived here."""
+    offer_wait_seconds: float = 0.0
+    """Time that `Transport.offer` waited for the peer to fetch earlier offers."""
+    fetch_wait_seconds: float = 0.0
+    """Time that `Fetch.result` waited for arrays: exposed latency of the link."""
+
+    @property
+    def messages_in_flight(self) -> int:
+        """Offers that the peer has not acknowledged."""
+        return self.offered_messages - self.acknowledged_messages
+
+    @property
+    def bytes_in_flight(self) -> int:
+        """Bytes of offers that the peer has not acknowledged; the byte limit counts these."""
+        return self.offered_bytes - self.acknowledged_bytes
+
+
+class Fetch(Protocol):
+    """Arrays that are on their way."""
+
+    seconds_waited: float
+    """Time that `result` has waited."""
+
+    def arrived(self) -> bool:
+        """Return True if `result` would not wait."""
+        ...
+
+    def result(self, timeout_seconds: float | None = None) -> list[jax.Array]:
+        """Wait until all arrays are here; return them.
+
+        XLA:CPU runs computations in the order of their dispatch, so one that is dispatched before
+        its input has arrived blocks all behind it: dispatch only what this returned.
+
+        Args:
+            timeout_seconds: time to wait; None: until the peer counts as lost.
+
+        Raises:
+            RunError: the time is up, or the peer is lost; the message names peer and key.
+        """
+        ...
+
+
+class Transport(Protocol):
+    """The way of one process to its counterparts in the other sites."""
+
+    site: int
+    """Site of this process."""
+    sites: int
+    """Number of sites."""
+    counters: Mapping[int, PeerCounters]
+    """Traffic with each other site, by its number."""
+
+    def offer(self, receiver: int, key: MessageKey, arrays: Sequence[jax.Array]) -> None:
+        """Offer arrays, which may not be computed yet, to one other site.
+
+        The transport keeps the arrays until the receiver acknowledges them, and they must not be
+        donated before (`PeerCounters.messages_in_flight`; acknowledgments come in the order of
+        offers). Waits while the unacknowledged bytes of this receiver would exceed the limit, so
+        receivers must fetch ahead by at least the messages that their schedule has in flight.
+
+        Args:
+            receiver: another site; arrays for several sites are offered to each.
+            key: name of the message, new for this receiver.
+            arrays: arrays on this site's mesh; in a site of several processes each process offers
+                its own shards.
+
+        Raises:
+            UserError: the message alone exceeds the byte limit.
+            RunError: the receiver is lost.
+        """
+        ...
+
+    def fetch(self, sender: int, key: MessageKey, like: Sequence[jax.ShapeDtypeStruct]) -> Fetch:
+        """Begin to fetch what another site offers under `key`, now or later; return at once.
+
+        Args:
+            sender: another site.
+            key: name of the message; each is fetched once.
+            like: shape, dtype and sharding of each array on this site's mesh; shards are equal to
+                those of the offered arrays.
+
+        Raises:
+            RunError: the sender is lost.
+        """
+        ...
+
+    def check(self) -> None:
+        """Raise a `RunError` that names the first peer that is lost or has been silent too long."""
+        ...
+
+    def close(self) -> None:
+        """End all transfers and free what they hold; peers see this site as gone."""
+        ...
