@@ -35,7 +35,7 @@ from geojax.pipeline.execution.ring_buffers import get, nan_of, put, slot_after
 from geojax.pipeline.execution.ring_pool import RingRows
 from geojax.pipeline.execution.stage_chunks import Rings, StageChunks
 from geojax.pipeline.execution.stage_weights import PipelineGradients, StageWeights
-from geojax.pipeline.execution.tick_program import NOTHING, Segment, TickProgram
+from geojax.pipeline.execution.tick_program import NOTHING, TickForm, TickProgram
 from geojax.pipeline.schedule import Kind, LayerBytes
 from geojax.precision import split_quantized
 
@@ -158,12 +158,11 @@ class _Run:
         parts = {} if early is None else early.parts
         exchanged: dict[Part, Any] = {}
         for segment in cut_after(self._program.segments, parts.values()):
-            end = segment.first + segment.count
-            state, _ = lax.scan(
-                functools.partial(self._tick, segment), state, ticks[segment.first : end]
-            )
+            rows = ticks[segment.first : segment.end]
+            rows = rows.reshape(segment.repeats, len(segment.pattern), -1)
+            state, _ = lax.scan(functools.partial(self._pattern, segment.pattern), state, rows)
             for part, tick in parts.items():
-                if early is not None and tick == end - 1:
+                if early is not None and tick == segment.end - 1:
                     state = self._send_early(early, part, state, exchanged)
         balance, sums = after((state.balance, state.sums), state.loss)
         return PipelineGradients(state.loss, balance, sums, exchanged)
@@ -286,20 +285,27 @@ class _Run:
             zeros_of(split_quantized(self._weights)[1], dtype=self._sum_dtype),
         )
 
-    def _tick(self, segment: Segment, state: _State, row: jax.Array) -> tuple[_State, None]:
+    def _pattern(
+        self, pattern: tuple[TickForm, ...], state: _State, rows: jax.Array
+    ) -> tuple[_State, None]:
+        for form, row in zip(pattern, rows, strict=True):
+            state = self._tick(form, state, row)
+        return state, None
+
+    def _tick(self, form: TickForm, state: _State, row: jax.Array) -> _State:
         tick_row, channels = self._tick_row(row), self._program.channels
         arrived = {
             number: self._send(number, after(state.made[channels[number].kind.value], state.loss))
-            for number in segment.channels
+            for number in form.channels
             if channels[number].delayed
         }
         made = {}
-        if Kind.FORWARD in segment.kinds:
+        if Kind.FORWARD in form.kinds:
             state, made["F"] = self._forward(state, tick_row, [state.loss, *arrived.values()])
-        if Kind.BACKWARD in segment.kinds:
+        if Kind.BACKWARD in form.kinds:
             tokens = [state.loss, *arrived.values(), *made.values()]
             state, made["B"] = self._backward(state, tick_row, tokens)
-        if Kind.WEIGHT in segment.kinds:
+        if Kind.WEIGHT in form.kinds:
             state = self._weight_gradients(
                 state, tick_row, [state.loss, *arrived.values(), *made.values()]
             )
@@ -309,7 +315,7 @@ class _Run:
         for kind in made:
             for other in made.values():
                 ordered[kind] = after(ordered[kind], other)
-        for number in segment.channels:
+        for number in form.channels:
             if not channels[number].delayed:
                 arrived[number] = self._send(number, ordered[channels[number].kind.value])
         inputs, cotangents = state.inputs, state.cotangents
@@ -322,7 +328,7 @@ class _Run:
         kept = state.made | {kind: made[kind] for kind in state.made if kind in made}
         # The next tick waits for all of this one: XLA unrolls a loop of one iteration.
         loss = functools.reduce(after, [*made.values(), *arrived.values()], state.loss)
-        return state._replace(inputs=inputs, cotangents=cotangents, made=kept, loss=loss), None
+        return state._replace(inputs=inputs, cotangents=cotangents, made=kept, loss=loss)
 
     def _send(self, number: int, stream: jax.Array) -> jax.Array:
         return lax.ppermute(stream, self._axes, self._program.channels[number].pairs)

@@ -13,7 +13,6 @@ A part is ready in one tick on all stages, since they run one program. Later sta
 sooner, but the first one ends last, has the least time to send, and loses nothing.
 """
 
-import dataclasses
 from collections.abc import Collection, Iterable, Iterator
 from typing import Literal
 
@@ -51,8 +50,8 @@ def ready_parts(table: TickTable) -> dict[Part, int]:
 def cut_after(segments: Iterable[Segment], ticks: Collection[int]) -> Iterator[Segment]:
     """Cut the loops over ticks so that one of them ends with each of `ticks`."""
     for segment in segments:
-        first, end = segment.first, segment.first + segment.count
-        cuts = sorted({tick + 1 for tick in ticks if first <= tick < end - 1})
-        for cut in (*cuts, end):
-            yield dataclasses.replace(segment, first=first, count=cut - first)
+        first = segment.first
+        cuts = sorted({tick + 1 for tick in ticks if first <= tick < segment.end - 1})
+        for cut in (*cuts, segment.end):
+            yield from segment.part(first, cut)
             first = cut

@@ -171,11 +171,9 @@ def _computes_on_unused_data(program: TickProgram) -> Iterator[tuple[int, int]]:
         return
     idle = program.columns["F.microbatch"] == NOTHING
     for segment in program.segments:
-        if Kind.FORWARD in segment.kinds:
-            ticks = range(segment.first, segment.first + segment.count)
-            yield from (
-                (stage, tick) for tick in ticks for stage in np.flatnonzero(idle[tick]).tolist()
-            )
+        for tick, form in segment.ticks():
+            if Kind.FORWARD in form.kinds:
+                yield from ((stage, tick) for stage in np.flatnonzero(idle[tick]).tolist())
 
 
 def _assign(intervals: list[_Interval], of_kind: dict[Kind, np.ndarray]) -> int:

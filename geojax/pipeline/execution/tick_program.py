@@ -17,7 +17,8 @@ computed: then transfer and work do not wait for each other.
 import dataclasses
 import heapq
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,6 +30,12 @@ NOTHING = -1
 # A tick has three phases in which streams are written or read: forward, backward, arrivals.
 _FORWARD, _BACKWARD, _ARRIVAL = range(3)
 _PHASES = 3
+
+LONGEST_PATTERN = 128
+"""In ticks. (Strict 1F1B over eleven hops of three ticks repeats every 67.)"""
+
+_COST_OF_LOOP = 0.1
+"""Of an action in a loop's body."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,16 +50,54 @@ class Channel:
     """Messages leave in the tick after the one that made them, while that is computed."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Segment:
-    """Consecutive ticks that one loop runs."""
+class TickForm(NamedTuple):
+    """The part of a loop's body that runs a tick."""
 
-    first: int
-    count: int
     kinds: tuple[Kind, ...]
-    """The actions of any stage in any of them."""
+    """The actions of any stage."""
     channels: tuple[int, ...]
     """The channels by which anything arrives."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """Consecutive ticks that one loop runs, its body a pattern of one or more of them.
+
+    A strict order with hops of several ticks settles into a pattern, as F, F, B, -, B: without
+    branches, loops of equal ticks would be as many as a step has microbatches.
+    """
+
+    first: int
+    pattern: tuple[TickForm, ...]
+    repeats: int
+
+    @property
+    def count(self) -> int:
+        """The number of ticks."""
+        return self.repeats * len(self.pattern)
+
+    @property
+    def end(self) -> int:
+        """The tick after the last one."""
+        return self.first + self.count
+
+    def ticks(self) -> Iterator[tuple[int, TickForm]]:
+        """Yield the ticks and their forms."""
+        return zip(range(self.first, self.end), itertools.cycle(self.pattern), strict=False)
+
+    def part(self, first: int, end: int) -> "Iterator[Segment]":
+        """Yield segments of the ticks from `first` to before `end`: whole repeats, and the rest."""
+        period = len(self.pattern)
+        while first < end:
+            offset = (first - self.first) % period
+            if offset or end - first < period:
+                forms = self.pattern[offset : offset + end - first]
+                yield Segment(first, forms, 1)
+                first += len(forms)
+            else:
+                repeats = (end - first) // period
+                yield Segment(first, self.pattern, repeats)
+                first += repeats * period
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -203,18 +248,59 @@ class _Builder:
                     number = self._channel_of(kind, source, target, made, read)
                     arrives[self._tick[made] + self._channels[number].delayed, number] = True
         does = np.stack([busy[kind] for kind in self._kinds], axis=1)
-        if not self._branch_free:  # idle stages cost nothing: one loop
-            return (self._segment(0, len(does), does, arrives),)
-        edges = [0, *(np.flatnonzero((does[1:] != does[:-1]).any(axis=1)) + 1).tolist(), len(does)]
-        return tuple(self._segment(*pair, does, arrives) for pair in itertools.pairwise(edges))
 
-    def _segment(self, first: int, end: int, does: np.ndarray, arrives: np.ndarray) -> Segment:
-        return Segment(
-            first,
-            end - first,
-            tuple(self._kinds[index] for index in np.flatnonzero(does[first:end].any(axis=0))),
-            tuple(np.flatnonzero(arrives[first:end].any(axis=0)).tolist()),
+        def form(ticks: slice) -> TickForm:
+            kinds = np.flatnonzero(does[ticks].any(axis=0))
+            channels = np.flatnonzero(arrives[ticks].any(axis=0))
+            return TickForm(tuple(self._kinds[index] for index in kinds), tuple(channels.tolist()))
+
+        if not self._branch_free:  # idle stages cost nothing: one loop
+            return (Segment(0, (form(slice(None)),), len(does)),)
+        return tuple(
+            Segment(
+                first,
+                tuple(
+                    form(slice(first + offset, first + repeats * period, period))
+                    for offset in range(period)
+                ),
+                repeats,
+            )
+            for first, period, repeats in repetitions([tuple(row) for row in does.tolist()])
         )
+
+
+def repetitions(ticks: Sequence[tuple[bool, ...]]) -> list[tuple[int, int, int]]:
+    """Cut a table into repeated patterns, so that the patterns hold few actions in all.
+
+    Args:
+        ticks: the kinds of action that each tick has.
+
+    Returns:
+        (first tick, ticks of the pattern, repeats) of each cut.
+    """
+    # equal[p][t]: the number of ticks from t on that equal the ones p later.
+    equal = {period: [0] * (len(ticks) + 1) for period in range(1, LONGEST_PATTERN + 1)}
+    for period, lengths in equal.items():
+        for tick in range(len(ticks) - period - 1, -1, -1):
+            same = ticks[tick] == ticks[tick + period]
+            lengths[tick] = lengths[tick + 1] + 1 if same else 0
+    # The least cost of all ticks from t on, and the cut at t that has it.
+    best: list[tuple[float, int, int]] = [(0.0, 0, 0)] * (len(ticks) + 1)
+    for tick in range(len(ticks) - 1, -1, -1):
+        found, actions = [], 0.0
+        for period in range(1, min(LONGEST_PATTERN, len(ticks) - tick) + 1):
+            actions += sum(ticks[tick + period - 1])
+            most = equal[period][tick] // period + 1
+            for repeats in {1, most}:
+                cost = _COST_OF_LOOP + actions + best[tick + period * repeats][0]
+                found.append((cost, period, repeats))
+        best[tick] = min(found)
+    cuts, tick = [], 0
+    while tick < len(ticks):
+        _, period, repeats = best[tick]
+        cuts.append((tick, period, repeats))
+        tick += period * repeats
+    return cuts
 
 
 @dataclasses.dataclass(frozen=True)

@@ -65,7 +65,11 @@ def passes_of(plan: StepPlan) -> int:
     if plan.tick_program is None:
         return plan.microbatches
     counts = {
-        kind: sum(each.count for each in plan.tick_program.segments if kind in each.kinds)
+        kind: sum(
+            kind in form.kinds
+            for segment in plan.tick_program.segments
+            for _, form in segment.ticks()
+        )
         for kind in (Kind.FORWARD, Kind.BACKWARD)
     }
     assert len(set(counts.values())) == 1, "as many ticks must hold a backward as a forward"

@@ -176,12 +176,13 @@ def _hops(
     tokens = _sequences_of_microbatch(sequences, plan) * length // shares
     message = tokens * model.hidden_size * plan.policy.compute_dtype.itemsize
     program = plan.tick_program
-    for segment in program.segments:
-        for number in segment.channels:
+    forms = (form for segment in program.segments for _, form in segment.ticks())
+    for form, ticks in collections.Counter(forms).items():
+        for number in form.channels:
             pairs = program.channels[number].pairs
             stages = collections.Counter(_crossed(*pair, plan) for pair in pairs)
             for axes, count in stages.items():
-                sent = permute_bytes(segment.count * message, 2)
+                sent = permute_bytes(ticks * message, 2)
                 yield axes, sent, count * plan.mesh.size // ranks_of(plan.stage_axes, plan)
 
 

@@ -113,7 +113,7 @@ def expected_hops(model, plan):
     expected = {}
     for number, channel in enumerate(plan.tick_program.channels):
         segments = plan.tick_program.segments
-        ticks = sum(segment.count for segment in segments if number in segment.channels)
+        ticks = sum(number in form.channels for segment in segments for _, form in segment.ticks())
         ends = np.array(np.unravel_index(np.array(channel.pairs), sizes))
         for crossed in {tuple(pair[:, 0] != pair[:, 1]) for pair in ends.transpose(1, 0, 2)}:
             axes = tuple(itertools.compress(plan.stage_axes, crossed))

@@ -41,7 +41,8 @@ def test_loops_end_with_the_given_ticks_and_run_all_of_them(branch_free):
     segments = TickProgram.of(ticks, branch_free=branch_free).segments
     ends = ready_parts(ticks).values()
     cut = list(cut_after(segments, ends))
-    run = [each.first + tick for each in cut for tick in range(each.count)]
-    assert run == list(range(ticks.ticks))
-    assert set(ends) <= {each.first + each.count - 1 for each in cut}
+    run = [tick for each in cut for tick in each.ticks()]
+    assert run == [tick for each in segments for tick in each.ticks()]
+    assert [tick for tick, _ in run] == list(range(ticks.ticks))
+    assert set(ends) <= {each.end - 1 for each in cut}
     assert len(cut) <= len(segments) + len(ends)

@@ -24,7 +24,7 @@ from geojax.pipeline import (
     tick_table,
 )
 from geojax.pipeline.execution.ring_pool import RingLeaf, RingPool, RingRows
-from geojax.pipeline.execution.tick_program import NOTHING, TickProgram
+from geojax.pipeline.execution.tick_program import NOTHING, TickProgram, repetitions
 
 GARBAGE = "garbage"
 FORWARD, BACKWARD, WEIGHT, ARRIVAL = range(4)
@@ -127,15 +127,15 @@ class Replay:
 
     def run(self):
         for segment in self.program.segments:
-            for tick in range(segment.first, segment.first + segment.count):
-                self._tick(segment, tick)
+            for tick, form in segment.ticks():
+                self._tick(form, tick)
         return self
 
-    def _tick(self, segment, tick):
+    def _tick(self, form, tick):
         before = [dict(made) for made in self.made]
         for stage in range(self.placement.stages):
             tick_row = {name: int(column[tick, stage]) for name, column in self._columns()}
-            for kind in segment.kinds:
+            for kind in form.kinds:
                 if tick_row[f"{kind.value}.microbatch"] != NOTHING:
                     getattr(self, f"_{kind.name.lower()}")(stage, tick_row, 4 * tick)
                     microbatch, moment = tick_row[f"{kind.value}.microbatch"], 4 * tick
@@ -148,7 +148,7 @@ class Replay:
                 if kind is Kind.FORWARD and self.program.branch_free:
                     chunk = self.placement.chunks_of(stage)[0]
                     self._layers(stage, tick, kind, GARBAGE, chunk, 4 * tick)
-        for number in segment.channels:
+        for number in form.channels:
             channel = self.program.channels[number]
             for source, target in channel.pairs:
                 label = (before if channel.delayed else self.made)[source][channel.kind.value]
@@ -260,14 +260,32 @@ def test_segments_follow_one_another_and_say_what_happens_in_them(program):
     if not program.branch_free:
         assert len(program.segments) == 1
     for segment in program.segments:
-        ticks = slice(segment.first, segment.first + segment.count)
-        for kind in program.ticks.schedule.kinds:
-            busy = (program.columns[f"{kind.value}.microbatch"][ticks] != NOTHING).any(axis=1)
-            assert busy.any() == (kind in segment.kinds)
-            assert not program.branch_free or len(set(busy.tolist())) == 1
-        for number in range(len(program.channels)):
-            used = (program.columns[f"channel.{number}"][ticks] != NOTHING).any()
-            assert used == (number in segment.channels)
+        period = len(segment.pattern)
+        for offset, form in enumerate(segment.pattern):
+            ticks = slice(segment.first + offset, segment.end, period)
+            for kind in program.ticks.schedule.kinds:
+                busy = (program.columns[f"{kind.value}.microbatch"][ticks] != NOTHING).any(axis=1)
+                assert busy.any() == (kind in form.kinds)
+                assert not program.branch_free or len(set(busy.tolist())) == 1
+            for number in range(len(program.channels)):
+                used = (program.columns[f"channel.{number}"][ticks] != NOTHING).any()
+                assert used == (number in form.channels)
+
+
+@pytest.mark.parametrize("hop", [1, 2, 3, 5])
+@pytest.mark.parametrize("schedule", ["1f1b", "geopipe"])
+def test_more_microbatches_take_no_more_code(schedule, hop):
+    def actions(microbatches):
+        table = tick_table(schedule, Placement.linear(4), microbatches, (1, hop, 1))
+        segments = TickProgram.of(table, branch_free=True).segments
+        return sum(len(form.kinds) for segment in segments for form in segment.pattern)
+
+    assert actions(96) == actions(48)
+
+
+def test_repetitions_are_found_and_hold_the_whole_table():
+    ticks = [(True, False)] * 3 + [(True, True), (False, False)] * 5 + [(False, True)]
+    assert repetitions(ticks) == [(0, 1, 3), (3, 2, 5), (13, 1, 1)]
 
 
 @pytest.mark.parametrize("hops", [(1,), (1, 3, 1), (2, 2)])
@@ -275,7 +293,9 @@ def test_without_branches_forwards_come_first_then_both_then_backwards(hops):
     microbatches, way = 5, sum(hops)
     table = tick_table("branch_free", Placement.linear(len(hops) + 1), microbatches, hops)
     program = TickProgram.of(table, branch_free=True)
-    found = [(segment.kinds, segment.count) for segment in program.segments]
+    found = [
+        (form.kinds, segment.repeats) for segment in program.segments for form in segment.pattern
+    ]
     forward, backward = (Kind.FORWARD,), (Kind.BACKWARD,)
     assert found == [(forward, way), (forward + backward, microbatches), (backward, way)]
     # Of each stage: the microbatches between its forward and its backward, both included.
