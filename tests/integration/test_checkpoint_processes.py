@@ -46,7 +46,6 @@ def run(action: str, folder: Path, dc: int, data: int, processes: int) -> list[s
     return outputs
 
 
-@pytest.mark.multiprocess
 def test_two_processes_save_and_any_number_restores(tmp_path: Path) -> None:
     for output in run("save", tmp_path, 2, 4, processes=2):
         assert "SAVED" in output
@@ -55,14 +54,12 @@ def test_two_processes_save_and_any_number_restores(tmp_path: Path) -> None:
             assert "RESTORED 20" in output
 
 
-@pytest.mark.multiprocess
 def test_one_process_saves_and_two_restore(tmp_path: Path) -> None:
     run("save", tmp_path, 3, 2, processes=1)
     for output in run("restore", tmp_path, 2, 4, processes=2):
         assert "RESTORED 20" in output
 
 
-@pytest.mark.multiprocess
 def test_two_processes_fall_back_together(tmp_path: Path) -> None:
     run("save", tmp_path, 2, 4, processes=2)
     damaged = max((tmp_path / "20" / "ocdbt.process_1" / "d").iterdir())
@@ -72,14 +69,12 @@ def test_two_processes_fall_back_together(tmp_path: Path) -> None:
     assert sum("REPORT" in output for output in outputs) == 1
 
 
-@pytest.mark.multiprocess
 def test_a_folder_that_is_not_shared_is_refused(tmp_path: Path) -> None:
     for output in run("save-privately", tmp_path, 2, 4, processes=2):
         assert "REFUSED" in output
         assert "process 1 does not see what process 0 writes there" in output
 
 
-@pytest.mark.multiprocess
 def test_sites_save_and_restore_without_a_common_file_system(tmp_path: Path) -> None:
     for output in run("sites-save", tmp_path, 2, 4, processes=2):
         assert "SAVED" in output
@@ -96,7 +91,6 @@ def test_sites_save_and_restore_without_a_common_file_system(tmp_path: Path) -> 
         assert "RESTORED 10" in output
 
 
-@pytest.mark.multiprocess
 def test_sites_send_each_other_what_another_layout_lacks(tmp_path: Path) -> None:
     """Each site finds the other's folder, and lacks its own half of the moments."""
     run("sites-save", tmp_path, 2, 4, processes=2)
@@ -111,7 +105,6 @@ def test_sites_send_each_other_what_another_layout_lacks(tmp_path: Path) -> None
     assert "restoring onto another layout: a site gets 240 B over the link" in outputs[0]
 
 
-@pytest.mark.multiprocess
 @pytest.mark.parametrize("action", ["save-without-space", "sites-save-without-space"])
 def test_a_process_that_cannot_write_keeps_nobody_waiting(tmp_path: Path, action: str) -> None:
     first, second = run(action, tmp_path, 2, 4, processes=2)
@@ -123,7 +116,6 @@ def test_a_process_that_cannot_write_keeps_nobody_waiting(tmp_path: Path, action
     assert kept == {"20"}, "what the other site saved is removed"
 
 
-@pytest.mark.multiprocess
 def test_killed_before_the_commit_leaves_the_checkpoint_before(tmp_path: Path) -> None:
     worker = start("save-halfway", tmp_path, 2, 4)
     assert worker.stdout is not None
@@ -138,7 +130,6 @@ def test_killed_before_the_commit_leaves_the_checkpoint_before(tmp_path: Path) -
     assert (tmp_path / "20.orbax-checkpoint-tmp").is_dir()
 
 
-@pytest.mark.multiprocess
 @pytest.mark.parametrize("delay", [0.0, 0.02, 0.1])
 def test_killed_at_any_moment_of_a_save_leaves_a_whole_checkpoint(
     tmp_path: Path, delay: float

@@ -31,7 +31,7 @@ from geojax.wan import (
 from geojax.wan.emulate import netem_arguments
 from geojax.wan.state import state_path
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = pytest.mark.measures
 
 NAME = f"test-{os.getpid()}"
 

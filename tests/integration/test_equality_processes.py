@@ -10,7 +10,6 @@ WORKER = Path(__file__).with_name("equality_worker.py")
 LAYOUTS = ("dc2-data4", "dc2-data2-expert2")
 
 
-@pytest.mark.multiprocess
 @pytest.mark.parametrize("form", ["psum", "messages"])
 def test_loss_and_gradients_equal_those_of_one_device(form):
     """Gradients cross between sites in a psum, as on GPUs, or in messages, as through Gloo."""

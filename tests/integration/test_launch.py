@@ -27,8 +27,6 @@ from support.small_runs import (
 
 from geojax.wan import EmulatedWan, WanSettings, bring_up, cut, restore, take_down
 
-pytestmark = pytest.mark.multiprocess
-
 STEPS = 40
 HEARTBEAT_TIMEOUT = 8
 SETTINGS = {
@@ -126,7 +124,11 @@ def over(wan: EmulatedWan) -> tuple[str, ...]:
 # The role of data over loopback is that of the run with faults below.
 @pytest.mark.parametrize(
     ("network", "role"),
-    [("loopback", "stage"), ("emulated link", "data"), ("emulated link", "stage")],
+    [
+        ("loopback", "stage"),
+        pytest.param("emulated link", "data", marks=pytest.mark.measures),
+        pytest.param("emulated link", "stage", marks=pytest.mark.measures),
+    ],
 )
 def test_two_sites_train_as_one_process_does(tmp_path, corpus, alone, request, network, role):
     options = over(request.getfixturevalue("wan")) if network == "emulated link" else ()
@@ -173,6 +175,7 @@ def test_whatever_fails_the_run_goes_on_as_one_process_would(tmp_path, corpus, a
     assert_losses_of(run, alone, STEPS)
 
 
+@pytest.mark.measures
 def test_sites_whose_link_is_cut_both_say_so_and_go_on_when_it_is_restored(tmp_path, corpus, wan):
     endless = {
         "steps": 100_000,

@@ -17,7 +17,7 @@ from geojax.exit_codes import UNHEALTHY
 from geojax.topology import Topology
 from geojax.wan import WanSettings, bring_up, take_down
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = pytest.mark.measures
 
 NAME = f"probe-{os.getpid()}"
 ROUND_TRIP, RATE = 0.021, 200e6 / 8

@@ -13,8 +13,6 @@ import pytest
 
 from geojax.exit_codes import HANG
 
-pytestmark = pytest.mark.multiprocess
-
 WORKER = Path(__file__).with_name("mesh_worker.py")
 TIMEOUT = {"GEOJAX_HEARTBEAT_TIMEOUT": "4"}
 

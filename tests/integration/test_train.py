@@ -181,7 +181,6 @@ def test_ctrl_c_saves_and_the_run_goes_on_from_there(whole_run, tmp_path, corpus
     assert losses(tmp_path / "run") == losses(run)
 
 
-@pytest.mark.multiprocess
 def test_ctrl_c_in_one_of_two_processes_that_share_each_layer_stops_both(tmp_path, corpus):
     config = write_config(
         tmp_path / "run.yaml",

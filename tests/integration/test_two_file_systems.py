@@ -49,10 +49,9 @@ def ended_well(processes):
     return printed[0]
 
 
-@pytest.mark.multiprocess
 @pytest.mark.parametrize("role", ROLES)
 def test_killed_sites_go_on_from_their_own_checkpoints(tmp_path, corpus, role):
-    settings = {"steps": 40, "checkpoint": {"interval": 3, "keep": 2}, **ROLES[role]}
+    settings = {"steps": 24, "checkpoint": {"interval": 4, "keep": 2}, **ROLES[role]}
     config = write_config(
         tmp_path / "run.yaml", corpus, simulate_devices=2, mesh={"dc": 2, "data": 2}, **settings
     )
