@@ -4,7 +4,18 @@ A process of one site offers arrays to its counterpart in another site under a `
 counterpart fetches them under the same key. Transfers are asynchronous on both sides.
 """
 
+from geojax.transport.connect import Membership, Staging, connect, staging
 from geojax.transport.loopback import loopback
 from geojax.transport.protocol import Fetch, MessageKey, PeerCounters, Transport
 
-__all__ = ["Fetch", "MessageKey", "PeerCounters", "Transport", "loopback"]
+__all__ = [
+    "Fetch",
+    "Membership",
+    "MessageKey",
+    "PeerCounters",
+    "Staging",
+    "Transport",
+    "connect",
+    "loopback",
+    "staging",
+]

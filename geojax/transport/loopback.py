@@ -40,7 +40,7 @@ class _Link:
         self.changed = threading.Condition()
         self.offered: dict[MessageKey, Sequence[jax.Array]] = {}
         self.used_keys: set[MessageKey] = set()
-        self.closed = False
+        self.lost = False
         self.in_flight: InFlight
 
 
@@ -81,14 +81,22 @@ class _Loopback:
 
     def check(self) -> None:
         for peer in self.counters:
-            if self.links[peer, self.site].closed:
+            if self.links[peer, self.site].lost:
                 raise RunError(f"transport: site {peer} has left; restart the run with all sites")
+
+    def drain(self) -> None:
+        deadline = time.monotonic() + self.silence_seconds
+        while left := sum(each.messages_in_flight for each in self.counters.values()):
+            self.check()
+            if time.monotonic() > deadline:
+                raise RunError(f"transport: {left} messages of site {self.site} are not fetched")
+            time.sleep(_POLL_SECONDS)
 
     def close(self) -> None:
         for peer in self.counters:
             link = self.links[self.site, peer]
             with link.changed:
-                link.closed = True
+                link.lost = bool(link.offered)
                 link.offered.clear()
                 link.changed.notify_all()
 

@@ -131,6 +131,18 @@ class Transport(Protocol):
         """Raise a `RunError` that names the first peer that is lost or has been silent too long."""
         ...
 
+    def drain(self) -> None:
+        """Wait until the peers have fetched all offers; before `close` at the end of a run.
+
+        Raises:
+            RunError: a peer is lost, or has finished without them.
+        """
+        ...
+
     def close(self) -> None:
-        """End all transfers and free what they hold; peers see this site as gone."""
+        """End all transfers and free what they hold.
+
+        Peers see this site as finished, which is no error, if they have fetched all its offers; and
+        else as lost.
+        """
         ...

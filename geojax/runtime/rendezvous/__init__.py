@@ -29,6 +29,7 @@ def join(
     site: str | None,
     timeout_seconds: float,
     bind_address: str | None = None,
+    endpoint: str | None = None,
 ) -> Everyone:
     """Meet the other processes of the job; return the facts of each.
 
@@ -39,6 +40,7 @@ def join(
         site: name of this process's site; None if sites have no names.
         timeout_seconds: time to wait for the others.
         bind_address: address that process 0 listens on; None: the coordinator's.
+        endpoint: text about this process for all others; a transport's address.
 
     Raises:
         MissingProcessesError: some process did not join in time; it is named. In processes other
@@ -48,7 +50,7 @@ def join(
     """
     host, _, port = coordinator.rpartition(":")
     host = host.strip("[]")
-    own = own_hello(process, count, site)
+    own = own_hello(process, count, site, endpoint)
     deadline = time.monotonic() + timeout_seconds
     if process == 0:
         return RendezvousServer(own, bind_address or host, int(port), timeout_seconds).serve(

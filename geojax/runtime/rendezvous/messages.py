@@ -37,6 +37,7 @@ _Text = Annotated[
 _Sentence = Annotated[str, pydantic.Field(max_length=4096), pydantic.AfterValidator(_printable)]
 _Gpus = Annotated[str, pydantic.Field(max_length=4096), pydantic.AfterValidator(_printable)]
 _Address = Annotated[str, pydantic.AfterValidator(lambda text: str(ipaddress.ip_address(text)))]
+_Endpoint = Annotated[str, pydantic.Field(max_length=1024), pydantic.AfterValidator(_printable)]
 _Index = Annotated[int, pydantic.Field(ge=0, lt=1 << 20)]
 
 
@@ -64,6 +65,8 @@ class Hello(_Message):
     """CUDA_VISIBLE_DEVICES, if set."""
     address: _Address | None = None
     """Address that the host's own name resolves to on it; None if it cannot be resolved."""
+    endpoint: _Endpoint | None = None
+    """Text by which other runtimes reach this process; their transport reads it."""
 
 
 class Presence(NamedTuple):
@@ -74,6 +77,7 @@ class Presence(NamedTuple):
     host: str
     gpus: str | None
     address: str | None
+    endpoint: str | None = None
 
 
 class Everyone(NamedTuple):
@@ -92,6 +96,7 @@ class _Columns(_Message):
     hosts: list[_Text]
     gpus: list[_Gpus | None]
     addresses: list[_Address | None]
+    endpoints: list[_Endpoint | None]
     key: Annotated[str, pydantic.Field(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -125,7 +130,7 @@ class Verdict(_Message):
         raise ValueError("it says nothing")
 
 
-def own_hello(process: int, count: int, site: str | None) -> Hello:
+def own_hello(process: int, count: int, site: str | None, endpoint: str | None = None) -> Hello:
     """Return the facts of this process."""
     try:
         address = socket.gethostbyname(socket.gethostname())
@@ -140,6 +145,7 @@ def own_hello(process: int, count: int, site: str | None) -> Hello:
         "site": site,
         "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "address": address,
+        "endpoint": endpoint,
     }
     try:
         return Hello.model_validate(facts)
@@ -159,6 +165,7 @@ def pack(everyone: Sequence[Hello], key: bytes) -> str:
         hosts=[hello.host for hello in everyone],
         gpus=[hello.gpus for hello in everyone],
         addresses=[hello.address for hello in everyone],
+        endpoints=[hello.endpoint for hello in everyone],
         key=key.hex(),
     )
     return base64.b64encode(zlib.compress(columns.line())).decode()
@@ -171,7 +178,7 @@ def _unpack(packed: str, count: int) -> Everyone:
     except zlib.error as error:
         raise ValueError(str(error)) from None
     columns = _Columns.model_validate_json(text)
-    facts = (columns.sites, columns.hosts, columns.gpus, columns.addresses)
+    facts = (columns.sites, columns.hosts, columns.gpus, columns.addresses, columns.endpoints)
     if any(len(column) != count for column in facts):
         raise ValueError("it is of another number of processes")
     processes = [Presence(*row) for row in zip(range(count), *facts, strict=True)]

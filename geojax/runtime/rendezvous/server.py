@@ -282,7 +282,9 @@ class RendezvousServer:
 
 
 def _presence(hello: Hello) -> Presence:
-    return Presence(hello.process, hello.site, hello.host, hello.gpus, hello.address)
+    return Presence(
+        hello.process, hello.site, hello.host, hello.gpus, hello.address, hello.endpoint
+    )
 
 
 def _versions(hello: Hello) -> str:

@@ -95,8 +95,19 @@ def test_what_never_comes_is_named(meshes):
 def test_a_site_that_left_is_named(meshes):
     east, west, north = loopback(3)
     fetch = north.fetch(1, KEY, [like(meshes[1])])
+    for site in (0, 2):
+        west.offer(site, KEY._replace(kind="gradient"), [array_on(meshes[1])])
     west.close()
     with pytest.raises(RunError, match="site 1 has left"):
         fetch.result()
     with pytest.raises(RunError, match="site 1 has left"):
         east.offer(1, KEY, [array_on(meshes[0])])
+
+
+def test_a_site_that_has_nothing_in_flight_leaves_without_an_error(meshes):
+    east, west = loopback(2)
+    east.offer(1, KEY, [array_on(meshes[0])])
+    west.fetch(0, KEY, [like(meshes[1])]).result()
+    east.drain()
+    east.close()
+    west.check()

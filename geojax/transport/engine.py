@@ -1,0 +1,236 @@
+"""The transport between runtimes on different hosts: JAX's transfer engine behind guards.
+
+Each process exchanges its own shards with its counterpart, the process of the same index, in every
+other site. The receiver pulls: a fetch asks the sender's engine at once, which answers when the
+message is offered and computed, so that a fetch issued early costs no round trip.
+
+    sender:   offer → engine holds the arrays until they are pulled; bytes count until acknowledged
+    receiver: fetch → engine pulls → arrived → acknowledgment on the control connection
+"""
+
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from geojax.errors import RunError
+from geojax.transport import private
+from geojax.transport.control import ControlConnection
+from geojax.transport.guard_process import GuardProcess
+from geojax.transport.in_flight import InFlight
+from geojax.transport.message_id import Direction, message_id
+from geojax.transport.protocol import MessageKey, PeerCounters
+from geojax.transport.shards import joined, local_shapes, local_shards
+
+_POLL_SECONDS = 0.0005
+_ARRIVAL_POLL_SECONDS = 0.002
+
+
+class Peer(NamedTuple):
+    """The counterpart of this process in another site."""
+
+    name: str
+    """Site, process and host, as errors show them."""
+    control: socket.socket
+    """Control connection."""
+    engine: Any
+    """JAX's connection to the peer's transfer server."""
+    there: Direction
+    back: Direction
+
+
+class _Link:
+    """State of the traffic with one peer."""
+
+    def __init__(self, peer: Peer, counters: PeerCounters, in_flight: InFlight):
+        self.peer, self.counters, self.in_flight = peer, counters, in_flight
+        self.offered: dict[int, int] = {}
+        """Bytes of each message that is offered and not acknowledged."""
+        self.fetches: list[_Fetch] = []
+        """Fetches that have not arrived."""
+        self.control = ControlConnection(peer.control, self._acknowledged)
+
+    def _acknowledged(self, message: int) -> None:
+        if (size := self.offered.pop(message, None)) is not None:
+            self.in_flight.acknowledge(size)
+
+
+class EngineTransport:
+    """One process's end; `geojax.transport.protocol.Transport` documents its methods.
+
+    Args:
+        site: number of this site.
+        run_key: key of the run.
+        server: JAX's transfer server of this process.
+        guard: guard of its ports.
+        peers: counterparts of this process, by site.
+        limit_bytes: most bytes in flight to one peer.
+        silence_seconds: a peer that gives no sign for so long counts as lost.
+    """
+
+    def __init__(
+        self,
+        site: int,
+        run_key: bytes,
+        server: Any,
+        guard: GuardProcess,
+        peers: Mapping[int, Peer],
+        limit_bytes: int,
+        silence_seconds: float,
+    ):
+        self.site, self.sites = site, len(peers) + 1
+        self.guard_address = guard.address
+        """Address and port at which peers reach this process."""
+        self.counters: Mapping[int, PeerCounters] = {each: PeerCounters() for each in peers}
+        self._run_key, self._server, self._guard = run_key, server, guard
+        self._silence_seconds = silence_seconds
+        self._lost: str | None = None
+        self._closed = threading.Event()
+        self._lock = threading.Lock()
+        self._links = {
+            each: _Link(
+                peer,
+                self.counters[each],
+                InFlight(peer.name, limit_bytes, self.counters[each], self.check),
+            )
+            for each, peer in peers.items()
+        }
+        self._watch = threading.Thread(target=self._watch_arrivals, daemon=True)
+        self._watch.start()
+
+    def offer(self, receiver: int, key: MessageKey, arrays: Sequence[jax.Array]) -> None:
+        """Offer arrays to one other site."""
+        self.check()
+        link = self._links[receiver]
+        shards = [shard for array in arrays for shard in local_shards(array)]
+        message = message_id(self._run_key, link.peer.there, key, shards)
+        assert message not in link.offered, f"{key} is offered to {link.peer.name} once"
+        size = sum(shard.nbytes for shard in shards)
+        link.in_flight.add(key, size)
+        link.offered[message] = size
+        self._server.await_pull(message, shards)
+
+    def fetch(self, sender: int, key: MessageKey, like: Sequence[jax.ShapeDtypeStruct]) -> "_Fetch":
+        """Begin to fetch what another site offers."""
+        self.check()
+        link = self._links[sender]
+        wanted = [shape for each in like for shape in local_shapes(each)]
+        message = message_id(self._run_key, link.peer.back, key, wanted)
+        fetch = _Fetch(self, link, key, message, like, link.peer.engine.pull(message, wanted))
+        with self._lock:
+            link.fetches.append(fetch)
+        return fetch
+
+    def check(self) -> None:
+        """Raise the error of the first peer that is lost."""
+        for link in self._links.values():
+            if self._lost is None and (problem := self._problem(link)):
+                self._lost = problem
+                private.forget(self._server, [each.peer.engine for each in self._links.values()])
+        if self._lost is not None:
+            raise RunError(f"transport: {self._lost}; restart the run from its last checkpoint")
+
+    def drain(self) -> None:
+        """Wait until the peers have fetched all offers."""
+        for link in self._links.values():
+            while left := link.counters.messages_in_flight:
+                self.check()
+                if link.control.finished:
+                    raise RunError(f"transport: {link.peer.name} has not fetched {left} messages")
+                time.sleep(_ARRIVAL_POLL_SECONDS)
+
+    def close(self) -> None:
+        """End all transfers, the control connections and the guard."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        self._watch.join()
+        in_flight = sum(each.messages_in_flight for each in self.counters.values())
+        for link in self._links.values():
+            link.control.close(finished=self._lost is None and not in_flight)
+        private.forget(self._server, [each.peer.engine for each in self._links.values()])
+        self._guard.close()
+
+    def _problem(self, link: _Link) -> str | None:
+        """Return why a peer is lost; None if it is not."""
+        if link.control.finished:
+            return None
+        if link.control.closed:
+            return f"lost the connection to {link.peer.name}"
+        if (silent := link.control.silent_seconds) > self._silence_seconds:
+            return f"{link.peer.name} has been silent for {silent:.0f} seconds"
+        return None
+
+    def _watch_arrivals(self) -> None:
+        """Acknowledge what arrives while nobody asks for it."""
+        while not self._closed.wait(_ARRIVAL_POLL_SECONDS):
+            for link in self._links.values():
+                for fetch in list(link.fetches):
+                    fetch.arrived()
+
+    def note_arrival(self, link: _Link, fetch: "_Fetch", size: int) -> None:
+        """Count and acknowledge a fetch, once."""
+        with self._lock:
+            if fetch not in link.fetches:
+                return
+            link.fetches.remove(fetch)
+        link.counters.fetched_messages += 1
+        link.counters.fetched_bytes += size
+        link.control.acknowledge(fetch.message)
+
+
+class _Fetch:
+    """A pull; `geojax.transport.protocol.Fetch` documents it."""
+
+    def __init__(
+        self,
+        transport: EngineTransport,
+        link: _Link,
+        key: MessageKey,
+        message: int,
+        like: Sequence[jax.ShapeDtypeStruct],
+        shards: Sequence[jax.Array],
+    ):
+        self.seconds_waited = 0.0
+        self.message = message
+        self._transport, self._link, self._key = transport, link, key
+        self._like, self._shards = like, shards
+        self._has_arrived = False
+
+    def arrived(self) -> bool:
+        if not self._has_arrived and all(map(private.is_ready, self._shards)):
+            self._has_arrived = True
+            size = sum(shard.nbytes for shard in self._shards)
+            self._transport.note_arrival(self._link, self, size)
+        return self._has_arrived
+
+    def result(self, timeout_seconds: float | None = None) -> list[jax.Array]:
+        start = time.monotonic()
+        peer = self._link.peer.name
+        while not self.arrived():
+            self._transport.check()
+            waited = time.monotonic() - start
+            if timeout_seconds is not None and waited > timeout_seconds:
+                raise RunError(
+                    f"transport: {self._key} did not come from {peer} within {timeout_seconds:g} "
+                    "seconds; is its schedule the same as here?"
+                )
+            if self._link.control.finished:
+                raise RunError(f"transport: {peer} has finished without {self._key}")
+            time.sleep(_POLL_SECONDS)
+        self.seconds_waited += time.monotonic() - start
+        self._link.counters.fetch_wait_seconds += time.monotonic() - start
+        try:
+            jax.block_until_ready(self._shards)
+        except private.PullError as error:
+            self._transport.check()
+            reason = str(error).partition("\n")[0]
+            raise RunError(f"transport: lost {self._key} from {peer} ({reason})") from None
+        return self._joined()
+
+    def _joined(self) -> list[jax.Array]:
+        shards = iter(self._shards)
+        return [joined(each, [next(shards) for _ in local_shapes(each)]) for each in self._like]

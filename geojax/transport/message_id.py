@@ -1,0 +1,40 @@
+"""Identifiers of messages on the wire: 64 bits of a keyed hash, used once."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+
+from geojax.transport.protocol import MessageKey
+
+FIRST_ID = 16
+"""Smallest identifier; those below are control frames."""
+
+
+class Direction(NamedTuple):
+    """One direction between two processes, in this start of both."""
+
+    sender: tuple[int, int]
+    """Site and process."""
+    receiver: tuple[int, int]
+    sender_nonce: str
+    """New at every start of the process, so that no identifier of an earlier start comes again."""
+    receiver_nonce: str
+
+
+def message_id(
+    run_key: bytes,
+    direction: Direction,
+    message: MessageKey,
+    shards: Sequence[jax.Array | jax.ShapeDtypeStruct],
+) -> int:
+    """Return the identifier of a message.
+
+    It covers shapes and dtypes, so that a receiver that expects others waits in vain and says so,
+    where the engine would write beyond a buffer or abort.
+    """
+    contents = [(shard.shape, str(shard.dtype)) for shard in shards]
+    text = repr((tuple(direction), tuple(message), contents)).encode()
+    digest = hashlib.blake2b(text, digest_size=8, key=run_key).digest()
+    return max(FIRST_ID, int.from_bytes(digest, "big"))

@@ -1,0 +1,139 @@
+"""The transfer engine's transport between two meshes of one process, as two sites."""
+
+import contextlib
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from geojax.errors import RunError, UserError
+from geojax.transport import Membership, MessageKey, Staging, connect, staging
+
+KEY = MessageKey(step=5, kind="bucket", chunk=1)
+SMALL = Staging(2, 1 << 20)
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+@contextlib.contextmanager
+def joined_sites(names=("east", "west"), limit_bytes=1 << 20, keys=None, silence_seconds=20.0):
+    coordinator = f"127.0.0.1:{free_port()}"
+
+    def start(site):
+        key = (keys or [b"k" * 32] * len(names))[site]
+        members = Membership(names, site, 0, 1, coordinator, key)
+        return connect(members, SMALL, limit_bytes, silence_seconds, timeout_seconds=30)
+
+    with ThreadPoolExecutor(len(names)) as pool:
+        transports = list(pool.map(start, range(len(names))))
+        try:
+            yield transports
+        finally:
+            list(pool.map(lambda each: each.close(), transports))
+
+
+@pytest.fixture
+def like():
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("data",))
+    return jax.ShapeDtypeStruct(
+        (8, 4), jnp.float32, sharding=jax.sharding.NamedSharding(mesh, jax.P("data"))
+    )
+
+
+def filled(like, value):
+    return jax.device_put(jnp.full(like.shape, value, like.dtype), like.sharding)
+
+
+def test_three_sites_exchange_and_finish(like):
+    with joined_sites(("east", "west", "north")) as sites:
+        scale = jax.ShapeDtypeStruct((), jnp.bfloat16, sharding=like.sharding.update(spec=jax.P()))
+        fetches = {
+            (here, there): sites[here].fetch(there, KEY, [like, scale])
+            for here in range(3)
+            for there in range(3)
+            if here != there
+        }
+        assert not any(fetch.arrived() for fetch in fetches.values())
+        for here, there in fetches:
+            sites[here].offer(there, KEY, [filled(like, 10 * here + there), filled(scale, here)])
+        for (here, there), fetch in fetches.items():
+            got, got_scale = fetch.result(20)
+            np.testing.assert_array_equal(got, filled(like, 10 * there + here))
+            assert got.sharding == like.sharding
+            assert got_scale == there
+        for site in sites:
+            site.drain()
+        counters = sites[0].counters[2]
+        assert counters.fetched_bytes == counters.acknowledged_bytes == 128 + 2
+        assert counters.messages_in_flight == 0
+        sites[1].close()
+        sites[0].check()  # a site that has finished is not lost
+        with pytest.raises(RunError, match=r"site west .* has finished without bucket of step 6"):
+            sites[0].fetch(1, KEY._replace(step=6), [like]).result()
+
+
+def test_offers_wait_for_acknowledgments(like):
+    with joined_sites(limit_bytes=300) as (east, west):
+        keys = [KEY._replace(part=part) for part in range(6)]
+        sender = threading.Thread(
+            target=lambda: [east.offer(1, key, [filled(like, 1)]) for key in keys]
+        )
+        sender.start()
+        sender.join(0.3)
+        assert sender.is_alive()
+        assert east.counters[1].bytes_in_flight == 256
+        for key in keys:
+            west.fetch(0, key, [like]).result(20)
+        sender.join(20)
+        east.drain()
+        assert east.counters[1].acknowledged_messages == 6
+
+
+def test_another_shape_is_never_taken(like):
+    with joined_sites() as (east, west):
+        east.offer(1, KEY, [filled(like, 1)])
+        other = jax.ShapeDtypeStruct((8, 8), like.dtype, sharding=like.sharding)
+        with pytest.raises(RunError, match=r"bucket of step 5.* did not come from site east"):
+            west.fetch(0, KEY, [other]).result(0.3)
+
+
+def test_a_site_that_ends_early_is_named(like):
+    with joined_sites() as (east, west):
+        fetch = west.fetch(0, KEY, [like])
+        for one, other in ((east, 1), (west, 0)):
+            one.offer(other, KEY._replace(part=1), [filled(like, 1)])
+        east.close()
+        with pytest.raises(RunError, match=r"lost .*site east \(process 0, host"):
+            fetch.result(20)
+        with pytest.raises(RunError, match="site east"):
+            west.drain()
+
+
+def test_a_silent_site_is_named(like, monkeypatch):
+    monkeypatch.setattr("geojax.transport.control._HEARTBEAT_SECONDS", 1e3)
+    with (
+        joined_sites(silence_seconds=1.0) as (_, west),
+        pytest.raises(RunError, match=r"site east .* has been silent for 1 seconds"),
+    ):
+        west.fetch(0, KEY, [like]).result(20)
+
+
+def test_another_key_is_refused():
+    with (
+        pytest.raises(UserError, match=r"site \w+ .* has another key than this process"),
+        joined_sites(keys=[b"k" * 32, b"l" * 32]),
+    ):
+        pass
+
+
+def test_staging_follows_the_link():
+    assert staging(0.021, 125e6) == Staging(8, 4 << 20)
+    assert staging(0.0, 125e6) == Staging(8, 1 << 20)
+    assert staging(0.1, 12.5e9).total_bytes == 8 << 26

@@ -1,0 +1,103 @@
+"""The guard: peers get through, strangers do not, and rubbish does no harm."""
+
+import contextlib
+import secrets
+import socket
+import threading
+
+import pytest
+
+from geojax.errors import UserError
+from geojax.transport.guard import Guard, Refused, dial
+from geojax.transport.guard_process import GuardProcess
+
+KEY = bytes(range(32))
+
+
+@pytest.fixture
+def echo():
+    """Port of a server at 127.0.0.1 that sends back what it gets."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve():
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    threading.Thread(target=answer, args=(connection,), daemon=True).start()
+
+        def answer(connection):
+            with connection, contextlib.suppress(OSError):
+                while piece := connection.recv(1 << 16):
+                    connection.sendall(piece)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield listener.getsockname()[1]
+
+
+def received(connection, count):
+    connection.settimeout(10)
+    pieces = b""
+    while len(pieces) < count and (piece := connection.recv(1 << 16)):
+        pieces += piece
+    return pieces
+
+
+def test_bytes_pass_through_two_guards(echo):
+    there = Guard(KEY, ("127.0.0.1", 0), "127.0.0.1", [echo], 5)
+    here = Guard(KEY, ("127.0.0.1", 0), "127.0.0.1", [], 5)
+    here.forward(("127.0.0.1", there.port), "127.9.9.9", [echo])
+    message = secrets.token_bytes(1 << 20)
+    with socket.create_connection(("127.9.9.9", echo)) as connection:
+        threading.Thread(target=connection.sendall, args=(message,)).start()
+        assert received(connection, len(message)) == message
+
+
+@pytest.mark.parametrize("rubbish", [b"\0\0\0\0", b"geojax/1" + bytes(18) + bytes(32), None])
+def test_rubbish_ends_its_own_connection_alone(echo, rubbish):
+    guard = Guard(KEY, ("127.0.0.1", 0), "127.0.0.1", [echo], 5)
+    with socket.create_connection(("127.0.0.1", guard.port)) as stranger:
+        stranger.sendall(rubbish or secrets.token_bytes(4096))
+        with contextlib.suppress(OSError):  # it may be closed already
+            stranger.shutdown(socket.SHUT_WR)
+            assert len(received(stranger, 1 << 20)) <= 48
+    with dial(("127.0.0.1", guard.port), KEY, echo, 5) as peer:
+        peer.sendall(b"alive")
+        assert received(peer, 5) == b"alive"
+
+
+def test_many_strangers_that_say_nothing_end_before_a_peer_is_kept_out(echo, monkeypatch):
+    monkeypatch.setattr("geojax.transport.guard._HANDSHAKE_SECONDS", 0.5)
+    guard = Guard(KEY, ("127.0.0.1", 0), "127.0.0.1", [echo], 5)
+    strangers = [socket.create_connection(("127.0.0.1", guard.port)) for _ in range(80)]
+    for stranger in strangers:
+        assert received(stranger, 1) == b""
+        stranger.close()
+    with dial(("127.0.0.1", guard.port), KEY, echo, 5) as peer:
+        peer.sendall(b"alive")
+        assert received(peer, 5) == b"alive"
+
+
+def test_another_key_is_refused_on_both_sides(echo):
+    guard = Guard(KEY, ("127.0.0.1", 0), "127.0.0.1", [echo], 5)
+    with pytest.raises(Refused, match="its key is another"):
+        dial(("127.0.0.1", guard.port), bytes(32), echo, 5)
+
+
+def test_a_port_that_is_not_the_engines_is_out_of_reach(echo):
+    guard = Guard(KEY, ("127.0.0.1", 0), "127.0.0.1", [], 5)
+    with dial(("127.0.0.1", guard.port), KEY, echo, 5) as peer:
+        assert received(peer, 1) == b""
+
+
+def test_a_guard_is_a_process_that_ends_with_its_owner(echo):
+    guard = GuardProcess(KEY, "127.0.0.1", "127.0.0.1", [echo], 5)
+    with dial(guard.address, KEY, echo, 5) as peer:
+        peer.sendall(b"alive")
+        assert received(peer, 5) == b"alive"
+        guard.close()
+        assert received(peer, 1) == b""
+
+
+def test_an_address_of_another_host_is_refused():
+    with pytest.raises(UserError, match=r"cannot listen at 192\.0\.2\.1 .*this host's tunnel"):
+        GuardProcess(KEY, "192.0.2.1", "127.0.0.1", [], 5)

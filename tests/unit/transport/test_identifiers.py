@@ -1,0 +1,77 @@
+"""Identifiers, endpoints and shards: what two processes must agree on."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from geojax.errors import UserError
+from geojax.transport.endpoint import Endpoint, random_loopback, require_private
+from geojax.transport.message_id import FIRST_ID, Direction, message_id
+from geojax.transport.protocol import MessageKey
+from geojax.transport.shards import joined, local_shapes, local_shards
+
+KEY = bytes(32)
+THERE = Direction((0, 3), (1, 3), "a", "b")
+SHARDS = [jax.ShapeDtypeStruct((4, 2), jnp.float32)]
+
+
+def test_every_fact_of_a_message_changes_its_identifier():
+    first = MessageKey(1, "bucket")
+    ids = {
+        message_id(*facts)
+        for facts in (
+            (KEY, THERE, first, SHARDS),
+            (bytes(31) + b"1", THERE, first, SHARDS),
+            *((KEY, THERE._replace(**{name: "c"}), first, SHARDS) for name in THERE._fields),
+            (KEY, THERE, first._replace(kind="gradient"), SHARDS),
+            *((KEY, THERE, first._replace(**{name: 7}), SHARDS) for name in first._fields[2:]),
+            (KEY, THERE, first._replace(step=2), SHARDS),
+            (KEY, THERE, first, SHARDS * 2),
+            (KEY, THERE, first, [jax.ShapeDtypeStruct((4, 2), jnp.bfloat16)]),
+            (KEY, THERE, first, [jax.ShapeDtypeStruct((2, 4), jnp.float32)]),
+        )
+    }
+    assert len(ids) == 14
+    assert all(FIRST_ID <= each < 1 << 64 for each in ids)
+
+
+def test_an_endpoint_is_taken_from_those_alone_that_know_the_key():
+    own = Endpoint(0, 1, "n", "net", random_loopback(), 1, 2, [1, 2, 3], "10.0.0.1", 4)
+    text = own.signed(KEY)
+    assert len(text) < 1024
+    assert Endpoint.verified(text, KEY, "site west") == own
+    for wrong in (None, "", text[:-1], text.replace("10.0.0.1", "10.0.0.2")):
+        with pytest.raises(UserError, match="site west has another key"):
+            Endpoint.verified(wrong, KEY, "site west")
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "::", "8.8.8.8", "2a00:1450::1", "224.0.0.1"])
+def test_a_public_address_is_refused(address):
+    with pytest.raises(UserError, match=r"can be reached from the internet; .*WireGuard"):
+        require_private(address)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "10.77.0.1", "192.168.1.2", "fd00::1", "::1"])
+def test_an_address_of_a_tunnel_is_taken(address):
+    require_private(address)
+
+
+@pytest.mark.parametrize(
+    ("axes", "distinct"), [(("x", "y"), 8), (("y", "x"), 8), ("x", 2), ((None, "y"), 4), ((), 1)]
+)
+def test_each_distinct_shard_travels_once(axes, distinct):
+    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 4), ("x", "y"))
+    spec = jax.P(*axes) if isinstance(axes, tuple) else jax.P(axes)
+    sharding = jax.sharding.NamedSharding(mesh, spec)
+    array = jax.device_put(np.arange(64.0).reshape(8, 8), sharding)
+    shards = local_shards(array)
+    assert len(shards) == distinct
+    like = jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
+    assert [(each.shape, each.sharding) for each in local_shapes(like)] == [
+        (each.shape, each.sharding) for each in shards
+    ]
+    again = joined(like, shards)
+    assert again.sharding == sharding
+    np.testing.assert_array_equal(again, array)
+    assert len(again.addressable_shards) == 8
