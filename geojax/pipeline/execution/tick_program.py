@@ -35,7 +35,7 @@ LONGEST_PATTERN = 128
 """In ticks. (Strict 1F1B over eleven hops of three ticks repeats every 67.)"""
 
 _COST_OF_LOOP = 0.1
-"""Of an action in a loop's body."""
+"""Cost of one more loop, as a share of the cost of an action in its body."""
 
 
 @dataclasses.dataclass(frozen=True)
