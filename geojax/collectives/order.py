@@ -41,6 +41,7 @@ def barrier(tree: Tree) -> Tree:
 
 _barrier_p = Primitive("barrier")
 _barrier_p.multiple_results = True
+_barrier_p.def_impl(lambda *leaves: leaves)
 _barrier_p.def_abstract_eval(lambda *avals: avals)
 mlir.register_lowering(
     _barrier_p,

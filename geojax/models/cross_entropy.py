@@ -22,7 +22,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
-from geojax.models.parallel.varying import vary_over, varying_axes
+from geojax.models.parallel.varying import (
+    vary_over,
+    varying_axes,
+    zero_after,
+    zeros_of,
+)
 
 Carry = TypeVar("Carry")
 Output = TypeVar("Output")
@@ -100,6 +105,7 @@ def _cross_entropy_sum(
 def _forward(
     head: _Head, hidden: jax.Array, kernel: jax.Array, targets: jax.Array, mask: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
+    hidden, zero = zero_after(hidden)
     chunks = _split(_Chunk(hidden, targets, mask), head.columns)
     wide = mask.dtype
 
@@ -123,9 +129,8 @@ def _forward(
         total = total + _masked_sum(losses, chunk.mask)
         return (total, kernel_gradient + share), (hidden_gradient, losses)
 
-    zero = vary_over(jnp.zeros((), wide), varying_axes(mask))
-    zeros = vary_over(jnp.zeros(kernel.shape, wide), varying_axes(kernel))
-    carry, outputs = _scan(add, (zero, zeros), chunks)
+    no_loss = vary_over(jnp.zeros((), wide), varying_axes(mask))
+    carry, outputs = _scan(add, (no_loss, zeros_of(kernel, dtype=wide, zero=zero)), chunks)
     tokens = hidden.shape[0]
     hidden_gradient = outputs[0].reshape(-1, hidden.shape[1])[:tokens]
     losses = outputs[1].reshape(-1)[:tokens]

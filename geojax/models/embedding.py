@@ -7,7 +7,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from geojax.models.parallel.parallelism import Parallelism
-from geojax.models.parallel.varying import vary_over, varying_axes
+from geojax.models.parallel.varying import (
+    vary_over,
+    varying_axes,
+    zero_after,
+    zeros_of,
+)
 
 
 def look_up(table: jax.Array, indices: jax.Array) -> jax.Array:
@@ -55,9 +60,10 @@ def _backward(
     dtype: str, residuals: tuple[jax.Array, int], cotangent: jax.Array
 ) -> tuple[jax.Array, None]:
     indices, entries = residuals
-    wide = cotangent.astype(jnp.promote_types(cotangent.dtype, jnp.float32))
-    flat = wide.reshape(-1, wide.shape[-1])
-    total = jax.ops.segment_sum(flat, indices.reshape(-1), num_segments=entries)
+    cotangent, zero = zero_after(cotangent)
+    wide = jnp.promote_types(cotangent.dtype, jnp.float32)
+    flat = cotangent.astype(wide).reshape(-1, cotangent.shape[-1])
+    total = zeros_of(flat[0], entries, zero=zero).at[indices.reshape(-1)].add(flat)
     return total.astype(dtype), None
 
 

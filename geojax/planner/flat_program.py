@@ -137,13 +137,12 @@ def _append(
                 equation.outvars, _read(called.outvars, inside), strict=True
             ):
                 buffers[variable] = result or _buffer(variable)
-        elif name in primitives.RENAMES and all(buffer is not None for buffer in inputs):
-            for variable, buffer in zip(equation.outvars, inputs, strict=False):
-                assert buffer is not None, (
-                    "an operation that renames must not have literal operands"
-                )
-                buffer.materialized |= name in primitives.BARRIERS
-                buffers[variable] = buffer
+        elif name in primitives.BARRIERS:
+            for variable, buffer in zip(equation.outvars, inputs, strict=True):
+                buffers[variable] = buffer or _buffer(variable)  # a literal becomes a buffer
+                buffers[variable].materialized = True
+        elif name in primitives.RENAMES and inputs[0] is not None:
+            buffers.update(dict.fromkeys(equation.outvars, inputs[0]))
         else:
             outputs = tuple(_buffer(variable) for variable in equation.outvars)
             buffers.update(zip(equation.outvars, outputs, strict=True))

@@ -60,6 +60,7 @@ RENAMES = frozenset(
         "copy_p",
         "drop_single",
         "expand_dims",
+        "layout_constraint",
         "name",
         "optimization_barrier",
         "pcast",

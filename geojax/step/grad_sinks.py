@@ -87,11 +87,11 @@ class Zero2Sink:
 
     warmup_iterations = 0
 
-    def start(self, layer: Parameters, count: int) -> Zero2Sums:
-        """Return zeros for `count` layers whose weights have the types of `layer`."""
-        pending = zeros_of(layer, 1)
+    def start(self, layer: Parameters, count: int, zero: jax.Array) -> Zero2Sums:
+        """Make sums of `zero` for `count` layers whose weights have the types of `layer`."""
+        pending = zeros_of(layer, 1, zero=zero)
         shard = jax.eval_shape(lambda: layer_slice(self._scatter(pending), 0))
-        return Zero2Sums(zeros_of(shard, count), pending, jnp.int32(0))
+        return Zero2Sums(zeros_of(shard, count, zero=zero), pending, jnp.int32(0))
 
     def put(self, sums: Zero2Sums, first: jax.Array, gradients: Parameters) -> Zero2Sums:
         """Scatter the gradient that came before, and keep this one for the next iteration."""
@@ -155,15 +155,15 @@ class OverlappedReduceSink:
         """Iterations before there is something to send over the link."""
         return warmup_iterations(self.plan)
 
-    def start(self, layer: Parameters, count: int) -> OverlappedSums:
-        """Return zeros for `count` layers whose weights have the types of `layer`."""
+    def start(self, layer: Parameters, count: int, zero: jax.Array) -> OverlappedSums:
+        """Make sums of `zero` for `count` layers whose weights have the types of `layer`."""
         unreduced = zeros_of(layer, self.plan.bucket_layers)
 
         def one_layer() -> ReducedGradients:
             started = self._start(unreduced, jnp.int32(0))
             return layer_slice(started.exchange().done(), 0)
 
-        return OverlappedSums(zeros_of(jax.eval_shape(one_layer), count))
+        return OverlappedSums(zeros_of(jax.eval_shape(one_layer), count, zero=zero))
 
     def put(self, sums: OverlappedSums, first: jax.Array, gradients: Parameters) -> OverlappedSums:
         """Send on the results of the last iterations, and keep these gradients for the next one."""

@@ -20,7 +20,7 @@ from jax import lax
 
 from geojax.models import Batch, ModelConfig, Parameters
 from geojax.models.chunk.layer_io import LayerWeights, StackedGradients, layer_slice
-from geojax.models.parallel.varying import vary_over, varying_axes, zeros_of
+from geojax.models.parallel.varying import vary_over, varying_axes, zero_after, zeros_of
 from geojax.precision import detach_amax, split_quantized
 from geojax.step.early_reduce import EarlyReduce
 from geojax.step.forward_backward import ForwardBackward, Gradients, StageGradients
@@ -102,7 +102,7 @@ def step_gradients(
             made = reduce_gradients(gradients, error_feedback, layouts, plan)
         amax = detach_amax(staged.sums.layers)[1]
         return StepGradients(made.gradients, *_numbers(staged), amax, made.error_feedback)
-    non_layer_params, layers = step_weights(shards, layouts, model, plan, prev_amax)
+    non_layer_params, layers, zero = step_weights(shards, layouts, model, plan, prev_amax)
     non_layer_layouts = without_layers(layouts)
     scattered = plan.zero_stage >= 2
     in_loop = plan.microbatches - 1 if plan.overlap_grad_reduce else plan.microbatches
@@ -129,17 +129,19 @@ def step_gradients(
         return Gradients(loss, aux_loss, targets, total, made.layers, made.prefetched), None
 
     layer = jax.eval_shape(lambda: _trained_layer(layers[0]))
-    zero = vary_over(jnp.zeros((), run.loss_dtype), varying_axes(batch["loss_mask"]))
+    no_loss = vary_over(jnp.zeros((), run.loss_dtype), varying_axes(batch["loss_mask"]))
     non_layer_zeros = functools.partial(zeros_of, non_layer_params, dtype=plan.policy.reduce_dtype)
-    non_layer_sums = zeros_of(jax.eval_shape(lambda: in_site(non_layer_zeros())))
-    layer_sums = AmaxSums(sink.start(layer, model.num_hidden_layers), zeros_of(prev_amax))
-    aux_loss = None if not model.is_moe else zero
+    non_layer_sums = zeros_of(jax.eval_shape(lambda: in_site(non_layer_zeros())), zero=zero)
+    layer_sums = AmaxSums(sink.start(layer, model.num_hidden_layers, zero), zeros_of(prev_amax))
+    aux_loss = None if not model.is_moe else no_loss
     prefetched = [own.prefetched for own in layers]
-    sums = Gradients(zero, aux_loss, zero, non_layer_sums, layer_sums, prefetched)
+    sums = Gradients(no_loss, aux_loss, no_loss, non_layer_sums, layer_sums, prefetched)
     if in_loop == 1:
         sums, _ = iteration(sums, layer_slice(microbatches, 0))
     elif in_loop > 1:
         sums, _ = lax.scan(iteration, sums, jax.tree.map(lambda leaf: leaf[:in_loop], microbatches))
+    if in_loop:
+        sums, zero = zero_after(sums)
     before = None
     if in_loop:
         before = sums.non_layer_params | {"layers": sink.finish(sums.layers.weights)}
@@ -159,7 +161,7 @@ def step_gradients(
         continued(sums),
         layer_slice(microbatches, in_loop),
         AmaxSink(last_sink),
-        AmaxSums(last_sink.start(layer, model.num_hidden_layers), sums.layers.amax),
+        AmaxSums(last_sink.start(layer, model.num_hidden_layers, zero), sums.layers.amax),
         after_result=sums.loss if in_loop else None,
         bucket_layers=plan.bucket_layers,
     )
@@ -207,7 +209,8 @@ def batch_loss(
     weights = step_weights(shards, layouts, model, plan, prev_amax)
 
     def iteration(sums: Sums, microbatch: Batch) -> tuple[Sums, None]:
-        return jax.tree.map(jnp.add, sums, run.loss(*weights, microbatch)), None
+        made = run.loss(weights.non_layer_params, weights.layers, microbatch)
+        return jax.tree.map(jnp.add, sums, made), None
 
     zero = vary_over(jnp.zeros((), run.loss_dtype), varying_axes(batch["loss_mask"]))
     sums, _ = lax.scan(iteration, (zero, zero), microbatches)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from geojax.models import ModelConfig, Parameters
 from geojax.models.chunk.layer_io import (
@@ -19,6 +20,7 @@ from geojax.models.chunk.layer_io import (
     WeightSource,
     layer_slice,
 )
+from geojax.models.parallel.varying import zero_after
 from geojax.optim import LeafLayout
 from geojax.precision import attach_amax
 from geojax.step.fp8_all_gather import kernel_amax, quantize_kernels
@@ -42,7 +44,7 @@ class GatheredWeights:
 
     def gather(self, index: jax.Array) -> Parameters:
         """Gather the weights of layer `index`, to be carried to its iteration."""
-        own = layer_slice(self.shards, self.first + index)
+        own = _row_major(layer_slice(self.shards, self.first + index))
         if self.amax is not None:
             own = quantize_kernels(own, layer_slice(self.amax, index), self.plan)
         return gather_in_site(own, self.layouts, self.plan)
@@ -77,6 +79,8 @@ class StepWeights(NamedTuple):
     """The weights in no layer, gathered."""
     layers: list[LayerWeights]
     """The weights of the layers of each span of `StepPlan.matmul`."""
+    zero: jax.Array
+    """The zero of `zero_after`: it is known when all of them are gathered that will be at once."""
 
 
 def step_weights(
@@ -95,7 +99,8 @@ def step_weights(
     """
     non_layer_params = gather_weights(without_layers(shards), without_layers(layouts), plan)
     layers = gather_across_sites(shards["layers"], layouts["layers"], plan)
-    spans: list[LayerWeights] = []
+    shards_of_span: list[GatheredWeights | None] = []
+    amax_of_span, gathered = [], []
     first = 0
     for count, matmul in plan.matmul.spans(model.num_hidden_layers):
         own, own_amax = _span(layers, first, count), _span(prev_amax, first, count)
@@ -106,19 +111,26 @@ def step_weights(
         amax = None
         if follows and matmul.recipe is not None:
             amax = kernel_amax(own, own_layouts, plan, own_amax)
-        source: WeightSource
-        prefetched = None
+        source = None
         if plan.zero_stage == 3 and follows:
             of_layer = jax.tree.map(LeafLayout.of_layer, layouts["layers"])
             source = GatheredWeights(layers, first, amax, of_layer, plan)
-            prefetched = source.gather(jnp.int32(0))
+            gathered.append(source.gather(jnp.int32(0)))
         else:
             if amax is not None:
                 own = quantize_kernels(own, amax, plan)
-            source = StackedWeights(gather_in_site(own, own_layouts, plan))
-        spans.append(LayerWeights(WeightsWithAmax(source, own_amax), prefetched))
+            gathered.append(gather_in_site(own, own_layouts, plan))
+        shards_of_span.append(source)
+        amax_of_span.append(own_amax)
         first += count
-    return StepWeights(non_layer_params, spans)
+    (non_layer_params, gathered), zero = zero_after((non_layer_params, gathered))
+    spans = [
+        LayerWeights(WeightsWithAmax(StackedWeights(weights), own_amax))
+        if source is None
+        else LayerWeights(WeightsWithAmax(source, own_amax), prefetched=weights)
+        for source, own_amax, weights in zip(shards_of_span, amax_of_span, gathered, strict=True)
+    ]
+    return StepWeights(non_layer_params, spans, zero)
 
 
 def stage_weights(
@@ -138,6 +150,17 @@ def stage_weights(
 def without_layers(parameters: Parameters) -> Parameters:
     """Return the part of `parameters`, or of a tree like them, that is in no layer."""
     return {name: tree for name, tree in parameters.items() if name != "layers"}
+
+
+def _row_major(tree: Any) -> Any:
+    """Lay a layer's shards out as they are in the stack.
+
+    A message has the gathered dim first, and XLA would else transpose whole stacks before the step,
+    in float32, to have each layer's part in that order.
+    """
+    return jax.tree.map(
+        lambda leaf: with_layout_constraint(leaf, Layout(tuple(range(leaf.ndim)))), tree
+    )
 
 
 def _span(tree: Any, first: int, count: int) -> Any:

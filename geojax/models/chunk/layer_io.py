@@ -132,9 +132,9 @@ class StackedGradients:
 
     warmup_iterations = 0
 
-    def start(self, layer: Parameters, count: int) -> Parameters:
-        """Make zero sums for `count` layers whose weights have the types of `layer`."""
-        return zeros_of(layer, count, dtype=self.dtype)
+    def start(self, layer: Parameters, count: int, zero: jax.Array | float = 0.0) -> Parameters:
+        """Make sums of `zero` for `count` layers whose weights have the types of `layer`."""
+        return zeros_of(layer, count, dtype=self.dtype, zero=zero)
 
     def put(self, sums: Parameters, first: jax.Array, gradients: Parameters) -> Parameters:
         """Add in place, where nothing else reads the sums."""

@@ -36,6 +36,7 @@ from geojax.models.chunk.layer_io import (
 )
 from geojax.models.chunk.residuals import Residuals, forward
 from geojax.models.chunk.split_backward import SplitBackward
+from geojax.models.chunk.stacking_scan import stacking_scan
 from geojax.models.parallel.varying import typed_like, vary_over, varying_axes
 from geojax.models.parameters import Parameters
 from geojax.precision import merge_quantized, split_quantized
@@ -243,12 +244,11 @@ class Layers:
             end = bucket_layers
             for span, length in reversed(span_lengths):
                 own = indices[end - length : end] - starts[span]
-                (x_cotangent, prefetched[span]), made = lax.scan(
+                (x_cotangent, prefetched[span]), made = stacking_scan(
                     functools.partial(of_layer, span),
                     (x_cotangent, prefetched[span]),
                     own,
                     reverse=True,
-                    unroll=length == 1,
                 )
                 gradients.insert(0, made)
                 end -= length
@@ -433,7 +433,8 @@ def _loop(
     if isinstance(count, int):
         indices = jnp.arange(count, dtype=jnp.int32)
         xs = (indices,) if scanned is None else (indices, scanned)
-        return lax.scan(lambda carry, each: body(carry, *each), carry, xs, reverse=reverse)
+        scan = stacking_scan if scanned is None else lax.scan
+        return scan(lambda carry, each: body(carry, *each), carry, xs, reverse=reverse)
     stacked: list[Any] = []
 
     def step(done: jax.Array, carry: Any) -> Any:

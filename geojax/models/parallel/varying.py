@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from geojax.collectives import axes as mesh_axes
+from geojax.collectives import barrier
 
 Tree = TypeVar("Tree")
 
@@ -32,17 +33,28 @@ def typed_like(x: jax.Array, typed: Any) -> jax.Array:
     return vary_over(x, varying_axes(typed))
 
 
-def zeros_of(tree: Any, *leading: int, dtype: Any = None) -> Any:
+def zeros_of(tree: Any, *leading: int, dtype: Any = None, zero: jax.Array | float = 0.0) -> Any:
     """Make zeros in the shapes and varying axes of the arrays (or shapes) of `tree`.
 
     Args:
         tree: the arrays.
         leading: dims that come before theirs.
         dtype: dtype of the zeros; None: that of each array.
+        zero: that of `zero_after`, which says when they are made.
     """
 
     def zeros(leaf: jax.Array) -> jax.Array:
-        array = jnp.zeros((*leading, *leaf.shape), dtype or leaf.dtype)
+        array = jnp.full((*leading, *leaf.shape), zero, dtype or leaf.dtype)
         return vary_over(array, varying_axes(leaf))
 
     return jax.tree.map(zeros, tree)
+
+
+def zero_after(tree: Tree) -> tuple[Tree, jax.Array]:
+    """Return `tree` and a zero that is known when all of `tree` has been computed.
+
+    A large buffer that a loop fills should be made of such a zero. XLA for GPUs makes a constant
+    one when it can, which is when the program begins, and makes one for all that are equal: a loop
+    gets a copy if anything else reads zeros of that shape, and the original is held until then.
+    """
+    return barrier((tree, jnp.zeros(())))

@@ -29,7 +29,13 @@ from jax import lax
 from geojax.collectives import after, barrier
 from geojax.models.chunk.chunk import Microbatch, ModelFunctions
 from geojax.models.chunk.layer_io import layer_slice
-from geojax.models.parallel.varying import typed_like, vary_over, varying_axes, zeros_of
+from geojax.models.parallel.varying import (
+    typed_like,
+    vary_over,
+    varying_axes,
+    zero_after,
+    zeros_of,
+)
 from geojax.pipeline.execution.ready_parts import Part, cut_after
 from geojax.pipeline.execution.ring_buffers import get, nan_of, put, slot_after
 from geojax.pipeline.execution.ring_pool import RingRows
@@ -124,6 +130,7 @@ class _Run:
     def __init__(self, executor: Executor, weights: StageWeights, microbatches: Microbatch):
         self._functions, self._program = executor.functions, executor.program
         self._axes, self._sum_dtype = executor.axes, executor.sum_dtype
+        weights, self._zero = zero_after(weights)
         self._weights, self._microbatches = weights, microbatches
         self._stage = lax.axis_index(self._axes)
         schedule = self._program.ticks.schedule
@@ -211,8 +218,8 @@ class _Run:
         microbatch = jax.eval_shape(self._microbatch, self._stage)
         loss = jax.eval_shape(self._functions.head, self._weights.last, self._stream, microbatch)
         start = (
-            nan_of(self._stream, max(self._program.slots["inputs"], 1)),
-            nan_of(self._stream),
+            nan_of(self._stream, max(self._program.slots["inputs"], 1), zero=self._zero),
+            nan_of(self._stream, zero=self._zero),
             vary_over(zeros_of(loss), frozenset(self._axes)),
         )
 
@@ -274,15 +281,15 @@ class _Run:
             balance = jax.eval_shape(self._functions.balance, self._layers.balance, microbatch)
         rings = zip(self._layers.pool.rings, self._rows.counts, strict=True)
         delayed = {channel.kind.value for channel in self._program.channels if channel.delayed}
-        axes = frozenset(self._axes)
+        axes, zero = frozenset(self._axes), self._zero
         return _State(
-            nan_of(self._stream, max(slots["inputs"], 1)),
-            nan_of(self._stream, max(slots["cotangents"], 1)),
-            [nan_of(leaf, count) for leaf, count in rings],
-            {kind: nan_of(self._stream) for kind in sorted(delayed)},
+            nan_of(self._stream, max(slots["inputs"], 1), zero=zero),
+            nan_of(self._stream, max(slots["cotangents"], 1), zero=zero),
+            [nan_of(leaf, count, zero=zero) for leaf, count in rings],
+            {kind: nan_of(self._stream, zero=zero) for kind in sorted(delayed)},
             vary_over(zeros_of(loss), axes),
             None if balance is None else vary_over(zeros_of(balance), axes),
-            zeros_of(split_quantized(self._weights)[1], dtype=self._sum_dtype),
+            zeros_of(split_quantized(self._weights)[1], dtype=self._sum_dtype, zero=zero),
         )
 
     def _pattern(

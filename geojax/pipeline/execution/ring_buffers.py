@@ -7,16 +7,19 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from geojax.models.parallel.varying import typed_like, vary_over, varying_axes, zeros_of
+from geojax.models.parallel.varying import typed_like, zeros_of
 from geojax.pipeline.execution.tick_program import NOTHING
 
 
-def nan_of(leaf: Any, *leading: int) -> jax.Array:
-    """Make a buffer of NaN (zeros for dtypes without NaN), typed as `leaf`."""
-    if not jnp.issubdtype(leaf.dtype, jnp.inexact):
-        return zeros_of(leaf, *leading)
-    full = jnp.full((*leading, *leaf.shape), math.nan, leaf.dtype)
-    return vary_over(full, varying_axes(leaf))
+def nan_of(leaf: Any, *leading: int, zero: jax.Array | float = 0.0) -> jax.Array:
+    """Make a buffer of NaN (zeros for dtypes without NaN), typed as `leaf`.
+
+    `zero` is that of `zero_after`, which says when the buffer is made.
+    """
+    if jnp.issubdtype(leaf.dtype, jnp.inexact):
+        zero += math.nan
+    made: jax.Array = zeros_of(leaf, *leading, zero=zero)
+    return made
 
 
 def get(ring: jax.Array, slot: jax.Array) -> jax.Array:

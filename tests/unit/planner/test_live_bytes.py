@@ -92,6 +92,17 @@ def test_a_barrier_between_two_loops_copies_nothing(barrier):
     assert held(loops, MATRIX, VECTOR) == pytest.approx(3 * ONE, abs=8)
 
 
+@pytest.mark.parametrize("barrier", [lax.optimization_barrier, collectives.barrier])
+def test_zeros_of_a_barrier_are_made_where_it_is(barrier):
+    def early(a, x):
+        x, zero = barrier((x, jnp.zeros(())))
+        total = jnp.full_like(x, zero)
+        made = (a @ (a @ (a @ x))).sum()  # holds two vectors beside it
+        return lax.fori_loop(0, 3, lambda _, total: total + made, total)
+
+    assert held(early, MATRIX, VECTOR) == pytest.approx(3 * ONE, abs=8)
+
+
 def test_a_loop_holds_its_carry_once_and_all_that_it_stacks():
     def loop(x):
         return lax.scan(lambda x, _: (x * 2, jnp.exp(x)), x, length=7)

@@ -22,6 +22,7 @@ def test_a_shipped_config_compiles_and_fits(name):
     step = compile_run(config, target)
     usable = usable_memory(target.accelerator, os.environ)
     assert step.memory.bytes <= usable.bytes
+    assert step.estimate_ratio == pytest.approx(1, abs=0.05)
     over_dc = [each for each in step.messages if "dc" in each.axes]
     assert sum(each.bytes_sent for each in over_dc) > 2**20
     assert all(each.streams and "compute" not in each.streams for each in over_dc)

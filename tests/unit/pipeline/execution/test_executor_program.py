@@ -42,10 +42,10 @@ def compiled(name):
     """The plan, the compiled program, and the shape of every ring that began as NaN."""
     began = []
 
-    def recorded(leaf, *leading):
+    def recorded(leaf, *leading, zero=0.0):
         if leading:
             began.append((*leading, *leaf.shape))
-        return nan_of(leaf, *leading)
+        return nan_of(leaf, *leading, zero=zero)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(executor, "nan_of", recorded)

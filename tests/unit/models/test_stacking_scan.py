@@ -1,0 +1,39 @@
+"""A scan whose stacks wait for its carry."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from geojax.models.chunk.stacking_scan import stacking_scan
+
+
+def body(carry, x):
+    number, weights = x
+    return carry * weights.sum() + number, {"before": carry, "number": number, "nothing": None}
+
+
+XS = (jnp.arange(4, dtype=jnp.int32), jnp.linspace(-1, 1, 8).reshape(4, 2))
+
+
+@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_it_gives_what_a_scan_gives(count, reverse):
+    xs = jax.tree.map(lambda leaf: leaf[:count], XS)
+    start = jnp.ones(3)
+    made = jax.jit(lambda: stacking_scan(body, start, xs, reverse=reverse))()
+    expected = jax.jit(lambda: lax.scan(body, start, xs, reverse=reverse))()
+    jax.tree.map(np.testing.assert_array_equal, made, expected)
+
+
+def test_its_stacks_wait_for_the_carry():
+    """They are made of what a barrier gives, and the loop carries them: JAX makes no constant."""
+    equations = jax.make_jaxpr(lambda start: stacking_scan(body, start, XS))(jnp.ones(3)).eqns
+    names = [each.primitive.name for each in equations]
+    barrier, loop = equations[names.index("barrier")], equations[names.index("scan")]
+    assert loop.params["num_carry"] == len(loop.outvars)
+    zero = barrier.outvars[-1]
+    (stack,) = (each for each in equations if each.outvars[0].aval.shape == (4, 3))
+    assert stack.invars == [zero]
+    assert stack.outvars[0] in loop.invars
