@@ -72,6 +72,16 @@ class Operation:
         return self.name in primitives.READS_MEMORY
 
     @property
+    def waits(self) -> bool:
+        """True if it is a barrier: it has no results, and its operands are there when it runs."""
+        return self.name in primitives.BARRIERS
+
+    @property
+    def sends(self) -> bool:
+        """True if it is a collective."""
+        return self.name in primitives.COLLECTIVES
+
+    @property
     def in_place(self) -> bool:
         """True if a result may take the place of an operand that is not read later."""
         return self.fusible or self.name in primitives.IN_PLACE
@@ -141,6 +151,8 @@ def _append(
             for variable, buffer in zip(equation.outvars, inputs, strict=True):
                 buffers[variable] = buffer or _buffer(variable)  # a literal becomes a buffer
                 buffers[variable].materialized = True
+            passed = tuple(buffers[variable] for variable in equation.outvars)
+            operations.append(Operation(name, scopes, passed, (), equation.params))
         elif name in primitives.RENAMES and inputs[0] is not None:
             buffers.update(dict.fromkeys(equation.outvars, inputs[0]))
         else:

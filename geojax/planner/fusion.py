@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+from collections.abc import Container, Mapping
 
 from geojax.planner.flat_program import Buffer, FlatProgram, Operation
 
@@ -23,7 +24,8 @@ def schedule(program: FlatProgram, *, breadth_first: bool = False) -> list[Sched
     Args:
         program: the program or the body of a loop.
         breadth_first: True to run first the operation that became ready first, as XLA for CPUs
-            does; otherwise operations run as they were written.
+            does; otherwise operations run as they were written, but for those that can wait until
+            a collective has started.
     """
     in_memory, computed_again = _results_in_memory(program)
     sources: dict[Buffer, frozenset[Buffer]] = {
@@ -34,12 +36,12 @@ def schedule(program: FlatProgram, *, breadth_first: bool = False) -> list[Sched
         nothing: frozenset[Buffer] = frozenset()
         reads = nothing.union(*(sources.get(buffer, nothing) for buffer in operation.inputs))
         results = tuple(buffer for buffer in operation.outputs if buffer in in_memory)
-        if operation.reads_memory or results:
+        if operation.reads_memory or results or (operation.waits and not breadth_first):
             running.append(ScheduledOp(operation, reads, results))
         for buffer in operation.outputs:
             itself = buffer in in_memory and buffer not in computed_again
             sources[buffer] = frozenset((buffer,)) if itself else reads
-    return _breadth_first(running) if breadth_first else running
+    return _breadth_first(running) if breadth_first else _collectives_first(running)
 
 
 def _results_in_memory(program: FlatProgram) -> tuple[set[Buffer], set[Buffer]]:
@@ -77,6 +79,39 @@ def _results_in_memory(program: FlatProgram) -> tuple[set[Buffer], set[Buffer]]:
             if operation.reads_memory:
                 read_from_memory.add(buffer)
     return in_memory, computed_again
+
+
+def _collectives_first(running: list[ScheduledOp]) -> list[ScheduledOp]:
+    """Start each collective as soon as what it sends is there, and run beside it what can wait.
+
+    An operation is put off to where the next collective has started, and never over a barrier.
+    """
+    maker = {buffer: each for each in running for buffer in each.operation.outputs}
+    order: dict[ScheduledOp, None] = {}
+    written: list[ScheduledOp] = []
+    for each in running:
+        written.append(each)
+        if each.operation.sends:
+            needed = _with_makers(each, maker, done=order)
+            order.update(dict.fromkeys(other for other in written if other in needed))
+        if each.operation.sends or each.operation.waits:
+            order.update(dict.fromkeys(written))
+            written = []
+    return [*order, *written]
+
+
+def _with_makers(
+    one: ScheduledOp, maker: Mapping[Buffer, ScheduledOp], done: Container[ScheduledOp]
+) -> set[ScheduledOp]:
+    """Return `one` and all that has to run before it and is not `done`."""
+    found, missing = {one}, [one]
+    while missing:
+        for read in missing.pop().reads:
+            source = maker.get(read)
+            if source is not None and source not in done and source not in found:
+                found.add(source)
+                missing.append(source)
+    return found
 
 
 def _breadth_first(running: list[ScheduledOp]) -> list[ScheduledOp]:

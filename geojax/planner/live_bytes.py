@@ -7,6 +7,8 @@ matter:
   memory unless it is a result of the program, an operand of an operation that reads memory (a
   matrix product, a collective, a loop), or expensive and read more than once.
 - A value that depends on nothing (zeros) is made when it is first read; breadth first, at once.
+- A collective starts when what it sends is there, before operations that can wait, and both what it
+  sends and what arrives are held until the result is read: accelerators run them side by side.
 - A buffer is freed after its last reader. A result that is computed element by element from an
   operand of the same size that is not read later takes that operand's place.
 - A loop holds its carry once, and all that it stacks from its beginning on.
@@ -116,6 +118,8 @@ class _Walk:
         self._last_read = {
             buffer: index for index, each in enumerate(self._schedule) for buffer in each.reads
         }
+        if not accounting.compiler.breadth_first:
+            self._hold_what_travels()
         self._held: dict[Buffer, int] = {
             buffer: buffer.bytes if buffer in pinned else accounting.bytes(buffer)
             for buffer in (*program.constants, *program.inputs)
@@ -125,13 +129,13 @@ class _Walk:
         self._peaks: dict[str, Snapshot] = {}
 
     def run(self) -> dict[str, Snapshot]:
+        dying_at: dict[int, set[Buffer]] = {}
+        for buffer, index in self._last_read.items():
+            if buffer not in self._kept:
+                dying_at.setdefault(index, set()).add(buffer)
         for index, scheduled in enumerate(self._schedule):
             operation = scheduled.operation
-            dying = {
-                buffer
-                for buffer in scheduled.reads
-                if self._last_read[buffer] == index and buffer not in self._kept
-            }
+            dying = dying_at.get(index, set())
             for buffer in scheduled.reads & self._not_made_yet:
                 self._not_made_yet.remove(buffer)
                 self._held[buffer] = self._accounting.bytes(buffer)
@@ -148,6 +152,19 @@ class _Walk:
                     self._held.pop(buffer, None)
         return self._peaks
 
+    def _hold_what_travels(self) -> None:
+        """Let a message's operands be held until its result is read, or the program ends."""
+        first_read: dict[Buffer, int] = {}
+        for index, each in enumerate(self._schedule):
+            for buffer in each.reads:
+                first_read.setdefault(buffer, index)
+        end = len(self._schedule)
+        for index, each in enumerate(self._schedule):
+            if each.operation.sends:
+                arrives = min((first_read.get(b, end) for b in each.results), default=index + 1)
+                for buffer in each.reads:
+                    self._last_read[buffer] = max(self._last_read[buffer], arrives - 1)
+
     def _compute(self, index: int, scheduled: ScheduledOp, dying: set[Buffer]) -> None:
         operation = scheduled.operation
         for buffer in scheduled.results:
@@ -159,7 +176,7 @@ class _Walk:
             if argument is not None and self._last_read.get(argument, -1) <= index:
                 self._held[buffer] = 0
                 continue
-            reused = self._reusable(operation, buffer, dying)
+            reused = self._reusable(operation, buffer, dying & scheduled.reads)
             if reused is not None:
                 dying.remove(reused)
                 del self._held[reused]

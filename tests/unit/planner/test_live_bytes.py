@@ -17,7 +17,7 @@ ONE = 4000
 
 def held(function, *arguments, donated=None, **how):
     """The most bytes held beside the arguments."""
-    program = flatten(jax.make_jaxpr(function)(*arguments))
+    program = flatten(jax.make_jaxpr(function, axis_env=[("data", 2)])(*arguments))
     compiler = Compiler(**how)
     accounting = Accounting(lambda operation, buffer: "computed", lambda operation: "all", compiler)
     snapshots = peaks(program, accounting, donated)
@@ -101,6 +101,29 @@ def test_zeros_of_a_barrier_are_made_where_it_is(barrier):
         return lax.fori_loop(0, 3, lambda _, total: total + made, total)
 
     assert held(early, MATRIX, VECTOR) == pytest.approx(3 * ONE, abs=8)
+
+
+@pytest.mark.parametrize("first", ["message", "work", "work, barrier"])
+def test_a_message_travels_beside_what_can_wait(first):
+    """It holds what it sends and what arrives; a barrier keeps to itself what was before it."""
+
+    def program(a, x):
+        def work():
+            return (a @ (a @ (a @ x))).sum()  # holds two vectors at once
+
+        sent = a @ x
+        if first == "message":
+            arrived = lax.psum(sent, "data")
+            made = work()
+        else:
+            made = work()
+            if first == "work, barrier":
+                sent, made = lax.optimization_barrier((sent, made))
+            arrived = lax.psum(sent, "data")
+        return (arrived * made).sum()
+
+    vectors = 3 if first == "work, barrier" else 4
+    assert held(program, MATRIX, VECTOR) == pytest.approx(vectors * ONE, abs=16)
 
 
 def test_a_loop_holds_its_carry_once_and_all_that_it_stacks():
