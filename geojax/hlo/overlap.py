@@ -17,7 +17,9 @@ from geojax.hlo.module import Computation, Instruction, Module, parse_module
 from geojax.hlo.traffic import Collective, collective_traffic, program_text
 
 _SCHEDULED = re.compile(r"^HloModule .*\bis_scheduled=true", re.MULTILINE)
-_PRODUCT_CALL = re.compile(r'custom_call_target="[^"]*(?:cublas|cudnn|fmha|gemm|matmul|triton)')
+_PRODUCT_CALL = re.compile(
+    r'custom_call_target="[^"]*(?:cublas|cudnn|fmha|gemm|matmul|mosaic|triton)'
+)
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,10 @@ READS_MEMORY = (
             "cumprod",
             "cumsum",
             "custom_call",
+            "custom_vmap_call",  # a Mosaic GPU kernel
             "dot_general",
             "ffi_call",
+            "mpmd_map",
             "pallas_call",
             "pure_callback",
             "ragged_dot",

@@ -97,6 +97,17 @@ def target_platform() -> Platform:
     return platform_named(platform or jax.default_backend())
 
 
+def compute_capability() -> tuple[int, int]:
+    """Return the compute capability of the GPUs of this process.
+
+    A program that is compiled for another machine is taken to be for Hopper GPUs: (9, 0).
+    """
+    if jax.default_backend() != "gpu":
+        return (9, 0)
+    major, minor = jax.local_devices()[0].compute_capability.split(".")
+    return (int(major), int(minor))
+
+
 SiteExchange: TypeAlias = Literal["psum", "permute", "all_gather", "all_to_all"]
 """The collective in which sites sum, or exchange messages that each of them sums."""
 

@@ -10,19 +10,19 @@ The rows of an expert are laid next to each other and filled up with zero rows t
 
 The matmul walks the blocks that are used, whatever their number: an imbalance costs no memory and
 no work beyond the rows that there are. (`jax.lax.ragged_dot` would multiply every row with every
-expert's kernel: that is how XLA for CPUs and, but behind an experimental flag and then not for the
-kernels' gradient, XLA for GPUs runs it.) Blocks of rows of one expert are the idea of Gale et al.
-2023 ("MegaBlocks: Efficient Sparse Training with Mixture-of-Experts").
+expert's kernel: that is how XLA for CPUs and for GPUs runs it, see `benchmarks/grouped_matmul.py`.)
+Blocks of rows of one expert are the idea of Gale et al. 2023 ("MegaBlocks: Efficient Sparse
+Training with Mixture-of-Experts").
 """
 
 import functools
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from geojax.models.moe import grouped_matmul_loops, grouped_matmul_triton
+from geojax.models.moe import grouped_matmul_loops, grouped_matmul_mosaic
 from geojax.models.moe.quantized_operands import Rounding
 from geojax.models.parallel.varying import vary_over, varying_axes
 from geojax.precision import (
@@ -35,7 +35,7 @@ from geojax.precision import (
     largest_each,
     split_quantized,
 )
-from geojax.runtime.platform import GPU, target_platform
+from geojax.runtime.platform import GPU, compute_capability, target_platform
 
 _LARGEST_BLOCK = 256
 _SMALLEST_BLOCK = 16
@@ -59,7 +59,8 @@ def block_rows(assignments: int, experts: int) -> int:
     average load, at four blocks each.
     """
     average = assignments // (4 * experts)
-    return min(max(1 << average.bit_length() >> 1, _SMALLEST_BLOCK), _LARGEST_BLOCK)
+    smallest = grouped_matmul_mosaic.ROWS if target_platform() is GPU else _SMALLEST_BLOCK
+    return min(max(1 << average.bit_length() >> 1, smallest), _LARGEST_BLOCK)
 
 
 def lay_out(assigned: jax.Array, experts: int) -> Blocks:
@@ -125,12 +126,11 @@ def grouped_product(
     return _product(how, *operands, amax, matmul.quantized)
 
 
-def _functions(dtype: Any) -> ModuleType:
-    """Choose the implementation: Triton kernels on a GPU that has the dtype, else loops."""
-    on_gpu = target_platform() is GPU
-    return (
-        grouped_matmul_triton if on_gpu and jnp.dtype(dtype).itemsize <= 4 else grouped_matmul_loops
-    )
+def _functions(*operands: jax.Array) -> ModuleType:
+    """Choose the implementation: kernels for operands of 16 bits on Hopper GPUs, else loops."""
+    hopper = target_platform() is GPU and compute_capability()[0] == 9
+    narrow = all(jnp.dtype(x.dtype).itemsize == 2 for x in operands)
+    return grouped_matmul_mosaic if hopper and narrow else grouped_matmul_loops
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -170,13 +170,11 @@ def _forward(
     kernels = trained if quantized_kernels is None else quantized_kernels
     rows_amax = how.rows_amax(rows, ends, amax, 0)
     kernels_amax = how.kernels_amax(kernels, amax)
-    product = _functions(rows.dtype).multiply(
-        how.size,
+    operands = (
         how.rows(rows, ends, 0, 1, rows_amax, quantized),
         how.kernels(kernels, 0, kernels_amax, quantized),
-        ends,
-        contracting=0,
     )
+    product = _functions(*operands).multiply(how.size, *operands, ends, contracting=0)
     kept = _Residuals(rows, kernels, ends, amax, quantized, rows_amax, kernels_amax)
     return product.astype(rows.dtype), kept
 
@@ -185,21 +183,18 @@ def _backward(
     how: Rounding, kept: _Residuals, cotangent: jax.Array
 ) -> tuple[jax.Array, None, jax.Array, None, jax.Array | None, None]:
     rows, kernels, ends, amax, quantized = kept[:5]
-    functions = _functions(rows.dtype)
     cotangent_amax = how.rows_amax(cotangent, ends, amax, 2)
-    rows_gradient = functions.multiply(
-        how.size,
+    operands = (
         how.rows(cotangent, ends, 2, 1, cotangent_amax, quantized),
         how.kernels(kernels, 1, kept.kernels_amax, quantized),
-        ends,
-        contracting=1,
     )
-    kernels_gradient = functions.kernels_gradient(
-        how.size,
+    rows_gradient = _functions(*operands).multiply(how.size, *operands, ends, contracting=1)
+    operands = (
         how.rows(rows, ends, 0, 0, kept.rows_amax, quantized),
         how.rows(cotangent, ends, 2, 0, cotangent_amax, quantized),
-        jax.ShapeDtypeStruct(kernels.shape, kernels.dtype),
-        ends,
+    )
+    kernels_gradient = _functions(*operands).kernels_gradient(
+        how.size, *operands, jax.ShapeDtypeStruct(kernels.shape, kernels.dtype), ends
     )
     new_amax = None if amax is None else largest_each(rows, kernels, cotangent)
     return rows_gradient.astype(rows.dtype), None, kernels_gradient, None, new_amax, None

@@ -4,10 +4,10 @@ Nothing here needs a GPU to be traced, so a machine that has none can compile fo
 CUDA libraries of `jax[cuda13]`.
 """
 
-import jax
 import jax.numpy as jnp
 
 from geojax.models.attention.cudnn.primitives import libraries_version
+from geojax.runtime.platform import compute_capability
 
 # The version that jax's own test of the packed layout asks for.
 _LEAST_VERSION_FOR_PACKING = 90600
@@ -26,7 +26,7 @@ def unsupported_reason(dtype: jnp.dtype, head_dim: int, *, packed: bool) -> str 
         return "the cuDNN libraries are not installed (pip install 'geojax-trainer[gpu]')"
     if dtype not in (jnp.bfloat16, jnp.float16):
         return f"it computes in bfloat16 and float16 and the inputs are {dtype}"
-    hopper = _capability() >= (9, 0)
+    hopper = compute_capability() >= (9, 0)
     largest = _LARGEST_HEAD_ON_HOPPER if hopper else _LARGEST_HEAD
     if head_dim % 8 or head_dim > largest:
         return f"a head must be a multiple of 8 dims and at most {largest}, and it is {head_dim}"
@@ -35,9 +35,3 @@ def unsupported_reason(dtype: jnp.dtype, head_dim: int, *, packed: bool) -> str 
     if packed and version < _LEAST_VERSION_FOR_PACKING:
         return f"packed documents need cuDNN 9.6 or later, and this is {version}"
     return None
-
-
-def _capability() -> tuple[int, ...]:
-    if jax.default_backend() != "gpu":
-        return (9, 0)
-    return tuple(int(part) for part in jax.local_devices()[0].compute_capability.split("."))
