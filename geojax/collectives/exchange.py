@@ -17,7 +17,9 @@ device sends 2 (o - 1) / o P, as in an all-reduce: P with 2 sites, 4/3 P with 3,
 
 import dataclasses
 import functools
+import itertools
 import math
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,7 +29,7 @@ from jax import lax
 from jax.experimental.xla_metadata import set_xla_metadata
 
 from geojax.collectives import codec
-from geojax.collectives.axes import agreed, axis_sizes, to_varying, varying_axes
+from geojax.collectives.axes import agreed, axis_sizes, drop_single, to_varying, varying_axes
 from geojax.collectives.wire_format import WireFormat
 from geojax.runtime.platform import GPU, site_exchange, target_platform
 
@@ -56,9 +58,9 @@ class SiteSum:
     """
 
     contents: tuple[jax.Array, ...]
-    """The array; or messages. Those of two sites are the own [length] and, once exchanged, the
-    other's, or both gathered [2, length]. Those of more are [sites, length] for the owners and,
-    once exchanged, their answers."""
+    """The array, once exchanged its sums, perhaps as a vector; or messages. Those of two sites are
+    the own [length] and, once exchanged, the other's, or both gathered [2, length]. Those of more
+    are [sites, length] for the owners and, once exchanged, their answers."""
     error: jax.Array | None
     """Rounding errors of the own messages, [count]; None: none are kept, or there is no format."""
     shape: tuple[int, ...]
@@ -91,35 +93,23 @@ class SiteSum:
             contents, error = (encoded.messages,), encoded.error if keep_error else None
         return cls(contents, error, x.shape, x.dtype, crosses, wire, keep_error)
 
-    def exchange(self, *, own_stream: bool = False) -> "SiteSum":
-        """Send to the other sites, and receive: the only phase in which anything crosses.
-
-        With `own_stream`, on GPUs on a stream that no other collective uses. All otherwise share
-        communication stream 0: what crosses a long link would hold up those inside the site.
-        """
+    @property
+    def kind(self) -> Hashable:
+        """The properties that sums in one message have in common."""
         (content,) = self.contents
-        if not self.inter:
-            return self
-        sites = _sites(self.inter)
-        on_stream = _on_link_stream if own_stream and target_platform() is GPU else lambda x: x
-        match site_exchange(target_platform(), sites, messages=self.wire is not None):
-            case "psum":
-                contents: tuple[jax.Array, ...] = (on_stream(lax.psum(content, self.inter)),)
-            case "permute":
-                other = lax.ppermute(content, self.inter, [(0, 1), (1, 0)])
-                contents = content, on_stream(other)
-            case "all_gather":
-                gathered = lax.all_gather(content, self.inter, to="invarying")
-                contents = (on_stream(gathered),)
-            case "all_to_all":
-                assert self.wire is not None, "parts are messages"
-                return self._exchange_parts(content, self.wire)
-        return dataclasses.replace(self, contents=contents)
+        sizes = axis_sizes(varying_axes(content))
+        long_axes = frozenset(axis for axis, size in sizes.items() if size > 1)
+        return self.inter, self.wire, self.dtype, long_axes
+
+    def exchange(self, *, own_stream: bool = False) -> "SiteSum":
+        """Send to the other sites, and receive (see `exchange_together`)."""
+        (exchanged,) = exchange_together([self], own_stream=own_stream)
+        return exchanged
 
     def done(self) -> Sum:
         """Decode: the same bits on all sites, not varying over `inter`."""
         if self.wire is None:
-            (total,) = self.contents
+            total = self.contents[0].reshape(self.shape)
             return Sum(total, jnp.zeros_like(total) if self.keep_error else None)
         count = math.prod(self.shape)
         if _sites(self.inter) == 2:  # the sum of two does not depend on which comes first
@@ -131,9 +121,11 @@ class SiteSum:
         error = None if self.error is None else self.error.reshape(self.shape)
         return Sum(total.astype(self.dtype).reshape(self.shape), error)
 
-    def _exchange_parts(self, messages: jax.Array, wire: WireFormat) -> "SiteSum":
+    def _answer(self, received: jax.Array) -> "SiteSum":
+        """Sum and encode the part that this site owns, of messages from all: an own answer."""
+        (messages,), wire = self.contents, self.wire
+        assert wire is not None, "parts are messages"
         sites, count = len(messages), math.prod(self.shape)
-        received = lax.all_to_all(messages, self.inter, 0, 0)
         answer = codec.encode(
             codec.decode_sum(received, codec.part_length(count, sites, wire), wire, self.dtype),
             wire,
@@ -143,8 +135,64 @@ class SiteSum:
             wide = error.astype(codec.sum_dtype(error.dtype))
             own = codec.split(wide, sites, wire).at[lax.axis_index(self.inter)].add(answer.error)
             error = own.reshape(-1)[:count].astype(error.dtype)
-        answers = lax.all_gather(answer.messages, self.inter, to="invarying")
-        return dataclasses.replace(self, contents=(answers,), error=error)
+        return dataclasses.replace(self, contents=(answer.messages,), error=error)
+
+
+def exchange_together(sums: Sequence[SiteSum], *, own_stream: bool = False) -> list[SiteSum]:
+    """Send sums of one kind to the other sites in one message, and receive theirs.
+
+    It is the only phase in which anything crosses. With `own_stream`, on GPUs on a stream that no
+    other collective uses. All otherwise share communication stream 0: what crosses a long link
+    would hold up those inside the site.
+    """
+    inter, wire, contents = sums[0].inter, sums[0].wire, [each.contents[0] for each in sums]
+    assert len({each.kind for each in sums}) == 1, "sums in one message must be of one kind"
+    if not inter:
+        return list(sums)
+    sites = _sites(inter)
+    on_stream = _on_link_stream if own_stream and target_platform() is GPU else lambda x: x
+    received: Iterable[tuple[jax.Array, ...]]
+    match site_exchange(target_platform(), sites, messages=wire is not None):
+        case "psum":
+            if len(contents) > 1:
+                contents = [x.reshape(x.size) for x in contents]
+            received = zip(_at_once(lambda x: on_stream(lax.psum(x, inter)), contents))
+        case "permute":
+            swap = [(0, 1), (1, 0)]
+            others = _at_once(lambda x: on_stream(lax.ppermute(x, inter, swap)), contents)
+            received = zip(contents, others, strict=True)
+        case "all_gather":
+            received = zip(_at_once(lambda x: on_stream(_gathered(x, inter)), contents))
+        case "all_to_all":
+            parts = _at_once(lambda x: lax.all_to_all(x, inter, 0, 0), contents)
+            sums = [each._answer(part) for each, part in zip(sums, parts, strict=True)]
+            answers = [each.contents[0] for each in sums]
+            received = zip(_at_once(lambda x: _gathered(x, inter), answers))
+    pairs = zip(sums, received, strict=True)
+    return [dataclasses.replace(each, contents=made) for each, made in pairs]
+
+
+def _at_once(
+    collective: Callable[[jax.Array], jax.Array], arrays: Sequence[jax.Array]
+) -> list[jax.Array]:
+    """Apply a collective to arrays in one message, joined along their last dim.
+
+    The arrays differ in that dim alone; a single one may be of any shape.
+    """
+    if len(arrays) == 1:
+        return [collective(arrays[0])]
+    joined = collective(jnp.concatenate(arrays, axis=-1))
+    ends = itertools.accumulate(array.shape[-1] for array in arrays)
+    parts = jnp.split(joined, list(ends)[:-1], axis=-1)
+    return [
+        drop_single(part, varying_axes(part) - varying_axes(array))
+        for part, array in zip(parts, arrays, strict=True)
+    ]
+
+
+def _gathered(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    gathered: jax.Array = lax.all_gather(x, axes, to="invarying")
+    return gathered
 
 
 def sum_over_sites(

@@ -35,6 +35,7 @@ the leaf's dtype. With `error_feedback` what rounding took away is added to the 
 
 import dataclasses
 import functools
+import math
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
@@ -67,10 +68,15 @@ class Reduction:
     buckets: FlatBuckets | BlockBuckets
     keep_errors: bool
 
-    def exchange(self, *, own_stream: bool = False) -> "Reduction":
-        """Exchange the messages of all buckets between sites (see `SiteSum.exchange`)."""
-        sums = tuple(each.exchange(own_stream=own_stream) for each in self.sums)
-        return dataclasses.replace(self, sums=sums)
+    @property
+    def bytes_in_site(self) -> list[int]:
+        """The bytes of each bucket inside the site, which `bucket_bytes` limits."""
+        ranks = self.buckets.axes.ranks
+        return [ranks * math.prod(each.shape) * each.dtype.itemsize for each in self.sums]
+
+    def exchange(self) -> "Reduction":
+        """Exchange the messages of all buckets between sites (see `exchange_together`)."""
+        return dataclasses.replace(self, sums=tuple(each.exchange() for each in self.sums))
 
     def done(self) -> Any:
         """Return what the operation in one piece returns, of messages that were exchanged."""

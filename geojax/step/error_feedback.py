@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from geojax.named_arrays import leaf_name, shape_and_dtype
 from geojax.optim.layout import DimSharding, LeafLayout
-from geojax.optim.stage_assignment import PADDING_LAYER
+from geojax.optim.stage_assignment import StageAssignment
 from geojax.step.plan import StepPlan
 
 NAME = "error_feedback"
@@ -39,10 +39,6 @@ def error_layouts(parameters: Any, plan: StepPlan) -> Any:
 
     def of_leaf(path: Any, layout: LeafLayout) -> LeafLayout:
         dim = _site_dim(path)
-        if layout.stages is not None and layout.stages.shared:
-            assert layout.stages.order[0] != PADDING_LAYER, (
-                "the first stage must hold a shared leaf"
-            )
         errors = _with_sites(layout, dim, sites, plan.policy.reduce_dtype)
         own_site = DimSharding(dim, ("dc",), sites)
         return dataclasses.replace(errors, model_shards=(*errors.model_shards, own_site))
@@ -108,13 +104,20 @@ def share_errors_among_sites(restored: Any, layouts: Any, mesh: Mesh) -> Any:
 
 
 def _with_sites(layout: LeafLayout, dim: int, sites: int, dtype: Any) -> LeafLayout:
-    """Return the layout of a parameter's errors at `sites`, counted by `dim`, on every site."""
+    """Return the layout of a parameter's errors at `sites`, counted by `dim`, on every site.
+
+    Those of a leaf without layers are on all stages, each of which sends a share of its gradient.
+    """
+    stages = layout.stages
+    if stages is not None and not stages.stacked:
+        stages = StageAssignment.on(stages.axes, stages.stages, range(stages.stages))
 
     def moved(sharding: DimSharding) -> DimSharding:
         return dataclasses.replace(sharding, dim=sharding.dim + int(sharding.dim >= dim))
 
     return dataclasses.replace(
         layout,
+        stages=stages,
         shape=(*layout.shape[:dim], sites, *layout.shape[dim:]),
         dtype=jnp.dtype(dtype),
         model_shards=tuple(map(moved, layout.model_shards)),

@@ -12,12 +12,15 @@ that share a part without sharding it (`context`; `tensor` for a leaf of which e
 part of the gradient) sum their shards as one hierarchical all-reduce with the sites, so that each
 of them sends its share of the shard over `dc` and not all of it.
 
-With a pipeline a leaf is sharded over the stages and not summed over them, but for a tied table, of
-whose gradient two stages make a part each. Where sites are stages nothing else here crosses `dc`.
+With a pipeline the layers are sharded over the stages. A table or norm outside of them is on one
+stage, and its gradient on all others zero: where it crosses to other sites they sum it first, so
+that each sends its share instead of one stage all and the others zeros. Of a tied table two stages
+make a part each; where sites are stages nothing else here crosses `dc`.
 """
 
 import dataclasses
 import functools
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -31,6 +34,8 @@ from geojax.collectives import (
     start_reduce_scatter,
 )
 from geojax.collectives.axes import drop_single, to_varying, varying_axes
+from geojax.collectives.buckets import plan_buckets
+from geojax.collectives.exchange import SiteSum, exchange_together
 from geojax.mesh import AXES
 from geojax.optim import LeafLayout
 from geojax.optim.leaf_groups import group, map_by_group, shard_axes, shard_dim
@@ -69,16 +74,25 @@ class GradReduce:
     def exchange(self, *, own_stream: bool = False) -> "GradReduce":
         """Send the started messages to the other sites, and receive theirs.
 
-        With `own_stream`, on GPUs on a stream that no other collective uses.
+        Short ones of several groups travel together: each costs a round trip. With `own_stream`,
+        on GPUs on a stream that no other collective uses.
         """
+        reductions = [each for each in self.sums if isinstance(each, Reduction)]
+        started = [each for reduction in reductions for each in reduction.sums]
+        sizes = [size for reduction in reductions for size in reduction.bytes_in_site]
+        exchanged = dict[int, SiteSum]()
+        for together in message_plan(sizes, [each.kind for each in started], self.bucket_bytes):
+            made = exchange_together([started[i] for i in together], own_stream=own_stream)
+            exchanged.update(zip(together, made, strict=True))
+        in_order = (exchanged[i] for i in range(len(started)))
 
-        def exchanged(begun: Reduction | list[jax.Array], positions: tuple[int, ...]) -> Any:
+        def of_group(begun: Reduction | list[jax.Array], positions: tuple[int, ...]) -> Any:
             if isinstance(begun, Reduction):
-                return begun.exchange(own_stream=own_stream)
+                return dataclasses.replace(begun, sums=tuple(next(in_order) for _ in begun.sums))
             dims = [shard_dim(self.layouts[i]) for i in positions]
             return reduce_scatter(begun, "dc", (), dims=dims, bucket_bytes=self.bucket_bytes)
 
-        return dataclasses.replace(self, sums=tuple(map(exchanged, self.sums, self.positions)))
+        return dataclasses.replace(self, sums=tuple(map(of_group, self.sums, self.positions)))
 
     def done(self) -> ReducedGradients:
         """Decode the exchanged messages, and return each rank's shards."""
@@ -93,7 +107,11 @@ class GradReduce:
         gradients = self._tree([_on_stage(totals[i], each) for i, each in enumerate(self.layouts)])
         if self.error_shapes is None:
             return ReducedGradients(gradients, None)
-        on_stages = [_on_stage(errors[i], each) for i, each in enumerate(self.layouts)]
+        # Of a leaf that is summed over stages the errors are on all of them.
+        on_stages = [
+            errors[i][None] if each.has_stage_dim else _on_stage(errors[i], each)
+            for i, each in enumerate(self.layouts)
+        ]
         shaped = [
             error.reshape(shape) for error, shape in zip(on_stages, self.error_shapes, strict=True)
         ]
@@ -101,6 +119,21 @@ class GradReduce:
 
     def _tree(self, leaves: list[jax.Array]) -> Any:
         return jax.tree.unflatten(self.structure, leaves)
+
+
+def message_plan(
+    sizes: Sequence[int], kinds: Sequence[Hashable], bucket_bytes: int | None
+) -> list[list[int]]:
+    """Return the positions of buckets that cross `dc` in one message each.
+
+    Args:
+        sizes: the bytes of each bucket in a site, all ranks together.
+        kinds: of each bucket; those of different kinds share no message.
+        bucket_bytes: the most bytes of buckets that share one; None: each is one by itself.
+    """
+    limits = [None if bucket_bytes is None else max(bucket_bytes, size) for size in sizes]
+    plan = plan_buckets(sizes, kinds, limits)
+    return [[piece.leaf for piece in bucket.pieces] for bucket in plan.buckets]
 
 
 @jax.named_scope("reduce_gradients")
@@ -176,12 +209,14 @@ def start_grad_reduce(
     """
     leaves, structure = jax.tree.flatten(gradients)
     leaf_layouts = tuple(jax.tree.leaves(layouts))
-    if plan.wire_format is not None:
-        # An idle stage's values would spoil the quantization blocks that they are in.
-        leaves = [
-            _zero_unless_held(leaf, layout)
-            for leaf, layout in zip(leaves, leaf_layouts, strict=True)
-        ]
+    # A stage without the leaf computed with zeros: what it made must not count in a sum over
+    # stages, nor spoil the quantization blocks that it is in.
+    leaves = [
+        _zero_unless_held(leaf, layout)
+        if plan.wire_format is not None or summed_over_stages(layout, plan)
+        else leaf
+        for leaf, layout in zip(leaves, leaf_layouts, strict=True)
+    ]
     errors = None if error_feedback is None else jax.tree.leaves(error_feedback)
     sums: list[Reduction | list[jax.Array]] = []
     groups = group(
@@ -212,20 +247,32 @@ class _Group(NamedTuple):
     """The leaf is sharded over `dc` too."""
     other_axes: tuple[str, ...]
     """The other axes inside a site over which the gradient is summed."""
-    shared: bool
-    """Two stages make a part of the gradient each."""
+    over_stages: bool
+    """The gradient is summed over stages."""
+
+
+def summed_over_stages(layout: LeafLayout, plan: StepPlan) -> bool:
+    """Return True if the gradient of a leaf is summed over the stages of a pipeline.
+
+    Two stages make a part of it each; or one makes all of it, and all send their share over `dc`.
+    """
+    if layout.stages is None:
+        return False
+    crosses = plan.mesh.shape["dc"] > 1 and bool(plan.inter_axes)
+    spread = crosses and layout.has_stage_dim and not shard_axes(layout)[1]
+    return layout.stages.shared or spread
 
 
 def _group_of(gradient: jax.Array, layout: LeafLayout, plan: StepPlan) -> _Group:
     site_axes, across = shard_axes(layout)
-    shared = layout.stages is not None and layout.stages.shared
+    over_stages = summed_over_stages(layout, plan)
     excluded = {axis for sharding in layout.model_shards for axis in sharding.axes}
     excluded |= {"dc", *(site_axes or ())}
-    if not shared:
+    if not over_stages:
         excluded |= set(plan.stage_axes)
     varying = varying_axes(gradient)
     other_axes = tuple(axis for axis in AXES if axis in varying and axis not in excluded)
-    return _Group(site_axes, across, other_axes, shared)
+    return _Group(site_axes, across, other_axes, over_stages)
 
 
 def _start(
@@ -239,7 +286,7 @@ def _start(
     bucket_bytes = plan.bucket_bytes
     summed_over_others = any(plan.mesh.shape[axis] > 1 for axis in key.other_axes)
     only_scattered = key.site_axes is not None and not (
-        key.across_sites or key.shared or summed_over_others
+        key.across_sites or key.over_stages or summed_over_others
     )
     if (
         only_scattered and not scattered
@@ -257,14 +304,10 @@ def _start(
             error_feedback=errors,
         )
     shards = leaves if scattered else _scatter(key.site_axes, leaves, layouts, plan)
-    if key.shared:  # a stage without the leaf computed with zeros; its gradient must not count
-        shards = [
-            _zero_unless_held(shard, layout) for shard, layout in zip(shards, layouts, strict=True)
-        ]
     if key.across_sites:
         assert errors is None, "shards across sites are summed without a wire format"
         return all_reduce(shards, key.other_axes, (), bucket_bytes=bucket_bytes)
-    inter = "dc" if key.shared else plan.inter_axes
+    inter = "dc" if key.over_stages else plan.inter_axes
     return start_all_reduce(
         shards,
         key.other_axes,

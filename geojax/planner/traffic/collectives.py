@@ -48,6 +48,8 @@ class PhaseBytes:
     """The bytes sent inside its site."""
     messages: tuple[Fraction, ...] = ()
     """The bytes of the sum over sites of each bucket."""
+    sizes: tuple[int, ...] = ()
+    """The bytes of each such bucket in a site, all ranks together, in the leaf's dtype."""
 
     @property
     def inter(self) -> Fraction:
@@ -79,7 +81,7 @@ def predicted_all_reduce(
         bucket_bytes,
         block_of(wire),
     )
-    intra, messages = Fraction(0), []
+    intra, messages, sizes = Fraction(0), [], []
     for bucket in plan.buckets:
         dtype = np.dtype(dtypes[bucket.pieces[0].leaf])
         size = dtype.itemsize
@@ -89,8 +91,9 @@ def predicted_all_reduce(
         shard = share_length(bucket.length, intra_ranks, block_of(wire))
         intra += reduce_scatter_bytes(shard * intra_ranks * size, intra_ranks)
         messages.append(_across(shard, dtype, inter_ranks, wire))
+        sizes.append(intra_ranks * shard * size)
         intra += (2 if errors else 1) * all_gather_bytes(shard * size, intra_ranks)
-    return PhaseBytes(intra, tuple(messages))
+    return PhaseBytes(intra, tuple(messages), tuple(sizes))
 
 
 def predicted_reduce_scatter(

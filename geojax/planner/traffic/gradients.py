@@ -23,6 +23,7 @@ from geojax.planner.traffic.by_axes import Axes, BytesByAxes, add, long_axes, no
 from geojax.planner.traffic.collectives import PhaseBytes, predicted_all_reduce
 from geojax.step.early_reduce import early_parts, pieces
 from geojax.step.gather import computing_axes
+from geojax.step.grad_reduce import message_plan, summed_over_stages
 from geojax.step.plan import StepPlan
 
 
@@ -128,7 +129,7 @@ def _early_messages(layouts: Any, plan: StepPlan, table: TickTable) -> GradientM
 def _pipeline_parts(layouts: Any, plan: StepPlan) -> list[tuple[StepPlan, list[LeafLayout]]]:
     """Return what a pipeline with overlap reduces together, and how; the rest comes last."""
     return [
-        (plan if part == "rest" else plan.one_message, list(leaves.values()))
+        (plan if part == "rest" else plan.one_message, jax.tree.leaves(leaves))
         for part, leaves in pieces(layouts, plan).items()
     ]
 
@@ -167,6 +168,8 @@ class _ShardSum(NamedTuple):
     """The axes of a site that they are summed over, which shard nothing."""
     across: bool
     """The sum is sharded over sites."""
+    long_axes: Axes
+    """The axes that the shards vary over: those of one message have them in common."""
     sent: PhaseBytes
 
 
@@ -178,7 +181,7 @@ def _sum_shards(
     The last phase, a gather in the site, runs `idle` times more than it has results.
     """
     sent = no_bytes()
-    for other_axes, across, summed in _shard_sums(leaves, plan, scattered=scattered):
+    for other_axes, across, _, summed in _shard_sums(leaves, plan, scattered=scattered):
         # One phase in the site scatters; sums, and errors where they are kept, are gathered.
         gathers = 2 if plan.keeps_error_feedback else 1
         gathered = summed.intra * Fraction(gathers, 1 + gathers)
@@ -190,8 +193,18 @@ def _sum_shards(
 
 
 def _messages(leaves: list[LeafLayout], plan: StepPlan, *, scattered: bool) -> tuple[float, ...]:
-    sums = _shard_sums(leaves, plan, scattered=scattered)
-    return tuple(float(sent) for each in sums for sent in each.sent.messages if sent)
+    """Predict the messages over `dc`, in each of which short buckets share one."""
+    alone: list[Fraction] = []
+    sent, sizes, kinds = list[Fraction](), list[int](), list[Axes]()
+    for summed in _shard_sums(leaves, plan, scattered=scattered):
+        if summed.across:
+            alone += summed.sent.messages
+            continue
+        sent += summed.sent.messages
+        sizes += summed.sent.sizes
+        kinds += [summed.long_axes] * len(summed.sent.sizes)
+    joined = [sum(sent[i] for i in each) for each in message_plan(sizes, kinds, plan.bucket_bytes)]
+    return tuple(float(message) for message in (*alone, *joined) if message)
 
 
 def _shard_sums(
@@ -206,17 +219,20 @@ def _shard_sums(
     for leaf in leaves:
         site_axes, across = shard_axes(leaf)
         sharded_axes = frozenset(axis for part in leaf.model_shards for axis in part.axes)
-        key = (site_axes, across, _other_axes(leaf, plan), _shared(leaf), sharded_axes)
+        over_stages = summed_over_stages(leaf, plan)
+        key = (site_axes, across, _other_axes(leaf, plan), over_stages, sharded_axes)
         groups.setdefault(key, []).append(leaf)
-    for (site_axes, across, other_axes, shared, _), group in groups.items():
-        sites = plan.mesh.shape["dc"] if plan.inter_axes or shared else 1
+    for (site_axes, across, other_axes, over_stages, sharded_axes), group in groups.items():
+        sites = plan.mesh.shape["dc"] if plan.inter_axes or over_stages else 1
         shards = [_site_shard(leaf, site_axes, plan) for leaf in group]
-        bucket_bytes = plan.bucket_bytes
+        bucket_bytes, scattered_over = plan.bucket_bytes, 1
         only_scattered = site_axes is not None and not (
-            across or shared or long_axes(other_axes, plan)
+            across or over_stages or long_axes(other_axes, plan)
         )
-        if bucket_bytes is not None and only_scattered and not scattered:
-            bucket_bytes //= ranks_of(site_axes, plan)
+        if only_scattered and not scattered:
+            scattered_over = ranks_of(site_axes or (), plan)
+        if bucket_bytes is not None:
+            bucket_bytes //= scattered_over
         summed = predicted_all_reduce(
             shards,
             intra_ranks=ranks_of(other_axes, plan),
@@ -227,7 +243,10 @@ def _shard_sums(
         )
         if across:
             summed = PhaseBytes(summed.intra, _scatter_over_sites(group, shards, plan))
-        yield _ShardSum(other_axes, across, summed)
+        sizes = tuple(scattered_over * size for size in summed.sizes)
+        summed = dataclasses.replace(summed, sizes=sizes)
+        varying = *plan.stage_axes, *sharded_axes, *(site_axes or ()), *other_axes
+        yield _ShardSum(other_axes, across, long_axes(varying, plan), summed)
 
 
 def _scatter_over_sites(
@@ -249,13 +268,9 @@ def _other_axes(leaf: LeafLayout, plan: StepPlan) -> Axes:
     """Return the axes of a site that a shard's gradient is summed over."""
     sharded_axes = {axis for part in leaf.model_shards for axis in part.axes} | {"dc"}
     sharded_axes |= set(shard_axes(leaf)[0] or ())
-    computing = {*computing_axes(leaf, plan), *(plan.stage_axes if _shared(leaf) else ())}
+    stage_axes = plan.stage_axes if summed_over_stages(leaf, plan) else ()
+    computing = {*computing_axes(leaf, plan), *stage_axes}
     return tuple(axis for axis in AXES if axis in computing and axis not in sharded_axes)
-
-
-def _shared(leaf: LeafLayout) -> bool:
-    """Tell if two stages of a pipeline make parts of the gradient."""
-    return leaf.stages is not None and leaf.stages.shared
 
 
 def _site_shard(leaf: LeafLayout, site_axes: Axes | None, plan: StepPlan) -> jax.ShapeDtypeStruct:

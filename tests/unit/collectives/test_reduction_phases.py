@@ -1,5 +1,8 @@
 """An all-reduce in phases is the same all-reduce, and only one of its phases crosses sites."""
 
+import functools
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +17,7 @@ from geojax.collectives import (
     start_all_reduce,
     start_reduce_scatter,
 )
+from geojax.collectives.exchange import exchange_together
 from geojax.hlo import collective_traffic
 
 SHAPES = {"matrix": (30, 70), "vector": (1001,), "scalar": (), "empty": (0, 3)}
@@ -106,6 +110,43 @@ def test_a_reduce_scatter_in_phases_has_the_same_bits(mesh_of, wire):
     shards, lost = map(np.asarray, made)
     exact = matrix.sum(0).reshape(2, 15, 70) + errors[:2] + errors[2:]
     np.testing.assert_allclose(shards[:2] + lost[:2] + lost[2:], exact, atol=1e-12)
+
+
+@pytest.mark.parametrize(("sites", "wire"), [(2, None), (2, BFLOAT16), (3, INT8)])
+def test_sums_in_one_message_have_the_same_bits(mesh_of, sites, wire):
+    mesh = mesh_of(dc=sites, data=2)
+    options = {"wire": wire, "bucket_bytes": BUCKET_BYTES}
+
+    def reduce(tree, before, *, together):
+        started = start_all_reduce(tree, "data", "dc", error_feedback=before, **options)
+        alike = [each for each in started.sums if each.kind == started.sums[-1].kind]
+        others = [each for each in started.sums if each.kind != started.sums[-1].kind]
+        assert others, "integers and empty arrays are of other kinds"
+        own = map(exchange_together, [alike] if together else [[each] for each in alike])
+        rest = (each.exchange() for each in others)
+        return [each.done() for each in itertools.chain(*own, rest)]
+
+    def step(tree, before, *, together):
+        tree, before = jax.tree.map(lambda leaf: leaf[0], (tree, before))
+        made = reduce(tree, before, together=together)
+        return jax.tree.map(lambda leaf: leaf[None], made)
+
+    programs, by_device = [], P(("dc", "data"))
+    for together in (False, True):
+        program = jax.shard_map(
+            functools.partial(step, together=together),
+            mesh=mesh,
+            in_specs=(by_device, P("dc")),
+            out_specs=by_device,
+            check_vma=False,
+        )
+        arguments = tree_of((mesh.size,), seed=0), tree_of((sites,), seed=1)
+        programs.append(jax.jit(program).lower(*arguments))
+    made = [program.compile()(*arguments) for program in programs]
+    jax.tree.map(np.testing.assert_array_equal, *made)
+    alone, together = (collective_traffic(program, mesh) for program in programs)
+    assert alone.bytes_over("dc") == together.bytes_over("dc")
+    assert len(alone.over("dc")) > 2 * len(together.over("dc"))
 
 
 @pytest.mark.parametrize("wire", [None, INT8])

@@ -23,7 +23,7 @@ STAGES, CHUNKS, MICROBATCHES, SEQUENCE = 2, 3, 4, 4096
 @needs_cuda
 def test_the_parts_are_in_flight_beside_the_ticks_that_remain(tmp_path):
     model = ModelConfig.load("llama3-8b").model_copy(
-        update={"num_hidden_layers": STAGES * CHUNKS, "vocab_size": 32768}
+        update={"num_hidden_layers": STAGES * CHUNKS, "vocab_size": 65536}
     )
     topology = Topology.load("two-h100-sites")
     sites = tuple(site.model_copy(update={"hosts": 1}) for site in topology.sites)
