@@ -8,6 +8,7 @@ message is offered and computed, so that a fetch issued early costs no round tri
     receiver: fetch → engine pulls → arrived → acknowledgment on the control connection
 """
 
+import functools
 import socket
 import threading
 import time
@@ -94,7 +95,12 @@ class EngineTransport:
             each: _Link(
                 peer,
                 self.counters[each],
-                InFlight(peer.name, limit_bytes, self.counters[each], self.check),
+                InFlight(
+                    peer.name,
+                    limit_bytes,
+                    self.counters[each],
+                    functools.partial(self._check_receiver, each),
+                ),
             )
             for each, peer in peers.items()
         }
@@ -135,11 +141,9 @@ class EngineTransport:
 
     def drain(self) -> None:
         """Wait until the peers have fetched all offers."""
-        for link in self._links.values():
-            while left := link.counters.messages_in_flight:
-                self.check()
-                if link.control.finished:
-                    raise RunError(f"transport: {link.peer.name} has not fetched {left} messages")
+        for receiver, link in self._links.items():
+            while link.counters.messages_in_flight:
+                self._check_receiver(receiver)
                 time.sleep(_ARRIVAL_POLL_SECONDS)
 
     def close(self) -> None:
@@ -153,6 +157,16 @@ class EngineTransport:
             link.control.close(finished=self._lost is None and not in_flight)
         private.forget(self._server, [each.peer.engine for each in self._links.values()])
         self._guard.close()
+
+    def _check_receiver(self, receiver: int) -> None:
+        """Raise an error if a site will not fetch what it has been offered."""
+        self.check()
+        link = self._links[receiver]
+        if link.control.finished and (left := link.counters.messages_in_flight):
+            raise RunError(
+                f"transport: {link.peer.name} has finished without fetching {left} messages; is "
+                "its schedule the same as here?"
+            )
 
     def _problem(self, link: _Link) -> str | None:
         """Return why a peer is lost; None if it is not."""
@@ -168,7 +182,9 @@ class EngineTransport:
         """Acknowledge what arrives while nobody asks for it."""
         while not self._closed.wait(_ARRIVAL_POLL_SECONDS):
             for link in self._links.values():
-                for fetch in list(link.fetches):
+                with self._lock:
+                    pending = list(link.fetches)
+                for fetch in pending:
                     fetch.arrived()
 
     def note_arrival(self, link: _Link, fetch: "_Fetch", size: int) -> None:
@@ -199,12 +215,15 @@ class _Fetch:
         self._transport, self._link, self._key = transport, link, key
         self._like, self._shards = like, shards
         self._has_arrived = False
+        self._error: str | None = None
 
     def arrived(self) -> bool:
         if not self._has_arrived and all(map(private.is_ready, self._shards)):
+            self._error = private.pull_error(self._shards)
             self._has_arrived = True
-            size = sum(shard.nbytes for shard in self._shards)
-            self._transport.note_arrival(self._link, self, size)
+            if self._error is None:
+                size = sum(shard.nbytes for shard in self._shards)
+                self._transport.note_arrival(self._link, self, size)
         return self._has_arrived
 
     def result(self, timeout_seconds: float | None = None) -> list[jax.Array]:
@@ -218,17 +237,14 @@ class _Fetch:
                     f"transport: {self._key} did not come from {peer} within {timeout_seconds:g} "
                     "seconds; is its schedule the same as here?"
                 )
-            if self._link.control.finished:
+            if self._link.control.finished and not self.arrived():
                 raise RunError(f"transport: {peer} has finished without {self._key}")
             time.sleep(_POLL_SECONDS)
         self.seconds_waited += time.monotonic() - start
         self._link.counters.fetch_wait_seconds += time.monotonic() - start
-        try:
-            jax.block_until_ready(self._shards)
-        except private.PullError as error:
+        if self._error is not None:
             self._transport.check()
-            reason = str(error).partition("\n")[0]
-            raise RunError(f"transport: lost {self._key} from {peer} ({reason})") from None
+            raise RunError(f"transport: lost {self._key} from {peer} ({self._error})")
         return self._joined()
 
     def _joined(self) -> list[jax.Array]:

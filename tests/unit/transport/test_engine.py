@@ -116,6 +116,14 @@ def test_a_site_that_ends_early_is_named(like):
             west.drain()
 
 
+def test_a_site_that_finishes_without_its_messages_is_named(like):
+    with joined_sites() as (east, west):
+        east.offer(1, KEY, [filled(like, 1)])
+        west.close()
+        with pytest.raises(RunError, match=r"west .* has finished without fetching 1 messages"):
+            east.drain()
+
+
 def test_a_silent_site_is_named(like, monkeypatch):
     monkeypatch.setattr("geojax.transport.control._HEARTBEAT_SECONDS", 1e3)
     with (
