@@ -9,6 +9,7 @@ message is offered and computed, so that a fetch issued early costs no round tri
 """
 
 import functools
+import itertools
 import socket
 import threading
 import time
@@ -26,7 +27,7 @@ from geojax.transport.message_id import Direction, message_id
 from geojax.transport.protocol import MessageKey, PeerCounters
 from geojax.transport.shards import joined, local_shapes, local_shards
 
-_POLL_SECONDS = 0.0005
+_POLL_SECONDS = 0.001
 _ARRIVAL_POLL_SECONDS = 0.002
 
 
@@ -123,9 +124,11 @@ class EngineTransport:
         """Begin to fetch what another site offers."""
         self.check()
         link = self._links[sender]
-        wanted = [shape for each in like for shape in local_shapes(each)]
-        message = message_id(self._run_key, link.peer.back, key, wanted)
-        fetch = _Fetch(self, link, key, message, like, link.peer.engine.pull(message, wanted))
+        wanted = [local_shapes(each) for each in like]
+        flat = [shape for shapes in wanted for shape in shapes]
+        message = message_id(self._run_key, link.peer.back, key, flat)
+        shards = link.peer.engine.pull(message, flat)
+        fetch = _Fetch(self, link, key, message, shards, like, [len(each) for each in wanted])
         with self._lock:
             link.fetches.append(fetch)
         return fetch
@@ -207,13 +210,14 @@ class _Fetch:
         link: _Link,
         key: MessageKey,
         message: int,
-        like: Sequence[jax.ShapeDtypeStruct],
         shards: Sequence[jax.Array],
+        like: Sequence[jax.ShapeDtypeStruct],
+        shard_counts: Sequence[int],
     ):
         self.seconds_waited = 0.0
         self.message = message
         self._transport, self._link, self._key = transport, link, key
-        self._like, self._shards = like, shards
+        self._shards, self._like, self._shard_counts = shards, like, shard_counts
         self._has_arrived = False
         self._error: str | None = None
 
@@ -245,8 +249,8 @@ class _Fetch:
         if self._error is not None:
             self._transport.check()
             raise RunError(f"transport: lost {self._key} from {peer} ({self._error})")
-        return self._joined()
-
-    def _joined(self) -> list[jax.Array]:
         shards = iter(self._shards)
-        return [joined(each, [next(shards) for _ in local_shapes(each)]) for each in self._like]
+        return [
+            joined(each, list(itertools.islice(shards, count)))
+            for each, count in zip(self._like, self._shard_counts, strict=True)
+        ]

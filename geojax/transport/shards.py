@@ -28,9 +28,10 @@ def local_shapes(like: jax.ShapeDtypeStruct) -> list[jax.ShapeDtypeStruct]:
 
 def joined(like: jax.ShapeDtypeStruct, shards: Sequence[jax.Array]) -> jax.Array:
     """Return the array with these distinct local shards; copy them to where they repeat."""
-    by_start = dict(zip(_owners(like.shape, like.sharding), shards, strict=True))
+    owners = _owners(like.shape, like.sharding)
+    by_start = dict(zip(owners, shards, strict=True))
     placed = [
-        jax.device_put(by_start[start], device)
+        by_start[start] if device == owners[start] else jax.device_put(by_start[start], device)
         for device, start in _starts(like.shape, like.sharding).items()
     ]
     return jax.make_array_from_single_device_arrays(like.shape, like.sharding, placed)
