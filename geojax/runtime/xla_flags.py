@@ -32,13 +32,21 @@ _GPU_FLAGS = {
     # in a loop or a branch count too, so that with 4 the hops of a pipeline waited for its ticks.
     "--xla_gpu_experimental_parallel_collective_overlap_limit": "16",
     # Make a clique for each chain of stages that send to each other. Otherwise a permute makes one
-    # of all devices of the job.
+    # of all devices of the job, in which NCCL sends much more slowly (openxla/xla#40505). HLO and
+    # thunk dump are the same with it and without; the groups of the permute in the serialized
+    # executable are not: compiled for 16 H100s in four chains, four of 4 devices and one of 16.
     "--xla_gpu_collective_permute_connected_components": "true",
     # See that what a branch in a loop writes can be written in place. Otherwise every tick of a
     # pipeline with branches copies its rings and gradients (34.7 instead of 18.8 GB in one case).
     "--xla_gpu_copy_insertion_use_region_analysis": "true",
 }
 
+
+ONE_CLIQUE_OPTIONS: dict[str, str | bool] = {
+    "xla_gpu_collective_permute_connected_components": False,
+}
+"""Compiler options of one program for GPUs whose permutes' chains of stages exclude each other (see
+`geojax.pipeline.execution.cliques`)."""
 
 FP8_OPTIONS: dict[str, str | bool] = {
     # XLA otherwise hands matrix products to Triton, in whose kernels nothing is FP8.
@@ -53,6 +61,14 @@ MULTI_STREAM_OPTIONS: dict[str, str | bool] = {
     # All collectives of a program otherwise share one stream, on which the in-site phase of a
     # bucket waits for the cross-site phase of another. XLA gives them two, and schedules together
     # only groups that share at most one device, which cannot wait for each other in NCCL.
+    #
+    # Nothing else that was tried on a Llama 3 8B of 4 layers (JAX 0.10.2) helps. The sum over sites
+    # is beside 14 of the 14 products of a backward iteration, and at 2 x 128 H100s in flight with
+    # the reduce-scatter. `jax.experimental.scheduling_groups` changes nothing, since XLA for GPUs
+    # does not read its attribute. With the one that it reads (`_scheduling_group_id`, the same for
+    # both phases) no product is beside either of them at 2 x 8, and at 2 x 128 the scheduler fails.
+    # With `control_dep` (`jax.experimental.overlap`) no program compiles, on JAX 0.11.2 neither:
+    # XLA for GPUs does not rewrite that call. It could but make one phase wait for another's end.
     "xla_gpu_experimental_enable_collective_multi_streaming": True,
 }
 """Compiler options of one program for GPUs that reduces gradients inside and between sites while

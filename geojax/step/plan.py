@@ -11,10 +11,16 @@ from geojax.mesh import AXES, DcRole
 from geojax.models.parallel.parallelism import ContextMethod, Parallelism
 from geojax.models.transformer import Remat
 from geojax.optim import SHARD_AXES
+from geojax.pipeline.execution.cliques import cliques_agree
 from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.precision import Backend, LinearMatmul, LossScaleSettings, Policy
 from geojax.runtime.platform import GPU, platform_of
-from geojax.runtime.xla_flags import CUSTOM_PRODUCTS_OPTIONS, FP8_OPTIONS, MULTI_STREAM_OPTIONS
+from geojax.runtime.xla_flags import (
+    CUSTOM_PRODUCTS_OPTIONS,
+    FP8_OPTIONS,
+    MULTI_STREAM_OPTIONS,
+    ONE_CLIQUE_OPTIONS,
+)
 from geojax.step.stage_layers import StagedLayers
 
 BATCH_AXES = ("dc", *SHARD_AXES)
@@ -164,6 +170,10 @@ class StepPlan:
         options = by_backend.get(self.fp8_backend, {})
         if self._reduces_in_two_phases_beside_compute:
             options = options | MULTI_STREAM_OPTIONS
+        if self.tick_program is not None and platform_of(self.mesh) is GPU:
+            stages = math.prod(self.mesh.shape[axis] for axis in self.stage_axes)
+            if not cliques_agree(self.tick_program.channels, stages):
+                options = options | ONE_CLIQUE_OPTIONS
         return options or None
 
     @property
