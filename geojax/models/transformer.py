@@ -180,13 +180,10 @@ def model_chunk(
         context=lambda batch: make_context(batch, config, dtype, dropout_key, parallelism),
         balance=balance if config.is_moe else None,
     )
-    spans, end = [], 0
-    for length, own in matmul.spans(count):
-        first, end = end, end + length
-        inside = range(max(first, layers.start), min(end, layers.stop))
-        if inside:
-            one = rematerialize(functools.partial(span_layer, own), remat)
-            spans.append(Span(len(inside), one))
+    spans = [
+        Span(len(part), rematerialize(functools.partial(span_layer, own), remat))
+        for part, own in matmul.spans_within(layers, count)
+    ]
     is_first, is_last = layers.start == 0, layers.stop == count
     return Chunk(functions, Layers(tuple(spans), layers.start), is_first, is_last)
 

@@ -83,6 +83,16 @@ class LinearMatmul:
         spans = [(first, NO_FP8), (middle, self), (layers - first - middle, NO_FP8)]
         return [(count, matmul) for count, matmul in spans if count]
 
+    def spans_within(self, chunk: range, layers: int) -> list[tuple[range, "LinearMatmul"]]:
+        """Return the part of each span of `layers` layers that lies in `chunk`: (part, matmul)."""
+        made, end = [], 0
+        for count, matmul in self.spans(layers):
+            first, end = end, end + count
+            part = range(max(first, chunk.start), min(end, chunk.stop))
+            if part:
+                made.append((part, matmul))
+        return made
+
     def at_layer(self, index: jax.Array, layers: int) -> "LinearMatmul":
         """Return the matmul of layer `index` of `layers`, an index that is known at run time only.
 

@@ -87,7 +87,7 @@ def step_gradients(
         prev_amax: that of each linear layer (see `geojax.step.amax_history`); None: none.
         error_feedback: this site's, from the step before, multiplied as gradients are; None: none.
     """
-    microbatches = _microbatches(batch, plan)
+    microbatches = split_microbatches(batch, plan)
     run = ForwardBackward(model, plan, dropout_key, gradient_factor)
     if plan.staged_layers is not None:
         weights = stage_weights(shards, layouts, plan, prev_amax)
@@ -128,7 +128,7 @@ def step_gradients(
         total = jax.tree.map(jnp.add, sums.non_layer_params, in_site(made.non_layer_params))
         return Gradients(loss, aux_loss, targets, total, made.layers, made.prefetched), None
 
-    layer = jax.eval_shape(lambda: _trained_layer(layers[0]))
+    layer = jax.eval_shape(lambda: trained_layer(layers[0]))
     no_loss = vary_over(jnp.zeros((), run.loss_dtype), varying_axes(batch["loss_mask"]))
     non_layer_zeros = functools.partial(zeros_of, non_layer_params, dtype=plan.policy.reduce_dtype)
     non_layer_sums = zeros_of(jax.eval_shape(lambda: in_site(non_layer_zeros())), zero=zero)
@@ -179,7 +179,7 @@ def step_gradients(
     return StepGradients(gradients, loss, aux_loss, targets, last.layers.amax, after)
 
 
-def _microbatches(batch: Batch, plan: StepPlan) -> Batch:
+def split_microbatches(batch: Batch, plan: StepPlan) -> Batch:
     """Reshape a batch [B, ...] to [M, B / M, ...]."""
     return jax.tree.map(lambda leaf: leaf.reshape(plan.microbatches, -1, *leaf.shape[1:]), batch)
 
@@ -202,7 +202,7 @@ def batch_loss(
     It goes by microbatches as the step does, so that it needs no more memory than the step.
     """
     run = ForwardBackward(model, plan, None)
-    microbatches = _microbatches(batch, plan)
+    microbatches = split_microbatches(batch, plan)
     if plan.staged_layers is not None:
         stage = stage_weights(shards, layouts, plan, prev_amax)
         return run.pipeline_loss(stage, microbatches)
@@ -217,7 +217,7 @@ def batch_loss(
     return sums
 
 
-def _trained_layer(weights: LayerWeights) -> Parameters:
+def trained_layer(weights: LayerWeights) -> Parameters:
     """Return one layer's weights, of which gradients are taken."""
     zero = jnp.int32(0)
     layer, _ = weights.source.take(weights.prefetched, zero, zero)

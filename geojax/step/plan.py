@@ -95,6 +95,10 @@ class StepPlan:
     dc_role: DcRole = "data"
     """Role of the mesh axis `dc`: sites are data parallel ("data") or pipeline stages ("stage")."""
 
+    islands: int = 1
+    """Sites with a runtime each that train together, the mesh being one of them; 1: the mesh holds
+    all sites."""
+
     staged_layers: StagedLayers | None = None
     """Assignment of layers to pipeline stages; None: there is no pipeline."""
 
@@ -144,7 +148,7 @@ class StepPlan:
     def keeps_error_feedback(self) -> bool:
         """True if rounding errors of gradients on the link are added to the next gradients."""
         has_feedback = self.wire_format is not None and self.wire_format.needs_error_feedback
-        return has_feedback and self.mesh.shape["dc"] > 1
+        return has_feedback and self.mesh.shape["dc"] * self.islands > 1
 
     @property
     def parallelism(self) -> Parallelism:

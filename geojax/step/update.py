@@ -74,8 +74,7 @@ def site_sums(
         plan: how the step runs.
         dropout_key: key of this step's dropout masks; None, no dropout.
     """
-    scale: LossScale | None = state.loss_scale
-    factor = None if scale is None else scale.scale / _about_tokens(batch, plan)
+    factor = gradient_factor(state.loss_scale, batch, plan)
     made = step_gradients(
         state.parameters,
         batch,
@@ -85,20 +84,31 @@ def site_sums(
         dropout_key=dropout_key,
         gradient_factor=factor,
         prev_amax=prev_amax(state.amax_history, plan),
-        error_feedback=_scaled(state.error_feedback, factor),
+        error_feedback=scaled(state.error_feedback, factor),
     )
     signal = sum_signals(signals, made.loss)
     aux_loss = [] if made.aux_loss is None else [made.aux_loss]
     unscale = None if factor is None else 1 / factor
     return SiteSums(
-        _scaled(made.gradients, unscale),
+        scaled(made.gradients, unscale),
         sum_in_site(jnp.stack([made.loss, made.targets, *signal, *aux_loss])),
         max_in_site(made.amax, plan),
-        _scaled(made.error_feedback, unscale),
+        scaled(made.error_feedback, unscale),
     )
 
 
-def _scaled(tree: Any, factor: jax.Array | None) -> Any:
+def gradient_factor(loss_scale: LossScale | None, batch: Any, plan: StepPlan) -> jax.Array | None:
+    """Return the factor that gradients of the sum of losses are computed with; None: there is none.
+
+    Args:
+        loss_scale: that of the state.
+        batch: this rank's sequences.
+        plan: how the step runs.
+    """
+    return None if loss_scale is None else loss_scale.scale / _about_tokens(batch, plan)
+
+
+def scaled(tree: Any, factor: jax.Array | None) -> Any:
     """Multiply all leaves with `factor`, where there is one."""
     if factor is None:
         return tree

@@ -108,18 +108,16 @@ def step_weights(
             lambda layout, count=count: layout.of_layers(count), layouts["layers"]
         )
         follows = matmul.recipe == plan.policy.recipe
-        amax = None
-        if follows and matmul.recipe is not None:
-            amax = kernel_amax(own, own_layouts, plan, own_amax)
         source = None
         if plan.zero_stage == 3 and follows:
             of_layer = jax.tree.map(LeafLayout.of_layer, layouts["layers"])
+            amax = None
+            if matmul.recipe is not None:
+                amax = kernel_amax(own, own_layouts, plan, own_amax)
             source = GatheredWeights(layers, first, amax, of_layer, plan)
             gathered.append(source.gather(jnp.int32(0)))
         else:
-            if amax is not None:
-                own = quantize_kernels(own, amax, plan)
-            gathered.append(gather_in_site(own, own_layouts, plan))
+            gathered.append(gather_layers(own, own_layouts, plan, own_amax, quantized=follows))
         shards_of_span.append(source)
         amax_of_span.append(own_amax)
         first += count
@@ -138,13 +136,26 @@ def stage_weights(
 ) -> Parameters:
     """Gather all weights of this rank's stage of a pipeline; arguments as `step_weights`."""
     non_layer_params = gather_weights(without_layers(shards), without_layers(layouts), plan)
-    own_layouts = layouts["layers"]
-    own = gather_across_sites(shards["layers"], own_layouts, plan)
-    if plan.policy.recipe is not None:
-        own = quantize_kernels(own, kernel_amax(own, own_layouts, plan, prev_amax), plan)
-    return non_layer_params | {
-        "layers": attach_amax(gather_in_site(own, own_layouts, plan), prev_amax)
-    }
+    own = gather_across_sites(shards["layers"], layouts["layers"], plan)
+    layers = gather_layers(own, layouts["layers"], plan, prev_amax, quantized=True)
+    return non_layer_params | {"layers": attach_amax(layers, prev_amax)}
+
+
+def gather_layers(
+    shards: Parameters, layouts: Any, plan: StepPlan, prev_amax: Any, *, quantized: bool
+) -> Parameters:
+    """Gather the weights of stacked layers inside the site.
+
+    Args:
+        shards: this rank's, not sharded over `dc`.
+        layouts: the `LeafLayout` of each.
+        plan: how the step runs.
+        prev_amax: of the same layers (see `geojax.step.amax_history`); None: no history.
+        quantized: kernels are quantized first where the policy has a recipe.
+    """
+    if quantized and plan.policy.recipe is not None:
+        shards = quantize_kernels(shards, kernel_amax(shards, layouts, plan, prev_amax), plan)
+    return gather_in_site(shards, layouts, plan)
 
 
 def without_layers(parameters: Parameters) -> Parameters:
