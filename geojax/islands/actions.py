@@ -1,0 +1,251 @@
+"""The actions of a site in one step, as plain data, made from a pipeline schedule.
+
+A site works through its list from the first action to the last; each of its processes has the same
+list. A message that is late delays the action that takes it and changes no order.
+
+    role data, 2 chunks, 2 microbatches, both held at once (the same list at every site)
+        F0.0 F0.1 F1.0 F1.1  B0.1 B1.1 Reduce(1)  B0.0 B1.0 Reduce(0) Reduce(scalars)
+        Add(1) Add(0) Add(scalars) Apply
+
+    role stage, 1f1b, 2 sites, 2 microbatches
+        site 0    F0.0 Send  F1.0 Send  Receive B0.0  Receive B1.0  Reduce(0) .. Apply
+        site 1    Receive F0.1 B0.1 Send  Receive F1.1 B1.1 Send  Reduce(1) .. Apply
+
+Additions come last: the reductions of all buckets are under way before any is waited for.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple, TypeAlias
+
+from geojax.pipeline.schedule import Action, Kind, Placement, Schedule
+from geojax.pipeline.validate import requirement
+
+Bucket: TypeAlias = int | Literal["table", "scalars"]
+"""The content of a sum: the gradients of a chunk by its number, those of a tied table that two
+sites hold, or the losses and counts."""
+
+
+class Receive(NamedTuple):
+    """Wait for the stream or the cotangent that `action` takes."""
+
+    action: Action
+    site: int
+    """The sender."""
+
+
+class Send(NamedTuple):
+    """Offer what was just computed to the site that runs `action` on it."""
+
+    action: Action
+    site: int
+    """The receiver."""
+
+
+class Reduce(NamedTuple):
+    """Sum a bucket inside the site and offer it to other sites."""
+
+    bucket: Bucket
+    sites: tuple[int, ...]
+    """The other sites that add it too; none: it is whole."""
+
+
+class Add(NamedTuple):
+    """Wait for the other sites' parts of a bucket and add all, in the order of sites."""
+
+    bucket: Bucket
+    sites: tuple[int, ...]
+
+
+class Apply(NamedTuple):
+    """Update the state with the sums of all buckets."""
+
+
+SiteAction: TypeAlias = Action | Receive | Send | Reduce | Add | Apply
+
+
+class Message(NamedTuple):
+    """A message of a step; sender and receiver derive the same one from their lists."""
+
+    kind: Literal["activation", "cotangent", "bucket", "table", "scalars"]
+    microbatch: int = 0
+    chunk: int = 0
+
+
+def breadth_first(chunks: int, microbatches: int, held: int) -> Schedule:
+    """Order the work of a site whose chunks are all its own, so that buckets leave early.
+
+    The last `held` microbatches run backwards chunk by chunk: a bucket travels during the backward
+    of `held` microbatches through all chunks before it. The others run one after the other.
+
+    Args:
+        chunks: number of chunks.
+        microbatches: number of microbatches.
+        held: microbatches whose residuals are held at once.
+    """
+    assert 1 <= held <= microbatches, f"{held} of {microbatches} microbatches are held"
+    order: list[Action] = []
+    groups = [[each] for each in range(microbatches - held)]
+    for group in [*groups, list(range(microbatches - held, microbatches))]:
+        order += [Action(Kind.FORWARD, each, chunk) for each in group for chunk in range(chunks)]
+        for chunk in reversed(range(chunks)):
+            order += [Action(Kind.BACKWARD, each, chunk) for each in group]
+    return Schedule(
+        "breadth_first", Placement(1, (0,) * chunks), microbatches, False, (tuple(order),)
+    )
+
+
+def data_actions(schedule: Schedule, site: int, sites: int) -> tuple[SiteAction, ...]:
+    """List the actions of a site in role data: every site has all chunks, and a share of the batch.
+
+    Args:
+        schedule: of one stage.
+        site: the site.
+        sites: number of sites.
+    """
+    assert schedule.placement.stages == 1, "in role data a site has one stage"
+    others = tuple(other for other in range(sites) if other != site)
+    reduces = [*_reduce_after(schedule, 0, others).values(), Reduce("scalars", others)]
+    adds = [Add(*reduce) for reduce in reduces if reduce.sites]
+    return (*_work(schedule, 0, others), reduces[-1], *adds, Apply())
+
+
+def stage_actions(schedule: Schedule, site: int, *, tied: bool) -> tuple[SiteAction, ...]:
+    """List the actions of a site in role stage: site s is stage s of the pipeline.
+
+    Args:
+        schedule: of as many stages as there are sites.
+        site: the site.
+        tied: the first and the last chunk share a table, of whose gradient each makes a part.
+    """
+    stage_of = schedule.placement.stage_of
+    ends = {stage_of[0], stage_of[-1]}
+    others = tuple(other for other in range(schedule.placement.stages) if other != site)
+    sums: list[SiteAction] = []
+    if tied and site in ends and len(ends) == 2:
+        (other,) = ends - {site}
+        sums += [Reduce("table", (other,)), Add("table", (other,))]
+    # The scalars hold the norm of the gradients, and so come after all of those.
+    return (
+        *_work(schedule, site, ()),
+        *sums,
+        Reduce("scalars", others),
+        Add("scalars", others),
+        Apply(),
+    )
+
+
+def _work(schedule: Schedule, stage: int, sites: tuple[int, ...]) -> Iterator[SiteAction]:
+    """Yield the work of a stage, with its hops to other stages and the reductions of its chunks."""
+    stage_of = schedule.placement.stage_of
+    reduce_after = _reduce_after(schedule, stage, sites)
+    for action in schedule.orders[stage]:
+        needed = requirement(schedule, action)
+        if needed is not None and stage_of[needed.chunk] != stage:
+            yield Receive(action, stage_of[needed.chunk])
+        yield action
+        following = _following(schedule, action)
+        if following is not None and stage_of[following.chunk] != stage:
+            yield Send(following, stage_of[following.chunk])
+        if action in reduce_after:
+            yield reduce_after[action]
+
+
+def _following(schedule: Schedule, action: Action) -> Action | None:
+    """Return the action in another chunk that takes the result; None: there is none."""
+    if action.kind is Kind.WEIGHT:
+        return None
+    chunk = action.chunk + (1 if action.kind is Kind.FORWARD else -1)
+    return action._replace(chunk=chunk) if 0 <= chunk < schedule.placement.chunks else None
+
+
+def _reduce_after(schedule: Schedule, stage: int, sites: tuple[int, ...]) -> dict[Action, Reduce]:
+    """Return the reduction of each chunk by the last action that adds to its gradients."""
+    last = {}
+    for action in schedule.orders[stage]:
+        if action.kind is schedule.kinds[-1]:
+            last[action.chunk] = action
+    by_action = {action: Reduce(chunk, sites) for chunk, action in last.items()}
+    return {action: by_action[action] for action in schedule.orders[stage] if action in by_action}
+
+
+def sent(action: SiteAction) -> Iterator[tuple[int, Message]]:
+    """Yield the messages that an action offers, each with its receiver."""
+    if isinstance(action, Send):
+        yield action.site, _hop(action.action)
+    elif isinstance(action, Reduce):
+        for site in action.sites:
+            yield site, _of_bucket(action.bucket)
+
+
+def received(action: SiteAction) -> Iterator[tuple[int, Message]]:
+    """Yield the messages that an action waits for, each with its sender."""
+    if isinstance(action, Receive):
+        yield action.site, _hop(action.action)
+    elif isinstance(action, Add):
+        for site in action.sites:
+            yield site, _of_bucket(action.bucket)
+
+
+def _hop(action: Action) -> Message:
+    if action.kind is Kind.FORWARD:
+        return Message("activation", action.microbatch, action.chunk)
+    return Message("cotangent", action.microbatch, action.chunk)
+
+
+def _of_bucket(bucket: Bucket) -> Message:
+    return Message(bucket) if isinstance(bucket, str) else Message("bucket", chunk=bucket)
+
+
+def windows(actions: Sequence[Sequence[SiteAction]]) -> dict[tuple[int, int], int]:
+    """Return how many messages to fetch ahead from each sender, by (sender, receiver).
+
+    With so many fetches under way, in the order of consumption, all that a sender can have offered
+    is being fetched, however slow the receiver is: no offer waits for a fetch that waits for
+    another offer.
+
+    Args:
+        actions: the list of each site.
+    """
+    made: dict[tuple[int, int], int] = {}
+    for receiver in range(len(actions)):
+        for sender, window in _most_ahead(actions, receiver).items():
+            made[sender, receiver] = window
+    return made
+
+
+def _most_ahead(actions: Sequence[Sequence[SiteAction]], receiver: int) -> dict[int, int]:
+    """Walk all lists with `receiver` as slow as it can be, and count what waits for it."""
+    order: dict[int, dict[Message, int]] = {}
+    for action in actions[receiver]:
+        for sender, message in received(action):
+            of_sender = order.setdefault(sender, {})
+            of_sender[message] = len(of_sender)
+    consumed = dict.fromkeys(order, 0)
+    ahead = dict.fromkeys(order, 1)
+    position = [0] * len(actions)
+    offered: set[tuple[int, int, Message]] = set()
+
+    def advance(site: int) -> bool:
+        if position[site] == len(actions[site]):
+            return False
+        action = actions[site][position[site]]
+        if any((sender, site, message) not in offered for sender, message in received(action)):
+            return False
+        position[site] += 1
+        for to, message in sent(action):
+            offered.add((site, to, message))
+            if to == receiver:
+                behind = order[site][message] + 1 - consumed[site]
+                ahead[site] = max(ahead[site], behind)
+        if site == receiver:
+            for sender, _ in received(action):
+                consumed[sender] += 1
+        return True
+
+    others = [site for site in range(len(actions)) if site != receiver]
+    while True:
+        while sum(map(advance, others)):
+            pass
+        if not advance(receiver):
+            assert position == [len(each) for each in actions], "the lists must be able to finish"
+            return ahead

@@ -1,0 +1,192 @@
+"""The walk of a site through its actions: a host loop that dispatches programs and moves messages.
+
+Programs are dispatched in the order of the list and run one after the other on the devices. One
+that takes a message is dispatched when the message has arrived: XLA for CPUs runs computations in
+the order of their dispatch, so that one that waited for its input would block all behind it, and
+processes that chose by what has arrived would disagree about the order of collectives in a site.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from geojax.islands.actions import (
+    Add,
+    Apply,
+    Bucket,
+    Message,
+    Receive,
+    Reduce,
+    Send,
+    SiteAction,
+    received,
+    sent,
+)
+from geojax.islands.fetch_window import FetchWindow
+from geojax.islands.programs import (
+    ChunkParameters,
+    ChunkSums,
+    Kept,
+    Reduced,
+    SitePrograms,
+    StepInputs,
+)
+from geojax.pipeline.schedule import Action, Kind
+from geojax.transport import Fetch, MessageKey, Transport
+
+
+class Walk:
+    """The steps of one site.
+
+    Args:
+        actions: the site's, in one step.
+        windows: messages to fetch ahead from each other site (see `geojax.islands.actions`).
+        programs: the site's.
+        transport: joins the site to the others.
+    """
+
+    def __init__(
+        self,
+        actions: Sequence[SiteAction],
+        windows: Mapping[int, int],
+        programs: SitePrograms,
+        transport: Transport,
+    ):
+        self.actions, self.windows = actions, windows
+        self.programs, self.transport = programs, transport
+        self._steps = 0
+
+    def step(self, state: Any, signals: jax.Array, inputs: StepInputs) -> tuple[Any, Any]:
+        """Run one step; its last programs may still run when this returns.
+
+        Args:
+            state: the site's `TrainState`; donated.
+            signals: requests of the site's ranks.
+            inputs: the site's batch, and what is the same at all sites.
+
+        Returns:
+            The next state and the metrics, the same at all sites.
+
+        Raises:
+            RunError: another site is lost.
+        """
+        made = _Step(self, state, signals, inputs, self._steps).run()
+        self._steps += 1
+        return made
+
+
+class _Step:
+    """One step under way: values that later actions take, each dropped when it was taken."""
+
+    def __init__(self, walk: Walk, state: Any, signals: jax.Array, inputs: StepInputs, number: int):
+        self._actions, self._transport = walk.actions, walk.transport
+        self._programs, self._number = walk.programs, number
+        self._state, self._signals, self._inputs = state, signals, inputs
+        self._window = FetchWindow(walk.actions, walk.windows, self._begin_fetch)
+        self._microbatches = [np.int32(each) for each in range(self._programs.plan.microbatches)]
+        weights = self._programs.gather(state.parameters, state.amax_history)
+        self._weights: dict[int, ChunkParameters] = {}
+        self._sums: dict[int, ChunkSums] = {}
+        for chunk in self._programs.part.chunks:
+            self._weights[chunk] = self._programs.chunk_weights(weights, chunk)
+            self._sums[chunk] = self._programs.start[chunk](self._weights[chunk], inputs)
+        self._taken_by: dict[Action, Any] = {}
+        """The stream or cotangent that an action takes."""
+        self._kept: dict[tuple[int, int], Kept] = {}
+        self._reduced: dict[int, Reduced] = {}
+        self._messages: dict[Bucket, Any] = {}
+        self._totals: dict[Bucket, Any] = {}
+
+    def run(self) -> tuple[Any, Any]:
+        for action in self._actions:
+            match action:
+                case Action(Kind.FORWARD):
+                    self._forward(action)
+                case Action():
+                    self._backward(action)
+                case Receive():
+                    ((sender, message),) = received(action)
+                    self._taken_by[action.action] = self._take(sender, message)
+                case Send():
+                    self._offer(action, self._taken_by.pop(action.action))
+                case Reduce():
+                    self._messages[action.bucket] = self._reduce(action.bucket)
+                    self._offer(action, self._messages[action.bucket])
+                case Add():
+                    self._add(action)
+                case Apply():
+                    return self._apply()
+        raise AssertionError("the last action of a step must be the update")
+
+    def _forward(self, action: Action) -> None:
+        _, microbatch, chunk = action
+        x, self._kept[microbatch, chunk] = self._programs.forward[chunk](
+            self._weights[chunk],
+            self._taken_by.pop(action, None),
+            self._inputs,
+            self._microbatches[microbatch],
+        )
+        if not self._programs.part.is_last(chunk):
+            self._taken_by[action._replace(chunk=chunk + 1)] = x
+
+    def _backward(self, action: Action) -> None:
+        _, microbatch, chunk = action
+        x, self._sums[chunk] = self._programs.backward[chunk](
+            self._weights[chunk],
+            self._kept.pop((microbatch, chunk)),
+            self._taken_by.pop(action, None),
+            self._inputs,
+            self._microbatches[microbatch],
+            self._sums[chunk],
+        )
+        if x is not None:
+            self._taken_by[action._replace(chunk=chunk - 1)] = x
+
+    def _reduce(self, bucket: Bucket) -> Any:
+        programs = self._programs
+        if bucket == "scalars":
+            of_chunks = [self._reduced[chunk].scalars for chunk in programs.part.chunks]
+            return programs.reduce_scalars(of_chunks, self._inputs, self._signals)
+        assert isinstance(bucket, int), "a bucket must be a chunk's"
+        table = {}
+        if programs.part.adds_table(bucket):
+            table = self._sums[max(self._sums)].last["embedding"]
+        self._reduced[bucket] = programs.reduce[bucket](
+            self._sums[bucket], table, self._state.error_feedback, self._inputs
+        )
+        return self._reduced[bucket].messages
+
+    def _add(self, action: Add) -> None:
+        parts = {self._transport.site: self._messages.pop(action.bucket)}
+        for sender, message in received(action):
+            parts[sender] = self._take(sender, message)
+        in_order = [parts[site] for site in sorted(parts)]
+        program = self._programs.add_scalars
+        if isinstance(action.bucket, int):
+            program = self._programs.add[action.bucket]
+        self._totals[action.bucket] = program(in_order)
+
+    def _apply(self) -> tuple[Any, Any]:
+        chunks = self._programs.part.chunks
+        state, metrics = self._programs.apply(
+            self._state,
+            [self._totals[chunk] for chunk in chunks],
+            self._totals["scalars"],
+            [self._reduced[chunk].error_feedback for chunk in chunks],
+        )
+        return state, metrics
+
+    def _offer(self, action: SiteAction, payload: Any) -> None:
+        for receiver, message in sent(action):
+            key = MessageKey(self._number, *message)
+            self._transport.offer(receiver, key, jax.tree.leaves(payload))
+
+    def _begin_fetch(self, sender: int, message: Message) -> Fetch:
+        like = jax.tree.leaves(self._programs.payload(message))
+        return self._transport.fetch(sender, MessageKey(self._number, *message), like)
+
+    def _take(self, sender: int, message: Message) -> Any:
+        structure = jax.tree.structure(self._programs.payload(message))
+        return jax.tree.unflatten(structure, self._window.take(sender, message))

@@ -1,0 +1,130 @@
+"""Islands in one process: sites on disjoint meshes of its devices, joined by a loopback."""
+
+import concurrent.futures
+import functools
+import math
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec
+from support import whole_state
+
+from geojax import make_mesh
+from geojax.islands.actions import breadth_first, data_actions, windows
+from geojax.islands.programs import SitePrograms, StepInputs
+from geojax.islands.site_part import SitePart, even_chunks
+from geojax.islands.walk import Walk
+from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
+from geojax.precision import policy
+from geojax.step.plan import SIGNALS, StepPlan
+from geojax.step.program import batch_shape, batch_specs
+from geojax.step.state import initial_state, state_layouts
+from geojax.step.update import train_step
+from geojax.train.batches import global_batch, global_signals, sequences_of_process
+from geojax.transport import loopback
+
+SETTINGS = OptimizerSettings(warmup_steps=1)
+SEED = 11
+
+
+class Run:
+    """A model under a plan, with its state."""
+
+    def __init__(self, model, plan):
+        self.model, self.plan = model, plan
+        self.optimizer = make_optimizer(SETTINGS, 10)
+        self.schedule = learning_rate_schedule(SETTINGS, 10)
+        self.layouts = state_layouts(model, self.optimizer, plan)
+        self.state = initial_state(model, self.optimizer, self.layouts, plan, 3)
+
+    def whole(self):
+        """The state without padding, on the host."""
+        return jax.device_get(whole_state.trim(self.state, self.layouts, self.plan.mesh))
+
+    def on_mesh(self, batch):
+        count = len(batch["row"])
+        return global_batch(self.plan, count, sequences_of_process(self.plan, count), batch)
+
+    def signals(self):
+        return global_signals(self.plan, dict.fromkeys(SIGNALS, True))
+
+
+class OneProgram(Run):
+    """The run in one program."""
+
+    @functools.cached_property
+    def program(self):
+        specs = jax.tree.map(lambda place: place.spec(), self.layouts)
+        step = functools.partial(
+            train_step,
+            layouts=self.layouts,
+            model=self.model,
+            plan=self.plan,
+            optimizer=self.optimizer,
+            schedule=self.schedule,
+        )
+        batch = batch_specs(batch_shape(1, 1), self.plan)
+        mapped = jax.shard_map(
+            step,
+            mesh=self.plan.mesh,
+            in_specs=(specs, batch, self.plan.signal_spec, PartitionSpec()),
+            out_specs=(specs, PartitionSpec()),
+        )
+        return jax.jit(mapped)
+
+    def step(self, batch):
+        self.state, metrics = self.program(
+            self.state, self.on_mesh(batch), self.signals(), np.uint32(SEED)
+        )
+        return jax.device_get(metrics)
+
+
+class Island(Run):
+    """One site of a run."""
+
+    def __init__(self, model, plan, part, sequences, sequence_length, lists, transport):
+        super().__init__(model, plan)
+        shape = batch_shape(sequences, sequence_length)
+        programs = SitePrograms(part, plan, self.layouts, self.optimizer, self.schedule, shape)
+        ahead = {
+            sender: count
+            for (sender, receiver), count in windows(lists).items()
+            if receiver == transport.site
+        }
+        self.walk = Walk(lists[transport.site], ahead, programs, transport)
+
+    def step(self, batch):
+        inputs = StepInputs(
+            self.on_mesh(batch), self.state.loss_scale, np.uint32(SEED), self.state.step
+        )
+        self.state, metrics = self.walk.step(self.state, self.signals(), inputs)
+        return jax.device_get(metrics)
+
+
+def data_islands(model, sites, axes, sequences, *, chunks, held, precision="fp64", **options):
+    """Sites in role data, each with `sequences` sequences of 32 tokens."""
+    count = math.prod(axes.values())
+    devices = np.reshape(jax.devices()[: sites * count], (sites, count))
+    plans = [
+        StepPlan(make_mesh(devices=list(own), **axes), policy(precision), islands=sites, **options)
+        for own in devices
+    ]
+    schedule = breadth_first(chunks, plans[0].microbatches, held)
+    lists = [data_actions(schedule, site, sites) for site in range(sites)]
+    part = SitePart(model, even_chunks(model, chunks))
+    return [
+        Island(model, plan, part, sequences, 32, lists, transport)
+        for plan, transport in zip(plans, loopback(sites), strict=True)
+    ]
+
+
+def step_all(islands, batches):
+    """One step of all islands, each in a thread of its own; their metrics."""
+    x64 = jax.config.jax_enable_x64
+
+    def step(island, batch):
+        with jax.enable_x64(x64):
+            return island.step(batch)
+
+    with concurrent.futures.ThreadPoolExecutor(len(islands)) as threads:
+        return list(threads.map(step, islands, batches))

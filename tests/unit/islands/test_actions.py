@@ -1,0 +1,170 @@
+"""Lists of actions: what they say, and that no schedule or window deadlocks."""
+
+import random
+
+import pytest
+
+from geojax.islands.actions import (
+    breadth_first,
+    data_actions,
+    received,
+    sent,
+    stage_actions,
+    windows,
+)
+from geojax.islands.fetch_window import FetchWindow
+from geojax.pipeline import one_forward_one_backward, validate
+from geojax.pipeline.schedule import Action, Placement, Schedule
+from geojax.pipeline.validate import requirement
+
+
+def told(actions):
+    return " ".join(map(word, actions))
+
+
+def word(action):
+    match action:
+        case Action():
+            return str(action)
+        case (Action() as taken, site):
+            return f"{type(action).__name__}({taken}, {site})"
+        case (bucket, _):
+            return f"{type(action).__name__}({bucket})"
+    return type(action).__name__
+
+
+def test_buckets_of_role_data_leave_chunk_by_chunk_and_are_added_last():
+    schedule = breadth_first(chunks=2, microbatches=3, held=2)
+    validate(schedule, limit=4)
+    assert told(data_actions(schedule, 0, 2)) == (
+        "F0.0 F0.1 B0.1 B0.0 F1.0 F1.1 F2.0 F2.1 B1.1 B2.1 Reduce(1) B1.0 B2.0 Reduce(0) "
+        "Reduce(scalars) Add(1) Add(0) Add(scalars) Apply"
+    )
+
+
+def test_a_stage_sends_and_receives_at_its_cuts_only():
+    schedule = one_forward_one_backward(2, 2)
+    assert told(stage_actions(schedule, 0, tied=True)) == (
+        "F0.0 Send(F0.1, 1) F1.0 Send(F1.1, 1) Receive(B0.0, 1) B0.0 Receive(B1.0, 1) B1.0 "
+        "Reduce(0) Reduce(table) Add(table) Reduce(scalars) Add(scalars) Apply"
+    )
+    assert told(stage_actions(schedule, 1, tied=False)) == (
+        "Receive(F0.1, 0) F0.1 B0.1 Send(B0.0, 0) Receive(F1.1, 0) F1.1 B1.1 Send(B1.0, 0) "
+        "Reduce(1) Reduce(scalars) Add(scalars) Apply"
+    )
+
+
+def drawn_schedule(draw):
+    """A valid schedule: any placement, any order that the requirements allow."""
+    stages, microbatches = draw.randint(2, 4), draw.randint(1, 6)
+    stage_of = [*range(stages), *draw.choices(range(stages), k=draw.randint(0, 3))]
+    draw.shuffle(stage_of)
+    placement = Placement(stages, tuple(stage_of))
+    schedule = Schedule("drawn", placement, microbatches, draw.random() < 0.3, ((),) * stages)
+    orders = [[] for _ in range(stages)]
+    done = set()
+    waiting = [
+        Action(kind, microbatch, chunk)
+        for kind in schedule.kinds
+        for microbatch in range(microbatches)
+        for chunk in range(placement.chunks)
+    ]
+    while waiting:
+        ready = [each for each in waiting if requirement(schedule, each) in done | {None}]
+        action = draw.choice(ready)
+        waiting.remove(action)
+        done.add(action)
+        orders[stage_of[action.chunk]].append(action)
+    return Schedule(
+        "drawn", placement, microbatches, schedule.split_backward, tuple(map(tuple, orders))
+    )
+
+
+class Offered:
+    """A fetch that arrives as soon as the message is offered, and takes it out of flight."""
+
+    def __init__(self, in_flight, message):
+        self.in_flight, self.message, self.is_here = in_flight, message, False
+
+    def arrived(self):
+        if self.message in self.in_flight:
+            self.in_flight.remove(self.message)
+            self.is_here = True
+        return self.is_here
+
+    def result(self):
+        assert self.arrived()
+        return [self.message]
+
+
+class Site:
+    """One site of a run without devices: it stops where it would wait."""
+
+    def __init__(self, number, actions, ahead, in_flight, limit):
+        self.number, self.actions, self.position = number, actions, 0
+        self.in_flight, self.limit = in_flight, limit
+        of_sender = {sender: count for (sender, to), count in ahead.items() if to == number}
+        self.fetches = []
+        self.window = FetchWindow(actions, of_sender, self.begin)
+
+    def begin(self, sender, message):
+        self.fetches.append(Offered(self.in_flight[sender, self.number], message))
+        return self.fetches[-1]
+
+    def advance(self):
+        """Run one action, if it would not wait."""
+        for fetch in self.fetches:
+            fetch.arrived()
+        if self.position == len(self.actions):
+            return False
+        action = self.actions[self.position]
+        if not all(self.window.arrived(*each) for each in received(action)):
+            return False
+        offers = list(sent(action))
+        if any(len(self.in_flight[self.number, to]) >= self.limit for to, _ in offers):
+            return False
+        for each in received(action):
+            assert self.window.take(*each) == [each[1]]
+        for to, message in offers:
+            self.in_flight[self.number, to].append(message)
+        self.position += 1
+        return True
+
+
+def finishes(draw, lists, ahead, limit):
+    """Walk all lists, whichever site comes first, with few offers in flight."""
+    count = len(lists)
+    in_flight = {(a, b): [] for a in range(count) for b in range(count)}
+    sites = [Site(n, own, ahead, in_flight, limit) for n, own in enumerate(lists)]
+    stuck = 0
+    while stuck < 3:
+        draw.shuffle(sites)
+        patience = [draw.randint(1, 20) for _ in sites]
+        moved = [
+            sum(site.advance() for _ in range(tries)) > 0
+            for site, tries in zip(sites, patience, strict=True)
+        ]
+        stuck = 0 if any(moved) else stuck + 1
+    return all(site.position == len(site.actions) for site in sites)
+
+
+def test_no_schedule_deadlocks_with_few_offers_in_flight():
+    draw = random.Random(0)
+    for _ in range(500):
+        schedule = drawn_schedule(draw)
+        validate(schedule)
+        tied = draw.random() < 0.5
+        lists = [
+            stage_actions(schedule, site, tied=tied) for site in range(schedule.placement.stages)
+        ]
+        assert finishes(draw, lists, windows(lists), limit=draw.randint(1, 3)), schedule
+
+
+@pytest.mark.parametrize("sites", [2, 3])
+def test_no_order_of_role_data_deadlocks(sites):
+    draw = random.Random(sites)
+    for _ in range(20):
+        microbatches = draw.randint(1, 5)
+        schedule = breadth_first(draw.randint(1, 6), microbatches, draw.randint(1, microbatches))
+        lists = [data_actions(schedule, site, sites) for site in range(sites)]
+        assert finishes(draw, lists, windows(lists), limit=1), schedule
