@@ -1,12 +1,13 @@
 """The part of a model that a site holds: some chunks, and what they have of the parameters."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from geojax.islands.values import ChunkSums
 from geojax.models import ModelConfig
 
 
@@ -31,18 +32,78 @@ class SitePart:
         """Return True if a chunk ends with the head."""
         return self.chunks[chunk].stop == self.model.num_hidden_layers
 
+    @property
+    def has_embedding(self) -> bool:
+        """True if the site embeds tokens."""
+        return any(map(self.is_first, self.chunks))
+
+    @property
+    def has_head(self) -> bool:
+        """True if the site computes the loss."""
+        return any(map(self.is_last, self.chunks))
+
+    @property
+    def copies_table(self) -> bool:
+        """True if the site has a tied table for its head alone; another one embeds with it."""
+        return self.model.tie_word_embeddings and self.has_head and not self.has_embedding
+
     def non_layer_names(self, chunk: int) -> tuple[str, ...]:
         """Name the parameters in no layer whose gradients are in the bucket of a chunk."""
-        head = ("final_norm",) if self.model.tie_word_embeddings else ("final_norm", "head")
-        return (
-            *(("embedding",) if self.is_first(chunk) else ()),
-            *(head if self.is_last(chunk) else ()),
-        )
+        names = ["embedding"] if self.is_first(chunk) else []
+        if self.is_last(chunk):
+            names.append("final_norm")
+            if not self.model.tie_word_embeddings:
+                names.append("head")
+            elif self.copies_table:
+                names.append("embedding")
+        return tuple(names)
 
-    def adds_table(self, chunk: int) -> bool:
-        """Return True if the bucket of a chunk takes the head's gradient of a tied table."""
-        has_head = any(map(self.is_last, self.chunks))
-        return self.model.tie_word_embeddings and self.is_first(chunk) and has_head
+    @property
+    def holds_all(self) -> bool:
+        """True if the site holds the whole model."""
+        return self.layers == self.model.num_hidden_layers
+
+    @property
+    def table_chunk(self) -> int:
+        """The chunk whose bucket has the table of embeddings, on a site that has one."""
+        return next(chunk for chunk in self.chunks if "embedding" in self.non_layer_names(chunk))
+
+    def table(self, buckets: Mapping[Any, Any]) -> Any:
+        """Return the table of embeddings in the site's buckets."""
+        return buckets[self.table_chunk]["embedding"]["tokens"]
+
+    def with_table(self, bucket: Any, table: Any) -> Any:
+        """Return the bucket of `table_chunk` with another table."""
+        return bucket | {"embedding": bucket["embedding"] | {"tokens": table}}
+
+    def table_of_head(self, sums: Mapping[int, ChunkSums], chunk: int) -> Any:
+        """Return the head's gradient of a tied table for the bucket of `chunk`, if it is there."""
+        tied = self.model.tie_word_embeddings
+        if not (tied and self.is_first(chunk) and self.has_head):
+            return {}
+        return sums[max(sums)].last["embedding"]
+
+    def held(self, parameters: Any) -> Any:
+        """Cut what the site holds out of a tree of the model's parameters."""
+
+        def own(leaf: jax.Array) -> jax.Array:
+            return jnp.concatenate([leaf[each.start : each.stop] for each in self.chunks.values()])
+
+        return self._held(parameters, own)
+
+    def held_layouts(self, layouts: Any) -> Any:
+        """Return the `LeafLayout`s of `held`, of those of the model's parameters."""
+        return self._held(layouts, lambda layout: layout.of_layers(self.layers))
+
+    def _held(self, tree: Any, of_layers: Callable[[Any], Any]) -> Any:
+        made = {"layers": jax.tree.map(of_layers, tree["layers"])}
+        if self.has_embedding:
+            made["embedding"] = tree["embedding"]
+        if self.copies_table:
+            made["embedding"] = {"tokens": tree["embedding"]["tokens"]}
+        if self.has_head:
+            made |= {name: tree[name] for name in ("final_norm", "head") if name in tree}
+        return made
 
     def layers_of(self, stacked: Any, layers: range, chunk: int) -> Any:
         """Cut consecutive `layers` of a chunk out of a tree of the site's layers, stacked."""

@@ -25,14 +25,8 @@ from geojax.islands.actions import (
     sent,
 )
 from geojax.islands.fetch_window import FetchWindow
-from geojax.islands.programs import (
-    ChunkParameters,
-    ChunkSums,
-    Kept,
-    Reduced,
-    SitePrograms,
-    StepInputs,
-)
+from geojax.islands.programs import SitePrograms
+from geojax.islands.values import ChunkParameters, ChunkSums, Kept, Reduced, StepInputs, StepScalars
 from geojax.pipeline.schedule import Action, Kind
 from geojax.transport import Fetch, MessageKey, Transport
 
@@ -83,6 +77,9 @@ class _Step:
     def __init__(self, walk: Walk, state: Any, signals: jax.Array, inputs: StepInputs, number: int):
         self._actions, self._transport = walk.actions, walk.transport
         self._programs, self._number = walk.programs, number
+        self._split_backward = any(
+            isinstance(each, Action) and each.kind is Kind.WEIGHT for each in walk.actions
+        )
         self._state, self._signals, self._inputs = state, signals, inputs
         self._window = FetchWindow(walk.actions, walk.windows, self._begin_fetch)
         self._microbatches = [np.int32(each) for each in range(self._programs.plan.microbatches)]
@@ -97,15 +94,19 @@ class _Step:
         self._kept: dict[tuple[int, int], Kept] = {}
         self._reduced: dict[int, Reduced] = {}
         self._messages: dict[Bucket, Any] = {}
-        self._totals: dict[Bucket, Any] = {}
+        self._totals: dict[int, Any] = {}
+        self._scalars: StepScalars
+        self._amax: Any = None
 
     def run(self) -> tuple[Any, Any]:
         for action in self._actions:
             match action:
                 case Action(Kind.FORWARD):
                     self._forward(action)
-                case Action():
+                case Action(Kind.BACKWARD):
                     self._backward(action)
+                case Action(Kind.WEIGHT):
+                    self._weight_gradients(action)
                 case Receive():
                     ((sender, message),) = received(action)
                     self._taken_by[action.action] = self._take(sender, message)
@@ -133,48 +134,78 @@ class _Step:
 
     def _backward(self, action: Action) -> None:
         _, microbatch, chunk = action
-        x, self._sums[chunk] = self._programs.backward[chunk](
+        kept = self._kept.pop((microbatch, chunk))
+        split = self._split_backward
+        programs = self._programs.input_gradient if split else self._programs.backward
+        x, self._sums[chunk], *stash = programs[chunk](
             self._weights[chunk],
-            self._kept.pop((microbatch, chunk)),
+            kept,
             self._taken_by.pop(action, None),
             self._inputs,
             self._microbatches[microbatch],
             self._sums[chunk],
         )
-        if x is not None:
+        if split:
+            self._kept[microbatch, chunk] = kept._replace(stash=stash[0])
+        if not self._programs.part.is_first(chunk):
             self._taken_by[action._replace(chunk=chunk - 1)] = x
 
+    def _weight_gradients(self, action: Action) -> None:
+        _, microbatch, chunk = action
+        self._sums[chunk] = self._programs.weight_gradients[chunk](
+            self._weights[chunk],
+            self._kept.pop((microbatch, chunk)),
+            self._inputs,
+            self._microbatches[microbatch],
+            self._sums[chunk],
+        )
+
     def _reduce(self, bucket: Bucket) -> Any:
-        programs = self._programs
+        programs, part = self._programs, self._programs.part
+        if bucket == "table":
+            return part.table({chunk: each.messages for chunk, each in self._reduced.items()})
         if bucket == "scalars":
-            of_chunks = [self._reduced[chunk].scalars for chunk in programs.part.chunks]
-            return programs.reduce_scalars(of_chunks, self._inputs, self._signals)
-        assert isinstance(bucket, int), "a bucket must be a chunk's"
-        table = {}
-        if programs.part.adds_table(bucket):
-            table = self._sums[max(self._sums)].last["embedding"]
+            of_chunks = [self._reduced[chunk].scalars for chunk in part.chunks]
+            totals = None if part.holds_all else self._chunk_totals
+            scalars, self._amax = programs.reduce_scalars(
+                of_chunks, totals, self._inputs, self._signals
+            )
+            return scalars
         self._reduced[bucket] = programs.reduce[bucket](
-            self._sums[bucket], table, self._state.error_feedback, self._inputs
+            self._sums[bucket],
+            part.table_of_head(self._sums, bucket),
+            self._state.error_feedback,
+            self._inputs,
         )
         return self._reduced[bucket].messages
 
     def _add(self, action: Add) -> None:
-        parts = {self._transport.site: self._messages.pop(action.bucket)}
+        programs, bucket = self._programs, action.bucket
+        parts = {self._transport.site: self._messages.pop(bucket)}
         for sender, message in received(action):
             parts[sender] = self._take(sender, message)
         in_order = [parts[site] for site in sorted(parts)]
-        program = self._programs.add_scalars
-        if isinstance(action.bucket, int):
-            program = self._programs.add[action.bucket]
-        self._totals[action.bucket] = program(in_order)
+        if bucket == "scalars":
+            self._scalars = programs.add_scalars(in_order)
+        elif bucket == "table":
+            chunk, table = programs.part.table_chunk, programs.add_table(in_order)
+            own = self._reduced[chunk].messages
+            self._totals[chunk] = programs.part.with_table(own, table)
+        else:
+            self._totals[bucket] = programs.add[bucket](in_order)
+
+    @property
+    def _chunk_totals(self) -> list[Any]:
+        """The gradients of each chunk; those that no other site has a part of are whole here."""
+        return [
+            self._totals[chunk] if chunk in self._totals else self._reduced[chunk].messages
+            for chunk in self._programs.part.chunks
+        ]
 
     def _apply(self) -> tuple[Any, Any]:
-        chunks = self._programs.part.chunks
+        errors = [self._reduced[chunk].error_feedback for chunk in self._programs.part.chunks]
         state, metrics = self._programs.apply(
-            self._state,
-            [self._totals[chunk] for chunk in chunks],
-            self._totals["scalars"],
-            [self._reduced[chunk].error_feedback for chunk in chunks],
+            self._state, self._chunk_totals, self._scalars, self._amax, errors
         )
         return state, metrics
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding
 
-from geojax.models import ModelConfig, init_parameters, parameter_shapes
+from geojax.models import ModelConfig, Parameters, init_parameters, parameter_shapes
 from geojax.models.parallel.partition import partitions
 from geojax.named_arrays import shape_and_dtype
 from geojax.optim import LeafLayout, layout
@@ -99,6 +99,7 @@ def initial_state(
     layouts: TrainState,
     plan: StepPlan,
     seed: int,
+    held: Callable[[Parameters], Parameters] = lambda parameters: parameters,
 ) -> TrainState:
     """Make the state before the first step on its devices: the same values on every mesh.
 
@@ -108,6 +109,7 @@ def initial_state(
         layouts: from `state_layouts`.
         plan: how the step runs.
         seed: seed of the weights.
+        held: cuts what the mesh holds out of the model's parameters.
     """
     dtype = jax.tree.leaves(layouts.parameters)[0].dtype
 
@@ -117,7 +119,7 @@ def initial_state(
         )
 
     def make(key: jax.Array) -> TrainState:
-        parameters = init_parameters(model, key, dtype)
+        parameters = held(init_parameters(model, key, dtype))
         padded = jax.tree.map(
             lambda leaf, leaf_layout: leaf_layout.pad(leaf), parameters, layouts.parameters
         )

@@ -183,6 +183,7 @@ def apply_sums(
     plan: StepPlan,
     optimizer: optax.GradientTransformation,
     schedule: optax.Schedule,
+    norm_of_sums: jax.Array | None = None,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """Update the state with the sums over all sites; call it inside the `shard_map`.
 
@@ -196,10 +197,15 @@ def apply_sums(
         plan: how the step runs.
         optimizer: the optax chain that runs on shards.
         schedule: learning rate by update, for the metrics.
+        norm_of_sums: the norm of the sums of all gradients, where the mesh holds a part of the
+            parameters; None: it holds all.
     """
     scale: LossScale | None = state.loss_scale
     gradients, metrics = mean_over_targets(sums)
-    norm = global_norm(gradients, layouts.parameters)
+    if norm_of_sums is None:
+        norm = global_norm(gradients, layouts.parameters)
+    else:
+        norm = norm_of_sums / metrics["targets"].astype(norm_of_sums.dtype)
     finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(norm)
     updates, optimizer_state = keep_on_skipped_steps(optimizer).update(
         gradients, state.optimizer, state.parameters, norm=norm, finite=finite

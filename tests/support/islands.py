@@ -8,11 +8,14 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 from support import whole_state
+from support.small_models import ROWS, SEQUENCE
 
 from geojax import make_mesh
-from geojax.islands.actions import breadth_first, data_actions, windows
-from geojax.islands.programs import SitePrograms, StepInputs
+from geojax.islands.actions import breadth_first, data_actions, stage_actions, windows
+from geojax.islands.programs import SitePrograms
 from geojax.islands.site_part import SitePart, even_chunks
+from geojax.islands.site_state import initial_site_state, site_layouts
+from geojax.islands.values import StepInputs
 from geojax.islands.walk import Walk
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.precision import policy
@@ -30,13 +33,6 @@ SEED = 11
 class Run:
     """A model under a plan, with its state."""
 
-    def __init__(self, model, plan):
-        self.model, self.plan = model, plan
-        self.optimizer = make_optimizer(SETTINGS, 10)
-        self.schedule = learning_rate_schedule(SETTINGS, 10)
-        self.layouts = state_layouts(model, self.optimizer, plan)
-        self.state = initial_state(model, self.optimizer, self.layouts, plan, 3)
-
     def whole(self):
         """The state without padding, on the host."""
         return jax.device_get(whole_state.trim(self.state, self.layouts, self.plan.mesh))
@@ -51,6 +47,13 @@ class Run:
 
 class OneProgram(Run):
     """The run in one program."""
+
+    def __init__(self, model, plan):
+        self.model, self.plan = model, plan
+        self.optimizer = make_optimizer(SETTINGS, 10)
+        self.schedule = learning_rate_schedule(SETTINGS, 10)
+        self.layouts = state_layouts(model, self.optimizer, plan)
+        self.state = initial_state(model, self.optimizer, self.layouts, plan, 3)
 
     @functools.cached_property
     def program(self):
@@ -82,10 +85,14 @@ class OneProgram(Run):
 class Island(Run):
     """One site of a run."""
 
-    def __init__(self, model, plan, part, sequences, sequence_length, lists, transport):
-        super().__init__(model, plan)
-        shape = batch_shape(sequences, sequence_length)
-        programs = SitePrograms(part, plan, self.layouts, self.optimizer, self.schedule, shape)
+    def __init__(self, part, plan, sequences, lists, transport):
+        self.model, self.plan = part.model, plan
+        self.optimizer = make_optimizer(SETTINGS, 10)
+        schedule = learning_rate_schedule(SETTINGS, 10)
+        self.layouts = site_layouts(part, self.optimizer, plan)
+        self.state = initial_site_state(part, self.optimizer, self.layouts, plan, 3)
+        shape = batch_shape(sequences, SEQUENCE)
+        programs = SitePrograms(part, plan, self.layouts, self.optimizer, schedule, shape)
         ahead = {
             sender: count
             for (sender, receiver), count in windows(lists).items()
@@ -101,21 +108,43 @@ class Island(Run):
         return jax.device_get(metrics)
 
 
-def data_islands(model, sites, axes, sequences, *, chunks, held, precision="fp64", **options):
-    """Sites in role data, each with `sequences` sequences of 32 tokens."""
+def site_plans(sites, axes, precision="fp64", **options):
+    """The plan of each site, on devices of its own."""
     count = math.prod(axes.values())
     devices = np.reshape(jax.devices()[: sites * count], (sites, count))
-    plans = [
+    return [
         StepPlan(make_mesh(devices=list(own), **axes), policy(precision), islands=sites, **options)
         for own in devices
     ]
+
+
+def data_islands(model, plans, *, chunks, held):
+    """Sites in role data that share `ROWS` sequences evenly."""
+    sites = len(plans)
     schedule = breadth_first(chunks, plans[0].microbatches, held)
     lists = [data_actions(schedule, site, sites) for site in range(sites)]
     part = SitePart(model, even_chunks(model, chunks))
     return [
-        Island(model, plan, part, sequences, 32, lists, transport)
+        Island(part, plan, ROWS // sites, lists, transport)
         for plan, transport in zip(plans, loopback(sites), strict=True)
     ]
+
+
+def stage_islands(model, plans, schedule):
+    """Sites in role stage, which all get all sequences."""
+    sites, chunks = len(plans), even_chunks(model, schedule.placement.chunks)
+    lists = [stage_actions(schedule, site, tied=model.tie_word_embeddings) for site in range(sites)]
+    made = []
+    for site, (plan, transport) in enumerate(zip(plans, loopback(sites), strict=True)):
+        own = {chunk: chunks[chunk] for chunk in schedule.placement.chunks_of(site)}
+        made.append(Island(SitePart(model, own), plan, ROWS, lists, transport))
+    return made
+
+
+def shares(batch, sites):
+    """The sequences of each site."""
+    of_sites = np.split(np.arange(ROWS), sites)
+    return [{name: leaf[share] for name, leaf in batch.items()} for share in of_sites]
 
 
 def step_all(islands, batches):

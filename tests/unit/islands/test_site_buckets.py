@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
-from support.islands import data_islands, step_all
-from support.small_models import ROWS, make_batch, model_of
+from support.islands import data_islands, shares, site_plans, step_all
+from support.small_models import make_batch, model_of
 
 from geojax import make_mesh
 from geojax.collectives import BFLOAT16, INT8
@@ -19,7 +19,7 @@ SHAPES = {"layers": (3, 20, 19), "table": (7, 41)}
 LAYOUTS = {name: LeafLayout(shape, jnp.dtype("float32")) for name, shape in SHAPES.items()}
 
 
-def shards(seed):
+def drawn(seed):
     generator = np.random.default_rng(seed)
     return {name: generator.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()}
 
@@ -32,7 +32,7 @@ def in_shard_map(function, *arguments):
 
 @pytest.mark.parametrize("wire", [None, BFLOAT16, INT8], ids=str)
 def test_total_and_errors_make_the_exact_sum(wire):
-    own = [shards(seed) for seed in range(3)]
+    own = [drawn(seed) for seed in range(3)]
     errors = jax.tree.map(lambda leaf: leaf[:, None] * 0, own[0])
     made = [in_shard_map(functools.partial(encode, wire=wire), each, errors) for each in own]
     parts = [each.messages for each in made]
@@ -46,7 +46,7 @@ def test_total_and_errors_make_the_exact_sum(wire):
 
 
 def test_blocks_of_a_layer_do_not_depend_on_the_layers_of_its_bucket():
-    whole = {"layers": shards(0)["layers"]}
+    whole = {"layers": drawn(0)["layers"]}
     encoded = in_shard_map(lambda tree: encode(tree, None, INT8).messages, whole)
     for layer in range(3):
         one = {"layers": whole["layers"][layer : layer + 1]}
@@ -56,11 +56,9 @@ def test_blocks_of_a_layer_do_not_depend_on_the_layers_of_its_bucket():
 
 def test_sites_that_send_int8_stay_equal_to_the_bit():
     model = model_of("llama")
-    options = {"chunks": 2, "held": 1, "precision": "fp32", "wire_format": INT8}
-    islands = data_islands(model, 2, {"data": 2}, ROWS // 2, **options)
-    batch = make_batch(model)
-    shares = np.split(np.arange(ROWS), 2)
-    batches = [{name: leaf[share] for name, leaf in batch.items()} for share in shares]
+    plans = site_plans(2, {"data": 2}, "fp32", wire_format=INT8)
+    islands = data_islands(model, plans, chunks=2, held=1)
+    batches = shares(make_batch(model), 2)
     losses = [step_all(islands, batches)[0]["loss"] for _ in range(4)]
     assert losses[-1] < losses[0]
     first, second = (island.whole() for island in islands)

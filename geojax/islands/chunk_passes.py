@@ -1,0 +1,215 @@
+"""The work of a site on its chunks: gather their weights, run them forwards and backwards.
+
+Everything here runs inside the site's `shard_map`, takes and gives `PerRank`s, and is dispatched by
+the walk, microbatch by microbatch.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from geojax.islands.per_rank import pack, unpack
+from geojax.islands.site_part import SitePart
+from geojax.islands.values import ChunkParameters, ChunkSums, Kept, SiteWeights, StepInputs
+from geojax.models import Parameters
+from geojax.models.chunk.chunk import Chunk, ChunkBackward
+from geojax.models.chunk.layer_io import StackedGradients, layer_slice
+from geojax.models.parallel.varying import vary_over, varying_axes, zeros_of
+from geojax.precision import attach_amax, detach_amax
+from geojax.step.amax_history import prev_amax
+from geojax.step.forward_backward import ForwardBackward
+from geojax.step.gather import gather_weights
+from geojax.step.grad_reduce import intra_site_reduce_scatter
+from geojax.step.grad_sinks import AmaxSink, AmaxSums, Zero2Sink
+from geojax.step.gradients import split_microbatches, trained_layer
+from geojax.step.plan import StepPlan
+from geojax.step.update import gradient_factor
+from geojax.step.weight_sources import gather_layers, without_layers
+
+
+@dataclasses.dataclass(frozen=True)
+class ChunkPasses:
+    """The passes of a site's chunks."""
+
+    part: SitePart
+    plan: StepPlan
+    layouts: Parameters
+    """The `LeafLayout` of each parameter that the site holds."""
+
+    @property
+    def sink(self) -> Zero2Sink | StackedGradients:
+        """The sink of the gradients of a chunk's layers."""
+        if self.plan.zero_stage < 2:
+            return StackedGradients(self.plan.policy.reduce_dtype)
+        layouts = jax.tree.map(lambda layout: layout.of_layers(1), self.layouts["layers"])
+        return Zero2Sink(layouts, self.plan)
+
+    def gather(self, parameters: Parameters, history: Any) -> Any:
+        """Gather the weights of all chunks, in the compute dtype: `SiteWeights`."""
+        plan, part = self.plan, self.part
+        amax = prev_amax(history, plan)
+
+        def span_weights(chunk: int, span: range, quantized: bool) -> Parameters:
+            own = part.layers_of(parameters["layers"], span, chunk)
+            own_amax = part.layers_of(amax, span, chunk)
+            layouts = jax.tree.map(
+                lambda layout: layout.of_layers(len(span)), self.layouts["layers"]
+            )
+            gathered = gather_layers(own, layouts, plan, own_amax, quantized=quantized)
+            return attach_amax(gathered, own_amax)
+
+        chunks = {
+            chunk: [
+                span_weights(chunk, span, matmul.recipe == plan.policy.recipe)
+                for span, matmul in plan.matmul.spans_within(layers, part.model.num_hidden_layers)
+            ]
+            for chunk, layers in part.chunks.items()
+        }
+        non_layer = gather_weights(without_layers(parameters), without_layers(self.layouts), plan)
+        return pack(SiteWeights(non_layer, chunks))
+
+    def embed(self, layouts: Parameters, shards: Parameters, inputs: StepInputs) -> Any:
+        """Embed a microbatch, with shards of the tables: a stream as it is between chunks."""
+        gathered = gather_weights(shards, layouts, self.plan)
+        functions = self._run(inputs).whole_model.functions
+        return pack(functions.embed(gathered, self._microbatch(inputs, 0)))
+
+    def start(self, chunk: int, weights: Any, inputs: StepInputs) -> Any:
+        """Make the `ChunkSums` before the first microbatch: zeros."""
+        own: ChunkParameters = unpack(weights)
+        layer = jax.eval_shape(lambda: trained_layer(own.weights.layers[0]))
+        amax = [detach_amax(span)[1] for span in own.spans]
+        layers = AmaxSums(
+            self.sink.start(layer, len(self.part.chunks[chunk])),
+            None if amax[0] is None else zeros_of(self.part.join_layers(amax)),
+        )
+        zero = jnp.zeros((), self._run(inputs).loss_dtype)
+        zero = vary_over(zero, varying_axes(inputs.batch["loss_mask"]))
+        first = {"embedding": own.first} if own.first else {}
+        of_non_layers = jax.eval_shape(lambda: tuple(map(self._as_summed, (first, own.last))))
+        first, last = zeros_of(of_non_layers)
+        aux_loss = zero if self.part.model.is_moe else None
+        return pack(ChunkSums(layers, first, last, zero, aux_loss))
+
+    def forward(
+        self, chunk: int, weights: Any, x: Any, inputs: StepInputs, microbatch: jax.Array
+    ) -> Any:
+        """Run a chunk forwards: the stream after it, and `Kept`."""
+        own, batch = self._chunk(chunk, inputs), self._microbatch(inputs, microbatch)
+        context = own.functions.context(batch)
+        made = own.forward(unpack(weights).weights, unpack(x), batch, context)
+        return pack((made.x, Kept(made.residuals, made.balance)))
+
+    def backward(
+        self,
+        chunk: int,
+        weights: Any,
+        kept: Any,
+        cotangent: Any,
+        inputs: StepInputs,
+        microbatch: jax.Array,
+        sums: Any,
+    ) -> Any:
+        """Run a chunk backwards: the cotangent before it, None of the first one, and the sums."""
+        own, batch = self._chunk(chunk, inputs), self._microbatch(inputs, microbatch)
+        values: Kept = unpack(kept)
+        so_far: ChunkSums = unpack(sums)
+        made = own.backward(
+            unpack(weights).weights,
+            values.residuals,
+            unpack(cotangent),
+            batch,
+            own.functions.context(batch),
+            AmaxSink(self.sink),
+            so_far.layers,
+        )
+        following = self._plus(so_far, made, values.aux_loss, own.is_first)
+        return pack((None if own.is_first else made.x, following._replace(layers=made.layers)))
+
+    def input_gradient(
+        self,
+        chunk: int,
+        weights: Any,
+        kept: Any,
+        cotangent: Any,
+        inputs: StepInputs,
+        microbatch: jax.Array,
+        sums: Any,
+    ) -> Any:
+        """Run the first half of a split backward: as `backward`, and the stash."""
+        own, batch = self._chunk(chunk, inputs), self._microbatch(inputs, microbatch)
+        values: Kept = unpack(kept)
+        made = own.input_gradient(
+            unpack(weights).weights,
+            values.residuals,
+            unpack(cotangent),
+            batch,
+            own.functions.context(batch),
+        )
+        following = self._plus(unpack(sums), made, values.aux_loss, own.is_first)
+        return pack((None if own.is_first else made.x, following, made.layers))
+
+    def weight_gradients(
+        self,
+        chunk: int,
+        weights: Any,
+        kept: Any,
+        inputs: StepInputs,
+        microbatch: jax.Array,
+        sums: Any,
+    ) -> Any:
+        """Run the second half of a split backward: the sums."""
+        own, batch = self._chunk(chunk, inputs), self._microbatch(inputs, microbatch)
+        values: Kept = unpack(kept)
+        so_far: ChunkSums = unpack(sums)
+        assert values.stash is not None, "the first half of the backward must come before"
+        layers = own.weight_gradients(
+            unpack(weights).weights,
+            values.residuals,
+            values.stash,
+            own.functions.context(batch),
+            AmaxSink(self.sink),
+            so_far.layers,
+        )
+        return pack(so_far._replace(layers=layers))
+
+    def _run(self, inputs: StepInputs) -> ForwardBackward:
+        model, plan, key = self.part.model, self.plan, None
+        if model.dropout:
+            key = jax.random.fold_in(jax.random.key(inputs.seed), inputs.step)
+        factor = gradient_factor(inputs.loss_scale, inputs.batch, plan)
+        return ForwardBackward(model, plan, key, factor)
+
+    def _chunk(self, chunk: int, inputs: StepInputs) -> Chunk:
+        return self._run(inputs).chunk(self.part.chunks[chunk])
+
+    def _microbatch(self, inputs: StepInputs, number: jax.Array | int) -> Any:
+        return layer_slice(split_microbatches(inputs.batch, self.plan), number)
+
+    def _as_summed(self, gradients: Parameters) -> Parameters:
+        """Return gradients of weights in no layer as they are summed over microbatches."""
+        dtype = self.plan.policy.reduce_dtype
+        gradients = jax.tree.map(lambda leaf: leaf.astype(dtype), gradients)
+        if self.plan.zero_stage < 2:
+            return gradients
+        layouts = {name: self.layouts[name] for name in gradients}
+        shards: Parameters = intra_site_reduce_scatter(gradients, layouts, self.plan)
+        return shards
+
+    def _plus(
+        self, sums: ChunkSums, made: ChunkBackward, aux_loss: jax.Array | None, is_first: bool
+    ) -> ChunkSums:
+        """Add what a microbatch made in a chunk, but for the gradients of its layers."""
+        first = {"embedding": made.first} if is_first else {}
+        if aux_loss is not None:
+            assert sums.aux_loss is not None, "every chunk of experts has an aux loss"
+            aux_loss = sums.aux_loss + aux_loss
+        return ChunkSums(
+            sums.layers,
+            jax.tree.map(jnp.add, sums.first, self._as_summed(first)),
+            jax.tree.map(jnp.add, sums.last, self._as_summed(made.last)),
+            sums.loss if made.loss is None else sums.loss + made.loss,
+            aux_loss,
+        )

@@ -1,0 +1,98 @@
+"""Values that the programs of a site hand to one another; every array in them is a `PerRank`."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+
+from geojax.models import Parameters
+from geojax.models.chunk.chunk import ChunkResiduals, ChunkWeights
+from geojax.models.chunk.layer_io import LayerWeights, StackedWeights
+
+
+class StepInputs(NamedTuple):
+    """The arguments of a step that many programs read; these are sharded as everywhere."""
+
+    batch: Any
+    """The site's sequences."""
+    loss_scale: Any
+    """The state's."""
+    seed: Any
+    step: Any
+    """The number of steps done, of which dropout masks are made."""
+
+
+class SiteWeights(NamedTuple):
+    """The weights that a site computes with."""
+
+    non_layer_params: Parameters
+    chunks: Mapping[int, list[Parameters]]
+    """The layers of each chunk, stacked, for each span of layers that multiply alike."""
+
+
+class ChunkParameters(NamedTuple):
+    """The weights that a chunk computes with."""
+
+    first: Parameters
+    """Read by the embedding; {} where the chunk is not the first."""
+    spans: list[Parameters]
+    """Layers, stacked, for each span of layers that multiply alike."""
+    last: Parameters
+    """Read by the head; {} where the chunk is not the last."""
+
+    @property
+    def weights(self) -> ChunkWeights:
+        """The weights as the passes of a `Chunk` take them."""
+        spans = [LayerWeights(StackedWeights(span)) for span in self.spans]
+        return ChunkWeights(self.first, spans, self.last)
+
+
+class Kept(NamedTuple):
+    """The results of the forward of a chunk that its backward reads."""
+
+    residuals: ChunkResiduals
+    aux_loss: jax.Array | None
+    """The share of the chunk's balance losses in the loss; None without experts."""
+    stash: list[Any] | None = None
+    """The stash of the first half of a split backward; None before it."""
+
+
+class ChunkSums(NamedTuple):
+    """Sums over the microbatches of a step in one chunk, on this rank."""
+
+    layers: Any
+    """The sink's."""
+    first: Parameters
+    """The gradient of the embedding; {} where the chunk is not the first."""
+    last: Parameters
+    """The gradient of what the head reads; {} where the chunk is not the last."""
+    loss: jax.Array
+    aux_loss: jax.Array | None
+
+
+class ChunkScalars(NamedTuple):
+    """The share of a chunk in the scalars of a step, on this rank."""
+
+    loss: jax.Array
+    aux_loss: jax.Array | None
+    amax: Any
+
+
+class Reduced(NamedTuple):
+    """A chunk's sums over its site."""
+
+    messages: Any
+    """The bucket as it crosses (see `geojax.islands.buckets`)."""
+    error_feedback: Any
+    scalars: ChunkScalars
+
+
+class StepScalars(NamedTuple):
+    """The few numbers of a step that sites exchange."""
+
+    sums: jax.Array
+    """Losses and counts as in `SiteSums.scalars`."""
+    squares: jax.Array | None
+    """The squared norm of the gradients that the site holds alone; None: every site holds all."""
+    amax: jax.Array | None
+    """The layers' amax, a maximum instead of a sum; None: sites share none."""

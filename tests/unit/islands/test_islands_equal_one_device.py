@@ -1,0 +1,133 @@
+"""Sites with runtimes of their own train as one device does, in float64."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+from support.islands import OneProgram, data_islands, shares, site_plans, stage_islands, step_all
+from support.small_models import make_batch, model_of
+
+from geojax import make_mesh
+from geojax.models import ModelConfig
+from geojax.pipeline import Placement, one_forward_one_backward, zero_bubble_h1
+from geojax.pipeline.schedule import Action, Kind, Schedule
+from geojax.precision import policy
+from geojax.step.plan import StepPlan
+
+STEPS = 2
+MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
+close = functools.partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-13)
+
+
+def family(name):
+    if name != "moe":
+        return model_of(name)
+    return ModelConfig(**(model_of("llama").model_dump() | MOE))
+
+
+@functools.cache
+def alone(name):
+    """Metrics of the last step on one device, and the state after it."""
+    model = family(name)
+    run = OneProgram(model, StepPlan(make_mesh(devices=jax.devices()[:1]), policy("fp64")))
+    batch = make_batch(model)
+    metrics = [run.step(batch) for _ in range(STEPS)]
+    return metrics[-1], run.whole()
+
+
+def check_metrics(of_sites, wanted):
+    """All sites report the same, and what one device does."""
+    for own in of_sites:
+        assert own["stop"] == own["save"] == len(of_sites)
+        np.testing.assert_equal(own, of_sites[0])
+    for name in set(wanted) - {"stop", "save"}:
+        np.testing.assert_allclose(of_sites[0][name], wanted[name], rtol=1e-10, err_msg=name)
+
+
+DATA_CASES = {
+    # Dropout, a tied table and learned positions; accumulation; a chunk of one and one of two.
+    "gpt3": (2, {"data": 2, "tensor": 2}, {"chunks": 2, "held": 2}, {"microbatches": 3}),
+    "moe": (2, {"data": 2, "expert": 2}, {"chunks": 3, "held": 1}, {"zero_stage": 2}),
+    "llama": (3, {"data": 2}, {"chunks": 3, "held": 2}, {"microbatches": 2, "zero_stage": 2}),
+}
+
+
+@pytest.mark.parametrize("case", DATA_CASES)
+def test_role_data_equals_one_device_and_sites_are_equal_to_the_bit(case):
+    sites, axes, order, options = DATA_CASES[case]
+    with jax.enable_x64(True):
+        wanted, state = alone(case)
+        model = family(case)
+        islands = data_islands(model, site_plans(sites, axes, **options), **order)
+        batches = shares(make_batch(model), sites)
+        for _ in range(STEPS):
+            metrics = step_all(islands, batches)
+        check_metrics(metrics, wanted)
+        first, *others = (island.whole() for island in islands)
+        for other in others:
+            jax.tree.map(np.testing.assert_array_equal, other, first)
+        jax.tree.map(close, first, state)
+
+
+def back_and_forth(microbatches):
+    """Three chunks on two sites, the first and the last of them on the first site."""
+    placement = Placement(2, (0, 1, 0))
+
+    def actions(kind, chunk):
+        return [Action(kind, microbatch, chunk) for microbatch in range(microbatches)]
+
+    forward, backward = Kind.FORWARD, Kind.BACKWARD
+    ends = [
+        *actions(forward, 0),
+        *actions(forward, 2),
+        *actions(backward, 2),
+        *actions(backward, 0),
+    ]
+    middle = [*actions(forward, 1), *actions(backward, 1)]
+    return Schedule("back and forth", placement, microbatches, False, (tuple(ends), tuple(middle)))
+
+
+STAGE_CASES = {
+    # A table that two sites hold; dropout.
+    "gpt3": (one_forward_one_backward(3, 2), {"data": 2}),
+    # A split backward; an untied head.
+    "nemotron": (zero_bubble_h1(2, 3), {"data": 2, "tensor": 2}),
+    "moe": (back_and_forth(2), {"data": 2, "expert": 2}),
+}
+
+
+@pytest.mark.parametrize("case", STAGE_CASES)
+def test_role_stage_equals_one_device(case):
+    schedule, axes = STAGE_CASES[case]
+    sites = schedule.placement.stages
+    with jax.enable_x64(True):
+        wanted, state = alone(case)
+        model = family(case)
+        plans = site_plans(sites, axes, microbatches=schedule.microbatches)
+        islands = stage_islands(model, plans, schedule)
+        batch = make_batch(model)
+        for _ in range(STEPS):
+            metrics = step_all(islands, [batch] * sites)
+        check_metrics(metrics, wanted)
+        for island in islands:
+            part = island.walk.programs.part
+            own = island.whole()
+            jax.tree.map(close, own.parameters, part.held(state.parameters))
+            moments = [
+                each
+                for each in jax.tree.leaves(own.optimizer, is_leaf=is_parameters)
+                if is_parameters(each)
+            ]
+            of_device = [
+                each
+                for each in jax.tree.leaves(state.optimizer, is_leaf=is_parameters)
+                if is_parameters(each)
+            ]
+            assert len(moments) == 2
+            for mine, whole in zip(moments, of_device, strict=True):
+                jax.tree.map(close, mine, part.held(whole))
+
+
+def is_parameters(tree):
+    return isinstance(tree, dict) and "layers" in tree
