@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 
 from geojax.named_arrays import leaf_name, shape_and_dtype
 from geojax.optim.layout import DimSharding, LeafLayout
@@ -71,22 +71,22 @@ def saved_errors(wanted: Any, parameters: Any, saved: Mapping[str, str]) -> Any:
     return jax.tree_util.tree_map_with_path(of_leaf, parameters, wanted)
 
 
-def share_errors_among_sites(restored: Any, layouts: Any, mesh: Mesh) -> Any:
+def share_errors_among_sites(restored: Any, layouts: Any, plan: StepPlan) -> Any:
     """Share restored errors among the sites of this run.
 
     Args:
         restored: errors of any number of sites; None: a run that kept none has been saved.
         layouts: the `LeafLayout` of each of this run's errors; None: none.
-        mesh: the mesh of this run.
+        plan: how a step of this run runs.
     """
 
     def of_leaf(path: Any, own: LeafLayout, saved: jax.Array | None) -> jax.Array:
-        sharding, shape = NamedSharding(mesh, own.spec()), own.padded_shape
+        sharding, shape = NamedSharding(plan.mesh, own.spec()), own.padded_shape
         dim = _site_dim(path) + own.has_stage_dim
 
         def shared(saved: jax.Array) -> jax.Array:
             total = jnp.sum(saved, axis=dim, keepdims=True)
-            return jnp.broadcast_to(total / shape[dim], shape)
+            return jnp.broadcast_to(total / (shape[dim] * plan.islands), shape)
 
         if saved is None:
             zeros: jax.Array = jnp.zeros(shape, own.dtype, device=sharding)

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 
 from geojax.models import ModelConfig, Parameters, init_parameters, parameter_shapes
 from geojax.models.parallel.partition import partitions
@@ -163,7 +163,7 @@ def with_saved_sites(layouts: TrainState, saved: Mapping[str, str]) -> TrainStat
     return dataclasses.replace(layouts, amax_history=history)
 
 
-def with_own_sites(restored: TrainState, layouts: TrainState, mesh: Mesh) -> TrainState:
+def with_own_sites(restored: TrainState, layouts: TrainState, plan: StepPlan) -> TrainState:
     """Give a restored state the histories and the error feedback of as many sites as this run has.
 
     If the numbers differ, each site gets the largest amax of all saved sites and its share of their
@@ -177,10 +177,10 @@ def with_own_sites(restored: TrainState, layouts: TrainState, mesh: Mesh) -> Tra
         def resize(leaf: jax.Array) -> jax.Array:
             return jnp.broadcast_to(leaf.max(axis=1, keepdims=True), own.padded_shape)
 
-        sharding = NamedSharding(mesh, own.spec())
+        sharding = NamedSharding(plan.mesh, own.spec())
         resized: jax.Array = jax.jit(resize, out_shardings=sharding)(leaf)
         return resized
 
     history = jax.tree.map(resize_history, restored.amax_history, layouts.amax_history)
-    errors = share_errors_among_sites(restored.error_feedback, layouts.error_feedback, mesh)
+    errors = share_errors_among_sites(restored.error_feedback, layouts.error_feedback, plan)
     return dataclasses.replace(restored, amax_history=history, error_feedback=errors)

@@ -212,7 +212,7 @@ class CompiledRun:
     ) -> tuple[TrainState, dict[str, Any]]:
         """Restore the newest checkpoint, which any number of sites may have saved."""
         saved, metadata = checkpointer.restore(self.layouts, model=model, adapt=with_saved_sites)
-        return with_own_sites(saved, self.layouts, self.plan.mesh), metadata
+        return with_own_sites(saved, self.layouts, self.plan), metadata
 
     def gather_full_params(self, state: TrainState) -> Any:
         """Return the weights in the compute dtype, unsharded, on process 0's first device.

@@ -382,6 +382,25 @@ class RunConfig(Settings):
         return self
 
     @pydantic.model_validator(mode="after")
+    def _islands_can_be(self) -> "RunConfig":
+        if self.dc.join != "islands":
+            return self
+        required = {
+            "dc.role=data": self.dc.role == "data",
+            "mesh.dc of 2 or more": self.mesh.dc > 1,
+            "mesh.stage=1": self.mesh.stage == 1,
+            "zero.stage of 2 or less": self.zero.stage <= 2,
+            "zero.across_sites=false": not self.zero.across_sites,
+        }
+        missing = [name for name, holds in required.items() if not holds]
+        if missing:
+            raise ValueError(
+                f"dc.join=islands requires {' and '.join(missing)}. Change that, or set dc.join to "
+                "one_program"
+            )
+        return self
+
+    @pydantic.model_validator(mode="after")
     def _compression_has_sums(self) -> "RunConfig":
         compression = self.communication.gradient_compression
         if compression == "none":

@@ -1,6 +1,6 @@
 """The settings of pipeline stages, checked against the mesh and the model."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import pydantic
 
@@ -20,6 +20,11 @@ class DcSettings(Settings):
     role: DcRole = "data"
     """"data": every site has all layers and trains on its share of the batch. "stage": one pipeline
     runs through the sites, in mesh.dc x mesh.stage stages."""
+
+    join: Literal["one_program", "islands"] = "one_program"
+    """"one_program": one JAX runtime spans all sites. "islands": every site is a job of its own, on
+    mesh.dc = 1, and JAX's transfer engine moves gradients between them (role "data" only, see
+    docs/islands.md); a step's microbatches are held at once, or pipeline.memory_limit of them."""
 
 
 class PipelineSettings(Settings):

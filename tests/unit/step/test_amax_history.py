@@ -188,7 +188,7 @@ def restored(tmp_path, whole, run):
         checkpointer.save(1, whole_state.pad(whole, saved_layouts, mesh), saved_layouts, {})
     with Checkpointer(tmp_path, run.plan.mesh) as checkpointer:
         saved, _ = checkpointer.restore(layouts, adapt=with_saved_sites)
-    return with_own_sites(saved, layouts, run.plan.mesh)
+    return with_own_sites(saved, layouts, run.plan)
 
 
 def test_histories_are_in_the_checkpoint_and_come_back_to_any_number_of_sites(tmp_path):

@@ -181,7 +181,7 @@ class Run:
             checkpointer.save(1, state, self.layouts, {})
         with Checkpointer(folder, into.plan.mesh) as checkpointer:
             saved, _ = checkpointer.restore(into.layouts, adapt=with_saved_sites)
-        own = with_own_sites(saved, into.layouts, into.plan.mesh)
+        own = with_own_sites(saved, into.layouts, into.plan)
         assert jax.tree.map(jnp.shape, own) == jax.tree.map(
             lambda leaf_layout: leaf_layout.padded_shape, into.layouts
         )

@@ -1,0 +1,209 @@
+"""A run on one site of several, each a JAX runtime of its own: its programs, walk and trainer."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from geojax.accelerators import accelerator_of
+from geojax.checkpoint import Checkpointer
+from geojax.islands.actions import breadth_first, data_actions, windows
+from geojax.islands.programs import SitePrograms
+from geojax.islands.site_part import SitePart, even_chunks
+from geojax.islands.site_state import initial_site_state, site_layouts
+from geojax.islands.values import StepInputs
+from geojax.islands.walk import Walk
+from geojax.mesh import make_mesh
+from geojax.models import model_flops, parameter_count
+from geojax.optim import bytes_per_device, learning_rate_schedule, make_optimizer
+from geojax.planner.cross_site import CrossSiteBytes
+from geojax.quantities import quantity
+from geojax.step.plan import StepPlan
+from geojax.step.program import batch_shape, trace_evaluation
+from geojax.step.state import TrainState, with_own_sites, with_saved_sites
+from geojax.train.batches import global_batch, global_signals, sequences_of_process
+from geojax.train.compiled_run import step_plan
+from geojax.train.config import RunConfig
+from geojax.train.report import mesh_line
+from geojax.train.sample import gather_full_params, unsampled_reason
+from geojax.train.trainer import Batch, TrainerFacts
+from geojax.transport import Transport
+
+_AUTO_CHUNKS = 4
+"""Buckets of a step: so many that most travel during a backward, so few that they are large."""
+
+
+def site_config(config: RunConfig) -> RunConfig:
+    """Return the config of one site by itself: without `dc`, and with its share of the batch."""
+    mesh = config.mesh.model_copy(update={"dc": 1})
+    sequences = config.batch.global_batch_size // config.mesh.dc
+    batch = config.batch.model_copy(update={"global_batch_size": sequences})
+    return config.model_copy(update={"mesh": mesh, "batch": batch})
+
+
+def make_site_mesh(config: RunConfig, devices: list[jax.Device] | None = None) -> Mesh:
+    """Make the mesh of one site of `config`, over the devices of its processes.
+
+    Raises:
+        UserError: the layout does not fit the devices.
+    """
+    return make_mesh(devices=devices, **site_config(config).mesh.model_dump())
+
+
+def island_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
+    """Plan the step of one site of `config` on its mesh.
+
+    Raises:
+        UserError: its FP8 backend cannot run there.
+    """
+    plan = step_plan(site_config(config), mesh)
+    return dataclasses.replace(plan, islands=config.mesh.dc, overlap_grad_reduce=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class IslandRun:
+    """A config on one of several sites: a `geojax.train.trainer.Trainer`."""
+
+    config: RunConfig
+    """The run of all sites."""
+    plan: StepPlan
+    """The step of this one."""
+    layouts: TrainState
+    optimizer: Any
+    walk: Walk
+    evaluation_program: jax.stages.Compiled | None = None
+    """`(state, batch) -> [sum of losses, number of targets]`; None: nothing is validated."""
+    log: Callable[[str], None] = print
+    """Function that shows a line to the user."""
+
+    @classmethod
+    def build(
+        cls,
+        config: RunConfig,
+        plan: StepPlan,
+        transport: Transport,
+        log: Callable[[str], None] = print,
+        *,
+        validate: bool = False,
+    ) -> "IslandRun":
+        """Compile the programs of one site of `config`.
+
+        Args:
+            config: the run of all sites.
+            plan: from `island_plan`.
+            transport: joins the sites.
+            log: shows a line to the user.
+            validate: compile the validation pass too.
+        """
+        model = config.model
+        part = SitePart(model, even_chunks(model, _chunks(config)))
+        optimizer = make_optimizer(config.optimizer, config.steps)
+        schedule = learning_rate_schedule(config.optimizer, config.steps)
+        layouts = site_layouts(part, optimizer, plan)
+        own = site_config(config).batch
+        batch = batch_shape(own.global_batch_size, own.sequence_length)
+        programs = SitePrograms(part, plan, layouts, optimizer, schedule, batch)
+        held = min(config.pipeline.memory_limit or plan.microbatches, plan.microbatches)
+        order = breadth_first(len(part.chunks), plan.microbatches, held)
+        lists = [data_actions(order, site, transport.sites) for site in range(transport.sites)]
+        ahead = {
+            sender: count
+            for (sender, receiver), count in windows(lists).items()
+            if receiver == transport.site
+        }
+        evaluation = None
+        if validate:
+            traced = trace_evaluation(layouts, model, plan, batch)
+            evaluation = traced.lower().compile(compiler_options=plan.compiler_options)
+        walk = Walk(lists[transport.site], ahead, programs, transport)
+        return cls(config, plan, layouts, optimizer, walk, evaluation, log)
+
+    def initial_state(self) -> TrainState:
+        """Return the state before the first step."""
+        part, seed = self.walk.programs.part, self.config.seed
+        return initial_site_state(part, self.optimizer, self.layouts, self.plan, seed)
+
+    def step(
+        self, state: TrainState, batch: Batch, requests: Mapping[str, bool]
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
+        """Run a step on this process's sequences, but for its end; the state is donated."""
+        seed = np.uint32(self.config.seed)
+        inputs = StepInputs(self._on_mesh(batch), state.loss_scale, seed, state.step)
+        next_state, metrics = self.walk.step(state, global_signals(self.plan, requests), inputs)
+        return next_state, metrics
+
+    def evaluate(self, state: TrainState, batch: Batch) -> jax.Array:
+        """Return [sum of losses, number of targets] of a batch, over all sites."""
+        assert self.evaluation_program is not None, "a run that validates must be built for it"
+        sums: jax.Array = self.walk.sum_over_sites(
+            self.evaluation_program(state, self._on_mesh(batch))
+        )
+        return sums
+
+    def _on_mesh(self, batch: Batch) -> dict[str, jax.Array]:
+        count = site_config(self.config).batch.global_batch_size
+        return global_batch(self.plan, count, sequences_of_process(self.plan, count), batch)
+
+    @functools.cached_property
+    def local_sequences(self) -> list[int]:
+        """The sequences of a global batch that this process's devices need, ascending."""
+        count = site_config(self.config).batch.global_batch_size
+        first = self.walk.transport.site * count
+        return [first + each for each in sequences_of_process(self.plan, count)]
+
+    def save(
+        self, checkpointer: Checkpointer, step: int, state: TrainState, metadata: Mapping[str, Any]
+    ) -> None:
+        """Save what the site's devices hold: the whole model, and rounding errors of the site."""
+        checkpointer.save(step, state, self.layouts, metadata)
+
+    def restore(
+        self, checkpointer: Checkpointer, model: Mapping[str, Any]
+    ) -> tuple[TrainState, dict[str, Any]]:
+        """Restore the newest checkpoint of this site, or of one program on any number of sites."""
+        saved, metadata = checkpointer.restore(self.layouts, model=model, adapt=with_saved_sites)
+        return with_own_sites(saved, self.layouts, self.plan), metadata
+
+    def gather_full_params(self, state: TrainState) -> Any:
+        """Return the weights in the compute dtype, unsharded, on process 0's first device."""
+        return gather_full_params(state.parameters, self.layouts.parameters, self.plan)
+
+    def unsampled_reason(self) -> str | None:
+        """Say why the whole model cannot be gathered on one device; None: it can be."""
+        return unsampled_reason(self.config.model, self.layouts, self.plan)
+
+    @functools.cached_property
+    def facts(self) -> TrainerFacts:
+        """Facts for the log; a step's bytes are those of its messages."""
+        config, mesh = self.config, self.plan.mesh
+        accelerator = accelerator_of(mesh.devices.flat[0])
+        peak = accelerator and accelerator.peak(self.plan.policy.compute_dtype.name)
+        sequence = config.batch.sequence_length
+        return TrainerFacts(
+            tokens_per_step=config.batch.global_batch_size * sequence,
+            flops_per_token=model_flops(config.model, sequence),
+            peak_flops=peak * mesh.devices.size * config.mesh.dc if peak else None,
+            cross_site=CrossSiteBytes(float(self.walk.sent_bytes)),
+        )
+
+    def describe(self) -> list[str]:
+        """Return the lines that open a run: the layout of this site, and what it sends."""
+        transport, programs = self.walk.transport, self.walk.programs
+        parameters = quantity(parameter_count(self.config.model))
+        state_bytes = quantity(bytes_per_device(self.layouts), "B")
+        return [
+            f"site {transport.site} of {transport.sites}, a runtime of its own: "
+            f"{mesh_line(self.plan.mesh)}; {parameters} parameters; {state_bytes} of state per "
+            "device",
+            f"a step of a site: {self.facts.cross_site} in {len(programs.part.chunks)} buckets",
+        ]
+
+
+def _chunks(config: RunConfig) -> int:
+    layers, together = config.model.num_hidden_layers, config.communication.bucket_layers
+    return min(layers, _AUTO_CHUNKS) if together == "auto" else math.ceil(layers / together)
