@@ -15,7 +15,7 @@ import tyro
 
 from geojax import exit_codes
 from geojax.errors import UserError
-from geojax.launch import Hosts, Outcome, Output, Worker, local_workers, supervise
+from geojax.launch import Hosts, Outcome, Output, Worker, island_workers, local_workers, supervise
 from geojax.quantities import Seconds, SimulatedDevices
 from geojax.settings import Settings, validate
 from geojax.wan import SITE_NAMES, EmulatedWan
@@ -56,6 +56,9 @@ class LaunchCommand:
 
     wan_name: str = DEFAULT_NAME
     """Name of the emulated network, if several are up."""
+
+    islands: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Start each site as a job of its own, for a config with dc.join=islands."""
 
     restarts: int = 0
     """Times that a run that failed is started again, from its newest checkpoint; never after exit
@@ -102,11 +105,17 @@ def _workers(command: LaunchCommand, options: _Options, launched: Sequence[str])
                 f"--hosts {command.hosts} says which sites there are, with a process on each host: "
                 "leave --sites, --processes-per-site and --wan out"
             )
+        if command.islands:
+            raise UserError(
+                "--islands starts sites on this machine; on several hosts start each site by "
+                "itself, with the GEOJAX_ISLANDS variables (see docs/running.md)"
+            )
         hosts = Hosts.load(command.hosts)
         line = _command_line(launched, hosts.python or sys.executable, here=False)
         return hosts.workers(line, simulated_devices=devices, grace_seconds=grace)
     wan = EmulatedWan.load(command.wan_name) if command.wan else None
-    return local_workers(
+    make = island_workers if command.islands else local_workers
+    return make(
         _sites(command.sites, wan),
         options.processes_per_site,
         _command_line(launched, sys.executable, here=True),

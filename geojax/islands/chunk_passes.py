@@ -82,7 +82,7 @@ class ChunkPasses:
         layer = jax.eval_shape(lambda: trained_layer(own.weights.layers[0]))
         amax = [detach_amax(span)[1] for span in own.spans]
         layers = AmaxSums(
-            self.sink.start(layer, len(self.part.chunks[chunk])),
+            self.sink.start(layer, len(self.part.chunks[chunk]), jnp.zeros(())),
             None if amax[0] is None else zeros_of(self.part.join_layers(amax)),
         )
         zero = jnp.zeros((), self._run(inputs).loss_dtype)

@@ -7,6 +7,7 @@ All run the same command, and each learns its index and site from variables
 import dataclasses
 import glob
 import os
+import secrets
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from pathlib import Path
 from geojax.errors import UserError
 from geojax.launch import reaper
 from geojax.runtime.cluster_env import VARIABLES
+from geojax.runtime.island_env import island_env
 from geojax.wan import EmulatedWan
 
 
@@ -80,6 +82,46 @@ def local_workers(
         reaped = [sys.executable, "-I", reaper.__file__, f"{grace_seconds:g}", *command]
         workers.append(Worker(process, site, (*prefix, *reaped), environment))
     return workers
+
+
+def island_workers(
+    sites: Sequence[str],
+    processes_per_site: int,
+    command: Sequence[str],
+    *,
+    simulated_devices: int | None,
+    grace_seconds: float,
+    wan: EmulatedWan | None = None,
+) -> list[Worker]:
+    """Make the workers of a run whose sites are jobs of their own; arguments as `local_workers`.
+
+    Raises:
+        UserError: the GPUs cannot be shared out evenly.
+    """
+    together = local_workers(
+        sites,
+        processes_per_site,
+        command,
+        simulated_devices=simulated_devices,
+        grace_seconds=grace_seconds,
+        wan=wan,
+    )
+    addresses = {site: wan.site(site).address if wan else "127.0.0.1" for site in sites}
+    coordinators = {site: f"{addresses[site]}:{_free_port()}" for site in sites}
+    first, key = f"{addresses[sites[0]]}:{_free_port()}", secrets.token_hex(16)
+
+    def of_own_job(worker: Worker) -> Worker:
+        environment = worker_env(
+            worker.process % processes_per_site,
+            processes_per_site,
+            coordinators[worker.site],
+            worker.site,
+            simulated_devices,
+        )
+        environment |= island_env(tuple(sites), first, key, addresses[worker.site])
+        return dataclasses.replace(worker, environment={**worker.environment, **environment})
+
+    return list(map(of_own_job, together))
 
 
 def worker_env(

@@ -15,6 +15,7 @@ from jaxlib import xla_client
 
 from geojax.errors import UserError
 from geojax.runtime.cluster_env import RENAMED_VARIABLES, VARIABLES
+from geojax.runtime.island_env import VARIABLES as ISLAND_VARIABLES
 from geojax.runtime.jax_private import backend_runs
 from geojax.suggestions import did_you_mean
 
@@ -36,10 +37,10 @@ def check_environment(environment: Mapping[str, str]) -> None:
         UserError: a GEOJAX_ variable has no such name, or NPROC, JAX_PLATFORMS or XLA_FLAGS a value
             that ends the process later.
     """
-    known = [*VARIABLES.values(), *RENAMED_VARIABLES]
+    variables = list(dict.fromkeys([*VARIABLES.values(), *ISLAND_VARIABLES.values()]))
     for name in environment:
-        if name.startswith("GEOJAX_") and name not in known:
-            hint = did_you_mean(name, VARIABLES.values())
+        if name.startswith("GEOJAX_") and name not in {*variables, *RENAMED_VARIABLES}:
+            hint = did_you_mean(name, variables)
             raise UserError(f"{name}: geojax reads no variable of this name; {hint}")
     threads = environment.get("NPROC", "")
     if threads and not (re.fullmatch("[0-9]{1,9}", threads) and 1 <= int(threads) <= _MOST_THREADS):

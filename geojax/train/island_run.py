@@ -16,6 +16,7 @@ from geojax.islands.actions import breadth_first, data_actions, windows
 from geojax.islands.programs import SitePrograms
 from geojax.islands.site_part import SitePart, even_chunks
 from geojax.islands.site_state import initial_site_state, site_layouts
+from geojax.islands.site_sums import SumsOfSites
 from geojax.islands.values import StepInputs
 from geojax.islands.walk import Walk
 from geojax.mesh import make_mesh
@@ -33,6 +34,9 @@ from geojax.train.report import mesh_line
 from geojax.train.sample import gather_full_params, unsampled_reason
 from geojax.train.trainer import Batch, TrainerFacts
 from geojax.transport import Transport
+
+UPDATE_NAME = SumsOfSites.apply.__name__
+"""The name of the compiled update, the last program of a step, in the count of compilations."""
 
 _AUTO_CHUNKS = 4
 """Buckets of a step: so many that most travel during a backward, so few that they are large."""
@@ -63,6 +67,12 @@ def island_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
     """
     plan = step_plan(site_config(config), mesh)
     return dataclasses.replace(plan, islands=config.mesh.dc, overlap_grad_reduce=False)
+
+
+def sequences_of_site(config: RunConfig, plan: StepPlan, site: int) -> list[int]:
+    """List the sequences of a global batch that the devices of this process need, ascending."""
+    count = site_config(config).batch.global_batch_size
+    return [site * count + each for each in sequences_of_process(plan, count)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,13 +158,6 @@ class IslandRun:
     def _on_mesh(self, batch: Batch) -> dict[str, jax.Array]:
         count = site_config(self.config).batch.global_batch_size
         return global_batch(self.plan, count, sequences_of_process(self.plan, count), batch)
-
-    @functools.cached_property
-    def local_sequences(self) -> list[int]:
-        """The sequences of a global batch that this process's devices need, ascending."""
-        count = site_config(self.config).batch.global_batch_size
-        first = self.walk.transport.site * count
-        return [first + each for each in sequences_of_process(self.plan, count)]
 
     def save(
         self, checkpointer: Checkpointer, step: int, state: TrainState, metadata: Mapping[str, Any]

@@ -22,9 +22,9 @@ class DcSettings(Settings):
     runs through the sites, in mesh.dc x mesh.stage stages."""
 
     join: Literal["one_program", "islands"] = "one_program"
-    """"one_program": one JAX runtime spans all sites. "islands": every site is a job of its own, on
-    mesh.dc = 1, and JAX's transfer engine moves gradients between them (role "data" only, see
-    docs/islands.md); a step's microbatches are held at once, or pipeline.memory_limit of them."""
+    """"one_program": one JAX runtime spans all sites. "islands": every site is a job of its own and
+    JAX's transfer engine moves gradients between them (role "data" only, see docs/running.md). All
+    microbatches of a step are held at once, or `pipeline.memory_limit` of them."""
 
 
 class PipelineSettings(Settings):

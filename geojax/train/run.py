@@ -19,7 +19,9 @@ from geojax.data import Corpus, Loader
 from geojax.errors import UserError
 from geojax.mesh import site_names
 from geojax.quantities import quantity
+from geojax.runtime.cluster_env import complete
 from geojax.runtime.compilation import CompilationCounter
+from geojax.runtime.island_env import island_settings
 from geojax.runtime.link_advice import advice_of_process
 from geojax.step.program import STEP_NAME
 from geojax.step.state import TrainState
@@ -27,6 +29,15 @@ from geojax.topology import Topology
 from geojax.train.batches import sequences_of_process
 from geojax.train.compiled_run import CompiledRun, make_run_mesh, step_plan
 from geojax.train.config import RunConfig
+from geojax.train.island_run import (
+    UPDATE_NAME,
+    IslandRun,
+    island_plan,
+    make_site_mesh,
+    sequences_of_site,
+    site_config,
+)
+from geojax.train.joined_sites import joined_sites, require_sites
 from geojax.train.metrics import MetricsWriter
 from geojax.train.preflight import require_memory
 from geojax.train.report import Progress, draw_loss_curve, summary_table
@@ -72,20 +83,27 @@ def train(
     if why_no_cache is not None:
         console.print(why_no_cache)
     with runtime.translate_collective_errors(), contextlib.ExitStack() as stack:
+        island = island_settings(os.environ, processes.site) if _has_islands(config) else None
         with console.status("estimating the memory of a step"):
-            require_memory(config, console.print)
+            require_memory(config if island is None else site_config(config), console.print)
         # Errors of config, layout and data are raised before there is a run directory.
         topology = Topology.load(config.topology) if config.topology is not None else None
-        mesh = make_run_mesh(config)
-        plan = step_plan(config, mesh)
-        if topology is not None:
+        if island is None:
+            mesh = make_run_mesh(config)
+            plan = step_plan(config, mesh)
+            sequences = sequences_of_process(plan, config.batch.global_batch_size)
+        else:
+            require_sites(config, island)
+            mesh = make_site_mesh(config)
+            plan = island_plan(config, mesh)
+            sequences = sequences_of_site(config, plan, island.sites.index(island.site))
+        if topology is not None and island is None:
             for line in advice_of_process(topology, everyone, jax.process_index(), os.environ):
                 print(line, flush=True)
         corpus = Corpus.open(config.data, progress=first)
-        loader = _open_loader(
-            config, corpus, sequences_of_process(plan, config.batch.global_batch_size)
-        )
-        directory = stack.enter_context(RunDirectory(config.run_directory))
+        loader = _open_loader(config, corpus, sequences)
+        folder = config.run_directory if island is None else config.run_directory / island.site
+        directory = stack.enter_context(RunDirectory(folder))
         if first:
             directory.lock()
         checkpointer = stack.enter_context(
@@ -94,14 +112,21 @@ def train(
         newest = checkpointer.newest()
         refuse_earlier_version(directory.checkpoints, newest)
         given, config = config, with_saved_schedule(config, newest)
-        compilations = stack.enter_context(CompilationCounter(STEP_NAME))
-        with console.status("compiling the step"):
-            validate = bool(loader.validation_names)
-            trainer = CompiledRun.build(config, plan, console.print, validate=validate)
+        counted = STEP_NAME if island is None else UPDATE_NAME
+        compilations = stack.enter_context(CompilationCounter(counted))
+        validate = bool(loader.validation_names)
+        trainer: CompiledRun | IslandRun
+        if island is None:
+            with console.status("compiling the step"):
+                trainer = CompiledRun.build(config, plan, console.print, validate=validate)
+            trainer.check_fp8_products()
+        else:
+            silence = complete(processes, os.environ).heartbeat_timeout_seconds
+            transport = stack.enter_context(joined_sites(config, plan, island, silence))
+            trainer = IslandRun.build(config, plan, transport, console.print, validate=validate)
         # A process that compiles reaches the first collective long after one with a warm cache, and
         # the collective times out after half a minute.
         runtime.barrier("compiled", timeout_seconds=config.watchdog.first_step_seconds)
-        trainer.check_fp8_products()
         layout, *choices = trainer.describe()
         console.print(f"geojax {geojax.__version__}: {layout}", *choices, sep="\n")
         if (rising := warmup_note(config)) is not None:
@@ -150,6 +175,10 @@ def train(
     return loop.exit_code
 
 
+def _has_islands(config: RunConfig) -> bool:
+    return config.dc.join == "islands"
+
+
 def _open_loader(config: RunConfig, corpus: Corpus, sequences: Sequence[int]) -> Loader:
     return Loader(
         corpus,
@@ -174,7 +203,11 @@ def _open_checkpoints(
     return Checkpointer(
         directory.checkpoints,
         mesh,
-        sites=site_names(mesh, topology) if config.checkpoint.per_site else None,
+        sites=(
+            site_names(mesh, topology)
+            if config.checkpoint.per_site and not _has_islands(config)
+            else None
+        ),
         keep=config.checkpoint.keep,
         interval=config.checkpoint.interval,
         interval_minutes=config.checkpoint.interval_minutes,
@@ -201,7 +234,7 @@ class _Start(NamedTuple):
 
 
 def _restore_or_start(
-    trainer: CompiledRun,
+    trainer: CompiledRun | IslandRun,
     given: RunConfig,
     checkpointer: Checkpointer,
     newest: dict[str, Any] | None,
@@ -234,7 +267,7 @@ def _restore_or_start(
 
 
 def _show_result(
-    trainer: CompiledRun,
+    trainer: CompiledRun | IslandRun,
     loop: TrainingLoop[TrainState],
     state: TrainState,
     corpus: Corpus,

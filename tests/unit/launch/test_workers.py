@@ -10,8 +10,9 @@ import pytest
 
 from geojax.cli.launch import LaunchCommand, _sites, run
 from geojax.errors import UserError
-from geojax.launch import Hosts, local_workers
+from geojax.launch import Hosts, island_workers, local_workers
 from geojax.runtime.cluster_env import ProcessSettings, complete
+from geojax.runtime.island_env import island_settings
 from geojax.wan import EmulatedSite, EmulatedWan, WanSettings
 
 
@@ -37,6 +38,19 @@ def test_processes_on_this_machine_learn_their_places():
     assert coordinator.startswith("127.0.0.1:")
     assert started[2].label == "west/2"
     assert str(started[2]) == "process 2 (site west)"
+
+
+def test_sites_that_are_jobs_of_their_own_number_their_processes_each_from_zero():
+    started = island_workers(["east", "west"], 2, ["train"], simulated_devices=4, grace_seconds=3)
+    places = [told(worker) for worker in started]
+    assert [place.process_id for place in places] == [0, 1, 0, 1]
+    assert {place.process_count for place in places} == {2}
+    assert len({place.coordinator for place in places}) == 2
+    joined = [island_settings(worker.environment) for worker in started]
+    assert [each.site for each in joined] == ["east", "east", "west", "west"]
+    assert {each.sites for each in joined} == {("east", "west")}
+    assert len({(each.key, each.coordinator) for each in joined}) == 1
+    assert [worker.label for worker in started] == ["east/0", "east/1", "west/2", "west/3"]
 
 
 def test_sites_of_an_emulated_network_run_in_their_namespaces():

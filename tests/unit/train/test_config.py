@@ -128,6 +128,10 @@ SOURCES = "--data.sources=[{name: wiki, prepared: data/wiki}]"
             "zero.across_sites requires dc.role=data: ",
         ),
         (
+            ("--mesh.dc=2", "--dc.join=islands", "--zero.stage=3", "--zero.across_sites=true"),
+            "dc.join=islands requires zero.stage of 2 or less and zero.across_sites=false. ",
+        ),
+        (
             ("--mesh.dc=2", "--mesh.data=3", "--dc.role=stage"),
             "does not divide over data=3 x expert=1 x microbatches=1 = 3; 6 or 9 would",
         ),

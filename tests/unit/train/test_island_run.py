@@ -13,7 +13,7 @@ from geojax import make_mesh
 from geojax.checkpoint import Checkpointer
 from geojax.train.compiled_run import CompiledRun, step_plan
 from geojax.train.config import RunConfig
-from geojax.train.island_run import IslandRun, island_plan, make_site_mesh
+from geojax.train.island_run import IslandRun, island_plan, make_site_mesh, sequences_of_site
 from geojax.transport import loopback
 
 SITES, ROWS = 2, 16
@@ -78,9 +78,8 @@ class Islands:
             return list(threads.map(one, self.runs, self.states, *arguments))
 
     def shares(self, batch):
-        return [
-            {name: leaf[run.local_sequences] for name, leaf in batch.items()} for run in self.runs
-        ]
+        rows = [sequences_of_site(run.config, run.plan, n) for n, run in enumerate(self.runs)]
+        return [{name: leaf[own] for name, leaf in batch.items()} for own in rows]
 
     def step(self, batch):
         made = self.all(lambda run, state, own: run.step(state, own, REQUESTS), self.shares(batch))

@@ -1,0 +1,86 @@
+"""The transport of a run whose sites are jobs of their own."""
+
+import contextlib
+import math
+from collections.abc import Iterator
+
+import jax
+
+from geojax.errors import UserError
+from geojax.runtime.island_env import IslandSettings
+from geojax.step.plan import StepPlan
+from geojax.step.state import parameter_layouts
+from geojax.topology import Topology
+from geojax.train.config import RunConfig
+from geojax.transport import Membership, Staging, Transport, connect, staging
+
+_STEPS_IN_FLIGHT = 2
+_SCALARS_BYTES = 1 << 20
+_ROUND_TRIP_SECONDS = 0.1
+_BYTES_PER_SECOND = 125e6
+
+
+def require_sites(config: RunConfig, settings: IslandSettings) -> None:
+    """Check that the run has as many sites as its config.
+
+    Raises:
+        UserError: it has not.
+    """
+    if len(settings.sites) != config.mesh.dc:
+        raise UserError(
+            f"dc.join=islands with mesh.dc={config.mesh.dc} needs as many sites; there are "
+            f"{len(settings.sites)}: {', '.join(settings.sites)}"
+        )
+
+
+@contextlib.contextmanager
+def joined_sites(
+    config: RunConfig, plan: StepPlan, settings: IslandSettings, silence_seconds: float
+) -> Iterator[Transport]:
+    """Join the processes of all sites; at a good end wait until the others have all messages.
+
+    Args:
+        config: the run of all sites.
+        plan: the step of this one.
+        settings: this site among them.
+        silence_seconds: a site that gives no sign for so long counts as lost.
+
+    Raises:
+        UserError: the sites do not fit together.
+        MissingProcessesError: some processes did not come in time.
+        RunError: another site is lost.
+    """
+    members = Membership(
+        settings.sites,
+        settings.sites.index(settings.site),
+        jax.process_index(),
+        jax.process_count(),
+        settings.coordinator,
+        settings.key.encode(),
+        settings.address,
+    )
+    transport = connect(
+        members, _staging(config, settings.site), _limit_bytes(config, plan), silence_seconds
+    )
+    try:
+        yield transport
+        transport.drain()
+    finally:
+        transport.close()
+
+
+def _staging(config: RunConfig, site: str) -> Staging:
+    """Choose the staging by the slowest link of the site in the topology, if there is one."""
+    links = () if config.topology is None else Topology.load(config.topology).links
+    own = [link for link in links if site in link.sites]
+    trip = max((link.round_trip_seconds for link in own), default=_ROUND_TRIP_SECONDS)
+    rates = [link.towards(other).bytes_per_second for link in own for other in link.sites]
+    return staging(trip, min(rates, default=_BYTES_PER_SECOND) / jax.process_count())
+
+
+def _limit_bytes(config: RunConfig, plan: StepPlan) -> int:
+    """Return the bytes of the gradients of two steps on a process's devices, and of scalars."""
+    layouts = jax.tree.leaves(parameter_layouts(config.model, plan))
+    of_device = sum(math.prod(each.shard_shape) * each.dtype.itemsize for each in layouts)
+    devices = plan.mesh.size // jax.process_count()
+    return _STEPS_IN_FLIGHT * devices * of_device + _SCALARS_BYTES

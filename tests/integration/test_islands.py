@@ -1,0 +1,129 @@
+"""Sites that are jobs of their own: equal to one program, resumed, and ended with a lost site."""
+
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from support.small_runs import (
+    environment,
+    finish,
+    losses,
+    remove_checkpoint,
+    saved_steps,
+    start,
+    train,
+    wait_for_step,
+    write_config,
+)
+
+SITES = ("east", "west")
+STEPS = 6
+SETTINGS = {
+    "steps": STEPS,
+    "simulate_devices": 1,
+    "mesh": {"dc": 2},
+    "dc": {"join": "islands"},
+    "batch": {"global_batch_size": 8, "sequence_length": 32, "microbatches": 2},
+    "evaluation": {"interval": 3, "sequences": 8},
+    "checkpoint": {"interval": 3},
+    # The same at every step, however many there are.
+    "optimizer": {"peak_learning_rate": 3e-3, "final_learning_rate": 3e-3, "warmup_steps": 0},
+}
+
+
+def start_sites(config, *arguments):
+    """One job for each site, of unrelated processes that share a key and an address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = {
+        "GEOJAX_ISLANDS": ",".join(SITES),
+        "GEOJAX_ISLANDS_COORDINATOR": f"127.0.0.1:{port}",
+        "GEOJAX_ISLANDS_KEY": secrets.token_hex(16),
+        "GEOJAX_ISLANDS_ADDRESS": "127.0.0.1",
+        "GEOJAX_HEARTBEAT_TIMEOUT": "20",
+    }
+    return [start(config, *arguments, GEOJAX_SITE=site, **common) for site in SITES]
+
+
+@pytest.fixture(scope="module")
+def trained(corpus, tmp_path_factory):
+    """A config, and the folder of its run, which two jobs have trained."""
+    folder = tmp_path_factory.mktemp("islands")
+    config = write_config(folder / "run.yaml", corpus, **SETTINGS)
+    sites = start_sites(config)
+    for process, output in zip(sites, finish(*sites), strict=True):
+        assert process.returncode == 0, output
+        assert "step compiled      once" in output
+    return config, folder / "run"
+
+
+def test_two_jobs_train_as_one_program(trained, tmp_path):
+    config, run = trained
+    alone = tmp_path / "alone"
+    arguments = (
+        "--dc.join",
+        "one_program",
+        "--simulate_devices",
+        "2",
+        "--run_directory",
+        str(alone),
+    )
+    made = train(config, *arguments)
+    assert made.returncode == 0, made.stderr
+    assert losses(run / "east") == losses(run / "west")
+    wanted = losses(alone)
+    assert sorted(wanted) == list(range(1, STEPS + 1))
+    for step, loss in losses(run / "east").items():
+        assert loss == pytest.approx(wanted[step], abs=1e-4)
+
+
+def test_jobs_go_on_from_their_checkpoints_with_the_same_bits(trained, tmp_path):
+    config, run = trained
+    again = tmp_path / "again"
+    shutil.copytree(run, again)
+    for site in SITES:
+        assert saved_steps(again / site) == [3, 6]
+        remove_checkpoint(again / site, 6)
+    line = [sys.executable, "-m", "geojax", "launch", "--islands", "--devices-per-process", "1"]
+    made = subprocess.run(
+        [*line, "--", "train", str(config), "--run_directory", str(again)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert made.returncode == 0, made.stdout + made.stderr
+    assert "resuming from step 3" in made.stdout
+    for site in SITES:
+        assert losses(again / site) == losses(run / site)
+
+
+def test_one_program_goes_on_from_the_checkpoint_of_a_site(trained, tmp_path):
+    config, run = trained
+    shutil.copytree(run / "west", tmp_path / "west")
+    remove_checkpoint(tmp_path / "west", 6)
+    arguments = ("--dc.join", "one_program", "--simulate_devices", "2")
+    made = train(config, *arguments, "--run_directory", str(tmp_path / "west"))
+    assert made.returncode == 0, made.stderr
+    assert "resuming from step 3" in made.stdout
+    before, after = losses(run / "west"), losses(tmp_path / "west")
+    np.testing.assert_allclose(list(after.values()), list(before.values()), atol=1e-4)
+
+
+def test_a_lost_site_ends_the_run_and_is_named(corpus, tmp_path):
+    settings = SETTINGS | {"steps": 100_000, "run_directory": str(tmp_path / "run")}
+    east, west = start_sites(write_config(tmp_path / "run.yaml", corpus, **settings))
+    try:
+        wait_for_step(tmp_path / "run" / "west", 2, west)
+    finally:
+        west.send_signal(signal.SIGKILL)
+        output, _ = finish(east, west)
+    assert east.returncode == 1, output
+    assert "site west" in output
