@@ -6,13 +6,11 @@ the order of their dispatch, so that one that waited for its input would block a
 processes that chose by what has arrived would disagree about the order of collectives in a site.
 """
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from geojax.islands.actions import (
@@ -53,7 +51,7 @@ class Walk:
     ):
         self.actions, self.windows = actions, windows
         self.programs, self.transport = programs, transport
-        self._steps = self._sums = 0
+        self._steps = self._exchanges = 0
 
     def step(self, state: Any, signals: jax.Array, inputs: StepInputs) -> tuple[Any, Any]:
         """Run one step; its last programs may still run when this returns.
@@ -73,21 +71,21 @@ class Walk:
         self._steps += 1
         return made
 
-    def sum_over_sites(self, own: jax.Array) -> jax.Array:
-        """Sum a few numbers, equal on all ranks of a site, in the order of sites.
+    def of_all_sites(self, own: jax.Array) -> list[jax.Array]:
+        """Exchange a few numbers, equal on all ranks of a site: those of each site, in order.
 
         Raises:
             RunError: another site is lost.
         """
         site, others = self.transport.site, list(self.windows)
-        key = MessageKey(self._sums, "sums")
-        self._sums += 1
+        key = MessageKey(self._exchanges, "numbers")
+        self._exchanges += 1
         like = [jax.ShapeDtypeStruct(own.shape, own.dtype, sharding=own.sharding)]
         fetches = {other: self.transport.fetch(other, key, like) for other in others}
         for other in others:
             self.transport.offer(other, key, [own])
         parts = {other: fetch.result()[0] for other, fetch in fetches.items()} | {site: own}
-        return functools.reduce(jnp.add, [parts[each] for each in sorted(parts)])
+        return [parts[each] for each in sorted(parts)]
 
     @property
     def sent_bytes(self) -> int:

@@ -7,12 +7,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
 from geojax.accelerators import accelerator_of
 from geojax.checkpoint import Checkpointer
+from geojax.errors import RunError, UserError
 from geojax.islands.actions import breadth_first, data_actions, windows
+from geojax.islands.agreement import Agreement
 from geojax.islands.programs import SitePrograms
 from geojax.islands.site_part import SitePart, even_chunks
 from geojax.islands.site_state import initial_site_state, site_layouts
@@ -150,10 +153,8 @@ class IslandRun:
     def evaluate(self, state: TrainState, batch: Batch) -> jax.Array:
         """Return [sum of losses, number of targets] of a batch, over all sites."""
         assert self.evaluation_program is not None, "a run that validates must be built for it"
-        sums: jax.Array = self.walk.sum_over_sites(
-            self.evaluation_program(state, self._on_mesh(batch))
-        )
-        return sums
+        own = self.evaluation_program(state, self._on_mesh(batch))
+        return functools.reduce(jnp.add, self.walk.of_all_sites(own))
 
     def _on_mesh(self, batch: Batch) -> dict[str, jax.Array]:
         count = site_config(self.config).batch.global_batch_size
@@ -162,15 +163,42 @@ class IslandRun:
     def save(
         self, checkpointer: Checkpointer, step: int, state: TrainState, metadata: Mapping[str, Any]
     ) -> None:
-        """Save what the site's devices hold: the whole model, and rounding errors of the site."""
+        """Save what the site's devices hold: the whole model, and rounding errors of the site.
+
+        Raises:
+            RunError: the sites do not hold the same weights.
+        """
+        if differing := self.agreement.differing_sites(step, state.parameters):
+            sites = ", ".join(map(str, differing))
+            raise RunError(
+                f"step {step}: the weights of site {sites} are not those of site 0 "
+                "(counted from 0); a device or a link is broken, nothing is saved; check the hosts "
+                "(geojax probe) and go on from the newest checkpoint"
+            )
         checkpointer.save(step, state, self.layouts, metadata)
 
     def restore(
         self, checkpointer: Checkpointer, model: Mapping[str, Any]
     ) -> tuple[TrainState, dict[str, Any]]:
-        """Restore the newest checkpoint of this site, or of one program on any number of sites."""
+        """Restore the newest checkpoint of this site, or of one program on any number of sites.
+
+        Raises:
+            UserError: as in `Trainer.restore`; or the sites' checkpoints are of different steps.
+        """
         saved, metadata = checkpointer.restore(self.layouts, model=model, adapt=with_saved_sites)
+        steps = [int(step) for step in self.walk.of_all_sites(saved.step)]
+        if len(set(steps)) > 1:
+            listed = ", ".join(map(str, steps))
+            raise UserError(
+                f"the newest checkpoints of the sites are of the steps {listed}; remove those "
+                f"after step {min(steps)} at the other sites"
+            )
         return with_own_sites(saved, self.layouts, self.plan), metadata
+
+    @functools.cached_property
+    def agreement(self) -> Agreement:
+        """The check that all sites hold the same weights."""
+        return Agreement(self.walk)
 
     def gather_full_params(self, state: TrainState) -> Any:
         """Return the weights in the compute dtype, unsharded, on process 0's first device."""

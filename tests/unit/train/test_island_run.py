@@ -1,9 +1,11 @@
 """Runs of sites with runtimes of their own: steps, validation and checkpoints of one program."""
 
 import concurrent.futures
+import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import whole_state
@@ -11,6 +13,7 @@ from support.small_models import make_batch
 
 from geojax import make_mesh
 from geojax.checkpoint import Checkpointer
+from geojax.errors import RunError, UserError
 from geojax.train.compiled_run import CompiledRun, step_plan
 from geojax.train.config import RunConfig
 from geojax.train.island_run import IslandRun, island_plan, make_site_mesh, sequences_of_site
@@ -86,6 +89,20 @@ class Islands:
         self.states = [state for state, _ in made]
         return [jax.device_get(metrics) for _, metrics in made]
 
+    def save(self, folder, metadata):
+        def save(run, state, site):
+            with Checkpointer(folder / str(site), run.plan.mesh) as checkpoints:
+                run.save(checkpoints, int(state.step), state, metadata)
+
+        self.all(save, range(SITES))
+
+    def restore(self, folders, model):
+        def restore(run, state, folder):
+            with Checkpointer(folder, run.plan.mesh) as checkpoints:
+                return run.restore(checkpoints, model)[0]
+
+        self.states = self.all(restore, folders)
+
     def evaluate(self, batch):
         return self.all(lambda run, state, own: run.evaluate(state, own), self.shares(batch))
 
@@ -142,21 +159,39 @@ def test_facts_count_the_messages_of_a_step(trained):
 
 def test_checkpoints_go_from_islands_to_one_program_and_back(trained, batches, tmp_path):
     state, _, islands, _ = trained
-    run, own = one_program(), islands.runs[0]
+    run = one_program()
     model = config("islands").model.model_dump(mode="json")
-    with Checkpointer(tmp_path / "site", own.plan.mesh) as checkpoints:
-        own.save(checkpoints, 2, islands.states[0], {"model": model})
-    with Checkpointer(tmp_path / "site", run.plan.mesh) as checkpoints:
+    islands.save(tmp_path, {"model": model})
+    with Checkpointer(tmp_path / "0", run.plan.mesh) as checkpoints:
         resumed, metadata = run.restore(checkpoints, model)
     assert metadata["step"] == 2
     close(whole(run, resumed), whole(run, state))
     with Checkpointer(tmp_path / "all", run.plan.mesh) as checkpoints:
         run.save(checkpoints, 2, resumed, {"model": model})
     again = Islands()
-    for site, each in enumerate(again.runs):
-        with Checkpointer(tmp_path / "all", each.plan.mesh) as checkpoints:
-            again.states[site], _ = each.restore(checkpoints, model)
+    again.restore([tmp_path / "all"] * SITES, model)
     again.step(batches[3])
     continued, _ = run.step(resumed, batches[3], REQUESTS)
     for each, own in zip(again.runs, again.states, strict=True):
         close(whole(each, own), whole(run, continued))
+
+
+def test_sites_with_other_weights_or_other_steps_end_the_run(trained, tmp_path):
+    *_, islands, _ = trained
+    model = {"model": config("islands").model.model_dump(mode="json")}
+    islands.save(tmp_path, model)
+    own = islands.states
+    moved = jax.tree.map(jnp.copy, own[1])
+    scale = moved.parameters["final_norm"]["scale"]
+    moved.parameters["final_norm"]["scale"] = scale.at[3].add(1e-12)
+    islands.states = [own[0], moved]
+    with pytest.raises(RunError, match="step 2: the weights of site 1 are not those of site 0"):
+        islands.save(tmp_path / "other", model)
+    assert not list((tmp_path / "other").rglob("2"))
+    later = dataclasses.replace(own[1], step=own[1].step + 1)
+    mesh = islands.runs[1].plan.mesh
+    with Checkpointer(tmp_path / "later", mesh) as checkpoints:
+        checkpoints.save(3, later, islands.runs[1].layouts, model)
+    islands.states = own
+    with pytest.raises(UserError, match="are of the steps 2, 3; remove those after step 2"):
+        islands.restore([tmp_path / "0", tmp_path / "later"], model["model"])
