@@ -25,8 +25,8 @@ SITES = ("east", "west")
 STEPS = 6
 SETTINGS = {
     "steps": STEPS,
-    "simulate_devices": 1,
-    "mesh": {"dc": 2},
+    "simulate_devices": 2,
+    "mesh": {"dc": 2, "data": 2},
     "dc": {"join": "islands"},
     "batch": {"global_batch_size": 8, "sequence_length": 32, "microbatches": 2},
     "evaluation": {"interval": 3, "sequences": 8},
@@ -51,6 +51,19 @@ def start_sites(config, *arguments):
     return [start(config, *arguments, GEOJAX_SITE=site, **common) for site in SITES]
 
 
+def launch(config, run, *options):
+    """Train with `geojax launch --islands` to the end."""
+    line = [sys.executable, "-m", "geojax", "launch", "--islands", *options]
+    return subprocess.run(
+        [*line, "--", "train", str(config), "--run_directory", str(run)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
 @pytest.fixture(scope="module")
 def trained(corpus, tmp_path_factory):
     """A config, and the folder of its run, which two jobs have trained."""
@@ -70,7 +83,7 @@ def test_two_jobs_train_as_one_program(trained, tmp_path):
         "--dc.join",
         "one_program",
         "--simulate_devices",
-        "2",
+        "4",
         "--run_directory",
         str(alone),
     )
@@ -90,26 +103,29 @@ def test_jobs_go_on_from_their_checkpoints_with_the_same_bits(trained, tmp_path)
     for site in SITES:
         assert saved_steps(again / site) == [3, 6]
         remove_checkpoint(again / site, 6)
-    line = [sys.executable, "-m", "geojax", "launch", "--islands", "--devices-per-process", "1"]
-    made = subprocess.run(
-        [*line, "--", "train", str(config), "--run_directory", str(again)],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    made = launch(config, again, "--devices-per-process", "2")
     assert made.returncode == 0, made.stdout + made.stderr
     assert "resuming from step 3" in made.stdout
     for site in SITES:
         assert losses(again / site) == losses(run / site)
 
 
+def test_sites_of_two_processes_train_alike(trained, tmp_path):
+    config, run = trained
+    made = launch(
+        config, tmp_path / "run", "--processes-per-site", "2", "--devices-per-process", "1"
+    )
+    assert made.returncode == 0, made.stdout + made.stderr
+    assert losses(tmp_path / "run" / "east") == losses(tmp_path / "run" / "west")
+    for step, loss in losses(tmp_path / "run" / "west").items():
+        assert loss == pytest.approx(losses(run / "west")[step], abs=1e-5)
+
+
 def test_one_program_goes_on_from_the_checkpoint_of_a_site(trained, tmp_path):
     config, run = trained
     shutil.copytree(run / "west", tmp_path / "west")
     remove_checkpoint(tmp_path / "west", 6)
-    arguments = ("--dc.join", "one_program", "--simulate_devices", "2")
+    arguments = ("--dc.join", "one_program", "--simulate_devices", "4")
     made = train(config, *arguments, "--run_directory", str(tmp_path / "west"))
     assert made.returncode == 0, made.stderr
     assert "resuming from step 3" in made.stdout

@@ -1,5 +1,6 @@
 """Sites with runtimes of their own train as one device does, in float64."""
 
+import dataclasses
 import functools
 
 import jax
@@ -12,7 +13,7 @@ from geojax import make_mesh
 from geojax.models import ModelConfig
 from geojax.pipeline import Placement, one_forward_one_backward, zero_bubble_h1
 from geojax.pipeline.schedule import Action, Kind, Schedule
-from geojax.precision import policy
+from geojax.precision import RECIPES, policy
 from geojax.step.plan import StepPlan
 
 STEPS = 2
@@ -68,6 +69,32 @@ def test_role_data_equals_one_device_and_sites_are_equal_to_the_bit(case):
         for other in others:
             jax.tree.map(np.testing.assert_array_equal, other, first)
         jax.tree.map(close, first, state)
+
+
+def test_fp8_with_a_history_of_each_site_equals_one_program_with_the_same_sites():
+    sites, axes = 2, {"data": 2}
+    with jax.enable_x64(True):
+        model = family("llama")
+        recipe = RECIPES["delayed"]
+        own = dataclasses.replace(policy("fp64"), recipe=recipe)
+        mesh = make_mesh(devices=jax.devices()[:4], dc=sites, **axes)
+        together = OneProgram(model, StepPlan(mesh, own, microbatches=2))
+        plans = [
+            dataclasses.replace(plan, policy=own)
+            for plan in site_plans(sites, axes, microbatches=2)
+        ]
+        islands = data_islands(model, plans, chunks=2, held=2)
+        batch = make_batch(model)
+        for _ in range(STEPS):
+            wanted = together.step(batch)
+            metrics = step_all(islands, shares(batch, sites))
+        check_metrics(metrics, {name: wanted[name] for name in ("loss", "gradient_norm")})
+        state = together.whole()
+        for site, island in enumerate(islands):
+            mine = island.whole()
+            jax.tree.map(close, mine.parameters, state.parameters)
+            of_site = jax.tree.map(lambda leaf, n=site: leaf[:, n : n + 1], state.amax_history)
+            jax.tree.map(close, mine.amax_history, of_site)
 
 
 def back_and_forth(microbatches):

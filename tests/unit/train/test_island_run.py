@@ -184,10 +184,10 @@ def test_sites_with_other_weights_or_other_steps_end_the_run(trained, tmp_path):
     moved = jax.tree.map(jnp.copy, own[1])
     scale = moved.parameters["final_norm"]["scale"]
     moved.parameters["final_norm"]["scale"] = scale.at[3].add(1e-12)
-    islands.states = [own[0], moved]
-    with pytest.raises(RunError, match="step 2: the weights of site 1 are not those of site 0"):
+    islands.states = [dataclasses.replace(each, step=each.step + 1) for each in (own[0], moved)]
+    with pytest.raises(RunError, match="step 3: the weights of site 1 are not those of site 0"):
         islands.save(tmp_path / "other", model)
-    assert not list((tmp_path / "other").rglob("2"))
+    assert not list((tmp_path / "other").rglob("3"))
     later = dataclasses.replace(own[1], step=own[1].step + 1)
     mesh = islands.runs[1].plan.mesh
     with Checkpointer(tmp_path / "later", mesh) as checkpoints:
