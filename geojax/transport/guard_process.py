@@ -30,7 +30,9 @@ class GuardProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # Ctrl-C is for this process, which ends the guard
+            # Ctrl-C is for this process, which ends the guard. In a session of its own the guard
+            # would be scheduled as a group of its own (autogroup), and wait for computation.
+            process_group=0,
         )
         facts = {"address": [address, 0], "engine": engine, "ports": ports, "seconds": seconds}
         answer = self._tell({"key": key.hex(), **facts})
