@@ -19,7 +19,7 @@ from geojax.planner import primitives
 class Buffer:
     """A value of the program, which may or may not lie in memory."""
 
-    __slots__ = ("dtype", "kind", "materialized", "shape")
+    __slots__ = ("dtype", "kind", "materialized", "moved", "shape")
 
     def __init__(self, shape: tuple[int, ...], dtype: Any):
         self.shape, self.dtype = shape, dtype
@@ -27,6 +27,7 @@ class Buffer:
         self.materialized = (
             False  # True if it passes an optimization barrier, and so lies in memory
         )
+        self.moved = False  # True if a collective makes it, or a loop only writes slices into it
 
     @property
     def bytes(self) -> int:
@@ -157,6 +158,8 @@ def _append(
             buffers.update(dict.fromkeys(equation.outvars, inputs[0]))
         else:
             outputs = tuple(_buffer(variable) for variable in equation.outvars)
+            for output in outputs:
+                output.moved = name in primitives.COLLECTIVES
             buffers.update(zip(equation.outvars, outputs, strict=True))
             known = tuple(buffer for buffer in inputs if buffer is not None)
             dims: tuple[int, ...] = ()

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import jax
 
+from geojax.planner import primitives
 from geojax.planner.flat_program import Buffer, FlatProgram, Operation, flatten
 from geojax.planner.fusion import ScheduledOp, schedule
 
@@ -34,15 +35,15 @@ class Compiler:
     """True if it runs operations breadth first, not in the order in which they were written."""
     widens_16_bit: bool = False
     """True if it computes 16-bit floats as 32-bit ones and keeps them so in memory."""
-    widens_stacks: bool = False
-    """True if that includes the arrays that a loop stacks."""
+    widens_moved: bool = False
+    """True if that includes what a collective gathers or a loop stacks."""
 
 
 XLA_ACCELERATOR = Compiler()
 """XLA for GPUs."""
 
 XLA_CPU = Compiler(
-    breadth_first=True, widens_16_bit=True, widens_stacks=jax.__version_info__ < (0, 11)
+    breadth_first=True, widens_16_bit=True, widens_moved=jax.__version_info__ < (0, 11)
 )
 """XLA for CPUs, which simulated devices run on."""
 
@@ -60,11 +61,9 @@ class Accounting:
 
     def bytes(self, buffer: Buffer) -> int:
         """Return the size of a computed buffer."""
-        return _widened(buffer) if self.compiler.widens_16_bit else buffer.bytes
-
-    def stack_bytes(self, buffer: Buffer) -> int:
-        """Return the size of a buffer that a loop stacks."""
-        return _widened(buffer) if self.compiler.widens_stacks else buffer.bytes
+        compiler = self.compiler
+        widens = compiler.widens_moved if buffer.moved else compiler.widens_16_bit
+        return _widened(buffer) if widens else buffer.bytes
 
 
 def _widened(buffer: Buffer) -> int:
@@ -115,6 +114,11 @@ class _Walk:
         self._accounting = accounting
         self._kept = pinned | outside | frozenset(b for b in program.outputs if b is not None)
         self._schedule = schedule(program, breadth_first=accounting.compiler.breadth_first)
+        self._loops = {
+            each: _loop_of(each) for each in program.operations if each.name in primitives.LOOPS
+        }
+        for operation, loop in self._loops.items():
+            loop.mark_stacks(operation)
         self._last_read = {
             buffer: index for index, each in enumerate(self._schedule) for buffer in each.reads
         }
@@ -139,7 +143,7 @@ class _Walk:
             for buffer in scheduled.reads & self._not_made_yet:
                 self._not_made_yet.remove(buffer)
                 self._held[buffer] = self._accounting.bytes(buffer)
-            if operation.name in ("scan", "while"):
+            if operation in self._loops:
                 self._loop(operation, dying)
             elif operation.name == "cond":
                 self._branches(operation, dying)
@@ -197,7 +201,7 @@ class _Walk:
         return next(fitting, None)
 
     def _loop(self, operation: Operation, dying: set[Buffer]) -> None:
-        loop = _loop_of(operation)
+        loop = self._loops[operation]
         body = loop.body
         carried = body.inputs[loop.constants : loop.constants + loop.carried]
         initial = operation.inputs[loop.first :][: loop.carried]
@@ -208,8 +212,8 @@ class _Walk:
                 del self._held[outer]
         stacked = operation.outputs[loop.carried :]
         for buffer in stacked:
-            buffer.kind = self._accounting.kind(operation, buffer)
-            self._held[buffer] = self._accounting.stack_bytes(buffer)
+            buffer.kind, buffer.moved = self._accounting.kind(operation, buffer), True
+            self._held[buffer] = self._accounting.bytes(buffer)
         shared = operation.inputs[loop.first - loop.constants : loop.first]
         for inside, outer in zip(body.inputs, shared, strict=False):
             inside.kind = outer.kind
@@ -264,6 +268,27 @@ class _Loop:
     first: int  # position of the first initial value among the operation's inputs
     constants: int  # of the body
     carried: int
+
+    def mark_stacks(self, operation: Operation) -> None:
+        """Mark the buffers that the loop carries only to write slices into them."""
+        readers: dict[Buffer, list[Operation]] = {}
+        for inner in self.body.operations:
+            for buffer in inner.inputs:
+                readers.setdefault(buffer, []).append(inner)
+        for before, inside, written, after in zip(
+            operation.inputs[self.first : self.first + self.carried],
+            self.body.inputs[self.constants :],
+            self.body.outputs,
+            operation.outputs,
+            strict=False,
+        ):
+            match readers.get(inside, []):
+                case [
+                    Operation(name="dynamic_update_slice", inputs=(stack, *_), outputs=(result,))
+                ]:
+                    if stack is inside and result is written:
+                        for buffer in (before, inside, result, after):
+                            buffer.moved = True
 
 
 def _loop_of(operation: Operation) -> _Loop:

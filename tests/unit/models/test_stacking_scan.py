@@ -32,7 +32,8 @@ def test_its_stacks_wait_for_the_carry():
     equations = jax.make_jaxpr(lambda start: stacking_scan(body, start, XS))(jnp.ones(3)).eqns
     names = [each.primitive.name for each in equations]
     barrier, loop = equations[names.index("barrier")], equations[names.index("scan")]
-    assert loop.params["num_carry"] == len(loop.outvars)
+    inside = loop.params["jaxpr"].out_avals
+    assert [each.shape for each in inside] == [each.aval.shape for each in loop.outvars]
     zero = barrier.outvars[-1]
     (stack,) = (each for each in equations if each.outvars[0].aval.shape == (4, 3))
     assert stack.invars == [zero]

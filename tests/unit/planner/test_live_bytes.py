@@ -170,6 +170,25 @@ def test_narrow_floats_can_be_counted_as_wide():
     assert held(products, NARROW, widens_16_bit=True) == 4_000_000
 
 
+def gathered(a):
+    return lax.all_gather(a, "data")
+
+
+def written(a):
+    def body(stack, index):
+        return lax.dynamic_update_index_in_dim(stack, a[index], index, 0), None
+
+    return lax.scan(body, jnp.zeros_like(a), jnp.arange(1000))[0]
+
+
+@pytest.mark.parametrize(("function", "narrow"), [(gathered, 4_000_000), (written, 2_000_000)])
+def test_what_is_only_moved_can_stay_narrow(function, narrow):
+    few = 20_000  # a row, and the loop's indices
+    how = {"widens_16_bit": True}
+    assert held(function, NARROW, **how) == pytest.approx(narrow, abs=few)
+    assert held(function, NARROW, **how, widens_moved=True) == pytest.approx(2 * narrow, abs=few)
+
+
 def test_calls_and_derivatives_are_followed():
     def loss(a, x):
         return jax.jit(lambda x: jnp.sum(jax.checkpoint(jnp.tanh)(a @ x)))(x)
