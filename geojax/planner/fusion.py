@@ -84,20 +84,31 @@ def _results_in_memory(program: FlatProgram) -> tuple[set[Buffer], set[Buffer]]:
 def _collectives_first(running: list[ScheduledOp]) -> list[ScheduledOp]:
     """Start each collective as soon as what it sends is there, and run beside it what can wait.
 
-    An operation is put off to where the next collective has started, and never over a barrier.
+    An operation is put off until collectives have started that were written behind it, and never
+    over a barrier or the first reader of what such a collective brings.
     """
     maker = {buffer: each for each in running for buffer in each.operation.outputs}
     order: dict[ScheduledOp, None] = {}
     written: list[ScheduledOp] = []
+    put_off: list[ScheduledOp] = []
+    travelling: set[Buffer] = set()
     for each in running:
         written.append(each)
         if each.operation.sends:
             needed = _with_makers(each, maker, done=order)
-            order.update(dict.fromkeys(other for other in written if other in needed))
-        if each.operation.sends or each.operation.waits:
+            for other in (other for other in written if other in needed):
+                if not travelling.isdisjoint(other.reads):
+                    order.update(dict.fromkeys(put_off))
+                    travelling.clear()
+                order[other] = None
+            travelling.update(each.results)
+            written = [other for other in written if other not in order]
+            put_off = list(written)
+        elif each.operation.waits:
             order.update(dict.fromkeys(written))
-            written = []
-    return [*order, *written]
+            written, put_off = [], []
+            travelling.clear()
+    return [*order, *(each for each in written if each not in order)]
 
 
 def _with_makers(

@@ -103,7 +103,7 @@ def test_zeros_of_a_barrier_are_made_where_it_is(barrier):
     assert held(early, MATRIX, VECTOR) == pytest.approx(3 * ONE, abs=8)
 
 
-@pytest.mark.parametrize("first", ["message", "work", "work, barrier"])
+@pytest.mark.parametrize("first", ["message", "work", "work, barrier", "work, other message"])
 def test_a_message_travels_beside_what_can_wait(first):
     """It holds what it sends and what arrives; a barrier keeps to itself what was before it."""
 
@@ -119,6 +119,8 @@ def test_a_message_travels_beside_what_can_wait(first):
             made = work()
             if first == "work, barrier":
                 sent, made = lax.optimization_barrier((sent, made))
+            elif first == "work, other message":
+                made += lax.psum(x[0], "data")
             arrived = lax.psum(sent, "data")
         return (arrived * made).sum()
 
