@@ -9,8 +9,9 @@ apply       state, totals ─► state, metrics
 """
 
 import functools
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,11 +23,20 @@ from geojax.islands.chunk_passes import ChunkPasses
 from geojax.islands.per_rank import RANKS
 from geojax.islands.site_part import SitePart
 from geojax.islands.site_sums import SumsOfSites
-from geojax.islands.values import ChunkParameters, SiteWeights, StepInputs
+from geojax.islands.values import ChunkParameters, ChunkSums, SiteWeights, StepInputs
 from geojax.optim import layout
 from geojax.step.plan import StepPlan
 from geojax.step.program import batch_on_mesh, batch_specs, signals_on_mesh
 from geojax.step.state import TrainState, parameter_layouts
+
+
+class StepBytes(NamedTuple):
+    """Bytes that a step holds on each device, beside the state."""
+
+    always: int
+    """Gathered weights, sums of gradients and messages of all sites."""
+    of_microbatch: int
+    """Values that a microbatch keeps in all chunks between its forwards and its backwards."""
 
 
 class SitePrograms:
@@ -102,23 +112,56 @@ class SitePrograms:
         return jax.tree.map(lambda leaf: leaf.update(sharding=sharding), traced)
 
     @functools.cached_property
+    def step_bytes(self) -> StepBytes:
+        """The bytes that a step holds; nothing is computed."""
+        weights = self._traced_weights
+        kept = [
+            self.forward[chunk].eval_shape(
+                own,
+                None if self.part.is_first(chunk) else self._traced_stream,
+                self._abstract_inputs,
+                self._abstract_inputs.step,
+            )
+            for chunk, own in weights.items()
+        ]
+        messages = [*self._traced_sums.values()] * (self.plan.islands + 1)
+        always = (weights, self._traced_gradients, messages)
+        return StepBytes(self._device_bytes(always), self._device_bytes(kept))
+
+    def _device_bytes(self, per_rank: Any) -> int:
+        leaves = jax.tree.leaves(per_rank)
+        total = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
+        return total // self.plan.mesh.size
+
+    @functools.cached_property
     def _abstract_inputs(self) -> StepInputs:
         number = jax.ShapeDtypeStruct((), jnp.int32)
         loss_scale = layout.abstract(self.layouts.loss_scale, self.plan.mesh)
         return StepInputs(batch_on_mesh(self._batch, self.plan), loss_scale, number, number)
 
     @functools.cached_property
+    def _traced_weights(self) -> dict[int, ChunkParameters]:
+        """Shapes of the weights of each chunk; nothing is computed."""
+        state = layout.abstract(self.layouts, self.plan.mesh)
+        weights = self.gather.eval_shape(state.parameters, state.amax_history)
+        return {chunk: self.chunk_weights(weights, chunk) for chunk in self.part.chunks}
+
+    @functools.cached_property
+    def _traced_gradients(self) -> dict[int, ChunkSums]:
+        """Shapes of the sums of each chunk before they are reduced; nothing is computed."""
+        return {
+            chunk: self.start[chunk].eval_shape(own, self._abstract_inputs)
+            for chunk, own in self._traced_weights.items()
+        }
+
+    @functools.cached_property
     def _traced_sums(self) -> dict[Bucket, Any]:
         """Shapes of each bucket as it crosses, and of the scalars; nothing is computed."""
-        state, inputs = layout.abstract(self.layouts, self.plan.mesh), self._abstract_inputs
-        weights = self.gather.eval_shape(state.parameters, state.amax_history)
-        sums = {
-            chunk: self.start[chunk].eval_shape(self.chunk_weights(weights, chunk), inputs)
-            for chunk in self.part.chunks
-        }
+        inputs, sums = self._abstract_inputs, self._traced_gradients
+        errors = layout.abstract(self.layouts.error_feedback, self.plan.mesh)
         reduced = {
             chunk: self.reduce[chunk].eval_shape(
-                own, self.part.table_of_head(sums, chunk), state.error_feedback, inputs
+                own, self.part.table_of_head(sums, chunk), errors, inputs
             )
             for chunk, own in sums.items()
         }

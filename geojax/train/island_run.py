@@ -3,6 +3,8 @@
 import dataclasses
 import functools
 import math
+import os
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,7 +18,7 @@ from geojax.checkpoint import Checkpointer
 from geojax.errors import RunError, UserError
 from geojax.islands.actions import breadth_first, data_actions, windows
 from geojax.islands.agreement import Agreement
-from geojax.islands.programs import SitePrograms
+from geojax.islands.programs import SitePrograms, StepBytes
 from geojax.islands.site_part import SitePart, even_chunks
 from geojax.islands.site_state import initial_site_state, site_layouts
 from geojax.islands.site_sums import SumsOfSites
@@ -27,6 +29,7 @@ from geojax.models import model_flops, parameter_count
 from geojax.optim import bytes_per_device, learning_rate_schedule, make_optimizer
 from geojax.planner.cross_site import CrossSiteBytes
 from geojax.quantities import quantity
+from geojax.runtime.device_memory import usable_memory
 from geojax.step.plan import StepPlan
 from geojax.step.program import batch_shape, trace_evaluation
 from geojax.step.state import TrainState, with_own_sites, with_saved_sites
@@ -121,8 +124,13 @@ class IslandRun:
         own = site_config(config).batch
         batch = batch_shape(own.global_batch_size, own.sequence_length)
         programs = SitePrograms(part, plan, layouts, optimizer, schedule, batch)
-        held = min(config.pipeline.memory_limit or plan.microbatches, plan.microbatches)
-        order = breadth_first(len(part.chunks), plan.microbatches, held)
+        held = config.pipeline.memory_limit
+        if held is None:
+            accelerator = accelerator_of(plan.mesh.devices.flat[0])
+            usable = None if accelerator is None else usable_memory(accelerator, os.environ)
+            free = None if usable is None else usable.bytes - bytes_per_device(layouts)
+            held = held_microbatches(programs.step_bytes, free)
+        order = breadth_first(len(part.chunks), plan.microbatches, min(held, plan.microbatches))
         lists = [data_actions(order, site, transport.sites) for site in range(transport.sites)]
         ahead = {
             sender: count
@@ -233,6 +241,19 @@ class IslandRun:
             "device",
             f"a step of a site: {self.facts.cross_site} in {len(programs.part.chunks)} buckets",
         ]
+
+
+def held_microbatches(step: StepBytes, free_bytes: int | None) -> int:
+    """Return how many microbatches a step can hold at once, at least one.
+
+    Args:
+        step: the bytes of a step on each device.
+        free_bytes: those that the state leaves free; None: not known, as on CPUs.
+    """
+    if free_bytes is None:
+        return sys.maxsize
+    compute = step.of_microbatch  # of a chunk under way, besides what it keeps: at most as much
+    return max((free_bytes - step.always - compute) // step.of_microbatch, 1)
 
 
 def _chunks(config: RunConfig) -> int:

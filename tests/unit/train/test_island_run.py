@@ -3,6 +3,7 @@
 import concurrent.futures
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,13 @@ from geojax.checkpoint import Checkpointer
 from geojax.errors import RunError, UserError
 from geojax.train.compiled_run import CompiledRun, step_plan
 from geojax.train.config import RunConfig
-from geojax.train.island_run import IslandRun, island_plan, make_site_mesh, sequences_of_site
+from geojax.train.island_run import (
+    IslandRun,
+    held_microbatches,
+    island_plan,
+    make_site_mesh,
+    sequences_of_site,
+)
 from geojax.transport import loopback
 
 SITES, ROWS = 2, 16
@@ -155,6 +162,19 @@ def test_facts_count_the_messages_of_a_step(trained):
         leaf.size for leaf in jax.tree.leaves(whole(one_program(), trained[0]).parameters)
     )
     assert facts.cross_site.bytes == pytest.approx(8 * parameters, rel=0.05)
+
+
+def test_as_many_microbatches_are_held_as_fit():
+    run = Islands().runs[0]
+    step = run.walk.programs.step_bytes
+    # The stream before and after each layer is among what two of eight sequences keep in float64.
+    assert step.of_microbatch > 2 * ROWS // 2 // 4 * 32 * 20 * 8
+    parameters = sum(math.prod(each.shape) for each in jax.tree.leaves(run.layouts.parameters))
+    # Weights and gradients are whole on each device; messages are shards, of two sites and a total.
+    assert step.always == pytest.approx((2 + 3 / 2) * 8 * parameters, rel=0.1)
+    assert held_microbatches(step, None) > 1000
+    assert held_microbatches(step, 0) == 1
+    assert held_microbatches(step, step.always + 5 * step.of_microbatch) == 4
 
 
 def test_checkpoints_go_from_islands_to_one_program_and_back(trained, batches, tmp_path):
