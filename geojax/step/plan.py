@@ -61,6 +61,9 @@ class StepPlan:
     fp8_backend: Backend = "reference"
     """Backend of FP8 matrix products, for a policy that has a recipe."""
 
+    grouped_matmul: bool = False
+    """The model has experts, whose matrix products are custom calls on Hopper GPUs."""
+
     share_amax_across_dc: bool = False
     """Delayed scaling: keep one amax history for all sites instead of one a site.
 
@@ -172,6 +175,8 @@ class StepPlan:
         """The options that programs are compiled with, in addition to the process's XLA flags."""
         by_backend = {"xla": FP8_OPTIONS, "transformer_engine": CUSTOM_PRODUCTS_OPTIONS}
         options = by_backend.get(self.fp8_backend, {})
+        if self.grouped_matmul and platform_of(self.mesh) is GPU:
+            options = options | CUSTOM_PRODUCTS_OPTIONS
         if self._reduces_in_two_phases_beside_compute:
             options = options | MULTI_STREAM_OPTIONS
         if self.tick_program is not None and platform_of(self.mesh) is GPU:

@@ -72,6 +72,7 @@ def step_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
         wire_format=_wire_format(config, mesh),
         remat=config.remat,
         fp8_backend=_choose_fp8_backend(config, mesh).name,
+        grouped_matmul=config.model.is_moe,
         share_amax_across_dc=config.fp8.share_amax_across_dc,
         sequence_parallel=config.parallelism.sequence,
         context_method=config.parallelism.context_method,

@@ -11,11 +11,13 @@ from support.h100 import h100_devices, needs_cuda
 from geojax.mesh import make_mesh
 from geojax.models import ModelConfig
 from geojax.models.parallel.parallelism import Parallelism
+from geojax.runtime.xla_flags import CUSTOM_PRODUCTS_OPTIONS
 
 # As geojax sets them (geojax.runtime.xla_flags), but for this program alone.
 _OPTIONS = {
     "xla_gpu_enable_latency_hiding_scheduler": True,
     "xla_gpu_experimental_parallel_collective_overlap_limit": 4,
+    **CUSTOM_PRODUCTS_OPTIONS,
 }
 _HIDDEN = 2048
 _STREAM = re.compile(rf"%(all-to-all-start[.\d]*) = \(\(bf16\[\d+,{_HIDDEN}\]")
