@@ -171,6 +171,7 @@ class _Run:
             for part, tick in parts.items():
                 if early is not None and tick == segment.end - 1:
                     state = self._send_early(early, part, state, exchanged)
+        state = self._await(exchanged, state)  # so that the last part, too, is beside its loop
         balance, sums = after((state.balance, state.sums), state.loss)
         return PipelineGradients(state.loss, balance, sums, exchanged)
 
@@ -182,13 +183,19 @@ class _Run:
         The two barriers leave a compiler one order: earlier messages arrive, the part is prepared,
         and only what crosses between sites is beside the next loop.
         """
-        before = list(exchanged)
-        arrived, state = barrier((list(exchanged.values()), state))
-        exchanged.update(zip(before, arrived, strict=True))
+        state = self._await(exchanged, state)
         started, state = barrier((early.start(part, after(state.sums, state.loss)), state))
         exchanged[part] = early.exchange(started)
         leaves = [leaf for leaf in jax.tree.leaves(exchanged[part]) if leaf.size]
         return state._replace(loss=functools.reduce(after, leaves, state.loss))
+
+    def _await(self, exchanged: dict[Part, Any], state: _State) -> _State:
+        """Let all that follows begin when the parts have arrived and the ticks are done."""
+        if not exchanged:
+            return state
+        arrived, state = barrier((list(exchanged.values()), state))
+        exchanged.update(zip(list(exchanged), arrived, strict=True))
+        return state
 
     def _equal_chunks(self) -> tuple[int, ...]:
         placement = self._program.ticks.schedule.placement
