@@ -68,9 +68,10 @@ class CompiledStep:
         gpu = step.platform.name == "gpu"
         began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="geojax-") as folder, without_compilation_cache():
-            options: dict[str, str | bool | int] = dict(step.plan.compiler_options or {})
+            options: dict[str, str | bool | int] = {}
             if gpu:
                 options |= gpu_compiler_options() | {"xla_dump_to": folder}
+            options |= step.plan.compiler_options or {}
             program = step.program.lower().compile(compiler_options=options)
             seconds = time.monotonic() - began
             launches = read_launches(Path(folder)) if gpu else ()
