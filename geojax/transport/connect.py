@@ -147,7 +147,14 @@ def connect(
         for site, peer in endpoints.items()
     }
     return EngineTransport(
-        members.site, members.key, server, guard, peers, limit_bytes, silence_seconds
+        members.site,
+        members.sites,
+        members.key,
+        server,
+        guard,
+        peers,
+        limit_bytes,
+        silence_seconds,
     )
 
 
