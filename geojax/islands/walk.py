@@ -147,9 +147,11 @@ class _Step:
                     self._weight_gradients(action)
                 case Receive():
                     ((sender, message),) = received(action)
-                    self._taken_by[action.action] = self._take(sender, message)
+                    arrived = self._take(sender, message)
+                    self._taken_by[action.action] = self._programs.whole(arrived)
                 case Send():
-                    self._offer(action, self._taken_by.pop(action.action))
+                    payload = self._programs.divide(self._taken_by.pop(action.action))
+                    self._offer(action, payload)
                 case Reduce():
                     self._messages[action.bucket] = self._reduce(action.bucket)
                     self._offer(action, self._messages[action.bucket])
@@ -204,7 +206,8 @@ class _Step:
     def _reduce(self, bucket: Bucket) -> Any:
         programs, part = self._programs, self._programs.part
         if bucket == "table":
-            return part.table({chunk: each.messages for chunk, each in self._reduced.items()})
+            buckets = {chunk: each.messages for chunk, each in self._reduced.items()}
+            return programs.divide(part.table(buckets))
         if bucket == "scalars":
             of_chunks = [self._reduced[chunk].scalars for chunk in part.chunks]
             totals = None if part.holds_all else self._chunk_totals
