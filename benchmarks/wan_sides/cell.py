@@ -1,10 +1,12 @@
 """One cell of the table: one contestant over one link."""
 
+import os
 import statistics
 import time
 from pathlib import Path
 from typing import Any
 
+from wan_sides.bound import Departure, efficiency_bound
 from wan_sides.contestants import Contestant
 from wan_sides.link import Link
 from wan_sides.team import team
@@ -23,12 +25,15 @@ def measure(
     step goes by before the clock starts, for TCP to find its rate.
 
     Returns:
-        JSON: losses, seconds a step per round over both links, bytes per step.
+        JSON: losses, seconds a step per round over both links, bytes per step, the load of the
+        machine before; the bound of the efficiency, where the contestant says when its messages
+        leave.
 
     Raises:
         ContestantFailed: a process ended or is stuck; in one line.
     """
     began = time.monotonic()
+    load = os.getloadavg()[0]
     link.shape(False)
     with team(contestant, link, cores, weights) as workers:
         started = workers.ask("start", START_SECONDS)
@@ -48,14 +53,24 @@ def measure(
     formula = contestant.formula_bytes or started[0]["formula_bytes"]
     counted = sum(sent) / (rounds * steps)
     return summary(seconds, contestant.repeats * TOKENS_PER_BATCH) | {
+        **_bound(started[0], link),
         "losses": losses,
         "seconds_per_step": seconds,
         "sent_bytes_per_step": [each / (rounds * steps) for each in sent],
         "formula_bytes_per_step": formula,
         "counted_over_formula": counted / formula,
         "versions": started[0]["versions"],
+        "load_before": load,
         "took_seconds": time.monotonic() - began,
     }
+
+
+def _bound(started: dict[str, Any], link: Link) -> dict[str, float]:
+    """The bound of the efficiency; nothing of a contestant that does not say what it sends when."""
+    if "departures" not in started:
+        return {}
+    departures = [Departure(*each) for each in started["departures"]]
+    return {"bound": efficiency_bound(started["step_seconds"], departures, link.wan.settings)}
 
 
 def summary(seconds: dict[str, list[float]], tokens: int) -> dict[str, float]:

@@ -36,7 +36,14 @@ class Contestant:
 
 def contestants() -> list[Contestant]:
     """All of them, in the table's order."""
-    return [*_geojax_data(), _jit(), *_torch_data(), *_geojax_stage(), *_torch_stage()]
+    return [
+        *_geojax_data(),
+        *_islands(),
+        _jit(),
+        *_torch_data(),
+        *_geojax_stage(),
+        *_torch_stage(),
+    ]
 
 
 LONG_STEPS = 8
@@ -45,7 +52,7 @@ LONG_STEPS = 8
 
 def long_steps() -> list[Contestant]:
     """Every wire format where a step lasts so long that it can hide what the smallest sends."""
-    return [
+    one_program = [
         Contestant(
             f"geojax, {wire} gradients",
             "geojax_side",
@@ -57,6 +64,13 @@ def long_steps() -> list[Contestant]:
         )
         for wire in WIRES
     ]
+    islands = [
+        dataclasses.replace(
+            each, variant=f"{each.variant}, {LONG_STEPS} microbatches", repeats=LONG_STEPS
+        )
+        for each in _islands()
+    ]
+    return [*one_program, *islands]
 
 
 WIRES = ("fp32", "bf16", "int8")
@@ -88,6 +102,30 @@ def _geojax_wire(wire: str) -> list[Contestant]:
             quick=variant != "16 MB buckets",
         )
         for variant, settings in tries.items()
+    ]
+
+
+BUCKET_LAYERS = {"4 buckets": "auto", "8 buckets": 1}
+"""Sizes of buckets that islands try."""
+
+
+def _islands() -> list[Contestant]:
+    """Sites with a runtime of their own, which exchange gradients breadth-first by chunk."""
+    return [
+        Contestant(
+            f"geojax islands, {wire} gradients",
+            "islands_side",
+            "data",
+            {
+                "dc": {"join": "islands"},
+                "communication": {"bucket_layers": layers} | _compressed(wire),
+            },
+            variant=variant,
+            rounded=wire != "fp32",
+            quick=layers == "auto",
+        )
+        for wire in WIRES
+        for variant, layers in BUCKET_LAYERS.items()
     ]
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from geojax.errors import UserError
 from geojax.models import ModelConfig, parameter_count
+from geojax.wan import WanSettings
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 
@@ -46,7 +47,7 @@ def test_every_geojax_contestant_is_a_run(benchmark):
     everyone = [*module.contestants(), *module.long_steps()]
     assert len({str(each) for each in everyone}) == len(everyone)
     for each in everyone:
-        if each.side == "geojax_side":
+        if each.side in ("geojax_side", "islands_side"):
             run = side.run_config(each.settings, each.repeats)
             assert run.dc.role == each.role
             assert run.batch.global_batch_size == each.repeats * benchmark("wan_sides.work").ROWS
@@ -99,3 +100,14 @@ def test_the_fastest_variant_is_shown_and_drawn(benchmark, tmp_path):
     assert report.table("a link", best).row_count == 2
     report.draw({"a link": cells}, tmp_path / "wan.png")
     assert (tmp_path / "wan.png").stat().st_size > 1000
+
+
+def test_the_bound_of_an_order_of_messages(benchmark):
+    bound = benchmark("wan_sides.bound")
+    rate = 1500 / 1448 * 1e6  # a megabyte of payload a second
+    link = WanSettings(round_trip_seconds=0.2, bytes_per_second=rate)
+    early = [bound.Departure(1.0, 1e6), bound.Departure(3.0, 0.0)]
+    assert bound.efficiency_bound(4.0, early, link) == pytest.approx(4.0 / 4.1)  # half a round trip
+    behind = [bound.Departure(1.0, 1e6), bound.Departure(1.5, 1e6)]
+    assert bound.efficiency_bound(4.0, behind, link) == pytest.approx(4.0 / 5.6)
+    assert bound.efficiency_bound(4.0, behind, WanSettings()) == 1.0

@@ -1,0 +1,113 @@
+"""A process of geojax whose site is a JAX runtime of its own: the step of `dc.join: islands`."""
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
+
+import jax
+
+from geojax import runtime
+from geojax.cache import cache_folder
+from geojax.runtime.island_env import IslandSettings
+from geojax.step.plan import SIGNALS
+from geojax.train.island_run import IslandRun, island_plan, make_site_mesh, sequences_of_site
+from geojax.train.joined_sites import joined_sites
+from geojax.transport import MessageKey, Transport
+from wan_sides.bound import Departure
+from wan_sides.geojax_side import run_config
+from wan_sides.jax_process import COORDINATOR_PORT, PATIENCE_SECONDS
+from wan_sides.serving import own_work, serve, take_steps
+from wan_sides.work import SITES, batch
+
+WATCHED_STEPS = 3
+"""Steps before the first one that counts, of whose fastest the messages' departures are told."""
+
+
+class Watched:
+    """A transport that notes when the messages that it offers are computed."""
+
+    def __init__(self, transport: Transport):
+        self._transport = transport
+        self._clock = ThreadPoolExecutor(1)  # messages are computed in the order of their offers
+        self._start = time.perf_counter()
+        self._noted: list[Future[Departure]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def offer(self, receiver: int, key: MessageKey, arrays: Sequence[jax.Array]) -> None:
+        self._transport.offer(receiver, key, arrays)
+        self._noted.append(self._clock.submit(self._departure, arrays))
+
+    def _departure(self, arrays: Sequence[jax.Array]) -> Departure:
+        jax.block_until_ready(arrays)
+        seconds = time.perf_counter() - self._start
+        return Departure(seconds, float(sum(array.nbytes for array in arrays)))
+
+    def departures(self) -> list[Departure]:
+        """The messages since the start, in their order."""
+        return [each.result() for each in self._noted]
+
+
+class Worker:
+    def start(self) -> dict[str, Any]:
+        work = own_work()
+        site = work["process"]
+        here = runtime.ProcessSettings(process_count=1, site=work["site"], simulated_devices=1)
+        runtime.start(here)
+        runtime.enable_compilation_cache(cache_folder() / "xla")
+        config = run_config(work["settings"], work["repeats"])
+        plan = island_plan(config, make_site_mesh(config))
+        settings = IslandSettings(
+            site=SITES[site],
+            sites=SITES,
+            coordinator=f"{work['coordinator']}:{COORDINATOR_PORT}",
+            key="benchmark-of-islands",
+        )
+        self.joined = ExitStack()  # the harness ends the process
+        transport = self.joined.enter_context(
+            joined_sites(config, plan, settings, PATIENCE_SECONDS)
+        )
+        self.run = IslandRun.build(config, plan, transport)
+        rows = sequences_of_site(config, plan, site)
+        self.batch = {name: values[rows] for name, values in batch(work["repeats"]).items()}
+        seconds, departures = self._watched_step()
+        self.state = self.run.initial_state()
+        sent = self.run.facts.cross_site
+        assert sent is not None, "sites exchange gradients"
+        return {
+            "formula_bytes": 2 * sent.bytes,
+            "versions": {"jax": jax.__version__},
+            "step_seconds": seconds,
+            "departures": departures,
+        }
+
+    def _watched_step(self) -> tuple[float, list[Departure]]:
+        """Seconds of a step over the unshaped link, and the messages that leave in it."""
+        self.state = self.run.initial_state()
+        self.one_step()  # compiles
+        walk: Any = self.run.walk
+        transport = walk.transport
+        watched = []
+        for _ in range(WATCHED_STEPS):
+            walk.transport = Watched(transport)
+            start = time.perf_counter()
+            self.one_step()
+            watched.append((time.perf_counter() - start, walk.transport.departures()))
+        walk.transport = transport
+        return min(watched)
+
+    def one_step(self) -> float:
+        made = self.run.step(self.state, self.batch, dict.fromkeys(SIGNALS, False))
+        self.state, metrics = jax.block_until_ready(made)
+        return float(metrics["loss"])
+
+    def steps(self, count: int) -> dict[str, Any]:
+        return take_steps(self.one_step, count)
+
+
+if __name__ == "__main__":
+    worker = Worker()
+    serve({"start": worker.start, "steps": worker.steps})
