@@ -5,8 +5,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from typing import Any, Generic, NamedTuple
+from typing import Any, Generic
 
 import jax
 import numpy as np
@@ -14,15 +13,12 @@ import numpy as np
 from geojax.checkpoint import Checkpointer, RunDirectory
 from geojax.data import Loader
 from geojax.errors import RunError
-from geojax.islands.traffic import LinkTraffic
 from geojax.quantities import quantity
 from geojax.runtime import StopSignals, Watchdog, translate_collective_errors
 from geojax.runtime.compilation import CompilationCounter
 from geojax.train.config import RunConfig
-from geojax.train.link_figures import LinkTotals, link_figure, link_metrics
 from geojax.train.metrics import MetricsWriter
 from geojax.train.report import Progress
-from geojax.train.step_ends import StepEnds
 from geojax.train.trainer import State, Trainer
 
 # The next step is dispatched before the last one's metrics are read, so that devices never wait for
@@ -31,16 +27,6 @@ STEPS_IN_FLIGHT = 2
 
 OF_SOME_RUNS = ("aux_loss", "loss_scale")
 """Metrics that only some runs have: those with experts, and those in fp16."""
-
-
-class _PendingStep(NamedTuple):
-    """A step that may still run."""
-
-    step: int
-    metrics: Mapping[str, Any]
-    links: Mapping[str, LinkTraffic]
-    end: Future[float]
-    """The time at which the metrics are there."""
 
 
 @dataclasses.dataclass
@@ -71,9 +57,7 @@ class TrainingLoop(Generic[State]):
     def __post_init__(self) -> None:
         self.validation: dict[str, list[tuple[int, float]]] = {}
         self.stopped_early = False
-        self.links: dict[str, LinkTotals] = collections.defaultdict(LinkTotals)
-        self._pending: collections.deque[_PendingStep] = collections.deque()
-        self._ends = StepEnds()
+        self._pending: collections.deque[tuple[int, Mapping[str, Any]]] = collections.deque()
         self._save_asked = False
         self._consumed = 0
         self._clock = time.monotonic()
@@ -103,7 +87,7 @@ class TrainingLoop(Generic[State]):
                 checkpoint could be saved for too long.
             LostContactError: another process of the run went away.
         """
-        with translate_collective_errors(), self._ends:
+        with translate_collective_errors():
             return self._train(state, start, consumed_sequences)
 
     def _train(self, state: State, start: int, consumed_sequences: int) -> State:
@@ -118,8 +102,7 @@ class TrainingLoop(Generic[State]):
             state, metrics = self.trainer.step(state, next(batches), requests)
             done += 1
             self._consumed += config.batch.global_batch_size
-            links = self.trainer.link_traffic()
-            self._pending.append(_PendingStep(done, metrics, links, self._ends.of(metrics)))
+            self._pending.append((done, metrics))
             while len(self._pending) >= STEPS_IN_FLIGHT:
                 self._finish_oldest()
             validate = done % config.evaluation.interval == 0 or done == config.steps
@@ -138,12 +121,12 @@ class TrainingLoop(Generic[State]):
         return state
 
     def _finish_oldest(self) -> None:
-        step, pending, links, end = self._pending.popleft()
+        step, pending = self._pending.popleft()
         with self.watchdog.step(step):
             metrics = {name: float(value) for name, value in jax.device_get(pending).items()}
-            ended = end.result()
-        seconds, self._clock = ended - self._clock, ended
-        self._record(step, metrics, links, seconds)
+        now = time.monotonic()
+        seconds, self._clock = now - self._clock, now
+        self._record(step, metrics, seconds)
         self.stopped_early |= metrics["stop"] > 0
         self._save_asked |= metrics["save"] > 0
         limit = self.config.skip_limit
@@ -163,13 +146,7 @@ class TrainingLoop(Generic[State]):
     def _restart_clock(self) -> None:
         self._clock = time.monotonic()
 
-    def _record(
-        self,
-        step: int,
-        metrics: dict[str, float],
-        links: Mapping[str, LinkTraffic],
-        seconds: float,
-    ) -> None:
+    def _record(self, step: int, metrics: dict[str, float], seconds: float) -> None:
         facts = self.trainer.facts
         tokens_per_second = facts.tokens_per_step / seconds
         self._tokens_per_second.append(tokens_per_second)
@@ -192,12 +169,7 @@ class TrainingLoop(Generic[State]):
             values["mfu"] = utilization
             figures["MFU"] = f"{utilization:.1%}"
         figures["|g|"] = f"{metrics['gradient_norm']:.2f}"
-        for site, traffic in links.items():
-            values |= link_metrics(site, traffic, seconds)
-            figures[site] = link_figure(traffic, seconds)
-            if len(self._tokens_per_second) > 1:  # the first step may still be warming up
-                self.links[site].add(traffic, seconds)
-        if facts.cross_site is not None and not links:
+        if facts.cross_site is not None:
             figures["cross-site"] = quantity(facts.cross_site.bytes, "B/step")
         if metrics["skipped_in_a_row"]:
             scale = metrics.get("loss_scale")
