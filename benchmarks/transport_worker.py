@@ -38,6 +38,7 @@ class Transported:
             work["processes"],
             work["coordinator"],
             b"benchmark of transports",
+            {},
         )
         staged = staging(work["round_trip"], work["bytes_per_second"])
         self.transport = connect(members, staged, LIMIT_BYTES)

@@ -3,6 +3,8 @@
 Every site offers the shards of its own sum to each other site, and adds all in the order of sites,
 its own as the others see it: the totals are the same bits at all of them.
 
+Ranks that share a shard offer a part of it each (`geojax.islands.shared`), and gather the sums.
+
 A message is of one layer of one leaf, so that the blocks of a wire format do not depend on how many
 layers are in a bucket. With error feedback a site keeps what rounding took from its own messages
 and adds it to the next ones.
@@ -18,6 +20,7 @@ import jax.numpy as jnp
 
 from geojax.collectives import WireFormat, codec
 from geojax.collectives.axes import drop_single
+from geojax.islands.shared import whole
 from geojax.optim import LeafLayout
 
 
@@ -62,20 +65,21 @@ def add(parts: Sequence[Any], layouts: Any, wire: WireFormat | None, dtype: Any)
     """Sum the messages of all sites, inside the site's `shard_map`.
 
     Args:
-        parts: `Encoded.messages` of each site, in the order of sites.
+        parts: `Encoded.messages` of each site, in the order of sites, divided among the ranks that
+            share them.
         layouts: the `LeafLayout` of each shard.
         wire: the format; None: numbers crossed as they are.
         dtype: dtype of the sums.
     """
     if wire is None:
-        return jax.tree.map(lambda *of_sites: functools.reduce(jnp.add, of_sites), *parts)
+        return whole(jax.tree.map(lambda *of_sites: functools.reduce(jnp.add, of_sites), *parts))
 
     def one(path: Any, layout: LeafLayout, *of_sites: jax.Array) -> jax.Array:
         shape = layout.shard_shape
         count = math.prod(shape) // _layers(path, shape)
         return codec.decode_sum(of_sites, count, wire, dtype).astype(dtype).reshape(shape)
 
-    return jax.tree_util.tree_map_with_path(one, layouts, *parts)
+    return jax.tree_util.tree_map_with_path(one, layouts, *map(whole, parts))
 
 
 def _layers(path: Any, shape: tuple[int, ...]) -> int:

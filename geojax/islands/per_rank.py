@@ -7,6 +7,7 @@ program gets the value back with the type that it had, and no data moves.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -47,3 +48,13 @@ def unpack(tree: Any) -> Any:
         return agreed(value.array[0], [axis for axis in AXES if axis not in value.varying])
 
     return jax.tree.map(one, tree, is_leaf=lambda leaf: isinstance(leaf, PerRank))
+
+
+def on_packed(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return `function` of a tree as one of `PerRank`s."""
+
+    @functools.wraps(function)
+    def packed(tree: Any) -> Any:
+        return pack(function(unpack(tree)))
+
+    return packed

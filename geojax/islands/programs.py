@@ -4,6 +4,7 @@ gather      state ─► weights of all chunks, in the compute dtype
 forward     weights, stream, batch ─► stream, residuals
 backward    weights, residuals, cotangent, batch, sums ─► cotangent, sums
 reduce      sums ─► the site's shards of a bucket, encoded
+divide      stream ─► each rank's part of it, where ranks share it; `whole` inverts it
 add         buckets of all sites ─► total
 apply       state, totals ─► state, metrics
 """
@@ -20,7 +21,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from geojax.islands.actions import Bucket, Message
 from geojax.islands.chunk_passes import ChunkPasses
-from geojax.islands.per_rank import RANKS
+from geojax.islands.per_rank import RANKS, on_packed
+from geojax.islands.shared import divide, whole
 from geojax.islands.site_part import SitePart
 from geojax.islands.site_sums import SumsOfSites
 from geojax.islands.values import ChunkParameters, ChunkSums, SiteWeights, StepInputs
@@ -66,26 +68,28 @@ class SitePrograms:
         passes = ChunkPasses(part, plan, layouts.parameters)
         sums = SumsOfSites(passes, layouts, optimizer, schedule)
         state = jax.tree.map(lambda leaf_layout: leaf_layout.spec(), layouts)
-        whole, ranks = PartitionSpec(), RANKS
-        inputs = StepInputs(batch_specs(batch, plan), whole, whole, whole)
+        replicated, ranks = PartitionSpec(), RANKS
+        inputs = StepInputs(batch_specs(batch, plan), replicated, replicated, replicated)
         program, of_chunks = self._program, self._of_chunks
         self._input_specs, self._passes = inputs, passes
-        backward = (ranks, ranks, ranks, inputs, whole, ranks)
+        backward = (ranks, ranks, ranks, inputs, replicated, ranks)
         self.gather = program(passes.gather, (state.parameters, state.amax_history))
         self.start = of_chunks(passes.start, (ranks, inputs))
-        self.forward = of_chunks(passes.forward, (ranks, ranks, inputs, whole))
+        self.forward = of_chunks(passes.forward, (ranks, ranks, inputs, replicated))
         self.backward = of_chunks(passes.backward, backward, donate=(5,))
         self.input_gradient = of_chunks(passes.input_gradient, backward, donate=(5,))
         self.weight_gradients = of_chunks(
-            passes.weight_gradients, (ranks, ranks, inputs, whole, ranks), donate=(4,)
+            passes.weight_gradients, (ranks, ranks, inputs, replicated, ranks), donate=(4,)
         )
+        self.divide = program(on_packed(divide), (ranks,))
+        self.whole = program(on_packed(whole), (ranks,))
         self.reduce = of_chunks(sums.reduce, (ranks, ranks, state.error_feedback, inputs))
         self.reduce_scalars = program(sums.reduce_scalars, (ranks, ranks, inputs, plan.signal_spec))
         self.add = of_chunks(sums.add, (ranks,))
         self.add_table = program(sums.add_table, (ranks,))
         self.add_scalars = program(sums.add_scalars, (ranks,))
         self.apply = program(
-            sums.apply, (state, ranks, ranks, ranks, ranks), (state, whole), donate=(0,)
+            sums.apply, (state, ranks, ranks, ranks, ranks), (state, replicated), donate=(0,)
         )
 
     def chunk_weights(self, weights: SiteWeights, chunk: int) -> ChunkParameters:
@@ -102,13 +106,15 @@ class SitePrograms:
     def payload(self, message: Message) -> Any:
         """Return the tree of `jax.ShapeDtypeStruct`s that a message from another site has."""
         sharding = NamedSharding(self.plan.mesh, RANKS)
-        traced = self._traced_stream
-        if message.kind == "bucket":
-            traced = self._traced_sums[message.chunk]
-        elif message.kind == "table":
-            traced = self.part.table(self._traced_sums)
-        elif message.kind == "scalars":
-            traced = self._traced_sums["scalars"]
+        match message.kind:
+            case "bucket":
+                traced = self._traced_sums[message.chunk]
+            case "table":
+                traced = self._traced_table
+            case "scalars":
+                traced = self._traced_sums["scalars"]
+            case "activation" | "cotangent":
+                traced = self._traced_hop
         return jax.tree.map(lambda leaf: leaf.update(sharding=sharding), traced)
 
     @functools.cached_property
@@ -182,6 +188,16 @@ class SitePrograms:
         embed = functools.partial(self._passes.embed, layouts)
         program = self._program(embed, (specs, self._input_specs))
         return program.eval_shape(layout.abstract(layouts, self.plan.mesh), self._abstract_inputs)
+
+    @functools.cached_property
+    def _traced_hop(self) -> Any:
+        """Shape of the stream as it crosses; nothing is computed."""
+        return self.divide.eval_shape(self._traced_stream)
+
+    @functools.cached_property
+    def _traced_table(self) -> Any:
+        """Shape of a tied table's gradient as it crosses; nothing is computed."""
+        return self.divide.eval_shape(self.part.table(self._traced_sums))
 
     def _program(
         self,

@@ -15,6 +15,7 @@ import optax
 from geojax.islands import buckets
 from geojax.islands.chunk_passes import ChunkPasses
 from geojax.islands.per_rank import pack, unpack
+from geojax.islands.shared import divide, whole
 from geojax.islands.values import ChunkScalars, ChunkSums, Reduced, StepInputs, StepScalars
 from geojax.optim import global_norm
 from geojax.step.amax_history import max_in_site
@@ -70,7 +71,10 @@ class SumsOfSites:
         factor = gradient_factor(inputs.loss_scale, inputs.batch, plan)
         shards = scaled(shards, None if factor is None else 1 / factor)
         encoded = buckets.encode(shards, part.bucket(errors, chunk), plan.wire_format)
-        return pack(Reduced(*encoded, ChunkScalars(made.loss, made.aux_loss, made.layers.amax)))
+        # Every bucket of a site that holds the whole model crosses.
+        messages = divide(encoded.messages) if part.holds_all else encoded.messages
+        scalars = ChunkScalars(made.loss, made.aux_loss, made.layers.amax)
+        return pack(Reduced(messages, encoded.error_feedback, scalars))
 
     def reduce_scalars(
         self, of_chunks: Any, totals: Any, inputs: StepInputs, signals: jax.Array
@@ -103,7 +107,7 @@ class SumsOfSites:
             None if totals is None else self._squares(unpack(totals)),
             amax if plan.share_amax_across_dc else None,
         )
-        return pack((crosses, amax))
+        return pack((divide(crosses), amax))
 
     def _squares(self, totals: Any) -> jax.Array:
         """Return the squared norm of a site's gradients; a copied table counts elsewhere."""
@@ -127,15 +131,14 @@ class SumsOfSites:
 
     def add_scalars(self, parts: Any) -> Any:
         """Sum the `StepScalars` of all sites, and take the largest amax."""
-        own: Sequence[StepScalars] = unpack(parts)
+        own: Sequence[StepScalars] = whole(unpack(parts))
         sums, squares, amax = zip(*own, strict=True)
-        return pack(
-            StepScalars(
-                functools.reduce(jnp.add, sums),
-                None if squares[0] is None else functools.reduce(jnp.add, squares),
-                None if amax[0] is None else functools.reduce(jnp.maximum, amax),
-            )
+        total = StepScalars(
+            functools.reduce(jnp.add, sums),
+            None if squares[0] is None else functools.reduce(jnp.add, squares),
+            None if amax[0] is None else functools.reduce(jnp.maximum, amax),
         )
+        return pack(total)
 
     def apply(
         self, state: TrainState, totals: Any, scalars: Any, own_amax: Any, errors: Any

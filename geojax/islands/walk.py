@@ -7,6 +7,7 @@ processes that chose by what has arrived would disagree about the order of colle
 """
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,9 +28,13 @@ from geojax.islands.actions import (
 )
 from geojax.islands.fetch_window import FetchWindow
 from geojax.islands.programs import SitePrograms
+from geojax.islands.traffic import OFFER, LinkTraffic, no_traffic
 from geojax.islands.values import ChunkParameters, ChunkSums, Kept, Reduced, StepInputs, StepScalars
 from geojax.pipeline.schedule import Action, Kind
 from geojax.transport import Fetch, MessageKey, Transport
+from geojax.transport.private import is_ready
+
+_POLL_SECONDS = 0.001
 
 
 class Walk:
@@ -51,6 +56,8 @@ class Walk:
     ):
         self.actions, self.windows = actions, windows
         self.programs, self.transport = programs, transport
+        self.traffic: Mapping[int, LinkTraffic] = {}
+        """Traffic of the last step with each other site."""
         self._steps = self._exchanges = 0
 
     def step(self, state: Any, signals: jax.Array, inputs: StepInputs) -> tuple[Any, Any]:
@@ -67,8 +74,10 @@ class Walk:
         Raises:
             RunError: another site is lost.
         """
-        made = _Step(self, state, signals, inputs, self._steps).run()
+        step = _Step(self, state, signals, inputs, self._steps)
+        made = step.run()
         self._steps += 1
+        self.traffic = step.traffic
         return made
 
     def of_all_sites(self, own: jax.Array) -> list[jax.Array]:
@@ -107,6 +116,7 @@ class _Step:
             isinstance(each, Action) and each.kind is Kind.WEIGHT for each in walk.actions
         )
         self._state, self._signals, self._inputs = state, signals, inputs
+        self.traffic = no_traffic(walk.actions, walk.windows)
         self._window = FetchWindow(walk.actions, walk.windows, self._begin_fetch)
         self._microbatches = [np.int32(each) for each in range(self._programs.plan.microbatches)]
         weights = self._programs.gather(state.parameters, state.amax_history)
@@ -115,6 +125,8 @@ class _Step:
         for chunk in self._programs.part.chunks:
             self._weights[chunk] = self._programs.chunk_weights(weights, chunk)
             self._sums[chunk] = self._programs.start[chunk](self._weights[chunk], inputs)
+        self._newest: Any = self._sums
+        """Results of the last program: when one is there, the devices have nothing left to do."""
         self._taken_by: dict[Action, Any] = {}
         """The stream or cotangent that an action takes."""
         self._kept: dict[tuple[int, int], Kept] = {}
@@ -135,9 +147,11 @@ class _Step:
                     self._weight_gradients(action)
                 case Receive():
                     ((sender, message),) = received(action)
-                    self._taken_by[action.action] = self._take(sender, message)
+                    arrived = self._take(sender, message)
+                    self._taken_by[action.action] = self._programs.whole(arrived)
                 case Send():
-                    self._offer(action, self._taken_by.pop(action.action))
+                    payload = self._programs.divide(self._taken_by.pop(action.action))
+                    self._offer(action, payload)
                 case Reduce():
                     self._messages[action.bucket] = self._reduce(action.bucket)
                     self._offer(action, self._messages[action.bucket])
@@ -155,6 +169,7 @@ class _Step:
             self._inputs,
             self._microbatches[microbatch],
         )
+        self._newest = x, self._kept[microbatch, chunk]
         if not self._programs.part.is_last(chunk):
             self._taken_by[action._replace(chunk=chunk + 1)] = x
 
@@ -171,6 +186,7 @@ class _Step:
             self._microbatches[microbatch],
             self._sums[chunk],
         )
+        self._newest = x, self._sums[chunk]
         if split:
             self._kept[microbatch, chunk] = kept._replace(stash=stash[0])
         if not self._programs.part.is_first(chunk):
@@ -185,17 +201,20 @@ class _Step:
             self._microbatches[microbatch],
             self._sums[chunk],
         )
+        self._newest = self._sums[chunk]
 
     def _reduce(self, bucket: Bucket) -> Any:
         programs, part = self._programs, self._programs.part
         if bucket == "table":
-            return part.table({chunk: each.messages for chunk, each in self._reduced.items()})
+            buckets = {chunk: each.messages for chunk, each in self._reduced.items()}
+            return programs.divide(part.table(buckets))
         if bucket == "scalars":
             of_chunks = [self._reduced[chunk].scalars for chunk in part.chunks]
             totals = None if part.holds_all else self._chunk_totals
             scalars, self._amax = programs.reduce_scalars(
                 of_chunks, totals, self._inputs, self._signals
             )
+            self._newest = scalars
             return scalars
         self._reduced[bucket] = programs.reduce[bucket](
             self._sums[bucket],
@@ -203,7 +222,8 @@ class _Step:
             self._state.error_feedback,
             self._inputs,
         )
-        return self._reduced[bucket].messages
+        self._newest = self._reduced[bucket].messages
+        return self._newest
 
     def _add(self, action: Add) -> None:
         programs, bucket = self._programs, action.bucket
@@ -212,13 +232,14 @@ class _Step:
             parts[sender] = self._take(sender, message)
         in_order = [parts[site] for site in sorted(parts)]
         if bucket == "scalars":
-            self._scalars = programs.add_scalars(in_order)
+            self._newest = self._scalars = programs.add_scalars(in_order)
         elif bucket == "table":
             chunk, table = programs.part.table_chunk, programs.add_table(in_order)
+            self._newest = table
             own = self._reduced[chunk].messages
             self._totals[chunk] = programs.part.with_table(own, table)
         else:
-            self._totals[bucket] = programs.add[bucket](in_order)
+            self._newest = self._totals[bucket] = programs.add[bucket](in_order)
 
     @property
     def _chunk_totals(self) -> list[Any]:
@@ -238,7 +259,14 @@ class _Step:
     def _offer(self, action: SiteAction, payload: Any) -> None:
         for receiver, message in sent(action):
             key = MessageKey(self._number, *message)
-            self._transport.offer(receiver, key, jax.tree.leaves(payload))
+            arrays, counters = jax.tree.leaves(payload), self._transport.counters[receiver]
+            waited = counters.offer_wait_seconds
+            self._transport.offer(receiver, key, arrays)
+            link = self.traffic[receiver]
+            if self._devices_are_idle():
+                link.wait_seconds[OFFER] += counters.offer_wait_seconds - waited
+            link.sent_bytes += sum(array.nbytes for array in arrays)
+            link.messages_in_flight = max(link.messages_in_flight, counters.messages_in_flight)
 
     def _begin_fetch(self, sender: int, message: Message) -> Fetch:
         like = jax.tree.leaves(self._programs.payload(message))
@@ -246,4 +274,14 @@ class _Step:
 
     def _take(self, sender: int, message: Message) -> Any:
         structure = jax.tree.structure(self._programs.payload(message))
-        return jax.tree.unflatten(structure, self._window.take(sender, message))
+        while not self._window.arrived(sender, message) and not self._devices_are_idle():
+            time.sleep(_POLL_SECONDS)
+        idle_since = time.monotonic()
+        arrays = self._window.take(sender, message)
+        link = self.traffic[sender]
+        link.wait_seconds[message.kind] += time.monotonic() - idle_since
+        link.received_bytes += sum(array.nbytes for array in arrays)
+        return jax.tree.unflatten(structure, arrays)
+
+    def _devices_are_idle(self) -> bool:
+        return is_ready(jax.tree.leaves(self._newest)[0])

@@ -14,6 +14,7 @@ from geojax.accelerators import accelerator_of
 from geojax.checkpoint import Checkpointer
 from geojax.collectives import FLOAT32, WireFormat, wire_format
 from geojax.hlo import HloParseError
+from geojax.islands.traffic import LinkTraffic
 from geojax.mesh import make_mesh
 from geojax.models import model_flops, parameter_count
 from geojax.models.attention import chosen_implementation
@@ -185,6 +186,10 @@ class CompiledRun:
         seed = np.uint32(self.config.seed)
         next_state, metrics = self.step_program(state, self._on_mesh(batch), signals, seed)
         return next_state, metrics
+
+    def link_traffic(self) -> Mapping[str, LinkTraffic]:
+        """Return nothing: the program moves the messages itself."""
+        return {}
 
     def evaluate(self, state: TrainState, batch: Batch) -> jax.Array:
         """Return [sum of losses, number of targets] of a batch."""

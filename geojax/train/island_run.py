@@ -22,6 +22,7 @@ from geojax.islands.programs import SitePrograms, StepBytes
 from geojax.islands.site_part import SitePart, even_chunks
 from geojax.islands.site_state import initial_site_state, site_layouts
 from geojax.islands.site_sums import SumsOfSites
+from geojax.islands.traffic import LinkTraffic
 from geojax.islands.values import StepInputs
 from geojax.islands.walk import Walk
 from geojax.mesh import make_mesh
@@ -157,6 +158,11 @@ class IslandRun:
         inputs = StepInputs(self._on_mesh(batch), state.loss_scale, seed, state.step)
         next_state, metrics = self.walk.step(state, global_signals(self.plan, requests), inputs)
         return next_state, metrics
+
+    def link_traffic(self) -> Mapping[str, LinkTraffic]:
+        """Return the traffic of the last step with each other site, by name."""
+        names = self.walk.transport.site_names
+        return {names[site]: traffic for site, traffic in self.walk.traffic.items()}
 
     def evaluate(self, state: TrainState, batch: Batch) -> jax.Array:
         """Return [sum of losses, number of targets] of a batch, over all sites."""

@@ -2,10 +2,12 @@
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import jax
 
+import geojax
 from geojax.errors import UserError
 from geojax.runtime.island_env import IslandSettings
 from geojax.step.plan import StepPlan
@@ -13,6 +15,17 @@ from geojax.step.state import parameter_layouts
 from geojax.topology import Topology
 from geojax.train.config import RunConfig
 from geojax.transport import Membership, Staging, Transport, connect, staging
+
+_OF_A_SITE: Any = {
+    "run_directory": True,
+    "topology": True,
+    "simulate_devices": True,
+    "data": {"sources": {"__all__": {"prepared"}}, "tokenizer": True, "cache": True},
+    "preflight": True,
+    "watchdog": True,
+    "sample": True,
+}
+"""Keys of the config that each site may have for itself: its paths, and how it is watched."""
 
 _STEPS_IN_FLIGHT = 2
 _SCALARS_BYTES = 1 << 20
@@ -57,6 +70,7 @@ def joined_sites(
         jax.process_count(),
         settings.coordinator,
         settings.key.encode(),
+        shared_settings(config),
         settings.address,
     )
     transport = connect(
@@ -67,6 +81,24 @@ def joined_sites(
         transport.drain()
     finally:
         transport.close()
+
+
+def shared_settings(config: RunConfig) -> dict[str, Any]:
+    """Return what all sites must have alike, by name: versions, devices, and most of the config."""
+    of_config = dict(_flat(config.model_dump(mode="json", exclude=_OF_A_SITE)))
+    return {
+        "geojax version": [geojax.__version__, *of_config],
+        "number of devices in a process": jax.local_device_count(),
+        **of_config,
+    }
+
+
+def _flat(tree: Mapping[str, Any], section: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{section}{name}.")
+        else:
+            yield f"{section}{name}", value
 
 
 def _staging(config: RunConfig, site: str) -> Staging:

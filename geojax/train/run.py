@@ -302,6 +302,7 @@ def _show_result(
                 if (count := loop.compilations.count) == 1
                 else f"{count} times",
                 **_cross_site(trainer.facts),
+                **{f"link to {site}": totals for site, totals in loop.links.items()},
                 "loss curve": _shown(directory.loss_curve),
                 "metrics": f"{_shown(directory.metrics)}, tensorboard --logdir "
                 f"{_shown(directory.tensorboard)}",

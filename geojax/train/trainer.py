@@ -7,6 +7,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from geojax.checkpoint import Checkpointer
+from geojax.islands.traffic import LinkTraffic
 from geojax.planner.cross_site import CrossSiteBytes
 
 State = TypeVar("State")
@@ -66,6 +67,13 @@ class Trainer(Protocol[State]):
         Returns:
             The next state and the step's metrics: scalars, the same on every process, with the
             number of processes that ask for each of the requests.
+        """
+        ...
+
+    def link_traffic(self) -> Mapping[str, LinkTraffic]:
+        """Return the traffic of the last step with each other site, by name.
+
+        Nothing in one program over all sites, whose messages the host does not see.
         """
         ...
 

@@ -5,7 +5,8 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Generic
+from concurrent.futures import Future
+from typing import Any, Generic, NamedTuple
 
 import jax
 import numpy as np
@@ -13,12 +14,15 @@ import numpy as np
 from geojax.checkpoint import Checkpointer, RunDirectory
 from geojax.data import Loader
 from geojax.errors import RunError
+from geojax.islands.traffic import LinkTraffic
 from geojax.quantities import quantity
 from geojax.runtime import StopSignals, Watchdog, translate_collective_errors
 from geojax.runtime.compilation import CompilationCounter
 from geojax.train.config import RunConfig
+from geojax.train.link_figures import LinkTotals, link_figure, link_metrics
 from geojax.train.metrics import MetricsWriter
 from geojax.train.report import Progress
+from geojax.train.step_ends import StepEnds
 from geojax.train.trainer import State, Trainer
 
 # The next step is dispatched before the last one's metrics are read, so that devices never wait for
@@ -27,6 +31,16 @@ STEPS_IN_FLIGHT = 2
 
 OF_SOME_RUNS = ("aux_loss", "loss_scale")
 """Metrics that only some runs have: those with experts, and those in fp16."""
+
+
+class _PendingStep(NamedTuple):
+    """A step that may still run."""
+
+    step: int
+    metrics: Mapping[str, Any]
+    links: Mapping[str, LinkTraffic]
+    end: Future[float]
+    """The time at which the metrics are there."""
 
 
 @dataclasses.dataclass
@@ -57,7 +71,9 @@ class TrainingLoop(Generic[State]):
     def __post_init__(self) -> None:
         self.validation: dict[str, list[tuple[int, float]]] = {}
         self.stopped_early = False
-        self._pending: collections.deque[tuple[int, Mapping[str, Any]]] = collections.deque()
+        self.links: dict[str, LinkTotals] = collections.defaultdict(LinkTotals)
+        self._pending: collections.deque[_PendingStep] = collections.deque()
+        self._ends = StepEnds()
         self._save_asked = False
         self._consumed = 0
         self._clock = time.monotonic()
@@ -87,7 +103,7 @@ class TrainingLoop(Generic[State]):
                 checkpoint could be saved for too long.
             LostContactError: another process of the run went away.
         """
-        with translate_collective_errors():
+        with translate_collective_errors(), self._ends:
             return self._train(state, start, consumed_sequences)
 
     def _train(self, state: State, start: int, consumed_sequences: int) -> State:
@@ -102,7 +118,8 @@ class TrainingLoop(Generic[State]):
             state, metrics = self.trainer.step(state, next(batches), requests)
             done += 1
             self._consumed += config.batch.global_batch_size
-            self._pending.append((done, metrics))
+            links = self.trainer.link_traffic()
+            self._pending.append(_PendingStep(done, metrics, links, self._ends.of(metrics)))
             while len(self._pending) >= STEPS_IN_FLIGHT:
                 self._finish_oldest()
             validate = done % config.evaluation.interval == 0 or done == config.steps
@@ -121,12 +138,12 @@ class TrainingLoop(Generic[State]):
         return state
 
     def _finish_oldest(self) -> None:
-        step, pending = self._pending.popleft()
+        step, pending, links, end = self._pending.popleft()
         with self.watchdog.step(step):
             metrics = {name: float(value) for name, value in jax.device_get(pending).items()}
-        now = time.monotonic()
-        seconds, self._clock = now - self._clock, now
-        self._record(step, metrics, seconds)
+            ended = end.result()
+        seconds, self._clock = ended - self._clock, ended
+        self._record(step, metrics, links, seconds)
         self.stopped_early |= metrics["stop"] > 0
         self._save_asked |= metrics["save"] > 0
         limit = self.config.skip_limit
@@ -146,7 +163,13 @@ class TrainingLoop(Generic[State]):
     def _restart_clock(self) -> None:
         self._clock = time.monotonic()
 
-    def _record(self, step: int, metrics: dict[str, float], seconds: float) -> None:
+    def _record(
+        self,
+        step: int,
+        metrics: dict[str, float],
+        links: Mapping[str, LinkTraffic],
+        seconds: float,
+    ) -> None:
         facts = self.trainer.facts
         tokens_per_second = facts.tokens_per_step / seconds
         self._tokens_per_second.append(tokens_per_second)
@@ -169,7 +192,12 @@ class TrainingLoop(Generic[State]):
             values["mfu"] = utilization
             figures["MFU"] = f"{utilization:.1%}"
         figures["|g|"] = f"{metrics['gradient_norm']:.2f}"
-        if facts.cross_site is not None:
+        for site, traffic in links.items():
+            values |= link_metrics(site, traffic, seconds)
+            figures[site] = link_figure(traffic, seconds)
+            if len(self._tokens_per_second) > 1:  # the first step may still be warming up
+                self.links[site].add(traffic, seconds)
+        if facts.cross_site is not None and not links:
             figures["cross-site"] = quantity(facts.cross_site.bytes, "B/step")
         if metrics["skipped_in_a_row"]:
             scale = metrics.get("loss_scale")

@@ -21,6 +21,7 @@ from geojax.transport.engine import EngineTransport, Peer
 from geojax.transport.guard import Refused, admit, dial
 from geojax.transport.guard_process import GuardProcess
 from geojax.transport.message_id import Direction
+from geojax.transport.shared_settings import digests, require_same
 
 _STREAMS = 4
 
@@ -64,6 +65,8 @@ class Membership(NamedTuple):
     """host:port of process 0 of site 0, as the other sites reach it."""
     key: bytes
     """Secret that the processes of this run share, of 16 to 64 bytes."""
+    settings: Mapping[str, object]
+    """JSON values that must be the same at all sites, by name."""
     address: str | None = None
     """Address of this host that the other sites reach: of its tunnel to them, or a loopback
     address on one machine. None: the address from which packets to the coordinator leave."""
@@ -88,8 +91,8 @@ def connect(
         timeout_seconds: time to wait for all processes.
 
     Raises:
-        UserError: an address is public or not this host's, or keys, versions or numbers of
-            processes are not the same everywhere.
+        UserError: an address is public or not this host's, or keys, settings, versions or numbers
+            of processes are not the same everywhere.
         MissingProcessesError: some processes did not come in time.
     """
     if not 16 <= len(members.key) <= 64:
@@ -114,6 +117,7 @@ def connect(
             control.getsockname()[1],
             ports,
             *guard.address,
+            digests(members.settings),
         )
         everyone = rendezvous.join(
             members.site * members.processes + members.process,
@@ -131,6 +135,7 @@ def connect(
             presence = everyone.processes[site * members.processes + members.process]
             names[site] = f"site {name} (process {members.process}, host {presence.host})"
             peer = Endpoint.verified(presence.endpoint, members.key, names[site])
+            require_same(members.settings, peer.settings, names[site])
             if peer.network != own.network:
                 guard.forward(peer.guard, peer.engine, peer.ports)
             endpoints[site] = peer
@@ -147,7 +152,14 @@ def connect(
         for site, peer in endpoints.items()
     }
     return EngineTransport(
-        members.site, members.key, server, guard, peers, limit_bytes, silence_seconds
+        members.site,
+        members.sites,
+        members.key,
+        server,
+        guard,
+        peers,
+        limit_bytes,
+        silence_seconds,
     )
 
 

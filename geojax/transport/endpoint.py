@@ -32,6 +32,8 @@ class Endpoint(NamedTuple):
     guard_address: str
     """Address of the guard, as other hosts reach it."""
     guard_port: int
+    settings: str
+    """Digests of what must be the same at all sites (`geojax.transport.shared_settings`)."""
 
     @property
     def guard(self) -> tuple[str, int]:

@@ -65,6 +65,7 @@ class EngineTransport:
 
     Args:
         site: number of this site.
+        site_names: names of all sites, in order.
         run_key: key of the run.
         server: JAX's transfer server of this process.
         guard: guard of its ports.
@@ -76,6 +77,7 @@ class EngineTransport:
     def __init__(
         self,
         site: int,
+        site_names: Sequence[str],
         run_key: bytes,
         server: Any,
         guard: GuardProcess,
@@ -83,7 +85,7 @@ class EngineTransport:
         limit_bytes: int,
         silence_seconds: float,
     ):
-        self.site, self.sites = site, len(peers) + 1
+        self.site, self.sites, self.site_names = site, len(site_names), site_names
         self.guard_address = guard.address
         """Address and port at which peers reach this process."""
         self.counters: Mapping[int, PeerCounters] = {each: PeerCounters() for each in peers}

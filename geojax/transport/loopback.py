@@ -56,6 +56,7 @@ class _Loopback:
         silence_seconds: float,
     ):
         self.site, self.sites = site, sites
+        self.site_names: Sequence[str] = [str(each) for each in range(sites)]
         self.silence_seconds = silence_seconds
         self.links = links
         peers = [peer for peer in range(sites) if peer != site]

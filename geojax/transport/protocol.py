@@ -45,7 +45,7 @@ class PeerCounters:
     offer_wait_seconds: float = 0.0
     """Time that `Transport.offer` waited for the peer to fetch earlier offers."""
     fetch_wait_seconds: float = 0.0
-    """Time that `Fetch.result` waited for arrays: exposed latency of the link."""
+    """Time that `Fetch.result` waited for arrays; devices may have computed meanwhile."""
 
     @property
     def messages_in_flight(self) -> int:
@@ -90,6 +90,8 @@ class Transport(Protocol):
     """Site of this process."""
     sites: int
     """Number of sites."""
+    site_names: Sequence[str]
+    """Names of all sites, in order."""
     counters: Mapping[int, PeerCounters]
     """Traffic with each other site, by its number."""
 

@@ -197,7 +197,7 @@ class RendezvousServer:
     def why_not(self, hello: Hello, known: Hello | None) -> str | None:
         """Return why the job cannot start with the process that says `hello`; None if it can."""
         own = self.own
-        who, first = f"process {hello.process} (host {hello.host})", f"process 0 (host {own.host})"
+        who, first = _name(hello), _name(own)
         if hello.versions != own.versions:
             return (
                 f"{who} runs {_versions(hello)}, but {first} {_versions(own)}: all processes of a "
@@ -285,6 +285,11 @@ def _presence(hello: Hello) -> Presence:
     return Presence(
         hello.process, hello.site, hello.host, hello.gpus, hello.address, hello.endpoint
     )
+
+
+def _name(hello: Hello) -> str:
+    site = "" if hello.site is None else f"site {hello.site}, "
+    return f"process {hello.process} ({site}host {hello.host})"
 
 
 def _versions(hello: Hello) -> str:

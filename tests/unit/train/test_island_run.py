@@ -164,6 +164,17 @@ def test_facts_count_the_messages_of_a_step(trained):
     assert facts.cross_site.bytes == pytest.approx(8 * parameters, rel=0.05)
 
 
+def test_traffic_of_a_step_names_sites_bytes_and_the_causes_of_waits(trained):
+    for run, peer in zip(trained[2].runs, "10", strict=True):
+        (site, traffic), *others = run.link_traffic().items()
+        assert (site, others) == (peer, [])
+        assert traffic.sent_bytes == traffic.received_bytes == run.facts.cross_site.bytes
+        # Two buckets and the scalars.
+        assert 1 <= traffic.messages_in_flight <= 3
+        assert set(traffic.wait_seconds) == {"bucket", "scalars", "offer"}
+        assert all(waited >= 0 for waited in traffic.wait_seconds.values())
+
+
 def test_as_many_microbatches_are_held_as_fit():
     run = Islands().runs[0]
     step = run.walk.programs.step_bytes

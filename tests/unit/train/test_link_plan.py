@@ -47,9 +47,15 @@ def test_buckets_follow_from_the_link(load):
     plan = planned(config)
     assert plan.overlap_grad_reduce
     assert plan.bucket_layers > 1
-    chosen, exposed, warning = link_lines(config, plan)
-    assert "overlap_grad_reduce true (auto), bucket_layers 8 (auto)" in chosen
-    assert "exposed latency 0.13 s" in exposed
+    chosen, exposed = link_lines(config, plan)
+    assert "overlap_grad_reduce true (auto), bucket_layers 5 (auto)" in chosen
+    assert "exposed latency 0.063 s of 0.17 s that no compute hides, 1.3%" in exposed
+
+
+def test_exposed_latency_that_is_long_for_a_step_is_warned_of(load):
+    config = load(**REPLICAS, batch=CONFIG["batch"] | {"global_batch_size": 768, "microbatches": 2})
+    _, exposed, warning = link_lines(config, planned(config))
+    assert "exposed latency 0.063 s of 0.17 s that no compute hides, 2.5%" in exposed
     assert "larger batch.global_batch_size" in warning
 
 

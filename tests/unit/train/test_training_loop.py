@@ -4,6 +4,8 @@ import contextlib
 import io
 import os
 import signal
+import threading
+import time
 import types
 
 import numpy as np
@@ -12,6 +14,7 @@ import rich.console
 from support.small_models import model_of
 
 from geojax.errors import RunError
+from geojax.islands.traffic import LinkTraffic
 from geojax.planner.cross_site import CrossSiteBytes
 from geojax.runtime import StopSignals, Watchdog, WatchdogSettings
 from geojax.train.config import RunConfig
@@ -39,6 +42,7 @@ class CountingTrainer:
         self.during = {}
         self.skipped_from = None
         self.loss_scale = None
+        self.links = {}
 
     def initial_state(self):
         return 0
@@ -62,6 +66,9 @@ class CountingTrainer:
         if self.loss_scale is not None:
             metrics["loss_scale"] = np.float32(self.loss_scale)
         return done, metrics
+
+    def link_traffic(self):
+        return self.links
 
     def evaluate(self, state, batch):
         self.evaluated.append(state)
@@ -164,6 +171,59 @@ def test_a_run_takes_each_batch_once_and_records_each_step():
     assert "loss_scale" not in steps[0]
     assert "cross-site 2 MB/step" in loop.text.getvalue()
     assert loop.exit_code == 0
+
+
+class LateNumber(np.ndarray):
+    """A metric that is there some time after its step was started."""
+
+    def block_until_ready(self):
+        self.ready.wait()
+        return self
+
+
+class WaitingTrainer(CountingTrainer):
+    """A trainer whose `step` waits for other sites, so that the one before ends during it."""
+
+    SECONDS, UPDATE_SECONDS = 0.05, 0.01
+
+    def step(self, state, batch, requests):
+        time.sleep(self.SECONDS - self.UPDATE_SECONDS)
+        done, metrics = super().step(state, batch, requests)
+        loss = np.asarray(metrics["loss"]).view(LateNumber)
+        loss.ready = threading.Event()
+        threading.Timer(self.UPDATE_SECONDS, loss.ready.set).start()
+        return done, metrics | {"loss": loss}
+
+
+def test_a_step_is_timed_by_its_end_not_by_when_the_host_reads_it():
+    trainer = WaitingTrainer()
+    with loop_of(trainer) as loop:
+        loop.run(0, 0, 0)
+    seconds = [values["seconds"] for _, values in loop.writer.lines if "loss" in values]
+    # The host reads each step after the next one, and the last before a validation at once.
+    assert min(seconds) > 0.5 * trainer.SECONDS
+    assert np.median(seconds) < 1.5 * trainer.SECONDS
+
+
+def test_traffic_with_each_site_is_in_metrics_progress_and_totals():
+    trainer = CountingTrainer()
+    trainer.links = {"west": LinkTraffic(4_000_000, 2_000_000, 3, {"bucket": 0.02, "offer": 0.0})}
+    with loop_of(trainer) as loop:
+        loop.run(0, 0, 0)
+    step = loop.writer.lines[2][1]
+    assert step["link/west/sent_bytes"] == 4_000_000
+    assert step["link/west/sent_bytes_per_second"] == 4_000_000 / step["seconds"]
+    assert step["link/west/messages_in_flight"] == 3
+    assert step["link/west/wait_seconds_bucket"] == step["link/west/wait_seconds"] == 0.02
+    assert step["link/west/wait_seconds_offer"] == 0
+    text = loop.text.getvalue()
+    assert "west 4 MB at " in text
+    assert "3 in flight, waited 20 ms (bucket 20)" in text
+    assert "cross-site" not in text
+    totals = str(loop.links["west"])
+    assert loop.links["west"].steps == STEPS - 1
+    assert totals.startswith("a step sends 4 MB at ")
+    assert totals.endswith("at most 3 messages in flight, and waits 20 ms (bucket 20)")
 
 
 def test_a_resumed_run_takes_the_batches_that_follow_without_a_validation_first():

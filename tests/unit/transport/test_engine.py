@@ -23,12 +23,15 @@ def free_port():
 
 
 @contextlib.contextmanager
-def joined_sites(names=("east", "west"), limit_bytes=1 << 20, keys=None, silence_seconds=20.0):
+def joined_sites(
+    names=("east", "west"), limit_bytes=1 << 20, keys=None, settings=None, silence_seconds=20.0
+):
+    settings = settings or [{}] * len(names)
     coordinator = f"127.0.0.1:{free_port()}"
 
     def start(site):
         key = (keys or [b"k" * 32] * len(names))[site]
-        members = Membership(names, site, 0, 1, coordinator, key)
+        members = Membership(names, site, 0, 1, coordinator, key, settings[site])
         return connect(members, SMALL, limit_bytes, silence_seconds, timeout_seconds=30)
 
     with ThreadPoolExecutor(len(names)) as pool:
@@ -138,6 +141,14 @@ def test_another_key_is_refused():
         pytest.raises(UserError, match=r"site \w+ .* has another key than this process"),
         joined_sites(keys=[b"k" * 32, b"l" * 32]),
     ):
+        pass
+
+
+def test_sites_with_other_settings_are_refused_with_the_first_that_differs():
+    east = {"geojax version": "1", "mesh.data": 2, "batch.microbatches": 4, "steps": 10}
+    west = east | {"batch.microbatches": 8, "steps": 20}
+    told = r"site \w+ .* has another batch.microbatches than this site, which has [48];"
+    with pytest.raises(UserError, match=told), joined_sites(settings=[east, west]):
         pass
 
 

@@ -37,7 +37,7 @@ def test_every_fact_of_a_message_changes_its_identifier():
 
 
 def test_an_endpoint_is_taken_from_those_alone_that_know_the_key():
-    own = Endpoint(0, 1, "n", "net", random_loopback(), 1, 2, [1, 2, 3], "10.0.0.1", 4)
+    own = Endpoint(0, 1, "n", "net", random_loopback(), 1, 2, [1, 2, 3], "10.0.0.1", 4, "d")
     text = own.signed(KEY)
     assert len(text) < 1024
     assert Endpoint.verified(text, KEY, "site west") == own

@@ -1,0 +1,39 @@
+"""Traffic of a site with another one in a step, and the idle time that it costs."""
+
+import dataclasses
+from collections.abc import Iterable
+
+from geojax.islands.actions import SiteAction, received, sent
+
+OFFER = "offer"
+"""The cause of a wait for the byte limit; the others are the kinds of `Message`."""
+
+
+@dataclasses.dataclass
+class LinkTraffic:
+    """Traffic of all processes of a site with another site in one step."""
+
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    messages_in_flight: int = 0
+    """Most offers of a process at a time that the other site had not fetched."""
+    wait_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Exposed wait by cause: time in which this process waited and its devices had nothing to do.
+
+    Of the messages that an action waits for, the first takes the time that all need. A wait for the
+    byte limit counts whole if the devices were idle at its end.
+    """
+
+
+def no_traffic(actions: Iterable[SiteAction], sites: Iterable[int]) -> dict[int, LinkTraffic]:
+    """Return the traffic with each other site before a step, with all causes that it can have."""
+    causes: dict[int, list[str]] = {site: [] for site in sites}
+    for action in actions:
+        for sender, message in received(action):
+            causes[sender].append(message.kind)
+        for receiver, _ in sent(action):
+            causes[receiver].append(OFFER)
+    return {
+        site: LinkTraffic(wait_seconds=dict.fromkeys(sorted(set(own)), 0.0))
+        for site, own in causes.items()
+    }

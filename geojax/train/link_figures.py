@@ -1,0 +1,75 @@
+"""Figures of a site's links: metrics and progress of a step, and the summary of a run."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from geojax.islands.traffic import LinkTraffic
+from geojax.quantities import quantity
+
+
+def link_metrics(site: str, traffic: LinkTraffic, seconds: float) -> dict[str, float]:
+    """Return the metrics of a step of `seconds` on the link to a site; rates are over all of it."""
+    waits = traffic.wait_seconds
+    return {
+        f"link/{site}/sent_bytes": traffic.sent_bytes,
+        f"link/{site}/received_bytes": traffic.received_bytes,
+        f"link/{site}/sent_bytes_per_second": traffic.sent_bytes / seconds,
+        f"link/{site}/received_bytes_per_second": traffic.received_bytes / seconds,
+        f"link/{site}/messages_in_flight": traffic.messages_in_flight,
+        f"link/{site}/wait_seconds": sum(waits.values()),
+        **{f"link/{site}/wait_seconds_{cause}": waited for cause, waited in waits.items()},
+    }
+
+
+def link_figure(traffic: LinkTraffic, seconds: float) -> str:
+    """Return a link's part of a progress line."""
+    rate = quantity(traffic.sent_bytes / seconds, "B/s")
+    return (
+        f"{quantity(traffic.sent_bytes, 'B')} at {rate}, {traffic.messages_in_flight} in flight, "
+        f"waited {_waits(traffic.wait_seconds)}"
+    )
+
+
+@dataclasses.dataclass
+class LinkTotals:
+    """Sums over the steps of a run on the link to a site."""
+
+    steps: int = 0
+    seconds: float = 0.0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    messages_in_flight: int = 0
+    """Most of all steps."""
+    wait_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    def add(self, traffic: LinkTraffic, seconds: float) -> None:
+        """Count a step."""
+        self.steps += 1
+        self.seconds += seconds
+        self.sent_bytes += traffic.sent_bytes
+        self.received_bytes += traffic.received_bytes
+        self.messages_in_flight = max(self.messages_in_flight, traffic.messages_in_flight)
+        for cause, waited in traffic.wait_seconds.items():
+            self.wait_seconds[cause] = self.wait_seconds.get(cause, 0.0) + waited
+
+    def __str__(self) -> str:
+        """Return the means of a step."""
+        sent, received = (
+            f"{quantity(count / self.steps, 'B')} at {quantity(count / self.seconds, 'B/s')}"
+            for count in (self.sent_bytes, self.received_bytes)
+        )
+        waits = {cause: waited / self.steps for cause, waited in self.wait_seconds.items()}
+        return (
+            f"a step sends {sent} and receives {received}, has at most {self.messages_in_flight} "
+            f"messages in flight, and waits {_waits(waits)}"
+        )
+
+
+def _waits(by_cause: Mapping[str, float]) -> str:
+    """Say how long devices waited idle: the sum, and the causes of a tenth of it or more."""
+    total = sum(by_cause.values())
+    causes = {
+        cause: waited for cause, waited in by_cause.items() if waited >= max(0.1 * total, 1e-6)
+    }
+    named = ", ".join(f"{cause} {1e3 * waited:.3g}" for cause, waited in causes.items())
+    return f"{1e3 * total:.3g} ms" + (f" ({named})" if named else "")

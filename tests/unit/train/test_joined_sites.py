@@ -1,0 +1,57 @@
+"""Settings that the sites of a run must share."""
+
+import pytest
+
+from geojax.errors import UserError
+from geojax.train.config import RunConfig
+from geojax.train.joined_sites import shared_settings
+from geojax.transport.shared_settings import digests, require_same
+
+CONTENT = {
+    "run_directory": "east",
+    "steps": 10,
+    "model": {
+        "num_hidden_layers": 2,
+        "hidden_size": 16,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+        "vocab_size": 64,
+        "max_position_embeddings": 32,
+    },
+    "batch": {"global_batch_size": 8, "sequence_length": 32},
+    "data": {"sources": [{"name": "sums", "prepared": "/disks/east"}]},
+    "mesh": {"dc": 2},
+    "dc": {"join": "islands"},
+}
+OF_A_SITE = {
+    "run_directory": "west",
+    "data": {"sources": [{"name": "sums", "prepared": "/disks/west"}]},
+    "watchdog": {"factor": 5.0},
+}
+
+
+def compare(changes):
+    own, other = (RunConfig.model_validate(each) for each in (CONTENT, CONTENT | changes))
+    require_same(shared_settings(own), digests(shared_settings(other)), "site west")
+
+
+def test_paths_may_differ_and_a_digest_fits_beside_an_address():
+    compare(OF_A_SITE)
+    assert len(digests(shared_settings(RunConfig.model_validate(CONTENT)))) < 600
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"mesh": {"dc": 2, "tensor": 2}}, "mesh.tensor"),
+        ({"model": CONTENT["model"] | {"num_hidden_layers": 3}}, "model.num_hidden_layers"),
+        ({"batch": CONTENT["batch"] | {"microbatches": 2}}, "batch.microbatches"),
+        ({"precision": "fp32"}, "precision"),
+        ({"communication": {"gradient_compression": "int8"}}, "communication.gradient_compression"),
+        ({"pipeline": {"memory_limit": 2}}, "pipeline.memory_limit"),
+        ({"data": {"sources": [{"name": "other", "prepared": "/disks/east"}]}}, "data.sources"),
+    ],
+)
+def test_the_first_setting_that_differs_is_named(changes, name):
+    with pytest.raises(UserError, match=f"site west has another {name} than this site, which has"):
+        compare(changes)
