@@ -1,6 +1,6 @@
 """The leaves of a tree by their paths, and their types as text, as checkpoints record them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -17,6 +17,11 @@ def leaves_by_name(tree: Any) -> dict[str, Any]:
     named = {leaf_name(path): leaf for path, leaf in leaves}
     assert len(named) == len(leaves), "two leaves of the tree have the same path"
     return named
+
+
+def leaves_of_parts(trees: Iterable[Any]) -> dict[str, Any]:
+    """Return the leaves of all trees by `leaf_name`; a leaf may be in several of them."""
+    return {name: leaf for tree in trees for name, leaf in leaves_by_name(tree).items()}
 
 
 def describe_arrays(arrays: Mapping[str, Any]) -> dict[str, str]:

@@ -18,10 +18,10 @@ from geojax.checkpoint.folder import committed_steps
 from geojax.checkpoint.restorer import Restorer
 from geojax.checkpoint.saved_array import SavedArray
 from geojax.checkpoint.site_folders import open_site_folders
-from geojax.checkpoint.site_group import site_groups
+from geojax.checkpoint.site_group import SiteGroup, site_groups
 from geojax.checkpoint.site_writer import SiteWriter, reason
 from geojax.errors import LostContactError, RunError, UserError
-from geojax.named_arrays import describe_arrays, leaves_by_name
+from geojax.named_arrays import describe_arrays, leaves_by_name, leaves_of_parts
 from geojax.optim.layout import LeafLayout
 from geojax.runtime import translate_collective_errors
 
@@ -68,6 +68,7 @@ class Checkpointer:
         mesh: Mesh,
         *,
         sites: Sequence[str] | None = None,
+        island: str | None = None,
         keep: int = 3,
         interval: int | None = None,
         interval_minutes: float | None = None,
@@ -81,6 +82,8 @@ class Checkpointer:
             mesh: mesh of the run.
             sites: names of the sites along `dc`, each of which saves by itself; None: all save
                 together, on a file system that all processes share.
+            island: the one of `sites` that `mesh` is of, where each has a JAX runtime of its own
+                and a part of the state; None: the mesh is of all sites.
             keep: number of checkpoints to keep.
             interval: `should_save` is true for multiples of this step number.
             interval_minutes: `due` is true when the last save is at least this long ago.
@@ -97,15 +100,22 @@ class Checkpointer:
         self._interval = interval
         self._interval_minutes = interval_minutes
         self._report = report if jax.process_index() == 0 else lambda line: None
-        self._groups = site_groups(mesh, sites)
+        self._groups = site_groups(mesh, sites, island)
+        self._sites = [group.name for group in self._groups]
+        if island is not None and sites is not None:
+            self._sites = list(sites)
         self._locks = open_site_folders(self.folder, self._groups)
-        self._restorer = Restorer(self.folder, self._groups, link_bytes_per_second, self._report)
+        elsewhere = [] if island is None else [site for site in self._sites if site != island]
+        self._restorer = Restorer(
+            self.folder, self._groups, elsewhere, link_bytes_per_second, self._report
+        )
         self._writers = [
             SiteWriter(group, group.folder(self.folder), keep, report)
             for group in self._groups
             if group.is_here
         ]
-        self._run = first_text(uuid.uuid4().hex) or ""
+        self.run = first_text(uuid.uuid4().hex) or ""
+        """Name of the run in its checkpoints. Islands agree on one before the first save."""
         self._last_save = time.monotonic()
         self._newest_step: int | None = None
         self._unusable_steps: list[int] = []
@@ -135,7 +145,14 @@ class Checkpointer:
             and now - self._last_save >= 60 * self._interval_minutes
         )
 
-    def save(self, step: int, state: Any, layouts: Any, metadata: Mapping[str, Any]) -> None:
+    def save(
+        self,
+        step: int,
+        state: Any,
+        layouts: Any,
+        metadata: Mapping[str, Any],
+        parts: Sequence[Any] = (),
+    ) -> None:
         """Save `state` as the checkpoint of `step`, in the background.
 
         Waits for the save before it. Does nothing when `step` is the one saved or restored last.
@@ -146,6 +163,7 @@ class Checkpointer:
             state: a tree of jax.Arrays on the mesh.
             layouts: the `LeafLayout` of each of them.
             metadata: other facts for a resumed run, as JSON; "model" holds the model's config.
+            parts: the `layouts` of all sites, where this one is an island; () where it is not.
 
         Raises:
             RunError: too many saves in a row have failed.
@@ -157,7 +175,7 @@ class Checkpointer:
             return
         if self._make_room(step):
             leaves, named = leaves_by_name(state), leaves_by_name(layouts)
-            content = self._content(step, named, metadata)
+            content = self._content(step, named, metadata, parts)
             finished = [
                 writer.save(step, *self._part(writer, leaves, named, content))
                 for writer in self._writers
@@ -221,6 +239,7 @@ class Checkpointer:
         *,
         model: Mapping[str, Any] | None = None,
         adapt: Callable[[Any, Mapping[str, str]], Any] | None = None,
+        parts: Sequence[Any] = (),
     ) -> tuple[Any, dict[str, Any]]:
         """Read the state and the metadata of the newest checkpoint that is undamaged.
 
@@ -232,6 +251,7 @@ class Checkpointer:
             model: the model's config; None to restore without looking at the model.
             adapt: function that replaces `layouts`, called with them and the saved arrays' types by
                 name, as "float32[100,64]". None: `layouts` stay.
+            parts: see `save`.
 
         Returns:
             the state, laid out as `layouts`, and the metadata given to `save` together with "step".
@@ -241,7 +261,7 @@ class Checkpointer:
                 other arrays (found before any array is read).
         """
         self.wait()
-        restored = self._restorer.restore(layouts, model=model, adapt=adapt)
+        restored = self._restorer.restore(layouts, model=model, adapt=adapt, parts=parts)
         self._newest_step = int(restored.metadata["step"])
         self._unusable_steps = list(restored.unusable)
         return restored.state, restored.metadata
@@ -300,23 +320,31 @@ class Checkpointer:
         return True
 
     def _content(
-        self, step: int, layouts: Mapping[str, LeafLayout], metadata: Mapping[str, Any]
+        self,
+        step: int,
+        layouts: Mapping[str, LeafLayout],
+        metadata: Mapping[str, Any],
+        parts: Sequence[Any],
     ) -> dict[str, Any]:
         """Return what the manifests of all sites' parts say."""
-        held = [
-            {
+
+        def held_by(layouts: Mapping[str, LeafLayout], group: SiteGroup) -> dict[str, Any]:
+            return {
                 name: array.dims
                 for name, layout in layouts.items()
                 if (array := SavedArray.of_site(layout, group.all_sites, group.site)) is not None
             }
-            for group in self._groups
-        ]
+
+        if parts:
+            held = [held_by(leaves_by_name(part), self._groups[0]) for part in parts]
+        else:
+            held = [held_by(layouts, group) for group in self._groups]
         return {
             "step": step,
-            "run": self._run,
+            "run": self.run,
             "metadata": dict(metadata),
-            "arrays": describe_arrays(layouts),
-            "sites": [group.name for group in self._groups],
+            "arrays": describe_arrays(leaves_of_parts(parts) or layouts),
+            "sites": self._sites,
             "held": held,
         }
 
@@ -333,7 +361,9 @@ class Checkpointer:
             for name, leaf in leaves.items()
             if (array := writer.group.array(leaf, layouts[name])) is not None
         }
-        return arrays, json.loads(json.dumps({**content, "site": self._groups.index(writer.group)}))
+        return arrays, json.loads(
+            json.dumps({**content, "site": self._sites.index(writer.group.name)})
+        )
 
     def _save_failed(self, step: int, problem: str) -> None:
         """Warn of a failed save, or end the run if it is one too many."""

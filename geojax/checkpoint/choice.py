@@ -76,7 +76,10 @@ def from_text(text: str) -> tuple[Part, ...]:
 
 
 def choose(
-    seen: Sequence[Sequence[Part]], sites: Sequence[str], excluded: Collection[SaveKey]
+    seen: Sequence[Sequence[Part]],
+    sites: Sequence[str],
+    excluded: Collection[SaveKey],
+    elsewhere: Collection[str] = (),
 ) -> tuple[Choice | None, dict[int, str]]:
     """Choose the newest save that is whole.
 
@@ -87,6 +90,7 @@ def choose(
         seen: the parts that each site sees.
         sites: names of the sites of this run.
         excluded: saves that have been found damaged.
+        elsewhere: names of further sites of the run, which choose by themselves.
 
     Returns:
         The choice, None if there is none, and the newer steps that cannot be used, with reasons.
@@ -102,7 +106,7 @@ def choose(
         choice = Choice(key, parts)
         saved = next(part.sites for each in parts for part in each)
         missing = _sites_without_own(parts, sites)
-        if set(saved) != set(sites):
+        if set(saved) != {*sites, *elsewhere}:
             if _all_there(saved, parts):
                 return choice, _newer(problems, key.step)
             missing = missing or [sites[0]]

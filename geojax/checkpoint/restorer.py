@@ -19,7 +19,7 @@ from geojax.checkpoint.folder import interrupted_steps
 from geojax.checkpoint.saved_state import Crossing, SavedState
 from geojax.checkpoint.site_group import SiteGroup
 from geojax.errors import UserError
-from geojax.named_arrays import leaves_by_name
+from geojax.named_arrays import leaves_by_name, leaves_of_parts
 from geojax.quantities import quantity
 from geojax.runtime.liveness.exit_messages import first_line
 
@@ -42,6 +42,8 @@ class Restorer:
     """Folder of the run's checkpoints."""
     groups: Sequence[SiteGroup]
     """Sites of this run."""
+    elsewhere: Sequence[str]
+    """Names of further sites, with runtimes of their own, each of which reads its own part."""
     link_bytes_per_second: float | None
     """Bandwidth between sites, if it is known."""
     report: Callable[[str], None]
@@ -62,6 +64,7 @@ class Restorer:
         *,
         model: Mapping[str, Any] | None,
         adapt: Callable[[Any, Mapping[str, str]], Any] | None,
+        parts: Sequence[Any],
     ) -> Restored:
         """Read the newest checkpoint that is undamaged; see `Checkpointer.restore`."""
         damaged: dict[SaveKey, str] = {}
@@ -71,7 +74,7 @@ class Restorer:
                 raise UserError(f"{self.folder}: holds no checkpoint")
             content = self._content_of(chosen)
             try:
-                state = self._read(chosen, content, layouts, model, adapt)
+                state = self._read(chosen, content, layouts, model, adapt, parts)
             except manifest.DamagedCheckpoint as damage:
                 damaged[chosen.key] = str(damage)
                 continue
@@ -93,7 +96,7 @@ class Restorer:
                 own = choice.to_text(choice.list_parts(self.folder, group.folder(self.folder)))
             seen.append(choice.from_text(text_of(group.primary, own)))
         sites = [group.name for group in self.groups]
-        chosen, problems = choice.choose(seen, sites, damaged)
+        chosen, problems = choice.choose(seen, sites, damaged, self.elsewhere)
         problems |= {key.step: problem for key, problem in damaged.items()}
         if chosen is None and problems:
             raise UserError(f"{self.folder}: holds no undamaged checkpoint: {_list_of(problems)}")
@@ -117,6 +120,7 @@ class Restorer:
         layouts: Any,
         model: Mapping[str, Any] | None,
         adapt: Callable[[Any, Mapping[str, str]], Any] | None,
+        parts: Sequence[Any],
     ) -> Any:
         """Read the state of the save `chosen`.
 
@@ -127,11 +131,17 @@ class Restorer:
         if model is not None:
             refuse_other_model(path, content["metadata"].get("model"), model)
         if adapt is not None:
-            layouts = adapt(layouts, content["arrays"])
+            layouts, *parts = (adapt(each, content["arrays"]) for each in (layouts, *parts))
         named = leaves_by_name(layouts)
-        refuse_other_arrays(path, content["arrays"], named)
+        refuse_other_arrays(path, content["arrays"], leaves_of_parts(parts) | named)
         self._verify(chosen)
         saved = SavedState(self.folder, content, chosen.parts_of_site, self.groups)
+        if self.elsewhere and (lacking := first_text(saved.first_lacking(named))):
+            raise UserError(
+                f"{path}: site {self.groups[0].name} now has other layers and does not see all of "
+                f"{lacking}; copy the folders of the other sites beside its own, or set "
+                "pipeline.layers as it was"
+            )
         self._announce(saved.crossing(named))
         problem, leaves = None, []
         try:

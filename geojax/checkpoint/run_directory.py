@@ -25,11 +25,12 @@ class RunDirectory:
         UserError: `path` cannot be made.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, checkpoints: Path | None = None) -> None:
+        """Make the directory; `checkpoints` is the folder of those that lie elsewhere."""
         self.path = Path(path)
         self._make()
         self.config = self.path / "config.yaml"
-        self.checkpoints = self.path / "checkpoints"
+        self.checkpoints = checkpoints or self.path / "checkpoints"
         self.metrics = self.path / "metrics.jsonl"
         self.tensorboard = self.path / "tensorboard"
         self.loss_curve = self.path / "loss.png"

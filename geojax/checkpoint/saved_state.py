@@ -146,6 +146,11 @@ class SavedState:
                 pieces.append(Piece(positions, store and store.result()))
         return pieces
 
+    def first_lacking(self, layouts: Mapping[str, LeafLayout]) -> str | None:
+        """Name the first leaf of which some site does not see all that it needs; None: none."""
+        lacking = (name for name, each in layouts.items() if self._is_lacking_somewhere(name, each))
+        return next(lacking, None)
+
     def _is_lacking_somewhere(self, name: str, layout: LeafLayout) -> bool:
         """Return whether some site does not see all that its devices need."""
         for site, parts in enumerate(self.parts_of_site):

@@ -87,8 +87,16 @@ class SiteGroup:
         return held
 
 
-def site_groups(mesh: Mesh, names: Sequence[str] | None) -> tuple[SiteGroup, ...]:
-    """Divide a mesh into one group for each site, called `names`; None: into one for all."""
+def site_groups(
+    mesh: Mesh, names: Sequence[str] | None, island: str | None = None
+) -> tuple[SiteGroup, ...]:
+    """Divide a mesh into one group for each site, called `names`; None: into one for all.
+
+    `island` is the name of the one site that the mesh is of, where the others have runtimes of
+    their own.
+    """
+    if island is not None:
+        return (SiteGroup(island, None, mesh, mesh),)
     if names is None or mesh.shape.get("dc", 1) == 1:
         return (SiteGroup("", None, mesh, mesh),)
     dim = mesh.axis_names.index("dc")

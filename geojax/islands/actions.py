@@ -134,6 +134,25 @@ def stage_actions(schedule: Schedule, site: int, *, tied: bool) -> tuple[SiteAct
     )
 
 
+def forward_actions(placement: Placement, microbatches: int, site: int) -> tuple[SiteAction, ...]:
+    """List the actions of a site in role stage that validates: forwards, through all sites.
+
+    Args:
+        placement: site s is stage s.
+        microbatches: number of microbatches.
+        site: the site.
+    """
+    orders = tuple(
+        tuple(
+            Action(Kind.FORWARD, microbatch, chunk)
+            for microbatch in range(microbatches)
+            for chunk in placement.chunks_of(stage)
+        )
+        for stage in range(placement.stages)
+    )
+    return tuple(_work(Schedule("forward", placement, microbatches, False, orders), site, ()))
+
+
 def _work(schedule: Schedule, stage: int, sites: tuple[int, ...]) -> Iterator[SiteAction]:
     """Yield the work of a stage, with its hops to other stages and the reductions of its chunks."""
     stage_of = schedule.placement.stage_of

@@ -5,6 +5,7 @@ the walk, microbatch by microbatch.
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -25,7 +26,7 @@ from geojax.step.grad_reduce import intra_site_reduce_scatter
 from geojax.step.grad_sinks import AmaxSink, AmaxSums, Zero2Sink
 from geojax.step.gradients import split_microbatches, trained_layer
 from geojax.step.plan import StepPlan
-from geojax.step.update import gradient_factor
+from geojax.step.update import gradient_factor, sum_in_site, sum_scalars_over_sites
 from geojax.step.weight_sources import gather_layers, without_layers
 
 
@@ -174,6 +175,26 @@ class ChunkPasses:
             so_far.layers,
         )
         return pack(so_far._replace(layers=layers))
+
+    def forward_only(
+        self, chunk: int, weights: Any, x: Any, inputs: StepInputs, microbatch: jax.Array
+    ) -> Any:
+        """Run a chunk forwards, without dropout: the stream, or of the last one the loss."""
+        run = ForwardBackward(self.part.model, self.plan, None)
+        own, batch = run.chunk(self.part.chunks[chunk]), self._microbatch(inputs, microbatch)
+        context = own.functions.context(batch)
+        made, _ = own.forward_only(unpack(weights).weights, unpack(x), batch, context)
+        return pack(made)
+
+    def validation_sums(self, losses: Any, inputs: StepInputs) -> jax.Array:
+        """Return [sum of losses, number of targets] of the site; 0 where it has no head."""
+        dtype = self._run(inputs).loss_dtype
+        targets = inputs.batch["loss_mask"].astype(dtype).sum()
+        if not self.part.has_head:
+            targets = jnp.zeros_like(targets)
+        own: list[jax.Array] = unpack(losses)
+        loss = functools.reduce(jnp.add, own, jnp.zeros_like(targets))
+        return sum_scalars_over_sites(sum_in_site(jnp.stack([loss, targets])), self.plan)
 
     def _run(self, inputs: StepInputs) -> ForwardBackward:
         model, plan, key = self.part.model, self.plan, None

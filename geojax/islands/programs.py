@@ -7,6 +7,7 @@ reduce      sums ─► the site's shards of a bucket, encoded
 divide      stream ─► each rank's part of it, where ranks share it; `whole` inverts it
 add         buckets of all sites ─► total
 apply       state, totals ─► state, metrics
+forward_only, validation_sums: forwards without residuals, and [losses, targets]
 """
 
 import functools
@@ -81,6 +82,8 @@ class SitePrograms:
         self.weight_gradients = of_chunks(
             passes.weight_gradients, (ranks, ranks, inputs, replicated, ranks), donate=(4,)
         )
+        self.forward_only = of_chunks(passes.forward_only, (ranks, ranks, inputs, replicated))
+        self.validation_sums = program(passes.validation_sums, (ranks, inputs), replicated)
         self.divide = program(on_packed(divide), (ranks,))
         self.whole = program(on_packed(whole), (ranks,))
         self.reduce = of_chunks(sums.reduce, (ranks, ranks, state.error_feedback, inputs))

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from geojax.islands.values import ChunkSums
 from geojax.models import ModelConfig
+from geojax.optim import LeafLayout, StageAssignment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +94,23 @@ class SitePart:
 
     def held_layouts(self, layouts: Any) -> Any:
         """Return the `LeafLayout`s of `held`, of those of the model's parameters."""
-        return self._held(layouts, lambda layout: layout.of_layers(self.layers))
+        return self._held(layouts, self.layers_layout)
+
+    def saved_layouts(self, layouts: Any) -> Any:
+        """Return the `LeafLayout`s of `held` as places in the whole model's leaves."""
+        return self._held(layouts, self.saved_layers_layout)
+
+    def layers_layout(self, layout: LeafLayout) -> LeafLayout:
+        """Return the layout of the site's layers of a stacked leaf, as a leaf of its own."""
+        return layout.of_layers(self.layers)
+
+    def saved_layers_layout(self, layout: LeafLayout) -> LeafLayout:
+        """Return the layout of the site's layers as some of those of the model's leaf.
+
+        On devices it is that of `layers_layout`; checkpoints learn from it which layers these are.
+        """
+        numbers = tuple(layer for layers in self.chunks.values() for layer in layers)
+        return dataclasses.replace(layout, stages=StageAssignment((), (numbers,)))
 
     def _held(self, tree: Any, of_layers: Callable[[Any], Any]) -> Any:
         made = {"layers": jax.tree.map(of_layers, tree["layers"])}

@@ -26,12 +26,12 @@ from geojax.islands.actions import (
     received,
     sent,
 )
-from geojax.islands.fetch_window import FetchWindow
+from geojax.islands.messages import Messages
 from geojax.islands.programs import SitePrograms
 from geojax.islands.traffic import OFFER, LinkTraffic, no_traffic
 from geojax.islands.values import ChunkParameters, ChunkSums, Kept, Reduced, StepInputs, StepScalars
 from geojax.pipeline.schedule import Action, Kind
-from geojax.transport import Fetch, MessageKey, Transport
+from geojax.transport import MessageKey, Transport
 from geojax.transport.private import is_ready
 
 _POLL_SECONDS = 0.001
@@ -58,7 +58,7 @@ class Walk:
         self.programs, self.transport = programs, transport
         self.traffic: Mapping[int, LinkTraffic] = {}
         """Traffic of the last step with each other site."""
-        self._steps = self._exchanges = 0
+        self._walks = self._exchanges = 0
 
     def step(self, state: Any, signals: jax.Array, inputs: StepInputs) -> tuple[Any, Any]:
         """Run one step; its last programs may still run when this returns.
@@ -74,11 +74,19 @@ class Walk:
         Raises:
             RunError: another site is lost.
         """
-        step = _Step(self, state, signals, inputs, self._steps)
+        step = _Step(self, state, signals, inputs)
         made = step.run()
-        self._steps += 1
         self.traffic = step.traffic
         return made
+
+    def begin_messages(self, actions: Sequence[SiteAction], windows: Mapping[int, int]) -> Messages:
+        """Begin to fetch what a list of actions takes; all sites call it in the same order.
+
+        Raises:
+            RunError: another site is lost.
+        """
+        self._walks += 1
+        return Messages(self._walks, actions, windows, self.programs, self.transport)
 
     def of_all_sites(self, own: jax.Array) -> list[jax.Array]:
         """Exchange a few numbers, equal on all ranks of a site: those of each site, in order.
@@ -109,15 +117,15 @@ class Walk:
 class _Step:
     """One step under way: values that later actions take, each dropped when it was taken."""
 
-    def __init__(self, walk: Walk, state: Any, signals: jax.Array, inputs: StepInputs, number: int):
+    def __init__(self, walk: Walk, state: Any, signals: jax.Array, inputs: StepInputs):
         self._actions, self._transport = walk.actions, walk.transport
-        self._programs, self._number = walk.programs, number
+        self._programs = walk.programs
         self._split_backward = any(
             isinstance(each, Action) and each.kind is Kind.WEIGHT for each in walk.actions
         )
         self._state, self._signals, self._inputs = state, signals, inputs
         self.traffic = no_traffic(walk.actions, walk.windows)
-        self._window = FetchWindow(walk.actions, walk.windows, self._begin_fetch)
+        self._messages = walk.begin_messages(walk.actions, walk.windows)
         self._microbatches = [np.int32(each) for each in range(self._programs.plan.microbatches)]
         weights = self._programs.gather(state.parameters, state.amax_history)
         self._weights: dict[int, ChunkParameters] = {}
@@ -131,7 +139,7 @@ class _Step:
         """The stream or cotangent that an action takes."""
         self._kept: dict[tuple[int, int], Kept] = {}
         self._reduced: dict[int, Reduced] = {}
-        self._messages: dict[Bucket, Any] = {}
+        self._offered: dict[Bucket, Any] = {}
         self._totals: dict[int, Any] = {}
         self._scalars: StepScalars
         self._amax: Any = None
@@ -153,8 +161,8 @@ class _Step:
                     payload = self._programs.divide(self._taken_by.pop(action.action))
                     self._offer(action, payload)
                 case Reduce():
-                    self._messages[action.bucket] = self._reduce(action.bucket)
-                    self._offer(action, self._messages[action.bucket])
+                    self._offered[action.bucket] = self._reduce(action.bucket)
+                    self._offer(action, self._offered[action.bucket])
                 case Add():
                     self._add(action)
                 case Apply():
@@ -227,7 +235,7 @@ class _Step:
 
     def _add(self, action: Add) -> None:
         programs, bucket = self._programs, action.bucket
-        parts = {self._transport.site: self._messages.pop(bucket)}
+        parts = {self._transport.site: self._offered.pop(bucket)}
         for sender, message in received(action):
             parts[sender] = self._take(sender, message)
         in_order = [parts[site] for site in sorted(parts)]
@@ -258,30 +266,24 @@ class _Step:
 
     def _offer(self, action: SiteAction, payload: Any) -> None:
         for receiver, message in sent(action):
-            key = MessageKey(self._number, *message)
-            arrays, counters = jax.tree.leaves(payload), self._transport.counters[receiver]
+            counters = self._transport.counters[receiver]
             waited = counters.offer_wait_seconds
-            self._transport.offer(receiver, key, arrays)
+            self._messages.offer(receiver, message, payload)
             link = self.traffic[receiver]
             if self._devices_are_idle():
                 link.wait_seconds[OFFER] += counters.offer_wait_seconds - waited
-            link.sent_bytes += sum(array.nbytes for array in arrays)
+            link.sent_bytes += sum(array.nbytes for array in jax.tree.leaves(payload))
             link.messages_in_flight = max(link.messages_in_flight, counters.messages_in_flight)
 
-    def _begin_fetch(self, sender: int, message: Message) -> Fetch:
-        like = jax.tree.leaves(self._programs.payload(message))
-        return self._transport.fetch(sender, MessageKey(self._number, *message), like)
-
     def _take(self, sender: int, message: Message) -> Any:
-        structure = jax.tree.structure(self._programs.payload(message))
-        while not self._window.arrived(sender, message) and not self._devices_are_idle():
+        while not self._messages.arrived(sender, message) and not self._devices_are_idle():
             time.sleep(_POLL_SECONDS)
         idle_since = time.monotonic()
-        arrays = self._window.take(sender, message)
+        payload = self._messages.take(sender, message)
         link = self.traffic[sender]
         link.wait_seconds[message.kind] += time.monotonic() - idle_since
-        link.received_bytes += sum(array.nbytes for array in arrays)
-        return jax.tree.unflatten(structure, arrays)
+        link.received_bytes += sum(array.nbytes for array in jax.tree.leaves(payload))
+        return payload
 
     def _devices_are_idle(self) -> bool:
         return is_ready(jax.tree.leaves(self._newest)[0])

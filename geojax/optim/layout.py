@@ -283,8 +283,10 @@ def leaf_layout(
         tuple(shape), jnp.dtype(dtype), model_shards, partial=partial, stages=stages
     )
     if stages is not None and stacked:
-        layers = len(set(stages.order) - {PADDING_LAYER})
-        assert layers == shape[0], f"the stages must hold all of {shape[0]} layers; got {layers}"
+        layers = set(stages.order) - {PADDING_LAYER}
+        assert layers == set(range(shape[0])), (
+            f"the stages must hold all of {shape[0]} layers; got {sorted(layers)}"
+        )
     if not shard_axes:
         return unsharded
     ranks = math.prod(shard_axes.values())

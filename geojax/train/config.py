@@ -386,11 +386,11 @@ class RunConfig(Settings):
         if self.dc.join != "islands":
             return self
         required = {
-            "dc.role=data": self.dc.role == "data",
             "mesh.dc of 2 or more": self.mesh.dc > 1,
             "mesh.stage=1": self.mesh.stage == 1,
             "zero.stage of 2 or less": self.zero.stage <= 2,
             "zero.across_sites=false": not self.zero.across_sites,
+            "checkpoint.per_site=true": self.checkpoint.per_site or self.dc.role == "data",
         }
         missing = [name for name, holds in required.items() if not holds]
         if missing:

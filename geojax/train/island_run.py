@@ -5,7 +5,7 @@ import functools
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,13 +16,15 @@ from jax.sharding import Mesh
 from geojax.accelerators import accelerator_of
 from geojax.checkpoint import Checkpointer
 from geojax.errors import RunError, UserError
-from geojax.islands.actions import breadth_first, data_actions, windows
+from geojax.islands.actions import breadth_first, data_actions
 from geojax.islands.agreement import Agreement
 from geojax.islands.programs import SitePrograms, StepBytes
+from geojax.islands.shared_name import SharedName
 from geojax.islands.site_part import SitePart, even_chunks
-from geojax.islands.site_state import initial_site_state, site_layouts
+from geojax.islands.site_state import initial_site_state, saved_layouts, site_layouts
 from geojax.islands.site_sums import SumsOfSites
 from geojax.islands.traffic import LinkTraffic
+from geojax.islands.validation import Validation
 from geojax.islands.values import StepInputs
 from geojax.islands.walk import Walk
 from geojax.mesh import make_mesh
@@ -37,6 +39,13 @@ from geojax.step.state import TrainState, with_own_sites, with_saved_sites
 from geojax.train.batches import global_batch, global_signals, sequences_of_process
 from geojax.train.compiled_run import step_plan
 from geojax.train.config import RunConfig
+from geojax.train.island_stages import (
+    Lists,
+    fetched_ahead,
+    stage_lists,
+    stage_parts,
+    validation_lists,
+)
 from geojax.train.report import mesh_line
 from geojax.train.sample import gather_full_params, unsampled_reason
 from geojax.train.trainer import Batch, TrainerFacts
@@ -50,9 +59,13 @@ _AUTO_CHUNKS = 4
 
 
 def site_config(config: RunConfig) -> RunConfig:
-    """Return the config of one site by itself: without `dc`, and with its share of the batch."""
+    """Return the config of one site by itself: without `dc`, and with the batch that it gets.
+
+    In role data that is its share, in role stage all of it.
+    """
     mesh = config.mesh.model_copy(update={"dc": 1})
-    sequences = config.batch.global_batch_size // config.mesh.dc
+    shares = config.mesh.dc if config.dc.role == "data" else 1
+    sequences = config.batch.global_batch_size // shares
     batch = config.batch.model_copy(update={"global_batch_size": sequences})
     return config.model_copy(update={"mesh": mesh, "batch": batch})
 
@@ -79,7 +92,8 @@ def island_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
 def sequences_of_site(config: RunConfig, plan: StepPlan, site: int) -> list[int]:
     """List the sequences of a global batch that the devices of this process need, ascending."""
     count = site_config(config).batch.global_batch_size
-    return [site * count + each for each in sequences_of_process(plan, count)]
+    first = site * count if config.dc.role == "data" else 0
+    return [first + each for each in sequences_of_process(plan, count)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,8 +107,11 @@ class IslandRun:
     layouts: TrainState
     optimizer: Any
     walk: Walk
+    parts: Sequence[TrainState] = ()
+    """The `LeafLayout` of each leaf of each site's part, in role stage; () in role data."""
     evaluation_program: jax.stages.Compiled | None = None
-    """`(state, batch) -> [sum of losses, number of targets]`; None: nothing is validated."""
+    """`(state, batch) -> [sum of losses, number of targets]` of a site that holds the whole model;
+    None: it does not, or nothing is validated."""
     log: Callable[[str], None] = print
     """Function that shows a line to the user."""
 
@@ -117,33 +134,28 @@ class IslandRun:
             log: shows a line to the user.
             validate: compile the validation pass too.
         """
-        model = config.model
-        part = SitePart(model, even_chunks(model, _chunks(config)))
+        model, is_stage = config.model, config.dc.role == "stage"
+        if is_stage:
+            parts = stage_parts(config)
+        else:
+            parts = [SitePart(model, even_chunks(model, _chunks(config)))] * transport.sites
+        part = parts[transport.site]
         optimizer = make_optimizer(config.optimizer, config.steps)
         schedule = learning_rate_schedule(config.optimizer, config.steps)
         layouts = site_layouts(part, optimizer, plan)
         own = site_config(config).batch
         batch = batch_shape(own.global_batch_size, own.sequence_length)
         programs = SitePrograms(part, plan, layouts, optimizer, schedule, batch)
-        held = config.pipeline.memory_limit
-        if held is None:
-            accelerator = accelerator_of(plan.mesh.devices.flat[0])
-            usable = None if accelerator is None else usable_memory(accelerator, os.environ)
-            free = None if usable is None else usable.bytes - bytes_per_device(layouts)
-            held = held_microbatches(programs.step_bytes, free)
-        order = breadth_first(len(part.chunks), plan.microbatches, min(held, plan.microbatches))
-        lists = [data_actions(order, site, transport.sites) for site in range(transport.sites)]
-        ahead = {
-            sender: count
-            for (sender, receiver), count in windows(lists).items()
-            if receiver == transport.site
-        }
-        evaluation = None
-        if validate:
+        lists = stage_lists(config) if is_stage else _data_lists(config, programs)
+        ahead = fetched_ahead(lists, transport.site)
+        walk = Walk(lists[transport.site], ahead, programs, transport)
+        saved, evaluation = [], None
+        if is_stage:
+            saved = [saved_layouts(each, optimizer, plan) for each in parts]
+        elif validate:
             traced = trace_evaluation(layouts, model, plan, batch)
             evaluation = traced.lower().compile(compiler_options=plan.compiler_options)
-        walk = Walk(lists[transport.site], ahead, programs, transport)
-        return cls(config, plan, layouts, optimizer, walk, evaluation, log)
+        return cls(config, plan, layouts, optimizer, walk, saved, evaluation, log)
 
     def initial_state(self) -> TrainState:
         """Return the state before the first step."""
@@ -154,9 +166,8 @@ class IslandRun:
         self, state: TrainState, batch: Batch, requests: Mapping[str, bool]
     ) -> tuple[TrainState, dict[str, jax.Array]]:
         """Run a step on this process's sequences, but for its end; the state is donated."""
-        seed = np.uint32(self.config.seed)
-        inputs = StepInputs(self._on_mesh(batch), state.loss_scale, seed, state.step)
-        next_state, metrics = self.walk.step(state, global_signals(self.plan, requests), inputs)
+        inputs, signals = self._inputs(state, batch), global_signals(self.plan, requests)
+        next_state, metrics = self.walk.step(state, signals, inputs)
         return next_state, metrics
 
     def link_traffic(self) -> Mapping[str, LinkTraffic]:
@@ -166,9 +177,21 @@ class IslandRun:
 
     def evaluate(self, state: TrainState, batch: Batch) -> jax.Array:
         """Return [sum of losses, number of targets] of a batch, over all sites."""
+        if self.parts:
+            return self.validation.sums(state, self._inputs(state, batch))
         assert self.evaluation_program is not None, "a run that validates must be built for it"
         own = self.evaluation_program(state, self._on_mesh(batch))
         return functools.reduce(jnp.add, self.walk.of_all_sites(own))
+
+    @functools.cached_property
+    def validation(self) -> Validation:
+        """The walk of a validation, in role stage."""
+        lists, site = validation_lists(self.config), self.walk.transport.site
+        return Validation(self.walk, lists[site], fetched_ahead(lists, site))
+
+    def _inputs(self, state: TrainState, batch: Batch) -> StepInputs:
+        seed = np.uint32(self.config.seed)
+        return StepInputs(self._on_mesh(batch), state.loss_scale, seed, state.step)
 
     def _on_mesh(self, batch: Batch) -> dict[str, jax.Array]:
         count = site_config(self.config).batch.global_batch_size
@@ -177,11 +200,19 @@ class IslandRun:
     def save(
         self, checkpointer: Checkpointer, step: int, state: TrainState, metadata: Mapping[str, Any]
     ) -> None:
-        """Save what the site's devices hold: the whole model, and rounding errors of the site.
+        """Save what the site's devices hold.
+
+        In role data that is the whole model, and rounding errors of the site; in role stage its
+        part, and all sites' folders together are a checkpoint of one program.
 
         Raises:
-            RunError: the sites do not hold the same weights.
+            RunError: the sites do not hold the same weights in role data.
         """
+        if self.parts:
+            checkpointer.run = self.shared_name.get()
+            own = self.parts[self.walk.transport.site]
+            checkpointer.save(step, state, own, metadata, self.parts)
+            return
         if differing := self.agreement.differing_sites(step, state.parameters):
             sites = ", ".join(map(str, differing))
             raise RunError(
@@ -199,7 +230,10 @@ class IslandRun:
         Raises:
             UserError: as in `Trainer.restore`; or the sites' checkpoints are of different steps.
         """
-        saved, metadata = checkpointer.restore(self.layouts, model=model, adapt=with_saved_sites)
+        layouts = self.parts[self.walk.transport.site] if self.parts else self.layouts
+        saved, metadata = checkpointer.restore(
+            layouts, model=model, adapt=with_saved_sites, parts=self.parts
+        )
         steps = [int(step) for step in self.walk.of_all_sites(saved.step)]
         if len(set(steps)) > 1:
             listed = ", ".join(map(str, steps))
@@ -208,6 +242,11 @@ class IslandRun:
                 f"after step {min(steps)} at the other sites"
             )
         return with_own_sites(saved, self.layouts, self.plan), metadata
+
+    @functools.cached_property
+    def shared_name(self) -> SharedName:
+        """The name of the run in the checkpoints of all sites, in role stage."""
+        return SharedName(self.walk)
 
     @functools.cached_property
     def agreement(self) -> Agreement:
@@ -220,6 +259,8 @@ class IslandRun:
 
     def unsampled_reason(self) -> str | None:
         """Say why the whole model cannot be gathered on one device; None: it can be."""
+        if self.parts:
+            return "each site holds only some of the layers"
         return unsampled_reason(self.config.model, self.layouts, self.plan)
 
     @functools.cached_property
@@ -241,12 +282,29 @@ class IslandRun:
         transport, programs = self.walk.transport, self.walk.programs
         parameters = quantity(parameter_count(self.config.model))
         state_bytes = quantity(bytes_per_device(self.layouts), "B")
+        held = f"in {len(programs.part.chunks)} buckets"
+        if self.parts:
+            layers, whole = programs.part.layers, self.config.model.num_hidden_layers
+            held = f"for {layers} of {whole} layers, schedule {self.config.pipeline.schedule}"
         return [
             f"site {transport.site} of {transport.sites}, a runtime of its own: "
             f"{mesh_line(self.plan.mesh)}; {parameters} parameters; {state_bytes} of state per "
             "device",
-            f"a step of a site: {self.facts.cross_site} in {len(programs.part.chunks)} buckets",
+            f"a step of a site: {self.facts.cross_site} {held}",
         ]
+
+
+def _data_lists(config: RunConfig, programs: SitePrograms) -> Lists:
+    """List the actions of each site in role data, with as many microbatches held as fit."""
+    plan, held = programs.plan, config.pipeline.memory_limit
+    if held is None:
+        accelerator = accelerator_of(plan.mesh.devices.flat[0])
+        usable = None if accelerator is None else usable_memory(accelerator, os.environ)
+        free = None if usable is None else usable.bytes - bytes_per_device(programs.layouts)
+        held = held_microbatches(programs.step_bytes, free)
+    chunks, sites = len(programs.part.chunks), config.mesh.dc
+    order = breadth_first(chunks, plan.microbatches, min(held, plan.microbatches))
+    return [data_actions(order, site, sites) for site in range(sites)]
 
 
 def held_microbatches(step: StepBytes, free_bytes: int | None) -> int:

@@ -29,6 +29,7 @@ _OF_A_SITE: Any = {
 
 _STEPS_IN_FLIGHT = 2
 _SCALARS_BYTES = 1 << 20
+_RESIDUAL_ITEMSIZE = 4
 _ROUND_TRIP_SECONDS = 0.1
 _BYTES_PER_SECOND = 125e6
 
@@ -111,8 +112,20 @@ def _staging(config: RunConfig, site: str) -> Staging:
 
 
 def _limit_bytes(config: RunConfig, plan: StepPlan) -> int:
-    """Return the bytes of the gradients of two steps on a process's devices, and of scalars."""
-    layouts = jax.tree.leaves(parameter_layouts(config.model, plan))
-    of_device = sum(math.prod(each.shard_shape) * each.dtype.itemsize for each in layouts)
+    """Return the bytes of all messages of two steps on a process's devices, and of scalars.
+
+    They are gradients, or streams, their cotangents and the gradient of a tied table.
+    """
+    layouts = parameter_layouts(config.model, plan)
+    if config.dc.role == "stage":
+        layouts = layouts["embedding"]
+    of_device = sum(
+        math.prod(each.shard_shape) * each.dtype.itemsize for each in jax.tree.leaves(layouts)
+    )
+    if config.dc.role == "stage":
+        tokens = config.batch.global_batch_size * config.batch.sequence_length
+        ranks = math.prod(plan.mesh.shape[axis] for axis in ("data", "expert", "context"))
+        number = max(plan.policy.compute_dtype.itemsize, _RESIDUAL_ITEMSIZE)
+        of_device += 2 * tokens // ranks * config.model.hidden_size * number
     devices = plan.mesh.size // jax.process_count()
     return _STEPS_IN_FLIGHT * devices * of_device + _SCALARS_BYTES

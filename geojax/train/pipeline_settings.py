@@ -23,8 +23,9 @@ class DcSettings(Settings):
 
     join: Literal["one_program", "islands"] = "one_program"
     """"one_program": one JAX runtime spans all sites. "islands": every site is a job of its own and
-    JAX's transfer engine moves gradients between them (role "data" only, see docs/running.md). As
-    many microbatches of a step are held at once as fit, or `pipeline.memory_limit` of them."""
+    JAX's transfer engine moves gradients between them, or activations in role "stage" (see
+    docs/running.md). In role "data" as many microbatches of a step are held at once as fit, or
+    `pipeline.memory_limit` of them."""
 
 
 class PipelineSettings(Settings):

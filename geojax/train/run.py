@@ -21,7 +21,7 @@ from geojax.mesh import site_names
 from geojax.quantities import quantity
 from geojax.runtime.cluster_env import complete
 from geojax.runtime.compilation import CompilationCounter
-from geojax.runtime.island_env import island_settings
+from geojax.runtime.island_env import IslandSettings, island_settings
 from geojax.runtime.link_advice import advice_of_process
 from geojax.step.program import STEP_NAME
 from geojax.step.state import TrainState
@@ -85,7 +85,9 @@ def train(
     with runtime.translate_collective_errors(), contextlib.ExitStack() as stack:
         island = island_settings(os.environ, processes.site) if _has_islands(config) else None
         with console.status("estimating the memory of a step"):
-            require_memory(config if island is None else site_config(config), console.print)
+            # One program's stage needs what a site of its own in that role does.
+            alone = island is not None and config.dc.role == "data"
+            require_memory(site_config(config) if alone else config, console.print)
         # Errors of config, layout and data are raised before there is a run directory.
         topology = Topology.load(config.topology) if config.topology is not None else None
         if island is None:
@@ -102,12 +104,11 @@ def train(
                 print(line, flush=True)
         corpus = Corpus.open(config.data, progress=first)
         loader = _open_loader(config, corpus, sequences)
-        folder = config.run_directory if island is None else config.run_directory / island.site
-        directory = stack.enter_context(RunDirectory(folder))
+        directory = stack.enter_context(_run_directory(config, island))
         if first:
             directory.lock()
         checkpointer = stack.enter_context(
-            _open_checkpoints(config, directory, mesh, topology, console)
+            _open_checkpoints(config, directory, mesh, topology, console, island)
         )
         newest = checkpointer.newest()
         refuse_earlier_version(directory.checkpoints, newest)
@@ -179,6 +180,18 @@ def _has_islands(config: RunConfig) -> bool:
     return config.dc.join == "islands"
 
 
+def _run_directory(config: RunConfig, island: IslandSettings | None) -> RunDirectory:
+    """Make the run's directory, or an island's, which shares a checkpoint with others as a stage.
+
+    Raises:
+        UserError: it cannot be made.
+    """
+    if island is None:
+        return RunDirectory(config.run_directory)
+    together = config.run_directory / "checkpoints" if config.dc.role == "stage" else None
+    return RunDirectory(config.run_directory / island.site, together)
+
+
 def _open_loader(config: RunConfig, corpus: Corpus, sequences: Sequence[int]) -> Loader:
     return Loader(
         corpus,
@@ -197,17 +210,21 @@ def _open_checkpoints(
     mesh: Mesh,
     topology: Topology | None,
     console: rich.console.Console,
+    island: IslandSettings | None,
 ) -> Checkpointer:
+    sites: Sequence[str] | None = None
+    own: str | None = None
+    if island is None and config.checkpoint.per_site:
+        sites = site_names(mesh, topology)
+    elif island is not None and config.dc.role == "stage":
+        sites, own = island.sites, island.site
     links = topology.links if topology is not None else ()
     bandwidths = [link.towards(site).bytes_per_second for link in links for site in link.sites]
     return Checkpointer(
         directory.checkpoints,
         mesh,
-        sites=(
-            site_names(mesh, topology)
-            if config.checkpoint.per_site and not _has_islands(config)
-            else None
-        ),
+        sites=sites,
+        island=own,
         keep=config.checkpoint.keep,
         interval=config.checkpoint.interval,
         interval_minutes=config.checkpoint.interval_minutes,

@@ -1,5 +1,6 @@
 """Sites that are jobs of their own: equal to one program, resumed, and ended with a lost site."""
 
+import json
 import secrets
 import shutil
 import signal
@@ -143,3 +144,68 @@ def test_a_lost_site_ends_the_run_and_is_named(corpus, tmp_path):
         output, _ = finish(east, west)
     assert east.returncode == 1, output
     assert "site west" in output
+
+
+STAGES = {
+    "steps": 20,
+    "dc": {"join": "islands", "role": "stage"},
+    "pipeline": {"schedule": "1f1b"},
+    "evaluation": {"interval": 10, "sequences": 8},
+    "checkpoint": {"interval": 10},
+}
+
+
+@pytest.fixture(scope="module")
+def stages(corpus, tmp_path_factory):
+    """A config, and the folder of its run, which two sites have trained as stages."""
+    folder = tmp_path_factory.mktemp("stages")
+    config = write_config(folder / "run.yaml", corpus, **SETTINGS | STAGES)
+    made = launch(config, folder / "run", "--devices-per-process", "2")
+    assert made.returncode == 0, made.stdout + made.stderr
+    return config, folder / "run"
+
+
+def validation(run):
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [value for line in lines for name, value in line.items() if "validation" in name]
+
+
+def test_stages_train_as_one_program_and_go_on_from_its_checkpoint(stages, tmp_path):
+    config, run = stages
+    alone = tmp_path / "alone"
+    arguments = ("--dc.join", "one_program", "--simulate_devices", "4")
+    made = train(config, *arguments, "--run_directory", str(alone))
+    assert made.returncode == 0, made.stderr
+    assert losses(run / "east") == losses(run / "west")
+    wanted = losses(alone)
+    assert sorted(wanted) == list(range(1, STAGES["steps"] + 1))
+    for step, loss in losses(run / "east").items():
+        assert loss == pytest.approx(wanted[step], abs=1e-4)
+    assert validation(run / "east") == pytest.approx(validation(alone), abs=1e-4)
+    assert len(validation(alone)) == 3
+    remove_checkpoint(alone, 20)
+    made = launch(config, alone, "--devices-per-process", "2")
+    assert made.returncode == 0, made.stdout + made.stderr
+    assert "resuming from step 10" in made.stdout
+    for step, loss in losses(alone / "west").items():
+        assert loss == pytest.approx(wanted[step], abs=1e-4)
+
+
+def test_stages_and_one_program_go_on_from_the_checkpoint_of_stages(stages, tmp_path):
+    config, run = stages
+    again = tmp_path / "again"
+    shutil.copytree(run, again)
+    assert saved_steps(again) == [10, 20]
+    remove_checkpoint(again, 20)
+    shutil.copytree(again, tmp_path / "alone")
+    made = launch(config, again, "--devices-per-process", "2")
+    assert made.returncode == 0, made.stdout + made.stderr
+    assert "resuming from step 10" in made.stdout
+    for site in SITES:
+        assert losses(again / site) == losses(run / site)
+    arguments = ("--dc.join", "one_program", "--simulate_devices", "4")
+    made = train(config, *arguments, "--run_directory", str(tmp_path / "alone"))
+    assert made.returncode == 0, made.stderr
+    assert "resuming from step 10" in made.stdout
+    for step, loss in losses(tmp_path / "alone").items():
+        assert loss == pytest.approx(losses(run / "east")[step], abs=1e-4)

@@ -4,6 +4,7 @@ import concurrent.futures
 import dataclasses
 import functools
 import math
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -55,24 +56,35 @@ def doubles():
         yield
 
 
-@functools.cache
-def config(join):
-    return RunConfig.model_validate(CONFIG | {"dc": {"join": join}})
+STAGES = {
+    "dc": {"role": "stage"},
+    # Three layers on two sites; a table that both hold.
+    "model": CONFIG["model"] | {"num_hidden_layers": 3, "tie_word_embeddings": True},
+    "pipeline": {"schedule": "1f1b"},
+}
+NAMES = ("east", "west")
 
 
 @functools.cache
-def one_program():
+def config(join, role="data"):
+    return RunConfig.model_validate(
+        CONFIG | (STAGES if role == "stage" else {}) | {"dc": {"role": role, "join": join}}
+    )
+
+
+@functools.cache
+def one_program(role="data"):
     mesh = make_mesh(devices=jax.devices()[:4], **CONFIG["mesh"])
-    own = config("one_program")
+    own = config("one_program", role)
     return CompiledRun.build(own, step_plan(own, mesh), validate=True)
 
 
 class Islands:
     """All sites of the run, each in a thread."""
 
-    def __init__(self):
-        own = config("islands")
-        self.runs = []
+    def __init__(self, role="data"):
+        own = config("islands", role)
+        self.role, self.runs = role, []
         for transport in loopback(SITES):
             devices = jax.devices()[2 * transport.site :][:2]
             plan = island_plan(own, make_site_mesh(own, devices))
@@ -96,16 +108,24 @@ class Islands:
         self.states = [state for state, _ in made]
         return [jax.device_get(metrics) for _, metrics in made]
 
+    def checkpoints(self, run, folder):
+        """In role stage the sites share the folder of one checkpoint."""
+        if self.role == "data":
+            return Checkpointer(folder, run.plan.mesh)
+        own = NAMES[run.walk.transport.site]
+        return Checkpointer(folder, run.plan.mesh, sites=NAMES, island=own)
+
     def save(self, folder, metadata):
         def save(run, state, site):
-            with Checkpointer(folder / str(site), run.plan.mesh) as checkpoints:
+            own = folder / str(site) if self.role == "data" else folder
+            with self.checkpoints(run, own) as checkpoints:
                 run.save(checkpoints, int(state.step), state, metadata)
 
         self.all(save, range(SITES))
 
     def restore(self, folders, model):
         def restore(run, state, folder):
-            with Checkpointer(folder, run.plan.mesh) as checkpoints:
+            with self.checkpoints(run, folder) as checkpoints:
                 return run.restore(checkpoints, model)[0]
 
         self.states = self.all(restore, folders)
@@ -226,3 +246,60 @@ def test_sites_with_other_weights_or_other_steps_end_the_run(trained, tmp_path):
     islands.states = own
     with pytest.raises(UserError, match="are of the steps 2, 3; remove those after step 2"):
         islands.restore([tmp_path / "0", tmp_path / "later"], model["model"])
+
+
+@pytest.fixture(scope="module")
+def stages():
+    """As `trained`, with the sites as stages of one pipeline."""
+    run, islands = one_program("stage"), Islands("stage")
+    state = run.initial_state()
+    for seed in range(2):
+        batch = make_batch(run.config.model, seed, ROWS)
+        state, metrics = run.step(state, batch, REQUESTS)
+        of_sites = islands.step(batch)
+    return state, jax.device_get(metrics), islands, of_sites
+
+
+def test_stages_train_and_validate_as_one_program(stages):
+    state, metrics, islands, of_sites = stages
+    np.testing.assert_equal(of_sites[0], of_sites[1])
+    assert of_sites[0].pop("stop") == SITES
+    for name, value in of_sites[0].items():
+        np.testing.assert_allclose(value, metrics[name], rtol=1e-10, err_msg=name)
+    batch = make_batch(config("islands", "stage").model, 7, ROWS)
+    first, second = islands.evaluate(batch)
+    np.testing.assert_array_equal(first, second)
+    np.testing.assert_allclose(first, one_program("stage").evaluate(state, batch), rtol=1e-10)
+
+
+def test_checkpoints_go_from_stages_to_one_program_and_back(stages, tmp_path):
+    state, _, islands, _ = stages
+    run = one_program("stage")
+    model = run.config.model.model_dump(mode="json")
+    islands.save(tmp_path / "islands", {"model": model})
+    assert {folder.name for folder in (tmp_path / "islands").iterdir()} == set(NAMES)
+    with Checkpointer(tmp_path / "islands", run.plan.mesh, sites=NAMES) as checkpoints:
+        resumed, metadata = run.restore(checkpoints, model)
+    assert metadata["step"] == 2
+    close(whole(run, resumed), whole(run, state))
+    with Checkpointer(tmp_path / "one", run.plan.mesh, sites=NAMES) as checkpoints:
+        run.save(checkpoints, 2, resumed, {"model": model})
+    again = Islands("stage")
+    for site, name in enumerate(NAMES):  # each sees its own folder alone
+        shutil.copytree(tmp_path / "one" / name, tmp_path / str(site) / name)
+    again.restore([tmp_path / str(site) for site in range(SITES)], model)
+    for mine, own in zip(again.states, islands.states, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, mine, own)
+
+
+def test_a_stage_that_lacks_layers_says_so(stages, tmp_path):
+    islands = stages[2]
+    model = islands.runs[0].config.model.model_dump(mode="json")
+    islands.save(tmp_path, {"model": model})
+    shutil.copytree(tmp_path / "east", tmp_path / "alone" / "east")
+    west = islands.runs[1]
+    with (
+        islands.checkpoints(west, tmp_path / "alone") as checkpoints,
+        pytest.raises(UserError, match="site west does not see all of it"),
+    ):
+        west.restore(checkpoints, model)

@@ -1,0 +1,40 @@
+"""A random name that all sites share, by which the parts of one save belong together."""
+
+import secrets
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from geojax.islands.walk import Walk
+
+_WORDS = 4
+
+
+class SharedName:
+    """The name, as one site learns it.
+
+    Args:
+        walk: the site's.
+    """
+
+    def __init__(self, walk: Walk):
+        self._walk = walk
+        self._name: str | None = None
+
+    def get(self) -> str:
+        """Return the name, 32 hex digits; all sites ask for it the first time together.
+
+        The first site draws it: each of its processes one, of which that of the process that
+        writes the site's manifest counts.
+
+        Raises:
+            RunError: another site is lost.
+        """
+        if self._name is None:
+            drawn = np.frombuffer(secrets.token_bytes(4 * _WORDS), np.uint32)
+            sharding = NamedSharding(self._walk.programs.plan.mesh, PartitionSpec())
+            own = jax.make_array_from_callback(drawn.shape, sharding, lambda place: drawn[place])
+            first, *_ = self._walk.of_all_sites(own)
+            self._name = np.asarray(first.addressable_data(0)).tobytes().hex()
+        return self._name
