@@ -11,7 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from geojax.models import ModelConfig
     from geojax.planner.memory import StepMemory, TracedStep
+    from geojax.step.plan import StepPlan
     from geojax.train.config import RunConfig
 
 _UNITS = {"T": 10**12, "G": 10**9, "M": 10**6, "k": 10**3, "": 1}
@@ -37,17 +39,21 @@ def run(command: MemoryCommand, overrides: Sequence[str]) -> int:
 
     from geojax.train.config import RunConfig
     from geojax.train.link_plan import link_lines
+    from geojax.train.run_memory import has_data_sites
     from geojax.train.traced_run import trace_run
 
     config = RunConfig.load(command.config, overrides)
     jax.config.update("jax_enable_x64", config.precision == "fp64")
     console = Console(highlight=False, soft_wrap=True, markup=False)
+    if has_data_sites(config):
+        _print_site(config, console)
+        return 0
     step = trace_run(config)
     other = _with_other_sharding(config)
     memory = step.memory()
-    console.print(_heading(step))
+    console.print(_heading(step.model, step.plan))
     console.print(_memory_table(memory))
-    console.print(_verdict(config, step))
+    console.print(_verdict(config, memory))
     if step.embedding_and_head_bytes:
         console.print(_on_every_stage(step))
     console.print(_traffic_table(step))
@@ -58,15 +64,45 @@ def run(command: MemoryCommand, overrides: Sequence[str]) -> int:
     return 0
 
 
-def _heading(step: "TracedStep") -> str:
+def _print_site(config: "RunConfig", console: Console) -> None:
+    """Print the tables of a site that has a runtime of its own."""
+    from geojax.planner.site_memory import site_memory
+    from geojax.quantities import quantity
+    from geojax.train.island_run import held_at_once
+    from geojax.train.joined_sites import offer_limit_bytes, site_staging
+    from geojax.train.run_memory import abstract_site
+    from geojax.train.traced_run import accelerator_of_run
+
+    site = abstract_site(config)
+    plan, sites = site.plan, config.mesh.dc
+    held = held_at_once(config, site, accelerator_of_run(config))
+    memory = site_memory(site, held)
+    console.print(
+        f"{sites} sites with runtimes of their own, each: {_heading(site.part.model, plan)}"
+    )
+    console.print(_memory_table(memory))
+    console.print(_verdict(config, memory))
+    sent = quantity(float(site.message_bytes), "B")
+    limit = quantity(offer_limit_bytes(config, plan), "B")
+    staging = quantity(site_staging(config, None, 1).total_bytes, "B")
+    console.print(
+        f"over dc: {sent} a step from a site to each other, in {len(site.part.chunks)} buckets",
+        f"activations: of {held} of {plan.microbatches} microbatches at once",
+        f"transport: at most {limit} of a device are offered to each other site (communication); "
+        f"{staging} of host memory a site for staging",
+        sep="\n",
+    )
+
+
+def _heading(model: "ModelConfig", plan: "StepPlan") -> str:
     from geojax.models import parameter_count
     from geojax.quantities import quantity
 
-    used = [f"{axis}={size}" for axis, size in step.plan.mesh.shape.items() if size > 1]
+    used = [f"{axis}={size}" for axis, size in plan.mesh.shape.items() if size > 1]
     return (
-        f"{quantity(parameter_count(step.model))} parameters, "
-        f"{' x '.join(used) or 'one device'}, ZeRO {step.plan.zero_stage}, remat "
-        f"{step.plan.remat}, {step.plan.policy.name}"
+        f"{quantity(parameter_count(model))} parameters, "
+        f"{' x '.join(used) or 'one device'}, ZeRO {plan.zero_stage}, remat "
+        f"{plan.remat}, {plan.policy.name}"
     )
 
 
@@ -109,17 +145,16 @@ def _unit(largest: int) -> tuple[str, int]:
     return next((prefix, unit) for prefix, unit in _UNITS.items() if largest >= unit or unit == 1)
 
 
-def _verdict(config: "RunConfig", step: "TracedStep") -> str:
+def _verdict(config: "RunConfig", memory: "StepMemory") -> str:
     """Say when most is held, and if it fits: into the topology's accelerators, or into which."""
     from geojax.quantities import quantity
     from geojax.train.preflight import judge
     from geojax.train.traced_run import accelerator_of_run
 
-    memory = step.memory()
     peak = f"peak: {quantity(memory.bytes, 'B')} a device, in phase {memory.phase}"
     accelerator = accelerator_of_run(config)
     if accelerator is not None:
-        verdict = judge(config, step, accelerator, os.environ)
+        verdict = judge(config, memory, accelerator, os.environ)
         if verdict.kind != "unknown":
             return f"{peak}\n{verdict.kind}: {verdict.line}"
     return f"{peak}\n{_accelerators_that_hold(memory.bytes)}"

@@ -12,7 +12,7 @@ forward_only, validation_sums: forwards without residuals, and [losses, targets]
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -26,7 +26,13 @@ from geojax.islands.per_rank import RANKS, on_packed
 from geojax.islands.shared import divide, whole
 from geojax.islands.site_part import SitePart
 from geojax.islands.site_sums import SumsOfSites
-from geojax.islands.values import ChunkParameters, ChunkSums, SiteWeights, StepInputs
+from geojax.islands.values import (
+    ChunkParameters,
+    ChunkSums,
+    Reduced,
+    SiteWeights,
+    StepInputs,
+)
 from geojax.optim import layout
 from geojax.step.plan import StepPlan
 from geojax.step.program import batch_on_mesh, batch_specs, signals_on_mesh
@@ -36,10 +42,20 @@ from geojax.step.state import TrainState, parameter_layouts
 class StepBytes(NamedTuple):
     """Bytes that a step holds on each device, beside the state."""
 
-    always: int
-    """Gathered weights, sums of gradients and messages of all sites."""
+    weights: int
+    """Gathered weights."""
+    gradients: int
+    """Sums over microbatches, and those of all sites."""
+    messages: int
+    """Offers of this step and of the one before, which others may still fetch, and what comes
+    from each other site."""
     of_microbatch: int
     """Values that a microbatch keeps in all chunks between its forwards and its backwards."""
+
+    @property
+    def always(self) -> int:
+        """Bytes that do not depend on the microbatches that are held."""
+        return self.weights + self.gradients + self.messages
 
 
 class SitePrograms:
@@ -120,22 +136,45 @@ class SitePrograms:
                 traced = self._traced_hop
         return jax.tree.map(lambda leaf: leaf.update(sharding=sharding), traced)
 
+    @property
+    def message_bytes(self) -> int:
+        """The bytes of the buckets and scalars that a site offers to each other one in a step."""
+        return self._device_bytes(list(self._traced_sums.values())) * self.plan.mesh.size
+
     @functools.cached_property
     def step_bytes(self) -> StepBytes:
         """The bytes that a step holds; nothing is computed."""
-        weights = self._traced_weights
-        kept = [
-            self.forward[chunk].eval_shape(
-                own,
-                None if self.part.is_first(chunk) else self._traced_stream,
-                self._abstract_inputs,
-                self._abstract_inputs.step,
-            )
-            for chunk, own in weights.items()
-        ]
+        kept = [self._traced_forward(chunk) for chunk in self.part.chunks]
         messages = [*self._traced_sums.values()] * (self.plan.islands + 1)
-        always = (weights, self._traced_gradients, messages)
-        return StepBytes(self._device_bytes(always), self._device_bytes(kept))
+        return StepBytes(
+            self._device_bytes(self._traced_weights),
+            self._device_bytes((self._traced_gradients, self._traced_totals)),
+            self._device_bytes(messages),
+            self._device_bytes(kept),
+        )
+
+    def traced(self) -> Iterator[tuple[str, jax.stages.Traced]]:
+        """Trace the programs of a step that take most memory, each with its part of the step."""
+        state, inputs = layout.abstract(self.layouts, self.plan.mesh), self._abstract_inputs
+        yield "gather", self.gather.trace(state.parameters, state.amax_history)
+        for chunk, weights in self._traced_weights.items():
+            x = None if self.part.is_first(chunk) else self._traced_stream
+            cotangent = None if self.part.is_last(chunk) else self._traced_stream
+            sums = self._traced_gradients[chunk]
+            _, kept = self._traced_forward(chunk)
+            yield "forward", self.forward[chunk].trace(weights, x, inputs, inputs.step)
+            backward = (weights, kept, cotangent, inputs, inputs.step, sums)
+            yield "backward", self.backward[chunk].trace(*backward)
+        errors = [each.error_feedback for each in self._traced_reduced.values()]
+        scalars, amax = self._traced_scalars
+        totals = list(self._traced_totals.values())
+        own = self.add_scalars.eval_shape([scalars] * self.plan.islands)
+        yield "update", self.apply.trace(state, totals, own, amax, errors)
+
+    def _traced_forward(self, chunk: int) -> Any:
+        x = None if self.part.is_first(chunk) else self._traced_stream
+        inputs = self._abstract_inputs
+        return self.forward[chunk].eval_shape(self._traced_weights[chunk], x, inputs, inputs.step)
 
     def _device_bytes(self, per_rank: Any) -> int:
         leaves = jax.tree.leaves(per_rank)
@@ -164,24 +203,45 @@ class SitePrograms:
         }
 
     @functools.cached_property
-    def _traced_sums(self) -> dict[Bucket, Any]:
-        """Shapes of each bucket as it crosses, and of the scalars; nothing is computed."""
+    def _traced_reduced(self) -> dict[int, Reduced]:
+        """Shapes of the sums of each chunk over its site; nothing is computed."""
         inputs, sums = self._abstract_inputs, self._traced_gradients
         errors = layout.abstract(self.layouts.error_feedback, self.plan.mesh)
-        reduced = {
+        return {
             chunk: self.reduce[chunk].eval_shape(
                 own, self.part.table_of_head(sums, chunk), errors, inputs
             )
             for chunk, own in sums.items()
         }
-        messages: dict[Bucket, Any] = {chunk: each.messages for chunk, each in reduced.items()}
-        messages["scalars"], _ = self.reduce_scalars.eval_shape(
-            [each.scalars for each in reduced.values()],
-            None if self.part.holds_all else list(messages.values()),
-            inputs,
+
+    @functools.cached_property
+    def _traced_scalars(self) -> Any:
+        """Shapes of the scalars as they cross, and of the site's amax; nothing is computed."""
+        reduced = self._traced_reduced.values()
+        return self.reduce_scalars.eval_shape(
+            [each.scalars for each in reduced],
+            None if self.part.holds_all else [each.messages for each in reduced],
+            self._abstract_inputs,
             signals_on_mesh(self.plan),
         )
+
+    @functools.cached_property
+    def _traced_sums(self) -> dict[Bucket, Any]:
+        """Shapes of each bucket as it crosses, and of the scalars; nothing is computed."""
+        messages: dict[Bucket, Any] = {
+            chunk: each.messages for chunk, each in self._traced_reduced.items()
+        }
+        messages["scalars"], _ = self._traced_scalars
         return messages
+
+    @functools.cached_property
+    def _traced_totals(self) -> dict[int, Any]:
+        """Shapes of the sums of each chunk over all sites; nothing is computed."""
+        messages = {chunk: each.messages for chunk, each in self._traced_reduced.items()}
+        if not self.part.holds_all:
+            return messages
+        sites = self.plan.islands
+        return {chunk: self.add[chunk].eval_shape([own] * sites) for chunk, own in messages.items()}
 
     @functools.cached_property
     def _traced_stream(self) -> Any:

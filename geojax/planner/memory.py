@@ -171,7 +171,7 @@ class TracedStep:
             compiler: the compiler that lays it out.
             donated: True if the program's first results take the state's place.
         """
-        program, arguments = _of_one_device(traced.jaxpr.jaxpr)
+        program, arguments = program_of_device(traced.jaxpr.jaxpr)
         leaves = jax.tree_util.tree_leaves_with_path(self.layouts)
         for buffer in program.inputs:
             buffer.kind = "batch, counters"
@@ -291,7 +291,7 @@ def _abstractly(make: Callable[[], Result]) -> Result:
     return made[0]
 
 
-def _of_one_device(jaxpr: Any) -> tuple[FlatProgram, list[int]]:
+def program_of_device(jaxpr: Any) -> tuple[FlatProgram, list[int]]:
     """Return the program of each device, and the positions of the step's arguments in its inputs.
 
     Its other inputs are constants, which JAX hands to a `shard_map` from outside.

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from geojax.accelerators import accelerator_of
+from geojax.accelerators import Accelerator, accelerator_of
 from geojax.checkpoint import Checkpointer
 from geojax.errors import RunError, UserError
 from geojax.islands.actions import breadth_first, data_actions
@@ -135,10 +135,7 @@ class IslandRun:
             validate: compile the validation pass too.
         """
         model, is_stage = config.model, config.dc.role == "stage"
-        if is_stage:
-            parts = stage_parts(config)
-        else:
-            parts = [SitePart(model, even_chunks(model, _chunks(config)))] * transport.sites
+        parts = stage_parts(config) if is_stage else [data_part(config)] * transport.sites
         part = parts[transport.site]
         optimizer = make_optimizer(config.optimizer, config.steps)
         schedule = learning_rate_schedule(config.optimizer, config.steps)
@@ -296,15 +293,26 @@ class IslandRun:
 
 def _data_lists(config: RunConfig, programs: SitePrograms) -> Lists:
     """List the actions of each site in role data, with as many microbatches held as fit."""
-    plan, held = programs.plan, config.pipeline.memory_limit
+    plan, sites = programs.plan, config.mesh.dc
+    held = held_at_once(config, programs, accelerator_of(plan.mesh.devices.flat[0]))
+    order = breadth_first(len(programs.part.chunks), plan.microbatches, held)
+    return [data_actions(order, site, sites) for site in range(sites)]
+
+
+def held_at_once(config: RunConfig, programs: SitePrograms, accelerator: Accelerator | None) -> int:
+    """Return how many microbatches a site in role data holds at once; all if there is no limit.
+
+    Args:
+        config: the run of all sites.
+        programs: the site's.
+        accelerator: the kind of its devices; None: not known, as on CPUs.
+    """
+    held = config.pipeline.memory_limit
     if held is None:
-        accelerator = accelerator_of(plan.mesh.devices.flat[0])
         usable = None if accelerator is None else usable_memory(accelerator, os.environ)
         free = None if usable is None else usable.bytes - bytes_per_device(programs.layouts)
         held = held_microbatches(programs.step_bytes, free)
-    chunks, sites = len(programs.part.chunks), config.mesh.dc
-    order = breadth_first(chunks, plan.microbatches, min(held, plan.microbatches))
-    return [data_actions(order, site, sites) for site in range(sites)]
+    return min(held, programs.plan.microbatches)
 
 
 def held_microbatches(step: StepBytes, free_bytes: int | None) -> int:
@@ -318,6 +326,11 @@ def held_microbatches(step: StepBytes, free_bytes: int | None) -> int:
         return sys.maxsize
     compute = step.of_microbatch  # of a chunk under way, besides what it keeps: at most as much
     return max((free_bytes - step.always - compute) // step.of_microbatch, 1)
+
+
+def data_part(config: RunConfig) -> SitePart:
+    """Divide the model of a run in role data into the chunks that make its buckets."""
+    return SitePart(config.model, even_chunks(config.model, _chunks(config)))
 
 
 def _chunks(config: RunConfig) -> int:

@@ -75,7 +75,10 @@ def joined_sites(
         settings.address,
     )
     transport = connect(
-        members, _staging(config, settings.site), _limit_bytes(config, plan), silence_seconds
+        members,
+        site_staging(config, settings.site, jax.process_count()),
+        offer_limit_bytes(config, plan) * plan.mesh.size // jax.process_count(),
+        silence_seconds,
     )
     try:
         yield transport
@@ -102,19 +105,25 @@ def _flat(tree: Mapping[str, Any], section: str = "") -> Iterator[tuple[str, Any
             yield f"{section}{name}", value
 
 
-def _staging(config: RunConfig, site: str) -> Staging:
-    """Choose the staging by the slowest link of the site in the topology, if there is one."""
+def site_staging(config: RunConfig, site: str | None, processes: int) -> Staging:
+    """Choose the staging of each process of a site by the slowest link of the site.
+
+    Args:
+        config: the run of all sites; without a topology a link is taken for one of 1 Gbit/s.
+        site: name of the site; None: any.
+        processes: number of processes of the site.
+    """
     links = () if config.topology is None else Topology.load(config.topology).links
-    own = [link for link in links if site in link.sites]
+    own = [link for link in links if site is None or site in link.sites]
     trip = max((link.round_trip_seconds for link in own), default=_ROUND_TRIP_SECONDS)
     rates = [link.towards(other).bytes_per_second for link in own for other in link.sites]
-    return staging(trip, min(rates, default=_BYTES_PER_SECOND) / jax.process_count())
+    return staging(trip, min(rates, default=_BYTES_PER_SECOND) / processes)
 
 
-def _limit_bytes(config: RunConfig, plan: StepPlan) -> int:
-    """Return the bytes of all messages of two steps on a process's devices, and of scalars.
+def offer_limit_bytes(config: RunConfig, plan: StepPlan) -> int:
+    """Return the bytes that a device may offer to each other site: all messages of two steps.
 
-    They are gradients, or streams, their cotangents and the gradient of a tied table.
+    They are gradients, or streams, their cotangents and the gradient of a tied table; and scalars.
     """
     layouts = parameter_layouts(config.model, plan)
     if config.dc.role == "stage":
@@ -127,5 +136,4 @@ def _limit_bytes(config: RunConfig, plan: StepPlan) -> int:
         ranks = math.prod(plan.mesh.shape[axis] for axis in ("data", "expert", "context"))
         number = max(plan.policy.compute_dtype.itemsize, _RESIDUAL_ITEMSIZE)
         of_device += 2 * tokens // ranks * config.model.hidden_size * number
-    devices = plan.mesh.size // jax.process_count()
-    return _STEPS_IN_FLIGHT * devices * of_device + _SCALARS_BYTES
+    return _STEPS_IN_FLIGHT * of_device + _SCALARS_BYTES

@@ -13,13 +13,14 @@ import jax
 
 from geojax.accelerators import Accelerator, accelerator_of
 from geojax.errors import MissingProcessesError, UserError
-from geojax.planner.memory import StepMemory, TracedStep
+from geojax.planner.memory import StepMemory
 from geojax.quantities import quantity
 from geojax.runtime.device_memory import UsableMemory, usable_memory
 from geojax.runtime.key_value_store import await_published, publish
 from geojax.settings import validate
 from geojax.train.config import RunConfig
-from geojax.train.traced_run import accelerator_of_run, trace_run
+from geojax.train.run_memory import run_memory
+from geojax.train.traced_run import accelerator_of_run
 
 Changes = dict[str, Any]
 """Settings by their dotted names, as on the command line."""
@@ -69,33 +70,36 @@ def preflight(config: RunConfig, devices: Sequence[jax.Device]) -> Verdict:
     topology. As many CPU devices as the mesh has simulate them: then nothing is compared.
     """
     accelerator = accelerator_of(devices[0])
+    sites = config.mesh.dc if config.dc.join == "islands" else 1
     if accelerator is None or accelerator.memory_bytes is None:
-        if len(devices) == config.mesh.devices or config.simulate_devices is not None:
+        if len(devices) * sites == config.mesh.devices or config.simulate_devices is not None:
             return Verdict("unknown")
         accelerator = accelerator_of_run(config)
     if accelerator is None:
         return Verdict("unknown")
     try:
-        return judge(config, trace_run(config), accelerator, os.environ)
+        memory = run_memory(config, accelerator)
+        return judge(config, memory, accelerator, os.environ)
     except UserError:  # the layout cannot be: making the mesh will say why, on every process
         return Verdict("unknown")
 
 
 def judge(
-    config: RunConfig, step: TracedStep, accelerator: Accelerator, environment: Mapping[str, str]
+    config: RunConfig, memory: StepMemory, accelerator: Accelerator, environment: Mapping[str, str]
 ) -> Verdict:
-    """Compare the traced step of `config` with the usable memory of `accelerator`."""
+    """Compare the memory that a step of `config` takes with the usable one of `accelerator`."""
     usable = usable_memory(accelerator, environment)
     if usable is None:
         return Verdict("unknown")
-    memory = step.memory()
     if memory.bytes <= usable.bytes:
         return Verdict(
             "fits",
             f"a step needs about {quantity(memory.bytes, 'B')} on a device, {_room(usable)}",
         )
     line = f"a step needs about {quantity(memory.bytes, 'B')} on a device ({_largest(memory)}), "
-    return Verdict("does not fit", f"{line}{_room(usable)}; {ways_out(config, usable.bytes)}")
+    return Verdict(
+        "does not fit", f"{line}{_room(usable)}; {ways_out(config, accelerator, usable.bytes)}"
+    )
 
 
 def _room(usable: UsableMemory) -> str:
@@ -107,7 +111,7 @@ def _largest(memory: StepMemory) -> str:
     return ", ".join(f"{kind} {quantity(held, 'B')}" for kind, held in uses)
 
 
-def ways_out(config: RunConfig, usable: int) -> str:
+def ways_out(config: RunConfig, accelerator: Accelerator | None, usable: int) -> str:
     """Say which other settings of the same run on the same mesh would fit into `usable` bytes.
 
     Each change is tried alone, those that cost least time first; if none is enough, one after the
@@ -115,7 +119,7 @@ def ways_out(config: RunConfig, usable: int) -> str:
     """
     fitting: list[str] = []
     for change in _changes(config):
-        peak = _peak(config, change)
+        peak = _peak(config, change, accelerator)
         if peak is not None and peak <= usable:
             fitting.append(_shown(change, peak))
         if len(fitting) == _SHOWN:
@@ -123,9 +127,9 @@ def ways_out(config: RunConfig, usable: int) -> str:
     if fitting:
         return f"would fit: {' or '.join(fitting)}"
     together: Changes = {}
-    least = _peak(config, together)
+    least = _peak(config, together, accelerator)
     for change in _changes(config):
-        peak = _peak(config, together | change)
+        peak = _peak(config, together | change, accelerator)
         if peak is None or least is None or peak >= least:
             continue
         together, least = together | change, peak
@@ -160,7 +164,7 @@ def _changes(config: RunConfig) -> Iterator[Changes]:
     yield from ({"remat": remat} for remat in remats[remats.index(config.remat) + 1 :])
 
 
-def _peak(config: RunConfig, changes: Changes) -> int | None:
+def _peak(config: RunConfig, changes: Changes, accelerator: Accelerator | None) -> int | None:
     """Estimate the peak of the changed run; None: it cannot be."""
     content = config.model_dump(exclude_unset=True)
     for name, value in changes.items():
@@ -168,7 +172,8 @@ def _peak(config: RunConfig, changes: Changes) -> int | None:
         group = content.setdefault(section, {}) if section else content
         group[key] = value
     try:
-        return trace_run(validate(RunConfig, content, "preflight")).memory().bytes
+        changed = validate(RunConfig, content, "preflight")
+        return run_memory(changed, accelerator).bytes
     except UserError:
         return None
 

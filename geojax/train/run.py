@@ -35,7 +35,6 @@ from geojax.train.island_run import (
     island_plan,
     make_site_mesh,
     sequences_of_site,
-    site_config,
 )
 from geojax.train.joined_sites import joined_sites, require_sites
 from geojax.train.metrics import MetricsWriter
@@ -85,9 +84,7 @@ def train(
     with runtime.translate_collective_errors(), contextlib.ExitStack() as stack:
         island = island_settings(os.environ, processes.site) if _has_islands(config) else None
         with console.status("estimating the memory of a step"):
-            # One program's stage needs what a site of its own in that role does.
-            alone = island is not None and config.dc.role == "data"
-            require_memory(site_config(config) if alone else config, console.print)
+            require_memory(config, console.print)
         # Errors of config, layout and data are raised before there is a run directory.
         topology = Topology.load(config.topology) if config.topology is not None else None
         if island is None:

@@ -13,7 +13,7 @@ from geojax.runtime.xla_flags import expected_platform
 from geojax.step.program import batch_shape
 from geojax.topology import Topology
 from geojax.train.compiled_run import step_plan
-from geojax.train.config import RunConfig
+from geojax.train.config import MeshSettings, RunConfig
 
 
 def trace_run(config: RunConfig) -> TracedStep:
@@ -25,8 +25,12 @@ def trace_run(config: RunConfig) -> TracedStep:
     return trace_on(config, abstract_run_mesh(config))
 
 
-def abstract_run_mesh(config: RunConfig) -> Mesh:
+def abstract_run_mesh(config: RunConfig, axes: MeshSettings | None = None) -> Mesh:
     """Return the mesh of `config` without devices.
+
+    Args:
+        config: the run.
+        axes: those of a part of the mesh; None: all of it.
 
     Raises:
         UserError: dc is not the number of the topology's sites.
@@ -37,7 +41,7 @@ def abstract_run_mesh(config: RunConfig) -> Mesh:
     platform = "cpu"
     if config.simulate_devices is None and accelerator is None:
         platform = expected_platform()
-    sizes = config.mesh.model_dump()
+    sizes = (axes or config.mesh).model_dump()
     return abstract_mesh(sizes, platform=platform, accelerator=accelerator)
 
 

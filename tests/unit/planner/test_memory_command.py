@@ -51,6 +51,22 @@ def test_it_says_whether_the_step_fits(capsys, tmp_path, model, verdict):
     assert ("more devices" in out) == (model == "llama3-70b"), "nothing else is enough"
 
 
+def test_a_site_with_its_own_runtime_is_judged_by_its_own_programs(capsys, tmp_path):
+    topology = tmp_path / "sites.yaml"
+    topology.write_text(H100_SITES)
+    machine = ("--simulate-devices", "null", "--topology", str(topology), "--dc.join", "islands")
+    batch = ("--batch.global-batch-size", "16", "--batch.microbatches", "2")
+    out = printed(capsys, QUICKSTART, "--model", "tiny", *machine, *batch)
+    assert "2 sites with runtimes of their own, each: 5.77M parameters, data=4, ZeRO 1" in out
+    for kind in ("gathered weights", "gradients", "activations", "communication", "total"):
+        assert f"\n{kind} " in out
+    assert "\nfits: a step needs about " in out
+    assert "over dc: 23.1 MB a step from a site to each other, in 4 buckets" in out
+    assert "activations: of 2 of 2 microbatches at once" in out
+    assert re.search(r"transport: at most 12\.\d MB of a device are offered", out)
+    assert re.search(r"; [\d.]+ MB of host memory a site for staging", out)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

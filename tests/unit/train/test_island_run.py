@@ -201,8 +201,9 @@ def test_as_many_microbatches_are_held_as_fit():
     # The stream before and after each layer is among what two of eight sequences keep in float64.
     assert step.of_microbatch > 2 * ROWS // 2 // 4 * 32 * 20 * 8
     parameters = sum(math.prod(each.shape) for each in jax.tree.leaves(run.layouts.parameters))
-    # Weights and gradients are whole on each device; messages are shards, of two sites and a total.
-    assert step.always == pytest.approx((2 + 3 / 2) * 8 * parameters, rel=0.1)
+    # Weights and gradients are whole on each device; messages are shards: of this step, of the one
+    # before, and of the other site; and so is the total.
+    assert step.always == pytest.approx((2 + 4 / 2) * 8 * parameters, rel=0.1)
     assert held_microbatches(step, None) > 1000
     assert held_microbatches(step, 0) == 1
     assert held_microbatches(step, step.always + 5 * step.of_microbatch) == 4

@@ -67,7 +67,7 @@ def test_every_way_out_that_is_named_fits():
     """Halfway between all rows at once and row by row, alone or together."""
     rowwise = peak(*MANY_ROWS, "--batch.microbatches", "32")
     usable = (rowwise + peak(*MANY_ROWS)) // 2
-    line = ways_out(config_of(*MANY_ROWS), usable)
+    line = ways_out(config_of(*MANY_ROWS), None, usable)
     ways = re.findall(r"--\S+ \S+(?: --\S+ \S+)*", line)
     assert line.startswith("would fit: ")
     assert "--batch.microbatches 32" in ways
@@ -78,13 +78,13 @@ def test_every_way_out_that_is_named_fits():
 def test_changes_are_put_together_where_none_is_enough(monkeypatch):
     saved = {"batch.microbatches": 30, "zero.stage": 20, "remat": 0}
 
-    def estimate(config, changes):
+    def estimate(config, changes, accelerator):
         return 100 - sum(saved[name] for name in changes)
 
     monkeypatch.setattr(module, "_peak", estimate)
     together = "--batch.microbatches 32 --zero.stage 2 (50 B)"
-    assert ways_out(config_of(*MANY_ROWS), 50) == f"would fit: {together}"
-    line = ways_out(config_of(*MANY_ROWS), 10)
+    assert ways_out(config_of(*MANY_ROWS), None, 50) == f"would fit: {together}"
+    line = ways_out(config_of(*MANY_ROWS), None, 10)
     assert line.startswith(f"{together} is the least of what was tried; more devices")
 
 
@@ -102,7 +102,19 @@ def test_devices_that_run_are_compared_rather_than_those_of_the_topology():
     verdict = preflight(small, [gpu])
     assert verdict.kind == "fits"
     assert "72 GB of an h100-sxm's 80 GB are usable" in verdict.line
-    assert judge(small, trace_run(small), accelerator_named("simulated"), {}).kind == "unknown"
+    assert (
+        judge(small, trace_run(small).memory(), accelerator_named("simulated"), {}).kind
+        == "unknown"
+    )
+
+
+def test_a_site_with_its_own_runtime_is_compared_with_its_own_devices():
+    settings = ("--topology", "two-h100-sites", "--simulate_devices", "null")
+    islands = config_of(*settings, "--model", "tiny", "--dc.join", "islands")
+    gpu = dataclasses.make_dataclass("Device", ["device_kind"])("NVIDIA H100 80GB HBM3")
+    verdict = preflight(islands, [gpu])
+    assert verdict.kind == "fits"
+    assert "72 GB of an h100-sxm's 80 GB are usable" in verdict.line
 
 
 @pytest.mark.parametrize("kind", ["fits", "does not fit", "unknown"])

@@ -24,7 +24,7 @@ def test_they_are_those_of_both_roles():
 @pytest.mark.parametrize("name", TWO_SITES)
 def test_a_shipped_run_fits(name):
     config = RunConfig.load(CONFIGS / f"{name}.yaml")
-    verdict = judge(config, trace_run(config), accelerator_of_run(config), {})
+    verdict = judge(config, trace_run(config).memory(), accelerator_of_run(config), {})
     assert verdict.kind == "fits", verdict.line
 
 
