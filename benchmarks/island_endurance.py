@@ -69,8 +69,8 @@ def write_run(folder: Path, steps: int) -> Path:
         "data": {"sources": [{"name": "sums", "prepared": str(prepared[0].folder)}]},
         "batch": {"global_batch_size": 8, "sequence_length": 32, "microbatches": 2},
         "precision": "fp32",
-        "evaluation": {"interval": max(1, steps // 8), "sequences": 8},
-        "checkpoint": {"interval": max(1, steps // 8)},
+        "evaluation": {"interval": max(1, steps // 20), "sequences": 8},
+        "checkpoint": {"interval": max(1, steps // 20)},
     }
     path = folder / "run.yaml"
     path.write_text(yaml.safe_dump(config))
