@@ -38,6 +38,10 @@ class FetchWindow:
         """Return True if `take` would not wait."""
         return self._fetches[sender, message].arrived()
 
+    def fetch(self, sender: int, message: Message) -> Fetch:
+        """Return the fetch of a message that is under way, or here and not taken."""
+        return self._fetches[sender, message]
+
     def take(self, sender: int, message: Message) -> Sequence[jax.Array]:
         """Wait for the arrays of a message, and begin to fetch the next one of its sender.
 

@@ -43,9 +43,9 @@ class Messages:
         key = MessageKey(self._number, *message)
         self._transport.offer(receiver, key, jax.tree.leaves(payload))
 
-    def arrived(self, sender: int, message: Message) -> bool:
-        """Return True if `take` would not wait."""
-        return self._window.arrived(sender, message)
+    def fetch(self, sender: int, message: Message) -> Fetch:
+        """Return the fetch of a message that is under way, or here and not taken."""
+        return self._window.fetch(sender, message)
 
     def take(self, sender: int, message: Message) -> Any:
         """Wait for a message of another site.

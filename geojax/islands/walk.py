@@ -28,6 +28,7 @@ from geojax.islands.actions import (
 )
 from geojax.islands.messages import Messages
 from geojax.islands.programs import SitePrograms
+from geojax.islands.recording import Recorded
 from geojax.islands.traffic import OFFER, LinkTraffic, no_traffic
 from geojax.islands.values import ChunkParameters, ChunkSums, Kept, Reduced, StepInputs, StepScalars
 from geojax.pipeline.schedule import Action, Kind
@@ -58,15 +59,23 @@ class Walk:
         self.programs, self.transport = programs, transport
         self.traffic: Mapping[int, LinkTraffic] = {}
         """Traffic of the last step with each other site."""
-        self._walks = self._exchanges = 0
+        self.steps = self._walks = self._exchanges = 0
 
-    def step(self, state: Any, signals: jax.Array, inputs: StepInputs) -> tuple[Any, Any]:
+    def step(
+        self,
+        state: Any,
+        signals: jax.Array,
+        inputs: StepInputs,
+        record: list[Recorded] | None = None,
+    ) -> tuple[Any, Any]:
         """Run one step; its last programs may still run when this returns.
 
         Args:
             state: the site's `TrainState`; donated.
             signals: requests of the site's ranks.
             inputs: the site's batch, and what is the same at all sites.
+            record: gets the times of every action; the host then waits for each one's programs
+                before the next, while messages travel as ever.
 
         Returns:
             The next state and the metrics, the same at all sites.
@@ -75,7 +84,8 @@ class Walk:
             RunError: another site is lost.
         """
         step = _Step(self, state, signals, inputs)
-        made = step.run()
+        made = step.run() if record is None else step.run_recorded(record)
+        self.steps += 1
         self.traffic = step.traffic
         return made
 
@@ -141,33 +151,52 @@ class _Step:
         self._reduced: dict[int, Reduced] = {}
         self._offered: dict[Bucket, Any] = {}
         self._totals: dict[int, Any] = {}
+        self._arrivals: list[float] = []
+        self._took = 0.0
         self._scalars: StepScalars
+        self._applied: tuple[Any, Any]
         self._amax: Any = None
 
     def run(self) -> tuple[Any, Any]:
         for action in self._actions:
-            match action:
-                case Action(Kind.FORWARD):
-                    self._forward(action)
-                case Action(Kind.BACKWARD):
-                    self._backward(action)
-                case Action(Kind.WEIGHT):
-                    self._weight_gradients(action)
-                case Receive():
-                    ((sender, message),) = received(action)
-                    arrived = self._take(sender, message)
-                    self._taken_by[action.action] = self._programs.whole(arrived)
-                case Send():
-                    payload = self._programs.divide(self._taken_by.pop(action.action))
-                    self._offer(action, payload)
-                case Reduce():
-                    self._offered[action.bucket] = self._reduce(action.bucket)
-                    self._offer(action, self._offered[action.bucket])
-                case Add():
-                    self._add(action)
-                case Apply():
-                    return self._apply()
-        raise AssertionError("the last action of a step must be the update")
+            self._do(action)
+        return self._applied
+
+    def run_recorded(self, record: list[Recorded]) -> tuple[Any, Any]:
+        jax.block_until_ready(self._newest)
+        for action in self._actions:
+            self._arrivals = []
+            start = self._took = time.monotonic()
+            self._do(action)
+            dispatched = time.monotonic()
+            jax.block_until_ready(self._newest)
+            times = (start, self._took, dispatched, time.monotonic())
+            record.append(Recorded(action, *times, tuple(self._arrivals)))
+        return self._applied
+
+    def _do(self, action: SiteAction) -> None:
+        match action:
+            case Action(Kind.FORWARD):
+                self._forward(action)
+            case Action(Kind.BACKWARD):
+                self._backward(action)
+            case Action(Kind.WEIGHT):
+                self._weight_gradients(action)
+            case Receive():
+                ((sender, message),) = received(action)
+                arrived = self._take(sender, message)
+                self._newest = self._programs.whole(arrived)
+                self._taken_by[action.action] = self._newest
+            case Send():
+                self._newest = self._programs.divide(self._taken_by.pop(action.action))
+                self._offer(action, self._newest)
+            case Reduce():
+                self._offered[action.bucket] = self._reduce(action.bucket)
+                self._offer(action, self._offered[action.bucket])
+            case Add():
+                self._add(action)
+            case Apply():
+                self._apply()
 
     def _forward(self, action: Action) -> None:
         _, microbatch, chunk = action
@@ -215,7 +244,8 @@ class _Step:
         programs, part = self._programs, self._programs.part
         if bucket == "table":
             buckets = {chunk: each.messages for chunk, each in self._reduced.items()}
-            return programs.divide(part.table(buckets))
+            self._newest = programs.divide(part.table(buckets))
+            return self._newest
         if bucket == "scalars":
             of_chunks = [self._reduced[chunk].scalars for chunk in part.chunks]
             totals = None if part.holds_all else self._chunk_totals
@@ -257,12 +287,12 @@ class _Step:
             for chunk in self._programs.part.chunks
         ]
 
-    def _apply(self) -> tuple[Any, Any]:
+    def _apply(self) -> None:
         errors = [self._reduced[chunk].error_feedback for chunk in self._programs.part.chunks]
-        state, metrics = self._programs.apply(
+        self._applied = self._programs.apply(
             self._state, self._chunk_totals, self._scalars, self._amax, errors
         )
-        return state, metrics
+        self._newest = self._applied
 
     def _offer(self, action: SiteAction, payload: Any) -> None:
         for receiver, message in sent(action):
@@ -276,12 +306,15 @@ class _Step:
             link.messages_in_flight = max(link.messages_in_flight, counters.messages_in_flight)
 
     def _take(self, sender: int, message: Message) -> Any:
-        while not self._messages.arrived(sender, message) and not self._devices_are_idle():
+        fetch = self._messages.fetch(sender, message)
+        while not fetch.arrived() and not self._devices_are_idle():
             time.sleep(_POLL_SECONDS)
         idle_since = time.monotonic()
         payload = self._messages.take(sender, message)
+        self._took = time.monotonic()
+        self._arrivals.append(self._took if fetch.arrival is None else fetch.arrival)
         link = self.traffic[sender]
-        link.wait_seconds[message.kind] += time.monotonic() - idle_since
+        link.wait_seconds[message.kind] += self._took - idle_since
         link.received_bytes += sum(array.nbytes for array in jax.tree.leaves(payload))
         return payload
 

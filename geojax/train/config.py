@@ -326,6 +326,17 @@ class RunConfig(Settings):
         return self
 
     @pydantic.model_validator(mode="after")
+    def _timeline_can_be(self) -> "RunConfig":
+        if self.dc.timeline_step is None:
+            return self
+        if self.dc.join != "islands" or self.dc.role != "data":
+            raise ValueError(
+                "dc.timeline_step requires dc.join=islands and dc.role=data; change that, or "
+                "remove dc.timeline_step"
+            )
+        return self
+
+    @pydantic.model_validator(mode="after")
     def _loss_scale_is_used(self) -> "RunConfig":
         if self.precision != "fp16" and self.loss_scale != LossScaleSettings():
             raise ValueError(

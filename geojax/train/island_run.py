@@ -19,6 +19,7 @@ from geojax.errors import RunError, UserError
 from geojax.islands.actions import breadth_first, data_actions
 from geojax.islands.agreement import Agreement
 from geojax.islands.programs import SitePrograms, StepBytes
+from geojax.islands.recording import Record, Recorded
 from geojax.islands.shared_name import SharedName
 from geojax.islands.site_part import SitePart, even_chunks
 from geojax.islands.site_state import initial_site_state, saved_layouts, site_layouts
@@ -164,8 +165,23 @@ class IslandRun:
     ) -> tuple[TrainState, dict[str, jax.Array]]:
         """Run a step on this process's sequences, but for its end; the state is donated."""
         inputs, signals = self._inputs(state, batch), global_signals(self.plan, requests)
-        next_state, metrics = self.walk.step(state, signals, inputs)
+        recorded = self.walk.steps + 1 == self.config.dc.timeline_step
+        record: list[Recorded] | None = [] if recorded else None
+        next_state, metrics = self.walk.step(state, signals, inputs, record)
+        if record is not None and jax.process_index() == 0:
+            self._draw(record)
         return next_state, metrics
+
+    def _draw(self, record: Record) -> None:
+        from geojax.islands import step_timeline  # it imports matplotlib
+
+        transport = self.walk.transport
+        site = transport.site_names[transport.site]
+        folder = self.config.run_directory / site
+        image, trace = folder / "timeline.png", folder / "timeline.json"
+        schedule = step_timeline.data_schedule(self.walk.actions)
+        step_timeline.draw(schedule, {site: record}, image, trace)
+        self.log(f"step {self.walk.steps} after the start is drawn in {image} and {trace}")
 
     def link_traffic(self) -> Mapping[str, LinkTraffic]:
         """Return the traffic of the last step with each other site, by name."""

@@ -217,6 +217,7 @@ class _Fetch:
         shard_counts: Sequence[int],
     ):
         self.seconds_waited = 0.0
+        self.arrival: float | None = None
         self.message = message
         self._transport, self._link, self._key = transport, link, key
         self._shards, self._like, self._shard_counts = shards, like, shard_counts
@@ -226,6 +227,7 @@ class _Fetch:
     def arrived(self) -> bool:
         if not self._has_arrived and all(map(private.is_ready, self._shards)):
             self._error = private.pull_error(self._shards)
+            self.arrival = time.monotonic()
             self._has_arrived = True
             if self._error is None:
                 size = sum(shard.nbytes for shard in self._shards)

@@ -110,11 +110,14 @@ class _Fetch:
     ):
         self.end, self.sender, self.key, self.like = end, sender, key, like
         self.seconds_waited = 0.0
+        self.arrival: float | None = None
         self.arrays: list[jax.Array] | None = None
 
     def arrived(self) -> bool:
         self._take()
-        return self.arrays is not None and all(map(is_ready, self.arrays))
+        if self.arrival is None and self.arrays is not None and all(map(is_ready, self.arrays)):
+            self.arrival = time.monotonic()
+        return self.arrival is not None
 
     def result(self, timeout_seconds: float | None = None) -> list[jax.Array]:
         start = time.monotonic()
@@ -131,6 +134,7 @@ class _Fetch:
                 link.changed.wait(_POLL_SECONDS)
         assert self.arrays is not None
         jax.block_until_ready(self.arrays)
+        assert self.arrived(), "the arrays are here"
         waited = time.monotonic() - start
         self.seconds_waited += waited
         self.end.counters[self.sender].fetch_wait_seconds += waited

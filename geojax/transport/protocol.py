@@ -63,6 +63,8 @@ class Fetch(Protocol):
 
     seconds_waited: float
     """Time that `result` has waited."""
+    arrival: float | None
+    """Time on the monotonic clock at which all arrays were first seen here; None: not yet."""
 
     def arrived(self) -> bool:
         """Return True if `result` would not wait."""

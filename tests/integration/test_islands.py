@@ -22,6 +22,8 @@ from support.small_runs import (
     write_config,
 )
 
+from geojax.train.metrics import read_metrics
+
 SITES = ("east", "west")
 STEPS = 6
 SETTINGS = {
@@ -70,10 +72,12 @@ def trained(corpus, tmp_path_factory):
     """A config, and the folder of its run, which two jobs have trained."""
     folder = tmp_path_factory.mktemp("islands")
     config = write_config(folder / "run.yaml", corpus, **SETTINGS)
-    sites = start_sites(config)
-    for process, output in zip(sites, finish(*sites), strict=True):
+    sites = start_sites(config, "--dc.timeline_step", "4")
+    for process, output, other in zip(sites, finish(*sites), SITES[::-1], strict=True):
         assert process.returncode == 0, output
         assert "step compiled      once" in output
+        assert f"  {other} " in output, "a progress line has the link's figures"
+        assert f"link to {other} " in output
     return config, folder / "run"
 
 
@@ -95,6 +99,18 @@ def test_two_jobs_train_as_one_program(trained, tmp_path):
     assert sorted(wanted) == list(range(1, STEPS + 1))
     for step, loss in losses(run / "east").items():
         assert loss == pytest.approx(wanted[step], abs=1e-4)
+
+
+def test_each_site_shows_its_link_and_draws_a_step(trained):
+    _, run = trained
+    for site, other in zip(SITES, SITES[::-1], strict=True):
+        steps = [each for each in read_metrics(run / site / "metrics.jsonl") if "loss" in each]
+        for step in steps:
+            assert step[f"link/{other}/sent_bytes"] == step[f"link/{other}/received_bytes"] > 0
+            assert step[f"link/{other}/wait_seconds"] >= step[f"link/{other}/wait_seconds_bucket"]
+        assert (run / site / "timeline.png").stat().st_size > 10_000
+        events = json.loads((run / site / "timeline.json").read_text())["traceEvents"]
+        assert {"Reduce 0", "Add 0", "Add scalars", "Apply"} <= {each["name"] for each in events}
 
 
 def test_jobs_go_on_from_their_checkpoints_with_the_same_bits(trained, tmp_path):

@@ -5,8 +5,9 @@ The format is the JSON array of the "Trace Event Format" document (Google, 2016)
 Each timeline is a process of the trace; its stages and the directions of its links are threads.
 """
 
+import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,16 @@ _COLORS = {  # names that trace viewers know
 }
 
 
-def write_trace(timelines: Sequence[Timeline], path: Path) -> None:
-    """Write all timelines into one trace, one event a line; they start together, at 0."""
-    events = (event for group in enumerate(timelines, 1) for event in trace_events(*group))
+def write_trace(timelines: Sequence[Timeline], path: Path, more: Iterable[Event] = ()) -> None:
+    """Write all timelines into one trace, one event a line; they start together, at 0.
+
+    Args:
+        timelines: the first is process 1 of the trace.
+        path: file of the trace.
+        more: events of further processes.
+    """
+    own = (event for group in enumerate(timelines, 1) for event in trace_events(*group))
+    events = itertools.chain(own, more)
     with path.open("w", encoding="utf-8") as file:
         file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
         for number, event in enumerate(events):

@@ -1,0 +1,193 @@
+"""Measured times of a step: one timeline with the simulated one beside it, and a trace.
+
+A recorded step runs action by action, so that the time of each one is its own, while messages
+travel as ever. The simulator then gets the medians of those times, and of the messages' on the way:
+the difference between both timelines is what the host, the link's jitter and the sums cost.
+"""
+
+import dataclasses
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from geojax.islands.actions import Add, Apply, Receive, Reduce, Send, SiteAction, received
+from geojax.islands.recording import Record
+from geojax.pipeline.drawing.timelines import save_timelines
+from geojax.pipeline.drawing.trace import write_trace
+from geojax.pipeline.schedule import Action, Kind, Placement, Schedule
+from geojax.pipeline.simulation.costs import Costs, Hop
+from geojax.pipeline.simulation.simulator import iteration_seconds, simulate
+from geojax.pipeline.simulation.timeline import Message, Span, Timeline
+from geojax.pipeline.validate import requirement
+
+
+def draw(schedule: Schedule, sites: Mapping[str, Record], image: Path, trace: Path) -> None:
+    """Draw a recorded step beside the simulated one, as a PNG and as a trace for Perfetto.
+
+    Args:
+        schedule: of as many stages as there are records.
+        sites: the record of each stage by the name of its site, all by one clock.
+        image: file of the picture.
+        trace: file of the trace, which shows sums, waits and arrivals as well.
+    """
+    measured = measured_timeline(schedule, list(sites.values()))
+    simulated = simulate(_named(schedule, "simulated"), measured_costs(measured))
+    save_timelines([measured, simulated], list(sites), image)
+    write_trace([measured, simulated], trace, _events(3, sites))
+
+
+def data_schedule(actions: Sequence[SiteAction]) -> Schedule:
+    """Return the schedule of a site in role data: it is the only stage."""
+    work = tuple(action for action in actions if isinstance(action, Action))
+    chunks, microbatches = (1 + max(each) for each in list(zip(*work, strict=True))[:0:-1])
+    return Schedule("breadth_first", Placement(1, (0,) * chunks), microbatches, False, (work,))
+
+
+def measured_timeline(schedule: Schedule, records: Sequence[Record]) -> Timeline:
+    """Return the timeline of a recorded step, from its first action to its update."""
+    origin = min(record[0].start for record in records)
+    seconds = max(record[-1].end for record in records) - origin
+    spans = [
+        Span(stage, each.action, each.taken - origin, each.end - origin)
+        for stage, record in enumerate(records)
+        for each in record
+        if isinstance(each.action, Action)
+    ]
+    messages = list(_messages(schedule, records, origin))
+    costs = _costs(schedule, spans, messages)
+    work = max(
+        sum(each.end - each.start for each in spans if each.stage == stage)
+        for stage in range(len(records))
+    )
+    inside = min(max(work, iteration_seconds(schedule, costs.inside_sites)), seconds)
+    return Timeline(
+        _named(schedule, "measured"),
+        sorted(spans, key=lambda span: span.start),
+        messages,
+        seconds,
+        bubble_ratio=1 - work / seconds,
+        bubble_inside_sites=(inside - work) / seconds,
+        bubble_across_sites=(seconds - inside) / seconds,
+        in_flight=schedule.in_flight,
+        link_use=_link_use(messages, seconds),
+    )
+
+
+def measured_costs(timeline: Timeline) -> Costs:
+    """Return the medians of the times of each chunk's work, and of the messages on their way."""
+    return _costs(timeline.schedule, timeline.spans, timeline.messages)
+
+
+def _costs(schedule: Schedule, spans: Sequence[Span], messages: Sequence[Message]) -> Costs:
+    chunks = range(schedule.placement.chunks)
+
+    def work(kind: Kind, chunk: int) -> float:
+        own = [
+            span.end - span.start
+            for span in spans
+            if (span.action.kind, span.action.chunk) == (kind, chunk)
+        ]
+        return statistics.median(own) if own else 0.0
+
+    def hop(chunk: int) -> Hop:
+        # Forwards from this chunk, and backwards from the next one.
+        crossing = [
+            message
+            for message in messages
+            if message.action.chunk == chunk + (message.action.kind is not Kind.FORWARD)
+        ]
+        if not crossing:
+            return Hop()
+        latency = statistics.median(message.end - message.start for message in crossing)
+        return Hop(latency, link=crossing[0].link)
+
+    forward, backward, weight = (tuple(work(kind, chunk) for chunk in chunks) for kind in Kind)
+    return Costs(forward, backward, weight, tuple(hop(chunk) for chunk in chunks[:-1]))
+
+
+def _messages(schedule: Schedule, records: Sequence[Record], origin: float) -> Iterator[Message]:
+    """Yield the hops between stages, each from its offer to its arrival, in the order of offers."""
+    offers = {
+        each.action.action: (stage, each.dispatched)
+        for stage, record in enumerate(records)
+        for each in record
+        if isinstance(each.action, Send)
+    }
+    arrivals = {
+        each.action.action: (stage, each.arrivals[0])
+        for stage, record in enumerate(records)
+        for each in record
+        if isinstance(each.action, Receive)
+    }
+    for user, (source, offered) in sorted(offers.items(), key=lambda item: item[1][1]):
+        target, arrival = arrivals[user]
+        made = requirement(schedule, user)
+        assert made is not None, "an action that takes a message follows another one"
+        link = f"{min(source, target)}-{max(source, target)}"
+        start, end = offered - origin, max(offered, arrival) - origin
+        yield Message(made, source, target, start, end, end, link)
+
+
+def _link_use(messages: Sequence[Message], seconds: float) -> dict[tuple[str, int, int], float]:
+    """Return the share of time in which messages are on their way, by link and direction."""
+    busy: dict[tuple[str, int, int], float] = {}
+    until: dict[tuple[str, int, int], float] = {}
+    for message in messages:
+        assert message.link is not None, "messages are between sites"
+        way = (message.link, *((0, 1) if message.target > message.source else (1, 0)))
+        start = max(message.start, until.get(way, 0.0))
+        busy[way] = busy.get(way, 0.0) + max(0.0, message.end - start)
+        until[way] = max(message.end, start)
+    return {way: time / seconds for way, time in sorted(busy.items())}
+
+
+def _named(schedule: Schedule, what: str) -> Schedule:
+    return dataclasses.replace(schedule, name=f"{schedule.name}, {what}")
+
+
+def _events(process: int, sites: Mapping[str, Record]) -> Iterator[dict[str, Any]]:
+    """Yield the actions of each site as slices of a trace: waits, dispatches and device time."""
+    origin = min(record[0].start for record in sites.values())
+    common: dict[str, Any] = {"pid": process}
+    yield {"ph": "M", "name": "process_name", "args": {"name": "measured actions"}} | common
+
+    def part(track: int, name: str, category: str, start: float, end: float) -> dict[str, Any]:
+        ts, dur = 1e6 * (start - origin), 1e6 * (end - start)
+        return {"ph": "X", "tid": track, "name": name, "cat": category, "ts": ts, "dur": dur}
+
+    for site, (name, record) in enumerate(sites.items()):
+        tracks = [f"site {name}: {what}" for what in ("host waits", "host dispatches", "devices")]
+        for number, track in enumerate(tracks):
+            label = {"name": track}
+            yield {
+                "ph": "M",
+                "tid": 3 * site + number,
+                "name": "thread_name",
+                "args": label,
+            } | common
+        for each in record:
+            title, first = _title(each.action), 3 * site
+            if each.arrivals:
+                here = {
+                    f"{message.kind} from site {sender} arrives_us": round(1e6 * (time - origin), 3)
+                    for (sender, message), time in zip(
+                        received(each.action), each.arrivals, strict=True
+                    )
+                }
+                wait = part(first, title, "wait", each.start, each.taken)
+                yield wait | {"args": here} | common
+            yield part(first + 1, title, "dispatch", each.taken, each.dispatched) | common
+            yield part(first + 2, title, "devices", each.taken, each.end) | common
+
+
+def _title(action: SiteAction) -> str:
+    match action:
+        case Action():
+            return str(action)
+        case Receive(of) | Send(of):
+            return f"{type(action).__name__} {of}"
+        case Reduce(bucket) | Add(bucket):
+            return f"{type(action).__name__} {bucket}"
+        case Apply():
+            return "Apply"
