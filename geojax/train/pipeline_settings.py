@@ -27,7 +27,7 @@ class DcSettings(Settings):
     docs/running.md). In role "data" as many microbatches of a step are held at once as fit, or
     `pipeline.memory_limit` of them."""
 
-    timeline_step: Annotated[int, pydantic.Field(ge=2)] | None = None
+    timeline_step: Annotated[int, pydantic.Field(ge=2, le=10**9)] | None = None
     """Step after each start whose measured timeline every island draws beside the simulated one, in
     timeline.png and timeline.json (for ui.perfetto.dev) of its run directory; in role "data". It
     runs action by action and takes longer. null: none."""
