@@ -8,8 +8,11 @@ from support.xla_flags import COMPILE_FAST
 from geojax.runtime import simulate_devices
 
 simulate_devices(8)
+# XLA ends a process whose devices wait for one another for 40 s: too short on a machine that has
+# other work. Runs of `geojax train` wait longer too.
+PATIENT = "--xla_cpu_collective_call_terminate_timeout_seconds=300"
 # For this process, and for those that it starts.
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {COMPILE_FAST}"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {COMPILE_FAST} {PATIENT}"
 
 # What JAX keeps grows into millions of objects, and looking for garbage among them as often as
 # Python does by default takes a tenth of the time.
