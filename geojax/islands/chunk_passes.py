@@ -114,19 +114,10 @@ class ChunkPasses:
         sums: Any,
     ) -> Any:
         """Run a chunk backwards: the cotangent before it, None of the first one, and the sums."""
-        own, batch = self._chunk(chunk, inputs), self._microbatch(inputs, microbatch)
-        values: Kept = unpack(kept)
+        own, aux_loss, taken = self._taken(chunk, weights, kept, cotangent, inputs, microbatch)
         so_far: ChunkSums = unpack(sums)
-        made = own.backward(
-            unpack(weights).weights,
-            values.residuals,
-            unpack(cotangent),
-            batch,
-            own.functions.context(batch),
-            AmaxSink(self.sink),
-            so_far.layers,
-        )
-        following = self._plus(so_far, made, values.aux_loss, own.is_first)
+        made = own.backward(*taken, AmaxSink(self.sink), so_far.layers)
+        following = self._plus(so_far, made, aux_loss, own.is_first)
         return pack((None if own.is_first else made.x, following._replace(layers=made.layers)))
 
     def input_gradient(
@@ -140,16 +131,9 @@ class ChunkPasses:
         sums: Any,
     ) -> Any:
         """Run the first half of a split backward: as `backward`, and the stash."""
-        own, batch = self._chunk(chunk, inputs), self._microbatch(inputs, microbatch)
-        values: Kept = unpack(kept)
-        made = own.input_gradient(
-            unpack(weights).weights,
-            values.residuals,
-            unpack(cotangent),
-            batch,
-            own.functions.context(batch),
-        )
-        following = self._plus(unpack(sums), made, values.aux_loss, own.is_first)
+        own, aux_loss, taken = self._taken(chunk, weights, kept, cotangent, inputs, microbatch)
+        made = own.input_gradient(*taken)
+        following = self._plus(unpack(sums), made, aux_loss, own.is_first)
         return pack((None if own.is_first else made.x, following, made.layers))
 
     def weight_gradients(
@@ -195,6 +179,22 @@ class ChunkPasses:
         own: list[jax.Array] = unpack(losses)
         loss = functools.reduce(jnp.add, own, jnp.zeros_like(targets))
         return sum_scalars_over_sites(sum_in_site(jnp.stack([loss, targets])), self.plan)
+
+    def _taken(
+        self,
+        chunk: int,
+        weights: Any,
+        kept: Any,
+        cotangent: Any,
+        inputs: StepInputs,
+        microbatch: jax.Array,
+    ) -> tuple[Chunk, Any, tuple[Any, Any, Any, Any, Any]]:
+        """Return the chunk, its aux loss forwards, and what each of its backwards takes first."""
+        own, batch = self._chunk(chunk, inputs), self._microbatch(inputs, microbatch)
+        values: Kept = unpack(kept)
+        context = own.functions.context(batch)
+        taken = (unpack(weights).weights, values.residuals, unpack(cotangent), batch, context)
+        return own, values.aux_loss, taken
 
     def _run(self, inputs: StepInputs) -> ForwardBackward:
         model, plan, key = self.part.model, self.plan, None
