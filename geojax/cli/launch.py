@@ -15,7 +15,7 @@ import tyro
 
 from geojax import exit_codes
 from geojax.errors import UserError
-from geojax.launch import Hosts, Outcome, Output, Worker, island_workers, local_workers, supervise
+from geojax.launch import Hosts, Outcome, Output, Worker, as_islands, local_workers, supervise
 from geojax.quantities import Seconds, SimulatedDevices
 from geojax.settings import Settings, validate
 from geojax.wan import SITE_NAMES, EmulatedWan
@@ -114,8 +114,7 @@ def _workers(command: LaunchCommand, options: _Options, launched: Sequence[str])
         line = _command_line(launched, hosts.python or sys.executable, here=False)
         return hosts.workers(line, simulated_devices=devices, grace_seconds=grace)
     wan = EmulatedWan.load(command.wan_name) if command.wan else None
-    make = island_workers if command.islands else local_workers
-    return make(
+    workers = local_workers(
         _sites(command.sites, wan),
         options.processes_per_site,
         _command_line(launched, sys.executable, here=True),
@@ -123,6 +122,7 @@ def _workers(command: LaunchCommand, options: _Options, launched: Sequence[str])
         grace_seconds=grace,
         wan=wan,
     )
+    return as_islands(workers, wan) if command.islands else workers
 
 
 def _sites(sites: str | None, wan: EmulatedWan | None) -> list[str]:

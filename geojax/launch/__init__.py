@@ -7,14 +7,14 @@ them failed first; `local_workers` and `Hosts.workers` make them.
 from geojax.launch.hosts import Hosts
 from geojax.launch.output import Output
 from geojax.launch.supervisor import Outcome, supervise
-from geojax.launch.workers import Worker, island_workers, local_workers
+from geojax.launch.workers import Worker, as_islands, local_workers
 
 __all__ = [
     "Hosts",
     "Outcome",
     "Output",
     "Worker",
-    "island_workers",
+    "as_islands",
     "local_workers",
     "supervise",
 ]

@@ -84,44 +84,26 @@ def local_workers(
     return workers
 
 
-def island_workers(
-    sites: Sequence[str],
-    processes_per_site: int,
-    command: Sequence[str],
-    *,
-    simulated_devices: int | None,
-    grace_seconds: float,
-    wan: EmulatedWan | None = None,
-) -> list[Worker]:
-    """Make the workers of a run whose sites are jobs of their own; arguments as `local_workers`.
+def as_islands(workers: Sequence[Worker], wan: EmulatedWan | None = None) -> list[Worker]:
+    """Make each site of `local_workers` a job of its own.
 
-    Raises:
-        UserError: the GPUs cannot be shared out evenly.
+    Args:
+        workers: as many of each site, ordered by site.
+        wan: the emulated network in whose namespaces the sites run.
     """
-    together = local_workers(
-        sites,
-        processes_per_site,
-        command,
-        simulated_devices=simulated_devices,
-        grace_seconds=grace_seconds,
-        wan=wan,
-    )
+    sites = tuple(dict.fromkeys(worker.site for worker in workers))
+    count = len(workers) // len(sites)
     addresses = {site: wan.site(site).address if wan else "127.0.0.1" for site in sites}
     coordinators = {site: f"{addresses[site]}:{_free_port()}" for site in sites}
     first, key = f"{addresses[sites[0]]}:{_free_port()}", secrets.token_hex(16)
 
     def of_own_job(worker: Worker) -> Worker:
-        environment = worker_env(
-            worker.process % processes_per_site,
-            processes_per_site,
-            coordinators[worker.site],
-            worker.site,
-            simulated_devices,
-        )
-        environment |= island_env(tuple(sites), first, key, addresses[worker.site])
+        site = worker.site
+        environment = worker_env(worker.process % count, count, coordinators[site], site, None)
+        environment |= island_env(sites, first, key, addresses[site])
         return dataclasses.replace(worker, environment={**worker.environment, **environment})
 
-    return list(map(of_own_job, together))
+    return list(map(of_own_job, workers))
 
 
 def worker_env(

@@ -10,7 +10,7 @@ import pytest
 
 from geojax.cli.launch import LaunchCommand, _sites, run
 from geojax.errors import UserError
-from geojax.launch import Hosts, island_workers, local_workers
+from geojax.launch import Hosts, as_islands, local_workers
 from geojax.runtime.cluster_env import ProcessSettings, complete
 from geojax.runtime.island_env import island_settings
 from geojax.wan import EmulatedSite, EmulatedWan, WanSettings
@@ -41,7 +41,8 @@ def test_processes_on_this_machine_learn_their_places():
 
 
 def test_sites_that_are_jobs_of_their_own_number_their_processes_each_from_zero():
-    started = island_workers(["east", "west"], 2, ["train"], simulated_devices=4, grace_seconds=3)
+    together = local_workers(["east", "west"], 2, ["train"], simulated_devices=4, grace_seconds=3)
+    started = as_islands(together)
     places = [told(worker) for worker in started]
     assert [place.process_id for place in places] == [0, 1, 0, 1]
     assert {place.process_count for place in places} == {2}
