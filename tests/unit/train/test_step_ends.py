@@ -1,0 +1,24 @@
+"""The times of steps are noted without a thread that blocks in XLA."""
+
+import time
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+
+from geojax.train.step_ends import StepEnds
+
+
+def test_an_end_is_noted_when_the_devices_are_done():
+    ends, started = StepEnds(), time.monotonic()
+    with ends:
+        end = ends.of({"loss": jnp.ones(()) + 1})
+        assert started <= end.result(timeout=60) <= time.monotonic()
+
+
+def test_leaving_does_not_wait_for_devices_that_still_compute():
+    ends, loss = StepEnds(), mock.Mock(spec=jax.Array, is_ready=lambda: False)
+    with ends:
+        end = ends.of({"loss": loss})
+    assert not ends._thread.is_alive()
+    assert not end.done()
