@@ -50,6 +50,7 @@ _ENDED_BY_SERVICE = (
     "start all processes again, and keep others from that port"
 )
 _stopped = threading.Event()
+_threads: list[threading.Thread] = []
 
 
 def abort_job(message: str, exit_code: int) -> None:
@@ -91,6 +92,8 @@ def start_peer_monitor(timeout_seconds: float) -> None:
 def stop_peer_monitor() -> None:
     """Stop watching the other processes, at the orderly end of the job."""
     _stopped.set()
+    while _threads:  # one that still asks the store while Python ends would abort the process
+        _threads.pop().join(INTERVAL_SECONDS)
 
 
 def reporting_service_errors(
@@ -131,7 +134,9 @@ class _PeerMonitor:
         """Time of the store's latest answer."""
 
     def start_thread(self, target: Callable[[], None]) -> None:
-        threading.Thread(target=target, name=f"geojax {target.__name__}", daemon=True).start()
+        thread = threading.Thread(target=target, name=f"geojax {target.__name__}", daemon=True)
+        _threads.append(thread)
+        thread.start()
 
     def exchange_heartbeats(self) -> None:
         """Send heartbeats, and end the process when the store says that another one is gone."""
