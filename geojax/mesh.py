@@ -33,6 +33,9 @@ DcRole: TypeAlias = Literal["data", "stage"]
 """The part of a site: "data", it trains on its share of the batch; "stage", it holds a part of the
 pipeline."""
 
+Join: TypeAlias = Literal["one_program", "islands"]
+"""Runtimes of a run: one that spans all sites, or one in every site."""
+
 _registered: dict[int, Process] = {}
 
 

@@ -1,11 +1,11 @@
 """The settings of pipeline stages, checked against the mesh and the model."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import pydantic
 
 from geojax.errors import UserError
-from geojax.mesh import DcRole
+from geojax.mesh import DcRole, Join
 from geojax.pipeline.registry import schedule_entry, schedules_with
 from geojax.quantities import Bytes, Count
 from geojax.settings import AUTO, NUMBER, UNLESS_AUTO, Settings
@@ -21,7 +21,7 @@ class DcSettings(Settings):
     """"data": every site has all layers and trains on its share of the batch. "stage": one pipeline
     runs through the sites, in mesh.dc x mesh.stage stages."""
 
-    join: Literal["one_program", "islands"] = "one_program"
+    join: Join = "one_program"
     """"one_program": one JAX runtime spans all sites. "islands": every site is a job of its own and
     JAX's transfer engine moves gradients between them, or activations in role "stage" (see
     docs/running.md). In role "data" as many microbatches of a step are held at once as fit, or

@@ -1,0 +1,1 @@
+"""Predicted time of a training step, term by term, without a device."""

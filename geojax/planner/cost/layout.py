@@ -1,0 +1,195 @@
+"""A layout: everything that may be chosen about a run of a given model, batch and topology.
+
+Its fields are named as those of `geojax.step.plan.StepPlan` and of a run's config. Nothing in it is
+made: no mesh, no schedule, no program, so that a search can hold thousands of them.
+"""
+
+import dataclasses
+from typing import Literal
+
+from geojax.collectives import WireName
+from geojax.mesh import DcRole, Join
+from geojax.models.chunk.remat import Remat
+from geojax.models.parallel.parallelism import ContextMethod, Parallelism
+from geojax.precision import PrecisionName
+
+
+@dataclasses.dataclass(frozen=True)
+class SiteShare:
+    """One site's part of a run in which sites differ in number or kind of accelerators."""
+
+    stages: int
+    """Stages of one pipeline that lie in the site."""
+    data: int
+    """Data-parallel replicas in the site."""
+    sequences: int
+    """Sequences of the global batch that the site trains on; with role "stage" all of them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """A run's mesh and the way in which a step uses it."""
+
+    dc: int = 1
+    """Sites, in the topology's order."""
+
+    join: Join = "one_program"
+    """Runtimes: one that spans all sites, or one in every site."""
+
+    dc_role: DcRole = "data"
+    """Role of the sites."""
+
+    pipeline_stages: int = 1
+    """Stages of one pipeline, over all sites that it runs through."""
+
+    virtual_stages: int = 1
+    """Chunks of layers that each stage holds."""
+
+    layers: tuple[int, ...] | None = None
+    """Layers of each chunk, in the model's order; None: so that stages take about as long."""
+
+    data: int = 1
+    """Data-parallel replicas in a site."""
+
+    expert: int = 1
+    """Ranks in a site that share the experts; for everything else data-parallel ranks."""
+
+    context: int = 1
+    """Ranks that share one sequence."""
+
+    context_method: ContextMethod = "ring"
+    """Method of attention over a sequence that is sharded over `context`."""
+
+    tensor: int = 1
+    """Ranks that share one layer."""
+
+    sequence_parallel: bool = False
+    """Shard the sequence over `tensor` between the matrix products."""
+
+    site_shares: tuple[SiteShare, ...] | None = None
+    """The part of each site where they differ; None: all sites are alike."""
+
+    zero_stage: Literal[0, 1, 2, 3] = 1
+    """State that is sharded over (data, expert), as `zero.stage`."""
+
+    shard_across_sites: bool = False
+    """Shard master weights and optimizer state over sites as well."""
+
+    reshard_after_forward: bool = True
+    """ZeRO 3: gather the weights again for the backward pass."""
+
+    microbatch_size: int = 1
+    """Sequences of a microbatch on one data-parallel rank."""
+
+    microbatches: int = 1
+    """Microbatches of a step on each data-parallel rank, or pipeline."""
+
+    remat: Remat = "none"
+    """Activations that the backward pass computes again."""
+
+    schedule: str = "1f1b"
+    """Name of an entry of `geojax.pipeline.registry`, where there are pipeline stages."""
+
+    memory_limit: int | None = None
+    """The most microbatches that a stage may have in flight; None: as many as the schedule has."""
+
+    bucket_bytes: int | Literal["auto"] | None = "auto"
+    """Most bytes of one message of the gradient reduction; None: one message a leaf; "auto": by
+    the link."""
+
+    overlap_grad_reduce: bool | Literal["auto"] = "auto"
+    """Reduce the gradients of a bucket of layers while the layers before them go backwards; "auto":
+    where that exposes less."""
+
+    bucket_layers: int | Literal["auto"] = "auto"
+    """With `overlap_grad_reduce`: layers of a bucket; "auto": by the link."""
+
+    gradient_compression: WireName = "none"
+    """Format of gradients on the link between sites."""
+
+    precision: PrecisionName = "bf16"
+    """Dtypes of weights and matrix products."""
+
+    @property
+    def stages_per_site(self) -> tuple[int, ...]:
+        """Stages of one pipeline in each site that it runs through."""
+        if self.dc_role == "data":
+            return (self.pipeline_stages,)
+        if self.site_shares is not None:
+            return tuple(share.stages for share in self.site_shares)
+        return (self.pipeline_stages // self.dc,) * self.dc
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks over all sites that have sequences of their own."""
+        if self.dc_role == "stage":
+            return self.data * self.expert
+        if self.site_shares is not None:
+            return sum(share.data for share in self.site_shares) * self.expert
+        return self.dc * self.data * self.expert
+
+    @property
+    def devices_per_stage(self) -> int:
+        """Devices of one stage in one site, all of its data-parallel replicas together."""
+        return self.data * self.expert * self.context * self.tensor
+
+    @property
+    def devices(self) -> int:
+        """Devices over all sites."""
+        if self.site_shares is not None:
+            ranks = self.expert * self.context * self.tensor
+            return ranks * sum(share.stages * share.data for share in self.site_shares)
+        sites = self.dc if self.dc_role == "data" else 1
+        return sites * self.pipeline_stages * self.devices_per_stage
+
+    @property
+    def global_batch_size(self) -> int:
+        """Sequences of a step."""
+        if self.site_shares is not None and self.dc_role == "data":
+            return sum(share.sequences for share in self.site_shares)
+        return self.data_ranks * self.microbatches * self.microbatch_size
+
+    @property
+    def parallelism(self) -> Parallelism:
+        """Sharding of model and sequences."""
+        return Parallelism(
+            tensor=self.tensor,
+            sequence=self.sequence_parallel and self.tensor > 1,
+            context=self.context,
+            context_method=self.context_method,
+            expert=self.expert,
+        )
+
+    @property
+    def mesh_sizes(self) -> dict[str, int]:
+        """Sizes of the mesh axes, for sites that are alike."""
+        assert self.site_shares is None, "sites that differ have no common mesh"
+        return {
+            "dc": self.dc,
+            "stage": self.stages_per_site[0],
+            "data": self.data,
+            "expert": self.expert,
+            "context": self.context,
+            "tensor": self.tensor,
+        }
+
+    def __str__(self) -> str:
+        """Name the sizes above 1 and the choices that matter for them."""
+        sizes = {
+            "dc": self.dc,
+            "pp": self.pipeline_stages,
+            "vp": self.virtual_stages,
+            "dp": self.data,
+            "ep": self.expert,
+            "cp": self.context,
+            "tp": self.tensor,
+        }
+        parts = [f"{name} {size}" for name, size in sizes.items() if size > 1]
+        if self.dc > 1:
+            parts.append(f"{self.dc_role}, {self.join}")
+        if self.pipeline_stages > 1:
+            parts.append(self.schedule)
+        if self.data * self.expert > 1:
+            parts.append(f"ZeRO {self.zero_stage}")
+        parts.append(f"{self.microbatches} x {self.microbatch_size} sequences")
+        return ", ".join([*parts, f"remat {self.remat}", self.precision])

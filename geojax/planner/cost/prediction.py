@@ -1,0 +1,80 @@
+"""A predicted training step: its time, term by term, and what each network carries.
+
+    predict(model, layout, topology, *, sequence_length, calibration) -> Prediction
+
+(`geojax.planner.cost.predict`) makes one of a `geojax.planner.cost.layout.Layout`.
+"""
+
+import dataclasses
+from typing import Literal
+
+Network = Literal["inside_host", "between_hosts", "between_sites"]
+"""The network that carries a message: NVLink or ICI, the site's network cards, or a link."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Term:
+    """One part of a step, of the device that determines the step's time."""
+
+    name: str
+    """Name in tables, such as "attention" or "tensor all-gather"."""
+    seconds: float
+    """Time that it takes, hidden or not."""
+    exposed_seconds: float
+    """Time that it adds to the step; the exposed times of all terms make the step's time."""
+    source: str
+    """Formula or measurement that it comes from, a sentence."""
+    bytes: float = 0.0
+    """Bytes that the device sends over `network`, or moves through its memory where there is none.
+    """
+    messages: float = 0.0
+    """Messages that the device sends one after the other, each of which costs a latency."""
+    network: Network | None = None
+    """Network of a collective; None: the device works alone."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LinkUse:
+    """One direction of a link between two sites in a step."""
+
+    source: str
+    """Site that sends."""
+    target: str
+    """Site that receives."""
+    bytes: float
+    """Bytes of all devices in a step."""
+    messages: float
+    """Messages that one device sends in a step."""
+    peak_bytes_per_second: float
+    """Highest rate that is asked of it while something crosses: at most its bandwidth."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """One training step of a layout."""
+
+    step_seconds: float
+    """Time of a step."""
+    terms: tuple[Term, ...]
+    """Parts of the step; their exposed times sum to `step_seconds`."""
+    model_flops_utilization: float | None
+    """Model FLOPs over the peaks of all accelerators, counted by `geojax.models.flops`; None where
+    a peak is not known."""
+    bubble_fraction: float
+    """Part of the step in which the busiest pipeline stage has nothing to compute, for want of
+    microbatches or of messages."""
+    links: tuple[LinkUse, ...]
+    """Use of every link between sites that something crosses."""
+    memory_bytes: float | None
+    """Memory of the fullest device; None where it was not asked for."""
+    not_modelled: tuple[str, ...]
+    """Parts of a step that no term stands for, a phrase each."""
+
+    @property
+    def exposed_communication_seconds(self) -> float:
+        """Time of a step in which devices wait for a network."""
+        return sum(term.exposed_seconds for term in self.terms if term.network is not None)
+
+    def term(self, name: str) -> Term:
+        """Return the term called `name`."""
+        return next(term for term in self.terms if term.name == name)
