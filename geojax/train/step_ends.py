@@ -52,6 +52,6 @@ class StepEnds:
 
 
 def _all_there(metrics: Mapping[str, Any]) -> bool:
-    """Whether all arrays are computed or have failed; who reads the metrics gets the error."""
+    """Return True if all arrays are computed or have failed: a reader of these gets the error."""
     arrays: list[Any] = [leaf for leaf in jax.tree.leaves(metrics) if isinstance(leaf, jax.Array)]
     return all(array.is_ready() for array in arrays)
