@@ -138,7 +138,7 @@ def _best(
     best = min(tables(), key=lambda table: lock_step_seconds(table, costs), default=None)
     if best is None:
         assert limit is not None, "without a limit nothing holds too much"
-        raise UserError(_too_much(entry.name, placement, min(held), limit))
+        raise UserError(too_much_held(entry.name, placement, min(held), limit))
     return dataclasses.replace(best, schedule=dataclasses.replace(best.schedule, name=entry.name))
 
 
@@ -154,7 +154,8 @@ def _require_placement(entry: ScheduleEntry, placement: Placement) -> None:
         )
 
 
-def _too_much(name: str, placement: Placement, least: int, limit: int) -> str:
+def too_much_held(name: str, placement: Placement, least: int, limit: int) -> str:
+    """Say that a schedule cannot keep within a limit of (microbatch, chunk) pairs."""
     chunks = placement.chunks_per_stage
     whole = -(-least // chunks)
 

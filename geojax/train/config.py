@@ -402,6 +402,9 @@ class RunConfig(Settings):
             "zero.stage of 2 or less": self.zero.stage <= 2,
             "zero.across_sites=false": not self.zero.across_sites,
             "checkpoint.per_site=true": self.checkpoint.per_site or self.dc.role == "data",
+            "pipeline.memory_limit instead of memory_limit_bytes": (
+                self.pipeline.memory_limit_bytes is None
+            ),
         }
         missing = [name for name, holds in required.items() if not holds]
         if missing:

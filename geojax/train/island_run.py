@@ -43,6 +43,7 @@ from geojax.train.config import RunConfig
 from geojax.train.island_stages import (
     Lists,
     fetched_ahead,
+    stage_costs,
     stage_lists,
     stage_parts,
     validation_lists,
@@ -304,7 +305,17 @@ class IslandRun:
             f"{mesh_line(self.plan.mesh)}; {parameters} parameters; {state_bytes} of state per "
             "device",
             f"a step of a site: {self.facts.cross_site} {held}",
+            *self._unknown_times(),
         ]
+
+    def _unknown_times(self) -> list[str]:
+        """Return the line that says why the schedule is made without times; none if it is not."""
+        try:
+            if self.parts:
+                stage_costs(self.config)
+        except UserError as unknown:
+            return [f"pipeline over dc: nothing is known of its times: {unknown}"]
+        return []
 
 
 def _data_lists(config: RunConfig, programs: SitePrograms) -> Lists:

@@ -1,12 +1,18 @@
 """Sites with runtimes of their own as the stages of one pipeline: their parts and their work."""
 
+import dataclasses
 from collections.abc import Sequence
 
+from geojax.errors import UserError
 from geojax.islands.actions import SiteAction, forward_actions, stage_actions, windows
 from geojax.islands.site_part import SitePart
+from geojax.pipeline.registry import EventRequest, schedule_entry
+from geojax.pipeline.schedule import Placement, Schedule
+from geojax.pipeline.simulation.costs import Costs
+from geojax.pipeline.tick_tables import too_much_held
 from geojax.step.stage_layers import StagedLayers
 from geojax.train.config import RunConfig
-from geojax.train.pipeline_plan import choose_hop_ticks, staged_layers
+from geojax.train.pipeline_plan import choose_hop_ticks, staged_layers, staged_model
 
 Lists = Sequence[Sequence[SiteAction]]
 """The actions of each site."""
@@ -25,15 +31,56 @@ def stage_parts(config: RunConfig) -> list[SitePart]:
     ]
 
 
-def stage_lists(config: RunConfig) -> Lists:
-    """List the actions of each site in a step, in the order of the config's schedule.
+def stage_costs(config: RunConfig) -> Costs:
+    """Return the times of a microbatch in a pipeline of one chunk a stage.
+
+    Raises:
+        UserError: there is no topology, or it does not say enough.
+    """
+    return staged_model(config, _staged(config)).costs(Placement.linear(config.pipeline_stages))
+
+
+def event_schedule(config: RunConfig) -> Schedule:
+    """Return the run's schedule for stages that begin an action as soon as its input is there.
+
+    Where the times of chunks and hops are not known, a forward and each half of a backward are
+    taken to last equally long, and hops to take no time.
 
     Raises:
         UserError: the schedule cannot keep within the memory limit or take so many microbatches.
     """
-    schedule = choose_hop_ticks(config, _staged(config)).table.schedule
+    settings, microbatches = config.pipeline, config.batch.microbatches
+    entry = schedule_entry(settings.schedule)
+    if entry.event_order is None:
+        return choose_hop_ticks(config, _staged(config)).table.schedule
+    try:
+        costs = stage_costs(config)
+    except UserError:
+        costs = Costs.uniform(config.pipeline_stages, 1.0, 1.0, 1.0)
+    request = EventRequest(
+        (config.mesh.stage,) * config.pipeline_sites,
+        microbatches,
+        costs,
+        settings.memory_limit or microbatches,
+        settings.virtual_stages,
+    )
+    schedule = dataclasses.replace(entry.event_order(request), name=entry.name)
+    if settings.memory_limit is not None:
+        limit, held = settings.memory_limit * settings.virtual_stages, max(schedule.in_flight)
+        if held > limit:
+            raise UserError(too_much_held(entry.name, schedule.placement, held, limit))
+    return schedule
+
+
+def stage_lists(config: RunConfig) -> Lists:
+    """List the actions of each stage in a step, in the order of the config's schedule.
+
+    Raises:
+        UserError: as `event_schedule`.
+    """
+    schedule = event_schedule(config)
     tied = config.model.tie_word_embeddings
-    return [stage_actions(schedule, site, tied=tied) for site in range(config.mesh.dc)]
+    return [stage_actions(schedule, stage, tied=tied) for stage in range(config.pipeline_stages)]
 
 
 def validation_lists(config: RunConfig) -> Lists:

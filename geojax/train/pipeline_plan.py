@@ -103,13 +103,22 @@ def pipeline_costs(config: RunConfig, staged: StagedLayers) -> Costs:
     Raises:
         UserError: there is no topology, or it does not say enough.
     """
+    return staged_model(config, staged).costs(staged.placement)
+
+
+def staged_model(config: RunConfig, staged: StagedLayers) -> StagedModel:
+    """Return the model of the run's pipeline on its topology, by FLOPs, peaks and links.
+
+    Raises:
+        UserError: there is no topology.
+    """
     if config.topology is None:
         raise UserError("there is no topology")
     topology = Topology.load(config.topology)
     if config.pipeline_sites == 1:
         topology = topology.model_copy(update={"sites": topology.sites[:1], "links": ()})
     ranks = config.mesh.data * config.mesh.expert * (config.mesh.dc // config.pipeline_sites)
-    model = StagedModel(
+    return StagedModel(
         config.model,
         topology,
         config.mesh.stage,
@@ -121,7 +130,6 @@ def pipeline_costs(config: RunConfig, staged: StagedLayers) -> Costs:
         remat=config.remat,
         given_layers=staged.layers_per_chunk,
     )
-    return model.costs(staged.placement)
 
 
 def hop_exposure(config: RunConfig, plan: StepPlan) -> HopExposure | None:

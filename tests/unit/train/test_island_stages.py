@@ -1,0 +1,76 @@
+"""The order of work of sites that are stages and do not wait for each other."""
+
+import pytest
+
+from geojax.errors import UserError
+from geojax.islands.actions import received
+from geojax.pipeline import Placement, geopipe, simulate, validate
+from geojax.train.config import RunConfig
+from geojax.train.island_stages import event_schedule, fetched_ahead, stage_costs, stage_lists
+from geojax.train.pipeline_plan import choose_hop_ticks, staged_layers
+
+CONFIG = {
+    "run_directory": "unused",
+    "steps": 10,
+    "topology": "configs/topology/two-h100-sites-2x8.yaml",
+    "mesh": {"dc": 2, "data": 8},
+    "dc": {"role": "stage", "join": "islands"},
+    "model": {"preset": "llama3-8b", "num_hidden_layers": 4},
+    "data": {"sources": [{"name": "text", "prepared": "unused"}]},
+    "batch": {"global_batch_size": 192, "sequence_length": 1024, "microbatches": 24},
+    "zero": {"stage": 1},
+}
+
+
+def config(**pipeline):
+    return RunConfig.model_validate(CONFIG | {"pipeline": pipeline})
+
+
+def warmup(schedule):
+    return [action.kind.name for action in schedule.orders[0]].index("BACKWARD")
+
+
+def test_geopipe_runs_ahead_by_the_round_trip_of_the_topology():
+    own = config(schedule="geopipe")
+    costs = stage_costs(own)
+    assert costs.hops[0].latency > 0.01
+    schedule = event_schedule(own)
+    assert schedule.orders == geopipe(24, costs).orders
+    assert warmup(schedule) > warmup(event_schedule(config(schedule="1f1b"))) == 2
+    assert fetched_ahead(stage_lists(own), 1)[0] >= warmup(schedule)
+
+
+def test_an_order_by_events_beats_the_order_of_the_tick_table_in_the_same_memory():
+    own = config(schedule="latency_hiding", memory_limit=4)
+    schedule = event_schedule(own)
+    validate(schedule, limit=4)
+    in_ticks = choose_hop_ticks(own, staged_layers(own)).table.schedule
+    by_events, by_ticks = (
+        simulate(each, stage_costs(own)).seconds for each in (schedule, in_ticks)
+    )
+    assert by_events <= by_ticks
+
+
+def test_virtual_stages_stay_inside_their_site():
+    own = config(schedule="interleaved", virtual_stages=2)
+    schedule = event_schedule(own)
+    assert schedule.placement == Placement.interleaved([1, 1], 2)
+    validate(schedule)
+    crossing = [each for each in stage_lists(own)[1] for _ in received(each)]
+    # Activations into chunk 2 alone, and the scalars.
+    assert len(crossing) == 24 + 1
+
+
+def test_without_known_times_hops_count_for_nothing():
+    unknown = config(schedule="geopipe").model_copy(update={"topology": None})
+    one_ahead = event_schedule(config(schedule="1f1b"))
+    assert event_schedule(unknown).orders == one_ahead.orders
+
+
+def test_too_much_memory_is_refused_in_one_line():
+    with pytest.raises(
+        UserError, match=r"'geopipe' holds .* latency_hiding keeps within any limit"
+    ):
+        event_schedule(config(schedule="geopipe", memory_limit=2))
+    with pytest.raises(ValueError, match=r"requires pipeline\.memory_limit instead of"):
+        config(memory_limit_bytes="1GB")
