@@ -308,6 +308,7 @@ class _Step:
     def _take(self, sender: int, message: Message) -> Any:
         fetch = self._messages.fetch(sender, message)
         while not fetch.arrived() and not self._devices_are_idle():
+            self._transport.check()
             time.sleep(_POLL_SECONDS)
         idle_since = time.monotonic()
         payload = self._messages.take(sender, message)

@@ -1,0 +1,34 @@
+"""A site that is lost while the devices of another compute."""
+
+import jax.numpy as jnp
+import pytest
+from support.islands import data_islands, shares, site_plans, stage_islands
+from support.small_models import make_batch, model_of
+
+from geojax.errors import RunError
+from geojax.islands import walk
+from geojax.pipeline import one_forward_one_backward
+from geojax.transport import MessageKey
+
+
+def islands_of(role, model):
+    plans = site_plans(2, {"data": 1}, "fp32", microbatches=2)
+    if role == "data":
+        return data_islands(model, plans, chunks=1, held=2)
+    return stage_islands(model, plans, one_forward_one_backward(2, 2))
+
+
+@pytest.mark.parametrize("role", ["data", "stage"])
+def test_the_others_end_while_their_devices_compute(role, monkeypatch):
+    model = model_of("llama")
+    own, other = islands_of(role, model)
+
+    def compute_while_the_other_leaves(step):
+        other.walk.transport.close()
+        return False
+
+    other.walk.transport.offer(0, MessageKey(0, "never fetched"), [jnp.zeros(1)])
+    monkeypatch.setattr(walk._Step, "_devices_are_idle", compute_while_the_other_leaves)
+    batch = make_batch(model)
+    with pytest.raises(RunError, match="site 1 has left"):
+        own.step(shares(batch, 2)[0] if role == "data" else batch)
