@@ -68,7 +68,7 @@ class Worker:
         )
         self.joined = ExitStack()  # the harness ends the process
         transport = self.joined.enter_context(
-            joined_sites(config, plan, settings, PATIENCE_SECONDS)
+            joined_sites(config, plan, settings, PATIENCE_SECONDS, {})
         )
         self.run = IslandRun.build(config, plan, transport)
         rows = sequences_of_site(config, plan, site)

@@ -60,6 +60,11 @@ class Corpus:
         """The tokenizer of every source."""
         return self.sources[0].prepared.tokenizer
 
+    @property
+    def contents(self) -> dict[str, str]:
+        """A hash of what each source holds, equal wherever it was prepared."""
+        return {source.name: source.prepared.fingerprint for source in self.sources}
+
 
 def _open(source: SourceSettings, settings: DataSettings, progress: bool) -> Prepared:
     if source.prepared is not None:

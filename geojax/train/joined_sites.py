@@ -27,6 +27,7 @@ _OF_A_SITE: Any = {
 }
 """Keys of the config that each site may have for itself: its paths, and how it is watched."""
 
+_HASH_LETTERS = 12
 _STEPS_IN_FLIGHT = 2
 _SCALARS_BYTES = 1 << 20
 _RESIDUAL_ITEMSIZE = 4
@@ -49,7 +50,11 @@ def require_sites(config: RunConfig, settings: IslandSettings) -> None:
 
 @contextlib.contextmanager
 def joined_sites(
-    config: RunConfig, plan: StepPlan, settings: IslandSettings, silence_seconds: float
+    config: RunConfig,
+    plan: StepPlan,
+    settings: IslandSettings,
+    silence_seconds: float,
+    contents: Mapping[str, str],
 ) -> Iterator[Transport]:
     """Join the processes of all sites; at a good end wait until the others have all messages.
 
@@ -58,6 +63,7 @@ def joined_sites(
         plan: the step of this one.
         settings: this site among them.
         silence_seconds: a site that gives no sign for so long counts as lost.
+        contents: hash of each source of data.
 
     Raises:
         UserError: the sites do not fit together.
@@ -71,7 +77,7 @@ def joined_sites(
         jax.process_count(),
         settings.coordinator,
         settings.key.encode(),
-        shared_settings(config),
+        shared_settings(config, contents),
         settings.address,
     )
     transport = connect(
@@ -87,13 +93,23 @@ def joined_sites(
         transport.close()
 
 
-def shared_settings(config: RunConfig) -> dict[str, Any]:
-    """Return what all sites must have alike, by name: versions, devices, and most of the config."""
+def shared_settings(config: RunConfig, contents: Mapping[str, str]) -> dict[str, Any]:
+    """Return what all sites must have alike, by name.
+
+    They are versions, devices, most of the config, and what the sources of data hold.
+
+    Args:
+        config: the run.
+        contents: hash of each source of data.
+    """
     of_config = dict(_flat(config.model_dump(mode="json", exclude=_OF_A_SITE)))
     return {
         "geojax version": [geojax.__version__, *of_config],
         "number of devices in a process": jax.local_device_count(),
         **of_config,
+        "content of data.sources": {
+            name: content[:_HASH_LETTERS] for name, content in contents.items()
+        },
     }
 
 

@@ -120,7 +120,9 @@ def train(
             trainer.check_fp8_products()
         else:
             silence = complete(processes, os.environ).heartbeat_timeout_seconds
-            transport = stack.enter_context(joined_sites(config, plan, island, silence))
+            transport = stack.enter_context(
+                joined_sites(config, plan, island, silence, corpus.contents)
+            )
             trainer = IslandRun.build(config, plan, transport, console.print, validate=validate)
         # A process that compiles reaches the first collective long after one with a warm cache, and
         # the collective times out after half a minute.
