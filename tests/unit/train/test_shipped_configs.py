@@ -1,17 +1,26 @@
 """Every shipped config of two sites fits into the memory that its accelerators leave to a step."""
 
+import dataclasses
+import functools
 from pathlib import Path
 
 import pytest
 
+from geojax.planner.cost.memory import layout_memory
 from geojax.topology import Topology
 from geojax.train.config import RunConfig
 from geojax.train.preflight import judge
+from geojax.train.run_layout import layout_of_run
 from geojax.train.traced_run import accelerator_of_run, trace_run
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 TWO_SITES = sorted(path.stem for path in CONFIGS.glob("*-2x*.yaml"))
 """Whole runs on accelerators; the rest of the folder runs on simulated devices."""
+
+
+@functools.cache
+def traced(name):
+    return trace_run(RunConfig.load(CONFIGS / f"{name}.yaml"))
 
 
 def test_they_are_those_of_both_roles():
@@ -24,8 +33,23 @@ def test_they_are_those_of_both_roles():
 @pytest.mark.parametrize("name", TWO_SITES)
 def test_a_shipped_run_fits(name):
     config = RunConfig.load(CONFIGS / f"{name}.yaml")
-    verdict = judge(config, trace_run(config).memory(), accelerator_of_run(config), {})
+    verdict = judge(config, traced(name).memory(), accelerator_of_run(config), {})
     assert verdict.kind == "fits", verdict.line
+
+
+@pytest.mark.parametrize("name", TWO_SITES)
+def test_its_memory_in_closed_form_is_within_a_tenth_of_the_trace(name):
+    config, step = RunConfig.load(CONFIGS / f"{name}.yaml"), traced(name)
+    layout = dataclasses.replace(
+        layout_of_run(config),
+        overlap_grad_reduce=step.plan.overlap_grad_reduce,
+        bucket_layers=step.plan.bucket_layers,
+    )
+    assert layout.devices == config.mesh.devices
+    assert layout.global_batch_size == config.batch.global_batch_size
+    sequence_length = config.batch.sequence_length
+    estimate = layout_memory(config.model, layout, sequence_length=sequence_length)
+    assert estimate.bytes == pytest.approx(step.memory().bytes, rel=0.1)
 
 
 @pytest.mark.parametrize("name", TWO_SITES)

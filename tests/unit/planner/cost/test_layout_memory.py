@@ -1,0 +1,104 @@
+"""The memory of a layout in closed form, held to the step's trace and to the schedules."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from geojax.models import ModelConfig
+from geojax.pipeline.registry import schedule_entry
+from geojax.pipeline.tick_tables import hops_between_sites, tick_table
+from geojax.planner.cost.layout import Layout
+from geojax.planner.cost.memory import kept_bytes, layout_memory, pairs_in_flight
+from geojax.train.config import RunConfig
+from geojax.train.run_layout import layout_of_run
+from geojax.train.traced_run import trace_run
+
+LLAMA = Path(__file__).parents[4] / "configs" / "llama3-8b-2x8.yaml"
+TENSOR = (
+    *("--zero.stage", "1", "--mesh", "{dc: 2, data: 2, tensor: 4}"),
+    *("--batch.microbatches", "128", "--parallelism.sequence", "true"),
+)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        pytest.param(("--zero.stage", "1", "--remat", "full"), id="ZeRO 1"),
+        pytest.param((*TENSOR, "--remat", "selective"), id="tensor"),
+        pytest.param(("--communication.gradient_compression", "int8"), id="int8"),
+    ],
+)
+def test_it_is_within_a_tenth_of_the_trace(overrides):
+    """The shipped configs are held to theirs in tests/unit/train/test_shipped_configs.py."""
+    config = RunConfig.load(LLAMA, overrides)
+    step = trace_run(config)
+    layout = dataclasses.replace(
+        layout_of_run(config),
+        overlap_grad_reduce=step.plan.overlap_grad_reduce,
+        bucket_layers=step.plan.bucket_layers,
+    )
+    sequence_length = config.batch.sequence_length
+    estimate = layout_memory(config.model, layout, sequence_length=sequence_length)
+    assert estimate.bytes == pytest.approx(step.memory().bytes, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "role", "stages", "virtual", "microbatches"),
+    [
+        ("branch_free", "data", 4, 1, 16),
+        ("branch_free", "stage", 4, 1, 16),
+        ("branch_free", "stage", 4, 1, 3),
+        ("1f1b", "data", 4, 1, 16),
+        ("1f1b", "stage", 4, 1, 16),
+        ("gpipe", "data", 2, 1, 5),
+        ("interleaved", "data", 4, 2, 8),
+        ("interleaved", "data", 3, 4, 10),
+        ("zero_bubble_h1", "data", 4, 1, 16),
+        ("zbv", "data", 4, 2, 16),
+    ],
+)
+def test_it_knows_what_a_schedule_holds(schedule, role, stages, virtual, microbatches):
+    layout = Layout(
+        dc=2,
+        dc_role=role,
+        pipeline_stages=stages,
+        virtual_stages=virtual,
+        microbatches=microbatches,
+        schedule=schedule,
+    )
+    placement = schedule_entry(schedule).placement(layout.stages_per_site, virtual)
+    hops = hops_between_sites(placement, layout.stages_per_site[0], 2)
+    table = tick_table(schedule, placement, microbatches, hops)
+    assert pairs_in_flight(layout) == max(table.schedule.in_flight)
+
+
+def test_remat_keeps_less_and_sequence_parallelism_shares_it():
+    model = ModelConfig.load("llama3-70b")
+    layout = Layout(tensor=8, sequence_parallel=True)
+
+    def kept(**changes):
+        return kept_bytes(model, dataclasses.replace(layout, **changes), 8192)
+
+    stream = 8192 * 8192 * 2
+    assert kept(remat="full") == stream / 8
+    assert kept(remat="full", sequence_parallel=False) == stream
+    assert kept(remat="full") < kept(remat="selective") < kept(remat="none")
+    assert kept(remat="selective", microbatch_size=2) == 2 * kept(remat="selective")
+    assert kept(remat="selective") == 171966464, "as `geojax.planner.held_bytes` counts"
+
+
+def test_a_layout_shards_what_its_zero_stage_says():
+    model = ModelConfig.load("llama3-8b")
+    memory = [
+        layout_memory(model, Layout(data=8, zero_stage=stage), sequence_length=8192)
+        for stage in range(4)
+    ]
+    assert memory[1].state == pytest.approx(memory[0].state / 8)
+    assert memory[2].gradients == pytest.approx(memory[1].gradients / 8)
+    assert memory[3].weights < memory[2].weights / 4
+    across = layout_memory(
+        model, Layout(dc=2, data=8, shard_across_sites=True), sequence_length=8192
+    )
+    assert across.state == pytest.approx(memory[1].state / 2)
+    assert memory[0].largest == "state"
