@@ -1,11 +1,43 @@
 """Orders that come out of a simulation in which every stage does the best thing at hand."""
 
+import dataclasses
 import heapq
+import itertools
+import math
 from collections.abc import Sequence
 
 from geojax.pipeline.schedule import Action, Kind, Placement, Schedule
+from geojax.pipeline.simulation.bounds import round_trip
 from geojax.pipeline.simulation.costs import Costs
 from geojax.pipeline.simulation.simulator import Links
+
+_KINDS = tuple(Kind)
+_FORWARD, _BACKWARD, _WEIGHT = range(3)
+_IDLE = -1
+
+
+@dataclasses.dataclass(frozen=True)
+class GreedyOrder:
+    """An order of one chunk a stage in which every kind of action runs by microbatch."""
+
+    kinds: tuple[bytes, ...]
+    """For each stage the index in `Kind` of each action."""
+    seconds: float
+    """The seconds of the iteration, as `iteration_seconds` times the schedule."""
+    split_backward: bool
+
+    def schedule(self) -> Schedule:
+        """Return the order as a schedule."""
+        microbatches = self.kinds[0].count(_FORWARD)
+        orders = []
+        for stage, kinds in enumerate(self.kinds):
+            actions = [
+                map(Action, itertools.repeat(kind), range(microbatches), itertools.repeat(stage))
+                for kind in _KINDS
+            ]
+            orders.append(tuple([next(actions[kind]) for kind in kinds]))
+        placement = Placement.linear(len(self.kinds))
+        return Schedule("greedy", placement, microbatches, self.split_backward, tuple(orders))
 
 
 def greedy(
@@ -15,94 +47,116 @@ def greedy(
     *,
     patience: float = 0.0,
     split_backward: bool = False,
-) -> Schedule:
+    give_up_at: float = math.inf,
+) -> GreedyOrder | None:
     """Backward if one is there, else forward if memory allows, else the gradient of weights.
 
     One chunk a stage. `limits` has for each stage the most microbatches that it may hold. A stage
     leaves a forward for a backward that is on its way and arrives within `patience` times the
     forward's length.
+
+    None: the iteration would take `give_up_at` seconds or longer, by the work that is left on the
+    first stage, or by its limit: it begins a forward no sooner than a round trip through all stages
+    after the forward that is as many before as the limit.
     """
     stages = len(costs.forward)
     assert len(limits) == stages, "one limit a stage"
     assert min(limits) >= 1, "a stage holds one microbatch at least"
     last = stages - 1
     together = [b + w for b, w in zip(costs.backward, costs.weight, strict=True)]
-    backward_seconds = costs.backward if split_backward else tuple(together)
-    same = 1e-9 * max(f + b for f, b in zip(costs.forward, together, strict=True))
+    durations = (
+        costs.forward,
+        costs.backward if split_backward else tuple(together),
+        costs.weight,
+    )
+    work = [sum(parts) for parts in zip(costs.forward, together, strict=True)]
+    same = 1e-9 * max(work)
+    residence = round_trip(costs, split_backward=split_backward)
     forward_at: list[list[float]] = [[] for _ in range(stages)]
     backward_at: list[list[float]] = [[] for _ in range(stages)]
     forward_at[0] = [0.0] * microbatches
-    done = {kind: [0] * stages for kind in Kind}
-    orders: list[list[Action]] = [[] for _ in range(stages)]
-    running: list[Action | None] = [None] * stages
+    forwards, backwards, weights = [0] * stages, [0] * stages, [0] * stages
+    ended = weights if split_backward else backwards  # what frees the memory of a microbatch
+    kinds = [bytearray() for _ in range(stages)]
+    running = [_IDLE] * stages
+    free_at = [0.0] * stages
+    soon = [patience * seconds - same for seconds in costs.forward]
     links = Links(costs)
-    events: list[tuple[float, int, bool]] = [(0.0, 0, False)]  # when, stage, whether it ends a run
-
-    def send(kind: Kind, stage: int, now: float) -> None:
-        """Hand over what a stage made; the stage that can use it looks at it when it is there."""
-        if kind is Kind.FORWARD and stage == last:
-            backward_at[stage].append(now)
-            return
-        target = stage + 1 if kind is Kind.FORWARD else stage - 1
-        if target < 0:
-            return
-        hop = costs.hops[min(stage, target)]
-        sent = now + hop.transfer
-        if hop.link is not None:
-            sent = links.send(hop.link, stage < target, now, hop.transfer)[1]
-        arrivals = forward_at if kind is Kind.FORWARD else backward_at
-        arrivals[target].append(sent + hop.latency)
-        heapq.heappush(events, (sent + hop.latency, target, False))
-
-    def choose(stage: int, now: float) -> Kind | None:
-        forwards, backwards = done[Kind.FORWARD][stage], done[Kind.BACKWARD][stage]
-        coming = backward_at[stage]
-        if backwards < len(coming) and coming[backwards] <= now + same:
-            return Kind.BACKWARD
-        weights = done[Kind.WEIGHT][stage] if split_backward else backwards
-        if (
-            forwards < len(forward_at[stage])
-            and forward_at[stage][forwards] <= now + same
-            and forwards - weights < limits[stage]
-        ):
-            soon = now + patience * costs.forward[stage] - same
-            if not (backwards < len(coming) and coming[backwards] < soon):
-                return Kind.FORWARD
-        return Kind.WEIGHT if weights < backwards else None
+    events = [(0.0, 0)]  # when to look at which stage: its action ends, or a message is there
+    push, pop = heapq.heappush, heapq.heappop
+    never = math.inf
+    seconds = 0.0
 
     while events:
         now = events[0][0]
-        looking = set()
-        while events and events[0][0] <= now + same:
-            _, stage, ends = heapq.heappop(events)
-            if ends:
-                action = running[stage]
-                assert action is not None, "only a busy stage ends a run"
-                running[stage] = None
-                if action.kind is not Kind.WEIGHT:
-                    send(action.kind, stage, now)
-            looking.add(stage)
-        for stage in looking:
-            if running[stage] is not None:
+        horizon = now + same
+        looking = []
+        # What ends at the same time is handed over before anybody chooses.
+        while events and events[0][0] <= horizon:
+            at, stage = pop(events)
+            kind = running[stage]
+            if kind == _IDLE:
+                looking.append(stage)
                 continue
-            kind = choose(stage, now)
-            if kind is None:
+            if free_at[stage] != at:
+                continue  # a message for a stage that is busy: it looks when it is free
+            running[stage] = _IDLE
+            seconds = at
+            looking.append(stage)
+            if kind == _WEIGHT:
                 continue
-            action = Action(kind, done[kind][stage], stage)
-            done[kind][stage] += 1
-            orders[stage].append(action)
-            running[stage] = action
-            if kind is Kind.FORWARD:
-                seconds = costs.forward[stage]
-            elif kind is Kind.BACKWARD:
-                seconds = backward_seconds[stage]
+            if kind == _FORWARD:
+                target, arrivals = stage + 1, forward_at
+                if stage == last:
+                    backward_at[stage].append(at)
+                    continue
             else:
-                seconds = costs.weight[stage]
-            heapq.heappush(events, (now + seconds, stage, True))
-    return Schedule(
-        "greedy",
-        Placement.linear(stages),
-        microbatches,
-        split_backward,
-        tuple(tuple(order) for order in orders),
-    )
+                target, arrivals = stage - 1, backward_at
+                if target < 0:
+                    continue
+            hop = costs.hops[min(stage, target)]
+            sent = at + hop.transfer
+            if hop.link is not None:
+                sent = links.send(hop.link, stage < target, at, hop.transfer)[1]
+            arrival = sent + hop.latency
+            arrivals[target].append(arrival)
+            if running[target] == _IDLE:
+                push(events, (arrival, target))
+        for stage in looking:
+            if running[stage] != _IDLE:
+                continue
+            done, there = backwards[stage], backward_at[stage]
+            next_backward = there[done] if done < len(there) else never
+            begin = free_at[stage]
+            if next_backward <= horizon:
+                kind = _BACKWARD
+                backwards[stage] = done + 1
+                begin = max(begin, next_backward)
+            else:
+                made, there = forwards[stage], forward_at[stage]
+                next_forward = never
+                if made < len(there) and made - ended[stage] < limits[stage]:
+                    next_forward = there[made]
+                if next_forward <= horizon and next_backward >= now + soon[stage]:
+                    kind = _FORWARD
+                    forwards[stage] = made + 1
+                    begin = max(begin, next_forward)
+                    if stage == 0 and give_up_at < never:
+                        left = microbatches - made - 1
+                        rounds = begin + (left // limits[0] + 1) * residence
+                        busy = begin + (left + 1) * work[0] + (made - done) * durations[1][0]
+                        if max(rounds, busy) >= give_up_at:
+                            return None
+                elif weights[stage] < done and split_backward:
+                    kind = _WEIGHT
+                    weights[stage] += 1
+                else:
+                    wake = min(next_backward, next_forward if next_forward > horizon else never)
+                    if wake < never:
+                        push(events, (wake, stage))
+                    continue
+            running[stage] = kind
+            kinds[stage].append(kind)
+            free_at[stage] = end = begin + durations[kind][stage]
+            push(events, (end, stage))
+    return GreedyOrder(tuple(map(bytes, kinds)), seconds, split_backward)

@@ -6,10 +6,11 @@ import math
 from collections.abc import Iterator
 
 from geojax.errors import UserError
-from geojax.pipeline.generators.greedy import greedy
+from geojax.pipeline.generators.greedy import GreedyOrder, greedy
 from geojax.pipeline.generators.warmup import geopipe, gpipe, one_forward_one_backward
 from geojax.pipeline.generators.zero_bubble import zero_bubble_h1, zero_bubble_h2
 from geojax.pipeline.schedule import Kind, Schedule
+from geojax.pipeline.simulation.bounds import least_seconds
 from geojax.pipeline.simulation.costs import Costs
 from geojax.pipeline.simulation.simulator import iteration_seconds
 
@@ -35,27 +36,52 @@ def latency_hiding(
     """
     if limit < 1:
         raise UserError(f"a stage cannot hold {limit} microbatches at most: the least limit is 1")
-    schedules = candidates(microbatches, costs, limit, split_backward=split_backward)
-    best = min(schedules, key=lambda schedule: iteration_seconds(schedule, costs))
+    best, seconds = None, math.inf
+    for schedule in _fixed(microbatches, costs, limit, split_backward=split_backward):
+        found = iteration_seconds(schedule, costs)
+        if found < seconds:
+            best, seconds = schedule, found
+    faster = _fastest_greedy(microbatches, costs, limit, seconds, split_backward=split_backward)
+    if faster is not None:
+        best = faster.schedule()
+    assert best is not None, "a greedy order keeps within any limit"
     return dataclasses.replace(best, name="latency_hiding")
 
 
-def candidates(
+def _fixed(
     microbatches: int, costs: Costs, limit: int, *, split_backward: bool
 ) -> Iterator[Schedule]:
-    """Generate the schedules that `latency_hiding` chooses from."""
+    """Generate the fixed schedules that keep within the limit."""
     stages = len(costs.forward)
-    fixed = [
-        gpipe(stages, microbatches),
-        one_forward_one_backward(stages, microbatches),
-        geopipe(microbatches, costs, limit),
-    ]
+    fixed = [one_forward_one_backward(stages, microbatches), geopipe(microbatches, costs, limit)]
+    if microbatches <= limit:
+        fixed.append(gpipe(stages, microbatches))
     if split_backward:
         fixed = [with_split_backward(schedule) for schedule in fixed]
         fixed += [zero_bubble_h1(stages, microbatches), zero_bubble_h2(stages, microbatches)]
     yield from (schedule for schedule in fixed if max(schedule.in_flight) <= limit)
+
+
+def _fastest_greedy(
+    microbatches: int, costs: Costs, limit: int, seconds: float, *, split_backward: bool
+) -> GreedyOrder | None:
+    """Find the fastest greedy order; None: none takes less than `seconds`."""
+    best = None
+    least = least_seconds(microbatches, costs, limit, split_backward=split_backward)
     for limits, patience in itertools.product(limit_spreads(costs, limit), _PATIENCE):
-        yield greedy(microbatches, costs, limits, patience=patience, split_backward=split_backward)
+        if seconds <= least * (1 + 1e-9):
+            break  # what is left is rounding
+        order = greedy(
+            microbatches,
+            costs,
+            limits,
+            patience=patience,
+            split_backward=split_backward,
+            give_up_at=seconds,
+        )
+        if order is not None and order.seconds < seconds:
+            best, seconds = order, order.seconds
+    return best
 
 
 def with_split_backward(schedule: Schedule) -> Schedule:

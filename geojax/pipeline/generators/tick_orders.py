@@ -128,7 +128,8 @@ def _unit_costs(hop_ticks: Sequence[int], weight: float) -> Costs:
 def _greedy(request: TickRequest) -> list[Schedule]:
     split = request.split_backward
     costs = _unit_costs(request.hop_ticks, 1.0 if split else 0.0)
-    return [
+    orders = [
         greedy(request.microbatches, costs, limits, split_backward=split)
         for limits in limit_spreads(costs, request.most_in_flight)
     ]
+    return [order.schedule() for order in orders if order is not None]

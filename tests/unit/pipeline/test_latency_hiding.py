@@ -1,10 +1,13 @@
 """The schedules under a memory limit against Little's law."""
 
 import random
+import time
 
-from support.drawn_pipelines import drawn_under_a_limit, littles_law
+import pytest
+from support.drawn_pipelines import drawn_under_a_limit, littles_law, lower_bound
 
 from geojax.pipeline import Costs, Hop, geopipe, latency_hiding, one_forward_one_backward, validate
+from geojax.pipeline.simulation.bounds import least_seconds
 from geojax.pipeline.simulation.simulator import iteration_seconds
 
 
@@ -53,3 +56,28 @@ def test_split_backwards_pay_the_latency_once():
     schedule = latency_hiding(32, costs, 32, split_backward=True)
     least = 32 * 3 + 3 * 1 + 6
     assert least <= iteration_seconds(schedule, costs) <= 1.05 * least
+
+
+def test_never_below_the_lower_bound():
+    """And at it where there is room enough."""
+    generator = random.Random(7)
+    for _ in range(60):
+        microbatches, costs, limit = drawn_under_a_limit(generator)
+        for split in (False, True):
+            schedule = latency_hiding(microbatches, costs, limit, split_backward=split)
+            least = least_seconds(microbatches, costs, limit, split_backward=split)
+            assert iteration_seconds(schedule, costs) >= least * (1 - 1e-9)
+        roomy = latency_hiding(microbatches, costs, microbatches)
+        assert iteration_seconds(roomy, costs) == pytest.approx(least_seconds(microbatches, costs))
+        assert least_seconds(microbatches, costs) == pytest.approx(lower_bound(microbatches, costs))
+
+
+def test_128_stages_and_1024_microbatches_take_less_than_ten_seconds():
+    hops = [Hop(0.05)] * 127
+    hops[63] = Hop(3.0, 0.5, "cut")
+    costs = Costs((1.0,) * 128, (1.0,) * 128, (1.0,) * 128, tuple(hops))
+    begin = time.process_time()
+    schedule = latency_hiding(1024, costs, 128)
+    seconds = iteration_seconds(schedule, costs)
+    assert time.process_time() - begin < 10
+    assert seconds < 1.1 * least_seconds(1024, costs, 128)
