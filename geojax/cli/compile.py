@@ -11,6 +11,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from geojax.cli.config_file import ConfigFile
 from geojax.errors import UserError
 from geojax.exit_codes import FAILURE
 from geojax.quantities import quantity
@@ -31,7 +32,7 @@ class CompileCommand:
     changed: `--zero.stage 3`.
     """
 
-    config: tyro.conf.Positional[Path]
+    config: ConfigFile
     """The YAML file of the run."""
 
     target: Annotated[str | None, tyro.conf.arg(metavar="KIND:DEVICES")] = None

@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_args
 import tyro
 
 import geojax
-from geojax.cli import compile, data, launch, memory, probe, simulate, train, wan
+from geojax.cli import compile, data, launch, memory, probe, settings, simulate, train, wan
 from geojax.errors import RunError, UserError
 from geojax.exit_codes import FAILURE, INTERRUPTED, USAGE
 from geojax.runtime.environment import check_environment
@@ -24,6 +24,7 @@ Subcommand = (
     | Annotated[memory.MemoryCommand, tyro.conf.subcommand("memory")]
     | Annotated[compile.CompileCommand, tyro.conf.subcommand("compile")]
     | Annotated[simulate.SimulateCommand, tyro.conf.subcommand("simulate")]
+    | Annotated[settings.SettingsCommand, tyro.conf.subcommand("settings")]
     | Annotated[probe.ProbeCommand, tyro.conf.subcommand("probe")]
     | Annotated[data.PrepareCommand, tyro.conf.subcommand("data prepare")]
     | Annotated[launch.LaunchCommand, tyro.conf.subcommand("launch")]
@@ -80,8 +81,7 @@ def _run(arguments: list[str]) -> int:
     _check_name(arguments[0])
     if arguments[0] not in _HELP:
         check_environment(os.environ)
-    _check_config_first(arguments)
-    command, unknown = _parse(arguments)
+    command, unknown = _parse(_config_first(arguments))
     if isinstance(command, train.TrainCommand):
         return train.run(command, unknown)
     if isinstance(command, memory.MemoryCommand):
@@ -101,6 +101,8 @@ def _run(arguments: list[str]) -> int:
         _refuse(unknown, arguments[0])
         return launch.run(command, launched)
     _refuse(unknown, arguments[0])
+    if isinstance(command, settings.SettingsCommand):
+        return settings.run(command)
     if isinstance(command, wan.WanCommand):
         return wan.run(command)
     return data.run(command)
@@ -166,22 +168,30 @@ def _check_name(name: str) -> None:
     raise UserError(f"there is no subcommand '{name}'; {hint or did_you_mean(name, _COMMANDS)}")
 
 
-def _check_config_first(arguments: Sequence[str]) -> None:
-    """Check that no setting of the config file stands before the file itself.
+def _config_first(arguments: Sequence[str]) -> list[str]:
+    """Move the config file before the settings that stand before it; they all have a value.
 
     Raises:
-        UserError: one does; the message shows the right order.
+        UserError: the subcommand needs a config file, and there is none.
     """
     name, *words = arguments
-    if name in _HELP or not words or not words[0].startswith("--"):
-        return
-    fields = {field.name for field in dataclasses.fields(_COMMANDS[name])}
-    option = words[0].removeprefix("--").partition("=")[0].replace("-", "_")
-    configs = [word for word in words if word.endswith((".yaml", ".yml")) and word[0] != "-"]
-    if "config" in fields and option not in {"help", *fields} and configs:
-        config = configs[-1]
-        rest = " ".join(word for word in words if word != config)
-        raise UserError(f"put the config file before the settings: geojax {name} {config} {rest}")
+    fields = [] if name in _HELP else dataclasses.fields(_COMMANDS[name])
+    required = {field.name for field in fields if field.default is dataclasses.MISSING}
+    if "config" not in required or not {*_HELP}.isdisjoint(words):
+        return list(arguments)
+    flags = {f"--{field.name}" for field in fields if isinstance(field.default, bool)}
+    free = [
+        index
+        for index, (before, word) in enumerate(zip(["", *words], words, strict=False))
+        if not word.startswith("-")
+        and (before in flags or "=" in before or not before.startswith("--"))
+    ]
+    if not free:
+        raise UserError(
+            f"geojax {name}: CONFIG is missing; name the YAML file of a run: geojax {name} run.yaml"
+        )
+    config = next((index for index in free if words[index].endswith((".yaml", ".yml"))), free[0])
+    return [name, words[config], *words[:config], *words[config + 1 :]]
 
 
 def _unexpected() -> int:

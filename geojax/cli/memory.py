@@ -3,12 +3,12 @@
 import dataclasses
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import tyro
 from rich.console import Console
 from rich.table import Table
+
+from geojax.cli.config_file import ConfigFile
 
 if TYPE_CHECKING:
     from geojax.models import ModelConfig
@@ -28,7 +28,7 @@ class MemoryCommand:
     can be changed: `--zero.stage 3`.
     """
 
-    config: tyro.conf.Positional[Path]
+    config: ConfigFile
     """The YAML file of the run."""
 
 

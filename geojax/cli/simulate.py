@@ -9,6 +9,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from geojax.cli.config_file import ConfigFile
 from geojax.cli.simulated_pipeline import (
     Options,
     given_hop_ticks,
@@ -40,7 +41,7 @@ class SimulateCommand:
     4`.
     """
 
-    config: tyro.conf.Positional[Path]
+    config: ConfigFile
     """The YAML file of the run; its topology says what the sites are."""
 
     stages_per_site: int | None = None

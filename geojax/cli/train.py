@@ -3,11 +3,11 @@
 import dataclasses
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
 import tyro
 
+from geojax.cli.config_file import ConfigFile
 from geojax.settings import validate
 
 
@@ -15,12 +15,12 @@ from geojax.settings import validate
 class TrainCommand:
     """Train the transformer that CONFIG describes.
 
-    Any setting of the config can be changed: `--optimizer.peak_learning_rate 1e-3`. Under
-    `jax.distributed`, every process runs this same command; where SLURM or Kubernetes started
-    them, nothing more is needed.
+    Any setting of the config can be changed: `--optimizer.peak_learning_rate 1e-3`;
+    `geojax settings` lists them. Under `jax.distributed`, every process runs this same command;
+    where SLURM or Kubernetes started them, nothing more is needed.
     """
 
-    config: tyro.conf.Positional[Path]
+    config: ConfigFile
     """YAML file of the run."""
 
     resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False

@@ -40,15 +40,32 @@ def test_an_unknown_subcommand_gets_the_nearest(capsys, arguments, expected):
     assert refused(capsys, *arguments).startswith(expected)
 
 
-@pytest.mark.parametrize("steps", [["--steps", "5"], ["--steps=5"]])
-def test_settings_before_the_config_file_are_shown_in_the_right_order(capsys, steps):
-    assert refused(capsys, "train", *steps, "run.yaml") == (
-        f"put the config file before the settings: geojax train run.yaml {' '.join(steps)}"
+@pytest.mark.parametrize(
+    "before", [["--steps", "5"], ["--steps=5"], ["--topology", "sites.yaml"], ["--resume"]]
+)
+def test_settings_may_stand_before_the_config_file(capsys, before):
+    assert refused(capsys, "train", *before, "none.yaml") == "none.yaml: no such file"
+
+
+def test_the_value_of_a_setting_is_no_config_file(capsys):
+    assert refused(capsys, "train", "--topology", "sites.yaml") == (
+        "geojax train: CONFIG is missing; name the YAML file of a run: geojax train run.yaml"
     )
 
 
-def test_options_of_the_command_itself_may_come_first(capsys):
-    assert refused(capsys, "train", "--resume", "none.yaml") == "none.yaml: no such file"
+def test_settings_are_listed(capsys):
+    assert run(["settings", "communication.bucket_bytes"]) == 0
+    key, *meaning = capsys.readouterr().out.splitlines()
+    assert key == "  --communication.bucket_bytes  integer or null or auto  (auto)"
+    assert meaning[0].startswith("      Most bytes of a bucket")
+    assert run(["settings", "data"]) == 0
+    section, *lines = capsys.readouterr().out.splitlines()
+    assert section.startswith("data: ")
+    assert "  --data.vocab_size  integer  (4096)" in lines
+    assert "  --data.sources.name  text  (required)" in lines
+    assert refused(capsys, "settings", "optimiser") == (
+        "geojax settings: there is no 'optimiser'; did you mean 'optimizer'?"
+    )
 
 
 def test_a_launched_command_needs_two_dashes(capsys):
