@@ -182,13 +182,22 @@ def block_buckets(
 
 
 def scatter(x: jax.Array, dim: int, axes: SiteAxes) -> jax.Array:
-    """Sum `x`, whose `dim` divides by the ranks, inside the site; each rank keeps its block."""
+    """Sum `x`, whose `dim` divides by the ranks, inside the site; each rank keeps its block.
+
+    The blocks are sent one behind the other. XLA for GPUs and CPUs scatters along the major dim of
+    the layout alone: for another dim it would choose another layout, also for what the result is
+    added to, and hold that once more in the usual layout.
+    """
+    block = x.shape[dim] // axes.ranks
     if x.size == 0:  # XLA has no collectives of empty arrays
-        return jnp.zeros(_with_size(x, dim, x.shape[dim] // axes.ranks), x.dtype)
+        return jnp.zeros(_with_size(x, dim, block), x.dtype)
     if not axes.intra:
         return x
+    if dim > 0:
+        parts = x.reshape(*x.shape[:dim], axes.ranks, block, *x.shape[dim + 1 :])
+        x = jnp.moveaxis(parts, dim, 0)
     return lax.psum_scatter(
-        to_varying(x, axes.intra), axes.intra, scatter_dimension=dim, tiled=True
+        to_varying(x, axes.intra), axes.intra, scatter_dimension=0, tiled=dim == 0
     )
 
 

@@ -4,6 +4,8 @@ Read from the jaxpr, where an equation waits for another when there is a path of
 the other.
 """
 
+import re
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -115,10 +117,30 @@ def test_a_leaf_that_is_its_own_bucket_is_sent_as_it_lies(mesh_of):
         shards = scattered_sum_of(tree, "data", "dc", dims=dims)
         return all_gather(shards, "data", dims=dims, shapes=tree)
 
-    dims = {"big": 1, "one": 0, "two": 0}
+    dims = {"big": 0, "one": 0, "two": 0}
     body = equations(mesh_of(dc=2, data=4), step, TREE)
     names = {equation.primitive.name for equation in body}
     assert names <= {"reduce_scatter", "psum", "all_gather", "all_gather_invariant"}
+
+
+@pytest.mark.parametrize(("dim", "shard"), [(1, (8, 4, 32)), (2, (8, 16, 8))])
+def test_the_dim_that_is_scattered_leaves_the_layout_of_a_sum_as_it_is(mesh_of, dim, shard):
+    """A compiler that scatters along the major dim would turn around what blocks are added to."""
+
+    def step(stacked):
+        def add(total, summand):
+            return total + scattered_sum_of(summand, "data", "dc", dims=dim), None
+
+        zeros = jax.lax.pcast(jnp.zeros(shard), "data", to="varying")
+        return jax.lax.scan(add, zeros, stacked)[0]
+
+    specs = {"in_specs": P(None, "dc"), "out_specs": P(*[None] * dim, "data")}
+    program = jax.shard_map(step, mesh=mesh_of(dc=2, data=4), **specs)
+    stacked = jax.ShapeDtypeStruct((3, 16, 16, 32), jnp.float32)
+    text = jax.jit(program).lower(stacked).compile().as_text()
+    sizes = ",".join(map(str, shard))
+    assert "reduce-scatter" in text
+    assert set(re.findall(rf"f32\[{sizes}\]\{{([\d,]+)\}}", text)) == {"2,1,0"}
 
 
 @pytest.mark.parametrize("sizes", [{"data": 1}, {"dc": 2}, {"data": 4}])
