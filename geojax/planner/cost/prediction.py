@@ -1,8 +1,6 @@
 """A predicted training step: its time, term by term, and what each network carries.
 
-    predict(model, layout, topology, *, sequence_length, calibration) -> Prediction
-
-(`geojax.planner.cost.predict`) makes one of a `geojax.planner.cost.layout.Layout`.
+`geojax.planner.cost.predict` makes one of a `geojax.planner.cost.layout.Layout`.
 """
 
 import dataclasses
@@ -67,6 +65,9 @@ class Prediction:
     """Use of every link between sites that something crosses."""
     memory_bytes: float | None
     """Memory of the fullest device; None where it was not asked for."""
+    relative_error: float | None
+    """Error of the step time that 90% of published steps of the same accelerator and precision keep
+    within; None where none was compared."""
     not_modelled: tuple[str, ...]
     """Parts of a step that no term stands for, a phrase each."""
 

@@ -1,0 +1,1 @@
+"""Published step times, and what the frameworks that they are of do."""

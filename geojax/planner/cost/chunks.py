@@ -1,0 +1,220 @@
+"""Times of a pipeline's chunks, and of the hops between them, in the sites where they lie."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Sequence
+
+from geojax.models import ModelConfig
+from geojax.pipeline.balance import balanced_layers
+from geojax.pipeline.registry import schedule_entry
+from geojax.pipeline.schedule import Placement
+from geojax.pipeline.simulation.costs import Costs, Hop
+from geojax.pipeline.simulation.stage_times import PieceTimes, StageTimes
+from geojax.planner.cost.calibration import Calibration, Execution
+from geojax.planner.cost.collectives import end_collectives, layer_collectives
+from geojax.planner.cost.layer import LayerTimes, Piece
+from geojax.planner.cost.layout import Layout
+from geojax.planner.cost.networks import SiteNetworks
+from geojax.topology import Topology
+
+
+@dataclasses.dataclass(frozen=True)
+class SitePieces:
+    """The work of one microbatch on a device of one site."""
+
+    layer: tuple[Piece, ...]
+    first: tuple[Piece, ...]
+    """The work of the first chunk besides its layers."""
+    last: tuple[Piece, ...]
+    """The work of the last chunk besides its layers."""
+    hop: tuple[Piece, ...]
+    """A message to or from a neighboring stage in the site; none where they wait for nothing."""
+    networks: SiteNetworks
+
+
+def site_pieces(
+    model: ModelConfig,
+    layout: Layout,
+    topology: Topology,
+    sequence_length: int,
+    calibration: Calibration,
+    execution: Execution,
+) -> tuple[SitePieces, ...]:
+    """Return the work of a microbatch in each site of the topology."""
+    sizes = layout.mesh_sizes
+    made = []
+    for site in topology.sites:
+        times = LayerTimes(model, layout, sequence_length, site, calibration, execution)
+        networks = SiteNetworks(site, sizes, calibration)
+        if calibration.stage_times is not None:
+            made.append(_measured(times, networks, calibration.stage_times))
+            continue
+        work = tuple(times.layer())
+        attention = next(piece for piece in work if piece.name == "attention")
+        ends = (end_collectives(times, networks),) if layout.tensor > 1 else ()
+        made.append(
+            SitePieces(
+                (*work, *layer_collectives(times, networks, attention)),
+                (times.embedding(),),
+                (*times.head(), *ends),
+                _hops(times, networks),
+                networks,
+            )
+        )
+    return tuple(made)
+
+
+def _measured(times: LayerTimes, networks: SiteNetworks, measured: StageTimes) -> SitePieces:
+    """Return the work of a microbatch as it was measured, messages of `tensor` and so on included.
+
+    Raises:
+        UserError: it was measured for another model, microbatch or parallelism.
+    """
+    layout = times.layout
+    measured.require(
+        model=times.model,
+        sequences=layout.microbatch_size,
+        sequence_length=times.sequence_length,
+        dtype=times.compute_dtype,
+        remat=layout.remat,
+        parallelism=layout.parallelism,
+    )
+    own = measured.of_site(times.site.name)
+
+    def piece(name: str, of: PieceTimes) -> tuple[Piece]:
+        return (Piece(f"{name} (measured)", "geojax probe --stage-times", *of.kinds),)
+
+    layer, embedding = piece("layers", own.layer), piece("embedding", own.embedding)
+    return SitePieces(layer, embedding, piece("head", own.head), _hops(times, networks), networks)
+
+
+def hop_bytes(times: LayerTimes) -> float:
+    """Return the bytes of a message between stages that one device sends."""
+    return times.own_tokens * times.model.hidden_size * times.itemsize
+
+
+def _hops(times: LayerTimes, networks: SiteNetworks) -> tuple[Piece, ...]:
+    """Time the messages of one chunk to its neighbors: one forwards, one backwards."""
+    if times.layout.pipeline_stages == 1:
+        return ()
+    network, sent = networks.hop(), hop_bytes(times)
+    took = sent / network.bytes_per_second + network.latency_seconds
+    waits = times.execution.blocking_hops
+    return (
+        Piece(
+            "hops inside the site",
+            "bytes of the residual stream over the network's bandwidth, and its latency",
+            took if waits else 0.0,
+            took if waits else 0.0,
+            hidden=0.0 if waits else 2 * took,
+            bytes=2 * sent,
+            messages=2,
+            network=network.network,
+        ),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class ChunkWork:
+    """One microbatch's work in every chunk of a pipeline."""
+
+    placement: Placement
+    layers: tuple[int, ...]
+    pieces: tuple[tuple[Piece, ...], ...]
+    """Work of each chunk: its layers, and what it does besides."""
+    costs: Costs
+
+    @property
+    def busiest(self) -> list[Piece]:
+        """Return the pieces of the stage that works longest, of its chunks together."""
+        by_stage = [
+            [piece for chunk in self.placement.chunks_of(stage) for piece in self.pieces[chunk]]
+            for stage in range(self.placement.stages)
+        ]
+        return max(by_stage, key=lambda pieces: sum(piece.exposed for piece in pieces))
+
+
+def chunk_work(
+    model: ModelConfig, layout: Layout, topology: Topology, sites: Sequence[SitePieces]
+) -> ChunkWork:
+    """Cut the model into the chunks of a layout, and time each.
+
+    Raises:
+        UserError: there are more chunks than layers, or the topology lacks a link.
+    """
+    per_site = layout.stages_per_site
+    placement = Placement.linear(1)
+    if layout.pipeline_stages > 1:
+        entry = schedule_entry(layout.schedule)
+        placement = entry.placement(per_site, layout.virtual_stages)
+    site_of = [site for site, count in enumerate(per_site) for _ in range(count)]
+    own = [sites[site_of[stage]] for stage in placement.stage_of]
+    layers = layout.layers or _balanced(model.num_hidden_layers, own)
+    pieces = [
+        [piece.times(count) for piece in site.layer]
+        for count, site in zip(layers, own, strict=True)
+    ]
+    pieces[0] += own[0].first
+    pieces[-1] += own[-1].last
+    for chunk, site in zip(pieces, own, strict=True):
+        chunk += site.hop
+    hops = tuple(
+        _hop(layout, topology, sites, site_of[a], site_of[b], a == b)
+        for a, b in itertools.pairwise(placement.stage_of)
+    )
+    costs = Costs(
+        tuple(_sum(chunk, "forward") for chunk in pieces),
+        tuple(_sum(chunk, "backward") for chunk in pieces),
+        tuple(_sum(chunk, "weight") for chunk in pieces),
+        hops,
+    )
+    return ChunkWork(placement, tuple(layers), tuple(map(tuple, pieces)), costs)
+
+
+def _sum(pieces: Iterable[Piece], kind: str) -> float:
+    return sum(getattr(piece, kind) for piece in pieces)
+
+
+def _exposed(pieces: Iterable[Piece]) -> float:
+    return sum(piece.exposed for piece in pieces)
+
+
+def _balanced(layers: int, own: Sequence[SitePieces]) -> tuple[int, ...]:
+    """Deal out layers so that the slowest stage is fastest."""
+    if layers == len(own):
+        return (1,) * layers
+    seconds = [_exposed(site.layer) for site in own]
+    return balanced_layers(
+        [1.0] * layers,
+        len(own),
+        before=_exposed(own[0].first) / seconds[0],
+        after=_exposed(own[-1].last) / seconds[-1],
+        speeds=[1 / each for each in seconds],
+    )
+
+
+def _hop(
+    layout: Layout,
+    topology: Topology,
+    sites: Sequence[SitePieces],
+    source: int,
+    target: int,
+    same_stage: bool,
+) -> Hop:
+    """Return the message between two chunks: over a link, over a site's network, or none."""
+    if same_stage:
+        return Hop()
+    (piece,) = sites[source].hop
+    if source == target:
+        waits = piece.hidden == 0.0
+        return Hop() if waits else Hop(piece.hidden / 2)
+    names = topology.site_names[source], topology.site_names[target]
+    there, back = topology.link(*names), topology.link(*reversed(names))
+    senders = layout.devices_per_stage
+    cards = senders * sites[source].networks.hop().bytes_per_second
+    bandwidth = min(there.bytes_per_second, back.bytes_per_second, cards)
+    return Hop(
+        there.round_trip_seconds / 2,
+        senders * piece.bytes / 2 / bandwidth,
+        f"{names[0]}-{names[1]}",
+    )

@@ -1,0 +1,154 @@
+"""Time of the collectives of a layer: over `tensor`, `context` and `expert`.
+
+Their bytes are those of `geojax.planner.traffic`, which tests hold to compiled programs.
+"""
+
+import functools
+from collections.abc import Iterator
+
+from geojax.models import ModelConfig
+from geojax.models.parallel.parallelism import Parallelism
+from geojax.planner.cost.layer import LayerTimes, Piece
+from geojax.planner.cost.networks import SiteNetworks
+from geojax.planner.traffic.context import predicted_context_bytes
+from geojax.planner.traffic.moe import predicted_moe_bytes
+from geojax.planner.traffic.tensor import predicted_tensor_bytes
+from geojax.precision import policy
+from geojax.runtime.platform import GPU
+
+_REGIONS = 2
+"""Pairs of collectives over `tensor` in a layer's forward."""
+
+
+def layer_collectives(
+    times: LayerTimes, networks: SiteNetworks, attention: Piece
+) -> Iterator[Piece]:
+    """Yield the messages of one layer; those of a ring over `context` run beside `attention`."""
+    if times.layout.tensor > 1:
+        yield _tensor(times, networks, layers=1)
+    if times.layout.context > 1:
+        yield _context(times, networks, attention)
+    if times.model.is_moe and times.layout.expert > 1:
+        yield _experts(times, networks)
+
+
+def end_collectives(times: LayerTimes, networks: SiteNetworks) -> Piece:
+    """Return the messages over `tensor` of embedding and head together."""
+    return _tensor(times, networks, layers=0)
+
+
+def _tensor(times: LayerTimes, networks: SiteNetworks, *, layers: int) -> Piece:
+    """Time the copies to and reductions from the ranks of `tensor`.
+
+    Forwards each of two regions has an all-reduce, or a gather and a scatter of the same bytes;
+    what the backward sends more is in `geojax.planner.traffic.tensor`. Pipelined collectives
+    travel in t pieces beside their product and expose one (TransformerEngine's "comm+GEMM
+    overlap"; Wang et al. 2023, "Overlap Communication with Dependent Computation").
+    """
+    layout, dtype = times.layout, policy(times.layout.precision).compute_dtype.name
+    network = networks.group(("tensor",))
+    size = layout.microbatch_size, int(times.sequence_length / layout.context)
+    sent = _tensor_bytes(times.model, layout.parallelism, size, dtype, layout.remat, layers)
+    plain = _tensor_bytes(times.model, layout.parallelism, size, dtype, "none", layers)
+    forward, backward = plain / 2, sent - plain / 2
+    messages = 2 * _REGIONS if layers else 2
+    pieces = layout.tensor if times.execution.pipelined_tensor else 1
+    took = [network.seconds(each, messages) for each in (forward, backward)]
+    return Piece(
+        "tensor collectives",
+        "predicted bytes over NVLink's bandwidth and steps of its ring "
+        "(geojax.planner.traffic.tensor)",
+        took[0] / pieces,
+        took[1] / pieces,
+        hidden=sum(took) * (1 - 1 / pieces),
+        bytes=sent,
+        messages=2 * messages * network.steps,
+        network=network.network,
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _tensor_bytes(
+    model: ModelConfig,
+    parallelism: Parallelism,
+    size: tuple[int, int],
+    dtype: str,
+    remat: str,
+    layers: int,
+) -> float:
+    """Predict the bytes of one layer, or of what is in no layer."""
+
+    def of(count: int) -> float:
+        return float(
+            predicted_tensor_bytes(
+                model.model_copy(update={"num_hidden_layers": count}),
+                parallelism,
+                sequences=size[0],
+                positions=size[1],
+                dtype=dtype,
+                remat=remat,  # type: ignore[arg-type]
+            )
+        )
+
+    return of(2) - of(1) if layers else 2 * of(1) - of(2)
+
+
+def _context(times: LayerTimes, networks: SiteNetworks, attention: Piece) -> Piece:
+    """Time attention's messages: blocks of a ring travel while the block before is attended to."""
+    layout, model = times.layout, times.model
+    network = networks.group(("context",))
+    sent = predicted_context_bytes(
+        layout.parallelism,
+        sequences=layout.microbatch_size,
+        sequence_length=times.sequence_length,
+        heads=model.num_attention_heads // layout.tensor,
+        kv_heads=max(model.num_key_value_heads // layout.tensor, 1),
+        head_dim=model.head_dim,
+        dtype=policy(layout.precision).compute_dtype,
+        packed=True,
+    )
+    forward, backward = float(sent.forward), float(sent.backward)
+    backward += forward if times.again("attention") else 0.0
+    took = [network.seconds(forward), network.seconds(backward)]
+    beside = [0.0, 0.0]
+    if layout.context_method == "ring":
+        share = 1 - 1 / layout.context  # the first block needs no message
+        beside = [share * attention.forward, share * attention.backward]
+    exposed = [max(0.0, each - own) for each, own in zip(took, beside, strict=True)]
+    return Piece(
+        "context collectives",
+        "predicted bytes over the network's bandwidth (geojax.planner.traffic.context); a ring's "
+        "beside attention",
+        exposed[0],
+        exposed[1],
+        hidden=sum(took) - sum(exposed),
+        bytes=forward + backward,
+        messages=2 * network.steps,
+        network=network.network,
+    )
+
+
+def _experts(times: LayerTimes, networks: SiteNetworks) -> Piece:
+    """Time dispatch and combine of the tokens, none of it beside other work."""
+    layout = times.layout
+    network = networks.group(("expert",))
+    sent = predicted_moe_bytes(
+        times.model,
+        layout.parallelism,
+        sequences=layout.microbatch_size,
+        positions=int(times.sequence_length / layout.context),
+        dtype=policy(layout.precision).compute_dtype,
+        remat=layout.remat,
+        platform=GPU,
+    )
+    count = float(sum(each for axes, each in sent.items() if "expert" in axes))
+    took = network.seconds(count, 4)
+    return Piece(
+        "expert all-to-alls",
+        "predicted bytes over the network's bandwidth (geojax.planner.traffic.moe)",
+        took / 2,
+        took / 2,
+        bytes=count,
+        messages=4 * network.steps,
+        network=network.network,
+    )

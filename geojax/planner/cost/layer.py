@@ -1,0 +1,338 @@
+"""Time of one layer, of the embedding and of the head, for one microbatch on one device.
+
+Shapes: T tokens of a device, d hidden, H and K query and kv heads of D dims, F ffn, V vocabulary,
+t ranks of `tensor`, c of `context`. A forward runs the products of a layer once; its backward twice
+as many, half of them for the gradients of the weights, and again what the remat policy drops
+(Korthikanti et al. 2022).
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from geojax.models import ModelConfig
+from geojax.planner.cost.calibration import (
+    DEFAULT_ATTENTION_BACKWARD,
+    DEFAULT_ATTENTION_FORWARD,
+    Calibration,
+    Execution,
+)
+from geojax.planner.cost.layout import Layout
+from geojax.planner.cost.matmul import MatmulRate, matmul_rate
+from geojax.planner.cost.prediction import Network
+from geojax.precision import policy
+from geojax.topology import Site
+
+
+class Piece(NamedTuple):
+    """One kind of work on one microbatch, or one kind of message."""
+
+    name: str
+    source: str
+    forward: float = 0.0
+    """Seconds that it adds to the forward."""
+    backward: float = 0.0
+    """Seconds that it adds to the gradient of the input, with what is computed again."""
+    weight: float = 0.0
+    """Seconds that it adds to the gradient of the weights."""
+    hidden: float = 0.0
+    """Seconds that it takes beside other work."""
+    bytes: float = 0.0
+    messages: float = 0.0
+    network: Network | None = None
+
+    @property
+    def exposed(self) -> float:
+        """Seconds that it adds to a microbatch."""
+        return self.forward + self.backward + self.weight
+
+    def times(self, count: float) -> "Piece":
+        """Return the same work of `count` layers."""
+        return self._replace(
+            forward=count * self.forward,
+            backward=count * self.backward,
+            weight=count * self.weight,
+            hidden=count * self.hidden,
+            bytes=count * self.bytes,
+            messages=count * self.messages,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """A matrix product of a layer's forward, [rows, inner] x [inner, columns]."""
+
+    part: str
+    rows: float
+    columns: float
+    inner: float
+    count: float = 1
+    inputs: float = 1
+    """First factors that no other product has."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerTimes:
+    """The work of a device on one microbatch of a layout, in one site."""
+
+    model: ModelConfig
+    layout: Layout
+    sequence_length: int
+    site: Site
+    calibration: Calibration
+    execution: Execution
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of a microbatch on a device."""
+        return self.layout.microbatch_size * self.sequence_length / self.layout.context
+
+    @property
+    def own_tokens(self) -> float:
+        """Tokens on which a device works between the products of a layer."""
+        return self.tokens / (self.layout.tensor if self.layout.sequence_parallel else 1)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an activation."""
+        return policy(self.layout.precision).compute_dtype.itemsize
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Rate of the memory in elementwise operations."""
+        rate = self.site.accelerator.memory_bytes_per_second
+        return float("inf") if rate is None else rate * self.calibration.memory
+
+    @property
+    def compute_dtype(self) -> str:
+        """Dtype of the factors of all products but the linear layers' in FP8."""
+        return policy(self.layout.precision).compute_dtype.name
+
+    def rate(self, *, linear: bool) -> MatmulRate:
+        """Return the rate of the products of linear layers, or of the head."""
+        quantized = linear and policy(self.layout.precision).recipe is not None
+        precision = "float8" if quantized else self.compute_dtype
+        accelerator = self.site.accelerator
+        if quantized and accelerator.peak("float8") is None:
+            precision = self.compute_dtype
+        return matmul_rate(
+            accelerator,
+            precision,
+            self.calibration.matmul(accelerator, precision),
+            self.calibration.memory,
+        )
+
+    @property
+    def recomputes(self) -> frozenset[str]:
+        """Parts of a layer that its backward computes again."""
+        if self.execution.recomputes is not None:
+            return self.execution.recomputes
+        return {
+            "none": frozenset[str](),
+            "selective": frozenset({"attention", "elementwise"}),
+            "full": frozenset({"all"}),
+        }[self.layout.remat]
+
+    def again(self, part: str) -> bool:
+        """Return True if the backward computes this part of a layer again."""
+        return part in self.recomputes or "all" in self.recomputes
+
+    def layer(self) -> Iterator[Piece]:
+        """Yield the work of one layer; its collectives are in `collectives`."""
+        yield self._products()
+        yield self._attention()
+        yield self._elementwise()
+        if policy(self.layout.precision).recipe is not None:
+            yield self._casts()
+        yield self._sums()
+
+    def products(self) -> list[Product]:
+        """List the products of one layer's forward on one device."""
+        model, layout = self.model, self.layout
+        tokens, d, t = self.tokens, model.hidden_size, layout.tensor
+        queries = model.num_attention_heads * model.head_dim / t
+        keys = max(model.num_key_value_heads / t, 1) * model.head_dim
+        if self.execution.fused_projections:
+            products = [Product("qkv", tokens, queries + 2 * keys, d)]
+        else:
+            products = [
+                Product("qkv", tokens, queries, d),
+                Product("qkv", tokens, keys, d, 2, inputs=0),
+            ]
+        products.append(Product("out", tokens, d, queries))
+        if not model.is_moe:
+            return products + self._feed_forward(tokens, model.intermediate_size / t)
+        local = model.num_experts / layout.expert
+        routed = tokens * model.num_experts_per_tok / local
+        experts = self._feed_forward(routed, model.moe_intermediate_size / t)
+        products += [
+            dataclasses.replace(each, count=each.count * local, inputs=local) for each in experts
+        ]
+        products.append(Product("router", tokens, model.num_experts, d))
+        if model.n_shared_experts:
+            shared = model.shared_expert_intermediate_size / t
+            products += self._feed_forward(tokens, shared)
+        return products
+
+    def _feed_forward(self, rows: float, width: float) -> list[Product]:
+        d, halves = self.model.hidden_size, 2 if self.model.gated else 1
+        if self.execution.fused_projections:
+            up = Product("up", rows, halves * width, d)
+        else:
+            up = Product("up", rows, width, d, halves)
+        return [up, Product("down", rows, d, width)]
+
+    def _products(self) -> Piece:
+        rate, wide = self.rate(linear=True), 4 if self.execution.sums_in_matmul else 2
+        forward = backward = weight = 0.0
+        for each in self.products():
+            rows, columns, inner = each.rows, each.columns, each.inner
+            once = each.count * rate.seconds(rows, columns, inner)
+            forward += once
+            backward += each.count * rate.seconds(rows, inner, columns)
+            backward += once if self.again(each.part) else 0.0
+            weight += each.count * rate.seconds(inner, columns, rows, out_itemsize=wide)
+        return Piece(
+            "matrix products",
+            "FLOPs over the peak, the fitted efficiency and that of the shape "
+            "(geojax.planner.cost.matmul)",
+            forward,
+            backward,
+            weight,
+        )
+
+    def _attention(self) -> Piece:
+        """Time attention: fused, by its FLOPs; otherwise products and passes over the scores.
+
+        Fused attention skips masked blocks, half of them; its backward computes the scores again,
+        five products for two (Dao 2023). Without fusion the scores, [B, H, S, S] / (t c), are
+        written by their product, scaled, masked and exponentiated in one kernel, dropped out, and
+        read; 13 bytes a score forwards and 20 backwards in 16 bits (Korthikanti et al. 2022,
+        section 4, counts the same tensors).
+        """
+        model, layout, name = self.model, self.layout, self.site.accelerator.name
+        heads = model.num_attention_heads / layout.tensor
+        scores = layout.microbatch_size * heads * self.sequence_length**2 / layout.context
+        flops = 4 * scores * model.head_dim
+        again = self.again("attention")
+        if not self.execution.fused_attention:
+            rate = self.rate(linear=False)
+            forward = flops / rate.flops_per_second + 13 * scores / self.bytes_per_second
+            backward = 2 * flops / rate.flops_per_second + 20 * scores / self.bytes_per_second
+        else:
+            peak = self.site.accelerator.peak(self.compute_dtype)
+            assert peak is not None, "the products' rate asked for it before"
+            share = self.execution.attention_forward.get(name, DEFAULT_ATTENTION_FORWARD)
+            share_back = self.execution.attention_backward.get(name, DEFAULT_ATTENTION_BACKWARD)
+            forward = flops / 2 / (peak * share)
+            backward = 2.5 * flops / 2 / (peak * share_back)
+        return Piece(
+            "attention",
+            "FLOPs over the rate of published kernels (FlashAttention-2 and -3; unfused: passes "
+            "over the scores)",
+            forward,
+            backward + (forward if again else 0.0),
+        )
+
+    def _elementwise(self) -> Piece:
+        """Time what moves through memory between the products.
+
+        Two norms with the residual sums before them read and write 4 d numbers a token forwards
+        and 5 d backwards; rotary positions read and write queries and keys; the activation reads
+        F, or 2 F with a gate, and writes F, its backward reads one more and writes as many as it
+        read.
+        """
+        model, t = self.model, self.layout.tensor
+        heads = model.num_attention_heads + 2 * max(model.num_key_value_heads, t)
+        rotated = 2 * heads * model.head_dim / t if model.position_embedding_type == "rope" else 0
+        width = model.intermediate_size / t
+        if model.is_moe:
+            width = model.moe_intermediate_size * model.num_experts_per_tok
+            width = (width + model.shared_expert_intermediate_size) / t
+        read = 2 if model.gated else 1
+        norms, d = 2 * self.own_tokens, model.hidden_size
+        numbers = norms * 4 * d + self.tokens * (rotated + (read + 1) * width)
+        back = norms * 5 * d + self.tokens * (rotated + (2 * read + 1) * width)
+        if model.is_moe:  # permuted, and back with their gates
+            numbers += 4 * self.tokens * model.num_experts_per_tok * d
+            back += 4 * self.tokens * model.num_experts_per_tok * d
+        forward = numbers * self.itemsize / self.bytes_per_second
+        backward = back * self.itemsize / self.bytes_per_second
+        if self.again("elementwise"):
+            backward += forward
+        return Piece(
+            "norms and activations",
+            "bytes through memory over its bandwidth",
+            forward,
+            backward,
+            bytes=(numbers + back) * self.itemsize,
+        )
+
+    def _casts(self) -> Piece:
+        """Time the casts to FP8: each factor is read in 16 bits, and written once along each dim.
+
+        Hopper's FP8 products contract the last dim of both factors, so that a factor of two
+        products is written twice, the second time transposed (TransformerEngine, "FP8 primer").
+        """
+        moved = self.itemsize + 2
+        inputs = sum(each.inputs * each.rows * each.inner for each in self.products())
+        outputs = sum(each.count * each.rows * each.columns for each in self.products())
+        return Piece(
+            "casts to FP8",
+            "bytes through memory over its bandwidth (TransformerEngine's FP8 primer)",
+            moved * inputs / self.bytes_per_second,
+            moved * outputs / self.bytes_per_second,
+            bytes=moved * (inputs + outputs),
+        )
+
+    def _sums(self) -> Piece:
+        """Time the sums of gradients over microbatches: read in 16 bits, read and written in 32.
+
+        A product that adds to them in its epilogue reads and writes 32 bits besides its own work.
+        """
+        if self.layout.microbatches == 1:
+            return Piece("sums of gradients", "one microbatch: there are none")
+        numbers = sum(each.count * each.inner * each.columns for each in self.products())
+        moved = 4 if self.execution.sums_in_matmul else self.itemsize + 8
+        return Piece(
+            "sums of gradients",
+            "bytes through memory over its bandwidth",
+            weight=moved * numbers / self.bytes_per_second,
+            bytes=moved * numbers,
+        )
+
+    def embedding(self) -> Piece:
+        """Time the look-up, which reads and writes rows, and its gradient, which adds to rows."""
+        numbers = self.tokens * self.model.hidden_size * self.itemsize
+        return Piece(
+            "embedding",
+            "bytes through memory over its bandwidth",
+            2 * numbers / self.bytes_per_second,
+            weight=3 * numbers / self.bytes_per_second,
+            bytes=5 * numbers,
+        )
+
+    def head(self) -> Iterator[Piece]:
+        """Yield the product with the vocabulary, and the loss, which passes over the logits.
+
+        Logits are written and read forwards, for their maximum and their sum, and read and written
+        as gradients, in the compute dtype (`geojax.models.cross_entropy`, which computes
+        them in chunks).
+        """
+        rate, d = self.rate(linear=False), self.model.hidden_size
+        columns = self.model.vocab_size / self.layout.tensor
+        yield Piece(
+            "head",
+            "FLOPs over the peak and the fitted efficiency (geojax.planner.cost.matmul)",
+            rate.seconds(self.tokens, columns, d),
+            rate.seconds(self.tokens, d, columns),
+            rate.seconds(d, columns, self.tokens, out_itemsize=4),
+        )
+        logits = self.tokens * columns * self.itemsize
+        yield Piece(
+            "loss",
+            "passes over the logits over the memory's bandwidth",
+            2 * logits / self.bytes_per_second,
+            3 * logits / self.bytes_per_second,
+            bytes=5 * logits,
+        )

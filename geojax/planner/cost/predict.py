@@ -1,0 +1,176 @@
+"""Predict the time of a training step of a layout, without making its program."""
+
+import math
+from collections.abc import Iterator
+
+from geojax.models import ModelConfig, model_flops
+from geojax.planner.cost.calibration import GEOJAX, RELATIVE_ERROR, Calibration, Execution
+from geojax.planner.cost.chunks import ChunkWork, SitePieces, chunk_work, site_pieces
+from geojax.planner.cost.layout import Layout
+from geojax.planner.cost.pipeline import pipeline_time
+from geojax.planner.cost.prediction import LinkUse, Prediction, Term
+from geojax.planner.cost.reduction import ComputeTimes, Reduction, reduction
+from geojax.precision import policy
+from geojax.topology import Topology
+
+NOT_MODELLED = (
+    "host time between kernels, and reading data",
+    "multiprocessors and memory bandwidth that collectives take from compute",
+    "clocks that fall under load by other than the fitted efficiency",
+    "contention of the site's network, stragglers and failures",
+    "checkpoints and validation",
+)
+"""Parts of a step that no term stands for."""
+
+
+def predict(
+    model: ModelConfig,
+    layout: Layout,
+    topology: Topology,
+    *,
+    sequence_length: int,
+    calibration: Calibration,
+    execution: Execution = GEOJAX,
+) -> Prediction:
+    """Predict a step of `layout.global_batch_size` sequences.
+
+    Args:
+        model: the model.
+        layout: how the run uses the topology.
+        topology: the sites, as many as `layout.dc`.
+        sequence_length: tokens of a sequence.
+        calibration: what accelerators and networks reach of their published rates.
+        execution: the habits of the program.
+
+    Raises:
+        UserError: the layout cannot be, the topology lacks a link, or a peak is not known.
+    """
+    sites = site_pieces(model, layout, topology, sequence_length, calibration, execution)
+    work = chunk_work(model, layout, topology, sites)
+    terms = list(_compute_terms(layout, work))
+    busiest = sum(term.exposed_seconds for term in terms)
+    seconds, bubble = busiest, 0.0
+    if layout.pipeline_stages > 1:
+        lock_step = execution.lock_step and layout.join == "one_program"
+        time = pipeline_time(layout, work.placement, work.costs, lock_step=lock_step)
+        terms += _pipeline_terms(layout, sites, time.seconds, time.inside_sites, busiest)
+        seconds, bubble = time.seconds, time.seconds - busiest
+    layer = sites[0].layer
+    times = ComputeTimes(
+        seconds,
+        sum(piece.forward for piece in layer),
+        sum(piece.backward + piece.weight for piece in layer),
+    )
+    reduced = reduction(model, layout, topology, work, sites[0].networks, times, execution)
+    terms += reduced.terms
+    step = sum(term.exposed_seconds for term in terms)
+    return Prediction(
+        step_seconds=step,
+        terms=tuple(terms),
+        model_flops_utilization=_utilization(model, layout, topology, sequence_length, step),
+        bubble_fraction=bubble / step,
+        links=tuple(_links(layout, topology, sites, reduced)),
+        memory_bytes=None,
+        relative_error=_relative_error(layout, topology),
+        not_modelled=NOT_MODELLED,
+    )
+
+
+def _compute_terms(layout: Layout, work: ChunkWork) -> Iterator[Term]:
+    """Yield the work of the busiest stage on all of its microbatches."""
+    by_name: dict[str, Term] = {}
+    for piece in work.busiest:
+        before = by_name.get(piece.name)
+        all_of = piece.times(layout.microbatches)
+        by_name[piece.name] = Term(
+            piece.name,
+            all_of.exposed + all_of.hidden + (before.seconds if before else 0.0),
+            all_of.exposed + (before.exposed_seconds if before else 0.0),
+            piece.source,
+            all_of.bytes + (before.bytes if before else 0.0),
+            all_of.messages + (before.messages if before else 0.0),
+            piece.network,
+        )
+    yield from by_name.values()
+
+
+def _pipeline_terms(
+    layout: Layout,
+    sites: tuple[SitePieces, ...],
+    seconds: float,
+    inside_sites: float,
+    busiest: float,
+) -> Iterator[Term]:
+    """Yield the time in which the busiest stage of a pipeline has nothing to compute."""
+    yield Term(
+        "pipeline bubble",
+        inside_sites - busiest,
+        inside_sites - busiest,
+        "the simulated iteration without the busiest stage's work (geojax.pipeline.simulation)",
+    )
+    if layout.dc_role == "stage" and layout.dc > 1:
+        (hop,) = sites[0].hop
+        yield Term(
+            "hops between sites",
+            max(seconds - inside_sites, 0.0),
+            max(seconds - inside_sites, 0.0),
+            "the simulated iteration, less the same with links that take no time "
+            "(geojax.pipeline.simulation)",
+            hop.bytes * layout.microbatches,
+            hop.messages * layout.microbatches,
+            "between_sites",
+        )
+
+
+def _utilization(
+    model: ModelConfig, layout: Layout, topology: Topology, sequence_length: int, step: float
+) -> float | None:
+    """Return model FLOPs over the peaks of the accelerators in use, in the compute dtype."""
+    dtype = policy(layout.precision).compute_dtype.name
+    peaks = [site.accelerator.peak(dtype) for site in topology.sites]
+    if not all(peaks):
+        return None
+    peak = sum(peak for peak in peaks if peak) * layout.devices / layout.dc
+    tokens = layout.global_batch_size * sequence_length
+    return model_flops(model, sequence_length) * tokens / (peak * step)
+
+
+def _relative_error(layout: Layout, topology: Topology) -> float | None:
+    """Return the validated error of the precision on all accelerators; None: of one not known."""
+    quantized = policy(layout.precision).recipe is not None
+    precision = "float8" if quantized else policy(layout.precision).compute_dtype.name
+    errors = [RELATIVE_ERROR.get((site.accelerator.name, precision)) for site in topology.sites]
+    known = [error for error in errors if error is not None]
+    return max(known) if len(known) == len(errors) else None
+
+
+def _links(
+    layout: Layout, topology: Topology, sites: tuple[SitePieces, ...], reduced: Reduction
+) -> Iterator[LinkUse]:
+    """Yield each direction of the links that something crosses."""
+    if layout.dc == 1:
+        return
+    names = topology.site_names
+    if layout.dc_role == "stage":
+        pairs = [(a, a + 1) for a in range(layout.dc - 1)]
+        pairs += [(b, a) for a, b in pairs]
+        (hop,) = sites[0].hop
+        sent = hop.bytes / 2 * layout.microbatches
+        messages = hop.messages / 2 * layout.microbatches
+        senders = layout.devices_per_stage
+    else:
+        pairs = [(a, b) for a in range(layout.dc) for b in range(layout.dc) if a != b]
+        sent = reduced.link_bytes / (layout.dc - 1)
+        messages = reduced.link_messages
+        senders = layout.devices // layout.dc
+    for source, target in pairs:
+        link = topology.link(names[source], names[target])
+        card = topology.sites[source].between_hosts
+        most = senders * card.bytes_per_second if card else math.inf
+        yield LinkUse(
+            names[source],
+            names[target],
+            sent * senders,
+            messages,
+            min(link.bytes_per_second, most),
+        )

@@ -1,0 +1,208 @@
+import dataclasses
+
+import pytest
+
+from geojax.errors import UserError
+from geojax.models import ModelConfig
+from geojax.pipeline.schedule import Placement
+from geojax.pipeline.simulation.costs import Costs, Hop
+from geojax.pipeline.simulation.simulator import iteration_seconds
+from geojax.pipeline.simulation.stage_times import PieceTimes, SiteTimes, StageTimes
+from geojax.planner.abstract_mesh import abstract_mesh
+from geojax.planner.cost import pipeline
+from geojax.planner.cost.calibration import Calibration
+from geojax.planner.cost.layout import Layout
+from geojax.planner.cost.predict import predict
+from geojax.planner.traffic.step import predicted_update_bytes
+from geojax.precision import policy
+from geojax.step.plan import StepPlan
+from geojax.step.state import parameter_layouts
+from geojax.topology import Topology
+
+LLAMA = ModelConfig.load("llama3-70b")
+MIXTRAL = ModelConfig.load("mixtral-8x7b")
+
+
+def two_sites(gbit=3200, trip="21ms", sites=2):
+    names = [f"site{index}" for index in range(sites)]
+    return Topology.model_validate(
+        {
+            "sites": [
+                {
+                    "name": name,
+                    "hosts": 32,
+                    "accelerators_per_host": 8,
+                    "accelerator": "h100-sxm",
+                }
+                for name in names
+            ],
+            "links": [
+                {
+                    "sites": [first, second],
+                    "round_trip_seconds": trip,
+                    "bytes_per_second": f"{gbit}Gbit/s",
+                }
+                for index, first in enumerate(names)
+                for second in names[index + 1 :]
+            ],
+        }
+    )
+
+
+DATA = Layout(dc=2, data=32, tensor=8, sequence_parallel=True, microbatches=8, zero_stage=1)
+STAGE = Layout(
+    dc=2, dc_role="stage", pipeline_stages=8, data=8, tensor=8, microbatches=32, schedule="geopipe"
+)
+LAYOUTS = {
+    "data": DATA,
+    "data over islands": dataclasses.replace(DATA, join="islands"),
+    "data in int8": dataclasses.replace(DATA, gradient_compression="int8"),
+    "data with overlap": dataclasses.replace(DATA, overlap_grad_reduce=True, bucket_layers=4),
+    "data in a pipeline": dataclasses.replace(
+        DATA, pipeline_stages=4, data=8, virtual_stages=2, schedule="interleaved"
+    ),
+    "weights over sites": dataclasses.replace(DATA, shard_across_sites=True),
+    "zero 3": dataclasses.replace(DATA, zero_stage=3, microbatches=1),
+    "context": dataclasses.replace(DATA, data=16, context=2, remat="selective"),
+    "fp8": dataclasses.replace(DATA, precision="fp8-current", remat="full"),
+    "stages": STAGE,
+    "stages over islands": dataclasses.replace(STAGE, join="islands", schedule="1f1b"),
+}
+
+
+def step(layout, topology=None, model=LLAMA, **changes):
+    changes.setdefault("calibration", Calibration())
+    return predict(model, layout, topology or two_sites(), sequence_length=4096, **changes)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_a_step_is_the_sum_of_its_terms(layout):
+    made = step(layout)
+    assert made.step_seconds == pytest.approx(sum(term.exposed_seconds for term in made.terms))
+    assert all(0 <= term.exposed_seconds <= term.seconds * (1 + 1e-9) for term in made.terms)
+    assert all(term.source for term in made.terms)
+    assert 0.1 < made.model_flops_utilization < 0.6
+    assert {(use.source, use.target) for use in made.links} == {
+        ("site0", "site1"),
+        ("site1", "site0"),
+    }
+    assert made.relative_error is not None
+    assert made.not_modelled
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_a_better_link_is_never_slower(layout):
+    near, far = (step(layout, two_sites(trip=trip)).step_seconds for trip in ("1ms", "80ms"))
+    wide, thin = (step(layout, two_sites(gbit=gbit)).step_seconds for gbit in (3200, 100))
+    assert near <= far
+    assert wide < thin
+
+
+def test_bytes_are_those_of_the_compiled_programs():
+    layout = dataclasses.replace(DATA, overlap_grad_reduce=False, bucket_bytes=2**28)
+    plan = StepPlan(
+        mesh=abstract_mesh(layout.mesh_sizes, platform="gpu"),
+        policy=policy("bf16"),
+        microbatches=8,
+        bucket_bytes=2**28,
+        sequence_parallel=True,
+    )
+    sent = predicted_update_bytes(LLAMA, parameter_layouts(LLAMA, plan), plan)
+    across = float(sum(count for axes, count in sent.items() if "dc" in axes))
+    made = step(layout)
+    assert made.term("gradients between sites").bytes == pytest.approx(across, rel=1e-6)
+    assert made.links[0].bytes == pytest.approx(256 * across, rel=1e-6)
+    in_site = sum(made.term(f"{name} in the site").bytes for name in ("weights", "gradients"))
+    total = float(sum(count for axes, count in sent.items() if "dc" not in axes))
+    assert in_site == pytest.approx(total, rel=1e-6)
+
+
+def test_stages_send_the_residual_stream():
+    made = step(STAGE)
+    stream = 4096 * LLAMA.hidden_size * 2  # of one sequence, whole on every tensor rank
+    assert made.links[0].bytes == 8 * 8 * 32 * stream
+    assert made.links[0].peak_bytes_per_second == 400e9
+
+
+def test_islands_hide_the_sums_behind_the_backward_of_all_microbatches():
+    joined, apart = (
+        step(LAYOUTS[name]).term("gradients between sites")
+        for name in ("data in a pipeline", "data over islands")
+    )
+    assert apart.exposed_seconds < 0.5 * joined.seconds
+    assert apart.exposed_seconds >= 0.0105, "half a round trip is left in any case"
+
+
+def test_compression_takes_its_share_of_the_link():
+    none, int8 = (
+        step(LAYOUTS[name]).term("gradients between sites").bytes
+        for name in ("data", "data in int8")
+    )
+    assert int8 == pytest.approx(none / 4, rel=0.05)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "branch_free", "geopipe"])
+@pytest.mark.parametrize("lock_step", [True, False])
+def test_many_microbatches_are_extrapolated_exactly(monkeypatch, schedule, lock_step):
+    virtual = 2 if schedule == "interleaved" else 1
+    placement = Placement.interleaved([4], virtual)
+    layout = Layout(pipeline_stages=4, virtual_stages=virtual, microbatches=48, schedule=schedule)
+    costs = Costs.uniform(placement.chunks, 1.0, 1.5, 0.5, Hop(0.05))
+    few = pipeline.pipeline_time(layout, placement, costs, lock_step=lock_step).seconds
+    monkeypatch.setattr(pipeline, "_few", lambda *_: (48, 48))
+    all_of = pipeline.pipeline_time(layout, placement, costs, lock_step=lock_step).seconds
+    assert few == pytest.approx(all_of, rel=1e-9)
+
+
+def test_islands_run_event_by_event():
+    apart = LAYOUTS["stages over islands"]
+    joined = dataclasses.replace(apart, join="one_program")
+    assert step(apart).step_seconds < step(joined).step_seconds
+
+
+def test_experts_are_few_products_and_all_to_alls():
+    layout = Layout(dc=2, data=32, expert=8, microbatches=4)
+    made = step(layout, model=MIXTRAL)
+    dense = step(dataclasses.replace(layout, data=256, expert=1), model=MIXTRAL)
+    assert made.term("expert all-to-alls").network == "inside_host"
+    assert made.term("matrix products").seconds < dense.term("matrix products").seconds
+
+
+def test_measured_times_take_the_place_of_computed_ones():
+    times = PieceTimes(forward=0.01, backward=0.015, weight=0.01)
+    measured = StageTimes(
+        model=LLAMA,
+        sequences=1,
+        sequence_length=4096,
+        dtype="bfloat16",
+        remat="none",
+        parallelism=DATA.parallelism,
+        sites=(SiteTimes(name="site0", layer=times, embedding=times, head=times),),
+    )
+    made = step(DATA, calibration=Calibration(stage_times=measured))
+    assert made.term("layers (measured)").seconds == pytest.approx(8 * 80 * 0.035)
+    with pytest.raises(UserError, match="measured for remat=none, not full"):
+        step(dataclasses.replace(DATA, remat="full"), calibration=Calibration(stage_times=measured))
+
+
+def test_a_link_that_is_not_described_is_named():
+    with pytest.raises(UserError, match="does not describe the links"):
+        step(DATA, two_sites().model_copy(update={"links": ()}))
+
+
+def test_a_layout_knows_its_devices_and_its_batch():
+    assert DATA.devices == STAGE.devices == 512
+    assert DATA.global_batch_size == 2 * 32 * 8
+    assert STAGE.global_batch_size == 8 * 32
+    assert STAGE.stages_per_site == (4, 4)
+
+
+def test_a_simulated_pipeline_is_as_long_as_its_simulation():
+    placement = Placement.linear(8)
+    costs = Costs.uniform(8, 1.0, 2.0)
+    layout = dataclasses.replace(STAGE, dc=1, microbatches=8, schedule="1f1b")
+    entry = pipeline.schedule_entry("1f1b")
+    request = pipeline.EventRequest((8,), 8, costs, 8, 1)
+    seconds = iteration_seconds(entry.event_order(request), costs)
+    made = pipeline.pipeline_time(layout, placement, costs, lock_step=False)
+    assert made == (seconds, seconds) == ((8 + 7) * 3.0,) * 2
