@@ -88,7 +88,7 @@ class Worker:
         """Seconds of a step over the unshaped link, and the messages that leave in it."""
         self.state = self.run.initial_state()
         self.one_step()  # compiles
-        walk: Any = self.run.walk
+        (walk,) = self.run.stages.walks
         transport = walk.transport
         watched = []
         for _ in range(WATCHED_STEPS):

@@ -1,22 +1,24 @@
-"""A check at run time that sites in role data hold the same bits.
+"""A check at run time that sites hold the same bits of the weights that they share.
 
     every rank    sum of the bits of its shards, as integers modulo 2^32
     every site    sum over its ranks
     between sites exchange of the sums: equal, or the run ends
 
-Sites add the same numbers in the same order, so that weights can differ only if a device or a link
-has failed; going on would save a state that is none.
+In role data sites share all weights, in role stage a tied table. They add the same numbers in the
+same order, so that weights can differ only if a device or a link has failed; going on would save a
+state that is none.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from geojax.collectives.axes import to_varying
-from geojax.islands.walk import Walk
+from geojax.islands.exchange import Exchange
 from geojax.mesh import AXES
 
 
@@ -24,40 +26,41 @@ class Agreement:
     """The check of one site.
 
     Args:
-        walk: the site's.
+        exchange: the site's.
+        mesh: devices that hold the weights, if this is one of `holders`; else any of the site.
+        layouts: the `LeafLayout` of each leaf of the weights; {} on a site that has none of them.
+        holders: the sites that hold these weights.
     """
 
-    def __init__(self, walk: Walk):
-        self._walk = walk
-        programs = walk.programs
-        parameters = jax.tree.map(lambda layout: layout.spec(), programs.layouts.parameters)
+    def __init__(self, exchange: Exchange, mesh: Mesh, layouts: Any, holders: Sequence[int]):
+        self._exchange, self._holders = exchange, holders
         mapped = jax.shard_map(
             checksum,
-            mesh=programs.plan.mesh,
-            in_specs=(parameters,),
+            mesh=mesh,
+            in_specs=(jax.tree.map(lambda layout: layout.spec(), layouts),),
             out_specs=PartitionSpec(),
             check_vma=True,
         )
-        self._checksum = jax.jit(mapped)
+        self._checksum = jax.jit(mapped, out_shardings=NamedSharding(mesh, PartitionSpec()))
         self._agreed_step: int | None = None
 
-    def differing_sites(self, step: int, parameters: Any) -> list[int]:
-        """List the sites whose weights are not those of the first one; all sites call it together.
+    def differing_sites(self, step: int, weights: Any) -> list[int]:
+        """List the sites whose weights are not those of the first holder; all sites call it.
 
         A site that calls it again after the same step, to save once more, asks no other.
 
         Args:
             step: number of steps done.
-            parameters: the site's master weights.
+            weights: the site's master weights; {} on a site that has none of them.
 
         Raises:
             RunError: another site is lost.
         """
         if step == self._agreed_step:
             return []
-        sums = self._walk.of_all_sites(self._checksum(parameters))
-        first, *others = (int(each) for each in jax.device_get(sums))
-        differing = [site for site, own in enumerate(others, 1) if own != first]
+        sums = jax.device_get(self._exchange.of_all_sites(self._checksum(weights)))
+        first = int(sums[self._holders[0]])
+        differing = [site for site in self._holders if int(sums[site]) != first]
         self._agreed_step = None if differing else step
         return differing
 
@@ -72,5 +75,7 @@ def checksum(shards: Any) -> jax.Array:
         return jnp.sum(words * weights, dtype=jnp.uint32)
 
     leaves = jax.tree.leaves(shards)
+    if not leaves:
+        return jnp.uint32(0)
     own = [to_varying(bits(leaf, number), AXES) for number, leaf in enumerate(leaves)]
     return lax.psum(jnp.sum(jnp.stack(own), dtype=jnp.uint32), AXES)

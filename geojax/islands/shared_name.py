@@ -4,9 +4,9 @@ import secrets
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from geojax.islands.walk import Walk
+from geojax.islands.exchange import Exchange
 
 _WORDS = 4
 
@@ -15,11 +15,12 @@ class SharedName:
     """The name, as one site learns it.
 
     Args:
-        walk: the site's.
+        exchange: the site's.
+        mesh: the site's devices.
     """
 
-    def __init__(self, walk: Walk):
-        self._walk = walk
+    def __init__(self, exchange: Exchange, mesh: Mesh):
+        self._exchange, self._mesh = exchange, mesh
         self._name: str | None = None
 
     def get(self) -> str:
@@ -33,8 +34,8 @@ class SharedName:
         """
         if self._name is None:
             drawn = np.frombuffer(secrets.token_bytes(4 * _WORDS), np.uint32)
-            sharding = NamedSharding(self._walk.programs.plan.mesh, PartitionSpec())
+            sharding = NamedSharding(self._mesh, PartitionSpec())
             own = jax.make_array_from_callback(drawn.shape, sharding, lambda place: drawn[place])
-            first, *_ = self._walk.of_all_sites(own)
+            first, *_ = self._exchange.of_all_sites(own)
             self._name = np.asarray(first.addressable_data(0)).tobytes().hex()
         return self._name

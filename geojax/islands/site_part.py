@@ -1,4 +1,7 @@
-"""The part of a model that a site holds: some chunks, and what they have of the parameters."""
+"""The part of a model that a stage holds: some chunks, and what they have of the parameters.
+
+Where a site is one stage, or holds the whole model, the part is the site's.
+"""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +12,7 @@ import jax.numpy as jnp
 
 from geojax.islands.values import ChunkSums
 from geojax.models import ModelConfig
-from geojax.optim import LeafLayout, StageAssignment
+from geojax.optim import LeafLayout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,25 +95,21 @@ class SitePart:
 
         return self._held(parameters, own)
 
-    def held_layouts(self, layouts: Any) -> Any:
-        """Return the `LeafLayout`s of `held`, of those of the model's parameters."""
-        return self._held(layouts, self.layers_layout)
+    def held_layouts(
+        self, layouts: Any, of_layers: Callable[[LeafLayout], LeafLayout] | None = None
+    ) -> Any:
+        """Return the `LeafLayout`s of `held`, of those of the model's parameters.
 
-    def saved_layouts(self, layouts: Any) -> Any:
-        """Return the `LeafLayout`s of `held` as places in the whole model's leaves."""
-        return self._held(layouts, self.saved_layers_layout)
+        Args:
+            layouts: of the model's parameters.
+            of_layers: gives the layout of a stacked leaf; None: it becomes a leaf of its own, with
+                the part's layers alone.
+        """
+        return self._held(layouts, of_layers or self.layers_layout)
 
     def layers_layout(self, layout: LeafLayout) -> LeafLayout:
-        """Return the layout of the site's layers of a stacked leaf, as a leaf of its own."""
+        """Return the layout of the part's layers of a stacked leaf, as a leaf of its own."""
         return layout.of_layers(self.layers)
-
-    def saved_layers_layout(self, layout: LeafLayout) -> LeafLayout:
-        """Return the layout of the site's layers as some of those of the model's leaf.
-
-        On devices it is that of `layers_layout`; checkpoints learn from it which layers these are.
-        """
-        numbers = tuple(layer for layers in self.chunks.values() for layer in layers)
-        return dataclasses.replace(layout, stages=StageAssignment((), (numbers,)))
 
     def _held(self, tree: Any, of_layers: Callable[[Any], Any]) -> Any:
         made = {"layers": jax.tree.map(of_layers, tree["layers"])}

@@ -1,38 +1,92 @@
-"""The training state of a site that holds a part of the model."""
+"""The training state of a site, whose stages hold a part of the model each, on their own devices.
+
+A checkpoint has the arrays of a site over all of its stages:
+
+    stage 0   layers [2, ...]  embedding [V, H]        site   layers [4, ...] over stage
+    stage 1   layers [1, ...]                     ─►          embedding [2, V, H] over stage
+
+Stages with fewer layers, or without a leaf, have zeros there while a checkpoint is made or read.
+"""
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh, NamedSharding
 
 from geojax.islands.site_part import SitePart
-from geojax.optim import LeafLayout
+from geojax.named_arrays import leaf_name, leaves_by_name
+from geojax.optim import LeafLayout, StageAssignment
 from geojax.optim.optimizer import optimizer_layouts
+from geojax.optim.stage_assignment import PADDING_LAYER
 from geojax.step.plan import StepPlan
 from geojax.step.state import TrainState, initial_state, state_layouts
+
+
+class SiteState(NamedTuple):
+    """The state of each stage of a site."""
+
+    stages: tuple[TrainState, ...]
+
+    @property
+    def step(self) -> Any:
+        """Steps done; see `TrainState`."""
+        return self.stages[0].step
+
+    @property
+    def skipped(self) -> Any:
+        """Steps skipped so far; see `TrainState`."""
+        return self.stages[0].skipped
 
 
 def site_layouts(
     part: SitePart, optimizer: optax.GradientTransformation, plan: StepPlan
 ) -> TrainState:
-    """Lay out every leaf of a site's state: a tree of `LeafLayout`s."""
+    """Lay out every leaf of a stage's state: a tree of `LeafLayout`s."""
     whole = state_layouts(part.model, optimizer, plan)
     parameters = part.held_layouts(whole.parameters)
-    return _of_part(whole, parameters, part.layers_layout, optimizer)
+    return _of_parameters(whole, parameters, part.layers_layout, optimizer)
 
 
 def saved_layouts(
-    part: SitePart, optimizer: optax.GradientTransformation, plan: StepPlan
+    parts: Sequence[SitePart], optimizer: optax.GradientTransformation, plan: StepPlan
 ) -> TrainState:
-    """Lay out every leaf of a site's state as a place in the whole model's, for checkpoints."""
-    whole = state_layouts(part.model, optimizer, plan)
-    parameters = part.saved_layouts(whole.parameters)
-    return _of_part(whole, parameters, part.saved_layers_layout, optimizer)
+    """Lay out every leaf of a site's state as a place in the whole model's, for checkpoints.
+
+    Args:
+        parts: of each stage of the site.
+        optimizer: the optax chain.
+        plan: the step of the site or of one of its stages.
+    """
+    model, axes = parts[0].model, ("stage",) if len(parts) > 1 else ()
+    whole = state_layouts(model, optimizer, plan)
+    numbers = [[layer for own in part.chunks.values() for layer in own] for part in parts]
+    longest = max(map(len, numbers))
+    padded = tuple((*own, *[PADDING_LAYER] * (longest - len(own))) for own in numbers)
+
+    def of_layers(layout: LeafLayout) -> LeafLayout:
+        return dataclasses.replace(layout, stages=StageAssignment(axes, padded))
+
+    site = SitePart(model, {chunk: own for part in parts for chunk, own in part.chunks.items()})
+    parameters = site.held_layouts(whole.parameters, of_layers)
+    if axes:
+        held = [leaves_by_name(part.held_layouts(whole.parameters)) for part in parts]
+
+        def on_stages(path: Any, layout: LeafLayout) -> LeafLayout:
+            if layout.stages is not None:
+                return layout
+            holders = [stage for stage, own in enumerate(held) if leaf_name(path) in own]
+            stages = StageAssignment.on(axes, len(parts), holders)
+            return dataclasses.replace(layout, stages=stages)
+
+        parameters = jax.tree_util.tree_map_with_path(on_stages, parameters)
+    return _of_parameters(whole, parameters, of_layers, optimizer)
 
 
-def _of_part(
+def _of_parameters(
     whole: TrainState,
     parameters: Any,
     of_layers: Callable[[LeafLayout], LeafLayout],
@@ -53,5 +107,82 @@ def initial_site_state(
     plan: StepPlan,
     seed: int,
 ) -> TrainState:
-    """Make a site's part of the state before the first step; arguments as `initial_state`."""
+    """Make a stage's part of the state before the first step; arguments as `initial_state`."""
     return initial_state(part.model, optimizer, layouts, plan, seed, part.held)
+
+
+def join_stages(state: SiteState, saved: TrainState, mesh: Mesh) -> TrainState:
+    """Return the state of a site as its checkpoint has it; shards stay on their devices.
+
+    Args:
+        state: the site's.
+        saved: from `saved_layouts`.
+        mesh: the site's devices, with the axis of stages.
+    """
+    if len(state.stages) == 1:
+        return state.stages[0]
+    of_stages = [leaves_by_name(stage) for stage in state.stages]
+
+    def joined(path: Any, layout: LeafLayout) -> jax.Array:
+        sharding = NamedSharding(mesh, layout.spec())
+        shape = sharding.shard_shape(layout.padded_shape)
+        here = {
+            shard.device: shard.data
+            for leaves in of_stages
+            if (leaf := leaves.get(leaf_name(path))) is not None
+            for shard in leaf.addressable_shards
+        }
+
+        def shard_on(device: jax.Device) -> jax.Array:
+            own = here.get(device)
+            if own is None:
+                return jnp.zeros(shape, layout.dtype, device=device)
+            if layout.has_stage_dim:
+                return own[None]
+            if own.shape == shape:
+                return own
+            return jnp.pad(own, ((0, shape[0] - own.shape[0]), *[(0, 0)] * (own.ndim - 1)))
+
+        shards = [shard_on(device) for device in sharding.addressable_devices]
+        return jax.make_array_from_single_device_arrays(layout.padded_shape, sharding, shards)
+
+    made: TrainState = jax.tree_util.tree_map_with_path(joined, saved)
+    return made
+
+
+def split_stages(
+    state: TrainState, layouts: Sequence[TrainState], meshes: Sequence[Mesh]
+) -> SiteState:
+    """Invert `join_stages`.
+
+    Args:
+        state: the site's, as its checkpoint has it.
+        layouts: from `site_layouts`, of each stage.
+        meshes: the devices of each stage.
+    """
+    if len(layouts) == 1:
+        return SiteState((state,))
+    leaves = leaves_by_name(state)
+
+    def of_stage(own: TrainState, mesh: Mesh) -> TrainState:
+        def part(path: Any, layout: LeafLayout) -> jax.Array:
+            sharding = NamedSharding(mesh, layout.spec())
+            shape = layout.padded_shape
+            of_shard = sharding.shard_shape(shape)
+            here = {
+                shard.device: shard.data for shard in leaves[leaf_name(path)].addressable_shards
+            }
+
+            def shard_on(device: jax.Device) -> jax.Array:
+                shard = here[device]
+                if shard.ndim > len(of_shard):
+                    return shard[0]
+                return shard if shard.shape == of_shard else shard[: of_shard[0]]
+
+            shards = [shard_on(device) for device in sharding.addressable_devices]
+            return jax.make_array_from_single_device_arrays(shape, sharding, shards)
+
+        made: TrainState = jax.tree_util.tree_map_with_path(part, own)
+        return made
+
+    return SiteState(tuple(map(of_stage, layouts, meshes)))

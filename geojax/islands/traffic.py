@@ -1,7 +1,8 @@
 """Traffic of a site with another one in a step, and the idle time that it costs."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from geojax.islands.actions import SiteAction, received, sent
 
@@ -23,6 +24,24 @@ class LinkTraffic:
     Of the messages that an action waits for, the first takes the time that all need. A wait for the
     byte limit counts whole if the devices were idle at its end.
     """
+
+    @classmethod
+    def of_site(cls, of_stages: Sequence["LinkTraffic"], stages: int) -> "LinkTraffic":
+        """Return the traffic of a site; a wait is the mean of those of its stages.
+
+        Args:
+            of_stages: of each stage of the site with each stage of the other one.
+            stages: stages of the site.
+        """
+        waits: Counter[str] = Counter()
+        for traffic in of_stages:
+            waits.update(traffic.wait_seconds)  # adds
+        return cls(
+            sum(traffic.sent_bytes for traffic in of_stages),
+            sum(traffic.received_bytes for traffic in of_stages),
+            max(traffic.messages_in_flight for traffic in of_stages),
+            {cause: seconds / stages for cause, seconds in sorted(waits.items())},
+        )
 
 
 def no_traffic(actions: Iterable[SiteAction], sites: Iterable[int]) -> dict[int, LinkTraffic]:

@@ -8,6 +8,7 @@ processes that chose by what has arrived would disagree about the order of colle
 
 import math
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,7 +33,7 @@ from geojax.islands.recording import Recorded
 from geojax.islands.traffic import OFFER, LinkTraffic, no_traffic
 from geojax.islands.values import ChunkParameters, ChunkSums, Kept, Reduced, StepInputs, StepScalars
 from geojax.pipeline.schedule import Action, Kind
-from geojax.transport import MessageKey, Transport
+from geojax.transport import Transport
 from geojax.transport.private import is_ready
 
 _POLL_SECONDS = 0.001
@@ -59,7 +60,7 @@ class Walk:
         self.programs, self.transport = programs, transport
         self.traffic: Mapping[int, LinkTraffic] = {}
         """Traffic of the last step with each other site."""
-        self.steps = self._walks = self._exchanges = 0
+        self.steps = self._walks = 0
 
     def step(
         self,
@@ -98,30 +99,15 @@ class Walk:
         self._walks += 1
         return Messages(self._walks, actions, windows, self.programs, self.transport)
 
-    def of_all_sites(self, own: jax.Array) -> list[jax.Array]:
-        """Exchange a few numbers, equal on all ranks of a site: those of each site, in order.
-
-        Raises:
-            RunError: another site is lost.
-        """
-        site, others = self.transport.site, list(self.windows)
-        key = MessageKey(self._exchanges, "numbers")
-        self._exchanges += 1
-        like = [jax.ShapeDtypeStruct(own.shape, own.dtype, sharding=own.sharding)]
-        fetches = {other: self.transport.fetch(other, key, like) for other in others}
-        for other in others:
-            self.transport.offer(other, key, [own])
-        parts = {other: fetch.result()[0] for other, fetch in fetches.items()} | {site: own}
-        return [parts[each] for each in sorted(parts)]
-
     @property
-    def sent_bytes(self) -> int:
-        """The bytes that the site sends to all others in a step."""
-        payloads = (
-            self.programs.payload(message) for action in self.actions for _, message in sent(action)
-        )
-        leaves = (leaf for payload in payloads for leaf in jax.tree.leaves(payload))
-        return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
+    def sent_bytes(self) -> Mapping[int, int]:
+        """The bytes that the site sends to each other one in a step."""
+        made: Counter[int] = Counter()
+        for action in self.actions:
+            for receiver, message in sent(action):
+                for leaf in jax.tree.leaves(self.programs.payload(message)):
+                    made[receiver] += math.prod(leaf.shape) * leaf.dtype.itemsize
+        return made
 
 
 class _Step:

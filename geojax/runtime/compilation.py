@@ -81,11 +81,20 @@ class CompilationCounter:
 
     A training step compiles once, unless its inputs change from call to call. A program that is
     found in the compilation cache counts too.
+
+    Args:
+        name: the function's.
+        programs: number of functions of that name.
     """
 
-    def __init__(self, name: str):
-        self.count = 0
-        self._name = f"jit({name})"
+    def __init__(self, name: str, programs: int = 1):
+        self._name, self._programs = f"jit({name})", programs
+        self._compiled = 0
+
+    @property
+    def count(self) -> int:
+        """Compilations of each function, the mean of all rounded up."""
+        return -(-self._compiled // self._programs)
 
     def __enter__(self) -> Self:
         jax.monitoring.register_event_duration_secs_listener(self._listen)
@@ -95,4 +104,4 @@ class CompilationCounter:
         jax.monitoring.unregister_event_duration_listener(self._listen)
 
     def _listen(self, event: str, duration_secs: float, **details: str | int) -> None:
-        self.count += event == _COMPILE_EVENT and details.get("fun_name") == self._name
+        self._compiled += event == _COMPILE_EVENT and details.get("fun_name") == self._name

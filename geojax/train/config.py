@@ -398,7 +398,7 @@ class RunConfig(Settings):
             return self
         required = {
             "mesh.dc of 2 or more": self.mesh.dc > 1,
-            "mesh.stage=1": self.mesh.stage == 1,
+            "mesh.stage=1 or dc.role=stage": self.mesh.stage == 1 or self.dc.role == "stage",
             "zero.stage of 2 or less": self.zero.stage <= 2,
             "zero.across_sites=false": not self.zero.across_sites,
             "checkpoint.per_site=true": self.checkpoint.per_site or self.dc.role == "data",

@@ -18,12 +18,22 @@ from geojax.checkpoint import Checkpointer
 from geojax.errors import RunError, UserError
 from geojax.islands.actions import breadth_first, data_actions
 from geojax.islands.agreement import Agreement
+from geojax.islands.exchange import Exchange
 from geojax.islands.programs import SitePrograms, StepBytes
 from geojax.islands.recording import Record, Recorded
 from geojax.islands.shared_name import SharedName
 from geojax.islands.site_part import SitePart, even_chunks
-from geojax.islands.site_state import initial_site_state, saved_layouts, site_layouts
+from geojax.islands.site_state import (
+    SiteState,
+    initial_site_state,
+    join_stages,
+    saved_layouts,
+    site_layouts,
+    split_stages,
+)
 from geojax.islands.site_sums import SumsOfSites
+from geojax.islands.site_walks import SiteWalks
+from geojax.islands.stage_transport import stage_transports
 from geojax.islands.traffic import LinkTraffic
 from geojax.islands.validation import Validation
 from geojax.islands.values import StepInputs
@@ -56,16 +66,18 @@ from geojax.transport import Transport
 UPDATE_NAME = SumsOfSites.apply.__name__
 """The name of the compiled update, the last program of a step, in the count of compilations."""
 
+_TABLE = "embedding"
+
 _AUTO_CHUNKS = 4
 """Buckets of a step: so many that most travel during a backward, so few that they are large."""
 
 
-def site_config(config: RunConfig) -> RunConfig:
-    """Return the config of one site by itself: without `dc`, and with the batch that it gets.
+def stage_config(config: RunConfig) -> RunConfig:
+    """Return the config of one stage of a site by itself, with the batch that it gets.
 
-    In role data that is its share, in role stage all of it.
+    In role data a site is one stage and gets its share, in role stage every stage gets all of it.
     """
-    mesh = config.mesh.model_copy(update={"dc": 1})
+    mesh = config.mesh.model_copy(update={"dc": 1, "stage": 1})
     shares = config.mesh.dc if config.dc.role == "data" else 1
     sequences = config.batch.global_batch_size // shares
     batch = config.batch.model_copy(update={"global_batch_size": sequences})
@@ -78,22 +90,36 @@ def make_site_mesh(config: RunConfig, devices: list[jax.Device] | None = None) -
     Raises:
         UserError: the layout does not fit the devices.
     """
-    return make_mesh(devices=devices, **site_config(config).mesh.model_dump())
+    return make_mesh(devices=devices, **config.mesh.model_dump() | {"dc": 1})
 
 
 def island_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
-    """Plan the step of one site of `config` on its mesh.
+    """Plan the step of one site of `config` on its mesh; its stages differ in their devices alone.
 
     Raises:
-        UserError: its FP8 backend cannot run there.
+        UserError: its FP8 backend cannot run there, or its stages are in several processes.
     """
-    plan = step_plan(site_config(config), mesh)
-    return dataclasses.replace(plan, islands=config.mesh.dc, overlap_grad_reduce=False)
+    if mesh.shape["stage"] > 1 and jax.process_count() > 1:
+        raise UserError(
+            f"dc.join=islands with mesh.stage={mesh.shape['stage']} requires one process a site; "
+            f"got {jax.process_count()}. Start one, or set mesh.stage to 1"
+        )
+    plan = step_plan(stage_config(config), stage_meshes(mesh)[0])
+    return dataclasses.replace(plan, mesh=mesh, islands=config.mesh.dc, overlap_grad_reduce=False)
+
+
+def stage_meshes(mesh: Mesh) -> list[Mesh]:
+    """Divide the devices of a site into those of its stages."""
+    dim = mesh.axis_names.index("stage")
+    return [
+        Mesh(np.take(mesh.devices, [stage], dim), mesh.axis_names, axis_types=mesh.axis_types)
+        for stage in range(mesh.shape["stage"])
+    ]
 
 
 def sequences_of_site(config: RunConfig, plan: StepPlan, site: int) -> list[int]:
     """List the sequences of a global batch that the devices of this process need, ascending."""
-    count = site_config(config).batch.global_batch_size
+    count = stage_config(config).batch.global_batch_size
     first = site * count if config.dc.role == "data" else 0
     return [first + each for each in sequences_of_process(plan, count)]
 
@@ -106,11 +132,15 @@ class IslandRun:
     """The run of all sites."""
     plan: StepPlan
     """The step of this one."""
-    layouts: TrainState
+    transport: Transport
+    """The way to the other sites."""
+    stages: SiteWalks
+    """The walk of each stage of the site; in role data there is one."""
     optimizer: Any
-    walk: Walk
     parts: Sequence[TrainState] = ()
     """The `LeafLayout` of each leaf of each site's part, in role stage; () in role data."""
+    table_sites: Sequence[int] = ()
+    """The sites that hold a tied table; () if one does."""
     evaluation_program: jax.stages.Compiled | None = None
     """`(state, batch) -> [sum of losses, number of targets]` of a site that holds the whole model;
     None: it does not, or nothing is validated."""
@@ -137,82 +167,121 @@ class IslandRun:
             validate: compile the validation pass too.
         """
         model, is_stage = config.model, config.dc.role == "stage"
+        count = config.mesh.stage
         parts = stage_parts(config) if is_stage else [data_part(config)] * transport.sites
-        part = parts[transport.site]
         optimizer = make_optimizer(config.optimizer, config.steps)
         schedule = learning_rate_schedule(config.optimizer, config.steps)
-        layouts = site_layouts(part, optimizer, plan)
-        own = site_config(config).batch
+        own = stage_config(config).batch
         batch = batch_shape(own.global_batch_size, own.sequence_length)
-        programs = SitePrograms(part, plan, layouts, optimizer, schedule, batch)
-        lists = stage_lists(config) if is_stage else _data_lists(config, programs)
-        ahead = fetched_ahead(lists, transport.site)
-        walk = Walk(lists[transport.site], ahead, programs, transport)
-        saved, evaluation = [], None
+        lists: Lists = stage_lists(config) if is_stage else ()
+        walks = []
+        for mesh, stage in zip(
+            stage_meshes(plan.mesh), stage_transports(transport, count), strict=True
+        ):
+            on_stage, part = dataclasses.replace(plan, mesh=mesh), parts[stage.site]
+            layouts = site_layouts(part, optimizer, on_stage)
+            programs = SitePrograms(part, on_stage, layouts, optimizer, schedule, batch)
+            lists = lists or _data_lists(config, programs)
+            ahead = fetched_ahead(lists, stage.site)
+            walks.append(Walk(lists[stage.site], ahead, programs, stage))
+        saved, table_sites, evaluation = [], [], None
         if is_stage:
-            saved = [saved_layouts(each, optimizer, plan) for each in parts]
+            of_sites = [parts[first : first + count] for first in range(0, len(parts), count)]
+            saved = [saved_layouts(each, optimizer, plan) for each in of_sites]
+            if model.tie_word_embeddings:
+                table_sites = [site for site, each in enumerate(saved) if _TABLE in each.parameters]
         elif validate:
             traced = trace_evaluation(layouts, model, plan, batch)
             evaluation = traced.lower().compile(compiler_options=plan.compiler_options)
-        return cls(config, plan, layouts, optimizer, walk, saved, evaluation, log)
+        stages = SiteWalks(walks)
+        return cls(config, plan, transport, stages, optimizer, saved, table_sites, evaluation, log)
 
-    def initial_state(self) -> TrainState:
+    def initial_state(self) -> SiteState:
         """Return the state before the first step."""
-        part, seed = self.walk.programs.part, self.config.seed
-        return initial_site_state(part, self.optimizer, self.layouts, self.plan, seed)
+        seed, optimizer = self.config.seed, self.optimizer
+        return SiteState(
+            tuple(
+                initial_site_state(each.part, optimizer, each.layouts, each.plan, seed)
+                for each in self._programs
+            )
+        )
 
     def step(
-        self, state: TrainState, batch: Batch, requests: Mapping[str, bool]
-    ) -> tuple[TrainState, dict[str, jax.Array]]:
+        self, state: SiteState, batch: Batch, requests: Mapping[str, bool]
+    ) -> tuple[SiteState, dict[str, jax.Array]]:
         """Run a step on this process's sequences, but for its end; the state is donated."""
-        inputs, signals = self._inputs(state, batch), global_signals(self.plan, requests)
-        recorded = self.walk.steps + 1 == self.config.dc.timeline_step
-        record: list[Recorded] | None = [] if recorded else None
-        next_state, metrics = self.walk.step(state, signals, inputs, record)
-        if record is not None and jax.process_index() == 0:
-            self._draw(record)
-        return next_state, metrics
+        inputs = self._inputs(state, batch)
+        none = dict.fromkeys(requests, False)
+        signals = [
+            global_signals(each.plan, none if stage else requests)
+            for stage, each in enumerate(self._programs)
+        ]
+        recorded = self.stages.walks[0].steps + 1 == self.config.dc.timeline_step
+        records: list[list[Recorded] | None] = [[] if recorded else None for _ in inputs]
+        made = self.stages.step(state.stages, signals, inputs, records)
+        if recorded and jax.process_index() == 0:
+            self._draw([record for record in records if record is not None])
+        return SiteState(tuple(next_state for next_state, _ in made)), made[0][1]
 
-    def _draw(self, record: Record) -> None:
+    def _draw(self, records: Sequence[Record]) -> None:
         from geojax.islands import step_timeline  # it imports matplotlib
 
-        transport = self.walk.transport
-        site = transport.site_names[transport.site]
+        site = self.transport.site_names[self.transport.site]
         folder = self.config.run_directory / site
         image, trace = folder / "timeline.png", folder / "timeline.json"
-        schedule = step_timeline.data_schedule(self.walk.actions)
-        step_timeline.draw(schedule, {site: record}, image, trace)
-        self.log(f"step {self.walk.steps} after the start is drawn in {image} and {trace}")
+        walk = self.stages.walks[0]
+        schedule = step_timeline.data_schedule(walk.actions)
+        step_timeline.draw(schedule, dict(zip([site], records, strict=True)), image, trace)
+        self.log(f"step {walk.steps} after the start is drawn in {image} and {trace}")
+
+    @property
+    def _programs(self) -> list[SitePrograms]:
+        """The programs of each stage of the site."""
+        return [walk.programs for walk in self.stages.walks]
 
     def link_traffic(self) -> Mapping[str, LinkTraffic]:
         """Return the traffic of the last step with each other site, by name."""
-        names = self.walk.transport.site_names
-        return {names[site]: traffic for site, traffic in self.walk.traffic.items()}
+        names = self.transport.site_names
+        return {names[site]: traffic for site, traffic in self.stages.traffic.items()}
 
-    def evaluate(self, state: TrainState, batch: Batch) -> jax.Array:
+    def evaluate(self, state: SiteState, batch: Batch) -> jax.Array:
         """Return [sum of losses, number of targets] of a batch, over all sites."""
         if self.parts:
-            return self.validation.sums(state, self._inputs(state, batch))
-        assert self.evaluation_program is not None, "a run that validates must be built for it"
-        own = self.evaluation_program(state, self._on_mesh(batch))
-        return functools.reduce(jnp.add, self.walk.of_all_sites(own))
+            inputs = self._inputs(state, batch)
+            sums = self.stages.side_by_side(
+                lambda stage, _: self.validations[stage].sums(state.stages[stage], inputs[stage])
+            )
+            heads = [stage for stage, each in enumerate(self._programs) if each.part.has_head]
+            own = sums[heads[0] if heads else 0]
+        else:
+            assert self.evaluation_program is not None, "a run that validates is built for it"
+            own = self.evaluation_program(state.stages[0], self._on_mesh(self.plan, batch))
+        return functools.reduce(jnp.add, self.exchange.of_all_sites(own))
 
     @functools.cached_property
-    def validation(self) -> Validation:
-        """The walk of a validation, in role stage."""
-        lists, site = validation_lists(self.config), self.walk.transport.site
-        return Validation(self.walk, lists[site], fetched_ahead(lists, site))
+    def validations(self) -> list[Validation]:
+        """The walks of a validation, in role stage."""
+        lists = validation_lists(self.config)
+        numbers = [walk.transport.site for walk in self.stages.walks]
+        return [
+            Validation(walk, lists[stage], fetched_ahead(lists, stage))
+            for stage, walk in zip(numbers, self.stages.walks, strict=True)
+        ]
 
-    def _inputs(self, state: TrainState, batch: Batch) -> StepInputs:
+    def _inputs(self, state: SiteState, batch: Batch) -> list[StepInputs]:
+        """Return the arguments of a step of each stage."""
         seed = np.uint32(self.config.seed)
-        return StepInputs(self._on_mesh(batch), state.loss_scale, seed, state.step)
+        return [
+            StepInputs(self._on_mesh(each.plan, batch), own.loss_scale, seed, own.step)
+            for each, own in zip(self._programs, state.stages, strict=True)
+        ]
 
-    def _on_mesh(self, batch: Batch) -> dict[str, jax.Array]:
-        count = site_config(self.config).batch.global_batch_size
-        return global_batch(self.plan, count, sequences_of_process(self.plan, count), batch)
+    def _on_mesh(self, plan: StepPlan, batch: Batch) -> dict[str, jax.Array]:
+        count = stage_config(self.config).batch.global_batch_size
+        return global_batch(plan, count, sequences_of_process(plan, count), batch)
 
     def save(
-        self, checkpointer: Checkpointer, step: int, state: TrainState, metadata: Mapping[str, Any]
+        self, checkpointer: Checkpointer, step: int, state: SiteState, metadata: Mapping[str, Any]
     ) -> None:
         """Save what the site's devices hold.
 
@@ -220,62 +289,86 @@ class IslandRun:
         part, and all sites' folders together are a checkpoint of one program.
 
         Raises:
-            RunError: the sites do not hold the same weights in role data.
+            RunError: the sites do not hold the same weights where they should.
         """
-        if self.parts:
-            checkpointer.run = self.shared_name.get()
-            own = self.parts[self.walk.transport.site]
-            checkpointer.save(step, state, own, metadata, self.parts)
-            return
-        if differing := self.agreement.differing_sites(step, state.parameters):
+        joined = join_stages(state, self.saved_layouts, self.plan.mesh)
+        if differing := self._differing_sites(step, joined):
             sites = ", ".join(map(str, differing))
             raise RunError(
                 f"step {step}: the weights of site {sites} are not those of site 0 "
                 "(counted from 0); a device or a link is broken, nothing is saved; check the hosts "
                 "(geojax probe) and go on from the newest checkpoint"
             )
-        checkpointer.save(step, state, self.layouts, metadata)
+        if self.parts:
+            checkpointer.run = self.shared_name.get()
+        checkpointer.save(step, joined, self.saved_layouts, metadata, self.parts)
+
+    @property
+    def saved_layouts(self) -> TrainState:
+        """The `LeafLayout` of each leaf of the site's state in a checkpoint."""
+        return self.parts[self.transport.site] if self.parts else self._programs[0].layouts
+
+    def _differing_sites(self, step: int, state: TrainState) -> list[int]:
+        """List the sites whose weights are not those of others that hold them too."""
+        if not self.parts:
+            return self.agreement.differing_sites(step, state.parameters)
+        if len(self.table_sites) < 2:
+            return []
+        return self.agreement.differing_sites(step, _table(state.parameters))
 
     def restore(
         self, checkpointer: Checkpointer, model: Mapping[str, Any]
-    ) -> tuple[TrainState, dict[str, Any]]:
+    ) -> tuple[SiteState, dict[str, Any]]:
         """Restore the newest checkpoint of this site, or of one program on any number of sites.
 
         Raises:
             UserError: as in `Trainer.restore`; or the sites' checkpoints are of different steps.
         """
-        layouts = self.parts[self.walk.transport.site] if self.parts else self.layouts
         saved, metadata = checkpointer.restore(
-            layouts, model=model, adapt=with_saved_sites, parts=self.parts
+            self.saved_layouts, model=model, adapt=with_saved_sites, parts=self.parts
         )
-        steps = [int(step) for step in self.walk.of_all_sites(saved.step)]
+        steps = [int(step) for step in self.exchange.of_all_sites(saved.step)]
         if len(set(steps)) > 1:
             listed = ", ".join(map(str, steps))
             raise UserError(
                 f"the newest checkpoints of the sites are of the steps {listed}; remove those "
                 f"after step {min(steps)} at the other sites"
             )
-        return with_own_sites(saved, self.layouts, self.plan), metadata
+        own = with_own_sites(saved, self.saved_layouts, self.plan)
+        layouts, meshes = zip(
+            *((each.layouts, each.plan.mesh) for each in self._programs), strict=True
+        )
+        return split_stages(own, layouts, meshes), metadata
+
+    @functools.cached_property
+    def exchange(self) -> Exchange:
+        """The exchange of a few numbers with the other sites."""
+        return Exchange(self.transport)
 
     @functools.cached_property
     def shared_name(self) -> SharedName:
         """The name of the run in the checkpoints of all sites, in role stage."""
-        return SharedName(self.walk)
+        return SharedName(self.exchange, self.plan.mesh)
 
     @functools.cached_property
     def agreement(self) -> Agreement:
-        """The check that all sites hold the same weights."""
-        return Agreement(self.walk)
+        """The check that sites hold the same weights: all, or a tied table."""
+        layouts = self.saved_layouts.parameters
+        sites: Sequence[int] = range(self.transport.sites)
+        if self.parts:
+            layouts, sites = _table(layouts), self.table_sites
+        return Agreement(self.exchange, self.plan.mesh, layouts, sites)
 
-    def gather_full_params(self, state: TrainState) -> Any:
+    def gather_full_params(self, state: SiteState) -> Any:
         """Return the weights in the compute dtype, unsharded, on process 0's first device."""
-        return gather_full_params(state.parameters, self.layouts.parameters, self.plan)
+        parameters = state.stages[0].parameters
+        return gather_full_params(parameters, self.saved_layouts.parameters, self.plan)
 
     def unsampled_reason(self) -> str | None:
         """Say why the whole model cannot be gathered on one device; None: it can be."""
         if self.parts:
             return "each site holds only some of the layers"
-        return unsampled_reason(self.config.model, self.layouts, self.plan)
+        return unsampled_reason(self.config.model, self.saved_layouts, self.plan)
 
     @functools.cached_property
     def facts(self) -> TrainerFacts:
@@ -288,17 +381,18 @@ class IslandRun:
             tokens_per_step=config.batch.global_batch_size * sequence,
             flops_per_token=model_flops(config.model, sequence),
             peak_flops=peak * mesh.devices.size * config.mesh.dc if peak else None,
-            cross_site=CrossSiteBytes(float(self.walk.sent_bytes)),
+            cross_site=CrossSiteBytes(float(self.stages.sent_bytes)),
         )
 
     def describe(self) -> list[str]:
         """Return the lines that open a run: the layout of this site, and what it sends."""
-        transport, programs = self.walk.transport, self.walk.programs
+        transport = self.transport
         parameters = quantity(parameter_count(self.config.model))
-        state_bytes = quantity(bytes_per_device(self.layouts), "B")
-        held = f"in {len(programs.part.chunks)} buckets"
+        state_bytes = quantity(max(bytes_per_device(each.layouts) for each in self._programs), "B")
+        held = f"in {len(self._programs[0].part.chunks)} buckets"
         if self.parts:
-            layers, whole = programs.part.layers, self.config.model.num_hidden_layers
+            layers = sum(each.part.layers for each in self._programs)
+            whole = self.config.model.num_hidden_layers
             held = f"for {layers} of {whole} layers, schedule {self.config.pipeline.schedule}"
         return [
             f"site {transport.site} of {transport.sites}, a runtime of its own: "
@@ -353,6 +447,11 @@ def held_microbatches(step: StepBytes, free_bytes: int | None) -> int:
         return sys.maxsize
     compute = step.of_microbatch  # of a chunk under way, besides what it keeps: at most as much
     return max((free_bytes - step.always - compute) // step.of_microbatch, 1)
+
+
+def _table(parameters: Any) -> Any:
+    """Return the table of embeddings in a tree like a site's parameters; {} if it has none."""
+    return {"tokens": parameters[_TABLE]["tokens"]} if _TABLE in parameters else {}
 
 
 def data_part(config: RunConfig) -> SitePart:

@@ -1,4 +1,4 @@
-"""Sites with runtimes of their own as the stages of one pipeline: their parts and their work."""
+"""Sites with runtimes of their own as stages of one pipeline: their parts and their work."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -15,19 +15,21 @@ from geojax.train.config import RunConfig
 from geojax.train.pipeline_plan import choose_hop_ticks, staged_layers, staged_model
 
 Lists = Sequence[Sequence[SiteAction]]
-"""The actions of each site."""
+"""The actions of each stage; in role data, and with one stage a site, a stage is a site."""
 
 
 def stage_parts(config: RunConfig) -> list[SitePart]:
-    """Return the part of each site: the layers of its stage as one program has them."""
+    """Return the part of each stage: the layers that it has in one program."""
     staged = _staged(config)
     ends = [sum(staged.layers_per_chunk[: chunk + 1]) for chunk in range(staged.placement.chunks)]
     layers = [
         range(end - count, end) for end, count in zip(ends, staged.layers_per_chunk, strict=True)
     ]
     return [
-        SitePart(config.model, {chunk: layers[chunk] for chunk in staged.placement.chunks_of(site)})
-        for site in range(config.mesh.dc)
+        SitePart(
+            config.model, {chunk: layers[chunk] for chunk in staged.placement.chunks_of(stage)}
+        )
+        for stage in range(staged.placement.stages)
     ]
 
 
@@ -84,15 +86,16 @@ def stage_lists(config: RunConfig) -> Lists:
 
 
 def validation_lists(config: RunConfig) -> Lists:
-    """List the actions of each site in a validation."""
+    """List the actions of each stage in a validation."""
     placement, microbatches = _staged(config).placement, config.batch.microbatches
-    return [forward_actions(placement, microbatches, site) for site in range(config.mesh.dc)]
+    stages = range(placement.stages)
+    return [forward_actions(placement, microbatches, stage) for stage in stages]
 
 
-def fetched_ahead(lists: Lists, site: int) -> dict[int, int]:
-    """Return how many messages a site fetches ahead from each other site."""
+def fetched_ahead(lists: Lists, stage: int) -> dict[int, int]:
+    """Return how many messages a stage fetches ahead from each other one."""
     return {
-        sender: count for (sender, receiver), count in windows(lists).items() if receiver == site
+        sender: count for (sender, receiver), count in windows(lists).items() if receiver == stage
     }
 
 

@@ -17,6 +17,7 @@ from geojax.cache import cache_folder
 from geojax.checkpoint import Checkpointer, RunDirectory
 from geojax.data import Corpus, Loader
 from geojax.errors import UserError
+from geojax.islands.site_state import SiteState
 from geojax.mesh import site_names
 from geojax.quantities import quantity
 from geojax.runtime.cluster_env import complete
@@ -110,8 +111,8 @@ def train(
         newest = checkpointer.newest()
         refuse_earlier_version(directory.checkpoints, newest)
         given, config = config, with_saved_schedule(config, newest)
-        counted = STEP_NAME if island is None else UPDATE_NAME
-        compilations = stack.enter_context(CompilationCounter(counted))
+        counted, programs = (STEP_NAME, 1) if island is None else (UPDATE_NAME, config.mesh.stage)
+        compilations = stack.enter_context(CompilationCounter(counted, programs))
         validate = bool(loader.validation_names)
         trainer: CompiledRun | IslandRun
         if island is None:
@@ -146,7 +147,7 @@ def train(
         # Some collectives time out when their ranks start far apart: all compile, then wait here.
         runtime.barrier("ready to train", timeout_seconds=config.watchdog.first_step_seconds)
         with contextlib.ExitStack() as training:
-            loop = TrainingLoop(
+            loop: TrainingLoop[Any] = TrainingLoop(
                 trainer=trainer,
                 config=config,
                 loader=loader,
@@ -244,7 +245,7 @@ def _metadata(config: RunConfig, loader: Loader) -> dict[str, Any]:
 class _Start(NamedTuple):
     """State to train from, and how far that training has come."""
 
-    state: TrainState
+    state: TrainState | SiteState
     step: int
     consumed_sequences: int
 
@@ -284,8 +285,8 @@ def _restore_or_start(
 
 def _show_result(
     trainer: CompiledRun | IslandRun,
-    loop: TrainingLoop[TrainState],
-    state: TrainState,
+    loop: TrainingLoop[Any],
+    state: Any,
     corpus: Corpus,
     directory: RunDirectory,
     console: rich.console.Console,

@@ -8,7 +8,7 @@ from geojax.planner.memory import StepMemory
 from geojax.planner.site_memory import site_memory
 from geojax.step.program import batch_shape
 from geojax.train.config import RunConfig
-from geojax.train.island_run import data_part, held_at_once, island_plan, site_config
+from geojax.train.island_run import data_part, held_at_once, island_plan, stage_config
 from geojax.train.traced_run import abstract_run_mesh, trace_run
 
 
@@ -40,7 +40,7 @@ def abstract_site(config: RunConfig) -> SitePrograms:
     Raises:
         UserError: the layout cannot be.
     """
-    own = site_config(config)
+    own = stage_config(config)
     plan = island_plan(config, abstract_run_mesh(config, own.mesh))
     part = data_part(config)
     optimizer = make_optimizer(config.optimizer, config.steps)

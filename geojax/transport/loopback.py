@@ -1,4 +1,7 @@
-"""Sites of one process: sub-meshes of its devices, for tests of what stands on a transport."""
+"""A transport inside one process: sites are sub-meshes of its devices, and walk in threads.
+
+The stages of a site exchange their messages so, and so do the sites of a test.
+"""
 
 import threading
 import time
@@ -39,8 +42,7 @@ class _Link:
     def __init__(self) -> None:
         self.changed = threading.Condition()
         self.offered: dict[MessageKey, Sequence[jax.Array]] = {}
-        self.used_keys: set[MessageKey] = set()
-        self.lost = False
+        self.closed = self.lost = False
         self.in_flight: InFlight
 
 
@@ -69,8 +71,7 @@ class _Loopback:
     def offer(self, receiver: int, key: MessageKey, arrays: Sequence[jax.Array]) -> None:
         self.check()
         link = self.links[self.site, receiver]
-        assert key not in link.used_keys, f"{key} is offered to site {receiver} once"
-        link.used_keys.add(key)
+        assert key not in link.offered, f"{key} is offered to site {receiver} once"
         link.in_flight.add(key, sum(array.nbytes for array in arrays))
         with link.changed:
             link.offered[key] = arrays
@@ -97,7 +98,7 @@ class _Loopback:
         for peer in self.counters:
             link = self.links[self.site, peer]
             with link.changed:
-                link.lost = bool(link.offered)
+                link.closed, link.lost = True, bool(link.offered)
                 link.offered.clear()
                 link.changed.notify_all()
 
@@ -131,6 +132,8 @@ class _Fetch:
                         f"{limit:g} seconds; is its schedule the same as here?"
                     )
                 self.end.check()
+                if link.closed:
+                    raise RunError(f"transport: site {self.sender} has finished without {self.key}")
                 link.changed.wait(_POLL_SECONDS)
         assert self.arrays is not None
         jax.block_until_ready(self.arrays)

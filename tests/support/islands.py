@@ -15,6 +15,7 @@ from geojax.islands.actions import breadth_first, data_actions, stage_actions, w
 from geojax.islands.programs import SitePrograms
 from geojax.islands.site_part import SitePart, even_chunks
 from geojax.islands.site_state import initial_site_state, site_layouts
+from geojax.islands.stage_transport import stage_transports
 from geojax.islands.values import StepInputs
 from geojax.islands.walk import Walk
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
@@ -130,13 +131,19 @@ def data_islands(model, plans, *, chunks, held):
     ]
 
 
-def stage_islands(model, plans, schedule):
-    """Sites in role stage, which all get all sequences."""
-    sites, chunks = len(plans), even_chunks(model, schedule.placement.chunks)
-    lists = [stage_actions(schedule, site, tied=model.tie_word_embeddings) for site in range(sites)]
+def stage_islands(model, plans, schedule, stages_per_site=1):
+    """Stages on islands, which all get all sequences; a plan for each stage."""
+    stages, chunks = len(plans), even_chunks(model, schedule.placement.chunks)
+    tied = model.tie_word_embeddings
+    lists = [stage_actions(schedule, stage, tied=tied) for stage in range(stages)]
+    transports = [
+        transport
+        for of_site in loopback(stages // stages_per_site)
+        for transport in stage_transports(of_site, stages_per_site)
+    ]
     made = []
-    for site, (plan, transport) in enumerate(zip(plans, loopback(sites), strict=True)):
-        own = {chunk: chunks[chunk] for chunk in schedule.placement.chunks_of(site)}
+    for stage, (plan, transport) in enumerate(zip(plans, transports, strict=True)):
+        own = {chunk: chunks[chunk] for chunk in schedule.placement.chunks_of(stage)}
         made.append(Island(SitePart(model, own), plan, ROWS, lists, transport))
     return made
 

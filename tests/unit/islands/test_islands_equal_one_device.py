@@ -11,7 +11,14 @@ from support.small_models import make_batch, model_of
 
 from geojax import make_mesh
 from geojax.models import ModelConfig
-from geojax.pipeline import Placement, one_forward_one_backward, zero_bubble_h1
+from geojax.pipeline import (
+    Costs,
+    Hop,
+    Placement,
+    geopipe,
+    one_forward_one_backward,
+    zero_bubble_h1,
+)
 from geojax.pipeline.schedule import Action, Kind, Schedule
 from geojax.precision import RECIPES, policy
 from geojax.step.plan import StepPlan
@@ -22,6 +29,8 @@ close = functools.partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-13)
 
 
 def family(name):
+    if name == "four layers":
+        return model_of("gpt3").model_copy(update={"num_hidden_layers": 4})
     if name != "moe":
         return model_of(name)
     return ModelConfig(**(model_of("llama").model_dump() | MOE))
@@ -115,27 +124,31 @@ def back_and_forth(microbatches):
     return Schedule("back and forth", placement, microbatches, False, (tuple(ends), tuple(middle)))
 
 
+FAR = Costs.uniform(4, 1.0, 2.0, hop=Hop(1.0))
+
 STAGE_CASES = {
     # A table that two sites hold; dropout.
-    "gpt3": (one_forward_one_backward(3, 2), {"data": 2}),
+    "gpt3": (one_forward_one_backward(3, 2), 1, {"data": 2}),
     # A split backward; an untied head.
-    "nemotron": (zero_bubble_h1(2, 3), {"data": 2, "tensor": 2}),
-    "moe": (back_and_forth(2), {"data": 2, "expert": 2}),
+    "nemotron": (zero_bubble_h1(2, 3), 1, {"data": 2, "tensor": 2}),
+    "moe": (back_and_forth(2), 1, {"data": 2, "expert": 2}),
+    # Two stages in each of two sites, which run ahead; a table that the first and the last hold.
+    "four layers": (geopipe(6, FAR), 2, {"data": 2}),
 }
 
 
 @pytest.mark.parametrize("case", STAGE_CASES)
 def test_role_stage_equals_one_device(case):
-    schedule, axes = STAGE_CASES[case]
-    sites = schedule.placement.stages
+    schedule, stages_per_site, axes = STAGE_CASES[case]
+    stages = schedule.placement.stages
     with jax.enable_x64(True):
         wanted, state = alone(case)
         model = family(case)
-        plans = site_plans(sites, axes, microbatches=schedule.microbatches)
-        islands = stage_islands(model, plans, schedule)
+        plans = site_plans(stages, axes, microbatches=schedule.microbatches)
+        islands = stage_islands(model, plans, schedule, stages_per_site)
         batch = make_batch(model)
         for _ in range(STEPS):
-            metrics = step_all(islands, [batch] * sites)
+            metrics = step_all(islands, [batch] * stages)
         check_metrics(metrics, wanted)
         for island in islands:
             part = island.walk.programs.part

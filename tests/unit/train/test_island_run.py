@@ -16,6 +16,7 @@ from support.small_models import make_batch
 from geojax import make_mesh
 from geojax.checkpoint import Checkpointer
 from geojax.errors import RunError, UserError
+from geojax.islands.site_state import SiteState
 from geojax.train.compiled_run import CompiledRun, step_plan
 from geojax.train.config import RunConfig
 from geojax.train.island_run import (
@@ -52,15 +53,18 @@ CONFIG = {
 
 @pytest.fixture(scope="module", autouse=True)
 def doubles():
-    with jax.enable_x64(True):
-        yield
+    """In all threads, those of the stages too."""
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)
 
 
 STAGES = {
+    "mesh": {"dc": SITES, "stage": 2, "data": 2},
     "dc": {"role": "stage"},
-    # Three layers on two sites; a table that both hold.
-    "model": CONFIG["model"] | {"num_hidden_layers": 3, "tie_word_embeddings": True},
-    "pipeline": {"schedule": "1f1b"},
+    # Two stages of other lengths in each site; a table that the first and the last one hold.
+    "model": CONFIG["model"] | {"num_hidden_layers": 5, "tie_word_embeddings": True},
+    "pipeline": {"schedule": "1f1b", "layers": [1, 2, 1, 1]},
 }
 NAMES = ("east", "west")
 
@@ -74,8 +78,8 @@ def config(join, role="data"):
 
 @functools.cache
 def one_program(role="data"):
-    mesh = make_mesh(devices=jax.devices()[:4], **CONFIG["mesh"])
     own = config("one_program", role)
+    mesh = make_mesh(devices=jax.devices()[: own.mesh.devices], **own.mesh.model_dump())
     return CompiledRun.build(own, step_plan(own, mesh), validate=True)
 
 
@@ -86,18 +90,15 @@ class Islands:
         own = config("islands", role)
         self.role, self.runs = role, []
         for transport in loopback(SITES):
-            devices = jax.devices()[2 * transport.site :][:2]
+            count = own.mesh.devices // SITES
+            devices = jax.devices()[count * transport.site :][:count]
             plan = island_plan(own, make_site_mesh(own, devices))
             self.runs.append(IslandRun.build(own, plan, transport, validate=True))
         self.states = [run.initial_state() for run in self.runs]
 
     def all(self, function, *arguments):
-        def one(*each):
-            with jax.enable_x64(True):
-                return function(*each)
-
         with concurrent.futures.ThreadPoolExecutor(SITES) as threads:
-            return list(threads.map(one, self.runs, self.states, *arguments))
+            return list(threads.map(function, self.runs, self.states, *arguments))
 
     def shares(self, batch):
         rows = [sequences_of_site(run.config, run.plan, n) for n, run in enumerate(self.runs)]
@@ -112,7 +113,7 @@ class Islands:
         """In role stage the sites share the folder of one checkpoint."""
         if self.role == "data":
             return Checkpointer(folder, run.plan.mesh)
-        own = NAMES[run.walk.transport.site]
+        own = NAMES[run.transport.site]
         return Checkpointer(folder, run.plan.mesh, sites=NAMES, island=own)
 
     def save(self, folder, metadata):
@@ -136,6 +137,12 @@ class Islands:
 
 def whole(run, state):
     return jax.device_get(whole_state.trim(state, run.layouts, run.plan.mesh))
+
+
+def whole_site(run, state):
+    """The state of a site in role data."""
+    (own,), layouts = state.stages, run.saved_layouts
+    return jax.device_get(whole_state.trim(own, layouts, run.plan.mesh))
 
 
 def close(one, other):
@@ -164,7 +171,7 @@ def test_steps_are_those_of_one_program(trained):
     for name, value in of_sites[0].items():
         np.testing.assert_allclose(value, metrics[name], rtol=1e-10, err_msg=name)
     for run, own in zip(islands.runs, islands.states, strict=True):
-        close(whole(run, own), whole(one_program(), state))
+        close(whole_site(run, own), whole(one_program(), state))
 
 
 def test_validation_is_that_of_one_program(trained, batches):
@@ -197,10 +204,12 @@ def test_traffic_of_a_step_names_sites_bytes_and_the_causes_of_waits(trained):
 
 def test_as_many_microbatches_are_held_as_fit():
     run = Islands().runs[0]
-    step = run.walk.programs.step_bytes
+    step = run.stages.walks[0].programs.step_bytes
     # The stream before and after each layer is among what two of eight sequences keep in float64.
     assert step.of_microbatch > 2 * ROWS // 2 // 4 * 32 * 20 * 8
-    parameters = sum(math.prod(each.shape) for each in jax.tree.leaves(run.layouts.parameters))
+    parameters = sum(
+        math.prod(each.shape) for each in jax.tree.leaves(run.saved_layouts.parameters)
+    )
     # Weights and gradients are whole on each device; messages are shards: of this step, of the one
     # before, and of the other site; and so is the total.
     assert step.always == pytest.approx((2 + 4 / 2) * 8 * parameters, rel=0.1)
@@ -225,26 +234,28 @@ def test_checkpoints_go_from_islands_to_one_program_and_back(trained, batches, t
     again.step(batches[3])
     continued, _ = run.step(resumed, batches[3], REQUESTS)
     for each, own in zip(again.runs, again.states, strict=True):
-        close(whole(each, own), whole(run, continued))
+        close(whole_site(each, own), whole(run, continued))
 
 
 def test_sites_with_other_weights_or_other_steps_end_the_run(trained, tmp_path):
     *_, islands, _ = trained
     model = {"model": config("islands").model.model_dump(mode="json")}
     islands.save(tmp_path, model)
-    own = islands.states
+    own = [state.stages[0] for state in islands.states]
     moved = jax.tree.map(jnp.copy, own[1])
     scale = moved.parameters["final_norm"]["scale"]
     moved.parameters["final_norm"]["scale"] = scale.at[3].add(1e-12)
-    islands.states = [dataclasses.replace(each, step=each.step + 1) for each in (own[0], moved)]
+    islands.states = [
+        SiteState((dataclasses.replace(each, step=each.step + 1),)) for each in (own[0], moved)
+    ]
     with pytest.raises(RunError, match="step 3: the weights of site 1 are not those of site 0"):
         islands.save(tmp_path / "other", model)
     assert not list((tmp_path / "other").rglob("3"))
     later = dataclasses.replace(own[1], step=own[1].step + 1)
     mesh = islands.runs[1].plan.mesh
     with Checkpointer(tmp_path / "later", mesh) as checkpoints:
-        checkpoints.save(3, later, islands.runs[1].layouts, model)
-    islands.states = own
+        checkpoints.save(3, later, islands.runs[1].saved_layouts, model)
+    islands.states = [SiteState((each,)) for each in own]
     with pytest.raises(UserError, match="are of the steps 2, 3; remove those after step 2"):
         islands.restore([tmp_path / "0", tmp_path / "later"], model["model"])
 

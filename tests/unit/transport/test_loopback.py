@@ -111,3 +111,5 @@ def test_a_site_that_has_nothing_in_flight_leaves_without_an_error(meshes):
     east.drain()
     east.close()
     west.check()
+    with pytest.raises(RunError, match="site 0 has finished without gradient of step 4"):
+        west.fetch(0, MessageKey(4, "gradient"), [like(meshes[1])]).result()

@@ -1,0 +1,58 @@
+"""The stages of a site, side by side: what ends one of them ends all."""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from geojax.errors import RunError
+from geojax.islands.site_walks import SiteWalks
+from geojax.islands.stage_transport import stage_transports
+from geojax.islands.traffic import LinkTraffic
+from geojax.transport import MessageKey, loopback
+
+KEY = MessageKey(3, "activation")
+LIKE = [jax.ShapeDtypeStruct((2,), jnp.float32)]
+
+
+def sites_of_stages(sites, stages):
+    return [stage_transports(transport, stages) for transport in loopback(sites)]
+
+
+def site_walks(transports):
+    return SiteWalks([types.SimpleNamespace(transport=each) for each in transports])
+
+
+def test_messages_of_one_key_between_several_stages_stay_apart():
+    (_, second), (third, fourth) = sites_of_stages(2, 2)
+    assert [second.site, third.site, third.sites] == [1, 2, 4]
+    like = [jax.ShapeDtypeStruct((), jnp.float32, sharding=jnp.zeros(()).sharding)]
+    fetches = [each.fetch(1, KEY, like) for each in (third, fourth)]
+    for number, receiver in enumerate((2, 3)):
+        second.offer(receiver, KEY, [jnp.float32(number)])
+    assert [float(fetch.result()[0]) for fetch in fetches] == [0.0, 1.0]
+    inside = fourth.fetch(2, KEY, like)
+    third.offer(3, KEY, [jnp.float32(7)])
+    assert float(inside.result()[0]) == 7.0
+
+
+def test_a_stage_that_fails_ends_those_that_wait_for_it():
+    site, _ = sites_of_stages(2, 3)
+
+    def work(number, walk):
+        if number == 2:
+            raise RunError("transport: site west is lost")
+        return walk.transport.fetch(number + 1, KEY, LIKE).result()
+
+    with pytest.raises(RunError, match="site west is lost"):
+        site_walks(site).side_by_side(work)
+
+
+def test_the_wait_of_a_site_is_the_mean_of_its_stages():
+    site, _ = sites_of_stages(2, 2)
+    walks = site_walks(site)
+    for walk, waited in zip(walks.walks, (0.0, 3.0), strict=True):
+        to_others = LinkTraffic(10, 20, 4, {"activation": waited})
+        walk.traffic = {2: to_others, 3: to_others, 1 - walk.transport.site: to_others}
+    assert walks.traffic == {1: LinkTraffic(40, 80, 4, {"activation": 3.0})}
