@@ -3,7 +3,7 @@
 import csv
 from pathlib import Path
 
-from geojax.pipeline import Costs, Hop, Placement
+from geojax.pipeline import Costs, Hop, Placement, simulate
 
 DATA = Path(__file__).parents[1] / "data"
 CROSSPIPE_STAGES = 8
@@ -52,6 +52,11 @@ def zero_bubble_rate(timeline, row):
 def crosspipe_rows():
     """CrossPipe, Table 5: seconds per microbatch on 8 stages in two data centers."""
     return _rows("crosspipe_table5.csv")
+
+
+def crosspipe_seconds(schedule, costs):
+    """Seconds per microbatch of CrossPipe's baselines, whose receives block."""
+    return simulate(schedule, costs, late_receives=True).seconds / schedule.microbatches
 
 
 def crosspipe_backward(rows):

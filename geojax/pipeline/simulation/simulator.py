@@ -4,6 +4,10 @@ A stage works through its order and begins an action when the one before has end
 has arrived. A message leaves when the action that made it ends and its link, in its direction, is
 free; messages over a link go out in the order in which they were made. Inside a site messages do
 not wait for each other.
+
+With late receives a message leaves only when its receiver is free as well and has come to the
+action that needs it, as in frameworks whose point-to-point receives block: no stage works while its
+next input is on its way.
 """
 
 import heapq
@@ -24,27 +28,32 @@ the action that made it in that stage's order, the stage that receives it; when 
 leaves, when its last has left, when all of it is there."""
 
 
-def simulate(schedule: Schedule, costs: Costs) -> Timeline:
+def simulate(schedule: Schedule, costs: Costs, *, late_receives: bool = False) -> Timeline:
     """One iteration of a pipeline whose stages do not wait for each other's ticks.
+
+    Args:
+        schedule: the order of each stage.
+        costs: the times of its chunks and hops.
+        late_receives: a message leaves only when the receiving stage waits for it.
 
     Raises:
         ScheduleError: the schedule cannot finish; `validate` names the rule that it breaks.
     """
     sent: list[Sent] = []
-    starts, seconds = _run(schedule, costs, sent)
+    starts, seconds = _run(schedule, costs, sent, late_receives=late_receives)
     inside = seconds
     if any(hop.link is not None for hop in costs.hops):
-        inside = iteration_seconds(schedule, costs.inside_sites)
+        inside = iteration_seconds(schedule, costs.inside_sites, late_receives=late_receives)
     return timeline_of(schedule, costs, starts, sent, seconds, inside)
 
 
-def iteration_seconds(schedule: Schedule, costs: Costs) -> float:
+def iteration_seconds(schedule: Schedule, costs: Costs, *, late_receives: bool = False) -> float:
     """Compute the iteration time alone, for those who compare many schedules.
 
     Raises:
         ScheduleError: the schedule cannot finish.
     """
-    return _run(schedule, costs, None)[1]
+    return _run(schedule, costs, None, late_receives=late_receives)[1]
 
 
 def durations_of(schedule: Schedule, costs: Costs) -> dict[Kind, tuple[float, ...]]:
@@ -176,7 +185,7 @@ def _pieces(schedule: Schedule, costs: Costs) -> list[_Piece]:
 
 
 def _run(
-    schedule: Schedule, costs: Costs, messages: list[Sent] | None
+    schedule: Schedule, costs: Costs, messages: list[Sent] | None, *, late_receives: bool
 ) -> tuple[list[list[float]], float]:
     """Begin every action as soon as its stage and its input are there.
 
@@ -198,6 +207,7 @@ def _run(
     never = math.inf
     arrived = [never] * (len(pieces) * count)
     arrived[:count] = [0.0] * count  # the input of the first chunk
+    offers: dict[int, tuple[int, int]] = {}  # of late receives: who made an action's input, where
     links = Links(costs)
     position = [0] * placement.stages
     waits_for = [-1] * placement.stages  # the action that an idle stage cannot begin yet
@@ -205,46 +215,55 @@ def _run(
     running: list[tuple[float, int]] = []  # when each busy stage will be free
     push, pop = heapq.heappush, heapq.heappop
 
-    for stage, order in enumerate(orders):
-        if arrived[order[0]] is never:
-            waits_for[stage] = order[0]
-        else:
-            starts[stage].append(0.0)
-            push(running, (pieces[order[0] // count].seconds, stage))
+    def send(stage: int, place: int, ready: float) -> float:
+        """Let the result of an action leave as soon as the link is free; return its arrival."""
+        _, target, _, boundary, latency, transfer, link = pieces[orders[stage][place] // count]
+        start, sent = ready, ready + transfer
+        if link is not None:
+            start, sent = links.send(link, stage < target, ready, transfer)
+        arrival = sent + latency
+        if messages is not None and target != stage:
+            messages.append((boundary, stage, place, target, start, sent, arrival))
+        return arrival
+
+    def begin_next(stage: int, free: float) -> None:
+        """Begin a free stage's next action, or note what it waits for."""
+        action = orders[stage][position[stage]]
+        begin = arrived[action]
+        if begin is never:
+            waits_for[stage] = action
+            return
+        if begin < free:
+            begin = free
+        if action in offers:
+            begin = send(*offers.pop(action), begin)
+        starts[stage].append(begin)
+        push(running, (begin + pieces[action // count].seconds, stage))
+
+    for stage in range(placement.stages):
+        begin_next(stage, 0.0)
     now = 0.0
     while running:
         now, stage = pop(running)
         order, place = orders[stage], position[stage]
         action = order[place]
         piece = action // count
-        next_piece, target, _, boundary, latency, transfer, link = pieces[piece]
+        next_piece, target = pieces[piece][:2]
         if backwards <= piece < weights < len(pieces):
             arrived[action + chunks * count] = now  # its weights' gradient, on the same stage
         if next_piece >= 0:
-            start, sent = now, now + transfer
-            if link is not None:
-                start, sent = links.send(link, stage < target, now, transfer)
-            arrival = sent + latency
             following = action + (next_piece - piece) * count
-            arrived[following] = arrival
-            if messages is not None and target != stage:
-                messages.append((boundary, stage, place, target, start, sent, arrival))
+            if late_receives and target != stage:
+                arrived[following] = now
+                offers[following] = stage, place
+            else:
+                arrived[following] = send(stage, place, now)
             if waits_for[target] == following:
                 waits_for[target] = -1
-                starts[target].append(arrival)
-                push(running, (arrival + pieces[next_piece].seconds, target))
-        place += 1
-        position[stage] = place
-        if place < len(order):
-            action = order[place]
-            begin = arrived[action]
-            if begin is never:
-                waits_for[stage] = action
-            else:
-                if begin < now:
-                    begin = now
-                starts[stage].append(begin)
-                push(running, (begin + pieces[action // count].seconds, stage))
+                begin_next(target, now)
+        position[stage] = place + 1
+        if place + 1 < len(order):
+            begin_next(stage, now)
     if max(waits_for) >= 0:
         validate(schedule)
         raise AssertionError("a schedule that keeps the rules finishes")

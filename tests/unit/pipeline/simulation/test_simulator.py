@@ -58,6 +58,29 @@ def test_a_small_pipeline_by_hand():
     assert (first.source, first.target, first.start, first.sent, first.end) == (0, 1, 1, 1.5, 2.5)
 
 
+def test_late_receives_by_hand():
+    """The same pipeline: a message leaves when the stage that needs it has nothing else to do."""
+    costs = linear(1.0, 2.0, [Hop(1.0, 0.5, "cut")])
+    timeline = simulate(one_forward_one_backward(2, 2), costs, late_receives=True)
+    begins = {(span.stage, str(span.action)): span.start for span in timeline.spans}
+    assert begins == {
+        (0, "F0.0"): 0.0,
+        (0, "F1.0"): 1.0,
+        (1, "F0.1"): 2.5,
+        (1, "B0.1"): 3.5,
+        (1, "F1.1"): 7.0,  # 5.5 if its input had left when it was made
+        (1, "B1.1"): 8.0,
+        (0, "B0.0"): 7.0,
+        (0, "B1.0"): 11.5,
+    }
+    assert [(each.start, each.sent, each.end) for each in timeline.messages] == [
+        (1.0, 1.5, 2.5),
+        (5.5, 6.0, 7.0),
+        (5.5, 6.0, 7.0),
+        (10.0, 10.5, 11.5),
+    ]
+
+
 def test_the_period_of_strict_one_forward_one_backward():
     """P = (f + b) + max over windows of n adjacent stages of 2 sum(n - 1 hops) / n."""
     generator = random.Random(0)
