@@ -43,7 +43,7 @@ class ChunkPasses:
     def sink(self) -> Zero2Sink | StackedGradients:
         """The sink of the gradients of a chunk's layers."""
         if self.plan.zero_stage < 2:
-            return StackedGradients(self.plan.policy.reduce_dtype)
+            return StackedGradients(self.plan.policy.reduce_dtype, once=self.plan.microbatches == 1)
         layouts = jax.tree.map(lambda layout: layout.of_layers(1), self.layouts["layers"])
         return Zero2Sink(layouts, self.plan)
 
@@ -79,6 +79,13 @@ class ChunkPasses:
 
     def start(self, chunk: int, weights: Any, inputs: StepInputs) -> Any:
         """Make the `ChunkSums` before the first microbatch: zeros."""
+        return pack(self._so_far(chunk, weights, inputs, None))
+
+    def _so_far(self, chunk: int, weights: Any, inputs: StepInputs, sums: Any) -> ChunkSums:
+        """Return the sums of the backwards so far; zeros if there are None."""
+        if sums is not None:
+            made: ChunkSums = unpack(sums)
+            return made
         own: ChunkParameters = unpack(weights)
         layer = jax.eval_shape(lambda: trained_layer(own.weights.layers[0]))
         amax = [detach_amax(span)[1] for span in own.spans]
@@ -92,7 +99,7 @@ class ChunkPasses:
         of_non_layers = jax.eval_shape(lambda: tuple(map(self._as_summed, (first, own.last))))
         first, last = zeros_of(of_non_layers)
         aux_loss = zero if self.part.model.is_moe else None
-        return pack(ChunkSums(layers, first, last, zero, aux_loss))
+        return ChunkSums(layers, first, last, zero, aux_loss)
 
     def forward(
         self, chunk: int, weights: Any, x: Any, inputs: StepInputs, microbatch: jax.Array
@@ -113,9 +120,12 @@ class ChunkPasses:
         microbatch: jax.Array,
         sums: Any,
     ) -> Any:
-        """Run a chunk backwards: the cotangent before it, None of the first one, and the sums."""
+        """Run a chunk backwards: the cotangent before it, None of the first one, and the sums.
+
+        `sums` of the backwards before; None: there are none.
+        """
         own, aux_loss, taken = self._taken(chunk, weights, kept, cotangent, inputs, microbatch)
-        so_far: ChunkSums = unpack(sums)
+        so_far = self._so_far(chunk, weights, inputs, sums)
         made = own.backward(*taken, AmaxSink(self.sink), so_far.layers)
         following = self._plus(so_far, made, aux_loss, own.is_first)
         return pack((None if own.is_first else made.x, following._replace(layers=made.layers)))
@@ -133,7 +143,8 @@ class ChunkPasses:
         """Run the first half of a split backward: as `backward`, and the stash."""
         own, aux_loss, taken = self._taken(chunk, weights, kept, cotangent, inputs, microbatch)
         made = own.input_gradient(*taken)
-        following = self._plus(unpack(sums), made, aux_loss, own.is_first)
+        so_far = self._so_far(chunk, weights, inputs, sums)
+        following = self._plus(so_far, made, aux_loss, own.is_first)
         return pack((None if own.is_first else made.x, following, made.layers))
 
     def weight_gradients(

@@ -122,6 +122,18 @@ class SitePrograms:
             {name: non_layer[name] for name in read_by_head} if self.part.is_last(chunk) else {},
         )
 
+    def first_sums(
+        self, chunk: int, weights: ChunkParameters, inputs: StepInputs
+    ) -> ChunkSums | None:
+        """Return the sums that the first backward of a chunk adds to.
+
+        None: it is the only one, and makes them itself.
+        """
+        if self.plan.microbatches == 1:
+            return None
+        sums: ChunkSums = self.start[chunk](weights, inputs)
+        return sums
+
     def payload(self, message: Message) -> Any:
         """Return the tree of `jax.ShapeDtypeStruct`s that a message from another site has."""
         sharding = NamedSharding(self.plan.mesh, RANKS)
@@ -160,7 +172,7 @@ class SitePrograms:
         for chunk, weights in self._traced_weights.items():
             x = None if self.part.is_first(chunk) else self._traced_stream
             cotangent = None if self.part.is_last(chunk) else self._traced_stream
-            sums = self._traced_gradients[chunk]
+            sums = None if self.plan.microbatches == 1 else self._traced_gradients[chunk]
             _, kept = self._traced_forward(chunk)
             yield "forward", self.forward[chunk].trace(weights, x, inputs, inputs.step)
             backward = (weights, kept, cotangent, inputs, inputs.step, sums)
@@ -205,11 +217,12 @@ class SitePrograms:
     @functools.cached_property
     def _traced_reduced(self) -> dict[int, Reduced]:
         """Shapes of the sums of each chunk over its site; nothing is computed."""
-        inputs, sums = self._abstract_inputs, self._traced_gradients
+        inputs, sums, part = self._abstract_inputs, self._traced_gradients, self.part
         errors = layout.abstract(self.layouts.error_feedback, self.plan.mesh)
+        table = part.table_of_head(sums[max(sums)])
         return {
             chunk: self.reduce[chunk].eval_shape(
-                own, self.part.table_of_head(sums, chunk), errors, inputs
+                own, table if part.is_first(chunk) else {}, errors, inputs
             )
             for chunk, own in sums.items()
         }

@@ -80,12 +80,17 @@ class SitePart:
         """Return the bucket of `table_chunk` with another table."""
         return bucket | {"embedding": bucket["embedding"] | {"tokens": table}}
 
-    def table_of_head(self, sums: Mapping[int, ChunkSums], chunk: int) -> Any:
-        """Return the head's gradient of a tied table for the bucket of `chunk`, if it is there."""
-        tied = self.model.tie_word_embeddings
-        if not (tied and self.is_first(chunk) and self.has_head):
-            return {}
-        return sums[max(sums)].last["embedding"]
+    def table_of_head(self, sums: ChunkSums) -> Any:
+        """Return the head's gradient of a tied table for the bucket of the first chunk.
+
+        Args:
+            sums: those of the last chunk.
+
+        Returns:
+            The gradient; {} where the table is not tied or the site has one end of the model.
+        """
+        both = self.model.tie_word_embeddings and self.has_embedding and self.has_head
+        return sums.last["embedding"] if both else {}
 
     def held(self, parameters: Any) -> Any:
         """Cut what the site holds out of a tree of the model's parameters."""

@@ -36,7 +36,8 @@ from geojax.pipeline.schedule import Action, Kind
 from geojax.transport import Transport
 from geojax.transport.private import is_ready
 
-_POLL_SECONDS = 0.001
+_POLL_SECONDS = 0.002
+"""Between two looks at the devices while a message is not here; it wakes the host when it comes."""
 
 
 class Walk:
@@ -125,11 +126,12 @@ class _Step:
         self._microbatches = [np.int32(each) for each in range(self._programs.plan.microbatches)]
         weights = self._programs.gather(state.parameters, state.amax_history)
         self._weights: dict[int, ChunkParameters] = {}
-        self._sums: dict[int, ChunkSums] = {}
+        self._sums: dict[int, ChunkSums | None] = {}
+        self._table_of_head: Any = {}
         for chunk in self._programs.part.chunks:
             self._weights[chunk] = self._programs.chunk_weights(weights, chunk)
-            self._sums[chunk] = self._programs.start[chunk](self._weights[chunk], inputs)
-        self._newest: Any = self._sums
+            self._sums[chunk] = self._programs.first_sums(chunk, self._weights[chunk], inputs)
+        self._newest: Any = self._sums, weights
         """Results of the last program: when one is there, the devices have nothing left to do."""
         self._taken_by: dict[Action, Any] = {}
         """The stream or cotangent that an action takes."""
@@ -240,9 +242,14 @@ class _Step:
             )
             self._newest = scalars
             return scalars
+        del self._weights[bucket]  # the chunk has run for the last time
+        sums = self._sums.pop(bucket)
+        assert sums is not None, "a chunk runs backwards before it is reduced"
+        if part.is_last(bucket):
+            self._table_of_head = part.table_of_head(sums)
         self._reduced[bucket] = programs.reduce[bucket](
-            self._sums[bucket],
-            part.table_of_head(self._sums, bucket),
+            sums,
+            self._table_of_head if part.is_first(bucket) else {},
             self._state.error_feedback,
             self._inputs,
         )
@@ -293,9 +300,10 @@ class _Step:
 
     def _take(self, sender: int, message: Message) -> Any:
         fetch = self._messages.fetch(sender, message)
-        while not fetch.arrived() and not self._devices_are_idle():
+        newest = jax.tree.leaves(self._newest)[0]
+        while not fetch.arrived() and not is_ready(newest):
             self._transport.check()
-            time.sleep(_POLL_SECONDS)
+            fetch.wait(_POLL_SECONDS)
         idle_since = time.monotonic()
         payload = self._messages.take(sender, message)
         self._took = time.monotonic()

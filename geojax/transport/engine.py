@@ -6,10 +6,16 @@ message is offered and computed, so that a fetch issued early costs no round tri
 
     sender:   offer → engine holds the arrays until they are pulled; bytes count until acknowledged
     receiver: fetch → engine pulls → arrived → acknowledgment on the control connection
+
+A thread for each peer waits in XLA for one fetch after the other, in the order in which they were
+begun. `close` fails what it waits for, also when Python ends without it: a thread that blocks in
+XLA while Python ends aborts the process.
 """
 
+import atexit
 import functools
 import itertools
+import queue
 import socket
 import threading
 import time
@@ -27,8 +33,8 @@ from geojax.transport.message_id import Direction, message_id
 from geojax.transport.protocol import MessageKey, PeerCounters
 from geojax.transport.shards import joined, local_shapes, local_shards
 
-_POLL_SECONDS = 0.001
-_ARRIVAL_POLL_SECONDS = 0.002
+_HEALTH_SECONDS = 0.05
+"""Between two looks at the peers while a fetch waits."""
 
 
 class Peer(NamedTuple):
@@ -51,9 +57,20 @@ class _Link:
         self.peer, self.counters, self.in_flight = peer, counters, in_flight
         self.offered: dict[int, int] = {}
         """Bytes of each message that is offered and not acknowledged."""
-        self.fetches: list[_Fetch] = []
-        """Fetches that have not arrived."""
+        self.fetches: queue.SimpleQueue[_Fetch | None] = queue.SimpleQueue()
+        """Fetches that nobody waits for yet."""
         self.control = ControlConnection(peer.control, self._acknowledged)
+        self._arrivals = threading.Thread(target=self._note_arrivals, daemon=True)
+        self._arrivals.start()
+
+    def end(self) -> None:
+        """End the thread; its fetches have been made to fail."""
+        self.fetches.put(None)
+        self._arrivals.join()
+
+    def _note_arrivals(self) -> None:
+        while (fetch := self.fetches.get()) is not None:
+            fetch.wait_in_xla()
 
     def _acknowledged(self, message: int) -> None:
         if (size := self.offered.pop(message, None)) is not None:
@@ -92,8 +109,7 @@ class EngineTransport:
         self._run_key, self._server, self._guard = run_key, server, guard
         self._silence_seconds = silence_seconds
         self._lost: str | None = None
-        self._closed = threading.Event()
-        self._lock = threading.Lock()
+        self._closed = False
         self._links = {
             each: _Link(
                 peer,
@@ -107,8 +123,7 @@ class EngineTransport:
             )
             for each, peer in peers.items()
         }
-        self._watch = threading.Thread(target=self._watch_arrivals, daemon=True)
-        self._watch.start()
+        atexit.register(self.close)
 
     def offer(self, receiver: int, key: MessageKey, arrays: Sequence[jax.Array]) -> None:
         """Offer arrays to one other site."""
@@ -131,8 +146,7 @@ class EngineTransport:
         message = message_id(self._run_key, link.peer.back, key, flat)
         shards = link.peer.engine.pull(message, flat)
         fetch = _Fetch(self, link, key, message, shards, like, [len(each) for each in wanted])
-        with self._lock:
-            link.fetches.append(fetch)
+        link.fetches.put(fetch)
         return fetch
 
     def check(self) -> None:
@@ -146,21 +160,21 @@ class EngineTransport:
 
     def drain(self) -> None:
         """Wait until the peers have fetched all offers."""
-        for receiver, link in self._links.items():
-            while link.counters.messages_in_flight:
-                self._check_receiver(receiver)
-                time.sleep(_ARRIVAL_POLL_SECONDS)
+        for link in self._links.values():
+            link.in_flight.wait_until_empty()
 
     def close(self) -> None:
         """End all transfers, the control connections and the guard."""
-        if self._closed.is_set():
+        if self._closed:
             return
-        self._closed.set()
-        self._watch.join()
+        self._closed = True
+        atexit.unregister(self.close)
         in_flight = sum(each.messages_in_flight for each in self.counters.values())
         for link in self._links.values():
             link.control.close(finished=self._lost is None and not in_flight)
         private.forget(self._server, [each.peer.engine for each in self._links.values()])
+        for link in self._links.values():
+            link.end()
         self._guard.close()
 
     def _check_receiver(self, receiver: int) -> None:
@@ -183,25 +197,6 @@ class EngineTransport:
             return f"{link.peer.name} has been silent for {silent:.0f} seconds"
         return None
 
-    def _watch_arrivals(self) -> None:
-        """Acknowledge what arrives while nobody asks for it."""
-        while not self._closed.wait(_ARRIVAL_POLL_SECONDS):
-            for link in self._links.values():
-                with self._lock:
-                    pending = list(link.fetches)
-                for fetch in pending:
-                    fetch.arrived()
-
-    def note_arrival(self, link: _Link, fetch: "_Fetch", size: int) -> None:
-        """Count and acknowledge a fetch, once."""
-        with self._lock:
-            if fetch not in link.fetches:
-                return
-            link.fetches.remove(fetch)
-        link.counters.fetched_messages += 1
-        link.counters.fetched_bytes += size
-        link.control.acknowledge(fetch.message)
-
 
 class _Fetch:
     """A pull; `geojax.transport.protocol.Fetch` documents it."""
@@ -218,26 +213,32 @@ class _Fetch:
     ):
         self.seconds_waited = 0.0
         self.arrival: float | None = None
-        self.message = message
-        self._transport, self._link, self._key = transport, link, key
+        self._transport, self._link, self._key, self._message = transport, link, key, message
         self._shards, self._like, self._shard_counts = shards, like, shard_counts
-        self._has_arrived = False
+        self._here = threading.Event()
         self._error: str | None = None
 
     def arrived(self) -> bool:
-        if not self._has_arrived and all(map(private.is_ready, self._shards)):
-            self._error = private.pull_error(self._shards)
-            self.arrival = time.monotonic()
-            self._has_arrived = True
-            if self._error is None:
-                size = sum(shard.nbytes for shard in self._shards)
-                self._transport.note_arrival(self._link, self, size)
-        return self._has_arrived
+        return self._here.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        return self._here.wait(seconds)
+
+    def wait_in_xla(self) -> None:
+        """Wait for the arrays; count and acknowledge them."""
+        self._error = private.pull_error(self._shards)
+        self.arrival = time.monotonic()
+        if self._error is None:
+            counters = self._link.counters
+            counters.fetched_messages += 1
+            counters.fetched_bytes += sum(shard.nbytes for shard in self._shards)
+            self._link.control.acknowledge(self._message)
+        self._here.set()
 
     def result(self, timeout_seconds: float | None = None) -> list[jax.Array]:
         start = time.monotonic()
         peer = self._link.peer.name
-        while not self.arrived():
+        while not self.wait(_HEALTH_SECONDS):
             self._transport.check()
             waited = time.monotonic() - start
             if timeout_seconds is not None and waited > timeout_seconds:
@@ -245,9 +246,8 @@ class _Fetch:
                     f"transport: {self._key} did not come from {peer} within {timeout_seconds:g} "
                     "seconds; is its schedule the same as here?"
                 )
-            if self._link.control.finished and not self.arrived():
+            if self._link.control.finished and self.arrival is None:
                 raise RunError(f"transport: {peer} has finished without {self._key}")
-            time.sleep(_POLL_SECONDS)
         self.seconds_waited += time.monotonic() - start
         self._link.counters.fetch_wait_seconds += time.monotonic() - start
         if self._error is not None:

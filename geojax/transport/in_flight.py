@@ -48,6 +48,17 @@ class InFlight:
             self._counters.offered_messages += 1
             self._counters.offered_bytes += size
 
+    def wait_until_empty(self) -> None:
+        """Wait until the peer has fetched all messages.
+
+        Raises:
+            RunError: the peer was lost meanwhile.
+        """
+        with self._changed:
+            while self._counters.messages_in_flight:
+                self._check()
+                self._changed.wait(_POLL_SECONDS)
+
     def acknowledge(self, size: int) -> None:
         """Count a message of `size` bytes as fetched by the peer."""
         with self._changed:

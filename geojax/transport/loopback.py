@@ -120,6 +120,14 @@ class _Fetch:
             self.arrival = time.monotonic()
         return self.arrival is not None
 
+    def wait(self, seconds: float) -> bool:
+        link = self.end.links[self.sender, self.end.site]
+        with link.changed:
+            taken = link.changed.wait_for(self._take, seconds)
+        if taken and not self.arrived():  # not computed yet
+            time.sleep(seconds)
+        return self.arrived()
+
     def result(self, timeout_seconds: float | None = None) -> list[jax.Array]:
         start = time.monotonic()
         limit = self.end.silence_seconds if timeout_seconds is None else timeout_seconds

@@ -70,6 +70,10 @@ class Fetch(Protocol):
         """Return True if `result` would not wait."""
         ...
 
+    def wait(self, seconds: float) -> bool:
+        """Wait at most so long for the arrays; return `arrived`."""
+        ...
+
     def result(self, timeout_seconds: float | None = None) -> list[jax.Array]:
         """Wait until all arrays are here; return them.
 

@@ -2,8 +2,11 @@
 
 import contextlib
 import socket
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -156,3 +159,20 @@ def test_staging_follows_the_link():
     assert staging(0.021, 125e6) == Staging(8, 4 << 20)
     assert staging(0.0, 125e6) == Staging(8, 1 << 20)
     assert staging(0.1, 12.5e9).total_bytes == 8 << 26
+
+
+def test_a_process_that_ends_while_it_fetches_ends_well():
+    script = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import jax, jax.numpy as jnp
+from test_engine import KEY, joined_sites
+fetched = jax.ShapeDtypeStruct(
+    (8,), jnp.float32, sharding=jax.sharding.NamedSharding(jax.make_mesh((1,), "x"), jax.P("x"))
+)
+sites = joined_sites()
+_, west = sites.__enter__()
+west.fetch(0, KEY, [fetched])
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
