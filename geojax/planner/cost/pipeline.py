@@ -9,6 +9,7 @@ import functools
 import math
 from typing import NamedTuple
 
+from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.pipeline.registry import EventRequest, schedule_entry
 from geojax.pipeline.schedule import Placement, TickTable
 from geojax.pipeline.simulation.costs import Costs
@@ -40,10 +41,11 @@ def pipeline_time(
     return PipelineTime(seconds, _seconds(layout, placement, costs.inside_sites, lock_step))
 
 
-def small_table(layout: Layout, placement: Placement, costs: Costs) -> TickTable:
-    """Return the tick table of a few microbatches, whose last ticks are those of many."""
+def small_program(layout: Layout, placement: Placement, costs: Costs) -> TickProgram:
+    """Return the ticks of a few microbatches, the last of which are those of many."""
     few, _ = _few(layout, costs)
-    return _table(layout, placement, costs, min(few, layout.microbatches))
+    table = _tables(layout, placement, costs, min(few, layout.microbatches))[0]
+    return _program(table, schedule_entry(layout.schedule).branch_free)
 
 
 def _seconds(layout: Layout, placement: Placement, costs: Costs, lock_step: bool) -> float:
@@ -62,15 +64,16 @@ def _few(layout: Layout, costs: Costs) -> tuple[int, int]:
     busiest = max(map(sum, zip(costs.forward, costs.backward, costs.weight, strict=True)))
     round_trip = 2 * sum(hop.seconds for hop in costs.hops if hop.link is not None)
     ahead = math.ceil(round_trip / (busiest * layout.virtual_stages))
-    groups = -(-(2 * (stages + ahead)) // group)
-    extra = -(-(stages + ahead) // group)
-    return groups * group, (groups + extra) * group
+    groups = -(-(stages + ahead) // group)
+    if round_trip:  # waits for a link go round the stages before they repeat
+        groups *= 2
+    return groups * group, 2 * groups * group
 
 
 def _by_events(layout: Layout, placement: Placement, costs: Costs, microbatches: int) -> float:
     entry = schedule_entry(layout.schedule)
     if entry.event_order is None:
-        schedule = _table(layout, placement, costs, microbatches).schedule
+        schedule = _tables(layout, placement, costs, microbatches)[0].schedule
     else:
         limit = layout.memory_limit or microbatches
         request = EventRequest(
@@ -81,22 +84,46 @@ def _by_events(layout: Layout, placement: Placement, costs: Costs, microbatches:
 
 
 def _lock_step(layout: Layout, placement: Placement, costs: Costs, microbatches: int) -> float:
-    return lock_step_seconds(_table(layout, placement, costs, microbatches), costs)
+    tables = _tables(layout, placement, costs, microbatches)
+    return min(lock_step_seconds(table, costs) for table in tables)
 
 
-def _table(layout: Layout, placement: Placement, costs: Costs, microbatches: int) -> TickTable:
-    """Return the tick table with the hop ticks that a run would choose: one or two."""
-    limit = layout.memory_limit and layout.memory_limit * layout.virtual_stages
-    crosses = len(layout.stages_per_site) > 1
-    tables = [
-        tick_table(
+def _tables(
+    layout: Layout, placement: Placement, costs: Costs, microbatches: int
+) -> list[TickTable]:
+    """Return the tick tables that a run would choose from: with one or two ticks to a cut.
+
+    They are made for chunks that are alike, with a backward in tenths of the forward, so that many
+    layouts share a table; the seconds of each are those of its own chunks.
+    """
+    total = sum(costs.forward)
+    backward, weight = (round(sum(times) / total, 1) for times in (costs.backward, costs.weight))
+    return [
+        _table(
             layout.schedule,
             placement,
             microbatches,
             hops_between_sites(placement, layout.stages_per_site[0], ticks),
-            limit,
-            costs=costs,
+            layout.memory_limit and layout.memory_limit * layout.virtual_stages,
+            (1.0, backward, weight),
         )
-        for ticks in ((1, 2) if crosses else (1,))
+        for ticks in ((1, 2) if len(layout.stages_per_site) > 1 else (1,))
     ]
-    return min(tables, key=lambda table: lock_step_seconds(table, costs))
+
+
+@functools.lru_cache(maxsize=256)
+def _table(
+    schedule: str,
+    placement: Placement,
+    microbatches: int,
+    hop_ticks: tuple[int, ...],
+    limit: int | None,
+    seconds: tuple[float, float, float],
+) -> TickTable:
+    costs = Costs.uniform(placement.chunks, *seconds)
+    return tick_table(schedule, placement, microbatches, hop_ticks, limit, costs=costs)
+
+
+@functools.lru_cache(maxsize=64)
+def _program(table: TickTable, branch_free: bool) -> TickProgram:
+    return TickProgram.of(table, branch_free=branch_free)

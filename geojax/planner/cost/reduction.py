@@ -15,8 +15,6 @@ import jax
 from geojax.collectives import wire_format
 from geojax.errors import UserError
 from geojax.models import ModelConfig
-from geojax.pipeline.execution.tick_program import TickProgram
-from geojax.pipeline.registry import schedule_entry
 from geojax.planner.abstract_mesh import abstract_mesh
 from geojax.planner.buckets import (
     CHOSEN,
@@ -30,7 +28,7 @@ from geojax.planner.cost.calibration import Execution
 from geojax.planner.cost.chunks import ChunkWork
 from geojax.planner.cost.layout import Layout
 from geojax.planner.cost.networks import SiteNetworks
-from geojax.planner.cost.pipeline import small_table
+from geojax.planner.cost.pipeline import small_program
 from geojax.planner.cost.prediction import Term
 from geojax.planner.traffic.by_axes import BytesByAxes, add, no_bytes
 from geojax.planner.traffic.gradients import (
@@ -61,21 +59,22 @@ class ComputeTimes:
 
 
 def step_plan(layout: Layout, work: ChunkWork) -> StepPlan:
-    """Return the layout as the plan of a step on a mesh without devices, buckets not chosen."""
+    """Return the layout as the plan of a step on a mesh without devices.
+
+    Buckets that are left open are as long as a leaf: `_over_link` chooses those that cross a link.
+    """
     staged = ticks = None
     if layout.pipeline_stages > 1:
         staged = StagedLayers(work.placement, work.layers)
     if staged is not None and layout.dc > 1 and layout.dc_role == "data":
-        table = small_table(layout, work.placement, work.costs)
-        branch_free = schedule_entry(layout.schedule).branch_free
-        ticks = TickProgram.of(table, branch_free=branch_free)
+        ticks = small_program(layout, work.placement, work.costs)
     crosses = layout.dc > 1 and layout.dc_role == "data"
     given = layout.bucket_bytes
     return StepPlan(
         mesh=abstract_mesh(layout.mesh_sizes, platform="gpu"),
         policy=policy(layout.precision),
         microbatches=layout.microbatches,
-        bucket_bytes=DEFAULT_BUCKET_BYTES if given == "auto" else given,
+        bucket_bytes=None if given == "auto" else given,
         wire_format=wire_format(layout.gradient_compression) if crosses else None,
         remat=layout.remat,
         sequence_parallel=layout.sequence_parallel,
