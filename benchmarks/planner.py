@@ -28,7 +28,7 @@ SHORT = {
     "norms and activations": "elementwise",
     "tensor collectives": "tensor",
     "pipeline bubble": "bubble",
-    "hops inside the site": "hops",
+    "hops between sites": "hops",
     "gradients in the site": "gradients",
     "weights in the site": "weights",
     "sums of gradients": "sums",

@@ -13,7 +13,7 @@ MEGATRON_2021 = Execution(
     fused_attention=False,
     fused_projections=True,
     sums_in_matmul=True,
-    blocking_hops=True,
+    late_receives=True,
     reduced_itemsize=4,
 )
 """All is recomputed, scores go through memory (before FlashAttention), the sums of gradients are 32

@@ -11,7 +11,7 @@ from geojax.accelerators import Accelerator
 from geojax.pipeline.simulation.stage_times import StageTimes
 
 FITTED_EFFICIENCY = {
-    ("a100-sxm-80gb", "bfloat16"): 0.750,
+    ("a100-sxm-80gb", "bfloat16"): 0.741,
     ("h100-sxm", "bfloat16"): 0.617,
     ("h100-sxm", "float8"): 0.544,
 }
@@ -30,7 +30,7 @@ _LIKE = {
 """Accelerators of one make and of like power for their peak, to which a fitted share is lent."""
 
 RELATIVE_ERROR = {
-    ("a100-sxm-80gb", "bfloat16"): 0.050,
+    ("a100-sxm-80gb", "bfloat16"): 0.044,
     ("h100-sxm", "bfloat16"): 0.086,
     ("h100-sxm", "float8"): 0.092,
 }
@@ -101,8 +101,9 @@ class Execution:
     """Gradients travel beside the last backwards, chunk by chunk."""
     lock_step: bool = False
     """Stages of a pipeline in one program wait for each other's ticks."""
-    blocking_hops: bool = False
-    """A stage waits while a message between stages travels."""
+    late_receives: bool = False
+    """A stage posts the receive of a message between stages when it is free, and waits for all of
+    its way (blocking point-to-point)."""
     reduced_itemsize: int | None = None
     """Bytes of a gradient in its reduction; None: those of the precision's policy."""
 

@@ -28,7 +28,7 @@ class SitePieces:
     last: tuple[Piece, ...]
     """The work of the last chunk besides its layers."""
     hop: tuple[Piece, ...]
-    """A message to or from a neighboring stage in the site; none where they wait for nothing."""
+    """The messages of a chunk to its neighbors in the site; none where there is one stage."""
     networks: SiteNetworks
 
 
@@ -41,11 +41,11 @@ def site_pieces(
     execution: Execution,
 ) -> tuple[SitePieces, ...]:
     """Return the work of a microbatch in each site of the topology."""
-    sizes = layout.mesh_sizes
     made = []
-    for site in topology.sites:
-        times = LayerTimes(model, layout, sequence_length, site, calibration, execution)
-        networks = SiteNetworks(site, sizes, calibration)
+    for index, site in enumerate(topology.sites):
+        own = layout.of_site(index)
+        times = LayerTimes(model, own, sequence_length, site, calibration, execution)
+        networks = SiteNetworks(site, own.mesh_sizes, calibration)
         if calibration.stage_times is not None:
             made.append(_measured(times, networks, calibration.stage_times))
             continue
@@ -99,14 +99,12 @@ def _hops(times: LayerTimes, networks: SiteNetworks) -> tuple[Piece, ...]:
         return ()
     network, sent = networks.hop(), hop_bytes(times)
     took = sent / network.bytes_per_second + network.latency_seconds
-    waits = times.execution.blocking_hops
     return (
         Piece(
             "hops inside the site",
-            "bytes of the residual stream over the network's bandwidth, and its latency",
-            took if waits else 0.0,
-            took if waits else 0.0,
-            hidden=0.0 if waits else 2 * took,
+            "bytes of the residual stream over the network's bandwidth, and its latency; what "
+            "stages wait for is in the bubble",
+            hidden=2 * took,
             bytes=2 * sent,
             messages=2,
             network=network.network,
@@ -138,6 +136,12 @@ def chunk_work(
     model: ModelConfig, layout: Layout, topology: Topology, sites: Sequence[SitePieces]
 ) -> ChunkWork:
     """Cut the model into the chunks of a layout, and time each.
+
+    Args:
+        model: the model.
+        layout: its layout.
+        topology: the sites.
+        sites: the work in each site that one pipeline runs through.
 
     Raises:
         UserError: there are more chunks than layers, or the topology lacks a link.
@@ -206,8 +210,7 @@ def _hop(
         return Hop()
     (piece,) = sites[source].hop
     if source == target:
-        waits = piece.hidden == 0.0
-        return Hop() if waits else Hop(piece.hidden / 2)
+        return Hop(piece.hidden / 2)
     names = topology.site_names[source], topology.site_names[target]
     there, back = topology.link(*names), topology.link(*reversed(names))
     senders = layout.devices_per_stage

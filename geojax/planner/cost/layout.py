@@ -134,13 +134,18 @@ class Layout:
         return self.data * self.expert * self.context * self.tensor
 
     @property
+    def devices_per_site(self) -> tuple[int, ...]:
+        """Devices of each site."""
+        ranks = self.expert * self.context * self.tensor
+        if self.site_shares is not None:
+            return tuple(ranks * share.stages * share.data for share in self.site_shares)
+        stages = self.stages_per_site[0]
+        return (stages * self.devices_per_stage,) * self.dc
+
+    @property
     def devices(self) -> int:
         """Devices over all sites."""
-        if self.site_shares is not None:
-            ranks = self.expert * self.context * self.tensor
-            return ranks * sum(share.stages * share.data for share in self.site_shares)
-        sites = self.dc if self.dc_role == "data" else 1
-        return sites * self.pipeline_stages * self.devices_per_stage
+        return sum(self.devices_per_site)
 
     @property
     def global_batch_size(self) -> int:
@@ -162,16 +167,26 @@ class Layout:
 
     @property
     def mesh_sizes(self) -> dict[str, int]:
-        """Sizes of the mesh axes, for sites that are alike."""
-        assert self.site_shares is None, "sites that differ have no common mesh"
+        """Sizes of the mesh axes; stages that sites share unevenly count as those of one site."""
+        uneven = self.site_shares is not None and self.dc_role == "stage"
         return {
-            "dc": self.dc,
-            "stage": self.stages_per_site[0],
+            "dc": 1 if uneven else self.dc,
+            "stage": self.pipeline_stages if uneven else self.stages_per_site[0],
             "data": self.data,
             "expert": self.expert,
             "context": self.context,
             "tensor": self.tensor,
         }
+
+    def of_site(self, site: int) -> "Layout":
+        """Return the layout of a site with role "data" if all sites had its share."""
+        if self.site_shares is None or self.dc_role == "stage":
+            return self
+        share = self.site_shares[site]
+        microbatches = share.sequences // (share.data * self.expert * self.microbatch_size)
+        return dataclasses.replace(
+            self, site_shares=None, data=share.data, microbatches=microbatches
+        )
 
     def __str__(self) -> str:
         """Name the sizes above 1 and the choices that matter for them."""

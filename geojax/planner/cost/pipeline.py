@@ -6,7 +6,9 @@ takes as long as the one before: of many microbatches two small numbers are simu
 """
 
 import functools
+import itertools
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 from geojax.pipeline.execution.tick_program import TickProgram
@@ -15,7 +17,7 @@ from geojax.pipeline.schedule import Placement, TickTable
 from geojax.pipeline.simulation.costs import Costs
 from geojax.pipeline.simulation.lock_step import lock_step_seconds
 from geojax.pipeline.simulation.simulator import iteration_seconds
-from geojax.pipeline.tick_tables import hops_between_sites, tick_table
+from geojax.pipeline.tick_tables import tick_table
 from geojax.planner.cost.layout import Layout
 
 
@@ -28,17 +30,32 @@ class PipelineTime(NamedTuple):
 
 
 def pipeline_time(
-    layout: Layout, placement: Placement, costs: Costs, *, lock_step: bool
+    layout: Layout,
+    placement: Placement,
+    costs: Costs,
+    *,
+    lock_step: bool,
+    late_receives: bool = False,
 ) -> PipelineTime:
     """Return the time of an iteration of the layout's schedule.
+
+    Args:
+        layout: the stages, the schedule and its microbatches.
+        placement: the stage of each chunk.
+        costs: the times of each chunk, and of the hops between them.
+        lock_step: stages wait for each other's ticks.
+        late_receives: stages that do not wait post a receive only when they are free.
 
     Raises:
         UserError: the schedule cannot be made for the layout.
     """
-    seconds = _seconds(layout, placement, costs, lock_step)
+    run: Callable[..., float] = _lock_step
+    if not lock_step:
+        run = functools.partial(_by_events, late_receives=late_receives)
+    seconds = _seconds(layout, placement, costs, run)
     if all(hop.link is None for hop in costs.hops):
         return PipelineTime(seconds, seconds)
-    return PipelineTime(seconds, _seconds(layout, placement, costs.inside_sites, lock_step))
+    return PipelineTime(seconds, _seconds(layout, placement, costs.inside_sites, run))
 
 
 def small_program(layout: Layout, placement: Placement, costs: Costs) -> TickProgram:
@@ -48,10 +65,12 @@ def small_program(layout: Layout, placement: Placement, costs: Costs) -> TickPro
     return _program(table, schedule_entry(layout.schedule).branch_free)
 
 
-def _seconds(layout: Layout, placement: Placement, costs: Costs, lock_step: bool) -> float:
+def _seconds(
+    layout: Layout, placement: Placement, costs: Costs, timed: Callable[..., float]
+) -> float:
     microbatches = layout.microbatches
     few, more = _few(layout, costs)
-    run = functools.partial(_lock_step if lock_step else _by_events, layout, placement, costs)
+    run = functools.partial(timed, layout, placement, costs)
     if microbatches <= more:
         return run(microbatches)
     first, second = run(few), run(more)
@@ -70,7 +89,14 @@ def _few(layout: Layout, costs: Costs) -> tuple[int, int]:
     return groups * group, 2 * groups * group
 
 
-def _by_events(layout: Layout, placement: Placement, costs: Costs, microbatches: int) -> float:
+def _by_events(
+    layout: Layout,
+    placement: Placement,
+    costs: Costs,
+    microbatches: int,
+    *,
+    late_receives: bool,
+) -> float:
     entry = schedule_entry(layout.schedule)
     if entry.event_order is None:
         schedule = _tables(layout, placement, costs, microbatches)[0].schedule
@@ -80,7 +106,7 @@ def _by_events(layout: Layout, placement: Placement, costs: Costs, microbatches:
             layout.stages_per_site, microbatches, costs, limit, layout.virtual_stages
         )
         schedule = entry.event_order(request)
-    return iteration_seconds(schedule, costs)
+    return iteration_seconds(schedule, costs, late_receives=late_receives)
 
 
 def _lock_step(layout: Layout, placement: Placement, costs: Costs, microbatches: int) -> float:
@@ -103,12 +129,21 @@ def _tables(
             layout.schedule,
             placement,
             microbatches,
-            hops_between_sites(placement, layout.stages_per_site[0], ticks),
+            _hop_ticks(layout, placement, ticks),
             layout.memory_limit and layout.memory_limit * layout.virtual_stages,
             (1.0, backward, weight),
         )
         for ticks in ((1, 2) if len(layout.stages_per_site) > 1 else (1,))
     ]
+
+
+def _hop_ticks(layout: Layout, placement: Placement, ticks: int) -> tuple[int, ...]:
+    """Return the ticks of each chunk's hop: one inside a site, `ticks` between sites."""
+    site_of = [site for site, count in enumerate(layout.stages_per_site) for _ in range(count)]
+    return tuple(
+        1 if site_of[source] == site_of[target] else ticks
+        for source, target in itertools.pairwise(placement.stage_of)
+    )
 
 
 @functools.lru_cache(maxsize=256)

@@ -1,12 +1,14 @@
 """Predict the time of a training step of a layout, without making its program."""
 
+import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from geojax.models import ModelConfig, model_flops
 from geojax.planner.cost.calibration import GEOJAX, RELATIVE_ERROR, Calibration, Execution
 from geojax.planner.cost.chunks import ChunkWork, SitePieces, chunk_work, site_pieces
 from geojax.planner.cost.layout import Layout
+from geojax.planner.cost.memory import layout_memory
 from geojax.planner.cost.pipeline import pipeline_time
 from geojax.planner.cost.prediction import LinkUse, Prediction, Term
 from geojax.planner.cost.reduction import ComputeTimes, Reduction, reduction
@@ -46,34 +48,83 @@ def predict(
         UserError: the layout cannot be, the topology lacks a link, or a peak is not known.
     """
     sites = site_pieces(model, layout, topology, sequence_length, calibration, execution)
-    work = chunk_work(model, layout, topology, sites)
-    terms = list(_compute_terms(layout, work))
-    busiest = sum(term.exposed_seconds for term in terms)
-    seconds, bubble = busiest, 0.0
-    if layout.pipeline_stages > 1:
-        lock_step = execution.lock_step and layout.join == "one_program"
-        time = pipeline_time(layout, work.placement, work.costs, lock_step=lock_step)
-        terms += _pipeline_terms(layout, sites, time.seconds, time.inside_sites, busiest)
-        seconds, bubble = time.seconds, time.seconds - busiest
-    layer = sites[0].layer
+    if layout.dc_role == "stage":
+        slowest = _iteration(model, layout, topology, sites, execution)
+    else:
+        slowest = max(
+            (
+                _iteration(model, layout.of_site(index), topology, [pieces], execution)
+                for index, pieces in enumerate(sites)
+            ),
+            key=lambda iteration: iteration.seconds,
+        )
+    layer = slowest.sites[0].layer
     times = ComputeTimes(
-        seconds,
+        slowest.seconds,
         sum(piece.forward for piece in layer),
         sum(piece.backward + piece.weight for piece in layer),
     )
-    reduced = reduction(model, layout, topology, work, sites[0].networks, times, execution)
+    reduced = reduction(
+        model,
+        slowest.layout,
+        topology,
+        slowest.work,
+        slowest.sites[0].networks,
+        times,
+        execution,
+    )
+    terms = list(slowest.terms)
     terms += reduced.terms
     step = sum(term.exposed_seconds for term in terms)
     return Prediction(
         step_seconds=step,
         terms=tuple(terms),
         model_flops_utilization=_utilization(model, layout, topology, sequence_length, step),
-        bubble_fraction=bubble / step,
+        bubble_fraction=slowest.bubble / step,
         links=tuple(_links(layout, topology, sites, reduced)),
-        memory_bytes=None,
+        memory_bytes=_memory_bytes(model, layout, topology, sequence_length),
         relative_error=_relative_error(layout, topology),
         not_modelled=NOT_MODELLED,
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Iteration:
+    """Forwards and backwards of all microbatches of one pipeline."""
+
+    layout: Layout
+    sites: Sequence[SitePieces]
+    """Work in each site that the pipeline runs through."""
+    work: ChunkWork
+    terms: tuple[Term, ...]
+    seconds: float
+    bubble: float
+    """Seconds in which the busiest stage has nothing to compute."""
+
+
+def _iteration(
+    model: ModelConfig,
+    layout: Layout,
+    topology: Topology,
+    sites: Sequence[SitePieces],
+    execution: Execution,
+) -> _Iteration:
+    work = chunk_work(model, layout, topology, sites)
+    terms = list(_compute_terms(layout, work))
+    busiest = sum(term.exposed_seconds for term in terms)
+    seconds = busiest
+    if layout.pipeline_stages > 1:
+        lock_step = execution.lock_step and layout.join == "one_program"
+        time = pipeline_time(
+            layout,
+            work.placement,
+            work.costs,
+            lock_step=lock_step,
+            late_receives=execution.late_receives,
+        )
+        terms += _pipeline_terms(layout, sites, time.seconds, time.inside_sites, busiest)
+        seconds = time.seconds
+    return _Iteration(layout, sites, work, tuple(terms), seconds, seconds - busiest)
 
 
 def _compute_terms(layout: Layout, work: ChunkWork) -> Iterator[Term]:
@@ -96,7 +147,7 @@ def _compute_terms(layout: Layout, work: ChunkWork) -> Iterator[Term]:
 
 def _pipeline_terms(
     layout: Layout,
-    sites: tuple[SitePieces, ...],
+    sites: Sequence[SitePieces],
     seconds: float,
     inside_sites: float,
     busiest: float,
@@ -130,9 +181,25 @@ def _utilization(
     peaks = [site.accelerator.peak(dtype) for site in topology.sites]
     if not all(peaks):
         return None
-    peak = sum(peak for peak in peaks if peak) * layout.devices / layout.dc
+    devices = layout.devices_per_site
+    peak = sum(count * peak for count, peak in zip(devices, peaks, strict=True) if peak)
     tokens = layout.global_batch_size * sequence_length
     return model_flops(model, sequence_length) * tokens / (peak * step)
+
+
+def _memory_bytes(
+    model: ModelConfig, layout: Layout, topology: Topology, sequence_length: int
+) -> float:
+    """Return the memory of the fullest device, of the site where it holds most."""
+    return max(
+        layout_memory(
+            model,
+            layout.of_site(index),
+            sequence_length=sequence_length,
+            device_bytes=site.accelerator.memory_bytes or math.inf,
+        ).bytes
+        for index, site in enumerate(topology.sites)
+    )
 
 
 def _relative_error(layout: Layout, topology: Topology) -> float | None:
@@ -145,7 +212,7 @@ def _relative_error(layout: Layout, topology: Topology) -> float | None:
 
 
 def _links(
-    layout: Layout, topology: Topology, sites: tuple[SitePieces, ...], reduced: Reduction
+    layout: Layout, topology: Topology, sites: Sequence[SitePieces], reduced: Reduction
 ) -> Iterator[LinkUse]:
     """Yield each direction of the links that something crosses."""
     if layout.dc == 1:
@@ -162,7 +229,7 @@ def _links(
         pairs = [(a, b) for a in range(layout.dc) for b in range(layout.dc) if a != b]
         sent = reduced.link_bytes / (layout.dc - 1)
         messages = reduced.link_messages
-        senders = layout.devices // layout.dc
+        senders = min(layout.devices_per_site)
     for source, target in pairs:
         link = topology.link(names[source], names[target])
         card = topology.sites[source].between_hosts

@@ -63,8 +63,8 @@ class Prediction:
     microbatches or of messages."""
     links: tuple[LinkUse, ...]
     """Use of every link between sites that something crosses."""
-    memory_bytes: float | None
-    """Memory of the fullest device; None where it was not asked for."""
+    memory_bytes: float
+    """Memory of the fullest device (`geojax.planner.cost.memory`)."""
     relative_error: float | None
     """Error of the step time that 90% of published steps of the same accelerator and precision keep
     within; None where none was compared."""

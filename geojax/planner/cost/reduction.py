@@ -171,7 +171,7 @@ def _link(layout: Layout, topology: Topology) -> LinkShare:
     Raises:
         UserError: the topology lacks a link.
     """
-    share = link_share(topology, layout.devices // layout.dc)
+    share = link_share(topology, layout.devices_per_site[0])
     if share is None:
         raise UserError(
             f"topology '{topology.name}' does not describe the links between all of its sites; add "

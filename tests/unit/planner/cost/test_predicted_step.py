@@ -2,6 +2,7 @@ import dataclasses
 
 import pytest
 
+from geojax.accelerators import accelerator_named
 from geojax.errors import UserError
 from geojax.models import ModelConfig
 from geojax.pipeline.schedule import Placement
@@ -11,7 +12,7 @@ from geojax.pipeline.simulation.stage_times import PieceTimes, SiteTimes, StageT
 from geojax.planner.abstract_mesh import abstract_mesh
 from geojax.planner.cost import pipeline
 from geojax.planner.cost.calibration import Calibration
-from geojax.planner.cost.layout import Layout
+from geojax.planner.cost.layout import Layout, SiteShare
 from geojax.planner.cost.predict import predict
 from geojax.planner.traffic.step import predicted_update_bytes
 from geojax.precision import policy
@@ -170,6 +171,27 @@ def test_islands_run_event_by_event():
     apart = LAYOUTS["stages over islands"]
     joined = dataclasses.replace(apart, join="one_program")
     assert step(apart).step_seconds < step(joined).step_seconds
+
+
+def test_the_slower_site_sets_the_time_of_replicas():
+    topology = two_sites()
+    older = topology.sites[1].model_copy(update={"accelerator": accelerator_named("a100-sxm-80gb")})
+    mixed = topology.model_copy(update={"sites": (topology.sites[0], older)})
+    even = step(DATA, mixed)
+    shares = (SiteShare(1, 32, 384), SiteShare(1, 32, 128))
+    in_proportion = step(dataclasses.replace(DATA, site_shares=shares), mixed)
+    assert in_proportion.step_seconds < 0.7 * even.step_seconds
+    assert step(DATA).step_seconds < in_proportion.step_seconds
+
+
+def test_sites_may_hold_unequal_numbers_of_stages():
+    shares = tuple(SiteShare(stages, 8, 256) for stages in (5, 3))
+    uneven = dataclasses.replace(STAGE, site_shares=shares)
+    assert uneven.devices_per_site == (5 * 64, 3 * 64)
+    for join in ("one_program", "islands"):
+        layout = dataclasses.replace(uneven, join=join)
+        even = step(dataclasses.replace(layout, site_shares=None)).step_seconds
+        assert step(layout).step_seconds == pytest.approx(even, rel=0.01)
 
 
 def test_experts_are_few_products_and_all_to_alls():
