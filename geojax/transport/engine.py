@@ -7,15 +7,13 @@ message is offered and computed, so that a fetch issued early costs no round tri
     sender:   offer → engine holds the arrays until they are pulled; bytes count until acknowledged
     receiver: fetch → engine pulls → arrived → acknowledgment on the control connection
 
-A thread for each peer waits in XLA for one fetch after the other, in the order in which they were
-begun. `close` fails what it waits for, also when Python ends without it: a thread that blocks in
-XLA while Python ends aborts the process.
+A thread waits in XLA for each fetch (`geojax.transport.arrivals`). `close` makes those fail that
+are under way, also where Python ends without it.
 """
 
 import atexit
 import functools
 import itertools
-import queue
 import socket
 import threading
 import time
@@ -26,6 +24,7 @@ import jax
 
 from geojax.errors import RunError
 from geojax.transport import private
+from geojax.transport.arrivals import Arrivals
 from geojax.transport.control import ControlConnection
 from geojax.transport.guard_process import GuardProcess
 from geojax.transport.in_flight import InFlight
@@ -57,20 +56,7 @@ class _Link:
         self.peer, self.counters, self.in_flight = peer, counters, in_flight
         self.offered: dict[int, int] = {}
         """Bytes of each message that is offered and not acknowledged."""
-        self.fetches: queue.SimpleQueue[_Fetch | None] = queue.SimpleQueue()
-        """Fetches that nobody waits for yet."""
         self.control = ControlConnection(peer.control, self._acknowledged)
-        self._arrivals = threading.Thread(target=self._note_arrivals, daemon=True)
-        self._arrivals.start()
-
-    def end(self) -> None:
-        """End the thread; its fetches have been made to fail."""
-        self.fetches.put(None)
-        self._arrivals.join()
-
-    def _note_arrivals(self) -> None:
-        while (fetch := self.fetches.get()) is not None:
-            fetch.wait_in_xla()
 
     def _acknowledged(self, message: int) -> None:
         if (size := self.offered.pop(message, None)) is not None:
@@ -110,6 +96,7 @@ class EngineTransport:
         self._silence_seconds = silence_seconds
         self._lost: str | None = None
         self._closed = False
+        self._arrivals = Arrivals()
         self._links = {
             each: _Link(
                 peer,
@@ -146,7 +133,7 @@ class EngineTransport:
         message = message_id(self._run_key, link.peer.back, key, flat)
         shards = link.peer.engine.pull(message, flat)
         fetch = _Fetch(self, link, key, message, shards, like, [len(each) for each in wanted])
-        link.fetches.put(fetch)
+        self._arrivals.begin(fetch.wait_in_xla)
         return fetch
 
     def check(self) -> None:
@@ -173,8 +160,7 @@ class EngineTransport:
         for link in self._links.values():
             link.control.close(finished=self._lost is None and not in_flight)
         private.forget(self._server, [each.peer.engine for each in self._links.values()])
-        for link in self._links.values():
-            link.end()
+        self._arrivals.close()
         self._guard.close()
 
     def _check_receiver(self, receiver: int) -> None:

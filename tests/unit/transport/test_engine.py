@@ -102,6 +102,14 @@ def test_offers_wait_for_acknowledgments(like):
         assert east.counters[1].acknowledged_messages == 6
 
 
+def test_a_message_is_here_before_one_that_was_asked_for_first(like):
+    with joined_sites() as (east, west):
+        first, second = (west.fetch(0, KEY._replace(part=part), [like]) for part in range(2))
+        east.offer(1, KEY._replace(part=1), [filled(like, 1)])
+        second.result(20)
+        assert not first.arrived()
+
+
 def test_another_shape_is_never_taken(like):
     with joined_sites() as (east, west):
         east.offer(1, KEY, [filled(like, 1)])
