@@ -5,6 +5,17 @@ from typing import Any
 
 import jax
 
+ERROR_FEEDBACK, AMAX_HISTORY = "error_feedback", "amax_history"
+_EXPENDABLE = (f"{ERROR_FEEDBACK}.", f"{AMAX_HISTORY}.")
+
+
+def is_expendable(name: str) -> bool:
+    """Return True for what each site has for itself and a run can begin anew, with zeros.
+
+    They are the rounding errors and the amax histories of the sites.
+    """
+    return name.startswith(_EXPENDABLE)
+
 
 def leaf_name(path: jax.tree_util.KeyPath) -> str:
     """Return a leaf's path as "parameters.layers.query"."""

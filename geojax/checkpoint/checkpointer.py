@@ -14,6 +14,7 @@ import jax.errors
 from jax.sharding import Mesh
 
 from geojax.checkpoint.agreement import first_text
+from geojax.checkpoint.common_save import SavesOfSites
 from geojax.checkpoint.folder import committed_steps
 from geojax.checkpoint.restorer import Restorer
 from geojax.checkpoint.saved_array import SavedArray
@@ -69,6 +70,7 @@ class Checkpointer:
         *,
         sites: Sequence[str] | None = None,
         island: str | None = None,
+        saves_of_sites: SavesOfSites | None = None,
         keep: int = 3,
         interval: int | None = None,
         interval_minutes: float | None = None,
@@ -84,6 +86,8 @@ class Checkpointer:
                 together, on a file system that all processes share.
             island: the one of `sites` that `mesh` is of, where each has a JAX runtime of its own
                 and a part of the state; None: the mesh is of all sites.
+            saves_of_sites: exchange of islands, which restore the newest save that all have; None:
+                each restores its own newest.
             keep: number of checkpoints to keep.
             interval: `should_save` is true for multiples of this step number.
             interval_minutes: `due` is true when the last save is at least this long ago.
@@ -107,7 +111,12 @@ class Checkpointer:
         self._locks = open_site_folders(self.folder, self._groups)
         elsewhere = [] if island is None else [site for site in self._sites if site != island]
         self._restorer = Restorer(
-            self.folder, self._groups, elsewhere, link_bytes_per_second, self._report
+            self.folder,
+            self._groups,
+            elsewhere,
+            saves_of_sites,
+            link_bytes_per_second,
+            self._report,
         )
         self._writers = [
             SiteWriter(group, group.folder(self.folder), keep, report)
@@ -229,7 +238,8 @@ class Checkpointer:
             None where no site has a checkpoint.
 
         Raises:
-            UserError: there are checkpoints, and none is whole.
+            UserError: there are checkpoints, and none is whole at all sites.
+            RunError: another island is lost.
         """
         return self._restorer.newest()
 

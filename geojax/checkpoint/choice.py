@@ -50,6 +50,11 @@ class Choice(NamedTuple):
     key: SaveKey
     parts_of_site: tuple[tuple[Part, ...], ...]
 
+    @property
+    def has_all(self) -> bool:
+        """True if a part of it holds the whole state."""
+        return any(part.has_all for parts in self.parts_of_site for part in parts)
+
 
 def list_parts(checkpoints: Path, own: Path) -> list[Part]:
     """List the parts that are visible here, those in the site's folder `own` first."""
@@ -75,49 +80,52 @@ def from_text(text: str) -> tuple[Part, ...]:
     return tuple(Part(*row)._replace(sites=tuple(row[4])) for row in rows)
 
 
-def choose(
+class Restorable(NamedTuple):
+    """The saves that can be restored, and the steps that cannot."""
+
+    choices: list[Choice]
+    """The one to prefer first."""
+    problems: dict[int, str]
+    """Steps that cannot be used, or whose parts not all sites see, with reasons."""
+
+
+def restorable(
     seen: Sequence[Sequence[Part]],
     sites: Sequence[str],
     excluded: Collection[SaveKey],
     elsewhere: Collection[str] = (),
-) -> tuple[Choice | None, dict[int, str]]:
-    """Choose the newest save that is whole.
+) -> Restorable:
+    """List the saves that are whole, the newest first.
 
     A save of as many sites as there are now is whole when each site sees its own part. Of other
-    saves, and where there is none of these, all parts must be seen by some site.
+    saves, and after all of these, all parts must be seen by some site.
 
     Args:
         seen: the parts that each site sees.
         sites: names of the sites of this run.
         excluded: saves that have been found damaged.
         elsewhere: names of further sites of the run, which choose by themselves.
-
-    Returns:
-        The choice, None if there is none, and the newer steps that cannot be used, with reasons.
     """
     usable = [[part for part in parts if not part.problem] for parts in seen]
     keys = sorted({part.key for parts in usable for part in parts} - set(excluded), reverse=True)
     problems = {
         part.step: part.problem for parts in reversed(seen) for part in parts if part.problem
     }
-    fallback = None
+    whole, others = [], []
     for key in keys:
         parts = tuple(tuple(part for part in parts if part.key == key) for parts in usable)
-        choice = Choice(key, parts)
         saved = next(part.sites for each in parts for part in each)
+        all_there = _all_there(saved, parts)
         missing = _sites_without_own(parts, sites)
         if set(saved) != {*sites, *elsewhere}:
-            if _all_there(saved, parts):
-                return choice, _newer(problems, key.step)
-            missing = missing or [sites[0]]
+            missing = [] if all_there else missing or [sites[0]]
         if not missing:
-            return choice, _newer(problems, key.step)
-        if fallback is None and _all_there(saved, parts):
-            fallback = choice
+            whole.append(Choice(key, parts))
+            continue
         problems.setdefault(key.step, f"site {missing[0]} does not see all of it")
-    if fallback is None:
-        return None, problems
-    return fallback, _newer(problems, fallback.key.step)
+        if all_there:
+            others.append(Choice(key, parts))
+    return Restorable(whole + others, problems)
 
 
 def saved_arrays(content: Mapping[str, Any], index: int) -> dict[str, SavedArray]:
@@ -149,7 +157,3 @@ def _sites_without_own(parts: Sequence[Sequence[Part]], sites: Sequence[str]) ->
     """List the sites that do not see the part that a site of their name wrote."""
     own = zip(sites, parts, strict=True)
     return [site for site, each in own if all(part.sites[part.site] != site for part in each)]
-
-
-def _newer(problems: Mapping[int, str], step: int) -> dict[int, str]:
-    return {each: problem for each, problem in problems.items() if each > step}

@@ -11,6 +11,13 @@ import jax
 from geojax.checkpoint import choice, manifest
 from geojax.checkpoint.agreement import first_text, text_of
 from geojax.checkpoint.choice import Choice, SaveKey
+from geojax.checkpoint.common_save import (
+    HeldSave,
+    SavesOfSites,
+    advice,
+    lacking_sites,
+    newest_common,
+)
 from geojax.checkpoint.compatibility import (
     refuse_other_arrays,
     refuse_other_model,
@@ -19,7 +26,7 @@ from geojax.checkpoint.folder import interrupted_steps
 from geojax.checkpoint.saved_state import Crossing, SavedState
 from geojax.checkpoint.site_group import SiteGroup
 from geojax.errors import UserError
-from geojax.named_arrays import leaves_by_name, leaves_of_parts
+from geojax.named_arrays import is_expendable, leaves_by_name, leaves_of_parts
 from geojax.quantities import quantity
 from geojax.runtime.liveness.exit_messages import first_line
 
@@ -44,6 +51,8 @@ class Restorer:
     """Sites of this run."""
     elsewhere: Sequence[str]
     """Names of further sites, with runtimes of their own, each of which reads its own part."""
+    saves_of_sites: SavesOfSites | None
+    """Exchange with them; None where there are none."""
     link_bytes_per_second: float | None
     """Bandwidth between sites, if it is known."""
     report: Callable[[str], None]
@@ -68,26 +77,30 @@ class Restorer:
     ) -> Restored:
         """Read the newest checkpoint that is undamaged; see `Checkpointer.restore`."""
         damaged: dict[SaveKey, str] = {}
+        state, read = None, None
         while True:
             chosen, problems = self._choose(damaged)
             if chosen is None:
                 raise UserError(f"{self.folder}: holds no checkpoint")
             content = self._content_of(chosen)
-            try:
-                state = self._read(chosen, content, layouts, model, adapt, parts)
-            except manifest.DamagedCheckpoint as damage:
-                damaged[chosen.key] = str(damage)
-                continue
-            step = chosen.key.step
-            problems |= {key.step: problem for key, problem in damaged.items()}
-            self._tell(problems, step)
+            if read != chosen.key:
+                state = None  # of a save that another site has found damaged
+                try:
+                    state = self._read(chosen, content, layouts, model, adapt, parts)
+                except manifest.DamagedCheckpoint as damage:
+                    damaged[chosen.key] = str(damage)
+                    continue
+                read = chosen.key
+                if self.saves_of_sites is not None:
+                    continue  # until all sites have read the same one
+            self._tell(problems, chosen.key.step)
             return Restored(state, _metadata(content), tuple(problems))
 
     def _choose(self, damaged: Mapping[SaveKey, str]) -> tuple[Choice | None, dict[int, str]]:
-        """Choose a save with the other sites; see `choose`.
+        """Choose a save with the other sites, and say why newer steps cannot be used.
 
         Raises:
-            UserError: there are saves, and none is whole.
+            UserError: there are saves, and none is whole at all sites.
         """
         seen = []
         for group in self.groups:
@@ -96,11 +109,23 @@ class Restorer:
                 own = choice.to_text(choice.list_parts(self.folder, group.folder(self.folder)))
             seen.append(choice.from_text(text_of(group.primary, own)))
         sites = [group.name for group in self.groups]
-        chosen, problems = choice.choose(seen, sites, damaged, self.elsewhere)
-        problems |= {key.step: problem for key, problem in damaged.items()}
+        found = choice.restorable(seen, sites, damaged, self.elsewhere)
+        problems = found.problems | {key.step: problem for key, problem in damaged.items()}
+        chosen = next(iter(found.choices), None)
+        if self.saves_of_sites is not None:
+            held = self.saves_of_sites(list(map(HeldSave.of, found.choices)))
+            chosen = newest_common(found.choices, held)
+            if chosen is None and any(held.values()):
+                here = f"; {_list_of(problems)} here" if problems else ""
+                raise UserError(f"{self.folder}: {advice(held)}{here}")
+            problems = lacking_sites(held) | problems
         if chosen is None and problems:
             raise UserError(f"{self.folder}: holds no undamaged checkpoint: {_list_of(problems)}")
-        return chosen, problems
+        newest = -1 if chosen is None else chosen.key.step
+        unread = {key.step for key in damaged}
+        return chosen, {
+            step: problem for step, problem in problems.items() if step > newest or step in unread
+        }
 
     def _content_of(self, chosen: Choice) -> dict[str, Any]:
         """Return the manifest of a save, without its files, on every process."""
@@ -136,11 +161,18 @@ class Restorer:
         refuse_other_arrays(path, content["arrays"], leaves_of_parts(parts) | named)
         self._verify(chosen)
         saved = SavedState(self.folder, content, chosen.parts_of_site, self.groups)
-        if self.elsewhere and (lacking := first_text(saved.first_lacking(named))):
+        expendable = {name: each for name, each in named.items() if is_expendable(name)}
+        needed = {name: each for name, each in named.items() if name not in expendable}
+        if self.elsewhere and (lacking := first_text(saved.first_lacking(needed))):
             raise UserError(
                 f"{path}: site {self.groups[0].name} now has other layers and does not see all of "
                 f"{lacking}; copy the folders of the other sites beside its own, or set "
                 "pipeline.layers as it was"
+            )
+        if saved.unseen_sites and (anew := saved.first_lacking(expendable)):
+            self.report(
+                f"{path}: the part of site {' and '.join(saved.unseen_sites)} is not here; its "
+                f"{anew.partition('.')[0]} begins anew"
             )
         self._announce(saved.crossing(named))
         problem, leaves = None, []

@@ -20,6 +20,7 @@ import numpy as np
 import tensorstore
 from jax.sharding import Mesh
 
+from geojax.named_arrays import is_expendable
 from geojax.optim.layout import PADDING, LeafLayout
 
 Indices = tuple[np.ndarray, ...]
@@ -171,10 +172,11 @@ def open_array(folder: Path, name: str) -> Any:
 
 
 def held_by_all(arrays: Mapping[str, SavedArray], shapes: Mapping[str, Sequence[int]]) -> bool:
-    """Return whether `arrays` hold every element of all leaves of `shapes`."""
+    """Return whether `arrays` hold every element of all leaves of `shapes` but expendable ones."""
     return all(
         name in arrays and all(PADDING not in dim for dim in arrays[name].positions(shape))
         for name, shape in shapes.items()
+        if not is_expendable(name)
     )
 
 

@@ -31,6 +31,7 @@ from geojax.checkpoint.saved_array import (
     start_reading,
 )
 from geojax.checkpoint.site_group import SiteGroup
+from geojax.named_arrays import is_expendable
 from geojax.optim.layout import PADDING, LeafLayout
 
 
@@ -92,8 +93,11 @@ class SavedState:
         return Crossing(link, max(files))
 
     def read(self, name: str, layout: LeafLayout) -> jax.Array:
-        """Read a leaf of the state; all processes read all leaves in the same order."""
-        if self._is_lacking_somewhere(name, layout):
+        """Read a leaf of the state; all processes read all leaves in the same order.
+
+        Of an expendable one what no site sees is zero.
+        """
+        if len(self.groups) > 1 and self._is_lacking_somewhere(name, layout):
             return self._sum_of_sites(name, layout)
         sharding = NamedSharding(self.mesh, layout.spec())
         indices = layout.model_indices()
@@ -111,7 +115,10 @@ class SavedState:
             wanted = tuple(dim[at] for dim, at in zip(indices, place, strict=True))
             key = (site, *(dim.tobytes() for dim in wanted))
             if key not in read_once:
-                read_once[key] = _start_shard(layout, wanted, pieces[site], reads)
+                read_once[key], left = _start_shard(layout, wanted, pieces[site], reads)
+                assert not left or is_expendable(name), (
+                    "every element must be in a part of the save"
+                )
             shards[device] = read_once[key]
         for target, at, read in reads:
             target[at] = read.result()
@@ -145,6 +152,12 @@ class SavedState:
                 positions = array.positions(layout.shape)
                 pieces.append(Piece(positions, store and store.result()))
         return pieces
+
+    @property
+    def unseen_sites(self) -> list[str]:
+        """Names of the sites that wrote parts which no site of this run sees."""
+        names = self.content["sites"]
+        return [name for number, name in enumerate(names) if number not in self._reader]
 
     def first_lacking(self, layouts: Mapping[str, LeafLayout]) -> str | None:
         """Name the first leaf of which some site does not see all that it needs; None: none."""
@@ -198,7 +211,9 @@ class SavedState:
             shards = []
             for target in by_site[:, rank] if cut else [device]:
                 wanted = tuple(dim[at] for dim, at in zip(indices, places[target], strict=True))
-                shards.append(_start_shard(layout, wanted, pieces[site], reads))
+                shard, left = _start_shard(layout, wanted, pieces[site], reads)
+                assert not left, "every element must be in a part of the save"
+                shards.append(shard)
             contributions[device] = shards
         for target, at, read in reads:
             target[at] = read.result()
@@ -230,18 +245,21 @@ class SavedState:
 
 def _start_shard(
     layout: LeafLayout, wanted: Indices, pieces: Sequence[Piece], reads: Reads
-) -> np.ndarray:
-    """Start to read a device's shard; what the model does not have is zero."""
+) -> tuple[np.ndarray, list[Indices]]:
+    """Start to read a device's shard; what neither the model nor a piece has is zero.
+
+    Returns:
+        The shard, and the positions of what no piece has.
+    """
     shard = np.zeros([dim.size for dim in wanted], layout.dtype)
     target = shard
     if layout.has_stage_dim:
         if wanted[0][0] == PADDING:
-            return shard
+            return shard, []
         target, wanted = shard[0, ...], wanted[1:]
     boxes, left = split_into_boxes(wanted, pieces)
-    assert not left, "every element must be in a part of the save"
     reads += start_reading(target, boxes)
-    return shard
+    return shard, left
 
 
 def _is_cut(layout: LeafLayout) -> bool:

@@ -1,6 +1,8 @@
 """An exchange of a few numbers between all sites, outside the messages of a walk."""
 
 import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from geojax.transport import MessageKey, Transport
 
@@ -10,10 +12,11 @@ class Exchange:
 
     Args:
         transport: joins the site to the others.
+        kind: subject of the messages, by which those of several exchanges differ.
     """
 
-    def __init__(self, transport: Transport):
-        self._transport = transport
+    def __init__(self, transport: Transport, kind: str = "numbers"):
+        self._transport, self._kind = transport, kind
         self._count = 0
 
     def of_all_sites(self, own: jax.Array) -> list[jax.Array]:
@@ -23,7 +26,7 @@ class Exchange:
             RunError: another site is lost.
         """
         others = list(self._transport.counters)
-        key = MessageKey(self._count, "numbers")
+        key = MessageKey(self._count, self._kind)
         self._count += 1
         like = [jax.ShapeDtypeStruct(own.shape, own.dtype, sharding=own.sharding)]
         fetches = {other: self._transport.fetch(other, key, like) for other in others}
@@ -32,3 +35,17 @@ class Exchange:
         parts = {other: fetch.result()[0] for other, fetch in fetches.items()}
         parts[self._transport.site] = own
         return [parts[site] for site in sorted(parts)]
+
+    def of_hosts(self, own: np.ndarray, mesh: Mesh) -> list[np.ndarray]:
+        """Exchange numbers of the hosts: those of each site, in order.
+
+        Args:
+            own: the site's, the same in each of its processes.
+            mesh: the site's devices.
+
+        Raises:
+            RunError: another site is lost.
+        """
+        sharding = NamedSharding(mesh, PartitionSpec())
+        array = jax.make_array_from_callback(own.shape, sharding, lambda place: own[place])
+        return [np.asarray(each.addressable_data(0)) for each in self.of_all_sites(array)]

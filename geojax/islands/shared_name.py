@@ -2,9 +2,8 @@
 
 import secrets
 
-import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from geojax.islands.exchange import Exchange
 
@@ -34,8 +33,6 @@ class SharedName:
         """
         if self._name is None:
             drawn = np.frombuffer(secrets.token_bytes(4 * _WORDS), np.uint32)
-            sharding = NamedSharding(self._mesh, PartitionSpec())
-            own = jax.make_array_from_callback(drawn.shape, sharding, lambda place: drawn[place])
-            first, *_ = self._exchange.of_all_sites(own)
-            self._name = np.asarray(first.addressable_data(0)).tobytes().hex()
+            first, *_ = self._exchange.of_hosts(drawn, self._mesh)
+            self._name = first.tobytes().hex()
         return self._name

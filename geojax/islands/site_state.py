@@ -22,6 +22,8 @@ from geojax.named_arrays import leaf_name, leaves_by_name
 from geojax.optim import LeafLayout, StageAssignment
 from geojax.optim.optimizer import optimizer_layouts
 from geojax.optim.stage_assignment import PADDING_LAYER
+from geojax.step.amax_history import SITE_DIM
+from geojax.step.error_feedback import errors_of_site
 from geojax.step.plan import StepPlan
 from geojax.step.state import TrainState, initial_state, state_layouts
 
@@ -54,7 +56,7 @@ def site_layouts(
 def saved_layouts(
     parts: Sequence[SitePart], optimizer: optax.GradientTransformation, plan: StepPlan
 ) -> TrainState:
-    """Lay out every leaf of a site's state as a place in the whole model's, for checkpoints.
+    """Lay out every leaf of a site in role stage as a place in the whole model's, for checkpoints.
 
     Args:
         parts: of each stage of the site.
@@ -84,6 +86,21 @@ def saved_layouts(
 
         parameters = jax.tree_util.tree_map_with_path(on_stages, parameters)
     return _of_parameters(whole, parameters, of_layers, optimizer)
+
+
+def saved_whole_layouts(layouts: TrainState, plan: StepPlan, site: int) -> TrainState:
+    """Lay out every leaf of a site in role data as a place in one program's, for checkpoints.
+
+    Args:
+        layouts: from `site_layouts`, of the whole model.
+        plan: the step of the site.
+        site: number of the site.
+    """
+    sites, history = plan.islands, layouts.amax_history
+    if not plan.share_amax_across_dc:
+        history = jax.tree.map(lambda leaf: leaf.at_site(SITE_DIM, site, sites), history)
+    errors = errors_of_site(layouts.error_feedback, site, sites)
+    return dataclasses.replace(layouts, amax_history=history, error_feedback=errors)
 
 
 def _of_parameters(

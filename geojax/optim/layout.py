@@ -14,7 +14,7 @@ the stages that hold them (`StageAssignment`) and back.
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +44,13 @@ class DimSharding:
     """Over all of `axes`."""
 
 
+class Place(NamedTuple):
+    """One position in a dimension."""
+
+    dim: int
+    position: int
+
+
 @dataclasses.dataclass(frozen=True)
 class LeafLayout:
     """One leaf: its shape, the model's parts of it, and ZeRO's shards of each part."""
@@ -65,12 +72,18 @@ class LeafLayout:
     leaf that does not count layers gets a leading dim of stages then. `model_shards` and `shard` go
     by the dims of `shape`, without it."""
 
+    place: Place | None = None
+    """The one position in a dim that all devices hold, where other runtimes hold the others."""
+
     @property
     def stage_shape(self) -> tuple[int, ...]:
         """The shape of what one stage holds, whole and without padding but for padding layers."""
-        if self.stages is None or not self.stages.stacked:
-            return self.shape
-        return (self.stages.layers_per_stage, *self.shape[1:])
+        shape = list(self.shape)
+        if self.stages is not None and self.stages.stacked:
+            shape[0] = self.stages.layers_per_stage
+        if self.place is not None:
+            shape[self.place.dim] = 1
+        return tuple(shape)
 
     @property
     def padded_shape(self) -> tuple[int, ...]:
@@ -135,6 +148,8 @@ class LeafLayout:
             block, offset = np.divmod(np.arange(count * part), part)
             index = block * size + offset
             dims.append(np.where((offset < size) & (index < length), index, PADDING))
+        if self.place is not None:
+            dims[self.place.dim] = np.array([self.place.position])
         if self.stages is None:
             return tuple(dims)
         layers = np.array(self.stages.order)
@@ -185,6 +200,11 @@ class LeafLayout:
     def of_layers(self, count: int) -> "LeafLayout":
         """Return the layout of `count` layers of this leaf; with a pipeline, on their stage."""
         return dataclasses.replace(self, shape=(count, *self.shape[1:]), stages=None)
+
+    def at_site(self, dim: int, site: int, sites: int) -> "LeafLayout":
+        """Return the layout as one site's of a leaf that counts `sites` sites along `dim`."""
+        shape = (*self.shape[:dim], sites, *self.shape[dim + 1 :])
+        return dataclasses.replace(self, shape=shape, place=Place(dim, site))
 
     @property
     def dim_shardings(self) -> tuple[DimSharding, ...]:

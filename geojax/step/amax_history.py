@@ -28,6 +28,9 @@ from geojax.precision import AMAX
 from geojax.step.plan import StepPlan
 from geojax.step.stage_layers import stage_assignments
 
+SITE_DIM = 1
+"""The dimension of a history that counts sites."""
+
 _OPERANDS = 3
 
 
@@ -40,7 +43,7 @@ def history_layouts(model: ModelConfig, plan: StepPlan) -> Any:
     if recipe is None or recipe.history == 0:
         return None
     sites = 1 if "dc" in plan.stage_axes or plan.share_amax_across_dc else plan.mesh.shape["dc"]
-    shardings = (DimSharding(1, ("dc",), sites),) if sites > 1 else ()
+    shardings = (DimSharding(SITE_DIM, ("dc",), sites),) if sites > 1 else ()
     stages = None
     if plan.staged_layers is not None:
         assignments = stage_assignments(model, plan.staged_layers, plan.stage_axes)["layers"]

@@ -17,13 +17,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
-from geojax.named_arrays import leaf_name, shape_and_dtype
+from geojax.named_arrays import ERROR_FEEDBACK, leaf_name, shape_and_dtype
 from geojax.optim.layout import DimSharding, LeafLayout
 from geojax.optim.stage_assignment import StageAssignment
 from geojax.step.plan import StepPlan
-
-NAME = "error_feedback"
-"""The name of the field in the training state."""
 
 
 def error_layouts(parameters: Any, plan: StepPlan) -> Any:
@@ -46,6 +43,13 @@ def error_layouts(parameters: Any, plan: StepPlan) -> Any:
     return jax.tree_util.tree_map_with_path(of_leaf, parameters)
 
 
+def errors_of_site(errors: Any, site: int, sites: int) -> Any:
+    """Lay out the errors of a site that is a runtime of its own as one of those of all sites."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, layout: layout.at_site(_site_dim(path), site, sites), errors
+    )
+
+
 def saved_errors(wanted: Any, parameters: Any, saved: Mapping[str, str]) -> Any:
     """Lay out the errors that a checkpoint holds, of its number of sites; None: it holds none.
 
@@ -54,11 +58,11 @@ def saved_errors(wanted: Any, parameters: Any, saved: Mapping[str, str]) -> Any:
         parameters: that of each parameter.
         saved: the type of each array of the checkpoint by name, as "float32[2,16,64]".
     """
-    if not any(name.startswith(f"{NAME}.") for name in saved):
+    if not any(name.startswith(f"{ERROR_FEEDBACK}.") for name in saved):
         return None
 
     def of_leaf(path: Any, parameter: LeafLayout, own: LeafLayout | None) -> LeafLayout:
-        name = f"{NAME}.{leaf_name(path)}"
+        name = f"{ERROR_FEEDBACK}.{leaf_name(path)}"
         shape, dtype = shape_and_dtype(saved.get(name, "float32[]"))
         if own is not None and own.shape == shape:
             return own

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 
 from geojax.models import ModelConfig, Parameters, init_parameters, parameter_shapes
 from geojax.models.parallel.partition import partitions
-from geojax.named_arrays import shape_and_dtype
+from geojax.named_arrays import AMAX_HISTORY, shape_and_dtype
 from geojax.optim import LeafLayout, layout
 from geojax.optim.optimizer import optimizer_layouts
 from geojax.precision import LossScale
@@ -148,7 +148,7 @@ def with_saved_sites(layouts: TrainState, saved: Mapping[str, str]) -> TrainStat
     """
     errors = saved_errors(layouts.error_feedback, layouts.parameters, saved)
     layouts = dataclasses.replace(layouts, error_feedback=errors)
-    name = next((name for name in saved if name.startswith("amax_history.")), None)
+    name = next((name for name in saved if name.startswith(f"{AMAX_HISTORY}.")), None)
     if name is None:
         return layouts
     sites = shape_and_dtype(saved[name])[0][1]

@@ -401,7 +401,7 @@ class RunConfig(Settings):
             "mesh.stage=1 or dc.role=stage": self.mesh.stage == 1 or self.dc.role == "stage",
             "zero.stage of 2 or less": self.zero.stage <= 2,
             "zero.across_sites=false": not self.zero.across_sites,
-            "checkpoint.per_site=true": self.checkpoint.per_site or self.dc.role == "data",
+            "checkpoint.per_site=true": self.checkpoint.per_site,
             "pipeline.memory_limit instead of memory_limit_bytes": (
                 self.pipeline.memory_limit_bytes is None
             ),

@@ -28,6 +28,7 @@ from geojax.islands.site_state import (
     initial_site_state,
     join_stages,
     saved_layouts,
+    saved_whole_layouts,
     site_layouts,
     split_stages,
 )
@@ -137,8 +138,8 @@ class IslandRun:
     stages: SiteWalks
     """The walk of each stage of the site; in role data there is one."""
     optimizer: Any
-    parts: Sequence[TrainState] = ()
-    """The `LeafLayout` of each leaf of each site's part, in role stage; () in role data."""
+    parts: Sequence[TrainState]
+    """The `LeafLayout` of each leaf of each site's part, as checkpoints have it."""
     table_sites: Sequence[int] = ()
     """The sites that hold a tied table; () if one does."""
     evaluation_program: jax.stages.Compiled | None = None
@@ -184,15 +185,18 @@ class IslandRun:
             lists = lists or _data_lists(config, programs)
             ahead = fetched_ahead(lists, stage.site)
             walks.append(Walk(lists[stage.site], ahead, programs, stage))
-        saved, table_sites, evaluation = [], [], None
+        table_sites, evaluation = [], None
         if is_stage:
             of_sites = [parts[first : first + count] for first in range(0, len(parts), count)]
             saved = [saved_layouts(each, optimizer, plan) for each in of_sites]
             if model.tie_word_embeddings:
                 table_sites = [site for site, each in enumerate(saved) if _TABLE in each.parameters]
-        elif validate:
-            traced = trace_evaluation(layouts, model, plan, batch)
-            evaluation = traced.lower().compile(compiler_options=plan.compiler_options)
+        else:
+            sites = range(transport.sites)
+            saved = [saved_whole_layouts(layouts, plan, site) for site in sites]
+            if validate:
+                traced = trace_evaluation(layouts, model, plan, batch)
+                evaluation = traced.lower().compile(compiler_options=plan.compiler_options)
         stages = SiteWalks(walks)
         return cls(config, plan, transport, stages, optimizer, saved, table_sites, evaluation, log)
 
@@ -246,7 +250,7 @@ class IslandRun:
 
     def evaluate(self, state: SiteState, batch: Batch) -> jax.Array:
         """Return [sum of losses, number of targets] of a batch, over all sites."""
-        if self.parts:
+        if not self.holds_all:
             inputs = self._inputs(state, batch)
             sums = self.stages.side_by_side(
                 lambda stage, _: self.validations[stage].sums(state.stages[stage], inputs[stage])
@@ -283,10 +287,9 @@ class IslandRun:
     def save(
         self, checkpointer: Checkpointer, step: int, state: SiteState, metadata: Mapping[str, Any]
     ) -> None:
-        """Save what the site's devices hold.
+        """Save what the site's devices hold; all sites together save what one program would.
 
-        In role data that is the whole model, and rounding errors of the site; in role stage its
-        part, and all sites' folders together are a checkpoint of one program.
+        In role data that is the whole model and the site's rounding errors, in role stage its part.
 
         Raises:
             RunError: the sites do not hold the same weights where they should.
@@ -299,18 +302,22 @@ class IslandRun:
                 "(counted from 0); a device or a link is broken, nothing is saved; check the hosts "
                 "(geojax probe) and go on from the newest checkpoint"
             )
-        if self.parts:
-            checkpointer.run = self.shared_name.get()
+        checkpointer.run = self.shared_name.get()
         checkpointer.save(step, joined, self.saved_layouts, metadata, self.parts)
 
     @property
     def saved_layouts(self) -> TrainState:
         """The `LeafLayout` of each leaf of the site's state in a checkpoint."""
-        return self.parts[self.transport.site] if self.parts else self._programs[0].layouts
+        return self.parts[self.transport.site]
+
+    @property
+    def holds_all(self) -> bool:
+        """True if each site holds the whole model, in role data."""
+        return self._programs[0].part.holds_all
 
     def _differing_sites(self, step: int, state: TrainState) -> list[int]:
         """List the sites whose weights are not those of others that hold them too."""
-        if not self.parts:
+        if self.holds_all:
             return self.agreement.differing_sites(step, state.parameters)
         if len(self.table_sites) < 2:
             return []
@@ -319,21 +326,15 @@ class IslandRun:
     def restore(
         self, checkpointer: Checkpointer, model: Mapping[str, Any]
     ) -> tuple[SiteState, dict[str, Any]]:
-        """Restore the newest checkpoint of this site, or of one program on any number of sites.
+        """Restore the newest checkpoint that all sites have, of islands or of one program.
 
         Raises:
-            UserError: as in `Trainer.restore`; or the sites' checkpoints are of different steps.
+            UserError: as in `Trainer.restore`; or the sites have no step in common.
+            RunError: another site is lost.
         """
         saved, metadata = checkpointer.restore(
             self.saved_layouts, model=model, adapt=with_saved_sites, parts=self.parts
         )
-        steps = [int(step) for step in self.exchange.of_all_sites(saved.step)]
-        if len(set(steps)) > 1:
-            listed = ", ".join(map(str, steps))
-            raise UserError(
-                f"the newest checkpoints of the sites are of the steps {listed}; remove those "
-                f"after step {min(steps)} at the other sites"
-            )
         own = with_own_sites(saved, self.saved_layouts, self.plan)
         layouts, meshes = zip(
             *((each.layouts, each.plan.mesh) for each in self._programs), strict=True
@@ -347,7 +348,7 @@ class IslandRun:
 
     @functools.cached_property
     def shared_name(self) -> SharedName:
-        """The name of the run in the checkpoints of all sites, in role stage."""
+        """The name of the run in the checkpoints of all sites."""
         return SharedName(self.exchange, self.plan.mesh)
 
     @functools.cached_property
@@ -355,7 +356,7 @@ class IslandRun:
         """The check that sites hold the same weights: all, or a tied table."""
         layouts = self.saved_layouts.parameters
         sites: Sequence[int] = range(self.transport.sites)
-        if self.parts:
+        if not self.holds_all:
             layouts, sites = _table(layouts), self.table_sites
         return Agreement(self.exchange, self.plan.mesh, layouts, sites)
 
@@ -366,7 +367,7 @@ class IslandRun:
 
     def unsampled_reason(self) -> str | None:
         """Say why the whole model cannot be gathered on one device; None: it can be."""
-        if self.parts:
+        if not self.holds_all:
             return "each site holds only some of the layers"
         return unsampled_reason(self.config.model, self.saved_layouts, self.plan)
 
@@ -390,7 +391,7 @@ class IslandRun:
         parameters = quantity(parameter_count(self.config.model))
         state_bytes = quantity(max(bytes_per_device(each.layouts) for each in self._programs), "B")
         held = f"in {len(self._programs[0].part.chunks)} buckets"
-        if self.parts:
+        if not self.holds_all:
             layers = sum(each.part.layers for each in self._programs)
             whole = self.config.model.num_hidden_layers
             held = f"for {layers} of {whole} layers, schedule {self.config.pipeline.schedule}"
@@ -405,7 +406,7 @@ class IslandRun:
     def _unknown_times(self) -> list[str]:
         """Return the line that says why the schedule is made without times; none if it is not."""
         try:
-            if self.parts:
+            if not self.holds_all:
                 stage_costs(self.config)
         except UserError as unknown:
             return [f"pipeline over dc: nothing is known of its times: {unknown}"]

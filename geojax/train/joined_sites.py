@@ -2,13 +2,17 @@
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
+from jax.sharding import Mesh
 
 import geojax
+from geojax.checkpoint.common_save import HeldSave, SavesOfSites
 from geojax.errors import UserError
+from geojax.islands.exchange import Exchange
 from geojax.runtime.island_env import IslandSettings
 from geojax.step.plan import StepPlan
 from geojax.step.state import parameter_layouts
@@ -28,6 +32,7 @@ _OF_A_SITE: Any = {
 """Keys of the config that each site may have for itself: its paths, and how it is watched."""
 
 _HASH_LETTERS = 12
+_MOST_SAVES = 256
 _STEPS_IN_FLIGHT = 2
 _SCALARS_BYTES = 1 << 20
 _RESIDUAL_ITEMSIZE = 4
@@ -91,6 +96,33 @@ def joined_sites(
         transport.drain()
     finally:
         transport.close()
+
+
+def saves_of_sites(transport: Transport, mesh: Mesh) -> SavesOfSites:
+    """Return the exchange by which the sites learn which checkpoints each of them can restore.
+
+    Args:
+        transport: joins the sites.
+        mesh: this site's devices.
+    """
+    exchange = Exchange(transport, "saves")
+
+    def exchanged(own: Sequence[HeldSave]) -> dict[str, list[HeldSave]]:
+        rows = np.zeros((_MOST_SAVES, 1 + len(HeldSave._fields)), np.uint32)
+        for row, save in zip(rows, own[:_MOST_SAVES], strict=False):
+            row[:] = (True, *save)
+        return {
+            name: [
+                HeldSave(int(step), int(run), bool(has_all))
+                for is_one, step, run, has_all in of_site
+                if is_one
+            ]
+            for name, of_site in zip(
+                transport.site_names, exchange.of_hosts(rows, mesh), strict=True
+            )
+        }
+
+    return exchanged
 
 
 def shared_settings(config: RunConfig, contents: Mapping[str, str]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from geojax.train.island_run import (
     make_site_mesh,
     sequences_of_site,
 )
-from geojax.train.joined_sites import joined_sites, require_sites
+from geojax.train.joined_sites import joined_sites, require_sites, saves_of_sites
 from geojax.train.metrics import MetricsWriter
 from geojax.train.preflight import require_memory
 from geojax.train.report import Progress, draw_loss_curve, summary_table
@@ -52,6 +52,7 @@ from geojax.train.resume import (
 from geojax.train.sample import sample_texts
 from geojax.train.trainer import TrainerFacts
 from geojax.train.training_loop import TrainingLoop
+from geojax.transport import Transport
 
 
 def train(
@@ -105,8 +106,14 @@ def train(
         directory = stack.enter_context(_run_directory(config, island))
         if first:
             directory.lock()
+        transport = None
+        if island is not None:
+            silence = complete(processes, os.environ).heartbeat_timeout_seconds
+            transport = stack.enter_context(
+                joined_sites(config, plan, island, silence, corpus.contents)
+            )
         checkpointer = stack.enter_context(
-            _open_checkpoints(config, directory, mesh, topology, console, island)
+            _open_checkpoints(config, directory, mesh, topology, console, transport)
         )
         newest = checkpointer.newest()
         refuse_earlier_version(directory.checkpoints, newest)
@@ -115,15 +122,11 @@ def train(
         compilations = stack.enter_context(CompilationCounter(counted, programs))
         validate = bool(loader.validation_names)
         trainer: CompiledRun | IslandRun
-        if island is None:
+        if transport is None:
             with console.status("compiling the step"):
                 trainer = CompiledRun.build(config, plan, console.print, validate=validate)
             trainer.check_fp8_products()
         else:
-            silence = complete(processes, os.environ).heartbeat_timeout_seconds
-            transport = stack.enter_context(
-                joined_sites(config, plan, island, silence, corpus.contents)
-            )
             trainer = IslandRun.build(config, plan, transport, console.print, validate=validate)
         # A process that compiles reaches the first collective long after one with a warm cache, and
         # the collective times out after half a minute.
@@ -181,15 +184,14 @@ def _has_islands(config: RunConfig) -> bool:
 
 
 def _run_directory(config: RunConfig, island: IslandSettings | None) -> RunDirectory:
-    """Make the run's directory, or an island's, which shares a checkpoint with others as a stage.
+    """Make the run's directory, or an island's, whose checkpoints are parts of the run's.
 
     Raises:
         UserError: it cannot be made.
     """
     if island is None:
         return RunDirectory(config.run_directory)
-    together = config.run_directory / "checkpoints" if config.dc.role == "stage" else None
-    return RunDirectory(config.run_directory / island.site, together)
+    return RunDirectory(config.run_directory / island.site, config.run_directory / "checkpoints")
 
 
 def _open_loader(config: RunConfig, corpus: Corpus, sequences: Sequence[int]) -> Loader:
@@ -210,14 +212,14 @@ def _open_checkpoints(
     mesh: Mesh,
     topology: Topology | None,
     console: rich.console.Console,
-    island: IslandSettings | None,
+    transport: Transport | None,
 ) -> Checkpointer:
-    sites: Sequence[str] | None = None
-    own: str | None = None
-    if island is None and config.checkpoint.per_site:
+    sites, own, held = None, None, None
+    if transport is not None:
+        sites, own = transport.site_names, transport.site_names[transport.site]
+        held = saves_of_sites(transport, mesh)
+    elif config.checkpoint.per_site:
         sites = site_names(mesh, topology)
-    elif island is not None and config.dc.role == "stage":
-        sites, own = island.sites, island.site
     links = topology.links if topology is not None else ()
     bandwidths = [link.towards(site).bytes_per_second for link in links for site in link.sites]
     return Checkpointer(
@@ -225,6 +227,7 @@ def _open_checkpoints(
         mesh,
         sites=sites,
         island=own,
+        saves_of_sites=held,
         keep=config.checkpoint.keep,
         interval=config.checkpoint.interval,
         interval_minutes=config.checkpoint.interval_minutes,

@@ -26,6 +26,7 @@ from geojax.train.island_run import (
     make_site_mesh,
     sequences_of_site,
 )
+from geojax.train.joined_sites import saves_of_sites
 from geojax.transport import loopback
 
 SITES, ROWS = 2, 16
@@ -90,11 +91,13 @@ class Islands:
         own = config("islands", role)
         self.role, self.runs = role, []
         for transport in loopback(SITES):
+            transport.site_names = NAMES
             count = own.mesh.devices // SITES
             devices = jax.devices()[count * transport.site :][:count]
             plan = island_plan(own, make_site_mesh(own, devices))
             self.runs.append(IslandRun.build(own, plan, transport, validate=True))
         self.states = [run.initial_state() for run in self.runs]
+        self.held = [saves_of_sites(run.transport, run.plan.mesh) for run in self.runs]
 
     def all(self, function, *arguments):
         with concurrent.futures.ThreadPoolExecutor(SITES) as threads:
@@ -109,27 +112,34 @@ class Islands:
         self.states = [state for state, _ in made]
         return [jax.device_get(metrics) for _, metrics in made]
 
-    def checkpoints(self, run, folder):
-        """In role stage the sites share the folder of one checkpoint."""
-        if self.role == "data":
-            return Checkpointer(folder, run.plan.mesh)
-        own = NAMES[run.transport.site]
-        return Checkpointer(folder, run.plan.mesh, sites=NAMES, island=own)
+    def checkpoints(self, run, folder, report=print):
+        site = run.transport.site
+        return Checkpointer(
+            folder,
+            run.plan.mesh,
+            sites=NAMES,
+            island=NAMES[site],
+            saves_of_sites=self.held[site],
+            report=report,
+        )
 
     def save(self, folder, metadata):
-        def save(run, state, site):
-            own = folder / str(site) if self.role == "data" else folder
-            with self.checkpoints(run, own) as checkpoints:
+        def save(run, state):
+            with self.checkpoints(run, folder) as checkpoints:
                 run.save(checkpoints, int(state.step), state, metadata)
 
-        self.all(save, range(SITES))
+        self.all(save)
 
     def restore(self, folders, model):
-        def restore(run, state, folder):
-            with self.checkpoints(run, folder) as checkpoints:
+        """Restore at all sites; what each of them reports."""
+        told = [[] for _ in folders]
+
+        def restore(run, state, folder, told):
+            with self.checkpoints(run, folder, told.append) as checkpoints:
                 return run.restore(checkpoints, model)[0]
 
-        self.states = self.all(restore, folders)
+        self.states = self.all(restore, folders, told)
+        return told
 
     def evaluate(self, batch):
         return self.all(lambda run, state, own: run.evaluate(state, own), self.shares(batch))
@@ -192,7 +202,7 @@ def test_facts_count_the_messages_of_a_step(trained):
 
 
 def test_traffic_of_a_step_names_sites_bytes_and_the_causes_of_waits(trained):
-    for run, peer in zip(trained[2].runs, "10", strict=True):
+    for run, peer in zip(trained[2].runs, NAMES[::-1], strict=True):
         (site, traffic), *others = run.link_traffic().items()
         assert (site, others) == (peer, [])
         assert traffic.sent_bytes == traffic.received_bytes == run.facts.cross_site.bytes
@@ -223,7 +233,7 @@ def test_checkpoints_go_from_islands_to_one_program_and_back(trained, batches, t
     run = one_program()
     model = config("islands").model.model_dump(mode="json")
     islands.save(tmp_path, {"model": model})
-    with Checkpointer(tmp_path / "0", run.plan.mesh) as checkpoints:
+    with Checkpointer(tmp_path, run.plan.mesh, sites=NAMES) as checkpoints:
         resumed, metadata = run.restore(checkpoints, model)
     assert metadata["step"] == 2
     close(whole(run, resumed), whole(run, state))
@@ -237,10 +247,8 @@ def test_checkpoints_go_from_islands_to_one_program_and_back(trained, batches, t
         close(whole_site(each, own), whole(run, continued))
 
 
-def test_sites_with_other_weights_or_other_steps_end_the_run(trained, tmp_path):
+def test_sites_with_other_weights_save_nothing(trained, tmp_path):
     *_, islands, _ = trained
-    model = {"model": config("islands").model.model_dump(mode="json")}
-    islands.save(tmp_path, model)
     own = [state.stages[0] for state in islands.states]
     moved = jax.tree.map(jnp.copy, own[1])
     scale = moved.parameters["final_norm"]["scale"]
@@ -249,15 +257,67 @@ def test_sites_with_other_weights_or_other_steps_end_the_run(trained, tmp_path):
         SiteState((dataclasses.replace(each, step=each.step + 1),)) for each in (own[0], moved)
     ]
     with pytest.raises(RunError, match="step 3: the weights of site 1 are not those of site 0"):
-        islands.save(tmp_path / "other", model)
-    assert not list((tmp_path / "other").rglob("3"))
-    later = dataclasses.replace(own[1], step=own[1].step + 1)
-    mesh = islands.runs[1].plan.mesh
-    with Checkpointer(tmp_path / "later", mesh) as checkpoints:
-        checkpoints.save(3, later, islands.runs[1].saved_layouts, model)
+        islands.save(tmp_path, {})
+    assert not list(tmp_path.rglob("3"))
     islands.states = [SiteState((each,)) for each in own]
-    with pytest.raises(UserError, match="are of the steps 2, 3; remove those after step 2"):
-        islands.restore([tmp_path / "0", tmp_path / "later"], model["model"])
+
+
+@pytest.fixture
+def two_disks(trained, tmp_path):
+    """Folders of the checkpoints of steps 2 and 3 of each site, which sees its own alone."""
+    *_, islands, _ = trained
+    own, model = islands.states, config("islands").model.model_dump(mode="json")
+    islands.save(tmp_path / "both", {"model": model})
+    islands.states = [
+        SiteState((dataclasses.replace(each.stages[0], step=each.step + 1),)) for each in own
+    ]
+    islands.save(tmp_path / "both", {"model": model})
+    folders = [tmp_path / f"disk of {name}" for name in NAMES]
+    for folder, name in zip(folders, NAMES, strict=True):
+        shutil.copytree(tmp_path / "both" / name, folder / name)
+    yield folders, model
+    islands.states = own
+
+
+def test_sites_restore_the_newest_step_that_all_have(trained, two_disks):
+    *_, islands, _ = trained
+    (east, west), model = two_disks
+    shutil.rmtree(west / "west" / "3")
+    told = islands.restore([east, west], model)
+    assert [int(state.step) for state in islands.states] == [2, 2]
+    for folder, (line,) in zip((east, west), told, strict=True):
+        assert line == (
+            f"{folder}: step 3 is not whole (site west lacks it); restoring step 2 instead"
+        )
+
+
+def test_sites_restore_another_step_where_one_finds_its_part_damaged(trained, two_disks):
+    *_, islands, _ = trained
+    (east, west), model = two_disks
+    damaged = next(path for path in (east / "east" / "3").rglob("d/*"))
+    damaged.write_bytes(damaged.read_bytes()[::-1])
+    of_east, of_west = islands.restore([east, west], model)
+    assert [int(state.step) for state in islands.states] == [2, 2]
+    assert "has been changed" in of_east[0]
+    assert "step 3 is not whole (site east lacks it); restoring step 2 instead" in of_west[0]
+
+
+def test_a_site_without_checkpoints_learns_what_to_copy(trained, two_disks):
+    *_, islands, _ = trained
+    (east, west), model = two_disks
+    shutil.rmtree(west / "west")
+    with pytest.raises(UserError) as told:
+        islands.restore([east, west], model)
+    assert str(told.value) == (
+        f"{east}: site west lacks step 3, which site east has, and the sites have no other in "
+        "common; copy checkpoints/east/3 of site east to the same place at site west, or remove "
+        "the checkpoints of all sites to start anew"
+    )
+    shutil.copytree(east / "east" / "3", west / "east" / "3")
+    islands.restore([east, west], model)
+    assert [int(state.step) for state in islands.states] == [3, 3]
+    first, second = (whole_site(*each) for each in zip(islands.runs, islands.states, strict=True))
+    jax.tree.map(np.testing.assert_array_equal, first, second)
 
 
 @pytest.fixture(scope="module")
@@ -309,9 +369,6 @@ def test_a_stage_that_lacks_layers_says_so(stages, tmp_path):
     model = islands.runs[0].config.model.model_dump(mode="json")
     islands.save(tmp_path, {"model": model})
     shutil.copytree(tmp_path / "east", tmp_path / "alone" / "east")
-    west = islands.runs[1]
-    with (
-        islands.checkpoints(west, tmp_path / "alone") as checkpoints,
-        pytest.raises(UserError, match="site west does not see all of it"),
-    ):
-        west.restore(checkpoints, model)
+    told = "site west lacks step 2, .* put checkpoints/west/2 back at site west, or remove"
+    with pytest.raises(UserError, match=told):
+        islands.restore([tmp_path, tmp_path / "alone"], model)
