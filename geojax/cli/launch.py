@@ -105,14 +105,11 @@ def _workers(command: LaunchCommand, options: _Options, launched: Sequence[str])
                 f"--hosts {command.hosts} says which sites there are, with a process on each host: "
                 "leave --sites, --processes-per-site and --wan out"
             )
-        if command.islands:
-            raise UserError(
-                "--islands starts sites on this machine; on several hosts start each site by "
-                "itself, with the GEOJAX_ISLANDS variables (see docs/running.md)"
-            )
         hosts = Hosts.load(command.hosts)
         line = _command_line(launched, hosts.python or sys.executable, here=False)
-        return hosts.workers(line, simulated_devices=devices, grace_seconds=grace)
+        return hosts.workers(
+            line, simulated_devices=devices, grace_seconds=grace, islands=command.islands
+        )
     wan = EmulatedWan.load(command.wan_name) if command.wan else None
     workers = local_workers(
         _sites(command.sites, wan),

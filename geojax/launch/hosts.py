@@ -9,10 +9,13 @@
 
 Each host runs one process with all of its accelerators, and needs a key that ssh accepts without
 asking. The launcher's GEOJAX_, JAX_, XLA_ and NCCL_ variables, PYTHONPATH and LD_LIBRARY_PATH are
-passed on.
+passed on. As islands every site is a job of its own, with as many hosts as each other; the
+coordinator is then where the processes of all sites meet, and the key of the run goes through the
+connection, not onto a command line.
 """
 
 import os
+import secrets
 import shlex
 import socket
 import subprocess
@@ -27,6 +30,7 @@ from geojax.errors import UserError
 from geojax.launch import reaper
 from geojax.launch.workers import Worker, worker_env
 from geojax.runtime.cluster_env import FIRST_PORT
+from geojax.runtime.island_env import ISLANDS_PORT, KEY_VARIABLE, island_env
 from geojax.runtime.rendezvous.sockets import is_loopback
 from geojax.settings import Settings, load_yaml, validate
 
@@ -73,35 +77,79 @@ class Hosts(Settings):
         return validate(cls, load_yaml(path), str(path))
 
     def workers(
-        self, command: Sequence[str], *, simulated_devices: int | None, grace_seconds: float
+        self,
+        command: Sequence[str],
+        *,
+        simulated_devices: int | None,
+        grace_seconds: float,
+        islands: bool = False,
     ) -> list[Worker]:
-        """Make the workers of the run, one a host; `local_workers` explains the arguments.
+        """Make the workers of the run, one a host.
+
+        Args:
+            command: see `local_workers`, as for the next two.
+            simulated_devices: see there.
+            grace_seconds: see there.
+            islands: make each site a job of its own.
 
         Raises:
-            UserError: a host has no address, or the coordinator's leads other hosts to themselves.
+            UserError: a host has no address, the coordinator's leads other hosts to themselves, or
+                islands have different numbers of hosts.
         """
         hosts = [(site.name, host) for site in self.sites for host in site.hosts]
         for _, host in hosts:
             _require_address(host)
-        coordinator = self._checked_coordinator([host for _, host in hosts])
+        places = (self._places_in_jobs if islands else self._places_in_one_job)(simulated_devices)
+        key = secrets.token_hex(16) if islands else None
         passed_on = {
-            name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)
+            name: value
+            for name, value in os.environ.items()
+            if name.startswith(_PASSED_ON) and name != KEY_VARIABLE
         }
         # The directory is this process's, where a symbolic link in $PWD reads better to others.
         directory = self.directory or Path(os.environ.get("PWD") or Path.cwd())
         source = Path(reaper.__file__).read_text(encoding="utf-8")
         workers = []
-        for process, (site, host) in enumerate(hosts):
-            env = worker_env(process, len(hosts), coordinator, site, simulated_devices)
+        for process, ((site, host), env) in enumerate(zip(hosts, places, strict=True)):
             variables = [f"{name}={value}" for name, value in sorted((passed_on | env).items())]
             reaped = [self.python or sys.executable, "-I", "-c", source, f"{grace_seconds:g}"]
             line = shlex.join(["exec", "env", *variables, *reaped, *command])
             remote = f"cd {shlex.quote(str(directory))} && {line}"
-            workers.append(Worker(process, site, (*_SSH, host, remote), {}, host))
+            if islands:
+                script = f"IFS= read -r {KEY_VARIABLE} && export {KEY_VARIABLE} && {remote}"
+                remote = shlex.join(["exec", "sh", "-c", script])
+            workers.append(Worker(process, site, (*_SSH, host, remote), {}, host, key))
         return workers
 
-    def _checked_coordinator(self, hosts: list[str]) -> str:
-        coordinator = self.coordinator or f"{_connected_to(hosts[0])[0]}:{FIRST_PORT}"
+    def _places_in_one_job(self, simulated_devices: int | None) -> list[dict[str, str]]:
+        """Return the variables of each process, by which it finds its place."""
+        hosts = [(site.name, host) for site in self.sites for host in site.hosts]
+        coordinator = self._checked_coordinator([host for _, host in hosts], FIRST_PORT)
+        return [
+            worker_env(process, len(hosts), coordinator, site, simulated_devices)
+            for process, (site, _) in enumerate(hosts)
+        ]
+
+    def _places_in_jobs(self, simulated_devices: int | None) -> list[dict[str, str]]:
+        """Return the variables of each process, where each site is a job of its own."""
+        if len({len(site.hosts) for site in self.sites}) > 1:
+            counts = ", ".join(f"{site.name} {len(site.hosts)}" for site in self.sites)
+            raise UserError(f"--islands: the sites need equally many hosts; they have {counts}")
+        hosts = [host for site in self.sites for host in site.hosts]
+        first = self._checked_coordinator(hosts, ISLANDS_PORT)
+        together = island_env(tuple(site.name for site in self.sites), first, None, None)
+        places = []
+        for site in self.sites:
+            coordinator = f"{_connected_to(site.hosts[0])[0]}:{FIRST_PORT}"
+            for process in range(len(site.hosts)):
+                own = worker_env(
+                    process, len(site.hosts), coordinator, site.name, simulated_devices
+                )
+                places.append(own | together)
+        return places
+
+    def _checked_coordinator(self, hosts: list[str], port: int) -> str:
+        coordinator = self.coordinator or f"{_connected_to(hosts[0])[0]}:{port}"
         name = coordinator.rpartition(":")[0].strip("[]")
         if len(set(hosts)) == 1:
             return coordinator

@@ -123,11 +123,16 @@ class _Running:
         self.code: int | None = None
         self.ended_at = 0.0
         self.told_to_end = False
+        if worker.secret is not None:
+            self._write(worker.secret)
 
     def send(self, number: int) -> None:
+        self._write(str(number))
+
+    def _write(self, line: str) -> None:
         with contextlib.suppress(OSError):
             assert self.reaper.stdin is not None, "the reaper must have a pipe as its input"
-            os.write(self.reaper.stdin.fileno(), b"%d\n" % number)
+            os.write(self.reaper.stdin.fileno(), f"{line}\n".encode())
 
 
 class _Run:

@@ -34,6 +34,8 @@ class Worker:
     """Variables that are set in addition to those of the launcher."""
     host: str | None = None
     """Host where the process runs; None for this one."""
+    secret: str | None = None
+    """First line of the command's standard input, before those for its reaper."""
 
     @property
     def label(self) -> str:

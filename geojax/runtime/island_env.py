@@ -17,6 +17,7 @@ from collections.abc import Mapping
 import pydantic
 
 from geojax.errors import UserError
+from geojax.runtime.cluster_env import FIRST_PORT
 from geojax.runtime.cluster_env import VARIABLES as PROCESS_VARIABLES
 from geojax.settings import Settings, validate
 
@@ -55,6 +56,11 @@ VARIABLES = {
 }
 """Environment variable of each setting."""
 
+KEY_VARIABLE = VARIABLES["key"]
+
+ISLANDS_PORT = FIRST_PORT - 1
+"""Port where the processes of all sites meet unless another is given; a site's own job has its."""
+
 
 def island_settings(environment: Mapping[str, str], site: str | None = None) -> IslandSettings:
     """Read the settings from `environment`; `site` comes before its variable.
@@ -75,8 +81,11 @@ def island_settings(environment: Mapping[str, str], site: str | None = None) -> 
 
 
 def island_env(
-    sites: tuple[str, ...], coordinator: str, key: str, address: str | None
+    sites: tuple[str, ...], coordinator: str, key: str | None, address: str | None
 ) -> dict[str, str]:
-    """Return the variables that tell a worker about all sites; `site` has its own."""
+    """Return the variables that tell a worker about all sites; `site` has its own.
+
+    A `key` of None is told in another way.
+    """
     found = {"sites": ",".join(sites), "coordinator": coordinator, "key": key, "address": address}
     return {VARIABLES[name]: value for name, value in found.items() if value is not None}

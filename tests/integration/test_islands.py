@@ -39,8 +39,11 @@ SETTINGS = {
 }
 
 
-def start_sites(config, *arguments):
-    """One job for each site, of unrelated processes that share a key and an address."""
+def start_sites(config, *arguments, runs=None):
+    """One job for each site, of unrelated processes that share a key and an address.
+
+    `runs` are the run directories of sites without a common file system.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -51,7 +54,11 @@ def start_sites(config, *arguments):
         "GEOJAX_ISLANDS_ADDRESS": "127.0.0.1",
         "GEOJAX_HEARTBEAT_TIMEOUT": "20",
     }
-    return [start(config, *arguments, GEOJAX_SITE=site, **common) for site in SITES]
+    folders = [["--run_directory", str(run)] for run in runs or []] or [[]] * len(SITES)
+    return [
+        start(config, *arguments, *folder, GEOJAX_SITE=site, **common)
+        for site, folder in zip(SITES, folders, strict=True)
+    ]
 
 
 def launch(config, run, *options):
@@ -113,21 +120,22 @@ def test_each_site_shows_its_link_and_draws_a_step(trained):
         assert {"Reduce 0", "Add 0", "Add scalars", "Apply"} <= {each["name"] for each in events}
 
 
-def test_jobs_go_on_from_their_checkpoints_with_the_same_bits(trained, tmp_path):
+def test_jobs_go_on_from_their_newest_common_checkpoint_with_the_same_bits(trained, tmp_path):
     config, run = trained
-    again = tmp_path / "again"
-    shutil.copytree(run, again)
-    assert saved_steps(again) == [3, 6]
-    # The sites go on from the newest step that both have.
-    shutil.rmtree(again / "checkpoints" / "west" / "6")
-    made = launch(config, again, "--devices-per-process", "2")
-    assert made.returncode == 0, made.stdout + made.stderr
-    assert "step 6 is not whole (site west lacks it); restoring step 3 instead" in " ".join(
-        made.stdout.split()
-    )
-    assert "resuming from step 3" in made.stdout
-    for site in SITES:
-        assert losses(again / site) == losses(run / site)
+    assert saved_steps(run) == [3, 6]
+    disks = [tmp_path / site for site in SITES]
+    for disk, site in zip(disks, SITES, strict=True):
+        for own in (site, f"checkpoints/{site}"):
+            shutil.copytree(run / own, disk / own)
+    remove_checkpoint(disks[1], 6)
+    sites = start_sites(config, runs=disks)
+    for process, output, disk, site in zip(sites, finish(*sites), disks, SITES, strict=True):
+        assert process.returncode == 0, output
+        assert (
+            f"{disk}/checkpoints: step 6 is not whole (site west lacks it); restoring step 3 "
+            "instead\n"
+        ) in output
+        assert losses(disk / site) == losses(run / site)
 
 
 def test_sites_of_two_processes_train_alike(trained, tmp_path):

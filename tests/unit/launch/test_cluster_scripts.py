@@ -11,8 +11,10 @@ from pydantic import ValidationError
 from support.jobset import JobSet
 
 from geojax.runtime.cluster_env import ProcessSettings, complete
+from geojax.runtime.island_env import ISLANDS_PORT, island_settings
 
 LAUNCH = Path(__file__).resolve().parents[3] / "launch"
+KEY = "0123456789abcdef" * 2
 
 # What SLURM's own do for a step of one component, on this machine.
 SRUN = """#!/usr/bin/env bash
@@ -42,7 +44,7 @@ def submit(tmp_path):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(stat.S_IRWXU)
 
-    def submit(**variables):
+    def submit(script="slurm.sbatch", **variables):
         environment = {
             "PATH": f"{tmp_path}:{os.environ['PATH']}",
             "LOG": str(tmp_path / "log"),
@@ -55,7 +57,7 @@ def submit(tmp_path):
             "FAILING": "",
         }
         ended = subprocess.run(
-            ["bash", LAUNCH / "slurm.sbatch", "run.yaml", "--steps", "7"],
+            ["bash", LAUNCH / script, "run.yaml", "--steps", "7"],
             env=environment | variables,
             capture_output=True,
             text=True,
@@ -99,8 +101,90 @@ def test_a_slurm_job_with_other_components_than_sites(submit):
     assert "the job has 2 component(s), but SITES names 3: east west north" in ended.stderr
 
 
-def test_the_batch_script_is_one_of_bash():
-    subprocess.run(["bash", "-n", LAUNCH / "slurm.sbatch"], check=True)
+@pytest.fixture
+def submit_island(submit, tmp_path):
+    """Runs the batch script of one site, with a job of its own."""
+    (tmp_path / "key").write_text(KEY + "\n")
+
+    def submit_island(site, **variables):
+        job = {"SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "east[7-8]"}
+        own = {"SITE": site, "KEY_FILE": str(tmp_path / "key"), **job}
+        return submit("slurm-island.sbatch", **own | variables)
+
+    return submit_island
+
+
+def test_every_task_of_two_slurm_jobs_learns_its_place_among_islands(submit_island):
+    ended, _ = submit_island("east")
+    assert ended.stdout == (
+        "the other sites need COORDINATOR=east7:61439, with the address by which they reach it\n"
+    )
+    ended, log = submit_island("west", COORDINATOR="10.1.0.7:61439", SLURM_JOB_ID="4343")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    told = [
+        dict(word.split("=", 1) for word in line.split(";")[1:] if word)
+        for line in log
+        if line.startswith("train")
+    ]
+    places = [(island_settings(each), complete(ProcessSettings(), each)) for each in told]
+    places.sort(key=lambda both: (both[0].site, both[1].process_id))
+    assert [island.site for island, _ in places] == ["east"] * 2 + ["west"] * 2
+    assert [place.process_id for _, place in places] == [0, 1, 0, 1]
+    assert {place.process_count for _, place in places} == {2}
+    assert {(island.sites, island.key) for island, _ in places} == {(("east", "west"), KEY)}
+    assert [island.coordinator for island, _ in places[1:3]] == ["east7:61439", "10.1.0.7:61439"]
+
+
+def test_an_island_under_slurm_starts_again_what_failed_but_not_after_bad_input(submit_island):
+    for code, runs in (("1", 3), ("2", 4)):
+        ended, log = submit_island("east", FAILING="east", CODE=code, RESTARTS="2")
+        assert ended.returncode == int(code)
+        assert sum(line.startswith("srun") for line in log) == runs
+
+
+@pytest.mark.parametrize(
+    ("site", "variables", "told"),
+    [
+        ("north", {}, "SITE 'north' is none of SITES: east west"),
+        ("", {}, "SITE '' is none of SITES"),
+        ("east", {"KEY_FILE": "/nowhere"}, "KEY_FILE '/nowhere' is no file with the key"),
+        ("west", {}, "COORDINATOR must say where east is reached: 10.1.0.7:61439"),
+    ],
+)
+def test_an_island_under_slurm_says_what_is_missing(submit_island, site, variables, told):
+    ended, log = submit_island(site, **variables)
+    assert (ended.returncode, log) == (2, [])
+    assert told in ended.stderr
+
+
+@pytest.mark.parametrize("script", ["slurm.sbatch", "slurm-island.sbatch"])
+def test_a_batch_script_is_one_of_bash(script):
+    subprocess.run(["bash", "-n", LAUNCH / script], check=True)
+
+
+def test_every_pod_of_an_island_learns_its_place():
+    jobset = yaml.safe_load((LAUNCH / "kubernetes-island.yaml").read_text())
+    JobSet.model_validate(jobset)
+    name, network = jobset["metadata"]["name"], jobset["spec"]["network"]
+    assert network["publishNotReadyAddresses"], "pods find the first one before it is ready"
+    (replicated,) = jobset["spec"]["replicatedJobs"]
+    job = replicated["template"]["spec"]
+    (container,) = job["template"]["spec"]["containers"]
+    secret = {"secretKeyRef": {"name": "geojax-key", "key": "key"}}
+    variables = {
+        each["name"]: each.get("value", KEY if each.get("valueFrom") == secret else None)
+        for each in container["env"]
+    }
+    first = f"{name}-{replicated['name']}-0-0.{name}"
+    island = island_settings(variables)
+    assert (island.site, island.sites, island.key) == ("east", ("east", "west"), KEY)
+    assert island.coordinator == f"{first}:{ISLANDS_PORT}"
+    for index in range(job["completions"]):
+        scheduled = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": str(index)}
+        host = f"{name}-{replicated['name']}-0-{index}.{name}"
+        place = complete(ProcessSettings(), variables | scheduled, host_name=lambda host=host: host)
+        assert (place.process_id, place.process_count) == (index, job["completions"])
+        assert place.coordinator == f"{first}:61440"
 
 
 def test_the_jobset_has_the_fields_of_a_jobset_and_no_others():
@@ -154,8 +238,9 @@ def test_every_pod_of_the_jobset_learns_its_place():
     assert {place.coordinator for place in places} == {f"{hosts[0]}:61440"}
 
 
-def test_the_jobset_restarts_but_not_after_bad_input():
-    spec = yaml.safe_load((LAUNCH / "kubernetes.yaml").read_text())["spec"]
+@pytest.mark.parametrize("jobset", ["kubernetes.yaml", "kubernetes-island.yaml"])
+def test_a_jobset_restarts_but_not_after_bad_input(jobset):
+    spec = yaml.safe_load((LAUNCH / jobset).read_text())["spec"]
     (rule,) = spec["failurePolicy"]["rules"]
     assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
     for replicated in spec["replicatedJobs"]:

@@ -1,5 +1,7 @@
 """Who is started where, and that each learns its place from what it is told."""
 
+import io
+import json
 import os
 import shlex
 import stat
@@ -10,7 +12,7 @@ import pytest
 
 from geojax.cli.launch import LaunchCommand, _sites, run
 from geojax.errors import UserError
-from geojax.launch import Hosts, as_islands, local_workers
+from geojax.launch import Hosts, Output, as_islands, local_workers, supervise
 from geojax.runtime.cluster_env import ProcessSettings, complete
 from geojax.runtime.island_env import island_settings
 from geojax.wan import EmulatedSite, EmulatedWan, WanSettings
@@ -140,8 +142,8 @@ def hosts_file(path, text):
     return Hosts.load(path)
 
 
-def ssh_members(hosts, *command):
-    return hosts.workers(command, simulated_devices=None, grace_seconds=3)
+def ssh_members(hosts, *command, islands=False):
+    return hosts.workers(command, simulated_devices=None, grace_seconds=3, islands=islands)
 
 
 HOSTS = """
@@ -189,6 +191,48 @@ def test_the_line_runs_in_a_shell_as_it_was_meant(tmp_path):
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(worker.command, text=True, **pipes) as process:
         assert process.stdout.read() == f"""it's {tmp_path} ["a 'b' $HOME"]\n"""
+
+
+TOLD = "import json, os; print(json.dumps(dict(os.environ)))"
+
+
+@pytest.mark.usefixtures("ssh")
+def test_sites_over_ssh_are_jobs_of_their_own_with_a_key_that_no_command_line_shows(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("GEOJAX_ISLANDS_KEY", "of another run, and longer than 16")
+    hosts = Hosts.model_validate(
+        {
+            "sites": [
+                {"name": "east", "hosts": ["e1", "e2"]},
+                {"name": "west", "hosts": ["w1", "w2"]},
+            ],
+            "directory": str(tmp_path),
+        }
+    )
+    started = ssh_members(hosts, sys.executable, "-c", TOLD, islands=True)
+    shown = io.StringIO()
+    outcome = supervise(started, Output(started, shown, sys.stderr), grace_seconds=3)
+    assert outcome.exit_code == 0
+    lines = (line.split("|", 1) for line in shown.getvalue().splitlines())
+    told = {mark.strip(): json.loads(text) for mark, text in lines}
+    assert sorted(told) == ["east/0", "east/1", "west/2", "west/3"]
+    places = {label: complete(ProcessSettings(), each) for label, each in told.items()}
+    assert [places[label].process_id for label in sorted(told)] == [0, 1, 0, 1]
+    assert {place.process_count for place in places.values()} == {2}
+    joined = {label: island_settings(each) for label, each in told.items()}
+    assert [joined[label].site for label in sorted(told)] == ["east", "east", "west", "west"]
+    (together,) = {(each.sites, each.coordinator, each.key) for each in joined.values()}
+    sites, coordinator, key = together
+    assert (sites, coordinator, len(key)) == (("east", "west"), "10.1.0.1:61439", 32)
+    assert not any(key in " ".join(worker.command) for worker in started)
+
+
+@pytest.mark.usefixtures("ssh")
+def test_sites_over_ssh_with_different_numbers_of_hosts_are_no_islands(tmp_path):
+    hosts = hosts_file(tmp_path / "h.yaml", HOSTS)
+    with pytest.raises(UserError, match="equally many hosts; they have east 2, west 1"):
+        ssh_members(hosts, "train", islands=True)
 
 
 @pytest.mark.parametrize(
