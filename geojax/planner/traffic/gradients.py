@@ -117,7 +117,7 @@ def gradient_messages(model: ModelConfig, layouts: Any, plan: StepPlan) -> Gradi
 
 def _early_messages(layouts: Any, plan: StepPlan, table: TickTable) -> GradientMessages:
     ready = early_parts(layouts, table)
-    ends = [*list(ready.values())[1:], table.ticks - 1]
+    ends = [*ready.values(), table.ticks - 1][1:]  # none where no part is early
     *parts, (rest, leaves) = _pipeline_parts(layouts, plan)
     early = tuple(
         EarlyMessage(sum(_messages(of_part, part, scattered=False)), end - tick)
