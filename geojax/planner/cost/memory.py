@@ -58,12 +58,13 @@ class LayoutMemory:
     @property
     def bytes(self) -> float:
         """Sum of all uses."""
-        return sum(dataclasses.astuple(self))
+        own = self.state + self.weights + self.gradients
+        return own + self.activations + self.workspace + self.communication
 
     @property
     def largest(self) -> str:
         """Name of the largest use."""
-        uses: Mapping[str, float] = dataclasses.asdict(self)
+        uses: Mapping[str, float] = vars(self)
         return max(uses, key=lambda use: uses[use])
 
 
@@ -86,7 +87,7 @@ def layout_memory(
     """
     dtypes = policy(layout.precision)
     compute, reduce = dtypes.compute_dtype.itemsize, dtypes.reduce_dtype.itemsize
-    held = _held_parameters(model, layout, sequence_length)
+    held = held_parameters(model, layout, sequence_length)
     pipeline = layout.pipeline_stages > 1
 
     zero = layout.zero_stage
@@ -208,21 +209,28 @@ def kept_bytes(model: ModelConfig, layout: Layout, sequence_length: int) -> floa
 
 
 @dataclasses.dataclass(frozen=True)
-class _Held:
-    """Parameters that one rank of `tensor` and `expert` computes with."""
+class HeldParameters:
+    """Parameters that one rank of `tensor` and `expert` computes with, on the fullest stage."""
 
     layers: int
+    """Layers, padding ones included."""
     layer: float
+    """Parameters of one layer."""
     expert_layers: float
+    """Parameters of all experts of these layers."""
     tables: float
+    """Parameters of the embedding, which every stage holds."""
     head: float
+    """Parameters of the head; 0 where it is the embedding's."""
 
     @property
     def all(self) -> float:
+        """All parameters together."""
         return self.layers * self.layer + self.tables + self.head
 
 
-def _held_parameters(model: ModelConfig, layout: Layout, sequence_length: int) -> _Held:
+def held_parameters(model: ModelConfig, layout: Layout, sequence_length: int) -> HeldParameters:
+    """Count the parameters that a rank computes with."""
     sizes = _sizes(model)
     tensor = layout.tensor
     shared_kv = max(1, min(tensor, model.num_key_value_heads))
@@ -235,7 +243,9 @@ def _held_parameters(model: ModelConfig, layout: Layout, sequence_length: int) -
         given = layout.layers or _balanced(model, sequence_length, chunks, layout.remat)
         layers = layout.virtual_stages * max(given)
     tied = model.tie_word_embeddings
-    return _Held(layers, layer, layers * experts, table + sizes.positions, 0 if tied else table)
+    return HeldParameters(
+        layers, layer, layers * experts, table + sizes.positions, 0 if tied else table
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Search for the layout in which a model trains fastest on a topology."""

@@ -1,0 +1,104 @@
+"""The question that a search answers: a model, a topology, a batch, and what may be chosen."""
+
+import dataclasses
+import math
+import os
+
+from geojax.accelerators import Accelerator
+from geojax.collectives import WireName
+from geojax.errors import UserError
+from geojax.mesh import DcRole, Join
+from geojax.models import ModelConfig
+from geojax.precision import PrecisionName, policy
+from geojax.runtime.device_memory import usable_memory
+from geojax.topology import Site, Topology
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanRequest:
+    """A model to be trained on all accelerators of a topology, and the choices that are open."""
+
+    model: ModelConfig
+    topology: Topology
+    """Sites that are alike, and the links between them."""
+    global_batch_size: int
+    """Sequences of a step."""
+    sequence_length: int
+    """Tokens of a sequence."""
+    roles: tuple[DcRole, ...] = ("data", "stage")
+    """Roles of the sites to choose from."""
+    joins: tuple[Join, ...] = ("one_program",)
+    """Ways to join the sites to choose from."""
+    precisions: tuple[PrecisionName, ...] = ("bf16",)
+    """Precisions to choose from, all of which the user takes for good enough."""
+    compressions: tuple[WireName, ...] = ("none",)
+    """Formats of gradients on the link to choose from, with the same proviso."""
+    moments: int = 2
+    """Moments that the optimizer keeps of each parameter."""
+    memory_bytes: float | None = None
+    """Memory of an accelerator that a step may fill; None: the usable part of the topology's."""
+
+    def __post_init__(self) -> None:
+        require_alike(self.topology)
+        for name in self.precisions:
+            policy(name)  # refuses a precision that there is not
+        if self.sequence_length > self.model.max_position_embeddings:
+            raise UserError(
+                f"sequence_length {self.sequence_length} is longer than the model's "
+                f"max_position_embeddings {self.model.max_position_embeddings}; "
+                f"{self.model.max_position_embeddings} would do"
+            )
+        for first, second in zip(self.topology.sites, self.topology.sites[1:], strict=False):
+            self.topology.link(first.name, second.name)  # refuses a link that is not described
+
+    @property
+    def site(self) -> Site:
+        """Any of the sites, which are alike."""
+        return self.topology.sites[0]
+
+    @property
+    def sites(self) -> int:
+        """Number of sites."""
+        return len(self.topology.sites)
+
+    @property
+    def accelerator(self) -> Accelerator:
+        """Accelerator of all sites."""
+        return self.site.accelerator
+
+    @property
+    def usable_bytes(self) -> float:
+        """Memory of an accelerator that a step may fill; infinite where it is not known."""
+        if self.memory_bytes is not None:
+            return self.memory_bytes
+        usable = usable_memory(self.accelerator, os.environ)
+        return math.inf if usable is None else usable.bytes
+
+
+def require_alike(topology: Topology) -> None:
+    """Refuse sites that differ in number or kind of accelerators.
+
+    Raises:
+        UserError: they do; with the largest topology of equal sites that is in it.
+    """
+    first = topology.sites[0]
+    same_kind = all(
+        (site.accelerators_per_host, site.accelerator)
+        == (first.accelerators_per_host, first.accelerator)
+        for site in topology.sites
+    )
+    fewest = min(site.hosts for site in topology.sites)
+    if same_kind and all(site.hosts == fewest for site in topology.sites):
+        return
+    shown = " and ".join(
+        f"'{site.name}' {site.accelerators} {site.accelerator.name}" for site in topology.sites
+    )
+    if same_kind:
+        would = f"{fewest} hosts in each site (hosts: {fewest})"
+    else:
+        largest = max(topology.sites, key=lambda site: site.accelerators)
+        would = f"sites of one kind of host, such as '{largest.name}' alone,"
+    raise UserError(
+        f"topology '{topology.name}': the sites differ ({shown}), and a plan needs sites that are "
+        f"alike; {would} would work"
+    )

@@ -1,0 +1,157 @@
+"""The search: every layout is bounded, those with the lowest bounds are timed, the fastest varied.
+
+    shapes       meshes x microbatches x schedules that divide (`space`)
+    fitting      the least ZeRO stage and remat that fit, in closed form (`fit`)
+    bounds       seconds that no step of a layout is below (`bounds`)
+    timed        in the order of their bounds, until the next bound is above the times that are kept
+    varied       compression, precision and sharding over sites of the fastest
+
+A time takes milliseconds without a pipeline and up to seconds with one, whose schedule is made and
+simulated, so that `MOST_SIMULATED` ends the search where the bounds do not.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import heapq
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from geojax.errors import UserError
+from geojax.planner.cost.calibration import Calibration
+from geojax.planner.cost.layout import Layout
+from geojax.planner.cost.memory import LayoutMemory
+from geojax.planner.cost.prediction import Prediction
+from geojax.planner.search.bounds import Bounds
+from geojax.planner.search.fit import fitting, memory_of
+from geojax.planner.search.request import PlanRequest
+from geojax.planner.search.space import shapes
+
+Timer = Callable[[Layout], Prediction]
+"""Predicts the step of a layout."""
+
+MOST_SIMULATED = 2**16
+"""Most (microbatch, chunk) pairs of all the pipelines that are timed, about ten seconds of them."""
+
+VARIED = 4
+"""Fastest layouts whose remaining choices are varied."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A layout that fits, timed."""
+
+    layout: Layout
+    memory: LayoutMemory
+    prediction: Prediction
+
+    @property
+    def seconds(self) -> float:
+        """Predicted time of a step."""
+        return self.prediction.step_seconds
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchResult:
+    """The layouts that were found, and what became of the others."""
+
+    best: tuple[Candidate, ...]
+    """Fastest layout of each way to train (role, join, mesh, schedule), fastest first."""
+    refused: Counter[str]
+    """Layouts that cannot be, by the constraint that refuses them."""
+    fitting: int
+    """Layouts that fit."""
+    timed: int
+    """Layouts that were timed."""
+    next_bound: float | None
+    """Lowest bound of those that were not; None: all were timed."""
+
+
+def search(
+    request: PlanRequest, timer: Timer, calibration: Calibration, *, keep: int = 8
+) -> SearchResult:
+    """Find the fastest layouts that fit.
+
+    Args:
+        request: what is asked for.
+        timer: predicts the step of a layout.
+        calibration: what accelerators and networks reach of their published rates.
+        keep: ways to train whose fastest layout is returned.
+
+    Raises:
+        UserError: a peak is not known.
+    """
+    refused: Counter[str] = Counter()
+    bounds = Bounds(request, calibration)
+    bounded = [
+        (bounds.seconds(each.layout), each)
+        for shape in shapes(request, refused)
+        for each in fitting(request, shape, refused)
+    ]
+    bounded.sort(key=lambda pair: pair[0])
+    table = _Fastest(keep)
+    simulated = 0
+    remaining = collections.deque(bounded)
+    while remaining and remaining[0][0] < table.slowest and simulated < MOST_SIMULATED:
+        _, (layout, memory) = remaining.popleft()
+        if layout.pipeline_stages > 1:
+            simulated += layout.microbatches * layout.pipeline_stages * layout.virtual_stages
+        with contextlib.suppress(UserError):  # a schedule that cannot be made within its limit
+            table.add(Candidate(layout, memory, timer(layout)))
+    timed = len(bounded) - len(remaining)
+    for candidate in table.best[:VARIED]:
+        for layout in _variations(request, candidate.layout):
+            memory = memory_of(request, layout)
+            if memory.bytes <= request.usable_bytes:
+                timed += 1
+                table.add(Candidate(layout, memory, timer(layout)))
+    next_bound = remaining[0][0] if remaining else None
+    return SearchResult(table.best, refused, len(bounded), timed, next_bound)
+
+
+class _Fastest:
+    """The fastest layout of each way to train."""
+
+    def __init__(self, keep: int):
+        self._keep = keep
+        self._by_way: dict[object, Candidate] = {}
+
+    def add(self, candidate: Candidate) -> None:
+        """Take a layout if it is the fastest of its way."""
+        layout = candidate.layout
+        schedule = layout.schedule if layout.pipeline_stages > 1 else None
+        sizes = tuple(layout.mesh_sizes.values())
+        way = layout.dc_role, layout.join, sizes, schedule
+        if way not in self._by_way or candidate.seconds < self._by_way[way].seconds:
+            self._by_way[way] = candidate
+
+    @property
+    def best(self) -> tuple[Candidate, ...]:
+        """Return as many as are kept, fastest first."""
+        return tuple(
+            heapq.nsmallest(self._keep, self._by_way.values(), key=lambda each: each.seconds)
+        )
+
+    @property
+    def slowest(self) -> float:
+        """Return the time that a layout has to be below to be kept."""
+        best = self.best
+        return best[-1].seconds if len(best) == self._keep else math.inf
+
+
+def _variations(request: PlanRequest, layout: Layout) -> Iterator[Layout]:
+    """Yield a layout with other compressions, precisions and sharding over sites."""
+    sums = layout.dc > 1 and layout.dc_role == "data"
+    for precision in request.precisions:
+        for compression in request.compressions if sums else ("none",):
+            varied = dataclasses.replace(
+                layout, precision=precision, gradient_compression=compression
+            )
+            if varied != layout:
+                yield varied
+    if sums and layout.join == "one_program" and "none" in request.compressions:
+        for precision in request.precisions:
+            yield dataclasses.replace(
+                layout, precision=precision, gradient_compression="none", shard_across_sites=True
+            )

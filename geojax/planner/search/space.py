@@ -1,0 +1,164 @@
+"""Enumeration of the layouts that use every accelerator of a topology, before memory is counted.
+
+A mesh must divide the accelerators of a site, heads and widths of the model, its layers, and the
+global batch. A group of `tensor` stays inside a host: its collectives are in every layer, and
+between hosts they take longer than the products between them. Each layout that cannot be is
+counted by the constraint that refuses it.
+"""
+
+import contextlib
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from geojax.errors import UserError
+from geojax.mesh import DcRole, Join
+from geojax.models.parallel.limits import check_parallelism
+from geojax.models.parallel.parallelism import Parallelism
+from geojax.pipeline.registry import schedule_entry
+from geojax.planner.cost.layout import Layout
+from geojax.planner.search.request import PlanRequest
+
+MOST_SCHEDULED = 2**14
+"""Most (microbatch, chunk) pairs of a schedule that a search looks at; longer tables take seconds
+each to make."""
+
+MICROBATCH_SIZES = (1, 2, 4, 8)
+"""Sequences of a microbatch that are tried: more only hold more."""
+
+MOST_CONTEXT = 16
+"""Most ranks of `context` that are tried."""
+
+LONG_SEQUENCE = 8192
+"""Tokens of a sequence up to which `context` is not tried: a device has room for one."""
+
+SCHEDULES = ("branch_free", "1f1b", "zero_bubble_h1", "interleaved", "zbv")
+"""Schedules that are tried where there are pipeline stages."""
+
+
+class Order(NamedTuple):
+    """One way to run a pipeline."""
+
+    schedule: str
+    virtual_stages: int = 1
+    memory_limit: int | None = None
+
+
+def divisors(number: int) -> list[int]:
+    """Return the divisors of a number, in ascending order."""
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def shapes(request: PlanRequest, refused: Counter[str]) -> Iterator[Layout]:
+    """Yield every mesh with its microbatches and schedules, without remat and with ZeRO stage 1.
+
+    Args:
+        request: what is asked for.
+        refused: counts the meshes that cannot be, by the constraint that refuses them.
+    """
+    for mesh in meshes(request, refused):
+        ranks = mesh.data_ranks
+        if request.global_batch_size % ranks:
+            refused["batch"] += 1
+            continue
+        sequences = request.global_batch_size // ranks
+        for size in MICROBATCH_SIZES:
+            if sequences % size:
+                continue
+            sized = dataclasses.replace(mesh, microbatch_size=size, microbatches=sequences // size)
+            for order in orders(sized, request.model.num_hidden_layers):
+                yield dataclasses.replace(sized, **order._asdict())
+
+
+def meshes(request: PlanRequest, refused: Counter[str]) -> Iterator[Layout]:
+    """Yield every mesh on the accelerators of the request that the model can be sharded over.
+
+    Args:
+        request: what is asked for.
+        refused: counts the meshes that cannot be, by the constraint that refuses them.
+    """
+    model, site = request.model, request.site
+    for tensor in divisors(site.accelerators_per_host):
+        for context in _context_sizes(request):
+            for expert in divisors(model.num_experts) if model.is_moe else [1]:
+                shared = tensor * context * expert
+                if site.accelerators % shared:
+                    refused["accelerators of a site"] += 1
+                    continue
+                sequence = _shards_sequence(request, tensor, context, expert)
+                if sequence is None:
+                    refused["sizes of the model"] += 1
+                    continue
+                for stages in divisors(site.accelerators // shared):
+                    for role, join in _ways_to_join(request):
+                        total = stages * (request.sites if role == "stage" else 1)
+                        if total > model.num_hidden_layers:
+                            refused["layers"] += 1
+                            continue
+                        if join == "islands" and stages > 1:
+                            continue  # a site of its own has no stages inside
+                        yield Layout(
+                            dc=request.sites,
+                            join=join,
+                            dc_role=role,
+                            pipeline_stages=total,
+                            data=site.accelerators // (shared * stages),
+                            expert=expert,
+                            context=context,
+                            tensor=tensor,
+                            sequence_parallel=sequence,
+                            precision=request.precisions[0],
+                            gradient_compression=request.compressions[0]
+                            if role == "data"
+                            else "none",
+                        )
+
+
+def orders(layout: Layout, layers: int) -> list[Order]:
+    """List the ways to run the pipeline of a mesh with its microbatches.
+
+    Args:
+        layout: the mesh and its microbatches.
+        layers: layers of the model.
+    """
+    stages, microbatches = layout.pipeline_stages, layout.microbatches
+    if stages == 1:
+        return [Order("branch_free")]
+    if layout.join == "islands":  # event by event: no ticks, no need to be free of branches
+        return [Order("1f1b"), Order("geopipe")]
+    ring = max(layout.stages_per_site)
+    found = []
+    for name in SCHEDULES:
+        fixed = schedule_entry(name).virtual_stages
+        for virtual in [fixed] if fixed else divisors(layers):
+            chunks = stages * virtual
+            if chunks > layers or chunks * microbatches > MOST_SCHEDULED:
+                continue
+            if name == "interleaved" and (virtual == 1 or microbatches < ring):
+                continue
+            # In ticks of both kinds 1f1b is branch_free; with a limit it holds half as much.
+            found.append(Order(name, virtual, stages if name == "1f1b" else None))
+    return found
+
+
+def _ways_to_join(request: PlanRequest) -> list[tuple[DcRole, Join]]:
+    if request.sites == 1:
+        return [("data", "one_program")]
+    return [(role, join) for role in request.roles for join in request.joins]
+
+
+def _context_sizes(request: PlanRequest) -> list[int]:
+    if request.sequence_length <= LONG_SEQUENCE:
+        return [1]
+    return [n for n in divisors(request.site.accelerators) if n <= MOST_CONTEXT]
+
+
+def _shards_sequence(request: PlanRequest, tensor: int, context: int, expert: int) -> bool | None:
+    """Return if ranks of `tensor` shard the sequence as well; None: the model cannot be sharded."""
+    for sequence in (True, False) if tensor > 1 else (False,):
+        parallelism = Parallelism(tensor=tensor, sequence=sequence, context=context, expert=expert)
+        with contextlib.suppress(UserError):
+            check_parallelism(request.model, parallelism, request.sequence_length)
+            return sequence
+    return None

@@ -1,0 +1,182 @@
+"""The search over layouts: what it times, prunes, refuses and advises."""
+
+import dataclasses
+import itertools
+from collections import Counter
+
+import pytest
+
+from geojax.errors import UserError
+from geojax.models import ModelConfig
+from geojax.planner.cost.calibration import Calibration
+from geojax.planner.cost.layout import Layout
+from geojax.planner.cost.predict import predict
+from geojax.planner.search.advice import fits, why_none
+from geojax.planner.search.bounds import Bounds
+from geojax.planner.search.fit import fitting, memory_of
+from geojax.planner.search.request import PlanRequest
+from geojax.planner.search.search import search
+from geojax.planner.search.sensitivity import Sweep, gains, sweeps, with_links
+from geojax.planner.search.space import meshes, shapes
+from geojax.topology import Topology
+
+CALIBRATION = Calibration()
+MODEL = ModelConfig.load("llama3-8b").replace(num_hidden_layers=8)
+
+
+def request_of(**changes):
+    given = {
+        "model": MODEL,
+        "topology": Topology.load("two-h100-sites-2x8"),
+        "global_batch_size": 32,
+        "sequence_length": 2048,
+    }
+    return PlanRequest(**given | changes)
+
+
+def timer_of(request):
+    def timer(layout, topology=request.topology):
+        return predict(
+            request.model,
+            layout,
+            topology,
+            sequence_length=request.sequence_length,
+            calibration=CALIBRATION,
+        )
+
+    return timer
+
+
+def test_it_finds_what_trying_everything_finds():
+    request = request_of()
+    timer = timer_of(request)
+    bounds = Bounds(request, CALIBRATION)
+    seconds = {}
+    for shape in shapes(request, Counter()):
+        for layout, memory in fitting(request, shape, Counter()):
+            seconds[layout] = timer(layout).step_seconds
+            assert bounds.seconds(layout) <= 1.001 * seconds[layout], layout
+            assert memory.bytes <= request.usable_bytes
+    found = search(request, timer, CALIBRATION, keep=3)
+    assert found.fitting == len(seconds)
+    assert found.best[0].seconds == pytest.approx(min(seconds.values()))
+    assert found.timed < 0.8 * len(seconds), "bounds must prune"
+    assert found.next_bound > found.best[-1].seconds
+    ordered = [each.seconds for each in found.best]
+    assert ordered == sorted(ordered)
+
+
+def test_every_layout_uses_all_accelerators_and_the_whole_batch():
+    request = request_of(model=ModelConfig.load("mixtral-8x7b"), sequence_length=16384)
+    refused = Counter()
+    found = list(itertools.islice(shapes(request, refused), 0, None, 7))
+    assert {layout.devices for layout in found} == {16}
+    assert {layout.global_batch_size for layout in found} == {32}
+    assert {layout.dc_role for layout in found} == {"data", "stage"}
+    assert max(layout.tensor for layout in found) == 8, "no more than a host has"
+    assert {layout.expert for layout in found} == {1, 2, 4, 8}
+    assert {layout.context for layout in found} >= {1, 8}
+    assert refused["batch"] == 0
+
+
+def test_compression_and_sharding_over_sites_are_varied_if_they_may_be():
+    slow = with_links(request_of().topology, bandwidth=0.1)
+    request = request_of(topology=slow, roles=("data",), compressions=("none", "bf16", "int8"))
+    found = search(request, timer_of(request), CALIBRATION, keep=2)
+    assert found.best[0].layout.gradient_compression == "int8"
+    plain = request_of(topology=slow, roles=("data",))
+    kept = search(plain, timer_of(plain), CALIBRATION, keep=2)
+    assert kept.best[0].layout.gradient_compression == "none"
+    assert kept.best[0].seconds > found.best[0].seconds
+
+
+def test_islands_have_no_stages_inside_and_the_least_zero():
+    request = request_of(joins=("islands",))
+    found = list(meshes(request, Counter()))
+    assert {mesh.join for mesh in found} == {"islands"}
+    assert {mesh.pipeline_stages for mesh in found if mesh.dc_role == "stage"} == {2}
+    assert {mesh.pipeline_stages for mesh in found if mesh.dc_role == "data"} == {1}
+    sharded = {
+        each.layout.zero_stage
+        for shape in shapes(request, Counter())
+        for each in fitting(request, shape, Counter())
+    }
+    assert sharded <= {1, 2}
+
+
+def test_it_names_what_leaves_no_layout_and_what_would():
+    assert fits(request_of(model=ModelConfig.load("llama3-8b")))
+    large = request_of(model=ModelConfig.load("llama3-70b"), sequence_length=8192)
+    line = why_none(large)
+    assert "the least that one needs on a device is" in line
+    assert "most of it state" in line
+    assert line.endswith("h100-nvl or 2 hosts in each site would work")
+    site = large.topology.sites[0].model_copy(update={"hosts": 2})
+    doubled = tuple(site.model_copy(update={"name": name}) for name in ("east", "west"))
+    more = large.topology.model_copy(update={"sites": doubled})
+    assert fits(dataclasses.replace(large, topology=more))
+    odd = request_of(topology=Topology.load("two-h100-sites"), global_batch_size=1000)
+    line = why_none(odd)
+    assert "1000 does not divide over the data-parallel ranks of any mesh of 3072" in line
+    nearest = int(line.rsplit("; ", 1)[1].removesuffix(" would"))
+    assert fits(dataclasses.replace(odd, global_batch_size=nearest))
+
+
+def test_sites_that_differ_are_refused_in_one_line():
+    topology = Topology.load("two-h100-sites-2x8")
+    east, west = topology.sites
+    fewer = topology.model_copy(update={"sites": (east.model_copy(update={"hosts": 3}), west)})
+    with pytest.raises(UserError, match=r"'east' 24 h100-sxm and 'west' 8 .* 1 hosts in each"):
+        request_of(topology=fewer)
+    other = west.model_copy(update={"accelerators_per_host": 4})
+    with pytest.raises(UserError, match=r"sites of one kind of host, such as 'east' alone"):
+        request_of(topology=topology.model_copy(update={"sites": (east, other)}))
+
+
+def test_a_request_needs_links_and_a_sequence_that_the_model_can_read():
+    with pytest.raises(UserError, match="says nothing of the link"):
+        request_of(topology=request_of().topology.model_copy(update={"links": ()}))
+    with pytest.raises(UserError, match="131072 would do"):
+        request_of(model=ModelConfig.load("llama3-70b"), sequence_length=2**18)
+
+
+LAYOUT = Layout(dc=2, data=8, zero_stage=2, microbatches=2, remat="full")
+
+
+def test_a_derivative_says_what_limits():
+    request = request_of()
+    helps = gains(LAYOUT, request.topology, timer_of(request))
+    assert helps[0].seconds == max(gain.seconds for gain in helps)
+    assert {gain.resource for gain in helps} >= {"compute", "link bandwidth", "link latency"}
+    assert 0 < sum(gain.share for gain in helps) < 1.1
+    narrow = with_links(request.topology, bandwidth=0.01)
+    assert gains(LAYOUT, narrow, timer_of(request))[0].resource == "link bandwidth"
+    far = with_links(request.topology, round_trip=1000)
+    assert gains(LAYOUT, far, timer_of(request))[0].resource == "link latency"
+
+
+def test_a_sweep_finds_where_roles_cross():
+    request = request_of()
+    stage = Layout(
+        dc=2,
+        dc_role="stage",
+        pipeline_stages=2,
+        data=8,
+        microbatches=4,
+        remat="full",
+        schedule="branch_free",
+    )
+    roles = {"data": [LAYOUT], "stage": [stage]}
+    bandwidth, round_trip = sweeps(roles, request.topology, timer_of(request))
+    assert bandwidth.now == 12.5e9
+    assert round_trip.now == 0.021
+    for own in (*bandwidth.seconds.values(),):
+        assert all(a >= b - 1e-9 for a, b in itertools.pairwise(own)), "more bandwidth is no worse"
+    crossing = Sweep("bandwidth", 1.0, (1.0, 4.0), {"data": (2.0, 1.0), "stage": (1.0, 2.0)})
+    assert crossing.crossings == (pytest.approx(2.0),)
+
+
+def test_memory_is_that_of_the_closed_form():
+    request = request_of()
+    assert memory_of(request, LAYOUT).bytes < request.usable_bytes
+    assert not list(fitting(request_of(memory_bytes=1e9), LAYOUT, Counter()))
