@@ -9,6 +9,7 @@ is in that unit. A string has a number and a unit, with or without a space:
                         200mbit                   (as tc writes them: kbit, mbit, gbit)
     FLOP per second     989TFLOP/s                (FLOP/s, kFLOP/s ... PFLOP/s)
     share               0.1%   0.001
+    tokens              9T     1.5B               (k, M, B, T)
 
 k, M, G, T and P are powers of 1000, Ki, Mi, Gi and Ti of 1024.
 
@@ -107,6 +108,20 @@ Share = Annotated[
     Field(ge=0, lt=1),
 ]
 """A part of a whole, from zero to less than one."""
+
+Tokens = Annotated[
+    float,
+    BeforeValidator(
+        _reader(
+            "tokens",
+            {"k": Fraction(10**3), "M": Fraction(10**6)}
+            | {"B": Fraction(10**9), "T": Fraction(10**12)},
+            "9T, 1.5B",
+        )
+    ),
+    Field(gt=0, le=1e18),
+]
+"""A number of tokens, to 10^18."""
 
 
 def quantity(value: float, unit: str = "") -> str:

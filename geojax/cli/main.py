@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_args
 import tyro
 
 import geojax
-from geojax.cli import compile, data, launch, memory, probe, settings, simulate, train, wan
+from geojax.cli import compile, data, launch, memory, plan, probe, settings, simulate, train, wan
 from geojax.errors import RunError, UserError
 from geojax.exit_codes import FAILURE, INTERRUPTED, USAGE
 from geojax.runtime.environment import check_environment
@@ -22,6 +22,7 @@ from geojax.suggestions import did_you_mean
 Subcommand = (
     Annotated[train.TrainCommand, tyro.conf.subcommand("train")]
     | Annotated[memory.MemoryCommand, tyro.conf.subcommand("memory")]
+    | Annotated[plan.PlanCommand, tyro.conf.subcommand("plan")]
     | Annotated[compile.CompileCommand, tyro.conf.subcommand("compile")]
     | Annotated[simulate.SimulateCommand, tyro.conf.subcommand("simulate")]
     | Annotated[settings.SettingsCommand, tyro.conf.subcommand("settings")]
@@ -84,6 +85,8 @@ def _run(arguments: list[str]) -> int:
     command, unknown = _parse(_config_first(arguments))
     if isinstance(command, train.TrainCommand):
         return train.run(command, unknown)
+    if isinstance(command, plan.PlanCommand):
+        return plan.run(command, unknown)
     if isinstance(command, memory.MemoryCommand):
         return memory.run(command, unknown)
     if isinstance(command, compile.CompileCommand):

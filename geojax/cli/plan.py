@@ -1,0 +1,304 @@
+"""`geojax plan`: the layout in which a model trains fastest on a topology, and why."""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import pydantic
+import tyro
+import yaml
+from rich.console import Console
+
+from geojax.cli import plan_tables
+from geojax.errors import UserError
+from geojax.quantities import Count, Length, Tokens, quantity
+from geojax.settings import Settings, validate
+
+if TYPE_CHECKING:
+    from geojax.planner.cost.layout import Layout
+    from geojax.planner.cost.prediction import Prediction
+    from geojax.planner.search.request import PlanRequest
+    from geojax.planner.search.search import Candidate, SearchResult
+    from geojax.planner.search.sensitivity import LayoutTimer
+    from geojax.topology import Topology
+    from geojax.train.config import RunConfig
+
+_DEFAULT_STEPS = 1000
+_PER_ROLE = 3
+
+
+class Options(Settings):
+    """The numbers of the command, checked."""
+
+    global_batch: Count | None
+    sequence_length: Length | None
+    tokens: Tokens | None
+    rows: Annotated[int, pydantic.Field(ge=1, le=100)]
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanCommand:
+    """Find the layout in which a model trains fastest on a topology: in seconds, without a device.
+
+    Either for CONFIG, whose model, topology, batch and precision are kept (any setting can be
+    changed: `--batch.global_batch_size 1024`), or for MODEL (a preset or a YAML file) with
+    --topology, --global-batch and --sequence-length. Times are predicted, not measured.
+    """
+
+    config: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="CONFIG|MODEL")]
+    """The YAML file of a run; or the name or YAML file of a model."""
+
+    topology: str | None = None
+    """With MODEL: preset's name or YAML file of the sites."""
+
+    global_batch: int | None = None
+    """With MODEL: sequences of a step."""
+
+    sequence_length: int | None = None
+    """With MODEL: tokens of a sequence."""
+
+    roles: tuple[Literal["data", "stage"], ...] = ("data", "stage")
+    """Roles of the sites to choose from."""
+
+    joins: tuple[Literal["one_program", "islands"], ...] = ("one_program",)
+    """Ways to join the sites to choose from."""
+
+    precisions: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ()
+    """Precisions to choose from; default: the config's, or bf16."""
+
+    compressions: tuple[Literal["none", "bf16", "int8"], ...] = ()
+    """Gradient compressions to choose from; default: the config's, or none."""
+
+    tokens: Annotated[str | None, tyro.conf.arg(metavar="9T")] = None
+    """Token budget, for the days that it takes."""
+
+    rows: int = 8
+    """Layouts of the table."""
+
+    explain: Annotated[str | None, tyro.conf.arg(metavar="ROW|CONFIG")] = None
+    """Print the terms of a layout: of a row of the table, or of the run in a YAML file."""
+
+    output: Annotated[Path | None, tyro.conf.arg(metavar="FILE.yaml")] = None
+    """File for the best layout, as a config that `geojax train` runs."""
+
+    pictures: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
+    """Folder for roles.png, the step time of each role over bandwidth and round trip, and step.png,
+    one step of the best layout."""
+
+
+def run(command: PlanCommand, overrides: Sequence[str]) -> int:
+    """Print the plan, write what is asked for, and return the exit code 0."""
+    # Imported here, so that `geojax --help` need not wait for JAX.
+    import jax
+
+    from geojax.planner.cost.calibration import Calibration
+    from geojax.planner.search.advice import why_none
+    from geojax.planner.search.search import search
+    from geojax.planner.search.sensitivity import gains
+
+    jax.config.update("jax_platforms", "cpu")  # no accelerator is touched
+    console = Console(highlight=False, soft_wrap=True, markup=False)
+    options = _options(command)
+    config, request = _request(command, overrides)
+    timer = _timer(request)
+    started = time.monotonic()
+    with console.status("searching layouts"):
+        found = search(
+            request,
+            lambda layout: timer(layout, request.topology),
+            Calibration(),
+            keep=options.rows,
+        )
+    if not found.best:
+        raise UserError(why_none(request))
+    best = found.best[0]
+    console.print(plan_tables.heading(request))
+    console.print(plan_tables.searched(found, time.monotonic() - started))
+    console.print(plan_tables.layouts_table(request, found.best))
+    console.print(plan_tables.figures_table(request, found.best))
+    if len(found.best) > 1:
+        console.print(plan_tables.why(best, found.best[1]))
+    with console.status("taking derivatives"):
+        helps = gains(best.layout, request.topology, timer)
+    console.print(plan_tables.limits(best, helps))
+    console.print(plan_tables.pace(request, best, options.tokens))
+    if command.explain is not None:
+        layout = _layout_to_explain(command.explain, found.best)
+        console.print(plan_tables.terms(layout, timer(layout, request.topology)))
+    console.print(f"not modelled: {'; '.join(best.prediction.not_modelled)}")
+    if command.output is not None:
+        _write(command, config, request, best)
+        console.print(f"{command.output}: the best layout, for geojax train {command.output}")
+    if command.pictures is not None:
+        with console.status("drawing"):
+            written = _draw(command.pictures, request, found, timer)
+        console.print(f"{command.pictures}: {', '.join(written)}")
+    return 0
+
+
+def _options(command: PlanCommand) -> Options:
+    given = vars(command)
+    return validate(Options, {name: given[name] for name in Options.model_fields}, "geojax plan")
+
+
+def _request(
+    command: PlanCommand, overrides: Sequence[str]
+) -> "tuple[RunConfig | None, PlanRequest]":
+    """Return the question, and the config that it comes from if it comes from one."""
+    from geojax.models import ModelConfig
+    from geojax.planner.search.request import PlanRequest
+    from geojax.topology import Topology
+    from geojax.train.config import RunConfig
+
+    given = {
+        "--topology": command.topology,
+        "--global-batch": command.global_batch,
+        "--sequence-length": command.sequence_length,
+    }
+    choices: dict[str, Any] = {"roles": command.roles, "joins": command.joins}
+    choices |= {"precisions": command.precisions} if command.precisions else {}
+    choices |= {"compressions": command.compressions} if command.compressions else {}
+    if all(value is None for value in given.values()):
+        config = RunConfig.load(command.config, overrides)
+        if config.topology is None:
+            raise UserError(
+                f"{command.config}: a plan needs a topology; add one, such as --topology "
+                "two-h100-sites"
+            )
+        own: dict[str, Any] = {
+            "precisions": (config.precision,),
+            "compressions": (config.communication.gradient_compression,),
+            "moments": 2 if config.optimizer.name == "adamw" else 1,
+        }
+        batch = config.batch
+        return config, PlanRequest(
+            config.model,
+            Topology.load(config.topology),
+            batch.global_batch_size,
+            batch.sequence_length,
+            **own | choices,
+        )
+    missing = [name for name, value in given.items() if value is None]
+    if missing:
+        raise UserError(f"geojax plan MODEL needs {' and '.join(missing)} as well")
+    if overrides:
+        raise UserError(f"unknown argument {overrides[0]}; settings can be changed with a CONFIG")
+    assert command.topology is not None, "it was given"
+    return None, PlanRequest(
+        ModelConfig.load(str(command.config)),
+        Topology.load(command.topology),
+        command.global_batch or 0,
+        command.sequence_length or 0,
+        **choices,
+    )
+
+
+def _timer(request: "PlanRequest") -> "LayoutTimer":
+    """Return the cost model, which remembers what it predicted for the request's topology."""
+    from geojax.planner.cost.calibration import Calibration
+    from geojax.planner.cost.predict import predict
+
+    known: dict[Layout, Prediction] = {}
+
+    def predicted(layout: "Layout", topology: "Topology") -> "Prediction":
+        if topology is request.topology and layout in known:
+            return known[layout]
+        made = predict(
+            request.model,
+            layout,
+            topology,
+            sequence_length=request.sequence_length,
+            calibration=Calibration(),
+        )
+        if topology is request.topology:
+            known[layout] = made
+        return made
+
+    return predicted
+
+
+def _layout_to_explain(named: str, best: "Sequence[Candidate]") -> "Layout":
+    """Return the layout of a row of the table, or of the run in a YAML file.
+
+    Raises:
+        UserError: there is no such row, or the file has a mistake.
+    """
+    from geojax.train.config import RunConfig
+    from geojax.train.run_layout import layout_of_run
+
+    if not named.isdecimal():
+        return layout_of_run(RunConfig.load(Path(named)))
+    if not 1 <= int(named) <= len(best):
+        raise UserError(f"--explain {named}: the table has the rows 1 to {len(best)}")
+    return best[int(named) - 1].layout
+
+
+def _write(
+    command: PlanCommand, config: "RunConfig | None", request: "PlanRequest", best: "Candidate"
+) -> None:
+    """Write the best layout as a config that trains."""
+    from geojax.train.run_layout import run_settings
+
+    assert command.output is not None, "a file was asked for"
+    settings = run_settings(best.layout, request.sequence_length)
+    if config is not None:
+        content = config.model_dump(mode="json", exclude_unset=True) | settings
+        if "pipeline" not in settings:
+            content.pop("pipeline", None)
+        text = ""
+    else:
+        content = _new_run(command, request) | settings
+        text = "# Replace data by your own text (geojax data prepare).\n"
+    heading = (
+        f"# {best.layout}\n# predicted by geojax plan: {best.seconds:.3g} s a step, "
+        f"{quantity(best.memory.bytes, 'B')} a device\n"
+    )
+    text = heading + text + yaml.safe_dump(content, sort_keys=False)
+    try:
+        command.output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(
+            f"--output {command.output}: cannot be written ({error.strerror})"
+        ) from None
+
+
+def _new_run(command: PlanCommand, request: "PlanRequest") -> dict[str, Any]:
+    """Return the settings of a run of a model that has no config yet."""
+    name = f"{command.config.stem}-{request.topology.name}"
+    content: dict[str, Any] = {
+        "run_directory": f"runs/{name}",
+        "steps": _DEFAULT_STEPS,
+        "topology": str(command.topology),
+        "model": str(command.config),
+        "data": {"sources": [{"name": "python", "builtin": "python-stdlib"}]},
+    }
+    if request.accelerator.name == "simulated":
+        content["simulate_devices"] = request.topology.accelerators
+    return content
+
+
+def _draw(
+    folder: Path, request: "PlanRequest", found: "SearchResult", timer: "LayoutTimer"
+) -> list[str]:
+    """Draw the roles over the links' properties, and a step of the best layout."""
+    from geojax.planner.search.drawing import save_sweeps, save_terms
+    from geojax.planner.search.sensitivity import sweeps
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--pictures {folder}: cannot be made ({error.strerror})") from None
+    best = found.best[0]
+    save_terms(best.prediction, str(best.layout), folder / "step.png")
+    written = ["step.png"]
+    if request.topology.links:
+        layouts = {
+            role: [each.layout for each in found.best if each.layout.dc_role == role][:_PER_ROLE]
+            for role in request.roles
+        }
+        layouts = {role: own for role, own in layouts.items() if own}
+        save_sweeps(sweeps(layouts, request.topology, timer), folder / "roles.png")
+        written.append("roles.png")
+    return written

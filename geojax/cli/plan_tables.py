@@ -1,0 +1,197 @@
+"""Text and tables of `geojax plan`: the best layouts, why the first wins, and what would help."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from geojax.quantities import quantity
+
+if TYPE_CHECKING:
+    from geojax.planner.cost.layout import Layout
+    from geojax.planner.cost.prediction import Prediction
+    from geojax.planner.search.request import PlanRequest
+    from geojax.planner.search.search import Candidate, SearchResult
+    from geojax.planner.search.sensitivity import Gain
+
+_DAY = 86400.0
+_LEAST_SHARE = 0.005
+_NAMED = 3
+
+
+def heading(request: "PlanRequest") -> str:
+    """Say what is planned."""
+    from geojax.models import parameter_count
+
+    topology, site = request.topology, request.site
+    where = f"{request.sites} sites of {site.accelerators}" if request.sites > 1 else "one site of"
+    count = f" {site.accelerators}" if request.sites == 1 else ""
+    lines = [
+        f"{quantity(parameter_count(request.model))} parameters on {where}{count} "
+        f"{site.accelerator.name} ({topology.name}), {request.global_batch_size} sequences of "
+        f"{request.sequence_length} tokens a step, {' or '.join(request.precisions)}"
+    ]
+    for link in topology.links:
+        lines.append(
+            f"{'-'.join(link.sites)}: {quantity(link.bytes_per_second, 'B/s')}, round trip "
+            f"{link.round_trip_seconds * 1e3:.3g} ms"
+        )
+    return "\n".join(lines)
+
+
+def searched(found: "SearchResult", seconds: float) -> str:
+    """Say how many layouts were looked at, and what refused the others."""
+    refused = ", ".join(f"{name} {count:,}" for name, count in found.refused.most_common())
+    line = f"{found.fitting:,} layouts fit, {found.timed:,} of them were timed, in {seconds:.1f} s"
+    if found.next_bound is not None:
+        line += f"; no other can be below {found.next_bound:.4g} s"
+    return f"{line}; refused: {refused}" if refused else line
+
+
+def layouts_table(request: "PlanRequest", best: "Sequence[Candidate]") -> Table:
+    """Tabulate the sizes and choices of the best layouts, a row each."""
+    rows = []
+    for each in best:
+        layout = each.layout
+        pipeline = layout.pipeline_stages > 1
+        rows.append(
+            {
+                "role": layout.dc_role if layout.dc > 1 else "",
+                "join": layout.join if layout.join != "one_program" else "",
+                "stages": str(layout.pipeline_stages) if pipeline else "",
+                "virtual": str(layout.virtual_stages) if layout.virtual_stages > 1 else "",
+                "data": str(layout.data),
+                "expert": str(layout.expert) if layout.expert > 1 else "",
+                "context": str(layout.context) if layout.context > 1 else "",
+                "tensor": str(layout.tensor),
+                "schedule": layout.schedule if pipeline else "",
+                "ZeRO": f"{layout.zero_stage}{' across' if layout.shard_across_sites else ''}",
+                "microbatches": f"{layout.microbatches} x {layout.microbatch_size}",
+                "remat": layout.remat,
+                "precision": layout.precision if len(request.precisions) > 1 else "",
+                "sent as": layout.gradient_compression.replace("none", ""),
+            }
+        )
+    return _table(rows)
+
+
+def figures_table(request: "PlanRequest", best: "Sequence[Candidate]") -> Table:
+    """Tabulate the predictions of the best layouts, a row each.
+
+    Efficiency is that against one site with all accelerators: without what the links expose.
+    """
+    rows = []
+    for each in best:
+        made, seconds = each.prediction, each.seconds
+        cells = {
+            "step": f"{seconds:.4g} s{_error(made)}",
+            "MFU": _percent(made.model_flops_utilization),
+            "memory": quantity(each.memory.bytes, "B"),
+            "bubble": _percent(made.bubble_fraction),
+            "exposed comm": _percent(made.exposed_communication_seconds / seconds),
+        }
+        use = max(made.links, key=lambda link: link.bytes, default=None)
+        if use is not None:
+            cells |= {
+                "of one site": _percent(1 - _exposed_between_sites(made) / seconds),
+                "over a link": quantity(use.bytes, "B"),
+                "messages": f"{use.messages:,.0f}",
+                "peak rate": quantity(use.peak_bytes_per_second, "B/s"),
+            }
+        rows.append(cells)
+    return _table(rows)
+
+
+def _table(rows: "Sequence[Mapping[str, str]]") -> Table:
+    """Tabulate numbered rows, without the columns in which all cells are empty."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("", justify="right", no_wrap=True, min_width=len(str(len(rows))))
+    names = [name for name in rows[0] if any(row[name] for row in rows)]
+    for name in names:
+        width = max(len(name), *(len(row[name]) for row in rows))
+        table.add_column(name, justify="right", no_wrap=True, min_width=width)
+    for number, row in enumerate(rows, 1):
+        table.add_row(str(number), *(row[name] for name in names))
+    return table
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.1%}"
+
+
+def _error(prediction: "Prediction") -> str:
+    error = prediction.relative_error
+    return "" if error is None else f" ±{error:.0%}"
+
+
+def _exposed_between_sites(prediction: "Prediction") -> float:
+    return sum(term.exposed_seconds for term in prediction.terms if term.network == "between_sites")
+
+
+def why(best: "Candidate", second: "Candidate") -> str:
+    """Say which terms make the first layout faster than the second."""
+    saved = _exposed(second.prediction)
+    saved.subtract(_exposed(best.prediction))
+    ordered = sorted(saved.items(), key=lambda pair: -abs(pair[1]))
+    shown = [
+        f"{name} {-seconds:+.2g} s"
+        for name, seconds in ordered[:_NAMED]
+        if abs(seconds) > 1e-4 * best.seconds
+    ]
+    margin = second.seconds - best.seconds
+    return f"1 before 2 by {margin:.2g} s ({margin / best.seconds:.1%}): {', '.join(shown)}"
+
+
+def _exposed(prediction: "Prediction") -> "Counter[str]":
+    seconds: Counter[str] = Counter()
+    for term in prediction.terms:
+        seconds[term.name] += term.exposed_seconds  # type: ignore[assignment]
+    return seconds
+
+
+def limits(best: "Candidate", helps: "Sequence[Gain]") -> str:
+    """Say what limits the best layout, and what would help it most."""
+    from geojax.planner.search.sensitivity import BETTER
+
+    shares = ", ".join(
+        f"{gain.resource} {gain.share:.0%}" for gain in helps if gain.share >= _LEAST_SHARE
+    )
+    more = f"{BETTER - 1:.0%}"
+    would = ", ".join(
+        f"{gain.resource} {gain.seconds:.2g} s"
+        for gain in helps[:_NAMED]
+        if gain.share >= _LEAST_SHARE
+    )
+    return (
+        f"limited by {helps[0].resource} (share of the step's time: {shares}; memory: "
+        f"{best.memory.largest} is the largest use)\n{more} more would save: {would}"
+    )
+
+
+def pace(request: "PlanRequest", best: "Candidate", tokens: float | None) -> str:
+    """Say how many tokens a day pass, and how long a budget takes."""
+    of_step = request.global_batch_size * request.sequence_length
+    daily = of_step / best.seconds * _DAY
+    line = f"{quantity(of_step)} tokens a step, {quantity(daily)} a day"
+    if tokens is not None:
+        line += f"; {quantity(tokens)} tokens take {tokens / daily:.3g} days"
+    error = best.prediction.relative_error
+    if error is None:
+        return f"{line}\nunvalidated: no published step of these accelerators was compared"
+    return f"{line}\n±{error:.0%}: error that 90% of published steps of them keep within"
+
+
+def terms(layout: "Layout", prediction: "Prediction") -> str:
+    """List the terms of a layout's step, with their sources."""
+    lines = [str(layout)]
+    for term in prediction.terms:
+        line = f"{term.seconds:9.4g} s, {term.exposed_seconds:.4g} s exposed: {term.name}"
+        if term.bytes:
+            line += f", {quantity(term.bytes, 'B')}"
+        if term.messages:
+            line += f" in {term.messages:,.0f} messages"
+        if term.network is not None:
+            line += f" {term.network.replace('_', ' ')}"
+        lines.append(f"{line} ({term.source})")
+    return "\n".join([*lines, f"{prediction.step_seconds:9.4g} s: step, all that is exposed"])

@@ -1,0 +1,132 @@
+"""`geojax plan` as a person runs it."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from geojax.cli.main import run
+from geojax.planner.cost.layout import Layout
+from geojax.train.config import RunConfig
+from geojax.train.run_layout import layout_of_run, run_settings
+
+CONFIG = Path(__file__).parents[3] / "configs" / "llama3-8b-2x8.yaml"
+SMALL = (
+    *("--model.num_hidden_layers", "4"),
+    *("--batch.global_batch_size", "32", "--batch.microbatches", "2"),
+)
+REQUEST = ("--topology", "two-h100-sites-2x8", "--global-batch", "32", "--sequence-length", "2048")
+
+
+def printed(capsys, *arguments):
+    assert run(["plan", *map(str, arguments)]) == 0
+    return capsys.readouterr().out
+
+
+def refused(capsys, *arguments):
+    assert run(["plan", *map(str, arguments)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_a_config_becomes_a_table_a_config_and_pictures(capsys, tmp_path):
+    best, pictures = tmp_path / "best.yaml", tmp_path / "pictures"
+    files = ("--output", best, "--pictures", pictures)
+    more = ("--rows", 3, "--explain", 2, "--tokens", "1T", "--sample.max_new_tokens", "7")
+    out = printed(capsys, CONFIG, *SMALL, *files, *more)
+    assert "on 2 sites of 8 h100-sxm (two-h100-sites-2x8), 32 sequences of 8192 tokens" in out
+    assert "east-west: 12.5 GB/s, round trip 21 ms" in out
+    assert re.search(r"[\d,]+ layouts fit, \d+ of them were timed, in .* refused: ", out)
+    for heading in ("role", "data", "tensor", "step", "MFU", "of one site", "peak rate"):
+        assert f" {heading} " in out.replace("\n", " \n")
+    assert len(re.findall(r"^[123]  +", out, re.MULTILINE)) == 6, "two tables of three rows"
+    assert "\n1 before 2 by " in out
+    assert "\nlimited by " in out
+    assert "\n10% more would save: " in out
+    assert re.search(r"262k tokens a step, \S+ a day; 1T tokens take \S+ days", out)
+    assert re.search(r" s exposed: matrix products \(", out)
+    assert "not modelled: host time" in out
+    written = RunConfig.load(best)
+    assert written.model.num_hidden_layers == 4
+    assert written.sample.max_new_tokens == 7, "what the plan does not choose is kept"
+    assert written.mesh.devices == 16
+    for name in ("roles.png", "step.png"):
+        assert (pictures / name).read_bytes().startswith(b"\x89PNG")
+    explained = printed(capsys, CONFIG, *SMALL, "--rows", 1, "--explain", best)
+    assert f"\n{layout_of_run(written)}\n" in explained
+
+
+def test_a_model_needs_a_topology_and_a_batch(capsys, tmp_path):
+    model = tmp_path / "small.yaml"
+    content = yaml.safe_load((CONFIG.parent / "model" / "tiny.yaml").read_text())
+    model.write_text(yaml.safe_dump(content | {"max_position_embeddings": 2048}))
+    best = tmp_path / "best.yaml"
+    out = printed(capsys, model, *REQUEST, "--rows", 1, "--output", best)
+    assert "5.77M parameters" in out
+    written = RunConfig.load(best)
+    assert written.topology == "two-h100-sites-2x8"
+    assert written.batch.global_batch_size == 32
+    assert written.precision == "bf16"
+    line = refused(capsys, model, "--topology", "two-h100-sites-2x8")
+    assert line == "error: geojax plan MODEL needs --global-batch and --sequence-length as well"
+    assert "unknown argument --mesh.data" in refused(capsys, model, *REQUEST, "--mesh.data", "2")
+
+
+def test_an_impossible_request_says_what_would_work(capsys):
+    line = refused(capsys, "llama3-70b", *REQUEST)
+    assert line.startswith("error: no layout fits: the least that one needs on a device is ")
+    assert line.endswith("would work")
+    line = refused(capsys, "llama3-8b", *REQUEST, "--rows", "0")
+    assert "rows" in line
+    line = refused(capsys, CONFIG, *SMALL, "--rows", "1", "--explain", "2")
+    assert line == "error: --explain 2: the table has the rows 1 to 1"
+    assert "no precision policy is called 'bf15'" in refused(
+        capsys, "llama3-8b", *REQUEST, "--precisions", "bf15"
+    )
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(dc=2, data=8, zero_stage=3, microbatches=4, overlap_grad_reduce=True),
+        Layout(dc=2, join="islands", data=8, microbatches=4, zero_stage=2),
+        Layout(
+            dc=2,
+            dc_role="stage",
+            pipeline_stages=4,
+            virtual_stages=2,
+            data=2,
+            tensor=2,
+            sequence_parallel=True,
+            microbatches=8,
+            microbatch_size=2,
+            remat="full",
+            schedule="interleaved",
+        ),
+        Layout(
+            dc=2,
+            pipeline_stages=2,
+            layers=(20, 12),
+            data=4,
+            microbatches=8,
+            memory_limit=2,
+            gradient_compression="int8",
+        ),
+        Layout(dc=2, data=8, shard_across_sites=True, reshard_after_forward=False, zero_stage=3),
+    ],
+    ids=str,
+)
+def test_a_layout_is_what_its_settings_make(layout, tmp_path):
+    content = yaml.safe_load(CONFIG.read_text()) | run_settings(layout, 2048)
+    if layout.pipeline_stages == 1:
+        content.pop("pipeline", None)
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(content))
+    assert layout_of_run(RunConfig.load(path)) == (
+        layout if layout.pipeline_stages > 1 else _unscheduled(layout)
+    )
+
+
+def _unscheduled(layout):
+    return Layout(**vars(layout) | {"schedule": "branch_free"})
