@@ -102,6 +102,9 @@ class ModelConfig(Settings):
     """Base, share and scaling of rotary positions."""
     qkv_bias: bool = False
     """Bias of the query, key and value projections."""
+    use_qk_norm: bool = False
+    """RMSNorm of each head's queries and keys before they are rotated, as in Qwen 3; one scale of
+    `head_dim` for all heads of queries, and one for those of keys."""
     attention_output_bias: bool = False
     """Bias of the attention's output projection."""
     mlp_bias: bool = False
@@ -163,6 +166,15 @@ class ModelConfig(Settings):
             raise ValueError(
                 f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}; "
                 f"num_key_value_heads can be {', '.join(map(str, fitting))}"
+            )
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _norms_fit(self) -> Self:
+        if self.use_qk_norm and self.norm != "rmsnorm":
+            raise ValueError(
+                f"use_qk_norm requires norm=rmsnorm; got {self.norm}. Remove use_qk_norm, or set "
+                "norm"
             )
         return self
 

@@ -120,9 +120,9 @@ def project_heads(
     """Project the residual stream `x` [B, S, H] to query, key and value.
 
     Returns:
-        Query [B, S, N, D], key and value [B, S, K, D]; query and key rotated by their positions
-        where those are rotary. With tensor parallelism these are this rank's heads (at least one of
-        keys and values), of all positions.
+        Query [B, S, N, D], key and value [B, S, K, D]; query and key normed with `use_qk_norm`, and
+        rotated by their positions where those are rotary. With tensor parallelism these are this
+        rank's heads (at least one of keys and values), of all positions.
     """
     normed = copy_to_tp_region(norm(parameters["attention_norm"], x, config), parallelism)
     own = parameters["attention"]
@@ -134,6 +134,8 @@ def project_heads(
         )
         for name in ("query", "key", "value")
     )
+    if config.use_qk_norm:
+        query, key = norm(own["query_norm"], query, config), norm(own["key_norm"], key, config)
     if rotary is not None:
         query, key = rotate(query, rotary), rotate(key, rotary)
     return query, key, value

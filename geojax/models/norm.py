@@ -9,7 +9,7 @@ from geojax.models.parameters import Parameters
 
 
 def norm(parameters: Parameters, x: jax.Array, config: ModelConfig) -> jax.Array:
-    """Normalize `x` [..., H] over its last dim, in `x.dtype`.
+    """Normalize `x` [..., H], or heads [..., D], over its last dim, in `x.dtype`.
 
     LayerNorm (Ba et al. 2016), RMSNorm (Zhang and Sennrich 2019), or LayerNorm1p (Nemotron-4),
     whose stored scale is the scale minus 1; by `config.norm`.

@@ -31,6 +31,7 @@ def parameter_shapes(config: ModelConfig, dtype: Any = jnp.float32) -> Parameter
         layers/attention/key/kernel         [L, d, K D] and /bias
         layers/attention/value/kernel       [L, d, K D] and /bias
         layers/attention/output/kernel      [L, H D, d] and /bias      bias: attention_output_bias
+        layers/attention/query_norm/scale   [L, D]      and key_norm   use_qk_norm only
         layers/feed_forward_norm/scale      [L, d]      and /bias
         layers/feed_forward/gate/kernel     [L, d, F]   and /bias      SwiGLU only
         layers/feed_forward/up/kernel       [L, d, F]   and /bias      bias: mlp_bias
@@ -82,6 +83,9 @@ def parameter_shapes(config: ModelConfig, dtype: Any = jnp.float32) -> Parameter
         },
         "feed_forward_norm": norm(config.num_hidden_layers),
     }
+    if config.use_qk_norm:
+        scale = {"scale": array(config.num_hidden_layers, config.head_dim)}
+        layers["attention"] |= {"query_norm": scale, "key_norm": dict(scale)}
     if not config.is_moe:
         layers["feed_forward"] = feed_forward(config.intermediate_size)
     else:

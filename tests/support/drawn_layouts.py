@@ -32,6 +32,7 @@ _FAMILIES = {
         "tie_word_embeddings": True,
     },
     "llama": {"norm": "rmsnorm", "hidden_act": "silu"},
+    "qwen3": {"norm": "rmsnorm", "hidden_act": "silu", "use_qk_norm": True},
     "nemotron": {
         "norm": "layernorm1p",
         "hidden_act": "relu2",

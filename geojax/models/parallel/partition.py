@@ -39,7 +39,7 @@ def partitions(config: ModelConfig, parallelism: Parallelism) -> Any:
         axis_by_dim = _tensor_axis_by_dim(names, len(leaf.shape)) if parallelism.tensor > 1 else {}
         if "experts" in names and parallelism.expert > 1:
             axis_by_dim = {1: "expert"} | axis_by_dim
-        if _is_unsharded_head(names, config, parallelism):
+        if _is_of_own_heads(names, config, parallelism):
             return Partition(partial=True)
         shares_stream = parallelism.sequence and parallelism.tensor > 1
         return Partition(
@@ -65,9 +65,12 @@ def _tensor_axis_by_dim(names: list[str], dims: int) -> dict[int, str]:
     return {}
 
 
-def _is_unsharded_head(names: list[str], config: ModelConfig, parallelism: Parallelism) -> bool:
-    """Return True for keys and values of fewer heads than ranks.
+def _is_of_own_heads(names: list[str], config: ModelConfig, parallelism: Parallelism) -> bool:
+    """Return True for an unsharded leaf that each rank of `tensor` applies to its own heads alone.
 
-    Each rank slices the head that its queries read out of the unsharded kernel.
+    They are the norms of queries and keys, and keys and values of fewer heads than ranks: each rank
+    slices the head that its queries read out of the unsharded kernel.
     """
+    if names[-2] in ("query_norm", "key_norm"):
+        return parallelism.tensor > 1
     return names[-2] in ("key", "value") and config.num_key_value_heads < parallelism.tensor

@@ -50,6 +50,7 @@ FAMILIES = {
         head_dim=8,
         max_position_embeddings=64,
         hidden_act="relu2",
+        use_qk_norm=True,
         num_experts=8,
         num_experts_per_tok=3,
         n_shared_experts=2,

@@ -71,6 +71,11 @@ def _linear(own, x):
 def _attention(own, x, positions, segments, config):
     dim, group = config.head_dim, config.num_attention_heads // config.num_key_value_heads
     query, key, value = (_linear(own[name], x) for name in ("query", "key", "value"))
+    if config.use_qk_norm:
+        query, key = (
+            _norm(own[name], heads.reshape(-1, dim), config).reshape(heads.shape)
+            for name, heads in (("query_norm", query), ("key_norm", key))
+        )
     mixed = np.zeros(
         (len(x), config.num_attention_heads * dim), dtype=np.result_type(query, key, value)
     )

@@ -52,6 +52,10 @@ def test_loads_a_preset_and_a_file(tmp_path):
             },
             "rope_parameters requires position_embedding_type=rope; got",
         ),
+        (
+            {"use_qk_norm": True, "norm": "layernorm"},
+            "use_qk_norm requires norm=rmsnorm; got layernorm",
+        ),
         ({"num_hidden_layers": 0}, "num_hidden_layers: input should be greater than 0, not 0"),
         ({"dropout": 1.0}, "dropout: input should be less than 1"),
         ({"norm": "batchnorm"}, "norm: input should be 'layernorm', 'rmsnorm' or 'layernorm1p'"),
