@@ -1,0 +1,100 @@
+"""The config and the weights of a Hugging Face checkpoint, in a folder."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from geojax.errors import UserError
+from geojax.models.config import ModelConfig
+from geojax.models.huggingface.families import FAMILIES
+from geojax.models.huggingface.family import Family
+from geojax.models.huggingface.json_file import load_json
+from geojax.models.huggingface.tensor_map import Slices, TensorMap
+from geojax.models.huggingface.weight_files import WeightFiles
+
+CONFIG = "config.json"
+
+
+def read_model_fields(folder: Path) -> dict[str, Any]:
+    """Read the fields of a `ModelConfig` from the `config.json` in `folder`.
+
+    Raises:
+        UserError: the file is missing, or describes a model that geojax does not carry.
+    """
+    content = load_json(folder / CONFIG)
+    return _family_of(content, folder).read_config(content, str(folder / CONFIG))
+
+
+def family_for(model: ModelConfig) -> Family:
+    """Return the family that `model` is written as.
+
+    Raises:
+        UserError: none can express it; the message has a reason of each.
+    """
+    reasons = []
+    for family in FAMILIES:
+        if (reason := family.unsupported_reason(model)) is None:
+            return family
+        reasons.append(f"{family.model_type} ({reason})")
+    raise UserError(f"the model is of no family that transformers has: not {', '.join(reasons)}")
+
+
+class HuggingFaceWeights:
+    """The weights of a model in the safetensors files of a folder."""
+
+    def __init__(self, folder: Path, model: ModelConfig) -> None:
+        """Open `folder`; no weight is read.
+
+        Raises:
+            UserError: its `config.json` is of another architecture than `model`, or its tensors
+                have other names.
+        """
+        family = _family_of(load_json(folder / CONFIG), folder)
+        if (reason := family.unsupported_reason(model)) is not None:
+            raise UserError(
+                f"{folder / CONFIG}: model_type {family.model_type} cannot have "
+                f"the model's {reason}"
+            )
+        self.folder = folder
+        self._map = TensorMap(family, model)
+        self._files = WeightFiles(folder)
+        self._files.check_names(self._map.tensors, _ignored(family, model))
+
+    @property
+    def stacked_dims(self) -> Mapping[str, int]:
+        """Number of leading dims of each leaf, by name, that count layers and experts."""
+        return self._map.stacked_dims
+
+    def check_headers(self) -> None:
+        """Check the shapes and dtypes of all tensors, for which every file is opened.
+
+        Raises:
+            UserError: one differs from the model's, or a file is missing or damaged.
+        """
+        self._files.check_headers(self._map.tensors)
+
+    def read(self, leaf: str, stack: tuple[int, ...], slices: Slices) -> np.ndarray:
+        """Read `slices` of a leaf's part for one layer (and expert), in the file's dtype."""
+        location = self._map.locate(leaf, stack)
+        array = self._files.read(location.tensor.name, location.in_tensor(slices))
+        return location.transpose(array)
+
+
+def _family_of(content: Mapping[str, Any], folder: Path) -> Family:
+    known = {family.model_type: family for family in FAMILIES}
+    given = content.get("model_type")
+    if not isinstance(given, str) or given not in known:
+        raise UserError(
+            f"{folder / CONFIG}: model_type {given!r} is not carried; {', '.join(known)} are"
+        )
+    return known[given]
+
+
+def _ignored(family: Family, model: ModelConfig) -> str | None:
+    """Return the pattern of tensors that may be there and are not read."""
+    patterns = [family.ignored_tensors] if family.ignored_tensors else []
+    if model.tie_word_embeddings:  # some checkpoints hold the embedding under both names
+        patterns.append(r"lm_head\.weight")
+    return "|".join(patterns) or None

@@ -1,0 +1,22 @@
+"""The families of Hugging Face models that geojax reads and writes, one file each."""
+
+from geojax.models.huggingface.families.gpt2 import GPT2
+from geojax.models.huggingface.families.llama import LLAMA
+from geojax.models.huggingface.families.mistral import MISTRAL
+from geojax.models.huggingface.families.mixtral import MIXTRAL
+from geojax.models.huggingface.families.nemotron import NEMOTRON
+from geojax.models.huggingface.families.qwen2 import QWEN2
+from geojax.models.huggingface.families.qwen3 import QWEN3, QWEN3_MOE
+from geojax.models.huggingface.family import Family
+
+FAMILIES: tuple[Family, ...] = (
+    LLAMA,
+    QWEN2,
+    QWEN3,
+    MISTRAL,
+    MIXTRAL,
+    QWEN3_MOE,
+    NEMOTRON,
+    GPT2,
+)
+"""All families; a model is written as the first one that can express it."""

@@ -1,0 +1,32 @@
+"""JSON files of a checkpoint's folder."""
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+from geojax.errors import UserError
+
+_MOST_BYTES = 1 << 28
+
+
+def load_json(path: Path) -> dict[str, Any]:
+    """Read the JSON object in the file at `path`.
+
+    Raises:
+        UserError: it is missing, is no regular file or no JSON, or holds something else.
+    """
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_BYTES:
+            raise UserError(f"{path}: must be a regular file of up to {_MOST_BYTES:,} bytes")
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError) as error:  # also text that is not UTF-8
+        raise UserError(f"{path}: not valid JSON ({error})") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: expected a JSON object, found a {type(content).__name__}")
+    return content

@@ -1,0 +1,86 @@
+"""The tensors of one model in a family's checkpoint, and the parts of its leaves that they hold.
+
+A *part* is one layer's, and one expert's, share of a leaf of `parameter_shapes`: the leaf without
+its leading dims of layers and experts.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from geojax.models.config import ModelConfig
+from geojax.models.huggingface.family import Family, TensorRule
+from geojax.models.parameters import parameter_shapes
+from geojax.named_arrays import leaves_by_name
+
+Slices = tuple[slice, ...]
+
+
+class Tensor(NamedTuple):
+    """One tensor of a checkpoint."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Shape in the checkpoint."""
+    rule: TensorRule
+    stack: tuple[int, ...]
+    """Its index along each leading dim of its leaves: the layer, and the expert."""
+
+
+class PartLocation(NamedTuple):
+    """The tensor that holds a part, and where."""
+
+    tensor: Tensor
+    first: int
+    """Position of the part along the last dim of the tensor before it is transposed."""
+
+    def in_tensor(self, slices: Slices) -> Slices:
+        """Return the slices of the tensor that hold `slices` of the part."""
+        *others, last = slices
+        inside = (*others, slice(self.first + last.start, self.first + last.stop))
+        return inside[::-1] if self.tensor.rule.transposed else inside
+
+    def transpose(self, array: np.ndarray) -> np.ndarray:
+        """Turn slices of the tensor into those of the part, and those of the part back."""
+        return array.T if self.tensor.rule.transposed else array
+
+
+class TensorMap:
+    """The tensors of `model` in a checkpoint of `family`, both ways."""
+
+    def __init__(self, family: Family, model: ModelConfig) -> None:
+        """Apply the family's table, which must cover every leaf of the model."""
+        self.tensors: dict[str, Tensor] = {}
+        """The tensors by name, in the table's order, layer by layer."""
+        self.stacked_dims: dict[str, int] = {}
+        """Number of leading dims of each leaf, by name, that count layers and experts."""
+        self.parts: dict[str, tuple[int, ...]] = {}
+        """Shape of a part of each leaf, by name."""
+        self._locations: dict[tuple[str, tuple[int, ...]], PartLocation] = {}
+        shapes = {
+            name: leaf.shape for name, leaf in leaves_by_name(parameter_shapes(model)).items()
+        }
+        for rule in family.tensors:
+            if rule.leaves[0] in shapes:
+                self._apply(rule, [shapes[leaf] for leaf in rule.leaves])
+        lacking = shapes.keys() - self.stacked_dims.keys()
+        assert not lacking, f"the table of {family.model_type} lacks {sorted(lacking)}"
+
+    def locate(self, leaf: str, stack: tuple[int, ...]) -> PartLocation:
+        """Return where the part `stack` of a leaf lies; `stack` is () for a leaf without layers."""
+        return self._locations[leaf, stack]
+
+    def _apply(self, rule: TensorRule, shapes: Sequence[tuple[int, ...]]) -> None:
+        stacked = ("{layer}" in rule.name) + ("{expert}" in rule.name)
+        parts = [shape[stacked:] for shape in shapes]
+        widths = [part[-1] for part in parts]
+        self.stacked_dims |= dict.fromkeys(rule.leaves, stacked)
+        self.parts |= dict(zip(rule.leaves, parts, strict=True))
+        whole = (*parts[0][:-1], sum(widths))
+        for stack in np.ndindex(shapes[0][:stacked]):
+            name = rule.name.format(**dict(zip(("layer", "expert"), stack, strict=False)))
+            tensor = Tensor(name, whole[::-1] if rule.transposed else whole, rule, stack)
+            self.tensors[name] = tensor
+            for index, leaf in enumerate(rule.leaves):
+                self._locations[leaf, stack] = PartLocation(tensor, sum(widths[:index]))

@@ -1,0 +1,87 @@
+"""A small random model of each family: sizes that do not divide, grouped heads, tied and not."""
+
+from transformers import (
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    NemotronConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
+
+_SIZES = {
+    "num_hidden_layers": 2,
+    "hidden_size": 24,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 40,
+    "vocab_size": 37,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.2,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": None,
+}
+_GPT2_SIZES = {
+    "n_layer": 2,
+    "n_embd": 24,
+    "n_head": 4,
+    "n_inner": 40,
+    "vocab_size": 37,
+    "n_positions": 64,
+    "initializer_range": 0.2,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 100.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+_ROTARY = {
+    "RotaryEmbedding.compute_default_rope_parameters",
+    "RotaryEmbedding.forward",
+    "eager_attention_forward",
+}
+_USUAL = {"RMSNorm.forward", *_ROTARY}
+_NO_DROPOUT = {"embd_pdrop": 0.0, "resid_pdrop": 0.0, "attn_pdrop": 0.0}
+
+FAMILIES = {
+    "llama": (
+        LlamaConfig(**_SIZES, head_dim=8, rope_parameters=_LLAMA3),
+        _USUAL - {"RotaryEmbedding.compute_default_rope_parameters"}
+        | {"_compute_llama3_parameters"},
+    ),
+    "llama-tied-biases": (
+        LlamaConfig(**_SIZES, attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
+        _USUAL,
+    ),
+    "qwen2": (Qwen2Config(**_SIZES, tie_word_embeddings=True), _USUAL),
+    "qwen3": (Qwen3Config(**_SIZES, head_dim=8), _USUAL),
+    "qwen3-moe": (
+        Qwen3MoeConfig(
+            **_SIZES,
+            head_dim=8,
+            attention_bias=True,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=20,
+            norm_topk_prob=True,
+            router_aux_loss_coef=0.0,
+        ),
+        _USUAL | {"TopKRouter.forward"},
+    ),
+    "mistral": (MistralConfig(**_SIZES, head_dim=8, sliding_window=None), _USUAL),
+    "mixtral": (
+        MixtralConfig(**_SIZES, num_local_experts=4, router_aux_loss_coef=0.0),
+        _USUAL | {"TopKRouter.forward"},
+    ),
+    "nemotron": (NemotronConfig(**_SIZES, head_dim=8), _ROTARY),
+    "gpt2": (GPT2Config(**_GPT2_SIZES, **_NO_DROPOUT), set()),
+}
+"""Each model's config, and the functions of its module that cast to float32."""

@@ -1,0 +1,155 @@
+"""Errors of a Hugging Face checkpoint: each one line that names the file and what is wrong."""
+
+import json
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+from model_families import FAMILIES
+from safetensors.numpy import load_file, save_file
+
+from geojax.errors import UserError
+from geojax.models import ModelConfig, init_parameters
+from geojax.models.huggingface import (
+    CheckpointWriter,
+    HuggingFaceWeights,
+    family_for,
+    read_model_fields,
+)
+from geojax.named_arrays import leaves_by_name
+
+MODEL = FAMILIES["llama"]
+KEY = "model.layers.1.self_attn.k_proj.weight"
+
+
+@pytest.fixture(scope="module")
+def leaves():
+    return leaves_by_name(init_parameters(MODEL, jax.random.key(0)))
+
+
+@pytest.fixture
+def folder(tmp_path, leaves):
+    """A checkpoint of one file."""
+    write(tmp_path, leaves)
+    return tmp_path
+
+
+def write(folder, leaves, **options):
+    with CheckpointWriter(folder, MODEL, dtype="bfloat16", token_ids={}, **options) as writer:
+        for name in writer.leaves:
+            writer.put(name, tuple(map(np.arange, leaves[name].shape)), np.asarray(leaves[name]))
+
+
+def change_json(path, **changes):
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_a_part_is_read_as_it_was_written(folder, leaves):
+    weights = HuggingFaceWeights(folder, MODEL)
+    weights.check_headers()
+    read = weights.read("layers.attention.key.kernel", (1,), (slice(3, 7), slice(2, 9)))
+    written = np.asarray(leaves["layers.attention.key.kernel"][1, 3:7, 2:9])
+    assert read.dtype == ml_dtypes.bfloat16
+    np.testing.assert_array_equal(read, written.astype(ml_dtypes.bfloat16))
+    assert ModelConfig(**read_model_fields(folder)) == MODEL
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "falcon"}, "model_type 'falcon' is not carried; llama, qwen2, .* are"),
+        ({"hidden_size": None}, "hidden_size is required and missing"),
+        ({"logit_scale": 8}, "logit_scale is no key that geojax knows of model_type llama"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not carried; 'silu' would be"),
+        ({"attention_dropout": 0.1}, "attention_dropout 0.1 is not carried; 0.0 would be"),
+        (
+            {"model_type": "mistral", "sliding_window": 4096},
+            "sliding_window 4096 is not carried; None would be",
+        ),
+        ({"model_type": "mistral"}, "sliding_window 'its default' is not carried"),
+        ({"rope_scaling": {"a": {}}}, "rope_parameters must be one mapping for all layers"),
+    ],
+)
+def test_a_config_that_is_not_carried_is_refused(folder, changes, message):
+    change_json(folder / "config.json", **changes)
+    with pytest.raises(UserError, match=f"^{folder}/config.json: {message}"):
+        read_model_fields(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tensors: tensors.pop(KEY), f"lacks {KEY}, which the model has$"),
+        (
+            lambda tensors: tensors.update(visual=tensors[KEY], score=tensors[KEY]),
+            "holds score and 1 more tensors, which the model has not$",
+        ),
+        (
+            lambda tensors: tensors.update({KEY: tensors[KEY].T.copy()}),
+            rf"{KEY} has shape \[24, 16\], and the model's is \[16, 24\]$",
+        ),
+        (
+            lambda tensors: tensors.update({KEY: tensors[KEY].astype(np.int8)}),
+            f"{KEY} has dtype I8; BF16, F16, F32, F64 would do$",
+        ),
+    ],
+    ids=["missing", "unexpected", "shape", "dtype"],
+)
+def test_tensors_that_are_not_the_models_are_refused(folder, change, message):
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+    with pytest.raises(UserError, match=f"^{path}: {message}"):
+        HuggingFaceWeights(folder, MODEL).check_headers()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({KEY: "../model.safetensors"}, f'{KEY} is in "../model.safetensors"; the name of a file'),
+        ({KEY: "/etc/passwd"}, f'{KEY} is in "/etc/passwd"; the name of a file beside'),
+        ({KEY: ".."}, f'{KEY} is in "..";'),
+        ({KEY: 3}, f"{KEY} is in 3;"),
+    ],
+)
+def test_an_index_names_files_in_its_folder_only(tmp_path, leaves, change, message):
+    write(tmp_path, leaves, file_bytes=5000)
+    path = tmp_path / "model.safetensors.index.json"
+    weight_map = json.loads(path.read_text())["weight_map"]
+    assert len(set(weight_map.values())) > 2
+    HuggingFaceWeights(tmp_path, MODEL).check_headers()
+    change_json(path, weight_map=weight_map | change)
+    with pytest.raises(UserError, match=f"^{path}: {message}"):
+        HuggingFaceWeights(tmp_path, MODEL)
+
+
+def test_an_index_that_is_wrong_about_a_file_is_refused(tmp_path, leaves):
+    write(tmp_path, leaves, file_bytes=5000)
+    path = tmp_path / "model.safetensors.index.json"
+    weight_map = json.loads(path.read_text())["weight_map"]
+    other = weight_map["lm_head.weight"]
+    change_json(path, weight_map=weight_map | {KEY: other})
+    with pytest.raises(UserError, match=f"^{tmp_path / other}: lacks {KEY}, which"):
+        HuggingFaceWeights(tmp_path, MODEL).check_headers()
+    change_json(path, weight_map=weight_map | {KEY: "gone.safetensors"})
+    with pytest.raises(UserError, match=r"gone.safetensors: cannot be read \(No such file"):
+        HuggingFaceWeights(tmp_path, MODEL).check_headers()
+
+
+def test_weights_of_another_model_are_refused(folder):
+    with pytest.raises(UserError, match=r"config.json: model_type llama cannot .* qkv_bias=True"):
+        HuggingFaceWeights(folder, MODEL.replace(qkv_bias=True))
+    change_json(folder / "config.json", model_type="mixtral")
+    with pytest.raises(UserError, match=r"cannot have the model's layers.feed_forward.down.kernel"):
+        HuggingFaceWeights(folder, MODEL)
+
+
+def test_the_family_of_a_model_is_the_first_that_can_express_it():
+    found = {name: family_for(FAMILIES[name]).model_type for name in ("llama", "nemotron", "gpt3")}
+    assert found == {"llama": "llama", "nemotron": "nemotron", "gpt3": "gpt2"}
+    assert family_for(MODEL.replace(qkv_bias=True)).model_type == "qwen2"
+    assert family_for(MODEL.replace(use_qk_norm=True)).model_type == "qwen3"
+    with pytest.raises(UserError, match=r"of no family .*: not llama \(hidden_act=relu2\), qwen2"):
+        family_for(MODEL.replace(hidden_act="relu2", norm="rmsnorm"))
