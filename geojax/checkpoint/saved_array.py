@@ -77,6 +77,18 @@ class SavedArray(NamedTuple):
                 dim[held + run.first_index] = held + run.first_position
         return positions
 
+    def indices(self, shape: Sequence[int]) -> Indices:
+        """Return along each dim the model's index of each position of the saved array.
+
+        It is `PADDING` for a position that belongs to no run.
+        """
+        indices = tuple(np.full(size, PADDING) for size in shape)
+        for dim, runs in zip(indices, self.dims, strict=True):
+            for run in runs:
+                held = np.arange(run.length)
+                dim[held + run.first_position] = held + run.first_index
+        return indices
+
 
 def indices_of_site(layout: LeafLayout, mesh: Mesh, site: int | None) -> Indices:
     """Return what the devices of one site, or of all, hold along each padded dim of a leaf."""

@@ -13,7 +13,19 @@ from typing import Annotated, Any, get_args
 import tyro
 
 import geojax
-from geojax.cli import compile, data, launch, memory, plan, probe, settings, simulate, train, wan
+from geojax.cli import (
+    compile,
+    data,
+    export,
+    launch,
+    memory,
+    plan,
+    probe,
+    settings,
+    simulate,
+    train,
+    wan,
+)
 from geojax.errors import RunError, UserError
 from geojax.exit_codes import FAILURE, INTERRUPTED, USAGE
 from geojax.runtime.environment import check_environment
@@ -27,6 +39,7 @@ Subcommand = (
     | Annotated[simulate.SimulateCommand, tyro.conf.subcommand("simulate")]
     | Annotated[settings.SettingsCommand, tyro.conf.subcommand("settings")]
     | Annotated[probe.ProbeCommand, tyro.conf.subcommand("probe")]
+    | Annotated[export.ExportCommand, tyro.conf.subcommand("export")]
     | Annotated[data.PrepareCommand, tyro.conf.subcommand("data prepare")]
     | Annotated[launch.LaunchCommand, tyro.conf.subcommand("launch")]
     | Annotated[wan.WanUpCommand, tyro.conf.subcommand("wan up")]
@@ -108,6 +121,8 @@ def _run(arguments: list[str]) -> int:
         return settings.run(command)
     if isinstance(command, wan.WanCommand):
         return wan.run(command)
+    if isinstance(command, export.ExportCommand):
+        return export.run(command)
     return data.run(command)
 
 

@@ -12,12 +12,14 @@ from jax.sharding import Mesh
 
 from geojax.accelerators import accelerator_of
 from geojax.checkpoint import Checkpointer
+from geojax.checkpoint.initial_weights import with_weights
 from geojax.collectives import FLOAT32, WireFormat, wire_format
 from geojax.hlo import HloParseError
 from geojax.islands.traffic import LinkTraffic
 from geojax.mesh import make_mesh
 from geojax.models import model_flops, parameter_count
 from geojax.models.attention import chosen_implementation
+from geojax.models.huggingface import HuggingFaceWeights
 from geojax.optim import bytes_per_device, learning_rate_schedule, make_optimizer
 from geojax.planner.cross_site import CrossSiteBytes, cross_site_bytes
 from geojax.precision import BackendChoice, chosen_backend
@@ -173,10 +175,13 @@ class CompiledRun:
             log=log,
         )
 
-    def initial_state(self) -> TrainState:
-        """Return the state before the first step."""
-        config = self.config
-        return initial_state(config.model, self.optimizer, self.layouts, self.plan, config.seed)
+    def initial_state(self, weights: HuggingFaceWeights | None = None) -> TrainState:
+        """Return the state before the first step; `weights` take the place of random ones."""
+        config, layouts = self.config, self.layouts
+        state = initial_state(config.model, self.optimizer, layouts, self.plan, config.seed)
+        if weights is None:
+            return state
+        return with_weights(state, weights, layouts.parameters, self.plan.mesh)
 
     def step(
         self, state: TrainState, batch: Batch, requests: Mapping[str, bool]

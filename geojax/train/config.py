@@ -12,6 +12,7 @@ from geojax.collectives import WireName
 from geojax.data import DataSettings
 from geojax.errors import UserError
 from geojax.models import ModelConfig
+from geojax.models.huggingface import read_model_fields
 from geojax.models.parallel.limits import check_parallelism
 from geojax.models.parallel.parallelism import ContextMethod, Parallelism
 from geojax.optim import OptimizerSettings
@@ -219,7 +220,12 @@ class RunConfig(Settings):
     """Sizes of the mesh axes."""
 
     model: ModelConfig
-    """Preset's name, mapping with `preset:` and changes to it, or whole description."""
+    """Preset's name, mapping with `preset:` and changes to it, or whole description. With
+    `huggingface:` in place of `preset:` the sizes are those of the `config.json` in that folder."""
+
+    initial_weights: Path | None = None
+    """Folder of a Hugging Face checkpoint (config.json and safetensors) whose weights a new run
+    starts from; null: random ones. Each process reads what its devices hold."""
 
     parallelism: ParallelismSettings = ParallelismSettings()
     """Sequence and context parallelism."""
@@ -294,9 +300,17 @@ class RunConfig(Settings):
     def _resolve_preset(cls, value: Any) -> Any:
         if isinstance(value, str):
             return ModelConfig.load(value)
-        if isinstance(value, dict) and "preset" in value:
-            changes = {key: change for key, change in value.items() if key != "preset"}
+        if not isinstance(value, dict):
+            return value
+        if "preset" in value and "huggingface" in value:
+            raise ValueError("preset and huggingface both describe the model; give one of them")
+        changes = {key: each for key, each in value.items() if key not in ("preset", "huggingface")}
+        if "preset" in value:
             return ModelConfig.load(value["preset"]).model_dump(exclude_unset=True) | changes
+        if "huggingface" in value:
+            if not isinstance(value["huggingface"], str):
+                raise ValueError("huggingface must be the path of a folder with a config.json")
+            return read_model_fields(Path(value["huggingface"]).expanduser()) | changes
         return value
 
     @property

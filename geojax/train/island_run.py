@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 
 from geojax.accelerators import Accelerator, accelerator_of
 from geojax.checkpoint import Checkpointer
+from geojax.checkpoint.initial_weights import with_weights
 from geojax.errors import RunError, UserError
 from geojax.islands.actions import breadth_first, data_actions
 from geojax.islands.agreement import Agreement
@@ -41,6 +42,7 @@ from geojax.islands.values import StepInputs
 from geojax.islands.walk import Walk
 from geojax.mesh import make_mesh
 from geojax.models import model_flops, parameter_count
+from geojax.models.huggingface import HuggingFaceWeights
 from geojax.optim import bytes_per_device, learning_rate_schedule, make_optimizer
 from geojax.planner.cross_site import CrossSiteBytes
 from geojax.quantities import quantity
@@ -200,14 +202,20 @@ class IslandRun:
         stages = SiteWalks(walks)
         return cls(config, plan, transport, stages, optimizer, saved, table_sites, evaluation, log)
 
-    def initial_state(self) -> SiteState:
-        """Return the state before the first step."""
+    def initial_state(self, weights: HuggingFaceWeights | None = None) -> SiteState:
+        """Return the state before the first step; `weights` take the place of random ones."""
         seed, optimizer = self.config.seed, self.optimizer
-        return SiteState(
+        state = SiteState(
             tuple(
                 initial_site_state(each.part, optimizer, each.layouts, each.plan, seed)
                 for each in self._programs
             )
+        )
+        if weights is None:
+            return state
+        joined = join_stages(state, self.saved_layouts, self.plan.mesh)
+        return self._of_stages(
+            with_weights(joined, weights, self.saved_layouts.parameters, self.plan.mesh)
         )
 
     def step(
@@ -335,11 +343,14 @@ class IslandRun:
         saved, metadata = checkpointer.restore(
             self.saved_layouts, model=model, adapt=with_saved_sites, parts=self.parts
         )
-        own = with_own_sites(saved, self.saved_layouts, self.plan)
+        return self._of_stages(with_own_sites(saved, self.saved_layouts, self.plan)), metadata
+
+    def _of_stages(self, joined: TrainState) -> SiteState:
+        """Divide the site's state, as its checkpoint has it, among its stages."""
         layouts, meshes = zip(
             *((each.layouts, each.plan.mesh) for each in self._programs), strict=True
         )
-        return split_stages(own, layouts, meshes), metadata
+        return split_stages(joined, layouts, meshes)
 
     @functools.cached_property
     def exchange(self) -> Exchange:

@@ -19,6 +19,7 @@ from geojax.data import Corpus, Loader
 from geojax.errors import UserError
 from geojax.islands.site_state import SiteState
 from geojax.mesh import site_names
+from geojax.models.huggingface import HuggingFaceWeights
 from geojax.quantities import quantity
 from geojax.runtime.cluster_env import complete
 from geojax.runtime.compilation import CompilationCounter
@@ -103,6 +104,9 @@ def train(
                 print(line, flush=True)
         corpus = Corpus.open(config.data, progress=first)
         loader = _open_loader(config, corpus, sequences)
+        # A run that goes on from a checkpoint needs no other weights.
+        fresh = not config.run_directory.exists()
+        weights = _open_initial_weights(config) if fresh else None
         directory = stack.enter_context(_run_directory(config, island))
         if first:
             directory.lock()
@@ -117,6 +121,8 @@ def train(
         )
         newest = checkpointer.newest()
         refuse_earlier_version(directory.checkpoints, newest)
+        if newest is None and not fresh:
+            weights = _open_initial_weights(config)
         given, config = config, with_saved_schedule(config, newest)
         counted, programs = (STEP_NAME, 1) if island is None else (UPDATE_NAME, config.mesh.stage)
         compilations = stack.enter_context(CompilationCounter(counted, programs))
@@ -138,7 +144,15 @@ def train(
 
         metadata = _metadata(config, loader)
         state, start, consumed = _restore_or_start(
-            trainer, given, checkpointer, newest, directory, metadata, console, require_checkpoint
+            trainer,
+            given,
+            checkpointer,
+            newest,
+            directory,
+            metadata,
+            console,
+            require_checkpoint,
+            weights,
         )
         if start >= config.steps:
             console.print(
@@ -177,6 +191,12 @@ def train(
             _show_result(trainer, loop, state, corpus, directory, console, seconds)
     runtime.finish()
     return loop.exit_code
+
+
+def _open_initial_weights(config: RunConfig) -> HuggingFaceWeights | None:
+    if config.initial_weights is None:
+        return None
+    return HuggingFaceWeights(config.initial_weights.expanduser(), config.model)
 
 
 def _has_islands(config: RunConfig) -> bool:
@@ -262,12 +282,15 @@ def _restore_or_start(
     metadata: dict[str, Any],
     console: rich.console.Console,
     require_checkpoint: bool,
+    weights: HuggingFaceWeights | None,
 ) -> _Start:
     """Restore the newest checkpoint and log what differs in this run, or begin from scratch."""
     if newest is None:
         if require_checkpoint:
             raise UserError(f"{directory.path}: there is no checkpoint to resume from")
-        return _Start(trainer.initial_state(), 0, 0)
+        if weights is not None:
+            console.print(f"starting from the weights in {weights.folder}")
+        return _Start(trainer.initial_state(weights), 0, 0)
     config = trainer.config
     state, saved = trainer.restore(checkpointer, metadata["model"])
     step = int(saved["step"])

@@ -8,6 +8,7 @@ import numpy as np
 
 from geojax.checkpoint import Checkpointer
 from geojax.islands.traffic import LinkTraffic
+from geojax.models.huggingface import HuggingFaceWeights
 from geojax.planner.cross_site import CrossSiteBytes
 
 State = TypeVar("State")
@@ -50,8 +51,8 @@ class Trainer(Protocol[State]):
         """Facts for the log."""
         ...
 
-    def initial_state(self) -> State:
-        """Return the state before the first step."""
+    def initial_state(self, weights: HuggingFaceWeights | None = None) -> State:
+        """Return the state before the first step; `weights` take the place of random ones."""
         ...
 
     def step(

@@ -1,0 +1,46 @@
+"""`geojax export RUN --output DIR`: a run's weights for transformers and vLLM."""
+
+import dataclasses
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportCommand:
+    """Write the newest checkpoint of RUN as a Hugging Face checkpoint.
+
+    Safetensors files with their index, config.json, generation_config.json and the tokenizer. No
+    device is needed; the folders of all sites must lie in RUN.
+    """
+
+    run: tyro.conf.Positional[Path]
+    """Directory of the run."""
+
+    output: Path
+    """Folder to make."""
+
+    step: int | None = None
+    """Step of the checkpoint; default: the newest."""
+
+    dtype: Literal["bfloat16", "float16", "float32", "float64"] | None = None
+    """Dtype of the weights; default: the one that the run computes in."""
+
+    tokenizer: Path | None = None
+    """tokenizer.json; default: that of the run's data."""
+
+
+def run(command: ExportCommand) -> int:
+    """Export, and return the exit code 0."""
+    # Imported here, so that `geojax --help` need not wait for JAX.
+    from geojax.train.export import export_run
+
+    export_run(
+        command.run,
+        command.output,
+        step=command.step,
+        dtype=command.dtype,
+        tokenizer=command.tokenizer,
+    )
+    return 0

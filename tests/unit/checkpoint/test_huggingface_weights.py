@@ -1,0 +1,124 @@
+"""Weights of a Hugging Face checkpoint on any layout, and of a saved run without one."""
+
+import math
+import shutil
+import tracemalloc
+
+import jax
+import numpy as np
+import pytest
+from support import whole_state
+from support.staged_states import LAYOUTS, MODEL, SITES, assert_same_bits, numbered
+
+from geojax import make_mesh
+from geojax.checkpoint import Checkpointer
+from geojax.checkpoint.initial_weights import read_weights
+from geojax.checkpoint.saved_model import SavedModel
+from geojax.errors import UserError
+from geojax.islands.site_part import SitePart
+from geojax.models import ModelConfig, init_parameters, parameter_count
+from geojax.models.huggingface import CheckpointWriter, HuggingFaceWeights
+from geojax.named_arrays import leaves_by_name
+from geojax.precision import policy
+from geojax.step.plan import StepPlan
+from geojax.step.state import parameter_layouts
+
+
+def write(folder, model, parameters, dtype, **options):
+    leaves = leaves_by_name(parameters)
+    with CheckpointWriter(folder, model, dtype=dtype, token_ids={}, **options) as writer:
+        for name in writer.leaves:
+            values = np.asarray(leaves[name])
+            writer.put(name, tuple(map(np.arange, values.shape)), values)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_weights_are_read_onto_any_layout(tmp_path, name):
+    mesh, layouts, state, whole = numbered(name)
+    write(tmp_path, MODEL, whole.parameters, "float32", file_bytes=20_000)
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    weights = HuggingFaceWeights(tmp_path, MODEL)
+    read = read_weights(weights, layouts.parameters, mesh)
+    expected = whole_state.trim(state.parameters, layouts.parameters, mesh)
+    trimmed = whole_state.trim(read, layouts.parameters, mesh)
+    jax.tree.map(assert_same_bits, trimmed, expected)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, (read, state.parameters))
+    assert shardings[0] == shardings[1]
+
+
+def test_an_island_reads_its_own_layers(tmp_path):
+    """The second of two sites in a V, which has the middle layers, or the last and a tied table."""
+    whole = numbered("no pipeline")[3].parameters
+    write(tmp_path, MODEL, whole, "float32")
+    plan = StepPlan(make_mesh(devices=jax.devices()[:4], data=2, tensor=2), policy("fp32"))
+    for chunks in ({1: range(1, 3), 2: range(3, 4)}, {3: range(3, 5)}):
+        part = SitePart(MODEL, chunks)
+        layouts = part.saved_layouts(parameter_layouts(MODEL, plan))
+        read = read_weights(HuggingFaceWeights(tmp_path, MODEL), layouts, plan.mesh)
+        expected = part.held(whole)
+        unpadded = jax.tree.map(
+            lambda leaf, own: np.asarray(leaf)[tuple(map(slice, own.shape))], read, expected
+        )
+        jax.tree.map(assert_same_bits, unpadded, expected)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_saved_run_is_read_without_devices(tmp_path, name):
+    mesh, layouts, state, whole = numbered(name)
+    checkpoints = tmp_path / "checkpoints"
+    with Checkpointer(checkpoints, mesh, sites=SITES) as checkpointer:
+        checkpointer.save(7, state, layouts, {"note": "kept"})
+    saved = SavedModel.open(tmp_path)
+    saved.verify()
+    assert (saved.step, saved.metadata["note"]) == (7, "kept")
+    for leaf, expected in leaves_by_name(whole.parameters).items():
+        found = np.full(expected.shape, np.nan, expected.dtype)
+        for indices, values in saved.blocks(f"parameters.{leaf}"):
+            found[np.ix_(*indices)] = values
+        assert_same_bits(found, expected)
+
+    shutil.rmtree(checkpoints / "west")
+    if name in ("no pipeline", "a pipeline in each site"):  # each site holds the whole model
+        assert [part.path for part in SavedModel.open(tmp_path).parts] == ["east/7"]
+        return
+    with pytest.raises(UserError, match=r"step 7 lacks the part of site west; copy .* east/7$"):
+        SavedModel.open(tmp_path)
+
+
+def test_a_run_without_the_step_is_refused(tmp_path):
+    with pytest.raises(UserError, match=f"^{tmp_path}: holds no checkpoint of step 3$"):
+        SavedModel.open(tmp_path, 3)
+
+
+def test_reading_holds_little_more_than_the_shards(tmp_path, monkeypatch):
+    """Beside the shards of this process's devices at most two files' slices."""
+    model = ModelConfig(
+        num_hidden_layers=4,
+        hidden_size=256,
+        num_attention_heads=4,
+        intermediate_size=768,
+        vocab_size=1024,
+        max_position_embeddings=64,
+    )
+    with jax.default_device(jax.devices()[0]):
+        write(
+            tmp_path, model, init_parameters(model, jax.random.key(0)), "bfloat16", file_bytes=10**6
+        )
+    plan = StepPlan(make_mesh(data=8), policy("fp32"))
+    layouts = parameter_layouts(model, plan)
+    shards = 8 * sum(4 * math.prod(leaf.shard_shape) for leaf in jax.tree.leaves(layouts))
+    weights = HuggingFaceWeights(tmp_path, model)
+    sizes = []
+
+    def counted(*place):
+        values = HuggingFaceWeights.read(weights, *place)
+        sizes.append(values.size)
+        return values
+
+    monkeypatch.setattr(weights, "read", counted)
+    tracemalloc.start()
+    jax.block_until_ready(read_weights(weights, layouts, plan.mesh))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert sum(sizes) == parameter_count(model), "each element is read once"
+    assert peak <= shards + 2 * 10**6, f"{peak:,} bytes beside {shards:,} of shards"
