@@ -11,7 +11,8 @@ their own, say when their messages leave; from that follows the *bound* of their
 the order of their work allows over the link.
 
 Steps are short, one batch without accumulation, so that the link shows. --long-steps is another
-table, of steps of several microbatches.
+table, of steps of several microbatches: of pipelines so many that the round trips that no order can
+hide are a fiftieth of a step.
 
 The first three steps of all contestants must have the same losses. Bytes are those that the sites'
 interfaces count, both directions together. They see TCP segments of up to 64 KiB, before a network
@@ -35,7 +36,7 @@ from typing import Any
 
 from rich.console import Console
 from wan_sides.cell import measure
-from wan_sides.contestants import Contestant, contestants, long_steps
+from wan_sides.contestants import Contestant, contestants, long_pipelines, long_steps
 from wan_sides.link import link
 from wan_sides.record import Record
 from wan_sides.report import draw, show
@@ -49,6 +50,12 @@ BITS_PER_SECOND = (200e6, 1e9)
 QUICK_ROW = (0.021, 1e9)
 LONG_STEPS_ROW = (0.021, 700e6)
 ROWS = list(itertools.product(ROUND_TRIPS, BITS_PER_SECOND))
+LONG_ROWS = {
+    LONG_STEPS_ROW: long_steps(),
+    (0.021, 1e9): [*long_steps(), *long_pipelines(2)],
+    (0.1, 1e9): long_pipelines(6),
+}
+"""Who takes part in each row of --long-steps."""
 
 
 def title_of(round_trip: float, bits_per_second: float) -> str:
@@ -124,8 +131,8 @@ def parsed() -> argparse.Namespace:
     parser.add_argument(
         "--long-steps",
         action="store_true",
-        help=f"only the row {title_of(*LONG_STEPS_ROW)}, of every wire format with steps of "
-        "several microbatches",
+        help="steps of several microbatches, over "
+        + ", ".join(title_of(*row) for row in LONG_ROWS),
     )
     parser.add_argument(
         "--only", nargs="+", default=[], metavar="PART", help="contestants with this in their name"
@@ -147,22 +154,24 @@ def parsed() -> argparse.Namespace:
 def benchmark(arguments: argparse.Namespace, console: Console) -> int:
     if len(os.sched_getaffinity(0)) < 2:
         raise UserError("two processes on a core each need two cores")
-    everyone = long_steps() if arguments.long_steps else contestants()
+    rows = dict.fromkeys([QUICK_ROW] if arguments.quick else ROWS, contestants())
+    if arguments.long_steps:
+        rows = LONG_ROWS
+    everyone = [each for members in rows.values() for each in members]
     members = chosen(everyone, quick=arguments.quick, only=arguments.only)
     compares = any(each.side.startswith("torch") for each in members)
     if compares and importlib.util.find_spec("torch") is None:
         raise UserError("this benchmark compares with PyTorch: pip install torch==2.13.0")
-    rows = ROWS
-    if arguments.long_steps or arguments.quick:
-        rows = [LONG_STEPS_ROW if arguments.long_steps else QUICK_ROW]
     record = Record(arguments.output, {"rounds": arguments.rounds, "steps": arguments.steps})
     failures = 0
     with tempfile.TemporaryDirectory() as folder:
         weights = write_weights(Path(folder))
-        for row in rows:
-            failures += run_row(row, members, record, arguments, weights, console)
+        for row, takers in rows.items():
+            own = [each for each in takers if each in members]
+            failures += run_row(row, own, record, arguments, weights, console)
     titles = [title_of(*row) for row in (*ROWS, LONG_STEPS_ROW)]
-    measured = record.ordered(titles, [*contestants(), *long_steps()])
+    long = [each for members in LONG_ROWS.values() for each in members]
+    measured = record.ordered(titles, [*contestants(), *long])
     show(console, measured)
     if measured:
         draw(measured, arguments.output.with_suffix(".png"))

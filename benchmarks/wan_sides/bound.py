@@ -1,4 +1,4 @@
-"""The efficiency that the order of a step's messages allows over a link."""
+"""The efficiency that the order of a step's work allows over a link."""
 
 from typing import NamedTuple
 
@@ -25,9 +25,30 @@ def efficiency_bound(step_seconds: float, departures: list[Departure], link: Wan
         departures: the messages of one site, in their order, in such a step.
         link: the long link.
     """
-    rate = None if link.bytes_per_second is None else link.bytes_per_second * LARGEST_SEGMENT / MTU
     sent = 0.0
     for departure in departures:
-        sent = max(sent, departure.seconds) + (departure.bytes / rate if rate else 0.0)
+        sent = max(sent, departure.seconds) + _seconds_of(departure.bytes, link)
     exposed = sent + link.delay_seconds - max(each.seconds for each in departures)
     return step_seconds / (step_seconds + exposed)
+
+
+def pipeline_bound(step_seconds: float, hop_bytes: float, link: WanSettings) -> float:
+    """Return the largest efficiency of a step of a pipeline whose stages are the two sites.
+
+    The first microbatch cannot reach the second site, nor its cotangent the first one, sooner than
+    a hop takes; and the scalars of the update are exchanged at the end.
+
+    Args:
+        step_seconds: time of a step over the unshaped link.
+        hop_bytes: the stream of a microbatch.
+        link: the long link.
+    """
+    hop = link.delay_seconds + _seconds_of(hop_bytes, link)
+    return step_seconds / (step_seconds + 2 * hop + link.delay_seconds)
+
+
+def _seconds_of(size: float, link: WanSettings) -> float:
+    """Time in which so many bytes of payload leave."""
+    if link.bytes_per_second is None:
+        return 0.0
+    return size * MTU / LARGEST_SEGMENT / link.bytes_per_second

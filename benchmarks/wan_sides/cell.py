@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from wan_sides.bound import Departure, efficiency_bound
+from wan_sides.bound import Departure, efficiency_bound, pipeline_bound
 from wan_sides.contestants import Contestant
 from wan_sides.link import Link
 from wan_sides.team import team
@@ -26,8 +26,8 @@ def measure(
 
     Returns:
         JSON: losses, seconds a step per round over both links, bytes per step, the load of the
-        machine before; the bound of the efficiency, where the contestant says when its messages
-        leave.
+        machine before; where the contestant says it, the bound of the efficiency and for how long
+        the devices of each site waited in the last step, by cause.
 
     Raises:
         ContestantFailed: a process ended or is stuck; in one line.
@@ -39,7 +39,7 @@ def measure(
         started = workers.ask("start", START_SECONDS)
         losses = workers.ask("steps", STEPS_SECONDS, count=CHECKED_STEPS)[0]["losses"]
         seconds: dict[str, list[float]] = {"plain": [], "link": []}
-        sent = [0, 0]
+        sent, waits = [0, 0], []
         for _ in range(rounds):
             for path, times in seconds.items():
                 link.shape(path == "link")
@@ -49,11 +49,13 @@ def measure(
                 times.append(max(answer["seconds"] for answer in answers) / steps)
                 if path == "link":
                     after = link.sent_bytes()
+                    waits.append([answer.get("waits", {}) for answer in answers])
                     sent = [s + b - a for s, a, b in zip(sent, before, after, strict=True)]
     formula = contestant.formula_bytes or started[0]["formula_bytes"]
     counted = sum(sent) / (rounds * steps)
     return summary(seconds, contestant.repeats * TOKENS_PER_BATCH) | {
-        **_bound(started[0], link),
+        **_bound(started[0], min(seconds["plain"]), link),
+        **({"wait_seconds_of_sites": waits[-1]} if waits[-1][0] else {}),
         "losses": losses,
         "seconds_per_step": seconds,
         "sent_bytes_per_step": [each / (rounds * steps) for each in sent],
@@ -65,8 +67,10 @@ def measure(
     }
 
 
-def _bound(started: dict[str, Any], link: Link) -> dict[str, float]:
+def _bound(started: dict[str, Any], plain_seconds: float, link: Link) -> dict[str, float]:
     """The bound of the efficiency; nothing of a contestant that does not say what it sends when."""
+    if "hop_bytes" in started:
+        return {"bound": pipeline_bound(plain_seconds, started["hop_bytes"], link.wan.settings)}
     if "departures" not in started:
         return {}
     departures = [Departure(*each) for each in started["departures"]]

@@ -42,6 +42,7 @@ def contestants() -> list[Contestant]:
         _jit(),
         *_torch_data(),
         *_geojax_stage(),
+        *_islands_stage(),
         *_torch_stage(),
     ]
 
@@ -71,6 +72,20 @@ def long_steps() -> list[Contestant]:
         for each in _islands()
     ]
     return [*one_program, *islands]
+
+
+def long_pipelines(repeats: int) -> list[Contestant]:
+    """Pipelines whose steps have `repeats` times the microbatches."""
+    chosen = [*_islands_stage(), *(each for each in _torch_stage() if "1F1B" in each.name)]
+    return [
+        dataclasses.replace(
+            each,
+            variant=f"{repeats * MICROBATCHES} microbatches",
+            repeats=repeats,
+            formula_bytes=each.formula_bytes and repeats * each.formula_bytes,
+        )
+        for each in chosen
+    ]
 
 
 WIRES = ("fp32", "bf16", "int8")
@@ -177,6 +192,22 @@ def _geojax_stage() -> list[Contestant]:
             quick=name in QUICK_SCHEDULES,
         )
         for name, entry in SCHEDULES.items()
+    ]
+
+
+ISLAND_SCHEDULES = {"1f1b": {}, "latency_hiding": {"memory_limit": 4}}
+
+
+def _islands_stage() -> list[Contestant]:
+    """Sites with a runtime of their own, a stage each."""
+    return [
+        Contestant(
+            f"geojax islands {name}",
+            "islands_side",
+            "stage",
+            {"dc": {"join": "islands"}, "pipeline": {"schedule": name} | limit},
+        )
+        for name, limit in ISLAND_SCHEDULES.items()
     ]
 
 

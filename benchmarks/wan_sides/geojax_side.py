@@ -34,7 +34,8 @@ def run_config(settings: dict[str, Any], repeats: int) -> RunConfig:
     staged = {}
     if pipeline:
         layers = layers_of_chunks(2 * pipeline.get("virtual_stages", 1))
-        staged = {"dc": {"role": "stage"}, "pipeline": pipeline | {"layers": layers}}
+        dc = settings.get("dc", {}) | {"role": "stage"}
+        staged = {"dc": dc, "pipeline": pipeline | {"layers": layers}}
     content = {
         "run_directory": Path("unused"),
         "steps": STEPS,
@@ -45,7 +46,7 @@ def run_config(settings: dict[str, Any], repeats: int) -> RunConfig:
         "batch": {
             "global_batch_size": repeats * ROWS,
             "sequence_length": SEQUENCE,
-            "microbatches": MICROBATCHES if pipeline else repeats,
+            "microbatches": repeats * MICROBATCHES if pipeline else repeats,
         },
         "precision": "fp32",
         "optimizer": OPTIMIZER,

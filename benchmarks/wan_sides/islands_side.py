@@ -1,5 +1,6 @@
 """A process of geojax whose site is a JAX runtime of its own: the step of `dc.join: islands`."""
 
+import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -7,6 +8,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import jax
+import yaml
 
 from geojax import runtime
 from geojax.cache import cache_folder
@@ -19,7 +21,7 @@ from wan_sides.bound import Departure
 from wan_sides.geojax_side import run_config
 from wan_sides.jax_process import COORDINATOR_PORT, PATIENCE_SECONDS
 from wan_sides.serving import own_work, serve, take_steps
-from wan_sides.work import SITES, batch
+from wan_sides.work import CORE_FLOPS_PER_SECOND, SITES, batch
 
 WATCHED_STEPS = 3
 """Steps before the first one that counts, of whose fastest the messages' departures are told."""
@@ -51,6 +53,31 @@ class Watched:
         return [each.result() for each in self._noted]
 
 
+def topology_file(link: dict[str, Any]) -> str:
+    """A file that describes the sites and their link, by which orders of work are chosen."""
+    site = {
+        "hosts": 1,
+        "accelerators_per_host": 1,
+        "accelerator": {
+            "name": "core",
+            "peak_flops_per_second": {"float32": CORE_FLOPS_PER_SECOND},
+        },
+    }
+    described = {
+        "sites": [{"name": name, **site} for name in SITES],
+        "links": [
+            {
+                "sites": list(SITES),
+                "round_trip_seconds": link["round_trip_seconds"],
+                "bytes_per_second": link["bytes_per_second"],
+            }
+        ],
+    }
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml", delete=False) as file:
+        yaml.safe_dump(described, file)
+    return file.name
+
+
 class Worker:
     def start(self) -> dict[str, Any]:
         work = own_work()
@@ -58,9 +85,10 @@ class Worker:
         here = runtime.ProcessSettings(process_count=1, site=work["site"], simulated_devices=1)
         runtime.start(here)
         runtime.enable_compilation_cache(cache_folder() / "xla")
-        config = run_config(work["settings"], work["repeats"])
+        settings = work["settings"] | {"topology": topology_file(work["link"])}
+        config = run_config(settings, work["repeats"])
         plan = island_plan(config, make_site_mesh(config))
-        settings = IslandSettings(
+        place = IslandSettings(
             site=SITES[site],
             sites=SITES,
             coordinator=f"{work['coordinator']}:{COORDINATOR_PORT}",
@@ -68,7 +96,7 @@ class Worker:
         )
         self.joined = ExitStack()  # the harness ends the process
         transport = self.joined.enter_context(
-            joined_sites(config, plan, settings, PATIENCE_SECONDS, {})
+            joined_sites(config, plan, place, PATIENCE_SECONDS, {})
         )
         self.run = IslandRun.build(config, plan, transport)
         rows = sequences_of_site(config, plan, site)
@@ -76,13 +104,12 @@ class Worker:
         seconds, departures = self._watched_step()
         self.state = self.run.initial_state()
         sent = self.run.facts.cross_site
-        assert sent is not None, "sites exchange gradients"
-        return {
-            "formula_bytes": 2 * sent.bytes,
-            "versions": {"jax": jax.__version__},
-            "step_seconds": seconds,
-            "departures": departures,
-        }
+        assert sent is not None, "sites exchange messages"
+        told = {"step_seconds": seconds, "departures": departures}
+        if config.dc.role == "stage":
+            told = {"hop_bytes": max(each.bytes for each in departures)}
+        # The other site sends as much: the same buckets, or a cotangent for every stream.
+        return {"formula_bytes": 2 * sent.bytes, "versions": {"jax": jax.__version__}} | told
 
     def _watched_step(self) -> tuple[float, list[Departure]]:
         """Seconds of a step over the unshaped link, and the messages that leave in it."""
@@ -105,7 +132,9 @@ class Worker:
         return float(metrics["loss"])
 
     def steps(self, count: int) -> dict[str, Any]:
-        return take_steps(self.one_step, count)
+        taken = take_steps(self.one_step, count)
+        (link,) = self.run.stages.traffic.values()
+        return taken | {"waits": link.wait_seconds}
 
 
 if __name__ == "__main__":

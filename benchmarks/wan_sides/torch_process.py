@@ -33,9 +33,9 @@ def read_weights(work: dict[str, Any]) -> dict[str, np.ndarray]:
         return dict(weights)
 
 
-def tokens_and_targets() -> tuple[torch.Tensor, torch.Tensor]:
+def tokens_and_targets(repeats: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
     """[rows, sequence] each, of the global batch."""
-    whole = batch()
+    whole = batch(repeats)
     return torch.from_numpy(whole["tokens"]).long(), torch.from_numpy(whole["targets"]).long()
 
 

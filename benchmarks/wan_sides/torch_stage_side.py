@@ -60,21 +60,21 @@ class Worker:
     def start(self) -> dict[str, Any]:
         work = own_work()
         join(work)
-        settings = work["settings"]
+        settings, microbatches = work["settings"], work["repeats"] * MICROBATCHES
         chunks = dist.get_world_size() * settings["chunks"]
         parts = own_parts(read_weights(work), settings["chunks"])
         stages = [make_stage(part, chunk, chunks) for chunk, part in parts.items()]
         if settings["schedule"] in SINGLE:
             make = SINGLE[settings["schedule"]]
-            self.schedule = make(stages[0], MICROBATCHES, loss_fn=mean_loss)
+            self.schedule = make(stages[0], microbatches, loss_fn=mean_loss)
         else:
-            self.schedule = ScheduleInterleaved1F1B(stages, MICROBATCHES, loss_fn=mean_loss)
+            self.schedule = ScheduleInterleaved1F1B(stages, microbatches, loss_fn=mean_loss)
         self.is_first, self.is_last = (
             any(getattr(part, end) for part in parts.values()) for end in ("is_first", "is_last")
         )
         self.parameters = [p for part in parts.values() for p in part.parameters()]
         self.optimizer = make_optimizer(self.parameters, OPTIMIZER)
-        self.tokens, self.targets = tokens_and_targets()
+        self.tokens, self.targets = tokens_and_targets(work["repeats"])
         dist.barrier()
         return {"formula_bytes": None, "versions": {"torch": torch.__version__}}
 

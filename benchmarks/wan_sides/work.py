@@ -29,6 +29,8 @@ OPTIMIZER = {
 }
 SEED = 0
 TOKENS_PER_BATCH = ROWS * SEQUENCE
+CORE_FLOPS_PER_SECOND = 130e9
+"""About the peak of a core in fp32, for the choice of orders of work."""
 STEPS = 1_000_000
 """Of the learning rate's schedule, which is flat; nobody trains so long."""
 

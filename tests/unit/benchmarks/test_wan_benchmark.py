@@ -44,7 +44,8 @@ def test_what_is_trained_is_what_geojax_counts(benchmark):
 def test_every_geojax_contestant_is_a_run(benchmark):
     side = benchmark("wan_sides.geojax_side")
     module = benchmark("wan_sides.contestants")
-    everyone = [*module.contestants(), *module.long_steps()]
+    long = [*module.long_steps(), *module.long_pipelines(2), *module.long_pipelines(6)]
+    everyone = [*module.contestants(), *long]
     assert len({str(each) for each in everyone}) == len(everyone)
     for each in everyone:
         if each.side in ("geojax_side", "islands_side"):
@@ -111,3 +112,11 @@ def test_the_bound_of_an_order_of_messages(benchmark):
     behind = [bound.Departure(1.0, 1e6), bound.Departure(1.5, 1e6)]
     assert bound.efficiency_bound(4.0, behind, link) == pytest.approx(4.0 / 5.6)
     assert bound.efficiency_bound(4.0, behind, WanSettings()) == 1.0
+
+
+def test_the_bound_of_a_pipeline(benchmark):
+    bound = benchmark("wan_sides.bound")
+    link = WanSettings(round_trip_seconds=0.2, bytes_per_second=1500 / 1448 * 1e6)
+    # A hop takes 0.1 + 0.5 s; there and back, and half a round trip for the scalars.
+    assert bound.pipeline_bound(4.0, 0.5e6, link) == pytest.approx(4.0 / 5.3)
+    assert bound.pipeline_bound(4.0, 0.5e6, WanSettings()) == 1.0
