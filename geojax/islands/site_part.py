@@ -158,6 +158,10 @@ class SitePart:
         return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *trees)
 
 
+AUTO_CHUNKS = 4
+"""Buckets of a step: so many that most travel during a backward, so few that they are large."""
+
+
 def even_chunks(model: ModelConfig, chunks: int) -> dict[int, range]:
     """Divide the layers of a model into chunks as evenly as they go, the longer ones last."""
     ends = [model.num_hidden_layers * chunk // chunks for chunk in range(chunks + 1)]

@@ -23,7 +23,7 @@ from geojax.islands.exchange import Exchange
 from geojax.islands.programs import SitePrograms, StepBytes
 from geojax.islands.recording import Record, Recorded
 from geojax.islands.shared_name import SharedName
-from geojax.islands.site_part import SitePart, even_chunks
+from geojax.islands.site_part import AUTO_CHUNKS, SitePart, even_chunks
 from geojax.islands.site_state import (
     SiteState,
     initial_site_state,
@@ -70,9 +70,6 @@ UPDATE_NAME = SumsOfSites.apply.__name__
 """The name of the compiled update, the last program of a step, in the count of compilations."""
 
 _TABLE = "embedding"
-
-_AUTO_CHUNKS = 4
-"""Buckets of a step: so many that most travel during a backward, so few that they are large."""
 
 
 def stage_config(config: RunConfig) -> RunConfig:
@@ -473,4 +470,4 @@ def data_part(config: RunConfig) -> SitePart:
 
 def _chunks(config: RunConfig) -> int:
     layers, together = config.model.num_hidden_layers, config.communication.bucket_layers
-    return min(layers, _AUTO_CHUNKS) if together == "auto" else math.ceil(layers / together)
+    return min(layers, AUTO_CHUNKS) if together == "auto" else math.ceil(layers / together)

@@ -146,7 +146,7 @@ def _hop_ticks(layout: Layout, placement: Placement, ticks: int) -> tuple[int, .
     )
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=512)
 def _table(
     schedule: str,
     placement: Placement,

@@ -8,10 +8,11 @@ from geojax.models import ModelConfig, model_flops
 from geojax.planner.cost.calibration import GEOJAX, RELATIVE_ERROR, Calibration, Execution
 from geojax.planner.cost.chunks import ChunkWork, SitePieces, chunk_work, site_pieces
 from geojax.planner.cost.layout import Layout
+from geojax.planner.cost.link_sums import ComputeTimes
 from geojax.planner.cost.memory import layout_memory
 from geojax.planner.cost.pipeline import pipeline_time
 from geojax.planner.cost.prediction import LinkUse, Prediction, Term
-from geojax.planner.cost.reduction import ComputeTimes, Reduction, reduction
+from geojax.planner.cost.reduction import Reduction, StepWork
 from geojax.precision import policy
 from geojax.topology import Topology
 
@@ -51,10 +52,14 @@ def predict(
     if layout.dc_role == "stage":
         slowest = _iteration(model, layout, topology, sites, execution)
     else:
+        unlike = {
+            (layout.of_site(index), pieces.layer, pieces.last, pieces.hop): pieces
+            for index, pieces in enumerate(sites)
+        }
         slowest = max(
             (
-                _iteration(model, layout.of_site(index), topology, [pieces], execution)
-                for index, pieces in enumerate(sites)
+                _iteration(model, of_site, topology, [pieces], execution)
+                for (of_site, *_), pieces in unlike.items()
             ),
             key=lambda iteration: iteration.seconds,
         )
@@ -64,15 +69,9 @@ def predict(
         sum(piece.forward for piece in layer),
         sum(piece.backward + piece.weight for piece in layer),
     )
-    reduced = reduction(
-        model,
-        slowest.layout,
-        topology,
-        slowest.work,
-        slowest.sites[0].networks,
-        times,
-        execution,
-    )
+    networks = slowest.sites[0].networks
+    step_work = StepWork(model, slowest.layout, topology, slowest.work, networks, times, execution)
+    reduced = step_work.reduction()
     terms = list(slowest.terms)
     terms += reduced.terms
     step = sum(term.exposed_seconds for term in terms)

@@ -1,0 +1,140 @@
+"""The sum of gradients over sites: its messages, and the time of them that no compute hides.
+
+One program sends buckets as `geojax.planner.buckets` chooses and times them. Islands send a chunk's
+sums when its last backward is done, and wait for the others' before the update.
+"""
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+from geojax.errors import UserError
+from geojax.islands.site_part import AUTO_CHUNKS
+from geojax.models import ModelConfig
+from geojax.planner.buckets import CHOSEN, LinkShare, StepTimes, choose_buckets, link_share
+from geojax.planner.cost.layout import Layout
+from geojax.planner.cost.prediction import Term
+from geojax.planner.traffic.gradients import GradientMessages, gradient_messages
+from geojax.step.plan import StepPlan
+from geojax.topology import Topology
+
+
+@dataclasses.dataclass(frozen=True)
+class ComputeTimes:
+    """Times of the work that messages may travel beside."""
+
+    compute_seconds: float
+    """Forwards and backwards of all microbatches, bubbles included."""
+    layer_forward: float
+    """Seconds of one layer's forward of one microbatch."""
+    layer_backward: float
+
+
+class LinkSums(NamedTuple):
+    """The sums over sites of a step."""
+
+    plan: StepPlan
+    """The step with its buckets."""
+    link: LinkShare
+    messages: GradientMessages
+    exposed_seconds: float
+    """Time of the messages that no compute hides."""
+
+    @property
+    def term(self) -> Term:
+        """The sums as a part of the step."""
+        early = [each.bytes for each in self.messages.early]
+        overlapped = [*self.messages.of_bucket * self.messages.iterations, *early]
+        took = sum(map(self.link.seconds, (*overlapped, *self.messages.after_backward)))
+        return Term(
+            "gradients between sites",
+            max(took, self.exposed_seconds),
+            self.exposed_seconds,
+            "predicted messages, each a round trip and its bytes over a device's share of the "
+            "link, beside the backward as buckets allow (geojax.planner.buckets)",
+            self.messages.bytes,
+            self.messages.count,
+            "between_sites",
+        )
+
+
+def link_sums(
+    model: ModelConfig,
+    layout: Layout,
+    topology: Topology,
+    layouts: Any,
+    plan: StepPlan,
+    times: ComputeTimes,
+) -> LinkSums:
+    """Choose buckets where the layout leaves them open, and time the sums over the slowest link.
+
+    Args:
+        model: the model.
+        layout: its layout.
+        topology: the sites.
+        layouts: the `LeafLayout` of each parameter.
+        plan: the step, its buckets not chosen.
+        times: of the work that messages may travel beside.
+
+    Raises:
+        UserError: the topology lacks a link.
+    """
+    link = _slowest(layout, topology)
+    if layout.join == "islands":
+        messages = gradient_messages(model, layouts, plan)
+        return LinkSums(
+            plan, link, messages, _islands_exposed(model, layout, messages, link, times)
+        )
+    memory = [site.accelerator.memory_bytes for site in topology.sites]
+    choice = choose_buckets(
+        model,
+        plan,
+        link,
+        StepTimes(times.compute_seconds, times.layer_backward),
+        min((int(size) for size in memory if size), default=None),
+        [name for name in CHOSEN if getattr(layout, name) == "auto"],
+    )
+    return LinkSums(choice.plan, link, choice.exposure.messages, choice.exposure.seconds)
+
+
+def _slowest(layout: Layout, topology: Topology) -> LinkShare:
+    """Return a device's share of the slowest link.
+
+    Raises:
+        UserError: the topology lacks a link.
+    """
+    share = link_share(topology, layout.devices_per_site[0])
+    if share is None:
+        raise UserError(
+            f"topology '{topology.name}' does not describe the links between all of its sites; add "
+            "their round_trip_seconds and bytes_per_second under links"
+        )
+    return share
+
+
+def _islands_exposed(
+    model: ModelConfig,
+    layout: Layout,
+    messages: GradientMessages,
+    link: LinkShare,
+    times: ComputeTimes,
+) -> float:
+    """Return what islands wait for the others' sums after their last backward.
+
+    A site's backward goes through a chunk with all microbatches that it holds before the next one
+    (`geojax.islands.actions`); then the chunk's bucket leaves. Each site sends its sums to each
+    other one, and buckets follow each other on the link without waiting for an answer.
+    """
+    held = min(layout.memory_limit or layout.microbatches, layout.microbatches)
+    layers = model.num_hidden_layers
+    together = math.ceil(layers / AUTO_CHUNKS)
+    if layout.bucket_layers != "auto":
+        together = layout.bucket_layers
+    chunks = math.ceil(layers / together)
+    to_others = messages.bytes * layout.dc / 2
+    transfer = to_others / chunks / link.bytes_per_second
+    window = held * together * times.layer_backward
+    sent = 0.0
+    for chunk in range(1, chunks + 1):
+        sent = max(sent, chunk * window) + transfer
+    return sent - chunks * window + link.round_trip_seconds / 2
