@@ -109,7 +109,9 @@ def island_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
 
 
 def stage_meshes(mesh: Mesh) -> list[Mesh]:
-    """Divide the devices of a site into those of its stages."""
+    """Divide the devices of a site into those of its stages; a single one may have no devices."""
+    if mesh.shape["stage"] == 1:
+        return [mesh]
     dim = mesh.axis_names.index("stage")
     return [
         Mesh(np.take(mesh.devices, [stage], dim), mesh.axis_names, axis_types=mesh.axis_types)
