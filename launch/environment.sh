@@ -33,13 +33,8 @@ install() {
     fi
     if ! cmp -s pyproject.toml "$stamp"; then
         echo "installing geojax and what it needs into $environment (a minute or two)"
-        local pip=("$environment/bin/python" -m pip install --quiet --disable-pip-version-check)
-        if [[ $wanted == *oracles* ]]; then
-            # PyTorch for CPUs, a tenth of the build for GPUs, where its index can be reached.
-            "${pip[@]}" --no-deps --retries 1 'torch==2.13.0' \
-                --extra-index-url https://download.pytorch.org/whl/cpu || return
-        fi
-        "${pip[@]}" --editable "$wanted" || return
+        "$environment/bin/python" -m pip install --quiet --disable-pip-version-check \
+            --editable "$wanted" || return
         cp pyproject.toml "$stamp"
     fi
 }
