@@ -55,8 +55,9 @@ def _draw_sweep(axes: Axes, sweep: Sweep) -> None:
             f"crossing\n{unit(value)}",
             (value, 0.75 - 0.12 * (place % 3)),
             xycoords=("data", "axes fraction"),
-            xytext=(4, 0),
+            xytext=(-4, 0) if value < sweep.now else (4, 0),
             textcoords="offset points",
+            ha="right" if value < sweep.now else "left",
             color="#2f7d32",
             fontsize=8,
         )

@@ -13,8 +13,11 @@ from typing import NamedTuple
 
 from geojax.accelerators import Accelerator
 from geojax.mesh import DcRole
+from geojax.planner.cost.calibration import Calibration
 from geojax.planner.cost.layout import Layout
 from geojax.planner.cost.prediction import Prediction
+from geojax.planner.search.request import PlanRequest
+from geojax.planner.search.search import search
 from geojax.topology import Link, Site, SiteLink, Topology
 
 LayoutTimer = Callable[[Layout, Topology], Prediction]
@@ -52,6 +55,23 @@ def gains(layout: Layout, topology: Topology, timer: LayoutTimer) -> list[Gain]:
         then = timer(layout, better).step_seconds
         found.append(Gain(resource, now - then, math.log(now / then) / math.log(BETTER)))
     return sorted(found, key=lambda gain: -gain.seconds)
+
+
+def memory_gain(
+    request: PlanRequest, seconds: float, timer: LayoutTimer, calibration: Calibration
+) -> Gain:
+    """Return what the fastest layout saves if accelerators have `BETTER` times the memory.
+
+    Args:
+        request: what is asked for.
+        seconds: time of its fastest layout.
+        timer: predicts the step of a layout.
+        calibration: what accelerators and networks reach of their published rates.
+    """
+    larger = dataclasses.replace(request, memory_bytes=BETTER * request.usable_bytes)
+    found = search(larger, lambda each: timer(each, request.topology), calibration, keep=1)
+    then = min(seconds, found.best[0].seconds)
+    return Gain("memory", seconds - then, math.log(seconds / then) / math.log(BETTER))
 
 
 def _better(topology: Topology) -> Mapping[str, Topology]:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from geojax.collectives import WireName
 from geojax.errors import UserError
 from geojax.mesh import DcRole, Join
 from geojax.models.parallel.limits import check_parallelism
@@ -35,6 +36,10 @@ LONG_SEQUENCE = 8192
 
 SCHEDULES = ("branch_free", "1f1b", "zero_bubble_h1", "interleaved", "zbv")
 """Schedules that are tried where there are pipeline stages."""
+
+
+COMPRESSIONS: tuple[WireName, ...] = ("none", "bf16", "int8")
+"""Formats of gradients on the link, those of fewer bytes later."""
 
 
 class Order(NamedTuple):
@@ -74,11 +79,14 @@ def shapes(request: PlanRequest, refused: Counter[str]) -> Iterator[Layout]:
 def meshes(request: PlanRequest, refused: Counter[str]) -> Iterator[Layout]:
     """Yield every mesh on the accelerators of the request that the model can be sharded over.
 
+    Gradients are compressed as far as they may be; the search varies that of the fastest.
+
     Args:
         request: what is asked for.
         refused: counts the meshes that cannot be, by the constraint that refuses them.
     """
     model, site = request.model, request.site
+    shortest = max(request.compressions, key=COMPRESSIONS.index)
     for tensor in divisors(site.accelerators_per_host):
         for context in _context_sizes(request):
             for expert in divisors(model.num_experts) if model.is_moe else [1]:
@@ -109,9 +117,7 @@ def meshes(request: PlanRequest, refused: Counter[str]) -> Iterator[Layout]:
                             tensor=tensor,
                             sequence_parallel=sequence,
                             precision=request.precisions[0],
-                            gradient_compression=request.compressions[0]
-                            if role == "data"
-                            else "none",
+                            gradient_compression=shortest if role == "data" else "none",
                         )
 
 

@@ -16,8 +16,9 @@ from geojax.planner.search.bounds import Bounds
 from geojax.planner.search.fit import fitting, memory_of
 from geojax.planner.search.request import PlanRequest
 from geojax.planner.search.search import search
-from geojax.planner.search.sensitivity import Sweep, gains, sweeps, with_links
+from geojax.planner.search.sensitivity import Sweep, gains, memory_gain, sweeps, with_links
 from geojax.planner.search.space import meshes, shapes
+from geojax.planner.search.timeline import step_timeline
 from geojax.topology import Topology
 
 CALIBRATION = Calibration()
@@ -153,6 +154,34 @@ def test_a_derivative_says_what_limits():
     assert gains(LAYOUT, narrow, timer_of(request))[0].resource == "link bandwidth"
     far = with_links(request.topology, round_trip=1000)
     assert gains(LAYOUT, far, timer_of(request))[0].resource == "link latency"
+
+
+def test_more_memory_may_save_time():
+    request = request_of(memory_bytes=7e9, roles=("data",))
+    timer = timer_of(request)
+    best = search(request, timer, CALIBRATION, keep=1).best[0]
+    gain = memory_gain(request, best.seconds, timer, CALIBRATION)
+    assert gain.resource == "memory"
+    assert gain.seconds > 0
+    plenty = request_of(memory_bytes=1e12, roles=("data",))
+    best = search(plenty, timer, CALIBRATION, keep=1).best[0]
+    assert memory_gain(plenty, best.seconds, timer, CALIBRATION).seconds == 0
+
+
+def test_a_timeline_is_that_of_the_pipeline_in_its_mode():
+    request = request_of()
+    stage = Layout(
+        dc=2, dc_role="stage", pipeline_stages=4, data=4, microbatches=8, schedule="branch_free"
+    )
+    timeline, sites = step_timeline(request, stage, CALIBRATION)
+    assert sites == ("east", "east", "west", "west")
+    assert len(timeline.schedule.orders) == 4
+    assert timeline.schedule.name == "branch_free, 8 of 8 microbatches"
+    inside = dataclasses.replace(stage, dc_role="data", data=2)
+    assert step_timeline(request, inside, CALIBRATION).sites == ("east",) * 4
+    island = dataclasses.replace(stage, join="islands", pipeline_stages=2, schedule="geopipe")
+    assert step_timeline(request, island, CALIBRATION).timeline.seconds > 0
+    assert step_timeline(request, LAYOUT, CALIBRATION) is None
 
 
 def test_a_sweep_finds_where_roles_cross():
