@@ -1,10 +1,11 @@
 """`geojax plan`: the layout in which a model trains fastest on a topology, and why."""
 
 import dataclasses
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import pydantic
 import tyro
@@ -36,6 +37,7 @@ class Options(Settings):
     sequence_length: Length | None
     tokens: Tokens | None
     rows: Annotated[int, pydantic.Field(ge=1, le=100)]
+    trace: Annotated[int, pydantic.Field(ge=0, le=100)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,12 +82,15 @@ class PlanCommand:
     explain: Annotated[str | None, tyro.conf.arg(metavar="ROW|CONFIG")] = None
     """Print the terms of a layout: of a row of the table, or of the run in a YAML file."""
 
+    trace: int = 0
+    """Layouts whose memory is traced, from the best on, as `geojax memory` does: seconds each."""
+
     output: Annotated[Path | None, tyro.conf.arg(metavar="FILE.yaml")] = None
-    """File for the best layout, as a config that `geojax train` runs."""
+    """File for the best layout that fits by its trace too, as a config that `geojax train` runs."""
 
     pictures: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
-    """Folder for roles.png, the step time of each role over bandwidth and round trip, and step.png,
-    one step of the best layout."""
+    """Folder for roles.png, the step time of each role over bandwidth and round trip; step.png, the
+    terms of a step of the best layout; and timeline.png, its pipeline at work."""
 
 
 def run(command: PlanCommand, overrides: Sequence[str]) -> int:
@@ -96,7 +101,7 @@ def run(command: PlanCommand, overrides: Sequence[str]) -> int:
     from geojax.planner.cost.calibration import Calibration
     from geojax.planner.search.advice import why_none
     from geojax.planner.search.search import search
-    from geojax.planner.search.sensitivity import gains
+    from geojax.planner.search.sensitivity import gains, memory_gain
 
     jax.config.update("jax_platforms", "cpu")  # no accelerator is touched
     console = Console(highlight=False, soft_wrap=True, markup=False)
@@ -122,15 +127,23 @@ def run(command: PlanCommand, overrides: Sequence[str]) -> int:
         console.print(plan_tables.why(best, found.best[1]))
     with console.status("taking derivatives"):
         helps = gains(best.layout, request.topology, timer)
+        if math.isfinite(request.usable_bytes):
+            helps.append(memory_gain(request, best.seconds, timer, Calibration()))
+        helps.sort(key=lambda gain: -gain.seconds)
     console.print(plan_tables.limits(best, helps))
     console.print(plan_tables.pace(request, best, options.tokens))
     if command.explain is not None:
         layout = _layout_to_explain(command.explain, found.best)
         console.print(plan_tables.terms(layout, timer(layout, request.topology)))
     console.print(f"not modelled: {'; '.join(best.prediction.not_modelled)}")
+    runs = _Runs(command, config, request)
+    for row, each in enumerate(found.best[: options.trace], 1):
+        with console.status("tracing"):
+            console.print(f"{row}: {runs.traced(each).line}")
     if command.output is not None:
-        _write(command, config, request, best)
-        console.print(f"{command.output}: the best layout, for geojax train {command.output}")
+        with console.status("tracing"):
+            row = runs.write_first_that_fits(found.best)
+        console.print(f"{command.output}: layout {row}, for geojax train {command.output}")
     if command.pictures is not None:
         with console.status("drawing"):
             written = _draw(command.pictures, request, found, timer)
@@ -235,56 +248,98 @@ def _layout_to_explain(named: str, best: "Sequence[Candidate]") -> "Layout":
     return best[int(named) - 1].layout
 
 
-def _write(
-    command: PlanCommand, config: "RunConfig | None", request: "PlanRequest", best: "Candidate"
-) -> None:
-    """Write the best layout as a config that trains."""
-    from geojax.train.run_layout import run_settings
-
-    assert command.output is not None, "a file was asked for"
-    settings = run_settings(best.layout, request.sequence_length)
-    if config is not None:
-        content = config.model_dump(mode="json", exclude_unset=True) | settings
-        if "pipeline" not in settings:
-            content.pop("pipeline", None)
-        text = ""
-    else:
-        content = _new_run(command, request) | settings
-        text = "# Replace data by your own text (geojax data prepare).\n"
-    heading = (
-        f"# {best.layout}\n# predicted by geojax plan: {best.seconds:.3g} s a step, "
-        f"{quantity(best.memory.bytes, 'B')} a device\n"
-    )
-    text = heading + text + yaml.safe_dump(content, sort_keys=False)
-    try:
-        command.output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(
-            f"--output {command.output}: cannot be written ({error.strerror})"
-        ) from None
+class _Traced(NamedTuple):
+    fits: bool
+    line: str
 
 
-def _new_run(command: PlanCommand, request: "PlanRequest") -> dict[str, Any]:
-    """Return the settings of a run of a model that has no config yet."""
-    name = f"{command.config.stem}-{request.topology.name}"
-    content: dict[str, Any] = {
-        "run_directory": f"runs/{name}",
-        "steps": _DEFAULT_STEPS,
-        "topology": str(command.topology),
-        "model": str(command.config),
-        "data": {"sources": [{"name": "python", "builtin": "python-stdlib"}]},
-    }
-    if request.accelerator.name == "simulated":
-        content["simulate_devices"] = request.topology.accelerators
-    return content
+class _Runs:
+    """The runs that layouts of a plan are."""
+
+    def __init__(
+        self, command: PlanCommand, config: "RunConfig | None", request: "PlanRequest"
+    ) -> None:
+        self._command, self._config, self._request = command, config, request
+
+    def traced(self, candidate: "Candidate") -> _Traced:
+        """Trace the memory of a layout, and compare it with the closed form."""
+        from geojax.settings import validate
+        from geojax.train.config import RunConfig
+        from geojax.train.run_memory import run_memory
+
+        config = validate(RunConfig, self._content(candidate), "geojax plan")
+        traced = run_memory(config, self._request.accelerator).bytes
+        usable = self._request.usable_bytes
+        fits = traced <= usable
+        line = (
+            f"traced {quantity(traced, 'B')} a device, {quantity(candidate.memory.bytes, 'B')} in "
+            f"closed form; it {'fits' if fits else 'does not fit'}"
+        )
+        return _Traced(fits, line)
+
+    def write_first_that_fits(self, best: "Sequence[Candidate]") -> int:
+        """Write the config of the first layout that fits by its trace; return its row.
+
+        Raises:
+            UserError: none of them does, or the file cannot be written.
+        """
+        path = self._command.output
+        assert path is not None, "a file was asked for"
+        rows = enumerate(best, 1)
+        row = next((row for row, each in rows if self.traced(each).fits), None)
+        if row is None:
+            raise UserError(
+                f"--output {path}: no layout of the table fits by its trace; more --rows might"
+            )
+        chosen = best[row - 1]
+        lines = [
+            f"# {chosen.layout}",
+            f"# predicted by geojax plan: {chosen.seconds:.3g} s a step, "
+            f"{quantity(chosen.memory.bytes, 'B')} a device",
+        ]
+        if self._config is None:
+            lines.append("# Replace data by your own text (geojax data prepare).")
+        text = yaml.safe_dump(self._content(chosen), sort_keys=False)
+        try:
+            path.write_text("\n".join([*lines, text]), encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"--output {path}: cannot be written ({error.strerror})") from None
+        return row
+
+    def _content(self, candidate: "Candidate") -> dict[str, Any]:
+        from geojax.train.run_layout import run_settings
+
+        settings = run_settings(candidate.layout, self._request.sequence_length)
+        if self._config is None:
+            return self._new_run() | settings
+        kept = self._config.model_dump(mode="json", exclude_unset=True, exclude={"pipeline"})
+        return kept | settings
+
+    def _new_run(self) -> dict[str, Any]:
+        """Return the settings of a run of a model that has no config yet."""
+        model, request = self._command.config, self._request
+        data: dict[str, Any] = {"sources": [{"name": "python", "builtin": "python-stdlib"}]}
+        content: dict[str, Any] = {
+            "run_directory": f"runs/{model.stem}-{request.topology.name}",
+            "steps": _DEFAULT_STEPS,
+            "topology": str(self._command.topology),
+            "model": str(model),
+            "data": data,
+        }
+        if request.accelerator.name == "simulated":
+            content["simulate_devices"] = request.topology.accelerators
+        return content
 
 
 def _draw(
     folder: Path, request: "PlanRequest", found: "SearchResult", timer: "LayoutTimer"
 ) -> list[str]:
     """Draw the roles over the links' properties, and a step of the best layout."""
+    from geojax.pipeline.drawing.timelines import save_timelines
+    from geojax.planner.cost.calibration import Calibration
     from geojax.planner.search.drawing import save_sweeps, save_terms
     from geojax.planner.search.sensitivity import sweeps
+    from geojax.planner.search.timeline import step_timeline
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -293,6 +348,10 @@ def _draw(
     best = found.best[0]
     save_terms(best.prediction, str(best.layout), folder / "step.png")
     written = ["step.png"]
+    pipeline = step_timeline(request, best.layout, Calibration())
+    if pipeline is not None:
+        save_timelines([pipeline.timeline], pipeline.sites, folder / "timeline.png")
+        written.append("timeline.png")
     if request.topology.links:
         layouts = {
             role: [each.layout for each in found.best if each.layout.dc_role == role][:_PER_ROLE]

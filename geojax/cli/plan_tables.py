@@ -164,8 +164,8 @@ def limits(best: "Candidate", helps: "Sequence[Gain]") -> str:
         if gain.share >= _LEAST_SHARE
     )
     return (
-        f"limited by {helps[0].resource} (share of the step's time: {shares}; memory: "
-        f"{best.memory.largest} is the largest use)\n{more} more would save: {would}"
+        f"limited by {helps[0].resource} (share of the step's time: {shares}; of the "
+        f"memory {best.memory.largest} take most)\n{more} more would save: {would}"
     )
 
 

@@ -33,7 +33,18 @@ def refused(capsys, *arguments):
 def test_a_config_becomes_a_table_a_config_and_pictures(capsys, tmp_path):
     best, pictures = tmp_path / "best.yaml", tmp_path / "pictures"
     files = ("--output", best, "--pictures", pictures)
-    more = ("--rows", 3, "--explain", 2, "--tokens", "1T", "--sample.max_new_tokens", "7")
+    more = (
+        "--rows",
+        3,
+        "--explain",
+        2,
+        "--tokens",
+        "1T",
+        "--trace",
+        1,
+        "--sample.max_new_tokens",
+        "7",
+    )
     out = printed(capsys, CONFIG, *SMALL, *files, *more)
     assert "on 2 sites of 8 h100-sxm (two-h100-sites-2x8), 32 sequences of 8192 tokens" in out
     assert "east-west: 12.5 GB/s, round trip 21 ms" in out
@@ -47,6 +58,8 @@ def test_a_config_becomes_a_table_a_config_and_pictures(capsys, tmp_path):
     assert re.search(r"262k tokens a step, \S+ a day; 1T tokens take \S+ days", out)
     assert re.search(r" s exposed: matrix products \(", out)
     assert "not modelled: host time" in out
+    assert re.search(r"^1: traced \S+ GB a device, \S+ GB in closed form; it fits$", out, re.M)
+    assert f"\n{best}: layout 1, for geojax train {best}\n" in out
     written = RunConfig.load(best)
     assert written.model.num_hidden_layers == 4
     assert written.sample.max_new_tokens == 7, "what the plan does not choose is kept"
