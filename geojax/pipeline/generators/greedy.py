@@ -15,6 +15,11 @@ _KINDS = tuple(Kind)
 _FORWARD, _BACKWARD, _WEIGHT = range(3)
 _IDLE = -1
 
+BACKWARD_FIRST = (Kind.BACKWARD, Kind.FORWARD, Kind.WEIGHT)
+"""The preference of `greedy` that frees memory soonest."""
+FORWARD_FIRST = (Kind.FORWARD, Kind.BACKWARD, Kind.WEIGHT)
+"""The preference that gives the stages behind work soonest."""
+
 
 @dataclasses.dataclass(frozen=True)
 class GreedyOrder:
@@ -45,15 +50,16 @@ def greedy(
     costs: Costs,
     limits: Sequence[int],
     *,
+    preference: Sequence[Kind] = BACKWARD_FIRST,
     patience: float = 0.0,
     split_backward: bool = False,
     give_up_at: float = math.inf,
 ) -> GreedyOrder | None:
-    """Backward if one is there, else forward if memory allows, else the gradient of weights.
+    """Run on each stage the most preferred kind of action that is there and that memory allows.
 
     One chunk a stage. `limits` has for each stage the most microbatches that it may hold. A stage
-    leaves a forward for a backward that is on its way and arrives within `patience` times the
-    forward's length.
+    leaves an action for one that it prefers if that is on its way and arrives within `patience`
+    times the length of the action. Without `split_backward` there are no gradients of weights.
 
     None: the iteration would take `give_up_at` seconds or longer, by the work that is left on the
     first stage, or by its limit: it begins a forward no sooner than a round trip through all stages
@@ -80,7 +86,7 @@ def greedy(
     kinds = [bytearray() for _ in range(stages)]
     running = [_IDLE] * stages
     free_at = [0.0] * stages
-    soon = [patience * seconds - same for seconds in costs.forward]
+    order = [_KINDS.index(kind) for kind in preference if split_backward or kind is not Kind.WEIGHT]
     links = Links(costs)
     events = [(0.0, 0)]  # when to look at which stage: its action ends, or a message is there
     push, pop = heapq.heappush, heapq.heappop
@@ -127,34 +133,39 @@ def greedy(
                 continue
             done, there = backwards[stage], backward_at[stage]
             next_backward = there[done] if done < len(there) else never
-            begin = free_at[stage]
-            if next_backward <= horizon:
-                kind = _BACKWARD
-                backwards[stage] = done + 1
-                begin = max(begin, next_backward)
+            made, there = forwards[stage], forward_at[stage]
+            next_forward = never
+            if made < len(there) and made - ended[stage] < limits[stage]:
+                next_forward = there[made]
+            next_weight = now if split_backward and weights[stage] < done else never
+            ready = next_forward, next_backward, next_weight
+            soonest = never
+            for kind in order:
+                at = ready[kind]
+                if at <= horizon:
+                    if soonest >= now + patience * durations[kind][stage] - same:
+                        break
+                elif at < soonest:
+                    soonest = at
             else:
-                made, there = forwards[stage], forward_at[stage]
-                next_forward = never
-                if made < len(there) and made - ended[stage] < limits[stage]:
-                    next_forward = there[made]
-                if next_forward <= horizon and next_backward >= now + soon[stage]:
-                    kind = _FORWARD
-                    forwards[stage] = made + 1
-                    begin = max(begin, next_forward)
-                    if stage == 0 and give_up_at < never:
-                        left = microbatches - made - 1
-                        rounds = begin + (left // limits[0] + 1) * residence
-                        busy = begin + (left + 1) * work[0] + (made - done) * durations[1][0]
-                        if max(rounds, busy) >= give_up_at:
-                            return None
-                elif weights[stage] < done and split_backward:
-                    kind = _WEIGHT
-                    weights[stage] += 1
-                else:
-                    wake = min(next_backward, next_forward if next_forward > horizon else never)
-                    if wake < never:
-                        push(events, (wake, stage))
-                    continue
+                if soonest < never:
+                    push(events, (soonest, stage))
+                continue
+            begin = free_at[stage]
+            if kind == _FORWARD:
+                begin = max(begin, next_forward)
+                forwards[stage] = made + 1
+                if stage == 0 and give_up_at < never:
+                    left = microbatches - made - 1
+                    rounds = begin + (left // limits[0] + 1) * residence
+                    busy = begin + (left + 1) * work[0] + (made - done) * durations[1][0]
+                    if max(rounds, busy) >= give_up_at:
+                        return None
+            elif kind == _BACKWARD:
+                begin = max(begin, next_backward)
+                backwards[stage] = done + 1
+            else:
+                weights[stage] += 1
             running[stage] = kind
             kinds[stage].append(kind)
             free_at[stage] = end = begin + durations[kind][stage]

@@ -41,7 +41,9 @@ def geopipe(microbatches: int, costs: Costs, limit: int | None = None) -> Schedu
     least that is possible where a backward is not split.
 
     `costs` are those of one chunk a stage; of unequal ones the slowest counts. `limit` caps what a
-    stage holds.
+    stage holds. Where it allows fewer forwards than that, they are spread so that a microbatch
+    takes least time in the steady state: no stage runs as many as its neighbor without need, since
+    the two would then work in turns.
     """
     assert limit is None or limit >= 1, "a stage holds one microbatch at least"
     period = max(
@@ -54,9 +56,37 @@ def geopipe(microbatches: int, costs: Costs, limit: int | None = None) -> Schedu
     more = [math.ceil(2 * hop.seconds / period * (1 - 1e-12)) for hop in costs.hops]
     behind = itertools.accumulate([0] + [1 + extra for extra in more[::-1]])
     warmups = list(behind)[::-1]
-    if limit is not None:
-        warmups = [min(count, limit - 1) for count in warmups]
+    if limit is not None and warmups[0] >= limit:
+        ways = [period + 2 * hop.seconds for hop in costs.hops]
+        spreads = _capped(warmups, ways, limit)
+        warmups = min(spreads, key=lambda spread: _steady_period(spread, ways, period))
     return with_warmups("geopipe", warmups, microbatches)
+
+
+def _capped(warmups: Sequence[int], ways: Sequence[float], limit: int) -> list[list[int]]:
+    """Spread fewer forwards than `warmups` over the stages: cut off; by the seconds of the way
+    behind a stage, of which each hop and its stage are one of `ways`; and as 1F1B, with the rest
+    before the slowest hop."""
+    most, last = limit - 1, len(ways)
+    behind = [sum(ways[stage:]) for stage in range(last + 1)]
+    rest, slowest = max(0, most - last), max(range(last), key=lambda hop: ways[hop])
+    return [
+        [min(count, most) for count in warmups],
+        [math.ceil(most * way / behind[0] * (1 - 1e-12)) for way in behind],
+        [min(most, last - stage + (rest if stage <= slowest else 0)) for stage in range(last + 1)],
+    ]
+
+
+def _steady_period(warmups: Sequence[int], ways: Sequence[float], period: float) -> float:
+    """Seconds of a microbatch in the steady state of strict orders: on some run of neighboring
+    stages, the time of a round trip is shared by the microbatches between its ends."""
+    longest = period
+    for first in range(len(ways)):
+        way = 0.0
+        for end in range(first, len(ways)):
+            way += ways[end]
+            longest = max(longest, (way + period) / (1 + warmups[first] - warmups[end + 1]))
+    return longest
 
 
 def with_warmups(name: str, warmups: Sequence[int], microbatches: int) -> Schedule:

@@ -1,12 +1,22 @@
 """The schedules under a memory limit against Little's law."""
 
+import dataclasses
 import random
+import statistics
 import time
 
 import pytest
-from support.drawn_pipelines import drawn_under_a_limit, littles_law, lower_bound
+from support.drawn_pipelines import (
+    drawn_costs,
+    drawn_under_a_limit,
+    hard_pipelines,
+    littles_law,
+    lower_bound,
+)
 
 from geojax.pipeline import Costs, Hop, geopipe, latency_hiding, one_forward_one_backward, validate
+from geojax.pipeline.generators.greedy import greedy
+from geojax.pipeline.generators.latency_hiding import limit_spreads
 from geojax.pipeline.simulation.bounds import least_seconds
 from geojax.pipeline.simulation.simulator import iteration_seconds
 
@@ -61,7 +71,7 @@ def test_split_backwards_pay_the_latency_once():
 def test_never_below_the_lower_bound():
     """And at it where there is room enough."""
     generator = random.Random(7)
-    for _ in range(60):
+    for _ in range(25):
         microbatches, costs, limit = drawn_under_a_limit(generator)
         for split in (False, True):
             schedule = latency_hiding(microbatches, costs, limit, split_backward=split)
@@ -81,3 +91,55 @@ def test_128_stages_and_1024_microbatches_take_less_than_ten_seconds():
     seconds = iteration_seconds(schedule, costs)
     assert time.process_time() - begin < 10
     assert seconds < 1.1 * least_seconds(1024, costs, 128)
+
+
+@pytest.mark.parametrize(
+    ("microbatches", "costs", "limit", "backwards_first"), list(hard_pipelines())
+)
+def test_forwards_first_where_stages_are_uneven_and_memory_is_tight(
+    microbatches, costs, limit, backwards_first
+):
+    spreads = limit_spreads(costs, limit)
+    orders = [greedy(microbatches, costs, spread, patience=0.5) for spread in spreads]
+    orders += [greedy(microbatches, costs, spread) for spread in spreads]
+    assert min(order.seconds for order in orders) >= backwards_first - 1e-9
+    schedule = latency_hiding(microbatches, costs, limit)
+    validate(schedule, limit)
+    assert iteration_seconds(schedule, costs) < backwards_first / 1.2
+
+
+def test_a_split_that_is_allowed_is_never_slower_than_none():
+    generator = random.Random(8)
+    for _ in range(20):
+        microbatches, costs, limit = drawn_under_a_limit(generator)
+        costs = dataclasses.replace(costs, weight=costs.backward)
+        whole, split = (
+            iteration_seconds(
+                latency_hiding(microbatches, costs, limit, split_backward=allowed), costs
+            )
+            for allowed in (False, True)
+        )
+        assert split <= whole
+
+
+def test_geopipe_with_too_little_memory_is_no_slower_than_one_forward_one_backward():
+    generator = random.Random(3)
+    gains = []
+    for _ in range(100):
+        stages = generator.randint(2, 10)
+        microbatches = generator.randint(2 * stages, 80)
+        limit = generator.randint(stages, 2 * stages + 4)
+        costs = drawn_costs(generator, stages, cuts=3, periods=6)
+        schedule = geopipe(microbatches, costs, limit)
+        validate(schedule, limit)
+        plain = iteration_seconds(one_forward_one_backward(stages, microbatches), costs)
+        gains.append(plain / iteration_seconds(schedule, costs))
+    assert min(gains) >= 1 - 1e-12
+    assert statistics.median(gains) > 1.5
+
+
+@pytest.mark.parametrize("limit", range(1, 9))
+def test_geopipe_keeps_within_less_memory_than_one_forward_one_backwards(limit):
+    hops = [Hop()] * 7
+    hops[2] = Hop(4.0, 0.0, "cut")
+    validate(geopipe(20, Costs((0.4,) * 8, (0.6,) * 8, (0.0,) * 8, tuple(hops)), limit), limit)
