@@ -15,7 +15,7 @@ sites:
     accelerator:
       name: simulated
       peak_flops_per_second: {float32: 50GFLOP/s}
-      memory_bytes: 300kB
+      memory_bytes: 4MB
       memory_bytes_per_second: 10GB/s
     inside_host: {round_trip_seconds: 20us, bytes_per_second: 5GB/s}
   - {<<: *site, name: west}
