@@ -27,7 +27,7 @@ def measure(
     Returns:
         JSON: losses, seconds a step per round over both links, bytes per step, the load of the
         machine before; where the contestant says it, the bound of the efficiency and for how long
-        the devices of each site waited in the last step, by cause.
+        the devices of each site waited in the last step of a round, by cause.
 
     Raises:
         ContestantFailed: a process ended or is stuck; in one line.
@@ -39,7 +39,8 @@ def measure(
         started = workers.ask("start", START_SECONDS)
         losses = workers.ask("steps", STEPS_SECONDS, count=CHECKED_STEPS)[0]["losses"]
         seconds: dict[str, list[float]] = {"plain": [], "link": []}
-        sent, waits = [0, 0], []
+        waits: dict[str, list[Any]] = {"plain": [], "link": []}
+        sent = [0, 0]
         for _ in range(rounds):
             for path, times in seconds.items():
                 link.shape(path == "link")
@@ -47,15 +48,15 @@ def measure(
                 before = link.sent_bytes()
                 answers = workers.ask("steps", STEPS_SECONDS, count=steps)
                 times.append(max(answer["seconds"] for answer in answers) / steps)
+                waits[path].append([answer.get("waits") for answer in answers])
                 if path == "link":
                     after = link.sent_bytes()
-                    waits.append([answer.get("waits", {}) for answer in answers])
                     sent = [s + b - a for s, a, b in zip(sent, before, after, strict=True)]
     formula = contestant.formula_bytes or started[0]["formula_bytes"]
     counted = sum(sent) / (rounds * steps)
     return summary(seconds, contestant.repeats * TOKENS_PER_BATCH) | {
         **_bound(started[0], min(seconds["plain"]), link),
-        **({"wait_seconds_of_sites": waits[-1]} if waits[-1][0] else {}),
+        **({"wait_seconds_of_sites": waits} if waits["link"][0][0] else {}),
         "losses": losses,
         "seconds_per_step": seconds,
         "sent_bytes_per_step": [each / (rounds * steps) for each in sent],
