@@ -18,6 +18,7 @@ from geojax.quantities import Count, Length, Tokens, quantity
 from geojax.settings import Settings, validate
 
 if TYPE_CHECKING:
+    from geojax.planner.cost.calibration import Calibration
     from geojax.planner.cost.layout import Layout
     from geojax.planner.cost.prediction import Prediction
     from geojax.planner.search.request import PlanRequest
@@ -73,6 +74,13 @@ class PlanCommand:
     compressions: tuple[Literal["none", "bf16", "int8"], ...] = ()
     """Gradient compressions to choose from; default: the config's, or none."""
 
+    stage_times: Path | None = None
+    """Instead of published peaks: the times of the model's pieces that `geojax probe` has measured
+    (a YAML file). Only layouts with as many sequences, tensor ranks and so on are planned."""
+
+    measured: bool = False
+    """The topology is one that `geojax probe` wrote: its rates are those that are reached."""
+
     tokens: Annotated[str | None, tyro.conf.arg(metavar="9T")] = None
     """Token budget, for the days that it takes."""
 
@@ -98,25 +106,33 @@ def run(command: PlanCommand, overrides: Sequence[str]) -> int:
     # Imported here, so that `geojax --help` need not wait for JAX.
     import jax
 
-    from geojax.planner.cost.calibration import Calibration
     from geojax.planner.search.advice import why_none
-    from geojax.planner.search.search import search
+    from geojax.planner.search.search import NOT_MEASURED, search
     from geojax.planner.search.sensitivity import gains, memory_gain
 
     jax.config.update("jax_platforms", "cpu")  # no accelerator is touched
     console = Console(highlight=False, soft_wrap=True, markup=False)
     options = _options(command)
     config, request = _request(command, overrides)
-    timer = _timer(request)
+    calibration = _calibration(command)
+    if calibration.stage_times is not None:
+        request = dataclasses.replace(request, remats=(calibration.stage_times.remat,))
+    timer = _timer(request, calibration)
     started = time.monotonic()
     with console.status("searching layouts"):
         found = search(
             request,
             lambda layout: timer(layout, request.topology),
-            Calibration(),
+            calibration,
             keep=options.rows,
         )
     if not found.best:
+        if found.refused[NOT_MEASURED]:
+            raise UserError(
+                f"--stage-times {command.stage_times}: no layout that fits has the microbatch, "
+                "remat, precision and parallelism that were measured; geojax probe CONFIG "
+                "--stage-times FILE measures those of a config"
+            )
         raise UserError(why_none(request))
     best = found.best[0]
     console.print(plan_tables.heading(request))
@@ -128,7 +144,7 @@ def run(command: PlanCommand, overrides: Sequence[str]) -> int:
     with console.status("taking derivatives"):
         helps = gains(best.layout, request.topology, timer)
         if math.isfinite(request.usable_bytes):
-            helps.append(memory_gain(request, best.seconds, timer, Calibration()))
+            helps.append(memory_gain(request, best.seconds, timer, calibration))
         helps.sort(key=lambda gain: -gain.seconds)
     console.print(plan_tables.limits(best, helps))
     console.print(plan_tables.pace(request, best, options.tokens))
@@ -146,7 +162,7 @@ def run(command: PlanCommand, overrides: Sequence[str]) -> int:
         console.print(f"{command.output}: layout {row}, for geojax train {command.output}")
     if command.pictures is not None:
         with console.status("drawing"):
-            written = _draw(command.pictures, request, found, timer)
+            written = _draw(command.pictures, request, found, timer, calibration)
         console.print(f"{command.pictures}: {', '.join(written)}")
     return 0
 
@@ -208,9 +224,19 @@ def _request(
     )
 
 
-def _timer(request: "PlanRequest") -> "LayoutTimer":
+def _calibration(command: PlanCommand) -> "Calibration":
+    """Return what accelerators and networks reach of their rates."""
+    from geojax.pipeline.simulation.stage_times import StageTimes
+    from geojax.planner.cost.calibration import MEASURED, Calibration
+
+    calibration = MEASURED if command.measured else Calibration()
+    if command.stage_times is None:
+        return calibration
+    return dataclasses.replace(calibration, stage_times=StageTimes.load(command.stage_times))
+
+
+def _timer(request: "PlanRequest", calibration: "Calibration") -> "LayoutTimer":
     """Return the cost model, which remembers what it predicted for the request's topology."""
-    from geojax.planner.cost.calibration import Calibration
     from geojax.planner.cost.predict import predict
 
     known: dict[Layout, Prediction] = {}
@@ -223,7 +249,7 @@ def _timer(request: "PlanRequest") -> "LayoutTimer":
             layout,
             topology,
             sequence_length=request.sequence_length,
-            calibration=Calibration(),
+            calibration=calibration,
         )
         if topology is request.topology:
             known[layout] = made
@@ -332,11 +358,14 @@ class _Runs:
 
 
 def _draw(
-    folder: Path, request: "PlanRequest", found: "SearchResult", timer: "LayoutTimer"
+    folder: Path,
+    request: "PlanRequest",
+    found: "SearchResult",
+    timer: "LayoutTimer",
+    calibration: "Calibration",
 ) -> list[str]:
     """Draw the roles over the links' properties, and a step of the best layout."""
     from geojax.pipeline.drawing.timelines import save_timelines
-    from geojax.planner.cost.calibration import Calibration
     from geojax.planner.search.drawing import save_sweeps, save_terms
     from geojax.planner.search.sensitivity import sweeps
     from geojax.planner.search.timeline import step_timeline
@@ -348,7 +377,7 @@ def _draw(
     best = found.best[0]
     save_terms(best.prediction, str(best.layout), folder / "step.png")
     written = ["step.png"]
-    pipeline = step_timeline(request, best.layout, Calibration())
+    pipeline = step_timeline(request, best.layout, calibration)
     if pipeline is not None:
         save_timelines([pipeline.timeline], pipeline.sites, folder / "timeline.png")
         written.append("timeline.png")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from geojax.accelerators import CATALOG
 from geojax.errors import UserError
 from geojax.planner.cost.layout import Layout
-from geojax.planner.search.fit import REMATS, fitting, memory_of, shardings
+from geojax.planner.search.fit import fitting, memory_of, shardings
 from geojax.planner.search.request import PlanRequest
 from geojax.planner.search.space import meshes, shapes
 from geojax.quantities import quantity
@@ -53,7 +53,7 @@ def fits(request: PlanRequest) -> bool:
 def _least_memory(request: PlanRequest) -> tuple[float, Layout] | None:
     """Return the layout that needs least memory, and its bytes; None: no batch divides."""
     thriftiest = (
-        dataclasses.replace(shardings(shape)[-1], remat=REMATS[-1])
+        dataclasses.replace(shardings(shape)[-1], remat=request.remats[-1])
         for shape in shapes(request, Counter())
     )
     of_each = ((memory_of(request, layout).bytes, layout) for layout in thriftiest)

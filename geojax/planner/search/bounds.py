@@ -14,6 +14,7 @@ import dataclasses
 import math
 
 from geojax.collectives import wire_format
+from geojax.errors import UserError
 from geojax.pipeline.registry import schedule_entry
 from geojax.planner.buckets import link_share
 from geojax.planner.cost.calibration import GEOJAX, Calibration
@@ -55,15 +56,17 @@ class Bounds:
         """`calibration` says what accelerators and networks reach of their published rates."""
         self._request, self._calibration = request, calibration
         self._link = link_share(request.topology, request.site.accelerators)
-        self._known: dict[Layout, _Work] = {}
+        self._known: dict[Layout, _Work | None] = {}
 
-    def seconds(self, layout: Layout) -> float:
-        """Return the bound of a layout.
+    def seconds(self, layout: Layout) -> float | None:
+        """Return the bound of a layout; None: its layers are not those that were measured.
 
         Raises:
             UserError: a peak is not known.
         """
         work = self._work(layout)
+        if work is None:
+            return None
         layers, stages = self._request.model.num_hidden_layers, layout.pipeline_stages
         if stages == 1:
             return layout.microbatches * (layers * work.layer + work.ends)
@@ -77,7 +80,7 @@ class Bounds:
         ahead = first - 1 + sum(others) * (virtual if layout.schedule == "interleaved" else 1)
         return total + ahead * chunk + self._after_backward(layout)
 
-    def _work(self, layout: Layout) -> _Work:
+    def _work(self, layout: Layout) -> _Work | None:
         key = dataclasses.replace(
             layout,
             pipeline_stages=1,
@@ -90,8 +93,13 @@ class Bounds:
             overlap_grad_reduce="auto",
         )
         if key not in self._known:
-            request = self._request
-            sites = site_pieces(
+            self._known[key] = self._timed(layout)
+        return self._known[key]
+
+    def _timed(self, layout: Layout) -> _Work | None:
+        request = self._request
+        try:
+            first, *_ = site_pieces(
                 request.model,
                 layout,
                 request.topology,
@@ -99,8 +107,11 @@ class Bounds:
                 self._calibration,
                 GEOJAX,
             )
-            self._known[key] = _work_of(sites[0])
-        return self._known[key]
+        except UserError:
+            if self._calibration.stage_times is None:
+                raise
+            return None
+        return _work_of(first)
 
     def _after_backward(self, layout: Layout) -> float:
         """Return the time of weights and gradients of a pipeline, which nothing in it hides."""

@@ -7,15 +7,11 @@ behind it are not looked at: remat computes again, and a higher ZeRO stage sends
 import dataclasses
 from collections import Counter
 from collections.abc import Iterator
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
-from geojax.models.chunk.remat import Remat
 from geojax.planner.cost.layout import Layout
 from geojax.planner.cost.memory import LayoutMemory, layout_memory
 from geojax.planner.search.request import PlanRequest
-
-REMATS: tuple[Remat, ...] = get_args(Remat)
-"""Policies of remat, those that compute least again first."""
 
 
 class Fitting(NamedTuple):
@@ -33,9 +29,9 @@ def fitting(request: PlanRequest, shape: Layout, refused: Counter[str]) -> Itera
         shape: mesh, microbatches and schedule.
         refused: counts the layouts that do not fit.
     """
-    least = len(REMATS)
+    least = len(request.remats)
     for sharded in shardings(shape):
-        for number, remat in enumerate(REMATS):
+        for number, remat in enumerate(request.remats):
             if number >= least:
                 break  # a lower ZeRO stage fits with as little to compute again
             layout = dataclasses.replace(sharded, remat=remat)

@@ -3,15 +3,20 @@
 import dataclasses
 import math
 import os
+from typing import get_args
 
 from geojax.accelerators import Accelerator
 from geojax.collectives import WireName
 from geojax.errors import UserError
 from geojax.mesh import DcRole, Join
 from geojax.models import ModelConfig
+from geojax.models.chunk.remat import Remat
 from geojax.precision import PrecisionName, policy
 from geojax.runtime.device_memory import usable_memory
 from geojax.topology import Site, Topology
+
+REMATS: tuple[Remat, ...] = get_args(Remat)
+"""Policies of remat, those that compute least again first."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +38,8 @@ class PlanRequest:
     """Precisions to choose from, all of which the user takes for good enough."""
     compressions: tuple[WireName, ...] = ("none",)
     """Formats of gradients on the link to choose from, with the same proviso."""
+    remats: tuple[Remat, ...] = REMATS
+    """Policies of remat to choose from, those that compute least again first."""
     moments: int = 2
     """Moments that the optimizer keeps of each parameter."""
     memory_bytes: float | None = None

@@ -34,6 +34,9 @@ Timer = Callable[[Layout], Prediction]
 MOST_SIMULATED = 2**16
 """Most (microbatch, chunk) pairs of all the pipelines that are timed, about ten seconds of them."""
 
+NOT_MEASURED = "not measured"
+"""Constraint that refuses layouts whose layers differ from those that `geojax probe` has timed."""
+
 VARIED = 4
 """Fastest layouts whose remaining choices are varied."""
 
@@ -84,11 +87,14 @@ def search(
     """
     refused: Counter[str] = Counter()
     bounds = Bounds(request, calibration)
-    bounded = [
-        (bounds.seconds(each.layout), each)
-        for shape in shapes(request, refused)
-        for each in fitting(request, shape, refused)
-    ]
+    bounded = []
+    for shape in shapes(request, refused):
+        for each in fitting(request, shape, refused):
+            bound = bounds.seconds(each.layout)
+            if bound is None:
+                refused[NOT_MEASURED] += 1
+            else:
+                bounded.append((bound, each))
     bounded.sort(key=lambda pair: pair[0])
     table = _Fastest(keep)
     simulated = 0

@@ -7,6 +7,8 @@ import pytest
 import yaml
 
 from geojax.cli.main import run
+from geojax.models.parallel.parallelism import Parallelism
+from geojax.pipeline.simulation.stage_times import PieceTimes, SiteTimes, StageTimes
 from geojax.planner.cost.layout import Layout
 from geojax.train.config import RunConfig
 from geojax.train.run_layout import layout_of_run, run_settings
@@ -84,6 +86,28 @@ def test_a_model_needs_a_topology_and_a_batch(capsys, tmp_path):
     line = refused(capsys, model, "--topology", "two-h100-sites-2x8")
     assert line == "error: geojax plan MODEL needs --global-batch and --sequence-length as well"
     assert "unknown argument --mesh.data" in refused(capsys, model, *REQUEST, "--mesh.data", "2")
+
+
+def test_measured_times_take_the_place_of_peaks(capsys, tmp_path):
+    config = RunConfig.load(CONFIG, SMALL)
+    piece = PieceTimes(forward=0.010, backward=0.012, weight=0.008)
+    measured = StageTimes(
+        model=config.model,
+        sequences=1,
+        sequence_length=8192,
+        dtype="bfloat16",
+        remat="selective",
+        parallelism=Parallelism(),
+        sites=(SiteTimes(name="east", layer=piece, embedding=piece, head=piece),),
+    )
+    path = tmp_path / "times.yaml"
+    measured.save(path)
+    given = (CONFIG, *SMALL, "--stage-times", path, "--measured", "--rows", "2")
+    out = printed(capsys, *given, "--explain", "1")
+    assert "layers (measured) (geojax probe --stage-times)" in out
+    assert re.search(r"not measured \d+", out)
+    refusal = refused(capsys, *given, "--precisions", "fp32")
+    assert "no layout that fits has the microbatch, remat, precision" in refusal
 
 
 def test_an_impossible_request_says_what_would_work(capsys):
