@@ -150,6 +150,9 @@ def _stages(figures: Figures) -> Table:
         pieces = {"a layer": site.layer, "embedding": site.embedding, "head and loss": site.head}
         for name, piece in pieces.items():
             table.add_row(site.name, name, *_times(piece.kinds))
+        if site.layer_whole_backward:
+            whole = f"{_time(site.layer_whole_backward)} for both in one go"
+            table.add_row(site.name, "a layer, not split", "-", whole, "-")
     return table
 
 

@@ -1,9 +1,9 @@
 """Times of the pieces of a model on the devices of one pipeline stage, in every site.
 
-The pieces are those of a `geojax.models.chunk` for one microbatch: a layer
-forwards, backwards to its input, backwards to its weights; embedding and head. Every group of
-devices that would be a stage works at the same time, as in training. A piece runs many times in a
-loop of one program, whose length is an argument: what a longer loop takes longer is the piece's.
+The pieces are those of a `geojax.models.chunk` for one microbatch: a layer forwards, backwards to
+its input, backwards to its weights, backwards to both; embedding and head. Every group of devices
+that would be a stage works at the same time, as in training. A piece runs many times in a loop of
+one program, whose length is an argument: what a longer loop takes longer is the piece's.
 """
 
 import dataclasses
@@ -74,6 +74,7 @@ def measured_stages(
         for kind in ("forward", "backward", "weight")
         if (piece, kind) != ("embedding", "backward")
     }
+    programs["layer", "whole_backward"] = pieces.compiled("layer", "whole_backward")
     # Some collectives time out when their ranks start far apart: all compile, then wait here.
     barrier("probe: the pieces of the model are compiled", TIMEOUT_SECONDS)
     limits = WatchdogSettings(first_step_seconds=TIMEOUT_SECONDS, minimum_seconds=TIMEOUT_SECONDS)
@@ -138,6 +139,7 @@ def _site_times(name: str, seconds: dict[tuple[str, str], float]) -> SiteTimes:
             backward=seconds["layer", "backward"],
             weight=seconds["layer", "weight"],
         ),
+        layer_whole_backward=seconds["layer", "whole_backward"],
         embedding=PieceTimes(
             forward=embedding[0], backward=0.0, weight=max(embedding[1] - embedding[0], 0.0)
         ),
@@ -268,6 +270,16 @@ class _Pieces:
             shapes = jax.eval_shape(forward, jnp.int32(0), (x,))
             return forward, (x, zeros_of(shapes[1]))
         residuals = chunk.forward(weights, x, batch, context).residuals
+        sink = StackedGradients(self._plan.policy.reduce_dtype)
+        layer, _ = weights.layers[0].source.take(None, jnp.int32(0), jnp.int32(0))
+        if kind == "whole_backward":
+
+            def whole_backward(zero: jax.Array, carry: Any) -> Any:
+                own, (cotangent, sums) = _unknown(residuals, zero), carry
+                made = chunk.backward(weights, own, cotangent, batch, context, sink, sums)
+                return made.x, made.layers
+
+            return whole_backward, (x, sink.start(layer, 1))
         if kind == "backward":
 
             def backward(zero: jax.Array, carry: Any) -> Any:
@@ -278,14 +290,11 @@ class _Pieces:
             shapes = jax.eval_shape(backward, jnp.int32(0), (x,))
             return backward, (x, zeros_of(shapes[1]))
         stashed = chunk.input_gradient(weights, residuals, x, batch, context).layers
-        sink = StackedGradients(self._plan.policy.reduce_dtype)
 
         def weight(zero: jax.Array, sums: Any) -> Any:
             kept, own = _unknown((residuals, stashed), zero)
             return chunk.weight_gradients(weights, kept, own, context, sink, sums)
 
-        source = weights.layers[0].source
-        layer, _ = source.take(None, jnp.int32(0), jnp.int32(0))
         return weight, sink.start(layer, 1)
 
     def _head(self, kind: str, weights: ChunkWeights, batch: Any) -> tuple[Body, Any]:

@@ -69,13 +69,8 @@ def greedy(
     assert len(limits) == stages, "one limit a stage"
     assert min(limits) >= 1, "a stage holds one microbatch at least"
     last = stages - 1
-    together = [b + w for b, w in zip(costs.backward, costs.weight, strict=True)]
-    durations = (
-        costs.forward,
-        costs.backward if split_backward else tuple(together),
-        costs.weight,
-    )
-    work = [sum(parts) for parts in zip(costs.forward, together, strict=True)]
+    durations = costs.durations(split_backward=split_backward)
+    work = list(map(sum, zip(*durations, strict=True)))
     same = 1e-9 * max(work)
     residence = round_trip(costs, split_backward=split_backward)
     forward_at: list[list[float]] = [[] for _ in range(stages)]

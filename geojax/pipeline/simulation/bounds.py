@@ -23,12 +23,10 @@ def least_seconds(
         split_backward: the gradients of weights are actions of their own.
     """
     hops = [0.0, *(hop.seconds for hop in costs.hops)]
-    work = list(map(sum, zip(costs.forward, costs.backward, costs.weight, strict=True)))
-    there = [0.0, *itertools.accumulate(map(sum, zip(costs.forward, hops[1:], strict=False)))]
-    backs = list(costs.backward)
-    if not split_backward:
-        backs = [b + w for b, w in zip(costs.backward, costs.weight, strict=True)]
-    back = [0.0, *itertools.accumulate(map(sum, zip(backs, hops[1:], strict=False)))]
+    forward, backward, weight = costs.durations(split_backward=split_backward)
+    work = list(map(sum, zip(forward, backward, weight, strict=True)))
+    there = [0.0, *itertools.accumulate(map(sum, zip(forward, hops[1:], strict=False)))]
+    back = [0.0, *itertools.accumulate(map(sum, zip(backward, hops[1:], strict=False)))]
     bounds = [
         before + microbatches * own + (0.0 if split_backward else after)
         for before, own, after in zip(there, work, back, strict=True)
@@ -40,5 +38,5 @@ def least_seconds(
 
 def round_trip(costs: Costs, *, split_backward: bool = False) -> float:
     """Return the least seconds for which the first stage of linear stages holds a microbatch."""
-    seconds = sum(costs.forward) + sum(costs.backward) + 2 * sum(hop.seconds for hop in costs.hops)
-    return seconds + (costs.weight[0] if split_backward else sum(costs.weight))
+    forward, backward, weight = costs.durations(split_backward=split_backward)
+    return sum(forward) + sum(backward) + weight[0] + 2 * sum(hop.seconds for hop in costs.hops)

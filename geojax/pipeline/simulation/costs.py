@@ -34,11 +34,14 @@ class Costs:
     backward: tuple[float, ...]
     """Seconds of the gradient of each chunk's input."""
     weight: tuple[float, ...]
-    """Seconds of the gradient of each chunk's weights. A backward that is not split takes both."""
+    """Seconds of the gradient of each chunk's weights. A backward that is not split takes both,
+    one that is both and the surcharge."""
     hops: tuple[Hop, ...]
     """Between chunk c and chunk c+1, one for each pair; the same forwards and backwards."""
     half_duplex: bool = False
     """The two directions of a link share its bandwidth."""
+    split_surcharge: float = 0.0
+    """The share by which the two halves of a split backward take longer than the whole."""
 
     def __post_init__(self) -> None:
         chunks = len(self.forward)
@@ -77,6 +80,18 @@ class Costs:
             tuple(weight / part for part in parts),
             tuple(Hop() if source == target else hop(source, target) for source, target in pairs),
         )
+
+    def durations(self, *, split_backward: bool) -> tuple[tuple[float, ...], ...]:
+        """Return the seconds of each chunk's forward, backward and gradient of weights.
+
+        Where the backward is not split it takes both, and nothing is left for the weights.
+        """
+        halves = zip(self.backward, self.weight, strict=True)
+        if not split_backward:
+            return self.forward, tuple(map(sum, halves)), (0.0,) * len(self.weight)
+        longer = 1 + self.split_surcharge
+        inputs, weights = zip(*((longer * b, longer * w) for b, w in halves), strict=True)
+        return self.forward, inputs, weights
 
     @property
     def inside_sites(self) -> "Costs":

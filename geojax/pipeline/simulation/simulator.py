@@ -58,13 +58,7 @@ def iteration_seconds(schedule: Schedule, costs: Costs, *, late_receives: bool =
 
 def durations_of(schedule: Schedule, costs: Costs) -> dict[Kind, tuple[float, ...]]:
     """For each kind of action that the schedule has, the seconds it takes in each chunk."""
-    if schedule.split_backward:
-        backward = costs.backward
-    else:
-        backward = tuple(
-            inputs + weights for inputs, weights in zip(costs.backward, costs.weight, strict=True)
-        )
-    return {Kind.FORWARD: costs.forward, Kind.BACKWARD: backward, Kind.WEIGHT: costs.weight}
+    return dict(zip(Kind, costs.durations(split_backward=schedule.split_backward), strict=True))
 
 
 def timeline_of(

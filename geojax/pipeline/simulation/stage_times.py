@@ -7,6 +7,7 @@
     sites:
       - name: east
         layer: {forward: 3.1ms, backward: 3.3ms, weight: 2.9ms}
+        layer_whole_backward: 5.9ms
         embedding: {forward: 80us, backward: 0s, weight: 190us}
         head: {forward: 4.2ms, backward: 4.1ms, weight: 4.2ms}
       - name: west
@@ -48,11 +49,28 @@ class SiteTimes(Settings):
     name: str
     """The name of the site."""
     layer: PieceTimes
-    """One layer of the model."""
+    """One layer of the model, its backward in two halves."""
+    layer_whole_backward: Seconds | None = None
+    """A layer's backward that is not split; null: as long as its halves together."""
     embedding: PieceTimes
     """The work of the first stage besides its layers."""
     head: PieceTimes
     """The work of the last stage besides its layers: norm, head, loss."""
+
+    @property
+    def split_surcharge(self) -> float:
+        """The share by which the halves of a layer's backward take longer than the whole."""
+        if not self.layer_whole_backward:
+            return 0.0
+        halves = self.layer.backward + self.layer.weight
+        return max(0.0, halves / self.layer_whole_backward - 1)
+
+    @property
+    def with_whole_backward(self) -> "SiteTimes":
+        """The same with halves of a layer's backward that together last as long as the whole."""
+        share = 1 / (1 + self.split_surcharge)
+        halves = {"backward": share * self.layer.backward, "weight": share * self.layer.weight}
+        return self.model_copy(update={"layer": self.layer.model_copy(update=halves)})
 
 
 class StageTimes(Settings):

@@ -112,7 +112,8 @@ def test_a_split_that_is_allowed_is_never_slower_than_none():
     generator = random.Random(8)
     for _ in range(20):
         microbatches, costs, limit = drawn_under_a_limit(generator)
-        costs = dataclasses.replace(costs, weight=costs.backward)
+        surcharge = generator.choice([0.0, 0.1, 0.4])
+        costs = dataclasses.replace(costs, weight=costs.backward, split_surcharge=surcharge)
         whole, split = (
             iteration_seconds(
                 latency_hiding(microbatches, costs, limit, split_backward=allowed), costs

@@ -56,6 +56,7 @@ def test_every_piece_takes_its_time(config, times):
     assert times.parallelism == config.model_parallelism
     for site in times.sites:
         assert min(site.layer.kinds) > 0
+        assert site.layer_whole_backward > 0
         assert site.head.forward > 0
         assert site.embedding.backward == 0
 
@@ -67,9 +68,11 @@ def test_the_simulator_computes_with_them(config, times, tmp_path):
     layer = PieceTimes(forward=0.001, backward=0.0015, weight=0.0005)
     nothing = PieceTimes(forward=0, backward=0, weight=0)
     head = PieceTimes(forward=0.002, backward=0.001, weight=0.003)
-    east = read.sites[0].model_copy(update={"layer": layer, "embedding": nothing, "head": head})
+    pieces = {"layer": layer, "embedding": nothing, "head": head}
+    # A split backward takes a quarter longer than these 1.6 ms.
+    east = read.sites[0].model_copy(update={**pieces, "layer_whole_backward": 0.0016})
     slower = PieceTimes(**{name: 2 * value for name, value in layer.model_dump().items()})
-    west = east.model_copy(update={"name": "west", "layer": slower})
+    west = east.model_copy(update={"name": "west", "layer": slower, "layer_whole_backward": 0.0032})
     read = read.model_copy(update={"sites": (east, west)})
     staged = StagedModel(
         config.model,
@@ -81,12 +84,13 @@ def test_the_simulator_computes_with_them(config, times, tmp_path):
         dtype="float32",
         measured=read,
     )
-    # 6 layers of 3 ms, or 6 ms in the west, and a head of 6 ms: no stage takes longer than 6 ms.
+    # 6 layers of 2.6 ms, or 5.2 ms in the west, and a head of 6 ms that a single layer is beside.
     assert staged.layers(Placement.linear(4)) == (2, 2, 1, 1)
     costs = staged.costs(Placement.linear(4))
     assert costs.forward == pytest.approx((0.002, 0.002, 0.002, 0.004))
-    assert costs.backward == pytest.approx((0.003, 0.003, 0.003, 0.004))
-    assert costs.weight == pytest.approx((0.001, 0.001, 0.001, 0.004))
+    assert costs.backward == pytest.approx((0.0024, 0.0024, 0.0024, 0.0034))
+    assert costs.weight == pytest.approx((0.0008, 0.0008, 0.0008, 0.0038))
+    assert costs.split_surcharge == pytest.approx(0.25)
     alone = read.model_copy(update={"sites": (east,)})
     assert alone.of_site("north") == east
     with pytest.raises(UserError, match="measured in east, west, not in 'north'"):

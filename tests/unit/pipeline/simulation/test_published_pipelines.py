@@ -1,5 +1,6 @@
 """The simulator against published measurements."""
 
+import dataclasses
 import statistics
 
 import pytest
@@ -24,6 +25,7 @@ from geojax.pipeline import (
     zero_bubble_h1,
     zero_bubble_h2,
 )
+from geojax.pipeline.simulation.staged_model import SPLIT_SURCHARGE
 
 
 @pytest.mark.parametrize(
@@ -62,6 +64,19 @@ def test_crosspipe_one_forward_one_backward_from_one_cell():
     assert len(errors) == 9
     assert statistics.median(errors) <= 0.0045
     assert max(errors) <= 0.016
+
+
+def test_crosspipe_zb_h1_with_the_surcharge_of_a_split_backward():
+    rows = [row for row in crosspipe_rows() if row["s_zb_h1"] is not None]
+    backward = crosspipe_backward(rows)
+
+    def error(row, surcharge):
+        schedule = zero_bubble_h1(CROSSPIPE_STAGES, CROSSPIPE_MICROBATCHES[row["case"]])
+        costs = dataclasses.replace(crosspipe_costs(row, backward), split_surcharge=surcharge)
+        return abs(crosspipe_seconds(schedule, costs) / row["s_zb_h1"] - 1)
+
+    assert statistics.median(error(row, SPLIT_SURCHARGE) for row in rows) <= 0.007
+    assert statistics.median(error(row, 0.0) for row in rows) >= 0.035
 
 
 def test_latency_hiding_beside_the_solver_of_crosspipe():

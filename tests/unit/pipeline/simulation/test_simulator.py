@@ -22,6 +22,7 @@ from geojax.pipeline import (
     gpipe,
     one_forward_one_backward,
     simulate,
+    zero_bubble_h1,
 )
 from geojax.pipeline.simulation.simulator import iteration_seconds
 
@@ -79,6 +80,18 @@ def test_late_receives_by_hand():
         (5.5, 6.0, 7.0),
         (10.0, 10.5, 11.5),
     ]
+
+
+def test_only_a_split_backward_pays_the_surcharge():
+    costs = dataclasses.replace(linear(1.0, 2.0, [Hop()], weight=1.0), split_surcharge=0.1)
+    free = dataclasses.replace(costs, split_surcharge=0.0)
+    whole, split = one_forward_one_backward(2, 4), zero_bubble_h1(2, 4)
+    assert simulate(whole, costs).seconds == simulate(whole, free).seconds
+
+    def work(costs):
+        return sum(span.end - span.start for span in simulate(split, costs).spans)
+
+    assert work(costs) - work(free) == pytest.approx(2 * 4 * 0.1 * (2 + 1))
 
 
 def test_the_period_of_strict_one_forward_one_backward():
