@@ -5,16 +5,15 @@ import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pydantic
 import tyro
-import yaml
 from rich.console import Console
 
 from geojax.cli import plan_tables
 from geojax.errors import UserError
-from geojax.quantities import Count, Length, Tokens, quantity
+from geojax.quantities import Count, Length, Tokens
 from geojax.settings import Settings, validate
 
 if TYPE_CHECKING:
@@ -27,8 +26,13 @@ if TYPE_CHECKING:
     from geojax.topology import Topology
     from geojax.train.config import RunConfig
 
-_DEFAULT_STEPS = 1000
 _PER_ROLE = 3
+_KEYS = {
+    "--topology": "topology",
+    "--global-batch": "batch.global_batch_size",
+    "--sequence-length": "batch.sequence_length",
+}
+"""Settings of a config that are options as well."""
 
 
 class Options(Settings):
@@ -54,13 +58,13 @@ class PlanCommand:
     """The YAML file of a run; or the name or YAML file of a model."""
 
     topology: str | None = None
-    """With MODEL: preset's name or YAML file of the sites."""
+    """Preset's name or YAML file of the sites; default: the config's."""
 
     global_batch: int | None = None
-    """With MODEL: sequences of a step."""
+    """Sequences of a step; default: the config's."""
 
     sequence_length: int | None = None
-    """With MODEL: tokens of a sequence."""
+    """Tokens of a sequence; default: the config's."""
 
     roles: tuple[Literal["data", "stage"], ...] = ("data", "stage")
     """Roles of the sites to choose from."""
@@ -106,6 +110,7 @@ def run(command: PlanCommand, overrides: Sequence[str]) -> int:
     # Imported here, so that `geojax --help` need not wait for JAX.
     import jax
 
+    from geojax.cli.planned_runs import PlannedRuns, new_run
     from geojax.planner.search.advice import why_none
     from geojax.planner.search.search import NOT_MEASURED, search
     from geojax.planner.search.sensitivity import gains, memory_gain
@@ -152,13 +157,14 @@ def run(command: PlanCommand, overrides: Sequence[str]) -> int:
         layout = _layout_to_explain(command.explain, found.best)
         console.print(plan_tables.terms(layout, timer(layout, request.topology)))
     console.print(f"not modelled: {'; '.join(best.prediction.not_modelled)}")
-    runs = _Runs(command, config, request)
+    fresh = new_run(command.config, command.topology or "", request)
+    runs = PlannedRuns(request, fresh, config)
     for row, each in enumerate(found.best[: options.trace], 1):
         with console.status("tracing"):
             console.print(f"{row}: {runs.traced(each).line}")
     if command.output is not None:
         with console.status("tracing"):
-            row = runs.write_first_that_fits(found.best)
+            row = runs.write_first_that_fits(found.best, command.output)
         console.print(f"{command.output}: layout {row}, for geojax train {command.output}")
     if command.pictures is not None:
         with console.status("drawing"):
@@ -189,7 +195,10 @@ def _request(
     choices: dict[str, Any] = {"roles": command.roles, "joins": command.joins}
     choices |= {"precisions": command.precisions} if command.precisions else {}
     choices |= {"compressions": command.compressions} if command.compressions else {}
-    if all(value is None for value in given.values()):
+    if _is_run(command.config):
+        for name, key in _KEYS.items():
+            if given[name] is not None:
+                overrides = [*overrides, f"--{key}", str(given[name])]
         config = RunConfig.load(command.config, overrides)
         if config.topology is None:
             raise UserError(
@@ -222,6 +231,15 @@ def _request(
         command.sequence_length or 0,
         **choices,
     )
+
+
+def _is_run(path: Path) -> bool:
+    """Tell a run's file from a model's, or from the name of a preset."""
+    from geojax.settings import load_yaml
+
+    if path.suffix not in (".yaml", ".yml"):
+        return False
+    return not load_yaml(path).keys().isdisjoint(("model", "run_directory", "batch"))
 
 
 def _calibration(command: PlanCommand) -> "Calibration":
@@ -272,89 +290,6 @@ def _layout_to_explain(named: str, best: "Sequence[Candidate]") -> "Layout":
     if not 1 <= int(named) <= len(best):
         raise UserError(f"--explain {named}: the table has the rows 1 to {len(best)}")
     return best[int(named) - 1].layout
-
-
-class _Traced(NamedTuple):
-    fits: bool
-    line: str
-
-
-class _Runs:
-    """The runs that layouts of a plan are."""
-
-    def __init__(
-        self, command: PlanCommand, config: "RunConfig | None", request: "PlanRequest"
-    ) -> None:
-        self._command, self._config, self._request = command, config, request
-
-    def traced(self, candidate: "Candidate") -> _Traced:
-        """Trace the memory of a layout, and compare it with the closed form."""
-        from geojax.settings import validate
-        from geojax.train.config import RunConfig
-        from geojax.train.run_memory import run_memory
-
-        config = validate(RunConfig, self._content(candidate), "geojax plan")
-        traced = run_memory(config, self._request.accelerator).bytes
-        usable = self._request.usable_bytes
-        fits = traced <= usable
-        line = (
-            f"traced {quantity(traced, 'B')} a device, {quantity(candidate.memory.bytes, 'B')} in "
-            f"closed form; it {'fits' if fits else 'does not fit'}"
-        )
-        return _Traced(fits, line)
-
-    def write_first_that_fits(self, best: "Sequence[Candidate]") -> int:
-        """Write the config of the first layout that fits by its trace; return its row.
-
-        Raises:
-            UserError: none of them does, or the file cannot be written.
-        """
-        path = self._command.output
-        assert path is not None, "a file was asked for"
-        rows = enumerate(best, 1)
-        row = next((row for row, each in rows if self.traced(each).fits), None)
-        if row is None:
-            raise UserError(
-                f"--output {path}: no layout of the table fits by its trace; more --rows might"
-            )
-        chosen = best[row - 1]
-        lines = [
-            f"# {chosen.layout}",
-            f"# predicted by geojax plan: {chosen.seconds:.3g} s a step, "
-            f"{quantity(chosen.memory.bytes, 'B')} a device",
-        ]
-        if self._config is None:
-            lines.append("# Replace data by your own text (geojax data prepare).")
-        text = yaml.safe_dump(self._content(chosen), sort_keys=False)
-        try:
-            path.write_text("\n".join([*lines, text]), encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"--output {path}: cannot be written ({error.strerror})") from None
-        return row
-
-    def _content(self, candidate: "Candidate") -> dict[str, Any]:
-        from geojax.train.run_layout import run_settings
-
-        settings = run_settings(candidate.layout, self._request.sequence_length)
-        if self._config is None:
-            return self._new_run() | settings
-        kept = self._config.model_dump(mode="json", exclude_unset=True, exclude={"pipeline"})
-        return kept | settings
-
-    def _new_run(self) -> dict[str, Any]:
-        """Return the settings of a run of a model that has no config yet."""
-        model, request = self._command.config, self._request
-        data: dict[str, Any] = {"sources": [{"name": "python", "builtin": "python-stdlib"}]}
-        content: dict[str, Any] = {
-            "run_directory": f"runs/{model.stem}-{request.topology.name}",
-            "steps": _DEFAULT_STEPS,
-            "topology": str(self._command.topology),
-            "model": str(model),
-            "data": data,
-        }
-        if request.accelerator.name == "simulated":
-            content["simulate_devices"] = request.topology.accelerators
-        return content
 
 
 def _draw(

@@ -47,6 +47,9 @@ class PlanRequest:
 
     def __post_init__(self) -> None:
         require_alike(self.topology)
+        for name in ("roles", "joins", "precisions", "compressions"):
+            if not getattr(self, name):
+                raise UserError(f"{name}: a plan needs one to choose from; name one or more")
         for name in self.precisions:
             policy(name)  # refuses a precision that there is not
         if self.sequence_length > self.model.max_position_embeddings:

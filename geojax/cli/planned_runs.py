@@ -1,0 +1,103 @@
+"""The runs that layouts of a plan are: their configs, written and traced."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import yaml
+
+from geojax.errors import UserError
+from geojax.quantities import quantity
+from geojax.settings import validate
+from geojax.train.config import RunConfig
+from geojax.train.run_layout import run_settings
+from geojax.train.run_memory import run_memory
+
+if TYPE_CHECKING:
+    from geojax.planner.search.request import PlanRequest
+    from geojax.planner.search.search import Candidate
+
+_DEFAULT_STEPS = 1000
+
+
+class Traced(NamedTuple):
+    """The memory of a layout by its trace."""
+
+    fits: bool
+    line: str
+    """Its bytes beside those in closed form."""
+
+
+class PlannedRuns:
+    """The runs that a plan's layouts are."""
+
+    def __init__(
+        self, request: "PlanRequest", new_run: Mapping[str, Any], config: RunConfig | None
+    ):
+        """Without a `config` to keep the rest of, the rest is that of `new_run`."""
+        self._request, self._new_run, self._config = request, new_run, config
+
+    def traced(self, candidate: "Candidate") -> Traced:
+        """Trace the memory of a layout, and compare it with the closed form."""
+        config = validate(RunConfig, self._content(candidate), "geojax plan")
+        traced = run_memory(config, self._request.accelerator).bytes
+        fits = traced <= self._request.usable_bytes
+        line = (
+            f"traced {quantity(traced, 'B')} a device, {quantity(candidate.memory.bytes, 'B')} in "
+            f"closed form; it {'fits' if fits else 'does not fit'}"
+        )
+        return Traced(fits, line)
+
+    def write_first_that_fits(self, best: "Sequence[Candidate]", path: Path) -> int:
+        """Write the config of the first layout that fits by its trace; return its row.
+
+        Raises:
+            UserError: none of them does, or the file cannot be written.
+        """
+        rows = enumerate(best, 1)
+        row = next((row for row, each in rows if self.traced(each).fits), None)
+        if row is None:
+            raise UserError(
+                f"--output {path}: no layout of the table fits by its trace; more --rows might"
+            )
+        chosen = best[row - 1]
+        lines = [
+            f"# {chosen.layout}",
+            f"# predicted by geojax plan: {chosen.seconds:.3g} s a step, "
+            f"{quantity(chosen.memory.bytes, 'B')} a device",
+        ]
+        if self._config is None:
+            lines.append("# Replace data by your own text (geojax data prepare).")
+        text = yaml.safe_dump(self._content(chosen), sort_keys=False)
+        try:
+            path.write_text("\n".join([*lines, text]), encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"--output {path}: cannot be written ({error.strerror})") from None
+        return row
+
+    def _content(self, candidate: "Candidate") -> dict[str, Any]:
+        settings = run_settings(candidate.layout, self._request.sequence_length)
+        if self._config is None:
+            return {**self._new_run, **settings}
+        kept = self._config.model_dump(mode="json", exclude_unset=True, exclude={"pipeline"})
+        return kept | settings
+
+
+def new_run(model: Path, topology: str, request: "PlanRequest") -> dict[str, Any]:
+    """Return the settings, but for the layout, of a run of a model that has no config yet.
+
+    Args:
+        model: name or file of the model.
+        topology: name or file of the topology.
+        request: what is planned.
+    """
+    content: dict[str, Any] = {
+        "run_directory": f"runs/{model.stem}-{request.topology.name}",
+        "steps": _DEFAULT_STEPS,
+        "topology": topology,
+        "model": str(model),
+        "data": {"sources": [{"name": "python", "builtin": "python-stdlib"}]},
+    }
+    if request.accelerator.name == "simulated":
+        content["simulate_devices"] = request.topology.accelerators
+    return content
