@@ -5,7 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pydantic
+
 from geojax.errors import UserError
+from geojax.models import ModelConfig
 from geojax.named_arrays import describe_arrays
 from geojax.renamed_keys import MODEL_KEYS
 
@@ -24,7 +27,9 @@ def refuse_other_model(path: Path, saved: Any, given: Mapping[str, Any]) -> None
                 f"model.{new}) and cannot be resumed by this one; resume it with that version, or "
                 "start in another run directory"
             )
-    difference = _first_difference(saved or {}, json.loads(json.dumps(dict(given))), "model")
+    difference = _first_difference(
+        _with_defaults(saved or {}), json.loads(json.dumps(dict(given))), "model"
+    )
     if difference is not None:
         field, there, here = difference
         raise UserError(
@@ -46,6 +51,14 @@ def refuse_other_arrays(path: Path, saved: Mapping[str, str], wanted: Mapping[st
                 f"{path}: the array {name} is {there} in the checkpoint and {here} in this run: "
                 "the model, the optimizer or the precision differs"
             )
+
+
+def _with_defaults(saved: dict[str, Any]) -> dict[str, Any]:
+    """Add the keys that models have now to a config that was saved without them."""
+    try:
+        return ModelConfig(**saved).model_dump(mode="json")
+    except pydantic.ValidationError:
+        return saved
 
 
 def _first_difference(saved: Any, given: Any, field: str) -> tuple[str, str, str] | None:
