@@ -5,6 +5,7 @@ each block is read once, the files are laid out first and then filled in any ord
 """
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -134,7 +135,9 @@ class CheckpointWriter:
         text += b" " * (-len(text) % 8)
         with path.open("wb") as file:
             file.write(len(text).to_bytes(8, "little") + text)
-            file.truncate(8 + len(text) + ends[-1])
+            file.flush()
+            # A full disk is an error here; in a mapped file it would kill the process.
+            os.posix_fallocate(file.fileno(), 0, 8 + len(text) + ends[-1])
         mapped = np.memmap(path, np.uint8, mode="r+", offset=8 + len(text))
         for tensor, first, end in zip(content, ends, ends[1:], strict=False):
             array = mapped[first:end].view(self._dtype).reshape(tensor.shape)
