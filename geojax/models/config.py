@@ -15,41 +15,68 @@ from geojax.quantities import Length
 from geojax.renamed_keys import MODEL_KEYS, MODEL_VALUES
 from geojax.settings import Settings, load_yaml, preset_path, validate
 
+_ROPE_KEYS = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("factor", "original_max_position_embeddings"),
+}
+"""Keys that each scaling of rotary positions needs."""
+_ROPE_OPTIONS = {"yarn": ("attention_factor", "beta_fast", "beta_slow")}
+"""Keys that a scaling may have besides."""
+
 
 class RopeParameters(Settings):
-    """Rotary positions: their base, their share of a head, and Llama 3.1's longer contexts.
+    """Rotary positions: their base, their share of a head, and their scaling to longer contexts.
 
-    With `rope_type: llama3` wavelengths above `original_max_position_embeddings / low_freq_factor`
-    grow by `factor`, those below `original_max_position_embeddings / high_freq_factor` are kept,
-    and those between are blended. Source: "The Llama 3 Herd of Models" (2024) and the model code
-    that Meta released with it.
+    `linear`: all wavelengths grow by `factor` (Chen et al. 2023, "Extending Context Window of Large
+    Language Models via Positional Interpolation").
+
+    `llama3`: those above `original_max_position_embeddings / low_freq_factor` grow by `factor`,
+    those below `original_max_position_embeddings / high_freq_factor` are kept, and those between
+    are blended ("The Llama 3 Herd of Models", 2024, and the model code that Meta released).
+
+    `yarn`: likewise by rotations in the original context, between `beta_slow` and `beta_fast`, and
+    attention is sharpened (Peng et al. 2023, "YaRN: Efficient Context Window Extension of Large
+    Language Models").
     """
 
-    rope_type: Literal["default", "llama3"] = "default"
+    rope_type: Literal["default", "linear", "llama3", "yarn"] = "default"
     """Scaling of the frequencies."""
     rope_theta: float = pydantic.Field(default=10_000.0, gt=1, le=1e12)
     """Base of the frequencies: wavelengths run from 2 pi to almost 2 pi times this."""
     partial_rotary_factor: float = pydantic.Field(default=1.0, gt=0, le=1)
     """Share of each head that is rotated (its first dims); the rest carries no position."""
     factor: float | None = pydantic.Field(default=None, ge=1e-3, le=1e6)
-    """llama3: growth of the low frequencies' wavelengths."""
+    """linear, llama3, yarn: growth of the (low frequencies') wavelengths."""
     low_freq_factor: float | None = pydantic.Field(default=None, ge=1e-3, le=1e6)
     """llama3: fewer rotations than this in the original context make a frequency low."""
     high_freq_factor: float | None = pydantic.Field(default=None, ge=1e-3, le=1e6)
     """llama3: more rotations than this in the original context make a frequency high."""
     original_max_position_embeddings: Length | None = None
-    """llama3: context length of the training before the extension."""
+    """llama3, yarn: context length of the training before the extension."""
+    beta_fast: float | None = pydantic.Field(default=None, ge=1e-3, le=1e6)
+    """yarn: more rotations than this in the original context keep a frequency; default: 32."""
+    beta_slow: float | None = pydantic.Field(default=None, ge=1e-3, le=1e6)
+    """yarn: fewer rotations than this make a frequency low; default: 1."""
+    attention_factor: float | None = pydantic.Field(default=None, ge=1e-3, le=1e3)
+    """yarn: factor of rotated queries and keys; default: 0.1 ln(factor) + 1."""
 
     @pydantic.model_validator(mode="after")
     def _scaling_is_complete(self) -> Self:
-        keys = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-        for key in keys:
-            if (getattr(self, key) is None) != (self.rope_type == "default"):
-                needs = "needs" if self.rope_type == "llama3" else "takes no"
-                raise ValueError(f"rope_type {self.rope_type} {needs} {key}")
-        low, high = self.low_freq_factor, self.high_freq_factor
-        if low is not None and high is not None and high <= low:
-            raise ValueError(f"high_freq_factor {high:g} must be above low_freq_factor {low:g}")
+        needed = _ROPE_KEYS[self.rope_type]
+        allowed = {*needed, *_ROPE_OPTIONS.get(self.rope_type, ())}
+        others = {key for keys in (*_ROPE_KEYS.values(), *_ROPE_OPTIONS.values()) for key in keys}
+        for key in needed:
+            if getattr(self, key) is None:
+                raise ValueError(f"rope_type {self.rope_type} needs {key}")
+        for key in sorted(others - allowed):
+            if getattr(self, key) is not None:
+                raise ValueError(f"rope_type {self.rope_type} takes no {key}")
+        for low, high in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
+            below, above = getattr(self, low), getattr(self, high)
+            if below is not None and above is not None and above <= below:
+                raise ValueError(f"{high} {above:g} must be above {low} {below:g}")
         return self
 
 

@@ -1,5 +1,7 @@
 """Rotary positions (RoPE): rotation of queries and keys by angles proportional to positions."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,14 +12,30 @@ from geojax.models.config import ModelConfig, RopeParameters
 def rotary_frequencies(config: ModelConfig) -> np.ndarray:
     """Return the radians per position of each pair of dims, float64 [rotary_dim / 2].
 
-    RoFormer (Su et al. 2021), equation 15: rope_theta^(-2 i / rotary_dim); scaled as Llama 3.1 does
-    with `rope_type: llama3`.
+    RoFormer (Su et al. 2021), equation 15: rope_theta^(-2 i / rotary_dim); scaled as `rope_type`
+    says (see `RopeParameters`).
     """
+    rope = config.rope_parameters
     exponents = np.arange(0, config.rotary_dim, 2, dtype=np.float64) / config.rotary_dim
-    frequencies = config.rope_parameters.rope_theta**-exponents
-    if config.rope_parameters.rope_type == "llama3":
-        return _scale_as_llama3(frequencies, config.rope_parameters)
+    frequencies = rope.rope_theta**-exponents
+    if rope.rope_type == "linear":
+        assert rope.factor is not None
+        return frequencies / rope.factor
+    if rope.rope_type == "llama3":
+        return _scale_as_llama3(frequencies, rope)
+    if rope.rope_type == "yarn":
+        return _scale_as_yarn(frequencies, rope, config.rotary_dim)
     return frequencies
+
+
+def attention_factor(rope: RopeParameters) -> float:
+    """Return the factor of rotated queries and keys: 1, or YaRN's (its equation 22)."""
+    if rope.rope_type != "yarn":
+        return 1.0
+    assert rope.factor is not None
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    return 0.1 * math.log(max(rope.factor, 1.0)) + 1.0
 
 
 def _scale_as_llama3(frequencies: np.ndarray, rope: RopeParameters) -> np.ndarray:
@@ -32,17 +50,36 @@ def _scale_as_llama3(frequencies: np.ndarray, rope: RopeParameters) -> np.ndarra
     return frequencies * (keep + (1 - keep) / factor)
 
 
+def _scale_as_yarn(frequencies: np.ndarray, rope: RopeParameters, dim: int) -> np.ndarray:
+    """Blend by the pair's number, as YaRN's code does, where its paper blends by the rotations."""
+    context, factor = rope.original_max_position_embeddings, rope.factor
+    assert context is not None
+    assert factor is not None
+
+    def pair_with(rotations: float) -> float:
+        return dim * math.log(context / (rotations * 2 * math.pi)) / (2 * math.log(rope.rope_theta))
+
+    first = max(math.floor(pair_with(rope.beta_fast or 32.0)), 0)
+    last = min(math.ceil(pair_with(rope.beta_slow or 1.0)), dim - 1)
+    width = last - first if last != first else 1e-3
+    blend = np.clip((np.arange(dim // 2) - first) / width, 0.0, 1.0)
+    return frequencies * (1 - blend + blend / factor)
+
+
 def rotary_table(
     positions: jax.Array, config: ModelConfig, dtype: jnp.dtype
 ) -> tuple[jax.Array, jax.Array]:
-    """Compute cosines and sines for `positions` int32 [B, S].
+    """Compute cosines and sines for `positions` int32 [B, S], times YaRN's factor.
 
     Each is [B, S, 1, rotary_dim / 2], of `dtype` or float32, whichever is wider.
     """
     wide = jnp.promote_types(dtype, jnp.float32)
     frequencies = jnp.asarray(rotary_frequencies(config), wide)
     angles = positions.astype(wide)[:, :, None, None] * frequencies
-    return jnp.cos(angles), jnp.sin(angles)
+    factor = attention_factor(config.rope_parameters)
+    if factor == 1:
+        return jnp.cos(angles), jnp.sin(angles)
+    return factor * jnp.cos(angles), factor * jnp.sin(angles)
 
 
 def rotate(x: jax.Array, table: tuple[jax.Array, jax.Array]) -> jax.Array:

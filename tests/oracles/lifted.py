@@ -47,4 +47,4 @@ def caller():
         frame = frame.f_back
         if frame is None:
             return "outside of transformers"
-    return frame.f_code.co_qualname
+    return frame.f_code.co_qualname.partition(".<locals>")[0]

@@ -43,25 +43,36 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 100.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 4.0,
+}
+_LINEAR = {"rope_type": "linear", "rope_theta": 100.0, "factor": 4.0}
 _ROTARY = {
     "RotaryEmbedding.compute_default_rope_parameters",
     "RotaryEmbedding.forward",
     "eager_attention_forward",
 }
 _USUAL = {"RMSNorm.forward", *_ROTARY}
+_SCALED = _USUAL - {"RotaryEmbedding.compute_default_rope_parameters"}
 _NO_DROPOUT = {"embd_pdrop": 0.0, "resid_pdrop": 0.0, "attn_pdrop": 0.0}
 
 FAMILIES = {
     "llama": (
         LlamaConfig(**_SIZES, head_dim=8, rope_parameters=_LLAMA3),
-        _USUAL - {"RotaryEmbedding.compute_default_rope_parameters"}
-        | {"_compute_llama3_parameters"},
+        _SCALED | {"_compute_llama3_parameters"},
     ),
     "llama-tied-biases": (
         LlamaConfig(**_SIZES, attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
         _USUAL,
     ),
-    "qwen2": (Qwen2Config(**_SIZES, tie_word_embeddings=True), _USUAL),
+    "qwen2": (
+        Qwen2Config(**_SIZES, head_dim=8, tie_word_embeddings=True, rope_parameters=_YARN),
+        _SCALED | {"_compute_yarn_parameters"},
+    ),
     "qwen3": (Qwen3Config(**_SIZES, head_dim=8), _USUAL),
     "qwen3-moe": (
         Qwen3MoeConfig(
@@ -76,7 +87,10 @@ FAMILIES = {
         ),
         _USUAL | {"TopKRouter.forward"},
     ),
-    "mistral": (MistralConfig(**_SIZES, head_dim=8, sliding_window=None), _USUAL),
+    "mistral": (
+        MistralConfig(**_SIZES, head_dim=8, sliding_window=None, rope_parameters=_LINEAR),
+        _SCALED | {"_compute_linear_scaling_rope_parameters"},
+    ),
     "mixtral": (
         MixtralConfig(**_SIZES, num_local_experts=4, router_aux_loss_coef=0.0),
         _USUAL | {"TopKRouter.forward"},

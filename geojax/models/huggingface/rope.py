@@ -33,7 +33,7 @@ def read_rope(
     scaling = content.get("rope_scaling") or content.get("rope_parameters") or {}
     if not isinstance(scaling, Mapping) or any(isinstance(each, dict) for each in scaling.values()):
         raise UserError(f"{source}: rope_parameters must be one mapping for all layers")
-    rope = dict(scaling)
+    rope = {key: value for key, value in scaling.items() if value is not None}
     if (name := rope.pop("type", None)) is not None:
         rope.setdefault("rope_type", name)
     for key, default in (

@@ -63,6 +63,11 @@ def test_loads_a_preset_and_a_file(tmp_path):
         ({"rope_parameters": {"rope_type": "llama3"}}, "rope_type llama3 needs factor"),
         ({"rope_parameters": {"factor": 8}}, "rope_type default takes no factor"),
         (
+            {"rope_parameters": {"rope_type": "linear", "factor": 8, "beta_fast": 32}},
+            "rope_type linear takes no beta_fast",
+        ),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 8}}, "rope_type yarn needs original_"),
+        (
             {
                 "rope_parameters": {
                     "rope_type": "llama3",
