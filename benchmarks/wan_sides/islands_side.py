@@ -82,7 +82,12 @@ class Worker:
     def start(self) -> dict[str, Any]:
         work = own_work()
         site = work["process"]
-        here = runtime.ProcessSettings(process_count=1, site=work["site"], simulated_devices=1)
+        here = runtime.ProcessSettings(
+            process_count=1,
+            site=work["site"],
+            simulated_devices=1,
+            heartbeat_timeout_seconds=PATIENCE_SECONDS,
+        )
         runtime.start(here)
         runtime.enable_compilation_cache(cache_folder() / "xla")
         settings = work["settings"] | {"topology": topology_file(work["link"])}
@@ -95,9 +100,7 @@ class Worker:
             key="benchmark-of-islands",
         )
         self.joined = ExitStack()  # the harness ends the process
-        transport = self.joined.enter_context(
-            joined_sites(config, plan, place, PATIENCE_SECONDS, {})
-        )
+        transport = self.joined.enter_context(joined_sites(config, plan, place, here, {}))
         self.run = IslandRun.build(config, plan, transport)
         rows = sequences_of_site(config, plan, site)
         self.batch = {name: values[rows] for name, values in batch(work["repeats"]).items()}

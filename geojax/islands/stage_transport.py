@@ -77,9 +77,9 @@ class StageTransport:
         """Wait until the stages of the site have all offers."""
         self._inside.drain()
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         """End the exchange with the other stages of the site; those that wait for more fail."""
-        self._inside.close()
+        self._inside.close(failed=failed)
 
     def _is_inside(self, stage: int) -> bool:
         return 0 <= stage - self._first < self._inside.sites

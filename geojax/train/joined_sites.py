@@ -13,6 +13,7 @@ import geojax
 from geojax.checkpoint.common_save import HeldSave, SavesOfSites
 from geojax.errors import UserError
 from geojax.islands.exchange import Exchange
+from geojax.runtime.cluster_env import ProcessSettings
 from geojax.runtime.island_env import IslandSettings
 from geojax.step.plan import StepPlan
 from geojax.step.state import parameter_layouts
@@ -58,7 +59,7 @@ def joined_sites(
     config: RunConfig,
     plan: StepPlan,
     settings: IslandSettings,
-    silence_seconds: float,
+    processes: ProcessSettings,
     contents: Mapping[str, str],
 ) -> Iterator[Transport]:
     """Join the processes of all sites; at a good end wait until the others have all messages.
@@ -67,7 +68,8 @@ def joined_sites(
         config: the run of all sites.
         plan: the step of this one.
         settings: this site among them.
-        silence_seconds: a site that gives no sign for so long counts as lost.
+        processes: settings of this process; another one has the time that these give it to start,
+            and while it runs to give a sign.
         contents: hash of each source of data.
 
     Raises:
@@ -89,13 +91,16 @@ def joined_sites(
         members,
         site_staging(config, settings.site, jax.process_count()),
         offer_limit_bytes(config, plan) * plan.mesh.size // jax.process_count(),
-        silence_seconds,
+        processes.heartbeat_timeout_seconds,
+        processes.start_timeout_seconds,
     )
     try:
         yield transport
         transport.drain()
-    finally:
-        transport.close()
+    except BaseException:
+        transport.close(failed=True)
+        raise
+    transport.close()
 
 
 def saves_of_sites(transport: Transport, mesh: Mesh) -> SavesOfSites:

@@ -112,9 +112,8 @@ def train(
             directory.lock()
         transport = None
         if island is not None:
-            silence = complete(processes, os.environ).heartbeat_timeout_seconds
             transport = stack.enter_context(
-                joined_sites(config, plan, island, silence, corpus.contents)
+                joined_sites(config, plan, island, complete(processes, os.environ), corpus.contents)
             )
         checkpointer = stack.enter_context(
             _open_checkpoints(config, directory, mesh, topology, console, transport)

@@ -110,7 +110,7 @@ class EngineTransport:
             )
             for each, peer in peers.items()
         }
-        atexit.register(self.close)
+        atexit.register(self.close, failed=True)
 
     def offer(self, receiver: int, key: MessageKey, arrays: Sequence[jax.Array]) -> None:
         """Offer arrays to one other site."""
@@ -150,7 +150,7 @@ class EngineTransport:
         for link in self._links.values():
             link.in_flight.wait_until_empty()
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         """End all transfers, the control connections and the guard."""
         if self._closed:
             return
@@ -158,7 +158,7 @@ class EngineTransport:
         atexit.unregister(self.close)
         in_flight = sum(each.messages_in_flight for each in self.counters.values())
         for link in self._links.values():
-            link.control.close(finished=self._lost is None and not in_flight)
+            link.control.close(finished=not failed and self._lost is None and not in_flight)
         private.forget(self._server, [each.peer.engine for each in self._links.values()])
         self._arrivals.close()
         self._guard.close()

@@ -94,11 +94,11 @@ class _Loopback:
                 raise RunError(f"transport: {left} messages of site {self.site} are not fetched")
             time.sleep(_POLL_SECONDS)
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         for peer in self.counters:
             link = self.links[self.site, peer]
             with link.changed:
-                link.closed, link.lost = True, bool(link.offered)
+                link.closed, link.lost = True, failed or bool(link.offered)
                 link.offered.clear()
                 link.changed.notify_all()
 

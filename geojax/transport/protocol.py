@@ -147,10 +147,10 @@ class Transport(Protocol):
         """
         ...
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         """End all transfers and free what they hold.
 
-        Peers see this site as finished, which is no error, if they have fetched all its offers; and
-        else as lost.
+        Peers see this site as finished, which is no error, if they have fetched all its offers and
+        it has not `failed`; and else as lost.
         """
         ...

@@ -147,6 +147,14 @@ def test_a_silent_site_is_named(like, monkeypatch):
         west.fetch(0, KEY, [like]).result(20)
 
 
+def test_a_site_that_ends_with_an_error_is_lost(like):
+    with joined_sites() as (east, west):
+        fetch = west.fetch(0, KEY, [like])
+        east.close(failed=True)
+        with pytest.raises(RunError, match=r"lost the connection to site east \(process 0, host"):
+            fetch.result(20)
+
+
 def test_another_key_is_refused():
     with (
         pytest.raises(UserError, match=r"site \w+ .* has another key than this process"),
