@@ -1,64 +1,26 @@
 """Sites that are jobs of their own: equal to one program, resumed, and ended with a lost site."""
 
 import json
-import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+from support.island_jobs import SETTINGS, SITES, STAGES, start_sites
 from support.small_runs import (
     environment,
     finish,
     losses,
     remove_checkpoint,
     saved_steps,
-    start,
     train,
     wait_for_step,
     write_config,
 )
 
 from geojax.train.metrics import read_metrics
-
-SITES = ("east", "west")
-STEPS = 6
-SETTINGS = {
-    "steps": STEPS,
-    "simulate_devices": 2,
-    "mesh": {"dc": 2, "data": 2},
-    "dc": {"join": "islands"},
-    "batch": {"global_batch_size": 8, "sequence_length": 32, "microbatches": 2},
-    "evaluation": {"interval": 3, "sequences": 8},
-    "checkpoint": {"interval": 3},
-    # The same at every step, however many there are.
-    "optimizer": {"peak_learning_rate": 3e-3, "final_learning_rate": 3e-3, "warmup_steps": 0},
-}
-
-
-def start_sites(config, *arguments, runs=None):
-    """One job for each site, of unrelated processes that share a key and an address.
-
-    `runs` are the run directories of sites without a common file system.
-    """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = {
-        "GEOJAX_ISLANDS": ",".join(SITES),
-        "GEOJAX_ISLANDS_COORDINATOR": f"127.0.0.1:{port}",
-        "GEOJAX_ISLANDS_KEY": secrets.token_hex(16),
-        "GEOJAX_ISLANDS_ADDRESS": "127.0.0.1",
-        "GEOJAX_HEARTBEAT_TIMEOUT": "20",
-    }
-    folders = [["--run_directory", str(run)] for run in runs or []] or [[]] * len(SITES)
-    return [
-        start(config, *arguments, *folder, GEOJAX_SITE=site, **common)
-        for site, folder in zip(SITES, folders, strict=True)
-    ]
 
 
 def launch(config, run, *options):
@@ -103,7 +65,7 @@ def test_two_jobs_train_as_one_program(trained, tmp_path):
     assert made.returncode == 0, made.stderr
     assert losses(run / "east") == losses(run / "west")
     wanted = losses(alone)
-    assert sorted(wanted) == list(range(1, STEPS + 1))
+    assert sorted(wanted) == list(range(1, SETTINGS["steps"] + 1))
     for step, loss in losses(run / "east").items():
         assert loss == pytest.approx(wanted[step], abs=1e-4)
 
@@ -173,15 +135,6 @@ def test_a_lost_site_ends_the_run_and_is_named(corpus, tmp_path):
         output, _ = finish(east, west)
     assert east.returncode == 1, output
     assert "site west" in output
-
-
-STAGES = {
-    "steps": 20,
-    "dc": {"join": "islands", "role": "stage"},
-    "pipeline": {"schedule": "1f1b"},
-    "evaluation": {"interval": 10, "sequences": 8},
-    "checkpoint": {"interval": 10},
-}
 
 
 @pytest.fixture(scope="module")

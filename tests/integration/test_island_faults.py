@@ -1,0 +1,140 @@
+"""Islands under strangers, a cut, a silent site, Ctrl-C at one site, and a second start."""
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support.island_jobs import SETTINGS, STAGES, start_sites
+from support.small_runs import (
+    environment,
+    finish,
+    losses,
+    saved_steps,
+    wait_for,
+    wait_for_step,
+    write_config,
+)
+
+LONG = SETTINGS | {
+    "steps": 100_000,
+    "simulate_devices": 1,
+    "mesh": {"dc": 2},
+    "evaluation": {"interval": 100_000, "sequences": 8},
+    "checkpoint": {"interval": 5},
+}
+RUBBISH = (bytes(4), bytes(1 << 16), b"GET / HTTP/1.1\r\n\r\n", b"geojax/1" + bytes(18))
+
+
+def family(process):
+    """A process and those that it has started, by their numbers."""
+    found = [process]
+    for one in found:
+        for thread in Path(f"/proc/{one}/task").iterdir():
+            found += map(int, (thread / "children").read_text().split())
+    return found
+
+
+def listening(process):
+    """Address and port of each socket on which a process or one of its own waits for others.
+
+    Those on loopback addresses of its own, which no other host reaches, are left out.
+    """
+    inodes = set()
+    for one in family(process):
+        for file in Path(f"/proc/{one}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                inodes |= set(re.findall(r"socket:\[(\d+)\]", os.readlink(file)))
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    found = []
+    for row in rows:
+        address, port = row[1].split(":")
+        host = socket.inet_ntoa(bytes.fromhex(address)[::-1])
+        if row[3] == "0A" and row[9] in inodes and (host == "127.0.0.1" or host[:4] != "127."):
+            found.append((host, int(port, 16)))
+    return found
+
+
+def step_of(run):
+    return max(losses(run))
+
+
+@pytest.fixture
+def stages(corpus, tmp_path):
+    """A config, its folder, and two jobs that train it as stages."""
+    config = write_config(tmp_path / "run.yaml", corpus, **STAGES | LONG | {"dc": STAGES["dc"]})
+    sites = start_sites(config)
+    try:
+        wait_for_step(tmp_path / "run" / "east", 2, sites[0])
+        yield config, tmp_path / "run", sites
+    finally:
+        for site in sites:
+            site.kill()
+        finish(*sites)
+
+
+def test_a_run_goes_on_beside_strangers_and_after_a_cut_and_stops_at_all_sites(stages):
+    config, run, (east, west) = stages
+    ports = listening(east.pid) + listening(west.pid)
+    assert len(ports) >= 2, "a guard at each site"
+    with contextlib.ExitStack() as held:
+        for port in ports:
+            for rubbish in RUBBISH:
+                stranger = held.enter_context(socket.create_connection(port, 5))
+                stranger.sendall(rubbish)
+        wait_for_step(run / "east", step_of(run / "east") + 2, east)
+    again = start_sites(config)
+    for output, process in zip(finish(*again), again, strict=True):
+        assert process.returncode == 2, output
+        assert re.search(r"error: .* in use .* process \d+", output), output
+    guards = family(west.pid)
+    for process in guards:
+        os.kill(process, signal.SIGSTOP)
+    time.sleep(5)
+    for process in guards:
+        os.kill(process, signal.SIGCONT)
+    wait_for_step(run / "east", step_of(run / "east") + 2, east)
+    everyone = family(east.pid) + family(west.pid)
+    west.send_signal(signal.SIGINT)
+    for output, process in zip(finish(east, west), (east, west), strict=True):
+        assert process.returncode == 130, output
+        assert "stopped at step" in output
+    assert not [process for process in everyone if Path(f"/proc/{process}").exists()]
+    last = step_of(run / "east")
+    assert (last, saved_steps(run)[-1]) == (step_of(run / "west"), last)
+
+
+def test_a_silent_site_is_named_and_the_launcher_starts_all_again(corpus, tmp_path):
+    config = write_config(tmp_path / "run.yaml", corpus, **LONG)
+    run, log = tmp_path / "run", tmp_path / "log"
+    line = [sys.executable, "-m", "geojax", "launch", "--islands", "--restarts", "1"]
+    line += ["--grace-seconds", "2", "--", "train", str(config)]
+    with log.open("wb") as file:
+        launcher = subprocess.Popen(
+            line,
+            env=environment(GEOJAX_HEARTBEAT_TIMEOUT="5"),
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            wait_for_step(run / "west", 6, launcher)
+            holder = re.search(r"process (\d+)", (run / "west" / "lock").read_text())
+            assert holder, "the lock names its holder"
+            os.kill(int(holder[1]), signal.SIGSTOP)
+            wait_for(lambda: b"resuming from step" in log.read_bytes(), launcher)
+            first = step_of(run / "east")
+            wait_for_step(run / "east", first + 2, launcher)
+            launcher.send_signal(signal.SIGINT)
+            launcher.wait(120)
+        finally:
+            launcher.kill()
+    output = log.read_text()
+    assert launcher.returncode == 130, output
+    assert re.search(r"east/0 +\| error: transport: site west \(.*\) has been silent for", output)
+    assert "geojax launch: restart 1 of 1" in output

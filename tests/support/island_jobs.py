@@ -1,0 +1,54 @@
+"""Runs of `geojax train` on two sites that are jobs of their own."""
+
+import secrets
+import socket
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from support.small_runs import start
+
+SITES = ("east", "west")
+SETTINGS = {
+    "steps": 6,
+    "simulate_devices": 2,
+    "mesh": {"dc": 2, "data": 2},
+    "dc": {"join": "islands"},
+    "batch": {"global_batch_size": 8, "sequence_length": 32, "microbatches": 2},
+    "evaluation": {"interval": 3, "sequences": 8},
+    "checkpoint": {"interval": 3},
+    # The same at every step, however many there are.
+    "optimizer": {"peak_learning_rate": 3e-3, "final_learning_rate": 3e-3, "warmup_steps": 0},
+}
+
+STAGES = {
+    "steps": 20,
+    "dc": {"join": "islands", "role": "stage"},
+    "pipeline": {"schedule": "1f1b"},
+    "evaluation": {"interval": 10, "sequences": 8},
+    "checkpoint": {"interval": 10},
+}
+
+
+def site_variables() -> list[dict[str, str]]:
+    """The variables of each site: jobs of unrelated processes that share a key and an address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = {
+        "GEOJAX_ISLANDS": ",".join(SITES),
+        "GEOJAX_ISLANDS_COORDINATOR": f"127.0.0.1:{port}",
+        "GEOJAX_ISLANDS_KEY": secrets.token_hex(16),
+        "GEOJAX_ISLANDS_ADDRESS": "127.0.0.1",
+        "GEOJAX_HEARTBEAT_TIMEOUT": "20",
+    }
+    return [{"GEOJAX_SITE": site} | common for site in SITES]
+
+
+def start_sites(config: Path, *arguments: str, runs: Sequence[Path] = ()) -> list[subprocess.Popen]:
+    """One job for each site; `runs` are their run directories where they share no file system."""
+    folders = [["--run_directory", str(run)] for run in runs] or [[]] * len(SITES)
+    return [
+        start(config, *arguments, *folder, **variables)
+        for variables, folder in zip(site_variables(), folders, strict=True)
+    ]
