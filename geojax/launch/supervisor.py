@@ -14,7 +14,7 @@ from typing import IO, Any, Self
 from geojax.exit_codes import COMPLETE, UNHEALTHY
 from geojax.launch.output import Output
 from geojax.launch.workers import Worker
-from geojax.runtime.liveness.exit_messages import blamed_process, blames_another
+from geojax.runtime.liveness.exit_messages import blamed_of_site, blamed_process, blames_another
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # geojax's processes find out which of them ended, which takes up to 9 s (`runtime.liveness`), and
@@ -232,7 +232,7 @@ class _Run:
         if not failed or (unhealthy and all(running.told_to_end for running in failed)):
             code = UNHEALTHY if unhealthy else 0
             return Outcome(code, (), stuck=False, stopped_by=self.stopped_by)
-        blamed = root_cause(failed, self.output)
+        blamed = root_cause(self.all, failed, self.output)
         by_themselves = [running for running in failed if not running.told_to_end]
         # One that was stuck, and had to be killed after the others gave up, has no code of its own.
         stuck = blamed[0].told_to_end and bool(by_themselves)
@@ -243,14 +243,24 @@ class _Run:
         return Outcome(first_code, workers, stuck=stuck, stopped_by=self.stopped_by)
 
 
-def root_cause(failed: list[_Running], output: Output) -> list[_Running]:
+def root_cause(everyone: list[_Running], failed: list[_Running], output: Output) -> list[_Running]:
     """Find the worker that brought down the others, or those that lost contact with each other.
 
     It is not always the one that ended first: a process of geojax tells the others of its error
     before it ends, and two that lose a third may notice before its own end is seen. If two blame
     each other both were alive, and the link between them failed.
     """
-    by_process = {running.worker.process: running for running in failed}
+
+    def named_in(line: str) -> _Running | None:
+        """Return the failed worker that a line blames; of a site that is a job, by its number."""
+        among, process = everyone, blamed_process(line)
+        if (of_site := blamed_of_site(line)) is not None:
+            among = [running for running in everyone if running.worker.site == of_site[0]]
+            process = of_site[1]
+        if process is None or process >= len(among) or among[process] not in failed:
+            return None
+        return among[process]
+
     by_themselves = [running for running in failed if not running.told_to_end]
     by_time = sorted(by_themselves or failed, key=lambda running: running.ended_at)
     told_the_others = by_time[0]
@@ -258,10 +268,9 @@ def root_cause(failed: list[_Running], output: Output) -> list[_Running]:
         chain = [first]
         while True:
             lines = output.last_lines(chain[-1].worker)
-            named = [process for process in map(blamed_process, lines) if process in by_process]
-            if not named:
+            blamed = next((each for each in map(named_in, lines) if each is not None), None)
+            if blamed is None:
                 break
-            blamed = by_process[named[0]]
             if blamed in chain:
                 parted = chain[chain.index(blamed) :]
                 return sorted(parted, key=lambda running: running.worker.process)

@@ -58,9 +58,20 @@ def blamed_process(line: str) -> int | None:
     return int(found[1]) if found else None
 
 
+def blamed_of_site(line: str) -> tuple[str, int] | None:
+    """Return the site, a job of its own, and the process of it that the printed `line` blames."""
+    who = r"site (\S+) \(process (\d+), host \S+\)"
+    lost = rf"transport: (?:lost the connection to {who}|{who} has been silent)"
+    if (found := re.search(lost, line)) is None:
+        return None
+    site, process = filter(None, found.groups())
+    return site, int(process)
+
+
 def blames_another(line: str) -> bool:
     """Return whether the printed `line` blames another process, named or not."""
-    return _LOST_CONTACT in line or blamed_process(line) is not None
+    named = blamed_process(line), blamed_of_site(line)
+    return _LOST_CONTACT in line or named != (None, None)
 
 
 def first_line(error: BaseException) -> str:

@@ -345,3 +345,30 @@ def is_running(process):
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+LOST = "transport: lost the connection to site {0} (process 0, host n1); restart"
+SILENT = "transport: site {0} (process 0, host n1) has been silent for 5 seconds; restart"
+
+
+@pytest.mark.parametrize("words", [LOST, SILENT])
+def test_a_site_that_is_a_job_of_its_own_is_blamed_by_the_others(run, words):
+    outcome, _, _ = run(
+        f"""
+if site == "b":
+    time.sleep(60)
+print({words.format("b")!r}, file=sys.stderr)
+sys.exit(1)
+"""
+    )
+    assert ended(outcome) == (1, ["b/1"])
+
+
+def test_sites_that_are_jobs_and_blame_each_other_are_both_named(run):
+    outcome, _, _ = run(
+        f"""
+print({SILENT!r}.format("ba"["ab".index(site)]), file=sys.stderr)
+sys.exit(1)
+"""
+    )
+    assert ended(outcome) == (1, ["a/0", "b/1"])
