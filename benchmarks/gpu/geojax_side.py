@@ -101,7 +101,7 @@ def measure(work: dict[str, Any]) -> dict[str, Any]:
     place = batch_on_mesh(shapes, plan)
     batches = [
         jax.tree.map(lambda leaf, shape: jax.device_put(leaf, shape.sharding), batch, place)
-        for batch in map(_batch, text(work))
+        for batch in map(single_documents, text(work))
     ]
     asked = signals_on_mesh(plan)
     signals = jax.device_put(jnp.zeros(asked.shape, asked.dtype), asked.sharding)
@@ -121,7 +121,7 @@ def measure(work: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _batch(tokens: np.ndarray) -> dict[str, np.ndarray]:
+def single_documents(tokens: np.ndarray) -> dict[str, np.ndarray]:
     """Rows [rows, sequence + 1] as a batch; each is one document."""
     rows, sequence = tokens.shape[0], tokens.shape[1] - 1
     return {

@@ -80,12 +80,12 @@ def toy_works() -> dict[str, dict[str, Any]]:
     return {"toy": {"rows": 4, "sequence": 128, "model": model}}
 
 
-def text(work: dict[str, Any]) -> np.ndarray:
-    """Tokens [steps, rows, sequence + 1] with something to learn in them; the same on every side.
+def text(work: dict[str, Any], seed: int = 0) -> np.ndarray:
+    """Tokens [steps, rows, sequence + 1] with something to learn in them; equal for equal seeds.
 
     Half of the tokens follow from the one before; the others are drawn, low numbers far more often.
     """
-    generator = np.random.default_rng(0)
+    generator = np.random.default_rng(seed)
     vocabulary, sequence = work["model"]["vocab_size"], work["sequence"]
     following = generator.permutation(vocabulary).astype(np.int32)
     shape = (work["steps"], work["rows"], sequence + 1)

@@ -73,3 +73,28 @@ def test_a_side_that_is_not_there_is_named(tmp_path):
     )
     assert result.returncode == 1
     assert "no side is called 'fp32'; there are: bf16, fp16" in result.stderr
+
+
+def test_two_sites_on_one_device_exchange_buckets_while_they_compute(tmp_path):
+    output, trace = tmp_path / "out.json", tmp_path / "trace.json"
+    line = [sys.executable, SCRIPT.with_name("islands.py"), "--toy", "--steps", "3"]
+    result = subprocess.run(
+        [*line, "--microbatches", "2", "--output", output, "--trace", trace],
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    record = json.loads(output.read_text())
+    for made in record["sites"].values():
+        assert len(made["losses"]) == 3
+        assert made["sent_bytes"] > 4 * record["work"]["parameters"]
+    assert 0 < record["share_under_compute"] <= 1
+    events = json.loads(trace.read_text())["traceEvents"]
+    tracks = {each["args"]["name"]: each["tid"] for each in events if each["ph"] == "M"}
+    assert set(tracks) == {"site east", "site west", "east to west", "west to east"}
+    moving = [each for each in events if each["tid"] == tracks["east to west"] and "ts" in each]
+    # Three buckets, and the scalars.
+    assert sorted(each["name"] for each in moving) == ["0", "1", "2", "scalars"]
