@@ -7,7 +7,7 @@ some.
 import dataclasses
 from collections.abc import Mapping
 
-from geojax.accelerators import Accelerator
+from geojax.accelerators import CATALOG, Accelerator
 from geojax.pipeline.simulation.stage_times import StageTimes
 
 FITTED_EFFICIENCY = {
@@ -49,9 +49,11 @@ class Calibration:
     accelerator and precision of the factors ("bfloat16", "float8")."""
     other_matmul_efficiency: float = 0.6
     """The same for accelerators without a fitted share: that of the H100, rounded."""
-    memory: float = 0.85
+    memory_efficiency: float = 0.85
     """Share of the memory bandwidth in elementwise operations; STREAM triad on A100 and H100
     reaches 0.85 to 0.93 of the data sheet's."""
+    other_memory_efficiency: float = 0.85
+    """The same for accelerators that are not in the catalog."""
     inside_host: float = 0.8
     """Share of NVLink that NCCL reaches in large messages, bus bandwidth by nccl-tests: 235 to 240
     of 300 GB/s on DGX A100, 360 to 370 of 450 GB/s on DGX H100 without NVLS."""
@@ -66,10 +68,17 @@ class Calibration:
         name = _LIKE.get(accelerator.name, accelerator.name)
         return self.matmul_efficiency.get((name, precision), self.other_matmul_efficiency)
 
+    def memory(self, accelerator: Accelerator) -> float:
+        """Return the share of the memory bandwidth in elementwise operations."""
+        if CATALOG.get(accelerator.name) == accelerator:
+            return self.memory_efficiency
+        return self.other_memory_efficiency
 
-MEASURED = Calibration(other_matmul_efficiency=1.0, memory=1.0, inside_host=1.0, between_hosts=1.0)
-"""For a topology that `geojax probe` wrote: networks, and accelerators of which nothing is
-published, have the rates that they reached."""
+
+MEASURED = Calibration(
+    other_matmul_efficiency=1.0, other_memory_efficiency=1.0, inside_host=1.0, between_hosts=1.0
+)
+"""For networks, and accelerators of which nothing is published, whose rates were measured."""
 
 
 @dataclasses.dataclass(frozen=True)

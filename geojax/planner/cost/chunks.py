@@ -10,6 +10,7 @@ from geojax.pipeline.registry import schedule_entry
 from geojax.pipeline.schedule import Placement
 from geojax.pipeline.simulation.costs import Costs, Hop
 from geojax.pipeline.simulation.stage_times import PieceTimes, StageTimes
+from geojax.pipeline.simulation.staged_model import SPLIT_SURCHARGE
 from geojax.planner.cost.calibration import Calibration, Execution
 from geojax.planner.cost.collectives import end_collectives, layer_collectives
 from geojax.planner.cost.layer import LayerTimes, Piece
@@ -30,6 +31,8 @@ class SitePieces:
     hop: tuple[Piece, ...]
     """The messages of a chunk to its neighbors in the site; none where there is one stage."""
     networks: SiteNetworks
+    split_surcharge: float = SPLIT_SURCHARGE
+    """The share by which the halves of a split backward take longer than the whole."""
 
 
 def site_pieces(
@@ -79,13 +82,21 @@ def _measured(times: LayerTimes, networks: SiteNetworks, measured: StageTimes) -
         remat=layout.remat,
         parallelism=layout.parallelism,
     )
-    own = measured.of_site(times.site.name)
+    split = measured.of_site(times.site.name)
+    own = split.with_whole_backward
 
     def piece(name: str, of: PieceTimes) -> tuple[Piece]:
         return (Piece(f"{name} (measured)", "geojax probe --stage-times", *of.kinds),)
 
     layer, embedding = piece("layers", own.layer), piece("embedding", own.embedding)
-    return SitePieces(layer, embedding, piece("head", own.head), _hops(times, networks), networks)
+    return SitePieces(
+        layer,
+        embedding,
+        piece("head", own.head),
+        _hops(times, networks),
+        networks,
+        split.split_surcharge,
+    )
 
 
 def hop_bytes(times: LayerTimes) -> float:
@@ -171,6 +182,7 @@ def chunk_work(
         tuple(_sum(chunk, "backward") for chunk in pieces),
         tuple(_sum(chunk, "weight") for chunk in pieces),
         hops,
+        split_surcharge=max(site.split_surcharge for site in own),
     )
     return ChunkWork(placement, tuple(layers), tuple(map(tuple, pieces)), costs)
 

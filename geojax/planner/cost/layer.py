@@ -101,7 +101,9 @@ class LayerTimes:
     def bytes_per_second(self) -> float:
         """Rate of the memory in elementwise operations."""
         rate = self.site.accelerator.memory_bytes_per_second
-        return float("inf") if rate is None else rate * self.calibration.memory
+        return (
+            float("inf") if rate is None else rate * self.calibration.memory(self.site.accelerator)
+        )
 
     @property
     def compute_dtype(self) -> str:
@@ -119,7 +121,7 @@ class LayerTimes:
             accelerator,
             precision,
             self.calibration.matmul(accelerator, precision),
-            self.calibration.memory,
+            self.calibration.memory(accelerator),
         )
 
     @property

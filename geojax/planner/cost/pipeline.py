@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+from geojax.errors import UserError
 from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.pipeline.registry import EventRequest, schedule_entry
 from geojax.pipeline.schedule import Placement, TickTable
@@ -124,17 +125,20 @@ def _tables(
     """
     total = sum(costs.forward)
     backward, weight = (round(sum(times) / total, 1) for times in (costs.backward, costs.weight))
-    return [
-        _table(
-            layout.schedule,
-            placement,
-            microbatches,
-            _hop_ticks(layout, placement, ticks),
-            layout.memory_limit and layout.memory_limit * layout.virtual_stages,
-            (1.0, backward, weight),
-        )
-        for ticks in ((1, 2) if len(layout.stages_per_site) > 1 else (1,))
-    ]
+    limit = layout.memory_limit and layout.memory_limit * layout.virtual_stages
+
+    def table(ticks: int) -> TickTable:
+        hop_ticks = _hop_ticks(layout, placement, ticks)
+        seconds = (1.0, backward, weight)
+        return _table(layout.schedule, placement, microbatches, hop_ticks, limit, seconds)
+
+    near = table(1)
+    if len(layout.stages_per_site) == 1:
+        return [near]
+    try:
+        return [near, table(2)]
+    except UserError:  # it holds more microbatches than the limit allows
+        return [near]
 
 
 def _hop_ticks(layout: Layout, placement: Placement, ticks: int) -> tuple[int, ...]:

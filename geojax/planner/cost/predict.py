@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from geojax.models import ModelConfig, model_flops
+from geojax.pipeline.registry import schedule_entry
 from geojax.planner.cost.calibration import GEOJAX, RELATIVE_ERROR, Calibration, Execution
 from geojax.planner.cost.chunks import ChunkWork, SitePieces, chunk_work, site_pieces
 from geojax.planner.cost.layout import Layout
@@ -82,7 +83,7 @@ def predict(
         bubble_fraction=slowest.bubble / step,
         links=tuple(_links(layout, topology, sites, reduced)),
         memory_bytes=_memory_bytes(model, layout, topology, sequence_length),
-        relative_error=_relative_error(layout, topology),
+        relative_error=_relative_error(model, layout, topology),
         not_modelled=NOT_MODELLED,
     )
 
@@ -110,6 +111,8 @@ def _iteration(
 ) -> _Iteration:
     work = chunk_work(model, layout, topology, sites)
     terms = list(_compute_terms(layout, work))
+    if layout.pipeline_stages > 1 and schedule_entry(layout.schedule).split_backward:
+        terms.append(_split_term(layout, work))
     busiest = sum(term.exposed_seconds for term in terms)
     seconds = busiest
     if layout.pipeline_stages > 1:
@@ -142,6 +145,19 @@ def _compute_terms(layout: Layout, work: ChunkWork) -> Iterator[Term]:
             piece.network,
         )
     yield from by_name.values()
+
+
+def _split_term(layout: Layout, work: ChunkWork) -> Term:
+    """Return what the halves of the busiest stage's backwards take longer than the whole."""
+    halves = sum(piece.backward + piece.weight for piece in work.busiest)
+    longer = work.costs.split_surcharge * halves * layout.microbatches
+    return Term(
+        "split backward",
+        longer,
+        longer,
+        "a share of the backward, measured by geojax probe or SPLIT_SURCHARGE "
+        "(geojax.pipeline.simulation.staged_model)",
+    )
 
 
 def _pipeline_terms(
@@ -201,8 +217,13 @@ def _memory_bytes(
     )
 
 
-def _relative_error(layout: Layout, topology: Topology) -> float | None:
-    """Return the validated error of the precision on all accelerators; None: of one not known."""
+def _relative_error(model: ModelConfig, layout: Layout, topology: Topology) -> float | None:
+    """Return the validated error of the precision on all accelerators; None: of one not known.
+
+    No published step has experts.
+    """
+    if model.is_moe:
+        return None
     quantized = policy(layout.precision).recipe is not None
     precision = "float8" if quantized else policy(layout.precision).compute_dtype.name
     errors = [RELATIVE_ERROR.get((site.accelerator.name, precision)) for site in topology.sites]

@@ -207,7 +207,7 @@ def _update(layouts: Any, networks: SiteNetworks) -> Term:
     """
     numbers = sum(math.prod(leaf.shard_shape) for leaf in jax.tree.leaves(layouts))
     rate = networks.site.accelerator.memory_bytes_per_second or math.inf
-    took = 34 * numbers / (rate * networks.calibration.memory)
+    took = 34 * numbers / (rate * networks.calibration.memory(networks.site.accelerator))
     return Term(
         "optimizer",
         took,

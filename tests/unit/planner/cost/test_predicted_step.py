@@ -2,16 +2,17 @@ import dataclasses
 
 import pytest
 
-from geojax.accelerators import accelerator_named
+from geojax.accelerators import Accelerator, accelerator_named
 from geojax.errors import UserError
-from geojax.models import ModelConfig
+from geojax.models import ModelConfig, model_flops
 from geojax.pipeline.schedule import Placement
 from geojax.pipeline.simulation.costs import Costs, Hop
 from geojax.pipeline.simulation.simulator import iteration_seconds
 from geojax.pipeline.simulation.stage_times import PieceTimes, SiteTimes, StageTimes
 from geojax.planner.abstract_mesh import abstract_mesh
 from geojax.planner.cost import pipeline
-from geojax.planner.cost.calibration import Calibration
+from geojax.planner.cost.calibration import GEOJAX, MEASURED, Calibration
+from geojax.planner.cost.layer import LayerTimes
 from geojax.planner.cost.layout import Layout, SiteShare
 from geojax.planner.cost.predict import predict
 from geojax.planner.traffic.step import predicted_update_bytes
@@ -167,6 +168,14 @@ def test_many_microbatches_are_extrapolated_exactly(monkeypatch, schedule, lock_
     assert few == pytest.approx(all_of, rel=0.005 if role == "stage" else 1e-9)
 
 
+def test_a_split_backward_is_not_free():
+    split = step(dataclasses.replace(STAGE, schedule="zero_bubble_h1", memory_limit=None))
+    whole = step(STAGE)
+    backward = 2 * split.term("matrix products").seconds / 3
+    assert split.term("split backward").exposed_seconds > 0.08 * backward
+    assert not any(term.name == "split backward" for term in whole.terms)
+
+
 def test_islands_run_event_by_event():
     apart = LAYOUTS["stages over islands"]
     joined = dataclasses.replace(apart, join="one_program")
@@ -199,6 +208,7 @@ def test_experts_are_few_products_and_all_to_alls():
     made = step(layout, model=MIXTRAL)
     dense = step(dataclasses.replace(layout, data=256, expert=1), model=MIXTRAL)
     assert made.term("expert all-to-alls").network == "inside_host"
+    assert made.relative_error is None, "no published step with experts is compared"
     assert made.term("matrix products").seconds < dense.term("matrix products").seconds
 
 
@@ -217,6 +227,32 @@ def test_measured_times_take_the_place_of_computed_ones():
     assert made.term("layers (measured)").seconds == pytest.approx(8 * 80 * 0.035)
     with pytest.raises(UserError, match="measured for remat=none, not full"):
         step(dataclasses.replace(DATA, remat="full"), calibration=Calibration(stage_times=measured))
+
+
+def test_measured_rates_are_reached_in_full():
+    slow = {"name": "mine", "peak_flops_per_second": {"bfloat16": 1e12}}
+    sites = [
+        site.model_copy(update={"accelerator": Accelerator.model_validate(slow)})
+        for site in two_sites().sites
+    ]
+    mine = two_sites().model_copy(update={"sites": tuple(sites)})
+    slower, faster = (
+        step(DATA, mine, calibration=calibration).term("matrix products").seconds
+        for calibration in (Calibration(), MEASURED)
+    )
+    assert faster == pytest.approx(Calibration().other_matmul_efficiency * slower, rel=0.01)
+
+
+def test_products_have_the_operations_that_mfu_counts():
+    for model in (LLAMA, MIXTRAL, ModelConfig.load("nemotron4-340b")):
+        times = LayerTimes(model, Layout(), 4096, two_sites().sites[0], Calibration(), GEOJAX)
+        of_layer = sum(
+            2 * each.count * each.rows * each.columns * each.inner for each in times.products()
+        )
+        attention = 4 * model.num_attention_heads * model.head_dim * 4096 * 4096
+        head = 2 * 4096 * model.hidden_size * model.vocab_size
+        counted = 3 * (model.num_hidden_layers * (of_layer + attention) + head)
+        assert counted == pytest.approx(4096 * model_flops(model, 4096), rel=1e-12)
 
 
 def test_a_link_that_is_not_described_is_named():
