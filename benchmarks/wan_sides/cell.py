@@ -25,9 +25,10 @@ def measure(
     step goes by before the clock starts, for TCP to find its rate.
 
     Returns:
-        JSON: losses, seconds a step per round over both links, bytes per step, the load of the
-        machine before; where the contestant says it, the bound of the efficiency and for how long
-        the devices of each site waited in the last step of a round, by cause.
+        JSON: losses, seconds and a process's processor seconds a step per round over both links,
+        bytes per step, the load of the machine before; where the contestant says it, the bound of
+        the efficiency and for how long the devices of each site waited in the last step of a
+        round, by cause.
 
     Raises:
         ContestantFailed: a process ended or is stuck; in one line.
@@ -39,6 +40,7 @@ def measure(
         started = workers.ask("start", START_SECONDS)
         losses = workers.ask("steps", STEPS_SECONDS, count=CHECKED_STEPS)[0]["losses"]
         seconds: dict[str, list[float]] = {"plain": [], "link": []}
+        processor: dict[str, list[float]] = {"plain": [], "link": []}
         waits: dict[str, list[Any]] = {"plain": [], "link": []}
         sent = [0, 0]
         for _ in range(rounds):
@@ -48,6 +50,8 @@ def measure(
                 before = link.sent_bytes()
                 answers = workers.ask("steps", STEPS_SECONDS, count=steps)
                 times.append(max(answer["seconds"] for answer in answers) / steps)
+                used = sum(answer["processor_seconds"] for answer in answers)
+                processor[path].append(used / len(answers) / steps)
                 waits[path].append([answer.get("waits") for answer in answers])
                 if path == "link":
                     after = link.sent_bytes()
@@ -59,6 +63,7 @@ def measure(
         **({"wait_seconds_of_sites": waits} if waits["link"][0][0] else {}),
         "losses": losses,
         "seconds_per_step": seconds,
+        "processor_seconds_per_step": processor,
         "sent_bytes_per_step": [each / (rounds * steps) for each in sent],
         "formula_bytes_per_step": formula,
         "counted_over_formula": counted / formula,

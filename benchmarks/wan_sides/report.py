@@ -30,6 +30,7 @@ def table(title: str, cells: list[dict[str, Any]]) -> Table:
         "\nunshaped",
         "effi-\nciency",
         "its\nbound",
+        "CPU s\na step",
         "MB over\nthe link",
         "/ for-\nmula",
         "third\nloss",
@@ -44,11 +45,18 @@ def table(title: str, cells: list[dict[str, Any]]) -> Table:
             f"{cell['tokens_per_second_unshaped']:.0f}",
             f"{cell['efficiency']:.2f}",
             f"{cell['bound']:.2f}" if "bound" in cell else "",
+            _processor_seconds(cell),
             f"{megabytes:.1f}",
             f"{cell['counted_over_formula']:.3f}",
             f"{cell['losses'][-1]:.4f}",
         )
     return made
+
+
+def _processor_seconds(cell: dict[str, Any]) -> str:
+    """What a process computes in an unshaped step; it hardly depends on other work."""
+    measured = cell.get("processor_seconds_per_step")
+    return f"{min(measured['plain']):.2f}" if measured else ""
 
 
 def show(console: Console, rows: dict[str, list[dict[str, Any]]]) -> None:
