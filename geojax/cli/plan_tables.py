@@ -29,8 +29,8 @@ def heading(request: "PlanRequest") -> str:
     count = f" {site.accelerators}" if request.sites == 1 else ""
     lines = [
         f"{quantity(parameter_count(request.model))} parameters on {where}{count} "
-        f"{site.accelerator.name} ({topology.name}), {request.global_batch_size} sequences of "
-        f"{request.sequence_length} tokens a step, {' or '.join(request.precisions)}"
+        f"{' and '.join(request.kinds)} ({topology.name}), {request.global_batch_size} sequences "
+        f"of {request.sequence_length} tokens a step, {' or '.join(request.precisions)}"
     ]
     for link in topology.links:
         lines.append(

@@ -35,11 +35,16 @@ def abstract_run_mesh(config: RunConfig, axes: MeshSettings | None = None) -> Me
     Raises:
         UserError: dc is not the number of the topology's sites.
     """
+    accelerator = None
     if config.topology is not None:
-        require_sites(Topology.load(config.topology), config.mesh.dc)
-    accelerator = None if config.simulate_devices is not None else accelerator_of_run(config)
+        topology = Topology.load(config.topology)
+        require_sites(topology, config.mesh.dc)
+        # Where sites have several kinds, their platform is what matters here.
+        accelerator = topology.sites[0].accelerator
     platform = "cpu"
-    if config.simulate_devices is None and accelerator is None:
+    if config.simulate_devices is not None:
+        accelerator = None
+    elif accelerator is None:
         platform = expected_platform()
     sizes = (axes or config.mesh).model_dump()
     return abstract_mesh(sizes, platform=platform, accelerator=accelerator)

@@ -31,10 +31,7 @@ class _Work:
     """Seconds of one microbatch."""
 
     layer: float
-    ramp_of_layer: float
-    """Forward and backward of a layer that a microbatch passes before the busiest stage begins."""
-    split_ramp_of_layer: float
-    """The same where gradients of weights can wait."""
+    forward_of_layer: float
     ends: float
     """Embedding and head."""
 
@@ -73,7 +70,8 @@ class Bounds:
         virtual = layout.virtual_stages
         total = layout.microbatches * work.busiest(layers, stages, virtual)
         split = schedule_entry(layout.schedule).split_backward
-        of_layer = work.split_ramp_of_layer if split else work.ramp_of_layer
+        # Gradients of weights that can wait fill the way back.
+        of_layer = work.forward_of_layer if split else work.layer
         chunk = layers // (stages * virtual) * of_layer
         first, *others = layout.stages_per_site
         # A pipeline passes all chunks of a site before it crosses to the next one.
@@ -99,7 +97,7 @@ class Bounds:
     def _timed(self, layout: Layout) -> _Work | None:
         request = self._request
         try:
-            first, *_ = site_pieces(
+            sites = site_pieces(
                 request.model,
                 layout,
                 request.topology,
@@ -111,7 +109,7 @@ class Bounds:
             if self._calibration.stage_times is None:
                 raise
             return None
-        return _work_of(first)
+        return min(map(_work_of, sites), key=lambda work: work.layer)
 
     def _after_backward(self, layout: Layout) -> float:
         """Return the time of weights and gradients of a pipeline, which nothing in it hides."""
@@ -133,7 +131,6 @@ class Bounds:
 
 def _work_of(site: SitePieces) -> _Work:
     layer = sum(piece.exposed for piece in site.layer)
-    weight = sum(piece.weight for piece in site.layer)
-    passed = sum(piece.forward + piece.backward + piece.weight for piece in site.layer)
+    forward = sum(piece.forward for piece in site.layer)
     ends = sum(piece.exposed for piece in (*site.first, *site.last))
-    return _Work(layer, min(layer, passed), min(layer, passed) - weight, ends)
+    return _Work(layer, forward, ends)

@@ -25,7 +25,7 @@ class PlanRequest:
 
     model: ModelConfig
     topology: Topology
-    """Sites that are alike, and the links between them."""
+    """Sites of equal size, and the links between them."""
     global_batch_size: int
     """Sequences of a step."""
     sequence_length: int
@@ -46,7 +46,13 @@ class PlanRequest:
     """Memory of an accelerator that a step may fill; None: the usable part of the topology's."""
 
     def __post_init__(self) -> None:
-        require_alike(self.topology)
+        require_as_many(self.topology)
+        if len(self.kinds) > 1 and self.joins != ("islands",):
+            raise UserError(
+                f"topology '{self.topology.name}': one program cannot run on "
+                f"{' and '.join(self.kinds)}; sites with runtimes of their own would work: "
+                "--joins islands"
+            )
         for name in ("roles", "joins", "precisions", "compressions"):
             if not getattr(self, name):
                 raise UserError(f"{name}: a plan needs one to choose from; name one or more")
@@ -63,7 +69,7 @@ class PlanRequest:
 
     @property
     def site(self) -> Site:
-        """Any of the sites, which are alike."""
+        """Any of the sites, which have as many hosts and accelerators each."""
         return self.topology.sites[0]
 
     @property
@@ -72,9 +78,15 @@ class PlanRequest:
         return len(self.topology.sites)
 
     @property
+    def kinds(self) -> tuple[str, ...]:
+        """Names of the accelerators, each once."""
+        return tuple(dict.fromkeys(site.accelerator.name for site in self.topology.sites))
+
+    @property
     def accelerator(self) -> Accelerator:
-        """Accelerator of all sites."""
-        return self.site.accelerator
+        """Accelerator with the least memory."""
+        accelerators = [site.accelerator for site in self.topology.sites]
+        return min(accelerators, key=lambda each: each.memory_bytes or math.inf)
 
     @property
     def usable_bytes(self) -> float:
@@ -85,30 +97,25 @@ class PlanRequest:
         return math.inf if usable is None else usable.bytes
 
 
-def require_alike(topology: Topology) -> None:
-    """Refuse sites that differ in number or kind of accelerators.
+def require_as_many(topology: Topology) -> None:
+    """Refuse sites that differ in number of hosts, or of accelerators in a host.
 
     Raises:
         UserError: they do; with the largest topology of equal sites that is in it.
     """
-    first = topology.sites[0]
-    same_kind = all(
-        (site.accelerators_per_host, site.accelerator)
-        == (first.accelerators_per_host, first.accelerator)
-        for site in topology.sites
-    )
-    fewest = min(site.hosts for site in topology.sites)
-    if same_kind and all(site.hosts == fewest for site in topology.sites):
+    sizes = {(site.hosts, site.accelerators_per_host) for site in topology.sites}
+    if len(sizes) == 1:
         return
     shown = " and ".join(
         f"'{site.name}' {site.accelerators} {site.accelerator.name}" for site in topology.sites
     )
-    if same_kind:
+    fewest = min(hosts for hosts, _ in sizes)
+    if len({each for _, each in sizes}) == 1:
         would = f"{fewest} hosts in each site (hosts: {fewest})"
     else:
         largest = max(topology.sites, key=lambda site: site.accelerators)
-        would = f"sites of one kind of host, such as '{largest.name}' alone,"
+        would = f"hosts of one size, or '{largest.name}' alone,"
     raise UserError(
-        f"topology '{topology.name}': the sites differ ({shown}), and a plan needs sites that are "
-        f"alike; {would} would work"
+        f"topology '{topology.name}': the sites differ ({shown}), and a plan needs as many "
+        f"accelerators in each; {would} would work"
     )

@@ -19,12 +19,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from geojax.errors import UserError
-from geojax.planner.cost.calibration import Calibration
+from geojax.planner.cost.calibration import GEOJAX, Calibration
+from geojax.planner.cost.chunks import chunk_work, site_pieces
 from geojax.planner.cost.layout import Layout
 from geojax.planner.cost.memory import LayoutMemory
 from geojax.planner.cost.prediction import Prediction
 from geojax.planner.search.bounds import Bounds
-from geojax.planner.search.fit import fitting, memory_of
+from geojax.planner.search.fit import Fitting, fitting, memory_of
 from geojax.planner.search.request import PlanRequest
 from geojax.planner.search.space import shapes
 
@@ -93,8 +94,12 @@ def search(
             bound = bounds.seconds(each.layout)
             if bound is None:
                 refused[NOT_MEASURED] += 1
-            else:
-                bounded.append((bound, each))
+                continue
+            proportionate = _in_proportion(request, each, calibration)
+            if proportionate.memory.bytes > request.usable_bytes:
+                refused["memory"] += 1
+                continue
+            bounded.append((bound, proportionate))
     bounded.sort(key=lambda pair: pair[0])
     table = _Fastest(keep)
     simulated = 0
@@ -114,6 +119,19 @@ def search(
                 table.add(Candidate(layout, memory, timer(layout)))
     next_bound = remaining[0][0] if remaining else None
     return SearchResult(table.best, refused, len(bounded), timed, next_bound)
+
+
+def _in_proportion(request: PlanRequest, fits: Fitting, calibration: Calibration) -> Fitting:
+    """Deal out layers to stages in proportion to the speeds of their sites, where those differ."""
+    layout = fits.layout
+    if len(request.kinds) == 1 or layout.dc_role == "data":
+        return fits
+    sites = site_pieces(
+        request.model, layout, request.topology, request.sequence_length, calibration, GEOJAX
+    )
+    layers = chunk_work(request.model, layout, request.topology, sites).layers
+    layout = dataclasses.replace(layout, layers=layers)
+    return Fitting(layout, memory_of(request, layout))
 
 
 class _Fastest:

@@ -37,6 +37,9 @@ LONG_SEQUENCE = 8192
 SCHEDULES = ("branch_free", "1f1b", "zero_bubble_h1", "interleaved", "zbv")
 """Schedules that are tried where there are pipeline stages."""
 
+EVENT_SCHEDULES = ("1f1b", "geopipe", "zero_bubble_h1", "interleaved", "zbv")
+"""The same for islands, whose stages begin an action as soon as its input is there."""
+
 
 COMPRESSIONS: tuple[WireName, ...] = ("none", "bf16", "int8")
 """Formats of gradients on the link, those of fewer bytes later."""
@@ -104,8 +107,8 @@ def meshes(request: PlanRequest, refused: Counter[str]) -> Iterator[Layout]:
                         if total > model.num_hidden_layers:
                             refused["layers"] += 1
                             continue
-                        if join == "islands" and stages > 1:
-                            continue  # a site of its own has no stages inside
+                        if join == "islands" and role == "data" and stages > 1:
+                            continue  # such a site has no stages inside
                         yield Layout(
                             dc=request.sites,
                             join=join,
@@ -131,11 +134,9 @@ def orders(layout: Layout, layers: int) -> list[Order]:
     stages, microbatches = layout.pipeline_stages, layout.microbatches
     if stages == 1:
         return [Order("branch_free")]
-    if layout.join == "islands":  # event by event: no ticks, no need to be free of branches
-        return [Order("1f1b"), Order("geopipe")]
     ring = max(layout.stages_per_site)
     found = []
-    for name in SCHEDULES:
+    for name in SCHEDULES if layout.join == "one_program" else EVENT_SCHEDULES:
         fixed = schedule_entry(name).virtual_stages
         for virtual in [fixed] if fixed else divisors(layers):
             chunks = stages * virtual

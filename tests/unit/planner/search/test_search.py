@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from geojax.accelerators import accelerator_named
 from geojax.errors import UserError
 from geojax.models import ModelConfig
 from geojax.planner.cost.calibration import Calibration
@@ -91,11 +92,11 @@ def test_compression_and_sharding_over_sites_are_varied_if_they_may_be():
     assert kept.best[0].seconds > found.best[0].seconds
 
 
-def test_islands_have_no_stages_inside_and_the_least_zero():
+def test_islands_have_stages_inside_in_role_stage_alone_and_a_low_zero():
     request = request_of(joins=("islands",))
     found = list(meshes(request, Counter()))
     assert {mesh.join for mesh in found} == {"islands"}
-    assert {mesh.pipeline_stages for mesh in found if mesh.dc_role == "stage"} == {2}
+    assert {mesh.pipeline_stages for mesh in found if mesh.dc_role == "stage"} == {2, 4, 8}
     assert {mesh.pipeline_stages for mesh in found if mesh.dc_role == "data"} == {1}
     sharded = {
         each.layout.zero_stage
@@ -123,15 +124,32 @@ def test_it_names_what_leaves_no_layout_and_what_would():
     assert fits(dataclasses.replace(odd, global_batch_size=nearest))
 
 
-def test_sites_that_differ_are_refused_in_one_line():
+def test_sites_of_other_sizes_are_refused_in_one_line():
     topology = Topology.load("two-h100-sites-2x8")
     east, west = topology.sites
     fewer = topology.model_copy(update={"sites": (east.model_copy(update={"hosts": 3}), west)})
     with pytest.raises(UserError, match=r"'east' 24 h100-sxm and 'west' 8 .* 1 hosts in each"):
         request_of(topology=fewer)
     other = west.model_copy(update={"accelerators_per_host": 4})
-    with pytest.raises(UserError, match=r"sites of one kind of host, such as 'east' alone"):
+    with pytest.raises(UserError, match=r"hosts of one size, or 'east' alone, would work"):
         request_of(topology=topology.model_copy(update={"sites": (east, other)}))
+
+
+def test_islands_of_other_accelerators_get_layers_in_proportion():
+    topology = Topology.load("two-h100-sites-2x8")
+    east, west = topology.sites
+    older = west.model_copy(update={"accelerator": accelerator_named("a100-sxm-80gb")})
+    mixed = topology.model_copy(update={"sites": (east, older)})
+    with pytest.raises(UserError, match=r"h100-sxm and a100-sxm-80gb; .*: --joins islands"):
+        request_of(topology=mixed)
+    request = request_of(topology=mixed, joins=("islands",), roles=("stage",))
+    best = search(request, timer_of(request), CALIBRATION, keep=1).best[0]
+    layers = best.layout.layers
+    half = len(layers) // 2
+    assert sum(layers) == 8
+    assert sum(layers[:half]) > sum(layers[half:]), "an H100 computes more than an A100"
+    alike = request_of(joins=("islands",), roles=("stage",))
+    assert search(alike, timer_of(alike), CALIBRATION, keep=1).best[0].layout.layers is None
 
 
 def test_a_request_needs_links_and_a_sequence_that_the_model_can_read():
