@@ -16,6 +16,8 @@ from geojax.pipeline.registry import ScheduleEntry as ScheduleEntry
 from geojax.pipeline.registry import schedule_entry as schedule_entry
 from geojax.pipeline.schedule import Action as Action
 from geojax.pipeline.schedule import Kind as Kind
+from geojax.pipeline.schedule import LayerBytes as LayerBytes
+from geojax.pipeline.schedule import MemoryLimit as MemoryLimit
 from geojax.pipeline.schedule import Placement as Placement
 from geojax.pipeline.schedule import Schedule as Schedule
 from geojax.pipeline.schedule import TickTable as TickTable

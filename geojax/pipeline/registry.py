@@ -15,7 +15,7 @@ from geojax.pipeline.generators.tick_orders import TickRequest
 from geojax.pipeline.generators.warmup import geopipe, gpipe, one_forward_one_backward
 from geojax.pipeline.generators.zero_bubble import zero_bubble_h1, zero_bubble_h2
 from geojax.pipeline.generators.zero_bubble_v import zbv
-from geojax.pipeline.schedule import Placement, Schedule
+from geojax.pipeline.schedule import MemoryLimit, Placement, Schedule
 from geojax.pipeline.simulation.costs import Costs
 
 
@@ -28,8 +28,9 @@ class EventRequest:
     costs: Costs
     """The seconds of one chunk a stage."""
 
-    memory_limit: int
-    """The most microbatches that a stage may hold; only schedules that can bend heed it."""
+    memory_limit: int | MemoryLimit
+    """The most that a stage may hold, in microbatches or bytes; only schedules that can bend heed
+    it."""
 
     virtual_stages: int
     """The chunks of a stage; only schedules that leave their number open heed it."""

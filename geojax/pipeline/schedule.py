@@ -119,6 +119,56 @@ class LayerBytes(NamedTuple):
         return LayerBytes(*(layers * each for each in self))
 
 
+class MemoryLimit(NamedTuple):
+    """The most bytes that the layers of any stage may hold for microbatches; one chunk a stage."""
+
+    limit: int
+    """In bytes."""
+    layers_per_chunk: tuple[int, ...]
+    layer: LayerBytes
+    """The bytes of a layer and a microbatch."""
+
+    @classmethod
+    def of_microbatches(cls, limit: int, stages: int) -> "MemoryLimit":
+        """Return a limit of so many microbatches, which stay until their last action."""
+        return cls(limit, (1,) * stages, LayerBytes(1, 1, 1))
+
+    def held(self, *, split_backward: bool) -> list[LayerBytes]:
+        """Return the bytes that each stage holds of a microbatch."""
+        layer = self.layer if split_backward else self.layer.without_split
+        return [layer.times(layers) for layers in self.layers_per_chunk]
+
+    def most_in_flight(self, *, split_backward: bool) -> list[int]:
+        """Return for each stage the most microbatches that fit between forward and backward."""
+        return [
+            max(
+                0,
+                1
+                + (self.limit - max(each.before_backward, each.in_backward))
+                // max(1, each.before_backward),
+            )
+            for each in self.held(split_backward=split_backward)
+        ]
+
+    def room_for(self, in_flight: Sequence[int], *, split_backward: bool) -> list[int]:
+        """Return for each stage the bytes of so many microbatches, all where one more is too much.
+
+        What is left may then hold what waits for the gradients of weights.
+        """
+        rooms = []
+        for count, (before, within, _) in zip(
+            in_flight, self.held(split_backward=split_backward), strict=True
+        ):
+            needed = (count - 1) * before + max(before, within)
+            rooms.append(self.limit if needed + before > self.limit else needed)
+        return rooms
+
+    def allows(self, schedule: "Schedule") -> bool:
+        """Tell whether a schedule keeps within the limit on every stage."""
+        layer = self.layer if schedule.split_backward else self.layer.without_split
+        return max(schedule.most_held(self.layers_per_chunk, layer)) <= self.limit
+
+
 @dataclasses.dataclass(frozen=True)
 class Schedule:
     """A pipeline schedule: for each stage the order in which it works.

@@ -4,9 +4,10 @@ import dataclasses
 import heapq
 import itertools
 import math
+import operator
 from collections.abc import Sequence
 
-from geojax.pipeline.schedule import Action, Kind, Placement, Schedule
+from geojax.pipeline.schedule import Action, Kind, LayerBytes, Placement, Schedule
 from geojax.pipeline.simulation.bounds import round_trip
 from geojax.pipeline.simulation.costs import Costs
 from geojax.pipeline.simulation.simulator import Links
@@ -48,6 +49,7 @@ class GreedyOrder:
 def greedy(
     microbatches: int,
     costs: Costs,
+    held: Sequence[LayerBytes],
     limits: Sequence[int],
     *,
     preference: Sequence[Kind] = BACKWARD_FIRST,
@@ -57,9 +59,10 @@ def greedy(
 ) -> GreedyOrder | None:
     """Run on each stage the most preferred kind of action that is there and that memory allows.
 
-    One chunk a stage. `limits` has for each stage the most microbatches that it may hold. A stage
-    leaves an action for one that it prefers if that is on its way and arrives within `patience`
-    times the length of the action. Without `split_backward` there are no gradients of weights.
+    One chunk a stage. `held` has for each stage what it holds of a microbatch, `limits` the most
+    that it may hold in all. A stage leaves an action for one that it prefers if that is on its way
+    and arrives within `patience` times the length of the action. Without `split_backward` there are
+    no gradients of weights.
 
     None: the iteration would take `give_up_at` seconds or longer, by the work that is left on the
     first stage, or by its limit: it begins a forward no sooner than a round trip through all stages
@@ -67,17 +70,22 @@ def greedy(
     """
     stages = len(costs.forward)
     assert len(limits) == stages, "one limit a stage"
-    assert min(limits) >= 1, "a stage holds one microbatch at least"
+    need = [max(before, within) for before, within, _ in held]
+    assert all(map(operator.le, need, limits)), "a stage holds one microbatch at least"
     last = stages - 1
     durations = costs.durations(split_backward=split_backward)
     work = list(map(sum, zip(*durations, strict=True)))
     same = 1e-9 * max(work)
+    before, within, after = zip(*held, strict=True)
     residence = round_trip(costs, split_backward=split_backward)
+    if after[0] < before[0]:
+        residence -= durations[2][0]  # its backward makes room
+    most = limits[0] // before[0]
     forward_at: list[list[float]] = [[] for _ in range(stages)]
     backward_at: list[list[float]] = [[] for _ in range(stages)]
     forward_at[0] = [0.0] * microbatches
     forwards, backwards, weights = [0] * stages, [0] * stages, [0] * stages
-    ended = weights if split_backward else backwards  # what frees the memory of a microbatch
+    taken = [0] * stages
     kinds = [bytearray() for _ in range(stages)]
     running = [_IDLE] * stages
     free_at = [0.0] * stages
@@ -127,10 +135,13 @@ def greedy(
             if running[stage] != _IDLE:
                 continue
             done, there = backwards[stage], backward_at[stage]
-            next_backward = there[done] if done < len(there) else never
+            next_backward = never
+            # Room for the second half: until there is some, the halves that wait are worked off.
+            if done < len(there) and taken[stage] - before[stage] + within[stage] <= limits[stage]:
+                next_backward = there[done]
             made, there = forwards[stage], forward_at[stage]
             next_forward = never
-            if made < len(there) and made - ended[stage] < limits[stage]:
+            if made < len(there) and taken[stage] + need[stage] <= limits[stage]:
                 next_forward = there[made]
             next_weight = now if split_backward and weights[stage] < done else never
             ready = next_forward, next_backward, next_weight
@@ -150,17 +161,20 @@ def greedy(
             if kind == _FORWARD:
                 begin = max(begin, next_forward)
                 forwards[stage] = made + 1
+                taken[stage] += before[stage]
                 if stage == 0 and give_up_at < never:
                     left = microbatches - made - 1
-                    rounds = begin + (left // limits[0] + 1) * residence
+                    rounds = begin + (left // most + 1) * residence
                     busy = begin + (left + 1) * work[0] + (made - done) * durations[1][0]
                     if max(rounds, busy) >= give_up_at:
                         return None
             elif kind == _BACKWARD:
                 begin = max(begin, next_backward)
                 backwards[stage] = done + 1
+                taken[stage] += after[stage] - before[stage]
             else:
                 weights[stage] += 1
+                taken[stage] -= after[stage]
             running[stage] = kind
             kinds[stage].append(kind)
             free_at[stage] = end = begin + durations[kind][stage]

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from geojax.errors import UserError
 from geojax.pipeline.generators.greedy import (
@@ -14,10 +14,11 @@ from geojax.pipeline.generators.greedy import (
 )
 from geojax.pipeline.generators.warmup import geopipe, gpipe, one_forward_one_backward
 from geojax.pipeline.generators.zero_bubble import zero_bubble_h1, zero_bubble_h2
-from geojax.pipeline.schedule import Kind, Schedule
+from geojax.pipeline.schedule import Kind, MemoryLimit, Schedule
 from geojax.pipeline.simulation.bounds import least_seconds
 from geojax.pipeline.simulation.costs import Costs
 from geojax.pipeline.simulation.simulator import iteration_seconds
+from geojax.quantities import quantity
 
 _PATIENCE = (0.0, 0.25, 0.5)
 _LARGE = 2**15
@@ -26,9 +27,9 @@ _PREFERENCES = (BACKWARD_FIRST, FORWARD_FIRST)
 
 
 def latency_hiding(
-    microbatches: int, costs: Costs, limit: int, *, split_backward: bool = False
+    microbatches: int, costs: Costs, limit: int | MemoryLimit, *, split_backward: bool = False
 ) -> Schedule:
-    """Find the fastest schedule that keeps every stage within `limit` microbatches.
+    """Find the fastest schedule that keeps every stage within `limit`, in microbatches or bytes.
 
     Candidates are greedy orders (they differ in whether a stage prefers backwards or forwards, in
     how the limit is spread over the stages, and in how long a stage waits for what it prefers) and
@@ -43,15 +44,24 @@ def latency_hiding(
     Raises:
         UserError: the limit is less than one microbatch.
     """
-    if limit < 1:
-        raise UserError(f"a stage cannot hold {limit} microbatches at most: the least limit is 1")
+    if isinstance(limit, MemoryLimit):
+        memory, amount = limit, lambda number: quantity(number, "B")
+    else:
+        memory = MemoryLimit.of_microbatches(limit, len(costs.forward))
+        amount = "{} microbatches".format
+    least = max(each.before_backward for each in memory.held(split_backward=False))
+    if memory.limit < least:
+        given, needed = amount(memory.limit), amount(least)
+        raise UserError(f"a stage cannot hold {given} at most: the least limit is {needed}")
     best, seconds = None, math.inf
     for split in (True, False) if split_backward else (False,):
-        for schedule in _fixed(microbatches, costs, limit, split_backward=split):
+        if min(memory.most_in_flight(split_backward=split)) < 1:
+            continue  # not even one backward in two halves
+        for schedule in _fixed(microbatches, costs, memory, split_backward=split):
             found = iteration_seconds(schedule, costs)
             if found < seconds:
                 best, seconds = schedule, found
-        faster = _fastest_greedy(microbatches, costs, limit, seconds, split_backward=split)
+        faster = _fastest_greedy(microbatches, costs, memory, seconds, split_backward=split)
         if faster is not None:
             best, seconds = faster.schedule(), faster.seconds
     assert best is not None, "a greedy order keeps within any limit"
@@ -59,35 +69,42 @@ def latency_hiding(
 
 
 def _fixed(
-    microbatches: int, costs: Costs, limit: int, *, split_backward: bool
+    microbatches: int, costs: Costs, memory: MemoryLimit, *, split_backward: bool
 ) -> Iterator[Schedule]:
     """Generate the fixed schedules that keep within the limit."""
     stages = len(costs.forward)
-    fixed = [one_forward_one_backward(stages, microbatches), geopipe(microbatches, costs, limit)]
-    if microbatches <= limit:
+    most = min(memory.most_in_flight(split_backward=split_backward))
+    fixed = [one_forward_one_backward(stages, microbatches), geopipe(microbatches, costs, most)]
+    if microbatches <= most:
         fixed.append(gpipe(stages, microbatches))
     if split_backward:
         fixed = [with_split_backward(schedule) for schedule in fixed]
         fixed += [zero_bubble_h1(stages, microbatches), zero_bubble_h2(stages, microbatches)]
-    yield from (schedule for schedule in fixed if max(schedule.in_flight) <= limit)
+    yield from filter(memory.allows, fixed)
 
 
 def _fastest_greedy(
-    microbatches: int, costs: Costs, limit: int, seconds: float, *, split_backward: bool
+    microbatches: int, costs: Costs, memory: MemoryLimit, seconds: float, *, split_backward: bool
 ) -> GreedyOrder | None:
     """Find the fastest greedy order; None: none takes less than `seconds`."""
     best = None
-    least = least_seconds(microbatches, costs, limit, split_backward=split_backward)
+    held = memory.held(split_backward=split_backward)
+    most = memory.most_in_flight(split_backward=split_backward)
+    # A split backward may make room before its second half.
+    early = split_backward and held[0].after_backward < held[0].before_backward
+    bound = None if early else most[0]
+    least = least_seconds(microbatches, costs, bound, split_backward=split_backward)
     small = microbatches * len(costs.forward) <= _LARGE
     patience_choices = _PATIENCE if small else _PATIENCE[:1]
-    ways = itertools.product(patience_choices, limit_spreads(costs, limit), _PREFERENCES)
-    for patience, limits, preference in ways:
+    ways = itertools.product(patience_choices, limit_spreads(costs, most), _PREFERENCES)
+    for patience, spread, preference in ways:
         if seconds <= least * (1 + 1e-9):
             break  # what is left is rounding
         order = greedy(
             microbatches,
             costs,
-            limits,
+            held,
+            memory.room_for(spread, split_backward=split_backward),
             preference=preference,
             patience=patience,
             split_backward=split_backward,
@@ -118,10 +135,10 @@ def with_split_backward(schedule: Schedule) -> Schedule:
     return dataclasses.replace(schedule, split_backward=True, orders=orders)
 
 
-def limit_spreads(costs: Costs, limit: int) -> list[tuple[int, ...]]:
-    """Ways to spread a limit over the stages.
+def limit_spreads(costs: Costs, most: Sequence[int]) -> list[tuple[int, ...]]:
+    """Ways to spread the microbatches in flight, of which each stage has its most.
 
-    The limit for all; no more than keeps a stage busy while a microbatch goes through the stages
+    The most for all; no more than keeps a stage busy while a microbatch goes through the stages
     behind it and back; and the limit in proportion to that way, with one to spare.
     """
     work = list(map(sum, zip(costs.forward, costs.backward, costs.weight, strict=True)))
@@ -132,6 +149,7 @@ def limit_spreads(costs: Costs, limit: int) -> list[tuple[int, ...]]:
             own + behind for own, behind in zip(work[::-1], hops[::-1], strict=True)
         )
     )[::-1]
-    enough = tuple(min(limit, math.ceil(way / period * (1 - 1e-12))) for way in ways)
-    share = tuple(min(limit, 1 + math.ceil(limit * way / ways[0])) for way in ways)
-    return list(dict.fromkeys([(limit,) * len(ways), enough, share]))
+    enough = [math.ceil(way / period * (1 - 1e-12)) for way in ways]
+    share = [1 + math.ceil(most[0] * way / ways[0]) for way in ways]
+    spreads = (most, map(min, most, enough), map(min, most, share))
+    return list(dict.fromkeys(map(tuple, spreads)))

@@ -8,7 +8,7 @@ from geojax.pipeline.generators.latency_hiding import limit_spreads, with_split_
 from geojax.pipeline.generators.paired import paired_greedy, paired_interleaved
 from geojax.pipeline.generators.warmup import with_warmups
 from geojax.pipeline.generators.zero_bubble import zero_bubble_h1, zero_bubble_h2
-from geojax.pipeline.schedule import Placement, Schedule
+from geojax.pipeline.schedule import MemoryLimit, Placement, Schedule
 from geojax.pipeline.simulation.costs import Costs, Hop
 from geojax.pipeline.ticks import Packing
 
@@ -95,7 +95,8 @@ def latency_hiding(request: TickRequest) -> list[Schedule]:
         found = _greedy(request)
     else:
         there, back = request.hop_rounds, request.return_rounds
-        spreads = limit_spreads(_unit_costs(there, 0.0), request.most_in_flight)
+        most = (request.most_in_flight,) * request.placement.stages
+        spreads = limit_spreads(_unit_costs(there, 0.0), most)
         found = [paired_greedy(request.microbatches, there, back, limits) for limits in spreads]
     return [*one_forward_one_backward(request), *geopipe(request), *found]
 
@@ -128,8 +129,11 @@ def _unit_costs(hop_ticks: Sequence[int], weight: float) -> Costs:
 def _greedy(request: TickRequest) -> list[Schedule]:
     split = request.split_backward
     costs = _unit_costs(request.hop_ticks, 1.0 if split else 0.0)
+    memory = MemoryLimit.of_microbatches(request.most_in_flight, request.placement.stages)
+    held = memory.held(split_backward=split)
+    most = memory.most_in_flight(split_backward=split)
     orders = [
-        greedy(request.microbatches, costs, limits, split_backward=split)
-        for limits in limit_spreads(costs, request.most_in_flight)
+        greedy(request.microbatches, costs, held, limits, split_backward=split)
+        for limits in limit_spreads(costs, most)
     ]
     return [order.schedule() for order in orders if order is not None]

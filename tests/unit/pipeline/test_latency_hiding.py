@@ -14,9 +14,11 @@ from support.drawn_pipelines import (
     lower_bound,
 )
 
+from geojax.errors import UserError
 from geojax.pipeline import Costs, Hop, geopipe, latency_hiding, one_forward_one_backward, validate
 from geojax.pipeline.generators.greedy import greedy
 from geojax.pipeline.generators.latency_hiding import limit_spreads
+from geojax.pipeline.schedule import LayerBytes, MemoryLimit
 from geojax.pipeline.simulation.bounds import least_seconds
 from geojax.pipeline.simulation.simulator import iteration_seconds
 
@@ -99,9 +101,12 @@ def test_128_stages_and_1024_microbatches_take_less_than_ten_seconds():
 def test_forwards_first_where_stages_are_uneven_and_memory_is_tight(
     microbatches, costs, limit, backwards_first
 ):
-    spreads = limit_spreads(costs, limit)
-    orders = [greedy(microbatches, costs, spread, patience=0.5) for spread in spreads]
-    orders += [greedy(microbatches, costs, spread) for spread in spreads]
+    stages = len(costs.forward)
+    orders = [
+        greedy(microbatches, costs, [LayerBytes(1, 1, 0)] * stages, spread, patience=patience)
+        for spread in limit_spreads(costs, (limit,) * stages)
+        for patience in (0.0, 0.5)
+    ]
     assert min(order.seconds for order in orders) >= backwards_first - 1e-9
     schedule = latency_hiding(microbatches, costs, limit)
     validate(schedule, limit)
@@ -144,3 +149,48 @@ def test_geopipe_keeps_within_less_memory_than_one_forward_one_backwards(limit):
     hops = [Hop()] * 7
     hops[2] = Hop(4.0, 0.0, "cut")
     validate(geopipe(20, Costs((0.4,) * 8, (0.6,) * 8, (0.0,) * 8, tuple(hops)), limit), limit)
+
+
+def drawn_memory(generator, costs, microbatches):
+    """A limit of bytes with more or fewer layers a stage, that some microbatches fit in."""
+    layers = tuple(generator.randint(1, 3) for _ in costs.forward)
+    before = generator.randint(4, 10)
+    within = before + generator.randint(0, 6)
+    layer = LayerBytes(before, within, generator.randint(1, within))
+    return MemoryLimit(max(layers) * (before * microbatches + 6), layers, layer)
+
+
+def test_orders_keep_within_bytes():
+    """What waits for the gradients of weights is counted; stages with fewer layers hold more."""
+    generator = random.Random(9)
+    for _ in range(40):
+        drawn, costs, limit = drawn_under_a_limit(generator)
+        microbatches = min(drawn, 30)
+        costs = dataclasses.replace(costs, weight=costs.backward)
+        memory = drawn_memory(generator, costs, limit)
+        whole = latency_hiding(microbatches, costs, memory)
+        split = latency_hiding(microbatches, costs, memory, split_backward=True)
+        for schedule in (whole, split):
+            validate(schedule)
+            assert memory.allows(schedule)
+        assert iteration_seconds(split, costs) <= iteration_seconds(whole, costs)
+        fewest = min(memory.most_in_flight(split_backward=False))
+        by_count = latency_hiding(microbatches, costs, fewest)
+        assert iteration_seconds(whole, costs) <= 1.02 * iteration_seconds(by_count, costs)
+
+
+def test_a_limit_in_bytes_of_alike_stages_is_one_of_microbatches():
+    hops = [Hop()] * 5
+    hops[2] = Hop(4.0, 0.5, "cut")
+    costs = Costs((1.0,) * 6, (1.0,) * 6, (1.0,) * 6, tuple(hops))
+    memory = MemoryLimit(7 * 30, (3,) * 6, LayerBytes(10, 10, 10))
+    for split in (False, True):
+        assert latency_hiding(24, costs, memory, split_backward=split) == latency_hiding(
+            24, costs, 7, split_backward=split
+        )
+
+
+def test_less_than_a_microbatch_in_bytes_is_refused():
+    memory = MemoryLimit(2000, (1, 3), LayerBytes(1000, 1000, 0))
+    with pytest.raises(UserError, match=r"cannot hold 2 kB at most: the least limit is 3 kB"):
+        latency_hiding(4, Costs.uniform(2, 1.0, 2.0), memory)
