@@ -39,13 +39,12 @@ def run(command: MemoryCommand, overrides: Sequence[str]) -> int:
 
     from geojax.train.config import RunConfig
     from geojax.train.link_plan import link_lines
-    from geojax.train.run_memory import has_data_sites
     from geojax.train.traced_run import trace_run
 
     config = RunConfig.load(command.config, overrides)
     jax.config.update("jax_enable_x64", config.precision == "fp64")
     console = Console(highlight=False, soft_wrap=True, markup=False)
-    if has_data_sites(config):
+    if config.dc.join == "islands":
         _print_site(config, console)
         return 0
     step = trace_run(config)
@@ -66,28 +65,33 @@ def run(command: MemoryCommand, overrides: Sequence[str]) -> int:
 
 def _print_site(config: "RunConfig", console: Console) -> None:
     """Print the tables of a site that has a runtime of its own."""
-    from geojax.planner.site_memory import site_memory
     from geojax.quantities import quantity
-    from geojax.train.island_run import held_at_once
     from geojax.train.joined_sites import offer_limit_bytes, site_staging
-    from geojax.train.run_memory import abstract_site
+    from geojax.train.run_memory import island_memory
     from geojax.train.traced_run import accelerator_of_run
 
-    site = abstract_site(config)
-    plan, sites = site.plan, config.mesh.dc
-    held = held_at_once(config, site, accelerator_of_run(config))
-    memory = site_memory(site, held)
+    memory, site, held = island_memory(config, accelerator_of_run(config))
+    plan, part, microbatches = site.plan, site.part, site.plan.microbatches
+    if config.dc.role == "data":
+        which = "each"
+        sent = quantity(float(site.message_bytes), "B")
+        crossing = f"{sent} a step from a site to each other, in {len(part.chunks)} buckets"
+    else:
+        layers = f"{part.layers} of {part.model.num_hidden_layers} layers"
+        which = f"the stage of {config.pipeline_stages} that needs most, with {layers}"
+        hop = quantity(float(site.hop_bytes * plan.mesh.size), "B")
+        crossing = f"{hop} a microbatch from a stage to the next, and as much back"
+        microbatches *= len(part.chunks)
     console.print(
-        f"{sites} sites with runtimes of their own, each: {_heading(site.part.model, plan)}"
+        f"{config.mesh.dc} sites with runtimes of their own, {which}: {_heading(part.model, plan)}"
     )
     console.print(_memory_table(memory))
     console.print(_verdict(config, memory))
-    sent = quantity(float(site.message_bytes), "B")
     limit = quantity(offer_limit_bytes(config, plan), "B")
     staging = quantity(site_staging(config, None, 1).total_bytes, "B")
     console.print(
-        f"over dc: {sent} a step from a site to each other, in {len(site.part.chunks)} buckets",
-        f"activations: of {held} of {plan.microbatches} microbatches at once",
+        f"over dc: {crossing}",
+        f"activations: of {held} of {microbatches} microbatches at once",
         f"transport: at most {limit} of a device are offered to each other site (communication); "
         f"{staging} of host memory a site for staging",
         sep="\n",

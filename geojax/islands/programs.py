@@ -34,6 +34,7 @@ from geojax.islands.values import (
     StepInputs,
 )
 from geojax.optim import layout
+from geojax.pipeline.schedule import LayerBytes
 from geojax.step.plan import StepPlan
 from geojax.step.program import batch_on_mesh, batch_specs, signals_on_mesh
 from geojax.step.state import TrainState, parameter_layouts
@@ -157,7 +158,10 @@ class SitePrograms:
     def step_bytes(self) -> StepBytes:
         """The bytes that a step holds; nothing is computed."""
         kept = [self._traced_forward(chunk) for chunk in self.part.chunks]
-        messages = [*self._traced_sums.values()] * (self.plan.islands + 1)
+        crossing = self._traced_sums
+        if not self.part.holds_all:  # its gradients are whole
+            crossing = {"scalars": crossing["scalars"]}
+        messages = [*crossing.values()] * (self.plan.islands + 1)
         return StepBytes(
             self._device_bytes(self._traced_weights),
             self._device_bytes((self._traced_gradients, self._traced_totals)),
@@ -165,23 +169,54 @@ class SitePrograms:
             self._device_bytes(kept),
         )
 
+    @functools.cached_property
+    def layer_bytes(self) -> LayerBytes:
+        """The bytes that a layer holds of a microbatch, the most of all chunks."""
+        of_chunks = []
+        for chunk, layers in self.part.chunks.items():
+            kept = self._device_bytes(self._traced_forward(chunk))
+            _, _, stash = self.input_gradient[chunk].eval_shape(*self._backward_arguments(chunk))
+            both = kept + self._device_bytes(stash)
+            of_chunks.append([-(-size // len(layers)) for size in (kept, both, both)])
+        return LayerBytes(*map(max, zip(*of_chunks, strict=True)))
+
+    @property
+    def hop_bytes(self) -> int:
+        """The bytes that a device sends to another stage for a microbatch."""
+        return self._device_bytes(self._traced_hop)
+
     def traced(self) -> Iterator[tuple[str, jax.stages.Traced]]:
         """Trace the programs of a step that take most memory, each with its part of the step."""
-        state, inputs = layout.abstract(self.layouts, self.plan.mesh), self._abstract_inputs
+        state = layout.abstract(self.layouts, self.plan.mesh)
         yield "gather", self.gather.trace(state.parameters, state.amax_history)
-        for chunk, weights in self._traced_weights.items():
-            x = None if self.part.is_first(chunk) else self._traced_stream
-            cotangent = None if self.part.is_last(chunk) else self._traced_stream
-            sums = None if self.plan.microbatches == 1 else self._traced_gradients[chunk]
-            _, kept = self._traced_forward(chunk)
-            yield "forward", self.forward[chunk].trace(weights, x, inputs, inputs.step)
-            backward = (weights, kept, cotangent, inputs, inputs.step, sums)
-            yield "backward", self.backward[chunk].trace(*backward)
+        for chunk in self.part.chunks:
+            forward, backward = self._traced_passes(chunk)
+            yield "forward", forward
+            yield "backward", backward
         errors = [each.error_feedback for each in self._traced_reduced.values()]
         scalars, amax = self._traced_scalars
         totals = list(self._traced_totals.values())
         own = self.add_scalars.eval_shape([scalars] * self.plan.islands)
         yield "update", self.apply.trace(state, totals, own, amax, errors)
+
+    def compiled_passes(self, chunk: int) -> list[jax.stages.Compiled]:
+        """Compile the forward and the backward of a chunk."""
+        return [traced.lower().compile() for traced in self._traced_passes(chunk)]
+
+    def _traced_passes(self, chunk: int) -> tuple[jax.stages.Traced, jax.stages.Traced]:
+        """Trace the forward and the backward of a chunk."""
+        weights, inputs = self._traced_weights[chunk], self._abstract_inputs
+        x = None if self.part.is_first(chunk) else self._traced_stream
+        forward = self.forward[chunk].trace(weights, x, inputs, inputs.step)
+        return forward, self.backward[chunk].trace(*self._backward_arguments(chunk))
+
+    def _backward_arguments(self, chunk: int) -> tuple[Any, ...]:
+        """Return the shapes of the arguments of the backward of a chunk; nothing is computed."""
+        inputs = self._abstract_inputs
+        cotangent = None if self.part.is_last(chunk) else self._traced_stream
+        sums = None if self.plan.microbatches == 1 else self._traced_gradients[chunk]
+        _, kept = self._traced_forward(chunk)
+        return self._traced_weights[chunk], kept, cotangent, inputs, inputs.step, sums
 
     def _traced_forward(self, chunk: int) -> Any:
         x = None if self.part.is_first(chunk) else self._traced_stream

@@ -24,12 +24,15 @@ from geojax.runtime.platform import platform_of
 _UPDATE = "update"
 
 
-def site_memory(programs: SitePrograms, held: int) -> StepMemory:
-    """Estimate the memory of a site with a runtime of its own; nothing is compiled.
+def site_memory(programs: SitePrograms, activations: int, hops: int = 0) -> StepMemory:
+    """Estimate the memory of a site with a runtime of its own, or of a stage of it.
+
+    Nothing is compiled.
 
     Args:
-        programs: the site's.
-        held: microbatches whose activations are held at once.
+        programs: the site's, or the stage's.
+        activations: bytes that microbatches hold at once between their forwards and backwards.
+        hops: messages from and to other stages that are held at once.
     """
     compiler = XLA_CPU if platform_of(programs.plan.mesh).host_devices else XLA_ACCELERATOR
     step = programs.step_bytes
@@ -37,19 +40,18 @@ def site_memory(programs: SitePrograms, held: int) -> StepMemory:
         {
             "gathered weights": step.weights,
             "gradients": step.gradients,
-            "communication": step.messages,
+            "communication": step.messages + hops * (programs.hop_bytes if hops else 0),
         }
     )
     for path, leaf in jax.tree_util.tree_leaves_with_path(programs.layouts):
         kind = STATE_KINDS.get(path[0].name, "batch, counters")
         always[kind] += math.prod(leaf.shard_shape) * leaf.dtype.itemsize
-    activations = Counter({"activations": held * step.of_microbatch})
     phases: dict[str, Snapshot] = {}
     for phase, traced in programs.traced():
         kind = "optimizer update" if phase == _UPDATE else "layer workspace"
         by_kind = always + Counter({kind: workspace(traced, compiler)})
         if phase in ("forward", "backward"):
-            by_kind += activations
+            by_kind += Counter({"activations": activations})
         if phase not in phases or by_kind.total() > phases[phase].bytes:
             phases[phase] = Snapshot(by_kind.total(), by_kind)
     return StepMemory(phases)

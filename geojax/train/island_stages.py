@@ -4,7 +4,14 @@ import dataclasses
 from collections.abc import Sequence
 
 from geojax.errors import UserError
-from geojax.islands.actions import SiteAction, forward_actions, stage_actions, windows
+from geojax.islands.actions import (
+    Receive,
+    Send,
+    SiteAction,
+    forward_actions,
+    stage_actions,
+    windows,
+)
 from geojax.islands.site_part import SitePart
 from geojax.pipeline.registry import EventRequest, schedule_entry
 from geojax.pipeline.schedule import Placement, Schedule
@@ -97,6 +104,16 @@ def fetched_ahead(lists: Lists, stage: int) -> dict[int, int]:
     return {
         sender: count for (sender, receiver), count in windows(lists).items() if receiver == stage
     }
+
+
+def hops_held(lists: Lists, stage: int) -> int:
+    """Return the most messages that a stage holds of hops to and from the others."""
+    ahead = windows(lists)
+    senders = {action.site for action in lists[stage] if isinstance(action, Receive)}
+    receivers = {action.site for action in lists[stage] if isinstance(action, Send)}
+    return sum(ahead[sender, stage] for sender in senders) + sum(
+        ahead[stage, receiver] for receiver in receivers
+    )
 
 
 def _staged(config: RunConfig) -> StagedLayers:

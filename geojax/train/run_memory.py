@@ -1,15 +1,30 @@
 """The memory that a device needs for a run: of one program, or of a site with its own runtime."""
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from geojax.accelerators import Accelerator
 from geojax.islands.programs import SitePrograms
+from geojax.islands.site_part import SitePart
 from geojax.islands.site_state import site_layouts
 from geojax.optim import learning_rate_schedule, make_optimizer
+from geojax.pipeline.schedule import Schedule
 from geojax.planner.memory import StepMemory
 from geojax.planner.site_memory import site_memory
 from geojax.step.program import batch_shape
 from geojax.train.config import RunConfig
 from geojax.train.island_run import data_part, held_at_once, island_plan, stage_config
+from geojax.train.island_stages import event_schedule, hops_held, stage_lists, stage_parts
 from geojax.train.traced_run import abstract_run_mesh, trace_run
+
+
+class SiteMemory(NamedTuple):
+    """The memory of a site with its own runtime, or of that of all stages that needs most."""
+
+    memory: StepMemory
+    programs: SitePrograms
+    held: int
+    """Microbatches that are held at once; with virtual stages counted once for each chunk."""
 
 
 def run_memory(config: RunConfig, accelerator: Accelerator | None) -> StepMemory:
@@ -17,32 +32,58 @@ def run_memory(config: RunConfig, accelerator: Accelerator | None) -> StepMemory
 
     Args:
         config: the run of all sites.
-        accelerator: the device; a site with its own runtime holds as many microbatches as it can.
+        accelerator: the device; a site in role data with its own runtime holds as many microbatches
+            as it can.
 
     Raises:
         UserError: the layout cannot be.
     """
-    if not has_data_sites(config):
-        # A site that is a stage needs what that stage of one program does.
-        return trace_run(config).memory()
-    programs = abstract_site(config)
-    return site_memory(programs, held_at_once(config, programs, accelerator))
+    if config.dc.join == "islands":
+        return island_memory(config, accelerator).memory
+    return trace_run(config).memory()
 
 
-def has_data_sites(config: RunConfig) -> bool:
-    """Return True if each site has a runtime of its own and the whole model."""
-    return config.dc.join == "islands" and config.dc.role == "data"
+def island_memory(config: RunConfig, accelerator: Accelerator | None) -> SiteMemory:
+    """Estimate the memory of a site with its own runtime; arguments and errors as `run_memory`."""
+    if config.dc.role == "data":
+        programs = _abstract_programs(config, data_part(config))
+        held = held_at_once(config, programs, accelerator)
+        activations = held * programs.step_bytes.of_microbatch
+        return SiteMemory(site_memory(programs, activations), programs, held)
+    schedule, lists, parts = event_schedule(config), stage_lists(config), stage_parts(config)
+    found = []
+    for stage in _unlike_stages(schedule, parts):
+        programs = _abstract_programs(config, parts[stage])
+        layers = [0] * schedule.placement.chunks
+        for chunk, own in parts[stage].chunks.items():
+            layers[chunk] = len(own)
+        layer = programs.layer_bytes
+        layer = layer if schedule.split_backward else layer.without_split
+        activations = schedule.most_held(layers, layer)[stage]
+        memory = site_memory(programs, activations, hops_held(lists, stage))
+        found.append(SiteMemory(memory, programs, schedule.in_flight[stage]))
+    return max(found, key=lambda each: each.memory.bytes)
 
 
-def abstract_site(config: RunConfig) -> SitePrograms:
-    """Make the programs of a site in role data on a mesh without devices; none is compiled.
+def _unlike_stages(schedule: Schedule, parts: Sequence[SitePart]) -> list[int]:
+    """Return of all stages with equal programs that which holds most microbatches."""
+    most: dict[tuple[object, ...], int] = {}
+    for stage, part in enumerate(parts):
+        alike = (*map(len, part.chunks.values()), part.has_embedding, part.has_head)
+        known = most.setdefault(alike, stage)
+        if schedule.in_flight[stage] > schedule.in_flight[known]:
+            most[alike] = stage
+    return list(most.values())
+
+
+def _abstract_programs(config: RunConfig, part: SitePart) -> SitePrograms:
+    """Make the programs of a stage of a site on a mesh without devices; none is compiled.
 
     Raises:
         UserError: the layout cannot be.
     """
     own = stage_config(config)
     plan = island_plan(config, abstract_run_mesh(config, own.mesh))
-    part = data_part(config)
     optimizer = make_optimizer(config.optimizer, config.steps)
     schedule = learning_rate_schedule(config.optimizer, config.steps)
     layouts = site_layouts(part, optimizer, plan)

@@ -67,6 +67,18 @@ def test_a_site_with_its_own_runtime_is_judged_by_its_own_programs(capsys, tmp_p
     assert re.search(r"; [\d.]+ MB of host memory a site for staging", out)
 
 
+def test_of_stages_with_runtimes_of_their_own_the_largest_is_judged(capsys):
+    stages = ("--mesh", "{dc: 2, stage: 2, data: 2}", "--pipeline.schedule", "1f1b")
+    own = ("--dc.join", "islands", "--dc.role", "stage", "--batch.microbatches", "4")
+    out = printed(capsys, QUICKSTART, *stages, *own)
+    assert (
+        "own, the stage of 4 that needs most, with 1 of 4 layers: 2.41M parameters, data=2" in out
+    )
+    # One sequence of 128 tokens of 192 numbers on each of two ranks.
+    assert "over dc: 197 kB a microbatch from a stage to the next, and as much back" in out
+    assert "activations: of 1 of 4 microbatches at once" in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -8,6 +8,7 @@ from geojax.pipeline import Placement, geopipe, simulate, validate
 from geojax.train.config import RunConfig
 from geojax.train.island_stages import event_schedule, fetched_ahead, stage_costs, stage_lists
 from geojax.train.pipeline_plan import choose_hop_ticks, staged_layers
+from geojax.train.run_memory import island_memory
 
 CONFIG = {
     "run_directory": "unused",
@@ -49,6 +50,17 @@ def test_an_order_by_events_beats_the_order_of_the_tick_table_in_the_same_memory
         simulate(each, stage_costs(own)).seconds for each in (schedule, in_ticks)
     )
     assert by_events <= by_ticks
+
+
+def test_a_stage_holds_the_activations_of_its_schedule_and_messages_ahead():
+    gpipe, ahead = (island_memory(config(schedule=name), None) for name in ("gpipe", "1f1b"))
+    assert (gpipe.held, ahead.held) == (24, 2)
+    held = [each.memory.phases["backward"].by_kind for each in (gpipe, ahead)]
+    layers, layer = gpipe.programs.part.layers, gpipe.programs.layer_bytes
+    assert held[0]["activations"] == 24 * layers * layer.before_backward
+    assert held[0]["communication"] > held[1]["communication"]
+    for kind in ("master weights", "optimizer moments", "gathered weights"):
+        assert held[0][kind] == held[1][kind] > 0
 
 
 def test_virtual_stages_stay_inside_their_site():
