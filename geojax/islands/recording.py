@@ -1,9 +1,12 @@
-"""Times of the actions of one step at one site."""
+"""Times of the actions of one step at one site, and those of all sites by one clock."""
 
-from collections.abc import Sequence
+import collections
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from geojax.islands.actions import SiteAction
+import numpy as np
+
+from geojax.islands.actions import Message, SiteAction, received, sent
 
 
 class Recorded(NamedTuple):
@@ -21,6 +24,90 @@ class Recorded(NamedTuple):
     arrivals: tuple[float, ...]
     """When each message that it takes was here, in the order of `received`."""
 
+    def earlier(self, seconds: float) -> "Recorded":
+        """Return the same by a clock that shows less."""
+        return Recorded(
+            self.action,
+            self.start - seconds,
+            self.taken - seconds,
+            self.dispatched - seconds,
+            self.end - seconds,
+            tuple(arrival - seconds for arrival in self.arrivals),
+        )
+
 
 Record = Sequence[Recorded]
 """A step of a site, action by action."""
+
+
+def as_words(records: Sequence[Record], lists: Sequence[Sequence[SiteAction]]) -> np.ndarray:
+    """Write the records of a site's stages as uint32, in a shape that is the same at all sites.
+
+    Args:
+        records: of each stage of this site.
+        lists: the actions of each stage of all sites.
+    """
+    arrivals = max(len(list(received(action))) for actions in lists for action in actions)
+    times = np.zeros((len(records), max(map(len, lists)), 4 + arrivals))
+    for stage, record in enumerate(records):
+        for number, (_, *of_action, arrived) in enumerate(record):
+            row = (*of_action, *arrived)
+            times[stage, number, : len(row)] = row
+    return times.view(np.uint32)
+
+
+def from_words(words: np.ndarray, lists: Sequence[Sequence[SiteAction]]) -> list[Record]:
+    """Invert `as_words`, with the lists of the stages of that site."""
+    made: list[Record] = []
+    for actions, rows in zip(lists, words.view(np.float64), strict=True):
+        record = []
+        for action, row in zip(actions, rows, strict=False):
+            start, taken, dispatched, end, *arrivals = map(float, row)
+            here = tuple(arrivals[: len(list(received(action)))])
+            record.append(Recorded(action, start, taken, dispatched, end, here))
+        made.append(record)
+    return made
+
+
+def by_one_clock(records: Sequence[Record], stages_per_site: int) -> list[Record]:
+    """Return the records of all stages by the clock of the first site.
+
+    A clock that is ahead makes messages from its site look late and those to it early, by as much:
+    of the fastest message each way half of the difference is the clock's, where a link takes as
+    long in both directions.
+
+    Args:
+        records: of each stage, by the clock of its site.
+        stages_per_site: stages of every site.
+    """
+    offered = {
+        (stage, receiver, message): each.dispatched
+        for stage, record in enumerate(records)
+        for each in record
+        for receiver, message in sent(each.action)
+    }
+    fastest = _fastest(records, offered, stages_per_site)
+    made: list[Record] = []
+    for stage, record in enumerate(records):
+        site = stage // stages_per_site
+        ahead = (fastest[0, site] - fastest[site, 0]) / 2 if site else 0.0
+        made.append([each.earlier(ahead) for each in record])
+    return made
+
+
+def _fastest(
+    records: Sequence[Record],
+    offered: Mapping[tuple[int, int, Message], float],
+    stages_per_site: int,
+) -> dict[tuple[int, int], float]:
+    """Return the seconds of the fastest message between two sites, by both their clocks."""
+    seconds: dict[tuple[int, int], float] = collections.defaultdict(lambda: float("inf"))
+    for stage, record in enumerate(records):
+        for each in record:
+            for (sender, message), arrival in zip(
+                received(each.action), each.arrivals, strict=True
+            ):
+                way = (sender // stages_per_site, stage // stages_per_site)
+                taken = arrival - offered[sender, stage, message]
+                seconds[way] = min(seconds[way], taken)
+    return seconds

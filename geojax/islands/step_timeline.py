@@ -22,19 +22,30 @@ from geojax.pipeline.simulation.timeline import Message, Span, Timeline
 from geojax.pipeline.validate import requirement
 
 
-def draw(schedule: Schedule, sites: Mapping[str, Record], image: Path, trace: Path) -> None:
+def draw(
+    schedule: Schedule,
+    stages: Mapping[str, Record],
+    image: Path,
+    trace: Path,
+    stages_per_site: int = 1,
+) -> tuple[Timeline, Timeline]:
     """Draw a recorded step beside the simulated one, as a PNG and as a trace for Perfetto.
 
     Args:
         schedule: of as many stages as there are records.
-        sites: the record of each stage by the name of its site, all by one clock.
+        stages: the record of each stage by its name, all by one clock.
         image: file of the picture.
         trace: file of the trace, which shows sums, waits and arrivals as well.
+        stages_per_site: stages of every site.
+
+    Returns:
+        The measured and the simulated one.
     """
-    measured = measured_timeline(schedule, list(sites.values()))
+    measured = measured_timeline(schedule, list(stages.values()), stages_per_site)
     simulated = simulate(_named(schedule, "simulated"), measured_costs(measured))
-    save_timelines([measured, simulated], list(sites), image)
-    write_trace([measured, simulated], trace, _events(3, sites))
+    save_timelines([measured, simulated], list(stages), image)
+    write_trace([measured, simulated], trace, _events(3, stages))
+    return measured, simulated
 
 
 def data_schedule(actions: Sequence[SiteAction]) -> Schedule:
@@ -44,7 +55,9 @@ def data_schedule(actions: Sequence[SiteAction]) -> Schedule:
     return Schedule("breadth_first", Placement(1, (0,) * chunks), microbatches, False, (work,))
 
 
-def measured_timeline(schedule: Schedule, records: Sequence[Record]) -> Timeline:
+def measured_timeline(
+    schedule: Schedule, records: Sequence[Record], stages_per_site: int = 1
+) -> Timeline:
     """Return the timeline of a recorded step, from its first action to its update."""
     origin = min(record[0].start for record in records)
     seconds = max(record[-1].end for record in records) - origin
@@ -54,7 +67,7 @@ def measured_timeline(schedule: Schedule, records: Sequence[Record]) -> Timeline
         for each in record
         if isinstance(each.action, Action)
     ]
-    messages = list(_messages(schedule, records, origin))
+    messages = list(_messages(schedule, records, origin, stages_per_site))
     costs = _costs(schedule, spans, messages)
     work = max(
         sum(each.end - each.start for each in spans if each.stage == stage)
@@ -106,7 +119,9 @@ def _costs(schedule: Schedule, spans: Sequence[Span], messages: Sequence[Message
     return Costs(forward, backward, weight, tuple(hop(chunk) for chunk in chunks[:-1]))
 
 
-def _messages(schedule: Schedule, records: Sequence[Record], origin: float) -> Iterator[Message]:
+def _messages(
+    schedule: Schedule, records: Sequence[Record], origin: float, stages_per_site: int
+) -> Iterator[Message]:
     """Yield the hops between stages, each from its offer to its arrival, in the order of offers."""
     offers = {
         each.action.action: (stage, each.dispatched)
@@ -124,7 +139,8 @@ def _messages(schedule: Schedule, records: Sequence[Record], origin: float) -> I
         target, arrival = arrivals[user]
         made = requirement(schedule, user)
         assert made is not None, "an action that takes a message follows another one"
-        link = f"{min(source, target)}-{max(source, target)}"
+        first, second = sorted(stage // stages_per_site for stage in (source, target))
+        link = None if first == second else f"{first}-{second}"
         start, end = offered - origin, max(offered, arrival) - origin
         yield Message(made, source, target, start, end, end, link)
 
@@ -134,7 +150,8 @@ def _link_use(messages: Sequence[Message], seconds: float) -> dict[tuple[str, in
     busy: dict[tuple[str, int, int], float] = {}
     until: dict[tuple[str, int, int], float] = {}
     for message in messages:
-        assert message.link is not None, "messages are between sites"
+        if message.link is None:
+            continue
         way = (message.link, *((0, 1) if message.target > message.source else (1, 0)))
         start = max(message.start, until.get(way, 0.0))
         busy[way] = busy.get(way, 0.0) + max(0.0, message.end - start)
@@ -146,9 +163,9 @@ def _named(schedule: Schedule, what: str) -> Schedule:
     return dataclasses.replace(schedule, name=f"{schedule.name}, {what}")
 
 
-def _events(process: int, sites: Mapping[str, Record]) -> Iterator[dict[str, Any]]:
-    """Yield the actions of each site as slices of a trace: waits, dispatches and device time."""
-    origin = min(record[0].start for record in sites.values())
+def _events(process: int, stages: Mapping[str, Record]) -> Iterator[dict[str, Any]]:
+    """Yield the actions of each stage as slices of a trace: waits, dispatches, device time."""
+    origin = min(record[0].start for record in stages.values())
     common: dict[str, Any] = {"pid": process}
     yield {"ph": "M", "name": "process_name", "args": {"name": "measured actions"}} | common
 
@@ -156,18 +173,18 @@ def _events(process: int, sites: Mapping[str, Record]) -> Iterator[dict[str, Any
         ts, dur = 1e6 * (start - origin), 1e6 * (end - start)
         return {"ph": "X", "tid": track, "name": name, "cat": category, "ts": ts, "dur": dur}
 
-    for site, (name, record) in enumerate(sites.items()):
+    for stage, (name, record) in enumerate(stages.items()):
         tracks = [f"site {name}: {what}" for what in ("host waits", "host dispatches", "devices")]
         for number, track in enumerate(tracks):
             label = {"name": track}
             yield {
                 "ph": "M",
-                "tid": 3 * site + number,
+                "tid": 3 * stage + number,
                 "name": "thread_name",
                 "args": label,
             } | common
         for each in record:
-            title, first = _title(each.action), 3 * site
+            title, first = _title(each.action), 3 * stage
             if each.arrivals:
                 here = {
                     f"{message.kind} from site {sender} arrives_us": round(1e6 * (time - origin), 3)

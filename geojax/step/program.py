@@ -1,6 +1,7 @@
 """The compiled programs of one runtime: the training step and the validation pass."""
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -110,21 +111,30 @@ def trace_evaluation(
     return jax.jit(program).trace(*arguments)
 
 
-def require_fp8_products(step: jax.stages.Compiled, model: ModelConfig, plan: StepPlan) -> None:
+def require_fp8_products(
+    programs: Sequence[jax.stages.Compiled], model: ModelConfig, plan: StepPlan
+) -> None:
     """Check that each product of a layer that follows the recipe is one of cuBLASLt, in FP8.
 
     XLA silently multiplies in the compute dtype where cuBLASLt cannot take a product.
 
+    Args:
+        programs: a step, or all that together run a layer forwards and backwards.
+        model: the model.
+        plan: how they compute.
+
     Raises:
         UserError: there are fewer FP8 products than there should be.
-        HloParseError: the text of the compiled step cannot be read.
+        HloParseError: the text of a program cannot be read.
     """
     follow = any(matmul.recipe for _, matmul in plan.matmul.spans(model.num_hidden_layers))
     linear = _linear_layers(parameter_shapes(model)["layers"]) if follow else 0
     wanted = _MATMULS_PER_LINEAR * linear
-    text = program_text(step)
-    parse_module(text)
-    made = text.count(_FP8_PRODUCT)
+    made = 0
+    for program in programs:
+        text = program_text(program)
+        parse_module(text)
+        made += text.count(_FP8_PRODUCT)
     if made < wanted:
         raise UserError(
             f"FP8 on backend xla: of the {wanted} matrix products of a layer XLA made only {made} "

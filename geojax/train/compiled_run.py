@@ -268,7 +268,7 @@ class CompiledRun:
         if self.plan.fp8_backend != "xla" or jax.process_index() != 0:
             return
         try:
-            require_fp8_products(self.step_program, self.config.model, self.plan)
+            require_fp8_products([self.step_program], self.config.model, self.plan)
         except HloParseError as error:
             self.log(f"note: the step's FP8 products were not checked: {error}")
 

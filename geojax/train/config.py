@@ -343,10 +343,9 @@ class RunConfig(Settings):
     def _timeline_can_be(self) -> "RunConfig":
         if self.dc.timeline_step is None:
             return self
-        if self.dc.join != "islands" or self.dc.role != "data":
+        if self.dc.join != "islands":
             raise ValueError(
-                "dc.timeline_step requires dc.join=islands and dc.role=data; change that, or "
-                "remove dc.timeline_step"
+                "dc.timeline_step requires dc.join=islands; change that, or remove dc.timeline_step"
             )
         return self
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import math
 import os
 import sys
@@ -11,17 +12,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from geojax.accelerators import Accelerator, accelerator_of
 from geojax.checkpoint import Checkpointer
 from geojax.checkpoint.initial_weights import with_weights
 from geojax.errors import RunError, UserError
+from geojax.hlo import HloParseError
 from geojax.islands.actions import breadth_first, data_actions
 from geojax.islands.agreement import Agreement
 from geojax.islands.exchange import Exchange
 from geojax.islands.programs import SitePrograms, StepBytes
-from geojax.islands.recording import Record, Recorded
+from geojax.islands.recording import Record, Recorded, as_words, by_one_clock, from_words
 from geojax.islands.shared_name import SharedName
 from geojax.islands.site_part import AUTO_CHUNKS, SitePart, even_chunks
 from geojax.islands.site_state import (
@@ -48,13 +50,14 @@ from geojax.planner.cross_site import CrossSiteBytes
 from geojax.quantities import quantity
 from geojax.runtime.device_memory import usable_memory
 from geojax.step.plan import StepPlan
-from geojax.step.program import batch_shape, trace_evaluation
+from geojax.step.program import batch_shape, require_fp8_products, trace_evaluation
 from geojax.step.state import TrainState, with_own_sites, with_saved_sites
 from geojax.train.batches import global_batch, global_signals, sequences_of_process
 from geojax.train.compiled_run import step_plan
 from geojax.train.config import RunConfig
 from geojax.train.island_stages import (
     Lists,
+    event_schedule,
     fetched_ahead,
     stage_costs,
     stage_lists,
@@ -230,20 +233,48 @@ class IslandRun:
         recorded = self.stages.walks[0].steps + 1 == self.config.dc.timeline_step
         records: list[list[Recorded] | None] = [[] if recorded else None for _ in inputs]
         made = self.stages.step(state.stages, signals, inputs, records)
-        if recorded and jax.process_index() == 0:
+        if recorded:
             self._draw([record for record in records if record is not None])
         return SiteState(tuple(next_state for next_state, _ in made)), made[0][1]
 
     def _draw(self, records: Sequence[Record]) -> None:
+        """Draw a recorded step, in role stage with the records of all sites."""
         from geojax.islands import step_timeline  # it imports matplotlib
 
-        site = self.transport.site_names[self.transport.site]
-        folder = self.config.run_directory / site
+        sites, own, count = self.transport.site_names, self.transport.site, len(records)
+        if not self.parts:
+            schedule = step_timeline.data_schedule(self.stages.walks[0].actions)
+            names = [sites[own]]
+        else:
+            schedule = event_schedule(self.config)
+            records = self._of_all_sites(records)
+            names = [
+                f"{site}.{stage}" if count > 1 else site for site in sites for stage in range(count)
+            ]
+        if jax.process_index() != 0:
+            return
+        folder = self.config.run_directory / sites[own]
         image, trace = folder / "timeline.png", folder / "timeline.json"
-        walk = self.stages.walks[0]
-        schedule = step_timeline.data_schedule(walk.actions)
-        step_timeline.draw(schedule, dict(zip([site], records, strict=True)), image, trace)
-        self.log(f"step {walk.steps} after the start is drawn in {image} and {trace}")
+        named = dict(zip(names, records, strict=True))
+        measured, simulated = step_timeline.draw(schedule, named, image, trace, count)
+        self.log(
+            f"step {self.stages.walks[0].steps} after the start, {quantity(measured.seconds, 's')} "
+            f"and simulated {quantity(simulated.seconds, 's')}, is drawn in {image} and {trace}"
+        )
+
+    def _of_all_sites(self, records: Sequence[Record]) -> list[Record]:
+        """Exchange the records of a step: those of all stages, by the clock of the first site."""
+        lists, count = stage_lists(self.config), len(records)
+        words = as_words(records, lists)
+        replicated = NamedSharding(self.plan.mesh, PartitionSpec())
+        own = jax.make_array_from_callback(words.shape, replicated, lambda place: words[place])
+        of_sites = [
+            from_words(
+                np.asarray(each.addressable_data(0)), lists[count * site : count * (site + 1)]
+            )
+            for site, each in enumerate(self.exchange.of_all_sites(own))
+        ]
+        return by_one_clock([record for site in of_sites for record in site], count)
 
     @property
     def _programs(self) -> list[SitePrograms]:
@@ -394,6 +425,27 @@ class IslandRun:
             peak_flops=peak * mesh.devices.size * config.mesh.dc if peak else None,
             cross_site=CrossSiteBytes(float(self.stages.sent_bytes)),
         )
+
+    def check_fp8_products(self) -> None:
+        """Check on the first process that XLA multiplies in FP8 what the recipe asks for.
+
+        Raises:
+            UserError: the compiler made fewer FP8 products than there should be.
+        """
+        if self.plan.fp8_backend != "xla" or jax.process_index() != 0:
+            return
+        model, matmul = self.config.model, self.plan.matmul
+        quantized = (
+            (programs, chunk)
+            for programs in self._programs
+            for chunk, own in programs.part.chunks.items()
+            if any(span.recipe for _, span in matmul.spans_within(own, model.num_hidden_layers))
+        )
+        for programs, chunk in itertools.islice(quantized, 1):
+            try:
+                require_fp8_products(programs.compiled_passes(chunk), model, self.plan)
+            except HloParseError as error:
+                self.log(f"note: the FP8 products were not checked: {error}")
 
     def describe(self) -> list[str]:
         """Return the lines that open a run: the layout of this site, and what it sends."""

@@ -29,8 +29,8 @@ class DcSettings(Settings):
 
     timeline_step: Annotated[int, pydantic.Field(ge=2, le=10**9)] | None = None
     """Step after each start whose measured timeline every island draws beside the simulated one, in
-    timeline.png and timeline.json (for ui.perfetto.dev) of its run directory; in role "data". It
-    runs action by action and takes longer. null: none."""
+    timeline.png and timeline.json (for ui.perfetto.dev) of its run directory; in role "stage" with
+    the stages of all sites. It runs action by action and takes longer. null: none."""
 
 
 class PipelineSettings(Settings):

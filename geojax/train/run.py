@@ -130,9 +130,9 @@ def train(
         if transport is None:
             with console.status("compiling the step"):
                 trainer = CompiledRun.build(config, plan, console.print, validate=validate)
-            trainer.check_fp8_products()
         else:
             trainer = IslandRun.build(config, plan, transport, console.print, validate=validate)
+        trainer.check_fp8_products()
         # A process that compiles reaches the first collective long after one with a warm cache, and
         # the collective times out after half a minute.
         runtime.barrier("compiled", timeout_seconds=config.watchdog.first_step_seconds)

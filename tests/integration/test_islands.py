@@ -23,11 +23,12 @@ from support.small_runs import (
 from geojax.train.metrics import read_metrics
 
 
-def launch(config, run, *options):
+def launch(config, run, *options, timeline_step="null"):
     """Train with `geojax launch --islands` to the end."""
     line = [sys.executable, "-m", "geojax", "launch", "--islands", *options]
+    settings = ["--run_directory", str(run), "--dc.timeline_step", timeline_step]
     return subprocess.run(
-        [*line, "--", "train", str(config), "--run_directory", str(run)],
+        [*line, "--", "train", str(config), *settings],
         env=environment(),
         capture_output=True,
         text=True,
@@ -137,12 +138,29 @@ def test_a_lost_site_ends_the_run_and_is_named(corpus, tmp_path):
     assert "site west" in output
 
 
+TWO_IN_EACH = STAGES | {
+    "mesh": {"dc": 2, "stage": 2},
+    "model": {
+        "num_hidden_layers": 4,
+        "hidden_size": 36,
+        "num_attention_heads": 2,
+        "head_dim": 16,
+        "intermediate_size": 52,
+        "vocab_size": 301,
+        "max_position_embeddings": 32,
+        "tie_word_embeddings": True,
+    },
+    "pipeline": {"schedule": "geopipe"},
+}
+"""Two stages in each site, and a table that the first and the last of them hold."""
+
+
 @pytest.fixture(scope="module")
 def stages(corpus, tmp_path_factory):
     """A config, and the folder of its run, which two sites have trained as stages."""
     folder = tmp_path_factory.mktemp("stages")
-    config = write_config(folder / "run.yaml", corpus, **SETTINGS | STAGES)
-    made = launch(config, folder / "run", "--devices-per-process", "2")
+    config = write_config(folder / "run.yaml", corpus, **SETTINGS | TWO_IN_EACH)
+    made = launch(config, folder / "run", "--devices-per-process", "2", timeline_step="15")
     assert made.returncode == 0, made.stdout + made.stderr
     return config, folder / "run"
 
@@ -171,6 +189,15 @@ def test_stages_train_as_one_program_and_go_on_from_its_checkpoint(stages, tmp_p
     assert "resuming from step 10" in made.stdout
     for step, loss in losses(alone / "west").items():
         assert loss == pytest.approx(wanted[step], abs=1e-4)
+
+
+def test_each_site_draws_the_stages_of_all(stages):
+    _, run = stages
+    for site in SITES:
+        assert (run / site / "timeline.png").stat().st_size > 10_000
+        events = json.loads((run / site / "timeline.json").read_text())["traceEvents"]
+        names = {each["args"]["name"] for each in events if each["name"] == "thread_name"}
+        assert {f"site {other}.{stage}: devices" for other in SITES for stage in (0, 1)} <= names
 
 
 def test_stages_and_one_program_go_on_from_the_checkpoint_of_stages(stages, tmp_path):

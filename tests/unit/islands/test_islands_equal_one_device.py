@@ -172,5 +172,29 @@ def test_role_stage_equals_one_device(case):
                 jax.tree.map(close, mine, part.held(whole))
 
 
+def test_fp8_of_stages_equals_one_program():
+    with jax.enable_x64(True):
+        model, own = family("llama"), dataclasses.replace(policy("fp64"), recipe=RECIPES["delayed"])
+        mesh = make_mesh(devices=jax.devices()[:2], data=2)
+        together = OneProgram(model, StepPlan(mesh, own, microbatches=2))
+        plans = [
+            dataclasses.replace(plan, policy=own)
+            for plan in site_plans(2, {"data": 2}, microbatches=2)
+        ]
+        islands = stage_islands(model, plans, back_and_forth(2))
+        batch = make_batch(model)
+        for _ in range(STEPS):
+            wanted = together.step(batch)
+            metrics = step_all(islands, [batch] * 2)
+        check_metrics(metrics, {name: wanted[name] for name in ("loss", "gradient_norm")})
+        state = together.whole()
+        for island in islands:
+            part, mine = island.walk.programs.part, island.whole()
+            jax.tree.map(close, mine.parameters, part.held(state.parameters))
+            numbers = [layer for own in part.chunks.values() for layer in own]
+            of_part = jax.tree.map(lambda leaf, at=numbers: leaf[at], state.amax_history)
+            jax.tree.map(close, mine.amax_history, of_part)
+
+
 def is_parameters(tree):
     return isinstance(tree, dict) and "layers" in tree

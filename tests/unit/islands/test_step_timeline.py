@@ -4,8 +4,15 @@ import json
 
 import pytest
 
-from geojax.islands.actions import Add, Receive, breadth_first, data_actions, stage_actions
-from geojax.islands.recording import Recorded
+from geojax.islands.actions import (
+    Add,
+    Receive,
+    Reduce,
+    breadth_first,
+    data_actions,
+    stage_actions,
+)
+from geojax.islands.recording import Recorded, as_words, by_one_clock, from_words
 from geojax.islands.step_timeline import data_schedule, draw, measured_costs, measured_timeline
 from geojax.pipeline import Costs, Hop, one_forward_one_backward, simulate
 from geojax.pipeline.schedule import Action
@@ -74,6 +81,28 @@ def test_the_picture_and_the_trace_show_both_and_every_action(pipeline, tmp_path
     assert arrival == {"cotangent from site 1 arrives_us": pytest.approx(5e6)}
     devices = [event for event in events if event.get("cat") == "devices"]
     assert len(devices) == sum(map(len, records))
+
+
+def test_records_of_all_sites_come_to_one_clock(pipeline):
+    schedule, _, records = pipeline
+    lists = [stage_actions(schedule, site, tied=False) for site in range(2)]
+    own = [from_words(as_words([record], lists), [lists[n]])[0] for n, record in enumerate(records)]
+    assert own == records
+    hops = [
+        [each for each in record if not isinstance(each.action, Add | Reduce)] for record in records
+    ]
+    ahead = [hops[0], [each.earlier(-7.5) for each in hops[1]]]
+    for record, wanted in zip(by_one_clock(ahead, 1), hops, strict=True):
+        for each, same in zip(record, wanted, strict=True):
+            assert each.action == same.action
+            assert (*each[1:5], *each.arrivals) == pytest.approx((*same[1:5], *same.arrivals))
+
+
+def test_messages_inside_a_site_are_on_no_link(pipeline):
+    schedule, _, records = pipeline
+    inside = measured_timeline(schedule, records, stages_per_site=2)
+    assert {message.link for message in inside.messages} == {None}
+    assert (inside.link_use, inside.bubble_across_sites) == ({}, 0.0)
 
 
 def test_a_site_in_role_data_is_the_only_stage_of_its_schedule():

@@ -55,4 +55,4 @@ def test_text_that_cannot_be_read_leaves_the_prediction(step, text):
 def test_fp8_products_are_not_counted_in_text_that_cannot_be_read(step, text):
     model, plan, _ = step
     with pytest.raises(HloParseError, match="HLO text"):
-        require_fp8_products(Unreadable(text), model, plan)
+        require_fp8_products([Unreadable(text)], model, plan)

@@ -46,7 +46,7 @@ def compiled_step(*args, **options):
     step, plan, model = lowered_step(*args, **options)
     program = step.compile(compiler_options=gpu_compiler_options() | plan.compiler_options)
     if plan.fp8_backend == "xla":
-        require_fp8_products(program, model, plan)
+        require_fp8_products([program], model, plan)
     return program
 
 

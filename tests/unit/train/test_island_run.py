@@ -372,3 +372,23 @@ def test_a_stage_that_lacks_layers_says_so(stages, tmp_path):
     told = "site west lacks step 2, .* put checkpoints/west/2 back at site west, or remove"
     with pytest.raises(UserError, match=told):
         islands.restore([tmp_path, tmp_path / "alone"], model)
+
+
+def test_products_that_xla_does_not_make_in_fp8_end_the_run():
+    own = config("islands").model_copy(update={"precision": "fp8-delayed"})
+    mesh = make_site_mesh(own, jax.devices()[:2])
+    run = IslandRun.build(own, island_plan(own, mesh), loopback(SITES)[0])
+    run.check_fp8_products()  # the reference multiplies in the compute dtype
+    on_gpus = dataclasses.replace(run.plan, fp8_backend="xla")
+    with pytest.raises(UserError, match=r"of the 21 matrix products of a layer XLA made only 0"):
+        dataclasses.replace(run, plan=on_gpus).check_fp8_products()
+
+
+def test_stages_of_a_site_of_several_processes_are_refused(monkeypatch):
+    own = config("islands", "stage")
+    mesh = make_site_mesh(own, jax.devices()[:4])
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(
+        UserError, match=r"mesh\.stage=2 requires one process a site; got 2\. Start"
+    ):
+        island_plan(own, mesh)
