@@ -67,6 +67,8 @@ def find_files(patterns: Iterable[str]) -> list[Path]:
             matches = map(Path, sorted(glob.glob(str(path), recursive=True)))
             files = [match for match in matches if match.is_file()]
             wanted = "no such file"
+            if "://" in pattern:
+                wanted = "is a URL; copy what it names to a disk of this machine"
         if not files:
             raise UserError(f"{pattern}: {wanted}")
         found.update(dict.fromkeys(files))
@@ -86,11 +88,11 @@ def read_documents(
     documents are left out.
 
     Raises:
-        UserError: the file cannot be read, is not UTF-8 text, or a line (its number is named) is no
-            JSON object with a text in `field`.
+        UserError: the file's suffix tells no format, it cannot be read, is not UTF-8 text, or a
+            line (its number is named) is no JSON object with a text in `field`.
     """
     if format == "auto":
-        format = "jsonl" if _suffix(path) in _JSONL_SUFFIXES else "text"
+        format = _format_of(path)
     try:
         with path.open("rb") as raw:
             decompressed = _unzipped(raw) if path.suffix == ".gz" else raw
@@ -135,6 +137,19 @@ class _GzipOfText(gzip.GzipFile):
         if self._expanded > allowed:
             raise OSError(f"it expands to more than {_MOST_EXPANSION} times its size")
         return found
+
+
+def _format_of(path: Path) -> Literal["text", "jsonl"]:
+    suffix = _suffix(path)
+    if suffix in _JSONL_SUFFIXES:
+        return "jsonl"
+    if suffix in (*_TEXT_SUFFIXES, ""):
+        return "text"
+    raise UserError(
+        f"{path}: the suffix {suffix} is neither of text ({', '.join(_TEXT_SUFFIXES)}) nor of JSON "
+        f"lines ({', '.join(_JSONL_SUFFIXES)}), plain or .gz; convert the file, or take it for one "
+        "document with --format text"
+    )
 
 
 def _suffix(path: Path) -> str:

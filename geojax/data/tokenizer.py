@@ -87,7 +87,10 @@ class Tokenizer:
         try:
             content = path.read_bytes()
         except OSError as error:
-            raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+            raise UserError(
+                f"{path}: cannot be read ({error.strerror}); give the path of a tokenizer.json, "
+                "which a model on the Hugging Face hub has among its files"
+            ) from None
         return cls(content, beginning=beginning, end=end, source=str(path))
 
     @classmethod

@@ -201,15 +201,25 @@ BOMB = gzip.compress(bytes(2**24)) * 5
         ("a.txt.gz", gzip.compress(b"word " * 1000)[:40], "cannot be read"),
         ("a.txt.gz", BOMB, "it expands to more than 200 times its size"),
         ("a.jsonl.gz", BOMB, "a line of more than 33,554,432 characters"),
+        ("a.parquet", b"PAR1", r"the suffix \.parquet is neither of text"),
+        ("a.csv.gz", gzip.compress(b"one,two"), r"the suffix \.csv is neither of text"),
     ],
     # Workers must find the same names, and gzip's header has the second of the day.
-    ids=["no gzip", "damaged", "cut off", "bomb", "bomb of a line"],
+    ids=["no gzip", "damaged", "cut off", "bomb", "bomb of a line", "parquet", "csv"],
 )
-def test_damaged_and_exploding_files_are_refused(tmp_path, name, content, message):
+def test_files_that_are_no_text_are_refused(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=message) as error:
         prepare(settings_for(tmp_path, files=(str(tmp_path / name),)))
     one_line(error)
+
+
+def test_a_format_that_is_given_counts_for_more_than_the_suffix(tmp_path):
+    (tmp_path / "a.csv").write_text("one,two\nthree,four\n")
+    file = str(tmp_path / "a.csv")
+    prepare(settings_for(tmp_path, name="table", files=(file,), format="text"))
+    manifest = json.loads((tmp_path / "table" / "manifest.json").read_text())
+    assert manifest["splits"]["train"]["documents"] == 1
 
 
 def test_a_pipe_is_no_tokenizer(tmp_path):
@@ -221,6 +231,8 @@ def test_a_pipe_is_no_tokenizer(tmp_path):
 def test_missing_files_and_a_taken_output_are_refused(tmp_path, left):
     with pytest.raises(UserError, match="nowhere: no such file"):
         prepare(settings_for(tmp_path, files=("nowhere",)))
+    with pytest.raises(UserError, match=r"s3://texts/a\.jsonl: is a URL"):
+        prepare(settings_for(tmp_path, files=("s3://texts/a.jsonl",)))
     with pytest.raises(UserError, match="exists already"):
         prepare(settings_for(left.folder.parent, name="left", files=("nowhere",)))
 
