@@ -86,7 +86,7 @@ def train(
         console.print(why_no_cache)
     with runtime.translate_collective_errors(), contextlib.ExitStack() as stack:
         island = island_settings(os.environ, processes.site) if _has_islands(config) else None
-        with console.status("estimating the memory of a step"):
+        with _status(console, "estimating the memory of a step"):
             require_memory(config, console.print)
         # Errors of config, layout and data are raised before there is a run directory.
         topology = Topology.load(config.topology) if config.topology is not None else None
@@ -128,7 +128,7 @@ def train(
         validate = bool(loader.validation_names)
         trainer: CompiledRun | IslandRun
         if transport is None:
-            with console.status("compiling the step"):
+            with _status(console, "compiling the step"):
                 trainer = CompiledRun.build(config, plan, console.print, validate=validate)
         else:
             trainer = IslandRun.build(config, plan, transport, console.print, validate=validate)
@@ -370,9 +370,17 @@ def _cross_site(facts: TrainerFacts) -> dict[str, str]:
 def _validation_entries(loop: TrainingLoop[Any]) -> dict[str, str]:
     entries = {}
     for name, points in loop.validation.items():
-        (_, before), (_, after) = points[0], points[-1]
-        entries[f"validation '{name}'"] = f"{before:.4f} -> {after:.4f} ({after / before - 1:+.1%})"
+        (first, before), (last, after) = points[0], points[-1]
+        change = f"{before:.4f} -> {after:.4f} ({after / before - 1:+.1%})"
+        entries[f"validation '{name}'"] = change if last > first else f"{after:.4f}"
     return entries
+
+
+def _status(console: rich.console.Console, doing: str) -> contextlib.AbstractContextManager[Any]:
+    """Show what takes long until it is done; a log has a line about it at its beginning."""
+    if not console.is_terminal:
+        console.print(doing)
+    return console.status(doing)
 
 
 def _shown(path: Path) -> str:
