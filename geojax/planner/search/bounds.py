@@ -123,9 +123,12 @@ class Bounds:
             return seconds
         last = held.layers * held.layer / layout.virtual_stages
         wire = wire_format(layout.gradient_compression)
-        itemsize = (
-            dtypes.reduce_dtype.itemsize if wire is None else wire.message_bytes(2**20) / 2**20
-        )
+        itemsize: float = dtypes.reduce_dtype.itemsize
+        if wire is not None:
+            itemsize = wire.message_bytes(2**20) / 2**20
+        elif layout.join == "one_program":
+            # With state sharded over sites half of the gradients go, and half of the weights.
+            itemsize = min(itemsize, gathered / 2)
         return seconds + itemsize * last / group.ranks / self._link.bytes_per_second
 
 

@@ -4,7 +4,7 @@
     fitting      the least ZeRO stage and remat that fit, in closed form (`fit`)
     bounds       seconds that no step of a layout is below (`bounds`)
     timed        in the order of their bounds, until the next bound is above the times that are kept
-    varied       compression, precision and sharding over sites of the fastest
+    varied       compression and sharding over sites of the fastest
 
 A time takes milliseconds without a pipeline and up to seconds with one, whose schedule is made and
 simulated, so that `MOST_SIMULATED` ends the search where the bounds do not.
@@ -165,17 +165,11 @@ class _Fastest:
 
 
 def _variations(request: PlanRequest, layout: Layout) -> Iterator[Layout]:
-    """Yield a layout with other compressions, precisions and sharding over sites."""
-    sums = layout.dc > 1 and layout.dc_role == "data"
-    for precision in request.precisions:
-        for compression in request.compressions if sums else ("none",):
-            varied = dataclasses.replace(
-                layout, precision=precision, gradient_compression=compression
-            )
-            if varied != layout:
-                yield varied
-    if sums and layout.join == "one_program" and "none" in request.compressions:
-        for precision in request.precisions:
-            yield dataclasses.replace(
-                layout, precision=precision, gradient_compression="none", shard_across_sites=True
-            )
+    """Yield a layout with less compression of gradients, and with state sharded over sites."""
+    if layout.dc == 1 or layout.dc_role == "stage":
+        return
+    for compression in request.compressions:
+        if compression != layout.gradient_compression:
+            yield dataclasses.replace(layout, gradient_compression=compression)
+    if layout.join == "one_program" and "none" in request.compressions:
+        yield dataclasses.replace(layout, gradient_compression="none", shard_across_sites=True)

@@ -8,6 +8,7 @@ counted by the constraint that refuses it.
 
 import contextlib
 import dataclasses
+import itertools
 from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -59,7 +60,7 @@ def divisors(number: int) -> list[int]:
 
 
 def shapes(request: PlanRequest, refused: Counter[str]) -> Iterator[Layout]:
-    """Yield every mesh with its microbatches and schedules, without remat and with ZeRO stage 1.
+    """Yield every mesh with its microbatches, schedules and precisions, without remat.
 
     Args:
         request: what is asked for.
@@ -75,8 +76,9 @@ def shapes(request: PlanRequest, refused: Counter[str]) -> Iterator[Layout]:
             if sequences % size:
                 continue
             sized = dataclasses.replace(mesh, microbatch_size=size, microbatches=sequences // size)
-            for order in orders(sized, request.model.num_hidden_layers):
-                yield dataclasses.replace(sized, **order._asdict())
+            found = orders(sized, request.model.num_hidden_layers)
+            for order, precision in itertools.product(found, request.precisions):
+                yield dataclasses.replace(sized, precision=precision, **order._asdict())
 
 
 def meshes(request: PlanRequest, refused: Counter[str]) -> Iterator[Layout]:
@@ -90,38 +92,39 @@ def meshes(request: PlanRequest, refused: Counter[str]) -> Iterator[Layout]:
     """
     model, site = request.model, request.site
     shortest = max(request.compressions, key=COMPRESSIONS.index)
-    for tensor in divisors(site.accelerators_per_host):
-        for context in _context_sizes(request):
-            for expert in divisors(model.num_experts) if model.is_moe else [1]:
-                shared = tensor * context * expert
-                if site.accelerators % shared:
-                    refused["accelerators of a site"] += 1
-                    continue
-                sequence = _shards_sequence(request, tensor, context, expert)
-                if sequence is None:
-                    refused["sizes of the model"] += 1
-                    continue
-                for stages in divisors(site.accelerators // shared):
-                    for role, join in _ways_to_join(request):
-                        total = stages * (request.sites if role == "stage" else 1)
-                        if total > model.num_hidden_layers:
-                            refused["layers"] += 1
-                            continue
-                        if join == "islands" and role == "data" and stages > 1:
-                            continue  # such a site has no stages inside
-                        yield Layout(
-                            dc=request.sites,
-                            join=join,
-                            dc_role=role,
-                            pipeline_stages=total,
-                            data=site.accelerators // (shared * stages),
-                            expert=expert,
-                            context=context,
-                            tensor=tensor,
-                            sequence_parallel=sequence,
-                            precision=request.precisions[0],
-                            gradient_compression=shortest if role == "data" else "none",
-                        )
+    experts = divisors(model.num_experts) if model.is_moe else [1]
+    of_model = itertools.product(
+        divisors(site.accelerators_per_host), _context_sizes(request), experts
+    )
+    for tensor, context, expert in of_model:
+        shared = tensor * context * expert
+        if site.accelerators % shared:
+            refused["accelerators of a site"] += 1
+            continue
+        sequence = _shards_sequence(request, tensor, context, expert)
+        if sequence is None:
+            refused["sizes of the model"] += 1
+            continue
+        stages_of_site = divisors(site.accelerators // shared)
+        for stages, (role, join) in itertools.product(stages_of_site, _ways_to_join(request)):
+            total = stages * (request.sites if role == "stage" else 1)
+            if total > model.num_hidden_layers:
+                refused["layers"] += 1
+                continue
+            if join == "islands" and role == "data" and stages > 1:
+                continue  # such a site has no stages inside
+            yield Layout(
+                dc=request.sites,
+                join=join,
+                dc_role=role,
+                pipeline_stages=total,
+                data=site.accelerators // (shared * stages),
+                expert=expert,
+                context=context,
+                tensor=tensor,
+                sequence_parallel=sequence,
+                gradient_compression=shortest if role == "data" else "none",
+            )
 
 
 def orders(layout: Layout, layers: int) -> list[Order]:
