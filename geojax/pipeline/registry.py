@@ -175,7 +175,7 @@ _ENTRIES = (
     ),
     ScheduleEntry(
         "latency_hiding_split",
-        "The fastest order with split backwards that the simulator finds within the memory limit.",
+        "The same with split backwards; by events, only where these are faster.",
         tick_orders=tick_orders.latency_hiding_split,
         event_order=lambda request: latency_hiding(
             request.microbatches, request.costs, request.memory_limit, split_backward=True
