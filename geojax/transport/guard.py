@@ -34,10 +34,6 @@ _MOST_STRANGERS = 64
 # The most that Linux lets a pipe hold; with its own 64 KiB a byte costs half as much time again.
 _PIECE_BYTES = 1 << 20
 
-# It sends at the pace of the link. With others a site's streams, after the pause between two steps,
-# send their whole windows at once, and what overflows the link's queue has to be sent again.
-_CONGESTION_CONTROL = b"bbr"
-
 
 class Refused(Exception):
     """The other end does not know the key, or speaks another protocol."""
@@ -105,8 +101,6 @@ def _receive(connection: socket.socket, count: int, deadline: float) -> bytes:
 def _established(connection: socket.socket) -> socket.socket:
     connection.settimeout(None)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    with contextlib.suppress(OSError):  # not in this kernel, or not for everybody
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _CONGESTION_CONTROL)
     return connection
 
 
