@@ -212,7 +212,9 @@ def main() -> None:
             guard.forward(tuple(peer["guard"]), peer["engine"], peer["ports"])
             print(json.dumps({}), flush=True)
     except OSError as error:
-        print(json.dumps({"error": error.strerror or str(error)}), flush=True)
+        # The exception itself repeats the address, as Python tells it.
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        print(json.dumps({"error": reason}), flush=True)
     os._exit(0)  # threads still carry
 
 
