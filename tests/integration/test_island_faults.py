@@ -137,4 +137,5 @@ def test_a_silent_site_is_named_and_the_launcher_starts_all_again(corpus, tmp_pa
     output = log.read_text()
     assert launcher.returncode == 130, output
     assert re.search(r"east/0 +\| error: transport: site west \(.*\) has been silent for", output)
+    assert "geojax launch: process 1 (site west) was stuck, and killed" in output
     assert "geojax launch: restart 1 of 1" in output
