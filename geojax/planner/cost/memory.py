@@ -174,7 +174,9 @@ def pairs_in_flight(layout: Layout) -> int:
             group = next(
                 (n for n in range(ring, microbatches + 1) if microbatches % n == 0), microbatches
             )
-            pairs = (virtual - 1) * group * (cuts + 1) + there_and_back
+            # Through all chunks of each later site and back before a stage's first backward.
+            later_sites = 2 * cuts * (ring * virtual + CUT_TICKS - 1)
+            pairs = (virtual - 1) * group + 2 * ring - 1 + later_sites
         case "zero_bubble_h1" | "latency_hiding_split":
             pairs = stages
         case "zbv":
