@@ -118,7 +118,7 @@ def _lock_step(layout: Layout, placement: Placement, costs: Costs, microbatches:
 def _tables(
     layout: Layout, placement: Placement, costs: Costs, microbatches: int
 ) -> list[TickTable]:
-    """Return the tick tables that a run would choose from: with one or two ticks to a cut.
+    """Return the tick tables that a run would choose from: with one or two ticks to a link.
 
     They are made for chunks that are alike, with a backward in tenths of the forward, so that many
     layouts share a table; the seconds of each are those of its own chunks.
@@ -133,7 +133,7 @@ def _tables(
         return _table(layout.schedule, placement, microbatches, hop_ticks, limit, seconds)
 
     near = table(1)
-    if len(layout.stages_per_site) == 1:
+    if all(hop.link is None for hop in costs.hops):
         return [near]
     try:
         return [near, table(2)]
