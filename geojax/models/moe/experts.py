@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from geojax.models.config import ModelConfig
@@ -60,15 +61,16 @@ def apply_experts(
     of_token = TokenPermutation(blocks.slots.reshape(count, choices), blocks.origins // choices)
     rows = permute(tokens.x, of_token)
 
-    def product(rows: jax.Array, name: str, sharding: KernelSharding) -> jax.Array:
-        own, axes = parameters[name], operand_axes(parallelism, sharding)
-        return grouped_product(rows, own["kernel"], blocks, matmul, own.get("amax"), axes)
+    def product(rows: jax.Array, names: tuple[str, ...], sharding: KernelSharding) -> jax.Array:
+        kernels = tuple(parameters[name]["kernel"] for name in names)
+        amax = tuple(parameters[name].get("amax") for name in names)
+        axes = operand_axes(parallelism, sharding)
+        return grouped_product(rows, kernels, blocks, matmul, amax, axes)
 
-    def first(name: str) -> jax.Array:
-        return checkpoint_name(product(rows, name, "columns"), PRODUCT)
-
-    gate = first("gate") if config.gated else None
-    middle = activate(first("up"), gate, config)
+    names = ("up", "gate") if config.gated else ("up",)
+    first = checkpoint_name(product(rows, names, "columns"), PRODUCT)
+    up, *gate = jnp.split(first, len(names), axis=1)
+    middle = activate(up, gate[0] if gate else None, config)
     weights = permute(tokens.gates.reshape(-1, 1), of_choice)
     middle = (middle * weights).astype(rows.dtype)
-    return unpermute(product(middle, "down", "rows"), of_token)
+    return unpermute(product(middle, ("down",), "rows"), of_token)

@@ -16,8 +16,9 @@ Training with Mixture-of-Experts").
 """
 
 import functools
+import itertools
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -96,34 +97,38 @@ def count_each(numbers: jax.Array, limit: int) -> jax.Array:
 
 def grouped_product(
     rows: jax.Array,
-    kernels: Weight,
+    kernels: tuple[Weight, ...],
     blocks: Blocks,
     matmul: LinearMatmul = NO_FP8,
-    amax: jax.Array | None = None,
+    amax: tuple[jax.Array | None, ...] | None = None,
     axes: Axes = UNSHARDED,
 ) -> jax.Array:
-    """Multiply each row by the kernel of its block's expert; sums are in at least float32.
+    """Multiply each row by the kernels of its block's expert; sums are in at least float32.
 
-    Differentiable (reverse mode) in `rows` and `kernels`.
+    Kernels that read the same rows are one wide kernel, so that the rows are read once, and their
+    gradient is one sum and not one for each kernel. Differentiable (reverse mode) in `rows` and
+    `kernels`.
 
     Args:
         rows: [S, inputs], those without an assignment 0.
-        kernels: [E, inputs, outputs]; see `geojax.precision.LinearMatmul.multiply`.
+        kernels: [E, inputs, outputs] each; see `geojax.precision.LinearMatmul.multiply`.
         blocks: the rows of each expert.
         matmul: its recipe quantizes the operands; they are multiplied in the dtype that they are
             held in, since there is no grouped matmul of FP8 numbers.
-        amax: see `geojax.precision.LinearMatmul.multiply`.
+        amax: of each kernel's matmul, see `geojax.precision.LinearMatmul.multiply`; None: no recipe
+            with a history. Histories of the same rows agree on them.
         axes: as for `LinearMatmul.multiply`; one tensor is the rows of one expert on this rank, or
             its kernel.
 
     Returns:
-        [S, outputs] in the dtype of `rows`; 0 where there is no assignment.
+        [S, outputs of all kernels], one kernel's beside another's, in the dtype of `rows`; 0 where
+        there is no assignment.
     """
-    size = block_rows(blocks.slots.shape[0], kernels.shape[0])
+    size = block_rows(blocks.slots.shape[0], kernels[0].shape[0])
     varying = varying_axes(rows, kernels, blocks.ends)
     operands = vary_over((rows, *split_quantized(kernels), blocks.ends), varying)
     how = Rounding(matmul.recipe, matmul.backend, axes, size)
-    return _product(how, *operands, amax, matmul.quantized)
+    return _product(how, *operands, amax or (None,) * len(kernels), matmul.quantized)
 
 
 def _functions(*operands: jax.Array) -> ModuleType:
@@ -137,10 +142,10 @@ def _functions(*operands: jax.Array) -> ModuleType:
 def _product(
     how: Rounding,
     rows: jax.Array,
-    quantized_kernels: QuantizedWeight | None,
-    trained: jax.Array,
+    quantized_kernels: tuple[QuantizedWeight | None, ...],
+    trained: tuple[jax.Array, ...],
     ends: jax.Array,
-    amax: jax.Array | None,
+    amax: tuple[jax.Array | None, ...],
     quantized: jax.Array | None,
 ) -> jax.Array:
     return _forward(how, rows, quantized_kernels, trained, ends, amax, quantized)[0]
@@ -148,56 +153,82 @@ def _product(
 
 class _Residuals(NamedTuple):
     rows: jax.Array
-    kernels: Weight
+    kernels: tuple[Weight, ...]
     ends: jax.Array
-    amax: jax.Array | None
+    amax: tuple[jax.Array | None, ...]
     quantized: jax.Array | None
     rows_amax: jax.Array | None
     """[E], the largest magnitude of each expert's rows, if that sets their scale."""
-    kernels_amax: jax.Array | None
+    kernels_amax: tuple[jax.Array | None, ...]
     """[E], the largest magnitude of each expert's kernel, if that sets its scale."""
 
 
 def _forward(
     how: Rounding,
     rows: jax.Array,
-    quantized_kernels: QuantizedWeight | None,
-    trained: jax.Array,
+    quantized_kernels: tuple[QuantizedWeight | None, ...],
+    trained: tuple[jax.Array, ...],
     ends: jax.Array,
-    amax: jax.Array | None,
+    amax: tuple[jax.Array | None, ...],
     quantized: jax.Array | None,
 ) -> tuple[jax.Array, _Residuals]:
-    kernels = trained if quantized_kernels is None else quantized_kernels
-    rows_amax = how.rows_amax(rows, ends, amax, 0)
-    kernels_amax = how.kernels_amax(kernels, amax)
-    operands = (
-        how.rows(rows, ends, 0, 1, rows_amax, quantized),
-        how.kernels(kernels, 0, kernels_amax, quantized),
+    kernels = tuple(
+        whole if rounded is None else rounded
+        for rounded, whole in zip(quantized_kernels, trained, strict=True)
     )
-    product = _functions(*operands).multiply(how.size, *operands, ends, contracting=0)
+    rows_amax = how.rows_amax(rows, ends, amax[0], 0)
+    kernels_amax = tuple(map(how.kernels_amax, kernels, amax))
     kept = _Residuals(rows, kernels, ends, amax, quantized, rows_amax, kernels_amax)
+    operands = how.rows(rows, ends, 0, 1, rows_amax, quantized), _wide_kernel(how, kept, 0)
+    product = _functions(*operands).multiply(how.size, *operands, ends, contracting=0)
     return product.astype(rows.dtype), kept
 
 
-def _backward(
-    how: Rounding, kept: _Residuals, cotangent: jax.Array
-) -> tuple[jax.Array, None, jax.Array, None, jax.Array | None, None]:
+def _backward(how: Rounding, kept: _Residuals, cotangent: jax.Array) -> tuple[Any, ...]:
     rows, kernels, ends, amax, quantized = kept[:5]
-    cotangent_amax = how.rows_amax(cotangent, ends, amax, 2)
-    operands = (
-        how.rows(cotangent, ends, 2, 1, cotangent_amax, quantized),
-        how.kernels(kernels, 1, kept.kernels_amax, quantized),
-    )
+    cotangents = _split(cotangent, kernels)
+    cotangents_amax = [
+        how.rows_amax(x, ends, own, 2) for x, own in zip(cotangents, amax, strict=True)
+    ]
+
+    def wide_cotangent(contracting: int) -> jax.Array:
+        if how.recipe is None:
+            return cotangent
+        rounded = (
+            how.rows(x, ends, 2, contracting, own, quantized)
+            for x, own in zip(cotangents, cotangents_amax, strict=True)
+        )
+        return jnp.concatenate(list(rounded), axis=1)
+
+    operands = wide_cotangent(1), _wide_kernel(how, kept, 1)
     rows_gradient = _functions(*operands).multiply(how.size, *operands, ends, contracting=1)
-    operands = (
-        how.rows(rows, ends, 0, 0, kept.rows_amax, quantized),
-        how.rows(cotangent, ends, 2, 0, cotangent_amax, quantized),
-    )
+    operands = how.rows(rows, ends, 0, 0, kept.rows_amax, quantized), wide_cotangent(0)
+    shape = (*kernels[0].shape[:2], cotangent.shape[1])
     kernels_gradient = _functions(*operands).kernels_gradient(
-        how.size, *operands, jax.ShapeDtypeStruct(kernels.shape, kernels.dtype), ends
+        how.size, *operands, jax.ShapeDtypeStruct(shape, kernels[0].dtype), ends
     )
-    new_amax = None if amax is None else largest_each(rows, kernels, cotangent)
-    return rows_gradient.astype(rows.dtype), None, kernels_gradient, None, new_amax, None
+    new_amax = tuple(
+        None if own is None else largest_each(rows, kernel, x)
+        for own, kernel, x in zip(amax, kernels, cotangents, strict=True)
+    )
+    gradients = tuple(_split(kernels_gradient, kernels))
+    no_gradients = (None,) * len(kernels)
+    return rows_gradient.astype(rows.dtype), no_gradients, gradients, None, new_amax, None
 
 
 _product.defvjp(_forward, _backward)
+
+
+def _wide_kernel(how: Rounding, kept: _Residuals, contracting: int) -> jax.Array:
+    """Lay the quantized kernels beside each other, [E, inputs, outputs of all]."""
+    rounded = (
+        how.kernels(kernel, contracting, own, kept.quantized)
+        for kernel, own in zip(kept.kernels, kept.kernels_amax, strict=True)
+    )
+    return jnp.concatenate(list(rounded), axis=2)
+
+
+def _split(wide: jax.Array, kernels: tuple[Weight, ...]) -> list[jax.Array]:
+    """Split [..., outputs of all kernels] into the part of each."""
+    ends = itertools.accumulate(kernel.shape[2] for kernel in kernels[:-1])
+    return jnp.split(wide, list(ends), axis=-1)

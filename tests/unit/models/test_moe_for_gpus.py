@@ -52,10 +52,10 @@ def test_products_are_kernels_and_tokens_travel_beside_other_work():
     lowered = spread_blocks(config, parallelism, mesh).lower(*arrays)
     hlo = lowered.compile(compiler_options=_OPTIONS).as_text()
     products = re.findall(_KERNEL, hlo)
-    # Gate, up and down of the first exchange and of further ones, forwards and their gradients; the
-    # further ones' gate and up once more backwards.
-    assert products.count("grouped_product") == 2 * 3 + 2 * 3 + 2
-    assert products.count("grouped_product_gradient") == 2 * 3
+    # Gate and up as one, and down, of the first exchange and of further ones, forwards and their
+    # gradients; the further ones' gate and up once more backwards.
+    assert products.count("grouped_product") == 2 * 2 + 2 * 2 + 1
+    assert products.count("grouped_product_gradient") == 2 * 2
     beside = []
     for computation in hlo.split("\n\n"):
         lines = computation.splitlines()

@@ -51,22 +51,26 @@ def test_every_assignment_stands_in_a_block_of_its_expert(count, experts):
         assert (np.diff(slots[assigned == expert]) == 1).all()
 
 
-def test_each_row_meets_the_kernel_of_its_expert(x64):
+@pytest.mark.parametrize("widths", [(36,), (20, 16)])
+def test_each_row_meets_the_kernels_of_its_expert(x64, widths):
     count, experts = 500, 3
-    assigned, blocks, rows, cotangent, kernels = _arrays(count, experts, 24, 36, jnp.float64)
+    assigned, blocks, rows, cotangent, wide = _arrays(count, experts, 24, 36, jnp.float64)
+    kernels = tuple(jnp.split(wide, np.cumsum(widths[:-1]), axis=2))
     product, backward = jax.jit(
         lambda *args: jax.vjp(lambda *both: grouped_product(*both, blocks), *args)
     )(rows, kernels)
     of_rows, of_kernels = backward(cotangent)
+    assert [each.shape[2] for each in of_kernels] == [*widths]
+    of_wide = np.concatenate(of_kernels, axis=2)
     origins = np.asarray(blocks.origins)
     owner = np.append(np.asarray(assigned), experts)[origins]
     for expert in range(experts):
         own = owner == expert
-        np.testing.assert_allclose(product[own], rows[own] @ kernels[expert], atol=1e-12)
-        np.testing.assert_allclose(of_rows[own], cotangent[own] @ kernels[expert].T, atol=1e-12)
-        np.testing.assert_allclose(of_kernels[expert], rows[own].T @ cotangent[own], atol=1e-11)
+        np.testing.assert_allclose(product[own], rows[own] @ wide[expert], atol=1e-12)
+        np.testing.assert_allclose(of_rows[own], cotangent[own] @ wide[expert].T, atol=1e-12)
+        np.testing.assert_allclose(of_wide[expert], rows[own].T @ cotangent[own], atol=1e-11)
     assert not np.asarray(product)[owner == experts].any()
-    assert not np.asarray(of_kernels[1]).any(), "an expert without rows has no gradient"
+    assert not of_wide[1].any(), "an expert without rows has no gradient"
 
 
 @pytest.mark.parametrize(
@@ -104,7 +108,7 @@ def test_sums_are_wide(x64):
     _, blocks, rows, cotangent, kernels = _arrays(2100, 2, 64, 16, jnp.bfloat16)
 
     def results(*operands):
-        out, backward = jax.vjp(lambda *both: grouped_product(*both, blocks), *operands[:2])
+        out, backward = jax.vjp(lambda x, w: grouped_product(x, (w,), blocks), *operands[:2])
         return out, *backward(operands[2])
 
     exact = results(*(leaf.astype(jnp.float64) for leaf in (rows, kernels, cotangent)))
