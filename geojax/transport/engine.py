@@ -160,8 +160,9 @@ class EngineTransport:
         for link in self._links.values():
             link.control.close(finished=not failed and self._lost is None and not in_flight)
         private.forget(self._server, [each.peer.engine for each in self._links.values()])
-        self._arrivals.close()
+        # Pulls over a link that is cut fail when the guard ends their connections, not before.
         self._guard.close()
+        self._arrivals.close()
 
     def _check_receiver(self, receiver: int) -> None:
         """Raise an error if a site will not fetch what it has been offered."""
