@@ -14,7 +14,8 @@ from geojax import runtime
 from geojax.cache import cache_folder
 from geojax.runtime.island_env import IslandSettings
 from geojax.step.plan import SIGNALS
-from geojax.train.island_run import IslandRun, island_plan, make_site_mesh, sequences_of_site
+from geojax.train.island_plan import island_plan, make_site_mesh, sequences_of_site
+from geojax.train.island_run import IslandRun
 from geojax.train.joined_sites import joined_sites
 from geojax.transport import MessageKey, Transport
 from wan_sides.bound import Departure

@@ -3,18 +3,15 @@
 import dataclasses
 import functools
 import itertools
-import math
-import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
-from geojax.accelerators import Accelerator, accelerator_of
+from geojax.accelerators import accelerator_of
 from geojax.checkpoint import Checkpointer
 from geojax.checkpoint.initial_weights import with_weights
 from geojax.errors import RunError, UserError
@@ -22,10 +19,9 @@ from geojax.hlo import HloParseError
 from geojax.islands.actions import breadth_first, data_actions
 from geojax.islands.agreement import Agreement
 from geojax.islands.exchange import Exchange
-from geojax.islands.programs import SitePrograms, StepBytes
+from geojax.islands.programs import SitePrograms
 from geojax.islands.recording import Record, Recorded, as_words, by_one_clock, from_words
 from geojax.islands.shared_name import SharedName
-from geojax.islands.site_part import AUTO_CHUNKS, SitePart, even_chunks
 from geojax.islands.site_state import (
     SiteState,
     initial_site_state,
@@ -42,19 +38,22 @@ from geojax.islands.traffic import LinkTraffic
 from geojax.islands.validation import Validation
 from geojax.islands.values import StepInputs
 from geojax.islands.walk import Walk
-from geojax.mesh import make_mesh
 from geojax.models import model_flops, parameter_count
 from geojax.models.huggingface import HuggingFaceWeights
 from geojax.optim import bytes_per_device, learning_rate_schedule, make_optimizer
 from geojax.planner.cross_site import CrossSiteBytes
 from geojax.quantities import quantity
-from geojax.runtime.device_memory import usable_memory
 from geojax.step.plan import StepPlan
 from geojax.step.program import batch_shape, require_fp8_products, trace_evaluation
 from geojax.step.state import TrainState, with_own_sites, with_saved_sites
 from geojax.train.batches import global_batch, global_signals, sequences_of_process
-from geojax.train.compiled_run import step_plan
 from geojax.train.config import RunConfig
+from geojax.train.island_plan import (
+    data_part,
+    held_at_once,
+    stage_config,
+    stage_meshes,
+)
 from geojax.train.island_stages import (
     Lists,
     event_schedule,
@@ -73,60 +72,6 @@ UPDATE_NAME = SumsOfSites.apply.__name__
 """The name of the compiled update, the last program of a step, in the count of compilations."""
 
 _TABLE = "embedding"
-
-
-def stage_config(config: RunConfig) -> RunConfig:
-    """Return the config of one stage of a site by itself, with the batch that it gets.
-
-    In role data a site is one stage and gets its share, in role stage every stage gets all of it.
-    """
-    mesh = config.mesh.model_copy(update={"dc": 1, "stage": 1})
-    shares = config.mesh.dc if config.dc.role == "data" else 1
-    sequences = config.batch.global_batch_size // shares
-    batch = config.batch.model_copy(update={"global_batch_size": sequences})
-    return config.model_copy(update={"mesh": mesh, "batch": batch})
-
-
-def make_site_mesh(config: RunConfig, devices: list[jax.Device] | None = None) -> Mesh:
-    """Make the mesh of one site of `config`, over the devices of its processes.
-
-    Raises:
-        UserError: the layout does not fit the devices.
-    """
-    return make_mesh(devices=devices, **config.mesh.model_dump() | {"dc": 1})
-
-
-def island_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
-    """Plan the step of one site of `config` on its mesh; its stages differ in their devices alone.
-
-    Raises:
-        UserError: its FP8 backend cannot run there, or its stages are in several processes.
-    """
-    if mesh.shape["stage"] > 1 and jax.process_count() > 1:
-        raise UserError(
-            f"dc.join=islands with mesh.stage={mesh.shape['stage']} requires one process a site; "
-            f"got {jax.process_count()}. Start one, or set mesh.stage to 1"
-        )
-    plan = step_plan(stage_config(config), stage_meshes(mesh)[0])
-    return dataclasses.replace(plan, mesh=mesh, islands=config.mesh.dc, overlap_grad_reduce=False)
-
-
-def stage_meshes(mesh: Mesh) -> list[Mesh]:
-    """Divide the devices of a site into those of its stages; a single one may have no devices."""
-    if mesh.shape["stage"] == 1:
-        return [mesh]
-    dim = mesh.axis_names.index("stage")
-    return [
-        Mesh(np.take(mesh.devices, [stage], dim), mesh.axis_names, axis_types=mesh.axis_types)
-        for stage in range(mesh.shape["stage"])
-    ]
-
-
-def sequences_of_site(config: RunConfig, plan: StepPlan, site: int) -> list[int]:
-    """List the sequences of a global batch that the devices of this process need, ascending."""
-    count = stage_config(config).batch.global_batch_size
-    first = site * count if config.dc.role == "data" else 0
-    return [first + each for each in sequences_of_process(plan, count)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -483,45 +428,6 @@ def _data_lists(config: RunConfig, programs: SitePrograms) -> Lists:
     return [data_actions(order, site, sites) for site in range(sites)]
 
 
-def held_at_once(config: RunConfig, programs: SitePrograms, accelerator: Accelerator | None) -> int:
-    """Return how many microbatches a site in role data holds at once; all if there is no limit.
-
-    Args:
-        config: the run of all sites.
-        programs: the site's.
-        accelerator: the kind of its devices; None: not known, as on CPUs.
-    """
-    held = config.pipeline.memory_limit
-    if held is None:
-        usable = None if accelerator is None else usable_memory(accelerator, os.environ)
-        free = None if usable is None else usable.bytes - bytes_per_device(programs.layouts)
-        held = held_microbatches(programs.step_bytes, free)
-    return min(held, programs.plan.microbatches)
-
-
-def held_microbatches(step: StepBytes, free_bytes: int | None) -> int:
-    """Return how many microbatches a step can hold at once, at least one.
-
-    Args:
-        step: the bytes of a step on each device.
-        free_bytes: those that the state leaves free; None: not known, as on CPUs.
-    """
-    if free_bytes is None:
-        return sys.maxsize
-    compute = step.of_microbatch  # of a chunk under way, besides what it keeps: at most as much
-    return max((free_bytes - step.always - compute) // step.of_microbatch, 1)
-
-
 def _table(parameters: Any) -> Any:
     """Return the table of embeddings in a tree like a site's parameters; {} if it has none."""
     return {"tokens": parameters[_TABLE]["tokens"]} if _TABLE in parameters else {}
-
-
-def data_part(config: RunConfig) -> SitePart:
-    """Divide the model of a run in role data into the chunks that make its buckets."""
-    return SitePart(config.model, even_chunks(config.model, _chunks(config)))
-
-
-def _chunks(config: RunConfig) -> int:
-    layers, together = config.model.num_hidden_layers, config.communication.bucket_layers
-    return min(layers, AUTO_CHUNKS) if together == "auto" else math.ceil(layers / together)

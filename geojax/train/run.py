@@ -31,13 +31,8 @@ from geojax.topology import Topology
 from geojax.train.batches import sequences_of_process
 from geojax.train.compiled_run import CompiledRun, make_run_mesh, step_plan
 from geojax.train.config import RunConfig
-from geojax.train.island_run import (
-    UPDATE_NAME,
-    IslandRun,
-    island_plan,
-    make_site_mesh,
-    sequences_of_site,
-)
+from geojax.train.island_plan import island_plan, make_site_mesh, sequences_of_site
+from geojax.train.island_run import UPDATE_NAME, IslandRun
 from geojax.train.joined_sites import joined_sites, require_sites, saves_of_sites
 from geojax.train.metrics import MetricsWriter
 from geojax.train.preflight import require_memory

@@ -13,7 +13,7 @@ from geojax.planner.memory import StepMemory
 from geojax.planner.site_memory import site_memory
 from geojax.step.program import batch_shape
 from geojax.train.config import RunConfig
-from geojax.train.island_run import data_part, held_at_once, island_plan, stage_config
+from geojax.train.island_plan import data_part, held_at_once, island_plan, stage_config
 from geojax.train.island_stages import event_schedule, hops_held, stage_lists, stage_parts
 from geojax.train.traced_run import abstract_run_mesh, trace_run
 

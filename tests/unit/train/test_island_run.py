@@ -19,13 +19,13 @@ from geojax.errors import RunError, UserError
 from geojax.islands.site_state import SiteState
 from geojax.train.compiled_run import CompiledRun, step_plan
 from geojax.train.config import RunConfig
-from geojax.train.island_run import (
-    IslandRun,
+from geojax.train.island_plan import (
     held_microbatches,
     island_plan,
     make_site_mesh,
     sequences_of_site,
 )
+from geojax.train.island_run import IslandRun
 from geojax.train.joined_sites import saves_of_sites
 from geojax.transport import loopback
 
