@@ -33,13 +33,18 @@ class SavedModel:
         """Choose the newest save of a run, or the one of `step`.
 
         Args:
-            run: directory of the run, or of one of its islands.
+            run: directory of the run.
             step: the step; None: the newest.
 
         Raises:
             UserError: there is none, or the folder of a site is missing or damaged.
         """
-        checkpoints, parts = _newest_folder(run, step)
+        checkpoints = run / "checkpoints"
+        parts = list_parts(checkpoints, checkpoints)
+        parts = [part for part in parts if step in (None, part.step)]
+        if not parts:
+            wanted = "checkpoint" if step is None else f"checkpoint of step {step}"
+            raise UserError(f"{run}: holds no {wanted}")
         newest = max(part.step for part in parts)
         parts = [part for part in parts if part.step == newest]
         where = f"{checkpoints}: step {newest}"
@@ -100,19 +105,6 @@ class SavedModel:
                 if all(positions.size for positions in held):
                     values = store[block].read().result()[np.ix_(*held)]
                     yield tuple(d[at] for d, at in zip(wanted, held, strict=True)), values
-
-
-def _newest_folder(run: Path, step: int | None) -> tuple[Path, list[Part]]:
-    """Find the folder of checkpoints with the newest step: the run's, or one of its islands."""
-    found = []
-    for checkpoints in (run / "checkpoints", *sorted(run.glob("*/checkpoints"))):
-        parts = list_parts(checkpoints, checkpoints)
-        if parts := [part for part in parts if step in (None, part.step)]:
-            found.append((checkpoints, parts))
-    if not found:
-        wanted = "checkpoint" if step is None else f"checkpoint of step {step}"
-        raise UserError(f"{run}: holds no {wanted}")
-    return max(found, key=lambda each: max(part.step for part in each[1]))
 
 
 def _slices(length: int, size: int) -> list[slice]:
