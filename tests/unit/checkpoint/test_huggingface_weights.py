@@ -6,6 +6,7 @@ import tracemalloc
 
 import jax
 import numpy as np
+import optax
 import pytest
 from support import whole_state
 from support.staged_states import LAYOUTS, MODEL, SITES, assert_same_bits, numbered
@@ -16,6 +17,7 @@ from geojax.checkpoint.initial_weights import read_weights
 from geojax.checkpoint.saved_model import SavedModel
 from geojax.errors import UserError
 from geojax.islands.site_part import SitePart
+from geojax.islands.site_state import saved_layouts
 from geojax.models import ModelConfig, init_parameters, parameter_count
 from geojax.models.huggingface import CheckpointWriter, HuggingFaceWeights
 from geojax.named_arrays import leaves_by_name
@@ -53,7 +55,7 @@ def test_an_island_reads_its_own_layers(tmp_path):
     plan = StepPlan(make_mesh(devices=jax.devices()[:4], data=2, tensor=2), policy("fp32"))
     for chunks in ({1: range(1, 3), 2: range(3, 4)}, {3: range(3, 5)}):
         part = SitePart(MODEL, chunks)
-        layouts = part.saved_layouts(parameter_layouts(MODEL, plan))
+        layouts = saved_layouts([part], optax.identity(), plan).parameters
         read = read_weights(HuggingFaceWeights(tmp_path, MODEL), layouts, plan.mesh)
         expected = part.held(whole)
         unpadded = jax.tree.map(
