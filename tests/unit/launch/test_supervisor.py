@@ -107,7 +107,15 @@ time.sleep({seconds})
 
 
 def test_a_failure_counts_for_more_than_a_bad_verdict(run):
-    outcome, _, _ = run('sys.exit(3 if site == "a" else 1)')
+    outcome, _, _ = run(
+        """
+if site == "a":
+    wait_for("failing")
+    sys.exit(3)
+(folder / "failing").touch()
+sys.exit(1)
+"""
+    )
     assert ended(outcome) == (1, ["b/1"])
     assert outcome.failed
 
