@@ -187,7 +187,7 @@ class IslandRun:
         from geojax.islands import step_timeline  # it imports matplotlib
 
         sites, own, count = self.transport.site_names, self.transport.site, len(records)
-        if not self.parts:
+        if self.config.dc.role == "data":
             schedule = step_timeline.data_schedule(self.stages.walks[0].actions)
             names = [sites[own]]
         else:
