@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from geojax.wan import congestion_control
 from wan_sides.bound import Departure, efficiency_bound, pipeline_bound
 from wan_sides.contestants import Contestant
 from wan_sides.link import Link
@@ -68,6 +69,7 @@ def measure(
         "formula_bytes_per_step": formula,
         "counted_over_formula": counted / formula,
         "versions": started[0]["versions"],
+        "congestion_control": congestion_control(link.wan.sites[0]),
         "load_before": load,
         "took_seconds": time.monotonic() - began,
     }
