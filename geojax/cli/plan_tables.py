@@ -1,6 +1,5 @@
 """Text and tables of `geojax plan`: the best layouts, why the first wins, and what would help."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -131,8 +130,8 @@ def _exposed_between_sites(prediction: "Prediction") -> float:
 
 def why(best: "Candidate", second: "Candidate") -> str:
     """Say which terms make the first layout faster than the second."""
-    saved = _exposed(second.prediction)
-    saved.subtract(_exposed(best.prediction))
+    first, other = _exposed(best.prediction), _exposed(second.prediction)
+    saved = {name: other.get(name, 0.0) - first.get(name, 0.0) for name in other | first}
     ordered = sorted(saved.items(), key=lambda pair: -abs(pair[1]))
     shown = [
         f"{name} {-seconds:+.2g} s"
@@ -143,10 +142,10 @@ def why(best: "Candidate", second: "Candidate") -> str:
     return f"1 before 2 by {margin:.2g} s ({margin / best.seconds:.1%}): {', '.join(shown)}"
 
 
-def _exposed(prediction: "Prediction") -> "Counter[str]":
-    seconds: Counter[str] = Counter()
+def _exposed(prediction: "Prediction") -> dict[str, float]:
+    seconds: dict[str, float] = {}
     for term in prediction.terms:
-        seconds[term.name] += term.exposed_seconds  # type: ignore[assignment]
+        seconds[term.name] = seconds.get(term.name, 0.0) + term.exposed_seconds
     return seconds
 
 

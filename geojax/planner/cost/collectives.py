@@ -7,6 +7,7 @@ import functools
 from collections.abc import Iterator
 
 from geojax.models import ModelConfig
+from geojax.models.chunk.remat import Remat
 from geojax.models.parallel.parallelism import Parallelism
 from geojax.planner.cost.layer import LayerTimes, Piece
 from geojax.planner.cost.networks import SiteNetworks
@@ -73,7 +74,7 @@ def _tensor_bytes(
     parallelism: Parallelism,
     size: tuple[int, int],
     dtype: str,
-    remat: str,
+    remat: Remat,
     layers: int,
 ) -> float:
     """Predict the bytes of one layer, or of what is in no layer."""
@@ -86,7 +87,7 @@ def _tensor_bytes(
                 sequences=size[0],
                 positions=size[1],
                 dtype=dtype,
-                remat=remat,  # type: ignore[arg-type]
+                remat=remat,
             )
         )
 

@@ -67,7 +67,7 @@ def _other_batches(request: PlanRequest, found: list[Layout]) -> str:
         {size for n in ranks for size in (batch // n * n, -(-batch // n) * n) if size},
         key=lambda size: (abs(size - batch), size),
     )
-    working = (size for size in near if fits(_with(request, global_batch_size=size)))
+    working = (size for size in near if fits(dataclasses.replace(request, global_batch_size=size)))
     nearest = next(working, None)
     shown = ", ".join(map(str, ranks[:4])) + (" ..." if len(ranks) > 4 else "")
     line = (
@@ -107,13 +107,13 @@ def _other_accelerators(request: PlanRequest) -> Iterator[tuple[str, PlanRequest
     larger = (each for each in CATALOG.values() if (each.memory_bytes or 0) > own)
     for accelerator in sorted(larger, key=lambda each: each.memory_bytes or 0):
         topology = _with_sites(request.topology, accelerator=accelerator)
-        yield accelerator.name, _with(request, topology=topology, memory_bytes=None)
+        yield accelerator.name, dataclasses.replace(request, topology=topology, memory_bytes=None)
 
 
 def _more_hosts(request: PlanRequest) -> Iterator[tuple[str, PlanRequest]]:
     for doubling in range(1, MOST_DOUBLINGS + 1):
         hosts = request.site.hosts * 2**doubling
-        other = _with(request, topology=_with_sites(request.topology, hosts=hosts))
+        other = dataclasses.replace(request, topology=_with_sites(request.topology, hosts=hosts))
         yield f"{hosts} hosts in each site", other
 
 
@@ -121,11 +121,7 @@ def _shorter_sequences(request: PlanRequest) -> Iterator[tuple[str, PlanRequest]
     for halving in range(1, MOST_DOUBLINGS + 1):
         length = request.sequence_length // 2**halving
         if length:
-            yield f"sequence_length {length}", _with(request, sequence_length=length)
-
-
-def _with(request: PlanRequest, **changes: object) -> PlanRequest:
-    return dataclasses.replace(request, **changes)  # type: ignore[arg-type]
+            yield f"sequence_length {length}", dataclasses.replace(request, sequence_length=length)
 
 
 def _with_sites(topology: Topology, **changes: object) -> Topology:
