@@ -4,6 +4,10 @@ Both sites keep two paths to each other, the link that `geojax wan up` makes and
 virtual devices. Which of them packets take is a route, and a connection does not notice when it
 changes but by the time that things take. So a contestant's throughput over the long link and that
 over the unshaped one come from the same processes and connections, seconds apart.
+
+That asks for a congestion control without a memory of the path: CUBIC, Linux's default, whatever
+the machine's is. BBR keeps the least round trip of the last 10 s, and limits what is in flight by
+it: after a change from the plain path to the long one it sends next to nothing for 10 s.
 """
 
 import contextlib
@@ -17,6 +21,7 @@ from wan_sides.work import SITES
 NAME = "benchmark"
 _PLAIN = "plain"
 _QUEUE_PACKETS = 10_000
+_CONGESTION_CONTROL = "net.ipv4.tcp_congestion_control=cubic"
 
 
 class Link:
@@ -31,6 +36,7 @@ class Link:
         for namespace in (first, second):
             size = ["mtu", str(MTU), "txqueuelen", str(_QUEUE_PACKETS)]
             _ip("-n", namespace, "link", "set", _PLAIN, *size, "up")
+            _ip("netns", "exec", namespace, "sysctl", "-qw", _CONGESTION_CONTROL)
 
     def shape(self, shaped: bool) -> None:
         """From now on packets take the long link, or the plain one."""
