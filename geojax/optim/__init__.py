@@ -14,17 +14,18 @@ from geojax.optim.layout import (
 )
 from geojax.optim.optimizer import (
     OptimizerSettings,
-    learning_rate_schedule,
     make_optimizer,
     optimizer_layouts,
 )
 from geojax.optim.registry import OPTIMIZERS
+from geojax.optim.schedules import SCHEDULES, learning_rate_schedule
 from geojax.optim.skipped_steps import apply_updates, keep_on_skipped_steps, select
 from geojax.optim.stage_assignment import StageAssignment
 from geojax.optim.sync_across_sites import sync_across_sites
 
 __all__ = [
     "OPTIMIZERS",
+    "SCHEDULES",
     "SHARD_AXES",
     "DimSharding",
     "LeafLayout",

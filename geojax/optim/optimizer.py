@@ -1,9 +1,8 @@
-"""Optimizers on shards: the settings, the learning-rate schedule and the optax chain."""
+"""Optimizers on shards: the settings and the optax chain."""
 
 from typing import Annotated, Any
 
 import jax
-import jax.numpy as jnp
 import optax
 import pydantic
 
@@ -11,65 +10,25 @@ from geojax.models import decay_mask
 from geojax.optim.clip import clip_by_global_norm
 from geojax.optim.layout import LeafLayout, replicated
 from geojax.optim.registry import MomentSettings, optimizer_entry
+from geojax.optim.schedules import ScheduleSettings, learning_rate_schedule
 from geojax.optim.skipped_steps import SkipAwareTransformation, keep_on_skipped_steps
-from geojax.quantities import StepCount
 
 OptimizerName = Annotated[str, pydantic.AfterValidator(lambda name: optimizer_entry(name).name)]
 """The name of an entry in `geojax.optim.registry`."""
 
 
-class OptimizerSettings(MomentSettings):
-    """An optimizer with a linear warm-up and a cosine decay (arXiv 1608.03983)."""
+class OptimizerSettings(ScheduleSettings, MomentSettings):
+    """An optimizer and its learning rates."""
 
     name: OptimizerName = "adamw"
     """"adamw", "lion" or another entry of `geojax.optim.registry`, which tells the settings that
     each reads."""
-
-    peak_learning_rate: float = pydantic.Field(default=3e-4, ge=1e-12, le=1e6)
-    """Learning rate at the end of the warm-up."""
-
-    final_learning_rate: float = pydantic.Field(default=3e-5, ge=0, le=1e6)
-    """Learning rate at the end of the decay, and after it."""
-
-    warmup_steps: int = pydantic.Field(default=100, ge=0, le=10**9)
-    """Steps over which the learning rate rises linearly from zero."""
-
-    decay_steps: StepCount | None = None
-    """Step at which the decay ends. null: the run's last step, `steps`; a run that is resumed with
-    other `steps` keeps the step that its checkpoint was trained with. Give it to plan anew."""
 
     weight_decay: float = pydantic.Field(default=0.1, ge=0, le=100)
     """Decoupled weight decay of matrices and embeddings; norms and biases are not decayed."""
 
     clip_norm: float | None = pydantic.Field(default=1.0, ge=1e-9, le=1e9)
     """Gradients are scaled to at most this global norm; null leaves them as they are."""
-
-    @pydantic.model_validator(mode="after")
-    def _final_is_below_peak(self) -> "OptimizerSettings":
-        if self.final_learning_rate > self.peak_learning_rate:
-            raise ValueError(
-                f"final_learning_rate {self.final_learning_rate:g} is above peak_learning_rate "
-                f"{self.peak_learning_rate:g}"
-            )
-        return self
-
-
-def learning_rate_schedule(settings: OptimizerSettings, steps: int) -> optax.Schedule:
-    """Return the learning rate as a function of the step, in a run of `steps` steps.
-
-    From the end of the decay on the rate stays what it is there, so that a longer run continues it.
-    """
-    end = settings.decay_steps or steps
-    warmup = min(settings.warmup_steps, end)
-    planned = optax.warmup_cosine_decay_schedule(
-        init_value=0.0 if warmup else settings.peak_learning_rate,
-        peak_value=settings.peak_learning_rate,
-        warmup_steps=warmup,
-        decay_steps=max(end, warmup + 1),
-        end_value=settings.final_learning_rate,
-    )
-    # With a warm-up as long as the decay Optax would fall to the final rate in one step.
-    return lambda step: planned(jnp.minimum(step, end))
 
 
 def make_optimizer(settings: OptimizerSettings, steps: int) -> SkipAwareTransformation:

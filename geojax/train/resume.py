@@ -1,11 +1,14 @@
 """A resumed run: the settings that it takes from its checkpoint, and those that have changed."""
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from geojax.errors import UserError
+from geojax.optim import OptimizerSettings, learning_rate_schedule
+from geojax.optim.schedules import schedule_entry
 from geojax.train.config import RunConfig
 
 
@@ -27,7 +30,9 @@ def with_saved_schedule(config: RunConfig, saved: Mapping[str, Any] | None) -> R
     """Return `config` with `optimizer.decay_steps` filled in.
 
     It is what the config says, else what the run's checkpoint was trained with, else the run's
-    steps: a run that is extended keeps its learning rates, and then the final one.
+    steps: a run that is extended keeps its learning rates, and then the final one. A run that takes
+    another `schedule` than its checkpoint, as a decay that branches off a constant rate, ends it at
+    its own last step.
 
     Args:
         config: the run.
@@ -35,7 +40,9 @@ def with_saved_schedule(config: RunConfig, saved: Mapping[str, Any] | None) -> R
     """
     if config.optimizer.decay_steps is not None:
         return config
-    decay_steps = config.steps if saved is None else saved["config"]["optimizer"]["decay_steps"]
+    decay_steps = config.steps
+    if saved is not None and _saved_schedule(saved["config"]) == config.optimizer.schedule:
+        decay_steps = saved["config"]["optimizer"]["decay_steps"]
     optimizer = config.optimizer.model_copy(update={"decay_steps": decay_steps})
     return config.model_copy(update={"optimizer": optimizer})
 
@@ -89,9 +96,29 @@ def schedule_note(saved: Mapping[str, Any], config: RunConfig) -> str | None:
     end = config.optimizer.decay_steps
     if end == config.steps or end != saved["optimizer"]["decay_steps"]:
         return None
+    if not schedule_entry(config.optimizer.schedule).has_end:
+        return None
     return (
         f"the learning rate keeps its schedule, which ends at step {end}; "
         f"--optimizer.decay_steps {config.steps} plans it anew"
+    )
+
+
+def jump_note(saved: Mapping[str, Any], config: RunConfig) -> str | None:
+    """Say that the learning rate of the checkpoint's step is another one in this run's schedule.
+
+    Args:
+        saved: metadata of the checkpoint.
+        config: the run, from `with_saved_schedule`.
+    """
+    step = int(saved["step"])
+    rates = (OptimizerSettings(**saved["config"]["optimizer"]), config.optimizer)
+    before, after = (float(learning_rate_schedule(each, config.steps)(step)) for each in rates)
+    if math.isclose(before, after, rel_tol=1e-5):
+        return None
+    return (
+        f"the learning rate jumps at step {step}, from {before:.3g} to {after:.3g}; a decay that "
+        "begins there would be continuous"
     )
 
 
@@ -99,12 +126,18 @@ def warmup_note(config: RunConfig) -> str | None:
     """Say that the learning rate never falls, where the warm-up takes its whole schedule."""
     optimizer = config.optimizer
     end = optimizer.decay_steps or config.steps
-    if optimizer.warmup_steps < end:
+    if optimizer.warmup_steps < end or not schedule_entry(optimizer.schedule).has_end:
         return None
     return (
         f"the warm-up of {optimizer.warmup_steps} steps takes the whole learning-rate schedule of "
         f"{end}: the rate rises to its end; optimizer.warmup_steps below {end} would let it fall"
     )
+
+
+def _saved_schedule(saved: Mapping[str, Any]) -> str:
+    """Return the schedule of a checkpoint; before there were several it was the default one."""
+    name: str = saved["optimizer"].get("schedule", OptimizerSettings().schedule)
+    return name
 
 
 def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, str]]:

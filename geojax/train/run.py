@@ -39,6 +39,7 @@ from geojax.train.preflight import require_memory
 from geojax.train.report import Progress, draw_loss_curve, summary_table
 from geojax.train.resume import (
     changed_settings,
+    jump_note,
     refuse_earlier_version,
     refuse_other_schedule,
     schedule_note,
@@ -293,8 +294,9 @@ def _restore_or_start(
     console.print(f"resuming from step {step} in {directory.path}")
     for change in changed_settings(saved["config"], config):
         console.print(f"changed since step {step}: {change}")
-    if (note := schedule_note(saved["config"], config)) is not None:
-        console.print(note)
+    for note in (schedule_note(saved["config"], config), jump_note(saved, config)):
+        if note is not None:
+            console.print(note)
     if saved["data"] != metadata["data"]:
         console.print(
             "note: the data, their seed or the sequences' length differ from those of the "

@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 from support.small_models import model_of
 
 from geojax.errors import UserError
-from geojax.optim import learning_rate_schedule
+from geojax.optim import SCHEDULES, learning_rate_schedule
 from geojax.train.config import RunConfig
 from geojax.train.resume import (
     changed_settings,
+    jump_note,
     refuse_earlier_version,
     refuse_other_schedule,
     schedule_note,
@@ -41,20 +42,60 @@ def rate(config, step):
     return float(learning_rate_schedule(config.optimizer, config.steps)(step))
 
 
+def rates(config, steps):
+    # One length for all, so that JAX compiles each operation once.
+    schedule = learning_rate_schedule(config.optimizer, config.steps)
+    return np.broadcast_to(schedule(np.arange(1, 161)), 160)[:steps]
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 60), min_size=2, max_size=4, unique=True).map(sorted),
     warmup=st.integers(0, 80),
+    schedule=st.sampled_from(sorted(SCHEDULES)),
 )
-def test_learning_rates_are_continuous_over_every_extension(lengths, warmup):
-    first = with_saved_schedule(config_of(lengths[0], warmup_steps=warmup), None)
+def test_learning_rates_are_continuous_over_every_extension(lengths, warmup, schedule):
+    chosen = {"warmup_steps": warmup, "schedule": schedule}
+    first = with_saved_schedule(config_of(lengths[0], **chosen), None)
     run = first
     for steps in lengths[1:]:
-        run = with_saved_schedule(config_of(steps, warmup_steps=warmup), saved_of(run))
-    for step in range(1, lengths[0] + 1):
-        assert rate(run, step) == rate(first, step)
-    for step in range(lengths[0], lengths[-1] + 1):
-        assert rate(run, step) == rate(first, lengths[0])
+        saved = saved_of(run)
+        run = with_saved_schedule(config_of(steps, **chosen), saved)
+        assert jump_note(saved, run) is None
+    before, after = rates(first, lengths[-1]), rates(run, lengths[-1])
+    np.testing.assert_array_equal(after, before)
+    if SCHEDULES[schedule].has_end:
+        np.testing.assert_array_equal(after[lengths[0] :], after[lengths[0] - 1])
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    trunk=st.integers(1, 60),
+    decay=st.integers(1, 30),
+    warmup=st.integers(0, 80),
+    longer=st.integers(0, 20),
+)
+def test_a_decay_that_branches_off_a_constant_rate_is_continuous(trunk, decay, warmup, longer):
+    constant = with_saved_schedule(config_of(trunk, warmup_steps=warmup, schedule="constant"), None)
+    branch = {"warmup_steps": warmup, "schedule": "wsd", "wsd_decay_steps": decay}
+    run = with_saved_schedule(config_of(trunk + decay, **branch), saved_of(constant))
+    assert run.optimizer.decay_steps == trunk + decay
+    again = with_saved_schedule(config_of(trunk + decay + longer, **branch), saved_of(run))
+    rate = rates(again, trunk + decay + longer)
+    if warmup <= trunk:
+        assert jump_note(saved_of(constant), run) is None
+        np.testing.assert_allclose(rate[:trunk], rates(constant, trunk), rtol=1e-5)
+        np.testing.assert_allclose(rate[trunk + decay - 1 :], 3e-5, rtol=1e-5)
+        assert np.diff(rate[trunk - 1 :]).min(initial=0) >= -1.001 * (3e-4 - 3e-5) / decay
+
+
+def test_a_jump_of_the_rate_is_said():
+    constant = with_saved_schedule(config_of(50, warmup_steps=5, schedule="constant"), None)
+    branch = {"warmup_steps": 5, "schedule": "wsd", "wsd_decay_steps": 40}
+    run = with_saved_schedule(config_of(60, **branch), saved_of(constant))
+    assert "the learning rate jumps at step 50, from 0.0003 to 9.75e-05" in jump_note(
+        saved_of(constant), run
+    )
 
 
 def test_twenty_steps_extended_to_thirty_neither_fall_nor_rise_again():
