@@ -1,4 +1,4 @@
-"""`geojax data prepare`: turn text files into token shards."""
+"""`geojax data prepare`: turn text, or the tokens of Megatron-LM, into token shards."""
 
 import dataclasses
 from pathlib import Path
@@ -20,7 +20,8 @@ class PrepareCommand:
     """
 
     files: tyro.conf.Positional[tuple[str, ...]] = ()
-    """Text files, JSON lines, folders of them, or quoted globs ('texts/**/*.txt'); .gz too."""
+    """Text files, JSON lines, Megatron-LM's .idx beside .bin, folders of them, or quoted globs
+    ('texts/**/*.txt'); text may be .gz."""
 
     output: Path | None = None
     """Folder to make."""
@@ -34,8 +35,9 @@ class PrepareCommand:
     validation_fraction: float = 0.0
     """Share of the documents that becomes the validation set instead, 0.01 for instance."""
 
-    format: Literal["auto", "text", "jsonl"] = "auto"
-    """Format of the files. text: a file is one document; jsonl: a line is one; auto: by suffix."""
+    format: Literal["auto", "text", "jsonl", "megatron"] = "auto"
+    """Format of the files. text: a file is one document; jsonl: a line is one; megatron: the index
+    of documents that are tokenized already (.idx beside .bin); auto: by suffix."""
 
     field: str = "text"
     """Key of the text in a JSON line."""
@@ -73,12 +75,13 @@ def run(command: PrepareCommand) -> int:
                 table.add_row(str(each.folder), name, *counts)
     console = Console()
     console.print(table)
-    tokens = sum(split.tokens for each in prepared for split in each.manifest.splits.values())
-    text_bytes = sum(each.manifest.text_bytes for each in prepared)
-    console.print(
-        f"vocabulary {prepared[0].tokenizer.vocabulary_size:,}, "
-        f"{text_bytes / tokens:.2f} bytes of text per token"
-    )
+    words = f"vocabulary {prepared[0].tokenizer.vocabulary_size:,}"
+    texts = [each.manifest for each in prepared if each.manifest.text_bytes]
+    if texts:
+        tokens = sum(split.tokens for each in texts for split in each.splits.values())
+        text_bytes = sum(each.text_bytes for each in texts)
+        words += f", {text_bytes / tokens:.2f} bytes of text per token"
+    console.print(words)
     return 0
 
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal, cast
 
+from geojax.data import indexed
 from geojax.errors import UserError
 
-Format = Literal["auto", "text", "jsonl"]
+Format = Literal["auto", "text", "jsonl", "megatron"]
 
 PIECE_CHARACTERS = 1 << 18
 """Size of the pieces, cut at the end of a line, in which longer documents are tokenized."""
@@ -44,7 +45,7 @@ def find_files(patterns: Iterable[str]) -> list[Path]:
     """Find the files that `patterns` (files, folders, globs with `**`) name, in order, each once.
 
     A folder stands for the .txt, .text, .md, .rst, .jsonl, .ndjson and .json files below it,
-    gzipped ones included; hidden files are left out.
+    gzipped ones included, and for the .idx files of tokens; hidden files are left out.
 
     Raises:
         UserError: a pattern names no file.
@@ -56,11 +57,11 @@ def find_files(patterns: Iterable[str]) -> list[Path]:
             files = [
                 file
                 for file in sorted(path.rglob("*"))
-                if _suffix(file) in _TEXT_SUFFIXES + _JSONL_SUFFIXES
+                if _suffix(file) in (*_TEXT_SUFFIXES, *_JSONL_SUFFIXES, indexed.SUFFIX)
                 and not any(part.startswith(".") for part in file.relative_to(path).parts)
                 and file.is_file()
             ]
-            wanted = "no text or JSON lines file in this folder"
+            wanted = "no text, JSON lines or .idx file in this folder"
         elif path.is_file():
             files, wanted = [path], ""
         else:
@@ -91,8 +92,8 @@ def read_documents(
         UserError: the file's suffix tells no format, it cannot be read, is not UTF-8 text, or a
             line (its number is named) is no JSON object with a text in `field`.
     """
-    if format == "auto":
-        format = _format_of(path)
+    format = format_of(path, format)
+    assert format != "megatron", "an index of tokens is read by `indexed`"
     try:
         with path.open("rb") as raw:
             decompressed = _unzipped(raw) if path.suffix == ".gz" else raw
@@ -111,6 +112,32 @@ def read_documents(
         raise UserError(f"{path}: not UTF-8 text (byte {error.object[error.start]:#04x})") from None
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path}: cannot be read ({error})") from None
+
+
+def format_of(path: Path, format: Format) -> Literal["text", "jsonl", "megatron"]:
+    """Return the format of a file, which is told by its suffix where `format` is auto.
+
+    Raises:
+        UserError: the suffix tells no format.
+    """
+    if format != "auto":
+        return format
+    suffix = _suffix(path)
+    if suffix in _JSONL_SUFFIXES:
+        return "jsonl"
+    if suffix in (*_TEXT_SUFFIXES, ""):
+        return "text"
+    if suffix == indexed.SUFFIX:
+        return "megatron"
+    if suffix == ".bin" and path.with_suffix(indexed.SUFFIX).is_file():
+        raise UserError(
+            f"{path}: holds tokens; name {path.with_suffix(indexed.SUFFIX).name} beside it"
+        )
+    raise UserError(
+        f"{path}: the suffix {suffix} is neither of text ({', '.join(_TEXT_SUFFIXES)}) nor of JSON "
+        f"lines ({', '.join(_JSONL_SUFFIXES)}), plain or .gz, nor of Megatron-LM's tokens "
+        f"({indexed.SUFFIX}); convert the file, or take it for one document with --format text"
+    )
 
 
 def split_text(text: str) -> Iterator[Piece]:
@@ -137,19 +164,6 @@ class _GzipOfText(gzip.GzipFile):
         if self._expanded > allowed:
             raise OSError(f"it expands to more than {_MOST_EXPANSION} times its size")
         return found
-
-
-def _format_of(path: Path) -> Literal["text", "jsonl"]:
-    suffix = _suffix(path)
-    if suffix in _JSONL_SUFFIXES:
-        return "jsonl"
-    if suffix in (*_TEXT_SUFFIXES, ""):
-        return "text"
-    raise UserError(
-        f"{path}: the suffix {suffix} is neither of text ({', '.join(_TEXT_SUFFIXES)}) nor of JSON "
-        f"lines ({', '.join(_JSONL_SUFFIXES)}), plain or .gz; convert the file, or take it for one "
-        "document with --format text"
-    )
 
 
 def _suffix(path: Path) -> str:

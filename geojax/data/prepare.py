@@ -1,9 +1,11 @@
 """Preparation of text: train or read a tokenizer, tokenize, and write shards into folders.
 
 Text streams through: at any time a few megabytes of it are in memory, whatever the files' sizes.
+Documents that are tokenized already stream past the tokenizer into the same shards.
 """
 
 import hashlib
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +22,8 @@ from rich.progress import (
 )
 
 from geojax.data.atomic_folder import atomic_folder, is_taken
-from geojax.data.documents import Piece, find_files, read_documents
+from geojax.data.documents import Piece, find_files, format_of, read_documents
+from geojax.data.indexed import read_indexed
 from geojax.data.settings import PrepareSettings, PrepareSource
 from geojax.data.storage import (
     TRAIN,
@@ -38,10 +41,20 @@ _BATCH_CHARACTERS = 1 << 22
 
 
 class Assigned(NamedTuple):
-    """A piece of a document and the split that the document belongs to."""
+    """A piece of a document's text and the split that the document belongs to."""
 
     split: SplitName
     piece: Piece
+
+
+class Tokens(NamedTuple):
+    """Tokens of a piece of a document, with those that begin and end it, and its split."""
+
+    split: SplitName
+    ids: np.ndarray
+    first: bool
+    text_bytes: int
+    """Size of the text; 0 where only its tokens are known."""
 
 
 def prepare(settings: PrepareSettings, *, progress: bool = False) -> list[Prepared]:
@@ -59,6 +72,8 @@ def prepare(settings: PrepareSettings, *, progress: bool = False) -> list[Prepar
         source.name: (find_files(source.files), find_files(source.validation_files))
         for source in settings.sources
     }
+    if settings.tokenizer is None:
+        _refuse_tokenized(settings, files)
     with progress_bar(enabled=progress) as bar:
         if settings.tokenizer is not None:
             tokenizer = Tokenizer.load(
@@ -72,14 +87,26 @@ def prepare(settings: PrepareSettings, *, progress: bool = False) -> list[Prepar
             folder = settings.output / source.name
             with atomic_folder(folder, wait=False) as partial:
                 assert partial is not None, "without waiting there is a folder or an error"
-                documents = _assigned_documents(source, *files[source.name], bar)
-                _write(partial, documents, tokenizer, source)
+                tokens = _tokens(source, *files[source.name], tokenizer, bar)
+                _write(partial, tokens, tokenizer, source)
             prepared.append(Prepared(folder))
     return prepared
 
 
-def write_prepared(folder: Path, documents: Iterable[Assigned], tokenizer: Tokenizer) -> None:
-    """Tokenize `documents` and fill `folder` with their shards, the tokenizer and the manifest."""
+def _refuse_tokenized(
+    settings: PrepareSettings, files: dict[str, tuple[list[Path], list[Path]]]
+) -> None:
+    for source in settings.sources:
+        for path in itertools.chain(*files[source.name]):
+            if _is_tokenized(path, source):
+                raise UserError(
+                    f"{path}: holds tokens, not text; name the tokenizer.json that made them "
+                    "(--tokenizer)"
+                )
+
+
+def write_prepared(folder: Path, tokens: Iterable[Tokens], tokenizer: Tokenizer) -> None:
+    """Fill `folder` with the shards of `tokens`, the tokenizer and the manifest."""
     dtype = token_dtype(tokenizer.vocabulary_size)
     text_bytes = 0
     with (
@@ -87,23 +114,33 @@ def write_prepared(folder: Path, documents: Iterable[Assigned], tokenizer: Token
         SplitWriter(folder, VALIDATION, dtype) as validation,
     ):
         writers: dict[SplitName, SplitWriter] = {TRAIN: train, VALIDATION: validation}
-        for batch in _batches(documents):
-            ids_of_pieces = tokenizer.encode_batch([piece.text for _, piece in batch])
-            for (split, piece), ids in zip(batch, ids_of_pieces, strict=True):
-                if piece.first:
-                    writers[split].documents += 1
-                    ids = [tokenizer.bos_id, *ids]
-                if piece.last and tokenizer.eos_id != tokenizer.bos_id:
-                    ids = [*ids, tokenizer.eos_id]
-                writers[split].append(np.asarray(ids, dtype))
-                text_bytes += len(piece.text.encode())
+        for each in tokens:
+            writers[each.split].documents += each.first
+            writers[each.split].append(each.ids)
+            text_bytes += each.text_bytes
         splits = {name: writer.finish() for name, writer in writers.items()}
     write_manifest(folder, tokenizer, splits, text_bytes)
 
 
-def is_held_out(text: str, share: float) -> bool:
-    """Return whether the document that begins with `text` is in the held-out `share`."""
-    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+def tokenized(documents: Iterable[Assigned], tokenizer: Tokenizer) -> Iterator[Tokens]:
+    """Yield the tokens of pieces of text, in their order."""
+    for batch in _batches(documents):
+        ids_of_pieces = tokenizer.encode_batch([piece.text for _, piece in batch])
+        for (split, piece), ids in zip(batch, ids_of_pieces, strict=True):
+            framed = _framed(np.asarray(ids, np.int64), tokenizer, piece.first, piece.last)
+            yield Tokens(split, framed, piece.first, len(piece.text.encode()))
+
+
+def _framed(ids: np.ndarray, tokenizer: Tokenizer, first: bool, last: bool) -> np.ndarray:
+    """Put the tokens that begin and end a document around those of its first and last piece."""
+    begin = [tokenizer.bos_id] if first else []
+    end = [tokenizer.eos_id] if last and tokenizer.eos_id != tokenizer.bos_id else []
+    return np.concatenate([np.array(begin, ids.dtype), ids, np.array(end, ids.dtype)])
+
+
+def is_held_out(content: bytes, share: float) -> bool:
+    """Return whether the document that begins with `content` is in the held-out `share`."""
+    digest = hashlib.blake2b(content, digest_size=8).digest()
     return int.from_bytes(digest, "big") < share * 2**64
 
 
@@ -123,14 +160,14 @@ def progress_bar(*, enabled: bool) -> Progress:
 
 
 def _write(
-    folder: Path, documents: Iterable[Assigned], tokenizer: Tokenizer, source: PrepareSource
+    folder: Path, tokens: Iterable[Tokens], tokenizer: Tokenizer, source: PrepareSource
 ) -> None:
     counts = {TRAIN: 0, VALIDATION: 0}
 
-    def counted() -> Iterator[Assigned]:
-        for assigned in documents:
-            counts[assigned.split] += assigned.piece.first
-            yield assigned
+    def counted() -> Iterator[Tokens]:
+        for each in tokens:
+            counts[each.split] += each.first
+            yield each
 
     write_prepared(folder, counted(), tokenizer)
     total = sum(counts.values())
@@ -152,20 +189,63 @@ def _write(
         )
 
 
-def _assigned_documents(
-    source: PrepareSource, files: list[Path], validation_files: list[Path], bar: Progress
-) -> Iterator[Assigned]:
-    total = sum(path.stat().st_size for path in [*files, *validation_files])
+def _tokens(
+    source: PrepareSource,
+    files: list[Path],
+    validation_files: list[Path],
+    tokenizer: Tokenizer,
+    bar: Progress,
+) -> Iterator[Tokens]:
+    total = sum(_content(path, source).stat().st_size for path in [*files, *validation_files])
     advance = _task(bar, f"tokenizing {source.name}", total)
     for path in files:
-        split: SplitName = TRAIN
-        for piece in _pieces(path, source, advance):
-            if piece.first:
-                split = VALIDATION if is_held_out(piece.text, source.validation_fraction) else TRAIN
-            yield Assigned(split, piece)
+        yield from _tokens_of_file(path, source, tokenizer, advance)
     for path in validation_files:
-        for piece in _pieces(path, source, advance):
-            yield Assigned(VALIDATION, piece)
+        for each in _tokens_of_file(path, source, tokenizer, advance):
+            yield each._replace(split=VALIDATION)
+
+
+def _tokens_of_file(
+    path: Path, source: PrepareSource, tokenizer: Tokenizer, advance: Callable[[int], None]
+) -> Iterator[Tokens]:
+    """Yield the tokens of a file, of which a share of the documents is held out."""
+    if _is_tokenized(path, source):
+        split: SplitName = TRAIN
+        for piece in read_indexed(path, tokenizer, advance):
+            if piece.first:
+                content = piece.ids.astype(np.int32).tobytes()
+                split = VALIDATION if is_held_out(content, source.validation_fraction) else TRAIN
+            ids = _framed(piece.ids, tokenizer, piece.first, piece.last)
+            yield Tokens(split, ids, piece.first, text_bytes=0)
+    else:
+        yield from tokenized(_assigned(path, source, advance), tokenizer)
+
+
+def _assigned(
+    path: Path, source: PrepareSource, advance: Callable[[int], None]
+) -> Iterator[Assigned]:
+    split: SplitName = TRAIN
+    for piece in _pieces(path, source, advance):
+        if piece.first:
+            held_out = is_held_out(piece.text.encode(), source.validation_fraction)
+            split = VALIDATION if held_out else TRAIN
+        yield Assigned(split, piece)
+
+
+def _is_tokenized(path: Path, source: PrepareSource) -> bool:
+    return format_of(path, source.format) == "megatron"
+
+
+def _content(path: Path, source: PrepareSource) -> Path:
+    """Return the file that holds the documents which `path` names.
+
+    Raises:
+        UserError: it is missing.
+    """
+    content = path.with_suffix(".bin") if _is_tokenized(path, source) else path
+    if not content.is_file():
+        raise UserError(f"{path}: its tokens, {content.name}, are not beside it")
+    return content
 
 
 def _training_texts(
@@ -180,7 +260,7 @@ def _training_texts(
             held_out = False
             for piece in _pieces(path, source, advance):
                 if piece.first:
-                    held_out = is_held_out(piece.text, source.validation_fraction)
+                    held_out = is_held_out(piece.text.encode(), source.validation_fraction)
                 if not held_out:
                     yield piece.text
                 quota -= len(piece.text.encode())

@@ -84,7 +84,8 @@ class PrepareSource(Settings):
     """Share of the documents in `files` that becomes the validation set, instead of separate files.
     A hash of the text decides for each document, so that one that occurs twice is on one side."""
     format: Format = "auto"
-    """Format of the files. text: a file is a document; jsonl: a line is one; auto: by suffix."""
+    """Format of the files. text: a file is a document; jsonl: a line is one; megatron: the index of
+    documents that are tokenized already (.idx beside .bin); auto: by suffix."""
     field: str = "text"
     """Key of the document's text in a JSON line."""
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from geojax.cache import cache_folder
 from geojax.data.atomic_folder import atomic_folder, is_taken
 from geojax.data.documents import split_text
-from geojax.data.prepare import Assigned, is_held_out, progress_bar, write_prepared
+from geojax.data.prepare import Assigned, is_held_out, progress_bar, tokenized, write_prepared
 from geojax.data.storage import TRAIN, VALIDATION, VERSION, Prepared
 from geojax.data.tokenizer import Tokenizer
 from geojax.errors import UserError
@@ -97,7 +97,7 @@ def _prepare(
         raise UserError(
             f"{library}: this Python ships without its library's source; give prepared data"
         )
-    held_out = [is_held_out(text, HOLD_OUT) for text in texts]
+    held_out = [is_held_out(text.encode(), HOLD_OUT) for text in texts]
     with progress_bar(enabled=progress) as bar:
         task = bar.add_task("preparing python-stdlib", total=sum(map(len, texts)))
 
@@ -111,4 +111,4 @@ def _prepare(
             text for text, is_validation in zip(texts, held_out, strict=True) if not is_validation
         )
         tokenizer = given or Tokenizer.train(training, vocabulary_size=vocabulary_size)
-        write_prepared(folder, documents(), tokenizer)
+        write_prepared(folder, tokenized(documents(), tokenizer), tokenizer)
