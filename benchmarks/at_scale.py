@@ -14,6 +14,8 @@ A goal that is missed is named, and the exit code is 1:
     latency     exposed round trips of the cross-site sum take at most 2% of a step
     sum         the exposed part of the cross-site sum takes at most 4% of a step
     hops        the exposed part of hops takes at most 2% of a step
+    plan        the bytes over dc are within 2% of those that `geojax plan` predicts
+    effort      the compile took at most ten minutes and 20 GB
     beside      where gradients are sent beside the backward pass of whole models, at least half of
                 the bytes over dc travel beside matrix products in the compiled program
 
@@ -46,6 +48,8 @@ from geojax.train.traced_run import accelerator_of_run
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 ESTIMATE_TOLERANCE = 0.05
+PLAN_TOLERANCE = 0.02
+MOST_SECONDS, MOST_BYTES = 600, 20e9
 LEAST_BESIDE = 0.5
 LIMITS = {"latency": 0.02, "sum": 0.04, "hops": 0.02}
 
@@ -115,14 +119,22 @@ def measured(path: Path) -> dict[str, Any]:
         missed.append("estimate")
     missed += [name for name, limit in LIMITS.items() if (getattr(shares, name) or 0.0) > limit]
     sent = sum(each["bytes_sent"] for each in over_dc)
+    planned = figures["planned"]
+    if abs(sent / planned["bytes_between_sites"] - 1) > PLAN_TOLERANCE:
+        missed.append("plan")
+    seconds, peak = figures["compile_seconds"], figures["compile_peak_memory_bytes"]
+    if seconds > MOST_SECONDS or peak > MOST_BYTES:
+        missed.append("effort")
     beside = sum(each["bytes_beside_compute"] for each in over_dc)
     if plan.overlap_grad_reduce and plan.staged_layers is None and beside < LEAST_BESIDE * sent:
         missed.append("beside")
     return {
         "config": path.stem,
         "devices": config.mesh.devices,
-        "compile_seconds": figures["compile_seconds"],
-        "compile_peak_memory_bytes": figures["compile_peak_memory_bytes"],
+        "compile_seconds": seconds,
+        "compile_peak_memory_bytes": peak,
+        "product_flops": figures["product_flops"],
+        "planned": planned,
         "dc_bytes_of_a_device": sent,
         "dc_bytes_beside_compute": beside,
         "dc_messages_of_a_device": sum(each["count"] for each in payload),
@@ -144,6 +156,7 @@ def table(rows: list[dict[str, Any]]) -> Table:
         "compiled in",
         "with",
         "sent over dc",
+        "of the plan",
         "beside",
         "messages",
         "streams",
@@ -159,6 +172,7 @@ def table(rows: list[dict[str, Any]]) -> Table:
             f"{row['compile_seconds']:.0f} s",
             quantity(row["compile_peak_memory_bytes"], "B"),
             quantity(float(row["dc_bytes_of_a_device"]), "B"),
+            f"{row['dc_bytes_of_a_device'] / row['planned']['bytes_between_sites']:.1%}",
             f"{row['dc_bytes_beside_compute'] / row['dc_bytes_of_a_device']:.0%}",
             f"{row['dc_messages_of_a_device']:,}",
             ", ".join(row["streams"]),

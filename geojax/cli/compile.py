@@ -3,9 +3,9 @@
 import dataclasses
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from geojax.planner.compile_target import CompileTarget
     from geojax.planner.compiled_step import CompiledStep, Messages
     from geojax.train.config import RunConfig
+    from geojax.train.planned_step import PlannedStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,9 +28,9 @@ class CompileCommand:
     """Compile the step of CONFIG for accelerators that this machine need not have.
 
     Prints the compiled program: the memory of a device beside the estimate of `geojax memory`, the
-    messages over each mesh axis, the streams on which they are launched and what they overlap with.
-    The exit code is 1 if the step does not fit into the accelerator's memory. Any setting can be
-    changed: `--zero.stage 3`.
+    messages over each mesh axis, the streams on which they are launched and what they overlap with;
+    then the step as `geojax plan` predicts it, and as it was compiled. The exit code is 1 if the
+    step does not fit into the accelerator's memory. Any setting can be changed: `--zero.stage 3`.
     """
 
     config: ConfigFile
@@ -51,6 +52,7 @@ def run(command: CompileCommand, overrides: Sequence[str]) -> int:
     from geojax.planner.compile_target import CompileTarget
     from geojax.runtime.device_memory import usable_memory
     from geojax.train.config import RunConfig
+    from geojax.train.planned_step import PlannedStep
     from geojax.train.traced_run import accelerator_of_run, compile_run
 
     config = RunConfig.load(command.config, overrides)
@@ -68,6 +70,10 @@ def run(command: CompileCommand, overrides: Sequence[str]) -> int:
     console.print(_compiled(config, target, step))
     console.print(_messages_table(step.messages))
     console.print(_memory(step))
+    planned = PlannedStep.of(config, step.plan, target)
+    console.print(_beside_plan(planned, step))
+    if planned.untimed:
+        console.print(f"the plan has no times: {planned.untimed}")
     usable = usable_memory(target.accelerator, os.environ)
     fits = usable is None or step.memory.bytes <= usable.bytes
     if usable is not None:
@@ -77,7 +83,7 @@ def run(command: CompileCommand, overrides: Sequence[str]) -> int:
         )
     if command.json is not None:
         figures = {"config": str(command.config), "target": str(target), "fits": fits}
-        _write(command.json, figures | step.to_json())
+        _write(command.json, figures | step.to_json() | {"planned": planned.to_json()})
         console.print(f"{command.json}: all figures")
     return 0 if fits else FAILURE
 
@@ -92,24 +98,32 @@ def _compiled(config: "RunConfig", target: "CompileTarget", step: "CompiledStep"
 
 def _messages_table(messages: "Sequence[Messages]") -> Table:
     """Tabulate the collectives of a device by axes and kind."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for title in ("over", "collective"):
-        table.add_column(title, no_wrap=True)
-    for title in ("messages", "sent by a device", "beside compute"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for title in ("stream", "in flight with"):
-        table.add_column(title, no_wrap=True)
+    rows = []
     for each in messages:
         share = each.bytes_beside_compute / each.bytes_sent if each.bytes_sent else 0
-        table.add_row(
-            " x ".join(each.axes) or "(none)",
-            each.kind,
-            f"{each.count:,}",
-            quantity(float(each.bytes_sent), "B"),
-            f"{float(share):.0%}",
-            ", ".join(each.streams),
-            ", ".join(each.together),
+        rows.append(
+            {
+                "over": " x ".join(each.axes) or "(none)",
+                "collective": each.kind,
+                "messages": f"{each.count:,}",
+                "sent by a device": quantity(float(each.bytes_sent), "B"),
+                "beside compute": f"{float(share):.0%}",
+                "stream": ", ".join(each.streams),
+                "in flight with": ", ".join(each.together),
+            }
         )
+    return _table(rows, left=("over", "collective", "stream", "in flight with"))
+
+
+def _table(rows: "Sequence[Mapping[str, str]]", left: "Sequence[str]") -> Table:
+    """Tabulate rows as wide as their cells, wherever they are printed."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in rows[0] if rows else ():
+        width = max(len(name), *(len(row[name]) for row in rows))
+        justify: Literal["left", "right"] = "left" if name in left else "right"
+        table.add_column(name, justify=justify, no_wrap=True, min_width=width)
+    for row in rows:
+        table.add_row(*row.values())
     return table
 
 
@@ -120,6 +134,35 @@ def _memory(step: "CompiledStep") -> str:
         f"memory of a device: {sizes} = {quantity(step.memory.bytes, 'B')}; estimated "
         f"{quantity(step.estimate.bytes, 'B')}, ratio {step.estimate_ratio:.3f}"
     )
+
+
+def _beside_plan(planned: "PlannedStep", step: "CompiledStep") -> Table:
+    """Tabulate a device's figures as planned and as compiled."""
+    from geojax.planner.compiled_step import LEAST_PAYLOAD_BYTES
+
+    titles = "of a device", "planned", "compiled", "ratio"
+    rows = []
+
+    def add(name: str, plan: float | None, compiled: float, unit: str) -> None:
+        if plan:
+            cells = quantity(plan, unit), quantity(compiled, unit), f"{compiled / plan:.3f}"
+            rows.append(dict(zip(titles, (name, *cells), strict=True)))
+
+    add("products with weights", planned.product_flops, step.product_flops, "FLOP")
+    add("memory", planned.memory_bytes, step.memory.bytes, "B")
+    for axes, count in planned.sent.items():
+        if "dc" not in axes and count >= LEAST_PAYLOAD_BYTES:
+            sent = sum(each.bytes_sent for each in step.messages if each.axes == axes)
+            add(f"sent over {' x '.join(axes)}", float(count), float(sent), "B")
+    over_dc = [each for each in step.messages if "dc" in each.axes]
+    sent_over_dc = sum(float(each.bytes_sent) for each in over_dc)
+    add("sent over dc", planned.bytes_between_sites, sent_over_dc, "B")
+    payloads = sum(each.payloads for each in over_dc)
+    add("messages over dc", planned.messages_between_sites, payloads, "")
+    if planned.hidden_share is not None and step.platform.name == "gpu":
+        beside = sum(float(each.bytes_beside_compute) for each in over_dc) / sent_over_dc
+        add("hidden over dc", 100 * planned.hidden_share, 100 * beside, "%")
+    return _table(rows, left=titles[:1])
 
 
 def _write(path: Path, figures: dict[str, Any]) -> None:

@@ -1,8 +1,8 @@
 """A reader for the text of an HLO module: computations, instructions, shapes, calls.
 
-It reads only what `geojax.hlo.traffic` needs, and nothing of what an instruction computes. It takes
-the text of compiled programs (names with `%`, shapes in the computation's header) and of lowered
-ones (neither); attributes are parsed only for the instructions that are asked for.
+It reads only what its neighbors need, and nothing of what an instruction computes. It takes the
+text of compiled programs (names with `%`, shapes in the computation's header) and of lowered ones
+(neither); attributes are parsed only for the instructions that are asked for.
 """
 
 import functools
@@ -142,6 +142,14 @@ def shape_bytes(shape: str) -> int:
     return sum(
         -(-_bits(dtype) * math.prod(_sizes(sizes)) // 8) for dtype, sizes in _ARRAY.findall(shape)
     )
+
+
+def shape_sizes(shape: str) -> list[int]:
+    """Return the sizes of an array shape, or of the first array of a tuple."""
+    found = _ARRAY.search(shape)
+    if found is None:
+        raise HloParseError(f"HLO text: {shape} is no shape of an array")
+    return _sizes(found[2])
 
 
 def _sizes(printed: str) -> list[int]:

@@ -280,7 +280,11 @@ class _Reader:
             if not called:
                 continue
             loop = instruction.opcode == "while"
-            times = self._trips(computation, instruction) if loop else 1
+            times = 1
+            if loop:
+                times = trip_count(
+                    self._module, computation, instruction, longest_loop=self._longest_loop
+                )
             for name in called:
                 yield from self.read(
                     self._module.computations[name],
@@ -288,14 +292,6 @@ class _Reader:
                     in_loop=in_loop or loop,
                     conditional=conditional or instruction.opcode == "conditional",
                 )
-
-    def _trips(self, computation: Computation, loop: Instruction) -> int:
-        try:
-            return trip_count(self._module, computation, loop)
-        except HloParseError:
-            if self._longest_loop is None:
-                raise
-            return self._longest_loop
 
     def _holds_collectives(self, name: str) -> bool:
         computation = self._module.computations.get(name)

@@ -121,8 +121,7 @@ class CompileTarget:
                 f"--target {self}: {used or 'data=1'} makes {product} devices, but there are "
                 f"{self.devices}; set --target {self.kind}:{product}, or the mesh"
             )
-        if topology is None or topology.accelerators != self.devices:
-            topology = self.equal_sites(sizes["dc"])
+        topology = self.topology(sizes["dc"], topology)
         (site, *others) = topology.sites
         if any(
             (each.hosts, each.accelerators_per_host) != (site.hosts, site.accelerators_per_host)
@@ -134,6 +133,16 @@ class CompileTarget:
             )
         devices = gpus(len(topology.sites), site.hosts, site.accelerators_per_host)
         return make_mesh(topology, devices=devices, **sizes)
+
+    def topology(self, sites: int, topology: Topology | None) -> Topology:
+        """Return `topology` if it has as many devices, otherwise equal sites without links.
+
+        Raises:
+            UserError: the devices cannot be divided among so many sites.
+        """
+        if topology is None or topology.accelerators != self.devices:
+            return self.equal_sites(sites)
+        return topology
 
     def equal_sites(self, sites: int) -> Topology:
         """Describe that many equal sites of hosts with eight GPUs, or of one smaller host.

@@ -15,11 +15,16 @@ from typing import Any
 
 from geojax.hlo import Collective, Traffic, collective_traffic
 from geojax.hlo.overlap import Flight, flights
+from geojax.hlo.products import product_flops
 from geojax.hlo.thunks import Launch, read_launches
 from geojax.planner.memory import CompiledMemory, StepMemory, TracedStep
 from geojax.runtime.compilation import without_compilation_cache
 from geojax.runtime.platform import Platform
 from geojax.runtime.xla_flags import gpu_compiler_options
+from geojax.step.plan import StepPlan
+
+LEAST_PAYLOAD_BYTES = 2**16
+"""Bytes that a device sends in a bucket or hop at least; norms, losses and flags are shorter."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +35,8 @@ class Messages:
     kind: str
     count: int
     """Number of messages of a device."""
+    payloads: int
+    """Number of those that carry a bucket or hop: `LEAST_PAYLOAD_BYTES` or more."""
     bytes_sent: Fraction
     """Bytes that a device sends."""
     bytes_beside_compute: Fraction
@@ -52,11 +59,14 @@ class Messages:
 class CompiledStep:
     """A compiled step, and what compiling it took on this machine."""
 
+    plan: StepPlan
     platform: Platform
     memory: CompiledMemory
     estimate: StepMemory
     messages: tuple[Messages, ...]
     """In the order of the mesh's axes."""
+    product_flops: int
+    """FLOPs of the products with weights of a device."""
     seconds: float
     """Time to lower and to compile."""
     peak_memory_bytes: int
@@ -80,10 +90,12 @@ class CompiledStep:
         traffic = collective_traffic(program, mesh, longest_loop=longest)
         found = flights(program, mesh, longest_loop=longest) if gpu else ()
         return cls(
+            plan=step.plan,
             platform=step.platform,
             memory=CompiledMemory.of(program),
             estimate=step.memory(),
             messages=_messages(traffic, found, launches),
+            product_flops=product_flops(program, longest_loop=longest),
             seconds=seconds,
             peak_memory_bytes=1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
         )
@@ -100,6 +112,7 @@ class CompiledStep:
             "compile_peak_memory_bytes": self.peak_memory_bytes,
             "memory_bytes": dataclasses.asdict(self.memory) | {"total": self.memory.bytes},
             "estimated_memory_bytes": self.estimate.bytes,
+            "product_flops": self.product_flops,
             "messages": [each.to_json() for each in self.messages],
         }
 
@@ -131,6 +144,11 @@ def _messages(
                 axes,
                 kind,
                 count=sum(each.executions for each in group),
+                payloads=sum(
+                    each.executions
+                    for each in group
+                    if each.bytes_sent >= LEAST_PAYLOAD_BYTES * each.executions
+                ),
                 bytes_sent=sum((each.bytes_sent for each in group), Fraction(0)),
                 bytes_beside_compute=sum(
                     (each.bytes_sent for each in beside if flight_of[each.name].products),

@@ -176,6 +176,20 @@ class LayerTimes:
             products += self._feed_forward(tokens, shared)
         return products
 
+    @property
+    def product_flops(self) -> float:
+        """FLOPs of a layer's products, forwards and backwards, with those computed again."""
+        forward = 2 * sum(
+            each.count * each.rows * each.columns * each.inner for each in self.products()
+        )
+        return (4 if "all" in self.recomputes else 3) * forward
+
+    @property
+    def head_flops(self) -> float:
+        """FLOPs of the head's product, forwards and backwards."""
+        columns = self.model.vocab_size / self.layout.tensor
+        return 3 * 2 * self.tokens * columns * self.model.hidden_size
+
     def _feed_forward(self, rows: float, width: float) -> list[Product]:
         d, halves = self.model.hidden_size, 2 if self.model.gated else 1
         if self.execution.fused_projections:

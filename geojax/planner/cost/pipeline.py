@@ -28,6 +28,8 @@ class PipelineTime(NamedTuple):
     seconds: float
     inside_sites: float
     """Seconds if messages over links took no time."""
+    link_messages: float
+    """Messages over a cut, both ways; in lock-step ticks without work send them too."""
 
 
 def pipeline_time(
@@ -53,10 +55,15 @@ def pipeline_time(
     run: Callable[..., float] = _lock_step
     if not lock_step:
         run = functools.partial(_by_events, late_receives=late_receives)
-    seconds = _seconds(layout, placement, costs, run)
-    if all(hop.link is None for hop in costs.hops):
-        return PipelineTime(seconds, seconds)
-    return PipelineTime(seconds, _seconds(layout, placement, costs.inside_sites, run))
+    seconds = _extrapolated(layout, placement, costs, run)
+    cuts = sum(hop.link is not None for hop in costs.hops)
+    if not cuts:
+        return PipelineTime(seconds, seconds, 0.0)
+    messages = 2.0 * layout.microbatches * cuts / (layout.dc - 1)
+    if lock_step:
+        messages = _extrapolated(layout, placement, costs, _sent_in_ticks)
+    inside_sites = _extrapolated(layout, placement, costs.inside_sites, run)
+    return PipelineTime(seconds, inside_sites, messages)
 
 
 def small_program(layout: Layout, placement: Placement, costs: Costs) -> TickProgram:
@@ -66,12 +73,13 @@ def small_program(layout: Layout, placement: Placement, costs: Costs) -> TickPro
     return _program(table, schedule_entry(layout.schedule).branch_free)
 
 
-def _seconds(
-    layout: Layout, placement: Placement, costs: Costs, timed: Callable[..., float]
+def _extrapolated(
+    layout: Layout, placement: Placement, costs: Costs, figure: Callable[..., float]
 ) -> float:
+    """Return a figure of an iteration that grows evenly with its microbatches."""
     microbatches = layout.microbatches
     few, more = _few(layout, costs)
-    run = functools.partial(timed, layout, placement, costs)
+    run = functools.partial(figure, layout, placement, costs)
     if microbatches <= more:
         return run(microbatches)
     first, second = run(few), run(more)
@@ -111,8 +119,26 @@ def _by_events(
 
 
 def _lock_step(layout: Layout, placement: Placement, costs: Costs, microbatches: int) -> float:
+    return lock_step_seconds(_fastest(layout, placement, costs, microbatches), costs)
+
+
+def _sent_in_ticks(layout: Layout, placement: Placement, costs: Costs, microbatches: int) -> float:
+    """Count the ticks of the channels that cross a cut."""
+    table = _fastest(layout, placement, costs, microbatches)
+    program = _program(table, schedule_entry(layout.schedule).branch_free)
+    site_of = _sites_of_stages(layout)
+    crossing = {
+        number
+        for number, channel in enumerate(program.channels)
+        if any(site_of[source] != site_of[target] for source, target in channel.pairs)
+    }
+    forms = (form for segment in program.segments for _, form in segment.ticks())
+    return float(sum(len(crossing.intersection(form.channels)) for form in forms))
+
+
+def _fastest(layout: Layout, placement: Placement, costs: Costs, microbatches: int) -> TickTable:
     tables = _tables(layout, placement, costs, microbatches)
-    return min(lock_step_seconds(table, costs) for table in tables)
+    return min(tables, key=lambda table: lock_step_seconds(table, costs))
 
 
 def _tables(
@@ -143,11 +169,15 @@ def _tables(
 
 def _hop_ticks(layout: Layout, placement: Placement, ticks: int) -> tuple[int, ...]:
     """Return the ticks of each chunk's hop: one inside a site, `ticks` between sites."""
-    site_of = [site for site, count in enumerate(layout.stages_per_site) for _ in range(count)]
+    site_of = _sites_of_stages(layout)
     return tuple(
         1 if site_of[source] == site_of[target] else ticks
         for source, target in itertools.pairwise(placement.stage_of)
     )
+
+
+def _sites_of_stages(layout: Layout) -> list[int]:
+    return [site for site, count in enumerate(layout.stages_per_site) for _ in range(count)]
 
 
 @functools.lru_cache(maxsize=512)

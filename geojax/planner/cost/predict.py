@@ -11,7 +11,7 @@ from geojax.planner.cost.chunks import ChunkWork, SitePieces, chunk_work, site_p
 from geojax.planner.cost.layout import Layout
 from geojax.planner.cost.link_sums import ComputeTimes
 from geojax.planner.cost.memory import layout_memory
-from geojax.planner.cost.pipeline import pipeline_time
+from geojax.planner.cost.pipeline import PipelineTime, pipeline_time
 from geojax.planner.cost.prediction import LinkUse, Prediction, Term
 from geojax.planner.cost.reduction import Reduction, StepWork
 from geojax.precision import policy
@@ -81,7 +81,7 @@ def predict(
         terms=tuple(terms),
         model_flops_utilization=_utilization(model, layout, topology, sequence_length, step),
         bubble_fraction=slowest.bubble / step,
-        links=tuple(_links(layout, topology, sites, reduced)),
+        links=tuple(_links(layout, topology, sites, slowest.hops, reduced)),
         memory_bytes=_memory_bytes(model, layout, topology, sequence_length),
         relative_error=_relative_error(model, layout, topology),
         not_modelled=NOT_MODELLED,
@@ -100,6 +100,8 @@ class _Iteration:
     seconds: float
     bubble: float
     """Seconds in which the busiest stage has nothing to compute."""
+    hops: float = 0.0
+    """Messages over a cut between sites, both ways."""
 
 
 def _iteration(
@@ -114,7 +116,7 @@ def _iteration(
     if layout.pipeline_stages > 1 and schedule_entry(layout.schedule).split_backward:
         terms.append(_split_term(layout, work))
     busiest = sum(term.exposed_seconds for term in terms)
-    seconds = busiest
+    seconds, hops = busiest, 0.0
     if layout.pipeline_stages > 1:
         lock_step = execution.lock_step and layout.join == "one_program"
         time = pipeline_time(
@@ -124,9 +126,9 @@ def _iteration(
             lock_step=lock_step,
             late_receives=execution.late_receives,
         )
-        terms += _pipeline_terms(layout, sites, time.seconds, time.inside_sites, busiest)
-        seconds = time.seconds
-    return _Iteration(layout, sites, work, tuple(terms), seconds, seconds - busiest)
+        terms += _pipeline_terms(layout, sites, work, time, busiest)
+        seconds, hops = time.seconds, time.link_messages
+    return _Iteration(layout, sites, work, tuple(terms), seconds, seconds - busiest, hops)
 
 
 def _compute_terms(layout: Layout, work: ChunkWork) -> Iterator[Term]:
@@ -163,27 +165,29 @@ def _split_term(layout: Layout, work: ChunkWork) -> Term:
 def _pipeline_terms(
     layout: Layout,
     sites: Sequence[SitePieces],
-    seconds: float,
-    inside_sites: float,
+    work: ChunkWork,
+    time: PipelineTime,
     busiest: float,
 ) -> Iterator[Term]:
     """Yield the time in which the busiest stage of a pipeline has nothing to compute."""
     yield Term(
         "pipeline bubble",
-        inside_sites - busiest,
-        inside_sites - busiest,
+        time.inside_sites - busiest,
+        time.inside_sites - busiest,
         "the simulated iteration without the busiest stage's work (geojax.pipeline.simulation)",
     )
     if layout.dc_role == "stage" and layout.dc > 1:
         (hop,) = sites[0].hop
+        waited = max(time.seconds - time.inside_sites, 0.0)
+        longest = max(hop.seconds for hop in work.costs.hops if hop.link is not None)
         yield Term(
             "hops between sites",
-            max(seconds - inside_sites, 0.0),
-            max(seconds - inside_sites, 0.0),
-            "the simulated iteration, less the same with links that take no time "
-            "(geojax.pipeline.simulation)",
-            hop.bytes * layout.microbatches,
-            hop.messages * layout.microbatches,
+            max(waited, time.link_messages * longest),
+            waited,
+            "messages over the longest cut; exposed is the simulated iteration, less the same with "
+            "links that take no time (geojax.pipeline.simulation)",
+            hop.bytes / 2 * time.link_messages,
+            time.link_messages,
             "between_sites",
         )
 
@@ -232,7 +236,11 @@ def _relative_error(model: ModelConfig, layout: Layout, topology: Topology) -> f
 
 
 def _links(
-    layout: Layout, topology: Topology, sites: Sequence[SitePieces], reduced: Reduction
+    layout: Layout,
+    topology: Topology,
+    sites: Sequence[SitePieces],
+    hops: float,
+    reduced: Reduction,
 ) -> Iterator[LinkUse]:
     """Yield each direction of the links that something crosses."""
     if layout.dc == 1:
@@ -242,8 +250,8 @@ def _links(
         pairs = [(a, a + 1) for a in range(layout.dc - 1)]
         pairs += [(b, a) for a, b in pairs]
         (hop,) = sites[0].hop
-        sent = hop.bytes / 2 * layout.microbatches
-        messages = hop.messages / 2 * layout.microbatches
+        messages = hops / 2
+        sent = hop.bytes / 2 * messages
         senders = layout.devices_per_stage
     else:
         pairs = [(a, b) for a in range(layout.dc) for b in range(layout.dc) if a != b]

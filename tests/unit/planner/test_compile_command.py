@@ -26,6 +26,10 @@ def test_the_compiled_step_beside_its_estimate(capsys, tmp_path):
     assert written["target"] == "cpu:8"
     over_dc = [each for each in written["messages"] if each["axes"] == "dc"]
     assert sum(each["bytes_sent"] for each in over_dc) == pytest.approx(5770496, rel=1e-5)
+    assert re.search(r"^sent over dc +5\.77 MB +5\.77 MB +1\.000", out, re.MULTILINE)
+    assert written["product_flops"] == pytest.approx(written["planned"]["product_flops"], rel=0.01)
+    assert written["planned"]["step_seconds"] is None
+    assert "the plan has no times" in out
     assert written["memory_bytes"]["total"] > written["memory_bytes"]["temporaries"] > 0
 
 

@@ -9,6 +9,7 @@ from support.h100 import needs_cuda
 from geojax.planner.compile_target import CompileTarget
 from geojax.runtime.device_memory import usable_memory
 from geojax.train.config import RunConfig
+from geojax.train.planned_step import PlannedStep
 from geojax.train.traced_run import compile_run
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -25,4 +26,10 @@ def test_a_shipped_config_compiles_and_fits(name):
     assert step.estimate_ratio == pytest.approx(1, abs=0.05)
     over_dc = [each for each in step.messages if "dc" in each.axes]
     assert sum(each.bytes_sent for each in over_dc) > 2**20
+    planned = PlannedStep.of(config, step.plan, target)
+    sent = sum(float(each.bytes_sent) for each in over_dc)
+    assert sent == pytest.approx(planned.bytes_between_sites, rel=0.02)
+    assert sum(each.payloads for each in over_dc) == planned.messages_between_sites
+    assert step.product_flops == pytest.approx(planned.product_flops, rel=0.03)
+    assert step.memory.bytes == pytest.approx(planned.memory_bytes, rel=0.1)
     assert all(each.streams and "compute" not in each.streams for each in over_dc)
