@@ -1,5 +1,7 @@
 """The work of a site on its chunks: gather their weights, run them forwards and backwards.
 
+Weights are gathered once a step or, under ZeRO 3, layer by layer in every pass.
+
 Everything here runs inside the site's `shard_map`, takes and gives `PerRank`s, and is dispatched by
 the walk, microbatch by microbatch.
 """
@@ -13,11 +15,24 @@ import jax.numpy as jnp
 
 from geojax.islands.per_rank import pack, unpack
 from geojax.islands.site_part import SitePart
-from geojax.islands.values import ChunkParameters, ChunkSums, Kept, SiteWeights, StepInputs
+from geojax.islands.values import (
+    ChunkParameters,
+    ChunkSums,
+    Kept,
+    LayerShards,
+    SiteWeights,
+    StepInputs,
+)
 from geojax.models import Parameters
-from geojax.models.chunk.chunk import Chunk, ChunkBackward
-from geojax.models.chunk.layer_io import StackedGradients, layer_slice
+from geojax.models.chunk.chunk import Chunk, ChunkBackward, ChunkWeights
+from geojax.models.chunk.layer_io import (
+    LayerWeights,
+    StackedGradients,
+    StackedWeights,
+    layer_slice,
+)
 from geojax.models.parallel.varying import vary_over, varying_axes, zeros_of
+from geojax.optim import LeafLayout
 from geojax.precision import attach_amax, detach_amax
 from geojax.step.amax_history import prev_amax
 from geojax.step.forward_backward import ForwardBackward
@@ -27,7 +42,13 @@ from geojax.step.grad_sinks import AmaxSink, AmaxSums, Zero2Sink
 from geojax.step.gradients import split_microbatches, trained_layer
 from geojax.step.plan import StepPlan
 from geojax.step.update import gradient_factor, sum_in_site, sum_scalars_over_sites
-from geojax.step.weight_sources import gather_layers, without_layers
+from geojax.step.weight_sources import (
+    GatheredWeights,
+    WeightsWithAmax,
+    gather_layers,
+    shards_to_gather,
+    without_layers,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,16 +69,22 @@ class ChunkPasses:
         return Zero2Sink(layouts, self.plan)
 
     def gather(self, parameters: Parameters, history: Any) -> Any:
-        """Gather the weights of all chunks, in the compute dtype: `SiteWeights`."""
+        """Gather the weights of all chunks, in the compute dtype: `SiteWeights`.
+
+        Layers that every pass gathers for itself stay in shards.
+        """
         plan, part = self.plan, self.part
         amax = prev_amax(history, plan)
 
-        def span_weights(chunk: int, span: range, quantized: bool) -> Parameters:
+        def span_weights(chunk: int, span: range, quantized: bool) -> Parameters | LayerShards:
             own = part.layers_of(parameters["layers"], span, chunk)
             own_amax = part.layers_of(amax, span, chunk)
             layouts = jax.tree.map(
                 lambda layout: layout.of_layers(len(span)), self.layouts["layers"]
             )
+            if plan.gathers_layer_by_layer and quantized:
+                sent = shards_to_gather(own, layouts, plan, own_amax, quantized=True)
+                return LayerShards(sent, own_amax)
             gathered = gather_layers(own, layouts, plan, own_amax, quantized=quantized)
             return attach_amax(gathered, own_amax)
 
@@ -87,8 +114,8 @@ class ChunkPasses:
             made: ChunkSums = unpack(sums)
             return made
         own: ChunkParameters = unpack(weights)
-        layer = jax.eval_shape(lambda: trained_layer(own.weights.layers[0]))
-        amax = [detach_amax(span)[1] for span in own.spans]
+        layer = jax.eval_shape(lambda: trained_layer(self._weights(own).layers[0]))
+        amax = [_prev_amax(span) for span in own.spans]
         layers = AmaxSums(
             self.sink.start(layer, len(self.part.chunks[chunk]), jnp.zeros(())),
             None if amax[0] is None else zeros_of(self.part.join_layers(amax)),
@@ -107,7 +134,7 @@ class ChunkPasses:
         """Run a chunk forwards: the stream after it, and `Kept`."""
         own, batch = self._chunk(chunk, inputs), self._microbatch(inputs, microbatch)
         context = own.functions.context(batch)
-        made = own.forward(unpack(weights).weights, unpack(x), batch, context)
+        made = own.forward(self._weights(unpack(weights)), unpack(x), batch, context)
         return pack((made.x, Kept(made.residuals, made.balance)))
 
     def backward(
@@ -162,7 +189,7 @@ class ChunkPasses:
         so_far: ChunkSums = unpack(sums)
         assert values.stash is not None, "the first half of the backward must come before"
         layers = own.weight_gradients(
-            unpack(weights).weights,
+            self._weights(unpack(weights)),
             values.residuals,
             values.stash,
             own.functions.context(batch),
@@ -178,7 +205,7 @@ class ChunkPasses:
         run = ForwardBackward(self.part.model, self.plan, None)
         own, batch = run.chunk(self.part.chunks[chunk]), self._microbatch(inputs, microbatch)
         context = own.functions.context(batch)
-        made, _ = own.forward_only(unpack(weights).weights, unpack(x), batch, context)
+        made, _ = own.forward_only(self._weights(unpack(weights)), unpack(x), batch, context)
         return pack(made)
 
     def validation_sums(self, losses: Any, inputs: StepInputs) -> jax.Array:
@@ -204,8 +231,28 @@ class ChunkPasses:
         own, batch = self._chunk(chunk, inputs), self._microbatch(inputs, microbatch)
         values: Kept = unpack(kept)
         context = own.functions.context(batch)
-        taken = (unpack(weights).weights, values.residuals, unpack(cotangent), batch, context)
+        read = self._weights(unpack(weights), backwards=True)
+        taken = (read, values.residuals, unpack(cotangent), batch, context)
         return own, values.aux_loss, taken
+
+    def _weights(self, own: ChunkParameters, *, backwards: bool = False) -> ChunkWeights:
+        """Return a chunk's weights as a pass takes them, which begins with the first layer.
+
+        Args:
+            own: the chunk's, unpacked.
+            backwards: the pass begins with the last layer.
+        """
+
+        def of_span(span: Parameters | LayerShards) -> LayerWeights:
+            if not isinstance(span, LayerShards):
+                return LayerWeights(StackedWeights(span))
+            layouts = jax.tree.map(LeafLayout.of_layer, self.layouts["layers"])
+            source = GatheredWeights(span.shards, 0, None, layouts, self.plan)
+            last = len(jax.tree.leaves(span.shards)[0]) - 1
+            prefetched = source.gather(jnp.int32(last if backwards else 0))
+            return LayerWeights(WeightsWithAmax(source, span.prev_amax), prefetched)
+
+        return ChunkWeights(own.first, [of_span(span) for span in own.spans], own.last)
 
     def _run(self, inputs: StepInputs) -> ForwardBackward:
         model, plan, key = self.part.model, self.plan, None
@@ -245,3 +292,8 @@ class ChunkPasses:
             sums.loss if made.loss is None else sums.loss + made.loss,
             aux_loss,
         )
+
+
+def _prev_amax(span: Parameters | LayerShards) -> Any:
+    """Return the amax of the steps before of a span's layers; None: there is no history."""
+    return span.prev_amax if isinstance(span, LayerShards) else detach_amax(span)[1]

@@ -33,7 +33,7 @@ from geojax.islands.values import (
     SiteWeights,
     StepInputs,
 )
-from geojax.optim import layout
+from geojax.optim import LeafLayout, layout
 from geojax.pipeline.schedule import LayerBytes
 from geojax.step.plan import StepPlan
 from geojax.step.program import batch_on_mesh, batch_specs, signals_on_mesh
@@ -44,7 +44,7 @@ class StepBytes(NamedTuple):
     """Bytes that a step holds on each device, beside the state."""
 
     weights: int
-    """Gathered weights."""
+    """Gathered weights, and the shards of those that passes gather."""
     gradients: int
     """Sums over microbatches, and those of all sites."""
     messages: int
@@ -52,11 +52,13 @@ class StepBytes(NamedTuple):
     from each other site."""
     of_microbatch: int
     """Values that a microbatch keeps in all chunks between its forwards and its backwards."""
+    of_pass: int
+    """Weights of two layers, where every pass gathers them for itself (ZeRO 3); else 0."""
 
     @property
     def always(self) -> int:
         """Bytes that do not depend on the microbatches that are held."""
-        return self.weights + self.gradients + self.messages
+        return self.weights + self.gradients + self.messages + self.of_pass
 
 
 class SitePrograms:
@@ -81,7 +83,6 @@ class SitePrograms:
         batch: Any,
     ):
         assert plan.mesh.shape["dc"] == plan.mesh.shape["stage"] == 1, "a mesh of one site"
-        assert plan.zero_stage < 3, "a site gathers its weights once a step"
         self.part, self.plan, self.layouts, self._batch = part, plan, layouts, batch
         passes = ChunkPasses(part, plan, layouts.parameters)
         sums = SumsOfSites(passes, layouts, optimizer, schedule)
@@ -167,7 +168,17 @@ class SitePrograms:
             self._device_bytes((self._traced_gradients, self._traced_totals)),
             self._device_bytes(messages),
             self._device_bytes(kept),
+            self._layers_ahead_bytes,
         )
+
+    @property
+    def _layers_ahead_bytes(self) -> int:
+        """Bytes of the gathered weights of the layer that is computed and of the next one."""
+        if not self.plan.gathers_layer_by_layer:
+            return 0
+        of_layer = jax.tree.map(LeafLayout.of_layer, self.layouts.parameters["layers"])
+        numbers = sum(math.prod(each.gathered_shape) for each in jax.tree.leaves(of_layer))
+        return 2 * numbers * self.plan.policy.compute_dtype.itemsize
 
     @functools.cached_property
     def layer_bytes(self) -> LayerBytes:

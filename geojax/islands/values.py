@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 import jax
 
 from geojax.models import Parameters
-from geojax.models.chunk.chunk import ChunkResiduals, ChunkWeights
-from geojax.models.chunk.layer_io import LayerWeights, StackedWeights
+from geojax.models.chunk.chunk import ChunkResiduals
 
 
 class StepInputs(NamedTuple):
@@ -22,11 +21,20 @@ class StepInputs(NamedTuple):
     """The number of steps done, of which dropout masks are made."""
 
 
+class LayerShards(NamedTuple):
+    """A rank's shards of stacked layers, which every pass gathers layer by layer (ZeRO 3)."""
+
+    shards: Parameters
+    """As they travel: in the compute dtype, or quantized."""
+    prev_amax: Any
+    """The amax of the steps before (see `geojax.step.amax_history`); None: no history."""
+
+
 class SiteWeights(NamedTuple):
     """The weights that a site computes with."""
 
     non_layer_params: Parameters
-    chunks: Mapping[int, list[Parameters]]
+    chunks: Mapping[int, list[Parameters | LayerShards]]
     """The layers of each chunk, stacked, for each span of layers that multiply alike."""
 
 
@@ -35,16 +43,10 @@ class ChunkParameters(NamedTuple):
 
     first: Parameters
     """Read by the embedding; {} where the chunk is not the first."""
-    spans: list[Parameters]
+    spans: list[Parameters | LayerShards]
     """Layers, stacked, for each span of layers that multiply alike."""
     last: Parameters
     """Read by the head; {} where the chunk is not the last."""
-
-    @property
-    def weights(self) -> ChunkWeights:
-        """The weights as the passes of a `Chunk` take them."""
-        spans = [LayerWeights(StackedWeights(span)) for span in self.spans]
-        return ChunkWeights(self.first, spans, self.last)
 
 
 class Kept(NamedTuple):

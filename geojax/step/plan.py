@@ -154,6 +154,11 @@ class StepPlan:
         return has_feedback and self.mesh.shape["dc"] * self.islands > 1
 
     @property
+    def gathers_layer_by_layer(self) -> bool:
+        """True if every pass gathers the weights of its layers anew (ZeRO 3)."""
+        return self.zero_stage == 3 and self.reshard_after_forward
+
+    @property
     def parallelism(self) -> Parallelism:
         """The model parallelism of the mesh."""
         sizes = self.mesh.shape

@@ -22,7 +22,7 @@ from geojax.models.chunk.layer_io import (
 )
 from geojax.models.parallel.varying import zero_after
 from geojax.optim import LeafLayout
-from geojax.precision import attach_amax
+from geojax.precision import attach_amax, is_quantized_weight
 from geojax.step.fp8_all_gather import kernel_amax, quantize_kernels
 from geojax.step.gather import gather_across_sites, gather_in_site, gather_weights
 from geojax.step.plan import StepPlan
@@ -33,11 +33,11 @@ class GatheredWeights:
     """A source that gathers the weights of one layer from the shards of all of them (ZeRO 3)."""
 
     shards: Parameters
-    """All layers of the model, stacked on a leading dim and gathered over `dc`."""
+    """All layers of the model or of a chunk, stacked on a leading dim and gathered over `dc`."""
     first: int
-    """The number of the source's first layer in the model."""
+    """The position of the source's first layer in the stack."""
     amax: Any
-    """The `KernelAmax` of the source's layers; None: nothing is quantized."""
+    """The `KernelAmax` of the source's layers; None: nothing is quantized here."""
     layouts: Any
     """The `LeafLayout`s of one layer."""
     plan: StepPlan
@@ -144,7 +144,15 @@ def stage_weights(
 def gather_layers(
     shards: Parameters, layouts: Any, plan: StepPlan, prev_amax: Any, *, quantized: bool
 ) -> Parameters:
-    """Gather the weights of stacked layers inside the site.
+    """Gather the weights of stacked layers inside the site; arguments as `shards_to_gather`."""
+    own = shards_to_gather(shards, layouts, plan, prev_amax, quantized=quantized)
+    return gather_in_site(own, layouts, plan)
+
+
+def shards_to_gather(
+    shards: Parameters, layouts: Any, plan: StepPlan, prev_amax: Any, *, quantized: bool
+) -> Parameters:
+    """Return the shards of stacked layers as they travel: in FP8, or in the compute dtype.
 
     Args:
         shards: this rank's, not sharded over `dc`.
@@ -155,7 +163,13 @@ def gather_layers(
     """
     if quantized and plan.policy.recipe is not None:
         shards = quantize_kernels(shards, kernel_amax(shards, layouts, plan, prev_amax), plan)
-    return gather_in_site(shards, layouts, plan)
+    dtype = plan.policy.compute_dtype
+    with jax.named_scope("gather_weights"):
+        return jax.tree.map(
+            lambda leaf: leaf if is_quantized_weight(leaf) else leaf.astype(dtype),
+            shards,
+            is_leaf=is_quantized_weight,
+        )
 
 
 def without_layers(parameters: Parameters) -> Parameters:

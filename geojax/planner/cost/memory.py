@@ -106,6 +106,8 @@ def layout_memory(
     overlaps = not pipeline and _reduces_early(layout) and count < model.num_hidden_layers
     if zero == 3 and layout.reshard_after_forward:
         weights = compute * (2 * held.layer + (0 if overlaps else held.tables + held.head))
+        if layout.join == "islands":  # the shards that passes gather, in the compute dtype
+            weights += compute * state_shard
 
     kept = kept_bytes(model, layout, sequence_length)
     passes = pairs_in_flight(layout) / layout.virtual_stages if pipeline else 1

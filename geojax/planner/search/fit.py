@@ -61,7 +61,7 @@ def shardings(shape: Layout) -> list[Layout]:
     early: tuple[bool | Literal["auto"], ...] = ("auto",)
     stages: tuple[Literal[0, 1, 2, 3], ...] = (1,)
     if shape.pipeline_stages == 1:
-        stages = (1, 2) if shape.join == "islands" else (1, 2, 3)
+        stages = (1, 2, 3)
         if shape.dc > 1 and shape.dc_role == "data":
             early = (True, False)
     return [

@@ -60,6 +60,13 @@ DATA_CASES = {
     "gpt3": (2, {"data": 2, "tensor": 2}, {"chunks": 2, "held": 2}, {"microbatches": 3}),
     "moe": (2, {"data": 2, "expert": 2}, {"chunks": 3, "held": 1}, {"zero_stage": 2}),
     "llama": (3, {"data": 2}, {"chunks": 3, "held": 2}, {"microbatches": 2, "zero_stage": 2}),
+    # Weights that every pass gathers for itself; a chunk of two layers, where one is ahead.
+    "llama, ZeRO 3": (
+        2,
+        {"data": 2, "tensor": 2},
+        {"chunks": 2, "held": 2},
+        {"microbatches": 2, "zero_stage": 3},
+    ),
     # Each gradient comes once and is written, not added.
     "llama, one microbatch": (2, {"data": 1}, {"chunks": 2, "held": 1}, {}),
 }
@@ -83,17 +90,18 @@ def test_role_data_equals_one_device_and_sites_are_equal_to_the_bit(case):
         jax.tree.map(close, first, state)
 
 
-def test_fp8_with_a_history_of_each_site_equals_one_program_with_the_same_sites():
+@pytest.mark.parametrize("zero_stage", [1, 3])
+def test_fp8_with_a_history_of_each_site_equals_one_program_with_the_same_sites(zero_stage):
     sites, axes = 2, {"data": 2}
     with jax.enable_x64(True):
         model = family("llama")
         recipe = RECIPES["delayed"]
         own = dataclasses.replace(policy("fp64"), recipe=recipe)
         mesh = make_mesh(devices=jax.devices()[:4], dc=sites, **axes)
-        together = OneProgram(model, StepPlan(mesh, own, microbatches=2))
+        options = {"microbatches": 2, "zero_stage": zero_stage}
+        together = OneProgram(model, StepPlan(mesh, own, **options))
         plans = [
-            dataclasses.replace(plan, policy=own)
-            for plan in site_plans(sites, axes, microbatches=2)
+            dataclasses.replace(plan, policy=own) for plan in site_plans(sites, axes, **options)
         ]
         islands = data_islands(model, plans, chunks=2, held=2)
         batch = make_batch(model)

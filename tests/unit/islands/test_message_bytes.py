@@ -16,6 +16,7 @@ from geojax.islands.shared import divide, whole
 from geojax.islands.site_part import SitePart, even_chunks
 from geojax.islands.site_state import site_layouts
 from geojax.models import ModelConfig, parameter_count
+from geojax.models.parameters import parameter_shapes
 from geojax.optim import learning_rate_schedule, make_optimizer
 from geojax.step.program import batch_shape
 
@@ -32,6 +33,7 @@ MODEL = ModelConfig(
 )
 CASES = {
     "ZeRO 0": ({"data": 2}, {"zero_stage": 0}, 4),
+    "ZeRO 3": ({"data": 2, "tensor": 2}, {"zero_stage": 3}, 4),
     "context": ({"data": 2, "context": 2}, {"zero_stage": 2}, 4),
     "tensor": ({"data": 2, "tensor": 2}, {}, 4),
     "bfloat16": ({"data": 2, "tensor": 2}, {"wire_format": BFLOAT16}, 2),
@@ -43,20 +45,42 @@ def message_bytes(programs, message):
     return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_a_site_sends_each_gradient_once(case):
-    axes, options, width = CASES[case]
+def programs_of(axes, options):
     plan, _ = site_plans(2, axes, "fp32", **options)
     part = SitePart(MODEL, even_chunks(MODEL, 2))
     optimizer, schedule = make_optimizer(SETTINGS, 10), learning_rate_schedule(SETTINGS, 10)
     layouts = site_layouts(part, optimizer, plan)
-    programs = SitePrograms(part, plan, layouts, optimizer, schedule, batch_shape(4, 32))
+    return SitePrograms(part, plan, layouts, optimizer, schedule, batch_shape(4, 32))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_site_sends_each_gradient_once(case):
+    axes, options, width = CASES[case]
+    programs = programs_of(axes, options)
     sent = sum(message_bytes(programs, Message("bucket", chunk=chunk)) for chunk in (0, 1))
     assert sent == width * parameter_count(MODEL)
     # Loss, targets and two requests.
     assert message_bytes(programs, Message("scalars")) == 4 * 4
     # Four sequences of 32 tokens.
     assert message_bytes(programs, Message("activation")) == 4 * 4 * 32 * MODEL.hidden_size
+
+
+def test_between_passes_zero_3_holds_shards_of_layers():
+    layers = sum(leaf.size for leaf in jax.tree.leaves(parameter_shapes(MODEL)["layers"]))
+    others = parameter_count(MODEL) - layers
+    zero_2, zero_3, kept = (
+        programs_of({"data": 2}, options).step_bytes
+        for options in (
+            {"zero_stage": 2},
+            {"zero_stage": 3},
+            {"zero_stage": 3, "reshard_after_forward": False},
+        )
+    )
+    assert zero_2.weights == kept.weights == 4 * (others + layers)
+    assert zero_3.weights == 4 * (others + layers // 2)
+    # The gathered weights of the layer that is computed and of the next one.
+    assert zero_3.of_pass == 4 * layers
+    assert zero_2.of_pass == kept.of_pass == 0
 
 
 def test_whole_inverts_divide():

@@ -128,8 +128,8 @@ SOURCES = "--data.sources=[{name: wiki, prepared: data/wiki}]"
             "zero.across_sites requires dc.role=data: ",
         ),
         (
-            ("--mesh.dc=2", "--dc.join=islands", "--zero.stage=3", "--zero.across_sites=true"),
-            "dc.join=islands requires zero.stage of 2 or less and zero.across_sites=false. ",
+            ("--mesh.dc=2", "--dc.join=islands", "--zero.across_sites=true"),
+            "dc.join=islands requires zero.across_sites=false (each site holds the whole state). ",
         ),
         (
             ("--mesh.dc=2", "--mesh.data=3", "--dc.role=stage"),
