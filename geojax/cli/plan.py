@@ -208,7 +208,7 @@ def _request(
         own: dict[str, Any] = {
             "precisions": (config.precision,),
             "compressions": (config.communication.gradient_compression,),
-            "moments": 2 if config.optimizer.name == "adamw" else 1,
+            "optimizer": config.optimizer,
         }
         batch = config.batch
         return config, PlanRequest(

@@ -11,8 +11,8 @@ from geojax.models.parallel.partition import Partition, partitions
 from geojax.models.parameters import (
     Parameters,
     active_parameter_count,
-    decay_mask,
     init_parameters,
+    is_matrix_or_table,
     parameter_count,
     parameter_shapes,
 )
@@ -30,9 +30,9 @@ __all__ = [
     "Transformer",
     "active_parameter_count",
     "check_parallelism",
-    "decay_mask",
     "generate",
     "init_parameters",
+    "is_matrix_or_table",
     "logits",
     "loss_sum",
     "model_flops",

@@ -143,11 +143,9 @@ def init_parameters(config: ModelConfig, key: jax.Array, dtype: Any = jnp.float3
     return jax.tree_util.tree_map_with_path(initial, parameter_shapes(config))
 
 
-def decay_mask(tree: Parameters) -> Parameters:
-    """Mark the leaves with weight decay: True for matrices and tables, False for scales and biases.
+def is_matrix_or_table(name: str) -> bool:
+    """Return True for the dotted name of a matrix or a table, which weight decay applies to.
 
-    `tree` is a parameter tree or any tree with its leaf names.
+    The other parameters are scales and biases.
     """
-    return jax.tree_util.tree_map_with_path(
-        lambda path, _: path[-1].key in ("kernel", "embedding"), tree
-    )
+    return name.rpartition(".")[2] in ("kernel", "embedding")

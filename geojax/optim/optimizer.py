@@ -1,20 +1,25 @@
-"""Optimizers on shards: the settings and the optax chain."""
+"""Optimizers on shards: the settings, the optax chain, and where each leaf of its state lies."""
 
-from typing import Annotated, Any
+import dataclasses
+from typing import Any
 
 import jax
 import optax
 import pydantic
 
-from geojax.models import decay_mask
 from geojax.optim.clip import clip_by_global_norm
 from geojax.optim.layout import LeafLayout, replicated
-from geojax.optim.registry import MomentSettings, optimizer_entry
+from geojax.optim.parameter_groups import (
+    LeafSettings,
+    ParameterGroup,
+    decay_weights,
+    divide_leaves,
+    leaf_settings,
+    scale_leaves,
+)
+from geojax.optim.registry import MomentSettings, OptimizerName, optimizer_entry
 from geojax.optim.schedules import ScheduleSettings, learning_rate_schedule
 from geojax.optim.skipped_steps import SkipAwareTransformation, keep_on_skipped_steps
-
-OptimizerName = Annotated[str, pydantic.AfterValidator(lambda name: optimizer_entry(name).name)]
-"""The name of an entry in `geojax.optim.registry`."""
 
 
 class OptimizerSettings(ScheduleSettings, MomentSettings):
@@ -30,38 +35,62 @@ class OptimizerSettings(ScheduleSettings, MomentSettings):
     clip_norm: float | None = pydantic.Field(default=1.0, ge=1e-9, le=1e9)
     """Gradients are scaled to at most this global norm; null leaves them as they are."""
 
+    groups: tuple[ParameterGroup, ...] = pydantic.Field(default=(), max_length=256)
+    """Parameters with a learning rate, a weight decay or an optimizer of their own; the first group
+    that a parameter is in counts."""
+
+    def of_leaf(self, name: str) -> LeafSettings:
+        """Return the settings of the parameter with the dotted `name`."""
+        return leaf_settings(name, self.groups, optimizer=self.name, weight_decay=self.weight_decay)
+
 
 def make_optimizer(settings: OptimizerSettings, steps: int) -> SkipAwareTransformation:
     """Make the optax chain that runs on each rank's shards, inside the step's `shard_map`."""
     schedule = learning_rate_schedule(settings, steps)
     clip = [clip_by_global_norm(settings.clip_norm)] if settings.clip_norm else []
+    factors = []
+    if any(group.learning_rate_factor != 1 for group in settings.groups):
+        factors = [scale_leaves(lambda name: settings.of_leaf(name).learning_rate_factor)]
     return keep_on_skipped_steps(
         *clip,
-        optimizer_entry(settings.name).directions(settings),
-        optax.add_decayed_weights(settings.weight_decay, mask=decay_mask),
+        _directions(settings),
+        decay_weights(lambda name: settings.of_leaf(name).weight_decay),
         # Optax counts updates from 0, where the warm-up's rate is 0: the first would be lost.
         optax.scale_by_learning_rate(lambda count: schedule(count + 1)),
+        *factors,
     )
+
+
+def _directions(settings: OptimizerSettings) -> optax.GradientTransformation:
+    names = {group.optimizer or settings.name for group in settings.groups} | {settings.name}
+    made = {name: optimizer_entry(name).directions(settings) for name in sorted(names)}
+    if len(made) == 1:
+        return made[settings.name]
+    return divide_leaves(made, lambda name: settings.of_leaf(name).optimizer)
 
 
 def optimizer_layouts(optimizer: optax.GradientTransformation, parameter_layouts: Any) -> Any:
     """Return the `LeafLayout` of each leaf of the optimizer's state: moments lie as parameters do.
 
+    A leaf belongs to the parameter whose path its own path ends with.
+
     Raises:
-        ValueError: a leaf that belongs to a parameter has another shape, so that the optimizer
-            does not work element by element and cannot run on shards.
+        ValueError: a leaf that belongs to a parameter has another shape, so that it cannot be kept
+            in shards.
     """
     parameters = jax.tree.map(
         lambda layout: jax.ShapeDtypeStruct(layout.shape, layout.dtype), parameter_layouts
     )
     state = jax.eval_shape(optimizer.init, parameters)
-    return optax.tree_utils.tree_map_params(
-        optimizer,
-        _layout_of_moment,
-        state,
-        parameter_layouts,
-        transform_non_params=replicated,
-    )
+    by_path = dict(jax.tree_util.tree_leaves_with_path(parameter_layouts))
+    longest = max(map(len, by_path))
+
+    def layout(path: Any, leaf: jax.ShapeDtypeStruct) -> LeafLayout:
+        ends = (path[-length:] for length in range(min(longest, len(path)), 0, -1))
+        owner = next((by_path[end] for end in ends if end in by_path), None)
+        return replicated(leaf) if owner is None else _layout_of_moment(leaf, owner)
+
+    return jax.tree_util.tree_map_with_path(layout, state)
 
 
 def _layout_of_moment(moment: jax.ShapeDtypeStruct, parameter: LeafLayout) -> LeafLayout:
@@ -70,4 +99,4 @@ def _layout_of_moment(moment: jax.ShapeDtypeStruct, parameter: LeafLayout) -> Le
             f"optimizer: the state of a parameter of shape {parameter.shape} has the shape "
             f"{moment.shape}; on shards a state needs the shape of its parameter"
         )
-    return parameter
+    return dataclasses.replace(parameter, dtype=moment.dtype)

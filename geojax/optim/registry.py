@@ -1,19 +1,26 @@
 """Every optimizer by name: how it turns clipped gradients into directions.
 
-Each rank updates its own shards, so an entry works element by element; what needs a whole matrix
-(Adafactor, LAMB, Muon) cannot be entered. Clipping, decoupled weight decay and the learning rate
-are common to all (`geojax.optim.make_optimizer`), and so is the rule for skipped steps.
+Each rank updates its own shards. Clipping, decoupled weight decay and the learning rate are common
+to all (`geojax.optim.make_optimizer`), and so is the rule for skipped steps.
 """
 
 import dataclasses
 from collections.abc import Callable
+from typing import Annotated, Any, Literal
 
+import jax.numpy as jnp
 import optax
 import pydantic
 
 from geojax.errors import UserError
 from geojax.optim.adam import scale_by_adam
+from geojax.optim.moments import store_moments_in
 from geojax.settings import Settings
+
+OptimizerName = Annotated[str, pydantic.AfterValidator(lambda name: optimizer_entry(name).name)]
+"""The name of an entry."""
+
+_LARGEST_BETA2_IN_BF16 = 0.99
 
 
 class MomentSettings(Settings):
@@ -27,6 +34,25 @@ class MomentSettings(Settings):
 
     epsilon: float = pydantic.Field(default=1e-8, ge=1e-20, le=1)
     """Added to the root of the second moment."""
+
+    moment_dtype: Literal["master", "bf16"] = "master"
+    """Dtype in which moments are stored: "master", that of the master weights, or "bf16", with half
+    the bytes; they are computed in that of the gradients either way."""
+
+    @property
+    def stored_dtype(self) -> Any:
+        """The dtype of the stored moments; None: that of the parameters."""
+        return jnp.bfloat16 if self.moment_dtype == "bf16" else None
+
+    @pydantic.model_validator(mode="after")
+    def _bf16_can_follow(self) -> "MomentSettings":
+        if self.moment_dtype == "bf16" and self.beta2 > _LARGEST_BETA2_IN_BF16:
+            raise ValueError(
+                f"moment_dtype=bf16 requires beta2 of {_LARGEST_BETA2_IN_BF16} or less; got "
+                f"{self.beta2:g}, with which a step changes a moment by less than bf16 resolves. "
+                "Set beta2, or moment_dtype to master"
+            )
+        return self
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,22 +78,30 @@ def optimizer_entry(name: str) -> OptimizerEntry:
     return OPTIMIZERS[name]
 
 
+def _adamw(settings: MomentSettings) -> optax.GradientTransformation:
+    return scale_by_adam(
+        settings.beta1, settings.beta2, settings.epsilon, moment_dtype=settings.stored_dtype
+    )
+
+
+def _lion(settings: MomentSettings) -> optax.GradientTransformation:
+    return store_moments_in(
+        settings.stored_dtype, optax.scale_by_lion(settings.beta1, settings.beta2)
+    )
+
+
+def _sgd(settings: MomentSettings) -> optax.GradientTransformation:
+    return store_moments_in(settings.stored_dtype, optax.trace(settings.beta1))
+
+
 _ENTRIES = (
-    OptimizerEntry(
-        "adamw",
-        "AdamW (arXiv 1711.05101) with beta1, beta2 and epsilon.",
-        lambda settings: scale_by_adam(settings.beta1, settings.beta2, settings.epsilon),
-    ),
+    OptimizerEntry("adamw", "AdamW (arXiv 1711.05101) with beta1, beta2 and epsilon.", _adamw),
     OptimizerEntry(
         "lion",
         "Lion (arXiv 2302.06675) with beta1 and beta2: one moment, half of AdamW's state.",
-        lambda settings: optax.scale_by_lion(settings.beta1, settings.beta2),
+        _lion,
     ),
-    OptimizerEntry(
-        "sgd",
-        "Stochastic gradient descent with the momentum beta1.",
-        lambda settings: optax.trace(settings.beta1),
-    ),
+    OptimizerEntry("sgd", "Stochastic gradient descent with the momentum beta1.", _sgd),
 )
 
 OPTIMIZERS = {entry.name: entry for entry in _ENTRIES}

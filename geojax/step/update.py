@@ -208,7 +208,12 @@ def apply_sums(
         norm = norm_of_sums / metrics["targets"].astype(norm_of_sums.dtype)
     finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(norm)
     updates, optimizer_state = keep_on_skipped_steps(optimizer).update(
-        gradients, state.optimizer, state.parameters, norm=norm, finite=finite
+        gradients,
+        state.optimizer,
+        state.parameters,
+        norm=norm,
+        finite=finite,
+        layouts=layouts.parameters,
     )
     history = next_history(state.amax_history, sums.amax)
     skip = 1 - finite.astype(jnp.int32)

@@ -11,11 +11,12 @@ import pydantic
 from geojax.collectives import WireName
 from geojax.data import DataSettings
 from geojax.errors import UserError
-from geojax.models import ModelConfig
+from geojax.models import ModelConfig, parameter_shapes
 from geojax.models.huggingface import read_model_fields
 from geojax.models.parallel.limits import check_parallelism
 from geojax.models.parallel.parallelism import ContextMethod, Parallelism
 from geojax.optim import OptimizerSettings
+from geojax.optim.parameter_groups import check_groups
 from geojax.precision import LossScaleSettings, PrecisionName
 from geojax.quantities import Bytes, Count, Length, SimulatedDevices, StepCount
 from geojax.renamed_keys import RUN_KEYS, RUN_VALUES
@@ -364,6 +365,12 @@ class RunConfig(Settings):
         check_fp8(
             self.fp8, self.precision, layers=self.model.num_hidden_layers, sites_are_stages=stages
         )
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _groups_have_parameters(self) -> "RunConfig":
+        if self.optimizer.groups:
+            check_groups(self.optimizer.groups, parameter_shapes(self.model))
         return self
 
     @pydantic.model_validator(mode="after")

@@ -7,7 +7,7 @@ compression) they miss the trace by 1.8% in the median and 6.1% at worst. With e
 `DISPATCH_BUFFERS` is fitted to one traced layout of one model. A site with a runtime of its own is
 counted as one that holds one microbatch.
 
-    state          master weights and moments, in `master_dtype`, over the ranks that ZeRO names
+    state          master weights, and the optimizer's, over the ranks that ZeRO names
     weights        all that a device computes with; with ZeRO 3 two layers, the tables and the head
     gradients      in `reduce_dtype`; with ZeRO 2 and 3 a shard of them
     activations    what remat keeps of a layer x layers x microbatches in flight
@@ -19,12 +19,14 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 
 from geojax.models import ModelConfig
 from geojax.models.cross_entropy import chunk_plan
-from geojax.models.parameters import parameter_shapes
+from geojax.models.parameters import parameter_count, parameter_shapes
+from geojax.optim import OptimizerSettings, make_optimizer
 from geojax.pipeline.simulation.model_costs import layers_by_operations
 from geojax.planner.buckets import MEMORY_SHARE
 from geojax.planner.cost.layout import Layout
@@ -74,7 +76,7 @@ def layout_memory(
     *,
     sequence_length: int,
     device_bytes: float = math.inf,
-    moments: int = 2,
+    optimizer: OptimizerSettings | None = None,
 ) -> LayoutMemory:
     """Estimate what a step of `layout` holds on its fullest device.
 
@@ -83,7 +85,7 @@ def layout_memory(
         layout: its layout.
         sequence_length: tokens of a sequence.
         device_bytes: memory of an accelerator, which limits buckets of layers.
-        moments: moments that the optimizer keeps of each parameter; Adam has two.
+        optimizer: the optimizer; None: AdamW, with two moments of each parameter.
     """
     dtypes = policy(layout.precision)
     compute, reduce = dtypes.compute_dtype.itemsize, dtypes.reduce_dtype.itemsize
@@ -95,8 +97,9 @@ def layout_memory(
     sites = layout.dc if layout.shard_across_sites else 1
     experts = held.expert_layers / (layout.data if zero else 1)
     state_shard = ((held.all - held.expert_layers) / ranks + experts) / sites
-    copies = 1 + moments + (_has_error_feedback(layout) / sites)
-    state = copies * dtypes.master_dtype.itemsize * state_shard
+    master = dtypes.master_dtype.itemsize * (1 + _has_error_feedback(layout) / sites)
+    moments = _optimizer_bytes(model, optimizer or OptimizerSettings(), dtypes.master_dtype)
+    state = (master + moments) * state_shard
 
     weights, gradients = compute * held.all, reduce * held.all
     gradient_shard = state_shard * sites
@@ -281,6 +284,15 @@ def _sizes(model: ModelConfig) -> _Sizes:
 
 
 _balanced = functools.lru_cache(maxsize=1024)(layers_by_operations)
+
+
+@functools.lru_cache(maxsize=64)
+def _optimizer_bytes(model: ModelConfig, optimizer: OptimizerSettings, dtype: Any) -> float:
+    """Return the bytes of the optimizer's state for each parameter, in the mean over the model."""
+    parameters = parameter_shapes(model, dtype)
+    state = jax.eval_shape(make_optimizer(optimizer, 1).init, parameters)
+    held = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    return held / parameter_count(model)
 
 
 def _reduces_early(layout: Layout) -> bool:

@@ -52,7 +52,7 @@ def memory_of(request: PlanRequest, layout: Layout) -> LayoutMemory:
         layout,
         sequence_length=request.sequence_length,
         device_bytes=request.accelerator.memory_bytes or request.usable_bytes,
-        moments=request.moments,
+        optimizer=request.optimizer,
     )
 
 

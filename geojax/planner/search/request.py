@@ -11,6 +11,7 @@ from geojax.errors import UserError
 from geojax.mesh import DcRole, Join
 from geojax.models import ModelConfig
 from geojax.models.chunk.remat import Remat
+from geojax.optim import OptimizerSettings
 from geojax.precision import PrecisionName, policy
 from geojax.runtime.device_memory import usable_memory
 from geojax.topology import Site, Topology
@@ -40,8 +41,8 @@ class PlanRequest:
     """Formats of gradients on the link to choose from, with the same proviso."""
     remats: tuple[Remat, ...] = REMATS
     """Policies of remat to choose from, those that compute least again first."""
-    moments: int = 2
-    """Moments that the optimizer keeps of each parameter."""
+    optimizer: OptimizerSettings = dataclasses.field(default_factory=OptimizerSettings)
+    """Optimizer, whose state takes memory."""
     memory_bytes: float | None = None
     """Memory of an accelerator that a step may fill; None: the usable part of the topology's."""
 

@@ -10,12 +10,13 @@ from model_families import FAMILIES
 import geojax
 from geojax.models import (
     ModelConfig,
-    decay_mask,
     init_parameters,
+    is_matrix_or_table,
     model_flops,
     parameter_count,
     parameter_shapes,
 )
+from geojax.named_arrays import leaves_by_name
 
 
 @pytest.mark.parametrize(
@@ -89,16 +90,11 @@ def test_initial_values_do_not_depend_on_sharding_or_dtype():
     )
 
 
-def test_decay_mask_is_true_for_matrices_and_tables_only(config):
-    shapes = parameter_shapes(config)
-    mask = decay_mask(shapes)
+def test_matrices_and_tables_are_told_from_scales_and_biases_by_name(config):
     dims = {True: (3, 2), False: (2, 1)}  # with and without the layers dim
-    for (path, leaf), decays in zip(
-        jax.tree_util.tree_leaves_with_path(shapes), jax.tree.leaves(mask), strict=True
-    ):
-        names = [entry.key for entry in path]
-        want = dims[decays][0 if names[0] == "layers" else 1]
-        assert leaf.ndim == want + ("experts" in names), path
+    for name, leaf in leaves_by_name(parameter_shapes(config)).items():
+        want = dims[is_matrix_or_table(name)][0 if name.startswith("layers.") else 1]
+        assert leaf.ndim == want + (".experts." in name), name
 
 
 def test_model_flops_are_the_published_formulas():

@@ -30,6 +30,24 @@ def test_it_is_adam():
         np.testing.assert_allclose(own, other, rtol=1e-14)
 
 
+def test_bf16_moments_are_rounded_once_a_step_and_computed_in_full():
+    ours, state = steps(scale_by_adam(*NUMBERS, moment_dtype=jnp.bfloat16), 5)
+    mean = square = jnp.zeros((3, 4))
+    for step in range(5):
+        gradient = jnp.asarray(gradients_of(step)["kernel"], jnp.float32)
+        mean = (0.9 * mean.astype(jnp.float32) + 0.1 * gradient).astype(jnp.bfloat16)
+        square = 0.95 * square.astype(jnp.float32) + 0.05 * gradient**2
+        square = square.astype(jnp.bfloat16)
+    assert {leaf.dtype for leaf in jax.tree.leaves((state.mu, state.nu))} == {
+        jnp.dtype(jnp.bfloat16)
+    }
+    np.testing.assert_array_equal(state.mu["kernel"], mean)
+    np.testing.assert_array_equal(state.nu["kernel"], square)
+    root = np.sqrt(square.astype(np.float32) / (1 - 0.95**5))
+    direction = mean.astype(np.float32) / (1 - 0.9**5) / (root + 1e-8)
+    np.testing.assert_allclose(ours["kernel"], direction, rtol=1e-5)
+
+
 def test_the_state_stays_where_the_gradient_is_not_finite():
     optimizer = scale_by_adam(*NUMBERS)
     _, state = steps(optimizer, 2)
@@ -38,10 +56,17 @@ def test_the_state_stays_where_the_gradient_is_not_finite():
     jax.tree.map(np.testing.assert_array_equal, after, state)
 
 
-@pytest.mark.parametrize("in_place", [True, False])
-def test_weights_and_moments_are_updated_where_they_lie(in_place):
+IN_PLACE = {
+    "ours": (scale_by_adam(*NUMBERS), True),
+    "ours, in bf16": (scale_by_adam(*NUMBERS, moment_dtype=jnp.bfloat16), True),
+    "optax's": (optax.scale_by_adam(*NUMBERS), False),
+}
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_weights_and_moments_are_updated_where_they_lie(name):
     """No second copy of anything: the only temporary bytes are a few scalars. Optax's has two."""
-    optimizer = scale_by_adam(*NUMBERS) if in_place else optax.scale_by_adam(*NUMBERS)
+    optimizer, in_place = IN_PLACE[name]
     optimizer = keep_on_skipped_steps(optimizer)
     weights = {"kernel": jnp.zeros((256, 512)), "scale": jnp.zeros(512)}
 

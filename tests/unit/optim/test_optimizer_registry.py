@@ -6,7 +6,13 @@ import optax
 import pytest
 
 from geojax.errors import UserError
-from geojax.optim import OptimizerSettings, leaf_layout, make_optimizer, optimizer_layouts
+from geojax.optim import (
+    OptimizerSettings,
+    bytes_per_device,
+    leaf_layout,
+    make_optimizer,
+    optimizer_layouts,
+)
 from geojax.optim.registry import OPTIMIZERS, OptimizerEntry
 from geojax.settings import validate
 
@@ -23,6 +29,22 @@ def test_every_entry_makes_a_chain_that_goes_downhill(name):
     parameters = {"kernel": jnp.ones((2, 2))}
     updates, _ = optimizer.update(parameters, optimizer.init(parameters), parameters)
     assert jnp.all(updates["kernel"] < 0)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_bf16_moments_are_stored_in_half_the_bytes(name):
+    layouts = {"kernel": leaf_layout((4, 6), jnp.float32, {"data": 2}, stacked=False)}
+    bytes_of = {}
+    for dtype in ("master", "bf16"):
+        optimizer = make_optimizer(OptimizerSettings(name=name, moment_dtype=dtype), 10)
+        held = jax.tree.leaves(optimizer_layouts(optimizer, layouts))
+        bytes_of[dtype] = bytes_per_device([leaf for leaf in held if leaf.shape])
+    assert bytes_of["bf16"] == bytes_of["master"] / 2 > 0
+
+
+def test_bf16_moments_need_a_decay_that_bf16_can_follow():
+    with pytest.raises(UserError, match=r"moment_dtype=bf16 requires beta2 of 0\.99 or less"):
+        validate(OptimizerSettings, {"moment_dtype": "bf16", "beta2": 0.999}, "run.yaml")
 
 
 def test_a_new_entry_is_in_the_config(monkeypatch):

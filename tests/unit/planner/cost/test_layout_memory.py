@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from geojax.models import ModelConfig
+from geojax.models import ModelConfig, parameter_count
+from geojax.optim import OptimizerSettings
 from geojax.pipeline.registry import schedule_entry
 from geojax.pipeline.tick_tables import hops_between_sites, tick_table
 from geojax.planner.cost.layout import Layout
@@ -105,3 +106,23 @@ def test_a_layout_shards_what_its_zero_stage_says():
     )
     assert across.state == pytest.approx(memory[1].state / 2)
     assert memory[0].largest == "state"
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "state_bytes"),
+    [
+        ({"name": "adamw"}, 12),
+        ({"name": "adamw", "moment_dtype": "bf16"}, 8),
+        ({"name": "lion"}, 8),
+        ({"name": "lion", "moment_dtype": "bf16"}, 6),
+    ],
+)
+def test_the_state_is_as_large_as_the_optimizer_makes_it(optimizer, state_bytes):
+    model = ModelConfig.load("llama3-8b")
+    memory = layout_memory(
+        model,
+        Layout(zero_stage=0),
+        sequence_length=8192,
+        optimizer=OptimizerSettings(**optimizer),
+    )
+    assert memory.state / parameter_count(model) == pytest.approx(state_bytes, rel=1e-6)
