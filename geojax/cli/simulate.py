@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from geojax.train.config import RunConfig
 
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+_LEGEND = (
+    "lock-step: one program, whose stages wait for each other in every tick; in flight:\n"
+    "microbatches that a stage holds, forward done, backward to come; link: share of time in use"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,9 +118,11 @@ def run(command: SimulateCommand, overrides: Sequence[str]) -> int:
     console.print(_table(comparison, limit, own))
     for name, reason in comparison.left_out.items():
         console.print(f"{name} is left out: {reason}")
-    console.print(_best(comparison, limit))
+    pipelines = len(sites.sites) // len(topology.sites)
+    console.print(_best(comparison, limit, staged, microbatches, pipelines))
+    console.print(_LEGEND)
     if has_pipeline(config):
-        console.print(_as_configured(config, staged, options))
+        console.print(_as_configured(config, staged, options, pipelines))
     for line in _longer_than_a_tick(staged):
         console.print(line)
     folder = command.output or config.run_directory / "simulation"
@@ -158,7 +164,9 @@ def _assumed(config: "RunConfig", topology: "Topology", staged: "StagedModel") -
     return f"{where}; lock-step has {in_step}"
 
 
-def _as_configured(config: "RunConfig", staged: "StagedModel", options: Options) -> str:
+def _as_configured(
+    config: "RunConfig", staged: "StagedModel", options: Options, pipelines: int
+) -> str:
     """Time the table of ticks that a training run would have."""
     from geojax.pipeline import lock_step
     from geojax.planner.held_bytes import layer_bytes
@@ -189,9 +197,20 @@ def _as_configured(config: "RunConfig", staged: "StagedModel", options: Options)
     held_bytes = max(table.schedule.most_held(layers.layers_per_chunk, layer))
     hops = f", hop_ticks {max(table.hop_ticks)}" if config.dc.role == "stage" else ""
     return (
-        f"{run}{hops}: {_time(timeline.seconds)} in lock-step, {held:g} microbatches in flight, "
-        f"whose layers hold {quantity(held_bytes, 'B')} on a device"
+        f"{run}{hops}: {_time(timeline.seconds)} in lock-step"
+        f"{_throughput(staged, options.microbatches, pipelines, timeline.seconds)}, {held:g} "
+        f"microbatches in flight, whose layers hold {quantity(held_bytes, 'B')} on a device"
     )
+
+
+def _throughput(staged: "StagedModel", microbatches: int, pipelines: int, seconds: float) -> str:
+    """Say the tokens of all pipelines a second, and the MFU where the peaks are known."""
+    from geojax.quantities import quantity
+
+    tokens = staged.microbatch_tokens * microbatches / seconds
+    utilization = staged.model_flops_utilization(tokens)
+    mfu = "" if utilization is None else f", {utilization:.1%} MFU"
+    return f", {quantity(pipelines * tokens, 'tokens/s')}{mfu}"
 
 
 def _heading(staged: "StagedModel", options: Options) -> str:
@@ -245,7 +264,13 @@ def _table(comparison: "Comparison", limit: int, own: str | None) -> Table:
     return table
 
 
-def _best(comparison: "Comparison", limit: int) -> str:
+def _best(
+    comparison: "Comparison",
+    limit: int,
+    staged: "StagedModel",
+    microbatches: int,
+    pipelines: int,
+) -> str:
     """Name the best schedule within the memory limit, in each mode."""
     lines = []
     for mode in ("stages on their own", "lock-step"):
@@ -256,6 +281,7 @@ def _best(comparison: "Comparison", limit: int) -> str:
         name, seconds = best
         lines.append(
             f"best for {mode} with at most {limit} microbatches in flight: {name}, {_time(seconds)}"
+            f"{_throughput(staged, microbatches, pipelines, seconds)}"
         )
     return "\n".join(lines)
 

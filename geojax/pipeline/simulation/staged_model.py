@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from geojax.errors import UserError
 from geojax.models.chunk.remat import Remat
 from geojax.models.config import ModelConfig
+from geojax.models.flops import model_flops
 from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
 from geojax.pipeline.balance import balanced_layers
 from geojax.pipeline.schedule import Placement
@@ -96,6 +97,23 @@ class StagedModel:
         return tuple(self._site(stage).name for stage in range(self.stages))
 
     @property
+    def microbatch_tokens(self) -> int:
+        """The tokens of a microbatch on all ranks of a stage."""
+        return self.sequences * self.data * self.sequence_length
+
+    def model_flops_utilization(self, tokens_per_second: float) -> float | None:
+        """Return the MFU at so many tokens of this pipeline a second; None where a peak is unknown.
+
+        All devices of all stages count, as in the figures that a training run logs.
+        """
+        peaks = [site.accelerator.peak(self.dtype) for site in self.topology.sites]
+        known = [peak for peak in peaks if peak is not None]
+        if len(known) < len(peaks):
+            return None
+        flops = tokens_per_second * model_flops(self.model, self.sequence_length)
+        return flops / (sum(known) * self.stages_per_site * self.devices)
+
+    @property
     def hop_bytes(self) -> int:
         """The bytes that all ranks of a stage send to the next one for a microbatch.
 
@@ -103,7 +121,7 @@ class StagedModel:
         its part of it.
         """
         itemsize = jnp.dtype(self.dtype).itemsize
-        once = self.sequences * self.data * self.sequence_length * self.model.hidden_size * itemsize
+        once = self.microbatch_tokens * self.model.hidden_size * itemsize
         return once if self.parallelism.sequence else once * self.parallelism.tensor
 
     def layers(self, placement: Placement) -> tuple[int, ...]:

@@ -1,12 +1,16 @@
 """`geojax simulate` as a person runs it."""
 
 import json
+import re
 from pathlib import Path
 
 import matplotlib.image
 import pytest
 
+from geojax.accelerators import accelerator_named
 from geojax.cli.main import run
+from geojax.models import ModelConfig
+from geojax.models.flops import model_flops
 
 QUICKSTART = str(Path(__file__).parents[4] / "configs" / "quickstart.yaml")
 TINY = (QUICKSTART, "--model", "tiny", "--batch.sequence_length", "256")
@@ -60,7 +64,7 @@ def test_the_pipeline_of_the_config_is_the_one_that_is_simulated(capsys, monkeyp
     (marked,) = [line for line in lines if "(config)" in line]
     assert marked.startswith("1f1b (config) ")
     (own,) = [line for line in lines if line.startswith("geojax train runs 1f1b, hop_ticks 2:")]
-    assert " in lock-step, 7 microbatches in flight, whose layers hold " in own
+    assert " in lock-step, 7.67 ktokens/s, 7 microbatches in flight, whose layers hold " in own
 
     batch = ("--batch.global_batch_size", "16")
     lines = simulated(capsys, monkeypatch, *arguments, *batch)
@@ -68,6 +72,19 @@ def test_the_pipeline_of_the_config_is_the_one_that_is_simulated(capsys, monkeyp
     assert "2 stages, 2 in east" in lines[1]
     assert lines[2].endswith("microbatches: 8 of 1 x 256 tokens a data-parallel rank")
     assert "the bandwidth point" not in lines
+
+
+def test_throughput_and_utilization_are_those_of_the_peak(capsys, monkeypatch, tmp_path):
+    arguments = (*FOUR_STAGES, "--accelerator", "h100-sxm", "--efficiency", "1")
+    lines = simulated(capsys, monkeypatch, *arguments, "--output", str(tmp_path))
+    (best,) = [line for line in lines if line.startswith("best for lock-step")]
+    found = re.search(r", ([\d.]+) ms, ([\d.]+) ktokens/s, ([\d.]+)% MFU", best)
+    assert found, best
+    tokens = 8 * 256 / float(found[1]) * 1e3
+    assert float(found[2]) == pytest.approx(tokens / 1e3, rel=0.01)
+    flops = tokens * model_flops(ModelConfig.load("tiny"), 256)
+    peak = 4 * accelerator_named("h100-sxm").peak("float32")
+    assert float(found[3]) == pytest.approx(100 * flops / peak, abs=0.06)
 
 
 def test_hops_that_one_program_cannot_hide_are_named(capsys, monkeypatch, tmp_path):
