@@ -92,6 +92,14 @@ def _dense_width(given: Mapping[str, Any]) -> int:
     return int(given["intermediate_size"])
 
 
+LayerType = Literal["full_attention", "sliding_attention"]
+"""Kind of a layer's attention."""
+
+
+def _alike_layers(given: Mapping[str, Any]) -> tuple[LayerType, ...]:
+    return ("full_attention" if given["sliding_window"] is None else "sliding_attention",)
+
+
 class ModelConfig(Settings):
     """One decoder-only transformer; the presets in `configs/model/` are values of this class."""
 
@@ -127,6 +135,14 @@ class ModelConfig(Settings):
     """Learned positions are added to the embedding; rotary ones rotate queries and keys."""
     rope_parameters: RopeParameters = RopeParameters()
     """Base, share and scaling of rotary positions."""
+    sliding_window: Length | None = None
+    """Positions that a layer with a window attends to, a token's own and those right before it (as
+    in Mistral); null: every layer attends to all."""
+    layer_types: tuple[LayerType, ...] = pydantic.Field(
+        default_factory=_alike_layers, min_length=1, max_length=2**11
+    )
+    """Each layer's attention, `full_attention` or `sliding_attention`; fewer entries than layers
+    repeat. Default: every layer has the window if there is one."""
     qkv_bias: bool = False
     """Bias of the query, key and value projections."""
     use_qk_norm: bool = False
@@ -166,6 +182,11 @@ class ModelConfig(Settings):
         return self.num_experts > 0
 
     @property
+    def has_window(self) -> tuple[bool, ...]:
+        """True for the layers with a window, of the first period of layers that repeats."""
+        return tuple(kind == "sliding_attention" for kind in self.layer_types)
+
+    @property
     def shared_expert_intermediate_size(self) -> int:
         """Width of the shared experts side by side, which are one dense feed-forward block."""
         return self.n_shared_experts * self.moe_intermediate_size
@@ -193,6 +214,36 @@ class ModelConfig(Settings):
             raise ValueError(
                 f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}; "
                 f"num_key_value_heads can be {', '.join(map(str, fitting))}"
+            )
+        return self
+
+    @pydantic.field_validator("layer_types")
+    @classmethod
+    def _shortest_period(
+        cls, kinds: tuple[LayerType, ...], info: pydantic.ValidationInfo
+    ) -> tuple[LayerType, ...]:
+        layers = info.data.get("num_hidden_layers", len(kinds))
+        if len(kinds) > layers:
+            raise ValueError(f"has {len(kinds)} entries for {layers} layers; it can have fewer")
+        every = [kinds[layer % len(kinds)] for layer in range(layers)]
+        periods = (
+            period
+            for period in range(1, layers + 1)
+            if all(kind == every[layer % period] for layer, kind in enumerate(every))
+        )
+        return tuple(every[: next(periods)])
+
+    @pydantic.model_validator(mode="after")
+    def _windows_fit(self) -> Self:
+        if any(self.has_window) and self.sliding_window is None:
+            raise ValueError(
+                "layer_types with sliding_attention requires sliding_window; set it, or remove "
+                "layer_types"
+            )
+        if not any(self.has_window) and self.sliding_window is not None:
+            raise ValueError(
+                "sliding_window requires a layer of the type sliding_attention; remove "
+                "sliding_window, or change layer_types"
             )
         return self
 

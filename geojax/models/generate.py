@@ -81,6 +81,10 @@ def _check(
         raise UserError(f"generate: temperature is {temperature:g}, must be 0 or more")
     if top_k is not None and not 1 <= top_k <= config.vocab_size:
         raise UserError(f"generate: top_k is {top_k}, must be in 1 to {config.vocab_size}")
+    if config.sliding_window is not None:
+        raise UserError(
+            "generate: a model with sliding_window is not carried; export it, or remove the prompts"
+        )
     # The last token drawn is not read again.
     longest = max(len(prompt) for prompt in prompts) + count - 1
     if (

@@ -72,6 +72,7 @@ def make_context(
 def attention_block(
     parameters: Parameters,
     x: jax.Array,
+    index: jax.Array,
     context: LayerContext,
     config: ModelConfig,
     implementation: str = "auto",
@@ -80,7 +81,7 @@ def attention_block(
 ) -> jax.Array:
     """Compute the contribution of causal grouped-query self-attention to the stream `x` [B, S, H].
 
-    `parameters` are a layer's: the block reads its attention_norm and attention.
+    `parameters` are those of layer `index`: the block reads its attention_norm and attention.
     """
     project = _keep_products(
         functools.partial(project_heads, config=config, parallelism=parallelism, matmul=matmul)
@@ -92,9 +93,20 @@ def attention_block(
         value,
         context.segment_ids,
         implementation=implementation,
+        window=config.sliding_window,
+        is_windowed=is_windowed(index, config),
         parallelism=parallelism,
     )
     return _put_together(parameters["attention"]["output"], mixed, matmul, parallelism)
+
+
+def is_windowed(index: jax.Array, config: ModelConfig) -> jax.Array | None:
+    """Return True, bool [], if layer `index` has a window; None: all layers are alike.
+
+    Layers that differ in nothing but the window are computed by one program, which is told by data.
+    """
+    period = config.has_window
+    return jnp.asarray(period)[index % len(period)] if len(period) > 1 else None
 
 
 @functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=3)
@@ -198,7 +210,7 @@ def layer(
     Args:
         parameters: the layer's own, without the leading layers dim.
         x: the residual stream.
-        index: int32 [], the layer's number in the whole model, from 0 (for dropout).
+        index: int32 [], the layer's number in the whole model, from 0 (for dropout and windows).
         context: data of the batch.
         config: the model.
         implementation: implementation of attention.
@@ -214,7 +226,9 @@ def layer(
         layer_key = jax.random.fold_in(context.dropout_key, index + 1)  # 0 is the embedding's
         keys = tuple(jax.random.split(layer_key))
     positions = stream_positions(context.positions, parallelism, dim=0)
-    branch = attention_block(parameters, x, context, config, implementation, parallelism, matmul)
+    branch = attention_block(
+        parameters, x, index, context, config, implementation, parallelism, matmul
+    )
     x = x + dropout(branch, keys[0], context.sequence_indices, positions, config.dropout)
     segment_ids = context.segment_ids
     if segment_ids is not None:

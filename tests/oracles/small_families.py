@@ -3,6 +3,7 @@
 from transformers import (
     GPT2Config,
     LlamaConfig,
+    MinistralConfig,
     MistralConfig,
     MixtralConfig,
     NemotronConfig,
@@ -90,6 +91,16 @@ FAMILIES = {
     "mistral": (
         MistralConfig(**_SIZES, head_dim=8, sliding_window=None, rope_parameters=_LINEAR),
         _SCALED | {"_compute_linear_scaling_rope_parameters"},
+    ),
+    "mistral-window": (MistralConfig(**_SIZES, sliding_window=3), _USUAL),
+    "ministral": (
+        MinistralConfig(
+            **_SIZES,
+            head_dim=8,
+            sliding_window=3,
+            layer_types=["full_attention", "sliding_attention"],
+        ),
+        _USUAL,
     ),
     "mixtral": (
         MixtralConfig(**_SIZES, num_local_experts=4, router_aux_loss_coef=0.0),

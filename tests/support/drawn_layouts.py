@@ -32,6 +32,10 @@ _FAMILIES = {
         "tie_word_embeddings": True,
     },
     "llama": {"norm": "rmsnorm", "hidden_act": "silu"},
+    "ministral": {
+        "sliding_window": 5,
+        "layer_types": ("full_attention", "sliding_attention"),
+    },
     "qwen3": {"norm": "rmsnorm", "hidden_act": "silu", "use_qk_norm": True},
     "nemotron": {
         "norm": "layernorm1p",

@@ -51,6 +51,7 @@ _SIZES = {
     "max_position_embeddings": SEQUENCE,
 }
 _MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2}
+_WINDOWS = {"sliding_window": 5, "layer_types": ("sliding_attention", "full_attention")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +74,7 @@ class Case:
     family: str = "llama"
     """gpt3 has dropout and a tied head."""
     layers: str = ""
+    """"uneven": chunks of unequal numbers of layers, of which some have a window."""
     overlap: bool = False
     """A chunk's gradients are reduced while other chunks go backwards."""
 
@@ -181,8 +183,9 @@ class Case:
     @property
     def model(self) -> ModelConfig:
         mixture = _MIXTURE if self.rows == "expert" else {}
+        parts = FAMILIES[self.family] | mixture | (_WINDOWS if self.layers else {})
         layers = sum(self.layers_per_chunk)
-        return ModelConfig(num_hidden_layers=layers, **_SIZES, **FAMILIES[self.family], **mixture)
+        return ModelConfig(num_hidden_layers=layers, **_SIZES, **parts)
 
     def errors(self, precision: str = "fp64") -> dict[str, float]:
         """How far the loss and the gradient of each leaf are from those of one device.

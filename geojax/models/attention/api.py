@@ -14,6 +14,7 @@ from geojax.models.attention.blocked.tiled import TILED
 from geojax.models.attention.context.methods import context_attention
 from geojax.models.attention.context.ulysses import Attention
 from geojax.models.attention.cudnn.kernel import CUDNN
+from geojax.models.attention.operands import Operands, ScoreRule
 from geojax.models.attention.reference import reference_attention
 from geojax.models.attention.select import chosen_implementation
 from geojax.models.attention.unsharded_sequence import unsharded_sequence_attention
@@ -30,6 +31,10 @@ def attention(
     *,
     implementation: str = "auto",
     scale: float | None = None,
+    softcap: float | None = None,
+    window: int | None = None,
+    is_windowed: jax.Array | None = None,
+    sinks: jax.Array | None = None,
     parallelism: Parallelism = SINGLE_DEVICE,
 ) -> jax.Array:
     """Compute causal softmax(scale * Q K^T) V inside each packed document.
@@ -44,6 +49,11 @@ def attention(
             is a document like any other, so its outputs are finite.
         implementation: one of `IMPLEMENTATIONS`.
         scale: factor of the scores; None: 1 / sqrt(D).
+        softcap: bound of the scores, which become softcap * tanh(score / softcap); None: none.
+        window: keys that a query sees, its own position's and those right before; None: all.
+        is_windowed: bool [], true where the window applies, for layers that one program computes;
+            None: it does.
+        sinks: [N], scores of a key without a value that every query sees besides; None: none.
         parallelism: how the sequence is sharded. With a `context` of several ranks S is this rank's
             share of it, in the order of `geojax.models.parallel.sequence_order`.
 
@@ -58,24 +68,24 @@ def attention(
         query.dtype,
         query.shape[-1],
         packed=segment_ids is not None,
+        softcap=softcap is not None,
         implementation=implementation,
     )
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
+    if window is not None and window >= query.shape[1] * parallelism.context:
+        window = None
+    if window is None:
+        is_windowed = None
+    operands = Operands(query, key, value, segment_ids, sinks, is_windowed)
+    rule = ScoreRule(scale, softcap, window)
     kernel = _KERNELS.get(choice.name)
     unsharded_sequence: Attention = reference_attention
     if kernel is not None:
         unsharded_sequence = functools.partial(unsharded_sequence_attention, kernel=kernel)
     if parallelism.context == 1:
-        return unsharded_sequence(query, key, value, segment_ids, scale)
+        return unsharded_sequence(operands, rule)
     return context_attention(
-        query,
-        key,
-        value,
-        segment_ids,
-        scale,
-        parallelism,
-        unsharded_sequence=unsharded_sequence,
-        kernel=kernel,
+        operands, rule, parallelism, unsharded_sequence=unsharded_sequence, kernel=kernel
     )
 
 

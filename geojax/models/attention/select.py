@@ -27,6 +27,7 @@ def chosen_implementation(
     head_dim: int,
     *,
     packed: bool,
+    softcap: bool = False,
     implementation: str = "auto",
     platform: str | None = None,
 ) -> Choice:
@@ -36,6 +37,7 @@ def chosen_implementation(
         dtype: dtype of query, key and value.
         head_dim: width of a head.
         packed: segment ids are given.
+        softcap: scores are capped.
         implementation: the requested one of `IMPLEMENTATIONS`.
         platform: platform that the program is compiled for; None: `target_platform`.
 
@@ -49,7 +51,7 @@ def chosen_implementation(
         )
     if implementation not in ("auto", "cudnn"):
         return Choice(implementation, f"attention: {implementation}, as asked")
-    reason = cudnn.unsupported_reason(jnp.dtype(dtype), head_dim, packed=packed)
+    reason = cudnn.unsupported_reason(jnp.dtype(dtype), head_dim, packed=packed, softcap=softcap)
     if implementation == "cudnn":
         if reason:
             raise UserError(f"attention: cudnn cannot be used, {reason}; use blocked or auto")

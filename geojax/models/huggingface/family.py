@@ -4,7 +4,7 @@ Reading and writing go by the same table, so that what was read is written as it
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from geojax.errors import UserError
@@ -43,6 +43,8 @@ class ConfigKey(NamedTuple):
     where it is null too. None stands for the fields' own default."""
     alias: str | None = None
     """Another name that transformers writes."""
+    write: Callable[[ModelConfig], Any] | None = None
+    """Function from the model to the key's value; None: it is the first field's."""
 
     def read(self, content: Mapping[str, Any], source: str) -> Any:
         """Return the fields' value in the `config.json` called `source`; None: their default.
@@ -128,8 +130,12 @@ class Family:
 
     def write_config(self, model: ModelConfig) -> dict[str, Any]:
         """Translate `model`, which has no `unsupported_reason`, to the keys of `config.json`."""
-        content = {"architectures": [self.architecture], "model_type": self.model_type}
-        content |= {key.name: getattr(model, key.fields[0]) for key in self.keys} | dict(self.fixed)
+        content: dict[str, Any] = {"architectures": [self.architecture]}
+        content["model_type"] = self.model_type
+        for key in self.keys:
+            value = getattr(model, key.fields[0]) if key.write is None else key.write(model)
+            content[key.name] = value
+        content |= self.fixed
         return content | (write_rope(model.rope_parameters) if self.has_rope else {})
 
     def unsupported_reason(self, model: ModelConfig) -> str | None:

@@ -26,7 +26,10 @@ def check_parallelism(config: ModelConfig, parallelism: Parallelism, sequence: i
     reason = (
         _tensor_unsupported_reason(config, parallelism.tensor)
         or context_unsupported_reason(
-            parallelism, sequence=sequence, heads=config.num_attention_heads
+            parallelism,
+            sequence=sequence,
+            heads=config.num_attention_heads,
+            window=config.sliding_window,
         )
         or _sequence_unsupported_reason(parallelism, sequence)
         or _expert_unsupported_reason(config, parallelism.expert)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from geojax.models.chunk.remat import Remat
 from geojax.models.config import ModelConfig
-from geojax.models.flops import model_flops
+from geojax.models.flops import attended_positions, model_flops
 from geojax.pipeline.balance import balanced_layers
 
 
@@ -30,11 +30,12 @@ def head_operations(model: ModelConfig) -> Operations:
 
 
 def layer_operations(model: ModelConfig, sequence: int, remat: Remat = "none") -> Operations:
-    """Return the operations of one layer, in sequences of `sequence` tokens.
+    """Return the operations of one layer, in sequences of `sequence` tokens; the mean of all.
 
     `remat` adds attention's forward ("selective") or all of it ("full") to the backward.
     """
-    attention = 4.0 * model.num_attention_heads * model.head_dim * sequence
+    attended = attended_positions(model, sequence) / model.num_hidden_layers
+    attention = 4.0 * model.num_attention_heads * model.head_dim * attended
     of_layers = model_flops(model, sequence) - sum(head_operations(model))
     kernels = of_layers / model.num_hidden_layers / 3 - attention
     again = {"none": 0.0, "selective": attention, "full": kernels + attention}[remat]

@@ -220,11 +220,11 @@ class LayerTimes:
     def _attention(self) -> Piece:
         """Time attention: fused, by its FLOPs; otherwise products and passes over the scores.
 
-        Fused attention skips masked blocks, half of them; its backward computes the scores again,
-        five products for two (Dao 2023). Without fusion the scores, [B, H, S, S] / (t c), are
-        written by their product, scaled, masked and exponentiated in one kernel, dropped out, and
-        read; 13 bytes a score forwards and 20 backwards in 16 bits (Korthikanti et al. 2022,
-        section 4, counts the same tensors).
+        Fused attention skips masked blocks, half of them, and those outside of a window (the mean
+        of all layers); its backward computes the scores again, five products for two (Dao 2023).
+        Without fusion the scores, [B, H, S, S] / (t c), are written by their product, scaled,
+        masked and exponentiated in one kernel, dropped out, and read; 13 bytes a score forwards and
+        20 backwards in 16 bits (Korthikanti et al. 2022, section 4, counts the same tensors).
         """
         model, layout, name = self.model, self.layout, self.site.accelerator.name
         heads = model.num_attention_heads / layout.tensor
@@ -240,8 +240,9 @@ class LayerTimes:
             assert peak is not None, "the products' rate asked for it before"
             share = self.execution.attention_forward.get(name, DEFAULT_ATTENTION_FORWARD)
             share_back = self.execution.attention_backward.get(name, DEFAULT_ATTENTION_BACKWARD)
-            forward = flops / 2 / (peak * share)
-            backward = 2.5 * flops / 2 / (peak * share_back)
+            seen = flops / 2 * self._unmasked_share()
+            forward = seen / (peak * share)
+            backward = 2.5 * seen / (peak * share_back)
         return Piece(
             "attention",
             "FLOPs over the rate of published kernels (FlashAttention-2 and -3; unfused: passes "
@@ -249,6 +250,19 @@ class LayerTimes:
             forward,
             backward + (forward if again else 0.0),
         )
+
+    def _unmasked_share(self) -> float:
+        """Return the scores inside windows over those of causal attention, the mean of all layers.
+
+        Of S positions, a window of w leaves S w - w^2 / 2 of S^2 / 2.
+        """
+        model, sequence = self.model, self.sequence_length
+        if model.sliding_window is None or model.sliding_window >= sequence:
+            return 1.0
+        period = model.has_window
+        windows = sum(period[layer % len(period)] for layer in range(model.num_hidden_layers))
+        size = model.sliding_window / sequence
+        return 1 - windows / model.num_hidden_layers * (1 - size) ** 2
 
     def _elementwise(self) -> Piece:
         """Time what moves through memory between the products.

@@ -17,7 +17,7 @@ from geojax.collectives import WireName
 from geojax.errors import UserError
 from geojax.mesh import DcRole, Join
 from geojax.models.parallel.limits import check_parallelism
-from geojax.models.parallel.parallelism import Parallelism
+from geojax.models.parallel.parallelism import ContextMethod, Parallelism
 from geojax.pipeline.registry import schedule_entry
 from geojax.planner.cost.layout import Layout
 from geojax.planner.search.request import PlanRequest
@@ -121,6 +121,7 @@ def meshes(request: PlanRequest, refused: Counter[str]) -> Iterator[Layout]:
                 data=site.accelerators // (shared * stages),
                 expert=expert,
                 context=context,
+                context_method=_context_method(request),
                 tensor=tensor,
                 sequence_parallel=sequence,
                 gradient_compression=shortest if role == "data" else "none",
@@ -164,10 +165,21 @@ def _context_sizes(request: PlanRequest) -> list[int]:
     return [n for n in divisors(request.site.accelerators) if n <= MOST_CONTEXT]
 
 
+def _context_method(request: PlanRequest) -> ContextMethod:
+    """Return the method for long sequences: a ring, unless windows leave most of it unseen."""
+    return "ring" if request.model.sliding_window is None else "all_gather"
+
+
 def _shards_sequence(request: PlanRequest, tensor: int, context: int, expert: int) -> bool | None:
     """Return if ranks of `tensor` shard the sequence as well; None: the model cannot be sharded."""
     for sequence in (True, False) if tensor > 1 else (False,):
-        parallelism = Parallelism(tensor=tensor, sequence=sequence, context=context, expert=expert)
+        parallelism = Parallelism(
+            tensor=tensor,
+            sequence=sequence,
+            context=context,
+            context_method=_context_method(request),
+            expert=expert,
+        )
         with contextlib.suppress(UserError):
             check_parallelism(request.model, parallelism, request.sequence_length)
             return sequence

@@ -17,8 +17,10 @@ def install(monkeypatch):
         monkeypatch.setattr(binding, f"_dot_product_attention_{name}_p_wrapper", emulated)
 
 
-def forward(query, key, value, bias, *places, mask_type, scale, is_training, **unused):
-    counts, allowed, sequence, place = layout(query, key, places, mask_type)
+def forward(
+    query, key, value, bias, *places, mask_type, scale, sliding_window_length, is_training, **unused
+):
+    counts, allowed, sequence, place = layout(query, key, places, mask_type, sliding_window_length)
     scores = jnp.where(allowed, scale * product("bthd,bshd->bhts", query, key), -jnp.inf)
     log_sum_exp = jnp.log(jnp.sum(jnp.exp(scores), axis=-1))
     weights = jnp.exp(scores - log_sum_exp[..., None])
@@ -32,9 +34,9 @@ def forward(query, key, value, bias, *places, mask_type, scale, is_training, **u
     return output, statistics.at[sequence, :, place].set(log_sum_exp.transpose(0, 2, 1))
 
 
-def backward(query, key, value, bias, *places, mask_type, scale, **unused):
+def backward(query, key, value, bias, *places, mask_type, scale, sliding_window_length, **unused):
     *places, statistics, output, gradient = places
-    counts, allowed, sequence, place = layout(query, key, places, mask_type)
+    counts, allowed, sequence, place = layout(query, key, places, mask_type, sliding_window_length)
     if sequence is not None:
         statistics = statistics[sequence, :, place].transpose(0, 2, 1)
     scores = scale * product("bthd,bshd->bhts", query, key)
@@ -53,13 +55,14 @@ def backward(query, key, value, bias, *places, mask_type, scale, **unused):
     ]
 
 
-def layout(query, key, places, mask_type):
+def layout(query, key, places, mask_type, window):
     """Which queries [B, T] and keys [B, S] count, which pairs [B, 1, T, S] do, and where rows hold
     several sequences: the number of each query's sequence among all rows, and its place in it."""
     query_lengths, key_lengths, query_starts, key_starts, *_ = places
     length, keys = query.shape[1], key.shape[1]
-    causal = jnp.arange(length)[:, None] >= jnp.arange(keys)
     kinds = binding.MaskType
+    causal = sees_by_place(jnp.arange(length)[:, None], jnp.arange(keys), window)
+    assert window is None or mask_type in (kinds.CAUSAL, kinds.PADDING_CAUSAL)
     if mask_type in (kinds.CAUSAL, kinds.NO_MASK):
         counts = jnp.ones(query.shape[:2], bool), jnp.ones(key.shape[:2], bool)
         pairs = causal if mask_type == kinds.CAUSAL else jnp.ones_like(causal)
@@ -77,11 +80,17 @@ def layout(query, key, places, mask_type):
         runs(length, query_starts, query_lengths),
         runs(keys, key_starts, key_lengths),
     )
-    pairs = (run[:, :, None] == key_run[:, None, :]) & (place[:, :, None] >= key_place[:, None])
+    pairs = (run[:, :, None] == key_run[:, None, :]) & sees_by_place(
+        place[:, :, None], key_place[:, None], window
+    )
     pairs &= sees[:, :, None] & seen[:, None, :]
     many = jnp.sum(query_lengths > 0, axis=1)
     sequence = jnp.cumsum(many)[:, None] - many[:, None] + run
     return (sees, seen), pairs[:, None], sequence, place
+
+
+def sees_by_place(query, key, window):
+    return (query >= key) & ((window is None) or (query - key < window))
 
 
 def runs(length, starts, lengths):

@@ -38,12 +38,12 @@ def output_and_gradients(query, key, value, cotangent, segment_ids, **options):
     return (output, *backward(cotangent))
 
 
-def spread(parallelism, *, data=1, packed, forward_only=False, implementation="blocked"):
+def spread(parallelism, *, data=1, packed, forward_only=False, implementation="blocked", **options):
     """A mesh, and `output_and_gradients` (or attention alone) as a program on it."""
     tensor, context = parallelism.tensor, parallelism.context
     devices = jax.devices()[: data * tensor * context]
     mesh = make_mesh(data=data, context=context, tensor=tensor, devices=devices)
-    options = {"implementation": implementation, "parallelism": parallelism}
+    options |= {"implementation": implementation, "parallelism": parallelism}
 
     def local(query, key, value, cotangent, segment_ids):
         if forward_only:

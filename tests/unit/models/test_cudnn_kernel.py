@@ -26,6 +26,7 @@ from geojax.models.attention.cudnn import primitives as cudnn_primitives
 from geojax.models.attention.cudnn import support as cudnn
 from geojax.models.attention.cudnn.kernel import CUDNN
 from geojax.models.attention.cudnn.packed import MOST_SEGMENTS, segment_layout
+from geojax.models.attention.operands import ScoreRule
 from geojax.models.parallel.parallelism import Parallelism
 
 
@@ -58,7 +59,7 @@ def test_the_private_binding_is_what_we_bind():
     operands = (
         "query key value bias q_seqlen kv_seqlen q_offsets kv_offsets page_table_k page_table_v"
     )
-    named = set(cudnn_primitives.parameters(cudnn_primitives.CAUSAL, 1.0))
+    named = set(cudnn_primitives.parameters(cudnn_primitives.CAUSAL, ScoreRule(1.0)))
     assert list(forward)[:10] == operands.split()
     assert set(list(forward)[10:]) == named | {"is_training"}
     assert list(backward)[:13] == [*operands.split(), "activation", "fwd_output", "grad_output"]
@@ -96,6 +97,21 @@ def test_whole_rows(packed):
 
 
 @pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("windowed", [None, True, False])
+@pytest.mark.parametrize("packed", [False, True])
+def test_windows_and_sinks(packed, windowed):
+    operands = [*arrays(3, 40, heads=4, key_heads=2), documents(3, 40) if packed else None]
+    options = {
+        "window": 7,
+        "is_windowed": None if windowed is None else jnp.asarray(windowed),
+        "sinks": jnp.linspace(-1.0, 1.0, 4),
+    }
+    expected = output_and_gradients(*operands, implementation="reference", **options)
+    actual = output_and_gradients(*operands, implementation="cudnn", **options)
+    assert_equal(actual, expected, 1e-12)
+
+
+@pytest.mark.usefixtures("emulated")
 def test_rows_of_many_documents_are_tiled():
     segment_ids = jnp.asarray([range(MOST_SEGMENTS + 1), [0] * (MOST_SEGMENTS + 1)], jnp.int32)
     operands = [*arrays(2, MOST_SEGMENTS + 1, heads=4, key_heads=2), segment_ids]
@@ -104,13 +120,15 @@ def test_rows_of_many_documents_are_tiled():
 
 
 @pytest.mark.usefixtures("emulated")
-@pytest.mark.parametrize("method", ["ring", "all_gather"])
+@pytest.mark.parametrize(
+    ("method", "options"), [("ring", {}), ("all_gather", {}), ("all_gather", {"window": 11})]
+)
 @pytest.mark.parametrize("packed", [False, True])
-def test_rows_that_ranks_share(method, packed):
+def test_rows_that_ranks_share(method, options, packed):
     operands = [*arrays(2, 64, heads=4, key_heads=2), documents(2, 64) if packed else None]
-    expected = output_and_gradients(*operands, implementation="blocked")
+    expected = output_and_gradients(*operands, implementation="blocked", **options)
     parallelism = Parallelism(context=4, context_method=method)
-    _, program = spread(parallelism, packed=packed, implementation="cudnn")
+    _, program = spread(parallelism, packed=packed, implementation="cudnn", **options)
     actual = in_row_order(parallelism, program(*in_rank_order(parallelism, operands)))
     assert_equal(actual, expected, 1e-10)
 
@@ -142,18 +160,19 @@ def compare_blocks_on_a_gpu(packed, key_count):
     query, _, _, cotangent = arrays(2, 256, heads=4, key_heads=2, size=64, dtype=jnp.bfloat16)
     _, key, value, _ = arrays(2, 512, heads=4, key_heads=2, size=64, dtype=jnp.bfloat16)
     segments = documents(2, 768) if packed else None
+    rule = ScoreRule(0.125)
     pieces = (None, None) if segments is None else (segments[:, 512:], segments[:, :512])
     block = Block(query, key, value, *pieces, causal=False, key_count=key_count)
     wide = block._replace(**{n: getattr(block, n).astype(jnp.float32) for n in block._fields[:3]})
     with jax.default_matmul_precision("highest"):
-        expected = TILED.forward(wide, 0.125)
+        expected = TILED.forward(wide, rule)
         # As if the queries had seen as much again, elsewhere: their log-sum-exp is larger by log 2.
         finite = expected.log_sum_exp > -1e20
         total = jnp.where(finite, expected.log_sum_exp, 0) + jnp.log(2)
         output = jnp.where(finite, expected.output, 0)
         saved = output, total, cotangent.astype(jnp.float32)
-        wanted = TILED.backward(wide, 0.125, *saved)
-    actual = CUDNN.forward(block, 0.125)
+        wanted = TILED.backward(wide, rule, *saved)
+    actual = CUDNN.forward(block, rule)
     np.testing.assert_array_equal(actual.log_sum_exp > -1e20, finite)
     np.testing.assert_allclose(
         jnp.where(finite, actual.log_sum_exp, 0),
@@ -162,7 +181,7 @@ def compare_blocks_on_a_gpu(packed, key_count):
     )
     np.testing.assert_allclose(jnp.where(finite, actual.output, 0), output, rtol=2**-6, atol=2**-5)
     narrow = output.astype(jnp.bfloat16), total, cotangent
-    for one, other in zip(CUDNN.backward(block, 0.125, *narrow), wanted, strict=True):
+    for one, other in zip(CUDNN.backward(block, rule, *narrow), wanted, strict=True):
         np.testing.assert_allclose(one, other, rtol=2**-6, atol=2**-5)
 
 

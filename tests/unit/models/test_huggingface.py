@@ -64,10 +64,9 @@ def test_a_part_is_read_as_it_was_written(folder, leaves):
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not carried; 'silu' would be"),
         ({"attention_dropout": 0.1}, "attention_dropout 0.1 is not carried; 0.0 would be"),
         (
-            {"model_type": "mistral", "sliding_window": 4096},
-            "sliding_window 4096 is not carried; None would be",
+            {"model_type": "qwen2", "use_sliding_window": True},
+            "use_sliding_window True is not carried; False would be",
         ),
-        ({"model_type": "mistral"}, "sliding_window 'its default' is not carried"),
         ({"rope_scaling": {"a": {}}}, "rope_parameters must be one mapping for all layers"),
     ],
 )

@@ -56,6 +56,18 @@ def test_loads_a_preset_and_a_file(tmp_path):
             {"use_qk_norm": True, "norm": "layernorm"},
             "use_qk_norm requires norm=rmsnorm; got layernorm",
         ),
+        (
+            {"layer_types": ("sliding_attention",)},
+            "layer_types with sliding_attention requires sliding_window; set it",
+        ),
+        (
+            {"sliding_window": 8, "layer_types": ("full_attention",)},
+            "sliding_window requires a layer of the type sliding_attention",
+        ),
+        (
+            {"sliding_window": 8, "layer_types": ("sliding_attention",) * 3},
+            "layer_types: has 3 entries for 2 layers",
+        ),
         ({"num_hidden_layers": 0}, "num_hidden_layers: input should be greater than 0, not 0"),
         ({"dropout": 1.0}, "dropout: input should be less than 1"),
         ({"norm": "batchnorm"}, "norm: input should be 'layernorm', 'rmsnorm' or 'layernorm1p'"),
@@ -117,3 +129,17 @@ def test_each_projection_has_a_bias_of_its_own():
     assert biases(qkv_bias=True) == {"query", "key", "value"}
     assert biases(attention_output_bias=True) == {"output"}
     assert biases(mlp_bias=True) == {"gate", "up", "down"}
+
+
+def test_kinds_of_layers_repeat_and_are_kept_as_the_shortest_period():
+    sliding, full = "sliding_attention", "full_attention"
+    sizes = _VALID | {"num_hidden_layers": 5}
+    alike = ModelConfig(**sizes, sliding_window=4)
+    assert alike == ModelConfig(**sizes, sliding_window=4, layer_types=[sliding] * 5)
+    assert alike.layer_types == (sliding,)
+    mixed = ModelConfig(
+        **sizes, sliding_window=4, layer_types=[sliding, sliding, full, sliding, sliding]
+    )
+    assert mixed.layer_types == (sliding, sliding, full)
+    assert mixed.replace(num_hidden_layers=7).has_window == (True, True, False)
+    assert ModelConfig(**sizes).layer_types == (full,)

@@ -29,6 +29,7 @@ from geojax.named_arrays import leaves_by_name
         ("llama3-8b", 8_030_261_248),
         ("llama3-70b", 70_553_706_496),
         ("llama3-405b", 405_853_388_800),
+        ("mistral-7b-v0.1", 7_241_732_096),
         ("mixtral-8x7b", 46_702_792_704),
         # The paper's table D.1 says 174,600 million; this is what its shape gives.
         ("gpt3-175b", 174_604_259_328),
@@ -107,3 +108,16 @@ def test_model_flops_are_the_published_formulas():
     config = ModelConfig.load("llama3-8b")
     weights = 8_030_261_248 - 128256 * 4096 - 65 * 4096
     assert model_flops(config, 8192) == 6 * weights + 12 * 32 * 32 * 128 * 8192
+
+
+def test_a_window_bounds_the_positions_that_count():
+    config, sequence = ModelConfig.load("llama3-8b"), 8192
+    of_layer = 12 * 32 * 128
+    for window, kinds, positions in [
+        (1024, ("sliding_attention",), 32 * 1024),
+        (1024, ("sliding_attention",) * 5 + ("full_attention",), 27 * 1024 + 5 * 8192),
+        (16384, ("sliding_attention",), 32 * 8192),
+    ]:
+        windowed = config.replace(sliding_window=window, layer_types=kinds)
+        less = of_layer * (32 * 8192 - positions)
+        assert model_flops(config, sequence) - model_flops(windowed, sequence) == less

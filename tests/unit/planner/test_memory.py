@@ -38,6 +38,10 @@ LAYOUTS = {
     "sharded across sites": ("--zero.stage", "3", "--zero.across_sites", "true"),
     "tensor": (*SITE, "--mesh.tensor", "2", "--parallelism.sequence", "true"),
     "context": (*SITE, "--mesh.context", "2", "--batch.sequence_length", "512"),
+    "windows": (
+        *("--model.sliding_window", "64"),
+        *("--model.layer_types", "[sliding_attention, full_attention]"),
+    ),
     "experts": (*SITE, "--mesh.expert", "2", *EXPERTS),
     "pipeline": PIPELINED,
     "pipeline with branches": (*PIPELINED, "--pipeline.schedule", "1f1b"),

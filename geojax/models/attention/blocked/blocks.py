@@ -13,6 +13,8 @@ from typing import NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
+from geojax.models.attention.operands import ScoreRule
+
 
 class Block(NamedTuple):
     """q queries and k keys of the same B sequences, with N query and K kv heads of D dims."""
@@ -37,7 +39,18 @@ class Block(NamedTuple):
     of the sequence, and all of it lies before all queries."""
 
     key_count: jax.Array | None = None
-    """Number of leading keys that count, int32 [], maybe 0 (not where causal). None: all."""
+    """Number of leading keys that count, int32 [], maybe 0 (not where causal). None: all. With a
+    window the first query comes right after the last key that counts."""
+
+    is_windowed: jax.Array | None = None
+    """True where the window of the rule applies, bool []. None: it does if there is one."""
+
+    def visible_keys(self, rule: ScoreRule) -> jax.Array | int | None:
+        """Return the keys that a query sees, counted from its own back; None: all."""
+        if rule.window is None or self.is_windowed is None:
+            return rule.window
+        whole = self.query.shape[1] + self.key.shape[1]
+        return jnp.where(self.is_windowed, rule.window, whole)
 
 
 class Partial(NamedTuple):
@@ -70,13 +83,13 @@ class Gradients(NamedTuple):
 class Kernel(Protocol):
     """Implementation of the attention of one block."""
 
-    def forward(self, block: Block, scale: float) -> Partial:
+    def forward(self, block: Block, rule: ScoreRule) -> Partial:
         """Attend with the block's queries to its keys."""
 
     def backward(
         self,
         block: Block,
-        scale: float,
+        rule: ScoreRule,
         output: jax.Array,
         log_sum_exp: jax.Array,
         gradient: jax.Array,
@@ -85,7 +98,7 @@ class Kernel(Protocol):
 
         Args:
             block: as in the forward pass.
-            scale: as in the forward pass.
+            rule: as in the forward pass.
             output: [B, q, N, D], over all keys of the queries, those of other blocks too.
             log_sum_exp: [B, q, N, 1], likewise.
             gradient: [B, q, N, D], of that output.

@@ -22,6 +22,7 @@ from geojax.models.attention.blocked.tiles import (
     forward_tile,
     same_segment,
 )
+from geojax.models.attention.operands import ScoreRule
 from geojax.models.parallel.varying import vary_over, varying_axes
 
 Gradients = tuple[jax.Array, jax.Array, jax.Array]
@@ -45,46 +46,72 @@ class Walk(NamedTuple):
     """Function from a tile's row and column to the mask `allowed` of `forward_tile`."""
 
 
-def causal_walk(length: int, segments: Segments, block: int) -> Walk:
-    """Visit each row with the columns up to its own: (0,0)  (1,0) (1,1)  (2,0) (2,1) (2,2)  ..."""
-    table = np.argwhere(np.tril(np.ones((length // block, length // block), bool)))
+def causal_walk(
+    length: int, window: jax.Array | int | None, segments: Segments, block: int
+) -> Walk:
+    """Visit each row with the columns up to its own: (0,0) (1,1) (2,2)  (1,0) (2,1)  (2,0) ...
+
+    A window ends the walk with the last diagonal of which it has a part; only the running program
+    may know it.
+    """
+    high = length // block
+    table = [(row, row - distance) for distance in range(high) for row in range(distance, high)]
+    entries = jnp.asarray(np.array(table, np.int32))
     same = _same_segment(segments, block)
 
     def allowed(row: jax.Array, column: jax.Array) -> jax.Array:
         inside = jnp.arange(block)
-        seen = causal(row * block + inside, column * block + inside)
+        seen = causal(row * block + inside, column * block + inside, window)
         return seen if same is None else seen & same(row, column)
 
-    entries = jnp.asarray(table, jnp.int32)
-    return Walk(block, len(table), lambda number: tuple(entries[number]), allowed)
+    tiles: jax.Array | int = len(table)
+    if window is not None:
+        # Two positions of tiles that lie d diagonals apart are at least (d - 1) block + 1 apart.
+        least = min if isinstance(window, int) else jnp.minimum
+        diagonals = least((window + block - 2) // block + 1, high)
+        tiles = diagonals * high - diagonals * (diagonals - 1) // 2
+    return Walk(block, tiles, lambda number: tuple(entries[number]), allowed)
 
 
 def full_walk(
-    rows: int, columns: int, key_count: jax.Array | int, segments: Segments, block: int
+    rows: int,
+    columns: int,
+    key_count: jax.Array | int,
+    window: jax.Array | int | None,
+    segments: Segments,
+    block: int,
 ) -> Walk:
     """Visit all rows with the leading `key_count` columns: (0,0) (1,0) ...  (0,1) (1,1) ...
 
-    The tiles of one column stand together, so the walk can end with any column; it visits at least
-    one, so that every row has a sum, be it of masked scores.
+    The tiles of one column stand together, so the walk can end with any column, and with a window
+    begin with any: the first row comes right after the columns that count. It visits at least one,
+    so that every row has a sum, be it of masked scores.
     """
     high = rows // block
     wide: jax.Array | int = columns // block
+    first: jax.Array | int = 0
     same = _same_segment(segments, block)
-    all_count = isinstance(key_count, int) and key_count == columns
+    all_count = isinstance(key_count, int) and key_count == columns and window is None
 
     def allowed(row: jax.Array, column: jax.Array) -> jax.Array | None:
         if all_count:
             return None if same is None else same(row, column)
-        counts = (column * block + jnp.arange(block) < key_count)[None, :]
-        return counts if same is None else counts & same(row, column)
+        column_positions = column * block + jnp.arange(block)
+        seen = (column_positions < key_count)[None, :]
+        if window is not None:
+            row_positions = key_count + row * block + jnp.arange(block)
+            seen = seen & causal(row_positions, column_positions, window)
+        return seen if same is None else seen & same(row, column)
 
-    if not isinstance(key_count, int):
-        wide = jnp.maximum(1, (key_count + block - 1) // block)
-    return Walk(block, high * wide, lambda number: (number % high, number // high), allowed)
+    if window is not None:
+        first = jnp.clip((key_count - window + 1) // block, 0, wide - 1)
+    if window is not None or not isinstance(key_count, int):
+        wide = jnp.maximum(1, (key_count + block - 1) // block - first)
+    return Walk(block, high * wide, lambda number: (number % high, first + number // high), allowed)
 
 
 def scanned_forward(
-    query: jax.Array, key: jax.Array, value: jax.Array, walk: Walk, scale: float
+    query: jax.Array, key: jax.Array, value: jax.Array, walk: Walk, rule: ScoreRule
 ) -> tuple[jax.Array, jax.Array]:
     """Compute output and log-sum-exp of all rows."""
     queries, keys, values = _cut_all(query, key, value, walk.block)
@@ -96,7 +123,7 @@ def scanned_forward(
             keys[column],
             values[column],
             walk.allowed(row, column),
-            scale,
+            rule,
             jax.tree.map(lambda leaf: leaf[row], sums),
         )
         return jax.tree.map(lambda leaf, new: leaf.at[row].set(new), sums, after)
@@ -114,7 +141,7 @@ def scanned_backward(
     key: jax.Array,
     value: jax.Array,
     walk: Walk,
-    scale: float,
+    rule: ScoreRule,
     gradient: jax.Array,
     log_sum_exp: jax.Array,
     delta: jax.Array,
@@ -130,7 +157,7 @@ def scanned_backward(
             keys[column],
             values[column],
             walk.allowed(row, column),
-            scale,
+            rule,
             gradients[row],
             sums[row],
             deltas[row],

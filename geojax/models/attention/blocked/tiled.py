@@ -1,7 +1,8 @@
 """The block kernel in plain JAX, for any backend and dtype: memory linear in the sequence.
 
 The score matrix is computed tile by tile and never kept; the backward pass computes it again from
-the log-sum-exp of its rows. Tiles above the diagonal are not visited.
+the log-sum-exp of its rows. Tiles above the diagonal, or wholly outside of a window, are not
+visited.
 """
 
 import jax
@@ -17,6 +18,7 @@ from geojax.models.attention.blocked.scanned import (
 )
 from geojax.models.attention.blocked.tiles import row_delta
 from geojax.models.attention.blocked.unrolled import unrolled_backward, unrolled_forward
+from geojax.models.attention.operands import ScoreRule
 
 LONGEST_UNROLLED = 1024
 """Causal blocks up to here are unrolled, longer ones scanned."""
@@ -36,23 +38,23 @@ class TiledKernel:
     rounded to the inputs' dtype before they are multiplied with the values, as FlashAttention does.
     """
 
-    def forward(self, block: Block, scale: float) -> Partial:
+    def forward(self, block: Block, rule: ScoreRule) -> Partial:
         """Attend with the block's queries to its keys."""
         operands = _operands(block)
         if _unrolled(block):
             output, log_sum_exp = unrolled_forward(
-                *operands, block.query_segments, scale, UNROLLED_BLOCK
+                *operands, block.query_segments, rule, block.visible_keys(rule), UNROLLED_BLOCK
             )
         else:
-            walk = _walk(block)
-            output, log_sum_exp = scanned_forward(*_padded(operands, walk.block), walk, scale)
+            walk = _walk(block, rule)
+            output, log_sum_exp = scanned_forward(*_padded(operands, walk.block), walk, rule)
         length = block.query.shape[1]
         return Partial(_ungrouped(output)[:, :length], _ungrouped(log_sum_exp)[:, :length])
 
     def backward(
         self,
         block: Block,
-        scale: float,
+        rule: ScoreRule,
         output: jax.Array,
         log_sum_exp: jax.Array,
         gradient: jax.Array,
@@ -65,13 +67,18 @@ class TiledKernel:
         )
         if _unrolled(block):
             d_query, d_key, d_value = unrolled_backward(
-                *operands, block.query_segments, scale, UNROLLED_BLOCK, *saved
+                *operands,
+                block.query_segments,
+                rule,
+                block.visible_keys(rule),
+                UNROLLED_BLOCK,
+                *saved,
             )
         else:
-            walk = _walk(block)
+            walk = _walk(block, rule)
             saved = tuple(_pad(x, 3, walk.block) for x in saved)
             operands = _padded(operands, walk.block)
-            d_query, d_key, d_value = scanned_backward(*operands, walk, scale, *saved)
+            d_query, d_key, d_value = scanned_backward(*operands, walk, rule, *saved)
         return Gradients(
             _ungrouped(d_query)[:, : block.query.shape[1]],
             d_key.transpose(0, 2, 1, 3)[:, : block.key.shape[1]],
@@ -87,18 +94,19 @@ def _unrolled(block: Block) -> bool:
     return block.causal and block.query.shape[1] <= LONGEST_UNROLLED
 
 
-def _walk(block: Block) -> Walk:
+def _walk(block: Block, rule: ScoreRule) -> Walk:
     rows, columns = block.query.shape[1], block.key.shape[1]
     # Tiles of equal size leave the least to pad.
     size = -(-rows // -(-rows // SCANNED_BLOCK))
     segments = None
     if block.query_segments is not None and block.key_segments is not None:
         segments = _pad(block.query_segments, 1, size), _pad(block.key_segments, 1, size)
+    window = block.visible_keys(rule)
     if block.causal:
         # Padding comes after every real position, where causality hides it.
-        return causal_walk(rows + -rows % size, segments, size)
+        return causal_walk(rows + -rows % size, window, segments, size)
     count = columns if block.key_count is None else block.key_count
-    return full_walk(rows + -rows % size, columns + -columns % size, count, segments, size)
+    return full_walk(rows + -rows % size, columns + -columns % size, count, window, segments, size)
 
 
 def _operands(block: Block) -> tuple[jax.Array, jax.Array, jax.Array]:

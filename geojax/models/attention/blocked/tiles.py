@@ -13,6 +13,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from geojax.models.attention.operands import ScoreRule
+
 # Finite, so that a row which a whole tile masks gives exp(0) and not exp(inf - inf); the next tile
 # in which the row sees something weighs that garbage with exp(MASKED - maximum) = 0.
 MASKED = -1e30
@@ -36,11 +38,11 @@ def forward_tile(
     key: jax.Array,
     value: jax.Array,
     allowed: jax.Array | None,
-    scale: float,
+    rule: ScoreRule,
     before: Sums | None,
 ) -> Sums:
     """Add this tile to the sums `before` (None: this is the first tile)."""
-    scores = _scores(query, key, allowed, scale)
+    scores = _masked(_scores(query, key, rule), allowed)
     maximum = scores.max(axis=-1, keepdims=True)
     if before is not None:
         maximum = jnp.maximum(maximum, before.maximum)
@@ -64,7 +66,7 @@ def backward_tile(
     key: jax.Array,
     value: jax.Array,
     allowed: jax.Array | None,
-    scale: float,
+    rule: ScoreRule,
     gradient: jax.Array,
     log_sum_exp: jax.Array,
     delta: jax.Array,
@@ -74,10 +76,13 @@ def backward_tile(
     The probabilities are computed again from the scores: exp(score - log_sum_exp). `delta` is the
     result of `row_delta`; like `log_sum_exp` it is [B, K, G, r, 1].
     """
-    weights = jnp.exp(_scores(query, key, allowed, scale) - log_sum_exp)
+    scores = _scores(query, key, rule)
+    weights = jnp.exp(_masked(scores, allowed) - log_sum_exp)
     d_value = _product("bkgrc,bkgrd->bkcd", weights, gradient)
     d_weights = _product("bkgrd,bkcd->bkgrc", gradient, value)
-    d_scores = scale * (weights * (d_weights - delta))
+    d_scores = rule.scale * (weights * (d_weights - delta))
+    if rule.softcap is not None:
+        d_scores = d_scores * (1 - jnp.square(scores / rule.softcap))
     d_query = _product("bkgrc,bkcd->bkgrd", d_scores, key)
     d_key = _product("bkgrc,bkgrd->bkcd", d_scores, query)
     return d_query, d_key, d_value
@@ -89,9 +94,13 @@ def row_delta(gradient: jax.Array, output: jax.Array) -> jax.Array:
     return jnp.sum(gradient.astype(wide) * output.astype(wide), axis=-1, keepdims=True)
 
 
-def causal(row: jax.Array, column: jax.Array) -> jax.Array:
-    """Mask keys at `column` [c] that come after the query at `row` [r]; returns bool [r, c]."""
-    return row[:, None] >= column[None, :]
+def causal(row: jax.Array, column: jax.Array, window: jax.Array | int | None = None) -> jax.Array:
+    """Mask keys at `column` [c] that the query at `row` [r] does not see; returns bool [r, c].
+
+    It sees its own and those before it, of these the last `window` (None: all).
+    """
+    seen = row[:, None] >= column[None, :]
+    return seen if window is None else seen & (row[:, None] - column[None, :] < window)
 
 
 def same_segment(row_segments: jax.Array, column_segments: jax.Array) -> jax.Array:
@@ -99,8 +108,12 @@ def same_segment(row_segments: jax.Array, column_segments: jax.Array) -> jax.Arr
     return (row_segments[:, :, None] == column_segments[:, None, :])[:, None, None]
 
 
-def _scores(query: jax.Array, key: jax.Array, allowed: jax.Array | None, scale: float) -> jax.Array:
-    scores = scale * _product("bkgrd,bkcd->bkgrc", query, key)
+def _scores(query: jax.Array, key: jax.Array, rule: ScoreRule) -> jax.Array:
+    scores = rule.scale * _product("bkgrd,bkcd->bkgrc", query, key)
+    return scores if rule.softcap is None else rule.softcap * jnp.tanh(scores / rule.softcap)
+
+
+def _masked(scores: jax.Array, allowed: jax.Array | None) -> jax.Array:
     return scores if allowed is None else jnp.where(allowed, scores, MASKED)
 
 

@@ -18,55 +18,46 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from geojax.models.attention.blocked.blocks import Block, Kernel, join
+from geojax.models.attention.blocked.blocks import Block, Kernel, Partial, join
+from geojax.models.attention.operands import Operands, ScoreRule
+from geojax.models.attention.sinks import join_sinks, sinks_gradient
 from geojax.models.parallel.sequence_order import split_chunks
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
 def gathered_attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    segment_ids: jax.Array | None,
-    scale: float,
-    ranks: int,
-    kernel: Kernel,
+    operands: Operands, rule: ScoreRule, ranks: int, kernel: Kernel
 ) -> jax.Array:
     """Compute causal attention of this rank's positions to the whole sequence.
 
     Shapes as in `attention`, S being the rank's two chunks; all arrays vary over the same axes,
     `context` of `ranks` ranks among them.
     """
-    return _forward(query, key, value, segment_ids, scale, ranks, kernel)[0]
+    return _forward(operands, rule, ranks, kernel)[0]
 
 
 def _forward(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    segment_ids: jax.Array | None,
-    scale: float,
-    ranks: int,
-    kernel: Kernel,
+    operands: Operands, rule: ScoreRule, ranks: int, kernel: Kernel
 ) -> tuple[jax.Array, tuple[Any, ...]]:
-    gathered = jax.tree.map(_gather, (key, value, segment_ids))
+    gathered = jax.tree.map(_gather, (operands.key, operands.value, operands.segment_ids))
     parts = [
-        join(kernel.forward(past, scale), kernel.forward(own, scale))
-        for past, own in _blocks(query, key, value, segment_ids, gathered, ranks)
+        join(kernel.forward(past, rule), kernel.forward(own, rule))
+        for past, own in _blocks(operands, gathered, ranks)
     ]
-    output, log_sum_exp = (jnp.concatenate(part, axis=1) for part in zip(*parts, strict=True))
-    output = output.astype(query.dtype)
-    return output, (query, key, value, segment_ids, gathered, output, log_sum_exp)
+    part = Partial(*(jnp.concatenate(each, axis=1) for each in zip(*parts, strict=True)))
+    part = join_sinks(part, operands.sinks)
+    output = part.output.astype(operands.query.dtype)
+    return output, (operands, gathered, output, part.log_sum_exp)
 
 
 def _backward(
-    scale: float, ranks: int, kernel: Kernel, residuals: tuple[Any, ...], gradient: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array, None]:
-    query, key, value, segment_ids, gathered, output, log_sum_exp = residuals
-    blocks = _blocks(query, key, value, segment_ids, gathered, ranks)
+    rule: ScoreRule, ranks: int, kernel: Kernel, residuals: tuple[Any, ...], gradient: jax.Array
+) -> tuple[Operands]:
+    operands, gathered, output, log_sum_exp = residuals
+    blocks = _blocks(operands, gathered, ranks)
     saved = split_chunks((output, log_sum_exp, gradient))
     of_past, of_own = (
-        [kernel.backward(block, scale, *own) for block, own in zip(kind, saved, strict=True)]
+        [kernel.backward(block, rule, *own) for block, own in zip(kind, saved, strict=True)]
         for kind in zip(*blocks, strict=True)
     )
 
@@ -79,26 +70,25 @@ def _backward(
     d_query = jnp.concatenate(
         [past.query + own.query for past, own in zip(of_past, of_own, strict=True)], axis=1
     )
-    return (
-        d_query.astype(query.dtype),
-        of_keys(1).astype(key.dtype),
-        of_keys(2).astype(value.dtype),
-        None,
+    gradients = Operands(
+        d_query.astype(operands.query.dtype),
+        of_keys(1).astype(operands.key.dtype),
+        of_keys(2).astype(operands.value.dtype),
+        sinks=sinks_gradient(operands.sinks, output, log_sum_exp, gradient),
     )
+    return (gradients,)
 
 
 gathered_attention.defvjp(_forward, _backward)
 
 
 def _blocks(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    segment_ids: jax.Array | None,
+    operands: Operands,
     gathered: tuple[jax.Array, jax.Array, jax.Array | None],
     ranks: int,
 ) -> list[tuple[Block, Block]]:
     """Return, for each of the two pieces of queries, the blocks before it and on the diagonal."""
+    query, key, value, segment_ids, _, is_windowed = operands
     chunk = query.shape[1] // 2
     rank = lax.axis_index("context")
     own = split_chunks((query, key, value, segment_ids))
@@ -107,8 +97,8 @@ def _blocks(
     numbers = rank, 2 * ranks - 1 - rank
     return [
         (
-            Block(queries, past[0], past[1], segments, past[2], False, number * chunk),
-            Block(queries, keys, values, segments, segments, causal=True),
+            Block(queries, *past[:2], segments, past[2], False, number * chunk, is_windowed),
+            Block(queries, keys, values, segments, segments, True, is_windowed=is_windowed),
         )
         for number, past, (queries, keys, values, segments) in zip(numbers, seen, own, strict=True)
     ]

@@ -8,17 +8,15 @@ from geojax.models.attention.blocked.blocks import Kernel
 from geojax.models.attention.context.all_gather import gathered_attention
 from geojax.models.attention.context.ring import ring_attention
 from geojax.models.attention.context.ulysses import Attention, ulysses_attention
+from geojax.models.attention.operands import Operands, ScoreRule
 from geojax.models.parallel.parallelism import Parallelism
 from geojax.models.parallel.sequence_order import position_multiple
 from geojax.models.parallel.varying import vary_over, varying_axes
 
 
 def context_attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    segment_ids: jax.Array | None,
-    scale: float,
+    operands: Operands,
+    rule: ScoreRule,
     parallelism: Parallelism,
     *,
     unsharded_sequence: Attention,
@@ -27,11 +25,8 @@ def context_attention(
     """Compute causal attention of this rank's positions, by `parallelism.context_method`.
 
     Args:
-        query: as in `attention`, S being the rank's positions; likewise key, value and segment_ids.
-        key: see query.
-        value: see query.
-        segment_ids: see query.
-        scale: factor of the scores.
+        operands: as in `attention`, S being the rank's positions.
+        rule: of the scores.
         parallelism: with a `context` of several ranks.
         unsharded_sequence: the implementation, for unsharded sequences (ulysses).
         kernel: the same implementation by blocks (ring, all_gather); None: it has none.
@@ -45,25 +40,27 @@ def context_attention(
     if size != ranks:
         raise UserError(f"attention: the mesh's context axis has {size} ranks, not {ranks}")
     reason = context_unsupported_reason(
-        parallelism, sequence=query.shape[1] * ranks, heads=query.shape[2] * parallelism.tensor
+        parallelism,
+        sequence=operands.query.shape[1] * ranks,
+        heads=operands.query.shape[2] * parallelism.tensor,
+        window=rule.window,
     )
     if reason:
         raise UserError(f"attention: {reason}")
-    axes = varying_axes(query, key, value, segment_ids) | {"context"}
-    operands = vary_over((query, key, value, segment_ids), axes)
+    operands = vary_over(operands, varying_axes(operands) | {"context"})
     if method == "ulysses":
-        return ulysses_attention(*operands, scale, ranks, unsharded_sequence)
+        return ulysses_attention(operands, rule, ranks, unsharded_sequence)
     if kernel is None:
         raise UserError(
             "attention: the reference implementation needs whole sequences, which context "
             f"parallelism by {method} never has; use blocked or auto"
         )
     by_blocks = ring_attention if method == "ring" else gathered_attention
-    return by_blocks(*operands, scale, ranks, kernel)
+    return by_blocks(operands, rule, ranks, kernel)
 
 
 def context_unsupported_reason(
-    parallelism: Parallelism, *, sequence: int, heads: int
+    parallelism: Parallelism, *, sequence: int, heads: int, window: int | None = None
 ) -> str | None:
     """Say why sequences of length `sequence` cannot be sharded over `context`; None: they can.
 
@@ -72,10 +69,16 @@ def context_unsupported_reason(
         sequence: length of a whole sequence.
         heads: query heads of the whole model. (Any number of key heads works: ulysses repeats those
             that several ranks need.)
+        window: keys that a query sees in some layers; None: all before it, everywhere.
     """
     ranks, method = parallelism.context, parallelism.context_method
     if ranks == 1:
         return None
+    if method == "ring" and window is not None and window < sequence:
+        return (
+            f"a ring over context sends every block around, and a window of {window} leaves most "
+            "unseen; the methods all_gather and ulysses would work"
+        )
     multiple = position_multiple(parallelism)
     if sequence % multiple or not sequence:
         below = sequence // multiple * multiple

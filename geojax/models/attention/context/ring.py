@@ -34,6 +34,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from geojax.models.attention.blocked.blocks import Block, Kernel, Partial, join
+from geojax.models.attention.operands import Operands, ScoreRule
+from geojax.models.attention.sinks import join_sinks, sinks_gradient
 from geojax.models.parallel.sequence_order import split_chunks
 from geojax.models.parallel.varying import Tree
 
@@ -46,22 +48,14 @@ class _KeyValueBlock(NamedTuple):
     segments: jax.Array | None
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
-def ring_attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    segment_ids: jax.Array | None,
-    scale: float,
-    ranks: int,
-    kernel: Kernel,
-) -> jax.Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def ring_attention(operands: Operands, rule: ScoreRule, ranks: int, kernel: Kernel) -> jax.Array:
     """Compute causal attention of this rank's positions to the whole sequence.
 
     Shapes as in `attention`, S being the rank's two chunks; all arrays vary over the same axes,
     `context` of `ranks` ranks (at least two) among them.
     """
-    return _forward(query, key, value, segment_ids, scale, ranks, kernel)[0]
+    return _forward(operands, rule, ranks, kernel)[0]
 
 
 class _Attended(NamedTuple):
@@ -74,14 +68,9 @@ class _Attended(NamedTuple):
 
 
 def _forward(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    segment_ids: jax.Array | None,
-    scale: float,
-    ranks: int,
-    kernel: Kernel,
+    operands: Operands, rule: ScoreRule, ranks: int, kernel: Kernel
 ) -> tuple[jax.Array, tuple[Any, ...]]:
+    query, key, value, segment_ids, sinks, _ = operands
     rank = lax.axis_index("context")
     onwards = functools.partial(_send, ranks=ranks, distance=1)
 
@@ -90,20 +79,20 @@ def _forward(
         arriving = block if last else onwards(block)
         earlier = rank >= step
         pairs = _pairs(query, segment_ids, block, earlier)
-        common, other = _split_batch(kernel.forward(pairs, scale))
+        common, other = _split_batch(kernel.forward(pairs, rule))
         second = join(second, common)
         joined = join(_choose(earlier, first, second), other)
         return _Attended(arriving, *_choose(earlier, (joined, second), (first, joined)))
 
     arriving = onwards(_KeyValueBlock(key, value, segment_ids))
     own = Block(query, key, value, segment_ids, segment_ids, causal=True)
-    state = _Attended(arriving, *split_chunks(kernel.forward(own, scale)))
+    state = _Attended(arriving, *split_chunks(kernel.forward(own, rule)))
     if ranks > 2:
         state = lax.fori_loop(1, ranks - 1, functools.partial(visit, last=False), state)
     _, first, second = visit(ranks - 1, state, last=True)
-    output, log_sum_exp = _join_chunks(first, second)
-    output = output.astype(query.dtype)
-    return output, (query, key, value, segment_ids, output, log_sum_exp)
+    part = join_sinks(_join_chunks(first, second), sinks)
+    output = part.output.astype(query.dtype)
+    return output, (operands, output, part.log_sum_exp)
 
 
 class _Returning(NamedTuple):
@@ -116,9 +105,10 @@ class _Returning(NamedTuple):
 
 
 def _backward(
-    scale: float, ranks: int, kernel: Kernel, residuals: tuple[Any, ...], gradient: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array, None]:
-    query, key, value, segment_ids, output, log_sum_exp = residuals
+    rule: ScoreRule, ranks: int, kernel: Kernel, residuals: tuple[Any, ...], gradient: jax.Array
+) -> tuple[Operands]:
+    operands, output, log_sum_exp = residuals
+    query, key, value, segment_ids, sinks, _ = operands
     rank = lax.axis_index("context")
     onwards = functools.partial(_send, ranks=ranks, distance=-1)
     saved = split_chunks((output, log_sum_exp, gradient))
@@ -132,7 +122,7 @@ def _backward(
         earlier = rank + step >= ranks
         pairs = _pairs(query, segment_ids, block, earlier)
         of_pairs = _side_by_side(saved[1], _choose(earlier, *saved))
-        common, other = _split_batch(kernel.backward(pairs, scale, *of_pairs))
+        common, other = _split_batch(kernel.backward(pairs, rule, *of_pairs))
         in_first, in_second = _in_chunk(earlier, other)
         of_query = of_query + _join_chunks(in_first.query, common.query + in_second.query)
         of_keys = _join_chunks(_add(common[1:], in_first[1:]), in_second[1:])
@@ -141,7 +131,7 @@ def _backward(
         )
 
     arriving = onwards(own)
-    on_diagonal = kernel.backward(diagonal, scale, *_side_by_side(*saved))
+    on_diagonal = kernel.backward(diagonal, rule, *_side_by_side(*saved))
     of_query, *of_own = _join_chunks(*_split_batch(on_diagonal))
     state = visit(1, _Returning(arriving, None, of_query), last=ranks == 2)
     if ranks > 3:
@@ -152,14 +142,20 @@ def _backward(
         "every step makes gradients of the keys that it works on"
     )
     arrived = onwards(state.block_gradients)
-    below = kernel.backward(below_diagonal, scale, *saved[1])
+    below = kernel.backward(below_diagonal, rule, *saved[1])
     chunk = query.shape[1] // 2
     d_query = state.of_query.at[:, chunk:].add(below.query)
     d_key, d_value = (
         (one + other).at[:, :chunk].add(of_below)
         for one, other, of_below in zip(of_own, arrived, below[1:], strict=True)
     )
-    return d_query.astype(query.dtype), d_key.astype(key.dtype), d_value.astype(value.dtype), None
+    gradients = Operands(
+        d_query.astype(query.dtype),
+        d_key.astype(key.dtype),
+        d_value.astype(value.dtype),
+        sinks=sinks_gradient(sinks, output, log_sum_exp, gradient),
+    )
+    return (gradients,)
 
 
 ring_attention.defvjp(_forward, _backward)

@@ -19,29 +19,29 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-Attention = Callable[[jax.Array, jax.Array, jax.Array, jax.Array | None, float], jax.Array]
+from geojax.models.attention.operands import Operands, ScoreRule
+
+Attention = Callable[[Operands, ScoreRule], jax.Array]
 
 
 def ulysses_attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    segment_ids: jax.Array | None,
-    scale: float,
-    ranks: int,
-    attend: Attention,
+    operands: Operands, rule: ScoreRule, ranks: int, attend: Attention
 ) -> jax.Array:
     """Compute causal attention of this rank's positions; `attend` sees whole sequences.
 
     Shapes as in `attention`; all arrays vary over the same axes, `context` of `ranks` ranks among
     them.
     """
+    query, key, value, segment_ids, sinks, is_windowed = operands
     key_heads = sent_key_heads(key.shape[2], ranks)
     key, value = (_repeat_heads(x, key_heads // x.shape[2]) for x in (key, value))
     query, key, value = (_exchange(x, given_dim=2, taken_dim=1) for x in (query, key, value))
     if segment_ids is not None:
         segment_ids = lax.all_gather(segment_ids, "context", axis=1, tiled=True)
-    output = attend(query, key, value, segment_ids, scale)
+    if sinks is not None:  # those of this rank's heads
+        own = sinks.shape[0] // ranks
+        sinks = lax.dynamic_slice_in_dim(sinks, lax.axis_index("context") * own, own)
+    output = attend(Operands(query, key, value, segment_ids, sinks, is_windowed), rule)
     return _exchange(output, given_dim=1, taken_dim=2)
 
 

@@ -10,7 +10,8 @@ the front, and cuDNN is told their number.
 """
 
 import functools
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -28,55 +29,90 @@ from geojax.models.attention.cudnn.primitives import (
     flash_backward,
     flash_forward,
 )
+from geojax.models.attention.operands import ScoreRule
+
+Result = TypeVar("Result", Partial, Gradients)
 
 
 class CudnnKernel:
     """cuDNN as a `Kernel` (see `geojax.models.attention.blocked.blocks`).
 
-    `geojax.models.attention.cudnn.support` says what it needs.
+    `geojax.models.attention.cudnn.support` says what it needs. A window is one of its causal masks;
+    keys before the queries have none that begins inside of them, so with a window they are tiled.
     """
 
-    def forward(self, block: Block, scale: float) -> Partial:
+    def forward(self, block: Block, rule: ScoreRule) -> Partial:
         """Attend with the block's queries to its keys."""
-        if not block.causal:
-            return _forward_before(block, scale)
-        query, key, value, segment_ids, *_ = block
-        if segment_ids is None:
-            output, log_sum_exp = flash_forward(query, key, value, None, CAUSAL, scale)
-            return _partial(output, log_sum_exp.transpose(0, 2, 1))
-        return lax.cond(
-            few_segments(segment_ids),
-            lambda: _partial(*packed_forward(query, key, value, segment_ids, scale)),
-            lambda: TILED.forward(block, scale),
-        )
+        return _by_window(block, rule, _forward)
 
     def backward(
         self,
         block: Block,
-        scale: float,
+        rule: ScoreRule,
         output: jax.Array,
         log_sum_exp: jax.Array,
         gradient: jax.Array,
     ) -> Gradients:
         """Compute the block's contribution to the gradients."""
-        if not block.causal:
-            return _backward_before(block, scale, output, log_sum_exp, gradient)
-        query, key, value, segment_ids, *_ = block
-        sums = log_sum_exp[..., 0]
-        if segment_ids is None:
-            saved = output, sums.transpose(0, 2, 1), gradient
-            return _gradients(flash_backward(query, key, value, None, CAUSAL, scale, *saved))
-        return lax.cond(
-            few_segments(segment_ids),
-            lambda: _gradients(
-                packed_backward(query, key, value, segment_ids, scale, output, sums, gradient)
-            ),
-            lambda: TILED.backward(block, scale, output, log_sum_exp, gradient),
-        )
+        saved = output, log_sum_exp, gradient
+        return _by_window(block, rule, lambda block, rule: _backward(block, rule, *saved))
 
 
 CUDNN = CudnnKernel()
 """The cuDNN kernel, which has no settings."""
+
+
+def _by_window(
+    block: Block, rule: ScoreRule, attend: Callable[[Block, ScoreRule], Result]
+) -> Result:
+    """Call `attend` with the rule of this block's layer, its window static."""
+    if rule.window is None or block.is_windowed is None:
+        return attend(block, rule)
+    every = block._replace(is_windowed=None)
+    return lax.cond(
+        block.is_windowed,
+        lambda: attend(every, rule),
+        lambda: attend(every, rule._replace(window=None)),
+    )
+
+
+def _forward(block: Block, rule: ScoreRule) -> Partial:
+    if not block.causal:
+        kernel = _forward_before if rule.window is None else TILED.forward
+        return kernel(block, rule)
+    query, key, value, segment_ids, *_ = block
+    if segment_ids is None:
+        output, log_sum_exp = flash_forward(query, key, value, None, CAUSAL, rule)
+        return _partial(output, log_sum_exp.transpose(0, 2, 1))
+    return lax.cond(
+        few_segments(segment_ids),
+        lambda: _partial(*packed_forward(query, key, value, segment_ids, rule)),
+        lambda: TILED.forward(block, rule),
+    )
+
+
+def _backward(
+    block: Block,
+    rule: ScoreRule,
+    output: jax.Array,
+    log_sum_exp: jax.Array,
+    gradient: jax.Array,
+) -> Gradients:
+    if not block.causal:
+        kernel = _backward_before if rule.window is None else TILED.backward
+        return kernel(block, rule, output, log_sum_exp, gradient)
+    query, key, value, segment_ids, *_ = block
+    sums = log_sum_exp[..., 0]
+    if segment_ids is None:
+        saved = output, sums.transpose(0, 2, 1), gradient
+        return _gradients(flash_backward(query, key, value, None, CAUSAL, rule, *saved))
+    return lax.cond(
+        few_segments(segment_ids),
+        lambda: _gradients(
+            packed_backward(query, key, value, segment_ids, rule, output, sums, gradient)
+        ),
+        lambda: TILED.backward(block, rule, output, log_sum_exp, gradient),
+    )
 
 
 class _Rectangle(NamedTuple):
@@ -108,32 +144,32 @@ def _rectangle(block: Block) -> _Rectangle | None:
     return _Rectangle(jnp.where(count > 0, sees, 0), count, (end - count).astype(jnp.int32))
 
 
-def _forward_before(block: Block, scale: float) -> Partial:
+def _forward_before(block: Block, rule: ScoreRule) -> Partial:
     """Attend to keys that lie before all queries."""
     part = _rectangle(block)
     if part is None:
         operands = block.query, block.key, block.value
-        output, log_sum_exp = flash_forward(*operands, None, NO_MASK, scale)
+        output, log_sum_exp = flash_forward(*operands, None, NO_MASK, rule)
         return _partial(output, log_sum_exp.transpose(0, 2, 1))
     operands = block.query, _roll(block.key, -part.start), _roll(block.value, -part.start)
-    output, log_sum_exp = flash_forward(*operands, _sequences(part), PADDING, scale)
+    output, log_sum_exp = flash_forward(*operands, _sequences(part), PADDING, rule)
     result = _partial(output, log_sum_exp.transpose(0, 2, 1))
     seen = _leading(part.queries, output)
     return Partial(jnp.where(seen, result.output, 0), jnp.where(seen, result.log_sum_exp, MASKED))
 
 
 def _backward_before(
-    block: Block, scale: float, output: jax.Array, log_sum_exp: jax.Array, gradient: jax.Array
+    block: Block, rule: ScoreRule, output: jax.Array, log_sum_exp: jax.Array, gradient: jax.Array
 ) -> Gradients:
     part = _rectangle(block)
     sums = log_sum_exp[..., 0].transpose(0, 2, 1)
     if part is None:
         operands = block.query, block.key, block.value
         saved = output, sums, gradient
-        return _gradients(flash_backward(*operands, None, NO_MASK, scale, *saved))
+        return _gradients(flash_backward(*operands, None, NO_MASK, rule, *saved))
     operands = block.query, _roll(block.key, -part.start), _roll(block.value, -part.start)
     d_query, d_key, d_value = _gradients(
-        flash_backward(*operands, _sequences(part), PADDING, scale, output, sums, gradient)
+        flash_backward(*operands, _sequences(part), PADDING, rule, output, sums, gradient)
     )
     seen = _leading(part.keys, d_key)
     return Gradients(

@@ -13,6 +13,7 @@ from geojax.models.attention.cudnn.primitives import (
     flash_backward,
     flash_forward,
 )
+from geojax.models.attention.operands import ScoreRule
 
 MOST_SEGMENTS = 32
 """Segments of one sequence that cuDNN is compiled for: it writes as many floats per head and
@@ -28,7 +29,7 @@ def few_segments(segment_ids: jax.Array) -> jax.Array:
 
 
 def packed_forward(
-    query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array, scale: float
+    query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array, rule: ScoreRule
 ) -> tuple[jax.Array, jax.Array]:
     """Compute causal attention inside each run of equal `segment_ids` [B, S].
 
@@ -36,7 +37,7 @@ def packed_forward(
     """
     key, value = (_repeated(x, query) for x in (key, value))
     sequences = _sequences(segment_ids)
-    output, statistics = flash_forward(query, key, value, sequences, PADDING_CAUSAL, scale)
+    output, statistics = flash_forward(query, key, value, sequences, PADDING_CAUSAL, rule)
     sequence, offset = _runs_and_offsets(segment_ids)
     return output, statistics[sequence, :, offset]
 
@@ -46,7 +47,7 @@ def packed_backward(
     key: jax.Array,
     value: jax.Array,
     segment_ids: jax.Array,
-    scale: float,
+    rule: ScoreRule,
     output: jax.Array,
     log_sum_exp: jax.Array,
     gradient: jax.Array,
@@ -65,7 +66,7 @@ def packed_backward(
         _repeated(value, query),
         _sequences(segment_ids),
         PADDING_CAUSAL,
-        scale,
+        rule,
         output,
         statistics,
         gradient,

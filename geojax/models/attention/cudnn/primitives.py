@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax._src.cudnn import fused_attention_stablehlo as binding
 
+from geojax.models.attention.operands import ScoreRule
+
 CAUSAL = binding.MaskType.CAUSAL
 NO_MASK = binding.MaskType.NO_MASK
 PADDING = binding.MaskType.PADDING
@@ -45,7 +47,7 @@ def flash_forward(
     value: jax.Array,
     sequences: Sequences | None,
     mask: binding.MaskType,
-    scale: float,
+    rule: ScoreRule,
 ) -> tuple[jax.Array, jax.Array]:
     """Compute attention where the position counts; elsewhere the result is undefined.
 
@@ -55,14 +57,14 @@ def flash_forward(
         value: [B, k, K, D].
         sequences: for the masks PADDING and PADDING_CAUSAL.
         mask: one of this module's; the causal ones begin at the start of each sequence.
-        scale: factor of the scores.
+        rule: of the scores; a window goes with the causal masks, a cap with none.
 
     Returns:
         Output [B, q, N, D] and log-sum-exp: float32 [B, N, q], or [B M, N, q] with
         several runs a sequence: there all runs of all sequences follow each other without gaps.
     """
     output, log_sum_exp = binding._dot_product_attention_fwd_p_wrapper.bind(
-        *_operands(query, key, value, sequences), is_training=True, **parameters(mask, scale)
+        *_operands(query, key, value, sequences), is_training=True, **parameters(mask, rule)
     )
     return output, log_sum_exp
 
@@ -73,7 +75,7 @@ def flash_backward(
     value: jax.Array,
     sequences: Sequences | None,
     mask: binding.MaskType,
-    scale: float,
+    rule: ScoreRule,
     output: jax.Array,
     log_sum_exp: jax.Array,
     gradient: jax.Array,
@@ -85,21 +87,21 @@ def flash_backward(
     """
     operands = _operands(query, key, value, sequences)
     d_query, d_key, d_value = binding._dot_product_attention_bwd_p_wrapper.bind(
-        *operands, log_sum_exp, output, gradient, **parameters(mask, scale)
+        *operands, log_sum_exp, output, gradient, **parameters(mask, rule)
     )
     return d_query, d_key, d_value
 
 
-def parameters(mask: binding.MaskType, scale: float) -> dict[str, Any]:
+def parameters(mask: binding.MaskType, rule: ScoreRule) -> dict[str, Any]:
     """Return the static parameters of both primitives."""
     return {
-        "scale": scale,
+        "scale": rule.scale,
         "seed": 0,
         "dropout_rate": 0.0,
         "variadic_args": (False, False),
         "mask_type": mask,
         "layout": binding.AttentionLayout.BTNH.value,
-        "sliding_window_length": None,
+        "sliding_window_length": rule.window,
     }
 
 

@@ -15,7 +15,9 @@ _LARGEST_HEAD = 128
 _LARGEST_HEAD_ON_HOPPER = 256
 
 
-def unsupported_reason(dtype: jnp.dtype, head_dim: int, *, packed: bool) -> str | None:
+def unsupported_reason(
+    dtype: jnp.dtype, head_dim: int, *, packed: bool, softcap: bool
+) -> str | None:
     """Say why cuDNN cannot compute attention for such inputs; None: it can.
 
     The checks of compute capability concern a GPU of this process; a program that is compiled for
@@ -26,6 +28,8 @@ def unsupported_reason(dtype: jnp.dtype, head_dim: int, *, packed: bool) -> str 
         return "the cuDNN libraries are not installed (pip install 'geojax-trainer[gpu]')"
     if dtype not in (jnp.bfloat16, jnp.float16):
         return f"it computes in bfloat16 and float16 and the inputs are {dtype}"
+    if softcap:
+        return "it does not cap scores (attn_logit_softcapping)"
     hopper = compute_capability() >= (9, 0)
     largest = _LARGEST_HEAD_ON_HOPPER if hopper else _LARGEST_HEAD
     if head_dim % 8 or head_dim > largest:

@@ -2,7 +2,7 @@
 
 from geojax.models.huggingface.families.gpt2 import GPT2
 from geojax.models.huggingface.families.llama import LLAMA
-from geojax.models.huggingface.families.mistral import MISTRAL
+from geojax.models.huggingface.families.mistral import MINISTRAL, MISTRAL
 from geojax.models.huggingface.families.mixtral import MIXTRAL
 from geojax.models.huggingface.families.nemotron import NEMOTRON
 from geojax.models.huggingface.families.qwen2 import QWEN2
@@ -14,6 +14,7 @@ FAMILIES: tuple[Family, ...] = (
     QWEN2,
     QWEN3,
     MISTRAL,
+    MINISTRAL,
     MIXTRAL,
     QWEN3_MOE,
     NEMOTRON,

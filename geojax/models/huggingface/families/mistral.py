@@ -1,4 +1,7 @@
-"""Mistral without a window: Llama's tensors."""
+"""Mistral, with a window (v0.1) or without, and Ministral, where only some layers have it.
+
+Their tensors are Llama's.
+"""
 
 from geojax.models.huggingface.families.llama import (
     ATTENTION,
@@ -9,18 +12,30 @@ from geojax.models.huggingface.families.llama import (
     SWIGLU,
 )
 from geojax.models.huggingface.family import ConfigKey, Family
+from geojax.models.huggingface.layer_types import layer_types
+
+_KEYS = (
+    *SIZES,
+    ConfigKey("num_key_value_heads", ("num_key_value_heads",), 8),
+    ConfigKey("max_position_embeddings", ("max_position_embeddings",), 131072),
+    ConfigKey("rms_norm_eps", ("rms_norm_eps",), 1e-6),
+    ConfigKey("sliding_window", ("sliding_window",), 4096),
+)
 
 MISTRAL = Family(
     model_type="mistral",
     architecture="MistralForCausalLM",
-    keys=(
-        *SIZES,
-        ConfigKey("num_key_value_heads", ("num_key_value_heads",), 8),
-        ConfigKey("max_position_embeddings", ("max_position_embeddings",), 131072),
-        ConfigKey("rms_norm_eps", ("rms_norm_eps",), 1e-6),
-    ),
+    keys=_KEYS,
     implied=SWIGLU,
-    fixed=SILU | {"sliding_window": None},
-    required_keys=frozenset({"sliding_window"}),
+    fixed=SILU,
+    tensors=EMBEDDING_AND_HEAD + ATTENTION + FEED_FORWARD,
+)
+
+MINISTRAL = Family(
+    model_type="ministral",
+    architecture="MinistralForCausalLM",
+    keys=(*_KEYS, layer_types(None)),
+    implied=SWIGLU,
+    fixed=SILU,
     tensors=EMBEDDING_AND_HEAD + ATTENTION + FEED_FORWARD,
 )

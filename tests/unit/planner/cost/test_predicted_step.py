@@ -306,3 +306,15 @@ def test_a_simulated_pipeline_is_as_long_as_its_simulation():
     made = pipeline.pipeline_time(layout, placement, costs, lock_step=False)
     assert made == (seconds, seconds, 0.0)
     assert seconds == (8 + 7) * 3.0
+
+
+def test_a_window_takes_its_share_of_attention():
+    """A quarter of the sequence leaves 1 - (3/4)^2 of the causal scores, in half of the layers."""
+    whole = step(DATA).term("attention").seconds
+    half = ("sliding_attention", "full_attention")
+    windowed = LLAMA.replace(sliding_window=1024, layer_types=half)
+    assert step(DATA, model=windowed).term("attention").seconds == pytest.approx(
+        whole * (0.5 * (1 - 0.75**2) + 0.5)
+    )
+    wide = LLAMA.replace(sliding_window=4096)
+    assert step(DATA, model=wide).term("attention").seconds == whole
