@@ -1,17 +1,22 @@
-"""The weights of a saved run, block by block, on one host without devices."""
+"""The weights of a saved run: on the devices of any mesh, or block by block without devices."""
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from geojax.checkpoint import manifest
 from geojax.checkpoint.choice import Part, list_parts, saved_arrays
 from geojax.checkpoint.saved_array import Indices, open_array
+from geojax.checkpoint.saved_state import SavedState
+from geojax.checkpoint.site_group import site_groups
 from geojax.errors import UserError
+from geojax.named_arrays import leaves_by_name
 from geojax.optim.layout import PADDING
 
 
@@ -29,45 +34,49 @@ class SavedModel:
     """Parts to read."""
 
     @classmethod
-    def open(cls, run: Path, step: int | None = None) -> "SavedModel":
-        """Choose the newest save of a run, or the one of `step`.
+    def open(
+        cls, run: Path, step: int | None = None, log: Callable[[str], None] = print
+    ) -> "SavedModel":
+        """Choose the newest save of a run that is whole, or the one of `step`.
+
+        Nothing is locked: the run may go on, and save the next step meanwhile.
 
         Args:
             run: directory of the run.
             step: the step; None: the newest.
+            log: told which newer steps are not whole.
 
         Raises:
             UserError: there is none, or the folder of a site is missing or damaged.
         """
         checkpoints = run / "checkpoints"
         parts = list_parts(checkpoints, checkpoints)
-        parts = [part for part in parts if step in (None, part.step)]
-        if not parts:
+        steps = sorted({part.step for part in parts if step in (None, part.step)}, reverse=True)
+        if not steps:
             wanted = "checkpoint" if step is None else f"checkpoint of step {step}"
             raise UserError(f"{run}: holds no {wanted}")
-        newest = max(part.step for part in parts)
-        parts = [part for part in parts if part.step == newest]
-        where = f"{checkpoints}: step {newest}"
-        if damaged := [part for part in parts if part.problem]:
-            raise UserError(f"{where} is damaged: {damaged[0].path}: {damaged[0].problem}")
-        if len({part.run for part in parts}) > 1:
-            raise UserError(f"{where} was saved by two runs; move the folders of one of them away")
-        whole = [part for part in parts if part.has_all][:1]
-        sites = parts[0].sites
-        missing = [site for index, site in enumerate(sites) if index not in _numbers(parts)]
-        if missing and not whole:
-            raise UserError(
-                f"{where} lacks the part of site {' and '.join(missing)}; copy that site's folder "
-                f"beside {parts[0].path}"
-            )
-        content = manifest.read(checkpoints / parts[0].path)
-        return cls(checkpoints, newest, content, whole or parts)
+        problems: list[str] = []
+        for each in steps:
+            of_step = [part for part in parts if part.step == each]
+            if (problem := _problem(checkpoints, of_step)) is None:
+                for line in problems:
+                    log(f"{line}; reading step {each}")
+                whole = [part for part in of_step if part.has_all][:1]
+                content = manifest.read(checkpoints / of_step[0].path)
+                return cls(checkpoints, each, content, whole or of_step)
+            problems.append(problem)
+        raise UserError(problems[0])
 
     @property
     def metadata(self) -> Mapping[str, Any]:
         """Metadata given to the save."""
         metadata: Mapping[str, Any] = self.content["metadata"]
         return metadata
+
+    @property
+    def is_removed(self) -> bool:
+        """True if a part of the save has been removed since it was opened."""
+        return not all((self.checkpoints / part.path).exists() for part in self.parts)
 
     def verify(self) -> None:
         """Compare all files of the save with their checksums.
@@ -81,6 +90,20 @@ class SavedModel:
                 manifest.verify(path, manifest.read(path)["files"])
             except manifest.DamagedCheckpoint as damage:
                 raise UserError(f"{path}: is damaged: {damage}") from None
+
+    def read(self, layouts: Any, mesh: Mesh) -> Any:
+        """Read the parameters onto a mesh, of which each process reads what its devices hold.
+
+        Args:
+            layouts: a tree of `LeafLayout`s of parameters, which also say the dtype.
+            mesh: the mesh of the layouts.
+        """
+        state = SavedState(self.checkpoints, self.content, [self.parts], site_groups(mesh, None))
+        leaves = [
+            state.read(f"parameters.{name}", layout)
+            for name, layout in leaves_by_name(layouts).items()
+        ]
+        return jax.tree.unflatten(jax.tree.structure(layouts), leaves)
 
     def blocks(self, name: str) -> Iterator[tuple[Indices, np.ndarray]]:
         """Yield the leaf `name` of the state in the blocks that it was written in, each read once.
@@ -107,9 +130,20 @@ class SavedModel:
                     yield tuple(d[at] for d, at in zip(wanted, held, strict=True)), values
 
 
-def _slices(length: int, size: int) -> list[slice]:
-    """Divide a dim into blocks of `size`, of which the last may be shorter."""
-    return [slice(at, min(at + size, length)) for at in range(0, length, size)]
+def _problem(checkpoints: Path, parts: Sequence[Part]) -> str | None:
+    """Say why the parts of one step are not the whole model; None: they are."""
+    where = f"{checkpoints}: step {parts[0].step}"
+    if damaged := [part for part in parts if part.problem]:
+        return f"{where} is damaged: {damaged[0].path}: {damaged[0].problem}"
+    if len({part.run for part in parts}) > 1:
+        return f"{where} was saved by two runs; move the folders of one of them away"
+    missing = [site for index, site in enumerate(parts[0].sites) if index not in _numbers(parts)]
+    if missing and not any(part.has_all for part in parts):
+        return (
+            f"{where} lacks the part of site {' and '.join(missing)}; copy that site's folder "
+            f"beside {parts[0].path}"
+        )
+    return None
 
 
 def _numbers(parts: Sequence[Part]) -> set[int]:

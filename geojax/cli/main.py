@@ -17,6 +17,7 @@ from geojax.cli import (
     compile,
     data,
     export,
+    generate,
     launch,
     memory,
     plan,
@@ -40,6 +41,7 @@ Subcommand = (
     | Annotated[settings.SettingsCommand, tyro.conf.subcommand("settings")]
     | Annotated[probe.ProbeCommand, tyro.conf.subcommand("probe")]
     | Annotated[export.ExportCommand, tyro.conf.subcommand("export")]
+    | Annotated[generate.GenerateCommand, tyro.conf.subcommand("generate")]
     | Annotated[data.PrepareCommand, tyro.conf.subcommand("data prepare")]
     | Annotated[launch.LaunchCommand, tyro.conf.subcommand("launch")]
     | Annotated[wan.WanUpCommand, tyro.conf.subcommand("wan up")]
@@ -123,6 +125,8 @@ def _run(arguments: list[str]) -> int:
         return wan.run(command)
     if isinstance(command, export.ExportCommand):
         return export.run(command)
+    if isinstance(command, generate.GenerateCommand):
+        return generate.run(command)
     return data.run(command)
 
 

@@ -3,7 +3,6 @@
 from geojax.models.chunk.remat import Remat
 from geojax.models.config import ModelConfig, RopeParameters
 from geojax.models.flops import model_flops
-from geojax.models.generate import generate
 from geojax.models.linen import Transformer
 from geojax.models.parallel.limits import check_parallelism
 from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
@@ -30,7 +29,6 @@ __all__ = [
     "Transformer",
     "active_parameter_count",
     "check_parallelism",
-    "generate",
     "init_parameters",
     "is_matrix_or_table",
     "logits",

@@ -3,19 +3,12 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
-from geojax.checkpoint.saved_model import SavedModel
-from geojax.data import Corpus, DataSettings, Tokenizer
+from geojax.data import Tokenizer
 from geojax.data.atomic_folder import atomic_folder
-from geojax.errors import UserError
 from geojax.models import ModelConfig
 from geojax.models.huggingface import CheckpointWriter, family_for
-from geojax.precision import policy
-from geojax.settings import validate
-from geojax.train.resume import refuse_earlier_version
-
-ExportDtype = Literal["bfloat16", "float16", "float32", "float64"]
+from geojax.train.saved_run import SavedDtype, SavedRun
 
 
 def export_run(
@@ -23,7 +16,7 @@ def export_run(
     output: Path,
     *,
     step: int | None = None,
-    dtype: ExportDtype | None = None,
+    dtype: SavedDtype | None = None,
     tokenizer: Path | None = None,
     log: Callable[[str], None] = print,
 ) -> None:
@@ -41,18 +34,10 @@ def export_run(
         UserError: the checkpoint is not whole, its model is of no family of transformers, the
             tokenizer is not there, or `output` is taken.
     """
-    saved = SavedModel.open(run, step)
-    refuse_earlier_version(saved.checkpoints / str(saved.step), saved.metadata)
-    config = saved.metadata["config"]
-    model = validate(ModelConfig, saved.metadata["model"], f"{saved.checkpoints}: model")
+    source = SavedRun.open(run, step=step, tokenizer=tokenizer, log=log)
+    saved, model, words = source.weights, source.model, source.tokenizer
     family = family_for(model)
-    words = _tokenizer(config["data"], tokenizer)
-    if words.vocabulary_size > model.vocab_size:
-        raise UserError(
-            f"{tokenizer or 'the data'}: the tokenizer has {words.vocabulary_size} tokens, and the "
-            f"model {model.vocab_size}"
-        )
-    written = dtype or policy(config["precision"]).compute_dtype.name
+    written = dtype or source.compute_dtype
     with atomic_folder(output, wait=False) as folder:
         assert folder is not None, "a folder that is taken is refused"
         log(f"checking the files of step {saved.step} in {saved.checkpoints}")
@@ -65,16 +50,6 @@ def export_run(
                     writer.put(leaf, indices, values)
         _write_tokenizer(folder, words, model)
     log(f"{output}: step {saved.step} as {family.architecture} in {written}")
-
-
-def _tokenizer(data: object, given: Path | None) -> Tokenizer:
-    if given is not None:
-        return Tokenizer.load(given)
-    assert isinstance(data, dict), "a run's settings are a mapping"
-    try:
-        return Corpus.open(validate(DataSettings, data, "data")).tokenizer
-    except UserError as error:
-        raise UserError(f"{error}; or name the run's tokenizer.json with --tokenizer") from None
 
 
 def _write_tokenizer(folder: Path, tokenizer: Tokenizer, model: ModelConfig) -> None:

@@ -8,7 +8,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from geojax.accelerators import accelerator_of
 from geojax.data import Tokenizer
-from geojax.models import ModelConfig, generate, parameter_count
+from geojax.inference import LoadedModel, Sampling, write_texts
+from geojax.models import ModelConfig, parameter_count
+from geojax.models.decoder import undecodable_reason
 from geojax.optim import LeafLayout, bytes_per_device
 from geojax.quantities import quantity
 from geojax.runtime.device_memory import usable_memory
@@ -18,11 +20,13 @@ from geojax.train.config import SampleSettings
 
 
 def unsampled_reason(model: ModelConfig, layouts: TrainState, plan: StepPlan) -> str | None:
-    """Say why the whole model cannot be gathered on one device, beside the state; None: it can be.
+    """Say why the model cannot write on one device, beside the state; None: it can.
 
     Nothing is known of the memory of simulated devices. All processes come to the same answer,
     whatever the environment of each.
     """
+    if (reason := undecodable_reason(model)) is not None:
+        return f"the decoder does not carry the model's {reason}"
     accelerator = accelerator_of(plan.mesh.devices.flat[0])
     if accelerator is None:
         return None
@@ -67,17 +71,12 @@ def sample_texts(
     weights: Any, model: ModelConfig, tokenizer: Tokenizer, settings: SampleSettings, seed: int
 ) -> list[str]:
     """Continue each prompt to the end of the document; the texts include the prompts."""
-    starts = [[tokenizer.bos_id, *tokenizer.encode(prompt)] for prompt in settings.prompts]
-    written = generate(
-        weights,
-        model,
-        starts,
-        count=settings.max_new_tokens,
-        temperature=settings.temperature,
-        key=jax.random.key(seed),
-    ).tolist()
-    texts = []
-    for prompt, tokens in zip(settings.prompts, written, strict=True):
-        end = tokens.index(tokenizer.eos_id) if tokenizer.eos_id in tokens else len(tokens)
-        texts.append(prompt + tokenizer.decode(tokens[:end]))
-    return texts
+    texts = write_texts(
+        LoadedModel.on_one_device(model, weights),
+        tokenizer,
+        settings.prompts,
+        max_new_tokens=settings.max_new_tokens,
+        sampling=Sampling(settings.temperature),
+        seed=seed,
+    )
+    return list(texts)

@@ -95,17 +95,26 @@ def test_transformers_writes_the_same_text(folder, export):
     }
 
 
+def test_generate_writes_the_same_text_on_another_mesh(folder, capsys, monkeypatch):
+    monkeypatch.setattr("geojax.runtime.enable_compilation_cache", lambda folder: None)
+    prompts = [word for prompt in PROMPTS for word in ("--prompt", prompt)]
+    options = ["--max-tokens", str(NEW_TOKENS), "--temperature", "0", "--mesh.tensor", "2"]
+    assert geojax(["generate", str(folder / "run"), *prompts, *options]) == 0
+    assert capsys.readouterr().out == (folder / "run" / "sample.txt").read_text() + "\n"
+
+
 def test_a_missing_half_is_named(folder, export, capsys):
     checkpoints = folder / "run" / "checkpoints"
     second = sorted(path for path in checkpoints.iterdir() if path.is_dir())[1]
     second.rename(folder / second.name)
     try:
         assert geojax(["export", str(folder / "run"), "--output", str(folder / "half")]) == 2
+        assert geojax(["generate", str(folder / "run"), "--prompt", "1 is"]) == 2
     finally:
         (folder / second.name).rename(second)
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert f"step 20 lacks the part of site {second.name}" in error
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 2
+    assert all(f"step 20 lacks the part of site {second.name}" in error for error in errors)
     assert not (folder / "half").exists()
     assert geojax(["export", str(folder / "run"), "--output", str(export)]) == 2
     assert "exists already" in capsys.readouterr().err

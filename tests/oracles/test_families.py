@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from geojax import make_mesh
 from geojax.checkpoint.initial_weights import read_weights
+from geojax.inference import LoadedModel, Sampling, generate
 from geojax.models import ModelConfig, logits
 from geojax.models.huggingface import CheckpointWriter, HuggingFaceWeights, read_model_fields
 from geojax.named_arrays import leaves_by_name
@@ -26,6 +27,7 @@ from geojax.step.state import parameter_layouts
 
 MESHES = {"one-device": {}, "dc2-data2-tensor2": {"dc": 2, "data": 2, "tensor": 2}}
 TOLERANCE = 1e-10
+PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5], [35, 8], [9, 7, 9, 3]]
 
 
 class Oracle(NamedTuple):
@@ -89,6 +91,24 @@ def test_logits_are_those_of_transformers(oracle):
     ours = np.asarray(jax.jit(lambda *given: logits(*given, oracle.model))(weights, oracle.batch))
     assert ours.dtype == oracle.logits.dtype == np.float64
     assert np.abs(ours - oracle.logits).max() <= TOLERANCE * np.abs(oracle.logits).max()
+
+
+@pytest.mark.usefixtures("x64")
+def test_greedy_generation_is_that_of_transformers(oracle):
+    """Token by token, of prompts of different lengths in one batch."""
+    with Lifted(), torch.no_grad():
+        theirs = AutoModelForCausalLM.from_pretrained(
+            oracle.folder / "weights", dtype=torch.float64, experts_implementation="eager"
+        )
+        expected = []
+        for prompt in PROMPTS:
+            found = theirs.generate(
+                torch.tensor([prompt]), max_new_tokens=20, do_sample=False, eos_token_id=None
+            )
+            expected.append(found[0, len(prompt) :].tolist())
+    weights = read_whole(oracle.folder / "weights", oracle.model)
+    model = LoadedModel.on_one_device(oracle.model, weights)
+    assert generate(model, PROMPTS, max_new_tokens=20, sampling=Sampling(0)) == expected
 
 
 @pytest.mark.usefixtures("x64")

@@ -5,6 +5,7 @@ import shutil
 import tracemalloc
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -16,6 +17,7 @@ from geojax.checkpoint import Checkpointer
 from geojax.checkpoint.initial_weights import read_weights
 from geojax.checkpoint.saved_model import SavedModel
 from geojax.errors import UserError
+from geojax.inference.loaded_model import weight_layouts
 from geojax.islands.site_part import SitePart
 from geojax.islands.site_state import saved_layouts
 from geojax.models import ModelConfig, init_parameters, parameter_count
@@ -65,7 +67,7 @@ def test_an_island_reads_its_own_layers(tmp_path):
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_a_saved_run_is_read_without_devices(tmp_path, name):
+def test_a_saved_run_is_read_onto_a_mesh_or_without_devices(tmp_path, name):
     mesh, layouts, state, whole = numbered(name)
     checkpoints = tmp_path / "checkpoints"
     with Checkpointer(checkpoints, mesh, sites=SITES) as checkpointer:
@@ -78,12 +80,36 @@ def test_a_saved_run_is_read_without_devices(tmp_path, name):
         for indices, values in saved.blocks(f"parameters.{leaf}"):
             found[np.ix_(*indices)] = values
         assert_same_bits(found, expected)
+    target = make_mesh(devices=jax.devices()[:2], tensor=2)
+    layouts = weight_layouts(MODEL, target, jnp.float32)
+    read = whole_state.trim(saved.read(layouts, target), layouts, target)
+    jax.tree.map(assert_same_bits, read, whole.parameters)
 
     shutil.rmtree(checkpoints / "west")
     if name in ("no pipeline", "a pipeline in each site"):  # each site holds the whole model
         assert [part.path for part in SavedModel.open(tmp_path).parts] == ["east/7"]
         return
     with pytest.raises(UserError, match=r"step 7 lacks the part of site west; copy .* east/7$"):
+        SavedModel.open(tmp_path)
+
+
+def test_the_newest_step_that_is_whole_is_chosen(tmp_path):
+    """Beside a run, one site may have saved a step that the other is still writing."""
+    mesh, layouts, state, _ = numbered("sites as stages")
+    checkpoints = tmp_path / "checkpoints"
+    with Checkpointer(checkpoints, mesh, sites=SITES) as checkpointer:
+        for step in (7, 9):
+            checkpointer.save(step, state, layouts, {})
+    shutil.rmtree(checkpoints / "west" / "9")
+    lines = []
+    saved = SavedModel.open(tmp_path, log=lines.append)
+    assert (saved.step, saved.is_removed) == (7, False)
+    (line,) = lines
+    assert "step 9 lacks the part of site west" in line
+    assert line.endswith("; reading step 7")
+    shutil.rmtree(checkpoints / "west" / "7")
+    assert saved.is_removed
+    with pytest.raises(UserError, match="step 9 lacks the part of site west"):
         SavedModel.open(tmp_path)
 
 

@@ -1,0 +1,81 @@
+"""Options of the commands that put a run's checkpoint to work, and what they make of them."""
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import tyro
+
+from geojax.errors import UserError
+
+if TYPE_CHECKING:
+    from geojax.train.saved_run import Serving
+
+
+@dataclasses.dataclass(frozen=True)
+class ServingMesh:
+    """Sizes of the mesh axes that share a model and its sequences."""
+
+    data: int = 1
+    """Groups of devices that share the sequences."""
+
+    expert: int = 1
+    """Devices that share the experts."""
+
+    tensor: int = 1
+    """Devices that share every layer."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServingOptions:
+    """The run, its checkpoint, and the devices."""
+
+    run: tyro.conf.Positional[Path]
+    """Directory of the run."""
+
+    step: int | None = None
+    """Step of the checkpoint; default: the newest that is whole."""
+
+    dtype: Literal["bfloat16", "float16", "float32", "float64"] | None = None
+    """Dtype of the weights; default: the one that the run computes in."""
+
+    tokenizer: Path | None = None
+    """tokenizer.json; default: that of the run's data."""
+
+    batch_size: int = 16
+    """Sequences that are computed together."""
+
+    mesh: ServingMesh = ServingMesh()
+    """Devices that share the model; one without it."""
+
+    def note(self, line: str) -> None:
+        """Show a line to the user, on stderr."""
+        print(line, file=sys.stderr, flush=True)
+
+    def serve(self) -> "Serving":
+        """Read the checkpoint onto the devices.
+
+        Raises:
+            UserError: there is no checkpoint that is whole, or the devices cannot share the model.
+        """
+        if self.batch_size < 1:
+            raise UserError(f"--batch-size is {self.batch_size}; at least 1 would be right")
+        import jax
+
+        from geojax import runtime
+        from geojax.cache import cache_folder
+        from geojax.inference.loaded_model import serving_mesh
+        from geojax.train.saved_run import serve_run
+
+        runtime.start(runtime.ProcessSettings(process_count=1))
+        runtime.enable_compilation_cache(cache_folder() / "xla")
+        jax.config.update("jax_enable_x64", self.dtype == "float64")
+        return serve_run(
+            self.run,
+            serving_mesh(**dataclasses.asdict(self.mesh)),
+            step=self.step,
+            tokenizer=self.tokenizer,
+            dtype=self.dtype,
+            log=self.note,
+        )

@@ -1,0 +1,7 @@
+"""A trained model at work: its weights on a mesh, text that it writes, and likelihoods of text."""
+
+from geojax.inference.generation import generate, write_texts
+from geojax.inference.loaded_model import LoadedModel
+from geojax.models.sampling import Sampling
+
+__all__ = ["LoadedModel", "Sampling", "generate", "write_texts"]

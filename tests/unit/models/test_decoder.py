@@ -1,0 +1,132 @@
+"""Generation agrees with the model that reads whole texts, on one device and on a mesh."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from model_families import FAMILIES
+
+from geojax.errors import UserError
+from geojax.inference import LoadedModel, Sampling, generate
+from geojax.inference.loaded_model import serving_mesh, weight_layouts
+from geojax.models import ModelConfig, logits
+from geojax.models.decoder import undecodable_reason
+from geojax.optim import layout
+
+GREEDY = Sampling(temperature=0)
+PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5]]
+
+
+def _whole(tokens):
+    tokens = np.asarray(tokens, np.int32)[None]
+    return {
+        "tokens": tokens,
+        "segment_ids": np.ones_like(tokens),
+        "positions": np.arange(tokens.size, dtype=np.int32)[None],
+        "row": np.zeros(1, np.int32),
+    }
+
+
+def _on_one_device(config, parameters):
+    return LoadedModel.on_one_device(config, jax.device_put(parameters, jax.devices()[0]))
+
+
+def test_greedy_takes_the_models_most_likely_token(config, x64, random_parameters):
+    parameters = random_parameters(config, jnp.float64)
+    model = _on_one_device(config, parameters)
+    written = generate(model, PROMPTS, max_new_tokens=6, sampling=GREEDY)
+    read = jax.jit(lambda batch: logits(parameters, batch, config)[0])
+    for prompt, continuation in zip(PROMPTS, written, strict=True):
+        text = [*prompt, *continuation]
+        scores = np.asarray(read(_whole(np.pad(text, (0, 11 - len(text))))))
+        best = scores[len(prompt) - 1 : len(text) - 1].argmax(-1)
+        np.testing.assert_array_equal(continuation, best)
+
+
+@pytest.mark.parametrize(
+    ("family", "axes"),
+    [
+        ("llama", {"data": 2, "tensor": 2}),
+        ("nemotron", {"tensor": 4}),  # more ranks than key heads, an odd vocabulary
+        ("mixture", {"expert": 2, "tensor": 2}),
+    ],
+)
+def test_a_mesh_writes_what_one_device_writes(family, axes, x64, random_parameters):
+    """In batches too, whose last one lacks a prompt; drawn tokens included."""
+    config = FAMILIES[family]
+    parameters = random_parameters(config, jnp.float64)
+    options = {"max_new_tokens": 4, "sampling": Sampling(0.8, top_p=0.9), "seed": 5}
+    expected = generate(_on_one_device(config, parameters), PROMPTS, **options)
+    mesh = serving_mesh(**{"data": 1, "expert": 1, "tensor": 1} | axes)
+    layouts = weight_layouts(config, mesh, jnp.float64)
+    padded = jax.tree.map(lambda leaf, own: own.pad(leaf), parameters, layouts)
+    shards = jax.device_put(padded, layout.shardings(layouts, mesh))
+    model = LoadedModel(config, mesh, shards)
+    assert generate(model, PROMPTS, **options, batch_size=2) == expected
+
+
+def test_a_text_ends_at_the_stop_token(random_parameters):
+    config = FAMILIES["llama"]
+    model = _on_one_device(config, random_parameters(config, jnp.float32))
+    unbound = generate(model, PROMPTS, max_new_tokens=6, sampling=GREEDY)
+    stop = unbound[0][3]
+    found = generate(model, PROMPTS, max_new_tokens=6, sampling=GREEDY, stop_token=stop)
+    assert found == [text[: text.index(stop)] if stop in text else text for text in unbound]
+    assert len(found[0]) <= 3
+
+
+def test_draws_follow_the_models_distribution(random_parameters):
+    config = FAMILIES["llama"]
+    parameters = random_parameters(config, jnp.float32)
+    many = 4000
+    model = _on_one_device(config, parameters)
+
+    def drawn(**sampling):
+        options = {"max_new_tokens": 1, "sampling": Sampling(1.5, **sampling), "batch_size": many}
+        return np.ravel(generate(model, [[3, 1, 4]] * many, **options, seed=1))
+
+    scores = logits(parameters, _whole([3, 1, 4]), config)[0, -1]
+    want = np.asarray(jax.nn.softmax(scores / 1.5))
+    share = np.bincount(drawn(), minlength=config.vocab_size) / many
+    assert np.abs(share - want).max() < 5 * np.sqrt(want.max() / many)
+    descending = np.argsort(-want)
+    fewest = 1 + int(np.argmax(np.cumsum(want[descending]) >= 0.6))
+    assert 1 < fewest < config.vocab_size
+    assert set(drawn(top_p=0.6)) == set(descending[:fewest].tolist())
+
+
+def test_a_part_that_the_decoder_does_not_carry_is_refused(random_parameters):
+    """A field of the model that the decoder knows nothing of, unless it has its default."""
+
+    class Model(ModelConfig):
+        latents: int = 0
+
+    assert undecodable_reason(FAMILIES["mixture"]) is None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("geojax.models.decoder.ModelConfig", Model)
+        given = FAMILIES["llama"].model_dump(exclude_unset=True)
+        assert undecodable_reason(Model(**given)) is None
+        assert undecodable_reason(Model(**given, latents=8)) == "latents=8"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prompts": [[1], []]}, "a prompt is empty"),
+        ({"prompts": [[1, 37]]}, "token 37 in a prompt is outside .*0 to 36"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0"),
+        ({"max_new_tokens": 16}, "take 17 positions, the model has learned 16"),
+    ],
+)
+def test_refusals(change, message, random_parameters):
+    config = FAMILIES["gpt3"]
+    model = _on_one_device(config, random_parameters(config, jnp.float32))
+    given = {"prompts": [[1, 2]], "max_new_tokens": 1, "sampling": GREEDY} | change
+    with pytest.raises(UserError, match=message):
+        generate(model, **given)
+
+
+@pytest.mark.parametrize("given", [{"temperature": -1}, {"top_p": 0}, {"top_p": 1.1}])
+def test_a_sampling_that_cannot_be_is_refused(given):
+    with pytest.raises(UserError, match=f"{next(iter(given))} is .*would be right"):
+        Sampling(**given)
