@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import jax
 
-from geojax.transport import Fetch, MessageKey, Transport, loopback
+from geojax.transport import Fetch, MeasuredLink, MessageKey, Transport, loopback
 from geojax.transport.protocol import PeerCounters
 
 
@@ -72,6 +72,10 @@ class StageTransport:
         """Raise the error of the first stage or site that is lost."""
         self._inside.check()
         self._between_sites.check()
+
+    def measured(self) -> Mapping[int, MeasuredLink]:
+        """Return what was measured of the links of the site."""
+        return self._between_sites.measured()
 
     def drain(self) -> None:
         """Wait until the stages of the site have all offers."""

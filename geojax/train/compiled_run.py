@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ from geojax.checkpoint.initial_weights import with_weights
 from geojax.collectives import FLOAT32, WireFormat, wire_format
 from geojax.hlo import HloParseError
 from geojax.islands.traffic import LinkTraffic
-from geojax.mesh import make_mesh
+from geojax.mesh import make_mesh, site_names
 from geojax.models import model_flops, parameter_count
 from geojax.models.attention import chosen_implementation
 from geojax.models.huggingface import HuggingFaceWeights
@@ -25,6 +26,7 @@ from geojax.planner.cross_site import CrossSiteBytes, cross_site_bytes
 from geojax.precision import BackendChoice, chosen_backend
 from geojax.quantities import quantity
 from geojax.runtime import flags_in_force
+from geojax.runtime.liveness.heartbeat import read_heartbeats
 from geojax.runtime.platform import platform_of, sums_in_messages
 from geojax.step.plan import StepPlan
 from geojax.step.program import batch_shape, lower_step, require_fp8_products, trace_evaluation
@@ -45,6 +47,7 @@ from geojax.train.pipeline_settings import PipelineSettings
 from geojax.train.report import mesh_line
 from geojax.train.sample import gather_full_params, unsampled_reason
 from geojax.train.trainer import Batch, TrainerFacts
+from geojax.transport import MeasuredLink
 
 
 def make_run_mesh(config: RunConfig) -> Mesh:
@@ -195,6 +198,28 @@ class CompiledRun:
     def link_traffic(self) -> Mapping[str, LinkTraffic]:
         """Return nothing: the program moves the messages itself."""
         return {}
+
+    def measured_links(self) -> Mapping[str, MeasuredLink]:
+        """Return the least round trip of the heartbeats of each other site, on the first process.
+
+        A process sends every two seconds, and tells the least of its last eight.
+        """
+        if jax.process_index() != 0:
+            return {}
+        topology = Topology.load(self.config.topology) if self.config.topology else None
+        trips = {process: beat.round_trip_seconds for process, beat in read_heartbeats().items()}
+        of_sites = {
+            site: [
+                trips[device.process_index]
+                for device in devices.flat
+                if math.isfinite(trips.get(device.process_index, math.nan))
+            ]
+            for site, devices in zip(
+                site_names(self.plan.mesh, topology), self.plan.mesh.devices, strict=True
+            )
+        }
+        _, *others = of_sites
+        return {site: MeasuredLink(min(of_sites[site], default=None)) for site in others}
 
     def evaluate(self, state: TrainState, batch: Batch) -> jax.Array:
         """Return [sum of losses, number of targets] of a batch."""

@@ -183,6 +183,14 @@ class CheckpointSettings(Settings):
     together, on a file system that they share."""
 
 
+class AdaptSettings(Settings):
+    """Comparison of measured steps with the plan by the topology; nothing is changed."""
+
+    interval: StepCount = 50
+    """Steps of a window, over whose medians steps and links are compared with the plan. A term that
+    deviates is logged by its name: a link, a site that is late, slower compute."""
+
+
 class SampleSettings(Settings):
     """Text that the trained model writes at the end of a run."""
 
@@ -275,6 +283,9 @@ class RunConfig(Settings):
     preflight: Literal["refuse", "warn"] = "refuse"
     """A run whose estimated memory (see `geojax memory`) is more than its devices have: refuse it
     before anything is compiled, or only warn."""
+
+    adapt: AdaptSettings = AdaptSettings()
+    """Comparison of measured steps with the plan, where a topology describes several sites."""
 
     watchdog: WatchdogSettings = WatchdogSettings()
     """Time limits of a step."""

@@ -66,7 +66,7 @@ from geojax.train.island_stages import (
 from geojax.train.report import mesh_line
 from geojax.train.sample import gather_full_params, unsampled_reason
 from geojax.train.trainer import Batch, TrainerFacts
-from geojax.transport import Transport
+from geojax.transport import MeasuredLink, Transport
 
 UPDATE_NAME = SumsOfSites.apply.__name__
 """The name of the compiled update, the last program of a step, in the count of compilations."""
@@ -230,6 +230,20 @@ class IslandRun:
         """Return the traffic of the last step with each other site, by name."""
         names = self.transport.site_names
         return {names[site]: traffic for site, traffic in self.stages.traffic.items()}
+
+    def measured_links(self) -> Mapping[str, MeasuredLink]:
+        """Return what was measured of the link to each other site since the last call, by name.
+
+        Each process knows the rate of its own messages; the others of its site send as many at the
+        same time.
+        """
+        names, processes = self.transport.site_names, jax.process_count()
+        return {
+            names[site]: link._replace(
+                bytes_per_second=link.bytes_per_second and processes * link.bytes_per_second
+            )
+            for site, link in self.transport.measured().items()
+        }
 
     def evaluate(self, state: SiteState, batch: Batch) -> jax.Array:
         """Return [sum of losses, number of targets] of a batch, over all sites."""

@@ -29,6 +29,7 @@ from geojax.step.program import STEP_NAME
 from geojax.step.state import TrainState
 from geojax.topology import Topology
 from geojax.train.batches import sequences_of_process
+from geojax.train.comparison import Comparison, plan_of_run
 from geojax.train.compiled_run import CompiledRun, make_run_mesh, step_plan
 from geojax.train.config import RunConfig
 from geojax.train.island_plan import island_plan, make_site_mesh, sequences_of_site
@@ -158,13 +159,15 @@ def train(
             directory.write_config(config.model_dump(mode="json"))
         # Some collectives time out when their ranks start far apart: all compile, then wait here.
         runtime.barrier("ready to train", timeout_seconds=config.watchdog.first_step_seconds)
+        own_site = island.site if island is not None else site_names(mesh, topology)[0]
         with contextlib.ExitStack() as training:
+            writer = training.enter_context(MetricsWriter(directory, start)) if first else None
             loop: TrainingLoop[Any] = TrainingLoop(
                 trainer=trainer,
                 config=config,
                 loader=loader,
                 checkpointer=checkpointer,
-                writer=training.enter_context(MetricsWriter(directory, start)) if first else None,
+                writer=writer,
                 directory=directory if first else None,
                 progress=training.enter_context(Progress(console, config.steps, start)),
                 stop_signals=training.enter_context(runtime.StopSignals()),
@@ -172,6 +175,7 @@ def train(
                 log=console.print,
                 metadata=metadata,
                 compilations=compilations,
+                comparison=_comparison(trainer, own_site, writer, console),
             )
             before_training = time.monotonic()
             state = loop.run(state, start, consumed)
@@ -249,6 +253,20 @@ def _open_checkpoints(
         link_bytes_per_second=min(bandwidths, default=None),
         report=console.print,
     )
+
+
+def _comparison(
+    trainer: CompiledRun | IslandRun,
+    site: str,
+    writer: MetricsWriter | None,
+    console: rich.console.Console,
+) -> Comparison | None:
+    """Compare the run's steps with its plan; None: it has none, or another process does."""
+    plan = None if writer is None else plan_of_run(trainer.config, site)
+    if plan is None or writer is None:
+        return None
+    interval = trainer.config.adapt.interval
+    return Comparison(plan, interval, trainer.measured_links, console.print, writer.write)
 
 
 def _metadata(config: RunConfig, loader: Loader) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from geojax.checkpoint import Checkpointer
 from geojax.islands.traffic import LinkTraffic
 from geojax.models.huggingface import HuggingFaceWeights
 from geojax.planner.cross_site import CrossSiteBytes
+from geojax.transport import MeasuredLink
 
 State = TypeVar("State")
 
@@ -75,6 +76,13 @@ class Trainer(Protocol[State]):
         """Return the traffic of the last step with each other site, by name.
 
         Nothing in one program over all sites, whose messages the host does not see.
+        """
+        ...
+
+    def measured_links(self) -> Mapping[str, MeasuredLink]:
+        """Return what was measured of the link to each other site since the last call, by name.
+
+        In one program over all sites the first process knows the round trips of the heartbeats.
         """
         ...
 

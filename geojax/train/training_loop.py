@@ -18,6 +18,7 @@ from geojax.islands.traffic import LinkTraffic
 from geojax.quantities import quantity
 from geojax.runtime import StopSignals, Watchdog, translate_collective_errors
 from geojax.runtime.compilation import CompilationCounter
+from geojax.train.comparison import Comparison
 from geojax.train.config import RunConfig
 from geojax.train.link_figures import LinkTotals, link_figure, link_metrics
 from geojax.train.metrics import MetricsWriter
@@ -67,6 +68,8 @@ class TrainingLoop(Generic[State]):
     """Description of the run, for its checkpoints."""
     compilations: CompilationCounter
     """Count of how often the step was compiled."""
+    comparison: Comparison | None = None
+    """Comparison of the steps with the plan, on the process that logs; None without a plan."""
 
     def __post_init__(self) -> None:
         self.validation: dict[str, list[tuple[int, float]]] = {}
@@ -208,6 +211,8 @@ class TrainingLoop(Generic[State]):
         if self.writer is not None:
             self.writer.write(step, values)
         self.progress.update(step, figures)
+        if self.comparison is not None:
+            self.comparison.record(step, seconds, links)
 
     def _validate(self, state: State, step: int) -> None:
         for name in self.loader.validation_names:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from geojax.transport.message_id import FIRST_ID
 
 _FRAME = struct.Struct("!Q")
-_HEARTBEAT, _FINISHED, _SEEN = 0, 1, 2
+_HEARTBEAT, _FINISHED, _SEEN, _ECHO = 0, 1, 2, 3
 _HEARTBEAT_SECONDS = 1.0
 _GOODBYE_SECONDS = 5.0
 
@@ -25,10 +25,18 @@ class ControlConnection:
     Args:
         connection: its socket.
         acknowledged: called with the identifier of each message that the peer has fetched.
+        echoed: called with the seconds from each heartbeat to the peer's echo of it.
     """
 
-    def __init__(self, connection: socket.socket, acknowledged: Callable[[int], None]):
-        self._connection, self._acknowledged = connection, acknowledged
+    def __init__(
+        self,
+        connection: socket.socket,
+        acknowledged: Callable[[int], None],
+        echoed: Callable[[float], None],
+    ):
+        self._connection, self._acknowledged, self._echoed = connection, acknowledged, echoed
+        self._heartbeat: float | None = None
+        """Time of the heartbeat that the peer has not echoed; None: there is none."""
         self._outgoing: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._heard = time.monotonic()
         self.finished = False
@@ -65,12 +73,16 @@ class ControlConnection:
         self._connection.close()
 
     def _send(self) -> None:
+        due = time.monotonic() + _HEARTBEAT_SECONDS
         with contextlib.suppress(OSError):
             while True:
                 try:
-                    frame = self._outgoing.get(timeout=_HEARTBEAT_SECONDS)
+                    frame = self._outgoing.get(timeout=max(0.0, due - time.monotonic()))
                 except queue.Empty:
+                    due = time.monotonic() + _HEARTBEAT_SECONDS
                     frame = _HEARTBEAT
+                    if self._heartbeat is None:
+                        self._heartbeat = time.monotonic()
                 if frame is None:
                     return
                 self._connection.sendall(_FRAME.pack(frame))
@@ -91,6 +103,12 @@ class ControlConnection:
     def _act(self, frame: int) -> None:
         if frame >= FIRST_ID:
             self._acknowledged(frame)
+        elif frame == _HEARTBEAT:
+            self._outgoing.put(_ECHO)
+        elif frame == _ECHO:
+            if self._heartbeat is not None:
+                self._echoed(time.monotonic() - self._heartbeat)
+                self._heartbeat = None
         elif frame == _FINISHED:
             self.finished = True
             self._outgoing.put(_SEEN)

@@ -28,6 +28,7 @@ from geojax.transport.arrivals import Arrivals
 from geojax.transport.control import ControlConnection
 from geojax.transport.guard_process import GuardProcess
 from geojax.transport.in_flight import InFlight
+from geojax.transport.link_clock import Departures, LinkClock, MeasuredLink
 from geojax.transport.message_id import Direction, message_id
 from geojax.transport.protocol import MessageKey, PeerCounters
 from geojax.transport.shards import joined, local_shapes, local_shards
@@ -56,10 +57,12 @@ class _Link:
         self.peer, self.counters, self.in_flight = peer, counters, in_flight
         self.offered: dict[int, int] = {}
         """Bytes of each message that is offered and not acknowledged."""
-        self.control = ControlConnection(peer.control, self._acknowledged)
+        self.clock = LinkClock()
+        self.control = ControlConnection(peer.control, self._acknowledged, self.clock.echoed)
 
     def _acknowledged(self, message: int) -> None:
         if (size := self.offered.pop(message, None)) is not None:
+            self.clock.acknowledged(message, size)
             self.in_flight.acknowledge(size)
 
 
@@ -96,7 +99,7 @@ class EngineTransport:
         self._silence_seconds = silence_seconds
         self._lost: str | None = None
         self._closed = False
-        self._arrivals = Arrivals()
+        self._arrivals, self._departures = Arrivals(), Departures()
         self._links = {
             each: _Link(
                 peer,
@@ -123,6 +126,11 @@ class EngineTransport:
         link.in_flight.add(key, size)
         link.offered[message] = size
         self._server.await_pull(message, shards)
+        self._departures.watch(
+            shards,
+            lambda: message in link.offered,
+            functools.partial(link.clock.departed, message),
+        )
 
     def fetch(self, sender: int, key: MessageKey, like: Sequence[jax.ShapeDtypeStruct]) -> "_Fetch":
         """Begin to fetch what another site offers."""
@@ -145,6 +153,10 @@ class EngineTransport:
         if self._lost is not None:
             raise RunError(f"transport: {self._lost}; restart the run from its last checkpoint")
 
+    def measured(self) -> Mapping[int, MeasuredLink]:
+        """Return what was measured of the link to each other site since the last call."""
+        return {site: link.clock.take() for site, link in self._links.items()}
+
     def drain(self) -> None:
         """Wait until the peers have fetched all offers."""
         for link in self._links.values():
@@ -163,6 +175,7 @@ class EngineTransport:
         # Pulls over a link that is cut fail when the guard ends their connections, not before.
         self._guard.close()
         self._arrivals.close()
+        self._departures.close()
 
     def _check_receiver(self, receiver: int) -> None:
         """Raise an error if a site will not fetch what it has been offered."""

@@ -11,6 +11,7 @@ import jax
 
 from geojax.errors import RunError
 from geojax.transport.in_flight import InFlight
+from geojax.transport.link_clock import MeasuredLink
 from geojax.transport.private import is_ready
 from geojax.transport.protocol import MessageKey, PeerCounters, Transport
 
@@ -85,6 +86,9 @@ class _Loopback:
         for peer in self.counters:
             if self.links[peer, self.site].lost:
                 raise RunError(f"transport: site {peer} has left; restart the run with all sites")
+
+    def measured(self) -> Mapping[int, MeasuredLink]:
+        return {}
 
     def drain(self) -> None:
         deadline = time.monotonic() + self.silence_seconds

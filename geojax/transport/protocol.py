@@ -6,6 +6,8 @@ from typing import NamedTuple, Protocol
 
 import jax
 
+from geojax.transport.link_clock import MeasuredLink
+
 
 class MessageKey(NamedTuple):
     """Name of one message of a run; sender and receiver derive the same one from their schedules.
@@ -137,6 +139,13 @@ class Transport(Protocol):
 
     def check(self) -> None:
         """Raise a `RunError` that names the first peer that is lost or has been silent too long."""
+        ...
+
+    def measured(self) -> Mapping[int, MeasuredLink]:
+        """Return what was measured of the link to each other site since the last call, by number.
+
+        Nothing where sites share a process.
+        """
         ...
 
     def drain(self) -> None:

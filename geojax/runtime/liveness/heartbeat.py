@@ -1,10 +1,12 @@
 """The heartbeat of each process: one entry in the key-value store, renewed every 2 seconds.
 
-An entry carries the sender's clock and what the process is doing. Clocks of different machines are
-never compared: a process is silent when its entry does not change. Only process 0 reads the entries
-of all; the others read what it makes of them (`geojax.runtime.liveness.health`).
+An entry carries the sender's clock, what the process is doing, and how long its latest ones took to
+process 0 and back. Clocks of different machines are never compared: a process is silent when its
+entry does not change. Only process 0 reads the entries of all; the others read what it makes of
+them (`geojax.runtime.liveness.health`).
 """
 
+import collections
 import json
 import math
 import time
@@ -17,6 +19,7 @@ INTERVAL_SECONDS = 2.0
 """Longest time between two heartbeats of a process."""
 
 _LONGEST_ACTIVITY = 100
+_ROUND_TRIPS = 8
 
 
 class Heartbeat(NamedTuple):
@@ -28,9 +31,13 @@ class Heartbeat(NamedTuple):
     """Latest step that the process has entered; -1 before the first."""
     activity: str
     """Name of the work that the process does in that step."""
+    round_trip_seconds: float = math.nan
+    """Least time that one of the process's latest heartbeats took to process 0 and back; nan before
+    the first came back."""
 
 
 _progress = (-1, "start-up")
+_round_trips: collections.deque[float] = collections.deque(maxlen=_ROUND_TRIPS)
 
 
 def report_progress(step: int, activity: str) -> None:
@@ -42,7 +49,10 @@ def report_progress(step: int, activity: str) -> None:
 def send_heartbeat() -> None:
     """Renew this process's entry in the key-value store."""
     own, _ = process_index_and_count()
-    publish(f"heartbeat/{own}", json.dumps([time.monotonic(), *_progress]))
+    now = time.monotonic()
+    trip = min(_round_trips, default=None)
+    publish(f"heartbeat/{own}", json.dumps([now, *_progress, trip]))
+    _round_trips.append(time.monotonic() - now)
 
 
 def read_heartbeats() -> dict[int, Heartbeat]:
@@ -59,11 +69,15 @@ def read_heartbeats() -> dict[int, Heartbeat]:
 def _parsed(entry: str) -> Heartbeat | None:
     """Return the heartbeat in an entry; None if it is none."""
     try:
-        clock, step, activity = json.loads(entry)
+        clock, step, activity, trip = json.loads(entry)
     except (ValueError, TypeError, RecursionError):
         return None
     if type(clock) is not float or not math.isfinite(clock) or type(step) is not int:
         return None
     if type(activity) is not str or not activity.isprintable():
         return None
-    return Heartbeat(clock, step, activity[:_LONGEST_ACTIVITY])
+    if trip is None:
+        trip = math.nan
+    if type(trip) is not float:
+        return None
+    return Heartbeat(clock, step, activity[:_LONGEST_ACTIVITY], trip)

@@ -1,6 +1,8 @@
 """Heartbeats and the report on them; what 3,072 processes ask of the store."""
 
+import collections
 import json
+import math
 import time
 
 import jax
@@ -69,21 +71,31 @@ def test_a_heartbeat_says_what_its_process_does(job, monkeypatch):
     send_heartbeat()
     first = read_heartbeats()
     send_heartbeat()
-    assert first[2][1:] == (12, "validation")
+    assert first[2][1:3] == (12, "validation")
     assert read_heartbeats()[2].time > first[2].time
+
+
+def test_a_heartbeat_says_how_long_earlier_ones_took_to_process_0_and_back(job, monkeypatch):
+    monkeypatch.setattr(heartbeat, "_round_trips", collections.deque(maxlen=2))
+    job.own, job.count = 2, 4
+    send_heartbeat()
+    assert math.isnan(read_heartbeats()[2].round_trip_seconds)
+    send_heartbeat()
+    assert 0 < read_heartbeats()[2].round_trip_seconds < 10
 
 
 def test_a_heartbeat_of_nobody_or_of_nonsense_is_ignored(job):
     job.own, job.count = 0, 2
     send_heartbeat()
     for name, entry in (
-        ("2", json.dumps([1.0, 1, "training step"])),
-        ("-1", json.dumps([1.0, 1, "training step"])),
-        ("x", json.dumps([1.0, 1, "training step"])),
+        ("2", json.dumps([1.0, 1, "training step", 0.1])),
+        ("-1", json.dumps([1.0, 1, "training step", 0.1])),
+        ("x", json.dumps([1.0, 1, "training step", 0.1])),
         ("1", "[" * 200_000),
-        ("1", json.dumps([1.0, "1", "training step"])),
-        ("1", '[Infinity, 1, "training step"]'),
-        ("1", json.dumps([1.0, 1, "\x1b[2J"])),
+        ("1", json.dumps([1.0, "1", "training step", 0.1])),
+        ("1", '[Infinity, 1, "training step", 0.1]'),
+        ("1", json.dumps([1.0, 1, "\x1b[2J", 0.1])),
+        ("1", json.dumps([1.0, 1, "training step", "0.1"])),
         ("1", "7"),
     ):
         publish(f"heartbeat/{name}", entry)
