@@ -16,6 +16,7 @@ import geojax
 from geojax.cli import (
     compile,
     data,
+    evaluate,
     export,
     generate,
     launch,
@@ -42,6 +43,7 @@ Subcommand = (
     | Annotated[probe.ProbeCommand, tyro.conf.subcommand("probe")]
     | Annotated[export.ExportCommand, tyro.conf.subcommand("export")]
     | Annotated[generate.GenerateCommand, tyro.conf.subcommand("generate")]
+    | Annotated[evaluate.EvaluateCommand, tyro.conf.subcommand("evaluate")]
     | Annotated[data.PrepareCommand, tyro.conf.subcommand("data prepare")]
     | Annotated[launch.LaunchCommand, tyro.conf.subcommand("launch")]
     | Annotated[wan.WanUpCommand, tyro.conf.subcommand("wan up")]
@@ -127,6 +129,8 @@ def _run(arguments: list[str]) -> int:
         return export.run(command)
     if isinstance(command, generate.GenerateCommand):
         return generate.run(command)
+    if isinstance(command, evaluate.EvaluateCommand):
+        return evaluate.run(command)
     return data.run(command)
 
 

@@ -15,8 +15,9 @@ import grain
 import numpy as np
 
 from geojax.data.corpus import Corpus
-from geojax.data.packing import Batch, pack, pad
+from geojax.data.packing import Batch
 from geojax.data.storage import TRAIN, VALIDATION, TokenStream
+from geojax.data.windows import batches_in_order, collate, window
 from geojax.errors import UserError
 
 _MOST_WINDOWS = 2**32
@@ -122,11 +123,10 @@ class Loader:
         return tuple(self._held_out)
 
     def validation(self, name: str) -> Iterator[Batch]:
-        """Yield the batches of a validation set, the same in every call.
+        """Return the batches of a validation set, the same in every call.
 
         The sequences are windows of the set, evenly spaced if there are more than
-        `validation_sequences`, whatever the size of the batch. The end of the set's last window and
-        the sequences that the last batch lacks are padding (segment 0, no loss).
+        `validation_sequences`, whatever the size of the batch.
 
         Raises:
             UserError: there is no such set.
@@ -134,32 +134,17 @@ class Loader:
         if name not in self._held_out:
             known = ", ".join(self._held_out) or "none"
             raise UserError(f"no validation set is called '{name}'; there are: {known}")
-        stream = self._held_out[name]
-        # Every token but the first is a target once.
-        windows = -(-(len(stream) - 1) // self.sequence_length)
-        count = min(windows, self._validation_sequences)
-        chosen = np.arange(count) * windows // count
-        for first in range(0, count, self.global_batch_size):
-            numbers = first + self.sequences
-            found = [
-                _window(stream, chosen[number] if number < count else windows, self.sequence_length)
-                for number in numbers
-            ]
-            lengths = np.asarray([max(len(tokens) - 1, 0) for tokens in found])
-            batch = self._collate([_filled(tokens, self.sequence_length) for tokens in found])
-            row = batch.pop("row")
-            yield {**pad(batch, lengths), "row": row}
+        return batches_in_order(
+            self._held_out[name],
+            self.corpus.tokenizer,
+            sequence_length=self.sequence_length,
+            global_batch_size=self.global_batch_size,
+            rows=self.sequences,
+            most_sequences=self._validation_sequences,
+        )
 
     def _collate(self, windows: Sequence[np.ndarray]) -> Batch:
-        tokenizer = self.corpus.tokenizer
-        stacked = np.stack(windows)
-        largest = int(stacked.max())
-        if largest >= tokenizer.vocabulary_size:
-            raise UserError(
-                f"the data holds token {largest} where the tokenizer has "
-                f"{tokenizer.vocabulary_size}; it is damaged, prepare it again"
-            )
-        return {**pack(stacked, tokenizer), "row": self.sequences.copy()}
+        return collate(windows, self.sequences, self.corpus.tokenizer)
 
 
 class _Windows:
@@ -172,7 +157,7 @@ class _Windows:
         return max(len(self._stream) - 1, 0) // self._sequence_length
 
     def __getitem__(self, index: int) -> np.ndarray:
-        return _window(self._stream, index, self._sequence_length)
+        return window(self._stream, index, self._sequence_length)
 
 
 class _Share:
@@ -222,12 +207,3 @@ def _blend(corpus: Corpus, sequence_length: int, seed: int) -> grain.MapDataset:
 def _source_seed(seed: int, name: str) -> int:
     """Derive a seed for one source; Grain adds the epoch to it, so that neighbors must differ."""
     return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=4).digest(), "big")
-
-
-def _window(stream: TokenStream, index: int, sequence_length: int) -> np.ndarray:
-    start = min(int(index) * sequence_length, len(stream))
-    return stream.read(start, min(start + sequence_length + 1, len(stream)))
-
-
-def _filled(tokens: np.ndarray, sequence_length: int) -> np.ndarray:
-    return np.pad(tokens, (0, sequence_length + 1 - len(tokens)))

@@ -21,6 +21,10 @@ from support.small_runs import (
     write_config,
 )
 
+from geojax.checkpoint import RunDirectory
+from geojax.cli.main import run as geojax
+from geojax.data import PrepareSettings, prepare
+
 
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory, corpus):
@@ -53,6 +57,37 @@ def test_a_run_leaves_everything_behind(whole_run):
         " {2,}", "  ", result.stdout
     )
     assert result.stderr == ""
+
+
+def test_evaluate_and_generate_find_what_the_run_wrote(whole_run, tmp_path, capsys, monkeypatch):
+    """While the lock of the run is held, and on another mesh; they write nothing there."""
+    monkeypatch.setattr("geojax.runtime.enable_compilation_cache", lambda folder: None)
+    run, _ = whole_run
+    judged = tmp_path / "judged.json"
+    mesh = ["--mesh.data", "2", "--mesh.tensor", "2"]
+    with RunDirectory(run).lock():
+        before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+        evaluate = ["evaluate", str(run), "--sequences", "24", "--batch-size", "7", *mesh]
+        assert geojax([*evaluate, "--output", str(judged)]) == 0
+        assert capsys.readouterr().out.startswith("sums: loss ")
+        assert geojax(["generate", str(run), "--prompt", "1 is", "--max-tokens", "10", *mesh]) == 0
+        assert capsys.readouterr().out == (run / "sample.txt").read_text() + "\n"
+        assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    (logged,) = [line for line in lines if "loss" not in line and line["step"] == 20]
+    results = json.loads(judged.read_text())
+    assert results["step"] == 20
+    assert results["texts"]["sums"]["loss"] == pytest.approx(logged["validation/sums"], rel=1e-6)
+
+
+def test_a_text_of_another_tokenizer_is_not_judged(whole_run, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("geojax.runtime.enable_compilation_cache", lambda folder: None)
+    source = {"name": "other", "files": (str(tmp_path / "other.txt"),)}
+    (tmp_path / "other.txt").write_text("quite another text " * 9)
+    (other,) = prepare(PrepareSettings(output=tmp_path, sources=(source,), vocab_size=270))
+    assert geojax(["evaluate", str(whole_run[0]), "--data", str(other.folder)]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert f"{other.folder}: was prepared with another tokenizer than the run's" in error
 
 
 def test_hlo_text_of_an_unknown_form_is_a_note_and_the_run_trains_on(tmp_path, corpus):
