@@ -149,3 +149,8 @@ def is_matrix_or_table(name: str) -> bool:
     The other parameters are scales and biases.
     """
     return name.rpartition(".")[2] in ("kernel", "embedding")
+
+
+def is_matrix_of_layers(name: str) -> bool:
+    """Return True for the dotted name of a matrix in the layers: no table, and not the head."""
+    return name.startswith("layers.") and name.endswith(".kernel")

@@ -17,7 +17,7 @@ from geojax.optim.parameter_groups import (
     leaf_settings,
     scale_leaves,
 )
-from geojax.optim.registry import MomentSettings, OptimizerName, optimizer_entry
+from geojax.optim.registry import FALLBACK, MomentSettings, OptimizerName, optimizer_entry
 from geojax.optim.schedules import ScheduleSettings, learning_rate_schedule
 from geojax.optim.skipped_steps import SkipAwareTransformation, keep_on_skipped_steps
 
@@ -38,6 +38,13 @@ class OptimizerSettings(ScheduleSettings, MomentSettings):
     groups: tuple[ParameterGroup, ...] = pydantic.Field(default=(), max_length=256)
     """Parameters with a learning rate, a weight decay or an optimizer of their own; the first group
     that a parameter is in counts."""
+
+    @property
+    def optimizers(self) -> frozenset[str]:
+        """The names of the optimizers that parameters may have."""
+        chosen = {self.name, *(group.optimizer or self.name for group in self.groups)}
+        some = any(optimizer_entry(name).takes for name in chosen)
+        return frozenset(chosen | {FALLBACK} if some else chosen)
 
     def of_leaf(self, name: str) -> LeafSettings:
         """Return the settings of the parameter with the dotted `name`."""
@@ -62,7 +69,7 @@ def make_optimizer(settings: OptimizerSettings, steps: int) -> SkipAwareTransfor
 
 
 def _directions(settings: OptimizerSettings) -> optax.GradientTransformation:
-    names = {group.optimizer or settings.name for group in settings.groups} | {settings.name}
+    names = settings.optimizers
     made = {name: optimizer_entry(name).directions(settings) for name in sorted(names)}
     if len(made) == 1:
         return made[settings.name]

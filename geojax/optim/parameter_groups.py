@@ -15,7 +15,7 @@ import pydantic
 from geojax.errors import UserError
 from geojax.models import is_matrix_or_table
 from geojax.named_arrays import leaf_name
-from geojax.optim.registry import OptimizerName
+from geojax.optim.registry import FALLBACK, OptimizerName, optimizer_entry
 from geojax.optim.skipped_steps import SkipAwareTransformation, keep_on_skipped_steps
 from geojax.settings import Settings
 
@@ -34,7 +34,8 @@ class ParameterGroup(Settings):
     """Weight decay; null: that of the optimizer, and none for norms and biases."""
 
     optimizer: OptimizerName | None = None
-    """Optimizer of these parameters; null: that of the others."""
+    """Optimizer of these parameters; null: that of the others. AdamW has those that it does not
+    take, as biases in a group of Muon's."""
 
     @pydantic.field_validator("pattern")
     @classmethod
@@ -71,10 +72,14 @@ def leaf_settings(
     """
     own = next((group for group in groups if group.has(name)), None)
     decay = weight_decay if is_matrix_or_table(name) else 0.0
+    chosen = optimizer if own is None or own.optimizer is None else own.optimizer
+    takes = optimizer_entry(chosen).takes
+    if takes is not None and not takes(name):
+        chosen = FALLBACK
     if own is None:
-        return LeafSettings(optimizer, decay, 1.0)
+        return LeafSettings(chosen, decay, 1.0)
     return LeafSettings(
-        own.optimizer or optimizer,
+        chosen,
         decay if own.weight_decay is None else own.weight_decay,
         own.learning_rate_factor,
     )

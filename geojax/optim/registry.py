@@ -1,24 +1,35 @@
 """Every optimizer by name: how it turns clipped gradients into directions.
 
-Each rank updates its own shards. Clipping, decoupled weight decay and the learning rate are common
-to all (`geojax.optim.make_optimizer`), and so is the rule for skipped steps.
+Each rank updates its own shards; what an entry needs of others stays inside the site. Clipping,
+decoupled weight decay and the learning rate are common to all (`geojax.optim.make_optimizer`), and
+so is the rule for skipped steps.
 """
 
 import dataclasses
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import jax.numpy as jnp
 import optax
 import pydantic
 
 from geojax.errors import UserError
+from geojax.models import is_matrix_of_layers
 from geojax.optim.adam import scale_by_adam
 from geojax.optim.moments import store_moments_in
+from geojax.optim.muon import scale_by_muon
 from geojax.settings import Settings
 
 OptimizerName = Annotated[str, pydantic.AfterValidator(lambda name: optimizer_entry(name).name)]
 """The name of an entry."""
+
+Statistics: TypeAlias = Literal["none", "matrices"]
+"""Statistics that cross shards, each by exchanges inside a site that `geojax.planner.traffic`
+counts: "none", as the optimizer works element by element; "matrices", whole ones
+(`geojax.optim.matrix_shares`)."""
+
+FALLBACK = "adamw"
+"""The optimizer of the parameters that an entry does not take."""
 
 _LARGEST_BETA2_IN_BF16 = 0.99
 
@@ -34,6 +45,9 @@ class MomentSettings(Settings):
 
     epsilon: float = pydantic.Field(default=1e-8, ge=1e-20, le=1)
     """Added to the root of the second moment."""
+
+    muon_momentum: float = pydantic.Field(default=0.95, ge=0, lt=1)
+    """Decay of Muon's momentum."""
 
     moment_dtype: Literal["master", "bf16"] = "master"
     """Dtype in which moments are stored: "master", that of the master weights, or "bf16", with half
@@ -66,6 +80,14 @@ class OptimizerEntry:
     directions: Callable[[MomentSettings], optax.GradientTransformation]
     """The transformation between clipping and weight decay."""
 
+    takes: Callable[[str], bool] | None = None
+    """True for the dotted name of a parameter that it updates; `FALLBACK` updates the others. None:
+    it updates all."""
+
+    statistics: Statistics = "none"
+    """Statistics of leaves that it needs from the other ranks of a site that hold shards of them,
+    beside the norm of all gradients."""
+
 
 def optimizer_entry(name: str) -> OptimizerEntry:
     """Return the entry of the optimizer `name`.
@@ -94,12 +116,25 @@ def _sgd(settings: MomentSettings) -> optax.GradientTransformation:
     return store_moments_in(settings.stored_dtype, optax.trace(settings.beta1))
 
 
+def _muon(settings: MomentSettings) -> optax.GradientTransformation:
+    return scale_by_muon(
+        settings.muon_momentum, settings.epsilon, moment_dtype=settings.stored_dtype
+    )
+
+
 _ENTRIES = (
     OptimizerEntry("adamw", "AdamW (arXiv 1711.05101) with beta1, beta2 and epsilon.", _adamw),
     OptimizerEntry(
         "lion",
         "Lion (arXiv 2302.06675) with beta1 and beta2: one moment, half of AdamW's state.",
         _lion,
+    ),
+    OptimizerEntry(
+        "muon",
+        "Muon (arXiv 2502.16982) with muon_momentum for matrices of layers, AdamW for the rest.",
+        _muon,
+        takes=is_matrix_of_layers,
+        statistics="matrices",
     ),
     OptimizerEntry("sgd", "Stochastic gradient descent with the momentum beta1.", _sgd),
 )

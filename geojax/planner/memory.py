@@ -14,10 +14,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import jax
-import optax
 
 from geojax.models import ModelConfig
-from geojax.optim import LeafLayout
+from geojax.optim import (
+    LeafLayout,
+    OptimizerSettings,
+    learning_rate_schedule,
+    make_optimizer,
+)
 from geojax.planner.flat_program import Buffer, FlatProgram, Operation, flatten
 from geojax.planner.live_bytes import (
     XLA_ACCELERATOR,
@@ -109,6 +113,7 @@ class TracedStep:
     layouts: TrainState
     batch: Mapping[str, jax.ShapeDtypeStruct]
     """The global batch, from `geojax.step.program.batch_shape`."""
+    optimizer: OptimizerSettings
     program: jax.stages.Traced
     evaluation: jax.stages.Traced
     """The validation pass on a batch of as many sequences."""
@@ -118,8 +123,8 @@ class TracedStep:
         cls,
         model: ModelConfig,
         plan: StepPlan,
-        optimizer: optax.GradientTransformationExtraArgs,
-        schedule: optax.Schedule,
+        settings: OptimizerSettings,
+        steps: int,
         batch: Mapping[str, jax.ShapeDtypeStruct],
     ) -> "TracedStep":
         """Trace the step; no device is touched.
@@ -127,14 +132,16 @@ class TracedStep:
         Args:
             model: the model.
             plan: how the step runs.
-            optimizer: the optax chain that runs on shards.
-            schedule: learning rate by update.
+            settings: the optimizer and its schedule.
+            steps: length of the run.
             batch: the global batch as shapes.
         """
+        optimizer = make_optimizer(settings, steps)
+        schedule = learning_rate_schedule(settings, steps)
         layouts = _abstractly(lambda: state_layouts(model, optimizer, plan))
         program = trace_step(layouts, model, plan, optimizer, schedule, batch)
         evaluation = trace_evaluation(layouts, model, plan, batch)
-        return cls(model, plan, layouts, batch, program, evaluation)
+        return cls(model, plan, layouts, batch, settings, program, evaluation)
 
     @property
     def platform(self) -> Platform:
@@ -202,7 +209,7 @@ class TracedStep:
 
     def traffic(self) -> PredictedTraffic:
         """Predict the bytes that a device sends in the step."""
-        return predicted_step_bytes(self.model, self.plan, self.batch)
+        return predicted_step_bytes(self.model, self.plan, self.batch, self.optimizer)
 
 
 @dataclasses.dataclass(frozen=True)

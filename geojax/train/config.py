@@ -17,6 +17,7 @@ from geojax.models.parallel.limits import check_parallelism
 from geojax.models.parallel.parallelism import ContextMethod, Parallelism
 from geojax.optim import OptimizerSettings
 from geojax.optim.parameter_groups import check_groups
+from geojax.optim.registry import optimizer_entry
 from geojax.precision import LossScaleSettings, PrecisionName
 from geojax.quantities import Bytes, Count, Length, SimulatedDevices, StepCount
 from geojax.renamed_keys import RUN_KEYS, RUN_VALUES
@@ -382,6 +383,19 @@ class RunConfig(Settings):
     def _groups_have_parameters(self) -> "RunConfig":
         if self.optimizer.groups:
             check_groups(self.optimizer.groups, parameter_shapes(self.model))
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _statistics_stay_in_a_site(self) -> "RunConfig":
+        if not self.zero.across_sites:
+            return self
+        for name in sorted(self.optimizer.optimizers):
+            if (needed := optimizer_entry(name).statistics) != "none":
+                raise ValueError(
+                    f"optimizer {name} requires zero.across_sites=false: it needs the {needed} of "
+                    "whole weights, and their shards at several sites would cross the link for "
+                    "them. Remove zero.across_sites"
+                )
         return self
 
     @pydantic.model_validator(mode="after")

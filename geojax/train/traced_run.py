@@ -4,7 +4,6 @@ from jax.sharding import Mesh
 
 from geojax.accelerators import Accelerator
 from geojax.mesh import require_sites
-from geojax.optim import learning_rate_schedule, make_optimizer
 from geojax.planner.abstract_mesh import abstract_mesh
 from geojax.planner.compile_target import CompileTarget
 from geojax.planner.compiled_step import CompiledStep
@@ -59,8 +58,8 @@ def trace_on(config: RunConfig, mesh: Mesh) -> TracedStep:
     return TracedStep.of(
         config.model,
         step_plan(config, mesh),
-        make_optimizer(config.optimizer, config.steps),
-        learning_rate_schedule(config.optimizer, config.steps),
+        config.optimizer,
+        config.steps,
         batch_shape(config.batch.global_batch_size, config.batch.sequence_length),
     )
 

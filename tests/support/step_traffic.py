@@ -7,14 +7,14 @@ from geojax.step.program import batch_shape, lower_step
 from geojax.step.state import state_layouts
 
 
-def lowered_step(model, plan, rows, sequence):
+def lowered_step(model, plan, rows, sequence, settings=None):
     """The step, not yet compiled, and what the formula says that a device sends in it."""
-    settings = OptimizerSettings()
+    settings = settings or OptimizerSettings()
     optimizer, schedule = make_optimizer(settings, 10), learning_rate_schedule(settings, 10)
     layouts = state_layouts(model, optimizer, plan)
     batch = batch_shape(rows, sequence)
     step = lower_step(layouts, model, plan, optimizer, schedule, batch)
-    return step, predicted_step_bytes(model, plan, batch).by_axes
+    return step, predicted_step_bytes(model, plan, batch, settings).by_axes
 
 
 def sent_bytes(program, mesh):

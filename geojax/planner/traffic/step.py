@@ -15,7 +15,8 @@ in a step
 and stage 0 sums S over all n c ranks like shards. The 1 / L are the iteration in which the
 software pipeline of the layers fills or drains. Of kernels that travel as FP8 numbers S counts one
 byte a number (`predicted_weight_bytes`), and the amax of FP8 tensors are small and counted too
-(`predicted_amax_bytes`). With the state sharded over sites too, each device sends (o - 1) / o S / n
+(`predicted_amax_bytes`), and so are the statistics of an optimizer (`predicted_optimizer_bytes`).
+With the state sharded over sites too, each device sends (o - 1) / o S / n
 of gradients and as much of weights over dc.
 
 In a wire format 2 (o - 1) messages of a bucket's 1 / (n c o) cross dc instead of 2 (o - 1) / o S
@@ -46,7 +47,7 @@ from geojax.hlo.conventions import (
     permute_bytes,
 )
 from geojax.models import ModelConfig
-from geojax.optim import SHARD_AXES
+from geojax.optim import SHARD_AXES, OptimizerSettings
 from geojax.planner.traffic.amax import predicted_amax_bytes
 from geojax.planner.traffic.by_axes import (
     Axes,
@@ -63,6 +64,7 @@ from geojax.planner.traffic.collectives import predicted_all_reduce
 from geojax.planner.traffic.context import predicted_context_bytes
 from geojax.planner.traffic.gradients import predicted_gradient_bytes
 from geojax.planner.traffic.moe import predicted_moe_bytes
+from geojax.planner.traffic.optimizer import predicted_optimizer_bytes
 from geojax.planner.traffic.tensor import predicted_tensor_bytes
 from geojax.planner.traffic.weights import predicted_weight_bytes
 from geojax.runtime.platform import platform_of
@@ -71,7 +73,10 @@ from geojax.step.state import parameter_layouts
 
 
 def predicted_step_bytes(
-    model: ModelConfig, plan: StepPlan, batch: Mapping[str, jax.ShapeDtypeStruct]
+    model: ModelConfig,
+    plan: StepPlan,
+    batch: Mapping[str, jax.ShapeDtypeStruct],
+    optimizer: OptimizerSettings | None = None,
 ) -> PredictedTraffic:
     """Predict the bytes that one device sends in one step over each set of mesh axes.
 
@@ -82,10 +87,13 @@ def predicted_step_bytes(
         model: the model.
         plan: how the step runs.
         batch: the global batch as shapes, from `geojax.step.program.batch_shape`.
+        optimizer: the optimizer; None: one that needs no statistics of other shards.
     """
     layouts = parameter_layouts(model, plan)
     sequences, length = batch["tokens"].shape
     sent = predicted_update_bytes(model, layouts, plan)
+    if optimizer is not None:
+        add(sent, predicted_optimizer_bytes(optimizer, layouts, plan))
     add(sent, predicted_amax_bytes(model, layouts, plan))
     add(sent, _activations(model, plan, sequences, length))
     add(sent, _metrics(model, plan))

@@ -1,0 +1,257 @@
+"""Every optimizer on every layout equals optax's on one device, to 1e-10 after ten steps.
+
+Gradients are given, sharded as a step's are: what makes them has tests of its own. One of eleven is
+not finite, and that step leaves parameters and state as they are.
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from support import whole_state
+from support.drawn_layouts import Draw
+from support.step_traffic import lowered_step, sent_bytes
+
+from geojax import make_mesh
+from geojax.hlo import collective_traffic
+from geojax.models import init_parameters, is_matrix_of_layers, is_matrix_or_table
+from geojax.named_arrays import leaf_name, leaves_by_name
+from geojax.optim import (
+    OPTIMIZERS,
+    OptimizerSettings,
+    apply_updates,
+    global_norm,
+    layout,
+    learning_rate_schedule,
+    make_optimizer,
+    optimizer_layouts,
+)
+from geojax.pipeline import Placement
+from geojax.planner.traffic import predicted_step_bytes
+from geojax.planner.traffic.optimizer import predicted_optimizer_bytes
+from geojax.precision import policy
+from geojax.step.plan import StepPlan
+from geojax.step.program import batch_shape
+from geojax.step.stage_layers import StagedLayers
+from geojax.step.state import parameter_layouts
+
+STEPS, BAD_STEP = 11, 4
+MODEL = Draw("llama", "dropless", 2, 0.0, (), 1, ()).model()
+MODEL = MODEL.model_copy(update={"num_hidden_layers": 3, "tie_word_embeddings": False})
+LAYOUTS = {
+    "zero 0": ({"dc": 2, "data": 2}, {"zero_stage": 0}),
+    # No dim divides over 7 ranks: everything is padded.
+    "zero 1": ({"data": 7}, {}),
+    "tensor": ({"dc": 2, "data": 2, "tensor": 2}, {}),
+    "expert": ({"data": 3, "expert": 2}, {}),
+    "pipeline": (
+        {"stage": 2, "data": 2, "tensor": 2},
+        {"staged_layers": StagedLayers(Placement.linear(2), (2, 1))},
+    ),
+}
+
+
+def settings_of(name):
+    return OptimizerSettings(name=name, warmup_steps=3, peak_learning_rate=1e-2)
+
+
+SETTINGS = {name: settings_of(name) for name in OPTIMIZERS}
+
+
+def directions_of_optax(name, settings):
+    """Optax's transformation between clipping and weight decay."""
+    betas = settings.beta1, settings.beta2
+    adam = optax.scale_by_adam(*betas, eps=settings.epsilon)
+    if name == "lion":
+        return optax.scale_by_lion(*betas)
+    if name == "sgd":
+        return optax.trace(settings.beta1)
+    if name == "muon":
+        return of_layers(optax.chain(muon_of_optax(settings), optax.stateless(scale)), adam)
+    return adam
+
+
+def of_layers(matrices, others):
+    def labels(parameters):
+        return jax.tree_util.tree_map_with_path(
+            lambda path, _: "matrix" if is_matrix_of_layers(leaf_name(path)) else "other",
+            parameters,
+        )
+
+    return optax.partition({"matrix": matrices, "other": others}, labels)
+
+
+def muon_of_optax(settings):
+    def dims(updates):
+        return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(-2, -1), updates)
+
+    return optax.contrib.scale_by_muon(
+        beta=settings.muon_momentum, eps=settings.epsilon, weight_dimension_numbers=dims
+    )
+
+
+def scale(updates, _):
+    return jax.tree.map(lambda leaf: 0.2 * math.sqrt(max(leaf.shape[-2:])) * leaf, updates)
+
+
+def chain_of_optax(name):
+    settings = SETTINGS[name]
+    rate = learning_rate_schedule(settings, STEPS)
+    return optax.chain(
+        optax.clip_by_global_norm(settings.clip_norm),
+        directions_of_optax(name, settings),
+        optax.add_decayed_weights(
+            settings.weight_decay,
+            lambda tree: jax.tree_util.tree_map_with_path(
+                lambda path, _: is_matrix_or_table(leaf_name(path)), tree
+            ),
+        ),
+        optax.scale_by_learning_rate(lambda count: rate(count + 1)),
+    )
+
+
+def gradient_at(step, bases):
+    """A gradient that turns from step to step, or is not finite."""
+    first, second = bases
+    bad = jnp.where(step == BAD_STEP, jnp.nan, 1.0)
+    return jax.tree.map(lambda a, b: bad * (a * jnp.cos(step) + b * jnp.sin(step)), first, second)
+
+
+@functools.cache
+def start():
+    parameters = init_parameters(MODEL, jax.random.key(1), jnp.float64)
+    generator = np.random.default_rng(0)
+    bases = [jax.tree.map(lambda x: generator.normal(size=x.shape), parameters) for _ in range(2)]
+    return parameters, tuple(bases)
+
+
+@functools.cache
+def parameters_of_optax():
+    """The parameters after all finite steps, on one device, by optimizer."""
+    good = np.delete(np.arange(STEPS), BAD_STEP)
+
+    def train(name, parameters, bases):
+        optimizer = chain_of_optax(name)
+
+        def one(carry, step):
+            parameters, state = carry
+            updates, state = optimizer.update(gradient_at(step, bases), state, parameters)
+            return (optax.apply_updates(parameters, updates), state), None
+
+        return jax.lax.scan(one, (parameters, optimizer.init(parameters)), good)[0][0]
+
+    def train_all(parameters, bases):
+        return {name: train(name, parameters, bases) for name in OPTIMIZERS}
+
+    return jax.jit(train_all)(*start())
+
+
+def step_on(layouts, optimizer):
+    def step(carry, gradient):
+        parameters, state = carry
+        norm = global_norm(gradient, layouts)
+        finite = jnp.isfinite(norm)
+        updates, state = optimizer.update(
+            gradient, state, parameters, norm=norm, finite=finite, layouts=layouts
+        )
+        return apply_updates(parameters, updates, finite), state
+
+    return step
+
+
+@functools.cache
+def program_on(name):
+    """Ten steps of all optimizers in one program, lowered; and the bases and states it takes."""
+    axes, options = LAYOUTS[name]
+    mesh = make_mesh(devices=jax.devices()[: math.prod(axes.values())], **axes)
+    plan = StepPlan(mesh, policy("fp64"), **options)
+    layouts = parameter_layouts(MODEL, plan)
+    optimizers = {each: make_optimizer(SETTINGS[each], STEPS) for each in OPTIMIZERS}
+
+    def train(parameters, bases, states):
+        made = {}
+        for each, optimizer in optimizers.items():
+            step = step_on(layouts, optimizer)
+
+            def one(carry, number, step=step):
+                return step(carry, gradient_at(number, bases)), None
+
+            made[each], _ = jax.lax.scan(one, (parameters, states[each]), jnp.arange(STEPS))
+        return made
+
+    parameters, bases = start()
+    pad = jax.jit(
+        lambda tree: jax.tree.map(lambda leaf, place: place.pad(leaf), tree, layouts),
+        out_shardings=layout.shardings(layouts, mesh),
+    )
+    of_states = {each: optimizer_layouts(made, layouts) for each, made in optimizers.items()}
+    padded = pad(parameters)
+    states = jax.jit(
+        lambda tree: {each: made.init(tree) for each, made in optimizers.items()},
+        out_shardings=layout.shardings(of_states, mesh),
+    )(padded)
+    specs, state_specs = (
+        jax.tree.map(lambda place: place.spec(), tree) for tree in (layouts, of_states)
+    )
+    program = jax.shard_map(
+        train,
+        mesh=mesh,
+        in_specs=(specs, (specs, specs), state_specs),
+        out_specs={each: (specs, state_specs[each]) for each in OPTIMIZERS},
+        check_vma=True,
+    )
+    arguments = padded, tuple(map(pad, bases)), states
+    return jax.jit(program).lower(*arguments), arguments, layouts, plan
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_ten_steps_equal_those_of_optax_on_one_device(name):
+    with jax.enable_x64():
+        program, arguments, layouts, plan = program_on(name)
+        made = program.compile()(*arguments)
+        for each, wanted in parameters_of_optax().items():
+            whole = leaves_by_name(whole_state.trim(made[each][0], layouts, plan.mesh))
+            for leaf, expected in leaves_by_name(wanted).items():
+                expected = np.asarray(expected)
+                error = np.abs(np.asarray(whole[leaf]) - expected).max() / np.abs(expected).max()
+                assert error <= 1e-10, f"{each}, {leaf}: {error:.2e} of the largest"
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_matrices_are_exchanged_in_the_site_byte_for_byte_as_predicted(name):
+    with jax.enable_x64():
+        program, _, layouts, plan = program_on(name)
+    sent = {
+        axes: kinds["all-to-all"].bytes_sent / STEPS
+        for axes, kinds in collective_traffic(program, plan.mesh).sums().items()
+        if "all-to-all" in kinds
+    }
+    assert not any("dc" in axes for axes in sent)
+    predicted = predicted_optimizer_bytes(SETTINGS["muon"], layouts, plan)
+    assert sent == {axes: count for axes, count in predicted.items() if count}
+    assert bool(sent) == (name != "zero 0")
+
+
+def test_a_step_with_muon_sends_what_the_formula_says_and_nothing_more_over_dc():
+    axes, options = LAYOUTS["tensor"]
+    plan = StepPlan(make_mesh(**axes), policy("fp32"), **options)
+    step, predicted = lowered_step(MODEL, plan, 8, 16, SETTINGS["muon"])
+    assert sent_bytes(step, plan.mesh) == predicted
+    plain = predicted_step_bytes(MODEL, plan, batch_shape(8, 16)).by_axes
+    more = {axes for axes in predicted if predicted[axes] != plain[axes]}
+    assert more == {("data",), ("tensor",)}
+
+
+@pytest.mark.parametrize("name", ["tensor", "expert"])
+def test_zero_1_2_and_3_keep_the_state_alike(name):
+    axes, _ = LAYOUTS[name]
+    mesh = make_mesh(devices=jax.devices()[: math.prod(axes.values())], **axes)
+    one, two, three = (
+        parameter_layouts(MODEL, StepPlan(mesh, policy("fp64"), zero_stage=stage))
+        for stage in (1, 2, 3)
+    )
+    assert one == two == three
