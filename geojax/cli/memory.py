@@ -66,18 +66,19 @@ def run(command: MemoryCommand, overrides: Sequence[str]) -> int:
 def _print_site(config: "RunConfig", console: Console) -> None:
     """Print the tables of a site that has a runtime of its own."""
     from geojax.quantities import quantity
-    from geojax.train.joined_sites import offer_limit_bytes, site_staging
-    from geojax.train.run_memory import island_memory
+    from geojax.train.joined_sites import site_staging
+    from geojax.train.run_memory import island_memory, offer_limit_bytes
     from geojax.train.traced_run import accelerator_of_run
 
     memory, site, held = island_memory(config, accelerator_of_run(config))
     plan, part, microbatches = site.plan, site.part, site.plan.microbatches
     if config.dc.role == "data":
-        which = "each"
+        which, other = "each", "site"
         sent = quantity(float(site.message_bytes), "B")
         crossing = f"{sent} a step from a site to each other, in {len(part.chunks)} buckets"
     else:
         layers = f"{part.layers} of {part.model.num_hidden_layers} layers"
+        other = "stage"
         which = f"the stage of {config.pipeline_stages} that needs most, with {layers}"
         hop = quantity(float(site.hop_bytes * plan.mesh.size), "B")
         crossing = f"{hop} a microbatch from a stage to the next, and as much back"
@@ -87,13 +88,13 @@ def _print_site(config: "RunConfig", console: Console) -> None:
     )
     console.print(_memory_table(memory))
     console.print(_verdict(config, memory))
-    limit = quantity(offer_limit_bytes(config, plan), "B")
+    offered = f"{quantity(offer_limit_bytes(config), 'B')} of a device are offered to each other"
     staging = quantity(site_staging(config, None, 1).total_bytes, "B")
     console.print(
         f"over dc: {crossing}",
         f"activations: of {held} of {microbatches} microbatches at once",
-        f"transport: at most {limit} of a device are offered to each other site (communication); "
-        f"{staging} of host memory a site for staging",
+        f"transport: at most {offered} {other} (communication); {staging} of host memory a site "
+        "for staging",
         sep="\n",
     )
 

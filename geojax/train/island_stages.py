@@ -1,6 +1,7 @@
 """Sites with runtimes of their own as stages of one pipeline: their parts and their work."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 
 from geojax.errors import UserError
@@ -14,7 +15,7 @@ from geojax.islands.actions import (
 )
 from geojax.islands.site_part import SitePart
 from geojax.pipeline.registry import EventRequest, schedule_entry
-from geojax.pipeline.schedule import Placement, Schedule
+from geojax.pipeline.schedule import Action, Placement, Schedule
 from geojax.pipeline.simulation.costs import Costs
 from geojax.pipeline.tick_tables import too_much_held
 from geojax.step.stage_layers import StagedLayers
@@ -108,11 +109,31 @@ def fetched_ahead(lists: Lists, stage: int) -> dict[int, int]:
 
 def hops_held(lists: Lists, stage: int) -> int:
     """Return the most messages that a stage holds of hops to and from the others."""
-    ahead = windows(lists)
+    ahead = _hops_ahead(lists)
     senders = {action.site for action in lists[stage] if isinstance(action, Receive)}
     receivers = {action.site for action in lists[stage] if isinstance(action, Send)}
     return sum(ahead[sender, stage] for sender in senders) + sum(
         ahead[stage, receiver] for receiver in receivers
+    )
+
+
+def offered_at_once(lists: Lists, stages_per_process: int = 1) -> int:
+    """Return the most hops that a process has offered to another one that has not taken them.
+
+    Args:
+        lists: the actions of each stage.
+        stages_per_process: stages that a process holds a part of; 1: at most one.
+    """
+    offered: Counter[tuple[int, int]] = Counter()
+    for (sender, receiver), count in _hops_ahead(lists).items():
+        offered[sender // stages_per_process, receiver // stages_per_process] += count
+    return max(count for (sender, receiver), count in offered.items() if sender != receiver)
+
+
+def _hops_ahead(lists: Lists) -> dict[tuple[int, int], int]:
+    """Return how many hops can be under way from one stage to another."""
+    return windows(
+        [[each for each in own if isinstance(each, Action | Receive | Send)] for own in lists]
     )
 
 

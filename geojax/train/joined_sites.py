@@ -1,7 +1,6 @@
 """The transport of a run whose sites are jobs of their own."""
 
 import contextlib
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,9 +15,9 @@ from geojax.islands.exchange import Exchange
 from geojax.runtime.cluster_env import ProcessSettings
 from geojax.runtime.island_env import IslandSettings
 from geojax.step.plan import StepPlan
-from geojax.step.state import parameter_layouts
 from geojax.topology import Topology
 from geojax.train.config import RunConfig
+from geojax.train.run_memory import offer_limit_bytes
 from geojax.transport import Membership, Staging, Transport, connect, staging
 
 _OF_A_SITE: Any = {
@@ -34,9 +33,6 @@ _OF_A_SITE: Any = {
 
 _HASH_LETTERS = 12
 _MOST_SAVES = 256
-_STEPS_IN_FLIGHT = 2
-_SCALARS_BYTES = 1 << 20
-_RESIDUAL_ITEMSIZE = 4
 _ROUND_TRIP_SECONDS = 0.1
 _BYTES_PER_SECOND = 125e6
 
@@ -87,10 +83,12 @@ def joined_sites(
         shared_settings(config, contents),
         settings.address,
     )
+    stages, count = plan.mesh.shape["stage"], jax.process_count()
     transport = connect(
         members,
-        site_staging(config, settings.site, jax.process_count()),
-        offer_limit_bytes(config, plan) * plan.mesh.size // jax.process_count(),
+        site_staging(config, settings.site, count),
+        # The devices of a process that hold one stage offer to one other process.
+        offer_limit_bytes(config, max(stages // count, 1)) * plan.mesh.size // max(stages, count),
         processes.heartbeat_timeout_seconds,
         processes.start_timeout_seconds,
     )
@@ -171,22 +169,3 @@ def site_staging(config: RunConfig, site: str | None, processes: int) -> Staging
     trip = max((link.round_trip_seconds for link in own), default=_ROUND_TRIP_SECONDS)
     rates = [link.towards(other).bytes_per_second for link in own for other in link.sites]
     return staging(trip, min(rates, default=_BYTES_PER_SECOND) / processes)
-
-
-def offer_limit_bytes(config: RunConfig, plan: StepPlan) -> int:
-    """Return the bytes that a device may offer to each other site: all messages of two steps.
-
-    They are gradients, or streams, their cotangents and the gradient of a tied table; and scalars.
-    """
-    layouts = parameter_layouts(config.model, plan)
-    if config.dc.role == "stage":
-        layouts = layouts["embedding"]
-    of_device = sum(
-        math.prod(each.shard_shape) * each.dtype.itemsize for each in jax.tree.leaves(layouts)
-    )
-    if config.dc.role == "stage":
-        tokens = config.batch.global_batch_size * config.batch.sequence_length
-        ranks = math.prod(plan.mesh.shape[axis] for axis in ("data", "expert", "context"))
-        number = max(plan.policy.compute_dtype.itemsize, _RESIDUAL_ITEMSIZE)
-        of_device += 2 * tokens // ranks * config.model.hidden_size * number
-    return _STEPS_IN_FLIGHT * of_device + _SCALARS_BYTES

@@ -1,7 +1,10 @@
 """The memory that a device needs for a run: of one program, or of a site with its own runtime."""
 
+import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import jax
 
 from geojax.accelerators import Accelerator
 from geojax.islands.programs import SitePrograms
@@ -14,8 +17,17 @@ from geojax.planner.site_memory import site_memory
 from geojax.step.program import batch_shape
 from geojax.train.config import RunConfig
 from geojax.train.island_plan import data_part, held_at_once, island_plan, stage_config
-from geojax.train.island_stages import event_schedule, hops_held, stage_lists, stage_parts
+from geojax.train.island_stages import (
+    event_schedule,
+    hops_held,
+    offered_at_once,
+    stage_lists,
+    stage_parts,
+)
 from geojax.train.traced_run import abstract_run_mesh, trace_run
+
+_STEPS_IN_FLIGHT = 2
+_SCALARS_BYTES = 1 << 20
 
 
 class SiteMemory(NamedTuple):
@@ -63,6 +75,31 @@ def island_memory(config: RunConfig, accelerator: Accelerator | None) -> SiteMem
         memory = site_memory(programs, activations, hops_held(lists, stage))
         found.append(SiteMemory(memory, programs, schedule.in_flight[stage]))
     return max(found, key=lambda each: each.memory.bytes)
+
+
+def offer_limit_bytes(config: RunConfig, stages_per_process: int = 1) -> int:
+    """Return the bytes that a device may have offered to one other site, or stage, at a time.
+
+    In role data these are the gradients of two steps, in role stage the messages that the schedule
+    has under way to a stage, and a tied table's gradient. Nothing is compiled.
+
+    Args:
+        config: the run of all sites.
+        stages_per_process: stages whose messages to those of another process count together.
+    """
+    is_stage = config.dc.role == "stage"
+    programs = _abstract_programs(config, stage_parts(config)[0] if is_stage else data_part(config))
+    parameters = programs.layouts.parameters
+    if not is_stage:
+        return _STEPS_IN_FLIGHT * _shard_bytes(parameters) + _SCALARS_BYTES
+    hops = offered_at_once(stage_lists(config), stages_per_process) * programs.hop_bytes
+    table = _shard_bytes(parameters["embedding"]) if config.model.tie_word_embeddings else 0
+    return hops + table + _SCALARS_BYTES
+
+
+def _shard_bytes(layouts: Any) -> int:
+    leaves = jax.tree.leaves(layouts)
+    return sum(math.prod(leaf.shard_shape) * leaf.dtype.itemsize for leaf in leaves)
 
 
 def _unlike_stages(schedule: Schedule, parts: Sequence[SitePart]) -> list[int]:

@@ -8,7 +8,7 @@ from geojax.pipeline import Placement, geopipe, simulate, validate
 from geojax.train.config import RunConfig
 from geojax.train.island_stages import event_schedule, fetched_ahead, stage_costs, stage_lists
 from geojax.train.pipeline_plan import choose_hop_ticks, staged_layers
-from geojax.train.run_memory import island_memory
+from geojax.train.run_memory import island_memory, offer_limit_bytes
 
 CONFIG = {
     "run_directory": "unused",
@@ -61,6 +61,13 @@ def test_a_stage_holds_the_activations_of_its_schedule_and_messages_ahead():
     assert held[0]["communication"] > held[1]["communication"]
     for kind in ("master weights", "optimizer moments", "gathered weights"):
         assert held[0][kind] == held[1][kind] > 0
+
+
+def test_offers_are_limited_to_the_hops_in_flight():
+    hop = 1024 * 4096 * 2  # a sequence of a microbatch on each device, in bf16
+    for schedule, in_flight in (("1f1b", 2), ("gpipe", 24)):
+        for_scalars = offer_limit_bytes(config(schedule=schedule)) - in_flight * hop
+        assert 0 < for_scalars <= 1 << 20
 
 
 def test_virtual_stages_stay_inside_their_site():
