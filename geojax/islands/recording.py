@@ -69,16 +69,20 @@ def from_words(words: np.ndarray, lists: Sequence[Sequence[SiteAction]]) -> list
     return made
 
 
-def by_one_clock(records: Sequence[Record], stages_per_site: int) -> list[Record]:
-    """Return the records of all stages by the clock of the first site.
+def by_one_clock(
+    records: Sequence[Record], stages_per_site: int, stages_per_process: int
+) -> list[Record]:
+    """Return the records of all stages by the clock of the first one's process.
 
-    A clock that is ahead makes messages from its site look late and those to it early, by as much:
-    of the fastest message each way half of the difference is the clock's, where a link takes as
-    long in both directions.
+    A clock that is ahead makes messages from its process look late and those to it early, by as
+    much: of the fastest message each way half of the difference is the clock's, where the way takes
+    as long in both directions. Clocks are compared with that of their site's first process, and
+    these with the first one of all.
 
     Args:
-        records: of each stage, by the clock of its site.
+        records: of each stage, by the clock of its process.
         stages_per_site: stages of every site.
+        stages_per_process: stages of every process; 1: at most one.
     """
     offered = {
         (stage, receiver, message): each.dispatched
@@ -86,28 +90,33 @@ def by_one_clock(records: Sequence[Record], stages_per_site: int) -> list[Record
         for each in record
         for receiver, message in sent(each.action)
     }
-    fastest = _fastest(records, offered, stages_per_site)
+    fastest = _fastest(records, offered, stages_per_process)
+
+    def ahead(process: int, of: int) -> float:
+        return (fastest[of, process] - fastest[process, of]) / 2 if process != of else 0.0
+
     made: list[Record] = []
     for stage, record in enumerate(records):
-        site = stage // stages_per_site
-        ahead = (fastest[0, site] - fastest[site, 0]) / 2 if site else 0.0
-        made.append([each.earlier(ahead) for each in record])
+        process = stage // stages_per_process
+        first = stage // stages_per_site * stages_per_site // stages_per_process
+        seconds = ahead(process, first) + ahead(first, 0)
+        made.append([each.earlier(seconds) for each in record])
     return made
 
 
 def _fastest(
     records: Sequence[Record],
     offered: Mapping[tuple[int, int, Message], float],
-    stages_per_site: int,
+    stages_per_process: int,
 ) -> dict[tuple[int, int], float]:
-    """Return the seconds of the fastest message between two sites, by both their clocks."""
+    """Return the seconds of the fastest message between two processes, by both their clocks."""
     seconds: dict[tuple[int, int], float] = collections.defaultdict(lambda: float("inf"))
     for stage, record in enumerate(records):
         for each in record:
             for (sender, message), arrival in zip(
                 received(each.action), each.arrivals, strict=True
             ):
-                way = (sender // stages_per_site, stage // stages_per_site)
+                way = (sender // stages_per_process, stage // stages_per_process)
                 taken = arrival - offered[sender, stage, message]
                 seconds[way] = min(seconds[way], taken)
     return seconds

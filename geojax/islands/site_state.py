@@ -29,7 +29,7 @@ from geojax.step.state import TrainState, initial_state, state_layouts
 
 
 class SiteState(NamedTuple):
-    """The state of each stage of a site."""
+    """The state of each stage of a site that this process holds, or holds a part of."""
 
     stages: tuple[TrainState, ...]
 
@@ -132,11 +132,11 @@ def join_stages(state: SiteState, saved: TrainState, mesh: Mesh) -> TrainState:
     """Return the state of a site as its checkpoint has it; shards stay on their devices.
 
     Args:
-        state: the site's.
+        state: the site's, in this process.
         saved: from `saved_layouts`.
         mesh: the site's devices, with the axis of stages.
     """
-    if len(state.stages) == 1:
+    if mesh.shape["stage"] == 1:
         return state.stages[0]
     of_stages = [leaves_by_name(stage) for stage in state.stages]
 
@@ -168,16 +168,17 @@ def join_stages(state: SiteState, saved: TrainState, mesh: Mesh) -> TrainState:
 
 
 def split_stages(
-    state: TrainState, layouts: Sequence[TrainState], meshes: Sequence[Mesh]
+    state: TrainState, layouts: Sequence[TrainState], meshes: Sequence[Mesh], mesh: Mesh
 ) -> SiteState:
     """Invert `join_stages`.
 
     Args:
         state: the site's, as its checkpoint has it.
-        layouts: from `site_layouts`, of each stage.
-        meshes: the devices of each stage.
+        layouts: from `site_layouts`, of each stage of which this process holds a part.
+        meshes: the devices of each of these.
+        mesh: the site's devices, with the axis of stages.
     """
-    if len(layouts) == 1:
+    if mesh.shape["stage"] == 1:
         return SiteState((state,))
     leaves = leaves_by_name(state)
 

@@ -1,8 +1,8 @@
-"""The stages of a site, side by side: each walks through its own list on devices of its own.
+"""The stages of a process, side by side: each walks through its own list on devices of its own.
 
 A stage that waits for a message holds up no other: the first one walks in the caller's thread, each
 other one in a thread of its own. Their devices are disjoint, so the order in which a device gets
-its work is that of one stage's list.
+its work is that of one stage's list. A stage in several processes is the only one of each.
 """
 
 import collections
@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import jax
+import numpy as np
 
 from geojax.islands.traffic import LinkTraffic
 from geojax.islands.values import StepInputs
@@ -20,19 +21,20 @@ Made = TypeVar("Made")
 
 
 class SiteWalks:
-    """The walks of one site.
+    """The walks of one process.
 
     Args:
-        walks: of each stage of the site, in their order.
+        walks: of each stage that the process holds, or holds a part of, in their order.
+        stages: stages of every site.
     """
 
-    def __init__(self, walks: Sequence[Walk]):
-        self.walks = walks
+    def __init__(self, walks: Sequence[Walk], stages: int):
+        self.walks, self._stages = walks, stages
         others = max(len(walks) - 1, 1)
         self._threads = ThreadPoolExecutor(others, thread_name_prefix="stage")
 
     def side_by_side(self, function: Callable[[int, Walk], Made]) -> list[Made]:
-        """Return `function` of each stage's number in the site and walk.
+        """Return `function` of each stage's number in the process and walk.
 
         Raises:
             RunError: another site is lost; the error of the stage that failed first.
@@ -66,7 +68,7 @@ class SiteWalks:
         inputs: Sequence[StepInputs],
         records: Sequence[list[Any] | None],
     ) -> list[tuple[Any, Any]]:
-        """Run one step of all stages; each argument and each result is as `Walk.step` has it."""
+        """Run one step of the stages; each argument and each result is as `Walk.step` has it."""
 
         def step(number: int, walk: Walk) -> tuple[Any, Any]:
             return walk.step(states[number], signals[number], inputs[number], records[number])
@@ -74,22 +76,36 @@ class SiteWalks:
         return self.side_by_side(step)
 
     @property
-    def sent_bytes(self) -> int:
-        """The bytes that the site sends to all others in a step."""
-        of_stages = (item for walk in self.walks for item in walk.sent_bytes.items())
-        return sum(size for stage, size in of_stages if self._is_elsewhere(stage))
+    def numbers(self) -> list[int]:
+        """The number of each stage in its site."""
+        return [walk.transport.site % self._stages for walk in self.walks]
+
+    @property
+    def link_bytes(self) -> Mapping[int, np.ndarray]:
+        """Bytes of a step of each stage, by its number in the site.
+
+        An array [sites, 2] has those to and from each other site.
+        """
+        made = {}
+        for number, walk in zip(self.numbers, self.walks, strict=True):
+            sites = walk.transport.sites // self._stages
+            made[number] = np.zeros((sites, 2), np.int64)
+            for way, of_stages in enumerate((walk.sent_bytes, walk.received_bytes)):
+                for stage, size in of_stages.items():
+                    if self._is_elsewhere(stage):
+                        made[number][stage // self._stages, way] += size
+        return made
 
     @property
     def traffic(self) -> Mapping[int, LinkTraffic]:
-        """Traffic of the last step with each other site."""
+        """Traffic of the last step with each other site, but for its bytes."""
         of_sites: dict[int, list[LinkTraffic]] = collections.defaultdict(list)
         for walk in self.walks:
             for stage, traffic in walk.traffic.items():
                 if self._is_elsewhere(stage):
-                    of_sites[stage // len(self.walks)].append(traffic)
+                    of_sites[stage // self._stages].append(traffic)
         stages = len(self.walks)
-        return {site: LinkTraffic.of_site(each, stages) for site, each in of_sites.items()}
+        return {site: LinkTraffic.of_process(each, stages) for site, each in of_sites.items()}
 
     def _is_elsewhere(self, stage: int) -> bool:
-        own = self.walks[0].transport.site // len(self.walks)
-        return stage // len(self.walks) != own
+        return stage // self._stages != self.walks[0].transport.site // self._stages

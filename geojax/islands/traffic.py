@@ -12,9 +12,10 @@ OFFER = "offer"
 
 @dataclasses.dataclass
 class LinkTraffic:
-    """Traffic of all processes of a site with another site in one step."""
+    """Traffic of a site with another site in one step."""
 
     sent_bytes: int = 0
+    """Bytes that all processes of the site send; 0 until they are counted together."""
     received_bytes: int = 0
     messages_in_flight: int = 0
     """Most offers of a process at a time that the other site had not fetched."""
@@ -26,21 +27,19 @@ class LinkTraffic:
     """
 
     @classmethod
-    def of_site(cls, of_stages: Sequence["LinkTraffic"], stages: int) -> "LinkTraffic":
-        """Return the traffic of a site; a wait is the mean of those of its stages.
+    def of_process(cls, of_stages: Sequence["LinkTraffic"], stages: int) -> "LinkTraffic":
+        """Return the traffic of a process; a wait is the mean of those of its stages.
 
         Args:
-            of_stages: of each stage of the site with each stage of the other one.
-            stages: stages of the site.
+            of_stages: of each stage of the process with each stage of the other site.
+            stages: stages of the process.
         """
         waits: Counter[str] = Counter()
         for traffic in of_stages:
             waits.update(traffic.wait_seconds)  # adds
         return cls(
-            sum(traffic.sent_bytes for traffic in of_stages),
-            sum(traffic.received_bytes for traffic in of_stages),
-            max(traffic.messages_in_flight for traffic in of_stages),
-            {cause: seconds / stages for cause, seconds in sorted(waits.items())},
+            messages_in_flight=max(traffic.messages_in_flight for traffic in of_stages),
+            wait_seconds={cause: seconds / stages for cause, seconds in sorted(waits.items())},
         )
 
 

@@ -9,7 +9,7 @@ processes that chose by what has arrived would disagree about the order of colle
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -103,11 +103,21 @@ class Walk:
     @property
     def sent_bytes(self) -> Mapping[int, int]:
         """The bytes that the site sends to each other one in a step."""
+        return self._message_bytes(sent)
+
+    @property
+    def received_bytes(self) -> Mapping[int, int]:
+        """The bytes that come from each other site in a step."""
+        return self._message_bytes(received)
+
+    def _message_bytes(
+        self, messages: Callable[[SiteAction], Iterator[tuple[int, Message]]]
+    ) -> Mapping[int, int]:
         made: Counter[int] = Counter()
         for action in self.actions:
-            for receiver, message in sent(action):
+            for other, message in messages(action):
                 for leaf in jax.tree.leaves(self.programs.payload(message)):
-                    made[receiver] += math.prod(leaf.shape) * leaf.dtype.itemsize
+                    made[other] += math.prod(leaf.shape) * leaf.dtype.itemsize
         return made
 
 
@@ -295,7 +305,6 @@ class _Step:
             link = self.traffic[receiver]
             if self._devices_are_idle():
                 link.wait_seconds[OFFER] += counters.offer_wait_seconds - waited
-            link.sent_bytes += sum(array.nbytes for array in jax.tree.leaves(payload))
             link.messages_in_flight = max(link.messages_in_flight, counters.messages_in_flight)
 
     def _take(self, sender: int, message: Message) -> Any:
@@ -310,7 +319,6 @@ class _Step:
         self._arrivals.append(self._took if fetch.arrival is None else fetch.arrival)
         link = self.traffic[sender]
         link.wait_seconds[message.kind] += self._took - idle_since
-        link.received_bytes += sum(array.nbytes for array in jax.tree.leaves(payload))
         return payload
 
     def _devices_are_idle(self) -> bool:

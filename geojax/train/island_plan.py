@@ -47,13 +47,9 @@ def island_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
     """Plan the step of one site of `config` on its mesh; its stages differ in their devices alone.
 
     Raises:
-        UserError: its FP8 backend cannot run there, or its stages are in several processes.
+        UserError: its FP8 backend cannot run there, or a process lies across its stages.
     """
-    if mesh.shape["stage"] > 1 and jax.process_count() > 1:
-        raise UserError(
-            f"dc.join=islands with mesh.stage={mesh.shape['stage']} requires one process a site; "
-            f"got {jax.process_count()}. Start one, or set mesh.stage to 1"
-        )
+    process_groups(mesh)
     plan = step_plan(stage_config(config), stage_meshes(mesh)[0])
     return dataclasses.replace(plan, mesh=mesh, islands=config.mesh.dc, overlap_grad_reduce=False)
 
@@ -67,6 +63,41 @@ def stage_meshes(mesh: Mesh) -> list[Mesh]:
         Mesh(np.take(mesh.devices, [stage], dim), mesh.axis_names, axis_types=mesh.axis_types)
         for stage in range(mesh.shape["stage"])
     ]
+
+
+def own_stages(mesh: Mesh) -> list[int]:
+    """List the stages of a site of which this process holds devices, by their numbers in it."""
+    own = jax.process_index()
+    return [stage for stage, processes in enumerate(_processes(mesh)) if own in processes]
+
+
+def process_groups(mesh: Mesh) -> int:
+    """Return the number of groups of a site's processes that hold the same stages.
+
+    It is the number of stages where each has processes of its own, and else of processes.
+
+    Raises:
+        UserError: a process holds a part of one stage and something of another.
+    """
+    stages = mesh.shape["stage"]
+    if stages == 1:
+        return 1
+    groups = dict.fromkeys(_processes(mesh))
+    processes = [process for group in groups for process in group]
+    if processes != sorted(set(processes)):
+        count = len(set(processes))
+        raise UserError(
+            f"dc.join=islands with mesh.stage={stages} requires a number of processes in each site "
+            f"that divides {stages} or is a multiple of it; got {count}. Start "
+            f"{math.gcd(stages, count)} or {math.lcm(stages, count)}, or change mesh.stage"
+        )
+    return len(groups)
+
+
+def _processes(mesh: Mesh) -> list[tuple[int, ...]]:
+    """List the processes that hold the devices of each stage of a site, in the mesh's order."""
+    of_stages = np.moveaxis(mesh.devices, mesh.axis_names.index("stage"), 0)
+    return [tuple(dict.fromkeys(each.process_index for each in own.flat)) for own in of_stages]
 
 
 def sequences_of_site(config: RunConfig, plan: StepPlan, site: int) -> list[int]:

@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 
 from geojax.accelerators import accelerator_of
 from geojax.checkpoint import Checkpointer
@@ -33,7 +32,8 @@ from geojax.islands.site_state import (
 )
 from geojax.islands.site_sums import SumsOfSites
 from geojax.islands.site_walks import SiteWalks
-from geojax.islands.stage_transport import stage_transports
+from geojax.islands.stage_numbers import of_all_stages
+from geojax.islands.stage_transport import between_sites, stage_transports
 from geojax.islands.traffic import LinkTraffic
 from geojax.islands.validation import Validation
 from geojax.islands.values import StepInputs
@@ -51,6 +51,7 @@ from geojax.train.config import RunConfig
 from geojax.train.island_plan import (
     data_part,
     held_at_once,
+    own_stages,
     stage_config,
     stage_meshes,
 )
@@ -85,7 +86,9 @@ class IslandRun:
     transport: Transport
     """The way to the other sites."""
     stages: SiteWalks
-    """The walk of each stage of the site; in role data there is one."""
+    """The walk of each stage of the site in this process; in role data there is one."""
+    link_bytes: np.ndarray
+    """[sites, 2]: the bytes of a step from this site to each other one, and from it."""
     optimizer: Any
     parts: Sequence[TrainState]
     """The `LeafLayout` of each leaf of each site's part, as checkpoints have it."""
@@ -112,23 +115,23 @@ class IslandRun:
         Args:
             config: the run of all sites.
             plan: from `island_plan`.
-            transport: joins the sites.
+            transport: joins this process to those that hold other stages, in all sites.
             log: shows a line to the user.
             validate: compile the validation pass too.
         """
         model, is_stage = config.model, config.dc.role == "stage"
-        count = config.mesh.stage
-        parts = stage_parts(config) if is_stage else [data_part(config)] * transport.sites
+        sites, count, own_numbers = config.mesh.dc, config.mesh.stage, own_stages(plan.mesh)
+        parts = stage_parts(config) if is_stage else [data_part(config)] * sites
         optimizer = make_optimizer(config.optimizer, config.steps)
         schedule = learning_rate_schedule(config.optimizer, config.steps)
         own = stage_config(config).batch
         batch = batch_shape(own.global_batch_size, own.sequence_length)
         lists: Lists = stage_lists(config) if is_stage else ()
-        walks = []
-        for mesh, stage in zip(
-            stage_meshes(plan.mesh), stage_transports(transport, count), strict=True
+        walks, meshes = [], stage_meshes(plan.mesh)
+        for number, stage in zip(
+            own_numbers, stage_transports(transport, len(own_numbers)), strict=True
         ):
-            on_stage, part = dataclasses.replace(plan, mesh=mesh), parts[stage.site]
+            on_stage, part = dataclasses.replace(plan, mesh=meshes[number]), parts[stage.site]
             layouts = site_layouts(part, optimizer, on_stage)
             programs = SitePrograms(part, on_stage, layouts, optimizer, schedule, batch)
             lists = lists or _data_lists(config, programs)
@@ -141,13 +144,23 @@ class IslandRun:
             if model.tie_word_embeddings:
                 table_sites = [site for site, each in enumerate(saved) if _TABLE in each.parameters]
         else:
-            sites = range(transport.sites)
-            saved = [saved_whole_layouts(layouts, plan, site) for site in sites]
+            saved = [saved_whole_layouts(layouts, plan, site) for site in range(sites)]
             if validate:
                 traced = trace_evaluation(layouts, model, plan, batch)
                 evaluation = traced.lower().compile(compiler_options=plan.compiler_options)
-        stages = SiteWalks(walks)
-        return cls(config, plan, transport, stages, optimizer, saved, table_sites, evaluation, log)
+        stages = SiteWalks(walks, count)
+        return cls(
+            config,
+            plan,
+            between_sites(transport, sites),
+            stages,
+            of_all_stages(stages.link_bytes, plan.mesh).sum(axis=0),
+            optimizer,
+            saved,
+            table_sites,
+            evaluation,
+            log,
+        )
 
     def initial_state(self, weights: HuggingFaceWeights | None = None) -> SiteState:
         """Return the state before the first step; `weights` take the place of random ones."""
@@ -186,7 +199,8 @@ class IslandRun:
         """Draw a recorded step, in role stage with the records of all sites."""
         from geojax.islands import step_timeline  # it imports matplotlib
 
-        sites, own, count = self.transport.site_names, self.transport.site, len(records)
+        sites, own = self.transport.site_names, self.transport.site
+        count = self.config.mesh.stage
         if self.config.dc.role == "data":
             schedule = step_timeline.data_schedule(self.stages.walks[0].actions)
             names = [sites[own]]
@@ -208,28 +222,32 @@ class IslandRun:
         )
 
     def _of_all_sites(self, records: Sequence[Record]) -> list[Record]:
-        """Exchange the records of a step: those of all stages, by the clock of the first site."""
-        lists, count = stage_lists(self.config), len(records)
-        words = as_words(records, lists)
-        replicated = NamedSharding(self.plan.mesh, PartitionSpec())
-        own = jax.make_array_from_callback(words.shape, replicated, lambda place: words[place])
-        of_sites = [
-            from_words(
-                np.asarray(each.addressable_data(0)), lists[count * site : count * (site + 1)]
-            )
-            for site, each in enumerate(self.exchange.of_all_sites(own))
+        """Exchange the records of a step: those of all stages, by the clock of the first one."""
+        lists, count = stage_lists(self.config), self.config.mesh.stage
+        words = dict(zip(self.stages.numbers, as_words(records, lists), strict=True))
+        of_site = of_all_stages(words, self.plan.mesh)
+        of_stages = [
+            record
+            for site, each in enumerate(self.exchange.of_hosts(of_site, self.plan.mesh))
+            for record in from_words(each, lists[count * site : count * (site + 1)])
         ]
-        return by_one_clock([record for site in of_sites for record in site], count)
+        return by_one_clock(of_stages, count, len(records))
 
     @property
     def _programs(self) -> list[SitePrograms]:
-        """The programs of each stage of the site."""
+        """The programs of each stage of the site in this process."""
         return [walk.programs for walk in self.stages.walks]
 
     def link_traffic(self) -> Mapping[str, LinkTraffic]:
         """Return the traffic of the last step with each other site, by name."""
-        names = self.transport.site_names
-        return {names[site]: traffic for site, traffic in self.stages.traffic.items()}
+        names, traffic = self.transport.site_names, self.stages.traffic
+        made = {}
+        for site in self.transport.counters:
+            sent, received = map(int, self.link_bytes[site])
+            made[names[site]] = dataclasses.replace(
+                traffic.get(site, LinkTraffic()), sent_bytes=sent, received_bytes=received
+            )
+        return made
 
     def measured_links(self) -> Mapping[str, MeasuredLink]:
         """Return what was measured of the link to each other site since the last call, by name.
@@ -245,18 +263,18 @@ class IslandRun:
             for site, link in self.transport.measured().items()
         }
 
-    def evaluate(self, state: SiteState, batch: Batch) -> jax.Array:
+    def evaluate(self, state: SiteState, batch: Batch) -> Any:
         """Return [sum of losses, number of targets] of a batch, over all sites."""
         if not self.holds_all:
             inputs = self._inputs(state, batch)
             sums = self.stages.side_by_side(
                 lambda stage, _: self.validations[stage].sums(state.stages[stage], inputs[stage])
             )
-            heads = [stage for stage, each in enumerate(self._programs) if each.part.has_head]
-            own = sums[heads[0] if heads else 0]
-        else:
-            assert self.evaluation_program is not None, "a run that validates is built for it"
-            own = self.evaluation_program(state.stages[0], self._on_mesh(self.plan, batch))
+            by_number = dict(zip(self.stages.numbers, map(np.asarray, sums), strict=True))
+            of_site = of_all_stages(by_number, self.plan.mesh).sum(axis=0)
+            return sum(self.exchange.of_hosts(of_site, self.plan.mesh))
+        assert self.evaluation_program is not None, "a run that validates is built for it"
+        own = self.evaluation_program(state.stages[0], self._on_mesh(self.plan, batch))
         return functools.reduce(jnp.add, self.exchange.of_all_sites(own))
 
     @functools.cached_property
@@ -339,7 +357,7 @@ class IslandRun:
         layouts, meshes = zip(
             *((each.layouts, each.plan.mesh) for each in self._programs), strict=True
         )
-        return split_stages(joined, layouts, meshes)
+        return split_stages(joined, layouts, meshes, self.plan.mesh)
 
     @functools.cached_property
     def exchange(self) -> Exchange:
@@ -382,7 +400,7 @@ class IslandRun:
             tokens_per_step=config.batch.global_batch_size * sequence,
             flops_per_token=model_flops(config.model, sequence),
             peak_flops=peak * mesh.devices.size * config.mesh.dc if peak else None,
-            cross_site=CrossSiteBytes(float(self.stages.sent_bytes)),
+            cross_site=CrossSiteBytes(float(self.link_bytes[:, 0].sum())),
         )
 
     def check_fp8_products(self) -> None:
@@ -410,12 +428,15 @@ class IslandRun:
         """Return the lines that open a run: the layout of this site, and what it sends."""
         transport = self.transport
         parameters = quantity(parameter_count(self.config.model))
-        state_bytes = quantity(max(bytes_per_device(each.layouts) for each in self._programs), "B")
+        layouts = [each.layouts for each in self._programs]
         held = f"in {len(self._programs[0].part.chunks)} buckets"
         if not self.holds_all:
-            layers = sum(each.part.layers for each in self._programs)
-            whole = self.config.model.num_hidden_layers
+            first, count = transport.site * self.config.mesh.stage, self.config.mesh.stage
+            parts = stage_parts(self.config)[first : first + count]
+            layouts = [site_layouts(part, self.optimizer, self.plan) for part in parts]
+            layers, whole = sum(part.layers for part in parts), self.config.model.num_hidden_layers
             held = f"for {layers} of {whole} layers, schedule {self.config.pipeline.schedule}"
+        state_bytes = quantity(max(map(bytes_per_device, layouts)), "B")
         return [
             f"site {transport.site} of {transport.sites}, a runtime of its own: "
             f"{mesh_line(self.plan.mesh)}; {parameters} parameters; {state_bytes} of state per "

@@ -17,6 +17,7 @@ from geojax.runtime.island_env import IslandSettings
 from geojax.step.plan import StepPlan
 from geojax.topology import Topology
 from geojax.train.config import RunConfig
+from geojax.train.island_plan import process_groups
 from geojax.train.run_memory import offer_limit_bytes
 from geojax.transport import Membership, Staging, Transport, connect, staging
 
@@ -60,6 +61,9 @@ def joined_sites(
 ) -> Iterator[Transport]:
     """Join the processes of all sites; at a good end wait until the others have all messages.
 
+    The ends of the transport are the sites, or their stages where these have processes of their
+    own (`geojax.train.island_plan.process_groups`).
+
     Args:
         config: the run of all sites.
         plan: the step of this one.
@@ -73,6 +77,7 @@ def joined_sites(
         MissingProcessesError: some processes did not come in time.
         RunError: another site is lost.
     """
+    stages, groups = plan.mesh.shape["stage"], process_groups(plan.mesh)
     members = Membership(
         settings.sites,
         settings.sites.index(settings.site),
@@ -82,13 +87,14 @@ def joined_sites(
         settings.key.encode(),
         shared_settings(config, contents),
         settings.address,
+        groups,
     )
-    stages, count = plan.mesh.shape["stage"], jax.process_count()
+    # The devices of a process that hold one stage offer to one other process.
+    devices = plan.mesh.size // max(stages, jax.process_count())
     transport = connect(
         members,
-        site_staging(config, settings.site, count),
-        # The devices of a process that hold one stage offer to one other process.
-        offer_limit_bytes(config, max(stages // count, 1)) * plan.mesh.size // max(stages, count),
+        site_staging(config, settings.site, jax.process_count() // groups),
+        offer_limit_bytes(config, stages // groups) * devices,
         processes.heartbeat_timeout_seconds,
         processes.start_timeout_seconds,
     )
@@ -162,7 +168,7 @@ def site_staging(config: RunConfig, site: str | None, processes: int) -> Staging
     Args:
         config: the run of all sites; without a topology a link is taken for one of 1 Gbit/s.
         site: name of the site; None: any.
-        processes: number of processes of the site.
+        processes: processes of the site that a message crosses from at a time.
     """
     links = () if config.topology is None else Topology.load(config.topology).links
     own = [link for link in links if site is None or site in link.sites]

@@ -18,6 +18,7 @@ from geojax.checkpoint import Checkpointer, RunDirectory
 from geojax.data import Corpus, Loader
 from geojax.errors import UserError
 from geojax.islands.site_state import SiteState
+from geojax.islands.stage_transport import between_sites
 from geojax.mesh import site_names
 from geojax.models.huggingface import HuggingFaceWeights
 from geojax.quantities import quantity
@@ -32,7 +33,12 @@ from geojax.train.batches import sequences_of_process
 from geojax.train.comparison import Comparison, plan_of_run
 from geojax.train.compiled_run import CompiledRun, make_run_mesh, step_plan
 from geojax.train.config import RunConfig
-from geojax.train.island_plan import island_plan, make_site_mesh, sequences_of_site
+from geojax.train.island_plan import (
+    island_plan,
+    make_site_mesh,
+    own_stages,
+    sequences_of_site,
+)
 from geojax.train.island_run import UPDATE_NAME, IslandRun
 from geojax.train.joined_sites import joined_sites, require_sites, saves_of_sites
 from geojax.train.metrics import MetricsWriter
@@ -120,7 +126,9 @@ def train(
         if newest is None and not fresh:
             weights = _open_initial_weights(config)
         given, config = config, with_saved_schedule(config, newest)
-        counted, programs = (STEP_NAME, 1) if island is None else (UPDATE_NAME, config.mesh.stage)
+        counted, programs = STEP_NAME, 1
+        if island is not None:
+            counted, programs = UPDATE_NAME, len(own_stages(mesh))
         compilations = stack.enter_context(CompilationCounter(counted, programs))
         validate = bool(loader.validation_names)
         trainer: CompiledRun | IslandRun
@@ -235,8 +243,9 @@ def _open_checkpoints(
 ) -> Checkpointer:
     sites, own, held = None, None, None
     if transport is not None:
-        sites, own = transport.site_names, transport.site_names[transport.site]
-        held = saves_of_sites(transport, mesh)
+        to_sites = between_sites(transport, config.mesh.dc)
+        sites, own = to_sites.site_names, to_sites.site_names[to_sites.site]
+        held = saves_of_sites(to_sites, mesh)
     elif config.checkpoint.per_site:
         sites = site_names(mesh, topology)
     links = topology.links if topology is not None else ()

@@ -3,6 +3,7 @@
 import contextlib
 import secrets
 import socket
+import struct
 import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -24,6 +25,7 @@ from geojax.transport.message_id import Direction
 from geojax.transport.shared_settings import digests, require_same
 
 _STREAMS = 4
+_GROUP = struct.Struct("!H")
 
 
 class Staging(NamedTuple):
@@ -70,6 +72,24 @@ class Membership(NamedTuple):
     address: str | None = None
     """Address of this host that the other sites reach: of its tunnel to them, or a loopback
     address on one machine. None: the address from which packets to the coordinator leave."""
+    groups: int = 1
+    """Groups of equally many consecutive processes in each site, which exchange messages with all
+    others as sites do: its stages, where these have processes of their own."""
+
+    @property
+    def group(self) -> int:
+        """Group of this process, counted through all sites."""
+        return self.site * self.groups + self.process // self._processes_per_group
+
+    def counterpart(self, group: int) -> tuple[int, int]:
+        """Return site and index of the process of a group with which this one exchanges."""
+        site, in_site = divmod(group, self.groups)
+        size = self._processes_per_group
+        return site, in_site * size + self.process % size
+
+    @property
+    def _processes_per_group(self) -> int:
+        return self.processes // self.groups
 
 
 def connect(
@@ -129,31 +149,32 @@ def connect(
             own.signed(members.key),
         )
         names, endpoints = {}, {}
-        for site, name in enumerate(members.sites):
-            if site == members.site:
+        for group in range(len(members.sites) * members.groups):
+            if group == members.group:
                 continue
-            presence = everyone.processes[site * members.processes + members.process]
-            names[site] = f"site {name} (process {members.process}, host {presence.host})"
-            peer = Endpoint.verified(presence.endpoint, members.key, names[site])
-            require_same(members.settings, peer.settings, names[site])
+            site, process = members.counterpart(group)
+            presence = everyone.processes[site * members.processes + process]
+            names[group] = f"site {members.sites[site]} (process {process}, host {presence.host})"
+            peer = Endpoint.verified(presence.endpoint, members.key, names[group])
+            require_same(members.settings, peer.settings, names[group])
             if peer.network != own.network:
                 guard.forward(peer.guard, peer.engine, peer.ports)
-            endpoints[site] = peer
-        controls = _control_sockets(members, control, endpoints, silence_seconds)
+            endpoints[group] = peer
+        controls = _control_sockets(members, control, endpoints, names, silence_seconds)
         on_error.pop_all()
     peers = {
-        site: Peer(
-            names[site],
-            controls[site],
+        group: Peer(
+            names[group],
+            controls[group],
             server.connect(f"{peer.engine}:{peer.server_port}"),
             _direction(own, peer),
             _direction(peer, own),
         )
-        for site, peer in endpoints.items()
+        for group, peer in endpoints.items()
     }
     return EngineTransport(
-        members.site,
-        members.sites,
+        members.group,
+        [name for name in members.sites for _ in range(members.groups)],
         members.key,
         server,
         guard,
@@ -173,34 +194,39 @@ def _direction(sender: Endpoint, receiver: Endpoint) -> Direction:
 
 
 def _control_sockets(
-    members: Membership, listener: socket.socket, peers: Mapping[int, Endpoint], seconds: float
+    members: Membership,
+    listener: socket.socket,
+    peers: Mapping[int, Endpoint],
+    names: Mapping[int, str],
+    seconds: float,
 ) -> dict[int, socket.socket]:
-    """Connect with each peer once: the higher site dials the lower."""
+    """Connect with each peer once: the higher group dials the lower, and says its number."""
     found: dict[int, socket.socket] = {}
     deadline = time.monotonic() + seconds
     with listener:
-        for site, peer in peers.items():
-            if site < members.site:
+        for group, peer in peers.items():
+            if group < members.group:
                 try:
                     address = (peer.engine, peer.control_port)
-                    found[site] = dial(address, members.key, peer.control_port, seconds)
-                    found[site].sendall(bytes([members.site]))
+                    found[group] = dial(address, members.key, peer.control_port, seconds)
+                    found[group].sendall(_GROUP.pack(members.group))
                 except (OSError, Refused) as error:
                     raise RunError(
-                        f"transport: cannot reach site {members.sites[site]} at {peer.guard[0]} "
-                        f"({error}); is the tunnel up?"
+                        f"transport: cannot reach {names[group]} at {peer.guard[0]} ({error}); is "
+                        "the tunnel up?"
                     ) from None
         while len(found) < len(peers):
             try:
                 listener.settimeout(max(0.01, deadline - time.monotonic()))
                 connection, _ = listener.accept()
                 admit(connection, members.key)
-                found[connection.recv(1)[0]] = connection
+                (group,) = _GROUP.unpack(connection.recv(_GROUP.size, socket.MSG_WAITALL))
+                found[group] = connection
             except Refused:
                 continue
-            except (OSError, IndexError) as error:
-                missing = ", ".join(members.sites[site] for site in set(peers) - set(found))
+            except (OSError, struct.error) as error:
+                missing = ", ".join(names[group] for group in sorted(set(peers) - set(found)))
                 raise RunError(
-                    f"transport: no connection from site {missing} ({error}); is the tunnel up?"
+                    f"transport: no connection from {missing} ({error}); is the tunnel up?"
                 ) from None
     return found

@@ -70,8 +70,8 @@ class EngineTransport:
     """One process's end; `geojax.transport.protocol.Transport` documents its methods.
 
     Args:
-        site: number of this site.
-        site_names: names of all sites, in order.
+        site: number of this site, or of its stage among those of all sites.
+        site_names: the site of each number.
         run_key: key of the run.
         server: JAX's transfer server of this process.
         guard: guard of its ports.

@@ -92,14 +92,17 @@ class Fetch(Protocol):
 
 
 class Transport(Protocol):
-    """The way of one process to its counterparts in the other sites."""
+    """The way of one process to its counterparts in the other sites.
+
+    Where the stages of a site have processes of their own, each stage is an end as a site is.
+    """
 
     site: int
     """Site of this process."""
     sites: int
     """Number of sites."""
     site_names: Sequence[str]
-    """Names of all sites, in order."""
+    """Name of each site, in order; of a stage's, where each end is a stage."""
     counters: Mapping[int, PeerCounters]
     """Traffic with each other site, by its number."""
 

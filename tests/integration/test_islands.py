@@ -191,8 +191,8 @@ def test_stages_train_as_one_program_and_go_on_from_its_checkpoint(stages, tmp_p
         assert loss == pytest.approx(wanted[step], abs=1e-4)
 
 
-def test_each_site_draws_the_stages_of_all(stages):
-    _, run = stages
+def check_timelines(run):
+    """Each site has drawn the stages of all."""
     for site in SITES:
         assert (run / site / "timeline.png").stat().st_size > 10_000
         events = json.loads((run / site / "timeline.json").read_text())["traceEvents"]
@@ -200,18 +200,36 @@ def test_each_site_draws_the_stages_of_all(stages):
         assert {f"site {other}.{stage}: devices" for other in SITES for stage in (0, 1)} <= names
 
 
-def test_stages_and_one_program_go_on_from_the_checkpoint_of_stages(stages, tmp_path):
+def test_each_site_draws_the_stages_of_all(stages):
+    check_timelines(stages[1])
+
+
+def link_bytes(run, site, other):
+    lines = read_metrics(run / site / "metrics.jsonl")
+    figures = [f"link/{other}/{way}_bytes" for way in ("sent", "received")]
+    return {tuple(line[each] for each in figures) for line in lines if "loss" in line}
+
+
+def test_a_process_for_each_stage_and_one_program_go_on_from_the_checkpoint_of_stages(
+    stages, tmp_path
+):
     config, run = stages
     again = tmp_path / "again"
-    shutil.copytree(run, again)
+    shutil.copytree(run, again, ignore=shutil.ignore_patterns("timeline.*"))
     assert saved_steps(again) == [10, 20]
     remove_checkpoint(again, 20)
     shutil.copytree(again, tmp_path / "alone")
-    made = launch(config, again, "--devices-per-process", "2")
+    processes = ("--processes-per-site", "2", "--devices-per-process", "1")
+    made = launch(config, again, *processes, timeline_step="5")
     assert made.returncode == 0, made.stdout + made.stderr
     assert "resuming from step 10" in made.stdout
-    for site in SITES:
+    assert saved_steps(again) == [10, 20]
+    for site, other in zip(SITES, SITES[::-1], strict=True):
         assert losses(again / site) == losses(run / site)
+        assert validation(again / site) == validation(run / site)
+        # Of both processes of a site, though the first one reports.
+        assert link_bytes(again, site, other) == link_bytes(run, site, other)
+    check_timelines(again)
     arguments = ("--dc.join", "one_program", "--simulate_devices", "4")
     made = train(config, *arguments, "--run_directory", str(tmp_path / "alone"))
     assert made.returncode == 0, made.stderr

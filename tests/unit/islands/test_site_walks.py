@@ -8,7 +8,7 @@ import pytest
 
 from geojax.errors import RunError
 from geojax.islands.site_walks import SiteWalks
-from geojax.islands.stage_transport import stage_transports
+from geojax.islands.stage_transport import between_sites, stage_transports
 from geojax.islands.traffic import LinkTraffic
 from geojax.transport import MessageKey, loopback
 
@@ -21,7 +21,9 @@ def sites_of_stages(sites, stages):
 
 
 def site_walks(transports):
-    return SiteWalks([types.SimpleNamespace(transport=each) for each in transports])
+    return SiteWalks(
+        [types.SimpleNamespace(transport=each) for each in transports], len(transports)
+    )
 
 
 def test_messages_of_one_key_between_several_stages_stay_apart():
@@ -37,6 +39,26 @@ def test_messages_of_one_key_between_several_stages_stay_apart():
     assert float(inside.result()[0]) == 7.0
 
 
+def test_stages_of_several_processes_reach_each_other_and_their_counterparts():
+    sites, stages, processes = 2, 4, 2  # in each site, two stages a process
+    ends = loopback(sites * processes)
+    for end in ends:
+        end.site_names = ["east", "east", "west", "west"]
+    walking = [stage for end in ends for stage in stage_transports(end, stages // processes)]
+    assert [stage.site for stage in walking] == list(range(sites * stages))
+    like = [jax.ShapeDtypeStruct((), jnp.float32, sharding=jnp.zeros(()).sharding)]
+    for sender, receiver in ((0, 1), (1, 2), (3, 4), (7, 0)):
+        fetch = walking[receiver].fetch(sender, KEY, like)
+        walking[sender].offer(receiver, KEY, [jnp.float32(sender)])
+        assert float(fetch.result()[0]) == sender
+    of_sites = [between_sites(end, sites) for end in ends]
+    assert [end.site for end in of_sites] == [0, 0, 1, 1]
+    assert of_sites[3].site_names == ["east", "west"]
+    fetch = of_sites[1].fetch(1, KEY, like)
+    of_sites[3].offer(0, KEY, [jnp.float32(5)])
+    assert float(fetch.result()[0]) == 5.0
+
+
 def test_a_stage_that_fails_ends_those_that_wait_for_it():
     site, _ = sites_of_stages(2, 3)
 
@@ -49,10 +71,11 @@ def test_a_stage_that_fails_ends_those_that_wait_for_it():
         site_walks(site).side_by_side(work)
 
 
-def test_the_wait_of_a_site_is_the_mean_of_its_stages():
+def test_the_wait_of_a_process_is_the_mean_of_its_stages():
     site, _ = sites_of_stages(2, 2)
     walks = site_walks(site)
     for walk, waited in zip(walks.walks, (0.0, 3.0), strict=True):
-        to_others = LinkTraffic(10, 20, 4, {"activation": waited})
+        to_others = LinkTraffic(messages_in_flight=4, wait_seconds={"activation": waited})
         walk.traffic = {2: to_others, 3: to_others, 1 - walk.transport.site: to_others}
-    assert walks.traffic == {1: LinkTraffic(40, 80, 4, {"activation": 3.0})}
+    of_site = LinkTraffic(messages_in_flight=4, wait_seconds={"activation": 3.0})
+    assert walks.traffic == {1: of_site}

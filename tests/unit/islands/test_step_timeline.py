@@ -92,10 +92,12 @@ def test_records_of_all_sites_come_to_one_clock(pipeline):
         [each for each in record if not isinstance(each.action, Add | Reduce)] for record in records
     ]
     ahead = [hops[0], [each.earlier(-7.5) for each in hops[1]]]
-    for record, wanted in zip(by_one_clock(ahead, 1), hops, strict=True):
-        for each, same in zip(record, wanted, strict=True):
-            assert each.action == same.action
-            assert (*each[1:5], *each.arrivals) == pytest.approx((*same[1:5], *same.arrivals))
+    for stages_per_site in (1, 2):  # of two processes then
+        for record, wanted in zip(by_one_clock(ahead, stages_per_site, 1), hops, strict=True):
+            for each, same in zip(record, wanted, strict=True):
+                assert each.action == same.action
+                assert (*each[1:5], *each.arrivals) == pytest.approx((*same[1:5], *same.arrivals))
+    assert by_one_clock(ahead, 2, 2) == ahead
 
 
 def test_messages_inside_a_site_are_on_no_link(pipeline):

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import math
 import shutil
+import types
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,8 @@ from geojax.train.island_plan import (
     held_microbatches,
     island_plan,
     make_site_mesh,
+    own_stages,
+    process_groups,
     sequences_of_site,
 )
 from geojax.train.island_run import IslandRun
@@ -384,11 +387,22 @@ def test_products_that_xla_does_not_make_in_fp8_end_the_run():
         dataclasses.replace(run, plan=on_gpus).check_fp8_products()
 
 
-def test_stages_of_a_site_of_several_processes_are_refused(monkeypatch):
-    own = config("islands", "stage")
-    mesh = make_site_mesh(own, jax.devices()[:4])
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with pytest.raises(
-        UserError, match=r"mesh\.stage=2 requires one process a site; got 2\. Start"
-    ):
-        island_plan(own, mesh)
+def site_of(*processes):
+    """A site's mesh, whose stages have a device of each of these processes."""
+    devices = np.array([[types.SimpleNamespace(process_index=n) for n in own] for own in processes])
+    return types.SimpleNamespace(
+        axis_names=("stage", "data"), shape={"stage": len(processes)}, devices=devices
+    )
+
+
+def test_processes_of_a_site_are_grouped_by_the_stages_that_they_hold():
+    assert process_groups(site_of((0, 0), (0, 0))) == 1
+    assert process_groups(site_of((0, 0), (0, 0), (1, 1), (1, 1))) == 2
+    assert process_groups(site_of((0, 0, 1, 1), (2, 2, 3, 3))) == 2
+    assert process_groups(site_of((0, 1, 2))) == 1
+    assert own_stages(site_of((0,), (0,), (1,), (1,))) == [0, 1]
+    # A process a host of eight: llama3-70b-2x64-stage.yaml and nemotron4-340b-2x1536-stage.yaml.
+    for hosts, stages in ((8, 2), (192, 6)):
+        assert process_groups(site_of(*np.repeat(range(hosts), 8).reshape(stages, -1))) == stages
+    with pytest.raises(UserError, match=r"mesh\.stage=2 requires .*; got 3\. Start 1 or 6, or"):
+        process_groups(site_of((0, 0, 1), (1, 2, 2)))

@@ -57,6 +57,12 @@ def filled(like, value):
     return jax.device_put(jnp.full(like.shape, value, like.dtype), like.sharding)
 
 
+def test_a_process_exchanges_with_its_counterpart_in_each_group_of_each_site():
+    members = Membership(("east", "west"), 1, 3, 4, "east:1", b"k" * 32, {}, groups=2)
+    assert members.group == 3
+    assert [members.counterpart(group) for group in range(4)] == [(0, 1), (0, 3), (1, 1), (1, 3)]
+
+
 def test_three_sites_exchange_and_finish(like):
     with joined_sites(("east", "west", "north")) as sites:
         scale = jax.ShapeDtypeStruct((), jnp.bfloat16, sharding=like.sharding.update(spec=jax.P()))
