@@ -12,6 +12,10 @@ list. A message that is late delays the action that takes it and changes no orde
         site 1    Receive F0.1 B0.1 Send  Receive F1.1 B1.1 Send  Reduce(1) .. Apply
 
 Additions come last: the reductions of all buckets are under way before any is waited for.
+
+Where a site has several stages, its first one adds the scalars of all, exchanges the site's with
+the first stages of the other sites, and tells the others of its own: messages are as many as
+stages, and cross between sites once.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,9 +24,9 @@ from typing import Literal, NamedTuple, TypeAlias
 from geojax.pipeline.schedule import Action, Kind, Placement, Schedule
 from geojax.pipeline.validate import requirement
 
-Bucket: TypeAlias = int | Literal["table", "scalars"]
+Bucket: TypeAlias = int | Literal["table", "scalars", "site_scalars"]
 """The content of a sum: the gradients of a chunk by its number, those of a tied table that two
-sites hold, or the losses and counts."""
+sites hold, the losses and counts, or those of a site of several stages."""
 
 
 class Receive(NamedTuple):
@@ -56,19 +60,38 @@ class Add(NamedTuple):
     sites: tuple[int, ...]
 
 
+class Broadcast(NamedTuple):
+    """Offer the scalars of all sites to the other stages of the site."""
+
+    sites: tuple[int, ...]
+    """The receivers."""
+
+
+class Await(NamedTuple):
+    """Wait for the scalars of all sites."""
+
+    site: int
+    """The first stage of the site, which has them."""
+
+
 class Apply(NamedTuple):
     """Update the state with the sums of all buckets."""
 
 
-SiteAction: TypeAlias = Action | Receive | Send | Reduce | Add | Apply
+SiteAction: TypeAlias = Action | Receive | Send | Reduce | Add | Broadcast | Await | Apply
 
 
 class Message(NamedTuple):
     """A message of a step; sender and receiver derive the same one from their lists."""
 
-    kind: Literal["activation", "cotangent", "bucket", "table", "scalars"]
+    kind: Literal[
+        "activation", "cotangent", "bucket", "table", "scalars", "site_scalars", "step_scalars"
+    ]
     microbatch: int = 0
     chunk: int = 0
+
+
+_STEP_SCALARS = Message("step_scalars")
 
 
 def breadth_first(chunks: int, microbatches: int, held: int) -> Schedule:
@@ -109,29 +132,44 @@ def data_actions(schedule: Schedule, site: int, sites: int) -> tuple[SiteAction,
     return (*_work(schedule, 0, others), reduces[-1], *adds, Apply())
 
 
-def stage_actions(schedule: Schedule, site: int, *, tied: bool) -> tuple[SiteAction, ...]:
-    """List the actions of a site in role stage: site s is stage s of the pipeline.
+def stage_actions(
+    schedule: Schedule, site: int, *, tied: bool, stages_per_site: int = 1
+) -> tuple[SiteAction, ...]:
+    """List the actions of a stage in role stage; with one stage a site it is a site.
 
     Args:
-        schedule: of as many stages as there are sites.
-        site: the site.
+        schedule: of the stages of all sites.
+        site: the stage.
         tied: the first and the last chunk share a table, of whose gradient each makes a part.
+        stages_per_site: stages of every site.
     """
     stage_of = schedule.placement.stage_of
     ends = {stage_of[0], stage_of[-1]}
-    others = tuple(other for other in range(schedule.placement.stages) if other != site)
     sums: list[SiteAction] = []
     if tied and site in ends and len(ends) == 2:
         (other,) = ends - {site}
         sums += [Reduce("table", (other,)), Add("table", (other,))]
     # The scalars hold the norm of the gradients, and so come after all of those.
-    return (
-        *_work(schedule, site, ()),
-        *sums,
-        Reduce("scalars", others),
+    sums += _scalar_actions(schedule.placement.stages, site, stages_per_site)
+    return (*_work(schedule, site, ()), *sums, Apply())
+
+
+def _scalar_actions(stages: int, stage: int, stages_per_site: int) -> list[SiteAction]:
+    """List the actions by which a stage gets the scalars of all stages."""
+    first = stage // stages_per_site * stages_per_site
+    if stage != first:
+        return [Reduce("scalars", (first,)), Await(first)]
+    elsewhere = tuple(other for other in range(0, stages, stages_per_site) if other != first)
+    if stages_per_site == 1:
+        return [Reduce("scalars", elsewhere), Add("scalars", elsewhere)]
+    others = tuple(range(first + 1, first + stages_per_site))
+    return [
+        Reduce("scalars", ()),
         Add("scalars", others),
-        Apply(),
-    )
+        Reduce("site_scalars", elsewhere),
+        Add("site_scalars", elsewhere),
+        Broadcast(others),
+    ]
 
 
 def forward_actions(placement: Placement, microbatches: int, site: int) -> tuple[SiteAction, ...]:
@@ -194,6 +232,9 @@ def sent(action: SiteAction) -> Iterator[tuple[int, Message]]:
     elif isinstance(action, Reduce):
         for site in action.sites:
             yield site, _of_bucket(action.bucket)
+    elif isinstance(action, Broadcast):
+        for site in action.sites:
+            yield site, _STEP_SCALARS
 
 
 def received(action: SiteAction) -> Iterator[tuple[int, Message]]:
@@ -203,6 +244,8 @@ def received(action: SiteAction) -> Iterator[tuple[int, Message]]:
     elif isinstance(action, Add):
         for site in action.sites:
             yield site, _of_bucket(action.bucket)
+    elif isinstance(action, Await):
+        yield action.site, _STEP_SCALARS
 
 
 def _hop(action: Action) -> Message:

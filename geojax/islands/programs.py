@@ -144,7 +144,7 @@ class SitePrograms:
                 traced = self._traced_sums[message.chunk]
             case "table":
                 traced = self._traced_table
-            case "scalars":
+            case "scalars" | "site_scalars" | "step_scalars":
                 traced = self._traced_sums["scalars"]
             case "activation" | "cotangent":
                 traced = self._traced_hop

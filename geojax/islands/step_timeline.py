@@ -11,7 +11,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from geojax.islands.actions import Add, Apply, Receive, Reduce, Send, SiteAction, received
+from geojax.islands.actions import (
+    Add,
+    Apply,
+    Await,
+    Broadcast,
+    Receive,
+    Reduce,
+    Send,
+    SiteAction,
+    received,
+)
 from geojax.islands.recording import Record
 from geojax.pipeline.drawing.timelines import save_timelines
 from geojax.pipeline.drawing.trace import write_trace
@@ -206,5 +216,5 @@ def _title(action: SiteAction) -> str:
             return f"{type(action).__name__} {of}"
         case Reduce(bucket) | Add(bucket):
             return f"{type(action).__name__} {bucket}"
-        case Apply():
-            return "Apply"
+        case Broadcast() | Await() | Apply():
+            return type(action).__name__

@@ -18,6 +18,8 @@ import numpy as np
 from geojax.islands.actions import (
     Add,
     Apply,
+    Await,
+    Broadcast,
     Bucket,
     Message,
     Receive,
@@ -193,6 +195,13 @@ class _Step:
                 self._offer(action, self._offered[action.bucket])
             case Add():
                 self._add(action)
+            case Broadcast():
+                self._newest = self._programs.divide(self._scalars)
+                self._offer(action, self._newest)
+            case Await():
+                ((sender, message),) = received(action)
+                arrived = self._take(sender, message)
+                self._newest = self._scalars = self._programs.whole(arrived)
             case Apply():
                 self._apply()
 
@@ -252,6 +261,9 @@ class _Step:
             )
             self._newest = scalars
             return scalars
+        if bucket == "site_scalars":
+            self._newest = programs.divide(self._scalars)
+            return self._newest
         del self._weights[bucket]  # the chunk has run for the last time
         sums = self._sums.pop(bucket)
         assert sums is not None, "a chunk runs backwards before it is reduced"
@@ -272,7 +284,7 @@ class _Step:
         for sender, message in received(action):
             parts[sender] = self._take(sender, message)
         in_order = [parts[site] for site in sorted(parts)]
-        if bucket == "scalars":
+        if bucket == "scalars" or bucket == "site_scalars":
             self._newest = self._scalars = programs.add_scalars(in_order)
         elif bucket == "table":
             chunk, table = programs.part.table_chunk, programs.add_table(in_order)

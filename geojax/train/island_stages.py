@@ -89,8 +89,11 @@ def stage_lists(config: RunConfig) -> Lists:
         UserError: as `event_schedule`.
     """
     schedule = event_schedule(config)
-    tied = config.model.tie_word_embeddings
-    return [stage_actions(schedule, stage, tied=tied) for stage in range(config.pipeline_stages)]
+    tied, count = config.model.tie_word_embeddings, config.mesh.stage
+    return [
+        stage_actions(schedule, stage, tied=tied, stages_per_site=count)
+        for stage in range(config.pipeline_stages)
+    ]
 
 
 def validation_lists(config: RunConfig) -> Lists:

@@ -135,7 +135,10 @@ def stage_islands(model, plans, schedule, stages_per_site=1):
     """Stages on islands, which all get all sequences; a plan for each stage."""
     stages, chunks = len(plans), even_chunks(model, schedule.placement.chunks)
     tied = model.tie_word_embeddings
-    lists = [stage_actions(schedule, stage, tied=tied) for stage in range(stages)]
+    lists = [
+        stage_actions(schedule, stage, tied=tied, stages_per_site=stages_per_site)
+        for stage in range(stages)
+    ]
     transports = [
         transport
         for of_site in loopback(stages // stages_per_site)

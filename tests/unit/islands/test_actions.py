@@ -54,6 +54,20 @@ def test_a_stage_sends_and_receives_at_its_cuts_only():
     )
 
 
+@pytest.mark.parametrize(("sites", "stages"), [(2, 1), (2, 2), (2, 6), (3, 4), (2, 64)])
+def test_messages_of_scalars_are_as_many_as_stages(sites, stages):
+    schedule = one_forward_one_backward(sites * stages, 1)
+    crossing = inside = 0
+    for stage in range(sites * stages):
+        for action in stage_actions(schedule, stage, tied=False, stages_per_site=stages):
+            for receiver, message in sent(action):
+                if message.kind.endswith("scalars"):
+                    crosses = receiver // stages != stage // stages
+                    crossing, inside = crossing + crosses, inside + (not crosses)
+    # Each site tells each other one; in a site all tell the first stage, which tells all.
+    assert (crossing, inside) == (sites * (sites - 1), 2 * sites * (stages - 1))
+
+
 def drawn_schedule(draw):
     """A valid schedule: any placement, any order that the requirements allow."""
     stages, microbatches = draw.randint(2, 4), draw.randint(1, 6)
@@ -153,9 +167,11 @@ def test_no_schedule_deadlocks_with_few_offers_in_flight():
     for _ in range(500):
         schedule = drawn_schedule(draw)
         validate(schedule)
-        tied = draw.random() < 0.5
+        tied, stages = draw.random() < 0.5, schedule.placement.stages
+        of_site = draw.choice([count for count in range(1, stages) if stages % count == 0])
         lists = [
-            stage_actions(schedule, site, tied=tied) for site in range(schedule.placement.stages)
+            stage_actions(schedule, stage, tied=tied, stages_per_site=of_site)
+            for stage in range(stages)
         ]
         assert finishes(draw, lists, windows(lists), limit=draw.randint(1, 3)), schedule
 
