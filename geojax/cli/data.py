@@ -35,15 +35,20 @@ class PrepareCommand:
     validation_fraction: float = 0.0
     """Share of the documents that becomes the validation set instead, 0.01 for instance."""
 
-    format: Literal["auto", "text", "jsonl", "megatron"] = "auto"
+    format: Literal["auto", "text", "jsonl", "megatron", "chat"] = "auto"
     """Format of the files. text: a file is one document; jsonl: a line is one; megatron: the index
-    of documents that are tokenized already (.idx beside .bin); auto: by suffix."""
+    of documents that are tokenized already (.idx beside .bin); chat: a line is a conversation, of
+    which the loss counts what the assistant writes; auto: by suffix."""
 
-    field: str = "text"
-    """Key of the text in a JSON line."""
+    field: str | None = None
+    """Key of the document in a JSON line; default: text, and of a conversation messages."""
 
     tokenizer: Path | None = None
     """tokenizer.json to use; without it one is trained."""
+
+    chat_template: Path | None = None
+    """Chat template of conversations; default: the one beside the tokenizer (chat_template.jinja,
+    or in tokenizer_config.json)."""
 
     vocab_size: int = 32768
     """Vocabulary size of the tokenizer that is trained."""
@@ -101,6 +106,7 @@ def _single_source(command: PrepareCommand) -> dict[str, object]:
         "output": output.parent,
         "sources": [source],
         "tokenizer": command.tokenizer,
+        "chat_template": command.chat_template,
         "vocab_size": command.vocab_size,
         "beginning_token": command.beginning_token,
         "end_token": command.end_token,

@@ -11,12 +11,14 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal, cast
+from typing import IO, Any, Literal, TypeVar, cast
 
 from geojax.data import indexed
 from geojax.errors import UserError
 
-Format = Literal["auto", "text", "jsonl", "megatron"]
+Format = Literal["auto", "text", "jsonl", "megatron", "chat"]
+
+_Part = TypeVar("_Part")
 
 PIECE_CHARACTERS = 1 << 18
 """Size of the pieces, cut at the end of a line, in which longer documents are tokenized."""
@@ -93,20 +95,40 @@ def read_documents(
             line (its number is named) is no JSON object with a text in `field`.
     """
     format = format_of(path, format)
-    assert format != "megatron", "an index of tokens is read by `indexed`"
+    assert format in ("text", "jsonl"), f"{format} has a reader of its own"
+
+    def pieces(text: io.TextIOBase) -> Iterator[Piece]:
+        return _json_lines(path, text, field) if format == "jsonl" else _text_document(text)
+
+    yield from _streamed(path, pieces, advance)
+
+
+def read_json_lines(
+    path: Path, advance: Callable[[int], None] = lambda bytes_read: None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Read the objects of a file of JSON lines, each with the number of its line.
+
+    Raises:
+        UserError: as for `read_documents`.
+    """
+    yield from _streamed(path, lambda text: _json_objects(path, text), advance)
+
+
+def _streamed(
+    path: Path,
+    parse: Callable[[io.TextIOBase], Iterator[_Part]],
+    advance: Callable[[int], None],
+) -> Iterator[_Part]:
     try:
         with path.open("rb") as raw:
             decompressed = _unzipped(raw) if path.suffix == ".gz" else raw
             with io.TextIOWrapper(decompressed, encoding="utf-8") as text:
-                pieces = (
-                    _json_lines(path, text, field) if format == "jsonl" else _text_document(text)
-                )
                 position = 0
-                for piece in pieces:
+                for part in parse(text):
                     here = raw.tell()
                     advance(here - position)
                     position = here
-                    yield piece
+                    yield part
                 advance(raw.tell() - position)
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text (byte {error.object[error.start]:#04x})") from None
@@ -114,7 +136,7 @@ def read_documents(
         raise UserError(f"{path}: cannot be read ({error})") from None
 
 
-def format_of(path: Path, format: Format) -> Literal["text", "jsonl", "megatron"]:
+def format_of(path: Path, format: Format) -> Literal["text", "jsonl", "megatron", "chat"]:
     """Return the format of a file, which is told by its suffix where `format` is auto.
 
     Raises:
@@ -184,6 +206,31 @@ def _text_document(text: io.TextIOBase) -> Iterator[Piece]:
 
 
 def _json_lines(path: Path, text: io.TextIOBase, field: str) -> Iterator[Piece]:
+    for number, record in _json_objects(path, text):
+        document = field_of(record, field, f"{path}:{number}")
+        if not isinstance(document, str):
+            kind = type(document).__name__
+            hint = "; --format chat reads conversations" if isinstance(document, list) else ""
+            raise UserError(f"{path}:{number}: the field '{field}' is no text but {kind}{hint}")
+        # JSON can spell half of a surrogate pair, which is no character and has no UTF-8.
+        document = document.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        yield from split_text(document)
+
+
+def field_of(record: dict[str, Any], field: str, where: str) -> Any:
+    """Return a field of a JSON line.
+
+    Raises:
+        UserError: there is none of that name.
+    """
+    if field not in record:
+        known = ", ".join(sorted(record)) or "none"
+        hint = "; --format chat reads conversations" if "messages" in record else ""
+        raise UserError(f"{where}: has no field '{field}'; its fields are: {known}{hint}")
+    return record[field]
+
+
+def _json_objects(path: Path, text: io.TextIOBase) -> Iterator[tuple[int, dict[str, Any]]]:
     lines = iter(lambda: text.readline(LONGEST_LINE + 1), "")
     for number, line in enumerate(lines, start=1):
         if len(line) > LONGEST_LINE:
@@ -198,13 +245,4 @@ def _json_lines(path: Path, text: io.TextIOBase, field: str) -> Iterator[Piece]:
             raise UserError(f"{path}:{number}: objects or lists too deep in each other") from None
         if not isinstance(record, dict):
             raise UserError(f"{path}:{number}: expected an object, not {type(record).__name__}")
-        if field not in record:
-            known = ", ".join(sorted(record)) or "none"
-            raise UserError(f"{path}:{number}: has no field '{field}'; its fields are: {known}")
-        document = record[field]
-        if not isinstance(document, str):
-            kind = type(document).__name__
-            raise UserError(f"{path}:{number}: the field '{field}' is no text but {kind}")
-        # JSON can spell half of a surrogate pair, which is no character and has no UTF-8.
-        document = document.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        yield from split_text(document)
+        yield number, record

@@ -15,9 +15,9 @@ import grain
 import numpy as np
 
 from geojax.data.corpus import Corpus
-from geojax.data.packing import Batch
-from geojax.data.storage import TRAIN, VALIDATION, TokenStream
-from geojax.data.windows import batches_in_order, collate, window
+from geojax.data.packing import Batch, Window
+from geojax.data.storage import TRAIN, VALIDATION
+from geojax.data.windows import Windows, batches_in_order, collate
 from geojax.errors import UserError
 
 _MOST_WINDOWS = 2**32
@@ -82,7 +82,7 @@ class Loader:
         )
         self._blend = _blend(corpus, sequence_length, seed)
         self._held_out = {
-            source.name: source.prepared.stream(VALIDATION)
+            source.name: Windows(source.prepared, VALIDATION, sequence_length)
             for source in corpus.sources
             if len(source.prepared.stream(VALIDATION)) > 1
         }
@@ -137,27 +137,13 @@ class Loader:
         return batches_in_order(
             self._held_out[name],
             self.corpus.tokenizer,
-            sequence_length=self.sequence_length,
             global_batch_size=self.global_batch_size,
             rows=self.sequences,
             most_sequences=self._validation_sequences,
         )
 
-    def _collate(self, windows: Sequence[np.ndarray]) -> Batch:
+    def _collate(self, windows: Sequence[Window]) -> Batch:
         return collate(windows, self.sequences, self.corpus.tokenizer)
-
-
-class _Windows:
-    """Samples of a stream, of sequence_length + 1 tokens each."""
-
-    def __init__(self, stream: TokenStream, sequence_length: int) -> None:
-        self._stream, self._sequence_length = stream, sequence_length
-
-    def __len__(self) -> int:
-        return max(len(self._stream) - 1, 0) // self._sequence_length
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        return window(self._stream, index, self._sequence_length)
 
 
 class _Share:
@@ -185,7 +171,7 @@ def _blend(corpus: Corpus, sequence_length: int, seed: int) -> grain.MapDataset:
     sources = [source for source in corpus.sources if source.weight > 0]
     endless = []
     for source in sources:
-        windows = _Windows(source.prepared.stream(TRAIN), sequence_length)
+        windows = Windows(source.prepared, TRAIN, sequence_length)
         if not len(windows):
             raise UserError(
                 f"source '{source.name}' has {len(source.prepared.stream(TRAIN)):,} tokens to "

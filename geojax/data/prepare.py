@@ -22,8 +22,17 @@ from rich.progress import (
 )
 
 from geojax.data.atomic_folder import atomic_folder, is_taken
-from geojax.data.documents import Piece, find_files, format_of, read_documents
+from geojax.data.chat import ChatTemplate
+from geojax.data.documents import (
+    Piece,
+    field_of,
+    find_files,
+    format_of,
+    read_documents,
+    read_json_lines,
+)
 from geojax.data.indexed import read_indexed
+from geojax.data.packing import Window, marked_values
 from geojax.data.settings import PrepareSettings, PrepareSource
 from geojax.data.storage import (
     TRAIN,
@@ -55,6 +64,16 @@ class Tokens(NamedTuple):
     first: bool
     text_bytes: int
     """Size of the text; 0 where only its tokens are known."""
+    counts: np.ndarray | None = None
+    """Tokens that the loss counts, bool [n]; None where the text is no conversation."""
+
+    @property
+    def stored(self) -> np.ndarray:
+        """The values of the shard; those of a conversation, which is one piece, are marked."""
+        if self.counts is None:
+            return self.ids
+        begins = np.arange(len(self.ids)) == 0
+        return marked_values(Window(self.ids, begins, self.counts))
 
 
 def prepare(settings: PrepareSettings, *, progress: bool = False) -> list[Prepared]:
@@ -73,7 +92,7 @@ def prepare(settings: PrepareSettings, *, progress: bool = False) -> list[Prepar
         for source in settings.sources
     }
     if settings.tokenizer is None:
-        _refuse_tokenized(settings, files)
+        _require_tokenizer(settings, files)
     with progress_bar(enabled=progress) as bar:
         if settings.tokenizer is not None:
             tokenizer = Tokenizer.load(
@@ -87,13 +106,14 @@ def prepare(settings: PrepareSettings, *, progress: bool = False) -> list[Prepar
             folder = settings.output / source.name
             with atomic_folder(folder, wait=False) as partial:
                 assert partial is not None, "without waiting there is a folder or an error"
-                tokens = _tokens(source, *files[source.name], tokenizer, bar)
+                reader = _reader(source, settings, tokenizer)
+                tokens = _tokens(source, *files[source.name], reader, bar)
                 _write(partial, tokens, tokenizer, source)
             prepared.append(Prepared(folder))
     return prepared
 
 
-def _refuse_tokenized(
+def _require_tokenizer(
     settings: PrepareSettings, files: dict[str, tuple[list[Path], list[Path]]]
 ) -> None:
     for source in settings.sources:
@@ -103,11 +123,21 @@ def _refuse_tokenized(
                     f"{path}: holds tokens, not text; name the tokenizer.json that made them "
                     "(--tokenizer)"
                 )
+            if source.format == "chat":
+                raise UserError(
+                    f"{path}: conversations are read with a model's tokenizer.json and its chat "
+                    "template; name it (--tokenizer)"
+                )
 
 
-def write_prepared(folder: Path, tokens: Iterable[Tokens], tokenizer: Tokenizer) -> None:
-    """Fill `folder` with the shards of `tokens`, the tokenizer and the manifest."""
-    dtype = token_dtype(tokenizer.vocabulary_size)
+def write_prepared(
+    folder: Path, tokens: Iterable[Tokens], tokenizer: Tokenizer, *, marked: bool = False
+) -> None:
+    """Fill `folder` with the shards of `tokens`, the tokenizer and the manifest.
+
+    All tokens are those of conversations where they are `marked`, and none where they are not.
+    """
+    dtype = token_dtype(tokenizer.vocabulary_size, marked=marked)
     text_bytes = 0
     with (
         SplitWriter(folder, TRAIN, dtype) as train,
@@ -116,10 +146,11 @@ def write_prepared(folder: Path, tokens: Iterable[Tokens], tokenizer: Tokenizer)
         writers: dict[SplitName, SplitWriter] = {TRAIN: train, VALIDATION: validation}
         for each in tokens:
             writers[each.split].documents += each.first
-            writers[each.split].append(each.ids)
+            assert (each.counts is not None) == marked, "a folder is marked or it is not"
+            writers[each.split].append(each.stored)
             text_bytes += each.text_bytes
         splits = {name: writer.finish() for name, writer in writers.items()}
-    write_manifest(folder, tokenizer, splits, text_bytes)
+    write_manifest(folder, tokenizer, splits, text_bytes, marked=marked)
 
 
 def tokenized(documents: Iterable[Assigned], tokenizer: Tokenizer) -> Iterator[Tokens]:
@@ -163,16 +194,24 @@ def _write(
     folder: Path, tokens: Iterable[Tokens], tokenizer: Tokenizer, source: PrepareSource
 ) -> None:
     counts = {TRAIN: 0, VALIDATION: 0}
+    marked, of_assistant = source.format == "chat", 0
 
     def counted() -> Iterator[Tokens]:
+        nonlocal of_assistant
         for each in tokens:
             counts[each.split] += each.first
+            of_assistant += 0 if each.counts is None else int(each.counts.sum())
             yield each
 
-    write_prepared(folder, counted(), tokenizer)
+    write_prepared(folder, counted(), tokenizer, marked=marked)
     total = sum(counts.values())
     if source.files and total == counts[VALIDATION] == 0:
         raise UserError(f"source '{source.name}': the files hold no text")
+    if marked and not of_assistant:
+        raise UserError(
+            f"source '{source.name}': no token of an assistant is in its {total} conversations, so "
+            "that nothing would be learned"
+        )
     if source.files and not counts[TRAIN]:
         raise UserError(
             f"source '{source.name}': no document is left to train on of {total}; "
@@ -189,36 +228,68 @@ def _write(
         )
 
 
+_Reader = Callable[[Path, Callable[[int], None]], Iterator[Tokens]]
+"""Reads the tokens of a file; its second argument is told of the bytes read."""
+
+
+def _reader(source: PrepareSource, settings: PrepareSettings, tokenizer: Tokenizer) -> _Reader:
+    """Return the reader of a source's files, which holds a share of the documents out."""
+    share = source.validation_fraction
+
+    def split_of(content: bytes) -> SplitName:
+        return VALIDATION if is_held_out(content, share) else TRAIN
+
+    if source.format == "chat":
+        assert settings.tokenizer is not None, "checked before"
+        template = ChatTemplate.load(settings.tokenizer, settings.chat_template)
+
+        def conversations(path: Path, advance: Callable[[int], None]) -> Iterator[Tokens]:
+            for number, record in read_json_lines(path, advance):
+                where = f"{path}:{number}"
+                messages = field_of(record, source.field or "messages", where)
+                if not isinstance(messages, list) or not all(
+                    isinstance(message, dict) for message in messages
+                ):
+                    raise UserError(f"{where}: the messages are no list of objects")
+                context = {"tools": record["tools"]} if "tools" in record else {}
+                try:
+                    made = template.conversation(messages, tokenizer, **context)
+                except ValueError as error:
+                    raise UserError(f"{where}: {error}") from None
+                if len(made.ids):
+                    split = split_of(made.ids.astype(np.int32).tobytes())
+                    yield Tokens(split, made.ids, True, 0, made.of_assistant)
+
+        return conversations
+
+    def documents(path: Path, advance: Callable[[int], None]) -> Iterator[Tokens]:
+        if not _is_tokenized(path, source):
+            yield from tokenized(_assigned(path, source, advance), tokenizer)
+            return
+        split: SplitName = TRAIN
+        for piece in read_indexed(path, tokenizer, advance):
+            if piece.first:
+                split = split_of(piece.ids.astype(np.int32).tobytes())
+            ids = _framed(piece.ids, tokenizer, piece.first, piece.last)
+            yield Tokens(split, ids, piece.first, text_bytes=0)
+
+    return documents
+
+
 def _tokens(
     source: PrepareSource,
     files: list[Path],
     validation_files: list[Path],
-    tokenizer: Tokenizer,
+    reader: _Reader,
     bar: Progress,
 ) -> Iterator[Tokens]:
     total = sum(_content(path, source).stat().st_size for path in [*files, *validation_files])
     advance = _task(bar, f"tokenizing {source.name}", total)
     for path in files:
-        yield from _tokens_of_file(path, source, tokenizer, advance)
+        yield from reader(path, advance)
     for path in validation_files:
-        for each in _tokens_of_file(path, source, tokenizer, advance):
+        for each in reader(path, advance):
             yield each._replace(split=VALIDATION)
-
-
-def _tokens_of_file(
-    path: Path, source: PrepareSource, tokenizer: Tokenizer, advance: Callable[[int], None]
-) -> Iterator[Tokens]:
-    """Yield the tokens of a file, of which a share of the documents is held out."""
-    if _is_tokenized(path, source):
-        split: SplitName = TRAIN
-        for piece in read_indexed(path, tokenizer, advance):
-            if piece.first:
-                content = piece.ids.astype(np.int32).tobytes()
-                split = VALIDATION if is_held_out(content, source.validation_fraction) else TRAIN
-            ids = _framed(piece.ids, tokenizer, piece.first, piece.last)
-            yield Tokens(split, ids, piece.first, text_bytes=0)
-    else:
-        yield from tokenized(_assigned(path, source, advance), tokenizer)
 
 
 def _assigned(
@@ -269,7 +340,8 @@ def _training_texts(
 
 
 def _pieces(path: Path, source: PrepareSource, advance: Callable[[int], None]) -> Iterator[Piece]:
-    return read_documents(path, format=source.format, field=source.field, advance=advance)
+    field = source.field or "text"
+    return read_documents(path, format=source.format, field=field, advance=advance)
 
 
 def _task(bar: Progress, description: str, total: int) -> Callable[[int], None]:

@@ -85,9 +85,10 @@ class PrepareSource(Settings):
     A hash of the text decides for each document, so that one that occurs twice is on one side."""
     format: Format = "auto"
     """Format of the files. text: a file is a document; jsonl: a line is one; megatron: the index of
-    documents that are tokenized already (.idx beside .bin); auto: by suffix."""
-    field: str = "text"
-    """Key of the document's text in a JSON line."""
+    documents that are tokenized already (.idx beside .bin); chat: a line is a conversation, and the
+    loss counts what the assistant writes in it; auto: by suffix."""
+    field: str | None = None
+    """Key of the document in a JSON line; null: `text`, and of a conversation `messages`."""
 
     @pydantic.model_validator(mode="after")
     def _has_files(self) -> "PrepareSource":
@@ -119,6 +120,9 @@ class PrepareSettings(Settings):
     """Token of that file that begins a document; well-known names are found without it."""
     end_token: str | None = None
     """The token that ends a document."""
+    chat_template: Path | None = None
+    """Chat template for conversations; null: the one beside the tokenizer, chat_template.jinja or
+    in tokenizer_config.json."""
     vocab_size: int = pydantic.Field(default=32768, ge=SMALLEST_VOCABULARY, le=LARGEST_VOCABULARY)
     """Vocabulary size of the tokenizer that is trained."""
     tokenizer_bytes: int = pydantic.Field(default=1 << 28, gt=0, le=1 << 40)

@@ -6,7 +6,8 @@
     validation-00000.npy    absent where nothing is held out
 
 The shards of a split are one long sequence of tokens, documents one after the other, each between
-its beginning and its end token. Nothing in it depends on a sequence length.
+its beginning and its end token. Conversations have none around them: their tokens carry marks
+(`packing.marked_values`). Nothing in it depends on a sequence length.
 """
 
 import functools
@@ -21,6 +22,7 @@ from typing import Literal
 import numpy as np
 import pydantic
 
+from geojax.data.packing import Window, window_of_marked, window_of_tokens
 from geojax.data.tokenizer import Tokenizer
 from geojax.errors import UserError
 from geojax.settings import Settings, validate
@@ -79,8 +81,14 @@ class Manifest(Settings):
     dtype: Literal["uint16", "uint32"]
     text_bytes: int = pydantic.Field(ge=0, lt=2**63)
     """Size of the text in UTF-8, all splits together."""
+    marked: bool = False
+    """The shards hold `packing.marked_values`, not tokens."""
     tokenizer: TokenizerEntry
     splits: dict[SplitName, Split]
+
+    def to_json(self, indent: int | None = None) -> str:
+        """Return the content of the file; of what is marked nothing is said where nothing is."""
+        return self.model_dump_json(indent=indent, exclude=None if self.marked else {"marked"})
 
     @pydantic.field_validator("version")
     @classmethod
@@ -119,7 +127,7 @@ class TokenStream:
         return int(self._starts[-1])
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Return tokens `start` to `stop` as int32 [stop - start]."""
+        """Return values `start` to `stop` as int32 [stop - start]."""
         assert 0 <= start <= stop <= len(self), f"{start}:{stop} of {len(self)} tokens"
         index = int(np.searchsorted(self._starts, start, side="right")) - 1
         parts = []
@@ -180,13 +188,20 @@ class Prepared:
             name: TokenStream(folder, split, self.manifest.dtype)
             for name, split in self.manifest.splits.items()
         }
-        self.fingerprint: str = hashlib.sha256(self.manifest.model_dump_json().encode()).hexdigest()
+        self.fingerprint: str = hashlib.sha256(self.manifest.to_json().encode()).hexdigest()
         """Hash that is equal for equal tokens and tokenizers, wherever they were prepared."""
 
     def stream(self, split: SplitName) -> TokenStream:
         """Return the tokens of a split; the stream is empty if the folder has no such split."""
         empty = TokenStream(self.folder, Split(documents=0, shards=()), self.manifest.dtype)
         return self._streams.get(split, empty)
+
+    def window(self, split: SplitName, start: int, stop: int) -> Window:
+        """Return tokens `start` to `stop` of a split."""
+        values = self.stream(split).read(start, stop)
+        if self.manifest.marked:
+            return window_of_marked(values)
+        return window_of_tokens(values, self.tokenizer)
 
 
 class SplitWriter:
@@ -286,9 +301,9 @@ class _ShardWriter:
         return self._file.tell()
 
 
-def token_dtype(vocabulary_size: int) -> Literal["uint16", "uint32"]:
-    """Return the smallest type that holds every id."""
-    return "uint16" if vocabulary_size <= 1 << 16 else "uint32"
+def token_dtype(vocabulary_size: int, *, marked: bool = False) -> Literal["uint16", "uint32"]:
+    """Return the smallest type that holds every id, and two marks where they are marked."""
+    return "uint16" if vocabulary_size << 2 * marked <= 1 << 16 else "uint32"
 
 
 def write_manifest(
@@ -296,12 +311,15 @@ def write_manifest(
     tokenizer: Tokenizer,
     splits: Mapping[SplitName, Split],
     text_bytes: int,
+    *,
+    marked: bool = False,
 ) -> None:
     """Write `tokenizer.json` and, last of all files, `manifest.json`."""
     tokenizer.save(folder / TOKENIZER)
     manifest = Manifest(
-        dtype=token_dtype(tokenizer.vocabulary_size),
+        dtype=token_dtype(tokenizer.vocabulary_size, marked=marked),
         text_bytes=text_bytes,
+        marked=marked,
         tokenizer=TokenizerEntry(
             sha256=tokenizer.fingerprint,
             vocabulary_size=tokenizer.vocabulary_size,
@@ -311,7 +329,7 @@ def write_manifest(
         splits=dict(splits),
     )
     with (folder / MANIFEST).open("w", encoding="utf-8") as file:
-        file.write(manifest.model_dump_json(indent=1) + "\n")
+        file.write(manifest.to_json(indent=1) + "\n")
         file.flush()
         os.fsync(file.fileno())
 

@@ -1,7 +1,9 @@
 """Byte-level BPE: trained here, or read from any `tokenizer.json` of the `tokenizers` library."""
 
+import functools
 import hashlib
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import tokenizers
@@ -126,6 +128,28 @@ class Tokenizer:
         """Return the ids of each of `texts`, computed by the library's own threads."""
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
+
+    def encode_with_special_tokens(self, text: str) -> tokenizers.Encoding:
+        """Encode a text in which special tokens are spelled, such as a rendered conversation."""
+        return self._reading_special_tokens.encode(text, add_special_tokens=False)
+
+    def special_tokens_in(self, texts: Iterable[str]) -> Iterator[str]:
+        """Yield the special tokens that `texts` spell."""
+        for text in texts:
+            yield from self._spelled.findall(text)
+
+    @functools.cached_property
+    def _reading_special_tokens(self) -> tokenizers.Tokenizer:
+        backend = tokenizers.Tokenizer.from_buffer(self._content)
+        backend.no_truncation()
+        backend.no_padding()
+        return backend
+
+    @functools.cached_property
+    def _spelled(self) -> re.Pattern[str]:
+        added = self._backend.get_added_tokens_decoder().values()
+        names = [re.escape(token.content) for token in added if token.special]
+        return re.compile("|".join([*names, re.escape(self.beginning), re.escape(self.end)]))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of `ids`; special tokens have none."""

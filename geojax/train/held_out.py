@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from geojax.data import Batch, Corpus, DataSettings, Prepared, Tokenizer
-from geojax.data.storage import TRAIN, VALIDATION, TokenStream
-from geojax.data.windows import batches_in_order
+from geojax.data import Batch, Corpus, DataSettings, Prepared
+from geojax.data.storage import TRAIN, VALIDATION, SplitName
+from geojax.data.windows import Windows, batches_in_order
 from geojax.errors import UserError
 from geojax.inference.likelihood import Likelihood, text_likelihood
 from geojax.settings import validate
@@ -15,11 +15,16 @@ from geojax.train.saved_run import SavedRun, Serving
 
 
 class Text(NamedTuple):
-    """Tokens to be judged."""
+    """A split of prepared data to be judged."""
 
     name: str
-    stream: TokenStream
-    tokenizer: Tokenizer
+    prepared: Prepared
+    split: SplitName
+
+    @property
+    def tokens(self) -> int:
+        """The number of its tokens."""
+        return len(self.prepared.stream(self.split))
 
 
 def held_out_texts(run: SavedRun) -> list[Text]:
@@ -29,11 +34,8 @@ def held_out_texts(run: SavedRun) -> list[Text]:
         UserError: a source is not there, or none holds anything out.
     """
     corpus = Corpus.open(validate(DataSettings, run.config["data"], "data"))
-    texts = [
-        Text(source.name, source.prepared.stream(VALIDATION), corpus.tokenizer)
-        for source in corpus.sources
-    ]
-    texts = [text for text in texts if len(text.stream) > 1]
+    texts = [Text(source.name, source.prepared, VALIDATION) for source in corpus.sources]
+    texts = [text for text in texts if text.tokens > 1]
     if not texts:
         raise UserError("geojax evaluate: the run's data hold nothing out; name data with --data")
     return texts
@@ -46,11 +48,11 @@ def prepared_text(folder: Path) -> Text:
         UserError: the folder is not prepared, or is empty.
     """
     prepared = Prepared(folder)
-    streams = [prepared.stream(split) for split in (VALIDATION, TRAIN)]
-    filled = [stream for stream in streams if len(stream) > 1]
-    if not filled:
-        raise UserError(f"{folder}: holds no text")
-    return Text(str(folder), filled[0], prepared.tokenizer)
+    for split in (VALIDATION, TRAIN):
+        text = Text(str(folder), prepared, split)
+        if text.tokens > 1:
+            return text
+    raise UserError(f"{folder}: holds no text")
 
 
 def judge(
@@ -76,7 +78,7 @@ def judge(
         UserError: a text was prepared with another tokenizer than the run's.
     """
     for text in texts:
-        if text.tokenizer.fingerprint != serving.run.tokenizer.fingerprint:
+        if text.prepared.tokenizer.fingerprint != serving.run.tokenizer.fingerprint:
             raise UserError(
                 f"{text.name}: was prepared with another tokenizer than the run's; prepare it with "
                 "--tokenizer, the run's tokenizer.json"
@@ -96,14 +98,11 @@ def _batches(
 ) -> Iterator[Batch]:
     """Yield the batches of a text, with a line for every tenth of it."""
     length = run.config["batch"]["sequence_length"]
-    sequences = min(math.ceil((len(text.stream) - 1) / length), most or len(text.stream))
+    windows = Windows(text.prepared, text.split, length)
+    sequences = min(windows.with_partial, most or windows.with_partial)
     told = 0
     batches = batches_in_order(
-        text.stream,
-        text.tokenizer,
-        sequence_length=length,
-        global_batch_size=size,
-        most_sequences=most,
+        windows, text.prepared.tokenizer, global_batch_size=size, most_sequences=most
     )
     for number, batch in enumerate(batches):
         if (tenth := 10 * number * size // sequences) > told:

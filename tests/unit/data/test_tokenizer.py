@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from geojax.data import Tokenizer, pack
+from geojax.data.packing import window_of_tokens
 from geojax.errors import UserError
 
 TRAINED = Tokenizer.train(
@@ -101,7 +102,7 @@ def test_not_a_tokenizer(content, tmp_path):
 
 def test_one_token_for_both_ends_keeps_the_end_in_the_loss():
     tokenizer = Tokenizer(content_with("<|endoftext|>", "a"), source="a file")
-    batch = pack(np.array([[1, 1, 0, 1, 1, 0, 1]]), tokenizer)
+    batch = pack(window_of_tokens(np.array([[1, 1, 0, 1, 1, 0, 1]]), tokenizer))
     np.testing.assert_array_equal(batch["segment_ids"], [[1, 1, 2, 2, 2, 3]])
     np.testing.assert_array_equal(batch["positions"], [[0, 1, 0, 1, 2, 0]])
     np.testing.assert_array_equal(batch["loss_mask"], np.ones((1, 6)))

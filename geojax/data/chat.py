@@ -1,0 +1,222 @@
+"""Conversations as a model reads them: a chat template, rendered as `transformers` does.
+
+A template is Jinja. `{% generation %} ... {% endgeneration %}` in it marks what the assistant
+writes. In a template without the tag an assistant's part is what its message adds to the
+conversation before it, behind the prompt for an answer.
+"""
+
+import datetime
+import json
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+import numpy as np
+
+from geojax.data.tokenizer import Tokenizer
+from geojax.errors import UserError
+
+_TEMPLATE_FILE = "chat_template.jinja"
+_CONFIG_FILE = "tokenizer_config.json"
+# Around what the assistant writes in a rendered text; nobody's text holds them.
+_BEGIN, _END = f"<{secrets.token_hex(16)}>", f"</{secrets.token_hex(16)}>"
+
+
+class Conversation(NamedTuple):
+    """The tokens of a conversation, and for each whether the assistant wrote it."""
+
+    ids: np.ndarray
+    """Tokens, int64 [n]."""
+    of_assistant: np.ndarray
+    """bool [n]."""
+
+
+class _Rendered(NamedTuple):
+    """A rendered conversation, and the assistant's parts as characters from and to."""
+
+    text: str
+    spans: list[tuple[int, int]]
+
+
+class ChatTemplate:
+    """A template with the special tokens that it may name."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str], name: str) -> None:
+        """Compile `source`; `name` names it in messages.
+
+        Raises:
+            UserError: it is no template.
+        """
+        self._name = name
+        self._special_tokens = dict(special_tokens)
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[_Generation, jinja2.ext.loopcontrols],
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _refuse
+        environment.globals["strftime_now"] = _now
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise UserError(f"{name}: no chat template (line {error.lineno}: {error})") from None
+        self._has_generation = any(
+            token == "name" and text == "generation" for _, token, text in environment.lex(source)
+        )
+
+    @classmethod
+    def load(cls, tokenizer: Path, template: Path | None) -> "ChatTemplate":
+        """Read a template file, or the template that lies beside a tokenizer.json.
+
+        Raises:
+            UserError: there is none, or it cannot be read.
+        """
+        config_path = tokenizer.with_name(_CONFIG_FILE)
+        config = _json_object(config_path) if config_path.is_file() else {}
+        tokens = {
+            key: value["content"] if isinstance(value, dict) else value
+            for key, value in config.items()
+            if key.endswith("_token") and isinstance(value, str | dict) and value
+        }
+        beside = tokenizer.with_name(_TEMPLATE_FILE)
+        path = template or (beside if beside.is_file() else None)
+        if path is not None:
+            try:
+                return cls(path.read_text(encoding="utf-8"), tokens, str(path))
+            except (OSError, UnicodeDecodeError) as error:
+                raise UserError(f"{path}: cannot be read ({error})") from None
+        found = config.get("chat_template")
+        if isinstance(found, list):
+            named = {each.get("name"): each.get("template") for each in found}
+            found = named.get("default")
+        if not isinstance(found, str):
+            raise UserError(
+                f"{tokenizer}: neither {_TEMPLATE_FILE} nor a chat_template in {_CONFIG_FILE} lies "
+                "beside it; name a template (--chat-template)"
+            )
+        return cls(found, tokens, f"{config_path}, chat_template")
+
+    def conversation(
+        self, messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, **context: Any
+    ) -> Conversation:
+        """Return the tokens of a conversation; `context` is passed on to the template (`tools`).
+
+        Raises:
+            ValueError: the template refuses the messages, or one of them spells a special token.
+        """
+        for number, message in enumerate(messages):
+            spelled = next(tokenizer.special_tokens_in(_texts(message)), None)
+            if spelled is not None:
+                raise ValueError(
+                    f"message {number} spells the special token {spelled}, which would end or "
+                    "begin a part of the conversation; leave it out"
+                )
+        rendered = self._rendered(messages, context)
+        encoding = tokenizer.encode_with_special_tokens(rendered.text)
+        of_assistant = np.zeros(len(encoding.ids), bool)
+        for begin, end in rendered.spans:
+            first = encoding.char_to_token(begin)
+            last = encoding.char_to_token(end - 1)
+            if begin == end or first is None:
+                continue
+            of_assistant[first : len(encoding.ids) if last is None else last + 1] = True
+        return Conversation(np.asarray(encoding.ids, np.int64), of_assistant)
+
+    def _rendered(
+        self, messages: Sequence[Mapping[str, Any]], context: Mapping[str, Any]
+    ) -> _Rendered:
+        text = self._render(messages, context, prompt=False)
+        if self._has_generation:
+            return _without_marks(text)
+        spans = []
+        for number, message in enumerate(messages):
+            if message.get("role") != "assistant":
+                continue
+            before = self._render(messages[:number], context, prompt=True)
+            until = self._render(messages[: number + 1], context, prompt=False)
+            if not (until.startswith(before) and text.startswith(until)):
+                raise ValueError(
+                    f"{self._name} renders message {number} in another way when others follow, so "
+                    "that the assistant's part cannot be told; mark it in the template with "
+                    "{% generation %} and {% endgeneration %}"
+                )
+            spans.append((len(before), len(until)))
+        return _Rendered(text, spans)
+
+    def _render(
+        self, messages: Sequence[Mapping[str, Any]], context: Mapping[str, Any], *, prompt: bool
+    ) -> str:
+        given = {"tools": None, "documents": None, **self._special_tokens, **context}
+        try:
+            return self._template.render(messages=messages, add_generation_prompt=prompt, **given)
+        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError) as error:
+            raise ValueError(f"{self._name} refuses the messages ({error})") from None
+
+
+class _Generation(jinja2.ext.Extension):
+    """The tag `generation`, which puts marks around what it holds."""
+
+    def __init__(self, environment: jinja2.Environment) -> None:
+        super().__init__(environment)
+        self.tags = {"generation"}
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        call = self.call_method("_marked")
+        return jinja2.nodes.CallBlock(call, [], [], body).set_lineno(line)
+
+    def _marked(self, caller: Callable[[], str]) -> str:
+        return f"{_BEGIN}{caller()}{_END}"
+
+
+def _without_marks(text: str) -> _Rendered:
+    before, *marked = text.split(_BEGIN)
+    parts, spans, length = [before], [], len(before)
+    for each in marked:
+        inside, _, behind = each.partition(_END)
+        spans.append((length, length + len(inside)))
+        parts += [inside, behind]
+        length += len(inside) + len(behind)
+    return _Rendered("".join(parts), spans)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield all texts of a message, however deep."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from _texts(each)
+    elif isinstance(value, Sequence):
+        for each in value:
+            yield from _texts(each)
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not valid JSON ({error})") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: expected an object, not {type(content).__name__}")
+    return content
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+
+def _refuse(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _now(format: str) -> str:
+    return datetime.datetime.now().strftime(format)
