@@ -77,7 +77,7 @@ def _print_site(config: "RunConfig", console: Console) -> None:
         sent = quantity(float(site.message_bytes), "B")
         crossing = f"{sent} a step from a site to each other, in {len(part.chunks)} buckets"
     else:
-        layers = f"{part.layers} of {part.model.num_hidden_layers} layers"
+        layers = f"{part.layers} of {part.model.num_stacked_layers} layers"
         other = "stage"
         which = f"the stage of {config.pipeline_stages} that needs most, with {layers}"
         hop = quantity(float(site.hop_bytes * plan.mesh.size), "B")

@@ -91,7 +91,7 @@ class ChunkPasses:
         chunks = {
             chunk: [
                 span_weights(chunk, span, matmul.recipe == plan.policy.recipe)
-                for span, matmul in plan.matmul.spans_within(layers, part.model.num_hidden_layers)
+                for span, matmul in plan.matmul.spans_within(layers, part.model.num_stacked_layers)
             ]
             for chunk, layers in part.chunks.items()
         }

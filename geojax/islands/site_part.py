@@ -34,7 +34,7 @@ class SitePart:
 
     def is_last(self, chunk: int) -> bool:
         """Return True if a chunk ends with the head."""
-        return self.chunks[chunk].stop == self.model.num_hidden_layers
+        return self.chunks[chunk].stop == self.model.num_stacked_layers
 
     @property
     def has_embedding(self) -> bool:
@@ -65,7 +65,7 @@ class SitePart:
     @property
     def holds_all(self) -> bool:
         """True if the site holds the whole model."""
-        return self.layers == self.model.num_hidden_layers
+        return self.layers == self.model.num_stacked_layers
 
     @property
     def table_chunk(self) -> int:
@@ -164,5 +164,5 @@ AUTO_CHUNKS = 4
 
 def even_chunks(model: ModelConfig, chunks: int) -> dict[int, range]:
     """Divide the layers of a model into chunks as evenly as they go, the longer ones last."""
-    ends = [model.num_hidden_layers * chunk // chunks for chunk in range(chunks + 1)]
+    ends = [model.num_stacked_layers * chunk // chunks for chunk in range(chunks + 1)]
     return {chunk: range(ends[chunk], ends[chunk + 1]) for chunk in range(chunks)}

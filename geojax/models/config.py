@@ -22,7 +22,7 @@ _ROPE_KEYS = {
     "yarn": ("factor", "original_max_position_embeddings"),
 }
 """Keys that each scaling of rotary positions needs."""
-_ROPE_OPTIONS = {"yarn": ("attention_factor", "beta_fast", "beta_slow")}
+_ROPE_OPTIONS = {"yarn": ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")}
 """Keys that a scaling may have besides."""
 
 
@@ -60,7 +60,13 @@ class RopeParameters(Settings):
     beta_slow: float | None = pydantic.Field(default=None, ge=1e-3, le=1e6)
     """yarn: fewer rotations than this make a frequency low; default: 1."""
     attention_factor: float | None = pydantic.Field(default=None, ge=1e-3, le=1e3)
-    """yarn: factor of rotated queries and keys; default: 0.1 ln(factor) + 1."""
+    """yarn: factor of rotated queries and keys; default: 0.1 ln(factor) + 1, and with mscale
+    (0.1 mscale ln(factor) + 1) / (0.1 mscale_all_dim ln(factor) + 1)."""
+    mscale: float | None = pydantic.Field(default=None, ge=1e-3, le=1e3)
+    """yarn: sharpening of the rotated dims; needs mscale_all_dim (DeepSeek)."""
+    mscale_all_dim: float | None = pydantic.Field(default=None, ge=1e-3, le=1e3)
+    """yarn: sharpening of all dims: latent attention's scores are multiplied by
+    (0.1 mscale_all_dim ln(factor) + 1)^2 (DeepSeek)."""
 
     @pydantic.model_validator(mode="after")
     def _scaling_is_complete(self) -> Self:
@@ -75,8 +81,12 @@ class RopeParameters(Settings):
                 raise ValueError(f"rope_type {self.rope_type} takes no {key}")
         for low, high in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
             below, above = getattr(self, low), getattr(self, high)
-            if below is not None and above is not None and above <= below:
+            if below is None or above is None:
+                continue
+            if above < below or (above == below and self.rope_type == "llama3"):
                 raise ValueError(f"{high} {above:g} must be above {low} {below:g}")
+        if (self.mscale is None) != (self.mscale_all_dim is None):
+            raise ValueError("mscale and mscale_all_dim belong together; set both or neither")
         return self
 
 
@@ -85,7 +95,13 @@ def _attention_heads(given: Mapping[str, Any]) -> int:
 
 
 def _even_head_dim(given: Mapping[str, Any]) -> int:
+    if given["kv_lora_rank"]:
+        return int(given["qk_nope_head_dim"] + given["qk_rope_head_dim"])
     return int(given["hidden_size"] // given["num_attention_heads"])
+
+
+def _head_width(given: Mapping[str, Any]) -> int:
+    return int(given["head_dim"])
 
 
 def _dense_width(given: Mapping[str, Any]) -> int:
@@ -115,8 +131,20 @@ class ModelConfig(Settings):
     num_key_value_heads: int = pydantic.Field(default_factory=_attention_heads, gt=0, le=2**14)
     """Key and value heads, each shared by num_attention_heads / num_key_value_heads query heads;
     default: `num_attention_heads`."""
+    q_lora_rank: int = pydantic.Field(default=0, ge=0, le=2**16)
+    """Width of the latent that a token's queries are made of; with `kv_lora_rank` only."""
+    kv_lora_rank: int = pydantic.Field(default=0, ge=0, le=2**16)
+    """Width of the latent that a token's keys and values are made of (multi-head latent attention,
+    "DeepSeek-V2", 2024, section 2.1); 0: keys and values are projections of the stream."""
+    qk_nope_head_dim: int = pydantic.Field(default=0, ge=0, le=2**14)
+    """Latent attention: dims of a head's query and key that carry no position."""
+    qk_rope_head_dim: int = pydantic.Field(default=0, ge=0, le=2**14)
+    """Latent attention: dims that are rotated; those of the key are one part for all heads."""
     head_dim: int = pydantic.Field(default_factory=_even_head_dim, gt=0, le=2**14)
-    """Width of one head; default: hidden_size / num_attention_heads."""
+    """Width of one head's query and key; default: hidden_size / num_attention_heads, and of latent
+    attention qk_nope_head_dim + qk_rope_head_dim."""
+    v_head_dim: int = pydantic.Field(default_factory=_head_width, gt=0, le=2**14)
+    """Width of one head's value; another than `head_dim` in latent attention only."""
     intermediate_size: int = pydantic.Field(gt=0, le=2**24)
     """Width between the two matmuls of a dense feed-forward block (of each half of SwiGLU)."""
     vocab_size: int = pydantic.Field(gt=0, le=2**24)
@@ -143,6 +171,8 @@ class ModelConfig(Settings):
     )
     """Each layer's attention, `full_attention` or `sliding_attention`; fewer entries than layers
     repeat. Default: every layer has the window if there is one."""
+    rope_interleave: bool = False
+    """Latent attention: dims 2 i and 2 i + 1 are rotated together, instead of i and i + half."""
     qkv_bias: bool = False
     """Bias of the query, key and value projections."""
     use_qk_norm: bool = False
@@ -160,16 +190,32 @@ class ModelConfig(Settings):
     """Standard deviation of the initial matrices; residual outputs get 1/sqrt(2 layers) of it."""
 
     num_experts: int = pydantic.Field(default=0, ge=0, le=2**14)
-    """Experts of every layer, in place of its dense feed-forward block; 0: a dense model."""
+    """Experts of a layer, in place of its dense feed-forward block; 0: a dense model."""
+    first_k_dense_replace: int = pydantic.Field(default=0, ge=0, le=2**6)
+    """The first layers that have a dense block all the same; they come with the embedding, on the
+    first stage of a pipeline, and their linear layers multiply in the compute dtype under FP8."""
     num_experts_per_tok: int = pydantic.Field(default=0, ge=0, le=2**14)
     """Experts that the router chooses for a token (k)."""
     moe_intermediate_size: int = pydantic.Field(default_factory=_dense_width, gt=0, le=2**24)
     """Width of each expert; default: `intermediate_size`, which has no other use with experts."""
     n_shared_experts: int = pydantic.Field(default=0, ge=0, le=2**10)
     """Experts of the same width that every token also goes to, without a gate (as in DeepSeek)."""
+    scoring_func: Literal["softmax", "sigmoid"] = "softmax"
+    """Score of an expert: its share in the softmax of all logits, or its logit's sigmoid."""
     norm_topk_prob: bool = True
     """Make a token's k gates sum to 1, as in Mixtral; otherwise they are its k largest
-    probabilities among all experts, as in DeepSeekMoE."""
+    scores among all experts, as in DeepSeekMoE."""
+    routed_scaling_factor: float = pydantic.Field(default=1.0, ge=1e-3, le=1e3)
+    """Factor of the gates (DeepSeek)."""
+    n_group: int = pydantic.Field(default=1, gt=0, le=2**10)
+    """Groups of consecutive experts, such as those of a node: a token goes to `topk_group` of
+    them, those with the largest sums of their two best scores."""
+    topk_group: int = pydantic.Field(default=1, gt=0, le=2**10)
+    """Groups that a token goes to."""
+    use_router_bias: bool = False
+    """Choose experts by their scores plus a bias, which each step raises for experts that got fewer
+    tokens than the mean and lowers for others (`optimizer.router_bias_rate`; Wang et al. 2024,
+    "Auxiliary-Loss-Free Load Balancing Strategy for Mixture-of-Experts"). Gates have none of it."""
     capacity_factor: float | None = pydantic.Field(default=None, ge=1e-3, le=2**14)
     """An expert takes at most ceil(capacity_factor * S * k / E) tokens of a sequence, the first
     ones, and drops the others; null: it takes all (dropless)."""
@@ -187,6 +233,25 @@ class ModelConfig(Settings):
         return tuple(kind == "sliding_attention" for kind in self.layer_types)
 
     @property
+    def num_stacked_layers(self) -> int:
+        """Layers of one kind, stacked and shared among stages: all but the first dense ones."""
+        return self.num_hidden_layers - self.first_k_dense_replace
+
+    def with_stacked_layers(self, count: int) -> Self:
+        """Return a copy with `count` stacked layers and as many first dense ones."""
+        return self.model_copy(update={"num_hidden_layers": count + self.first_k_dense_replace})
+
+    @property
+    def has_latent_attention(self) -> bool:
+        """True where queries, keys and values are made of latents."""
+        return self.kv_lora_rank > 0
+
+    @property
+    def latent_width(self) -> int:
+        """Numbers that latent attention makes of a token: two latents and the key's shared part."""
+        return self.q_lora_rank + self.kv_lora_rank + self.qk_rope_head_dim
+
+    @property
     def shared_expert_intermediate_size(self) -> int:
         """Width of the shared experts side by side, which are one dense feed-forward block."""
         return self.n_shared_experts * self.moe_intermediate_size
@@ -194,6 +259,8 @@ class ModelConfig(Settings):
     @property
     def rotary_dim(self) -> int:
         """Dims of a head that rotary positions rotate."""
+        if self.has_latent_attention:
+            return self.qk_rope_head_dim
         return round(self.rope_parameters.partial_rotary_factor * self.head_dim)
 
     @property
@@ -204,7 +271,8 @@ class ModelConfig(Settings):
     @pydantic.model_validator(mode="after")
     def _sizes_fit(self) -> Self:
         heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
-        if "head_dim" not in self.model_fields_set and self.hidden_size % heads:
+        even = not self.has_latent_attention and "head_dim" not in self.model_fields_set
+        if even and self.hidden_size % heads:
             raise ValueError(
                 f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads {heads}; "
                 "choose one that is, or give head_dim"
@@ -248,6 +316,43 @@ class ModelConfig(Settings):
         return self
 
     @pydantic.model_validator(mode="after")
+    def _latents_fit(self) -> Self:
+        if not self.has_latent_attention:
+            for key in ("q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "rope_interleave"):
+                if getattr(self, key):
+                    raise ValueError(f"{key} requires kv_lora_rank; remove {key}, or set both")
+            if self.v_head_dim != self.head_dim:
+                raise ValueError(
+                    f"v_head_dim {self.v_head_dim} other than head_dim {self.head_dim} requires "
+                    "kv_lora_rank; remove v_head_dim, or set kv_lora_rank"
+                )
+            return self
+        for key in ("q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim"):
+            if not getattr(self, key):
+                raise ValueError(f"latent attention (kv_lora_rank) needs {key}; set it")
+        if self.head_dim != self.qk_nope_head_dim + self.qk_rope_head_dim:
+            raise ValueError(
+                f"head_dim {self.head_dim} must be qk_nope_head_dim + qk_rope_head_dim = "
+                f"{self.qk_nope_head_dim + self.qk_rope_head_dim}; remove head_dim"
+            )
+        if self.num_key_value_heads != self.num_attention_heads:
+            raise ValueError(
+                f"num_key_value_heads {self.num_key_value_heads} must be num_attention_heads "
+                f"{self.num_attention_heads} in latent attention; remove num_key_value_heads"
+            )
+        wrong = {
+            "norm=rmsnorm": self.norm == "rmsnorm",
+            "position_embedding_type=rope": self.position_embedding_type == "rope",
+            "use_qk_norm=false": not self.use_qk_norm,
+            "qkv_bias=false": not self.qkv_bias,
+            "partial_rotary_factor=1": self.rope_parameters.partial_rotary_factor == 1,
+        }
+        for needed, given in wrong.items():
+            if not given:
+                raise ValueError(f"latent attention (kv_lora_rank) requires {needed}; set it")
+        return self
+
+    @pydantic.model_validator(mode="after")
     def _norms_fit(self) -> Self:
         if self.use_qk_norm and self.norm != "rmsnorm":
             raise ValueError(
@@ -263,6 +368,13 @@ class ModelConfig(Settings):
                 raise ValueError(
                     "rope_parameters requires position_embedding_type=rope; got learned_absolute. "
                     "Remove rope_parameters, or set position_embedding_type"
+                )
+            return self
+        if self.has_latent_attention:
+            if self.qk_rope_head_dim % 2:
+                raise ValueError(
+                    f"qk_rope_head_dim {self.qk_rope_head_dim} must be even; rotary positions "
+                    "rotate pairs"
                 )
             return self
         share = self.rope_parameters.partial_rotary_factor
@@ -282,9 +394,36 @@ class ModelConfig(Settings):
                 f"{self.num_experts}; it can be 1 to {self.num_experts}"
             )
         if not self.is_moe:
-            for key in ("num_experts_per_tok", "n_shared_experts", "capacity_factor"):
+            needing = ("num_experts_per_tok", "n_shared_experts", "capacity_factor")
+            for key in (*needing, "first_k_dense_replace", "use_router_bias"):
                 if getattr(self, key):
                     raise ValueError(f"{key} requires num_experts; remove {key}, or set both")
+        if self.first_k_dense_replace >= self.num_hidden_layers:
+            raise ValueError(
+                f"first_k_dense_replace {self.first_k_dense_replace} must be below "
+                f"num_hidden_layers {self.num_hidden_layers}"
+            )
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _groups_fit(self) -> Self:
+        if self.n_group == 1 and self.topk_group == 1:
+            return self
+        if self.scoring_func != "sigmoid":
+            raise ValueError(
+                f"n_group {self.n_group} requires scoring_func=sigmoid; got {self.scoring_func}"
+            )
+        size, rest = divmod(self.num_experts, self.n_group)
+        if rest or size < 2:
+            raise ValueError(
+                f"n_group {self.n_group} must divide num_experts {self.num_experts} into groups of "
+                "two or more"
+            )
+        if self.topk_group > self.n_group or self.num_experts_per_tok > self.topk_group * size:
+            raise ValueError(
+                f"topk_group {self.topk_group} of {self.n_group} groups of {size} experts must "
+                f"hold num_experts_per_tok {self.num_experts_per_tok}"
+            )
         return self
 
     def replace(self, **changes: Any) -> Self:

@@ -10,12 +10,11 @@ new token goes into the same slot of the cache:
 Everything may run inside a `shard_map`, with the ranks' shards of weights and of prompts.
 
 Shapes: B prompts, P slots of the prompts, S slots of the cache, L layers, H hidden, N heads, K kv
-heads, D head dim, V vocabulary.
+heads, D head dim, V vocabulary; W dims of a value.
 """
 
-import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +26,7 @@ from geojax.models.feed_forward import linear
 from geojax.models.layers import is_windowed, project_heads, second_block
 from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
 from geojax.models.parameters import Parameters
-from geojax.models.rotary import rotary_table
+from geojax.models.rotary import rotary_table, score_scale
 from geojax.models.transformer import embed, head
 
 _TRAINING_FIELDS = {"capacity_factor", "dropout", "initializer_range", "router_aux_loss_coef"}
@@ -57,6 +56,18 @@ _CARRIED_FIELDS = _TRAINING_FIELDS | {
     "moe_intermediate_size",
     "n_shared_experts",
     "norm_topk_prob",
+    "q_lora_rank",
+    "kv_lora_rank",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
+    "rope_interleave",
+    "first_k_dense_replace",
+    "scoring_func",
+    "routed_scaling_factor",
+    "n_group",
+    "topk_group",
+    "use_router_bias",
 }
 """Settings of a model that the decoder carries, whatever their values."""
 
@@ -72,7 +83,10 @@ def undecodable_reason(config: ModelConfig) -> str | None:
 
 
 class Cache(NamedTuple):
-    """Keys and values of the slots so far, each [L, B, S, K, D]."""
+    """Keys and values of the slots so far, [L, B, S, K, D] and [L, B, S, K, W].
+
+    Those of latent attention are kept as its heads read them, not as latents.
+    """
 
     key: jax.Array
     value: jax.Array
@@ -127,6 +141,7 @@ def prefill(
                 query,
                 *new,
                 segment_ids,
+                scale=score_scale(config),
                 window=config.sliding_window,
                 is_windowed=is_windowed(index, config),
                 parallelism=parallelism,
@@ -135,7 +150,7 @@ def prefill(
 
         return _layer(own, x, rotary, attend, segment_ids, prompt_slots, config, parallelism)
 
-    x, new = lax.scan(one_layer, x, (parameters["layers"], _layer_numbers(config)))
+    x, new = _scan_layers(one_layer, x, parameters, config)
     room = ((0, 0), (0, 0), (0, slots - width), (0, 0), (0, 0))
     cache = jax.tree.map(lambda leaf: jnp.pad(leaf, room), new)
     return Decoded(whole_logits(parameters, x[:, -1], config, parallelism), cache)
@@ -186,17 +201,29 @@ def decode(
                 near = slot - all_slots < config.sliding_window
                 windowed = is_windowed(index, config)
                 seen &= near if windowed is None else near | ~windowed
-            return _attend_to_slots(query, of_layer, seen), extended
+            return _attend_to_slots(query, of_layer, seen, score_scale(config)), extended
 
         return _layer(own, x, rotary, attend, None, slot[None], config, parallelism), None
 
-    layers = (parameters["layers"], _layer_numbers(config))
-    (x, cache), _ = lax.scan(one_layer, (x, cache), layers)
+    (x, cache), _ = _scan_layers(one_layer, (x, cache), parameters, config)
     return Decoded(whole_logits(parameters, x[:, -1], config, parallelism), cache)
 
 
-def _layer_numbers(config: ModelConfig) -> jax.Array:
-    return jnp.arange(config.num_hidden_layers, dtype=jnp.int32)
+def _scan_layers(
+    one_layer: Callable[..., tuple[Any, Any]],
+    carry: Any,
+    parameters: Parameters,
+    config: ModelConfig,
+) -> tuple[Any, Any]:
+    """Scan `one_layer` over first dense layers, and over all others; results are stacked."""
+    numbers = jnp.arange(config.num_hidden_layers, dtype=jnp.int32)
+    dense = config.first_k_dense_replace
+    if not dense:
+        return lax.scan(one_layer, carry, (parameters["layers"], numbers))
+    first = parameters["embedding"]["dense_layers"], numbers[:dense]
+    carry, of_first = lax.scan(one_layer, carry, first)
+    carry, of_others = lax.scan(one_layer, carry, (parameters["layers"], numbers[dense:]))
+    return carry, jax.tree.map(lambda *stacks: jnp.concatenate(stacks), of_first, of_others)
 
 
 def _enter(
@@ -233,17 +260,17 @@ def _layer(
     return x + branch, cache
 
 
-def _attend_to_slots(query: jax.Array, cache: Cache, visible: jax.Array) -> jax.Array:
+def _attend_to_slots(query: jax.Array, cache: Cache, visible: jax.Array, scale: float) -> jax.Array:
     """Attend with one query [B, 1, N, D] to the `visible` [B, S] of the slots [B, S, K, D]."""
     batch, _, heads, dim = query.shape
     key, value = cache
     wide = jnp.promote_types(query.dtype, jnp.float32)
     grouped = query.reshape(batch, key.shape[2], heads // key.shape[2], dim)
     scores = jnp.einsum("bkgd,bskd->bkgs", grouped, key, preferred_element_type=wide)
-    scores = jnp.where(visible[:, None, None], scores / math.sqrt(dim), -jnp.inf)
+    scores = jnp.where(visible[:, None, None], scale * scores, -jnp.inf)
     weights = jax.nn.softmax(scores, axis=-1)
     mixed = jnp.einsum("bkgs,bskd->bkgd", weights, value, preferred_element_type=wide)
-    return mixed.reshape(query.shape).astype(query.dtype)
+    return mixed.reshape(batch, 1, heads, -1).astype(query.dtype)
 
 
 def whole_logits(

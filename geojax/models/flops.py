@@ -19,17 +19,20 @@ def model_flops(config: ModelConfig, sequence: int) -> int:
 
     Only matmuls count: 6 for each weight of a kernel that the token activates (2 forward, 4
     backward; of experts those that it goes to), the head included and the embedding's look-up not,
-    plus 12 * heads * head_dim * sequence a layer for scores and weighted values. Causality is not
-    discounted (every token counts as if it attended to the whole sequence, or in a layer with a
-    window to a whole window) and nothing is added for recomputation, as in PaLM (Chowdhery et al.
-    2022, appendix B) and, for GPT-3's shape and without its recomputation term, equation 3 of
-    Narayanan et al. 2021 ("Efficient Large-Scale Language Model Training on GPU Clusters Using
-    Megatron-LM"), so that the number compares with published ones.
+    plus 6 * heads * (head_dim + v_head_dim) * sequence a layer for scores and weighted values.
+    Causality is not discounted (every token counts as if it attended to the whole sequence, or in
+    a layer with a window to a whole window) and nothing is added for recomputation, as in PaLM
+    (Chowdhery et al. 2022, appendix B) and, for GPT-3's shape and without its recomputation term,
+    equation 3 of Narayanan et al. 2021 ("Efficient Large-Scale Language Model Training on GPU
+    Clusters Using Megatron-LM"), so that the number compares with published ones.
     """
-    layers = jax.tree_util.tree_leaves_with_path(parameter_shapes(config)["layers"])
-    kernels = sum(leaf.size for path, leaf in layers if path[-1].key == "kernel")
+    leaves = jax.tree_util.tree_leaves_with_path(
+        {name: tree for name, tree in parameter_shapes(config).items() if name != "head"}
+    )
+    kernels = sum(leaf.size for path, leaf in leaves if path[-1].key == "kernel")
     kernels -= parameter_count(config) - active_parameter_count(config)
     head = config.hidden_size * config.vocab_size
     attended = attended_positions(config, sequence)
-    attention = 12 * config.num_attention_heads * config.head_dim * attended
+    widths = config.head_dim + config.v_head_dim
+    attention = 6 * config.num_attention_heads * widths * attended
     return 6 * (kernels + head) + attention

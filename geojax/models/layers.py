@@ -15,13 +15,14 @@ from geojax.models.attention import attention
 from geojax.models.config import ModelConfig
 from geojax.models.dropout import dropout
 from geojax.models.feed_forward import feed_forward_block, linear
+from geojax.models.latent_attention import project_latent_heads
 from geojax.models.moe import SAVEABLE_MOE, moe_block
 from geojax.models.norm import norm
 from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
 from geojax.models.parallel.sequence_order import local_positions
 from geojax.models.parallel.tensor import TP_COPIED, copy_to_tp_region, stream_positions
 from geojax.models.parameters import Parameters
-from geojax.models.rotary import rotary_table, rotate
+from geojax.models.rotary import rotary_table, rotate, score_scale
 from geojax.precision import NO_FP8, SAVEABLE_MATMULS, LinearMatmul
 
 # The backward pass keeps the results of matmuls and recomputes the element-wise operations between
@@ -79,7 +80,7 @@ def attention_block(
     parallelism: Parallelism = SINGLE_DEVICE,
     matmul: LinearMatmul = NO_FP8,
 ) -> jax.Array:
-    """Compute the contribution of causal grouped-query self-attention to the stream `x` [B, S, H].
+    """Compute the contribution of causal self-attention to the stream `x` [B, S, H].
 
     `parameters` are those of layer `index`: the block reads its attention_norm and attention.
     """
@@ -95,6 +96,7 @@ def attention_block(
         implementation=implementation,
         window=config.sliding_window,
         is_windowed=is_windowed(index, config),
+        scale=score_scale(config),
         parallelism=parallelism,
     )
     return _put_together(parameters["attention"]["output"], mixed, matmul, parallelism)
@@ -132,10 +134,14 @@ def project_heads(
     """Project the residual stream `x` [B, S, H] to query, key and value.
 
     Returns:
-        Query [B, S, N, D], key and value [B, S, K, D]; query and key normed with `use_qk_norm`, and
-        rotated by their positions where those are rotary. With tensor parallelism these are this
-        rank's heads (at least one of keys and values), of all positions.
+        Query [B, S, N, D], key and value [B, S, K, D] (of latent attention see
+        `project_latent_heads`); query and key normed with `use_qk_norm`, and rotated by their
+        positions where those are rotary. With tensor parallelism these are this rank's heads (at
+        least one of keys and values), of all positions.
     """
+    if config.has_latent_attention:
+        assert rotary is not None, "latent attention has rotary positions"
+        return project_latent_heads(parameters, x, rotary, config, parallelism, matmul)
     normed = copy_to_tp_region(norm(parameters["attention_norm"], x, config), parallelism)
     own = parameters["attention"]
     if config.num_key_value_heads < parallelism.tensor:
@@ -190,7 +196,7 @@ def second_block(
     Returns:
         [B, S, H], and the experts' load-balancing loss [B], None for a dense block.
     """
-    if not config.is_moe:
+    if "feed_forward" in parameters:
         return feed_forward_block(parameters, x, config, parallelism, matmul), None
     return moe_block(parameters, x, segment_ids, positions, config, parallelism, matmul)
 

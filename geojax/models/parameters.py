@@ -18,6 +18,13 @@ from geojax.models.config import ModelConfig
 Parameters = dict[str, Any]
 """Nested dict of arrays (or of their shapes, or of anything else leaf by leaf)."""
 
+UNQUANTIZED = frozenset({"router", "query_down", "key_value_down"})
+"""Owners of kernels in the layers that multiply in the compute dtype, also under FP8."""
+
+SCORE_BIAS = "score_bias"
+"""Name of the router's bias, in place of whose gradient comes the excess of its experts' choices
+(see `geojax.models.moe.score_bias`); it is no weight that an optimizer trains."""
+
 
 def parameter_shapes(config: ModelConfig, dtype: Any = jnp.float32) -> Parameters:
     """Return the parameter tree of `config` as `jax.ShapeDtypeStruct`s; touches no device.
@@ -42,62 +49,112 @@ def parameter_shapes(config: ModelConfig, dtype: Any = jnp.float32) -> Parameter
     With E experts of width F, and shared ones of S F together, in place of feed_forward:
 
         layers/router/kernel                [L, d, E]
+        layers/router/score_bias            [L, E]                     use_router_bias only
         layers/experts/gate/kernel          [L, E, d, F]               SwiGLU only
         layers/experts/up/kernel            [L, E, d, F]
         layers/experts/down/kernel          [L, E, F, d]
         layers/shared_experts/gate/kernel   [L, d, S F]                and up and down; if S > 0
+
+    and, with first dense layers, their stack beside the tables, since they come with the embedding:
+
+        embedding/dense_layers/...          [first_k_dense_replace, ...]
+
+    With latents of q and r dims, and P rotated dims, and values of W dims, in place of attention:
+
+        layers/attention/query_down/kernel          [L, d, q]
+        layers/attention/query_down_norm/scale      [L, q]
+        layers/attention/query/kernel               [L, q, H D]
+        layers/attention/key_value_down/kernel      [L, d, r + P]      latent, rotated part of keys
+        layers/attention/key_value_down_norm/scale  [L, r]
+        layers/attention/key_value/kernel           [L, r, H (D - P + W)]
+        layers/attention/output/kernel              [L, H W, d]
     """
     hidden = config.hidden_size
-    query_width = config.num_attention_heads * config.head_dim
-    key_value_width = config.num_key_value_heads * config.head_dim
 
     def array(*shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype)
-
-    def norm(*leading: int) -> Parameters:
-        scale = {"scale": array(*leading, hidden)}
-        return scale if config.norm == "rmsnorm" else scale | {"bias": array(*leading, hidden)}
-
-    def matrix(*dims: int, bias: bool = False) -> Parameters:
-        kernel = {"kernel": array(config.num_hidden_layers, *dims)}
-        return kernel | {"bias": array(config.num_hidden_layers, dims[-1])} if bias else kernel
-
-    def feed_forward(width: int, *leading: int) -> Parameters:
-        bias = config.mlp_bias and not config.is_moe
-        block = {"up": matrix(*leading, hidden, width, bias=bias)}
-        if config.gated:
-            block["gate"] = matrix(*leading, hidden, width, bias=bias)
-        return block | {"down": matrix(*leading, width, hidden, bias=bias)}
 
     tree: Parameters = {"embedding": {"tokens": {"embedding": array(config.vocab_size, hidden)}}}
     if config.position_embedding_type == "learned_absolute":
         positions = {"embedding": array(config.max_position_embeddings, hidden)}
         tree["embedding"]["positions"] = positions
-    layers: Parameters = {
-        "attention_norm": norm(config.num_hidden_layers),
-        "attention": {
+    if config.first_k_dense_replace:
+        dense = _stacked_layers(config, config.first_k_dense_replace, dtype, with_experts=False)
+        tree["embedding"]["dense_layers"] = dense
+    tree["layers"] = _stacked_layers(
+        config, config.num_stacked_layers, dtype, with_experts=config.is_moe
+    )
+    tree["final_norm"] = _norm(config, array(hidden))
+    if not config.tie_word_embeddings:
+        tree["head"] = {"kernel": array(hidden, config.vocab_size)}
+    return tree
+
+
+def _stacked_layers(
+    config: ModelConfig, count: int, dtype: Any, *, with_experts: bool
+) -> Parameters:
+    """Return the tree of `count` layers, dense or with experts."""
+    hidden = config.hidden_size
+
+    def array(*shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((count, *shape), dtype)
+
+    def matrix(*dims: int, bias: bool = False) -> Parameters:
+        kernel = {"kernel": array(*dims)}
+        return kernel | {"bias": array(dims[-1])} if bias else kernel
+
+    def feed_forward(width: int, *leading: int) -> Parameters:
+        bias = config.mlp_bias and not with_experts
+        block = {"up": matrix(*leading, hidden, width, bias=bias)}
+        if config.gated:
+            block["gate"] = matrix(*leading, hidden, width, bias=bias)
+        return block | {"down": matrix(*leading, width, hidden, bias=bias)}
+
+    def attention() -> Parameters:
+        query_width = config.num_attention_heads * config.head_dim
+        key_value_width = config.num_key_value_heads * config.head_dim
+        block = {
             "query": matrix(hidden, query_width, bias=config.qkv_bias),
             "key": matrix(hidden, key_value_width, bias=config.qkv_bias),
             "value": matrix(hidden, key_value_width, bias=config.qkv_bias),
             "output": matrix(query_width, hidden, bias=config.attention_output_bias),
-        },
-        "feed_forward_norm": norm(config.num_hidden_layers),
+        }
+        if config.use_qk_norm:
+            scale = {"scale": array(config.head_dim)}
+            block |= {"query_norm": scale, "key_norm": dict(scale)}
+        return block
+
+    def latent_attention() -> Parameters:
+        heads, latent = config.num_attention_heads, config.kv_lora_rank
+        of_head = config.qk_nope_head_dim + config.v_head_dim
+        return {
+            "query_down": matrix(hidden, config.q_lora_rank),
+            "query_down_norm": {"scale": array(config.q_lora_rank)},
+            "query": matrix(config.q_lora_rank, heads * config.head_dim),
+            "key_value_down": matrix(hidden, latent + config.qk_rope_head_dim),
+            "key_value_down_norm": {"scale": array(latent)},
+            "key_value": matrix(latent, heads * of_head),
+            "output": matrix(heads * config.v_head_dim, hidden, bias=config.attention_output_bias),
+        }
+
+    layers: Parameters = {
+        "attention_norm": _norm(config, array(hidden)),
+        "attention": latent_attention() if config.has_latent_attention else attention(),
+        "feed_forward_norm": _norm(config, array(hidden)),
     }
-    if config.use_qk_norm:
-        scale = {"scale": array(config.num_hidden_layers, config.head_dim)}
-        layers["attention"] |= {"query_norm": scale, "key_norm": dict(scale)}
-    if not config.is_moe:
-        layers["feed_forward"] = feed_forward(config.intermediate_size)
-    else:
-        layers["router"] = matrix(hidden, config.num_experts)
-        layers["experts"] = feed_forward(config.moe_intermediate_size, config.num_experts)
-        if config.n_shared_experts:
-            layers["shared_experts"] = feed_forward(config.shared_expert_intermediate_size)
-    tree["layers"] = layers
-    tree["final_norm"] = norm()
-    if not config.tie_word_embeddings:
-        tree["head"] = {"kernel": array(hidden, config.vocab_size)}
-    return tree
+    if not with_experts:
+        return layers | {"feed_forward": feed_forward(config.intermediate_size)}
+    layers["router"] = matrix(hidden, config.num_experts)
+    if config.use_router_bias:
+        layers["router"][SCORE_BIAS] = array(config.num_experts)
+    layers["experts"] = feed_forward(config.moe_intermediate_size, config.num_experts)
+    if config.n_shared_experts:
+        layers["shared_experts"] = feed_forward(config.shared_expert_intermediate_size)
+    return layers
+
+
+def _norm(config: ModelConfig, array: jax.ShapeDtypeStruct) -> Parameters:
+    return {"scale": array} if config.norm == "rmsnorm" else {"scale": array, "bias": array}
 
 
 def parameter_count(config: ModelConfig) -> int:
@@ -131,7 +188,9 @@ def init_parameters(config: ModelConfig, key: jax.Array, dtype: Any = jnp.float3
 
     def initial(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.Array:
         names = [entry.key for entry in path]
-        if names[-1] == "bias" or (names[-1] == "scale" and config.norm == "layernorm1p"):
+        if names[-1] in ("bias", SCORE_BIAS) or (
+            names[-1] == "scale" and config.norm == "layernorm1p"
+        ):
             return jnp.zeros(leaf.shape, dtype)
         if names[-1] == "scale":
             return jnp.ones(leaf.shape, dtype)
@@ -141,6 +200,11 @@ def init_parameters(config: ModelConfig, key: jax.Array, dtype: Any = jnp.float3
         return (deviation * jax.random.normal(leaf_key, leaf.shape, jnp.float32)).astype(dtype)
 
     return jax.tree_util.tree_map_with_path(initial, parameter_shapes(config))
+
+
+def is_score_bias(path: tuple[Any, ...]) -> bool:
+    """Return True for the path of a leaf in whose gradient's place there is an experts' excess."""
+    return bool(path[-1].key == SCORE_BIAS)
 
 
 def is_matrix_or_table(name: str) -> bool:

@@ -35,7 +35,27 @@ def attention_factor(rope: RopeParameters) -> float:
     assert rope.factor is not None
     if rope.attention_factor is not None:
         return rope.attention_factor
-    return 0.1 * math.log(max(rope.factor, 1.0)) + 1.0
+    if rope.mscale is None or rope.mscale_all_dim is None:
+        return _sharpening(rope.factor, 1.0)
+    return _sharpening(rope.factor, rope.mscale) / _sharpening(rope.factor, rope.mscale_all_dim)
+
+
+def score_scale(config: ModelConfig) -> float:
+    """Return the factor of attention's scores: 1 / sqrt(D), sharpened as DeepSeek's YaRN does.
+
+    (`mscale_all_dim` sharpens all dims of a latent attention's head; the rotated ones alone are
+    sharpened by their table.)
+    """
+    scale = 1.0 / math.sqrt(config.head_dim)
+    rope = config.rope_parameters
+    if not config.has_latent_attention or rope.mscale_all_dim is None:
+        return scale
+    assert rope.factor is not None
+    return scale * _sharpening(rope.factor, rope.mscale_all_dim) ** 2
+
+
+def _sharpening(factor: float, weight: float) -> float:
+    return 0.1 * weight * math.log(max(factor, 1.0)) + 1.0
 
 
 def _scale_as_llama3(frequencies: np.ndarray, rope: RopeParameters) -> np.ndarray:
@@ -82,15 +102,20 @@ def rotary_table(
     return factor * jnp.cos(angles), factor * jnp.sin(angles)
 
 
-def rotate(x: jax.Array, table: tuple[jax.Array, jax.Array]) -> jax.Array:
+def rotate(
+    x: jax.Array, table: tuple[jax.Array, jax.Array], *, interleaved: bool = False
+) -> jax.Array:
     """Rotate the first 2 n dims of each head of `x` [B, S, N, D].
 
-    n is the table's last dim; dim i makes a pair with dim i + n.
+    n is the table's last dim; dim i makes a pair with dim i + n. If `interleaved`, dims 2 i and
+    2 i + 1 are a pair, which comes out as dims i and i + n: scores do not depend on the order.
     """
     cosine, sine = table
     half = cosine.shape[-1]
     wide = x.astype(cosine.dtype)
     first, second, rest = wide[..., :half], wide[..., half : 2 * half], x[..., 2 * half :]
+    if interleaved:
+        first, second = wide[..., 0 : 2 * half : 2], wide[..., 1 : 2 * half : 2]
     turned = jnp.concatenate(
         [first * cosine - second * sine, second * cosine + first * sine], axis=-1
     ).astype(x.dtype)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from geojax.errors import UserError
 from geojax.models.chunk.chunk import Chunk, ModelFunctions
+from geojax.models.chunk.layer_io import layer_slice
 from geojax.models.chunk.layer_scan import Layers, Span
 from geojax.models.chunk.remat import Remat, rematerialize
 from geojax.models.config import ModelConfig
@@ -124,7 +125,7 @@ def stream(
     """Return the stream after all layers, and the sum of their balance losses (see `layer`)."""
     chunk = model_chunk(
         config,
-        range(config.num_hidden_layers),
+        range(config.num_stacked_layers),
         parameters["embedding"]["tokens"]["embedding"].dtype,
         dropout_key=dropout_key,
         attention=attention,
@@ -148,13 +149,13 @@ def model_chunk(
     parallelism: Parallelism,
     matmul: LinearMatmul,
 ) -> Chunk:
-    """Return the chunk of consecutive `layers`; those that multiply alike are in one span.
+    """Return the chunk of consecutive stacked `layers`; those that multiply alike are one span.
 
-    It has the embedding if it begins with the first layer, and the head if it ends with the last
-    one. Its `functions` are those of the whole model; the layers compute in `dtype`. The other
-    arguments are those of `loss_sum`.
+    It has the embedding and the first dense layers if it begins with the first stacked one, and the
+    head if it ends with the last one. Its `functions` are those of the whole model; the layers
+    compute in `dtype`. The other arguments are those of `loss_sum`.
     """
-    count = config.num_hidden_layers
+    count = config.num_stacked_layers
 
     def span_layer(
         own: LinearMatmul,
@@ -163,18 +164,36 @@ def model_chunk(
         index: jax.Array,
         context: LayerContext,
     ) -> tuple[jax.Array, jax.Array | None]:
-        return layer(weights, x, index, context, config, attention, parallelism, own)
+        number = config.first_k_dense_replace + index
+        return layer(weights, x, number, context, config, attention, parallelism, own)
 
     def any_layer(
         weights: Parameters, x: jax.Array, index: jax.Array, context: LayerContext
     ) -> tuple[jax.Array, jax.Array | None]:
         return span_layer(matmul.at_layer(index, count), weights, x, index, context)
 
+    def dense_layer(
+        number: int, context: LayerContext, stacked: Parameters, x: jax.Array
+    ) -> jax.Array:
+        own = layer_slice(stacked, number)
+        return layer(own, x, jnp.int32(number), context, config, attention, parallelism)[0]
+
+    def first_stream(first: Parameters, batch: Batch) -> jax.Array:
+        x = embed(first, batch, config, dropout_key, parallelism)
+        if not config.first_k_dense_replace:
+            return x
+        context = make_context(batch, config, dtype, dropout_key, parallelism)
+        for number in range(config.first_k_dense_replace):
+            # Each keeps its input alone; a pipeline would compute it again in any case.
+            dense = jax.checkpoint(functools.partial(dense_layer, number, context))
+            x = dense(first["dense_layers"], x)
+        return x
+
     def balance(losses: jax.Array, batch: Batch) -> jax.Array:
         return weighted_aux_loss(losses, batch["loss_mask"], config)
 
     functions = ModelFunctions(
-        embed=lambda first, batch: embed(first, batch, config, dropout_key, parallelism),
+        embed=first_stream,
         layer=rematerialize(any_layer, remat),
         head=lambda last, x, batch: head_loss(last, x, batch, config, parallelism),
         context=lambda batch: make_context(batch, config, dtype, dropout_key, parallelism),
@@ -197,8 +216,8 @@ def embed(
 ) -> jax.Array:
     """Embed the tokens as the first residual stream, [B, S, H].
 
-    `parameters` are those of "embedding". With sequence parallelism the stream has 1 / tensor of
-    the positions, here and through all layers.
+    `parameters` are the tables of "embedding". With sequence parallelism the stream has 1 / tensor
+    of the positions, here and through all layers.
     """
     tokens = vocab_parallel_embedding(
         parameters["tokens"]["embedding"], batch["tokens"], parallelism

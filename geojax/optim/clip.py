@@ -13,11 +13,14 @@ import optax
 
 from geojax.collectives import all_reduce
 from geojax.collectives.axes import varying_axes
+from geojax.models.parameters import is_score_bias
 from geojax.optim.layout import LeafLayout
 
 
 def global_norm(gradients: Any, layouts: Any = None) -> jax.Array:
     """Return the Euclidean norm of the whole gradient, of which each rank holds parts.
+
+    What experts' biases have in a gradient's place (`geojax.optim.expert_bias`) is none of it.
 
     Call it inside a `shard_map` with `check_vma=True`: a leaf is taken to be sharded over axes that
     its type says it varies over (padding is zero and adds nothing), and equal along the others. The
@@ -31,7 +34,9 @@ def global_norm(gradients: Any, layouts: Any = None) -> jax.Array:
     if layouts is not None:
         gradients = jax.tree.map(_counted_once, gradients, layouts)
     sums: dict[tuple[str, ...], list[jax.Array]] = {}
-    for leaf in jax.tree.leaves(gradients):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(gradients):
+        if path and is_score_bias(path):
+            continue
         axes = tuple(sorted(varying_axes(leaf)))
         sums.setdefault(axes, []).append(jnp.sum(jnp.square(leaf)))
     squares = []

@@ -67,6 +67,9 @@ class LeafLayout:
     partial: bool = False
     """True if each tensor rank has the leaf unsharded and computes a part of its gradient."""
 
+    wide: bool = False
+    """True if it is gathered and computed with in at least float32."""
+
     stages: StageAssignment | None = None
     """The layers that the stages of a pipeline hold; None where there is no pipeline. On devices a
     leaf that does not count layers gets a leading dim of stages then. `model_shards` and `shard` go
@@ -74,6 +77,10 @@ class LeafLayout:
 
     place: Place | None = None
     """The one position in a dim that all devices hold, where other runtimes hold the others."""
+
+    def gathered_dtype(self, compute_dtype: Any) -> Any:
+        """Return the dtype that the leaf is gathered and computed with."""
+        return jnp.promote_types(compute_dtype, jnp.float32) if self.wide else compute_dtype
 
     @property
     def stage_shape(self) -> tuple[int, ...]:
@@ -281,6 +288,7 @@ def leaf_layout(
     stacked: bool,
     model_shards: tuple[DimSharding, ...] = (),
     partial: bool = False,
+    wide: bool = False,
     stages: StageAssignment | None = None,
 ) -> LeafLayout:
     """Lay out a leaf that the model shards and that ZeRO shards further over `shard_axes`.
@@ -297,10 +305,11 @@ def leaf_layout(
         stacked: whether the leading dimension counts layers.
         model_shards: the dims that the model shards.
         partial: see `LeafLayout`.
+        wide: see `LeafLayout`.
         stages: see `LeafLayout`.
     """
     unsharded = LeafLayout(
-        tuple(shape), jnp.dtype(dtype), model_shards, partial=partial, stages=stages
+        tuple(shape), jnp.dtype(dtype), model_shards, partial=partial, wide=wide, stages=stages
     )
     if stages is not None and stacked:
         layers = set(stages.order) - {PADDING_LAYER}
@@ -359,6 +368,7 @@ def parameter_layouts(
             stacked=getattr(path[0], "key", None) == "layers",
             model_shards=model_shards,
             partial=partition.partial,
+            wide=partition.wide,
             stages=assignment,
         )
 

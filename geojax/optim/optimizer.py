@@ -8,6 +8,7 @@ import optax
 import pydantic
 
 from geojax.optim.clip import clip_by_global_norm
+from geojax.optim.expert_bias import balance_experts
 from geojax.optim.layout import LeafLayout, replicated
 from geojax.optim.parameter_groups import (
     LeafSettings,
@@ -39,6 +40,9 @@ class OptimizerSettings(ScheduleSettings, MomentSettings):
     """Parameters with a learning rate, a weight decay or an optimizer of their own; the first group
     that a parameter is in counts."""
 
+    router_bias_rate: float = pydantic.Field(default=1e-3, ge=0, le=1)
+    """With `model.use_router_bias`: amount by which a step raises or lowers an expert's bias."""
+
     @property
     def optimizers(self) -> frozenset[str]:
         """The names of the optimizers that parameters may have."""
@@ -58,7 +62,7 @@ def make_optimizer(settings: OptimizerSettings, steps: int) -> SkipAwareTransfor
     factors = []
     if any(group.learning_rate_factor != 1 for group in settings.groups):
         factors = [scale_leaves(lambda name: settings.of_leaf(name).learning_rate_factor)]
-    return keep_on_skipped_steps(
+    chain = keep_on_skipped_steps(
         *clip,
         _directions(settings),
         decay_weights(lambda name: settings.of_leaf(name).weight_decay),
@@ -66,6 +70,7 @@ def make_optimizer(settings: OptimizerSettings, steps: int) -> SkipAwareTransfor
         optax.scale_by_learning_rate(lambda count: schedule(count + 1)),
         *factors,
     )
+    return balance_experts(chain, settings.router_bias_rate)
 
 
 def _directions(settings: OptimizerSettings) -> optax.GradientTransformation:

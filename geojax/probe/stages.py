@@ -183,10 +183,10 @@ class _Pieces:
         key = jax.random.key(0)
         self._run = ForwardBackward(model, plan, key if model.dropout > 0 else None)
         self._functions = self._run.whole_model.functions
-        middle = model.num_hidden_layers // 2
+        middle = model.num_stacked_layers // 2
         one_layer = self._run.chunk(range(middle, middle + 1))
         self._chunk = dataclasses.replace(one_layer, is_first=False, is_last=False)
-        single = model.model_copy(update={"num_hidden_layers": 1})
+        single = model.with_stacked_layers(1)
         self._layouts = parameter_layouts(single, plan)
         histories = history_layouts(single, plan)
         groups = plan.mesh.shape["dc"] * plan.mesh.shape["data"] * plan.mesh.shape["expert"]

@@ -22,6 +22,7 @@ from jax import lax
 from geojax.collectives.axes import drop_single, to_varying
 from geojax.mesh import AXES
 from geojax.models import ModelConfig, parameter_shapes
+from geojax.models.parameters import UNQUANTIZED
 from geojax.optim import LeafLayout
 from geojax.optim.layout import DimSharding
 from geojax.precision import AMAX
@@ -48,7 +49,7 @@ def history_layouts(model: ModelConfig, plan: StepPlan) -> Any:
     if plan.staged_layers is not None:
         assignments = stage_assignments(model, plan.staged_layers, plan.stage_axes)["layers"]
         stages = jax.tree.leaves(assignments)[0]
-    shape = (model.num_hidden_layers, sites, _OPERANDS, recipe.history)
+    shape = (model.num_stacked_layers, sites, _OPERANDS, recipe.history)
     leaf_layout = LeafLayout(shape, jnp.dtype(jnp.float32), shardings, stages=stages)
     return _of_linear_layers(parameter_shapes(model)["layers"], leaf_layout)
 
@@ -57,7 +58,7 @@ def _of_linear_layers(tree: Any, leaf_layout: LeafLayout) -> Any:
     """Give each linear layer that may follow a recipe `leaf_layout` as its `AMAX`."""
     made = {}
     for name, below in tree.items():
-        if "kernel" in below and name != "router":
+        if "kernel" in below and name not in UNQUANTIZED:
             made[name] = {AMAX: leaf_layout}
         elif not {"kernel", "scale"} & set(below):
             made[name] = _of_linear_layers(below, leaf_layout)

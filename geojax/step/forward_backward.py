@@ -99,7 +99,7 @@ class ForwardBackward:
     @property
     def whole_model(self) -> Chunk:
         """The chunk of all layers, with embedding and head."""
-        return self.chunk(range(self.model.num_hidden_layers))
+        return self.chunk(range(self.model.num_stacked_layers))
 
     @property
     def read_by_head(self) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ from jax import lax
 
 from geojax.mesh import AXES
 from geojax.models import Parameters
+from geojax.models.parameters import UNQUANTIZED
 from geojax.optim import LeafLayout
 from geojax.optim.leaf_groups import shard_axes
 from geojax.precision import AMAX, quantize_weight
@@ -51,7 +52,7 @@ def is_fp8_gathered(path: tuple[Any, ...], layout: LeafLayout, plan: StepPlan) -
         return False
     if plan.staged_layers is not None and recipe.num_bf16_layers_per_end:
         return False
-    if path[-1].key != "kernel" or path[-2].key == "router" or not _is_sent(layout, plan):
+    if path[-1].key != "kernel" or path[-2].key in UNQUANTIZED or not _is_sent(layout, plan):
         return False
     block = recipe.weight.along
     return block is None or _has_whole_blocks(layout, block)

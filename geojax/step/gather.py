@@ -51,7 +51,10 @@ def gather_across_sites(shards: Any, layouts: Any, plan: StepPlan) -> Any:
         ]
         if not across:
             return leaves
-        cast = [leaf.astype(plan.policy.compute_dtype) for leaf in leaves]
+        cast = [
+            leaf.astype(layout.gathered_dtype(plan.policy.compute_dtype))
+            for leaf, layout in zip(leaves, leaf_layouts, strict=True)
+        ]
         return _gather(
             cast, ("dc",), leaf_layouts, [site_shape(layout, plan) for layout in leaf_layouts]
         )
@@ -69,7 +72,9 @@ def gather_in_site(shards: Any, layouts: Any, plan: StepPlan) -> Any:
     def gather(
         site_axes: Any, leaves: list[Weight], leaf_layouts: list[LeafLayout]
     ) -> list[Weight]:
-        sent = [_sent(leaf, plan) for leaf in leaves]
+        sent = [
+            _sent(leaf, layout, plan) for leaf, layout in zip(leaves, leaf_layouts, strict=True)
+        ]
         if site_axes is not None:
             sent = _gather(
                 sent, site_axes, leaf_layouts, [layout.model_shard_shape for layout in leaf_layouts]
@@ -89,11 +94,11 @@ def gather_in_site(shards: Any, layouts: Any, plan: StepPlan) -> Any:
     return map_by_group(gather, shards, layouts, lambda layout: shard_axes(layout)[0])
 
 
-def _sent(leaf: Weight, plan: StepPlan) -> jax.Array:
+def _sent(leaf: Weight, layout: LeafLayout, plan: StepPlan) -> jax.Array:
     """Cast a leaf to what is sent: FP8 numbers to plain bytes, which no backend widens."""
     if isinstance(leaf, QuantizedWeight):
         return lax.bitcast_convert_type(leaf.values, jnp.uint8)
-    return leaf.astype(plan.policy.compute_dtype)
+    return leaf.astype(layout.gathered_dtype(plan.policy.compute_dtype))
 
 
 def _received(leaf: QuantizedWeight, gathered: jax.Array, layout: LeafLayout) -> QuantizedWeight:

@@ -132,7 +132,7 @@ def step_gradients(
     no_loss = vary_over(jnp.zeros((), run.loss_dtype), varying_axes(batch["loss_mask"]))
     non_layer_zeros = functools.partial(zeros_of, non_layer_params, dtype=plan.policy.reduce_dtype)
     non_layer_sums = zeros_of(jax.eval_shape(lambda: in_site(non_layer_zeros())), zero=zero)
-    layer_sums = AmaxSums(sink.start(layer, model.num_hidden_layers, zero), zeros_of(prev_amax))
+    layer_sums = AmaxSums(sink.start(layer, model.num_stacked_layers, zero), zeros_of(prev_amax))
     aux_loss = None if not model.is_moe else no_loss
     prefetched = [own.prefetched for own in layers]
     sums = Gradients(no_loss, aux_loss, no_loss, non_layer_sums, layer_sums, prefetched)
@@ -161,7 +161,7 @@ def step_gradients(
         continued(sums),
         layer_slice(microbatches, in_loop),
         AmaxSink(last_sink),
-        AmaxSums(last_sink.start(layer, model.num_hidden_layers, zero), sums.layers.amax),
+        AmaxSums(last_sink.start(layer, model.num_stacked_layers, zero), sums.layers.amax),
         after_result=sums.loss if in_loop else None,
         bucket_layers=plan.bucket_layers,
     )

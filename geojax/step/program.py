@@ -13,6 +13,7 @@ from geojax.errors import UserError
 from geojax.hlo.module import parse_module
 from geojax.hlo.traffic import program_text
 from geojax.models import ModelConfig, parameter_shapes
+from geojax.models.parameters import UNQUANTIZED
 from geojax.optim import layout
 from geojax.step.amax_history import prev_amax
 from geojax.step.gradients import batch_loss
@@ -127,7 +128,7 @@ def require_fp8_products(
         UserError: there are fewer FP8 products than there should be.
         HloParseError: the text of a program cannot be read.
     """
-    follow = any(matmul.recipe for _, matmul in plan.matmul.spans(model.num_hidden_layers))
+    follow = any(matmul.recipe for _, matmul in plan.matmul.spans(model.num_stacked_layers))
     linear = _linear_layers(parameter_shapes(model)["layers"]) if follow else 0
     wanted = _MATMULS_PER_LINEAR * linear
     made = 0
@@ -146,11 +147,11 @@ def require_fp8_products(
 def _linear_layers(layers: Any) -> int:
     """Count the linear layers of `layers`, a part of the parameters, that can multiply in FP8.
 
-    The router never does, and the experts multiply quantized operands in the compute dtype.
+    Those of `UNQUANTIZED` never do, and experts multiply quantized operands in the compute dtype.
     """
     if "kernel" in layers:
         return 1
-    inner = (below for name, below in layers.items() if name not in ("router", "experts"))
+    inner = (below for name, below in layers.items() if name not in UNQUANTIZED | {"experts"})
     return sum(_linear_layers(below) for below in inner if isinstance(below, dict))
 
 

@@ -79,8 +79,8 @@ def stage_assignments(model: ModelConfig, staged: StagedLayers, axes: Sequence[s
         staged: how the stages share its layers.
         axes: the mesh axes that number the stages.
     """
-    assert staged.layers == model.num_hidden_layers, (
-        f"{staged.layers} layers on stages, not {model.num_hidden_layers}"
+    assert staged.layers == model.num_stacked_layers, (
+        f"{staged.layers} layers on stages, not {model.num_stacked_layers}"
     )
     stages = staged.placement.stages
     layers = StageAssignment(tuple(axes), staged.layers_of_stage)

@@ -102,7 +102,7 @@ def step_weights(
     shards_of_span: list[GatheredWeights | None] = []
     amax_of_span, gathered = [], []
     first = 0
-    for count, matmul in plan.matmul.spans(model.num_hidden_layers):
+    for count, matmul in plan.matmul.spans(model.num_stacked_layers):
         own, own_amax = _span(layers, first, count), _span(prev_amax, first, count)
         own_layouts = jax.tree.map(
             lambda layout, count=count: layout.of_layers(count), layouts["layers"]

@@ -375,7 +375,7 @@ class RunConfig(Settings):
     def _fp8_is_used(self) -> "RunConfig":
         stages = self.dc.role == "stage"
         check_fp8(
-            self.fp8, self.precision, layers=self.model.num_hidden_layers, sites_are_stages=stages
+            self.fp8, self.precision, layers=self.model.num_stacked_layers, sites_are_stages=stages
         )
         return self
 
@@ -400,7 +400,7 @@ class RunConfig(Settings):
 
     @pydantic.model_validator(mode="after")
     def _layers_divide(self) -> "RunConfig":
-        layers, together = self.model.num_hidden_layers, self.communication.bucket_layers
+        layers, together = self.model.num_stacked_layers, self.communication.bucket_layers
         if together != "auto" and layers % together:
             fitting = ", ".join(str(n) for n in range(1, layers + 1) if layers % n == 0)
             raise ValueError(
@@ -412,7 +412,7 @@ class RunConfig(Settings):
     @pydantic.model_validator(mode="after")
     def _stages_fit(self) -> "RunConfig":
         sites, stage = self.pipeline_sites, self.mesh.stage
-        layers = self.model.num_hidden_layers
+        layers = self.model.num_stacked_layers
         check_stages(self.pipeline, sites=sites, stage=stage, layers=layers)
         if self.dc.role == "stage" and self.zero.across_sites:
             raise ValueError(
@@ -470,6 +470,11 @@ class RunConfig(Settings):
                 f"communication.gradient_compression={compression} requires dc.role=data: with "
                 "dc.role=stage the sites send activations and sum no gradients. Remove "
                 "communication.gradient_compression"
+            )
+        if compression == "int8" and self.model.use_router_bias:
+            raise ValueError(
+                "communication.gradient_compression=int8 requires model.use_router_bias=false: "
+                "counts of experts' tokens would share the scales of gradients. Set it to bf16"
             )
         if self.zero.across_sites:
             raise ValueError(

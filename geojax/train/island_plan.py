@@ -113,7 +113,7 @@ def data_part(config: RunConfig) -> SitePart:
 
 
 def _chunks(config: RunConfig) -> int:
-    layers, together = config.model.num_hidden_layers, config.communication.bucket_layers
+    layers, together = config.model.num_stacked_layers, config.communication.bucket_layers
     return min(layers, AUTO_CHUNKS) if together == "auto" else math.ceil(layers / together)
 
 

@@ -416,7 +416,7 @@ class IslandRun:
             (programs, chunk)
             for programs in self._programs
             for chunk, own in programs.part.chunks.items()
-            if any(span.recipe for _, span in matmul.spans_within(own, model.num_hidden_layers))
+            if any(span.recipe for _, span in matmul.spans_within(own, model.num_stacked_layers))
         )
         for programs, chunk in itertools.islice(quantized, 1):
             try:
@@ -434,7 +434,7 @@ class IslandRun:
             first, count = transport.site * self.config.mesh.stage, self.config.mesh.stage
             parts = stage_parts(self.config)[first : first + count]
             layouts = [site_layouts(part, self.optimizer, self.plan) for part in parts]
-            layers, whole = sum(part.layers for part in parts), self.config.model.num_hidden_layers
+            layers, whole = sum(part.layers for part in parts), self.config.model.num_stacked_layers
             held = f"for {layers} of {whole} layers, schedule {self.config.pipeline.schedule}"
         state_bytes = quantity(max(map(bytes_per_device, layouts)), "B")
         return [

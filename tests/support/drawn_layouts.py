@@ -43,6 +43,14 @@ _FAMILIES = {
         "rope_parameters": {"partial_rotary_factor": 0.5},
     },
 }
+_LATENT_DIMS = {
+    "q_lora_rank": 10,
+    "kv_lora_rank": 14,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 5,
+}
+_FAMILIES["deepseek"] = _LATENT_DIMS | {"rope_interleave": True}
 _MIXTURES = {
     "dense": {},
     "dropless": {"num_experts": 8, "num_experts_per_tok": 2},
@@ -51,6 +59,18 @@ _MIXTURES = {
         "num_experts_per_tok": 2,
         "n_shared_experts": 1,
         "capacity_factor": 1.0,
+    },
+    "balanced": {
+        "num_hidden_layers": 3,
+        "first_k_dense_replace": 1,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 1,
+        "scoring_func": "sigmoid",
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 2.5,
+        "use_router_bias": True,
     },
 }
 
@@ -69,13 +89,11 @@ class Draw:
     """Of the `StepPlan`."""
 
     def model(self) -> ModelConfig:
-        return ModelConfig(
-            **_SIZES,
-            **_FAMILIES[self.family],
-            num_key_value_heads=self.key_value_heads,
-            dropout=self.dropout,
-            **_MIXTURES[self.mixture],
-        )
+        sizes = _SIZES | {"num_key_value_heads": self.key_value_heads}
+        if self.family == "deepseek":
+            sizes = {name: _SIZES[name] for name in _SIZES if name != "head_dim"}
+        mixture = _MIXTURES[self.mixture]
+        return ModelConfig(**sizes | _FAMILIES[self.family] | mixture | {"dropout": self.dropout})
 
 
 def draw(seed: int, index: int) -> Draw:

@@ -1,6 +1,6 @@
 """Attention as every model calls it.
 
-Shapes: B batch, S sequence, N heads, K kv heads, D head dim.
+Shapes: B batch, S sequence, N heads, K kv heads, D dims of a query or key, W dims of a value.
 """
 
 import functools
@@ -43,7 +43,7 @@ def attention(
         query: [B, S, N, D].
         key: [B, S, K, D]; N must be a multiple of K (grouped queries, Ainslie et al. 2023): query
             head n reads key head n // (N / K).
-        value: [B, S, K, D].
+        value: [B, S, K, W].
         segment_ids: int32 [B, S], or None where each sequence is one document. A position attends
             only to positions with its own number; a document is one run of equal numbers. Padding
             is a document like any other, so its outputs are finite.
@@ -58,7 +58,7 @@ def attention(
             share of it, in the order of `geojax.models.parallel.sequence_order`.
 
     Returns:
-        [B, S, N, D] in the dtype of the inputs; scores, softmax and sums are in at least float32.
+        [B, S, N, W] in the dtype of the inputs; scores, softmax and sums are in at least float32.
 
     Raises:
         UserError: unknown implementation, one that cannot run here, or shapes that do not fit.
@@ -67,6 +67,7 @@ def attention(
     choice = chosen_implementation(
         query.dtype,
         query.shape[-1],
+        value_dim=value.shape[-1],
         packed=segment_ids is not None,
         softcap=softcap is not None,
         implementation=implementation,
@@ -92,10 +93,10 @@ def attention(
 def _check(
     query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array | None
 ) -> None:
-    if query.ndim != 4 or key.ndim != 4 or key.shape != value.shape:
+    if not query.ndim == key.ndim == value.ndim == 4 or key.shape[:3] != value.shape[:3]:
         raise UserError(
             f"attention: query {query.shape}, key {key.shape} and value {value.shape} must be "
-            "[B, S, N, D], [B, S, K, D] and [B, S, K, D]"
+            "[B, S, N, D], [B, S, K, D] and [B, S, K, W]"
         )
     if (*query.shape[:2], query.shape[3]) != (*key.shape[:2], key.shape[3]):
         raise UserError(

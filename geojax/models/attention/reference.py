@@ -36,4 +36,4 @@ def reference_attention(operands: Operands, rule: ScoreRule) -> jax.Array:
         scores = jnp.concatenate([scores, of_queries], axis=-1)
     weights = jax.nn.softmax(scores, axis=-1)[..., :length]
     output = jnp.einsum("bkgts,bskd->btkgd", weights, value, preferred_element_type=compute)
-    return output.reshape(rows, length, heads, head_dim).astype(value.dtype)
+    return output.reshape(rows, length, heads, -1).astype(value.dtype)

@@ -26,6 +26,7 @@ def chosen_implementation(
     dtype: Any,
     head_dim: int,
     *,
+    value_dim: int | None = None,
     packed: bool,
     softcap: bool = False,
     implementation: str = "auto",
@@ -36,6 +37,7 @@ def chosen_implementation(
     Args:
         dtype: dtype of query, key and value.
         head_dim: width of a head.
+        value_dim: width of its value; None: `head_dim`.
         packed: segment ids are given.
         softcap: scores are capped.
         implementation: the requested one of `IMPLEMENTATIONS`.
@@ -51,7 +53,9 @@ def chosen_implementation(
         )
     if implementation not in ("auto", "cudnn"):
         return Choice(implementation, f"attention: {implementation}, as asked")
-    reason = cudnn.unsupported_reason(jnp.dtype(dtype), head_dim, packed=packed, softcap=softcap)
+    reason = cudnn.unsupported_reason(
+        jnp.dtype(dtype), head_dim, value_dim or head_dim, packed=packed, softcap=softcap
+    )
     if implementation == "cudnn":
         if reason:
             raise UserError(f"attention: cudnn cannot be used, {reason}; use blocked or auto")

@@ -24,12 +24,13 @@ from geojax.models.moe.capacity import drop
 from geojax.models.moe.dispatch import SLOTS, dispatch_and_combine, most_to_a_rank
 from geojax.models.moe.experts import Tokens, apply_experts
 from geojax.models.moe.router import Routing, route
+from geojax.models.moe.score_bias import with_excess
 from geojax.models.moe.sharded_sequence import full_sequence_length
 from geojax.models.norm import norm
 from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
 from geojax.models.parallel.tensor import copy_to_tp_region, reduce_from_tp_region
 from geojax.models.parallel.varying import vary_over
-from geojax.models.parameters import Parameters
+from geojax.models.parameters import SCORE_BIAS, Parameters
 from geojax.precision import NO_FP8, LinearMatmul
 
 
@@ -60,12 +61,16 @@ def moe_block(
         [B, S, H] in the dtype of `x`, and [B] (see `load_balancing_loss`).
     """
     normed = norm(parameters["feed_forward_norm"], x, config)
-    routing = route(parameters["router"]["kernel"], normed, config)
+    router = parameters["router"]
+    routing = route(router, normed, config)
     real = None if segment_ids is None else segment_ids != 0
     aux_loss = load_balancing_loss(routing, real, parallelism)
     experts = routing.experts
     if real is not None:
         experts = jnp.where(real[..., None], experts, config.num_experts)
+    if SCORE_BIAS in router:
+        gates = with_excess(routing.gates, router[SCORE_BIAS], experts)
+        routing = routing._replace(gates=gates)
     experts = drop(experts, positions, config, parallelism)
     routing = routing._replace(experts=checkpoint_name(experts, SLOTS))
     return _apply(parameters, normed, routing, config, parallelism, matmul), aux_loss

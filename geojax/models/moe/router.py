@@ -10,6 +10,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from geojax.models.config import ModelConfig
+from geojax.models.parameters import SCORE_BIAS, Parameters
+
+_LEAST_SUM = 1e-20
+"""Added to the sum of a token's gates, as in DeepSeek's code."""
 
 
 class Routing(NamedTuple):
@@ -20,19 +24,24 @@ class Routing(NamedTuple):
     gates: jax.Array
     """[B, S, k] in at least float32, the weights of the experts' outputs."""
     probabilities: jax.Array
-    """[B, S, E] in at least float32, the softmax over all experts."""
+    """[B, S, E] in at least float32, the scores of all experts as shares of their sum."""
 
 
-def route(kernel: jax.Array, x: jax.Array, config: ModelConfig) -> Routing:
-    """Choose the k experts with the largest logits, of equal ones those with the lower numbers.
+def route(parameters: Parameters, x: jax.Array, config: ModelConfig) -> Routing:
+    """Choose the k experts with the largest scores, of equal ones those with the lower numbers.
 
-    Logits and softmax are in at least float32, whatever the dtype of `x` and `kernel`. With
-    `norm_topk_prob` the gates of a token are the softmax over its k logits (Jiang et al. 2024,
-    "Mixtral of Experts", section 2.1), else its k largest probabilities (Dai et al. 2024,
+    Logits and scores are in at least float32, whatever the dtype of `x` and the kernel.
+
+    softmax: with `norm_topk_prob` the gates of a token are the softmax over its k logits (Jiang et
+    al. 2024, "Mixtral of Experts", section 2.1), else its k largest probabilities (Dai et al. 2024,
     "DeepSeekMoE", equations 3 to 5).
 
+    sigmoid: with `norm_topk_prob` the gates are the k scores as shares of their sum; the choice is
+    by scores plus bias, in the best groups alone ("DeepSeek-V3", 2024, equations 12 to 16 and
+    section 2.1.2).
+
     Args:
-        kernel: [H, E].
+        parameters: the kernel [H, E], and the bias of the scores [E] if there is one.
         x: [B, S, H], after the norm.
         config: the model.
     """
@@ -40,15 +49,41 @@ def route(kernel: jax.Array, x: jax.Array, config: ModelConfig) -> Routing:
     dims = (((x.ndim - 1,), (0,)), ((), ()))
     # Highest: GPUs otherwise round a float32 product's inputs to 10 bits.
     logits = lax.dot_general(
-        x.astype(wide), kernel.astype(wide), dims, precision=lax.Precision.HIGHEST
+        x.astype(wide), parameters["kernel"].astype(wide), dims, precision=lax.Precision.HIGHEST
     )
-    experts = _largest(lax.stop_gradient(logits), config.num_experts_per_tok)
-    probabilities = jax.nn.softmax(logits, axis=-1)
-    if config.norm_topk_prob:
-        gates = jax.nn.softmax(jnp.take_along_axis(logits, experts, axis=-1), axis=-1)
+    if config.scoring_func == "sigmoid":
+        scores = jax.nn.sigmoid(logits)
+        probabilities = scores / scores.sum(axis=-1, keepdims=True)
+        experts = _best(scores, parameters, config)
+        gates = jnp.take_along_axis(scores, experts, axis=-1)
+        if config.norm_topk_prob:
+            gates = gates / (gates.sum(axis=-1, keepdims=True) + _LEAST_SUM)
     else:
-        gates = jnp.take_along_axis(probabilities, experts, axis=-1)
+        probabilities = jax.nn.softmax(logits, axis=-1)
+        # Without a bias logits are in the order of probabilities, and never rounded to equals.
+        scores = probabilities if SCORE_BIAS in parameters else logits
+        experts = _best(scores, parameters, config)
+        if config.norm_topk_prob:
+            gates = jax.nn.softmax(jnp.take_along_axis(logits, experts, axis=-1), axis=-1)
+        else:
+            gates = jnp.take_along_axis(probabilities, experts, axis=-1)
+    if config.routed_scaling_factor != 1:
+        gates = config.routed_scaling_factor * gates
     return Routing(experts, gates, probabilities)
+
+
+def _best(scores: jax.Array, parameters: Parameters, config: ModelConfig) -> jax.Array:
+    """Return the experts of each token, int32 [B, S, k], by scores [B, S, E]."""
+    scores = lax.stop_gradient(scores)
+    if SCORE_BIAS in parameters:
+        scores = scores + lax.stop_gradient(parameters[SCORE_BIAS]).astype(scores.dtype)
+    if config.topk_group < config.n_group:
+        of_group = scores.reshape(*scores.shape[:-1], config.n_group, -1)
+        two = jnp.take_along_axis(of_group, _largest(of_group, 2), axis=-1).sum(axis=-1)
+        groups = _largest(two, config.topk_group)
+        is_open = (groups[..., None] == jnp.arange(config.n_group)).any(axis=-2)
+        scores = jnp.where(is_open[..., None], of_group, -jnp.inf).reshape(scores.shape)
+    return _largest(scores, config.num_experts_per_tok)
 
 
 def _largest(logits: jax.Array, count: int) -> jax.Array:

@@ -14,9 +14,9 @@ import jax
 
 from geojax.models.config import ModelConfig
 from geojax.models.parallel.parallelism import Parallelism
-from geojax.models.parameters import parameter_shapes
+from geojax.models.parameters import is_score_bias, parameter_shapes
 
-_COLUMNS = ("query", "key", "value", "gate", "up", "head")
+_COLUMNS = ("query", "key", "value", "key_value", "gate", "up", "head")
 _ROWS = ("output", "down")
 
 
@@ -30,6 +30,9 @@ class Partition:
     partial: bool = False
     """Each tensor rank holds the leaf unsharded but computes only a part of its gradient."""
 
+    wide: bool = False
+    """The leaf is computed with in at least float32, whatever the compute dtype."""
+
 
 def partitions(config: ModelConfig, parallelism: Parallelism) -> Any:
     """Return the `Partition` of each leaf of `parameter_shapes(config)`."""
@@ -42,9 +45,8 @@ def partitions(config: ModelConfig, parallelism: Parallelism) -> Any:
         if _is_of_own_heads(names, config, parallelism):
             return Partition(partial=True)
         shares_stream = parallelism.sequence and parallelism.tensor > 1
-        return Partition(
-            axis_by_dim, partial=shares_stream and "tensor" not in axis_by_dim.values()
-        )
+        partial = shares_stream and "tensor" not in axis_by_dim.values()
+        return Partition(axis_by_dim, partial, wide=is_score_bias(path))
 
     return jax.tree_util.tree_map_with_path(partition, parameter_shapes(config))
 

@@ -8,9 +8,12 @@ nothing.
 
 from typing import NamedTuple
 
+import jax
+
 from geojax.models.chunk.remat import Remat
 from geojax.models.config import ModelConfig
 from geojax.models.flops import attended_positions, model_flops
+from geojax.models.parameters import parameter_shapes
 from geojax.pipeline.balance import balanced_layers
 
 
@@ -30,16 +33,35 @@ def head_operations(model: ModelConfig) -> Operations:
 
 
 def layer_operations(model: ModelConfig, sequence: int, remat: Remat = "none") -> Operations:
-    """Return the operations of one layer, in sequences of `sequence` tokens; the mean of all.
+    """Return the operations of one stacked layer, in sequences of `sequence` tokens; the mean.
 
     `remat` adds attention's forward ("selective") or all of it ("full") to the backward.
     """
-    attended = attended_positions(model, sequence) / model.num_hidden_layers
-    attention = 4.0 * model.num_attention_heads * model.head_dim * attended
-    of_layers = model_flops(model, sequence) - sum(head_operations(model))
-    kernels = of_layers / model.num_hidden_layers / 3 - attention
+    attention = _attention_operations(model, sequence)
+    all_layers = (model_flops(model, sequence) - sum(head_operations(model))) / 3
+    first = _first_kernels(model) + model.first_k_dense_replace * attention
+    kernels = (all_layers - first) / model.num_stacked_layers - attention
     again = {"none": 0.0, "selective": attention, "full": kernels + attention}[remat]
     return Operations(kernels + attention, kernels + 2 * attention + again, kernels)
+
+
+def first_operations(model: ModelConfig, sequence: int) -> Operations:
+    """Return the operations of the first dense layers, whose backward computes them again."""
+    kernels = _first_kernels(model)
+    attention = model.first_k_dense_replace * _attention_operations(model, sequence)
+    return Operations(kernels + attention, 2 * kernels + 3 * attention, kernels)
+
+
+def _attention_operations(model: ModelConfig, sequence: int) -> float:
+    """Return the operations of one layer's scores and weighted values; the mean of all layers."""
+    attended = attended_positions(model, sequence) / model.num_hidden_layers
+    return 2.0 * model.num_attention_heads * (model.head_dim + model.v_head_dim) * attended
+
+
+def _first_kernels(model: ModelConfig) -> float:
+    first = parameter_shapes(model)["embedding"].get("dense_layers", {})
+    leaves = jax.tree_util.tree_leaves_with_path(first)
+    return 2.0 * sum(leaf.size for path, leaf in leaves if path[-1].key == "kernel")
 
 
 def layers_by_operations(
@@ -52,5 +74,8 @@ def layers_by_operations(
     """
     layer = sum(layer_operations(model, sequence, remat))
     return balanced_layers(
-        [layer] * model.num_hidden_layers, chunks, after=sum(head_operations(model))
+        [layer] * model.num_stacked_layers,
+        chunks,
+        before=sum(first_operations(model, sequence)),
+        after=sum(head_operations(model)),
     )

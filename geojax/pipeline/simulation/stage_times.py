@@ -132,8 +132,7 @@ class StageTimes(Settings):
         for name, value in wanted.items():
             own = getattr(self, name)
             if name == "model":
-                one_layer = {"num_hidden_layers": 1}
-                own, value = (each.model_copy(update=one_layer) for each in (own, value))
+                own, value = (each.with_stacked_layers(1) for each in (own, value))
             if own != value:
                 measured = "another model" if name == "model" else f"{name}={own}, not {value}"
                 raise UserError(

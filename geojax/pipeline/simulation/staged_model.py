@@ -18,7 +18,12 @@ from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
 from geojax.pipeline.balance import balanced_layers
 from geojax.pipeline.schedule import Placement
 from geojax.pipeline.simulation.costs import Costs, Hop
-from geojax.pipeline.simulation.model_costs import Operations, head_operations, layer_operations
+from geojax.pipeline.simulation.model_costs import (
+    Operations,
+    first_operations,
+    head_operations,
+    layer_operations,
+)
 from geojax.pipeline.simulation.stage_times import PieceTimes, SiteTimes, StageTimes
 from geojax.topology import Link, Site, Topology
 
@@ -135,7 +140,7 @@ class StagedModel:
         pieces = [self._pieces(stage) for stage in placement.stage_of]
         layers = [sum(of_stage.layer.kinds) for of_stage in pieces]
         return balanced_layers(
-            [1.0] * self.model.num_hidden_layers,
+            [1.0] * self.model.num_stacked_layers,
             placement.chunks,
             before=sum(pieces[0].embedding.kinds) / layers[0],
             after=sum(pieces[-1].head.kinds) / layers[-1],
@@ -195,10 +200,15 @@ class StagedModel:
             forward, backward, weight = (seconds * number for number in operations)
             return PieceTimes.model_construct(forward=forward, backward=backward, weight=weight)
 
+        first = times(first_operations(self.model, self.sequence_length))
         return SiteTimes.model_construct(
             name=site.name,
             layer=times(layer),
-            embedding=PieceTimes(forward=look_up, backward=0.0, weight=scatter),
+            embedding=PieceTimes.model_construct(
+                forward=look_up + first.forward,
+                backward=first.backward,
+                weight=scatter + first.weight,
+            ),
             head=times(head_operations(self.model)),
         )
 

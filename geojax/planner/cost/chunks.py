@@ -58,7 +58,7 @@ def site_pieces(
         made.append(
             SitePieces(
                 (*work, *layer_collectives(times, networks, attention)),
-                (times.embedding(),),
+                (times.embedding(), *times.dense_layers()),
                 (*times.head(), *ends),
                 _hops(times, networks),
                 networks,
@@ -164,7 +164,7 @@ def chunk_work(
         placement = entry.placement(per_site, layout.virtual_stages)
     site_of = [site for site, count in enumerate(per_site) for _ in range(count)]
     own = [sites[site_of[stage]] for stage in placement.stage_of]
-    layers = layout.layers or _balanced(model.num_hidden_layers, own)
+    layers = layout.layers or _balanced(model.num_stacked_layers, own)
     pieces = [
         [piece.times(count) for piece in site.layer]
         for count, site in zip(layers, own, strict=True)

@@ -82,7 +82,7 @@ def _tensor_bytes(
     def of(count: int) -> float:
         return float(
             predicted_tensor_bytes(
-                model.model_copy(update={"num_hidden_layers": count}),
+                model.with_stacked_layers(count),
                 parallelism,
                 sequences=size[0],
                 positions=size[1],
@@ -105,6 +105,7 @@ def _context(times: LayerTimes, networks: SiteNetworks, attention: Piece) -> Pie
         heads=model.num_attention_heads // layout.tensor,
         kv_heads=max(model.num_key_value_heads // layout.tensor, 1),
         head_dim=model.head_dim,
+        value_dim=model.v_head_dim,
         dtype=policy(layout.precision).compute_dtype,
         packed=True,
     )

@@ -152,16 +152,24 @@ class LayerTimes:
         """List the products of one layer's forward on one device."""
         model, layout = self.model, self.layout
         tokens, d, t = self.tokens, model.hidden_size, layout.tensor
-        queries = model.num_attention_heads * model.head_dim / t
+        heads = model.num_attention_heads / t
+        queries, values = heads * model.head_dim, heads * model.v_head_dim
         keys = max(model.num_key_value_heads / t, 1) * model.head_dim
-        if self.execution.fused_projections:
+        if model.has_latent_attention:
+            latent, of_head = model.kv_lora_rank, model.qk_nope_head_dim + model.v_head_dim
+            products = [
+                Product("latents", self.own_tokens, model.latent_width, d),
+                Product("qkv", tokens, queries, model.q_lora_rank),
+                Product("qkv", tokens, heads * of_head, latent),
+            ]
+        elif self.execution.fused_projections:
             products = [Product("qkv", tokens, queries + 2 * keys, d)]
         else:
             products = [
                 Product("qkv", tokens, queries, d),
                 Product("qkv", tokens, keys, d, 2, inputs=0),
             ]
-        products.append(Product("out", tokens, d, queries))
+        products.append(Product("out", tokens, d, values))
         if not model.is_moe:
             return products + self._feed_forward(tokens, model.intermediate_size / t)
         local = model.num_experts / layout.expert
@@ -229,7 +237,7 @@ class LayerTimes:
         model, layout, name = self.model, self.layout, self.site.accelerator.name
         heads = model.num_attention_heads / layout.tensor
         scores = layout.microbatch_size * heads * self.sequence_length**2 / layout.context
-        flops = 4 * scores * model.head_dim
+        flops = 2 * scores * (model.head_dim + model.v_head_dim)
         again = self.again("attention")
         if not self.execution.fused_attention:
             rate = self.rate(linear=False)
@@ -275,6 +283,8 @@ class LayerTimes:
         model, t = self.model, self.layout.tensor
         heads = model.num_attention_heads + 2 * max(model.num_key_value_heads, t)
         rotated = 2 * heads * model.head_dim / t if model.position_embedding_type == "rope" else 0
+        if model.has_latent_attention:  # queries and keys are put together, latents are normed
+            rotated = 4 * model.num_attention_heads * model.head_dim / t + 4 * model.latent_width
         width = model.intermediate_size / t
         if model.is_moe:
             width = model.moe_intermediate_size * model.num_experts_per_tok
@@ -330,6 +340,22 @@ class LayerTimes:
             weight=moved * numbers / self.bytes_per_second,
             bytes=moved * numbers,
         )
+
+    def dense_layers(self) -> Iterator[Piece]:
+        """Yield the work of the first dense layers: in the compute dtype, and all of it again."""
+        if not self.model.first_k_dense_replace:
+            return
+        precision = self.layout.precision
+        if policy(precision).recipe is not None:
+            precision = "bf16"
+        of_one = dataclasses.replace(
+            self,
+            model=self.model.model_copy(update={"num_experts": 0}),
+            layout=dataclasses.replace(self.layout, remat="full", precision=precision),
+            execution=dataclasses.replace(self.execution, recomputes=None),
+        )
+        for piece in of_one.layer():
+            yield piece.times(self.model.first_k_dense_replace)
 
     def embedding(self) -> Piece:
         """Time the look-up, which reads and writes rows, and its gradient, which adds to rows."""

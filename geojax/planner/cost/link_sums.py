@@ -126,7 +126,7 @@ def _islands_exposed(
     other one, and buckets follow each other on the link without waiting for an answer.
     """
     held = min(layout.memory_limit or layout.microbatches, layout.microbatches)
-    layers = model.num_hidden_layers
+    layers = model.num_stacked_layers
     together = math.ceil(layers / AUTO_CHUNKS)
     if layout.bucket_layers != "auto":
         together = layout.bucket_layers

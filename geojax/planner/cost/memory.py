@@ -25,7 +25,7 @@ import jax
 
 from geojax.models import ModelConfig
 from geojax.models.cross_entropy import chunk_plan
-from geojax.models.parameters import parameter_count, parameter_shapes
+from geojax.models.parameters import UNQUANTIZED, parameter_count, parameter_shapes
 from geojax.optim import OptimizerSettings, make_optimizer
 from geojax.pipeline.simulation.model_costs import layers_by_operations
 from geojax.planner.buckets import MEMORY_SHARE
@@ -106,7 +106,7 @@ def layout_memory(
     if zero >= 2:
         gradients = reduce * gradient_shard
     count = bucket_layers(model, layout, held.layer, device_bytes)
-    overlaps = not pipeline and _reduces_early(layout) and count < model.num_hidden_layers
+    overlaps = not pipeline and _reduces_early(layout) and count < model.num_stacked_layers
     if zero == 3 and layout.reshard_after_forward:
         weights = compute * (2 * held.layer + (0 if overlaps else held.tables + held.head))
         if layout.join == "islands":  # the shards that passes gather, in the compute dtype
@@ -122,7 +122,7 @@ def layout_memory(
     )
     communication = 0.0
     if overlaps:
-        buckets = model.num_hidden_layers / count
+        buckets = model.num_stacked_layers / count
         bucket = reduce * held.layer * count
         # The shards of the buckets that have arrived, all but those at work and on their way.
         arrived = max(0, 1 - 2 / buckets) + _has_error_feedback(layout)
@@ -149,7 +149,7 @@ def bucket_layers(
     if layout.bucket_layers != "auto":
         return layout.bucket_layers
     twice = 2 * policy(layout.precision).reduce_dtype.itemsize * layer_parameters
-    layers = model.num_hidden_layers
+    layers = model.num_stacked_layers
     room = MEMORY_SHARE * device_bytes
     fitting = [n for n in range(1, layers + 1) if layers % n == 0 and (n == 1 or n * twice <= room)]
     return fitting[-1]
@@ -204,14 +204,21 @@ def kept_bytes(model: ModelConfig, layout: Layout, sequence_length: int) -> floa
     own = stream / layout.tensor if layout.sequence_parallel else stream
     if layout.remat == "full":
         return own
-    query = tokens * model.num_attention_heads * model.head_dim * itemsize / layout.tensor
+    of_head = tokens * model.num_attention_heads * itemsize / layout.tensor
+    query, output = of_head * model.head_dim, of_head * model.v_head_dim
     kv_heads = max(model.num_key_value_heads / layout.tensor, 1)
     key_value = 2 * tokens * kv_heads * model.head_dim * itemsize
+    entering = stream
+    if model.has_latent_attention:
+        entering = tokens * model.latent_width * itemsize
+        # Without attention's residuals its product is kept, in which keys lack their shared part.
+        keys = model.head_dim if layout.remat == "none" else model.qk_nope_head_dim
+        key_value = of_head * (keys + model.v_head_dim) + entering * own / stream
     kept = 2 * own + query + key_value + _inner_bytes(model, layout, tokens)
     if layout.remat == "none":
         log_sums = tokens * model.num_attention_heads / layout.tensor * 4
-        gathered = 2 * stream if layout.sequence_parallel and layout.tensor > 1 else 0
-        kept += query + log_sums + gathered
+        gathered = stream + entering if layout.sequence_parallel and layout.tensor > 1 else 0
+        kept += output + log_sums + gathered
     return kept
 
 
@@ -226,7 +233,7 @@ class HeldParameters:
     expert_layers: float
     """Parameters of all experts of these layers."""
     tables: float
-    """Parameters of the embedding, which every stage holds."""
+    """Parameters of the embedding and of first dense layers, which every stage holds."""
     head: float
     """Parameters of the head; 0 where it is the embedding's."""
 
@@ -244,25 +251,32 @@ def held_parameters(model: ModelConfig, layout: Layout, sequence_length: int) ->
     experts = sizes.experts / (layout.expert * tensor)
     layer = sizes.replicated + sizes.sharded / tensor + sizes.key_value / shared_kv + experts
     table = math.ceil(model.vocab_size / tensor) * model.hidden_size
-    layers = model.num_hidden_layers
+    layers = model.num_stacked_layers
     if layout.pipeline_stages > 1:
         chunks = layout.pipeline_stages * layout.virtual_stages
         given = layout.layers or _balanced(model, sequence_length, chunks, layout.remat)
         layers = layout.virtual_stages * max(given)
     tied = model.tie_word_embeddings
     return HeldParameters(
-        layers, layer, layers * experts, table + sizes.positions, 0 if tied else table
+        layers,
+        layer,
+        layers * experts,
+        table + sizes.positions + sizes.dense_replicated + sizes.dense_sharded / tensor,
+        0 if tied else table,
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class _Sizes:
-    """Parameters of one layer by how they are sharded, and those of the table of positions."""
+    """Parameters of one layer by how they are sharded, and of the first dense layers together; and
+    those of the table of positions."""
 
     sharded: int
     key_value: int
     experts: int
     replicated: int
+    dense_sharded: int
+    dense_replicated: int
     positions: int
 
 
@@ -274,13 +288,19 @@ def _sizes(model: ModelConfig) -> _Sizes:
         names = [entry.key for entry in path]
         if names[0] == "experts":
             kind = "experts"
-        elif names[-1] != "kernel" or names[0] == "router":
+        elif names[-1] != "kernel" or names[-2] in UNQUANTIZED:
             kind = "replicated"
         else:
             kind = "key_value" if names[1] in ("key", "value") else "sharded"
         of_layer[kind] += math.prod(leaf.shape[1:])
+    dense = {"dense_sharded": 0, "dense_replicated": 0}
+    first = shapes["embedding"].get("dense_layers", {})
+    for path, leaf in jax.tree_util.tree_leaves_with_path(first):
+        shared = path[-1].key != "kernel" or path[-2].key in UNQUANTIZED
+        dense["dense_replicated" if shared else "dense_sharded"] += leaf.size
     positions = shapes["embedding"].get("positions", {})
-    return _Sizes(**of_layer, positions=sum(leaf.size for leaf in jax.tree.leaves(positions)))
+    count = sum(leaf.size for leaf in jax.tree.leaves(positions))
+    return _Sizes(**of_layer, **dense, positions=count)
 
 
 _balanced = functools.lru_cache(maxsize=1024)(layers_by_operations)

@@ -175,7 +175,7 @@ class StepWork:
 
         A layer's backward hides its gather first, then the scatter of the layer behind it.
         """
-        passes = plan.microbatches * self.model.num_hidden_layers
+        passes = plan.microbatches * self.model.num_stacked_layers
         both = gathers and plan.reshard_after_forward
         one = took / (passes * (2 if both else 1))
         if gathers:
@@ -193,7 +193,7 @@ class StepWork:
             parts = len(self.work.placement.chunks_of(0))
             layers = max(self.work.layers) * stages
         else:
-            parts, layers = self.model.num_hidden_layers, 1
+            parts, layers = self.model.num_stacked_layers, 1
         window = layers * (self.times.layer_forward if gathers else self.times.layer_backward)
         one = took / parts
         return one + (parts - 1) * max(0.0, one - window)

@@ -64,7 +64,7 @@ class Bounds:
         work = self._work(layout)
         if work is None:
             return None
-        layers, stages = self._request.model.num_hidden_layers, layout.pipeline_stages
+        layers, stages = self._request.model.num_stacked_layers, layout.pipeline_stages
         if stages == 1:
             return layout.microbatches * (layers * work.layer + work.ends)
         virtual = layout.virtual_stages

@@ -76,7 +76,7 @@ def shapes(request: PlanRequest, refused: Counter[str]) -> Iterator[Layout]:
             if sequences % size:
                 continue
             sized = dataclasses.replace(mesh, microbatch_size=size, microbatches=sequences // size)
-            found = orders(sized, request.model.num_hidden_layers)
+            found = orders(sized, request.model.num_stacked_layers)
             for order, precision in itertools.product(found, request.precisions):
                 yield dataclasses.replace(sized, precision=precision, **order._asdict())
 
@@ -108,7 +108,7 @@ def meshes(request: PlanRequest, refused: Counter[str]) -> Iterator[Layout]:
         stages_of_site = divisors(site.accelerators // shared)
         for stages, (role, join) in itertools.product(stages_of_site, _ways_to_join(request)):
             total = stages * (request.sites if role == "stage" else 1)
-            if total > model.num_hidden_layers:
+            if total > model.num_stacked_layers:
                 refused["layers"] += 1
                 continue
             if join == "islands" and role == "data" and stages > 1:

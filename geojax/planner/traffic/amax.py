@@ -32,6 +32,7 @@ from geojax.models.chunk.remat import Remat
 from geojax.models.feed_forward import operand_axes
 from geojax.models.parallel.parallelism import Parallelism
 from geojax.models.parallel.partition import is_row_parallel
+from geojax.models.parameters import UNQUANTIZED
 from geojax.planner.traffic.by_axes import (
     Axes,
     BytesByAxes,
@@ -108,7 +109,7 @@ def predicted_layer_amax_bytes(
     sizes = {"context": parallelism.context, "tensor": parallelism.tensor}
     for path, came_quantized in jax.tree.leaves_with_path(quantized):
         *blocks, owner, kind = (entry.key for entry in path)
-        if kind != "kernel" or owner == "router":
+        if kind != "kernel" or owner in UNQUANTIZED:
             continue
         numbers, own = 1, parallelism
         if "experts" in blocks:

@@ -79,4 +79,4 @@ def passes_of(plan: StepPlan) -> int:
 def layers_of_pass(model: ModelConfig, plan: StepPlan) -> int:
     """Count the layers of a pass: the model's; in a pipeline those of the longest chunk."""
     staged = plan.staged_layers
-    return staged.max_layers_per_chunk if staged else model.num_hidden_layers
+    return staged.max_layers_per_chunk if staged else model.num_stacked_layers

@@ -1,10 +1,10 @@
 """Predicted bytes of attention over `context`.
 
 With C ranks, and in each of them B sequences of S = T / C positions, N query heads and K kv heads
-of D dims in numbers of b bytes, w bytes (at least 4) where gradients are summed, and ids = 4 B S
-bytes of segment ids if sequences hold several documents:
+of D dims (and values of W dims) in numbers of b bytes, w bytes (at least 4) where gradients are
+summed, and ids = 4 B S bytes of segment ids if sequences hold several documents:
 
-    kv = 2 B S K D b      keys and values of a rank        qo = 2 B S N D b    queries and outputs
+    kv = B S K (D + W) b    keys and values of a rank    qo = B S N (D + W) b    queries, outputs
 
                 forward                                backward
     ring        (C - 1) (kv + ids)                     (C - 1) (kv + ids + kv w / b)
@@ -52,6 +52,7 @@ def predicted_context_bytes(
     heads: int,
     kv_heads: int,
     head_dim: int,
+    value_dim: int,
     dtype: Any,
     packed: bool,
 ) -> ContextBytes:
@@ -63,7 +64,8 @@ def predicted_context_bytes(
         sequence_length: positions of a whole sequence.
         heads: query heads of a device.
         kv_heads: kv heads of a device.
-        head_dim: dims of a head.
+        head_dim: dims of a head's query or key.
+        value_dim: dims of its value.
         dtype: dtype of query, key and value.
         packed: True if there are segment ids.
     """
@@ -72,7 +74,8 @@ def predicted_context_bytes(
     sums = jnp.promote_types(dtype, jnp.float32).itemsize
     positions = sequences * sequence_length // ranks
     ids = 4 * positions if packed else 0
-    keys = 2 * positions * kv_heads * head_dim
+    widths = head_dim + value_dim
+    keys = positions * kv_heads * widths
     if parallelism.context_method == "ring":
         hops = ranks - 1
         forward = hops * permute_bytes(keys * numbers + ids, ranks)
@@ -82,7 +85,7 @@ def predicted_context_bytes(
             all_gather_bytes(keys * numbers + ids, ranks),
             reduce_scatter_bytes(ranks * keys * sums, ranks),
         )
-    sent_keys = 2 * positions * sent_key_heads(kv_heads, ranks) * head_dim
-    queries = 2 * positions * heads * head_dim
+    sent_keys = positions * sent_key_heads(kv_heads, ranks) * widths
+    queries = positions * heads * widths
     exchanged = all_to_all_bytes((queries + sent_keys) * numbers, ranks)
     return ContextBytes(exchanged + all_gather_bytes(ids, ranks), exchanged)

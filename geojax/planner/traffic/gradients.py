@@ -35,7 +35,7 @@ def predicted_gradient_bytes(model: ModelConfig, layouts: Any, plan: StepPlan) -
         looped = plan.microbatches - (1 if plan.overlap_grad_reduce else 0)
         fills = 1 if looped else 0
         scatters = Fraction(
-            plan.microbatches * model.num_hidden_layers + fills, model.num_hidden_layers
+            plan.microbatches * model.num_stacked_layers + fills, model.num_stacked_layers
         )
         rest = plan.microbatches
     sent = _times(lambda leaves: _scatter(leaves, plan), layouts, layers=scatters, rest=rest)
@@ -44,7 +44,7 @@ def predicted_gradient_bytes(model: ModelConfig, layouts: Any, plan: StepPlan) -
             add(sent, _sum_shards(leaves, part, scattered=False))
     elif plan.overlap_grad_reduce:
         bucket, non_layer = _overlapped(layouts, plan)
-        for iteration in range(model.num_hidden_layers // plan.bucket_layers):
+        for iteration in range(model.num_stacked_layers // plan.bucket_layers):
             idle = int(iteration == 0)  # nothing has arrived yet: it gathers zeros
             add(sent, _sum_shards(bucket, plan.one_message, scattered=True, idle=idle))
         add(sent, _sum_shards(non_layer, plan, scattered=True))
@@ -110,7 +110,7 @@ def gradient_messages(model: ModelConfig, layouts: Any, plan: StepPlan) -> Gradi
     bucket, rest = _overlapped(layouts, plan)
     return GradientMessages(
         _messages(bucket, plan.one_message, scattered=True),
-        model.num_hidden_layers // plan.bucket_layers,
+        model.num_stacked_layers // plan.bucket_layers,
         _messages(rest, plan, scattered=True),
     )
 

@@ -47,6 +47,7 @@ from geojax.hlo.conventions import (
     permute_bytes,
 )
 from geojax.models import ModelConfig
+from geojax.models.parameters import is_score_bias
 from geojax.optim import SHARD_AXES, OptimizerSettings
 from geojax.planner.traffic.amax import predicted_amax_bytes
 from geojax.planner.traffic.by_axes import (
@@ -128,7 +129,7 @@ def _activations(model: ModelConfig, plan: StepPlan, sequences: int, length: int
     microbatch = _sequences_of_microbatch(sequences, plan)
     passes, layers = passes_of(plan), layers_of_pass(model, plan)
     split = plan.tick_program is not None and plan.tick_program.ticks.schedule.split_backward
-    model = model.model_copy(update={"num_hidden_layers": layers})
+    model = model.with_stacked_layers(layers)
     tensor = predicted_tensor_bytes(
         model,
         parallelism,
@@ -137,6 +138,7 @@ def _activations(model: ModelConfig, plan: StepPlan, sequences: int, length: int
         dtype=plan.policy.compute_dtype,
         remat=plan.remat,
         split_backward=split,
+        in_pipeline=plan.staged_layers is not None,
     )
     attention = predicted_context_bytes(
         parallelism,
@@ -145,11 +147,15 @@ def _activations(model: ModelConfig, plan: StepPlan, sequences: int, length: int
         heads=model.num_attention_heads // parallelism.tensor,
         kv_heads=max(model.num_key_value_heads // parallelism.tensor, 1),
         head_dim=model.head_dim,
+        value_dim=model.v_head_dim,
         dtype=plan.policy.compute_dtype,
         packed=True,
     )
     forwards = 1 if plan.remat == "none" else 2
-    context = model.num_hidden_layers * (forwards * attention.forward + attention.backward)
+    context = model.num_stacked_layers * (forwards * attention.forward + attention.backward)
+    if dense := model.first_k_dense_replace:
+        again = dense - 1 if plan.staged_layers is not None else 0
+        context += (2 * dense + again) * attention.forward + dense * attention.backward
     sent = no_bytes()
     sent[long_axes(("tensor",), plan)] += tensor * passes
     sent[long_axes(("context",), plan)] += context * passes
@@ -165,7 +171,7 @@ def _activations(model: ModelConfig, plan: StepPlan, sequences: int, length: int
         platform=platform_of(plan.mesh),
         split_backward=split,
     )
-    add(sent, moe, Fraction(model.num_hidden_layers * passes))
+    add(sent, moe, Fraction(model.num_stacked_layers * passes))
     # The gradient of the aux loss: each rank weighs its part of a sequence.
     wide = jnp.promote_types(plan.policy.compute_dtype, jnp.float32).itemsize
     weighed = all_reduce_bytes(microbatch * wide, parallelism.context)
@@ -215,7 +221,8 @@ def _norm(layouts: Any, plan: StepPlan) -> BytesByAxes:
     sent = no_bytes()
     shardings = {
         frozenset(plan.stage_axes).union(*(sharding.axes for sharding in leaf.dim_shardings))
-        for leaf in jax.tree.leaves(layouts)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(layouts)
+        if not is_score_bias(path)
     }
     for axes in shardings:
         add(sent, _sum_over(axes, plan.policy.reduce_dtype.itemsize, plan))

@@ -1,8 +1,9 @@
 """Predicted bytes of the model over `tensor`.
 
-With activations of S = sequences * positions * hidden size * itemsize bytes and t ranks, a *half*
-is the bytes that a reduce-scatter or an all-gather of them sends, (t - 1) / t * S, and an
-all-reduce is two halves. Forward and backward of a dense model of L layers send
+With activations of S = sequences * positions * width * itemsize bytes and t ranks, a *half* is the
+bytes that a reduce-scatter or an all-gather of them sends, (t - 1) / t * S, and an all-reduce is
+two halves. The width is the hidden size; what enters the first region of a layer with latent
+attention are its latents. Forward and backward of a dense model of L layers send
 
     each layer                          8 halves     copy to and reduce from the region, twice
     embedding                           2            reduce
@@ -22,11 +23,13 @@ again over sequence-parallel ranks: the cotangents of both regions' outputs, and
 their inputs. That adds 2 and 4.
 
 A mixture of experts takes the place of the second region; its bytes are in
-`geojax.planner.traffic.moe`. Gradients of weights that the ranks hold whole are not counted here.
+`geojax.planner.traffic.moe`. First dense layers run as with remat full, and a pipeline's backward
+begins with their forward once more, up to the input of the last one. Gradients of weights that the
+ranks hold whole are not counted here.
 """
 
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
@@ -36,20 +39,39 @@ from geojax.models.config import ModelConfig
 from geojax.models.cross_entropy import chunk_plan
 from geojax.models.parallel.parallelism import Parallelism
 
-_RUN_AGAIN: dict[tuple[Remat, bool], int] = {
-    ("none", False): 0,
-    ("none", True): 0,
-    ("selective", False): 0,
-    ("selective", True): 2,
-    ("full", False): 2,
-    ("full", True): 3,
-}
-"""Halves that the backward pass of a layer adds, by remat policy and sequence parallelism."""
+
+class Halves(NamedTuple):
+    """Halves that forward and backward of one layer send, by what travels."""
+
+    entering_attention: int = 0
+    """The input of the first region, or its latents."""
+    stream: int = 0
+    """The outputs of both regions, and the input of the second one."""
+
+    def plus(self, entering_attention: int, stream: int) -> "Halves":
+        """Return the sum of both and these."""
+        return Halves(self.entering_attention + entering_attention, self.stream + stream)
 
 
 def gathers_again(remat: Remat) -> int:
     """Count what the second half of a split backward gathers again of one region."""
     return 2 if remat == "full" else 1
+
+
+def layer_halves(
+    remat: Remat, *, sequence: bool, split_backward: bool = False, with_experts: bool = False
+) -> Halves:
+    """Count the halves of one layer, without those of its experts."""
+    halves = Halves(2, 2 if with_experts else 6)
+    second = 0 if with_experts else 1
+    if sequence and remat != "none":
+        halves = halves.plus(1, second)
+    if remat == "full":
+        halves = halves.plus(0, 1 if sequence else 2)
+    if split_backward and sequence:
+        again = 1 if remat == "full" else 0
+        halves = halves.plus(again, 1 + second * gathers_again(remat))
+    return halves
 
 
 def predicted_tensor_bytes(
@@ -61,6 +83,7 @@ def predicted_tensor_bytes(
     dtype: Any,
     remat: Remat = "none",
     split_backward: bool = False,
+    in_pipeline: bool = False,
 ) -> Fraction:
     """Predict the bytes over `tensor` in forward and backward of one microbatch.
 
@@ -72,18 +95,33 @@ def predicted_tensor_bytes(
         dtype: the compute dtype.
         remat: the rematerialization policy.
         split_backward: True where the gradients of weights come in a second half.
+        in_pipeline: True where the backward embeds once more.
     """
     ranks = parallelism.tensor
     if ranks == 1:
         return Fraction(0)
-    activations = sequences * positions * config.hidden_size * jnp.dtype(dtype).itemsize
-    of_layer = 8 + _RUN_AGAIN[remat, parallelism.sequence]
-    if split_backward and parallelism.sequence:
-        of_layer += gathers_again(remat) * (1 if config.is_moe else 2)
-    if config.is_moe:
-        of_layer -= 5 if parallelism.sequence and remat != "none" else 4
-    halves = config.num_hidden_layers * of_layer + 4
+    halves = layer_halves(
+        remat,
+        sequence=parallelism.sequence,
+        split_backward=split_backward,
+        with_experts=config.is_moe,
+    )
+    layers = config.num_stacked_layers
+    sent = Halves(layers * halves.entering_attention, layers * halves.stream + 4)
+    if dense := config.first_k_dense_replace:
+        full = layer_halves("full", sequence=parallelism.sequence)
+        sent = sent.plus(dense * full.entering_attention, dense * full.stream)
+        if in_pipeline:  # the embedding, and each layer but the last one
+            enters, once_more = (1, 3) if parallelism.sequence else (0, 4)
+            embedding = 1 if parallelism.sequence else 2
+            sent = sent.plus((dense - 1) * enters, (dense - 1) * once_more + embedding)
+    numbers = sequences * positions * jnp.dtype(dtype).itemsize
+    entering = config.hidden_size
+    if config.has_latent_attention:
+        entering = config.latent_width
+    regions = sent.entering_attention * reduce_scatter_bytes(numbers * entering, ranks)
+    regions += sent.stream * reduce_scatter_bytes(numbers * config.hidden_size, ranks)
     wide = jnp.promote_types(dtype, jnp.float32).itemsize
     chunks, tokens = chunk_plan(sequences * positions, -(-config.vocab_size // ranks), wide)
     loss = all_reduce_bytes(3 * wide * chunks * tokens, ranks)
-    return halves * reduce_scatter_bytes(activations, ranks) + loss
+    return regions + loss

@@ -50,7 +50,7 @@ def following_spans(
     model: ModelConfig, layouts: Any, plan: StepPlan
 ) -> Iterator[tuple[int, bool, Any]]:
     """Yield the number of layers of each span, if it follows the FP8 recipe, and its layouts."""
-    for count, matmul in plan.matmul.spans(model.num_hidden_layers):
+    for count, matmul in plan.matmul.spans(model.num_stacked_layers):
         span = jax.tree.map(lambda leaf, count=count: leaf.of_layers(count), layouts["layers"])
         yield count, matmul.recipe == plan.policy.recipe, span
 
@@ -59,7 +59,8 @@ def _across_sites(layouts: Any, plan: StepPlan) -> BytesByAxes:
     sent = no_bytes()
     for leaf in jax.tree.leaves(layouts):
         if shard_axes(leaf)[1]:
-            shard_bytes = math.prod(leaf.shard_shape) * plan.policy.compute_dtype.itemsize
+            dtype = leaf.gathered_dtype(plan.policy.compute_dtype)
+            shard_bytes = math.prod(leaf.shard_shape) * dtype.itemsize
             sent[long_axes(("dc",), plan)] += all_gather_bytes(shard_bytes, plan.mesh.shape["dc"])
     return sent
 
@@ -70,7 +71,8 @@ def _gather(layouts: Any, plan: StepPlan, *, follow: bool) -> BytesByAxes:
         axes, _ = shard_axes(leaf)
         if axes is None:
             continue
-        shard_bytes = math.prod(site_shape(leaf, plan)) * plan.policy.compute_dtype.itemsize
+        dtype = leaf.gathered_dtype(plan.policy.compute_dtype)
+        shard_bytes = math.prod(site_shape(leaf, plan)) * dtype.itemsize
         if follow and is_fp8_gathered(path, leaf, plan):
             assert plan.policy.recipe is not None, "a kernel that travels quantized needs a recipe"
             shard_bytes = _quantized_bytes(leaf, plan, plan.policy.recipe)

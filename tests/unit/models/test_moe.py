@@ -78,7 +78,7 @@ def _plain_row(own, x, segment_ids, config):
 def test_of_equal_logits_the_lower_numbers_win():
     config = moe_model(num_experts=5, num_experts_per_tok=3)
     logits = jnp.asarray([[1.0, 2, 1, 2, 1], [0, 0, 0, 0, 0], [-9, -9, 0, -9, -9]])
-    routing = route(jnp.eye(5), logits[None], config)
+    routing = route({"kernel": jnp.eye(5)}, logits[None], config)
     np.testing.assert_array_equal(routing.experts[0], [[1, 3, 0], [0, 1, 2], [2, 0, 1]])
     np.testing.assert_allclose(routing.gates[0, 1], 1 / 3, rtol=1e-6)
     np.testing.assert_allclose(routing.gates.sum(-1), 1, rtol=1e-6)
@@ -90,7 +90,7 @@ def test_the_router_is_wide_whatever_it_reads():
     kernel = jnp.asarray([[1.0, 1.0], [0.0, 1.0]], jnp.bfloat16)
     for normalized in (True, False):
         config = moe_model(num_experts=2, num_experts_per_tok=1, norm_topk_prob=normalized)
-        routing = route(kernel, x, config)
+        routing = route({"kernel": kernel}, x, config)
         assert routing.experts.item() == 1
         assert routing.gates.dtype == routing.probabilities.dtype == jnp.float32
     np.testing.assert_allclose(routing.gates.item(), 1 / (1 + np.exp(-(2.0**-12))), rtol=1e-6)
@@ -144,4 +144,10 @@ def test_published_counts():
     dense = 3 * 2048 * 10944  # of the first layer, as published
     assert parameter_count(deepseek) - experts + dense == 16_375_728_128
     assert active_parameter_count(deepseek) == pytest.approx(2.8e9, abs=0.05e9)
+    for preset, total, active in (
+        ("deepseek-v3-671b", 671_026_419_200, 37_552_297_472),
+        ("kimi-k2-1t", 1_026_408_232_448, 32_861_500_928),
+    ):
+        assert parameter_count(ModelConfig.load(preset)) == total
+        assert active_parameter_count(ModelConfig.load(preset)) == active
     assert active_parameter_count(ModelConfig.load("llama2-7b")) == 6_738_415_616

@@ -65,6 +65,37 @@ LAYOUTS = {
     ),
 }
 
+DEEPSEEK_LAYOUTS = {
+    "sites": (SITES, {"zero_stage": 1, "microbatches": 2}),
+    "tensor": ({"dc": 2, "data": 2, "tensor": 2}, {"remat": "selective"}),
+    "tensor, full": ({"dc": 2, "data": 2, "tensor": 2}, {"remat": "full", "zero_stage": 2}),
+    "sequence": ({"expert": 2, "data": 2, "tensor": 2}, {"sequence_parallel": True}),
+    "sequence, selective": (
+        {"dc": 2, "data": 2, "tensor": 2},
+        {"sequence_parallel": True, "remat": "selective", "zero_stage": 3},
+    ),
+    "sequence, full": (
+        {"dc": 2, "data": 2, "tensor": 2},
+        {"sequence_parallel": True, "remat": "full"},
+    ),
+    "ring": ({"dc": 2, "context": 2, "tensor": 2}, {"context_method": "ring"}),
+    "gathered keys": ({"dc": 2, "context": 2}, {"context_method": "all_gather"}),
+    "ulysses": ({"expert": 2, "context": 2}, {"context_method": "ulysses", "remat": "full"}),
+}
+
+
+@pytest.mark.parametrize("name", DEEPSEEK_LAYOUTS)
+def test_latents_and_first_dense_layers_send_what_the_formula_says(name):
+    axes, options = DEEPSEEK_LAYOUTS[name]
+    model = Draw("deepseek", "balanced", 8, 0.0, (), 1, ()).model()
+    model = model.replace(num_hidden_layers=4, first_k_dense_replace=2)
+    mesh = make_mesh(devices=jax.devices()[: math.prod(axes.values())], **axes)
+    # The router's bias stays wide; XLA for CPUs would widen everything.
+    written = "context" in axes
+    plan = StepPlan(mesh, policy("bf16" if written else "fp32"), bucket_bytes=4096, **options)
+    step, expected = lowered_step(model, plan, ROWS, SEQUENCE)
+    assert sent_bytes(step if written else step.compile(), plan.mesh) == expected
+
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_bytes_over_each_axis_are_those_of_the_formula(name):

@@ -53,6 +53,12 @@ CASES = {
         {"stage": 2, "tensor": 2},
         {"sequence_parallel": True, "remat": "full"},
     ),
+    "dense layers first, tensor": ("1f1b", THROUGH_SITES | {"tensor": 2}, {"dc_role": "stage"}),
+    "dense layers first, sequence": (
+        "zero_bubble_h1",
+        {"stage": 2, "context": 2, "tensor": 2},
+        {"sequence_parallel": True, "remat": "full", "context_method": "all_gather"},
+    ),
     "split backward, experts": (
         "zero_bubble_h2",
         {"stage": 2, "expert": 2, "tensor": 2},
@@ -89,7 +95,10 @@ def test_bytes_over_each_axis_are_those_of_the_formula(name):
     )
     mixture = "capacity" if "expert" in axes else "dense"
     model = Draw("llama", mixture, 2, 0.0, (), 1, ()).model()
-    model = model.model_copy(update={"num_hidden_layers": 2 * placement.chunks})
+    if name.startswith("dense layers first"):
+        model = Draw("deepseek", "balanced", 8, 0.0, (), 1, ()).model()
+        model = model.replace(first_k_dense_replace=2, num_hidden_layers=4)
+    model = model.with_stacked_layers(2 * placement.chunks)
     step, expected = lowered_step(model, plan, ROWS, SEQUENCE)
     predicted = predicted_step_bytes(model, plan, batch_shape(ROWS, SEQUENCE))
     for program in (step, step.compile()) if name in COMPILED else (step,):

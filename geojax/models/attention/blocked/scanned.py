@@ -130,7 +130,8 @@ def scanned_forward(
 
     wide = jnp.promote_types(query.dtype, jnp.float32)
     column = jnp.zeros((*queries.shape[:-1], 1), wide)
-    nothing = Sums(column + MASKED, column, jnp.zeros(queries.shape, wide))
+    output = jnp.zeros((*queries.shape[:-1], value.shape[-1]), wide)
+    nothing = Sums(column + MASKED, column, output)
     nothing = vary_over(nothing, varying_axes(query, key, value))
     output, log_sum_exp = finish(lax.fori_loop(0, walk.tiles, visit, nothing))
     return _join(output, 3), _join(log_sum_exp, 3)

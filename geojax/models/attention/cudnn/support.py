@@ -11,12 +11,13 @@ from geojax.runtime.platform import compute_capability
 
 # The version that jax's own test of the packed layout asks for.
 _LEAST_VERSION_FOR_PACKING = 90600
+_LEAST_VERSION_FOR_OTHER_VALUES = 91000
 _LARGEST_HEAD = 128
 _LARGEST_HEAD_ON_HOPPER = 256
 
 
 def unsupported_reason(
-    dtype: jnp.dtype, head_dim: int, *, packed: bool, softcap: bool
+    dtype: jnp.dtype, head_dim: int, value_dim: int, *, packed: bool, softcap: bool
 ) -> str | None:
     """Say why cuDNN cannot compute attention for such inputs; None: it can.
 
@@ -34,6 +35,11 @@ def unsupported_reason(
     largest = _LARGEST_HEAD_ON_HOPPER if hopper else _LARGEST_HEAD
     if head_dim % 8 or head_dim > largest:
         return f"a head must be a multiple of 8 dims and at most {largest}, and it is {head_dim}"
+    if value_dim != head_dim and (not hopper or version < _LEAST_VERSION_FOR_OTHER_VALUES):
+        return (
+            f"values of {value_dim} dims beside keys of {head_dim} need cuDNN 9.10 or later and "
+            f"compute capability 9.0 (Hopper) or later, and this is cuDNN {version}"
+        )
     if packed and not hopper:
         return "packed documents need compute capability 9.0 (Hopper) or later"
     if packed and version < _LEAST_VERSION_FOR_PACKING:

@@ -1,0 +1,47 @@
+"""Latent attention, first dense layers and balanced experts in a pipeline, and their bias in steps.
+
+Other layouts are among those drawn in `test_drawn_layouts`.
+"""
+
+import functools
+
+import jax
+import numpy as np
+from support.drawn_layouts import ROWS, SEQUENCE, Draw
+from support.equality import assert_equal_gradients, gradients_of_step
+from support.small_models import make_batch
+
+from geojax import make_mesh
+from geojax.models import init_parameters, loss_sum
+from geojax.pipeline import Placement, tick_table
+from geojax.pipeline.execution.tick_program import TickProgram
+from geojax.precision import policy
+from geojax.step.plan import StepPlan
+from geojax.step.stage_layers import StagedLayers
+
+MODEL = Draw("deepseek", "balanced", 8, 0.0, (), 1, ()).model()
+
+
+def test_a_pipeline_with_split_backwards_gives_the_gradients_of_one_device():
+    placement = Placement.linear(2)
+    table = tick_table("zero_bubble_h1", placement, 2, [1])
+    plan = StepPlan(
+        make_mesh(devices=jax.devices()[:4], stage=2, tensor=2),
+        policy("fp64"),
+        2,
+        sequence_parallel=True,
+        staged_layers=StagedLayers(placement, (1, 1)),
+        tick_program=TickProgram.of(table, branch_free=False),
+    )
+    with jax.enable_x64(True):
+        initial = functools.partial(init_parameters, MODEL, dtype=policy("fp64").master_dtype)
+        parameters = jax.jit(initial)(jax.random.key(1))
+        batch = make_batch(MODEL, rows=ROWS, sequence=SEQUENCE)
+        total = functools.partial(loss_sum, batch=batch, config=MODEL)
+        both = jax.jit(jax.value_and_grad(total, has_aux=True))
+        (loss, count), expected = both(parameters)
+        actual_loss, actual = gradients_of_step(MODEL, parameters, batch, None, plan)
+        assert abs(float(actual_loss) - float(loss / count)) <= 1e-10 * abs(float(loss / count))
+        assert_equal_gradients(
+            actual, jax.tree.map(lambda leaf: np.asarray(leaf / count), expected), 1e-10
+        )
