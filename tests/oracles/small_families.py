@@ -1,6 +1,7 @@
 """A small random model of each family: sizes that do not divide, grouped heads, tied and not."""
 
 from transformers import (
+    DeepseekV3Config,
     GPT2Config,
     LlamaConfig,
     MinistralConfig,
@@ -25,6 +26,7 @@ _SIZES = {
     "eos_token_id": 1,
     "pad_token_id": None,
 }
+_LATENT = {"q_lora_rank": 14, "kv_lora_rank": 10, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4}
 _GPT2_SIZES = {
     "n_layer": 2,
     "n_embd": 24,
@@ -105,6 +107,21 @@ FAMILIES = {
     "mixtral": (
         MixtralConfig(**_SIZES, num_local_experts=4, router_aux_loss_coef=0.0),
         _USUAL | {"TopKRouter.forward"},
+    ),
+    "deepseek-v3": (
+        DeepseekV3Config(
+            **_SIZES | _LATENT | {"num_hidden_layers": 4, "num_key_value_heads": 4},
+            v_head_dim=5,
+            first_k_dense_replace=2,
+            n_routed_experts=12,
+            num_experts_per_tok=3,
+            n_group=4,
+            topk_group=2,
+            moe_intermediate_size=16,
+            num_mtp_layers=0,
+            rope_parameters=_YARN | {"mscale": 0.9, "mscale_all_dim": 0.7},
+        ),
+        _SCALED | {"_compute_yarn_parameters", "TopkRouter.forward"},
     ),
     "nemotron": (NemotronConfig(**_SIZES, head_dim=8), _ROTARY),
     "gpt2": (GPT2Config(**_GPT2_SIZES, **_NO_DROPOUT), set()),

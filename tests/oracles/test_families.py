@@ -50,20 +50,43 @@ def oracle(request, tmp_path_factory):
         theirs = AutoModelForCausalLM.from_config(
             config, attn_implementation="eager", experts_implementation="eager"
         )
-        for parameter in theirs.parameters():  # scales and biases are not 1 and 0 either
+        biases = dict(score_biases(theirs))
+        for parameter in (*theirs.parameters(), *biases.values()):  # not 1 and 0 either
             parameter.data += 0.1 * torch.randn(parameter.shape)
         theirs.save_pretrained(folder / "weights")
         model = ModelConfig(**read_model_fields(folder / "weights"))
         batch = make_batch(model, rows=8, sequence=12)
         tensors = {key: torch.from_numpy(leaf) for key, leaf in batch.items()}
+        choices = choices_of_routers(theirs)
         found, loss = packed_logits_and_loss(theirs, tensors)
     prefix = type(theirs).__name__.removesuffix("ForCausalLM")
     assert {place.removeprefix(prefix) for place in lifted.places} == casts
     loss.backward()
     for parameter in theirs.parameters():
         parameter.data = parameter.grad
+    real = tensors["segment_ids"].flatten() != 0
+    for name, bias in biases.items():  # ours: the excess of each expert's choices
+        counts = torch.bincount(choices[name][real].flatten(), minlength=len(bias))
+        bias.data = (len(bias) * counts - counts.sum()) / tensors["loss_mask"].double().sum()
     theirs.save_pretrained(folder / "gradients")
     return Oracle(folder, model, batch, found.detach().numpy(), loss.item())
+
+
+def score_biases(model):
+    """The biases of the routers of DeepSeek-V3, which are no parameters, by their module's name."""
+    for name, module in model.named_modules():
+        if hasattr(module, "e_score_correction_bias"):
+            yield name, module.e_score_correction_bias
+
+
+def choices_of_routers(model):
+    """The experts of every token, by the router's name, once the model has run."""
+    choices = {}
+    for name, _ in score_biases(model):
+        model.get_submodule(name).register_forward_hook(
+            lambda _, inputs, outputs, name=name: choices.update({name: outputs[2]})
+        )
+    return choices
 
 
 def plan_on(axes, zero_stage=1):

@@ -165,6 +165,11 @@ class Family:
 
     def _refuse_others(self, content: Mapping[str, Any], source: str) -> None:
         """Refuse keys that may change the logits in a way that is not carried."""
+        if content.get("quantization_config"):
+            raise UserError(
+                f"{source}: quantized weights (quantization_config) are not carried; convert the "
+                "checkpoint to bfloat16"
+            )
         for key, carried in self.fixed.items():
             given = content.get(key, "its default" if key in self.required_keys else carried)
             if given is not None and given != carried:

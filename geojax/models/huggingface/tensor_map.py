@@ -63,7 +63,10 @@ class TensorMap:
         }
         for rule in family.tensors:
             if rule.leaves[0] in shapes:
-                self._apply(rule, [shapes[leaf] for leaf in rule.leaves])
+                # The first dense layers are a stack of their own.
+                is_later = rule.leaves[0].startswith("layers.")
+                first = model.first_k_dense_replace if is_later else 0
+                self._apply(rule, [shapes[leaf] for leaf in rule.leaves], first)
         lacking = shapes.keys() - self.stacked_dims.keys()
         assert not lacking, f"the table of {family.model_type} lacks {sorted(lacking)}"
 
@@ -71,7 +74,7 @@ class TensorMap:
         """Return where the part `stack` of a leaf lies; `stack` is () for a leaf without layers."""
         return self._locations[leaf, stack]
 
-    def _apply(self, rule: TensorRule, shapes: Sequence[tuple[int, ...]]) -> None:
+    def _apply(self, rule: TensorRule, shapes: Sequence[tuple[int, ...]], first_layer: int) -> None:
         stacked = ("{layer}" in rule.name) + ("{expert}" in rule.name)
         parts = [shape[stacked:] for shape in shapes]
         widths = [part[-1] for part in parts]
@@ -79,7 +82,8 @@ class TensorMap:
         self.parts |= dict(zip(rule.leaves, parts, strict=True))
         whole = (*parts[0][:-1], sum(widths))
         for stack in np.ndindex(shapes[0][:stacked]):
-            name = rule.name.format(**dict(zip(("layer", "expert"), stack, strict=False)))
+            numbers = [first_layer + stack[0], *stack[1:]] if stack else []
+            name = rule.name.format(**dict(zip(("layer", "expert"), numbers, strict=False)))
             tensor = Tensor(name, whole[::-1] if rule.transposed else whole, rule, stack)
             self.tensors[name] = tensor
             for index, leaf in enumerate(rule.leaves):

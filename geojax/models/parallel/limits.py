@@ -55,9 +55,12 @@ def _unshared(config: ModelConfig, ranks: int) -> str | None:
         return f"num_attention_heads {heads} is not a multiple of it"
     if kv_heads % ranks and ranks % kv_heads:
         return f"num_key_value_heads {kv_heads} is neither a multiple nor a divisor of it"
-    width = "moe_intermediate_size" if config.is_moe else "intermediate_size"
-    if (size := getattr(config, width)) % ranks:
-        return f"{width} {size} is not a multiple of it"
+    widths = ["moe_intermediate_size"] if config.is_moe else []
+    if not config.is_moe or config.first_k_dense_replace:
+        widths.append("intermediate_size")
+    for width in widths:
+        if (size := getattr(config, width)) % ranks:
+            return f"{width} {size} is not a multiple of it"
     return None
 
 

@@ -1,5 +1,6 @@
 """The families of Hugging Face models that geojax reads and writes, one file each."""
 
+from geojax.models.huggingface.families.deepseek_v3 import DEEPSEEK_V3, KIMI_K2
 from geojax.models.huggingface.families.gpt2 import GPT2
 from geojax.models.huggingface.families.llama import LLAMA
 from geojax.models.huggingface.families.mistral import MINISTRAL, MISTRAL
@@ -17,6 +18,8 @@ FAMILIES: tuple[Family, ...] = (
     MINISTRAL,
     MIXTRAL,
     QWEN3_MOE,
+    DEEPSEEK_V3,
+    KIMI_K2,
     NEMOTRON,
     GPT2,
 )
