@@ -181,8 +181,8 @@ SOURCES = "--data.sources=[{name: wiki, prepared: data/wiki}]"
             "sources.0.wieght: unknown key; did you mean 'weight'",
         ),
         (
-            ("--mesh.dc=2", "--dc.role=stage", "--batch.microbatches=65536"),
-            "2 chunks x 65536 microbatches is more than the 65,536 that a schedule is made for",
+            ("--mesh.dc=2", "--dc.role=stage", "--batch.microbatches=1048576"),
+            "2 chunks x 1048576 microbatches is more than the 1,048,576 that a schedule is made",
         ),
     ],
 )
