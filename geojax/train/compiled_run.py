@@ -43,7 +43,7 @@ from geojax.train.config import MeshSettings, RunConfig, ZeroSettings
 from geojax.train.fp8_settings import policy_of
 from geojax.train.link_plan import link_lines, with_buckets
 from geojax.train.pipeline_plan import staged_layers, tick_program, within_memory
-from geojax.train.pipeline_settings import PipelineSettings
+from geojax.train.pipeline_settings import DcSettings, PipelineSettings
 from geojax.train.report import mesh_line
 from geojax.train.sample import gather_full_params, unsampled_reason
 from geojax.train.trainer import Batch, TrainerFacts
@@ -100,6 +100,7 @@ def plan_without_pipeline(config: RunConfig, mesh: Mesh) -> StepPlan:
     """
     changes = {
         "mesh": MeshSettings(**dict(mesh.shape)),
+        "dc": DcSettings(),  # sites as stages would be a pipeline too
         "pipeline": PipelineSettings(),
         "zero": ZeroSettings(stage=0),
     }

@@ -8,10 +8,11 @@ import yaml
 
 from geojax.cli.main import run
 from geojax.errors import UserError
-from geojax.mesh import make_mesh
+from geojax.mesh import AXES, make_mesh
 from geojax.pipeline.schedule import Placement
 from geojax.pipeline.simulation.stage_times import PieceTimes, StageTimes
 from geojax.pipeline.simulation.staged_model import StagedModel
+from geojax.planner.abstract_mesh import abstract_mesh
 from geojax.probe import stages
 from geojax.probe.context import ProbeContext
 from geojax.probe.stages import measured_stages, stage_mesh
@@ -59,6 +60,16 @@ def test_every_piece_takes_its_time(config, times):
         assert site.layer_whole_backward > 0
         assert site.head.forward > 0
         assert site.embedding.backward == 0
+
+
+def test_sites_that_are_stages_have_no_pipeline_while_pieces_are_measured():
+    config = RunConfig.load(QUICKSTART, [*SMALL, *LAYOUT, "--dc.role", "stage"])
+    assert config.pipeline_stages == 4
+    plan = plan_without_pipeline(
+        config, abstract_mesh(dict.fromkeys(AXES, 1) | {"dc": 2, "tensor": 2})
+    )
+    assert plan.staged_layers is None
+    assert plan.dc_role == "data"
 
 
 def test_the_simulator_computes_with_them(config, times, tmp_path):
