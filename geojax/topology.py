@@ -62,6 +62,24 @@ class SiteLink(Link):
         return Link(round_trip_seconds=self.round_trip_seconds, bytes_per_second=bandwidth)
 
 
+class SharedCores(Settings):
+    """Times of devices that are simulated on a few cores, which messages between sites need too."""
+
+    devices_per_core: float = pydantic.Field(gt=0, le=2**16)
+    """Number of devices that take turns on a core."""
+    update_seconds_per_number: float = pydantic.Field(ge=0, le=1)
+    """Time in which all devices of a site update a number of their state each (Adam)."""
+    message_seconds: Seconds
+    """Time of the shortest message over sites in one program."""
+    message_bytes_per_second: BytesPerSecond
+    """Bandwidth of each device in long messages of one program, all devices of a site at once."""
+    processor_seconds_per_byte: float = pydantic.Field(ge=0, le=1)
+    """Processor time in which a device sends a byte to another site and receives one."""
+    encode_seconds_per_number: dict[str, Annotated[float, pydantic.Field(ge=0, le=1)]]
+    """Time in which all devices of a site encode a number each and decode and add the sites', by
+    the wire format ("none", "bf16", "int8")."""
+
+
 def _from_catalog(value: Any) -> Any:
     return accelerator_named(value) if isinstance(value, str) else value
 
@@ -83,6 +101,8 @@ class Site(Settings):
     between_hosts: Link | None = None
     """Network from one accelerator to those of the site's other hosts (its share of the host's
     network cards)."""
+    shared_cores: SharedCores | None = None
+    """Times of simulated devices that share cores, as `geojax probe` measures them."""
     processes: tuple[Annotated[int, pydantic.Field(ge=0, lt=2**20)], ...] = ()
     """Indices of the JAX processes that run here, host by host. Empty if not known yet; processes
     then fill the sites in the order of their indices."""

@@ -5,6 +5,7 @@ from typing import Literal
 from geojax.accelerators import Precision
 from geojax.pipeline.simulation.stage_times import StageTimes
 from geojax.settings import Settings
+from geojax.topology import SharedCores
 
 Verdict = Literal["ok", "warn", "slow"]
 """Verdict on a measurement: slow is far below the others or the topology; warn means that it works
@@ -114,6 +115,8 @@ class Figures(Settings):
     networks: tuple[NetworkFigures, ...] = ()
     links: tuple[LinkFigures, ...] = ()
     hosts: tuple[HostFigures, ...] = ()
+    shared_cores: SharedCores | None = None
+    """Times of simulated devices that share cores."""
     stage_times: StageTimes | None = None
     flagged: tuple[str, ...] = ()
     """Findings of what is slow, a sentence each."""

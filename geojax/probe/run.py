@@ -16,6 +16,7 @@ from geojax.probe.hosts import read_hosts
 from geojax.probe.links import measured_links
 from geojax.probe.networks import measured_networks
 from geojax.probe.outliers import slow_ones
+from geojax.probe.shared_cores import measured_shared_cores
 from geojax.probe.streams import own_address
 from geojax.probe.topology_file import measured_topology
 from geojax.topology import Topology
@@ -65,7 +66,9 @@ def probe(
         links = measured_links(context, coordinator, streams)
         hosts = min(site.hosts for site in context.topology.sites)
         judged = tuple(judged_links(links, described_by, hosts))
-        figures = figures.model_copy(update={"links": judged})
+        figures = figures.model_copy(
+            update={"links": judged, "shared_cores": measured_shared_cores(context)}
+        )
     if "hosts" in checks:
         crossed = None
         if coordinator is not None and not _is_loopback(coordinator):

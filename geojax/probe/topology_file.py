@@ -78,6 +78,7 @@ def _site(site: Site, figures: Figures) -> Site:
         networks = [n for n in figures.networks if (n.site, n.scope) == (site.name, scope)]
         if gathers and networks:
             changes[field] = _network(gathers[0], networks[0])
+    changes["shared_cores"] = figures.shared_cores or site.shared_cores
     return site.model_copy(update=changes)
 
 
@@ -117,6 +118,8 @@ def _site_content(site: Site) -> dict[str, Any]:
         network = getattr(site, field)
         if network is not None:
             content[field] = _link_content(network, "B/s")
+    if site.shared_cores is not None:
+        content["shared_cores"] = site.shared_cores.model_dump()
     return content
 
 

@@ -14,6 +14,7 @@ from geojax.models import ModelConfig
 from geojax.planner.buckets import CHOSEN, LinkShare, StepTimes, choose_buckets, link_share
 from geojax.planner.cost.layout import Layout
 from geojax.planner.cost.prediction import Term
+from geojax.planner.cost.shared_cores import CoreCosts
 from geojax.planner.traffic.gradients import GradientMessages, gradient_messages
 from geojax.step.plan import StepPlan
 from geojax.topology import Topology
@@ -43,9 +44,7 @@ class LinkSums(NamedTuple):
     @property
     def term(self) -> Term:
         """The sums as a part of the step."""
-        early = [each.bytes for each in self.messages.early]
-        overlapped = [*self.messages.of_bucket * self.messages.iterations, *early]
-        took = sum(map(self.link.seconds, (*overlapped, *self.messages.after_backward)))
+        took = sum(map(self.link.seconds, self.messages.each))
         return Term(
             "gradients between sites",
             max(took, self.exposed_seconds),
@@ -80,11 +79,14 @@ def link_sums(
         UserError: the topology lacks a link.
     """
     link = _slowest(layout, topology)
+    shared = topology.sites[0].shared_cores
+    cores = CoreCosts(shared, layout, link.bytes_per_second) if shared else None
     if layout.join == "islands":
         messages = gradient_messages(model, layouts, plan)
-        return LinkSums(
-            plan, link, messages, _islands_exposed(model, layout, messages, link, times)
-        )
+        exposed = _islands_exposed(model, layout, messages, link, times)
+        if cores is not None:
+            exposed += cores.island_sums_seconds(messages.bytes)
+        return LinkSums(plan, link, messages, exposed)
     memory = [site.accelerator.memory_bytes for site in topology.sites]
     choice = choose_buckets(
         model,
@@ -94,7 +96,10 @@ def link_sums(
         min((int(size) for size in memory if size), default=None),
         [name for name in CHOSEN if getattr(layout, name) == "auto"],
     )
-    return LinkSums(choice.plan, link, choice.exposure.messages, choice.exposure.seconds)
+    messages, exposed = choice.exposure.messages, choice.exposure.seconds
+    if cores is not None:
+        exposed = cores.sums_seconds(messages.each)
+    return LinkSums(choice.plan, link, messages, exposed)
 
 
 def _slowest(layout: Layout, topology: Topology) -> LinkShare:

@@ -1,11 +1,13 @@
 """Predict the time of a training step of a layout, without making its program."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator, Sequence
 
 from geojax.models import ModelConfig, model_flops
 from geojax.pipeline.registry import schedule_entry
+from geojax.planner.buckets import link_share
 from geojax.planner.cost.calibration import GEOJAX, RELATIVE_ERROR, Calibration, Execution
 from geojax.planner.cost.chunks import ChunkWork, SitePieces, chunk_work, site_pieces
 from geojax.planner.cost.layout import Layout
@@ -14,6 +16,7 @@ from geojax.planner.cost.memory import layout_memory
 from geojax.planner.cost.pipeline import PipelineTime, pipeline_time
 from geojax.planner.cost.prediction import LinkUse, Prediction, Term
 from geojax.planner.cost.reduction import Reduction, StepWork
+from geojax.planner.cost.shared_cores import CoreCosts
 from geojax.precision import policy
 from geojax.topology import Topology
 
@@ -75,6 +78,9 @@ def predict(
     reduced = step_work.reduction()
     terms = list(slowest.terms)
     terms += reduced.terms
+    cores = topology.sites[0].shared_cores
+    if cores is not None and layout.dc > 1:
+        terms.append(CoreCosts(cores, layout).short_sums)
     step = sum(term.exposed_seconds for term in terms)
     return Prediction(
         step_seconds=step,
@@ -118,17 +124,38 @@ def _iteration(
     busiest = sum(term.exposed_seconds for term in terms)
     seconds, hops = busiest, 0.0
     if layout.pipeline_stages > 1:
-        lock_step = execution.lock_step and layout.join == "one_program"
-        time = pipeline_time(
-            layout,
-            work.placement,
-            work.costs,
-            lock_step=lock_step,
-            late_receives=execution.late_receives,
-        )
+        time = _pipeline_time(layout, topology, sites, work, execution)
         terms += _pipeline_terms(layout, sites, work, time, busiest)
         seconds, hops = time.seconds, time.link_messages
     return _Iteration(layout, sites, work, tuple(terms), seconds, seconds - busiest, hops)
+
+
+def _pipeline_time(
+    layout: Layout,
+    topology: Topology,
+    sites: Sequence[SitePieces],
+    work: ChunkWork,
+    execution: Execution,
+) -> PipelineTime:
+    run = functools.partial(
+        pipeline_time,
+        layout,
+        work.placement,
+        lock_step=execution.lock_step and layout.join == "one_program",
+        late_receives=execution.late_receives,
+    )
+    cores, link = topology.sites[0].shared_cores, None
+    if cores is not None and layout.dc_role == "stage":
+        link = link_share(topology, layout.devices_per_stage)
+    if cores is None or link is None:
+        return run(work.costs)
+    costs = CoreCosts(cores, layout, link.bytes_per_second)
+    hop_bytes = sites[0].hop[0].bytes / 2
+    if layout.join == "islands":
+        return run(costs.with_hops(work.costs, hop_bytes))
+    made = run(work.costs)
+    exposed = made.link_messages * costs.message_seconds(hop_bytes)
+    return made._replace(seconds=made.inside_sites + exposed)
 
 
 def _compute_terms(layout: Layout, work: ChunkWork) -> Iterator[Term]:

@@ -208,10 +208,14 @@ def _update(layouts: Any, networks: SiteNetworks) -> Term:
     numbers = sum(math.prod(leaf.shard_shape) for leaf in jax.tree.leaves(layouts))
     rate = networks.site.accelerator.memory_bytes_per_second or math.inf
     took = 34 * numbers / (rate * networks.calibration.memory(networks.site.accelerator))
+    source = "34 bytes a number of the state's shard over the memory's bandwidth (Adam)"
+    if networks.site.shared_cores is not None:
+        took = numbers * networks.site.shared_cores.update_seconds_per_number
+        source = "measured time of a number on all devices at once (geojax.probe.shared_cores)"
     return Term(
         "optimizer",
         took,
         took,
-        "34 bytes a number of the state's shard over the memory's bandwidth (Adam)",
+        source,
         34 * numbers,
     )

@@ -76,22 +76,25 @@ class GradientMessages:
     """The parts that leave before the end in a pipeline with `overlap_grad_reduce`."""
 
     @property
+    def each(self) -> tuple[float, ...]:
+        """The bytes of every message of a step."""
+        early = (message.bytes for message in self.early)
+        return (*self.of_bucket * self.iterations, *early, *self.after_backward)
+
+    @property
     def count(self) -> int:
         """The number of messages of a step."""
-        overlapped = len(self.of_bucket) * self.iterations + len(self.early)
-        return overlapped + len(self.after_backward)
+        return len(self.each)
 
     @property
     def bytes(self) -> float:
         """The bytes of all messages of a step."""
-        overlapped = sum(self.of_bucket) * self.iterations + sum(each.bytes for each in self.early)
-        return overlapped + sum(self.after_backward)
+        return sum(self.each)
 
     @property
     def longest(self) -> float:
         """The bytes of the longest message."""
-        early = (each.bytes for each in self.early)
-        return max((*self.of_bucket, *self.after_backward, *early), default=0.0)
+        return max(self.each, default=0.0)
 
 
 def gradient_messages(model: ModelConfig, layouts: Any, plan: StepPlan) -> GradientMessages:

@@ -1,6 +1,6 @@
 from geojax.probe import Figures, measured_topology, save_topology
 from geojax.probe.figures import CollectiveFigures, DeviceFigures, LinkFigures, NetworkFigures
-from geojax.topology import Process, Topology
+from geojax.topology import Process, SharedCores, Topology
 
 
 def device(site, number, flops):
@@ -25,6 +25,16 @@ def link(source, target, rate):
     )
 
 
+CORES = SharedCores(
+    devices_per_core=4,
+    update_seconds_per_number=3e-8,
+    message_seconds=0.022,
+    message_bytes_per_second=3e7,
+    processor_seconds_per_byte=1.5e-9,
+    encode_seconds_per_number={"none": 1e-9, "bf16": 3e-9, "int8": 2.5e-8},
+)
+
+
 def figures(**changes):
     gather = CollectiveFigures(
         site="east",
@@ -41,6 +51,7 @@ def figures(**changes):
         "collectives": (gather,),
         "networks": (network,),
         "links": (link("east", "west", 1.2e8), link("west", "east", 9e7)),
+        "shared_cores": CORES,
     }
     return Figures(**(content | changes))
 
@@ -71,6 +82,7 @@ def test_what_was_measured_is_what_a_topology_file_says(tmp_path):
     assert east.inside_host.bytes_per_second == 3e9
     assert east.inside_host.round_trip_seconds == 4e-6
     assert west.inside_host is None
+    assert east.shared_cores == west.shared_cores == CORES
     there, back = read.link("east", "west"), read.link("west", "east")
     assert there.round_trip_seconds == back.round_trip_seconds == 0.0213
     assert (there.bytes_per_second, back.bytes_per_second) == (1.2e8, 9e7)

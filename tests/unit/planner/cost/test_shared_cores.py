@@ -1,0 +1,89 @@
+"""Messages between sites of simulated devices, whose cores compute as well."""
+
+import dataclasses
+
+import pytest
+
+from geojax.accelerators import Accelerator
+from geojax.models import ModelConfig
+from geojax.planner.cost.calibration import MEASURED
+from geojax.planner.cost.layout import Layout
+from geojax.planner.cost.predict import predict
+from geojax.topology import SharedCores, Topology
+
+MODEL = ModelConfig.load("tiny")
+CORES = SharedCores(
+    devices_per_core=4,
+    update_seconds_per_number=3e-8,
+    message_seconds=0.02,
+    message_bytes_per_second=10e6,
+    processor_seconds_per_byte=2e-9,
+    encode_seconds_per_number={"none": 1e-9, "bf16": 3e-9, "int8": 30e-9},
+)
+DATA = Layout(dc=2, data=4, microbatches=2, precision="fp32", bucket_bytes=2**30)
+STAGE = Layout(dc=2, dc_role="stage", pipeline_stages=2, data=4, microbatches=8, precision="fp32")
+
+
+def topology(cores):
+    accelerator = Accelerator(
+        name="core", peak_flops_per_second={"float32": 1e11}, memory_bytes_per_second=1e10
+    )
+    site = {"hosts": 1, "accelerators_per_host": 4, "accelerator": accelerator}
+    link = {"sites": ["a", "b"], "round_trip_seconds": "20ms", "bytes_per_second": "1Gbit/s"}
+    sites = [{"name": name, "shared_cores": cores, **site} for name in "ab"]
+    return Topology.model_validate({"sites": sites, "links": [link]})
+
+
+def step(layout, cores=CORES, **changes):
+    layout = dataclasses.replace(layout, **changes)
+    sites = topology(cores)
+    return predict(MODEL, layout, sites, sequence_length=256, calibration=MEASURED)
+
+
+def sums(layout, cores=CORES, **changes):
+    return step(layout, cores, **changes).term("gradients between sites")
+
+
+def test_one_program_exposes_every_message_and_the_work_of_its_format():
+    made = sums(DATA)
+    numbers = made.bytes / 4
+    assert made.exposed_seconds == pytest.approx(
+        made.messages * 0.02 + made.bytes / 10e6 + numbers * 1e-9
+    )
+    compressed = sums(DATA, gradient_compression="int8")
+    assert compressed.exposed_seconds == pytest.approx(
+        compressed.messages * 0.02 + compressed.bytes / 10e6 + numbers * 30e-9, rel=1e-3
+    )
+
+
+def test_a_link_slower_than_what_was_reached_sets_the_rate():
+    fast = CORES.model_copy(update={"message_bytes_per_second": 1e12})
+    made = sums(DATA, fast)
+    share = 125e6 / 4
+    assert made.exposed_seconds == pytest.approx(
+        made.messages * 0.02 + made.bytes / share + made.bytes / 4 * 1e-9
+    )
+
+
+def test_islands_pay_each_byte_with_time_of_the_core():
+    free = CORES.model_copy(
+        update={"processor_seconds_per_byte": 0.0, "encode_seconds_per_number": {"none": 0.0}}
+    )
+    paid, unpaid = (sums(DATA, cores, join="islands") for cores in (CORES, free))
+    assert paid.exposed_seconds - unpaid.exposed_seconds == pytest.approx(
+        4 * paid.bytes * 2e-9 + paid.bytes / 4 * 1e-9
+    )
+
+
+def test_hops_of_one_program_wait_one_after_the_other():
+    made = step(STAGE, schedule="branch_free").term("hops between sites")
+    message = 256 * MODEL.hidden_size * 4
+    assert made.exposed_seconds == pytest.approx(made.messages * (0.02 + message / 10e6))
+    apart = step(STAGE, schedule="1f1b", join="islands").term("hops between sites")
+    assert apart.exposed_seconds < made.exposed_seconds
+
+
+def test_devices_take_turns_in_the_update():
+    alone, together = (step(DATA, cores).term("optimizer") for cores in (None, CORES))
+    assert together.bytes == alone.bytes
+    assert together.seconds == pytest.approx(together.bytes / 34 * 3e-8)
