@@ -26,6 +26,8 @@ class Contestant:
     """Whether it takes part in a quick run."""
     repeats: int = 1
     """How often a step trains on the batch, one microbatch each time."""
+    devices: int = 1
+    """CPU devices of each process."""
     formula_bytes: float | None = None
     """What a step sends over the link, both directions together; None: its side says it of the
     program that it compiled."""

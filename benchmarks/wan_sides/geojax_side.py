@@ -63,9 +63,10 @@ def bytes_over_link(program: CompiledRun) -> float:
     # Each pair of a permute is one message; an idle stage's is sent too.
     stream = 4 * (ROWS // MICROBATCHES) * SEQUENCE * MODEL["hidden_size"]
     messages = sum(
-        segment.count * len(ticks.channels[number].pairs)
+        len(ticks.channels[number].pairs)
         for segment in ticks.segments
-        for number in segment.channels
+        for _, form in segment.ticks()
+        for number in form.channels
     )
     return stream * messages
 

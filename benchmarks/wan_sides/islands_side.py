@@ -54,11 +54,11 @@ class Watched:
         return [each.result() for each in self._noted]
 
 
-def topology_file(link: dict[str, Any]) -> str:
+def topology_file(link: dict[str, Any], devices: int) -> str:
     """A file that describes the sites and their link, by which orders of work are chosen."""
     site = {
         "hosts": 1,
-        "accelerators_per_host": 1,
+        "accelerators_per_host": devices,
         "accelerator": {
             "name": "core",
             "peak_flops_per_second": {"float32": CORE_FLOPS_PER_SECOND},
@@ -86,12 +86,12 @@ class Worker:
         here = runtime.ProcessSettings(
             process_count=1,
             site=work["site"],
-            simulated_devices=1,
+            simulated_devices=work["devices"],
             heartbeat_timeout_seconds=PATIENCE_SECONDS,
         )
         runtime.start(here)
         runtime.enable_compilation_cache(cache_folder() / "xla")
-        settings = work["settings"] | {"topology": topology_file(work["link"])}
+        settings = work["settings"] | {"topology": topology_file(work["link"], work["devices"])}
         config = run_config(settings, work["repeats"])
         plan = island_plan(config, make_site_mesh(config))
         place = IslandSettings(

@@ -9,14 +9,14 @@ PATIENCE_SECONDS = 300.0
 
 
 def join(work: dict[str, Any]) -> None:
-    """Make this process one of the two, with one CPU device."""
+    """Make this process one of the two, with its CPU devices."""
     runtime.start(
         runtime.ProcessSettings(
             coordinator=f"{work['coordinator']}:{COORDINATOR_PORT}",
             process_count=2,
             process_id=work["process"],
             site=work["site"],
-            simulated_devices=1,
+            simulated_devices=work["devices"],
             start_timeout_seconds=PATIENCE_SECONDS,
         )
     )

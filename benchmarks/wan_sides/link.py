@@ -55,13 +55,13 @@ class Link:
 
 
 @contextlib.contextmanager
-def link(settings: WanSettings) -> Iterator[Link]:
+def link(settings: WanSettings, name: str = NAME) -> Iterator[Link]:
     """Brings the emulated network up, and takes it down whatever happens."""
-    wan = bring_up(settings, NAME)
+    wan = bring_up(settings, name)
     try:
         yield Link(wan)
     finally:
-        take_down(NAME)
+        take_down(name)
 
 
 def _ip(*arguments: str) -> None:

@@ -49,6 +49,7 @@ class Team:
                 "weights": str(weights),
                 "settings": contestant.settings,
                 "repeats": contestant.repeats,
+                "devices": contestant.devices,
                 "link": link.wan.settings.model_dump(),
             }
             worker = [sys.executable, "-m", f"wan_sides.{contestant.side}", json.dumps(work)]
