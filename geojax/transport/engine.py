@@ -252,7 +252,10 @@ class _Fetch:
         self._link.counters.fetch_wait_seconds += time.monotonic() - start
         if self._error is not None:
             self._transport.check()
-            raise RunError(f"transport: lost {self._key} from {peer} ({self._error})")
+            raise RunError(
+                f"transport: lost {self._key} from {peer} ({self._error}); restart the run from "
+                "its last checkpoint"
+            )
         shards = iter(self._shards)
         return [
             joined(each, list(itertools.islice(shards, count)))

@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from support.drawn_schedules import drawn_schedule
 
 from geojax.islands.actions import (
     breadth_first,
@@ -14,8 +15,7 @@ from geojax.islands.actions import (
 )
 from geojax.islands.fetch_window import FetchWindow
 from geojax.pipeline import one_forward_one_backward, validate
-from geojax.pipeline.schedule import Action, Placement, Schedule
-from geojax.pipeline.validate import requirement
+from geojax.pipeline.schedule import Action
 
 
 def told(actions):
@@ -66,32 +66,6 @@ def test_messages_of_scalars_are_as_many_as_stages(sites, stages):
                     crossing, inside = crossing + crosses, inside + (not crosses)
     # Each site tells each other one; in a site all tell the first stage, which tells all.
     assert (crossing, inside) == (sites * (sites - 1), 2 * sites * (stages - 1))
-
-
-def drawn_schedule(draw):
-    """A valid schedule: any placement, any order that the requirements allow."""
-    stages, microbatches = draw.randint(2, 4), draw.randint(1, 6)
-    stage_of = [*range(stages), *draw.choices(range(stages), k=draw.randint(0, 3))]
-    draw.shuffle(stage_of)
-    placement = Placement(stages, tuple(stage_of))
-    schedule = Schedule("drawn", placement, microbatches, draw.random() < 0.3, ((),) * stages)
-    orders = [[] for _ in range(stages)]
-    done = set()
-    waiting = [
-        Action(kind, microbatch, chunk)
-        for kind in schedule.kinds
-        for microbatch in range(microbatches)
-        for chunk in range(placement.chunks)
-    ]
-    while waiting:
-        ready = [each for each in waiting if requirement(schedule, each) in done | {None}]
-        action = draw.choice(ready)
-        waiting.remove(action)
-        done.add(action)
-        orders[stage_of[action.chunk]].append(action)
-    return Schedule(
-        "drawn", placement, microbatches, schedule.split_backward, tuple(map(tuple, orders))
-    )
 
 
 class Offered:

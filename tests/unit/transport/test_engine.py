@@ -1,10 +1,14 @@
 """The transfer engine's transport between two meshes of one process, as two sites."""
 
 import contextlib
+import gc
+import os
 import socket
 import subprocess
 import sys
 import threading
+import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.tcp_resets import connections, reset
 
 from geojax.errors import RunError, UserError
 from geojax.transport import Membership, MessageKey, Staging, connect, staging
@@ -61,6 +66,14 @@ def test_a_process_exchanges_with_its_counterpart_in_each_group_of_each_site():
     members = Membership(("east", "west"), 1, 3, 4, "east:1", b"k" * 32, {}, groups=2)
     assert members.group == 3
     assert [members.counterpart(group) for group in range(4)] == [(0, 1), (0, 3), (1, 1), (1, 3)]
+
+
+def until(condition, seconds=20):
+    """Wait for a condition."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.01)
 
 
 def test_three_sites_exchange_and_finish(like):
@@ -161,6 +174,46 @@ def test_a_site_that_ends_with_an_error_is_lost(like):
             fetch.result(20)
 
 
+def test_what_a_lost_site_was_offered_is_freed():
+    numbers = np.zeros(1 << 16, np.uint8)
+    aligned = numbers[-numbers.ctypes.data % 64 :][: 1 << 15]
+    with joined_sites() as (east, west):
+        device = jax.devices()[0]
+        shared = jax.device_put(aligned, device, may_alias=True)
+        assert shared.unsafe_buffer_pointer() == aligned.ctypes.data, "nothing is copied"
+        east.offer(1, KEY, [shared])
+        kept = weakref.ref(numbers)
+        del shared, aligned, numbers
+        gc.collect()
+        assert kept() is not None
+        west.close(failed=True)
+        with pytest.raises(RunError, match="lost the connection to site west"):
+            east.drain()
+        until(lambda: gc.collect() is not None and kept() is None)
+        for use in (lambda: east.offer(1, KEY, []), lambda: east.fetch(1, KEY, [])):
+            with pytest.raises(RunError, match="lost the connection to site west"):
+                use()
+
+
+def test_connections_that_are_reset_end_the_run_at_both_sites(like):
+    before = connections()
+    with joined_sites() as (east, west):
+        east.offer(1, KEY, [filled(like, 1)])
+        west.fetch(0, KEY, [like]).result(20)
+        controls = [each.peer.control for site in (east, west) for each in site._links.values()]
+        inodes = [os.fstat(each.fileno()).st_ino for each in controls]
+        fetch = west.fetch(0, KEY._replace(part=1), [like])
+        new = connections() - before
+        assert reset(each for each in new if each.inode not in inodes) > 2
+        east.offer(1, KEY._replace(part=1), [filled(like, 1)])
+        with pytest.raises(RunError, match=r"lost bucket .* from site east .*; restart the run"):
+            fetch.result(20)
+        west.check()  # nobody is dead
+        west.close(failed=True)
+        with pytest.raises(RunError, match="lost the connection to site west"):
+            east.drain()
+
+
 def test_another_key_is_refused():
     with (
         pytest.raises(UserError, match=r"site \w+ .* has another key than this process"),
@@ -186,7 +239,7 @@ def test_staging_follows_the_link():
 def test_a_process_that_ends_while_it_fetches_ends_well():
     script = f"""
 import sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
+sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parents[2])]!r}
 import jax, jax.numpy as jnp
 from test_engine import KEY, joined_sites
 fetched = jax.ShapeDtypeStruct(

@@ -3,9 +3,11 @@
 import contextlib
 import secrets
 import socket
+import struct
 import threading
 
 import pytest
+from support.tcp_resets import connections, reset
 
 from geojax.errors import UserError
 from geojax.transport.guard import Guard, Refused, dial
@@ -50,6 +52,34 @@ def test_bytes_pass_through_two_guards(echo):
     with socket.create_connection(("127.9.9.9", echo)) as connection:
         threading.Thread(target=connection.sendall, args=(message,)).start()
         assert received(connection, len(message)) == message
+
+
+def test_a_reset_passes_through_two_guards():
+    with socket.create_server(("127.0.0.1", 0)) as engine:
+        port = engine.getsockname()[1]
+        there = Guard(KEY, ("127.0.0.1", 0), "127.0.0.1", [port], 5)
+        here = Guard(KEY, ("127.0.0.1", 0), "127.0.0.1", [], 5)
+        here.forward(("127.0.0.1", there.port), "127.9.9.8", [port])
+        with socket.create_connection(("127.9.9.8", port)) as near:
+            engine.settimeout(20)
+            far, _ = engine.accept()
+            with far:
+                near.sendall(b"alive")
+                assert received(far, 5) == b"alive"
+                near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                near.close()
+                assert received(far, 1) == b""
+
+
+def test_a_link_between_guards_that_is_reset_ends_both_connections(echo):
+    there = Guard(KEY, ("127.0.0.1", 0), "127.0.0.1", [echo], 5)
+    here = Guard(KEY, ("127.0.0.1", 0), "127.0.0.1", [], 5)
+    here.forward(("127.0.0.1", there.port), "127.9.9.7", [echo])
+    with socket.create_connection(("127.9.9.7", echo)) as near:
+        near.sendall(b"alive")
+        assert received(near, 5) == b"alive"
+        assert reset(each for each in connections() if each.remote_port == there.port) == 1
+        assert received(near, 1) == b""
 
 
 @pytest.mark.parametrize("rubbish", [b"\0\0\0\0", b"geojax/1" + bytes(18) + bytes(32), None])

@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from geojax.errors import UserError
 from geojax.transport.endpoint import Endpoint, random_loopback, require_private
@@ -34,6 +36,19 @@ def test_every_fact_of_a_message_changes_its_identifier():
     }
     assert len(ids) == 14
     assert all(FIRST_ID <= each < 1 << 64 for each in ids)
+
+
+SMALL_NUMBERS = st.integers(0, 12)
+PROCESSES = st.tuples(SMALL_NUMBERS, SMALL_NUMBERS)
+NONCES = st.text("01a', ()", max_size=3)
+DIRECTIONS = st.builds(Direction, PROCESSES, PROCESSES, NONCES, NONCES)
+KINDS = st.sampled_from(["activation", "cotangent", "bucket", "table", "scalars", "numbers"])
+KEYS = st.builds(MessageKey, SMALL_NUMBERS, KINDS, SMALL_NUMBERS, SMALL_NUMBERS, SMALL_NUMBERS)
+
+
+@given(st.lists(st.tuples(DIRECTIONS, KEYS), max_size=50, unique=True))
+def test_messages_that_differ_in_any_fact_have_different_identifiers(messages):
+    assert len({message_id(KEY, *message, SHARDS) for message in messages}) == len(messages)
 
 
 def test_an_endpoint_is_taken_from_those_alone_that_know_the_key():
