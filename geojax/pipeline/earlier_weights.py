@@ -12,6 +12,7 @@ from geojax.errors import UserError
 from geojax.pipeline.schedule import Action, Kind, LayerBytes, Schedule, TickTable
 from geojax.pipeline.simulation.costs import Costs
 from geojax.pipeline.simulation.lock_step import lock_step_seconds
+from geojax.pipeline.simulation.simulator import iteration_seconds
 from geojax.pipeline.ticks import Packing, in_ticks
 from geojax.quantities import quantity
 
@@ -40,7 +41,45 @@ def within_bytes(
     Raises:
         UserError: the schedule cannot keep within the limit.
     """
-    schedule = table.schedule
+    orders = _that_fit(table.schedule, layers_per_chunk, layer, limit)
+    costs = Costs.uniform(table.schedule.placement.chunks, 1.0, 1.0, 1.0)
+    tables = [table] if table.schedule in orders else []
+    tables += [
+        in_ticks(each, table.hop_ticks, table.return_ticks, packing)
+        for each in orders
+        if each is not table.schedule
+        for packing in Packing
+    ]
+    return min(tables, key=lambda each: lock_step_seconds(each, costs))
+
+
+def order_within_bytes(
+    schedule: Schedule,
+    layers_per_chunk: Sequence[int],
+    layer: LayerBytes,
+    limit: int,
+    costs: Costs,
+) -> Schedule:
+    """Return the fastest order that holds at most `limit` bytes on a stage, without ticks.
+
+    Args:
+        schedule: as its generator made it.
+        layers_per_chunk: in the model's order.
+        layer: what a layer holds of a microbatch.
+        limit: in bytes.
+        costs: of each chunk.
+
+    Raises:
+        UserError: the schedule cannot keep within the limit.
+    """
+    orders = _that_fit(schedule, layers_per_chunk, layer, limit)
+    return min(orders, key=lambda each: iteration_seconds(each, costs))
+
+
+def _that_fit(
+    schedule: Schedule, layers_per_chunk: Sequence[int], layer: LayerBytes, limit: int | None
+) -> list[Schedule]:
+    """List the schedule, if it fits, and those of its variants with earlier weights that do."""
     room = limit
     if room is None:
         room = max(schedule.most_held(layers_per_chunk, layer.without_split))
@@ -48,6 +87,8 @@ def within_bytes(
     if schedule.split_backward:
         of_chunk = [layer.times(count) for count in layers_per_chunk]
         schedules += [_earlier(schedule, of_chunk, share * room) for share in _SHARES]
+    else:
+        layer = layer.without_split
     held = {each: max(each.most_held(layers_per_chunk, layer)) for each in schedules}
     least = min(held.values())
     if limit is not None and least > limit:
@@ -56,15 +97,7 @@ def within_bytes(
             f"the schedule '{schedule.name}' holds {needed} on a stage where "
             f"pipeline.memory_limit_bytes is {allowed}; {needed} would work"
         )
-    costs = Costs.uniform(schedule.placement.chunks, 1.0, 1.0, 1.0)
-    tables = [table] if held[schedule] <= max(room, least) else []
-    tables += [
-        in_ticks(each, table.hop_ticks, table.return_ticks, packing)
-        for each in held
-        if each is not schedule and held[each] <= max(room, least)
-        for packing in Packing
-    ]
-    return min(tables, key=lambda each: lock_step_seconds(each, costs))
+    return [each for each in held if held[each] <= max(room, least)]
 
 
 def _earlier(schedule: Schedule, of_chunk: Sequence[LayerBytes], room: float) -> Schedule:

@@ -448,9 +448,6 @@ class RunConfig(Settings):
                 not self.zero.across_sites
             ),
             "checkpoint.per_site=true": self.checkpoint.per_site,
-            "pipeline.memory_limit instead of memory_limit_bytes": (
-                self.pipeline.memory_limit_bytes is None
-            ),
         }
         missing = [name for name, holds in required.items() if not holds]
         if missing:

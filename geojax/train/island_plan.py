@@ -15,6 +15,7 @@ from geojax.islands.programs import SitePrograms, StepBytes
 from geojax.islands.site_part import AUTO_CHUNKS, SitePart, even_chunks
 from geojax.mesh import make_mesh
 from geojax.optim import bytes_per_device
+from geojax.quantities import quantity
 from geojax.runtime.device_memory import usable_memory
 from geojax.step.plan import StepPlan
 from geojax.train.batches import sequences_of_process
@@ -124,8 +125,20 @@ def held_at_once(config: RunConfig, programs: SitePrograms, accelerator: Acceler
         config: the run of all sites.
         programs: the site's.
         accelerator: the kind of its devices; None: not known, as on CPUs.
+
+    Raises:
+        UserError: `pipeline.memory_limit_bytes` is too little for one.
     """
-    held = config.pipeline.memory_limit
+    held, bytes_held = config.pipeline.memory_limit, config.pipeline.memory_limit_bytes
+    if bytes_held is not None:
+        needed = programs.step_bytes.of_microbatch
+        if needed > bytes_held:
+            raise UserError(
+                f"a site holds {quantity(needed, 'B')} of a microbatch where "
+                f"pipeline.memory_limit_bytes is {quantity(bytes_held, 'B')}; "
+                f"{quantity(needed, 'B')} would work"
+            )
+        held = min(held or sys.maxsize, bytes_held // needed)
     if held is None:
         usable = None if accelerator is None else usable_memory(accelerator, os.environ)
         free = None if usable is None else usable.bytes - bytes_per_device(programs.layouts)

@@ -14,11 +14,13 @@ from geojax.islands.actions import (
     windows,
 )
 from geojax.islands.site_part import SitePart
+from geojax.pipeline.earlier_weights import order_within_bytes
 from geojax.pipeline.registry import EventRequest, schedule_entry
-from geojax.pipeline.schedule import Action, Placement, Schedule
+from geojax.pipeline.schedule import Action, MemoryLimit, Placement, Schedule
 from geojax.pipeline.simulation.costs import Costs
 from geojax.pipeline.tick_tables import too_much_held
 from geojax.step.stage_layers import StagedLayers
+from geojax.train.abstract_site import most_layer_bytes
 from geojax.train.config import RunConfig
 from geojax.train.pipeline_plan import choose_hop_ticks, staged_layers, staged_model
 
@@ -59,27 +61,46 @@ def event_schedule(config: RunConfig) -> Schedule:
     Raises:
         UserError: the schedule cannot keep within the memory limit or take so many microbatches.
     """
+    settings, staged = config.pipeline, _staged(config)
+    if settings.memory_limit_bytes is None:
+        return _event_schedule(config, settings.memory_limit or config.batch.microbatches)
+    layer, layers = most_layer_bytes(config, stage_parts(config)), staged.layers_per_chunk
+    limit: int | MemoryLimit = MemoryLimit(settings.memory_limit_bytes, layers, layer)
+    if settings.memory_limit is not None:
+        fitting = settings.memory_limit_bytes // (layer.before_backward * max(layers))
+        limit = max(1, min(settings.memory_limit, fitting))
+    schedule = _event_schedule(config, limit)
+    costs = _costs(config, schedule.placement)
+    return order_within_bytes(schedule, layers, layer, settings.memory_limit_bytes, costs)
+
+
+def _event_schedule(config: RunConfig, limit: int | MemoryLimit) -> Schedule:
+    """Return the run's schedule, made for a limit where it can bend."""
     settings, microbatches = config.pipeline, config.batch.microbatches
     entry = schedule_entry(settings.schedule)
     if entry.event_order is None:
         return choose_hop_ticks(config, _staged(config)).table.schedule
-    try:
-        costs = stage_costs(config)
-    except UserError:
-        costs = Costs.uniform(config.pipeline_stages, 1.0, 1.0, 1.0)
     request = EventRequest(
         (config.mesh.stage,) * config.pipeline_sites,
         microbatches,
-        costs,
-        settings.memory_limit or microbatches,
+        _costs(config, Placement.linear(config.pipeline_stages)),
+        limit,
         settings.virtual_stages,
     )
     schedule = dataclasses.replace(entry.event_order(request), name=entry.name)
     if settings.memory_limit is not None:
-        limit, held = settings.memory_limit * settings.virtual_stages, max(schedule.in_flight)
-        if held > limit:
-            raise UserError(too_much_held(entry.name, schedule.placement, held, limit))
+        most, held = settings.memory_limit * settings.virtual_stages, max(schedule.in_flight)
+        if held > most:
+            raise UserError(too_much_held(entry.name, schedule.placement, held, most))
     return schedule
+
+
+def _costs(config: RunConfig, placement: Placement) -> Costs:
+    """Return the times of a microbatch; all actions last as long where they are not known."""
+    try:
+        return staged_model(config, _staged(config)).costs(placement)
+    except UserError:
+        return Costs.uniform(placement.chunks, 1.0, 1.0, 1.0)
 
 
 def stage_lists(config: RunConfig) -> Lists:

@@ -25,7 +25,7 @@ class DcSettings(Settings):
     """"one_program": one JAX runtime spans all sites. "islands": every site is a job of its own and
     JAX's transfer engine moves gradients between them, or activations in role "stage" (see
     docs/running.md). In role "data" as many microbatches of a step are held at once as fit, or
-    `pipeline.memory_limit` of them."""
+    `pipeline.memory_limit` of them, or `pipeline.memory_limit_bytes`."""
 
     timeline_step: Annotated[int, pydantic.Field(ge=2, le=10**9)] | None = None
     """Step after each start whose measured timeline every island draws beside the simulated one, in

@@ -9,14 +9,12 @@ import jax
 from geojax.accelerators import Accelerator
 from geojax.islands.programs import SitePrograms
 from geojax.islands.site_part import SitePart
-from geojax.islands.site_state import site_layouts
-from geojax.optim import learning_rate_schedule, make_optimizer
 from geojax.pipeline.schedule import Schedule
 from geojax.planner.memory import StepMemory
 from geojax.planner.site_memory import site_memory
-from geojax.step.program import batch_shape
+from geojax.train.abstract_site import abstract_programs
 from geojax.train.config import RunConfig
-from geojax.train.island_plan import data_part, held_at_once, island_plan, stage_config
+from geojax.train.island_plan import data_part, held_at_once
 from geojax.train.island_stages import (
     event_schedule,
     hops_held,
@@ -24,7 +22,7 @@ from geojax.train.island_stages import (
     stage_lists,
     stage_parts,
 )
-from geojax.train.traced_run import abstract_run_mesh, trace_run
+from geojax.train.traced_run import trace_run
 
 _STEPS_IN_FLIGHT = 2
 _SCALARS_BYTES = 1 << 20
@@ -58,14 +56,14 @@ def run_memory(config: RunConfig, accelerator: Accelerator | None) -> StepMemory
 def island_memory(config: RunConfig, accelerator: Accelerator | None) -> SiteMemory:
     """Estimate the memory of a site with its own runtime; arguments and errors as `run_memory`."""
     if config.dc.role == "data":
-        programs = _abstract_programs(config, data_part(config))
+        programs = abstract_programs(config, data_part(config))
         held = held_at_once(config, programs, accelerator)
         activations = held * programs.step_bytes.of_microbatch
         return SiteMemory(site_memory(programs, activations), programs, held)
     schedule, lists, parts = event_schedule(config), stage_lists(config), stage_parts(config)
     found = []
     for stage in _unlike_stages(schedule, parts):
-        programs = _abstract_programs(config, parts[stage])
+        programs = abstract_programs(config, parts[stage])
         layers = [0] * schedule.placement.chunks
         for chunk, own in parts[stage].chunks.items():
             layers[chunk] = len(own)
@@ -88,7 +86,7 @@ def offer_limit_bytes(config: RunConfig, stages_per_process: int = 1) -> int:
         stages_per_process: stages whose messages to those of another process count together.
     """
     is_stage = config.dc.role == "stage"
-    programs = _abstract_programs(config, stage_parts(config)[0] if is_stage else data_part(config))
+    programs = abstract_programs(config, stage_parts(config)[0] if is_stage else data_part(config))
     parameters = programs.layouts.parameters
     if not is_stage:
         return _STEPS_IN_FLIGHT * _shard_bytes(parameters) + _SCALARS_BYTES
@@ -111,18 +109,3 @@ def _unlike_stages(schedule: Schedule, parts: Sequence[SitePart]) -> list[int]:
         if schedule.in_flight[stage] > schedule.in_flight[known]:
             most[alike] = stage
     return list(most.values())
-
-
-def _abstract_programs(config: RunConfig, part: SitePart) -> SitePrograms:
-    """Make the programs of a stage of a site on a mesh without devices; none is compiled.
-
-    Raises:
-        UserError: the layout cannot be.
-    """
-    own = stage_config(config)
-    plan = island_plan(config, abstract_run_mesh(config, own.mesh))
-    optimizer = make_optimizer(config.optimizer, config.steps)
-    schedule = learning_rate_schedule(config.optimizer, config.steps)
-    layouts = site_layouts(part, optimizer, plan)
-    batch = batch_shape(own.batch.global_batch_size, own.batch.sequence_length)
-    return SitePrograms(part, plan, layouts, optimizer, schedule, batch)

@@ -3,8 +3,8 @@
 import pytest
 
 from geojax.errors import UserError
-from geojax.pipeline import SCHEDULES, Placement, tick_table
-from geojax.pipeline.earlier_weights import within_bytes
+from geojax.pipeline import SCHEDULES, Hop, Placement, tick_table, validate
+from geojax.pipeline.earlier_weights import order_within_bytes, within_bytes
 from geojax.pipeline.generators.warmup import one_forward_one_backward
 from geojax.pipeline.schedule import LayerBytes
 from geojax.pipeline.simulation.costs import Costs
@@ -65,6 +65,20 @@ def test_a_limit_is_kept_or_refused_with_what_would_work(name):
     assert most(found, layers, FULL) <= limit
     with pytest.raises(UserError, match=r"memory_limit_bytes is 10 B; .* would work"):
         within_bytes(table, layers, FULL, limit=10)
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_an_order_without_ticks_keeps_the_limit_too(name):
+    table = table_of(name)
+    schedule, layers = table.schedule, layers_of(table)
+    limit = int(0.8 * most(table, layers, FULL))
+    costs = Costs.uniform(schedule.placement.chunks, 1.0, 1.0, 1.0, hop=Hop(2.0))
+    found = order_within_bytes(schedule, layers, FULL, limit, costs)
+    validate(found)
+    assert max(found.most_held(layers, FULL)) <= limit
+    assert order_within_bytes(found, layers, FULL, limit, costs) == found
+    with pytest.raises(UserError, match=r"memory_limit_bytes is 10 B; .* would work"):
+        order_within_bytes(schedule, layers, FULL, 10, costs)
 
 
 def test_an_order_that_fits_stays_as_it_is_or_gets_faster():

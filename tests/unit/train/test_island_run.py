@@ -21,6 +21,7 @@ from geojax.islands.site_state import SiteState
 from geojax.train.compiled_run import CompiledRun, step_plan
 from geojax.train.config import RunConfig
 from geojax.train.island_plan import (
+    held_at_once,
     held_microbatches,
     island_plan,
     make_site_mesh,
@@ -229,6 +230,22 @@ def test_as_many_microbatches_are_held_as_fit():
     assert held_microbatches(step, None) > 1000
     assert held_microbatches(step, 0) == 1
     assert held_microbatches(step, step.always + 5 * step.of_microbatch) == 4
+
+
+def test_no_more_microbatches_are_held_than_a_limit_in_bytes_allows():
+    programs = Islands().runs[0].stages.walks[0].programs
+    one = programs.step_bytes.of_microbatch
+
+    def held(limit):
+        pipeline = config("islands").pipeline.model_copy(update={"memory_limit_bytes": limit})
+        own = config("islands").model_copy(update={"pipeline": pipeline})
+        return held_at_once(own, programs, None)
+
+    assert (held(one), held(2 * one - 1), held(2 * one), held(9 * one)) == (1, 1, 2, 2)
+    with pytest.raises(
+        UserError, match=r"a site holds (.*) of a microbatch where .* \1 would work"
+    ):
+        held(one - 1)
 
 
 def test_checkpoints_go_from_islands_to_one_program_and_back(trained, batches, tmp_path):

@@ -5,8 +5,15 @@ import pytest
 from geojax.errors import UserError
 from geojax.islands.actions import received
 from geojax.pipeline import Placement, geopipe, simulate, validate
+from geojax.train.abstract_site import abstract_programs, most_layer_bytes
 from geojax.train.config import RunConfig
-from geojax.train.island_stages import event_schedule, fetched_ahead, stage_costs, stage_lists
+from geojax.train.island_stages import (
+    event_schedule,
+    fetched_ahead,
+    stage_costs,
+    stage_lists,
+    stage_parts,
+)
 from geojax.train.pipeline_plan import choose_hop_ticks, staged_layers
 from geojax.train.run_memory import island_memory, offer_limit_bytes
 
@@ -91,5 +98,28 @@ def test_too_much_memory_is_refused_in_one_line():
         UserError, match=r"'geopipe' holds .* latency_hiding keeps within any limit"
     ):
         event_schedule(config(schedule="geopipe", memory_limit=2))
-    with pytest.raises(ValueError, match=r"requires pipeline\.memory_limit instead of"):
-        config(memory_limit_bytes="1GB")
+
+
+def test_a_limit_in_bytes_is_one_in_microbatches_that_hold_them(monkeypatch):
+    own = config(schedule="latency_hiding")
+    parts = stage_parts(own)
+    layer = most_layer_bytes(own, parts)
+    # The last stage has fewest layers, and also keeps the stream for the head.
+    assert layer == abstract_programs(own, parts[-1]).layer_bytes
+    monkeypatch.setattr("geojax.train.island_stages.most_layer_bytes", lambda *_: layer)
+    each = max(staged_layers(own).layers_per_chunk) * layer.before_backward
+    limit = 4 * each + each // 2
+    within = event_schedule(config(schedule="latency_hiding", memory_limit_bytes=limit))
+    in_microbatches = event_schedule(config(schedule="latency_hiding", memory_limit=4))
+    assert max(within.most_held(staged_layers(own).layers_per_chunk, layer.without_split)) <= limit
+    assert within.orders[0] == in_microbatches.orders[0]
+    both = config(schedule="latency_hiding", memory_limit=3, memory_limit_bytes=limit)
+    validate(event_schedule(both), limit=3)
+    free = event_schedule(config(schedule="zero_bubble_h2"))
+    plenty = config(schedule="zero_bubble_h2", memory_limit_bytes=100 * each)
+    assert event_schedule(plenty).orders == free.orders
+    needed = (
+        r"'geopipe' holds (.*) on a stage where pipeline.memory_limit_bytes is .* \1 would work"
+    )
+    with pytest.raises(UserError, match=needed):
+        event_schedule(config(schedule="geopipe", memory_limit_bytes=limit))
