@@ -105,12 +105,20 @@ class Departures:
 
     def _run(self) -> None:
         while (offer := self._offers.get()) is not None:
-            arrays, is_offered, departed = offer
-            while is_offered() and not _computed(arrays):
-                if self._closed.wait(_POLL_SECONDS):
-                    return
-            if is_offered():
-                departed()
+            self._see(*offer)
+            del offer  # while it waits for the next one, it keeps no arrays of this one alive
+
+    def _see(
+        self,
+        arrays: Sequence[jax.Array],
+        is_offered: Callable[[], bool],
+        departed: Callable[[], None],
+    ) -> None:
+        while is_offered() and not _computed(arrays):
+            if self._closed.wait(_POLL_SECONDS):
+                return
+        if is_offered():
+            departed()
 
 
 def _computed(arrays: Sequence[jax.Array]) -> bool:
