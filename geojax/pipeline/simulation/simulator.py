@@ -8,8 +8,11 @@ not wait for each other.
 With late receives a message leaves only when its receiver is free as well and has come to the
 action that needs it, as in frameworks whose point-to-point receives block: no stage works while its
 next input is on its way.
+
+Stages may share a device: it runs one action at a time, in the order in which they could begin.
 """
 
+import collections
 import heapq
 import itertools
 import math
@@ -28,23 +31,26 @@ the action that made it in that stage's order, the stage that receives it; when 
 leaves, when its last has left, when all of it is there."""
 
 
-def simulate(schedule: Schedule, costs: Costs, *, late_receives: bool = False) -> Timeline:
+def simulate(
+    schedule: Schedule, costs: Costs, *, late_receives: bool = False, stages_per_device: int = 1
+) -> Timeline:
     """One iteration of a pipeline whose stages do not wait for each other's ticks.
 
     Args:
         schedule: the order of each stage.
         costs: the times of its chunks and hops.
         late_receives: a message leaves only when the receiving stage waits for it.
+        stages_per_device: so many consecutive stages share each device.
 
     Raises:
         ScheduleError: the schedule cannot finish; `validate` names the rule that it breaks.
     """
     sent: list[Sent] = []
-    starts, seconds = _run(schedule, costs, sent, late_receives=late_receives)
+    starts, seconds = _run(schedule, costs, sent, late_receives, stages_per_device)
     inside = seconds
     if any(hop.link is not None for hop in costs.hops):
-        inside = iteration_seconds(schedule, costs.inside_sites, late_receives=late_receives)
-    return timeline_of(schedule, costs, starts, sent, seconds, inside)
+        _, inside = _run(schedule, costs.inside_sites, None, late_receives, stages_per_device)
+    return timeline_of(schedule, costs, starts, sent, seconds, inside, stages_per_device)
 
 
 def iteration_seconds(schedule: Schedule, costs: Costs, *, late_receives: bool = False) -> float:
@@ -53,7 +59,7 @@ def iteration_seconds(schedule: Schedule, costs: Costs, *, late_receives: bool =
     Raises:
         ScheduleError: the schedule cannot finish.
     """
-    return _run(schedule, costs, None, late_receives=late_receives)[1]
+    return _run(schedule, costs, None, late_receives, stages_per_device=1)[1]
 
 
 def durations_of(schedule: Schedule, costs: Costs) -> dict[Kind, tuple[float, ...]]:
@@ -68,15 +74,16 @@ def timeline_of(
     sent: list[Sent],
     seconds: float,
     seconds_inside: float,
+    stages_per_device: int = 1,
 ) -> Timeline:
     """Make the timeline of actions that began at `starts` (for each stage, in its order).
 
     `seconds_inside` is the iteration time if messages over links took no time.
     """
     durations = durations_of(schedule, costs)
-    work = [0.0] * schedule.placement.stages
+    work = [0.0] * schedule.placement.stages  # of each device
     for chunk, stage in enumerate(schedule.placement.stage_of):
-        work[stage] += schedule.microbatches * sum(
+        work[stage // stages_per_device] += schedule.microbatches * sum(
             durations[kind][chunk] for kind in schedule.kinds
         )
     sending: dict[tuple[str, int, int], float] = {}
@@ -179,9 +186,13 @@ def _pieces(schedule: Schedule, costs: Costs) -> list[_Piece]:
 
 
 def _run(
-    schedule: Schedule, costs: Costs, messages: list[Sent] | None, *, late_receives: bool
+    schedule: Schedule,
+    costs: Costs,
+    messages: list[Sent] | None,
+    late_receives: bool,
+    stages_per_device: int,
 ) -> tuple[list[list[float]], float]:
-    """Begin every action as soon as its stage and its input are there.
+    """Begin every action as soon as its stage, its device and its input are there.
 
     Returns when each action of each stage's order begins, and when all have ended. Messages are
     appended to `messages`.
@@ -206,7 +217,9 @@ def _run(
     position = [0] * placement.stages
     waits_for = [-1] * placement.stages  # the action that an idle stage cannot begin yet
     starts: list[list[float]] = [[] for _ in orders]
-    running: list[tuple[float, int]] = []  # when each busy stage will be free
+    running: list[tuple[float, int]] = []  # when each busy stage will be free, or asks for a device
+    asking: set[int] = set()  # stages that can begin then, if their device is free
+    queues: dict[int, collections.deque[int]] = {}  # of stages, by the busy device they wait for
     push, pop = heapq.heappush, heapq.heappop
 
     def send(stage: int, place: int, ready: float) -> float:
@@ -231,7 +244,15 @@ def _run(
             begin = free
         if action in offers:
             begin = send(*offers.pop(action), begin)
+        if stages_per_device > 1:
+            asking.add(stage)
+            push(running, (begin, stage))
+            return
+        begin_at(stage, begin)
+
+    def begin_at(stage: int, begin: float) -> None:
         starts[stage].append(begin)
+        action = orders[stage][position[stage]]
         push(running, (begin + pieces[action // count].seconds, stage))
 
     for stage in range(placement.stages):
@@ -239,6 +260,20 @@ def _run(
     now = 0.0
     while running:
         now, stage = pop(running)
+        device = stage // stages_per_device
+        if stage in asking:
+            asking.remove(stage)
+            if device in queues:
+                queues[device].append(stage)
+            else:
+                queues[device] = collections.deque()
+                begin_at(stage, now)
+            continue
+        if stages_per_device > 1:
+            if queues[device]:
+                begin_at(queues[device].popleft(), now)
+            else:
+                del queues[device]
         order, place = orders[stage], position[stage]
         action = order[place]
         piece = action // count

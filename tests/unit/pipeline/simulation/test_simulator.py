@@ -82,6 +82,40 @@ def test_late_receives_by_hand():
     ]
 
 
+def test_stages_that_share_a_device_take_turns_by_hand():
+    """Two stages of one device, F 1, B 2: it never idles, and no message takes time."""
+    schedule = one_forward_one_backward(2, 2)
+    timeline = simulate(schedule, linear(1.0, 2.0, [Hop()]), stages_per_device=2)
+    begins = {(span.stage, str(span.action)): span.start for span in timeline.spans}
+    assert begins == {
+        (0, "F0.0"): 0.0,
+        (0, "F1.0"): 1.0,
+        (1, "F0.1"): 2.0,
+        (1, "B0.1"): 3.0,
+        (0, "B0.0"): 5.0,
+        (1, "F1.1"): 7.0,
+        (1, "B1.1"): 8.0,
+        (0, "B1.0"): 10.0,
+    }
+    assert (timeline.seconds, timeline.bubble_ratio) == (12.0, 0.0)
+
+
+def test_stages_that_share_devices_are_held_up_by_messages_alone():
+    draw = random.Random(0)
+    for _ in range(20):
+        costs, schedule = linear(1.0, 2.0, [Hop()] * 5), one_forward_one_backward(6, 12)
+        if draw.random() < 0.5:
+            costs = linear(draw.random(), draw.random(), [Hop(draw.random())] * 5)
+        shared = draw.choice([2, 3, 6])
+        timeline = simulate(schedule, costs, stages_per_device=shared)
+        busy = sorted((span.stage // shared, span.start, span.end) for span in timeline.spans)
+        for (device, _, end), (other, start, _) in itertools.pairwise(busy):
+            assert device != other or start >= end - 1e-12
+        assert timeline.seconds >= simulate(schedule, costs).seconds - 1e-12
+    alone = simulate(schedule, linear(1.0, 2.0, [Hop()] * 5), stages_per_device=6)
+    assert alone.seconds == pytest.approx(6 * 12 * 3.0)
+
+
 def test_only_a_split_backward_pays_the_surcharge():
     costs = dataclasses.replace(linear(1.0, 2.0, [Hop()], weight=1.0), split_surcharge=0.1)
     free = dataclasses.replace(costs, split_surcharge=0.0)
