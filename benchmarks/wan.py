@@ -12,7 +12,9 @@ the order of their work allows over the link.
 
 Steps are short, one batch without accumulation, so that the link shows. --long-steps is another
 table, of steps of several microbatches: of pipelines so many that the round trips that no order can
-hide are a fiftieth of a step.
+hide are a fiftieth of a step. Pipelines of four stages a site, which share its core, train a
+smaller model. Beside islands as stages stands what the event-driven simulator predicts of their
+order of work, with the processor time that their steps take over the plain link.
 
 The first three steps of all contestants must have the same losses. Bytes are those that the sites'
 interfaces count, both directions together. They see TCP segments of up to 64 KiB, before a network
@@ -36,7 +38,13 @@ from typing import Any
 
 from rich.console import Console
 from wan_sides.cell import measure
-from wan_sides.contestants import Contestant, contestants, long_pipelines, long_steps
+from wan_sides.contestants import (
+    Contestant,
+    contestants,
+    deep_pipelines,
+    long_pipelines,
+    long_steps,
+)
 from wan_sides.link import link
 from wan_sides.record import Record
 from wan_sides.report import draw, show
@@ -53,7 +61,7 @@ ROWS = list(itertools.product(ROUND_TRIPS, BITS_PER_SECOND))
 LONG_ROWS = {
     LONG_STEPS_ROW: long_steps(),
     (0.021, 1e9): [*long_steps(), *long_pipelines(2)],
-    (0.1, 1e9): long_pipelines(6),
+    (0.1, 1e9): [*long_pipelines(6), *deep_pipelines()],
 }
 """Who takes part in each row of --long-steps."""
 

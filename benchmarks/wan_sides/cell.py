@@ -25,6 +25,8 @@ def measure(
     The first steps, from the given weights, are for their losses. After each change of the link a
     step goes by before the clock starts, for TCP to find its rate.
 
+    Islands as stages then simulate their order of work.
+
     Returns:
         JSON: losses, seconds and a process's processor seconds a step per round over both links,
         bytes per step, the load of the machine before; where the contestant says it, the bound of
@@ -57,10 +59,17 @@ def measure(
                 if path == "link":
                     after = link.sent_bytes()
                     sent = [s + b - a for s, a, b in zip(sent, before, after, strict=True)]
+        simulated = {}
+        if "hop_bytes" in started[0]:
+            busy = min(processor["plain"])
+            predicted, _ = workers.ask("simulated_seconds", START_SECONDS, processor_seconds=busy)
+            tokens = contestant.repeats * TOKENS_PER_BATCH
+            simulated = {"tokens_per_second_simulated": tokens / predicted}
     formula = contestant.formula_bytes or started[0]["formula_bytes"]
     counted = sum(sent) / (rounds * steps)
     return summary(seconds, contestant.repeats * TOKENS_PER_BATCH) | {
         **_bound(started[0], min(seconds["plain"]), link),
+        **simulated,
         **({"wait_seconds_of_sites": waits} if waits["link"][0][0] else {}),
         "losses": losses,
         "seconds_per_step": seconds,

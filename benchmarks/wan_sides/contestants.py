@@ -90,6 +90,36 @@ def long_pipelines(repeats: int) -> list[Contestant]:
     ]
 
 
+DEEP_REPEATS, DEEP_STAGES = 6, 4
+SMALL_MODEL = MODEL | {"hidden_size": 128, "num_attention_heads": 4, "intermediate_size": 352}
+"""A stage of one layer works so briefly on a microbatch that the latency of the link rules."""
+
+
+def deep_pipelines() -> list[Contestant]:
+    """Four stages in each site, which share its core, of a small model.
+
+    As many microbatches are held as there are stages.
+    """
+    stages = 2 * DEEP_STAGES
+    return [
+        Contestant(
+            f"geojax islands {name}, {stages} stages",
+            "islands_side",
+            "stage",
+            {
+                "dc": {"join": "islands"},
+                "mesh": {"dc": 2, "stage": DEEP_STAGES},
+                "model": SMALL_MODEL,
+                "pipeline": {"schedule": name, "memory_limit": stages},
+            },
+            variant=f"{DEEP_REPEATS * MICROBATCHES} microbatches",
+            repeats=DEEP_REPEATS,
+            devices=DEEP_STAGES,
+        )
+        for name in ISLAND_SCHEDULES
+    ]
+
+
 WIRES = ("fp32", "bf16", "int8")
 """Formats of gradients on the link."""
 

@@ -33,7 +33,8 @@ def run_config(settings: dict[str, Any], repeats: int) -> RunConfig:
     pipeline = settings.get("pipeline")
     staged = {}
     if pipeline:
-        layers = layers_of_chunks(2 * pipeline.get("virtual_stages", 1))
+        stages = 2 * settings.get("mesh", {}).get("stage", 1)
+        layers = layers_of_chunks(stages * pipeline.get("virtual_stages", 1))
         dc = settings.get("dc", {}) | {"role": "stage"}
         staged = {"dc": dc, "pipeline": pipeline | {"layers": layers}}
     content = {

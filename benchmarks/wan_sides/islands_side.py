@@ -1,5 +1,6 @@
 """A process of geojax whose site is a JAX runtime of its own: the step of `dc.join: islands`."""
 
+import dataclasses
 import tempfile
 import time
 from collections.abc import Sequence
@@ -12,10 +13,12 @@ import yaml
 
 from geojax import runtime
 from geojax.cache import cache_folder
+from geojax.pipeline import simulate
 from geojax.runtime.island_env import IslandSettings
 from geojax.step.plan import SIGNALS
 from geojax.train.island_plan import island_plan, make_site_mesh, sequences_of_site
 from geojax.train.island_run import IslandRun
+from geojax.train.island_stages import event_schedule, stage_costs
 from geojax.train.joined_sites import joined_sites
 from geojax.transport import MessageKey, Transport
 from wan_sides.bound import Departure
@@ -55,13 +58,18 @@ class Watched:
 
 
 def topology_file(link: dict[str, Any], devices: int) -> str:
-    """A file that describes the sites and their link, by which orders of work are chosen."""
+    """A file that describes the sites and their link, by which orders of work are chosen.
+
+    Args:
+        link: settings of the long link.
+        devices: devices of a site, which share its core.
+    """
     site = {
         "hosts": 1,
         "accelerators_per_host": devices,
         "accelerator": {
             "name": "core",
-            "peak_flops_per_second": {"float32": CORE_FLOPS_PER_SECOND},
+            "peak_flops_per_second": {"float32": CORE_FLOPS_PER_SECOND / devices},
         },
     }
     described = {
@@ -105,13 +113,14 @@ class Worker:
         self.run = IslandRun.build(config, plan, transport)
         rows = sequences_of_site(config, plan, site)
         self.batch = {name: values[rows] for name, values in batch(work["repeats"]).items()}
-        seconds, departures = self._watched_step()
+        if config.dc.role == "stage":
+            told = {"hop_bytes": self.run.stages.walks[0].programs.hop_bytes}
+        else:
+            seconds, departures = self._watched_step()
+            told = {"step_seconds": seconds, "departures": departures}
         self.state = self.run.initial_state()
         sent = self.run.facts.cross_site
         assert sent is not None, "sites exchange messages"
-        told = {"step_seconds": seconds, "departures": departures}
-        if config.dc.role == "stage":
-            told = {"hop_bytes": max(each.bytes for each in departures)}
         # The other site sends as much: the same buckets, or a cotangent for every stream.
         return {"formula_bytes": 2 * sent.bytes, "versions": {"jax": jax.__version__}} | told
 
@@ -140,7 +149,28 @@ class Worker:
         (link,) = self.run.stages.traffic.values()
         return taken | {"waits": link.wait_seconds}
 
+    def simulated_seconds(self, processor_seconds: float) -> float:
+        """Seconds of a step over the long link, as the event-driven simulator has them.
+
+        Stages share out the processor time by their FLOPs, and the core of their site.
+
+        Args:
+            processor_seconds: of a site, in a step over the plain link.
+        """
+        config = self.run.config
+        schedule, costs = event_schedule(config), stage_costs(config)
+        by_flops = sum(map(sum, costs.durations(split_backward=schedule.split_backward)))
+        factor = len(SITES) * processor_seconds / (schedule.microbatches * by_flops)
+        forward, backward, weight = (
+            tuple(factor * each for each in seconds)
+            for seconds in (costs.forward, costs.backward, costs.weight)
+        )
+        costs = dataclasses.replace(costs, forward=forward, backward=backward, weight=weight)
+        timeline = simulate(schedule, costs, stages_per_device=config.mesh.stage)
+        return timeline.seconds
+
 
 if __name__ == "__main__":
     worker = Worker()
-    serve({"start": worker.start, "steps": worker.steps})
+    handlers = (worker.start, worker.steps, worker.simulated_seconds)
+    serve({handler.__name__: handler for handler in handlers})

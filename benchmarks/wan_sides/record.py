@@ -75,6 +75,7 @@ class Record:
         """Write a cell down."""
         fields = ("name", "variant", "role", "rounded")
         named = cell | {field: getattr(contestant, field) for field in fields}
+        named["model"] = contestant.settings.get("model")
         self.rows.setdefault(row, []).append(named)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         draft = self._path.with_suffix(".draft")
@@ -88,7 +89,7 @@ class Record:
         """
         compared = 1 if contestant.rounded else len(losses)
         for cell in (cell for cells in self.rows.values() for cell in cells):
-            if cell["rounded"]:
+            if cell["rounded"] or cell.get("model") != contestant.settings.get("model"):
                 continue
             pairs = zip(losses[:compared], cell["losses"], strict=False)
             if not all(abs(own - other) <= LOSS_TOLERANCE for own, other in pairs):

@@ -9,6 +9,8 @@ from rich.table import Table
 
 COLORS = {"geojax": "#1f77b4", "jit": "#2ca02c", "PyTorch": "#d95f02"}
 
+SIMULATED = "tokens_per_second_simulated"
+
 
 def fastest(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Of each contestant the variant with the most tokens/s over the link, in the given order."""
@@ -30,6 +32,7 @@ def table(title: str, cells: list[dict[str, Any]]) -> Table:
         "\nunshaped",
         "effi-\nciency",
         "its\nbound",
+        "simu-\nlated",
         "CPU s\na step",
         "MB over\nthe link",
         "/ for-\nmula",
@@ -45,6 +48,7 @@ def table(title: str, cells: list[dict[str, Any]]) -> Table:
             f"{cell['tokens_per_second_unshaped']:.0f}",
             f"{cell['efficiency']:.2f}",
             f"{cell['bound']:.2f}" if "bound" in cell else "",
+            f"{cell[SIMULATED]:.0f}" if SIMULATED in cell else "",
             _processor_seconds(cell),
             f"{megabytes:.1f}",
             f"{cell['counted_over_formula']:.3f}",

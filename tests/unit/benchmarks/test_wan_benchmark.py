@@ -45,6 +45,7 @@ def test_every_geojax_contestant_is_a_run(benchmark):
     side = benchmark("wan_sides.geojax_side")
     module = benchmark("wan_sides.contestants")
     long = [*module.long_steps(), *module.long_pipelines(2), *module.long_pipelines(6)]
+    long += module.deep_pipelines()
     everyone = [*module.contestants(), *long]
     assert len({str(each) for each in everyone}) == len(everyone)
     for each in everyone:
