@@ -120,9 +120,12 @@ class Tokenizer:
         """Write the `tokenizer.json`."""
         path.write_bytes(self._content)
 
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of `text`, without a document's beginning or end."""
-        return self._backend.encode(text, add_special_tokens=False).ids
+    def encode(self, text: str, *, special_tokens: bool = False) -> list[int]:
+        """Return the ids of `text`, without a document's beginning or end.
+
+        With `special_tokens` it has those that the `tokenizer.json` itself gives to every text.
+        """
+        return self._backend.encode(text, add_special_tokens=special_tokens).ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each of `texts`, computed by the library's own threads."""

@@ -1,5 +1,6 @@
 """A model of transformers, trained on by two sites that hold half of it each, and taken home."""
 
+import io
 import json
 
 import numpy as np
@@ -100,7 +101,11 @@ def test_generate_writes_the_same_text_on_another_mesh(folder, capsys, monkeypat
     prompts = [word for prompt in PROMPTS for word in ("--prompt", prompt)]
     options = ["--max-tokens", str(NEW_TOKENS), "--temperature", "0", "--mesh.tensor", "2"]
     assert geojax(["generate", str(folder / "run"), *prompts, *options]) == 0
-    assert capsys.readouterr().out == (folder / "run" / "sample.txt").read_text() + "\n"
+    expected = (folder / "run" / "sample.txt").read_text() + "\n"
+    assert capsys.readouterr().out == expected
+    monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{prompt}\n" for prompt in PROMPTS)))
+    assert geojax(["generate", str(folder / "run"), *options, "--batch-size", "1"]) == 0
+    assert capsys.readouterr().out == expected
 
 
 def test_a_missing_half_is_named(folder, export, capsys):
