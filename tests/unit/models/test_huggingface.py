@@ -68,6 +68,10 @@ def test_a_part_is_read_as_it_was_written(folder, leaves):
             "use_sliding_window True is not carried; False would be",
         ),
         ({"rope_scaling": {"a": {}}}, "rope_parameters must be one mapping for all layers"),
+        (
+            {"quantization_config": {"quant_method": "fp8"}},
+            r"quantized weights \(quantization_config\) .*; convert the checkpoint to bfloat16",
+        ),
     ],
 )
 def test_a_config_that_is_not_carried_is_refused(folder, changes, message):
@@ -143,6 +147,83 @@ def test_weights_of_another_model_are_refused(folder):
     change_json(folder / "config.json", model_type="mixtral")
     with pytest.raises(UserError, match=r"cannot have the model's layers.feed_forward.down.kernel"):
         HuggingFaceWeights(folder, MODEL)
+
+
+DEEPSEEK_V3 = {
+    "model_type": "deepseek_v3",
+    "auto_map": {},
+    "attention_bias": False,
+    "ep_size": 1,
+    "first_k_dense_replace": 3,
+    "hidden_act": "silu",
+    "hidden_size": 7168,
+    "initializer_range": 0.02,
+    "intermediate_size": 18432,
+    "kv_lora_rank": 512,
+    "max_position_embeddings": 163840,
+    "moe_intermediate_size": 2048,
+    "moe_layer_freq": 1,
+    "n_group": 8,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_attention_heads": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 61,
+    "num_key_value_heads": 128,
+    "num_nextn_predict_layers": 0,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": {
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "factor": 40,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 4096,
+        "type": "yarn",
+    },
+    "rope_theta": 10000,
+    "routed_scaling_factor": 2.5,
+    "scoring_func": "sigmoid",
+    "tie_word_embeddings": False,
+    "topk_group": 4,
+    "topk_method": "noaux_tc",
+    "v_head_dim": 128,
+    "vocab_size": 129280,
+}
+"""The `config.json` of DeepSeek-V3 as published, without its quantization and its second token."""
+KIMI_K2 = DEEPSEEK_V3 | {
+    "model_type": "kimi_k2",
+    "aux_loss_alpha": 0.001,
+    "first_k_dense_replace": 1,
+    "max_position_embeddings": 131072,
+    "n_group": 1,
+    "n_routed_experts": 384,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 64,
+    "rope_scaling": DEEPSEEK_V3["rope_scaling"]
+    | {"beta_fast": 1.0, "beta_slow": 1.0, "factor": 32},
+    "rope_theta": 50000.0,
+    "routed_scaling_factor": 2.827,
+    "seq_aux": True,
+    "topk_group": 1,
+    "vocab_size": 163840,
+}
+
+
+@pytest.mark.parametrize(
+    ("content", "preset"), [(DEEPSEEK_V3, "deepseek-v3-671b"), (KIMI_K2, "kimi-k2-1t")]
+)
+def test_published_configs_are_the_presets(tmp_path, content, preset):
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    wanted = ModelConfig.load(preset)
+    found = ModelConfig(**read_model_fields(tmp_path))
+    trained = ("initializer_range", "router_aux_loss_coef")
+    assert found == wanted.replace(**{name: getattr(found, name) for name in trained})
+    assert family_for(wanted).model_type == "deepseek_v3"
 
 
 def test_the_family_of_a_model_is_the_first_that_can_express_it():

@@ -12,6 +12,15 @@ _VALID = {
     "vocab_size": 100,
     "max_position_embeddings": 16,
 }
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
+_SIGMOID = {"scoring_func": "sigmoid"}
+_LATENTS = {
+    "q_lora_rank": 8,
+    "kv_lora_rank": 8,
+    "qk_nope_head_dim": 4,
+    "qk_rope_head_dim": 2,
+    "v_head_dim": 4,
+}
 
 
 def test_loads_a_preset_and_a_file(tmp_path):
@@ -97,6 +106,27 @@ def test_loads_a_preset_and_a_file(tmp_path):
         ),
         ({"num_experts": 4}, "num_experts_per_tok 0 does not fit num_experts 4; it can be 1 to 4"),
         ({"n_shared_experts": 2}, "n_shared_experts requires num_experts"),
+        ({"first_k_dense_replace": 1}, "first_k_dense_replace requires num_experts"),
+        (_EXPERTS | {"first_k_dense_replace": 2}, "first_k_dense_replace 2 must be below num_hid"),
+        (_EXPERTS | {"n_group": 2}, "n_group 2 requires scoring_func=sigmoid; got softmax"),
+        (_EXPERTS | _SIGMOID | {"n_group": 4}, "n_group 4 must divide num_experts 4 into groups"),
+        (
+            _EXPERTS | _SIGMOID | {"n_group": 2, "num_experts_per_tok": 3},
+            "topk_group 1 of 2 groups of 2 experts must hold num_experts_per_tok 3",
+        ),
+        ({"q_lora_rank": 8}, "q_lora_rank requires kv_lora_rank; remove q_lora_rank, or set both"),
+        ({"v_head_dim": 4}, "v_head_dim 4 other than head_dim 8 requires kv_lora_rank"),
+        (_LATENTS | {"q_lora_rank": 0}, r"latent attention \(kv_lora_rank\) needs q_lora_rank"),
+        (
+            _LATENTS | {"head_dim": 8},
+            r"head_dim 8 must be qk_nope_head_dim \+ qk_rope_head_dim = 6",
+        ),
+        (
+            _LATENTS | {"num_key_value_heads": 2},
+            "num_key_value_heads 2 must be num_attention_heads",
+        ),
+        (_LATENTS | {"qk_rope_head_dim": 3}, "qk_rope_head_dim 3 must be even"),
+        (_LATENTS | {"use_qk_norm": True}, "latent attention .* requires use_qk_norm=false"),
     ],
 )
 def test_refuses_in_one_line(change, message):
