@@ -204,7 +204,7 @@ def init_parameters(config: ModelConfig, key: jax.Array, dtype: Any = jnp.float3
 
 def is_score_bias(path: tuple[Any, ...]) -> bool:
     """Return True for the path of a leaf in whose gradient's place there is an experts' excess."""
-    return bool(path[-1].key == SCORE_BIAS)
+    return bool(path) and getattr(path[-1], "key", None) == SCORE_BIAS
 
 
 def is_matrix_or_table(name: str) -> bool:

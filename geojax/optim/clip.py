@@ -35,7 +35,7 @@ def global_norm(gradients: Any, layouts: Any = None) -> jax.Array:
         gradients = jax.tree.map(_counted_once, gradients, layouts)
     sums: dict[tuple[str, ...], list[jax.Array]] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(gradients):
-        if path and is_score_bias(path):
+        if is_score_bias(path):
             continue
         axes = tuple(sorted(varying_axes(leaf)))
         sums.setdefault(axes, []).append(jnp.sum(jnp.square(leaf)))
