@@ -38,7 +38,7 @@ def _between(lines, start):
 
 @needs_cuda
 def test_products_are_kernels_and_tokens_travel_beside_other_work():
-    config = ModelConfig.load("deepseekmoe-16b").model_copy(update={"num_hidden_layers": 2})
+    config = ModelConfig.load("deepseekmoe-16b").with_stacked_layers(2)
     assert config.hidden_size == _HIDDEN
     parallelism = Parallelism(expert=8)
     mesh = make_mesh(expert=8, devices=h100_devices(1, 1))
