@@ -186,13 +186,13 @@ def tick_program(config: RunConfig, staged: StagedLayers, platform: Platform) ->
     """
     table = choose_hop_ticks(config, staged).table
     branch_free = schedule_entry(config.pipeline.schedule).branch_free
-    uneven = len(set(staged.layers_per_chunk)) > 1
+    unequal = len(set(staged.layers_per_chunk)) > 1 or config.model.first_k_dense_replace > 0
     ring = config.mesh.context > 1 and config.parallelism.context_method == "ring"
-    if not platform.permutes_by_group and ring and (uneven or not branch_free):
+    if not platform.permutes_by_group and ring and (unequal or not branch_free):
         raise UserError(
             "parallelism.context_method=ring sends messages that on CPUs all devices must take "
             "part in, and these stages do not all work at a time: choose all_gather or ulysses, or "
-            "schedule branch_free with as many layers in every chunk"
+            "schedule branch_free with as many layers in every chunk and no first dense ones"
         )
     return TickProgram.of(table, branch_free=branch_free)
 

@@ -102,6 +102,8 @@ DEEPSEEK_V3 = Family(
     },
     ignored_keys=frozenset({"auto_map", "ep_size", "head_dim", "qk_head_dim", "seq_aux"}),
     tensors=(*EMBEDDING_AND_HEAD, *_DENSE_LAYERS, *_ATTENTION, *_EXPERTS),
+    # The module that predicts a second token, in the published checkpoints of 61 layers.
+    ignored_tensors=r"model\.layers\.61\..*",
 )
 
 KIMI_K2 = dataclasses.replace(DEEPSEEK_V3, model_type="kimi_k2")
