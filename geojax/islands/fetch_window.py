@@ -34,10 +34,6 @@ class FetchWindow:
             for _ in range(windows[sender]):
                 self._fetch_next(sender)
 
-    def arrived(self, sender: int, message: Message) -> bool:
-        """Return True if `take` would not wait."""
-        return self._fetches[sender, message].arrived()
-
     def fetch(self, sender: int, message: Message) -> Fetch:
         """Return the fetch of a message that is under way, or here and not taken."""
         return self._fetches[sender, message]

@@ -156,7 +156,8 @@ def connect(
             presence = everyone.processes[site * members.processes + process]
             names[group] = f"site {members.sites[site]} (process {process}, host {presence.host})"
             peer = Endpoint.verified(presence.endpoint, members.key, names[group])
-            require_same(members.settings, peer.settings, names[group])
+            here = f"site {members.sites[members.site]}"
+            require_same(members.settings, here, peer.settings, names[group])
             if peer.network != own.network:
                 guard.forward(peer.guard, peer.engine, peer.ports)
             endpoints[group] = peer

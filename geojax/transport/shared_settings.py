@@ -16,8 +16,8 @@ def digests(settings: Mapping[str, object]) -> str:
     return "".join(map(_digest, settings.values()))
 
 
-def require_same(own: Mapping[str, object], of_peer: str, peer: str) -> None:
-    """Compare the settings of this process with the `digests` of a peer's.
+def require_same(own: Mapping[str, object], here: str, of_peer: str, peer: str) -> None:
+    """Compare the settings of this process, at the site `here`, with the `digests` of a peer's.
 
     Raises:
         UserError: some are not the same; the message names the first.
@@ -28,8 +28,8 @@ def require_same(own: Mapping[str, object], of_peer: str, peer: str) -> None:
     for (name, value), other in zip(own.items(), others, strict=False):
         if _digest(value) != other:
             raise UserError(
-                f"transport: {peer} has another {name} than this site, which has "
-                f"{json.dumps(value)}; give all sites the same"
+                f"transport: {peer} has another {name} than {here}, which has {json.dumps(value)}; "
+                "give all sites the same"
             )
 
 

@@ -106,7 +106,7 @@ class Site:
         if self.position == len(self.actions):
             return False
         action = self.actions[self.position]
-        if not all(self.window.arrived(*each) for each in received(action)):
+        if not all(self.window.fetch(*each).arrived() for each in received(action)):
             return False
         offers = list(sent(action))
         if any(len(self.in_flight[self.number, to]) >= self.limit for to, _ in offers):

@@ -36,7 +36,7 @@ HELD = {"sums": 8 * "0123abcd"}
 def compare(changes, held=HELD):
     own, other = (RunConfig.model_validate(each) for each in (CONTENT, CONTENT | changes))
     there = digests(shared_settings(other, held))
-    require_same(shared_settings(own, HELD), there, "site west")
+    require_same(shared_settings(own, HELD), "site east", there, "site west")
 
 
 def test_paths_may_differ_and_a_digest_fits_beside_an_address():
@@ -57,13 +57,13 @@ def test_paths_may_differ_and_a_digest_fits_beside_an_address():
     ],
 )
 def test_the_first_setting_that_differs_is_named(changes, name):
-    with pytest.raises(UserError, match=f"site west has another {name} than this site, which has"):
+    with pytest.raises(UserError, match=f"site west has another {name} than site east, which has"):
         compare(changes)
 
 
 def test_sources_prepared_from_other_texts_are_refused():
     told = (
-        r"site west has another content of data.sources than this site, which has "
+        r"site west has another content of data.sources than site east, which has "
         r'\{"sums": "0123abcd0123"\}; give all sites the same'
     )
     with pytest.raises(UserError, match=told):
