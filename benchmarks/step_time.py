@@ -21,7 +21,6 @@ import os
 import platform
 import shlex
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -31,9 +30,9 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from worker import BENCHMARKS, Worker, processor
 
-WORKERS = Path(__file__).resolve().parent / "step_time"
-REPOSITORY = WORKERS.parent.parent
+WORKERS = BENCHMARKS / "step_time"
 
 ROWS, SEQUENCE, VOCABULARY, HEAD_SIZE = 8, 256, 8192, 64
 CONFIGURATIONS = {
@@ -57,38 +56,11 @@ GOAL = 0.8
 LOSS_TOLERANCE = 1e-5
 
 
-class Worker:
+def start(side: str, work: dict[str, Any]) -> Worker:
     """A process that holds one side's model and steps it when asked."""
-
-    def __init__(self, side: str, work: dict[str, Any]):
-        script = WORKERS / ("geojax_worker.py" if side == "geojax" else "torch_worker.py")
-        work = work | {"compile": side == "torch.compile", "requests": REQUESTS}
-        folders = (str(REPOSITORY), str(WORKERS.parent), os.environ.get("PYTHONPATH"))
-        path = os.pathsep.join(filter(None, folders))
-        self.side = side
-        self.process = subprocess.Popen(
-            [sys.executable, str(script), json.dumps(work)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-            env=os.environ | {"PYTHONPATH": path},
-        )
-
-    def ask(self, request: str, **arguments: Any) -> Any:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.write(json.dumps({"do": request, **arguments}) + "\n")
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit(f"the {self.side} worker died; what it said is above")
-        return json.loads(line)["answer"]
-
-    def close(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait()
+    script = WORKERS / ("geojax_worker.py" if side == "geojax" else "torch_worker.py")
+    work = work | {"compile": side == "torch.compile", "requests": REQUESTS}
+    return Worker(side, script, json.dumps(work))
 
 
 @contextlib.contextmanager
@@ -96,7 +68,7 @@ def running_workers(work: dict[str, Any]) -> Iterator[dict[str, Worker]]:
     workers: dict[str, Worker] = {}
     try:
         for side in SIDES:
-            workers[side] = Worker(side, work)
+            workers[side] = start(side, work)
             workers[side].ask("versions")  # geojax has written its weights once it answers
         yield workers
     finally:
@@ -258,13 +230,6 @@ def main() -> None:
         }
         arguments.output.parent.mkdir(parents=True, exist_ok=True)
         arguments.output.write_text(json.dumps(record, indent=1) + "\n")
-
-
-def processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor()
 
 
 def _installed(package: str) -> bool:
