@@ -1,6 +1,7 @@
 """The plan of one site whose runtime is its own: its config, mesh, chunks and held microbatches."""
 
 import dataclasses
+import itertools
 import math
 import os
 import sys
@@ -78,20 +79,28 @@ def process_groups(mesh: Mesh) -> int:
     It is the number of stages where each has processes of its own, and else of processes.
 
     Raises:
-        UserError: a process holds a part of one stage and something of another.
+        UserError: a process holds a part of one stage and something of another, or processes are
+            not numbered in the order of the stages.
     """
     stages = mesh.shape["stage"]
     if stages == 1:
         return 1
     groups = dict.fromkeys(_processes(mesh))
     processes = [process for group in groups for process in group]
-    if processes != sorted(set(processes)):
-        count = len(set(processes))
+    count = len(set(processes))
+    if len(processes) > count:
         raise UserError(
             f"dc.join=islands with mesh.stage={stages} requires a number of processes in each site "
             f"that divides {stages} or is a multiple of it; got {count}. Start "
             f"{math.gcd(stages, count)} or {math.lcm(stages, count)}, or change mesh.stage"
         )
+    for earlier, later in itertools.pairwise(processes):
+        if earlier > later:
+            raise UserError(
+                f"dc.join=islands with mesh.stage={stages} requires processes that are numbered "
+                f"host by host; process {earlier} is on a host before that of process {later}. "
+                "Number those of a host one after the other (srun --distribution=block)"
+            )
     return len(groups)
 
 

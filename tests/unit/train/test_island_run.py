@@ -423,3 +423,5 @@ def test_processes_of_a_site_are_grouped_by_the_stages_that_they_hold():
         assert process_groups(site_of(*np.repeat(range(hosts), 8).reshape(stages, -1))) == stages
     with pytest.raises(UserError, match=r"mesh\.stage=2 requires .*; got 3\. Start 1 or 6, or"):
         process_groups(site_of((0, 0, 1), (1, 2, 2)))
+    with pytest.raises(UserError, match=r"process 2 is on a host before that of process 1"):
+        process_groups(site_of((0, 2), (1, 3)))
