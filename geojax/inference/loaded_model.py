@@ -60,7 +60,7 @@ class LoadedModel:
     @property
     def ranks(self) -> int:
         """The ranks that a batch's sequences are shared by."""
-        return batch_ranks(self.mesh)
+        return self.mesh.shape["data"] * self.mesh.shape["expert"]
 
 
 def serving_mesh(data: int, expert: int, tensor: int) -> Mesh:
@@ -77,11 +77,6 @@ def serving_mesh(data: int, expert: int, tensor: int) -> Mesh:
             f"there are {len(devices)}; sizes that multiply to at most that would be right{hint}"
         )
     return make_mesh(data=data, expert=expert, tensor=tensor, devices=devices[:needed])
-
-
-def batch_ranks(mesh: Mesh) -> int:
-    """Count the ranks that share a batch's sequences."""
-    return mesh.shape["data"] * mesh.shape["expert"]
 
 
 def parallelism_of(mesh: Mesh) -> Parallelism:

@@ -112,14 +112,18 @@ def serve_run(
         saved = SavedRun.open(run, step=step, tokenizer=tokenizer, log=log)
         weights = saved.weights
         log(f"reading step {weights.step} in {weights.checkpoints}")
+        problem = None
         try:
             name = dtype or saved.compute_dtype
-            return Serving(saved, LoadedModel.load(weights, saved.model, mesh, name))
+            model = LoadedModel.load(weights, saved.model, mesh, name)
         except UserError:
             raise
         except (OSError, ValueError) as error:
-            if step is None and weights.is_removed:
-                log(f"step {weights.step} has been removed, as the run has newer ones")
-                continue
+            problem = first_line(error)
+        if step is None and weights.is_removed:  # perhaps while its last files were read
+            log(f"step {weights.step} has been removed meanwhile")
+            continue
+        if problem is not None:
             where = f"{weights.checkpoints}: step {weights.step}"
-            raise UserError(f"{where} is damaged: {first_line(error)}") from None
+            raise UserError(f"{where} is damaged: {problem}")
+        return Serving(saved, model)

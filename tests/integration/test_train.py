@@ -24,6 +24,9 @@ from support.small_runs import (
 from geojax.checkpoint import RunDirectory
 from geojax.cli.main import run as geojax
 from geojax.data import PrepareSettings, prepare
+from geojax.inference import LoadedModel
+from geojax.inference.loaded_model import serving_mesh
+from geojax.train.saved_run import serve_run
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +81,23 @@ def test_evaluate_and_generate_find_what_the_run_wrote(whole_run, tmp_path, caps
     results = json.loads(judged.read_text())
     assert results["step"] == 20
     assert results["texts"]["sums"]["loss"] == pytest.approx(logged["validation/sums"], rel=1e-6)
+
+
+def test_a_checkpoint_that_its_run_removes_gives_way_to_the_next(whole_run, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    shutil.copytree(whole_run[0], run)
+    load = LoadedModel.load
+
+    def removed_meanwhile(saved, *arguments):
+        monkeypatch.setattr(LoadedModel, "load", load)
+        remove_checkpoint(run, saved.step)
+        return load(saved, *arguments)
+
+    monkeypatch.setattr(LoadedModel, "load", removed_meanwhile)
+    lines = []
+    served = serve_run(run, serving_mesh(1, 1, 1), log=lines.append)
+    assert served.run.weights.step == 10
+    assert lines[1] == "step 20 has been removed meanwhile"
 
 
 def test_a_text_of_another_tokenizer_is_not_judged(whole_run, tmp_path, capsys, monkeypatch):
