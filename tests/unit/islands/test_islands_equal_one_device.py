@@ -24,7 +24,15 @@ from geojax.precision import RECIPES, policy
 from geojax.step.plan import StepPlan
 
 STEPS = 2
-MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
+MOE = {
+    "num_hidden_layers": 4,
+    "first_k_dense_replace": 1,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 12,
+    "scoring_func": "sigmoid",
+    "use_router_bias": True,
+}
 close = functools.partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-13)
 
 
