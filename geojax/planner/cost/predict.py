@@ -29,6 +29,12 @@ NOT_MODELLED = (
 )
 """Parts of a step that no term stands for."""
 
+NOT_MODELLED_ON_SHARED_CORES = (
+    "stages of one site that take turns on a core",
+    "what islands pay the transfer engine, and what their walk between programs takes",
+)
+"""The same where devices are simulated."""
+
 
 def predict(
     model: ModelConfig,
@@ -90,7 +96,7 @@ def predict(
         links=tuple(_links(layout, topology, sites, slowest.hops, reduced)),
         memory_bytes=_memory_bytes(model, layout, topology, sequence_length),
         relative_error=_relative_error(model, layout, topology),
-        not_modelled=NOT_MODELLED,
+        not_modelled=NOT_MODELLED + (NOT_MODELLED_ON_SHARED_CORES if cores is not None else ()),
     )
 
 
