@@ -1,6 +1,6 @@
 """Greedy generation in geojax and in transformers on the same CPU: tokens a second, side by side.
 
-    python benchmarks/generation.py --threads 2 --output benchmarks/results/generation.json
+    python benchmarks/generation.py --threads 1 --output benchmarks/results/generation.json
 
 Each side runs in a process of its own, pinned to the same cores with the same number of threads,
 and reads the same random Llama in fp32 from the same files. The processes live side by side and
@@ -91,7 +91,7 @@ def measure(workers: dict[str, Worker], batch: int, rounds: int) -> dict[str, An
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
