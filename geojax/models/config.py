@@ -112,6 +112,10 @@ LayerType = Literal["full_attention", "sliding_attention"]
 """Kind of a layer's attention."""
 
 
+def _has_gate(given: Mapping[str, Any]) -> bool:
+    return bool(given["hidden_act"] == "silu")
+
+
 def _alike_layers(given: Mapping[str, Any]) -> tuple[LayerType, ...]:
     return ("full_attention" if given["sliding_window"] is None else "sliding_attention",)
 
@@ -151,18 +155,32 @@ class ModelConfig(Settings):
     """Number of tokens."""
     max_position_embeddings: Length
     """Longest sequence; the number of learned positions, if positions are learned."""
-    norm: Literal["layernorm", "rmsnorm", "layernorm1p"] = "rmsnorm"
-    """LayerNorm has a bias. LayerNorm1p is LayerNorm whose stored scale is the scale minus 1, so
-    that weight decay, where it is applied, pulls the scale to 1."""
+    norm: Literal["layernorm", "rmsnorm", "layernorm1p", "rmsnorm1p"] = "rmsnorm"
+    """LayerNorm has a bias. LayerNorm1p (Nemotron) and RMSNorm1p (Gemma) store the scale minus 1,
+    so that weight decay, where it is applied, pulls the scale to 1."""
+    sandwich_norm: bool = False
+    """Norms of both blocks' outputs too, before they are added to the residual stream, as in
+    Gemma 2 and 3; not with experts."""
     rms_norm_eps: float = pydantic.Field(default=1e-5, ge=1e-15, le=1)
     """Number added to the variance (RMSNorm: the mean square) before its root is taken."""
     hidden_act: Literal["gelu_pytorch_tanh", "relu2", "silu"] = "silu"
-    """Activation of the feed-forward block. `silu` is gated (SwiGLU), as in Llama;
-    `gelu_pytorch_tanh` (GPT-2 and GPT-3) and `relu2` (Nemotron) have no gate."""
+    """Activation of the feed-forward block: `silu` (Llama), `gelu_pytorch_tanh` (GPT-3, Gemma) or
+    `relu2` (Nemotron)."""
+    gated: bool = pydantic.Field(default_factory=_has_gate)
+    """A gate projection beside the up projection: the activation is the gate's, and multiplies the
+    up projection. Default: with `silu` (SwiGLU), not with the others; Gemma has GELU with it."""
     position_embedding_type: Literal["learned_absolute", "rope"] = "rope"
     """Learned positions are added to the embedding; rotary ones rotate queries and keys."""
     rope_parameters: RopeParameters = RopeParameters()
     """Base, share and scaling of rotary positions."""
+    rope_local_base_freq: float | None = pydantic.Field(default=None, gt=1, le=1e12)
+    """Base of rotary positions in layers with a window, unscaled, as in Gemma 3; null:
+    rope_parameters are those of all layers."""
+    query_pre_attn_scalar: int = pydantic.Field(default_factory=_head_width, gt=0, le=2**20)
+    """Scores of attention are divided by its square root; default: `head_dim`."""
+    attn_logit_softcapping: float | None = pydantic.Field(default=None, ge=1e-3, le=1e6)
+    """Bound c of the scores of attention, which become c tanh(score / c), as in Gemma 2; null:
+    none. cuDNN has no such attention."""
     sliding_window: Length | None = None
     """Positions that a layer with a window attends to, a token's own and those right before it (as
     in Mistral); null: every layer attends to all."""
@@ -184,6 +202,13 @@ class ModelConfig(Settings):
     """Bias of a dense feed-forward block's projections; those of experts have none."""
     tie_word_embeddings: bool = False
     """Use the transpose of the token embedding as the output head."""
+    scale_embeddings: bool = False
+    """Multiply the embedded tokens by the square root of `hidden_size`, as in Gemma."""
+    final_logit_softcapping: float | None = pydantic.Field(default=None, ge=1e-3, le=1e6)
+    """Bound c of the logits, which become c tanh(logit / c), as in Gemma 2; null: none."""
+    z_loss_coef: float = pydantic.Field(default=0.0, ge=0, le=1e3)
+    """Weight in each token's loss of the square of the log of its softmax's denominator, which
+    keeps logits from drifting (PaLM has 1e-4)."""
     dropout: float = pydantic.Field(default=0.0, ge=0, lt=1)
     """Rate on the embedding and on both residual branches; attention weights have none."""
     initializer_range: float = pydantic.Field(default=0.02, ge=1e-9, le=100)
@@ -228,6 +253,14 @@ class ModelConfig(Settings):
         return self.num_experts > 0
 
     @property
+    def local_rope_parameters(self) -> RopeParameters | None:
+        """Rotary positions of layers with a window; None: they have those of all."""
+        if self.rope_local_base_freq is None:
+            return None
+        share = self.rope_parameters.partial_rotary_factor
+        return RopeParameters(rope_theta=self.rope_local_base_freq, partial_rotary_factor=share)
+
+    @property
     def has_window(self) -> tuple[bool, ...]:
         """True for the layers with a window, of the first period of layers that repeats."""
         return tuple(kind == "sliding_attention" for kind in self.layer_types)
@@ -262,11 +295,6 @@ class ModelConfig(Settings):
         if self.has_latent_attention:
             return self.qk_rope_head_dim
         return round(self.rope_parameters.partial_rotary_factor * self.head_dim)
-
-    @property
-    def gated(self) -> bool:
-        """True where the feed-forward block has a gate beside its up projection."""
-        return self.hidden_act == "silu"
 
     @pydantic.model_validator(mode="after")
     def _sizes_fit(self) -> Self:
@@ -354,10 +382,14 @@ class ModelConfig(Settings):
 
     @pydantic.model_validator(mode="after")
     def _norms_fit(self) -> Self:
-        if self.use_qk_norm and self.norm != "rmsnorm":
+        if self.use_qk_norm and not self.norm.startswith("rmsnorm"):
             raise ValueError(
                 f"use_qk_norm requires norm=rmsnorm; got {self.norm}. Remove use_qk_norm, or set "
                 "norm"
+            )
+        if self.sandwich_norm and self.num_experts:
+            raise ValueError(
+                "sandwich_norm requires a dense model; remove sandwich_norm, or num_experts"
             )
         return self
 
@@ -369,6 +401,11 @@ class ModelConfig(Settings):
                     "rope_parameters requires position_embedding_type=rope; got learned_absolute. "
                     "Remove rope_parameters, or set position_embedding_type"
                 )
+            if self.rope_local_base_freq is not None:
+                raise ValueError(
+                    "rope_local_base_freq requires position_embedding_type=rope; got "
+                    "learned_absolute. Remove rope_local_base_freq, or set position_embedding_type"
+                )
             return self
         if self.has_latent_attention:
             if self.qk_rope_head_dim % 2:
@@ -377,6 +414,11 @@ class ModelConfig(Settings):
                     "rotate pairs"
                 )
             return self
+        if self.rope_local_base_freq is not None and self.sliding_window is None:
+            raise ValueError(
+                "rope_local_base_freq requires sliding_window; set it, or remove "
+                "rope_local_base_freq"
+            )
         share = self.rope_parameters.partial_rotary_factor
         rotated = share * self.head_dim
         if not math.isclose(rotated, round(rotated)) or round(rotated) % 2:

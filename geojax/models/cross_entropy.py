@@ -46,9 +46,13 @@ def cross_entropy_sum(
     *,
     tied: bool = False,
     vocabulary: int | None = None,
+    softcap: float | None = None,
+    z_loss: float = 0.0,
     parallelism: Parallelism = SINGLE_DEVICE,
 ) -> jax.Array:
-    """Sum mask * -log softmax(hidden @ kernel)[target] over tokens, in at least float32.
+    """Sum mask * (-log softmax(logits)[target] + z_loss * z^2) over tokens, in at least float32.
+
+    The logits are hidden @ kernel, and z is the log of their softmax's denominator.
 
     Differentiable (reverse mode) in `hidden`, `kernel` and `mask`. A token whose mask is 0 adds
     exactly 0 to the loss and to every gradient, even where its hidden state is not finite.
@@ -60,6 +64,8 @@ def cross_entropy_sum(
         mask: float [...], the weight of each token's loss.
         tied: `kernel` is the embedding table.
         vocabulary: size of the vocabulary without padding; None: nothing pads it.
+        softcap: see `soft_cap`.
+        z_loss: weight of z^2 (Chowdhery et al. 2022, "PaLM", section 5).
         parallelism: how the model is sharded. With a `tensor` of several ranks `kernel` is this
             rank's part of the vocabulary, and both it and `hidden` vary over `tensor`; the loss
             does not, and the gradient of `hidden` is this rank's share of it.
@@ -70,8 +76,14 @@ def cross_entropy_sum(
     states = vary_over((hidden.reshape(tokens, -1), kernel), axes)
     labels = targets.reshape(-1), mask.reshape(-1).astype(wide)
     labels = vary_over(labels, axes if parallelism.tensor == 1 else axes - {"tensor"})
-    head = _Head(tied, kernel.shape[0 if tied else 1], vocabulary, parallelism.tensor)
+    columns = kernel.shape[0 if tied else 1]
+    head = _Head(tied, columns, vocabulary, parallelism.tensor, softcap, z_loss)
     return _cross_entropy_sum(head, *states, *labels)
+
+
+def soft_cap(logits: jax.Array, bound: float | None) -> jax.Array:
+    """Bound logits smoothly: bound * tanh(logits / bound) (None: not)."""
+    return logits if bound is None else bound * jnp.tanh(logits / bound)
 
 
 class _Head(NamedTuple):
@@ -79,6 +91,8 @@ class _Head(NamedTuple):
     columns: int  # of this rank's kernel
     vocabulary: int | None  # columns that exist, of all ranks together
     ranks: int  # of `tensor`
+    softcap: float | None
+    z_loss: float
 
 
 class _Chunk(NamedTuple):
@@ -118,7 +132,13 @@ def _forward(
         counts = chunk.mask[:, None] != 0
         is_target = chunk.targets[:, None] == _own_columns(head)[None, :]
         softmax = jnp.exp(logits - log_sum[:, None])
-        gradient = jnp.where(counts, (softmax - is_target) * chunk.mask[:, None], 0)
+        if head.z_loss:
+            softmax = softmax * (1 + 2 * head.z_loss * log_sum[:, None])
+        gradient = (softmax - is_target) * chunk.mask[:, None]
+        if head.softcap is not None:  # minus infinity in the padding, where softmax is 0
+            share = jnp.maximum(logits / head.softcap, -1)
+            gradient = gradient * (1 - jnp.square(share))
+        gradient = jnp.where(counts, gradient, 0)
         gradient = gradient.astype(hidden.dtype)
         kernel_side = 1 if head.tied else 0
         hidden_gradient = lax.dot_general(gradient, kernel, (((1,), (1 - kernel_side,)), ((), ())))
@@ -182,6 +202,7 @@ def _logits(hidden: jax.Array, kernel: jax.Array, head: _Head) -> jax.Array:
     wide = jnp.promote_types(hidden.dtype, jnp.float32)
     dims = (((1,), (1 if head.tied else 0,)), ((), ()))
     logits = lax.dot_general(hidden, kernel, dims, preferred_element_type=wide)
+    logits = soft_cap(logits, head.softcap)
     if head.vocabulary is None or head.ranks * head.columns == head.vocabulary:
         return logits
     return jnp.where(_own_columns(head) < head.vocabulary, logits, -jnp.inf)
@@ -194,7 +215,7 @@ def _own_columns(head: _Head) -> jax.Array:
 
 
 def _losses(logits: jax.Array, targets: jax.Array, head: _Head) -> tuple[jax.Array, jax.Array]:
-    """Return each token's cross-entropy and log of its softmax's denominator, both [tokens]."""
+    """Return each token's loss and the log of its softmax's denominator, both [tokens]."""
     top = _over_ranks(lax.pmax, logits.max(-1), head)
     exponentials = jnp.exp(logits - top[:, None]).sum(-1)
     own = targets - _own_columns(head)[0]
@@ -203,7 +224,8 @@ def _losses(logits: jax.Array, targets: jax.Array, head: _Head) -> tuple[jax.Arr
     packed = jnp.stack([exponentials, jnp.where(is_local, target_logit, 0)])
     total, target_logit = _over_ranks(lax.psum, packed, head)
     log_sum = top + jnp.log(total)
-    return log_sum - target_logit, log_sum
+    losses = log_sum - target_logit
+    return losses + head.z_loss * jnp.square(log_sum) if head.z_loss else losses, log_sum
 
 
 def _over_ranks(

@@ -22,14 +22,28 @@ from jax import lax
 
 from geojax.models.attention import attention
 from geojax.models.config import ModelConfig
+from geojax.models.cross_entropy import soft_cap
 from geojax.models.feed_forward import linear
-from geojax.models.layers import is_windowed, project_heads, second_block
+from geojax.models.layers import (
+    is_windowed,
+    layer_rotary,
+    post_norm,
+    project_heads,
+    rotary_tables,
+    second_block,
+)
 from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
 from geojax.models.parameters import Parameters
-from geojax.models.rotary import rotary_table, score_scale
+from geojax.models.rotary import score_scale
 from geojax.models.transformer import embed, head
 
-_TRAINING_FIELDS = {"capacity_factor", "dropout", "initializer_range", "router_aux_loss_coef"}
+_TRAINING_FIELDS = {
+    "capacity_factor",
+    "dropout",
+    "initializer_range",
+    "router_aux_loss_coef",
+    "z_loss_coef",
+}
 _CARRIED_FIELDS = _TRAINING_FIELDS | {
     "num_hidden_layers",
     "hidden_size",
@@ -40,17 +54,24 @@ _CARRIED_FIELDS = _TRAINING_FIELDS | {
     "vocab_size",
     "max_position_embeddings",
     "norm",
+    "sandwich_norm",
     "rms_norm_eps",
     "hidden_act",
+    "gated",
     "position_embedding_type",
     "sliding_window",
     "layer_types",
     "rope_parameters",
+    "rope_local_base_freq",
+    "query_pre_attn_scalar",
+    "attn_logit_softcapping",
     "qkv_bias",
     "use_qk_norm",
     "attention_output_bias",
     "mlp_bias",
     "tie_word_embeddings",
+    "scale_embeddings",
+    "final_logit_softcapping",
     "num_experts",
     "num_experts_per_tok",
     "moe_intermediate_size",
@@ -129,7 +150,8 @@ def prefill(
     prompt_slots = jnp.arange(width, dtype=jnp.int32)
     segment_ids = (prompt_slots >= padding[:, None]).astype(jnp.int32)
     positions = jnp.maximum(prompt_slots - padding[:, None], 0)
-    x, rotary = _enter(parameters, tokens, positions, config, parallelism)
+    x = _embed(parameters, tokens, positions, config, parallelism)
+    tables = rotary_tables(positions, config, x.dtype)
 
     def one_layer(
         x: jax.Array, layer_and_index: tuple[Parameters, jax.Array]
@@ -142,12 +164,14 @@ def prefill(
                 *new,
                 segment_ids,
                 scale=score_scale(config),
+                softcap=config.attn_logit_softcapping,
                 window=config.sliding_window,
                 is_windowed=is_windowed(index, config),
                 parallelism=parallelism,
             )
             return mixed, new
 
+        rotary = layer_rotary(*tables, index, config)
         return _layer(own, x, rotary, attend, segment_ids, prompt_slots, config, parallelism)
 
     x, new = _scan_layers(one_layer, x, parameters, config)
@@ -178,7 +202,9 @@ def decode(
         parallelism: how the model is sharded.
     """
     config = config.replace(capacity_factor=None)
-    x, rotary = _enter(parameters, tokens[:, None], slot - padding[:, None], config, parallelism)
+    positions = slot - padding[:, None]
+    x = _embed(parameters, tokens[:, None], positions, config, parallelism)
+    tables = rotary_tables(positions, config, x.dtype)
     all_slots = jnp.arange(cache.key.shape[2], dtype=jnp.int32)
     visible = (all_slots <= slot) & (all_slots >= padding[:, None])
 
@@ -201,8 +227,9 @@ def decode(
                 near = slot - all_slots < config.sliding_window
                 windowed = is_windowed(index, config)
                 seen &= near if windowed is None else near | ~windowed
-            return _attend_to_slots(query, of_layer, seen, score_scale(config)), extended
+            return _attend_to_slots(query, of_layer, seen, config), extended
 
+        rotary = layer_rotary(*tables, index, config)
         return _layer(own, x, rotary, attend, None, slot[None], config, parallelism), None
 
     (x, cache), _ = _scan_layers(one_layer, (x, cache), parameters, config)
@@ -226,19 +253,16 @@ def _scan_layers(
     return carry, jax.tree.map(lambda *stacks: jnp.concatenate(stacks), of_first, of_others)
 
 
-def _enter(
+def _embed(
     parameters: Parameters,
     tokens: jax.Array,
     positions: jax.Array,
     config: ModelConfig,
     parallelism: Parallelism,
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
-    """Embed new tokens [B, slots] as the stream [B, slots, H], and make their rotary table."""
+) -> jax.Array:
+    """Embed new tokens [B, slots] as the stream [B, slots, H]."""
     batch = {"tokens": tokens, "positions": positions}
-    x = embed(parameters["embedding"], batch, config, None, parallelism)
-    if config.position_embedding_type != "rope":
-        return x, None
-    return x, rotary_table(positions, config, x.dtype)
+    return embed(parameters["embedding"], batch, config, None, parallelism)
 
 
 def _layer(
@@ -255,19 +279,23 @@ def _layer(
     query, key, value = project_heads(parameters, x, rotary, config, parallelism)
     mixed, cache = attend(query, Cache(key, value))
     heads = mixed.reshape(*mixed.shape[:2], -1)
-    x = x + linear(parameters["attention"]["output"], heads, parallelism, sharding="rows")
+    branch = linear(parameters["attention"]["output"], heads, parallelism, sharding="rows")
+    x = x + post_norm(parameters, "attention_post_norm", branch, config)
     branch, _ = second_block(parameters, x, segment_ids, slots, config, parallelism)
-    return x + branch, cache
+    return x + post_norm(parameters, "feed_forward_post_norm", branch, config), cache
 
 
-def _attend_to_slots(query: jax.Array, cache: Cache, visible: jax.Array, scale: float) -> jax.Array:
+def _attend_to_slots(
+    query: jax.Array, cache: Cache, visible: jax.Array, config: ModelConfig
+) -> jax.Array:
     """Attend with one query [B, 1, N, D] to the `visible` [B, S] of the slots [B, S, K, D]."""
     batch, _, heads, dim = query.shape
     key, value = cache
     wide = jnp.promote_types(query.dtype, jnp.float32)
     grouped = query.reshape(batch, key.shape[2], heads // key.shape[2], dim)
     scores = jnp.einsum("bkgd,bskd->bkgs", grouped, key, preferred_element_type=wide)
-    scores = jnp.where(visible[:, None, None], scale * scores, -jnp.inf)
+    scores = soft_cap(score_scale(config) * scores, config.attn_logit_softcapping)
+    scores = jnp.where(visible[:, None, None], scores, -jnp.inf)
     weights = jax.nn.softmax(scores, axis=-1)
     mixed = jnp.einsum("bkgs,bskd->bkgd", weights, value, preferred_element_type=wide)
     return mixed.reshape(batch, 1, heads, -1).astype(query.dtype)

@@ -3,6 +3,8 @@
 Shapes: B batch, S sequence, H hidden, F ffn.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Literal
 
 import jax
@@ -14,6 +16,12 @@ from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
 from geojax.models.parallel.tensor import copy_to_tp_region, reduce_from_tp_region
 from geojax.models.parameters import Parameters
 from geojax.precision import NO_FP8, Axes, LinearMatmul
+
+_ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "silu": jax.nn.silu,
+    "relu2": lambda x: jnp.square(jax.nn.relu(x)),
+    "gelu_pytorch_tanh": functools.partial(jax.nn.gelu, approximate=True),
+}
 
 KernelSharding = Literal["columns", "rows"]
 """Dim of a kernel that is sharded over `tensor`: "columns", each rank computes some of the outputs;
@@ -72,20 +80,16 @@ def operand_axes(parallelism: Parallelism, sharding: KernelSharding) -> Axes:
 def activate(up: jax.Array, gate: jax.Array | None, config: ModelConfig) -> jax.Array:
     """Apply the activation of `config` element by element, in the dtype of `up`.
 
-    GELU (Hendrycks and Gimpel 2016, the tanh form), squared ReLU (So et al. 2021, "Primer"), or
-    SwiGLU (Shazeer 2020, "GLU Variants Improve Transformer").
+    GELU (Hendrycks and Gimpel 2016, the tanh form), squared ReLU (So et al. 2021, "Primer") or
+    SiLU; with a gate (Shazeer 2020, "GLU Variants Improve Transformer") or without.
 
     Args:
         up: the result of the up projection.
-        gate: the result of the gate projection; None where the activation has no gate.
+        gate: the result of the gate projection; None where there is none.
         config: the model.
     """
-    if config.hidden_act == "silu":
-        assert gate is not None, "SwiGLU needs a gate"
-        return jax.nn.silu(gate) * up
-    if config.hidden_act == "relu2":
-        return jnp.square(jax.nn.relu(up))
-    return jax.nn.gelu(up, approximate=True)
+    activation = _ACTIVATIONS[config.hidden_act]
+    return activation(up) if gate is None else activation(gate) * up
 
 
 def activated(

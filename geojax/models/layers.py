@@ -45,6 +45,8 @@ class LayerContext(NamedTuple):
     """int32 [B, S]; attention stays inside a segment. None: each sequence is one segment."""
     rotary: tuple[jax.Array, jax.Array] | None
     """Cosines and sines of the positions; None where positions are learned."""
+    local_rotary: tuple[jax.Array, jax.Array] | None
+    """Cosines and sines of layers with a window; None: they are the same."""
     sequence_indices: jax.Array
     """int32 [B], the sequences' indices in the global batch."""
     positions: jax.Array
@@ -62,12 +64,38 @@ def make_context(
     parallelism: Parallelism = SINGLE_DEVICE,
 ) -> LayerContext:
     """Make the context of a batch, for layers that compute in `dtype`."""
-    rotary = None
-    if config.position_embedding_type == "rope":
-        rotary = rotary_table(batch["positions"], config, dtype)
+    rotary, local_rotary = rotary_tables(batch["positions"], config, dtype)
     key = dropout_key if config.dropout > 0 else None
     positions = local_positions(batch["tokens"].shape[1], parallelism)
-    return LayerContext(batch["segment_ids"], rotary, batch["row"], positions, key)
+    return LayerContext(batch["segment_ids"], rotary, local_rotary, batch["row"], positions, key)
+
+
+def rotary_tables(
+    positions: jax.Array, config: ModelConfig, dtype: jnp.dtype
+) -> tuple[tuple[jax.Array, jax.Array] | None, tuple[jax.Array, jax.Array] | None]:
+    """Make `rotary` and `local_rotary` of a `LayerContext` for `positions` int32 [B, S]."""
+    if config.position_embedding_type != "rope":
+        return None, None
+    rotary = rotary_table(positions, config, dtype)
+    if config.local_rope_parameters is None:
+        return rotary, None
+    local = config.model_copy(update={"rope_parameters": config.local_rope_parameters})
+    return rotary, rotary_table(positions, local, dtype)
+
+
+def layer_rotary(
+    rotary: tuple[jax.Array, jax.Array] | None,
+    local_rotary: tuple[jax.Array, jax.Array] | None,
+    index: jax.Array,
+    config: ModelConfig,
+) -> tuple[jax.Array, jax.Array] | None:
+    """Choose the cosines and sines of layer `index`: of a layer with a window `local_rotary`."""
+    if local_rotary is None:
+        return rotary
+    windowed = is_windowed(index, config)
+    if windowed is None:
+        return local_rotary
+    return jax.tree.map(functools.partial(jnp.where, windowed), local_rotary, rotary)
 
 
 def attention_block(
@@ -87,19 +115,22 @@ def attention_block(
     project = _keep_products(
         functools.partial(project_heads, config=config, parallelism=parallelism, matmul=matmul)
     )
-    query, key, value = project(parameters, x, context.rotary)
+    rotary = layer_rotary(context.rotary, context.local_rotary, index, config)
+    query, key, value = project(parameters, x, rotary)
     mixed = attention(
         query,
         key,
         value,
         context.segment_ids,
         implementation=implementation,
+        scale=score_scale(config),
+        softcap=config.attn_logit_softcapping,
         window=config.sliding_window,
         is_windowed=is_windowed(index, config),
-        scale=score_scale(config),
         parallelism=parallelism,
     )
-    return _put_together(parameters["attention"]["output"], mixed, matmul, parallelism)
+    added = _put_together(parameters["attention"]["output"], mixed, matmul, parallelism)
+    return post_norm(parameters, "attention_post_norm", added, config)
 
 
 def is_windowed(index: jax.Array, config: ModelConfig) -> jax.Array | None:
@@ -121,6 +152,19 @@ def _put_together(
     """
     heads = mixed.reshape(*mixed.shape[:2], -1)
     return linear(parameters, heads, parallelism, matmul, sharding="rows")
+
+
+def post_norm(
+    parameters: Parameters, name: str, branch: jax.Array, config: ModelConfig
+) -> jax.Array:
+    """Normalize what a block adds to the stream, if the model does, by the layer's norm `name`.
+
+    The backward pass keeps what the norm reads and computes it again.
+    """
+    if not config.sandwich_norm:
+        return branch
+    apply = functools.partial(norm, config=config)
+    return jax.checkpoint(apply, prevent_cse=False)(parameters[name], branch)
 
 
 def project_heads(
@@ -211,7 +255,7 @@ def layer(
     parallelism: Parallelism = SINGLE_DEVICE,
     matmul: LinearMatmul = NO_FP8,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Apply one pre-norm layer to the residual stream `x` [B, S, H].
+    """Apply one layer to the residual stream `x` [B, S, H].
 
     Args:
         parameters: the layer's own, without the leading layers dim.
@@ -243,6 +287,7 @@ def layer(
         functools.partial(second_block, config=config, parallelism=parallelism, matmul=matmul)
     )
     branch, aux_loss = second(parameters, x, segment_ids, positions)
+    branch = post_norm(parameters, "feed_forward_post_norm", branch, config)
     return x + dropout(
         branch, keys[1], context.sequence_indices, positions, config.dropout
     ), aux_loss

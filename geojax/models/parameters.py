@@ -40,7 +40,8 @@ def parameter_shapes(config: ModelConfig, dtype: Any = jnp.float32) -> Parameter
         layers/attention/output/kernel      [L, H D, d] and /bias      bias: attention_output_bias
         layers/attention/query_norm/scale   [L, D]      and key_norm   use_qk_norm only
         layers/feed_forward_norm/scale      [L, d]      and /bias
-        layers/feed_forward/gate/kernel     [L, d, F]   and /bias      SwiGLU only
+        layers/attention_post_norm/scale    [L, d]      and feed_forward_post_norm; sandwich_norm
+        layers/feed_forward/gate/kernel     [L, d, F]   and /bias      with a gate only
         layers/feed_forward/up/kernel       [L, d, F]   and /bias      bias: mlp_bias
         layers/feed_forward/down/kernel     [L, F, d]   and /bias
         final_norm/scale                    [d]         and /bias
@@ -142,6 +143,9 @@ def _stacked_layers(
         "attention": latent_attention() if config.has_latent_attention else attention(),
         "feed_forward_norm": _norm(config, array(hidden)),
     }
+    if config.sandwich_norm:
+        layers["attention_post_norm"] = _norm(config, array(hidden))
+        layers["feed_forward_post_norm"] = _norm(config, array(hidden))
     if not with_experts:
         return layers | {"feed_forward": feed_forward(config.intermediate_size)}
     layers["router"] = matrix(hidden, config.num_experts)
@@ -154,7 +158,8 @@ def _stacked_layers(
 
 
 def _norm(config: ModelConfig, array: jax.ShapeDtypeStruct) -> Parameters:
-    return {"scale": array} if config.norm == "rmsnorm" else {"scale": array, "bias": array}
+    has_bias = config.norm.startswith("layernorm")
+    return {"scale": array, "bias": array} if has_bias else {"scale": array}
 
 
 def parameter_count(config: ModelConfig) -> int:
@@ -178,7 +183,7 @@ def init_parameters(config: ModelConfig, key: jax.Array, dtype: Any = jnp.float3
     Matrices and tables are normal with `config.initializer_range`; the two outputs into the
     residual stream (attention/output and every down) with 1/sqrt(2 layers) of it, as in GPT-2
     ("Language Models are Unsupervised Multitask Learners", Radford et al. 2019, section 2.3) and
-    Megatron-LM. Biases are 0 and scales 1 (stored as 0 by LayerNorm1p).
+    Megatron-LM. Biases are 0 and scales 1 (stored as 0 by LayerNorm1p and RMSNorm1p).
 
     Each leaf's key is folded from `key` and the leaf's path, and values are drawn in float32 and
     then cast: they do not depend on `dtype` (but for rounding), nor, under `jax.jit` with

@@ -41,12 +41,12 @@ def attention_factor(rope: RopeParameters) -> float:
 
 
 def score_scale(config: ModelConfig) -> float:
-    """Return the factor of attention's scores: 1 / sqrt(D), sharpened as DeepSeek's YaRN does.
+    """Return the factor of attention's scores, sharpened as DeepSeek's YaRN does.
 
     (`mscale_all_dim` sharpens all dims of a latent attention's head; the rotated ones alone are
     sharpened by their table.)
     """
-    scale = 1.0 / math.sqrt(config.head_dim)
+    scale = 1.0 / math.sqrt(config.query_pre_attn_scalar)
     rope = config.rope_parameters
     if not config.has_latent_attention or rope.mscale_all_dim is None:
         return scale

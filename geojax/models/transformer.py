@@ -5,6 +5,7 @@ Shapes: B batch, S sequence, H hidden, V vocabulary.
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from geojax.models.chunk.layer_io import layer_slice
 from geojax.models.chunk.layer_scan import Layers, Span
 from geojax.models.chunk.remat import Remat, rematerialize
 from geojax.models.config import ModelConfig
-from geojax.models.cross_entropy import cross_entropy_sum
+from geojax.models.cross_entropy import cross_entropy_sum, soft_cap
 from geojax.models.dropout import dropout
 from geojax.models.embedding import look_up, vocab_parallel_embedding
 from geojax.models.layers import LayerContext, layer, make_context
@@ -223,6 +224,8 @@ def embed(
         parameters["tokens"]["embedding"], batch["tokens"], parallelism
     )
     x = reduce_from_tp_region(tokens, parallelism)
+    if config.scale_embeddings:
+        x = x * jnp.asarray(math.sqrt(config.hidden_size), x.dtype)
     if config.position_embedding_type == "learned_absolute":
         sequence = batch["tokens"].shape[1] * parallelism.context
         if sequence > config.max_position_embeddings:
@@ -258,6 +261,8 @@ def head_loss(
         batch["loss_mask"],
         tied=config.tie_word_embeddings,
         vocabulary=config.vocab_size,
+        softcap=config.final_logit_softcapping,
+        z_loss=config.z_loss_coef,
         parallelism=parallelism,
     )
 
@@ -284,4 +289,7 @@ def head(
     kernel = head_kernel(parameters, config)
     wide = jnp.promote_types(hidden.dtype, jnp.float32)
     equation = "...d,vd->...v" if config.tie_word_embeddings else "...d,dv->...v"
-    return jnp.einsum(equation, hidden, kernel, preferred_element_type=wide)
+    return soft_cap(
+        jnp.einsum(equation, hidden, kernel, preferred_element_type=wide),
+        config.final_logit_softcapping,
+    )

@@ -307,6 +307,7 @@ class CompiledRun:
             self.plan.policy.compute_dtype,
             model.head_dim,
             packed=True,
+            softcap=model.attn_logit_softcapping is not None,
             implementation=self.plan.attention,
             platform=platform_of(mesh).name,
         )

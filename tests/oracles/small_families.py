@@ -2,6 +2,8 @@
 
 from transformers import (
     DeepseekV3Config,
+    Gemma2Config,
+    Gemma3TextConfig,
     GPT2Config,
     LlamaConfig,
     MinistralConfig,
@@ -54,6 +56,7 @@ _YARN = {
     "beta_fast": 4.0,
 }
 _LINEAR = {"rope_type": "linear", "rope_theta": 100.0, "factor": 4.0}
+_LOCAL = {"rope_type": "default", "rope_theta": 10.0}
 _ROTARY = {
     "RotaryEmbedding.compute_default_rope_parameters",
     "RotaryEmbedding.forward",
@@ -103,6 +106,30 @@ FAMILIES = {
             layer_types=["full_attention", "sliding_attention"],
         ),
         _USUAL,
+    ),
+    "gemma2": (
+        Gemma2Config(
+            **_SIZES,
+            head_dim=8,
+            query_pre_attn_scalar=6,
+            sliding_window=3,
+            attn_logit_softcapping=1.5,
+            final_logit_softcapping=2.0,
+            use_bidirectional_attention=False,
+        ),
+        _USUAL,
+    ),
+    "gemma3": (
+        Gemma3TextConfig(
+            **_SIZES | {"num_hidden_layers": 3},
+            head_dim=8,
+            query_pre_attn_scalar=8,
+            sliding_window=3,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+            tie_word_embeddings=False,
+            rope_parameters={"full_attention": _LINEAR, "sliding_attention": _LOCAL},
+        ),
+        _USUAL | {"_compute_linear_scaling_rope_parameters"},
     ),
     "mixtral": (
         MixtralConfig(**_SIZES, num_local_experts=4, router_aux_loss_coef=0.0),

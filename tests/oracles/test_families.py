@@ -153,7 +153,7 @@ def test_gradients_are_those_of_transformers(oracle, axes):
 def test_a_checkpoint_is_written_as_it_was_read(oracle, tmp_path, file_bytes):
     source = oracle.folder / "weights"
     leaves = leaves_by_name(read_whole(source, oracle.model))
-    token_ids = {"bos_token_id": 0, "eos_token_id": 1}
+    token_ids = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None}
     options = {"dtype": "float64", "token_ids": token_ids, "file_bytes": file_bytes}
     with CheckpointWriter(tmp_path, oracle.model, **options) as writer:
         for name in writer.leaves:

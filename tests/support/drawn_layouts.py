@@ -36,6 +36,21 @@ _FAMILIES = {
         "sliding_window": 5,
         "layer_types": ("full_attention", "sliding_attention"),
     },
+    "gemma": {
+        "norm": "rmsnorm1p",
+        "sandwich_norm": True,
+        "hidden_act": "gelu_pytorch_tanh",
+        "gated": True,
+        "scale_embeddings": True,
+        "tie_word_embeddings": True,
+        "query_pre_attn_scalar": 6,
+        "rope_local_base_freq": 100.0,
+        "attn_logit_softcapping": 3.0,
+        "final_logit_softcapping": 2.0,
+        "z_loss_coef": 0.1,
+        "sliding_window": 5,
+        "layer_types": ("sliding_attention", "full_attention"),
+    },
     "qwen3": {"norm": "rmsnorm", "hidden_act": "silu", "use_qk_norm": True},
     "nemotron": {
         "norm": "layernorm1p",
@@ -128,7 +143,7 @@ def _candidate(generator: random.Random) -> Draw:
         options["reshard_after_forward"] = generator.random() >= 0.5
     return Draw(
         family=family,
-        mixture=generator.choice(list(_MIXTURES)),
+        mixture="dense" if family == "gemma" else generator.choice(list(_MIXTURES)),
         key_value_heads=generator.choice([2, 8]),
         dropout=generator.choice([0.0, 0.1]),
         axes=tuple(axes.items()),

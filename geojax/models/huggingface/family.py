@@ -23,7 +23,9 @@ NEUTRAL_KEYS = frozenset(
 """Keys of any `config.json` that leave the logits as they are."""
 
 # What they do ends with the training.
-_TRAINING_FIELDS = frozenset({"dropout", "initializer_range", "router_aux_loss_coef"})
+_TRAINING_FIELDS = frozenset(
+    {"dropout", "initializer_range", "router_aux_loss_coef", "z_loss_coef"}
+)
 
 
 class _Required:
@@ -124,7 +126,11 @@ class Family:
                     fields[field] = value
         if self.has_rope:
             fields["rope_parameters"] = read_rope(
-                content, self.rope_theta, self.partial_rotary_factor, source
+                content,
+                self.rope_theta,
+                self.partial_rotary_factor,
+                source,
+                by_layer_type="rope_local_base_freq" in fields,
             )
         return fields
 

@@ -3,7 +3,10 @@
     transformers 4    rope_theta: 5e5, rope_scaling: {rope_type: llama3, factor: 8.0, ...} or null
     transformers 5    rope_parameters: {rope_type: llama3, rope_theta: 5e5, factor: 8.0, ...}
 
-Both read the former, and so does vLLM: it is what is written.
+    by layer types    rope_parameters: {full_attention: {...}, sliding_attention: {...}}
+
+Both read the former, and so does vLLM: it is what is written. There the base of layers with a
+window is a key of its own, `rope_local_base_freq`.
 """
 
 from collections.abc import Mapping
@@ -17,7 +20,12 @@ ROPE_KEYS = frozenset({"rope_theta", "rope_scaling", "rope_parameters", "partial
 
 
 def read_rope(
-    content: Mapping[str, Any], theta: float, partial_rotary_factor: float, source: str
+    content: Mapping[str, Any],
+    theta: float,
+    partial_rotary_factor: float,
+    source: str,
+    *,
+    by_layer_type: bool = False,
 ) -> dict[str, Any]:
     """Return the keys of `RopeParameters`, which may be ones that it refuses.
 
@@ -26,11 +34,20 @@ def read_rope(
         theta: base of a file that does not tell it.
         partial_rotary_factor: share of a head that is rotated, likewise.
         source: the file's name for messages.
+        by_layer_type: they may be given by layer type; those of layers without a window are read.
 
     Raises:
         UserError: the scaling is no mapping, or of another kind for some layers.
     """
     scaling = content.get("rope_scaling") or content.get("rope_parameters") or {}
+    if by_layer_type and "full_attention" in scaling:
+        local = scaling.get("sliding_attention") or {}
+        if local.get("rope_type", "default") != "default":
+            raise UserError(
+                f"{source}: rope_type {local['rope_type']!r} in layers with a window is not "
+                "carried; 'default' would be"
+            )
+        scaling = scaling["full_attention"]
     if not isinstance(scaling, Mapping) or any(isinstance(each, dict) for each in scaling.values()):
         raise UserError(f"{source}: rope_parameters must be one mapping for all layers")
     rope = {key: value for key, value in scaling.items() if value is not None}

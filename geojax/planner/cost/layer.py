@@ -275,10 +275,10 @@ class LayerTimes:
     def _elementwise(self) -> Piece:
         """Time what moves through memory between the products.
 
-        Two norms with the residual sums before them read and write 4 d numbers a token forwards
-        and 5 d backwards; rotary positions read and write queries and keys; the activation reads
-        F, or 2 F with a gate, and writes F, its backward reads one more and writes as many as it
-        read.
+        Two norms (four around blocks) with the residual sums before them read and write 4 d numbers
+        a token forwards and 5 d backwards; rotary positions read and write queries and keys; the
+        activation reads F, or 2 F with a gate, and writes F, its backward reads one more and writes
+        as many as it read.
         """
         model, t = self.model, self.layout.tensor
         heads = model.num_attention_heads + 2 * max(model.num_key_value_heads, t)
@@ -290,7 +290,7 @@ class LayerTimes:
             width = model.moe_intermediate_size * model.num_experts_per_tok
             width = (width + model.shared_expert_intermediate_size) / t
         read = 2 if model.gated else 1
-        norms, d = 2 * self.own_tokens, model.hidden_size
+        norms, d = (4 if model.sandwich_norm else 2) * self.own_tokens, model.hidden_size
         numbers = norms * 4 * d + self.tokens * (rotated + (read + 1) * width)
         back = norms * 5 * d + self.tokens * (rotated + (2 * read + 1) * width)
         if model.is_moe:  # permuted, and back with their gates

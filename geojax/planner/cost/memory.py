@@ -196,8 +196,8 @@ def kept_bytes(model: ModelConfig, layout: Layout, sequence_length: int) -> floa
     """Return what a layer keeps of a microbatch for its backward (`geojax.models.chunk.remat`).
 
     The stream on entering and after attention; of the matrix products, queries, keys and values and
-    the feed-forward block's inner ones; without remat also attention's result and, with sequence
-    parallelism, the gathered stream on entering the products.
+    the feed-forward block's inner ones; what a norm behind a block reads; without remat also
+    attention's result and, with sequence parallelism, the gathered stream on entering the products.
     """
     tokens, itemsize = _tokens(layout, sequence_length), _itemsize(layout)
     stream = tokens * model.hidden_size * itemsize
@@ -215,6 +215,7 @@ def kept_bytes(model: ModelConfig, layout: Layout, sequence_length: int) -> floa
         keys = model.head_dim if layout.remat == "none" else model.qk_nope_head_dim
         key_value = of_head * (keys + model.v_head_dim) + entering * own / stream
     kept = 2 * own + query + key_value + _inner_bytes(model, layout, tokens)
+    kept += 2 * own if model.sandwich_norm else 0
     if layout.remat == "none":
         log_sums = tokens * model.num_attention_heads / layout.tensor * 4
         gathered = stream + entering if layout.sequence_parallel and layout.tensor > 1 else 0

@@ -17,6 +17,7 @@ of the forward pass again (see `geojax.models.chunk.remat`):
     none          nothing                         nothing
     selective     nothing                         2: the inputs are gathered again
     full          2: the output of attention      3: both
+                  and with sandwich_norm, that of the feed-forward block too: 2, or 1 more
 
 Where the backward pass is split (`geojax.models.chunk.split_backward`), the second half gathers
 again over sequence-parallel ranks: the cotangents of both regions' outputs, and with remat full
@@ -59,7 +60,12 @@ def gathers_again(remat: Remat) -> int:
 
 
 def layer_halves(
-    remat: Remat, *, sequence: bool, split_backward: bool = False, with_experts: bool = False
+    remat: Remat,
+    *,
+    sequence: bool,
+    split_backward: bool = False,
+    with_experts: bool = False,
+    sandwich_norm: bool = False,
 ) -> Halves:
     """Count the halves of one layer, without those of its experts."""
     halves = Halves(2, 2 if with_experts else 6)
@@ -67,7 +73,7 @@ def layer_halves(
     if sequence and remat != "none":
         halves = halves.plus(1, second)
     if remat == "full":
-        halves = halves.plus(0, 1 if sequence else 2)
+        halves = halves.plus(0, (1 if sequence else 2) * (2 if sandwich_norm else 1))
     if split_backward and sequence:
         again = 1 if remat == "full" else 0
         halves = halves.plus(again, 1 + second * gathers_again(remat))
@@ -105,6 +111,7 @@ def predicted_tensor_bytes(
         sequence=parallelism.sequence,
         split_backward=split_backward,
         with_experts=config.is_moe,
+        sandwich_norm=config.sandwich_norm,
     )
     layers = config.num_stacked_layers
     sent = Halves(layers * halves.entering_attention, layers * halves.stream + 4)

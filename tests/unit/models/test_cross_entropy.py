@@ -21,10 +21,13 @@ def _inputs(dtype, tied, tokens=(3, 11), hidden=6, vocabulary=17):
     return states, kernel.T if tied else kernel, targets, mask
 
 
-def _textbook(states, kernel, targets, mask, tied):
+def _textbook(states, kernel, targets, mask, tied, softcap=None, z_loss=0.0):
     logits = states @ (kernel.T if tied else kernel)
-    chosen = jax.nn.log_softmax(logits)
-    return -jnp.sum(mask * jnp.take_along_axis(chosen, targets[..., None], -1)[..., 0])
+    if softcap is not None:
+        logits = softcap * jnp.tanh(logits / softcap)
+    z = jax.nn.logsumexp(logits, axis=-1)
+    chosen = jnp.take_along_axis(logits, targets[..., None], -1)[..., 0]
+    return jnp.sum(mask * (z - chosen + z_loss * z**2))
 
 
 @pytest.fixture(params=[1, 5, 33, 1000], ids="chunks_of_{}".format)
@@ -33,8 +36,9 @@ def chunk_tokens(request, monkeypatch):
     monkeypatch.setattr(cross_entropy, "LEAST_CHUNK_TOKENS", request.param)
 
 
+@pytest.mark.parametrize("options", [{}, {"softcap": 1.5, "z_loss": 0.2}], ids=["plain", "all"])
 @pytest.mark.parametrize("tied", [False, True])
-def test_value_and_gradients(tied, chunk_tokens, x64):
+def test_value_and_gradients(tied, options, chunk_tokens, x64):
     states, kernel, targets, mask = _inputs(jnp.float64, tied)
 
     def both(function):
@@ -43,11 +47,11 @@ def test_value_and_gradients(tied, chunk_tokens, x64):
 
         return jax.value_and_grad(weighted, argnums=(0, 1, 2))(states, kernel, mask)
 
-    got = both(lambda *given: cross_entropy_sum(*given, tied=tied))
-    want = both(lambda *given: _textbook(*given, tied))
+    got = both(lambda *given: cross_entropy_sum(*given, tied=tied, **options))
+    want = both(lambda *given: _textbook(*given, tied, **options))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12), got, want)
     # Without differentiation a leaner program runs.
-    alone = cross_entropy_sum(states, kernel, targets, mask, tied=tied)
+    alone = cross_entropy_sum(states, kernel, targets, mask, tied=tied, **options)
     np.testing.assert_allclose(0.7 * alone, want[0], rtol=1e-12)
 
 

@@ -31,8 +31,29 @@ def _on_one_device(config, parameters):
     return LoadedModel.on_one_device(config, jax.device_put(parameters, jax.devices()[0]))
 
 
+GEMMA = FAMILIES["llama"].replace(
+    rope_parameters={"rope_theta": 100.0},
+    norm="rmsnorm1p",
+    sandwich_norm=True,
+    query_pre_attn_scalar=5,
+    attn_logit_softcapping=2.0,
+    final_logit_softcapping=3.0,
+    scale_embeddings=True,
+    sliding_window=4,
+    layer_types=("sliding_attention", "full_attention"),
+    rope_local_base_freq=10.0,
+)
+
+
 def test_greedy_takes_the_models_most_likely_token(config, x64, random_parameters):
-    parameters = random_parameters(config, jnp.float64)
+    check_greedy(config, random_parameters(config, jnp.float64))
+
+
+def test_windows_caps_and_norms_behind_blocks(x64, random_parameters):
+    check_greedy(GEMMA, random_parameters(GEMMA, jnp.float64))
+
+
+def check_greedy(config, parameters):
     model = _on_one_device(config, parameters)
     written = generate(model, PROMPTS, max_new_tokens=6, sampling=GREEDY)
     read = jax.jit(lambda batch: logits(parameters, batch, config)[0])

@@ -212,18 +212,47 @@ KIMI_K2 = DEEPSEEK_V3 | {
     "topk_group": 1,
     "vocab_size": 163840,
 }
+GEMMA3_1B = {
+    "model_type": "gemma3_text",
+    "attention_bias": False,
+    "attn_logit_softcapping": None,
+    "cache_implementation": "hybrid",
+    "final_logit_softcapping": None,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 1152,
+    "initializer_range": 0.02,
+    "intermediate_size": 6912,
+    "max_position_embeddings": 32768,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 26,
+    "num_key_value_heads": 1,
+    "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-06,
+    "rope_local_base_freq": 10000,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "sliding_window": 512,
+    "sliding_window_pattern": 6,
+    "vocab_size": 262144,
+}
 
 
 @pytest.mark.parametrize(
-    ("content", "preset"), [(DEEPSEEK_V3, "deepseek-v3-671b"), (KIMI_K2, "kimi-k2-1t")]
+    ("content", "preset", "model_type"),
+    [
+        (DEEPSEEK_V3, "deepseek-v3-671b", "deepseek_v3"),
+        (KIMI_K2, "kimi-k2-1t", "deepseek_v3"),
+        (GEMMA3_1B, "gemma3-1b", "gemma3_text"),
+    ],
 )
-def test_published_configs_are_the_presets(tmp_path, content, preset):
+def test_published_configs_are_the_presets(tmp_path, content, preset, model_type):
     (tmp_path / "config.json").write_text(json.dumps(content))
     wanted = ModelConfig.load(preset)
     found = ModelConfig(**read_model_fields(tmp_path))
     trained = ("initializer_range", "router_aux_loss_coef")
     assert found == wanted.replace(**{name: getattr(found, name) for name in trained})
-    assert family_for(wanted).model_type == "deepseek_v3"
+    assert family_for(wanted).model_type == model_type
 
 
 def test_the_family_of_a_model_is_the_first_that_can_express_it():

@@ -66,6 +66,11 @@ def test_loads_a_preset_and_a_file(tmp_path):
             "use_qk_norm requires norm=rmsnorm; got layernorm",
         ),
         (
+            {"sandwich_norm": True, "num_experts": 2, "num_experts_per_tok": 1},
+            "sandwich_norm requires a dense model",
+        ),
+        ({"rope_local_base_freq": 1e4}, "rope_local_base_freq requires sliding_window"),
+        (
             {"layer_types": ("sliding_attention",)},
             "layer_types with sliding_attention requires sliding_window; set it",
         ),
@@ -79,7 +84,10 @@ def test_loads_a_preset_and_a_file(tmp_path):
         ),
         ({"num_hidden_layers": 0}, "num_hidden_layers: input should be greater than 0, not 0"),
         ({"dropout": 1.0}, "dropout: input should be less than 1"),
-        ({"norm": "batchnorm"}, "norm: input should be 'layernorm', 'rmsnorm' or 'layernorm1p'"),
+        (
+            {"norm": "batchnorm"},
+            "norm: input should be 'layernorm', 'rmsnorm', 'layernorm1p' or 'rmsnorm1p'",
+        ),
         ({"head": 5}, "head: unknown key; did you mean 'head_dim'"),
         ({"rope_parameters": {"rope_type": "llama3"}}, "rope_type llama3 needs factor"),
         ({"rope_parameters": {"factor": 8}}, "rope_type default takes no factor"),

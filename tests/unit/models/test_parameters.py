@@ -30,6 +30,8 @@ from geojax.named_arrays import leaves_by_name
         ("llama3-70b", 70_553_706_496),
         ("llama3-405b", 405_853_388_800),
         ("mistral-7b-v0.1", 7_241_732_096),
+        ("gemma2-9b", 9_241_705_984),
+        ("gemma3-1b", 999_885_952),
         ("mixtral-8x7b", 46_702_792_704),
         # The paper's table D.1 says 174,600 million; this is what its shape gives.
         ("gpt3-175b", 174_604_259_328),
@@ -50,6 +52,14 @@ def test_nemotron_counts_as_its_reports_split_them(preset, embedding, rest):
     # The reports print one decimal (and 3.15 as 3.2).
     assert tables == pytest.approx(embedding, abs=0.055e9)
     assert parameter_count(config) - tables == pytest.approx(rest, abs=0.05e9)
+
+
+def test_gemma3_counts_as_its_report_splits_them():
+    """Table 1: embedding and the rest; the former with 6M that project images."""
+    config = ModelConfig.load("gemma3-27b")
+    table = config.vocab_size * config.hidden_size
+    assert table == pytest.approx(1_416e6 - 6e6, rel=1e-3)
+    assert parameter_count(config) - table == pytest.approx(25_600e6, rel=1e-3)
 
 
 def test_initial_values(config):

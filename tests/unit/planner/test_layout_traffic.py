@@ -113,3 +113,12 @@ def test_bytes_over_each_axis_are_those_of_the_formula(name):
     assert sent == expected
     flat = [axes for axes in sent if "dc" in axes and len(axes) > 1]
     assert not flat, "what crosses sites is summed inside them first"
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_a_norm_behind_a_block_needs_its_sum_again(sequence_parallel):
+    model = Draw("gemma", "dense", 2, 0.0, (), 1, ()).model()
+    mesh = make_mesh(devices=jax.devices()[:4], dc=2, tensor=2)
+    plan = StepPlan(mesh, policy("fp32"), remat="full", sequence_parallel=sequence_parallel)
+    step, expected = lowered_step(model, plan, ROWS, SEQUENCE)
+    assert sent_bytes(step, plan.mesh) == expected

@@ -1,6 +1,7 @@
 """The families of Hugging Face models that geojax reads and writes, one file each."""
 
 from geojax.models.huggingface.families.deepseek_v3 import DEEPSEEK_V3, KIMI_K2
+from geojax.models.huggingface.families.gemma import GEMMA2, GEMMA3_TEXT
 from geojax.models.huggingface.families.gpt2 import GPT2
 from geojax.models.huggingface.families.llama import LLAMA
 from geojax.models.huggingface.families.mistral import MINISTRAL, MISTRAL
@@ -20,6 +21,8 @@ FAMILIES: tuple[Family, ...] = (
     QWEN3_MOE,
     DEEPSEEK_V3,
     KIMI_K2,
+    GEMMA2,
+    GEMMA3_TEXT,
     NEMOTRON,
     GPT2,
 )

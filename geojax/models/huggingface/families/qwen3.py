@@ -11,7 +11,7 @@ from geojax.models.huggingface.families.llama import (
 from geojax.models.huggingface.families.qwen2 import NO_WINDOW, WINDOW_KEYS
 from geojax.models.huggingface.family import ConfigKey, Family, TensorRule
 
-_QK_NORM = tuple(
+QK_NORM = tuple(
     TensorRule(
         f"model.layers.{{layer}}.self_attn.{theirs}_norm.weight",
         (f"layers.attention.{own}_norm.scale",),
@@ -47,7 +47,7 @@ QWEN3 = Family(
     implied=SWIGLU | {"use_qk_norm": True},
     fixed=SILU | NO_WINDOW,
     ignored_keys=WINDOW_KEYS,
-    tensors=EMBEDDING_AND_HEAD + ATTENTION + _QK_NORM + FEED_FORWARD,
+    tensors=EMBEDDING_AND_HEAD + ATTENTION + QK_NORM + FEED_FORWARD,
 )
 
 QWEN3_MOE = Family(
@@ -67,5 +67,5 @@ QWEN3_MOE = Family(
     # Every layer has experts.
     fixed=SILU | NO_WINDOW | {"decoder_sparse_step": 1, "mlp_only_layers": []},
     ignored_keys=WINDOW_KEYS,
-    tensors=EMBEDDING_AND_HEAD + ATTENTION + _QK_NORM + _EXPERTS,
+    tensors=EMBEDDING_AND_HEAD + ATTENTION + QK_NORM + _EXPERTS,
 )

@@ -1,0 +1,105 @@
+"""Gemma 2 and 3, text alone: norms on both sides of each block, and windows in most layers.
+
+Norms store their scale minus 1, embeddings are scaled, and the feed-forward block is a gated GELU.
+Gemma 2 caps logits and scores; Gemma 3 norms queries and keys, and its layers with a window have a
+base of rotary positions of their own.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from geojax.models.huggingface.families.llama import (
+    ATTENTION,
+    EMBEDDING_AND_HEAD,
+    FEED_FORWARD,
+    SIZES,
+)
+from geojax.models.huggingface.families.qwen3 import QK_NORM
+from geojax.models.huggingface.family import ConfigKey, Family, TensorRule
+from geojax.models.huggingface.layer_types import layer_types
+
+_NORMS = tuple(
+    TensorRule(f"model.layers.{{layer}}.{theirs}_layernorm.weight", (f"layers.{own}.scale",))
+    for theirs, own in (
+        ("input", "attention_norm"),
+        ("post_attention", "attention_post_norm"),
+        ("pre_feedforward", "feed_forward_norm"),
+        ("post_feedforward", "feed_forward_post_norm"),
+    )
+)
+_TENSORS = (
+    *EMBEDDING_AND_HEAD,
+    *(rule for rule in ATTENTION if "layernorm" not in rule.name),
+    *_NORMS,
+    *FEED_FORWARD,
+)
+
+
+def _keys(softcaps: tuple[float | None, float | None]) -> tuple[ConfigKey, ...]:
+    of_scores, of_logits = softcaps
+    return (
+        *(key for key in SIZES if key.name not in ("head_dim", "tie_word_embeddings")),
+        ConfigKey("head_dim", ("head_dim",), 256),
+        ConfigKey("tie_word_embeddings", ("tie_word_embeddings",), True),
+        ConfigKey("num_key_value_heads", ("num_key_value_heads",), 4),
+        ConfigKey("rms_norm_eps", ("rms_norm_eps",), 1e-6),
+        ConfigKey("attention_bias", ("qkv_bias", "attention_output_bias"), False),
+        ConfigKey("query_pre_attn_scalar", ("query_pre_attn_scalar",), 256),
+        ConfigKey("sliding_window", ("sliding_window",), 4096),
+        ConfigKey("attn_logit_softcapping", ("attn_logit_softcapping",), of_scores),
+        ConfigKey("final_logit_softcapping", ("final_logit_softcapping",), of_logits),
+    )
+
+
+def _local_base(content: Mapping[str, Any]) -> float:
+    """Return the base of layers with a window, as transformers 5 writes it, or the default."""
+    by_type = content.get("rope_parameters") or {}
+    return (by_type.get("sliding_attention") or {}).get("rope_theta", 10_000.0)
+
+
+_IMPLIED = {
+    "norm": "rmsnorm1p",
+    "sandwich_norm": True,
+    "hidden_act": "gelu_pytorch_tanh",
+    "gated": True,
+    "scale_embeddings": True,
+    "position_embedding_type": "rope",
+}
+_FIXED = {
+    "hidden_activation": "gelu_pytorch_tanh",
+    "attention_dropout": 0.0,
+    "use_bidirectional_attention": False,
+}
+# The pattern is read with the layers' types; of the others transformers reads another key.
+_IGNORED = frozenset(
+    {"sliding_window_pattern", "_sliding_window_pattern", "hidden_act", "cache_implementation"}
+)
+
+GEMMA2 = Family(
+    model_type="gemma2",
+    architecture="Gemma2ForCausalLM",
+    keys=(
+        *_keys(softcaps=(50.0, 30.0)),
+        ConfigKey("max_position_embeddings", ("max_position_embeddings",), 8192),
+        layer_types(2),
+    ),
+    implied=_IMPLIED,
+    fixed=_FIXED,
+    tensors=_TENSORS,
+    ignored_keys=_IGNORED,
+)
+GEMMA3_TEXT = Family(
+    model_type="gemma3_text",
+    architecture="Gemma3ForCausalLM",
+    keys=(
+        *_keys(softcaps=(None, None)),
+        ConfigKey("max_position_embeddings", ("max_position_embeddings",), 131072),
+        layer_types(6),
+        ConfigKey("rope_local_base_freq", ("rope_local_base_freq",), _local_base),
+    ),
+    implied=_IMPLIED | {"use_qk_norm": True},
+    fixed=_FIXED,
+    tensors=_TENSORS + QK_NORM,
+    ignored_keys=_IGNORED,
+    rope_theta=1e6,
+)
