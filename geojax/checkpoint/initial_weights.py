@@ -13,6 +13,7 @@ from geojax.checkpoint.saved_array import Indices
 from geojax.errors import UserError
 from geojax.models.huggingface import HuggingFaceWeights
 from geojax.named_arrays import leaves_by_name
+from geojax.optim.averages import restart_average
 from geojax.optim.layout import PADDING, LeafLayout
 
 
@@ -20,7 +21,8 @@ def with_weights(state: Any, weights: HuggingFaceWeights, layouts: Any, mesh: Me
     """Return an initial training state with other weights; its own are freed before those are read.
 
     Args:
-        state: a dataclass with `parameters`, of which nothing else depends on their values.
+        state: a dataclass with `parameters` and an `optimizer`, whose average of the weights is the
+            only other part of it that depends on their values.
         weights: the checkpoint.
         layouts: see `read_weights`.
         mesh: the mesh of the layouts.
@@ -30,7 +32,9 @@ def with_weights(state: Any, weights: HuggingFaceWeights, layouts: Any, mesh: Me
     """
     for leaf in jax.tree.leaves(state.parameters):
         leaf.delete()
-    return dataclasses.replace(state, parameters=read_weights(weights, layouts, mesh))
+    read = read_weights(weights, layouts, mesh)
+    optimizer = restart_average(state.optimizer, read)
+    return dataclasses.replace(state, parameters=read, optimizer=optimizer)
 
 
 def read_weights(weights: HuggingFaceWeights, layouts: Any, mesh: Mesh) -> Any:

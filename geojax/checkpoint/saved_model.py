@@ -17,6 +17,7 @@ from geojax.checkpoint.saved_state import SavedState
 from geojax.checkpoint.site_group import site_groups
 from geojax.errors import UserError
 from geojax.named_arrays import leaves_by_name
+from geojax.optim.averages import AVERAGE
 from geojax.optim.layout import PADDING
 
 
@@ -78,6 +79,17 @@ class SavedModel:
         """True if a part of the save has been removed since it was opened."""
         return not all((self.checkpoints / part.path).exists() for part in self.parts)
 
+    @property
+    def weights(self) -> str:
+        """Name of the tree of weights to evaluate and export, a prefix of its leaves' names.
+
+        It is the average that the optimizer keeps, if it keeps one, and else the parameters.
+        """
+        names = (name for part in self.parts for name in saved_arrays(self.content, part.site))
+        averages = (name.partition(f".{AVERAGE}.") for name in names)
+        found = next((prefix for prefix, average, _ in averages if average), None)
+        return "parameters" if found is None else f"{found}.{AVERAGE}"
+
     def verify(self) -> None:
         """Compare all files of the save with their checksums.
 
@@ -92,7 +104,7 @@ class SavedModel:
                 raise UserError(f"{path}: is damaged: {damage}") from None
 
     def read(self, layouts: Any, mesh: Mesh) -> Any:
-        """Read the parameters onto a mesh, of which each process reads what its devices hold.
+        """Read `weights` onto a mesh, of which each process reads what its devices hold.
 
         Args:
             layouts: a tree of `LeafLayout`s of parameters, which also say the dtype.
@@ -100,7 +112,7 @@ class SavedModel:
         """
         state = SavedState(self.checkpoints, self.content, [self.parts], site_groups(mesh, None))
         leaves = [
-            state.read(f"parameters.{name}", layout)
+            state.read(f"{self.weights}.{name}", layout)
             for name, layout in leaves_by_name(layouts).items()
         ]
         return jax.tree.unflatten(jax.tree.structure(layouts), leaves)

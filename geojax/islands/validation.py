@@ -38,7 +38,7 @@ class Validation:
         """
         walk, programs = self._walk, self._walk.programs
         messages = walk.begin_messages(self._actions, self._windows)
-        weights = programs.gather(state.parameters, state.amax_history)
+        weights = programs.gather(state.evaluated_weights, state.amax_history)
         of_chunk = {chunk: programs.chunk_weights(weights, chunk) for chunk in programs.part.chunks}
         taken_by: dict[Action, Any] = {}
         losses = []

@@ -222,4 +222,5 @@ def is_matrix_or_table(name: str) -> bool:
 
 def is_matrix_of_layers(name: str) -> bool:
     """Return True for the dotted name of a matrix in the layers: no table, and not the head."""
-    return name.startswith("layers.") and name.endswith(".kernel")
+    *above, last = name.split(".")
+    return last == "kernel" and ("dense_layers" in above or above[:1] == ["layers"])

@@ -204,6 +204,26 @@ class LeafLayout:
             stages=None,
         )
 
+    def without_dim(self, dim: int) -> "LeafLayout":
+        """Return the layout of a leaf like this one that lacks a dim, say of means over it.
+
+        Args:
+            dim: a negative one; never the layers'.
+        """
+        gone = dim + len(self.shape)
+
+        def moved(sharding: DimSharding | None) -> DimSharding | None:
+            if sharding is None or sharding.dim == gone:
+                return None
+            return dataclasses.replace(sharding, dim=sharding.dim - (sharding.dim > gone))
+
+        return dataclasses.replace(
+            self,
+            shape=(*self.shape[:gone], *self.shape[gone + 1 :]),
+            model_shards=tuple(filter(None, map(moved, self.model_shards))),
+            shard=moved(self.shard),
+        )
+
     def of_layers(self, count: int) -> "LeafLayout":
         """Return the layout of `count` layers of this leaf; with a pipeline, on their stage."""
         return dataclasses.replace(self, shape=(count, *self.shape[1:]), stages=None)

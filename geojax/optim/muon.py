@@ -110,8 +110,11 @@ def _newton_schulz(matrix: jax.Array, epsilon: float) -> jax.Array:
     if matrix.shape[0] > matrix.shape[1]:
         return _newton_schulz(matrix.T, epsilon).T
     linear, cubic, quintic = _COEFFICIENTS
-    x = matrix / (jnp.linalg.norm(matrix) + epsilon)
-    for _ in range(_ITERATIONS):
+
+    def iteration(_: Any, x: jax.Array) -> jax.Array:
         squares = x @ x.T
-        x = linear * x + (cubic * squares + quintic * squares @ squares) @ x
-    return x
+        return linear * x + (cubic * squares + quintic * squares @ squares) @ x
+
+    start = matrix / (jnp.linalg.norm(matrix) + epsilon)
+    made: jax.Array = jax.lax.fori_loop(0, _ITERATIONS, iteration, start)
+    return made

@@ -7,6 +7,8 @@ import jax
 import optax
 import pydantic
 
+from geojax.optim.adafactor import DIM_OF_MEANS
+from geojax.optim.averages import average_weights, schedule_free
 from geojax.optim.clip import clip_by_global_norm
 from geojax.optim.expert_bias import balance_experts
 from geojax.optim.layout import LeafLayout, replicated
@@ -36,12 +38,35 @@ class OptimizerSettings(ScheduleSettings, MomentSettings):
     clip_norm: float | None = pydantic.Field(default=1.0, ge=1e-9, le=1e9)
     """Gradients are scaled to at most this global norm; null leaves them as they are."""
 
+    ema_decay: float | None = pydantic.Field(default=None, gt=0, lt=1)
+    """Decay of an exponential moving average of the weights, which validation, samples, export and
+    generation then take in their place; null: there is none."""
+
     groups: tuple[ParameterGroup, ...] = pydantic.Field(default=(), max_length=256)
     """Parameters with a learning rate, a weight decay or an optimizer of their own; the first group
     that a parameter is in counts."""
 
     router_bias_rate: float = pydantic.Field(default=1e-3, ge=0, le=1)
     """With `model.use_router_bias`: amount by which a step raises or lowers an expert's bias."""
+
+    @pydantic.model_validator(mode="after")
+    def _averages_once(self) -> "OptimizerSettings":
+        averaging = {name for name in self.optimizers if optimizer_entry(name).averages}
+        if not averaging:
+            return self
+        required = {
+            "schedule=constant": self.schedule == "constant",
+            "ema_decay=null": self.ema_decay is None,
+            "beta1 above 0": self.beta1 > 0,
+            "no other optimizer in a group": self.optimizers == averaging,
+        }
+        missing = [name for name, holds in required.items() if not holds]
+        if missing:
+            raise ValueError(
+                f"{min(averaging)} requires {' and '.join(missing)}: it averages the weights of "
+                "all parameters itself, in place of a decay"
+            )
+        return self
 
     @property
     def optimizers(self) -> frozenset[str]:
@@ -70,7 +95,12 @@ def make_optimizer(settings: OptimizerSettings, steps: int) -> SkipAwareTransfor
         optax.scale_by_learning_rate(lambda count: schedule(count + 1)),
         *factors,
     )
-    return balance_experts(chain, settings.router_bias_rate)
+    averages = []
+    if optimizer_entry(settings.name).averages:
+        averages = [schedule_free(settings.beta1, schedule)]
+    elif settings.ema_decay is not None:
+        averages = [average_weights(settings.ema_decay)]
+    return keep_on_skipped_steps(balance_experts(chain, settings.router_bias_rate), *averages)
 
 
 def _directions(settings: OptimizerSettings) -> optax.GradientTransformation:
@@ -84,7 +114,8 @@ def _directions(settings: OptimizerSettings) -> optax.GradientTransformation:
 def optimizer_layouts(optimizer: optax.GradientTransformation, parameter_layouts: Any) -> Any:
     """Return the `LeafLayout` of each leaf of the optimizer's state: moments lie as parameters do.
 
-    A leaf belongs to the parameter whose path its own path ends with.
+    A leaf belongs to the parameter whose path its own path ends with. Means lack a dim of it
+    (`geojax.optim.adafactor.DIM_OF_MEANS`).
 
     Raises:
         ValueError: a leaf that belongs to a parameter has another shape, so that it cannot be kept
@@ -100,7 +131,11 @@ def optimizer_layouts(optimizer: optax.GradientTransformation, parameter_layouts
     def layout(path: Any, leaf: jax.ShapeDtypeStruct) -> LeafLayout:
         ends = (path[-length:] for length in range(min(longest, len(path)), 0, -1))
         owner = next((by_path[end] for end in ends if end in by_path), None)
-        return replicated(leaf) if owner is None else _layout_of_moment(leaf, owner)
+        if owner is None:
+            return replicated(leaf)
+        fields = (getattr(entry, "name", None) for entry in path)
+        of_means = next((DIM_OF_MEANS[name] for name in fields if name in DIM_OF_MEANS), None)
+        return _layout_of_moment(leaf, owner if of_means is None else owner.without_dim(of_means))
 
     return jax.tree_util.tree_map_with_path(layout, state)
 

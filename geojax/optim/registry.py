@@ -15,6 +15,7 @@ import pydantic
 
 from geojax.errors import UserError
 from geojax.models import is_matrix_of_layers
+from geojax.optim.adafactor import scale_by_adafactor
 from geojax.optim.adam import scale_by_adam
 from geojax.optim.moments import store_moments_in
 from geojax.optim.muon import scale_by_muon
@@ -23,10 +24,10 @@ from geojax.settings import Settings
 OptimizerName = Annotated[str, pydantic.AfterValidator(lambda name: optimizer_entry(name).name)]
 """The name of an entry."""
 
-Statistics: TypeAlias = Literal["none", "matrices"]
+Statistics: TypeAlias = Literal["none", "matrices", "means"]
 """Statistics that cross shards, each by exchanges inside a site that `geojax.planner.traffic`
 counts: "none", as the optimizer works element by element; "matrices", whole ones
-(`geojax.optim.matrix_shares`)."""
+(`geojax.optim.matrix_shares`); "means" of rows and columns (`geojax.optim.adafactor`)."""
 
 FALLBACK = "adamw"
 """The optimizer of the parameters that an entry does not take."""
@@ -88,6 +89,9 @@ class OptimizerEntry:
     """Statistics of leaves that it needs from the other ranks of a site that hold shards of them,
     beside the norm of all gradients."""
 
+    averages: bool = False
+    """True if `geojax.optim.averages.schedule_free` follows the learning rate."""
+
 
 def optimizer_entry(name: str) -> OptimizerEntry:
     """Return the entry of the optimizer `name`.
@@ -122,6 +126,13 @@ def _muon(settings: MomentSettings) -> optax.GradientTransformation:
     )
 
 
+def _adam_without_momentum(settings: MomentSettings) -> optax.GradientTransformation:
+    squares = optax.scale_by_rms(
+        settings.beta2, settings.epsilon, eps_in_sqrt=False, bias_correction=True
+    )
+    return store_moments_in(settings.stored_dtype, squares)
+
+
 _ENTRIES = (
     OptimizerEntry("adamw", "AdamW (arXiv 1711.05101) with beta1, beta2 and epsilon.", _adamw),
     OptimizerEntry(
@@ -135,6 +146,18 @@ _ENTRIES = (
         _muon,
         takes=is_matrix_of_layers,
         statistics="matrices",
+    ),
+    OptimizerEntry(
+        "adafactor",
+        "Adafactor (arXiv 1804.04235): second moments of matrices by row and column, no momentum.",
+        lambda settings: store_moments_in(settings.stored_dtype, scale_by_adafactor()),
+        statistics="means",
+    ),
+    OptimizerEntry(
+        "schedule_free_adamw",
+        "AdamW that averages its weights (arXiv 2405.15682) with beta1, beta2 and epsilon.",
+        _adam_without_momentum,
+        averages=True,
     ),
     OptimizerEntry("sgd", "Stochastic gradient descent with the momentum beta1.", _sgd),
 )

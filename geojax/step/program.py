@@ -92,7 +92,7 @@ def trace_evaluation(
     @jax.named_scope("evaluation")
     def evaluate(state: TrainState, sequences: Any) -> jax.Array:
         sums = batch_loss(
-            state.parameters,
+            state.evaluated_weights,
             sequences,
             layouts=layouts.parameters,
             model=model,

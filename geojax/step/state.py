@@ -14,6 +14,7 @@ from geojax.models import ModelConfig, Parameters, init_parameters, parameter_sh
 from geojax.models.parallel.partition import partitions
 from geojax.named_arrays import AMAX_HISTORY, shape_and_dtype
 from geojax.optim import LeafLayout, layout
+from geojax.optim.averages import evaluated_weights
 from geojax.optim.optimizer import optimizer_layouts
 from geojax.precision import LossScale
 from geojax.step.amax_history import history_layouts
@@ -54,6 +55,11 @@ class TrainState:
     error_feedback: Any = None
     """Rounding errors of each parameter's gradient on the link, of each site (see
     `geojax.step.error_feedback`); None without error feedback."""
+
+    @property
+    def evaluated_weights(self) -> Any:
+        """The weights to evaluate and sample from: an average, if the optimizer keeps one."""
+        return evaluated_weights(self.parameters, self.optimizer)
 
 
 def parameter_layouts(model: ModelConfig, plan: StepPlan) -> Any:

@@ -257,7 +257,7 @@ class CompiledRun:
         Every process calls it, and the others get None. Where `unsampled_reason` gives no reason,
         the weights fit there.
         """
-        return gather_full_params(state.parameters, self.layouts.parameters, self.plan)
+        return gather_full_params(state.evaluated_weights, self.layouts.parameters, self.plan)
 
     def unsampled_reason(self) -> str | None:
         """Say why the whole model cannot be gathered on one device; None: it can be."""

@@ -46,7 +46,7 @@ def export_run(
         with CheckpointWriter(folder, model, dtype=written, token_ids=token_ids) as writer:
             for number, leaf in enumerate(writer.leaves, 1):
                 log(f"writing {leaf}, {number} of {len(writer.leaves)}")
-                for indices, values in saved.blocks(f"parameters.{leaf}"):
+                for indices, values in saved.blocks(f"{saved.weights}.{leaf}"):
                     writer.put(leaf, indices, values)
         _write_tokenizer(folder, words, model)
     log(f"{output}: step {saved.step} as {family.architecture} in {written}")

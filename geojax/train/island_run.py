@@ -380,8 +380,8 @@ class IslandRun:
 
     def gather_full_params(self, state: SiteState) -> Any:
         """Return the weights in the compute dtype, unsharded, on process 0's first device."""
-        parameters = state.stages[0].parameters
-        return gather_full_params(parameters, self.saved_layouts.parameters, self.plan)
+        weights = state.stages[0].evaluated_weights
+        return gather_full_params(weights, self.saved_layouts.parameters, self.plan)
 
     def unsampled_reason(self) -> str | None:
         """Say why the whole model cannot be gathered on one device; None: it can be."""

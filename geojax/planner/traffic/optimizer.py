@@ -1,23 +1,26 @@
 """Predicted bytes of the statistics that an optimizer needs of other shards, all inside a site.
 
-    Muon    whole matrices: of M matrices of S bytes that n ranks hold pieces of, each rank sends
-            2 (n - 1) / n of the S M / n bytes of its pieces, M rounded up to a multiple of n, for
-            each of ZeRO's and the model's cuts of a matrix (`geojax.optim.matrix_shares`)
+    Muon       whole matrices: of M matrices of S bytes that n ranks hold pieces of, each sends
+               2 (n - 1) / n of the S M / n bytes of its pieces, M rounded up to a multiple of n,
+               for each of ZeRO's and the model's cuts of a matrix (`geojax.optim.matrix_shares`)
+    Adafactor  of each matrix a sum for the means of its rows, one for those of its columns, one
+               for the mean of all and one for the norm of its direction; of a scale or bias the
+               last (`geojax.optim.adafactor`)
 
-AdamW, Lion and SGD need none beyond the norm of the gradient, which all of them share.
+The others need none beyond the norm of the gradient, which all of them share.
 """
 
 import math
 from typing import Any
 
-import jax
-
-from geojax.hlo.conventions import all_to_all_bytes
-from geojax.named_arrays import leaf_name
-from geojax.optim import OptimizerSettings
+from geojax.hlo.conventions import all_reduce_bytes, all_to_all_bytes
+from geojax.models import is_matrix_or_table
+from geojax.named_arrays import leaves_by_name
+from geojax.optim import LeafLayout, OptimizerSettings
+from geojax.optim.adafactor import summed_axes
 from geojax.optim.matrix_shares import matrix_groups
 from geojax.optim.registry import optimizer_entry
-from geojax.planner.traffic.by_axes import BytesByAxes, long_axes, no_bytes
+from geojax.planner.traffic.by_axes import BytesByAxes, long_axes, no_bytes, ranks_of
 from geojax.step.plan import StepPlan
 
 
@@ -33,19 +36,35 @@ def predicted_optimizer_bytes(
     """
     sent = no_bytes()
     for name in sorted(optimizer.optimizers):
-        own = [
-            leaf
-            for path, leaf in jax.tree_util.tree_leaves_with_path(layouts)
-            if optimizer.of_leaf(leaf_name(path)).optimizer == name
-        ]
-        if optimizer_entry(name).statistics == "matrices":
-            _add_matrices(sent, own, plan)
+        own = {
+            leaf: place
+            for leaf, place in leaves_by_name(layouts).items()
+            if optimizer.of_leaf(leaf).optimizer == name
+        }
+        match optimizer_entry(name).statistics:
+            case "matrices":
+                _add_matrices(sent, own, plan)
+            case "means":
+                _add_means(sent, own, plan)
     return sent
 
 
-def _add_matrices(sent: BytesByAxes, layouts: Any, plan: StepPlan) -> None:
+def _add_matrices(sent: BytesByAxes, layouts: dict[str, LeafLayout], plan: StepPlan) -> None:
     for group, matrices in matrix_groups(layouts).items():
         numbers = group.exchanged(matrices) * math.prod(group.part_shape) // group.ranks
         payload = numbers * plan.policy.reduce_dtype.itemsize
         for cut in group.cuts:
             sent[long_axes(cut.axes, plan)] += 2 * all_to_all_bytes(payload, cut.ranks)
+
+
+def _add_means(sent: BytesByAxes, layouts: dict[str, LeafLayout], plan: StepPlan) -> None:
+    for name, layout in layouts.items():
+        *stack, rows, columns = (1, *layout.shard_shape)
+        count = math.prod(stack)
+        sums: list[tuple[tuple[int, ...], int]] = [((-1,), count * rows)]
+        if is_matrix_or_table(name):
+            sums += [((-2,), count * columns), ((-2,), count), ((-2, -1), count)]
+        for dims, numbers in sums:
+            axes = summed_axes(layout, dims)
+            payload = numbers * plan.policy.reduce_dtype.itemsize
+            sent[long_axes(axes, plan)] += all_reduce_bytes(payload, ranks_of(axes, plan))

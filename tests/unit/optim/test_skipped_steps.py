@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from geojax.optim import OptimizerSettings, make_optimizer
+from geojax.optim import OPTIMIZERS, OptimizerSettings, make_optimizer
 from geojax.optim.skipped_steps import apply_updates, keep_on_skipped_steps
 
 RATE = optax.linear_schedule(1e-2, 1e-3, 5)
@@ -19,8 +19,10 @@ FOREIGN = {
     "noise": optax.noisy_sgd(RATE, key=jax.random.key(0)),
 }
 OURS = {
-    name: make_optimizer(OptimizerSettings(name=name, warmup_steps=2), 10)
-    for name in ("adamw", "lion", "sgd")
+    "adamw with an average": make_optimizer(OptimizerSettings(ema_decay=0.9, warmup_steps=2), 10),
+} | {
+    name: make_optimizer(OptimizerSettings(name=name, warmup_steps=2, schedule="constant"), 10)
+    for name in OPTIMIZERS
 }
 ALL = FOREIGN | {f"geojax {name}": optimizer for name, optimizer in OURS.items()}
 
