@@ -244,6 +244,9 @@ class ModelConfig(Settings):
     capacity_factor: float | None = pydantic.Field(default=None, ge=1e-3, le=2**14)
     """An expert takes at most ceil(capacity_factor * S * k / E) tokens of a sequence, the first
     ones, and drops the others; null: it takes all (dropless)."""
+    router_z_loss_coef: float = pydantic.Field(default=0.0, ge=0, le=1e3)
+    """Weight of the router's z-loss, the mean over a sequence's tokens of the square of the log of
+    the sum of exp(logit), summed over layers, in its loss (ST-MoE has 1e-3)."""
     router_aux_loss_coef: float = pydantic.Field(default=0.01, ge=0, le=1e3)
     """Weight of the load-balancing loss, summed over layers, in a sequence's loss."""
 

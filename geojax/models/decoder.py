@@ -42,6 +42,7 @@ _TRAINING_FIELDS = {
     "dropout",
     "initializer_range",
     "router_aux_loss_coef",
+    "router_z_loss_coef",
     "z_loss_coef",
 }
 _CARRIED_FIELDS = _TRAINING_FIELDS | {

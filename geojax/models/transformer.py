@@ -79,7 +79,7 @@ def loss_sum(
     )
     total = head_loss(parameters, x, batch, config, parallelism)
     if aux_loss is not None and config.is_moe:
-        total += weighted_aux_loss(aux_loss, batch["loss_mask"], config)
+        total += weighted_aux_loss(aux_loss, batch["loss_mask"])
     return total, batch["loss_mask"].astype(total.dtype).sum()
 
 
@@ -191,7 +191,7 @@ def model_chunk(
         return x
 
     def balance(losses: jax.Array, batch: Batch) -> jax.Array:
-        return weighted_aux_loss(losses, batch["loss_mask"], config)
+        return weighted_aux_loss(losses, batch["loss_mask"])
 
     functions = ModelFunctions(
         embed=first_stream,

@@ -24,7 +24,7 @@ NEUTRAL_KEYS = frozenset(
 
 # What they do ends with the training.
 _TRAINING_FIELDS = frozenset(
-    {"dropout", "initializer_range", "router_aux_loss_coef", "z_loss_coef"}
+    {"dropout", "initializer_range", "router_aux_loss_coef", "z_loss_coef"} | {"router_z_loss_coef"}
 )
 
 

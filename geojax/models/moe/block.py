@@ -19,7 +19,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from geojax.models.config import ModelConfig
 from geojax.models.feed_forward import activated, times_kernel
-from geojax.models.moe.aux_loss import load_balancing_loss
+from geojax.models.moe.aux_loss import auxiliary_losses
 from geojax.models.moe.capacity import drop
 from geojax.models.moe.dispatch import SLOTS, dispatch_and_combine, most_to_a_rank
 from geojax.models.moe.experts import Tokens, apply_experts
@@ -43,7 +43,7 @@ def moe_block(
     parallelism: Parallelism = SINGLE_DEVICE,
     matmul: LinearMatmul = NO_FP8,
 ) -> tuple[jax.Array, jax.Array]:
-    """Compute the experts' contribution to the stream `x` [B, S, H], and their load-balancing loss.
+    """Compute the experts' contribution to the stream `x` [B, S, H], and their auxiliary loss.
 
     Padding goes to no expert but the shared ones, and takes no expert's capacity.
 
@@ -58,13 +58,14 @@ def moe_block(
         matmul: matmul of the experts; the router always multiplies in the compute dtype.
 
     Returns:
-        [B, S, H] in the dtype of `x`, and [B] (see `load_balancing_loss`).
+        [B, S, H] in the dtype of `x`, and [B] (see `AuxLosses.weighted`).
     """
     normed = norm(parameters["feed_forward_norm"], x, config)
     router = parameters["router"]
     routing = route(router, normed, config)
     real = None if segment_ids is None else segment_ids != 0
-    aux_loss = load_balancing_loss(routing, real, parallelism)
+    z_loss = config.router_z_loss_coef > 0
+    aux_loss = auxiliary_losses(routing, real, parallelism, z_loss=z_loss).weighted(config)
     experts = routing.experts
     if real is not None:
         experts = jnp.where(real[..., None], experts, config.num_experts)

@@ -25,6 +25,8 @@ class Routing(NamedTuple):
     """[B, S, k] in at least float32, the weights of the experts' outputs."""
     probabilities: jax.Array
     """[B, S, E] in at least float32, the scores of all experts as shares of their sum."""
+    log_sums: jax.Array
+    """[B, S] in at least float32, the log of the sum of exp(logit) over all experts."""
 
 
 def route(parameters: Parameters, x: jax.Array, config: ModelConfig) -> Routing:
@@ -69,7 +71,7 @@ def route(parameters: Parameters, x: jax.Array, config: ModelConfig) -> Routing:
             gates = jnp.take_along_axis(probabilities, experts, axis=-1)
     if config.routed_scaling_factor != 1:
         gates = config.routed_scaling_factor * gates
-    return Routing(experts, gates, probabilities)
+    return Routing(experts, gates, probabilities, jax.nn.logsumexp(logits, axis=-1))
 
 
 def _best(scores: jax.Array, parameters: Parameters, config: ModelConfig) -> jax.Array:

@@ -170,7 +170,8 @@ def _counts(
     if not axes:
         return sent
     experts = config.num_experts
-    sums = sequences * (2 * experts + 1) * _wide(dtype)
+    numbers = 2 * experts + (2 if config.router_z_loss_coef else 1)
+    sums = sequences * numbers * _wide(dtype)
     sent[axes] += passes * all_reduce_bytes(sums, full_sequence_length(1, parallelism))
     if config.capacity_factor is not None:
         runs = 2 if own_positions % 2 == 0 else 1

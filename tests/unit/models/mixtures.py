@@ -28,6 +28,7 @@ _FINE = {
     "n_shared_experts": 1,
     "norm_topk_prob": False,
     "router_aux_loss_coef": 0.5,
+    "router_z_loss_coef": 0.02,
 }
 MIXTURES = {
     "mixtral": {"num_experts": 4, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.5},

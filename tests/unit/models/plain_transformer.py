@@ -15,7 +15,7 @@ def plain_loss(parameters, batch, config):
     if config.is_moe:
         targets = batch["loss_mask"].astype(float).sum(axis=1)
         balances = [balance for _, balance in outputs]
-        total = config.router_aux_loss_coef * (targets @ np.array(balances))
+        total = targets @ np.array(balances)
     for row, column in np.ndindex(*batch["targets"].shape):
         scores = logits[row][column]
         top = scores.real.max()
@@ -135,13 +135,13 @@ def _feed_forward(own, x, config):
 
 
 def plain_mixture(own, x, segments, config):
-    """What the experts add to one row, and its balance loss: one token after the other."""
+    """What the experts add to one row, and its weighted losses: one token after the other."""
     experts, choices = config.num_experts, config.num_experts_per_tok
     capacity = len(x)
     if config.capacity_factor is not None:
         capacity = np.ceil(config.capacity_factor * len(x) * choices / experts)
     out = [np.zeros(x.shape[1]) for _ in x]
-    load, chosen, mass, real = np.zeros(experts), np.zeros(experts), 0.0, 0
+    load, chosen, mass, squares, real = np.zeros(experts), np.zeros(experts), 0.0, 0.0, 0
     for column, token in enumerate(x):
         if config.n_shared_experts:
             out[column] = out[column] + _feed_forward(own["shared_experts"], token, config)
@@ -160,6 +160,9 @@ def plain_mixture(own, x, segments, config):
                 gate = probabilities[expert] / shared_out
                 out[column] = out[column] + gate * _feed_forward(of_expert, token, config)
         mass, real = mass + probabilities, real + 1
+        squares += (scores.real.max() + np.log(weights.sum())) ** 2
     if real == 0:
         return np.stack(out), 0.0
-    return np.stack(out), experts * (chosen / (choices * real)) @ (mass / real)
+    balance = experts * (chosen / (choices * real)) @ (mass / real)
+    losses = config.router_aux_loss_coef * balance + config.router_z_loss_coef * squares / real
+    return np.stack(out), losses

@@ -14,7 +14,7 @@ from geojax.models import (
     parameter_count,
 )
 from geojax.models.moe import moe_block, weighted_aux_loss
-from geojax.models.moe.aux_loss import load_balancing_loss
+from geojax.models.moe.aux_loss import AuxLosses, auxiliary_losses
 from geojax.models.moe.capacity import drop, expert_capacity
 from geojax.models.moe.router import Routing, route
 from geojax.models.parallel.parallelism import SINGLE_DEVICE
@@ -120,14 +120,18 @@ def test_capacity_is_rounded_up_and_at_most_the_row(factor, sequence, capacity):
 def test_balance_is_one_when_even_and_does_not_see_padding_or_other_rows():
     even = jnp.asarray([[0, 1, 2, 3], [0, 0, 0, 0]], jnp.int32)[..., None]
     probabilities = jnp.stack([jnp.full((4, 4), 0.25), jnp.eye(4)[jnp.zeros(4, int)]])
-    routing = Routing(even, jnp.ones(even.shape), probabilities)
-    np.testing.assert_allclose(load_balancing_loss(routing, None, SINGLE_DEVICE), [1, 4])
+    log_sums = jnp.asarray([[1, 2, 3, 4], [5, 5, 5, 5]], jnp.float32)
+    routing = Routing(even, jnp.ones(even.shape), probabilities, log_sums)
+    made = auxiliary_losses(routing, None, SINGLE_DEVICE, z_loss=True)
+    np.testing.assert_allclose(made, [[1, 4], [7.5, 25]])
     real = jnp.asarray([[1, 1, 0, 0], [0, 0, 0, 0]], bool)
-    np.testing.assert_allclose(load_balancing_loss(routing, real, SINGLE_DEVICE), [1, 0])
+    made = auxiliary_losses(routing, real, SINGLE_DEVICE, z_loss=True)
+    np.testing.assert_allclose(made, [[1, 0], [2.5, 0]])
 
     config = moe_model(num_experts=4, num_experts_per_tok=1, router_aux_loss_coef=0.1)
+    losses = AuxLosses(jnp.asarray([1.0, 4.0]), None).weighted(config)
     targets = jnp.asarray([[1, 1, 1, 0], [1, 0, 0, 0]], jnp.float32)
-    weighted = weighted_aux_loss(jnp.asarray([1.0, 4.0]), targets, config)
+    weighted = weighted_aux_loss(losses, targets)
     np.testing.assert_allclose(weighted, 0.1 * (3 * 1 + 1 * 4), rtol=1e-6)
 
 
