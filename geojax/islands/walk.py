@@ -50,6 +50,7 @@ class Walk:
         windows: messages to fetch ahead from each other site (see `geojax.islands.actions`).
         programs: the site's.
         transport: joins the site to the others.
+        before: walk over the same transport that this one goes on from; None: there is none.
     """
 
     def __init__(
@@ -58,12 +59,14 @@ class Walk:
         windows: Mapping[int, int],
         programs: SitePrograms,
         transport: Transport,
+        before: "Walk | None" = None,
     ):
         self.actions, self.windows = actions, windows
         self.programs, self.transport = programs, transport
         self.traffic: Mapping[int, LinkTraffic] = {}
         """Traffic of the last step with each other site."""
-        self.steps = self._walks = 0
+        self.steps: int = 0 if before is None else before.steps
+        self._walks: int = 0 if before is None else before._walks
 
     def step(
         self,

@@ -1,4 +1,4 @@
-"""Agreement of all processes of a job on something that each finds out on its own host."""
+"""Agreement of all processes of a job on what each of them, or the first one, finds out."""
 
 import collections
 import json
@@ -10,6 +10,28 @@ from geojax.runtime.key_value_store import await_published, publish, published
 from geojax.runtime.liveness.health import Group
 
 _calls: collections.Counter[str] = collections.Counter()
+
+
+def value_of_first(name: str, own_value: str, timeout_seconds: float) -> str:
+    """Return the value called `name` of process 0, which decides for all.
+
+    All processes call it, equally often for a name.
+
+    Raises:
+        MissingProcessesError: process 0 did not say within `timeout_seconds`.
+    """
+    own, count = process_index_and_count()
+    if count == 1:
+        return own_value
+    _calls[name] += 1
+    key = f"first/{name}/{_calls[name]}"
+    if own == 0:
+        publish(key, own_value)
+        return own_value
+    answer = await_published(key, timeout_seconds)
+    if answer is None:
+        raise MissingProcessesError(f"{name}: process 0 does not say what it decided", [0])
+    return answer
 
 
 def processes_that_differ(name: str, own_value: str, timeout_seconds: float) -> Group:

@@ -3,6 +3,8 @@
 import dataclasses
 import statistics
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
 
 from geojax.errors import UserError
 from geojax.islands.traffic import LinkTraffic
@@ -10,11 +12,12 @@ from geojax.planner.adaptive import (
     WINDOWS,
     LinkFigures,
     StepFigures,
+    changed_links,
     deviations,
+    is_unexplained,
 )
 from geojax.planner.cost.calibration import Calibration
 from geojax.planner.cost.predict import predict
-from geojax.topology import Topology
 from geojax.train.config import RunConfig
 from geojax.train.run_layout import layout_of_run
 from geojax.transport import MeasuredLink
@@ -39,9 +42,9 @@ def plan_of_run(config: RunConfig, site: str) -> Plan | None:
     Returns:
         The plan; None for one site, or without a topology.
     """
-    if config.topology is None or config.mesh.dc == 1:
+    topology = config.load_topology()
+    if topology is None or config.mesh.dc == 1:
         return None
-    topology = Topology.load(config.topology)
     towards = {
         other: link.towards(other)
         for link in topology.links
@@ -64,6 +67,20 @@ def plan_of_run(config: RunConfig, site: str) -> Plan | None:
     except UserError:  # a peak or a link is not known
         return Plan(StepFigures(None, links))
     return Plan(StepFigures(predicted.step_seconds, links), predicted.relative_error)
+
+
+class LinkRequest(NamedTuple):
+    """Request of a process for a new plan."""
+
+    changed: Mapping[str, LinkFigures] = MappingProxyType({})
+    """Links to other sites that were off in the last windows, and what they are."""
+    unexplained: bool = False
+    """True if steps were off in the last windows, and nothing tells whether a link is why."""
+
+    @property
+    def is_one(self) -> bool:
+        """True if it asks for anything."""
+        return bool(self.changed) or self.unexplained
 
 
 class Comparison:
@@ -89,12 +106,20 @@ class Comparison:
         log: Callable[[str], None],
         write: Callable[[int, Mapping[str, float]], None],
     ):
-        self._interval, self._measured_links = interval, measured_links
-        self._log, self._write = log, write
-        self._restart(plan)
-
-    def _restart(self, plan: Plan) -> None:
+        self._interval, self._log, self._write = interval, log, write
         self._plan = plan
+        self.restart(None, measured_links)
+
+    def restart(
+        self, plan: Plan | None, measured_links: Callable[[], Mapping[str, MeasuredLink]]
+    ) -> None:
+        """Take the next window for the run's own pace.
+
+        Args:
+            plan: holds from now on; None: the plan stays.
+            measured_links: as in `Comparison`.
+        """
+        self._plan, self._measured_links = plan or self._plan, measured_links
         self._expected: StepFigures | None = None
         self._windows: list[StepFigures] = []
         self._told: set[tuple[str, str | None]] = set()
@@ -117,6 +142,15 @@ class Comparison:
             self._begin(step, window)
         self._windows = [*self._windows, window][-WINDOWS:]
         self._tell(step, window)
+
+    def request(self) -> LinkRequest:
+        """Return what the windows so far ask of a new plan."""
+        if self._expected is None:
+            return LinkRequest()
+        return LinkRequest(
+            changed_links(self._expected, self._windows),
+            is_unexplained(self._expected, self._windows),
+        )
 
     def _window(self) -> StepFigures:
         seconds = statistics.median(seconds for seconds, _ in self._steps)

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,6 @@ from geojax.step.state import (
     with_own_sites,
     with_saved_sites,
 )
-from geojax.topology import Topology
 from geojax.train.batches import global_batch, global_signals, sequences_of_process
 from geojax.train.config import MeshSettings, RunConfig, ZeroSettings
 from geojax.train.fp8_settings import policy_of
@@ -56,8 +55,7 @@ def make_run_mesh(config: RunConfig) -> Mesh:
     Raises:
         UserError: the layout does not fit the devices or the topology.
     """
-    topology = Topology.load(config.topology) if config.topology else None
-    return make_mesh(topology, **config.mesh.model_dump())
+    return make_mesh(config.load_topology(), **config.mesh.model_dump())
 
 
 def step_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
@@ -127,6 +125,13 @@ def _choose_fp8_backend(config: RunConfig, mesh: Mesh) -> BackendChoice:
     return chosen_backend(recipe, platform_of(mesh).name, config.fp8.backend)
 
 
+def _same_step(one: StepPlan, other: StepPlan) -> bool:
+    """Return True if two plans make the same program."""
+    ticks = [plan.tick_program and plan.tick_program.ticks for plan in (one, other)]
+    without = [dataclasses.replace(plan, tick_program=None) for plan in (one, other)]
+    return ticks[0] == ticks[1] and without[0] == without[1]
+
+
 @dataclasses.dataclass(frozen=True)
 class CompiledRun:
     """A config on one mesh over all sites: a `geojax.train.trainer.Trainer`."""
@@ -150,7 +155,7 @@ class CompiledRun:
         log: Callable[[str], None] = print,
         *,
         validate: bool = False,
-    ) -> "CompiledRun":
+    ) -> Self:
         """Compile the step of `config`, and its validation pass if asked to.
 
         Args:
@@ -207,7 +212,7 @@ class CompiledRun:
         """
         if jax.process_index() != 0:
             return {}
-        topology = Topology.load(self.config.topology) if self.config.topology else None
+        topology = self.config.load_topology()
         trips = {process: beat.round_trip_seconds for process, beat in read_heartbeats().items()}
         of_sites = {
             site: [
@@ -221,6 +226,22 @@ class CompiledRun:
         }
         _, *others = of_sites
         return {site: MeasuredLink(min(of_sites[site], default=None)) for site in others}
+
+    def replanned(self, config: RunConfig) -> Self | None:
+        """Compile the step of `config`, of the same layout; None: it is the same step."""
+        plan = step_plan(config, self.plan.mesh)
+        if _same_step(plan, self.plan):
+            return None
+        validate = self.evaluation_program is not None
+        return self.build(config, plan, self.log, validate=validate)
+
+    def adopt(self, state: TrainState) -> TrainState:
+        """Return the state of a run that this one was planned anew from."""
+        return with_own_sites(state, self.layouts, self.plan)
+
+    def link_lines(self) -> list[str]:
+        """Return what the log says of the messages between sites."""
+        return link_lines(self.config, self.plan)
 
     def evaluate(self, state: TrainState, batch: Batch) -> jax.Array:
         """Return [sum of losses, number of targets] of a batch."""
@@ -319,5 +340,5 @@ class CompiledRun:
             f"{mesh_line(mesh)}; {parameters} parameters; {state_bytes} of state per device",
             "; ".join(reasons),
             *([] if sent is None else [f"a step of a site: {sent}"]),
-            *link_lines(self.config, self.plan),
+            *self.link_lines(),
         ]

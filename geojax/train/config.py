@@ -23,6 +23,8 @@ from geojax.quantities import Bytes, Count, Length, SimulatedDevices, StepCount
 from geojax.renamed_keys import RUN_KEYS, RUN_VALUES
 from geojax.runtime import WatchdogSettings
 from geojax.settings import AUTO, NUMBER, UNLESS_AUTO, Settings, load_yaml, validate
+from geojax.topology import Topology
+from geojax.train.adapt_settings import AdaptSettings
 from geojax.train.fp8_settings import Fp8Settings, check_fp8
 from geojax.train.pipeline_settings import (
     DcSettings,
@@ -184,14 +186,6 @@ class CheckpointSettings(Settings):
     together, on a file system that they share."""
 
 
-class AdaptSettings(Settings):
-    """Comparison of measured steps with the plan by the topology; nothing is changed."""
-
-    interval: StepCount = 50
-    """Steps of a window, over whose medians steps and links are compared with the plan. A term that
-    deviates is logged by its name: a link, a site that is late, slower compute."""
-
-
 class SampleSettings(Settings):
     """Text that the trained model writes at the end of a run."""
 
@@ -286,7 +280,7 @@ class RunConfig(Settings):
     before anything is compiled, or only warn."""
 
     adapt: AdaptSettings = AdaptSettings()
-    """Comparison of measured steps with the plan, where a topology describes several sites."""
+    """Comparison of measured steps with the plan, and what follows from it."""
 
     watchdog: WatchdogSettings = WatchdogSettings()
     """Time limits of a step."""
@@ -336,6 +330,22 @@ class RunConfig(Settings):
             context_method=self.parallelism.context_method,
             expert=self.mesh.expert,
         )
+
+    def load_topology(self) -> Topology | None:
+        """Read the topology, with `adapt.links` in place of its own; None: there is none.
+
+        Raises:
+            UserError: there is no such topology, or it has a mistake.
+        """
+        if self.topology is None:
+            return None
+        topology = Topology.load(self.topology)
+        own = {frozenset(link.sites): link for link in self.adapt.links}
+        for link in self.adapt.links:
+            for site in link.sites:
+                topology.site(site)  # refuses a name that it does not know
+        links = [link for link in topology.links if frozenset(link.sites) not in own]
+        return topology.model_copy(update={"links": (*links, *self.adapt.links)})
 
     @property
     def pipeline_sites(self) -> int:

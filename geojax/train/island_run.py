@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -51,6 +51,7 @@ from geojax.train.config import RunConfig
 from geojax.train.island_plan import (
     data_part,
     held_at_once,
+    island_plan,
     own_stages,
     stage_config,
     stage_meshes,
@@ -85,6 +86,8 @@ class IslandRun:
     """The step of this one."""
     transport: Transport
     """The way to the other sites."""
+    exchange: Exchange
+    """Exchange of a few numbers with the other sites."""
     stages: SiteWalks
     """The walk of each stage of the site in this process; in role data there is one."""
     link_bytes: np.ndarray
@@ -109,7 +112,8 @@ class IslandRun:
         log: Callable[[str], None] = print,
         *,
         validate: bool = False,
-    ) -> "IslandRun":
+        before: "IslandRun | None" = None,
+    ) -> Self:
         """Compile the programs of one site of `config`.
 
         Args:
@@ -118,6 +122,8 @@ class IslandRun:
             transport: joins this process to those that hold other stages, in all sites.
             log: shows a line to the user.
             validate: compile the validation pass too.
+            before: run of the same processes that this one goes on from: its messages come after
+                those, on the same transports; None: there is none.
         """
         model, is_stage = config.model, config.dc.role == "stage"
         sites, count, own_numbers = config.mesh.dc, config.mesh.stage, own_stages(plan.mesh)
@@ -128,15 +134,18 @@ class IslandRun:
         batch = batch_shape(own.global_batch_size, own.sequence_length)
         lists: Lists = stage_lists(config) if is_stage else ()
         walks, meshes = [], stage_meshes(plan.mesh)
-        for number, stage in zip(
-            own_numbers, stage_transports(transport, len(own_numbers)), strict=True
-        ):
+        walked: Sequence[Walk | None] = [None] * len(own_numbers)
+        transports = stage_transports(transport, len(own_numbers))
+        if before is not None:
+            walked = before.stages.walks
+            transports = [walk.transport for walk in before.stages.walks]
+        for number, stage, last in zip(own_numbers, transports, walked, strict=True):
             on_stage, part = dataclasses.replace(plan, mesh=meshes[number]), parts[stage.site]
             layouts = site_layouts(part, optimizer, on_stage)
             programs = SitePrograms(part, on_stage, layouts, optimizer, schedule, batch)
             lists = lists or _data_lists(config, programs)
             ahead = fetched_ahead(lists, stage.site)
-            walks.append(Walk(lists[stage.site], ahead, programs, stage))
+            walks.append(Walk(lists[stage.site], ahead, programs, stage, last))
         table_sites, evaluation = [], None
         if is_stage:
             of_sites = [parts[first : first + count] for first in range(0, len(parts), count)]
@@ -148,11 +157,12 @@ class IslandRun:
             if validate:
                 traced = trace_evaluation(layouts, model, plan, batch)
                 evaluation = traced.lower().compile(compiler_options=plan.compiler_options)
-        stages = SiteWalks(walks, count)
+        stages, to_sites = SiteWalks(walks, count), between_sites(transport, sites)
         return cls(
             config,
             plan,
-            between_sites(transport, sites),
+            to_sites,
+            Exchange(to_sites) if before is None else before.exchange,
             stages,
             of_all_stages(stages.link_bytes, plan.mesh).sum(axis=0),
             optimizer,
@@ -263,6 +273,31 @@ class IslandRun:
             for site, link in self.transport.measured().items()
         }
 
+    def replanned(self, config: RunConfig) -> Self | None:
+        """Compile the step of `config`, of the same layout; None: it is the same step.
+
+        In role data buckets are chunks, so that only their compression can change; in role stage
+        the order of the work can.
+        """
+        plan = island_plan(config, self.plan.mesh)
+        is_stage = config.dc.role == "stage"
+        # Of all stages, so that every process finds the same.
+        if plan == self.plan and not (is_stage and stage_lists(config) != stage_lists(self.config)):
+            return None
+        validate = self.evaluation_program is not None
+        return self.build(config, plan, self.transport, self.log, validate=validate, before=self)
+
+    def adopt(self, state: SiteState) -> SiteState:
+        """Return the state of a run that this one was planned anew from."""
+        if not self.holds_all:
+            return state
+        (whole,) = state.stages
+        return SiteState((with_own_sites(whole, self._programs[0].layouts, self.plan),))
+
+    def link_lines(self) -> list[str]:
+        """Return what the log says of the messages between sites."""
+        return [f"a step of a site: {self.facts.cross_site}"]
+
     def evaluate(self, state: SiteState, batch: Batch) -> Any:
         """Return [sum of losses, number of targets] of a batch, over all sites."""
         if not self.holds_all:
@@ -358,11 +393,6 @@ class IslandRun:
             *((each.layouts, each.plan.mesh) for each in self._programs), strict=True
         )
         return split_stages(joined, layouts, meshes, self.plan.mesh)
-
-    @functools.cached_property
-    def exchange(self) -> Exchange:
-        """The exchange of a few numbers with the other sites."""
-        return Exchange(self.transport)
 
     @functools.cached_property
     def shared_name(self) -> SharedName:

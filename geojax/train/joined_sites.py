@@ -15,7 +15,6 @@ from geojax.islands.exchange import Exchange
 from geojax.runtime.cluster_env import ProcessSettings
 from geojax.runtime.island_env import IslandSettings
 from geojax.step.plan import StepPlan
-from geojax.topology import Topology
 from geojax.train.config import RunConfig
 from geojax.train.island_plan import process_groups
 from geojax.train.run_memory import offer_limit_bytes
@@ -170,7 +169,8 @@ def site_staging(config: RunConfig, site: str | None, processes: int) -> Staging
         site: name of the site; None: any.
         processes: processes of the site that a message crosses from at a time.
     """
-    links = () if config.topology is None else Topology.load(config.topology).links
+    topology = config.load_topology()
+    links = () if topology is None else topology.links
     own = [link for link in links if site is None or site in link.sites]
     trip = max((link.round_trip_seconds for link in own), default=_ROUND_TRIP_SECONDS)
     rates = [link.towards(other).bytes_per_second for link in own for other in link.sites]

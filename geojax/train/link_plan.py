@@ -17,7 +17,6 @@ from geojax.planner.buckets import (
 )
 from geojax.quantities import quantity
 from geojax.step.plan import StepPlan
-from geojax.topology import Topology
 from geojax.train.config import RunConfig
 from geojax.train.pipeline_plan import hop_lines
 
@@ -85,9 +84,9 @@ def _auto(config: RunConfig) -> list[str]:
 def _run_link(config: RunConfig, plan: StepPlan) -> _RunLink | None:
     """Return the link that gradients cross; None where none do, or where it is not described."""
     sites = plan.mesh.shape["dc"]
-    if config.topology is None or sites == 1 or not plan.inter_axes:
+    topology = config.load_topology()
+    if topology is None or sites == 1 or not plan.inter_axes:
         return None
-    topology = Topology.load(config.topology)
     share = link_share(topology, plan.mesh.size // sites)
     if share is None:
         return None

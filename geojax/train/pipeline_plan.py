@@ -20,7 +20,6 @@ from geojax.runtime.platform import Platform
 from geojax.step.plan import StepPlan
 from geojax.step.program import batch_shape
 from geojax.step.stage_layers import StagedLayers
-from geojax.topology import Topology
 from geojax.train.config import RunConfig
 
 
@@ -112,9 +111,9 @@ def staged_model(config: RunConfig, staged: StagedLayers) -> StagedModel:
     Raises:
         UserError: there is no topology.
     """
-    if config.topology is None:
+    topology = config.load_topology()
+    if topology is None:
         raise UserError("there is no topology")
-    topology = Topology.load(config.topology)
     if config.pipeline_sites == 1:
         topology = topology.model_copy(update={"sites": topology.sites[:1], "links": ()})
     ranks = config.mesh.data * config.mesh.expert * (config.mesh.dc // config.pipeline_sites)

@@ -17,6 +17,7 @@ from geojax.cache import cache_folder
 from geojax.checkpoint import Checkpointer, RunDirectory
 from geojax.data import Corpus, Loader
 from geojax.errors import UserError
+from geojax.islands.exchange import Exchange
 from geojax.islands.site_state import SiteState
 from geojax.islands.stage_transport import between_sites
 from geojax.mesh import site_names
@@ -43,6 +44,12 @@ from geojax.train.island_run import UPDATE_NAME, IslandRun
 from geojax.train.joined_sites import joined_sites, require_sites, saves_of_sites
 from geojax.train.metrics import MetricsWriter
 from geojax.train.preflight import require_memory
+from geojax.train.replan import (
+    LinkAgreement,
+    LinksOfIslands,
+    LinksOfOneProgram,
+    Replanning,
+)
 from geojax.train.report import Progress, draw_loss_curve, summary_table
 from geojax.train.resume import (
     changed_settings,
@@ -92,7 +99,7 @@ def train(
         with _status(console, "estimating the memory of a step"):
             require_memory(config, console.print)
         # Errors of config, layout and data are raised before there is a run directory.
-        topology = Topology.load(config.topology) if config.topology is not None else None
+        topology = config.load_topology()
         if island is None:
             mesh = make_run_mesh(config)
             plan = step_plan(config, mesh)
@@ -167,9 +174,10 @@ def train(
             directory.write_config(config.model_dump(mode="json"))
         # Some collectives time out when their ranks start far apart: all compile, then wait here.
         runtime.barrier("ready to train", timeout_seconds=config.watchdog.first_step_seconds)
-        own_site = island.site if island is not None else site_names(mesh, topology)[0]
         with contextlib.ExitStack() as training:
             writer = training.enter_context(MetricsWriter(directory, start)) if first else None
+            own_site = island.site if island is not None else site_names(mesh, topology)[0]
+            comparison = _comparison(trainer, own_site, writer, console)
             loop: TrainingLoop[Any] = TrainingLoop(
                 trainer=trainer,
                 config=config,
@@ -183,7 +191,8 @@ def train(
                 log=console.print,
                 metadata=metadata,
                 compilations=compilations,
-                comparison=_comparison(trainer, own_site, writer, console),
+                comparison=comparison,
+                replanning=_replanning(trainer, own_site, comparison, console),
             )
             before_training = time.monotonic()
             state = loop.run(state, start, consumed)
@@ -195,7 +204,9 @@ def train(
             )
         else:
             seconds = (training_seconds, time.monotonic() - started)
-            _show_result(trainer, loop, state, corpus, directory, console, seconds)
+            trained_by = loop.trainer
+            assert isinstance(trained_by, CompiledRun | IslandRun), "it is planned anew as it was"
+            _show_result(trained_by, loop, state, corpus, directory, console, seconds)
     runtime.finish()
     return loop.exit_code
 
@@ -276,6 +287,30 @@ def _comparison(
         return None
     interval = trainer.config.adapt.interval
     return Comparison(plan, interval, trainer.measured_links, console.print, writer.write)
+
+
+def _replanning(
+    trainer: CompiledRun | IslandRun,
+    site: str,
+    comparison: Comparison | None,
+    console: rich.console.Console,
+) -> Replanning | None:
+    """Plan anew for links that change; None: nobody asked for it, or no plan is made by a link.
+
+    Raises:
+        UserError: the topology does not describe a link.
+    """
+    config, mesh = trainer.config, trainer.plan.mesh
+    topology = config.load_topology() if config.adapt.replan else None
+    if topology is None or config.mesh.dc == 1:
+        return None
+    links: LinkAgreement
+    if isinstance(trainer, IslandRun):
+        names = tuple(trainer.transport.site_names)
+        links = LinksOfIslands(Exchange(trainer.transport, "links"), mesh, names)
+    else:
+        links = LinksOfOneProgram(mesh, site_names(mesh, topology), topology)
+    return Replanning(config, site, links, comparison, console.print)
 
 
 def _metadata(config: RunConfig, loader: Loader) -> dict[str, Any]:

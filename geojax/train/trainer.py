@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from geojax.checkpoint import Checkpointer
 from geojax.islands.traffic import LinkTraffic
 from geojax.models.huggingface import HuggingFaceWeights
 from geojax.planner.cross_site import CrossSiteBytes
+from geojax.train.config import RunConfig
 from geojax.transport import MeasuredLink
 
 State = TypeVar("State")
@@ -84,6 +85,22 @@ class Trainer(Protocol[State]):
 
         In one program over all sites the first process knows the round trips of the heartbeats.
         """
+        ...
+
+    def replanned(self, config: RunConfig) -> Self | None:
+        """Compile the step of `config`, of the same layout; None: it is the same step.
+
+        Args:
+            config: this run's, but for what a link decides.
+        """
+        ...
+
+    def adopt(self, state: State) -> State:
+        """Return the state of a trainer that this one was planned anew from."""
+        ...
+
+    def link_lines(self) -> list[str]:
+        """Return what the log says of the messages between sites."""
         ...
 
     def evaluate(self, state: State, batch: Batch) -> Any:

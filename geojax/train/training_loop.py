@@ -22,6 +22,7 @@ from geojax.train.comparison import Comparison
 from geojax.train.config import RunConfig
 from geojax.train.link_figures import LinkTotals, link_figure, link_metrics
 from geojax.train.metrics import MetricsWriter
+from geojax.train.replan import Replanning
 from geojax.train.report import Progress
 from geojax.train.step_ends import StepEnds
 from geojax.train.trainer import State, Trainer
@@ -70,6 +71,8 @@ class TrainingLoop(Generic[State]):
     """Count of how often the step was compiled."""
     comparison: Comparison | None = None
     """Comparison of the steps with the plan, on the process that logs; None without a plan."""
+    replanning: Replanning | None = None
+    """Plans for links that change, on every process; None: the plan stays."""
 
     def __post_init__(self) -> None:
         self.validation: dict[str, list[tuple[int, float]]] = {}
@@ -132,6 +135,7 @@ class TrainingLoop(Generic[State]):
                     self._validate(state, done)
                 if self._save_asked or self.checkpointer.should_save(done):
                     self._save(state, done)
+                    state = self._replan(state, done)
                 self._restart_clock()
         self._drain()
         self._save(state, done)
@@ -226,6 +230,17 @@ class TrainingLoop(Generic[State]):
             if self.writer is not None:
                 self.writer.write(step, {f"validation/{name}": value})
             self.log(f"step {step}: validation loss {value:.4f} on '{name}'")
+
+    def _replan(self, state: State, step: int) -> State:
+        """Go on with another step after a checkpoint, where the links are not as they were."""
+        if self.replanning is None or self.stopped_early or step == self.config.steps:
+            return state
+        trainer = self.replanning.replanned(self.trainer, step)
+        if trainer is None:
+            return state
+        self.trainer = trainer
+        self.watchdog.expect_first_step()
+        return trainer.adopt(state)
 
     def _save(self, state: State, step: int) -> None:
         self._save_asked = False

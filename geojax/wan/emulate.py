@@ -74,6 +74,40 @@ def take_down(name: str = DEFAULT_NAME) -> list[str]:
         return _remove(name)
 
 
+def reshape(wan: EmulatedWan, settings: WanSettings) -> EmulatedWan:
+    """Give shaped links other properties while processes talk over them; return the network.
+
+    What is on its way is lost, and connections stay: TCP sends it again.
+
+    Args:
+        wan: the network.
+        settings: of as many sites; its links must have a delay, a rate or loss too.
+
+    Raises:
+        RunError: a namespace is gone, or the user is not root.
+    """
+    assert wan.settings.shaped, "an unshaped link has nothing to change"
+    assert settings.shaped, "a link that was shaped stays so"
+    with _locked():
+        wan = wan.model_copy(update={"settings": settings})
+        if wan.shaper == "netem":
+            for link in wan.links:
+                for site, device, _ in _ends(wan, link):
+                    change = ["qdisc", "replace", "dev", device, "root", *netem_arguments(settings)]
+                    call("tc", "-n", site.namespace, *change)
+        else:
+            starts = []
+            for link in wan.links:
+                assert link.relay is not None, "a link that the kernel does not shape has a relay"
+                relay.stop(link.relay)  # and its devices are gone
+                starts.append(_join_by_relay(wan, link, link.relay.core))
+            wan = _with_relays(wan, [start.relay for start in starts])
+            for start in starts:
+                start.begin()
+        wan.save()
+    return wan
+
+
 def running(name: str = DEFAULT_NAME) -> EmulatedWan:
     """Return the emulated network `name`, after checking that nothing of it is broken.
 

@@ -124,6 +124,10 @@ class Watchdog:
             self._running, self._previous = None, kind
         self._durations[kind].append(time.monotonic() - started)
 
+    def expect_first_step(self) -> None:
+        """Let the next work of each kind take as long as the first: its program is a new one."""
+        self._durations.clear()
+
     def limit_seconds(self, kind: WorkKind = "training step") -> float:
         """Return how long work of this kind may take now.
 

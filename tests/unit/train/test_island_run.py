@@ -1,6 +1,7 @@
 """Runs of sites with runtimes of their own: steps, validation and checkpoints of one program."""
 
 import concurrent.futures
+import copy
 import dataclasses
 import functools
 import math
@@ -382,6 +383,51 @@ def test_checkpoints_go_from_stages_to_one_program_and_back(stages, tmp_path):
     again.restore([tmp_path / str(site) for site in range(SITES)], model)
     for mine, own in zip(again.states, islands.states, strict=True):
         jax.tree.map(np.testing.assert_array_equal, mine, own)
+
+
+def changed(islands, **changes):
+    """The same islands planned anew, with copies of their states."""
+    anew = copy.copy(islands)
+    other = islands.runs[0].config.model_copy(update=changes)
+    anew.runs = islands.all(lambda run, _: run.replanned(other))
+    copies = [jax.tree.map(jnp.copy, state) for state in islands.states]
+    anew.states = [run.adopt(each) for run, each in zip(anew.runs, copies, strict=True)]
+    return anew
+
+
+def test_islands_planned_anew_compress_their_gradients(trained, batches):
+    state, _, islands, _ = trained
+    own = islands.runs[0].config
+    assert islands.runs[0].replanned(own) is None
+    communication = own.communication.model_copy(update={"gradient_compression": "int8"})
+    anew = changed(islands, communication=communication)
+    for run, own in zip(anew.runs, anew.states, strict=True):
+        assert run.facts.cross_site.bytes < 0.2 * islands.runs[0].facts.cross_site.bytes
+        assert not any(leaf.any() for leaf in jax.tree.leaves(own.stages[0].error_feedback))
+    for batch in batches[2:]:
+        first, second = anew.step(batch)
+        np.testing.assert_equal(first, second)
+    assert any(leaf.any() for leaf in jax.tree.leaves(anew.states[0].stages[0].error_feedback))
+    # Rounded gradients of the third step are in the loss of the fourth.
+    exact = jax.tree.map(jnp.copy, state)
+    for batch in batches[2:]:
+        exact, metrics = one_program().step(exact, batch, REQUESTS)
+    np.testing.assert_allclose(first["loss"], metrics["loss"], rtol=1e-4)
+
+
+def test_stages_planned_anew_go_on_in_another_order(stages):
+    state, _, islands, _ = stages
+    run = one_program("stage")
+    order = run.config.pipeline.model_copy(update={"schedule": "gpipe"})
+    anew = changed(islands, pipeline=order)
+    # The last stage is the one that 1f1b lets begin its backwards early.
+    before, after = (each.runs[1].stages.walks[1].actions for each in (islands, anew))
+    assert after != before
+    batch = make_batch(run.config.model, 5, ROWS)
+    _, expected = run.step(jax.tree.map(jnp.copy, state), batch, REQUESTS)
+    for metrics in anew.step(batch):
+        for name in ("loss", "gradient_norm"):
+            np.testing.assert_allclose(metrics[name], expected[name], rtol=1e-10, err_msg=name)
 
 
 def test_a_stage_that_lacks_layers_says_so(stages, tmp_path):
