@@ -105,7 +105,7 @@ def test_the_scopes_and_fields_that_name_phases_and_kinds_exist():
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_the_estimate_is_within_a_tenth_of_what_xla_says(name):
     estimate = trace_run(config_of(*LAYOUTS[name])).memory()
-    tolerance = 0.05 if name.startswith("latents") else 0.1
+    tolerance = 0.05 if name.startswith(("latents", "windows")) else 0.1
     assert estimate.bytes == pytest.approx(compiled(*LAYOUTS[name]).bytes, rel=tolerance)
 
 
