@@ -197,15 +197,14 @@ def _on_every_stage(step: "TracedStep") -> str:
 def _across_sites(config: "RunConfig", step: "TracedStep") -> str:
     """Say what a site sends in a step, and how long that takes on the link of two sites."""
     from geojax.quantities import quantity
-    from geojax.topology import Topology
 
     sites = step.plan.mesh.shape["dc"]
     sent = float(step.traffic().total_bytes_over("dc")) / sites
     line = f"over dc: {quantity(sent, 'B')} a step, site and direction"
-    links = Topology.load(config.topology).links if config.topology else ()
-    if sites != 2 or not links:
+    topology = config.load_topology()
+    if sites != 2 or topology is None or not topology.links:
         return line
-    bandwidth = links[0].bytes_per_second
+    bandwidth = topology.links[0].bytes_per_second
     return f"{line}; {sent / bandwidth:.2g} s at the {quantity(bandwidth, 'B/s')} of the link"
 
 

@@ -200,7 +200,8 @@ def _request(
             if given[name] is not None:
                 overrides = [*overrides, f"--{key}", str(given[name])]
         config = RunConfig.load(command.config, overrides)
-        if config.topology is None:
+        topology = config.load_topology()
+        if topology is None:
             raise UserError(
                 f"{command.config}: a plan needs a topology; add one, such as --topology "
                 "two-h100-sites"
@@ -213,7 +214,7 @@ def _request(
         batch = config.batch
         return config, PlanRequest(
             config.model,
-            Topology.load(config.topology),
+            topology,
             batch.global_batch_size,
             batch.sequence_length,
             **own | choices,

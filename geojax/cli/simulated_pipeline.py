@@ -43,11 +43,10 @@ def topology_of(config: "RunConfig", accelerator: str | None) -> "Topology":
     """
     from geojax.accelerators import accelerator_named
     from geojax.mesh import require_sites
-    from geojax.topology import Topology
 
-    if config.topology is None:
+    topology = config.load_topology()
+    if topology is None:
         raise UserError("topology: is needed to simulate, such as --topology two-h100-sites")
-    topology = Topology.load(config.topology)
     require_sites(topology, config.mesh.dc)
     if accelerator is None:
         return topology

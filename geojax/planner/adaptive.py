@@ -152,7 +152,7 @@ def _lateness(
     longer = link.waited - planned
     if longer <= STEP_TOLERANCE * expected.step_seconds:
         return None
-    cause = max(link.wait_seconds, key=lambda name: link.wait_seconds[name])  # type: ignore[index]
+    cause, _ = max(link.wait_seconds.items(), key=lambda item: item[1])
     text = (
         f"waits {link.waited * 1e3:.3g} ms a step for {site}, most of it for '{cause}', expected "
         f"{planned * 1e3:.3g} ms: {site} is late (a straggler), or its link back is slower"

@@ -87,8 +87,7 @@ class PlannedStep:
             overlap_grad_reduce=plan.overlap_grad_reduce,
             bucket_layers=plan.bucket_layers,
         )
-        given = Topology.load(config.topology) if config.topology else None
-        topology = target.topology(config.mesh.dc, given)
+        topology = target.topology(config.mesh.dc, config.load_topology())
         length = config.batch.sequence_length
         batch = batch_shape(config.batch.global_batch_size, length)
         memory = layout_memory(

@@ -10,7 +10,6 @@ from geojax.planner.compiled_step import CompiledStep
 from geojax.planner.memory import TracedStep
 from geojax.runtime.xla_flags import expected_platform
 from geojax.step.program import batch_shape
-from geojax.topology import Topology
 from geojax.train.compiled_run import step_plan
 from geojax.train.config import MeshSettings, RunConfig
 
@@ -35,8 +34,8 @@ def abstract_run_mesh(config: RunConfig, axes: MeshSettings | None = None) -> Me
         UserError: dc is not the number of the topology's sites.
     """
     accelerator = None
-    if config.topology is not None:
-        topology = Topology.load(config.topology)
+    topology = config.load_topology()
+    if topology is not None:
         require_sites(topology, config.mesh.dc)
         # Where sites have several kinds, their platform is what matters here.
         accelerator = topology.sites[0].accelerator
@@ -66,10 +65,10 @@ def trace_on(config: RunConfig, mesh: Mesh) -> TracedStep:
 
 def accelerator_of_run(config: RunConfig) -> Accelerator | None:
     """Return the accelerator of the topology of `config`, if it has one kind in all sites."""
-    if config.topology is None:
+    topology = config.load_topology()
+    if topology is None:
         return None
-    sites = Topology.load(config.topology).sites
-    kinds = {site.accelerator.name: site.accelerator for site in sites}
+    kinds = {site.accelerator.name: site.accelerator for site in topology.sites}
     return next(iter(kinds.values())) if len(kinds) == 1 else None
 
 
@@ -79,5 +78,5 @@ def compile_run(config: RunConfig, target: CompileTarget) -> CompiledStep:
     Raises:
         UserError: the layout cannot be, or does not fit the target or the topology.
     """
-    topology = Topology.load(config.topology) if config.topology else None
-    return CompiledStep.of(trace_on(config, target.mesh(config.mesh.model_dump(), topology)))
+    mesh = target.mesh(config.mesh.model_dump(), config.load_topology())
+    return CompiledStep.of(trace_on(config, mesh))
