@@ -87,7 +87,9 @@ def gather_in_site(shards: Any, layouts: Any, plan: StepPlan) -> Any:
             for leaf, layout in zip(sent, leaf_layouts, strict=True)
         ]
         return [
-            _received(leaf, gathered, layout) if isinstance(leaf, QuantizedWeight) else gathered
+            _received(leaf, gathered, layout, plan)
+            if isinstance(leaf, QuantizedWeight)
+            else gathered
             for leaf, gathered, layout in zip(leaves, trimmed, leaf_layouts, strict=True)
         ]
 
@@ -101,7 +103,9 @@ def _sent(leaf: Weight, layout: LeafLayout, plan: StepPlan) -> jax.Array:
     return leaf.astype(layout.gathered_dtype(plan.policy.compute_dtype))
 
 
-def _received(leaf: QuantizedWeight, gathered: jax.Array, layout: LeafLayout) -> QuantizedWeight:
+def _received(
+    leaf: QuantizedWeight, gathered: jax.Array, layout: LeafLayout, plan: StepPlan
+) -> QuantizedWeight:
     """Make the quantized weight whose bytes are `gathered`, gathered from shards like `leaf`.
 
     Its scales are gathered here, where the shards have different ones.
@@ -109,8 +113,7 @@ def _received(leaf: QuantizedWeight, gathered: jax.Array, layout: LeafLayout) ->
     scales, axes = leaf.scales, shard_axes(layout)[0]
     if axes is not None and scales_are_sent(scales.ndim, layout):
         shape = list(scales.shape)
-        assert layout.shard is not None, "scales are sent of sharded leaves"
-        shape[layout.shard.dim] *= layout.shard.ranks
+        shape[shard_dim(layout)] *= math.prod(plan.mesh.shape[axis] for axis in axes)
         (scales,) = _gather([scales], axes, [layout], [tuple(shape)])
         blocks = (1,) * (gathered.ndim - 2) + (leaf.block or (1, 1))
         kept = [-(-size // block) for size, block in zip(gathered.shape, blocks, strict=True)]

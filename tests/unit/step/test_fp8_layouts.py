@@ -116,16 +116,17 @@ def test_ranks_that_slice_one_head_have_the_scale_of_the_whole_kernel():
 
 
 @pytest.mark.parametrize(
-    ("recipe", "axes", "options", "tolerance"),
+    ("recipe", "axes", "groups", "options", "tolerance"),
     [
-        # All rows of an expert are one tensor, from whichever ranks they come.
-        ("current", {"tensor": 2}, {}, 1e-10),
+        # All rows of an expert are one tensor, from whichever ranks they come. The experts'
+        # scales are gathered in the site, the shards over sites before them.
+        ("current", {"dc": 2, "data": 2, "tensor": 2}, 4, {"shard_across_sites": True}, 1e-10),
         # In another order of the rows the kernels' gradients have blocks of others.
-        ("mxfp8", {"expert": 2, "tensor": 2}, SEQUENCE_PARALLEL, 1e-3),
+        ("mxfp8", {"expert": 2, "tensor": 2}, 1, SEQUENCE_PARALLEL, 1e-3),
     ],
 )
-def test_experts_have_their_own_scales_wherever_they_are(recipe, axes, options, tolerance):
-    check((recipe, axes, 1, 1, options), model_of(mixture=True), tolerance)
+def test_experts_have_their_own_scales_wherever_they_are(recipe, axes, groups, options, tolerance):
+    check((recipe, axes, 1, groups, options), model_of(mixture=True), tolerance)
 
 
 def test_magnitudes_of_current_scaling_travel_inside_the_site():
