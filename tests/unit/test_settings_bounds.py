@@ -13,12 +13,14 @@ from geojax.settings import Settings
 
 NOT_READ = {"geojax.probe.figures"}
 """Modules whose classes are results that geojax writes and never reads."""
+NEED_EXTRAS = {"geojax.inference.harness"}
+"""Modules that cannot be imported without an extra; they have no settings."""
 
 
 def settings_classes():
     """Every settings class of the package."""
     for module in pkgutil.walk_packages(geojax.__path__, "geojax."):
-        if not module.name.endswith("__main__"):
+        if not module.name.endswith("__main__") and module.name not in NEED_EXTRAS:
             importlib.import_module(module.name)
     found, open_classes = {}, [Settings]
     while open_classes:

@@ -224,7 +224,7 @@ def test_no_array_is_as_large_as_the_score_matrix(length, documents):
     ("changes", "message"),
     [
         ({"key": (2, 8, 3, 4), "value": (2, 8, 3, 4)}, "4 query heads are no multiple of 3"),
-        ({"value": (2, 8, 2, 5)}, "must be"),
+        ({"value": (2, 8, 1, 4)}, "must be"),
         ({"key": (2, 9, 2, 4), "value": (2, 9, 2, 4)}, "agree in all but the heads"),
         ({"segment_ids": (2, 9)}, "must be [B, S] = (2, 8)"),
     ],

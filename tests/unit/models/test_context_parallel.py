@@ -50,6 +50,7 @@ def check(parallelism, operands, *, data=1, implementation="blocked"):
         heads=heads // parallelism.tensor,
         kv_heads=operands[1].shape[2] // parallelism.tensor,
         head_dim=size,
+        value_dim=size,
         dtype=operands[0].dtype,
         packed=packed,
     )

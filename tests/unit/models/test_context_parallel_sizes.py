@@ -59,8 +59,9 @@ def test_sizes_that_work(method):
 
 
 def test_nothing_is_sent_where_rows_are_whole():
-    sizes = {"sequences": 2, "sequence_length": 64, "heads": 4, "kv_heads": 2, "head_dim": 8}
-    sent = predicted_context_bytes(Parallelism(), **sizes, dtype=np.float32, packed=True)
+    sizes = {"sequences": 2, "sequence_length": 64, "heads": 4, "kv_heads": 2}
+    dims = {"head_dim": 8, "value_dim": 4}
+    sent = predicted_context_bytes(Parallelism(), **sizes, **dims, dtype=np.float32, packed=True)
     assert (sent.forward, sent.backward) == (0, 0)
 
 

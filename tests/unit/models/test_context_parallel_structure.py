@@ -116,7 +116,7 @@ def test_memory_is_linear_in_the_sequence(method, ranks_of_keys):
 def test_bytes_of_the_forward_pass(method, packed):
     parallelism = Parallelism(context=8, context_method=method)
     mesh, traced = trace(parallelism, 128, packed=packed, forward_only=True)
-    sizes = {"heads": HEADS, "kv_heads": HEADS, "head_dim": SIZE}
+    sizes = {"heads": HEADS, "kv_heads": HEADS, "head_dim": SIZE, "value_dim": SIZE}
     sent = predicted_context_bytes(
         parallelism, sequences=1, sequence_length=128, dtype=jnp.float32, packed=packed, **sizes
     )
