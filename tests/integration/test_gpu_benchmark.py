@@ -8,7 +8,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SCRIPT = REPOSITORY / "benchmarks" / "gpu" / "train.py"
-PERMITTED = {"jax", "jaxlib", "flax", "optax", "numpy", "pydantic", "torch"}
+PERMITTED = {"jax", "jaxlib", "ml_dtypes", "flax", "optax", "numpy", "pydantic", "torch"}
 
 # Imported by every Python process that finds it. (What geojax imports is meant, not what the
 # libraries that it imports do: flax imports PyYAML.)

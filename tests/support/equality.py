@@ -77,8 +77,13 @@ def sums_of_step(
     return sum_over_sites(site_sums(state, batch, signals, **arguments), arguments["plan"])
 
 
-def gradients_of_step(model, parameters, batch, dropout_key, plan, compiler_options=None):
-    """Loss and gradient of a batch through the gradient half of the training step."""
+def gradients_of_step(
+    model, parameters, batch, dropout_key, plan, compiler_options=None, inspect=lambda text: None
+):
+    """Loss and gradient of a batch through the gradient half of the training step.
+
+    `inspect` is given the text of the compiled program.
+    """
     layouts = parameter_layouts(model, plan)
     specs = jax.tree.map(lambda place: place.spec(), layouts)
 
@@ -107,7 +112,9 @@ def gradients_of_step(model, parameters, batch, dropout_key, plan, compiler_opti
     share = sequences_of_process(plan, count)
     rows = global_batch(plan, count, share, {name: leaf[share] for name, leaf in batch.items()})
     signals = jnp.zeros(signals_on_mesh(plan).shape)
-    compiled = jax.jit(program, compiler_options=compiler_options)
+    lowered = jax.jit(program).lower(shards, rows, signals)
+    compiled = lowered.compile(compiler_options)
+    inspect(compiled.as_text())
     gradients, metrics = compiled(shards, rows, signals)
     loss = metrics["loss"] + metrics.get("aux_loss", 0)
     return loss, whole_state.trim(gradients, layouts, plan.mesh)

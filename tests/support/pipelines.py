@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from support.collective_order import unordered_collectives
 from support.covering import pairwise
 from support.equality import gradients_of_step
 from support.small_models import FAMILIES, make_batch
@@ -197,7 +198,11 @@ class Case:
         with jax.enable_x64(precision == "fp64"):
             loss, gradients = _alone(self.model, precision)
             made = gradients_of_step(
-                self.model, *_setting(self.model, precision), self.plan(precision), QUICK
+                self.model,
+                *_setting(self.model, precision),
+                self.plan(precision),
+                QUICK,
+                inspect=_check_order,
             )
             actual = [np.asarray(leaf) for leaf in jax.tree.leaves(made[1])]
         wanted = jax.tree_util.tree_leaves_with_path(gradients)
@@ -209,6 +214,11 @@ class Case:
             scale = largest if zero else np.abs(expected).max()
             errors[name] = float(np.abs(value - expected).max() / scale)
         return errors
+
+
+def _check_order(text: str) -> None:
+    unordered = unordered_collectives(text)
+    assert not unordered, f"devices may wait for each other for ever: {unordered}"
 
 
 @functools.cache

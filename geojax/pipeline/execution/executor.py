@@ -356,8 +356,10 @@ class _Run:
 
         def do(state: _State) -> tuple[_State, jax.Array]:
             x = self._first_stream(state.inputs, tick_row, microbatch)
+            # Layers gather the documents' numbers, which do not need the stream.
+            inputs_of_layers = after((microbatch, context), x)
             x, balance, rings = self._layers.forward(
-                x, state.rings, tick_row["F.rows"], tick_row["F.chunk"], microbatch, context
+                x, state.rings, tick_row["F.rows"], tick_row["F.chunk"], *inputs_of_layers
             )
             total = state.balance
             if balance is not None and total is not None:
@@ -406,6 +408,8 @@ class _Run:
                 is_first, self._embed_gradients, lambda x, sums, _: sums,
                 cotangent, state.sums.first, microbatch,
             )  # fmt: skip
+            # Nothing reads these sums soon, and what waits for the tick must wait for them too.
+            cotangent = functools.reduce(after, jax.tree.leaves(first), cotangent)
             cotangents = state.cotangents
             if self._has_local_hops:
                 cotangents = put(cotangents, cotangent, tick_row["B.output"])
