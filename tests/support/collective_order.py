@@ -1,6 +1,6 @@
 """Collectives of a compiled program whose order XLA's CPU runtime does not fix.
 
-It issues the collectives of one computation in the same order on every device, that of the schedule.
+It issues the collectives of one computation in the order of the schedule, the same on every device.
 But a loop or a conditional counts as issued before all collectives in it are, so that a later one
 which does not need its result can come between them on one device and not on the next.
 """
