@@ -1,7 +1,12 @@
 """The name that somebody meant who wrote one that is not there."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+from geojax.errors import UserError
+
+Entry = TypeVar("Entry")
 
 _ALIKE = 0.75
 """Least similarity: with less "tokenizer" would be taken for "optimizer"."""
@@ -25,3 +30,14 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     known = list(known)
     near = nearest(name, known)
     return f"did you mean '{near}'?" if near else f"there are: {', '.join(known) or 'none'}"
+
+
+def entry_called(name: str, entries: Mapping[str, Entry], kind: str) -> Entry:
+    """Return the entry of a registry of `kind` (optimizer, schedule) by its name.
+
+    Raises:
+        UserError: there is none.
+    """
+    if name not in entries:
+        raise UserError(f"no {kind} is called '{name}'; choose one of {', '.join(entries)}")
+    return entries[name]

@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import optax
 import pydantic
 
-from geojax.errors import UserError
 from geojax.models import is_matrix_of_layers
 from geojax.optim.adafactor import scale_by_adafactor
 from geojax.optim.adam import scale_by_adam
 from geojax.optim.moments import store_moments_in
 from geojax.optim.muon import scale_by_muon
 from geojax.settings import Settings
+from geojax.suggestions import entry_called
 
 OptimizerName = Annotated[str, pydantic.AfterValidator(lambda name: optimizer_entry(name).name)]
 """The name of an entry."""
@@ -99,9 +99,7 @@ def optimizer_entry(name: str) -> OptimizerEntry:
     Raises:
         UserError: there is none.
     """
-    if name not in OPTIMIZERS:
-        raise UserError(f"no optimizer is called '{name}'; choose one of {', '.join(OPTIMIZERS)}")
-    return OPTIMIZERS[name]
+    return entry_called(name, OPTIMIZERS, "optimizer")
 
 
 def _adamw(settings: MomentSettings) -> optax.GradientTransformation:

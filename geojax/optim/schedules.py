@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import optax
 import pydantic
 
-from geojax.errors import UserError
 from geojax.quantities import StepCount
 from geojax.settings import Settings
+from geojax.suggestions import entry_called
 
 ScheduleName = Annotated[str, pydantic.AfterValidator(lambda name: schedule_entry(name).name)]
 """The name of an entry in `geojax.optim.schedules`."""
@@ -96,9 +96,7 @@ def schedule_entry(name: str) -> ScheduleEntry:
     Raises:
         UserError: there is none.
     """
-    if name not in SCHEDULES:
-        raise UserError(f"no schedule is called '{name}'; choose one of {', '.join(SCHEDULES)}")
-    return SCHEDULES[name]
+    return entry_called(name, SCHEDULES, "schedule")
 
 
 def _cosine(settings: ScheduleSettings, end: int) -> optax.Schedule:

@@ -7,7 +7,6 @@ executor's tick tables and the benchmarks read this registry.
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from geojax.errors import UserError
 from geojax.pipeline.generators import tick_orders
 from geojax.pipeline.generators.interleaved import interleaved
 from geojax.pipeline.generators.latency_hiding import latency_hiding
@@ -17,6 +16,7 @@ from geojax.pipeline.generators.zero_bubble import zero_bubble_h1, zero_bubble_h
 from geojax.pipeline.generators.zero_bubble_v import zbv
 from geojax.pipeline.schedule import MemoryLimit, Placement, Schedule
 from geojax.pipeline.simulation.costs import Costs
+from geojax.suggestions import entry_called
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,9 +74,7 @@ def schedule_entry(name: str) -> ScheduleEntry:
     Raises:
         UserError: there is none.
     """
-    if name not in SCHEDULES:
-        raise UserError(f"no schedule is called '{name}'; choose one of {', '.join(SCHEDULES)}")
-    return SCHEDULES[name]
+    return entry_called(name, SCHEDULES, "schedule")
 
 
 def schedules_with(virtual_stages: int) -> list[str]:
