@@ -1,6 +1,7 @@
 """Sites with runtimes of their own as stages of one pipeline: their parts and their work."""
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Sequence
 
@@ -52,9 +53,11 @@ def stage_costs(config: RunConfig) -> Costs:
     return staged_model(config, _staged(config)).costs(Placement.linear(config.pipeline_stages))
 
 
+@functools.lru_cache(maxsize=4)
 def event_schedule(config: RunConfig) -> Schedule:
     """Return the run's schedule for stages that begin an action as soon as its input is there.
 
+    It may take seconds to find, and a run's memory, messages and programs all need it: it is kept.
     Where the times of chunks and hops are not known, a forward and each half of a backward are
     taken to last equally long, and hops to take no time.
 

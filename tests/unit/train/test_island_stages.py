@@ -5,6 +5,7 @@ import pytest
 from geojax.errors import UserError
 from geojax.islands.actions import received
 from geojax.pipeline import Placement, geopipe, simulate, validate
+from geojax.train import island_stages
 from geojax.train.abstract_site import abstract_programs, most_layer_bytes
 from geojax.train.config import RunConfig
 from geojax.train.island_stages import (
@@ -46,6 +47,21 @@ def test_geopipe_runs_ahead_by_the_round_trip_of_the_topology():
     assert schedule.orders == geopipe(24, costs).orders
     assert warmup(schedule) > warmup(event_schedule(config(schedule="1f1b"))) == 2
     assert fetched_ahead(stage_lists(own), 1)[0] >= warmup(schedule)
+
+
+def test_the_order_is_found_once_for_memory_messages_and_programs(monkeypatch):
+    found = []
+    make = island_stages._event_schedule
+    monkeypatch.setattr(
+        island_stages, "_event_schedule", lambda *given: found.append(given) or make(*given)
+    )
+    own = config(schedule="gpipe").model_copy(update={"seed": 12})
+    island_memory(own, None)
+    offer_limit_bytes(own)
+    stage_lists(own)
+    assert len(found) == 1
+    event_schedule(own.model_copy(update={"seed": 13}))
+    assert len(found) == 2, "another run has an order of its own"
 
 
 def test_an_order_by_events_beats_the_order_of_the_tick_table_in_the_same_memory():
