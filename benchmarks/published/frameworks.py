@@ -4,7 +4,7 @@ Nothing here is fitted. Recipes are NVIDIA's dgxc-benchmarking v25.01 (`nemotron
 `maxtext/`) and Megatron-LM's examples/sc21/run_table_1.sh.
 """
 
-from geojax.planner.cost.calibration import FLASH_ATTENTION_2, Execution
+from geojax.planner.cost.execution import FLASH_ATTENTION_2, Execution
 
 MEGATRON_2021 = Execution(
     "Megatron-LM 2021",

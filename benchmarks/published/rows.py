@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from geojax.models import ModelConfig
-from geojax.planner.cost.calibration import Calibration, Execution
+from geojax.planner.cost.calibration import Calibration
+from geojax.planner.cost.execution import Execution
 from geojax.planner.cost.layout import Layout
 from geojax.planner.cost.predict import predict
 from geojax.planner.cost.prediction import Prediction

@@ -9,7 +9,8 @@ import dataclasses
 import math
 
 from geojax.models import ModelConfig
-from geojax.planner.cost.calibration import GEOJAX, Calibration
+from geojax.planner.cost.calibration import Calibration
+from geojax.planner.cost.execution import GEOJAX
 from geojax.planner.cost.layout import Layout, SiteShare
 from geojax.planner.cost.memory import layout_memory
 from geojax.planner.cost.predict import predict

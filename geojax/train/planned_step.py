@@ -8,7 +8,8 @@ from typing import Any
 
 from geojax.errors import UserError
 from geojax.planner.compile_target import CompileTarget
-from geojax.planner.cost.calibration import GEOJAX, Calibration
+from geojax.planner.cost.calibration import Calibration
+from geojax.planner.cost.execution import GEOJAX
 from geojax.planner.cost.layer import LayerTimes
 from geojax.planner.cost.layout import Layout
 from geojax.planner.cost.memory import layout_memory

@@ -11,8 +11,9 @@ from geojax.pipeline.schedule import Placement
 from geojax.pipeline.simulation.costs import Costs, Hop
 from geojax.pipeline.simulation.stage_times import PieceTimes, StageTimes
 from geojax.pipeline.simulation.staged_model import SPLIT_SURCHARGE
-from geojax.planner.cost.calibration import Calibration, Execution
+from geojax.planner.cost.calibration import Calibration
 from geojax.planner.cost.collectives import end_collectives, layer_collectives
+from geojax.planner.cost.execution import Execution
 from geojax.planner.cost.layer import LayerTimes, Piece
 from geojax.planner.cost.layout import Layout
 from geojax.planner.cost.networks import SiteNetworks

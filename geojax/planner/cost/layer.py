@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from geojax.models import ModelConfig
-from geojax.planner.cost.calibration import (
+from geojax.planner.cost.calibration import Calibration
+from geojax.planner.cost.execution import (
     DEFAULT_ATTENTION_BACKWARD,
     DEFAULT_ATTENTION_FORWARD,
-    Calibration,
     Execution,
 )
 from geojax.planner.cost.layout import Layout

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from geojax.models import ModelConfig, model_flops
 from geojax.pipeline.registry import schedule_entry
 from geojax.planner.buckets import link_share
-from geojax.planner.cost.calibration import GEOJAX, RELATIVE_ERROR, Calibration, Execution
+from geojax.planner.cost.calibration import RELATIVE_ERROR, Calibration
 from geojax.planner.cost.chunks import ChunkWork, SitePieces, chunk_work, site_pieces
+from geojax.planner.cost.execution import GEOJAX, Execution
 from geojax.planner.cost.layout import Layout
 from geojax.planner.cost.link_sums import ComputeTimes
 from geojax.planner.cost.memory import layout_memory

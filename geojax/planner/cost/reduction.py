@@ -14,8 +14,8 @@ import jax
 from geojax.collectives import wire_format
 from geojax.models import ModelConfig
 from geojax.planner.abstract_mesh import abstract_mesh
-from geojax.planner.cost.calibration import Execution
 from geojax.planner.cost.chunks import ChunkWork
+from geojax.planner.cost.execution import Execution
 from geojax.planner.cost.layout import Layout
 from geojax.planner.cost.link_sums import ComputeTimes, link_sums
 from geojax.planner.cost.networks import SiteNetworks

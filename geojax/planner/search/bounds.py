@@ -17,8 +17,9 @@ from geojax.collectives import wire_format
 from geojax.errors import UserError
 from geojax.pipeline.registry import schedule_entry
 from geojax.planner.buckets import link_share
-from geojax.planner.cost.calibration import GEOJAX, Calibration
+from geojax.planner.cost.calibration import Calibration
 from geojax.planner.cost.chunks import SitePieces, site_pieces
+from geojax.planner.cost.execution import GEOJAX
 from geojax.planner.cost.layout import Layout
 from geojax.planner.cost.memory import held_parameters
 from geojax.planner.cost.networks import SiteNetworks

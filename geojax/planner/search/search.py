@@ -19,8 +19,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from geojax.errors import UserError
-from geojax.planner.cost.calibration import GEOJAX, Calibration
+from geojax.planner.cost.calibration import Calibration
 from geojax.planner.cost.chunks import chunk_work, site_pieces
+from geojax.planner.cost.execution import GEOJAX
 from geojax.planner.cost.layout import Layout
 from geojax.planner.cost.memory import LayoutMemory
 from geojax.planner.cost.prediction import Prediction

@@ -7,8 +7,9 @@ from geojax.pipeline.registry import EventRequest, schedule_entry
 from geojax.pipeline.simulation.lock_step import lock_step
 from geojax.pipeline.simulation.simulator import simulate
 from geojax.pipeline.simulation.timeline import Timeline
-from geojax.planner.cost.calibration import GEOJAX, Calibration
+from geojax.planner.cost.calibration import Calibration
 from geojax.planner.cost.chunks import chunk_work, site_pieces
+from geojax.planner.cost.execution import GEOJAX
 from geojax.planner.cost.layout import Layout
 from geojax.planner.cost.pipeline import small_program
 from geojax.planner.search.request import PlanRequest

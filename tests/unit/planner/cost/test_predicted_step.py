@@ -11,7 +11,8 @@ from geojax.pipeline.simulation.simulator import iteration_seconds
 from geojax.pipeline.simulation.stage_times import PieceTimes, SiteTimes, StageTimes
 from geojax.planner.abstract_mesh import abstract_mesh
 from geojax.planner.cost import pipeline
-from geojax.planner.cost.calibration import GEOJAX, MEASURED, Calibration
+from geojax.planner.cost.calibration import MEASURED, Calibration
+from geojax.planner.cost.execution import GEOJAX
 from geojax.planner.cost.layer import LayerTimes
 from geojax.planner.cost.layout import Layout, SiteShare
 from geojax.planner.cost.predict import predict
