@@ -1,13 +1,13 @@
 """Checkpoints written and read by real processes: several at once, and one that is killed."""
 
 import os
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from support.ports import free_port
 
 WORKER = Path(__file__).parent / "checkpoint_worker.py"
 ROOT = Path(__file__).parents[2]
@@ -30,9 +30,7 @@ def run(action: str, folder: Path, dc: int, data: int, processes: int) -> list[s
     if processes == 1:
         workers = [start(action, folder, dc, data)]
     else:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            coordinator = f"127.0.0.1:{probe.getsockname()[1]}"
+        coordinator = f"127.0.0.1:{free_port()}"
         workers = [
             start(action, folder, dc, data, coordinator, processes, process)
             for process in range(processes)

@@ -7,11 +7,11 @@ import re
 import signal
 import socket
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 from support.emulated_link import skip_unless_possible
+from support.processes import wait_until
 
 from geojax.cli.main import run
 from geojax.errors import RunError, UserError
@@ -210,10 +210,3 @@ def test_nothing_is_left_where_it_cannot_come_up(monkeypatch):
     with pytest.raises(RunError, match="relay of an emulated link ended at its start"):
         bring_up(settings, NAME)
     assert left_over() == []
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

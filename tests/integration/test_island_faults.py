@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.island_jobs import SETTINGS, STAGES, start_sites
+from support.processes import family, is_running, open_sockets, wait_until
 from support.small_runs import (
     environment,
     finish,
@@ -32,28 +33,12 @@ LONG = SETTINGS | {
 RUBBISH = (bytes(4), bytes(1 << 16), b"GET / HTTP/1.1\r\n\r\n", b"geojax/1" + bytes(18))
 
 
-def family(process):
-    """A process and those that it has started, by their numbers."""
-    found = [process]
-    for one in found:
-        for thread in os.listdir(f"/proc/{one}/task"):
-            # A thread may end between the listing and the reading.
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                children = Path(f"/proc/{one}/task/{thread}/children").read_text()
-                found += map(int, children.split())
-    return found
-
-
 def listening(process):
     """Address and port of each socket on which a process or one of its own waits for others.
 
     Those on loopback addresses of its own, which no other host reaches, are left out.
     """
-    inodes = set()
-    for one in family(process):
-        for file in Path(f"/proc/{one}/fd").iterdir():
-            with contextlib.suppress(FileNotFoundError):
-                inodes |= set(re.findall(r"socket:\[(\d+)\]", os.readlink(file)))
+    inodes = set().union(*map(open_sockets, family(process)))
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     found = []
     for row in rows:
@@ -62,6 +47,12 @@ def listening(process):
         if row[3] == "0A" and row[9] in inodes and (host == "127.0.0.1" or host[:4] != "127."):
             found.append((host, int(port, 16)))
     return found
+
+
+def signal_all(processes, number):
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, number)
 
 
 def step_of(run):
@@ -97,21 +88,16 @@ def test_a_run_goes_on_beside_strangers_and_after_a_cut_and_stops_at_all_sites(s
         assert process.returncode == 2, output
         assert re.search(r"error: .* in use .* process \d+", output), output
     guards = family(west.pid)
-    for process in guards:
-        os.kill(process, signal.SIGSTOP)
+    signal_all(guards, signal.SIGSTOP)
     time.sleep(5)
-    for process in guards:
-        os.kill(process, signal.SIGCONT)
+    signal_all(guards, signal.SIGCONT)
     wait_for_step(run / "east", step_of(run / "east") + 2, east)
     everyone = family(east.pid) + family(west.pid)
     west.send_signal(signal.SIGINT)
     for output, process in zip(finish(east, west), (east, west), strict=True):
         assert process.returncode == 130, output
         assert "stopped at step" in output
-    ended = time.monotonic() + 10
-    while left := [process for process in everyone if Path(f"/proc/{process}").exists()]:
-        assert time.monotonic() < ended, f"processes {left} of the two jobs are left behind"
-        time.sleep(0.05)
+    wait_until(lambda: not any(map(is_running, everyone)), "the jobs leave processes behind")
     last = step_of(run / "east")
     assert (last, saved_steps(run)[-1]) == (step_of(run / "west"), last)
 
@@ -124,7 +110,7 @@ def test_a_silent_site_is_named_and_the_launcher_starts_all_again(corpus, tmp_pa
     with log.open("wb") as file:
         launcher = subprocess.Popen(
             line,
-            env=environment(GEOJAX_HEARTBEAT_TIMEOUT="5"),
+            env=environment(GEOJAX_HEARTBEAT_TIMEOUT="10"),
             stdout=file,
             stderr=subprocess.STDOUT,
         )

@@ -3,24 +3,18 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from support.ports import free_port
 
 from geojax.exit_codes import HANG
 
 WORKER = Path(__file__).with_name("mesh_worker.py")
 TIMEOUT = {"GEOJAX_HEARTBEAT_TIMEOUT": "4"}
-
-
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 def run(*arguments, processes, count=None, devices=2, sites=None, stuck=(), **variables):

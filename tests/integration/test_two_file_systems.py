@@ -1,9 +1,9 @@
 """Two sites without a common file system train, are killed, and go on with the same bits."""
 
 import signal
-import socket
 
 import pytest
+from support.ports import free_port
 from support.small_runs import (
     checkpoint_folders,
     finish,
@@ -25,9 +25,7 @@ ROLES = {
 
 def start_sites(config, folder, *arguments):
     """One process for each site, with a run directory of its own."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        coordinator = f"127.0.0.1:{free.getsockname()[1]}"
+    coordinator = f"127.0.0.1:{free_port()}"
     return [
         start(
             config,

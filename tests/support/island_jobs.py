@@ -1,11 +1,11 @@
 """Runs of `geojax train` on two sites that are jobs of their own."""
 
 import secrets
-import socket
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from support.ports import free_port
 from support.small_runs import start
 
 SITES = ("east", "west")
@@ -32,12 +32,9 @@ STAGES = {
 
 def site_variables() -> list[dict[str, str]]:
     """The variables of each site: jobs of unrelated processes that share a key and an address."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     common = {
         "GEOJAX_ISLANDS": ",".join(SITES),
-        "GEOJAX_ISLANDS_COORDINATOR": f"127.0.0.1:{port}",
+        "GEOJAX_ISLANDS_COORDINATOR": f"127.0.0.1:{free_port()}",
         "GEOJAX_ISLANDS_KEY": secrets.token_hex(16),
         "GEOJAX_ISLANDS_ADDRESS": "127.0.0.1",
         "GEOJAX_HEARTBEAT_TIMEOUT": "20",

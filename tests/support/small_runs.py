@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import yaml
+from support.ports import free_port
 from support.xla_flags import COMPILE_FAST
 
 from geojax.data import PrepareSettings, prepare
@@ -108,11 +108,8 @@ def start_processes(
     target: Path, *arguments: str, sites: tuple[str, ...], **variables: str
 ) -> list[subprocess.Popen]:
     """Start one process of a run for each of `sites`."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     common = {
-        "GEOJAX_COORDINATOR": f"127.0.0.1:{port}",
+        "GEOJAX_COORDINATOR": f"127.0.0.1:{free_port()}",
         "GEOJAX_PROCESS_COUNT": str(len(sites)),
     } | variables
     return [

@@ -5,6 +5,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from support.processes import PATIENCE_SECONDS
 
 from geojax.data import Corpus, DataSettings, Loader, Prepared, Source, SourceSettings
 from geojax.errors import UserError
@@ -262,7 +263,7 @@ def test_closing_the_iterator_stops_its_threads(corpus):
     assert started
     batches.close()
     for thread in started:
-        thread.join(timeout=10)
+        thread.join(timeout=PATIENCE_SECONDS)
         assert not thread.is_alive()
 
 

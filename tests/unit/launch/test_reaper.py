@@ -3,12 +3,13 @@
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
+
+from support.processes import PATIENCE_SECONDS, is_running, wait_until
 
 from geojax.launch import reaper
 
-READY = "import signal, sys, time; {setup}; print('ready', flush=True); time.sleep(60)"
+READY = "import signal, sys, time; {setup}; print('ready', flush=True); time.sleep(600)"
 
 
 def start(program, grace="5"):
@@ -23,25 +24,25 @@ def test_a_line_is_a_signal():
     process = start(READY.format(setup="signal.signal(10, lambda *_: sys.exit(9))"))
     process.stdin.write("10\n")
     process.stdin.flush()
-    assert process.wait(timeout=20) == 9
+    assert process.wait(timeout=PATIENCE_SECONDS) == 9
 
 
 def test_the_end_of_its_input_is_the_end_of_the_command():
     process = start(READY.format(setup="signal.signal(15, lambda *_: sys.exit(143))"))
     process.stdin.close()
-    assert process.wait(timeout=20) == 143
+    assert process.wait(timeout=PATIENCE_SECONDS) == 143
 
 
 def test_who_does_not_end_then_is_killed():
     process = start(READY.format(setup="signal.signal(15, signal.SIG_IGN)"), grace="0.2")
     process.stdin.close()
-    assert process.wait(timeout=20) == 137
+    assert process.wait(timeout=PATIENCE_SECONDS) == 137
 
 
 def test_signals_to_the_reaper_are_for_the_command():
     process = start(READY.format(setup="signal.signal(2, lambda *_: sys.exit(130))"))
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=20) == 130
+    assert process.wait(timeout=PATIENCE_SECONDS) == 130
 
 
 def test_a_reaper_that_is_killed_takes_its_command_with_it():
@@ -53,22 +54,11 @@ def test_a_reaper_that_is_killed_takes_its_command_with_it():
     child = int(process.stdout.readline())
     process.kill()
     process.wait()
-    deadline = time.monotonic() + 20
-    while is_running(child):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def is_running(process: int) -> bool:
-    try:
-        with open(f"/proc/{process}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+    wait_until(lambda: not is_running(child))
 
 
 def test_the_whole_file_is_sent_where_nothing_is_installed():
     source = Path(reaper.__file__).read_text()
     command = [sys.executable, "-I", "-S", "-c", source, "5", "sh", "-c", "exit 7"]
-    assert subprocess.Popen(command, stdin=subprocess.PIPE).wait(timeout=20) == 7
+    assert subprocess.Popen(command, stdin=subprocess.PIPE).wait(timeout=PATIENCE_SECONDS) == 7
     assert len(source) < 2**15, "it has to fit into a command line"

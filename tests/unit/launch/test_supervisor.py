@@ -5,10 +5,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from support.processes import PATIENCE_SECONDS, is_running, wait_until
 
 from geojax.launch import Output, local_workers, supervise
 from geojax.launch.workers import Worker
@@ -114,7 +114,8 @@ if site == "a":
     sys.exit(3)
 (folder / "failing").touch()
 sys.exit(1)
-"""
+""",
+        settle=PATIENCE_SECONDS,
     )
     assert ended(outcome) == (1, ["b/1"])
     assert outcome.failed
@@ -132,7 +133,6 @@ time.sleep(60)
 
 
 def test_whoever_ignores_sigterm_is_killed_with_its_children(run):
-    started = time.monotonic()
     outcome, out, _ = run(
         """
 signal.signal(signal.SIGTERM, lambda *_: print("not me", flush=True))
@@ -141,18 +141,17 @@ if site == "a":
     wait_for("ready")
     sys.exit(4)
 # One child in the group, and one that left it and lost its parent.
-subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
+subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
 late = "import os, time; os.setsid(); os.fork() and os._exit(0); "
 late += f"open(r'{folder}/late-' + str(os.getpid()), 'w'); open(r'{folder}/ready', 'w'); "
-subprocess.run([sys.executable, "-S", "-c", late + "time.sleep(60)"], stdout=-3, stderr=-3)
+subprocess.run([sys.executable, "-S", "-c", late + "time.sleep(600)"], stdout=-3, stderr=-3)
 while True:
     time.sleep(1)
 """,
-        grace=0.5,
+        grace=2.0,
     )
     assert ended(outcome) == (4, ["a/0"])
     assert "b/1 | not me" in out
-    assert time.monotonic() - started < 20
 
 
 @pytest.mark.parametrize(
@@ -170,7 +169,7 @@ print({words!r}, file=sys.stderr)
 (folder / "told").touch()
 sys.exit(1)
 """,
-        settle=5.0,
+        settle=PATIENCE_SECONDS,
     )
     assert ended(outcome) == (4, ["a/0"])
 
@@ -188,7 +187,7 @@ print({ending_because("process 0 (site a, host n1)", noticed)!r}, file=sys.stder
 (folder / "told").touch()
 sys.exit(1)
 """,
-        settle=5.0,
+        settle=PATIENCE_SECONDS,
     )
     assert ended(outcome) == (1, ["a/0"])
 
@@ -221,7 +220,9 @@ def test_who_lost_contact_with_each_other_are_blamed_together(run):
     outcome, _, _ = run(
         f"""
 print({words!r}[site], file=sys.stderr)
-time.sleep(0.5 if site == "c" else 0)  # beyond the time to settle
+(folder / site).touch()
+wait_for("a"), wait_for("b"), wait_for("c")
+time.sleep(60 if site == "c" else 0)  # beyond the time to settle
 sys.exit(1)
 """,
         sites="abc",
@@ -253,15 +254,16 @@ time.sleep(60)
 def test_the_second_ctrl_c_ends_at_once(run):
     outcome, _, err = run(
         f"""
-signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.SIGINT, lambda *_: (folder / "heard").touch())
 alive()
 (folder / site).touch()
 wait_for("a"), wait_for("b")
 if site == "a":
-    for _ in range(2):
-        os.kill({os.getpid()}, signal.SIGINT)
-        time.sleep(0.2)
-time.sleep(60)
+    os.kill({os.getpid()}, signal.SIGINT)
+    wait_for("heard")  # two at once would be one
+    os.kill({os.getpid()}, signal.SIGINT)
+while True:
+    time.sleep(60)
 """
     )
     assert (outcome.exit_code, outcome.stopped_by) == (137, signal.SIGINT)
@@ -341,20 +343,6 @@ supervise(workers, Output(workers, sys.stdout, sys.stderr), grace_seconds=60)
     wait_until(lambda: not any(is_running(process) for process in processes))
 
 
-def wait_until(condition):
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def is_running(process):
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 LOST = "transport: lost the connection to site {0} (process 0, host n1); restart"
 SILENT = "transport: site {0} (process 0, host n1) has been silent for 5 seconds; restart"
 
@@ -377,6 +365,7 @@ def test_sites_that_are_jobs_and_blame_each_other_are_both_named(run):
         f"""
 print({SILENT!r}.format("ba"["ab".index(site)]), file=sys.stderr)
 sys.exit(1)
-"""
+""",
+        settle=PATIENCE_SECONDS,
     )
     assert ended(outcome) == (1, ["a/0", "b/1"])

@@ -11,6 +11,8 @@ import threading
 import time
 
 import pytest
+from support.ports import free_port
+from support.processes import PATIENCE_SECONDS, wait_until
 
 from geojax.errors import MissingProcessesError, UserError
 from geojax.runtime.rendezvous import join, server
@@ -23,25 +25,23 @@ PROCESSES = 3001
 
 @pytest.fixture
 def port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
+    return free_port()
 
 
 @contextlib.contextmanager
-def serving(count, port, timeout=30.0):
-    """Process 0 of `count` in a thread: the future of its result."""
+def serving(count, port, timeout=PATIENCE_SECONDS):
+    """Process 0 of `count` in a thread: the server, and the future of its result."""
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         listening = RendezvousServer(own_hello(0, count, None), "127.0.0.1", port, timeout)
-        yield pool.submit(listening.serve, time.monotonic() + timeout)
+        yield listening, pool.submit(listening.serve, time.monotonic() + timeout)
 
 
 def dial(port):
     """A connection to a server that is about to listen."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
-            return socket.create_connection(("127.0.0.1", port), timeout=10)
+            return socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS)
         except OSError:
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -87,11 +87,11 @@ def both_ends():
 @pytest.mark.usefixtures("both_ends")
 def test_three_thousand_processes_meet_in_seconds_with_two_messages_each(port):
     started = time.monotonic()
-    with serving(PROCESSES, port) as first:
+    with serving(PROCESSES, port) as (_, first):
         clients = CheapClients(PROCESSES, port)
         clients.read()
         everyone = first.result()
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < PATIENCE_SECONDS
     assert [process.host for process in everyone.processes[1:]] == [
         f"n{process:04}" for process in range(1, PROCESSES)
     ]
@@ -124,7 +124,7 @@ RUBBISH = [
 
 
 def test_what_strangers_send_is_ignored(port):
-    with serving(2, port) as first:
+    with serving(2, port) as (_, first):
         half = dial(port)
         half.sendall(hello(1, 2)[:20])
         for rubbish in RUBBISH:
@@ -132,7 +132,7 @@ def test_what_strangers_send_is_ignored(port):
                 stranger.sendall(rubbish)
         half.sendall(hello(1, 2)[20:-1])  # dies in the middle of its line
         half.close()
-        second = join(1, 2, f"127.0.0.1:{port}", None, 20.0)
+        second = join(1, 2, f"127.0.0.1:{port}", None, PATIENCE_SECONDS)
         assert second == first.result()
 
 
@@ -147,10 +147,10 @@ def test_what_strangers_send_is_ignored(port):
 )
 def test_a_forged_process_ends_the_start_by_name(port, forged, part):
     """Who comes first is not known, so that the start must not go on with either."""
-    with serving(3, port) as first:
+    with serving(3, port) as (listening, first):
         real = dial(port)
         real.sendall(hello(1, 3))
-        time.sleep(0.1)
+        wait_until(lambda: 1 in listening.joined)
         with dial(port) as stranger:
             stranger.sendall(forged)
             refused = stranger.recv(1 << 16)
@@ -163,23 +163,23 @@ def test_a_forged_process_ends_the_start_by_name(port, forged, part):
 
 
 def test_a_process_that_died_may_come_again(port):
-    with serving(3, port) as first, concurrent.futures.ThreadPoolExecutor(1) as pool:
+    with serving(3, port) as (listening, first), concurrent.futures.ThreadPoolExecutor(1) as pool:
         with dial(port) as before:
             before.sendall(hello(1, 3, token="before", host="gone"))
-            time.sleep(0.1)
-        time.sleep(0.1)
-        again = pool.submit(join, 1, 3, f"127.0.0.1:{port}", None, 20.0)
-        second = join(2, 3, f"127.0.0.1:{port}", None, 20.0)
+            wait_until(lambda: 1 in listening.joined)
+        wait_until(lambda: 1 not in listening.joined)
+        again = pool.submit(join, 1, 3, f"127.0.0.1:{port}", None, PATIENCE_SECONDS)
+        second = join(2, 3, f"127.0.0.1:{port}", None, PATIENCE_SECONDS)
         assert first.result() == second == again.result()
         assert second.processes[1].host != "gone"
 
 
 def test_strangers_that_only_hold_connections_are_closed(port, monkeypatch):
     monkeypatch.setattr(server, "_MOST_STRANGERS", 8)
-    with serving(2, port) as first, contextlib.ExitStack() as stack:
+    with serving(2, port) as (_, first), contextlib.ExitStack() as stack:
         strangers = [stack.enter_context(dial(port)) for _ in range(20)]
         assert strangers[0].recv(1) == b""  # the oldest made room
-        join(1, 2, f"127.0.0.1:{port}", None, 20.0)
+        join(1, 2, f"127.0.0.1:{port}", None, PATIENCE_SECONDS)
         first.result()
 
 
@@ -194,8 +194,8 @@ def test_errors_of_accept_are_survived(port, monkeypatch):
         return real(listener)
 
     monkeypatch.setattr(socket.socket, "accept", accept)
-    with serving(2, port) as first:
-        join(1, 2, f"127.0.0.1:{port}", None, 20.0)
+    with serving(2, port) as (_, first):
+        join(1, 2, f"127.0.0.1:{port}", None, PATIENCE_SECONDS)
         first.result()
     assert not errors
 

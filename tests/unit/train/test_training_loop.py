@@ -4,9 +4,9 @@ import contextlib
 import io
 import os
 import signal
-import threading
 import time
 import types
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -173,36 +173,28 @@ def test_a_run_takes_each_batch_once_and_records_each_step():
     assert loop.exit_code == 0
 
 
-class LateNumber(np.ndarray):
-    """A metric that is there some time after its step was started."""
+class KnownEnds(contextlib.nullcontext):
+    """Steps that end 100 seconds after each other, whenever the host looks."""
 
-    def block_until_ready(self):
-        self.ready.wait()
-        return self
+    def __init__(self):
+        super().__init__()
+        self.next = time.monotonic()
 
-
-class WaitingTrainer(CountingTrainer):
-    """A trainer whose `step` waits for other sites, so that the one before ends during it."""
-
-    SECONDS, UPDATE_SECONDS = 0.05, 0.01
-
-    def step(self, state, batch, requests):
-        time.sleep(self.SECONDS - self.UPDATE_SECONDS)
-        done, metrics = super().step(state, batch, requests)
-        loss = np.asarray(metrics["loss"]).view(LateNumber)
-        loss.ready = threading.Event()
-        threading.Timer(self.UPDATE_SECONDS, loss.ready.set).start()
-        return done, metrics | {"loss": loss}
+    def of(self, metrics):
+        self.next += 100
+        end = Future()
+        end.set_result(self.next)
+        return end
 
 
-def test_a_step_is_timed_by_its_end_not_by_when_the_host_reads_it():
-    trainer = WaitingTrainer()
+def test_a_step_is_timed_by_its_end_not_by_when_the_host_reads_it(monkeypatch):
+    monkeypatch.setattr("geojax.train.training_loop.StepEnds", KnownEnds)
+    trainer = CountingTrainer()
     with loop_of(trainer) as loop:
         loop.run(0, 0, 0)
-    seconds = [values["seconds"] for _, values in loop.writer.lines if "loss" in values]
-    # The host reads each step after the next one, and the last before a validation at once.
-    assert min(seconds) > 0.5 * trainer.SECONDS
-    assert np.median(seconds) < 1.5 * trainer.SECONDS
+    seconds = {step: values["seconds"] for step, values in loop.writer.lines if "loss" in values}
+    # Only after a validation, which follows steps 4 and 8, the clock starts when the host is there.
+    assert [seconds[step] for step in (2, 3, 4, 6, 7, 8, 10)] == pytest.approx([100] * 7)
 
 
 def test_traffic_with_each_site_is_in_metrics_progress_and_totals():

@@ -3,11 +3,9 @@
 import contextlib
 import gc
 import os
-import socket
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.ports import free_port
+from support.processes import PATIENCE_SECONDS, wait_until
 from support.tcp_resets import connections, reset
 
 from geojax.errors import RunError, UserError
@@ -23,11 +23,6 @@ from geojax.transport import Membership, MessageKey, Staging, connect, staging
 
 KEY = MessageKey(step=5, kind="bucket", chunk=1)
 SMALL = Staging(2, 1 << 20)
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 @contextlib.contextmanager
@@ -40,7 +35,9 @@ def joined_sites(
     def start(site):
         key = (keys or [b"k" * 32] * len(names))[site]
         members = Membership(names, site, 0, 1, coordinator, key, settings[site])
-        return connect(members, SMALL, limit_bytes, silence_seconds, timeout_seconds=30)
+        return connect(
+            members, SMALL, limit_bytes, silence_seconds, timeout_seconds=PATIENCE_SECONDS
+        )
 
     with ThreadPoolExecutor(len(names)) as pool:
         transports = list(pool.map(start, range(len(names))))
@@ -68,14 +65,6 @@ def test_a_process_exchanges_with_its_counterpart_in_each_group_of_each_site():
     assert [members.counterpart(group) for group in range(4)] == [(0, 1), (0, 3), (1, 1), (1, 3)]
 
 
-def until(condition, seconds=20):
-    """Wait for a condition."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.01)
-
-
 def test_three_sites_exchange_and_finish(like):
     with joined_sites(("east", "west", "north")) as sites:
         scale = jax.ShapeDtypeStruct((), jnp.bfloat16, sharding=like.sharding.update(spec=jax.P()))
@@ -89,7 +78,7 @@ def test_three_sites_exchange_and_finish(like):
         for here, there in fetches:
             sites[here].offer(there, KEY, [filled(like, 10 * here + there), filled(scale, here)])
         for (here, there), fetch in fetches.items():
-            got, got_scale = fetch.result(20)
+            got, got_scale = fetch.result(PATIENCE_SECONDS)
             np.testing.assert_array_equal(got, filled(like, 10 * there + here))
             assert got.sharding == like.sharding
             assert got_scale == there
@@ -111,12 +100,13 @@ def test_offers_wait_for_acknowledgments(like):
             target=lambda: [east.offer(1, key, [filled(like, 1)]) for key in keys]
         )
         sender.start()
+        wait_until(lambda: east.counters[1].bytes_in_flight == 256)
         sender.join(0.3)
         assert sender.is_alive()
         assert east.counters[1].bytes_in_flight == 256
         for key in keys:
-            west.fetch(0, key, [like]).result(20)
-        sender.join(20)
+            west.fetch(0, key, [like]).result(PATIENCE_SECONDS)
+        sender.join(PATIENCE_SECONDS)
         east.drain()
         assert east.counters[1].acknowledged_messages == 6
 
@@ -125,7 +115,7 @@ def test_a_message_is_here_before_one_that_was_asked_for_first(like):
     with joined_sites() as (east, west):
         first, second = (west.fetch(0, KEY._replace(part=part), [like]) for part in range(2))
         east.offer(1, KEY._replace(part=1), [filled(like, 1)])
-        second.result(20)
+        second.result(PATIENCE_SECONDS)
         assert not first.arrived()
 
 
@@ -144,7 +134,7 @@ def test_a_site_that_ends_early_is_named(like):
             one.offer(other, KEY._replace(part=1), [filled(like, 1)])
         east.close()
         with pytest.raises(RunError, match=r"lost .*site east \(process 0, host"):
-            fetch.result(20)
+            fetch.result(PATIENCE_SECONDS)
         with pytest.raises(RunError, match="site east"):
             west.drain()
 
@@ -163,7 +153,7 @@ def test_a_silent_site_is_named(like, monkeypatch):
         joined_sites(silence_seconds=1.0) as (_, west),
         pytest.raises(RunError, match=r"site east .* has been silent for 1 seconds"),
     ):
-        west.fetch(0, KEY, [like]).result(20)
+        west.fetch(0, KEY, [like]).result(PATIENCE_SECONDS)
 
 
 def test_a_site_that_ends_with_an_error_is_lost(like):
@@ -171,7 +161,7 @@ def test_a_site_that_ends_with_an_error_is_lost(like):
         fetch = west.fetch(0, KEY, [like])
         east.close(failed=True)
         with pytest.raises(RunError, match=r"lost the connection to site east \(process 0, host"):
-            fetch.result(20)
+            fetch.result(PATIENCE_SECONDS)
 
 
 def test_what_a_lost_site_was_offered_is_freed():
@@ -189,7 +179,7 @@ def test_what_a_lost_site_was_offered_is_freed():
         west.close(failed=True)
         with pytest.raises(RunError, match="lost the connection to site west"):
             east.drain()
-        until(lambda: gc.collect() is not None and kept() is None)
+        wait_until(lambda: gc.collect() is not None and kept() is None)
         for use in (lambda: east.offer(1, KEY, []), lambda: east.fetch(1, KEY, [])):
             with pytest.raises(RunError, match="lost the connection to site west"):
                 use()
@@ -199,7 +189,7 @@ def test_connections_that_are_reset_end_the_run_at_both_sites(like):
     before = connections()
     with joined_sites() as (east, west):
         east.offer(1, KEY, [filled(like, 1)])
-        west.fetch(0, KEY, [like]).result(20)
+        west.fetch(0, KEY, [like]).result(PATIENCE_SECONDS)
         controls = [each.peer.control for site in (east, west) for each in site._links.values()]
         inodes = [os.fstat(each.fileno()).st_ino for each in controls]
         fetch = west.fetch(0, KEY._replace(part=1), [like])
@@ -207,7 +197,7 @@ def test_connections_that_are_reset_end_the_run_at_both_sites(like):
         assert reset(each for each in new if each.inode not in inodes) > 2
         east.offer(1, KEY._replace(part=1), [filled(like, 1)])
         with pytest.raises(RunError, match=r"lost bucket .* from site east .*; restart the run"):
-            fetch.result(20)
+            fetch.result(PATIENCE_SECONDS)
         west.check()  # nobody is dead
         west.close(failed=True)
         with pytest.raises(RunError, match="lost the connection to site west"):
@@ -252,5 +242,7 @@ sites = joined_sites()
 _, west = sites.__enter__()
 west.fetch(0, KEY, [fetched])
 """
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60)
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, timeout=PATIENCE_SECONDS
+    )
     assert ended.returncode == 0, ended.stderr

@@ -7,6 +7,7 @@ import struct
 import threading
 
 import pytest
+from support.processes import PATIENCE_SECONDS
 from support.tcp_resets import connections, reset
 
 from geojax.errors import UserError
@@ -37,7 +38,7 @@ def echo():
 
 
 def received(connection, count):
-    connection.settimeout(10)
+    connection.settimeout(PATIENCE_SECONDS)
     pieces = b""
     while len(pieces) < count and (piece := connection.recv(1 << 16)):
         pieces += piece
@@ -45,8 +46,8 @@ def received(connection, count):
 
 
 def test_bytes_pass_through_two_guards(echo):
-    there = Guard(KEY, ("127.0.0.1", 0), "127.0.0.1", [echo], 5)
-    here = Guard(KEY, ("127.0.0.1", 0), "127.0.0.1", [], 5)
+    there = Guard(KEY, ("127.0.0.1", 0), "127.0.0.1", [echo], PATIENCE_SECONDS)
+    here = Guard(KEY, ("127.0.0.1", 0), "127.0.0.1", [], PATIENCE_SECONDS)
     here.forward(("127.0.0.1", there.port), "127.9.9.9", [echo])
     message = secrets.token_bytes(1 << 20)
     with socket.create_connection(("127.9.9.9", echo)) as connection:
@@ -57,11 +58,11 @@ def test_bytes_pass_through_two_guards(echo):
 def test_a_reset_passes_through_two_guards():
     with socket.create_server(("127.0.0.1", 0)) as engine:
         port = engine.getsockname()[1]
-        there = Guard(KEY, ("127.0.0.1", 0), "127.0.0.1", [port], 5)
-        here = Guard(KEY, ("127.0.0.1", 0), "127.0.0.1", [], 5)
+        there = Guard(KEY, ("127.0.0.1", 0), "127.0.0.1", [port], PATIENCE_SECONDS)
+        here = Guard(KEY, ("127.0.0.1", 0), "127.0.0.1", [], PATIENCE_SECONDS)
         here.forward(("127.0.0.1", there.port), "127.9.9.8", [port])
         with socket.create_connection(("127.9.9.8", port)) as near:
-            engine.settimeout(20)
+            engine.settimeout(PATIENCE_SECONDS)
             far, _ = engine.accept()
             with far:
                 near.sendall(b"alive")
@@ -72,8 +73,8 @@ def test_a_reset_passes_through_two_guards():
 
 
 def test_a_link_between_guards_that_is_reset_ends_both_connections(echo):
-    there = Guard(KEY, ("127.0.0.1", 0), "127.0.0.1", [echo], 5)
-    here = Guard(KEY, ("127.0.0.1", 0), "127.0.0.1", [], 5)
+    there = Guard(KEY, ("127.0.0.1", 0), "127.0.0.1", [echo], PATIENCE_SECONDS)
+    here = Guard(KEY, ("127.0.0.1", 0), "127.0.0.1", [], PATIENCE_SECONDS)
     here.forward(("127.0.0.1", there.port), "127.9.9.7", [echo])
     with socket.create_connection(("127.9.9.7", echo)) as near:
         near.sendall(b"alive")
@@ -84,44 +85,44 @@ def test_a_link_between_guards_that_is_reset_ends_both_connections(echo):
 
 @pytest.mark.parametrize("rubbish", [b"\0\0\0\0", b"geojax/1" + bytes(18) + bytes(32), None])
 def test_rubbish_ends_its_own_connection_alone(echo, rubbish):
-    guard = Guard(KEY, ("127.0.0.1", 0), "127.0.0.1", [echo], 5)
+    guard = Guard(KEY, ("127.0.0.1", 0), "127.0.0.1", [echo], PATIENCE_SECONDS)
     with socket.create_connection(("127.0.0.1", guard.port)) as stranger:
         stranger.sendall(rubbish or secrets.token_bytes(4096))
         with contextlib.suppress(OSError):  # it may be closed already
             stranger.shutdown(socket.SHUT_WR)
             assert len(received(stranger, 1 << 20)) <= 48
-    with dial(("127.0.0.1", guard.port), KEY, echo, 5) as peer:
+    with dial(("127.0.0.1", guard.port), KEY, echo, PATIENCE_SECONDS) as peer:
         peer.sendall(b"alive")
         assert received(peer, 5) == b"alive"
 
 
 def test_many_strangers_that_say_nothing_end_before_a_peer_is_kept_out(echo, monkeypatch):
-    monkeypatch.setattr("geojax.transport.guard._HANDSHAKE_SECONDS", 0.5)
-    guard = Guard(KEY, ("127.0.0.1", 0), "127.0.0.1", [echo], 5)
+    monkeypatch.setattr("geojax.transport.guard._HANDSHAKE_SECONDS", 2.0)
+    guard = Guard(KEY, ("127.0.0.1", 0), "127.0.0.1", [echo], PATIENCE_SECONDS)
     strangers = [socket.create_connection(("127.0.0.1", guard.port)) for _ in range(80)]
     for stranger in strangers:
         assert received(stranger, 1) == b""
         stranger.close()
-    with dial(("127.0.0.1", guard.port), KEY, echo, 5) as peer:
+    with dial(("127.0.0.1", guard.port), KEY, echo, PATIENCE_SECONDS) as peer:
         peer.sendall(b"alive")
         assert received(peer, 5) == b"alive"
 
 
 def test_another_key_is_refused_on_both_sides(echo):
-    guard = Guard(KEY, ("127.0.0.1", 0), "127.0.0.1", [echo], 5)
+    guard = Guard(KEY, ("127.0.0.1", 0), "127.0.0.1", [echo], PATIENCE_SECONDS)
     with pytest.raises(Refused, match="its key is another"):
-        dial(("127.0.0.1", guard.port), bytes(32), echo, 5)
+        dial(("127.0.0.1", guard.port), bytes(32), echo, PATIENCE_SECONDS)
 
 
 def test_a_port_that_is_not_the_engines_is_out_of_reach(echo):
-    guard = Guard(KEY, ("127.0.0.1", 0), "127.0.0.1", [], 5)
-    with dial(("127.0.0.1", guard.port), KEY, echo, 5) as peer:
+    guard = Guard(KEY, ("127.0.0.1", 0), "127.0.0.1", [], PATIENCE_SECONDS)
+    with dial(("127.0.0.1", guard.port), KEY, echo, PATIENCE_SECONDS) as peer:
         assert received(peer, 1) == b""
 
 
 def test_a_guard_is_a_process_that_ends_with_its_owner(echo):
-    guard = GuardProcess(KEY, "127.0.0.1", "127.0.0.1", [echo], 5)
-    with dial(guard.address, KEY, echo, 5) as peer:
+    guard = GuardProcess(KEY, "127.0.0.1", "127.0.0.1", [echo], PATIENCE_SECONDS)
+    with dial(guard.address, KEY, echo, PATIENCE_SECONDS) as peer:
         peer.sendall(b"alive")
         assert received(peer, 5) == b"alive"
         guard.close()
@@ -130,4 +131,4 @@ def test_a_guard_is_a_process_that_ends_with_its_owner(echo):
 
 def test_an_address_of_another_host_is_refused():
     with pytest.raises(UserError, match=r"cannot listen at 192\.0\.2\.1 .*this host's tunnel"):
-        GuardProcess(KEY, "192.0.2.1", "127.0.0.1", [], 5)
+        GuardProcess(KEY, "192.0.2.1", "127.0.0.1", [], PATIENCE_SECONDS)
