@@ -176,6 +176,7 @@ def planned(contestant: Contestant, calibration: dict[str, Any]) -> Prediction:
         Topology.model_validate(calibration["topology"]),
         sequence_length=SEQUENCE,
         calibration=dataclasses.replace(MEASURED, stage_times=times),
+        optimizer=config.optimizer,
     )
 
 

@@ -269,6 +269,7 @@ def _timer(request: "PlanRequest", calibration: "Calibration") -> "LayoutTimer":
             topology,
             sequence_length=request.sequence_length,
             calibration=calibration,
+            optimizer=request.optimizer,
         )
         if topology is request.topology:
             known[layout] = made

@@ -18,7 +18,9 @@ from geojax.optim.moments import narrow, widen
 from geojax.optim.skipped_steps import SkipAwareTransformation, select
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-_ITERATIONS = 5
+ITERATIONS = 5
+"""Newton-Schulz iterations of an update."""
+
 _UPDATE_RMS = 0.2
 """Root mean square of an update, about that of AdamW."""
 
@@ -116,5 +118,5 @@ def _newton_schulz(matrix: jax.Array, epsilon: float) -> jax.Array:
         return linear * x + (cubic * squares + quintic * squares @ squares) @ x
 
     start = matrix / (jnp.linalg.norm(matrix) + epsilon)
-    made: jax.Array = jax.lax.fori_loop(0, _ITERATIONS, iteration, start)
+    made: jax.Array = jax.lax.fori_loop(0, ITERATIONS, iteration, start)
     return made

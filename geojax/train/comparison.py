@@ -63,6 +63,7 @@ def plan_of_run(config: RunConfig, site: str) -> Plan | None:
             topology,
             sequence_length=config.batch.sequence_length,
             calibration=Calibration(),
+            optimizer=config.optimizer,
         )
     except UserError:  # a peak or a link is not known
         return Plan(StepFigures(None, links))

@@ -96,11 +96,17 @@ class PlannedStep:
             layout,
             sequence_length=length,
             device_bytes=target.accelerator.memory_bytes or math.inf,
+            optimizer=config.optimizer,
         )
         prediction, untimed = None, ""
         try:
             prediction = predict(
-                config.model, layout, topology, sequence_length=length, calibration=Calibration()
+                config.model,
+                layout,
+                topology,
+                sequence_length=length,
+                calibration=Calibration(),
+                optimizer=config.optimizer,
             )
         except UserError as error:
             untimed = str(error)

@@ -238,6 +238,7 @@ def _step_seconds(config: RunConfig, topology: Topology) -> float:
         topology,
         sequence_length=config.batch.sequence_length,
         calibration=Calibration(),
+        optimizer=config.optimizer,
     ).step_seconds
 
 

@@ -98,7 +98,7 @@ def layout_memory(
     experts = held.expert_layers / (layout.data if zero else 1)
     state_shard = ((held.all - held.expert_layers) / ranks + experts) / sites
     master = dtypes.master_dtype.itemsize * (1 + _has_error_feedback(layout) / sites)
-    moments = _optimizer_bytes(model, optimizer or OptimizerSettings(), dtypes.master_dtype)
+    moments = optimizer_bytes(model, optimizer or OptimizerSettings(), dtypes.master_dtype)
     state = (master + moments) * state_shard
 
     weights, gradients = compute * held.all, reduce * held.all
@@ -308,7 +308,7 @@ _balanced = functools.lru_cache(maxsize=1024)(layers_by_operations)
 
 
 @functools.lru_cache(maxsize=64)
-def _optimizer_bytes(model: ModelConfig, optimizer: OptimizerSettings, dtype: Any) -> float:
+def optimizer_bytes(model: ModelConfig, optimizer: OptimizerSettings, dtype: Any) -> float:
     """Return the bytes of the optimizer's state for each parameter, in the mean over the model."""
     parameters = parameter_shapes(model, dtype)
     state = jax.eval_shape(make_optimizer(optimizer, 1).init, parameters)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from geojax.models import ModelConfig, model_flops
+from geojax.optim import OptimizerSettings
 from geojax.pipeline.registry import schedule_entry
 from geojax.planner.buckets import link_share
 from geojax.planner.cost.calibration import RELATIVE_ERROR, Calibration
@@ -45,6 +46,7 @@ def predict(
     sequence_length: int,
     calibration: Calibration,
     execution: Execution = GEOJAX,
+    optimizer: OptimizerSettings | None = None,
 ) -> Prediction:
     """Predict a step of `layout.global_batch_size` sequences.
 
@@ -55,6 +57,7 @@ def predict(
         sequence_length: tokens of a sequence.
         calibration: what accelerators and networks reach of their published rates.
         execution: the habits of the program.
+        optimizer: the optimizer; None: AdamW.
 
     Raises:
         UserError: the layout cannot be, the topology lacks a link, or a peak is not known.
@@ -81,7 +84,10 @@ def predict(
         sum(piece.backward + piece.weight for piece in layer),
     )
     networks = slowest.sites[0].networks
-    step_work = StepWork(model, slowest.layout, topology, slowest.work, networks, times, execution)
+    optimizer = optimizer or OptimizerSettings()
+    step_work = StepWork(
+        model, slowest.layout, topology, slowest.work, networks, times, execution, optimizer
+    )
     reduced = step_work.reduction()
     terms = list(slowest.terms)
     terms += reduced.terms
@@ -95,7 +101,7 @@ def predict(
         model_flops_utilization=_utilization(model, layout, topology, sequence_length, step),
         bubble_fraction=slowest.bubble / step,
         links=tuple(_links(layout, topology, sites, slowest.hops, reduced)),
-        memory_bytes=_memory_bytes(model, layout, topology, sequence_length),
+        memory_bytes=_memory_bytes(model, layout, topology, sequence_length, optimizer),
         relative_error=_relative_error(model, layout, topology),
         not_modelled=NOT_MODELLED + (NOT_MODELLED_ON_SHARED_CORES if cores is not None else ()),
     )
@@ -241,7 +247,11 @@ def _utilization(
 
 
 def _memory_bytes(
-    model: ModelConfig, layout: Layout, topology: Topology, sequence_length: int
+    model: ModelConfig,
+    layout: Layout,
+    topology: Topology,
+    sequence_length: int,
+    optimizer: OptimizerSettings,
 ) -> float:
     """Return the memory of the fullest device, of the site where it holds most."""
     return max(
@@ -250,6 +260,7 @@ def _memory_bytes(
             layout.of_site(index),
             sequence_length=sequence_length,
             device_bytes=site.accelerator.memory_bytes or math.inf,
+            optimizer=optimizer,
         ).bytes
         for index, site in enumerate(topology.sites)
     )

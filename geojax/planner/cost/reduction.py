@@ -1,18 +1,19 @@
-"""Time of weights and gradients between the ranks of a site, and of the update.
+"""Time of a step beside its microbatches: weights and gradients between ranks, and the update.
 
-Bytes are those of `geojax.planner.traffic`. `geojax.planner.cost.link_sums` has the sum over sites.
+Bytes are those of `geojax.planner.traffic`. `geojax.planner.cost.link_sums` has the sum over sites,
+and `geojax.planner.cost.update` the update.
 """
 
 import dataclasses
 import math
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import Any
 
 import jax
 
 from geojax.collectives import wire_format
 from geojax.models import ModelConfig
+from geojax.optim import OptimizerSettings
 from geojax.planner.abstract_mesh import abstract_mesh
 from geojax.planner.cost.chunks import ChunkWork
 from geojax.planner.cost.execution import Execution
@@ -21,6 +22,7 @@ from geojax.planner.cost.link_sums import ComputeTimes, link_sums
 from geojax.planner.cost.networks import SiteNetworks
 from geojax.planner.cost.pipeline import small_program
 from geojax.planner.cost.prediction import Network, Term
+from geojax.planner.cost.update import update_terms
 from geojax.planner.traffic.by_axes import BytesByAxes, add, no_bytes
 from geojax.planner.traffic.gradients import predicted_gradient_bytes
 from geojax.planner.traffic.weights import predicted_weight_bytes
@@ -85,6 +87,7 @@ class StepWork:
     """Networks of the site that computes longest."""
     times: ComputeTimes
     execution: Execution
+    optimizer: OptimizerSettings
 
     def reduction(self) -> Reduction:
         """Time what follows and precedes the microbatches.
@@ -106,7 +109,7 @@ class StepWork:
         add(gradients, predicted_gradient_bytes(self.model, layouts, plan), narrower)
         terms = [
             *self._in_site(plan, weights, gradients, len(jax.tree.leaves(layouts))),
-            _update(layouts, self.networks),
+            *update_terms(self.model, self.optimizer, layouts, plan, self.networks),
         ]
         if sums is None:
             return Reduction(tuple(terms))
@@ -197,25 +200,3 @@ class StepWork:
         window = layers * (self.times.layer_forward if gathers else self.times.layer_backward)
         one = took / parts
         return one + (parts - 1) * max(0.0, one - window)
-
-
-def _update(layouts: Any, networks: SiteNetworks) -> Term:
-    """Time the optimizer on a device's shard of the state.
-
-    Adam reads gradient, weight and two moments and writes the latter three in 32 bits, and the
-    weight in 16; the norm of the gradient reads it once more: 34 bytes a number.
-    """
-    numbers = sum(math.prod(leaf.shard_shape) for leaf in jax.tree.leaves(layouts))
-    rate = networks.site.accelerator.memory_bytes_per_second or math.inf
-    took = 34 * numbers / (rate * networks.calibration.memory(networks.site.accelerator))
-    source = "34 bytes a number of the state's shard over the memory's bandwidth (Adam)"
-    if networks.site.shared_cores is not None:
-        took = numbers * networks.site.shared_cores.update_seconds_per_number
-        source = "measured time of a number on all devices at once (geojax.probe.shared_cores)"
-    return Term(
-        "optimizer",
-        took,
-        took,
-        source,
-        34 * numbers,
-    )

@@ -11,7 +11,9 @@ The others need none beyond the norm of the gradient, which all of them share.
 """
 
 import math
-from typing import Any
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from typing import Any, NamedTuple
 
 from geojax.hlo.conventions import all_reduce_bytes, all_to_all_bytes
 from geojax.models import is_matrix_or_table
@@ -20,8 +22,16 @@ from geojax.optim import LeafLayout, OptimizerSettings
 from geojax.optim.adafactor import summed_axes
 from geojax.optim.matrix_shares import matrix_groups
 from geojax.optim.registry import optimizer_entry
-from geojax.planner.traffic.by_axes import BytesByAxes, long_axes, no_bytes, ranks_of
+from geojax.planner.traffic.by_axes import Axes, BytesByAxes, long_axes, no_bytes, ranks_of
 from geojax.step.plan import StepPlan
+
+
+class OptimizerCollective(NamedTuple):
+    """One collective of an update."""
+
+    axes: Axes
+    bytes: Fraction
+    """Bytes that one device sends."""
 
 
 def predicted_optimizer_bytes(
@@ -35,29 +45,50 @@ def predicted_optimizer_bytes(
         plan: how the step runs.
     """
     sent = no_bytes()
-    for name in sorted(optimizer.optimizers):
-        own = {
-            leaf: place
-            for leaf, place in leaves_by_name(layouts).items()
-            if optimizer.of_leaf(leaf).optimizer == name
-        }
-        match optimizer_entry(name).statistics:
-            case "matrices":
-                _add_matrices(sent, own, plan)
-            case "means":
-                _add_means(sent, own, plan)
+    for each in optimizer_collectives(optimizer, layouts, plan):
+        sent[each.axes] += each.bytes
     return sent
 
 
-def _add_matrices(sent: BytesByAxes, layouts: dict[str, LeafLayout], plan: StepPlan) -> None:
+def optimizer_collectives(
+    optimizer: OptimizerSettings, layouts: Any, plan: StepPlan
+) -> Iterator[OptimizerCollective]:
+    """Yield the collectives of an update; arguments as `predicted_optimizer_bytes`."""
+    for name, own in layouts_by_optimizer(optimizer, layouts).items():
+        match optimizer_entry(name).statistics:
+            case "matrices":
+                yield from _of_matrices(own, plan)
+            case "means":
+                yield from _of_means(own, plan)
+
+
+def layouts_by_optimizer(
+    optimizer: OptimizerSettings, layouts: Any
+) -> Mapping[str, Mapping[str, LeafLayout]]:
+    """Divide the parameters, by their names, among the optimizers that update them."""
+    leaves = leaves_by_name(layouts)
+    return {
+        name: {
+            leaf: place
+            for leaf, place in leaves.items()
+            if optimizer.of_leaf(leaf).optimizer == name
+        }
+        for name in sorted(optimizer.optimizers)
+    }
+
+
+def _of_matrices(
+    layouts: Mapping[str, LeafLayout], plan: StepPlan
+) -> Iterator[OptimizerCollective]:
     for group, matrices in matrix_groups(layouts).items():
         numbers = group.exchanged(matrices) * math.prod(group.part_shape) // group.ranks
         payload = numbers * plan.policy.reduce_dtype.itemsize
         for cut in group.cuts:
-            sent[long_axes(cut.axes, plan)] += 2 * all_to_all_bytes(payload, cut.ranks)
+            sent = all_to_all_bytes(payload, cut.ranks)
+            yield from [OptimizerCollective(long_axes(cut.axes, plan), sent)] * 2
 
 
-def _add_means(sent: BytesByAxes, layouts: dict[str, LeafLayout], plan: StepPlan) -> None:
+def _of_means(layouts: Mapping[str, LeafLayout], plan: StepPlan) -> Iterator[OptimizerCollective]:
     for name, layout in layouts.items():
         *stack, rows, columns = (1, *layout.shard_shape)
         count = math.prod(stack)
@@ -67,4 +98,5 @@ def _add_means(sent: BytesByAxes, layouts: dict[str, LeafLayout], plan: StepPlan
         for dims, numbers in sums:
             axes = summed_axes(layout, dims)
             payload = numbers * plan.policy.reduce_dtype.itemsize
-            sent[long_axes(axes, plan)] += all_reduce_bytes(payload, ranks_of(axes, plan))
+            sent = all_reduce_bytes(payload, ranks_of(axes, plan))
+            yield OptimizerCollective(long_axes(axes, plan), sent)

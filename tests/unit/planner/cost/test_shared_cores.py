@@ -86,4 +86,5 @@ def test_hops_of_one_program_wait_one_after_the_other():
 def test_devices_take_turns_in_the_update():
     alone, together = (step(DATA, cores).term("optimizer") for cores in (None, CORES))
     assert together.bytes == alone.bytes
-    assert together.seconds == pytest.approx(together.bytes / 34 * 3e-8)
+    # Gradient twice, weight and moments there and back, in 32 bits: nothing is cast to fewer.
+    assert together.seconds == pytest.approx(together.bytes / 32 * 3e-8)
