@@ -136,7 +136,8 @@ class ModelConfig(Settings):
     """Key and value heads, each shared by num_attention_heads / num_key_value_heads query heads;
     default: `num_attention_heads`."""
     q_lora_rank: int = pydantic.Field(default=0, ge=0, le=2**16)
-    """Width of the latent that a token's queries are made of; with `kv_lora_rank` only."""
+    """Width of the latent that a token's queries are made of, with `kv_lora_rank` only; 0: they are
+    projections of the stream, as in DeepSeek-V2-Lite."""
     kv_lora_rank: int = pydantic.Field(default=0, ge=0, le=2**16)
     """Width of the latent that a token's keys and values are made of (multi-head latent attention,
     "DeepSeek-V2", 2024, section 2.1); 0: keys and values are projections of the stream."""
@@ -284,8 +285,15 @@ class ModelConfig(Settings):
 
     @property
     def latent_width(self) -> int:
-        """Numbers that latent attention makes of a token: two latents and the key's shared part."""
+        """Numbers that latent attention makes of a token: its latents and the key's shared part."""
         return self.q_lora_rank + self.kv_lora_rank + self.qk_rope_head_dim
+
+    @property
+    def projected_width(self) -> int:
+        """Numbers of a token that the heads' queries, keys and values are projections of."""
+        if not self.has_latent_attention:
+            return self.hidden_size
+        return self.latent_width + (0 if self.q_lora_rank else self.hidden_size)
 
     @property
     def shared_expert_intermediate_size(self) -> int:
@@ -358,7 +366,7 @@ class ModelConfig(Settings):
                     "kv_lora_rank; remove v_head_dim, or set kv_lora_rank"
                 )
             return self
-        for key in ("q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim"):
+        for key in ("qk_nope_head_dim", "qk_rope_head_dim"):
             if not getattr(self, key):
                 raise ValueError(f"latent attention (kv_lora_rank) needs {key}; set it")
         if self.head_dim != self.qk_nope_head_dim + self.qk_rope_head_dim:

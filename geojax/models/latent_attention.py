@@ -7,8 +7,9 @@
 
 The latents are made where the stream lies, with sequence parallelism of a rank's own positions, and
 enter the tensor-parallel region in the stream's place: q + r + P numbers a token are sent, and not
-H. Source: "DeepSeek-V2: A Strong, Economical, and Efficient Mixture-of-Experts Language Model"
-(2024), section 2.1.
+H. Without q the queries are projections of the normed stream, which is sent beside the other latent
+in the same message. Source: "DeepSeek-V2: A Strong, Economical, and Efficient Mixture-of-Experts
+Language Model" (2024), section 2.1.
 
 Shapes: B batch, S sequence, H hidden, N heads, D dims of a query or key, P of them rotated, W dims
 of a value, q and r dims of the latents.
@@ -48,12 +49,14 @@ def project_latent_heads(
     """
     own = parameters["attention"]
     normed = norm(parameters["attention_norm"], x, config)
-    latents = norm(own["query_down_norm"], linear(own["query_down"], normed), config)
+    of_query = normed
+    if config.q_lora_rank:
+        of_query = norm(own["query_down_norm"], linear(own["query_down"], normed), config)
     made = linear(own["key_value_down"], normed)
     of_keys = norm(own["key_value_down_norm"], made[..., : config.kv_lora_rank], config)
-    latents = jnp.concatenate([latents, of_keys, made[..., config.kv_lora_rank :]], axis=-1)
+    ends = (of_query.shape[-1], of_query.shape[-1] + config.kv_lora_rank)
+    latents = jnp.concatenate([of_query, of_keys, made[..., config.kv_lora_rank :]], axis=-1)
     entered = copy_to_tp_region(latents, parallelism)
-    ends = (config.q_lora_rank, config.q_lora_rank + config.kv_lora_rank)
     of_query, of_keys, rotated = jnp.split(entered, ends, axis=-1)
 
     def heads(name: str, latent: jax.Array, width: int) -> jax.Array:

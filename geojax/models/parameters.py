@@ -62,9 +62,9 @@ def parameter_shapes(config: ModelConfig, dtype: Any = jnp.float32) -> Parameter
 
     With latents of q and r dims, and P rotated dims, and values of W dims, in place of attention:
 
-        layers/attention/query_down/kernel          [L, d, q]
+        layers/attention/query_down/kernel          [L, d, q]          and the norm unless q is 0
         layers/attention/query_down_norm/scale      [L, q]
-        layers/attention/query/kernel               [L, q, H D]
+        layers/attention/query/kernel               [L, q, H D]        [L, d, H D] where q is 0
         layers/attention/key_value_down/kernel      [L, d, r + P]      latent, rotated part of keys
         layers/attention/key_value_down_norm/scale  [L, r]
         layers/attention/key_value/kernel           [L, r, H (D - P + W)]
@@ -128,15 +128,17 @@ def _stacked_layers(
     def latent_attention() -> Parameters:
         heads, latent = config.num_attention_heads, config.kv_lora_rank
         of_head = config.qk_nope_head_dim + config.v_head_dim
-        return {
-            "query_down": matrix(hidden, config.q_lora_rank),
-            "query_down_norm": {"scale": array(config.q_lora_rank)},
-            "query": matrix(config.q_lora_rank, heads * config.head_dim),
+        block = {
+            "query": matrix(config.q_lora_rank or hidden, heads * config.head_dim),
             "key_value_down": matrix(hidden, latent + config.qk_rope_head_dim),
             "key_value_down_norm": {"scale": array(latent)},
             "key_value": matrix(latent, heads * of_head),
             "output": matrix(heads * config.v_head_dim, hidden, bias=config.attention_output_bias),
         }
+        if config.q_lora_rank:
+            block["query_down"] = matrix(hidden, config.q_lora_rank)
+            block["query_down_norm"] = {"scale": array(config.q_lora_rank)}
+        return block
 
     layers: Parameters = {
         "attention_norm": _norm(config, array(hidden)),

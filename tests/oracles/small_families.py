@@ -150,6 +150,20 @@ FAMILIES = {
         ),
         _SCALED | {"_compute_yarn_parameters", "TopkRouter.forward"},
     ),
+    "deepseek-v3-whole-queries": (
+        DeepseekV3Config(
+            **_SIZES | _LATENT | {"q_lora_rank": None, "num_key_value_heads": 4},
+            v_head_dim=8,
+            first_k_dense_replace=1,
+            n_routed_experts=4,
+            num_experts_per_tok=2,
+            n_group=1,
+            topk_group=1,
+            moe_intermediate_size=16,
+            num_mtp_layers=0,
+        ),
+        _USUAL | {"TopkRouter.forward"},
+    ),
     "nemotron": (NemotronConfig(**_SIZES, head_dim=8), _ROTARY),
     "gpt2": (GPT2Config(**_GPT2_SIZES, **_NO_DROPOUT), set()),
 }

@@ -73,6 +73,8 @@ class TensorRule(NamedTuple):
     transposed); all but GPT-2's fused projection are one."""
     transposed: bool = False
     """True where the tensor is [outputs, inputs], and the leaf [inputs, outputs]."""
+    only_for: Callable[[ModelConfig], bool] | None = None
+    """Function that tells the models that have the tensor; None: all that have the leaves do."""
 
 
 @dataclasses.dataclass(frozen=True)

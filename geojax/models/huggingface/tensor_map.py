@@ -62,7 +62,7 @@ class TensorMap:
             name: leaf.shape for name, leaf in leaves_by_name(parameter_shapes(model)).items()
         }
         for rule in family.tensors:
-            if rule.leaves[0] in shapes:
+            if rule.leaves[0] in shapes and (rule.only_for is None or rule.only_for(model)):
                 # The first dense layers are a stack of their own.
                 is_later = rule.leaves[0].startswith("layers.")
                 first = model.first_k_dense_replace if is_later else 0

@@ -159,7 +159,7 @@ class LayerTimes:
             latent, of_head = model.kv_lora_rank, model.qk_nope_head_dim + model.v_head_dim
             products = [
                 Product("latents", self.own_tokens, model.latent_width, d),
-                Product("qkv", tokens, queries, model.q_lora_rank),
+                Product("qkv", tokens, queries, model.q_lora_rank or d),
                 Product("qkv", tokens, heads * of_head, latent),
             ]
         elif self.execution.fused_projections:

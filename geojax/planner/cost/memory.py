@@ -208,12 +208,12 @@ def kept_bytes(model: ModelConfig, layout: Layout, sequence_length: int) -> floa
     query, output = of_head * model.head_dim, of_head * model.v_head_dim
     kv_heads = max(model.num_key_value_heads / layout.tensor, 1)
     key_value = 2 * tokens * kv_heads * model.head_dim * itemsize
-    entering = stream
+    entering = tokens * model.projected_width * itemsize
     if model.has_latent_attention:
-        entering = tokens * model.latent_width * itemsize
         # Without attention's residuals its product is kept, in which keys lack their shared part.
         keys = model.head_dim if layout.remat == "none" else model.qk_nope_head_dim
-        key_value = of_head * (keys + model.v_head_dim) + entering * own / stream
+        key_value = of_head * (keys + model.v_head_dim)
+        key_value += own * model.latent_width / model.hidden_size
     kept = 2 * own + query + key_value + _inner_bytes(model, layout, tokens)
     kept += 2 * own if model.sandwich_norm else 0
     if layout.remat == "none":

@@ -123,10 +123,8 @@ def predicted_tensor_bytes(
             embedding = 1 if parallelism.sequence else 2
             sent = sent.plus((dense - 1) * enters, (dense - 1) * once_more + embedding)
     numbers = sequences * positions * jnp.dtype(dtype).itemsize
-    entering = config.hidden_size
-    if config.has_latent_attention:
-        entering = config.latent_width
-    regions = sent.entering_attention * reduce_scatter_bytes(numbers * entering, ranks)
+    entering = numbers * config.projected_width
+    regions = sent.entering_attention * reduce_scatter_bytes(entering, ranks)
     regions += sent.stream * reduce_scatter_bytes(numbers * config.hidden_size, ranks)
     wide = jnp.promote_types(dtype, jnp.float32).itemsize
     chunks, tokens = chunk_plan(sequences * positions, -(-config.vocab_size // ranks), wide)

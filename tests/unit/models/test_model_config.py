@@ -124,7 +124,10 @@ def test_loads_a_preset_and_a_file(tmp_path):
         ),
         ({"q_lora_rank": 8}, "q_lora_rank requires kv_lora_rank; remove q_lora_rank, or set both"),
         ({"v_head_dim": 4}, "v_head_dim 4 other than head_dim 8 requires kv_lora_rank"),
-        (_LATENTS | {"q_lora_rank": 0}, r"latent attention \(kv_lora_rank\) needs q_lora_rank"),
+        (
+            _LATENTS | {"qk_nope_head_dim": 0},
+            r"latent attention \(kv_lora_rank\) needs qk_nope_head_dim",
+        ),
         (
             _LATENTS | {"head_dim": 8},
             r"head_dim 8 must be qk_nope_head_dim \+ qk_rope_head_dim = 6",

@@ -97,6 +97,14 @@ def test_latents_and_first_dense_layers_send_what_the_formula_says(name):
     assert sent_bytes(step if written else step.compile(), plan.mesh) == expected
 
 
+def test_queries_without_a_latent_send_the_stream_beside_the_other_latent():
+    model = Draw("deepseek", "dense", 8, 0.0, (), 1, ()).model().replace(q_lora_rank=0)
+    mesh = make_mesh(devices=jax.devices()[:4], dc=2, tensor=2)
+    plan = StepPlan(mesh, policy("fp32"), sequence_parallel=True)
+    step, expected = lowered_step(model, plan, ROWS, SEQUENCE)
+    assert sent_bytes(step.compile(), plan.mesh) == expected
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_bytes_over_each_axis_are_those_of_the_formula(name):
     axes, options = LAYOUTS[name]

@@ -17,7 +17,6 @@ from geojax.models.huggingface.family import ConfigKey, Family, TensorRule
 
 _PROJECTIONS = {
     "q_a_proj": "query_down",
-    "q_b_proj": "query",
     "kv_a_proj_with_mqa": "key_value_down",
     "kv_b_proj": "key_value",
     "o_proj": "output",
@@ -40,6 +39,18 @@ _ATTENTION = (
             transposed=True,
         )
         for theirs, own in _PROJECTIONS.items()
+    ),
+    *(
+        TensorRule(
+            f"model.layers.{{layer}}.self_attn.{theirs}.weight",
+            ("layers.attention.query.kernel",),
+            transposed=True,
+            only_for=only_for,
+        )
+        for theirs, only_for in (
+            ("q_b_proj", lambda model: model.q_lora_rank > 0),
+            ("q_proj", lambda model: model.q_lora_rank == 0),
+        )
     ),
 )
 _DENSE_LAYERS = tuple(
@@ -73,7 +84,9 @@ DEEPSEEK_V3 = Family(
         ConfigKey("num_key_value_heads", ("num_key_value_heads",), None),
         ConfigKey("max_position_embeddings", ("max_position_embeddings",), 4096),
         ConfigKey("rms_norm_eps", ("rms_norm_eps",), 1e-6),
-        ConfigKey("q_lora_rank", ("q_lora_rank",), 1536),
+        ConfigKey(
+            "q_lora_rank", ("q_lora_rank",), 1536, write=lambda model: model.q_lora_rank or None
+        ),
         ConfigKey("kv_lora_rank", ("kv_lora_rank",), 512),
         ConfigKey("qk_nope_head_dim", ("qk_nope_head_dim",), 128),
         ConfigKey("qk_rope_head_dim", ("qk_rope_head_dim",), 64),
