@@ -59,6 +59,10 @@ class PrepareCommand:
     end_token: str | None = None
     """Token that ends a document."""
 
+    workers: int | None = None
+    """Processes that tokenize; default: one for 64 MiB of files, at most one a core. The folders
+    are the same for any number."""
+
 
 def run(command: PrepareCommand) -> int:
     """Prepare the folders, print a table of them, and return the exit code 0."""
@@ -83,7 +87,7 @@ def run(command: PrepareCommand) -> int:
     words = f"vocabulary {prepared[0].tokenizer.vocabulary_size:,}"
     texts = [each.manifest for each in prepared if each.manifest.text_bytes]
     if texts:
-        tokens = sum(split.tokens for each in texts for split in each.splits.values())
+        tokens = sum(each.tokens_of_text for each in texts)
         text_bytes = sum(each.text_bytes for each in texts)
         words += f", {text_bytes / tokens:.2f} bytes of text per token"
     console.print(words)
@@ -110,4 +114,5 @@ def _single_source(command: PrepareCommand) -> dict[str, object]:
         "vocab_size": command.vocab_size,
         "beginning_token": command.beginning_token,
         "end_token": command.end_token,
+        "workers": command.workers,
     }

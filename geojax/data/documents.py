@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal, TypeVar, cast
+from typing import IO, Any, Literal, NamedTuple, TypeVar, cast
 
 from geojax.data import indexed
 from geojax.errors import UserError
@@ -25,6 +25,7 @@ PIECE_CHARACTERS = 1 << 18
 
 LONGEST_LINE = 1 << 25
 """Most characters of a JSON line."""
+_LONGEST_LINE_BYTES = 4 * LONGEST_LINE
 
 # No text is compressed that well; what is may fill any disk and memory.
 _MOST_EXPANSION = 200
@@ -41,6 +42,25 @@ class Piece:
     text: str
     first: bool
     last: bool
+
+
+class Span(NamedTuple):
+    """Whole lines of a plain file, from one byte to another."""
+
+    start: int
+    stop: int
+
+
+class Line(NamedTuple):
+    """A line of a file; as text it is the file's path and the line's number."""
+
+    path: Path
+    start: int
+    """Byte of the file from which lines are counted."""
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.number + _lines_before(self.path, self.start)}"
 
 
 def find_files(patterns: Iterable[str]) -> list[Path]:
@@ -84,11 +104,12 @@ def read_documents(
     format: Format = "auto",
     field: str = "text",
     advance: Callable[[int], None] = lambda bytes_read: None,
+    span: Span | None = None,
 ) -> Iterator[Piece]:
     """Read the documents of a file: all of a text file, or `field` of each JSON line.
 
     `advance` is called with the number of bytes read from the disk since its last call. Empty
-    documents are left out.
+    documents are left out. With a `span` of `line_spans` only its lines are read.
 
     Raises:
         UserError: the file's suffix tells no format, it cannot be read, is not UTF-8 text, or a
@@ -98,32 +119,56 @@ def read_documents(
     assert format in ("text", "jsonl"), f"{format} has a reader of its own"
 
     def pieces(text: io.TextIOBase) -> Iterator[Piece]:
-        return _json_lines(path, text, field) if format == "jsonl" else _text_document(text)
+        return _json_lines(path, text, field, span) if format == "jsonl" else _text_document(text)
 
-    yield from _streamed(path, pieces, advance)
+    yield from _streamed(path, pieces, advance, span)
 
 
 def read_json_lines(
-    path: Path, advance: Callable[[int], None] = lambda bytes_read: None
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Read the objects of a file of JSON lines, each with the number of its line.
+    path: Path,
+    advance: Callable[[int], None] = lambda bytes_read: None,
+    span: Span | None = None,
+) -> Iterator[tuple[Line, dict[str, Any]]]:
+    """Read the objects of a file of JSON lines, or of a `span` of it, each with its line.
 
     Raises:
         UserError: as for `read_documents`.
     """
-    yield from _streamed(path, lambda text: _json_objects(path, text), advance)
+    yield from _streamed(path, lambda text: _json_objects(path, text, span), advance, span)
+
+
+def line_spans(path: Path, size: int) -> Iterator[Span]:
+    """Cut a plain file into spans of about `size` bytes, each of whole lines.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            start, end = 0, file.seek(0, io.SEEK_END)
+            while start < end:
+                file.seek(min(start + size, end) - 1)
+                rest = file.readline(_LONGEST_LINE_BYTES)
+                # A line that is too long is an error of whoever reads it.
+                stop = file.tell() if rest.endswith(b"\n") else end
+                yield Span(start, stop)
+                start = stop
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error})") from None
 
 
 def _streamed(
     path: Path,
     parse: Callable[[io.TextIOBase], Iterator[_Part]],
     advance: Callable[[int], None],
+    span: Span | None,
 ) -> Iterator[_Part]:
     try:
-        with path.open("rb") as raw:
+        with path.open("rb") as file:
+            raw = file if span is None else _lines_of(file, span)
             decompressed = _unzipped(raw) if path.suffix == ".gz" else raw
             with io.TextIOWrapper(decompressed, encoding="utf-8") as text:
-                position = 0
+                position = raw.tell()
                 for part in parse(text):
                     here = raw.tell()
                     advance(here - position)
@@ -167,6 +212,38 @@ def split_text(text: str) -> Iterator[Piece]:
     return _text_document(io.StringIO(text))
 
 
+class _BytesOfSpan(io.RawIOBase):
+    """The bytes of a file up to the end of a span; positions are those of the file."""
+
+    def __init__(self, file: IO[bytes], span: Span) -> None:
+        self._file, self._stop = file, span.stop
+        file.seek(span.start)
+
+    def readable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def readinto(self, buffer: Any) -> int:
+        found = self._file.read(min(len(buffer), self._stop - self._file.tell()))
+        buffer[: len(found)] = found
+        return len(found)
+
+
+def _lines_of(file: IO[bytes], span: Span) -> IO[bytes]:
+    return cast(IO[bytes], io.BufferedReader(_BytesOfSpan(file, span), 1 << 20))
+
+
+def _lines_before(path: Path, start: int) -> int:
+    """Count the lines of a file before the byte `start`, as they are counted when it is read."""
+    if start == 0:
+        return 0
+    with path.open("rb") as file:
+        lines = io.TextIOWrapper(_lines_of(file, Span(0, start)), "utf-8", errors="replace")
+        return sum(1 for _ in iter(lambda: lines.readline(LONGEST_LINE + 1), ""))
+
+
 def _unzipped(raw: IO[bytes]) -> IO[bytes]:
     return cast(IO[bytes], _GzipOfText(raw))
 
@@ -205,19 +282,19 @@ def _text_document(text: io.TextIOBase) -> Iterator[Piece]:
         current, first = following, False
 
 
-def _json_lines(path: Path, text: io.TextIOBase, field: str) -> Iterator[Piece]:
-    for number, record in _json_objects(path, text):
-        document = field_of(record, field, f"{path}:{number}")
+def _json_lines(path: Path, text: io.TextIOBase, field: str, span: Span | None) -> Iterator[Piece]:
+    for line, record in _json_objects(path, text, span):
+        document = field_of(record, field, line)
         if not isinstance(document, str):
             kind = type(document).__name__
             hint = "; --format chat reads conversations" if isinstance(document, list) else ""
-            raise UserError(f"{path}:{number}: the field '{field}' is no text but {kind}{hint}")
+            raise UserError(f"{line}: the field '{field}' is no text but {kind}{hint}")
         # JSON can spell half of a surrogate pair, which is no character and has no UTF-8.
         document = document.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         yield from split_text(document)
 
 
-def field_of(record: dict[str, Any], field: str, where: str) -> Any:
+def field_of(record: dict[str, Any], field: str, line: Line) -> Any:
     """Return a field of a JSON line.
 
     Raises:
@@ -226,23 +303,27 @@ def field_of(record: dict[str, Any], field: str, where: str) -> Any:
     if field not in record:
         known = ", ".join(sorted(record)) or "none"
         hint = "; --format chat reads conversations" if "messages" in record else ""
-        raise UserError(f"{where}: has no field '{field}'; its fields are: {known}{hint}")
+        raise UserError(f"{line}: has no field '{field}'; its fields are: {known}{hint}")
     return record[field]
 
 
-def _json_objects(path: Path, text: io.TextIOBase) -> Iterator[tuple[int, dict[str, Any]]]:
-    lines = iter(lambda: text.readline(LONGEST_LINE + 1), "")
-    for number, line in enumerate(lines, start=1):
-        if len(line) > LONGEST_LINE:
-            raise UserError(f"{path}:{number}: a line of more than {LONGEST_LINE:,} characters")
-        if not line.strip():
+def _json_objects(
+    path: Path, text: io.TextIOBase, span: Span | None
+) -> Iterator[tuple[Line, dict[str, Any]]]:
+    start = 0 if span is None else span.start
+    contents = iter(lambda: text.readline(LONGEST_LINE + 1), "")
+    for number, content in enumerate(contents, start=1):
+        line = Line(path, start, number)
+        if len(content) > LONGEST_LINE:
+            raise UserError(f"{line}: a line of more than {LONGEST_LINE:,} characters")
+        if not content.strip():
             continue
         try:
-            record = json.loads(line)
+            record = json.loads(content)
         except ValueError as error:
-            raise UserError(f"{path}:{number}: not valid JSON ({error})") from None
+            raise UserError(f"{line}: not valid JSON ({error})") from None
         except RecursionError:
-            raise UserError(f"{path}:{number}: objects or lists too deep in each other") from None
+            raise UserError(f"{line}: objects or lists too deep in each other") from None
         if not isinstance(record, dict):
-            raise UserError(f"{path}:{number}: expected an object, not {type(record).__name__}")
-        yield number, record
+            raise UserError(f"{line}: expected an object, not {type(record).__name__}")
+        yield line, record

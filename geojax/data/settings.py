@@ -127,6 +127,9 @@ class PrepareSettings(Settings):
     """Vocabulary size of the tokenizer that is trained."""
     tokenizer_bytes: int = pydantic.Field(default=1 << 28, gt=0, le=1 << 40)
     """Bytes of text to train the tokenizer on, taken from the start of every file."""
+    workers: Annotated[int, pydantic.Field(ge=1, le=1024)] | None = None
+    """Processes that tokenize; null: one for 64 MiB of files, at most one a core. The folders are
+    the same for any number, byte by byte."""
 
     @pydantic.model_validator(mode="after")
     def _makes_sense(self) -> "PrepareSettings":

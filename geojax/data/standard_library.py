@@ -15,7 +15,8 @@ from pathlib import Path
 from geojax.cache import cache_folder
 from geojax.data.atomic_folder import atomic_folder, is_taken
 from geojax.data.documents import split_text
-from geojax.data.prepare import Assigned, is_held_out, progress_bar, tokenized, write_prepared
+from geojax.data.file_tokens import Assigned, append_tokens, is_held_out, tokenized
+from geojax.data.prepare import progress_bar, write_prepared
 from geojax.data.storage import TRAIN, VALIDATION, VERSION, Prepared
 from geojax.data.tokenizer import Tokenizer
 from geojax.errors import UserError
@@ -111,4 +112,8 @@ def _prepare(
             text for text, is_validation in zip(texts, held_out, strict=True) if not is_validation
         )
         tokenizer = given or Tokenizer.train(training, vocabulary_size=vocabulary_size)
-        write_prepared(folder, tokenized(documents(), tokenizer), tokenizer)
+        write_prepared(
+            folder,
+            lambda appends: append_tokens(tokenized(documents(), tokenizer), appends),
+            tokenizer,
+        )

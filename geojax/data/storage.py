@@ -31,6 +31,7 @@ VERSION = 1
 SplitName = Literal["train", "validation"]
 TRAIN: Literal["train"] = "train"
 VALIDATION: Literal["validation"] = "validation"
+SPLITS: tuple[SplitName, ...] = (TRAIN, VALIDATION)
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
@@ -81,14 +82,26 @@ class Manifest(Settings):
     dtype: Literal["uint16", "uint32"]
     text_bytes: int = pydantic.Field(ge=0, lt=2**63)
     """Size of the text in UTF-8, all splits together."""
+    text_tokens: int | None = pydantic.Field(default=None, ge=0, lt=2**63)
+    """Tokens that the text has become; null: all of them, or none where there is no text."""
     marked: bool = False
     """The shards hold `packing.marked_values`, not tokens."""
     tokenizer: TokenizerEntry
     splits: dict[SplitName, Split]
 
+    @property
+    def tokens_of_text(self) -> int:
+        """Number of tokens that the text has become."""
+        if self.text_tokens is not None:
+            return self.text_tokens
+        return sum(split.tokens for split in self.splits.values()) if self.text_bytes else 0
+
     def to_json(self, indent: int | None = None) -> str:
-        """Return the content of the file; of what is marked nothing is said where nothing is."""
-        return self.model_dump_json(indent=indent, exclude=None if self.marked else {"marked"})
+        """Return the content of the file, without the keys of what is not in the folder."""
+        absent = {"marked": self.marked, "text_tokens": self.text_tokens is not None}
+        return self.model_dump_json(
+            indent=indent, exclude={key for key, is_there in absent.items() if not is_there}
+        )
 
     @pydantic.field_validator("version")
     @classmethod
@@ -96,6 +109,28 @@ class Manifest(Settings):
         if version != VERSION:
             raise ValueError(f"is {version} where this geojax reads {VERSION}; prepare it again")
         return version
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read the manifest of a prepared folder, and nothing else of it.
+
+    Raises:
+        UserError: the folder is missing, not prepared, half prepared, or of another version.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        if partial_path(folder).exists():
+            why = "its preparation was interrupted or is still running"
+        else:
+            why = f"it has no {MANIFEST}" if folder.is_dir() else "there is no such folder"
+        raise UserError(f"{folder}: not prepared data ({why}); run `geojax data prepare`")
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: not valid JSON ({error}); prepare the data again") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: expected an object, not {type(content).__name__}")
+    return validate(Manifest, content, str(path))
 
 
 class TokenStream:
@@ -164,20 +199,7 @@ class Prepared:
                 version.
         """
         self.folder = folder
-        path = folder / MANIFEST
-        if not path.is_file():
-            if partial_path(folder).exists():
-                why = "its preparation was interrupted or is still running"
-            else:
-                why = f"it has no {MANIFEST}" if folder.is_dir() else "there is no such folder"
-            raise UserError(f"{folder}: not prepared data ({why}); run `geojax data prepare`")
-        try:
-            content = json.loads(path.read_bytes())
-        except (OSError, ValueError) as error:
-            raise UserError(f"{path}: not valid JSON ({error}); prepare the data again") from None
-        if not isinstance(content, dict):
-            raise UserError(f"{path}: expected an object, not {type(content).__name__}")
-        self.manifest = validate(Manifest, content, str(path))
+        self.manifest = read_manifest(folder)
         entry = self.manifest.tokenizer
         self.tokenizer = Tokenizer.load(
             folder / TOKENIZER, beginning=entry.beginning, end=entry.end
@@ -218,7 +240,6 @@ class SplitWriter:
         self._shard_tokens = shard_tokens
         self._shards: list[Shard] = []
         self._current: _ShardWriter | None = None
-        self.documents = 0
 
     def __enter__(self) -> "SplitWriter":
         return self
@@ -244,11 +265,11 @@ class SplitWriter:
             if self._current.tokens == self._shard_tokens:
                 self._finish_shard()
 
-    def finish(self) -> Split:
-        """Close the last shard and return the manifest's entry for the split."""
+    def finish(self, documents: int) -> Split:
+        """Close the last shard and return the manifest's entry for the split of `documents`."""
         if self._current:
             self._finish_shard()
-        return Split(documents=self.documents, shards=tuple(self._shards))
+        return Split(documents=documents, shards=tuple(self._shards))
 
     def _finish_shard(self) -> None:
         assert self._current is not None, "there is no shard to finish"
@@ -312,13 +333,15 @@ def write_manifest(
     splits: Mapping[SplitName, Split],
     text_bytes: int,
     *,
-    marked: bool = False,
+    text_tokens: int,
+    marked: bool,
 ) -> None:
-    """Write `tokenizer.json` and, last of all files, `manifest.json`."""
-    tokenizer.save(folder / TOKENIZER)
+    """Write `manifest.json`, the last of all files."""
+    tokens = sum(split.tokens for split in splits.values())
     manifest = Manifest(
         dtype=token_dtype(tokenizer.vocabulary_size, marked=marked),
         text_bytes=text_bytes,
+        text_tokens=text_tokens if 0 < text_tokens < tokens else None,
         marked=marked,
         tokenizer=TokenizerEntry(
             sha256=tokenizer.fingerprint,

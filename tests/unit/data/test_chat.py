@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import tokenizers
 from support.chats import CHATML, FORGETFUL, TALKS, WITH_TAGS, write_tokenizer
 
 from geojax.cli.data import PrepareCommand, run
@@ -65,11 +66,12 @@ def test_tags_in_the_template_mark_the_parts(folder, tmp_path):
     template.write_text(WITH_TAGS)
     words = Tokenizer.load(folder / "tokenizer.json")
     made = ChatTemplate.load(folder / "tokenizer.json", template).conversation(TALKS[0], words)
-    text = words._reading_special_tokens.decode(made.ids.tolist(), skip_special_tokens=False)
-    assert text.startswith("<|endoftext|><|im_start|>user\nSay")
-    parts = words._reading_special_tokens.decode(
-        made.ids[made.of_assistant].tolist(), skip_special_tokens=False
+    library = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    text, parts = (
+        library.decode(ids.tolist(), skip_special_tokens=False)
+        for ids in (made.ids, made.ids[made.of_assistant])
     )
+    assert text.startswith("<|endoftext|><|im_start|>user\nSay")
     assert parts == "öne 🙂<|im_end|>two<|im_end|>"
 
 

@@ -78,6 +78,18 @@ def test_a_share_is_held_out_and_documents_stay_whole(tmp_path, tokenizer, capsy
     assert "bytes of text" not in capsys.readouterr().out
 
 
+def test_bytes_a_token_are_those_of_the_text_alone(tmp_path, tokenizer, capsys):
+    words, path = tokenizer
+    (tmp_path / "a.txt").write_text("one two")
+    write_index(tmp_path / "b.idx", [[words.encode("three four") * 50]])
+    files = (str(tmp_path / "a.txt"), str(tmp_path / "b.idx"))
+    made = prepared(files, path, tmp_path / "mixed")
+    of_text = len(words.encode("one two")) + 2
+    assert made.manifest.text_tokens == of_text
+    assert f"{7 / of_text:.2f} bytes of text per token" in capsys.readouterr().out
+    assert prepared(files[:1], path, tmp_path / "text").manifest.text_tokens is None
+
+
 def broken(tmp_path, words):
     """Commands that must end in one line, and a part of it."""
     good = [[words.encode("one two")], [words.encode("three")]]

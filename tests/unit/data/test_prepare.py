@@ -140,7 +140,7 @@ def test_shards_read_as_one_sequence(tmp_path):
     with SplitWriter(tmp_path, "train", "uint32", shard_tokens=64) as writer:
         for part in np.array_split(tokens, 7):
             writer.append(part)
-        split = writer.finish()
+        split = writer.finish(documents=1)
     assert [shard.tokens for shard in split.shards] == [64] * 15 + [40]
     assert all((tmp_path / shard.file).stat().st_size == shard.bytes for shard in split.shards)
     stream = TokenStream(tmp_path, split, "uint32")
