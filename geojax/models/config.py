@@ -22,7 +22,9 @@ _ROPE_KEYS = {
     "yarn": ("factor", "original_max_position_embeddings"),
 }
 """Keys that each scaling of rotary positions needs."""
-_ROPE_OPTIONS = {"yarn": ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")}
+_ROPE_OPTIONS = {
+    "yarn": ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")
+}
 """Keys that a scaling may have besides."""
 
 
@@ -59,6 +61,9 @@ class RopeParameters(Settings):
     """yarn: more rotations than this in the original context keep a frequency; default: 32."""
     beta_slow: float | None = pydantic.Field(default=None, ge=1e-3, le=1e6)
     """yarn: fewer rotations than this make a frequency low; default: 1."""
+    truncate: bool | None = None
+    """yarn: round the first and the last pair of dims between them to whole numbers, away from each
+    other; default: true, and false in gpt-oss."""
     attention_factor: float | None = pydantic.Field(default=None, ge=1e-3, le=1e3)
     """yarn: factor of rotated queries and keys; default: 0.1 ln(factor) + 1, and with mscale
     (0.1 mscale ln(factor) + 1) / (0.1 mscale_all_dim ln(factor) + 1)."""
@@ -170,6 +175,11 @@ class ModelConfig(Settings):
     gated: bool = pydantic.Field(default_factory=_has_gate)
     """A gate projection beside the up projection: the activation is the gate's, and multiplies the
     up projection. Default: with `silu` (SwiGLU), not with the others; Gemma has GELU with it."""
+    swiglu_limit: float | None = pydantic.Field(default=None, ge=1e-3, le=1e6)
+    """Bound of SwiGLU's gate (above) and of its up projection (on both sides), to which 1 is added:
+    (up + 1) * gate * sigmoid(swiglu_alpha * gate), as in gpt-oss; null: plain SwiGLU."""
+    swiglu_alpha: float = pydantic.Field(default=1.702, ge=1e-3, le=1e3)
+    """Factor of the gate inside the sigmoid, with `swiglu_limit`; else it is 1."""
     position_embedding_type: Literal["learned_absolute", "rope"] = "rope"
     """Learned positions are added to the embedding; rotary ones rotate queries and keys."""
     rope_parameters: RopeParameters = RopeParameters()
@@ -192,6 +202,9 @@ class ModelConfig(Settings):
     repeat. Default: every layer has the window if there is one."""
     rope_interleave: bool = False
     """Latent attention: dims 2 i and 2 i + 1 are rotated together, instead of i and i + half."""
+    use_attention_sinks: bool = False
+    """A learned score of each head, a sink, which takes part in the softmax of every query and has
+    no value, as in gpt-oss."""
     qkv_bias: bool = False
     """Bias of the query, key and value projections."""
     use_qk_norm: bool = False
@@ -200,7 +213,7 @@ class ModelConfig(Settings):
     attention_output_bias: bool = False
     """Bias of the attention's output projection."""
     mlp_bias: bool = False
-    """Bias of a dense feed-forward block's projections; those of experts have none."""
+    """Bias of a dense feed-forward block's projections; for experts see `moe_bias`."""
     tie_word_embeddings: bool = False
     """Use the transpose of the token embedding as the output head."""
     scale_embeddings: bool = False
@@ -224,6 +237,9 @@ class ModelConfig(Settings):
     """Experts that the router chooses for a token (k)."""
     moe_intermediate_size: int = pydantic.Field(default_factory=_dense_width, gt=0, le=2**24)
     """Width of each expert; default: `intermediate_size`, which has no other use with experts."""
+    moe_bias: bool = False
+    """Bias of the router's logits, and of the projections of all but shared experts, as in
+    gpt-oss."""
     n_shared_experts: int = pydantic.Field(default=0, ge=0, le=2**10)
     """Experts of the same width that every token also goes to, without a gate (as in DeepSeek)."""
     scoring_func: Literal["softmax", "sigmoid"] = "softmax"
@@ -383,6 +399,7 @@ class ModelConfig(Settings):
             "norm=rmsnorm": self.norm == "rmsnorm",
             "position_embedding_type=rope": self.position_embedding_type == "rope",
             "use_qk_norm=false": not self.use_qk_norm,
+            "use_attention_sinks=false": not self.use_attention_sinks,
             "qkv_bias=false": not self.qkv_bias,
             "partial_rotary_factor=1": self.rope_parameters.partial_rotary_factor == 1,
         }
@@ -402,6 +419,18 @@ class ModelConfig(Settings):
             raise ValueError(
                 "sandwich_norm requires a dense model; remove sandwich_norm, or num_experts"
             )
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _gates_fit(self) -> Self:
+        if self.swiglu_limit is not None and not (self.gated and self.hidden_act == "silu"):
+            raise ValueError(
+                f"swiglu_limit requires hidden_act=silu and gated=true; got {self.hidden_act} and "
+                f"{str(self.gated).lower()}. Remove swiglu_limit, or set both"
+            )
+        alpha = type(self).model_fields["swiglu_alpha"].default
+        if self.swiglu_limit is None and self.swiglu_alpha != alpha:
+            raise ValueError("swiglu_alpha requires swiglu_limit; set it, or remove swiglu_alpha")
         return self
 
     @pydantic.model_validator(mode="after")
@@ -448,7 +477,7 @@ class ModelConfig(Settings):
             )
         if not self.is_moe:
             needing = ("num_experts_per_tok", "n_shared_experts", "capacity_factor")
-            for key in (*needing, "first_k_dense_replace", "use_router_bias"):
+            for key in (*needing, "first_k_dense_replace", "use_router_bias", "moe_bias"):
                 if getattr(self, key):
                     raise ValueError(f"{key} requires num_experts; remove {key}, or set both")
         if self.first_k_dense_replace >= self.num_hidden_layers:

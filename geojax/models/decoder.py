@@ -25,6 +25,7 @@ from geojax.models.config import ModelConfig
 from geojax.models.cross_entropy import soft_cap
 from geojax.models.feed_forward import linear
 from geojax.models.layers import (
+    attention_sinks,
     is_windowed,
     layer_rotary,
     post_norm,
@@ -59,6 +60,8 @@ _CARRIED_FIELDS = _TRAINING_FIELDS | {
     "rms_norm_eps",
     "hidden_act",
     "gated",
+    "swiglu_limit",
+    "swiglu_alpha",
     "position_embedding_type",
     "sliding_window",
     "layer_types",
@@ -66,6 +69,7 @@ _CARRIED_FIELDS = _TRAINING_FIELDS | {
     "rope_local_base_freq",
     "query_pre_attn_scalar",
     "attn_logit_softcapping",
+    "use_attention_sinks",
     "qkv_bias",
     "use_qk_norm",
     "attention_output_bias",
@@ -76,6 +80,7 @@ _CARRIED_FIELDS = _TRAINING_FIELDS | {
     "num_experts",
     "num_experts_per_tok",
     "moe_intermediate_size",
+    "moe_bias",
     "n_shared_experts",
     "norm_topk_prob",
     "q_lora_rank",
@@ -168,6 +173,7 @@ def prefill(
                 softcap=config.attn_logit_softcapping,
                 window=config.sliding_window,
                 is_windowed=is_windowed(index, config),
+                sinks=attention_sinks(own),
                 parallelism=parallelism,
             )
             return mixed, new
@@ -228,7 +234,7 @@ def decode(
                 near = slot - all_slots < config.sliding_window
                 windowed = is_windowed(index, config)
                 seen &= near if windowed is None else near | ~windowed
-            return _attend_to_slots(query, of_layer, seen, config), extended
+            return _attend_to_slots(query, of_layer, seen, attention_sinks(own), config), extended
 
         rotary = layer_rotary(*tables, index, config)
         return _layer(own, x, rotary, attend, None, slot[None], config, parallelism), None
@@ -287,9 +293,16 @@ def _layer(
 
 
 def _attend_to_slots(
-    query: jax.Array, cache: Cache, visible: jax.Array, config: ModelConfig
+    query: jax.Array,
+    cache: Cache,
+    visible: jax.Array,
+    sinks: jax.Array | None,
+    config: ModelConfig,
 ) -> jax.Array:
-    """Attend with one query [B, 1, N, D] to the `visible` [B, S] of the slots [B, S, K, D]."""
+    """Attend with one query [B, 1, N, D] to the `visible` [B, S] of the slots [B, S, K, D].
+
+    `sinks` [N] are scores of one more slot, which has no value.
+    """
     batch, _, heads, dim = query.shape
     key, value = cache
     wide = jnp.promote_types(query.dtype, jnp.float32)
@@ -297,7 +310,12 @@ def _attend_to_slots(
     scores = jnp.einsum("bkgd,bskd->bkgs", grouped, key, preferred_element_type=wide)
     scores = soft_cap(score_scale(config) * scores, config.attn_logit_softcapping)
     scores = jnp.where(visible[:, None, None], scores, -jnp.inf)
-    weights = jax.nn.softmax(scores, axis=-1)
+    if sinks is not None:
+        of_sinks = jnp.broadcast_to(
+            sinks.reshape(grouped.shape[1:3])[..., None], (*scores.shape[:3], 1)
+        )
+        scores = jnp.concatenate([scores, of_sinks.astype(wide)], axis=-1)
+    weights = jax.nn.softmax(scores, axis=-1)[..., : key.shape[1]]
     mixed = jnp.einsum("bkgs,bskd->bkgd", weights, value, preferred_element_type=wide)
     return mixed.reshape(batch, 1, heads, -1).astype(query.dtype)
 

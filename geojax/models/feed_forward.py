@@ -81,13 +81,19 @@ def activate(up: jax.Array, gate: jax.Array | None, config: ModelConfig) -> jax.
     """Apply the activation of `config` element by element, in the dtype of `up`.
 
     GELU (Hendrycks and Gimpel 2016, the tanh form), squared ReLU (So et al. 2021, "Primer") or
-    SiLU; with a gate (Shazeer 2020, "GLU Variants Improve Transformer") or without.
+    SiLU; with a gate (Shazeer 2020, "GLU Variants Improve Transformer") or without; with
+    `swiglu_limit` SwiGLU as in OpenAI's gpt-oss (arXiv:2508.10925, section 2.2, and the code
+    published with it).
 
     Args:
         up: the result of the up projection.
         gate: the result of the gate projection; None where there is none.
         config: the model.
     """
+    if (limit := config.swiglu_limit) is not None:
+        assert gate is not None, "SwiGLU has a gate"
+        gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
+        return (up + 1) * gate * jax.nn.sigmoid(config.swiglu_alpha * gate)
     activation = _ACTIVATIONS[config.hidden_act]
     return activation(up) if gate is None else activation(gate) * up
 

@@ -21,7 +21,7 @@ from geojax.models.norm import norm
 from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
 from geojax.models.parallel.sequence_order import local_positions
 from geojax.models.parallel.tensor import TP_COPIED, copy_to_tp_region, stream_positions
-from geojax.models.parameters import Parameters
+from geojax.models.parameters import SINKS, Parameters
 from geojax.models.rotary import rotary_table, rotate, score_scale
 from geojax.precision import NO_FP8, SAVEABLE_MATMULS, LinearMatmul
 
@@ -127,6 +127,7 @@ def attention_block(
         softcap=config.attn_logit_softcapping,
         window=config.sliding_window,
         is_windowed=is_windowed(index, config),
+        sinks=attention_sinks(parameters),
         parallelism=parallelism,
     )
     added = _put_together(parameters["attention"]["output"], mixed, matmul, parallelism)
@@ -140,6 +141,12 @@ def is_windowed(index: jax.Array, config: ModelConfig) -> jax.Array | None:
     """
     period = config.has_window
     return jnp.asarray(period)[index % len(period)] if len(period) > 1 else None
+
+
+def attention_sinks(parameters: Parameters) -> jax.Array | None:
+    """Return the sinks of a layer's heads on this rank, [N] in at least float32; None: no sinks."""
+    sinks = parameters["attention"].get(SINKS)
+    return None if sinks is None else sinks.astype(jnp.promote_types(sinks.dtype, jnp.float32))
 
 
 @functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=3)

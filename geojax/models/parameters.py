@@ -21,6 +21,9 @@ Parameters = dict[str, Any]
 UNQUANTIZED = frozenset({"router", "query_down", "key_value_down"})
 """Owners of kernels in the layers that multiply in the compute dtype, also under FP8."""
 
+SINKS = "sinks"
+"""Name of the leaf of attention's sinks (see `geojax.models.attention.sinks`)."""
+
 SCORE_BIAS = "score_bias"
 """Name of the router's bias, in place of whose gradient comes the excess of its experts' choices
 (see `geojax.models.moe.score_bias`); it is no weight that an optimizer trains."""
@@ -39,6 +42,7 @@ def parameter_shapes(config: ModelConfig, dtype: Any = jnp.float32) -> Parameter
         layers/attention/value/kernel       [L, d, K D] and /bias
         layers/attention/output/kernel      [L, H D, d] and /bias      bias: attention_output_bias
         layers/attention/query_norm/scale   [L, D]      and key_norm   use_qk_norm only
+        layers/attention/sinks              [L, H]                     use_attention_sinks only
         layers/feed_forward_norm/scale      [L, d]      and /bias
         layers/attention_post_norm/scale    [L, d]      and feed_forward_post_norm; sandwich_norm
         layers/feed_forward/gate/kernel     [L, d, F]   and /bias      with a gate only
@@ -49,11 +53,11 @@ def parameter_shapes(config: ModelConfig, dtype: Any = jnp.float32) -> Parameter
 
     With E experts of width F, and shared ones of S F together, in place of feed_forward:
 
-        layers/router/kernel                [L, d, E]
+        layers/router/kernel                [L, d, E]   and /bias      bias: moe_bias
         layers/router/score_bias            [L, E]                     use_router_bias only
-        layers/experts/gate/kernel          [L, E, d, F]               SwiGLU only
-        layers/experts/up/kernel            [L, E, d, F]
-        layers/experts/down/kernel          [L, E, F, d]
+        layers/experts/gate/kernel          [L, E, d, F] and /bias     with a gate only
+        layers/experts/up/kernel            [L, E, d, F] and /bias     bias [L, E, F]: moe_bias
+        layers/experts/down/kernel          [L, E, F, d] and /bias
         layers/shared_experts/gate/kernel   [L, d, S F]                and up and down; if S > 0
 
     and, with first dense layers, their stack beside the tables, since they come with the embedding:
@@ -102,10 +106,9 @@ def _stacked_layers(
 
     def matrix(*dims: int, bias: bool = False) -> Parameters:
         kernel = {"kernel": array(*dims)}
-        return kernel | {"bias": array(dims[-1])} if bias else kernel
+        return kernel | {"bias": array(*dims[:-2], dims[-1])} if bias else kernel
 
-    def feed_forward(width: int, *leading: int) -> Parameters:
-        bias = config.mlp_bias and not with_experts
+    def feed_forward(width: int, *leading: int, bias: bool = False) -> Parameters:
         block = {"up": matrix(*leading, hidden, width, bias=bias)}
         if config.gated:
             block["gate"] = matrix(*leading, hidden, width, bias=bias)
@@ -114,7 +117,7 @@ def _stacked_layers(
     def attention() -> Parameters:
         query_width = config.num_attention_heads * config.head_dim
         key_value_width = config.num_key_value_heads * config.head_dim
-        block = {
+        block: Parameters = {
             "query": matrix(hidden, query_width, bias=config.qkv_bias),
             "key": matrix(hidden, key_value_width, bias=config.qkv_bias),
             "value": matrix(hidden, key_value_width, bias=config.qkv_bias),
@@ -123,6 +126,8 @@ def _stacked_layers(
         if config.use_qk_norm:
             scale = {"scale": array(config.head_dim)}
             block |= {"query_norm": scale, "key_norm": dict(scale)}
+        if config.use_attention_sinks:
+            block[SINKS] = array(config.num_attention_heads)
         return block
 
     def latent_attention() -> Parameters:
@@ -149,11 +154,14 @@ def _stacked_layers(
         layers["attention_post_norm"] = _norm(config, array(hidden))
         layers["feed_forward_post_norm"] = _norm(config, array(hidden))
     if not with_experts:
-        return layers | {"feed_forward": feed_forward(config.intermediate_size)}
-    layers["router"] = matrix(hidden, config.num_experts)
+        dense = feed_forward(config.intermediate_size, bias=config.mlp_bias)
+        return layers | {"feed_forward": dense}
+    layers["router"] = matrix(hidden, config.num_experts, bias=config.moe_bias)
     if config.use_router_bias:
         layers["router"][SCORE_BIAS] = array(config.num_experts)
-    layers["experts"] = feed_forward(config.moe_intermediate_size, config.num_experts)
+    layers["experts"] = feed_forward(
+        config.moe_intermediate_size, config.num_experts, bias=config.moe_bias
+    )
     if config.n_shared_experts:
         layers["shared_experts"] = feed_forward(config.shared_expert_intermediate_size)
     return layers
@@ -182,7 +190,7 @@ def active_parameter_count(config: ModelConfig) -> int:
 def init_parameters(config: ModelConfig, key: jax.Array, dtype: Any = jnp.float32) -> Parameters:
     """Draw initial parameters, in the tree of `parameter_shapes`.
 
-    Matrices and tables are normal with `config.initializer_range`; the two outputs into the
+    Matrices, tables and sinks are normal with `config.initializer_range`; the two outputs into the
     residual stream (attention/output and every down) with 1/sqrt(2 layers) of it, as in GPT-2
     ("Language Models are Unsupervised Multitask Learners", Radford et al. 2019, section 2.3) and
     Megatron-LM. Biases are 0 and scales 1 (stored as 0 by LayerNorm1p and RMSNorm1p).
@@ -217,7 +225,7 @@ def is_score_bias(path: tuple[Any, ...]) -> bool:
 def is_matrix_or_table(name: str) -> bool:
     """Return True for the dotted name of a matrix or a table, which weight decay applies to.
 
-    The other parameters are scales and biases.
+    The other parameters are scales, biases and sinks.
     """
     return name.rpartition(".")[2] in ("kernel", "embedding")
 

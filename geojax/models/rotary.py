@@ -79,8 +79,10 @@ def _scale_as_yarn(frequencies: np.ndarray, rope: RopeParameters, dim: int) -> n
     def pair_with(rotations: float) -> float:
         return dim * math.log(context / (rotations * 2 * math.pi)) / (2 * math.log(rope.rope_theta))
 
-    first = max(math.floor(pair_with(rope.beta_fast or 32.0)), 0)
-    last = min(math.ceil(pair_with(rope.beta_slow or 1.0)), dim - 1)
+    first, last = pair_with(rope.beta_fast or 32.0), pair_with(rope.beta_slow or 1.0)
+    if rope.truncate is not False:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, dim - 1)
     width = last - first if last != first else 1e-3
     blend = np.clip((np.arange(dim // 2) - first) / width, 0.0, 1.0)
     return frequencies * (1 - blend + blend / factor)

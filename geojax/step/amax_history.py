@@ -60,7 +60,7 @@ def _of_linear_layers(tree: Any, leaf_layout: LeafLayout) -> Any:
     for name, below in tree.items():
         if "kernel" in below and name not in UNQUANTIZED:
             made[name] = {AMAX: leaf_layout}
-        elif not {"kernel", "scale"} & set(below):
+        elif isinstance(below, dict) and not {"kernel", "scale"} & set(below):
             made[name] = _of_linear_layers(below, leaf_layout)
     return made
 

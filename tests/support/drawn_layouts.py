@@ -51,6 +51,14 @@ _FAMILIES = {
         "sliding_window": 5,
         "layer_types": ("sliding_attention", "full_attention"),
     },
+    "gpt-oss": {
+        "use_attention_sinks": True,
+        "qkv_bias": True,
+        "attention_output_bias": True,
+        "swiglu_limit": 0.1,  # many gates are beyond it
+        "sliding_window": 5,
+        "layer_types": ("sliding_attention", "full_attention"),
+    },
     "qwen3": {"norm": "rmsnorm", "hidden_act": "silu", "use_qk_norm": True},
     "nemotron": {
         "norm": "layernorm1p",
@@ -69,6 +77,7 @@ _FAMILIES["deepseek"] = _LATENT_DIMS | {"rope_interleave": True}
 _MIXTURES = {
     "dense": {},
     "dropless": {"num_experts": 8, "num_experts_per_tok": 2},
+    "biased": {"num_experts": 8, "num_experts_per_tok": 2, "moe_bias": True},
     "capacity": {
         "num_experts": 8,
         "num_experts_per_tok": 2,

@@ -70,9 +70,13 @@ class TensorRule(NamedTuple):
     """Name with `{layer}` where each layer has a tensor, and `{expert}` where each expert has."""
     leaves: tuple[str, ...]
     """Names of the leaves, which lie side by side along the tensor's last dim (before it is
-    transposed); all but GPT-2's fused projection are one."""
+    transposed); all but fused projections are one."""
     transposed: bool = False
     """True where the tensor is [outputs, inputs], and the leaf [inputs, outputs]."""
+    interleaved: bool = False
+    """True where several leaves take turns along that dim."""
+    stacks_experts: bool = False
+    """True where one tensor holds all experts of a layer, along its first dim."""
     only_for: Callable[[ModelConfig], bool] | None = None
     """Function that tells the models that have the tensor; None: all that have the leaves do."""
 
@@ -105,6 +109,8 @@ class Family:
     """Base of rotary positions of a `config.json` that does not tell it."""
     partial_rotary_factor: float = 1.0
     """Share of a head that is rotated, likewise."""
+    rope_scaling: Mapping[str, Any] | None = None
+    """Scaling of rotary positions, likewise; None: none."""
 
     def read_config(self, content: Mapping[str, Any], source: str) -> dict[str, Any]:
         """Translate a `config.json` to the fields of a `ModelConfig`.
@@ -132,6 +138,7 @@ class Family:
                 self.rope_theta,
                 self.partial_rotary_factor,
                 source,
+                scaling=self.rope_scaling,
                 by_layer_type="rope_local_base_freq" in fields,
             )
         return fields
@@ -144,7 +151,9 @@ class Family:
             value = getattr(model, key.fields[0]) if key.write is None else key.write(model)
             content[key.name] = value
         content |= self.fixed
-        return content | (write_rope(model.rope_parameters) if self.has_rope else {})
+        if self.has_rope:
+            content |= write_rope(model.rope_parameters, scaled=self.rope_scaling is not None)
+        return content
 
     def unsupported_reason(self, model: ModelConfig) -> str | None:
         """Say which setting of `model` the family's `config.json` cannot express; None: none."""

@@ -25,6 +25,7 @@ def read_rope(
     partial_rotary_factor: float,
     source: str,
     *,
+    scaling: Mapping[str, Any] | None = None,
     by_layer_type: bool = False,
 ) -> dict[str, Any]:
     """Return the keys of `RopeParameters`, which may be ones that it refuses.
@@ -34,12 +35,13 @@ def read_rope(
         theta: base of a file that does not tell it.
         partial_rotary_factor: share of a head that is rotated, likewise.
         source: the file's name for messages.
+        scaling: that of a file that does not tell it; None: none.
         by_layer_type: they may be given by layer type; those of layers without a window are read.
 
     Raises:
         UserError: the scaling is no mapping, or of another kind for some layers.
     """
-    scaling = content.get("rope_scaling") or content.get("rope_parameters") or {}
+    scaling = content.get("rope_scaling") or content.get("rope_parameters") or scaling or {}
     if by_layer_type and "full_attention" in scaling:
         local = scaling.get("sliding_attention") or {}
         if local.get("rope_type", "default") != "default":
@@ -62,12 +64,15 @@ def read_rope(
     return rope
 
 
-def write_rope(rope: RopeParameters) -> dict[str, Any]:
-    """Return the keys of `config.json` about `rope`."""
+def write_rope(rope: RopeParameters, *, scaled: bool = False) -> dict[str, Any]:
+    """Return the keys of `config.json` about `rope`.
+
+    `scaled`: transformers scales where the file does not tell, so that it has to tell of none too.
+    """
     scaling = rope.model_dump(exclude={"rope_theta", "partial_rotary_factor"}, exclude_none=True)
     written = {
         "rope_theta": rope.rope_theta,
-        "rope_scaling": scaling if rope.rope_type != "default" else None,
+        "rope_scaling": scaling if scaled or rope.rope_type != "default" else None,
     }
     if rope.partial_rotary_factor != 1:
         written["partial_rotary_factor"] = rope.partial_rotary_factor

@@ -15,6 +15,8 @@ from geojax.models.parameters import parameter_shapes
 from geojax.named_arrays import leaves_by_name
 
 Slices = tuple[slice, ...]
+InTensor = tuple[int | slice, ...]
+"""Part of a tensor: an index or a slice of each dim."""
 
 
 class Tensor(NamedTuple):
@@ -24,8 +26,6 @@ class Tensor(NamedTuple):
     shape: tuple[int, ...]
     """Shape in the checkpoint."""
     rule: TensorRule
-    stack: tuple[int, ...]
-    """Its index along each leading dim of its leaves: the layer, and the expert."""
 
 
 class PartLocation(NamedTuple):
@@ -34,12 +34,17 @@ class PartLocation(NamedTuple):
     tensor: Tensor
     first: int
     """Position of the part along the last dim of the tensor before it is transposed."""
+    step: int
+    """Distance of the part's elements along that dim."""
+    expert: tuple[int, ...]
+    """Number of the part's expert, in a tensor that stacks experts; else empty."""
 
-    def in_tensor(self, slices: Slices) -> Slices:
-        """Return the slices of the tensor that hold `slices` of the part."""
+    def in_tensor(self, slices: Slices) -> InTensor:
+        """Return what of the tensor holds `slices` of the part."""
         *others, last = slices
-        inside = (*others, slice(self.first + last.start, self.first + last.stop))
-        return inside[::-1] if self.tensor.rule.transposed else inside
+        start, length = self.first + self.step * last.start, last.stop - last.start
+        inside = (*others, slice(start, start + self.step * (length - 1) + 1, self.step))
+        return *self.expert, *(inside[::-1] if self.tensor.rule.transposed else inside)
 
     def transpose(self, array: np.ndarray) -> np.ndarray:
         """Turn slices of the tensor into those of the part, and those of the part back."""
@@ -75,16 +80,21 @@ class TensorMap:
         return self._locations[leaf, stack]
 
     def _apply(self, rule: TensorRule, shapes: Sequence[tuple[int, ...]], first_layer: int) -> None:
-        stacked = ("{layer}" in rule.name) + ("{expert}" in rule.name)
+        named = ("{layer}" in rule.name) + ("{expert}" in rule.name)
+        stacked = named + rule.stacks_experts
         parts = [shape[stacked:] for shape in shapes]
         widths = [part[-1] for part in parts]
         self.stacked_dims |= dict.fromkeys(rule.leaves, stacked)
         self.parts |= dict(zip(rule.leaves, parts, strict=True))
         whole = (*parts[0][:-1], sum(widths))
+        shape = (*shapes[0][named:stacked], *(whole[::-1] if rule.transposed else whole))
         for stack in np.ndindex(shapes[0][:stacked]):
             numbers = [first_layer + stack[0], *stack[1:]] if stack else []
             name = rule.name.format(**dict(zip(("layer", "expert"), numbers, strict=False)))
-            tensor = Tensor(name, whole[::-1] if rule.transposed else whole, rule, stack)
-            self.tensors[name] = tensor
-            for index, leaf in enumerate(rule.leaves):
-                self._locations[leaf, stack] = PartLocation(tensor, sum(widths[:index]))
+            tensor = self.tensors.setdefault(name, Tensor(name, shape, rule))
+            for number, leaf in enumerate(rule.leaves):
+                first, step = sum(widths[:number]), 1
+                if rule.interleaved:
+                    first, step = number, len(widths)
+                location = PartLocation(tensor, first, step, stack[named:])
+                self._locations[leaf, stack] = location

@@ -12,7 +12,7 @@ import safetensors
 
 from geojax.errors import UserError
 from geojax.models.huggingface.json_file import load_json
-from geojax.models.huggingface.tensor_map import Slices, Tensor
+from geojax.models.huggingface.tensor_map import InTensor, Tensor
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -75,16 +75,18 @@ class WeightFiles:
                 if (dtype := found.get_dtype()) not in DTYPES:
                     raise UserError(f"{where} has dtype {dtype}; {', '.join(DTYPES)} would do")
 
-    def read(self, name: str, slices: Slices) -> np.ndarray:
-        """Read `slices` of a tensor, in its own dtype, and no other byte of its file.
+    def read(self, name: str, part: InTensor) -> np.ndarray:
+        """Read a part of a tensor, in its own dtype, and but for skipped ones no other byte.
 
         Raises:
             UserError: the file is missing or damaged.
         """
         path = self.folder / self.file_of[name]
         found = _slice_of(self._open(path.name), name, path)
-        array: np.ndarray = found[slices]
-        return array
+        steps = tuple(slice(None, None, at.step) for at in part if isinstance(at, slice))
+        together = (slice(at.start, at.stop) if isinstance(at, slice) else at for at in part)
+        array: np.ndarray = found[tuple(together)]
+        return array[steps]
 
     def _open(self, file: str) -> Any:
         return _open(self.folder / file)

@@ -43,7 +43,8 @@ def route(parameters: Parameters, x: jax.Array, config: ModelConfig) -> Routing:
     section 2.1.2).
 
     Args:
-        parameters: the kernel [H, E], and the bias of the scores [E] if there is one.
+        parameters: the kernel [H, E], and the biases of the logits and of the scores [E] if there
+            are any.
         x: [B, S, H], after the norm.
         config: the model.
     """
@@ -53,6 +54,8 @@ def route(parameters: Parameters, x: jax.Array, config: ModelConfig) -> Routing:
     logits = lax.dot_general(
         x.astype(wide), parameters["kernel"].astype(wide), dims, precision=lax.Precision.HIGHEST
     )
+    if "bias" in parameters:
+        logits = logits + parameters["bias"].astype(wide)
     if config.scoring_func == "sigmoid":
         scores = jax.nn.sigmoid(logits)
         probabilities = scores / scores.sum(axis=-1, keepdims=True)

@@ -14,7 +14,7 @@ import jax
 
 from geojax.models.config import ModelConfig
 from geojax.models.parallel.parallelism import Parallelism
-from geojax.models.parameters import is_score_bias, parameter_shapes
+from geojax.models.parameters import SINKS, is_score_bias, parameter_shapes
 
 _COLUMNS = ("query", "key", "value", "key_value", "gate", "up", "head")
 _ROWS = ("output", "down")
@@ -44,8 +44,9 @@ def partitions(config: ModelConfig, parallelism: Parallelism) -> Any:
             axis_by_dim = {1: "expert"} | axis_by_dim
         if _is_of_own_heads(names, config, parallelism):
             return Partition(partial=True)
-        shares_stream = parallelism.sequence and parallelism.tensor > 1
-        partial = shares_stream and "tensor" not in axis_by_dim.values()
+        # The bias of experts' outputs comes from one rank, before the ranks' outputs are summed.
+        shares_work = parallelism.sequence or ("experts" in names and names[-1] == "bias")
+        partial = shares_work and parallelism.tensor > 1 and "tensor" not in axis_by_dim.values()
         return Partition(axis_by_dim, partial, wide=is_score_bias(path))
 
     return jax.tree_util.tree_map_with_path(partition, parameter_shapes(config))
@@ -58,7 +59,7 @@ def is_row_parallel(owner: str) -> bool:
 
 def _tensor_axis_by_dim(names: list[str], dims: int) -> dict[int, str]:
     owner, kind = names[-2], names[-1]
-    if owner in _COLUMNS:
+    if owner in _COLUMNS or kind == SINKS:
         return {dims - 1: "tensor"}
     if is_row_parallel(owner) and kind == "kernel":
         return {dims - 2: "tensor"}

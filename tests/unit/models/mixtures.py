@@ -33,7 +33,7 @@ _FINE = {
 MIXTURES = {
     "mixtral": {"num_experts": 4, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.5},
     "fine": _FINE,
-    "capacity": _FINE | {"capacity_factor": 1.0},
+    "capacity": _FINE | {"capacity_factor": 1.0, "moe_bias": True},
 }
 
 

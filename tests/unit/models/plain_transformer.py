@@ -76,9 +76,8 @@ def _attention(own, x, positions, segments, config):
             _norm(own[name], heads.reshape(-1, dim), config).reshape(heads.shape)
             for name, heads in (("query_norm", query), ("key_norm", key))
         )
-    mixed = np.zeros(
-        (len(x), config.num_attention_heads * dim), dtype=np.result_type(query, key, value)
-    )
+    arrays = (query, key, value, *([own["sinks"]] if config.use_attention_sinks else []))
+    mixed = np.zeros((len(x), config.num_attention_heads * dim), dtype=np.result_type(*arrays))
     for head in range(config.num_attention_heads):
         of_query = slice(head * dim, (head + 1) * dim)
         of_key = slice(head // group * dim, (head // group + 1) * dim)
@@ -87,7 +86,10 @@ def _attention(own, x, positions, segments, config):
             seen = [s for s in range(here + 1) if segments[s] == segments[here]]
             scores = k[seen] @ q[here] / np.sqrt(dim)
             weights = np.exp(scores - scores.real.max())
-            mixed[here, of_query] = weights @ value[seen, of_key] / weights.sum()
+            total = weights.sum()
+            if config.use_attention_sinks:
+                total = total + np.exp(own["sinks"][head] - scores.real.max())
+            mixed[here, of_query] = weights @ value[seen, of_key] / total
     return _linear(own["output"], mixed)
 
 
@@ -125,7 +127,11 @@ def _feed_forward(own, x, config):
     up = _linear(own["up"], x)
     if config.hidden_act == "silu":
         gate = _linear(own["gate"], x)
-        middle = gate / (1 + np.exp(-gate)) * up
+        if limit := config.swiglu_limit:
+            gate = np.where(gate.real > limit, limit, gate)
+            up = 1 + np.where(np.abs(up.real) > limit, np.sign(up.real) * limit, up)
+        alpha = config.swiglu_alpha if limit else 1.0
+        middle = gate / (1 + np.exp(-alpha * gate)) * up
     elif config.hidden_act == "relu2":
         middle = np.where(up.real > 0, up, 0) ** 2
     else:
@@ -147,7 +153,7 @@ def plain_mixture(own, x, segments, config):
             out[column] = out[column] + _feed_forward(own["shared_experts"], token, config)
         if segments[column] == 0:
             continue
-        scores = token @ own["router"]["kernel"]
+        scores = _linear(own["router"], token)
         weights = np.exp(scores - scores.real.max())
         probabilities = weights / weights.sum()
         best = sorted(range(experts), key=lambda expert: (-scores[expert].real, expert))[:choices]

@@ -237,6 +237,41 @@ GEMMA3_1B = {
     "vocab_size": 262144,
 }
 
+GPT_OSS_20B = {
+    "model_type": "gpt_oss",
+    "attention_bias": True,
+    "attention_dropout": 0.0,
+    "experts_per_token": 4,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "hidden_size": 2880,
+    "initial_context_length": 4096,
+    "initializer_range": 0.02,
+    "intermediate_size": 2880,
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 8,
+    "num_local_experts": 32,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "rope_type": "yarn",
+        "truncate": False,
+    },
+    "rope_theta": 150000,
+    "router_aux_loss_coef": 0.9,
+    "sliding_window": 128,
+    "swiglu_limit": 7.0,
+    "tie_word_embeddings": False,
+    "vocab_size": 201088,
+}
+
 
 @pytest.mark.parametrize(
     ("content", "preset", "model_type"),
@@ -244,6 +279,7 @@ GEMMA3_1B = {
         (DEEPSEEK_V3, "deepseek-v3-671b", "deepseek_v3"),
         (KIMI_K2, "kimi-k2-1t", "deepseek_v3"),
         (GEMMA3_1B, "gemma3-1b", "gemma3_text"),
+        (GPT_OSS_20B, "gpt-oss-20b", "gpt_oss"),
     ],
 )
 def test_published_configs_are_the_presets(tmp_path, content, preset, model_type):
@@ -253,6 +289,15 @@ def test_published_configs_are_the_presets(tmp_path, content, preset, model_type
     trained = ("initializer_range", "router_aux_loss_coef")
     assert found == wanted.replace(**{name: getattr(found, name) for name in trained})
     assert family_for(wanted).model_type == model_type
+
+
+def test_a_scaling_that_transformers_takes_for_granted_is_told(tmp_path):
+    scaled, path = ModelConfig.load("gpt-oss-20b"), tmp_path / "config.json"
+    for model in (scaled, scaled.replace(rope_parameters={"rope_theta": 1e6})):
+        path.write_text(json.dumps(family_for(model).write_config(model)))
+        assert ModelConfig(**read_model_fields(tmp_path)) == model
+    change_json(path, rope_scaling=None, rope_theta=150_000)
+    assert ModelConfig(**read_model_fields(tmp_path)) == scaled
 
 
 def test_the_family_of_a_model_is_the_first_that_can_express_it():

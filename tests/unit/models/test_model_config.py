@@ -66,6 +66,12 @@ def test_loads_a_preset_and_a_file(tmp_path):
             "use_qk_norm requires norm=rmsnorm; got layernorm",
         ),
         (
+            {"swiglu_limit": 7.0, "hidden_act": "relu2"},
+            "swiglu_limit requires hidden_act=silu and gated=true; got relu2 and false",
+        ),
+        ({"swiglu_alpha": 1.5}, "swiglu_alpha requires swiglu_limit"),
+        ({"moe_bias": True}, "moe_bias requires num_experts"),
+        (
             {"sandwich_norm": True, "num_experts": 2, "num_experts_per_tok": 1},
             "sandwich_norm requires a dense model",
         ),

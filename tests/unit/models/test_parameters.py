@@ -10,6 +10,7 @@ from model_families import FAMILIES
 import geojax
 from geojax.models import (
     ModelConfig,
+    active_parameter_count,
     init_parameters,
     is_matrix_or_table,
     model_flops,
@@ -60,6 +61,18 @@ def test_gemma3_counts_as_its_report_splits_them():
     table = config.vocab_size * config.hidden_size
     assert table == pytest.approx(1_416e6 - 6e6, rel=1e-3)
     assert parameter_count(config) - table == pytest.approx(25_600e6, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("preset", "total", "active"),
+    [("gpt-oss-20b", 20.91e9, 3.61e9), ("gpt-oss-120b", 116.83e9, 5.13e9)],
+)
+def test_gpt_oss_counts_as_its_model_card(preset, total, active):
+    """Table 1 counts the head as active and the embedding not."""
+    config = ModelConfig.load(preset)
+    assert parameter_count(config) == pytest.approx(total, abs=0.005e9)
+    table = config.vocab_size * config.hidden_size
+    assert active_parameter_count(config) - table == pytest.approx(active, abs=0.005e9)
 
 
 def test_initial_values(config):

@@ -130,3 +130,17 @@ def test_a_norm_behind_a_block_needs_its_sum_again(sequence_parallel):
     plan = StepPlan(mesh, policy("fp32"), remat="full", sequence_parallel=sequence_parallel)
     step, expected = lowered_step(model, plan, ROWS, SEQUENCE)
     assert sent_bytes(step, plan.mesh) == expected
+
+
+@pytest.mark.parametrize(
+    ("axes", "options"),
+    [
+        ({"dc": 2, "data": 2, "tensor": 2}, {"zero_stage": 2}),
+        ({"dc": 2, "expert": 2, "tensor": 2}, {"sequence_parallel": True, "zero_stage": 3}),
+    ],
+)
+def test_sinks_and_biases_of_experts_send_what_the_formula_says(axes, options):
+    model = Draw("gpt-oss", "biased", 2, 0.0, (), 1, ()).model()
+    plan = StepPlan(make_mesh(**axes), policy("fp32"), bucket_bytes=4096, **options)
+    step, expected = lowered_step(model, plan, ROWS, SEQUENCE)
+    assert sent_bytes(step, plan.mesh) == expected

@@ -56,10 +56,13 @@ LAYOUTS = {
     "tensor": (*SITE, "--mesh.tensor", "2", "--parallelism.sequence", "true"),
     "context": (*SITE, "--mesh.context", "2", "--batch.sequence_length", "512"),
     "windows": (
-        *("--model.sliding_window", "64"),
+        *("--model.sliding_window", "64", "--model.use_attention_sinks", "true"),
         *("--model.layer_types", "[sliding_attention, full_attention]"),
     ),
-    "experts": (*SITE, "--mesh.expert", "2", *EXPERTS),
+    "experts": (
+        *(*SITE, "--mesh.expert", "2", *EXPERTS),
+        *("--model.moe_bias", "true", "--model.swiglu_limit", "7"),
+    ),
     "latents": (*SITE, "--mesh.tensor", "2", *LATENTS),
     "latents and balanced experts": (*SITE, "--mesh.expert", "2", *EXPERTS, *LATENTS, *BALANCED),
     "pipeline": PIPELINED,

@@ -3,6 +3,7 @@
 from geojax.models.huggingface.families.deepseek_v3 import DEEPSEEK_V3, KIMI_K2
 from geojax.models.huggingface.families.gemma import GEMMA2, GEMMA3_TEXT
 from geojax.models.huggingface.families.gpt2 import GPT2
+from geojax.models.huggingface.families.gpt_oss import GPT_OSS
 from geojax.models.huggingface.families.llama import LLAMA
 from geojax.models.huggingface.families.mistral import MINISTRAL, MISTRAL
 from geojax.models.huggingface.families.mixtral import MIXTRAL
@@ -23,6 +24,7 @@ FAMILIES: tuple[Family, ...] = (
     KIMI_K2,
     GEMMA2,
     GEMMA3_TEXT,
+    GPT_OSS,
     NEMOTRON,
     GPT2,
 )
