@@ -11,8 +11,9 @@ from geojax.models.config import ModelConfig
 from geojax.models.huggingface.families import FAMILIES
 from geojax.models.huggingface.family import Family
 from geojax.models.huggingface.json_file import load_json
+from geojax.models.huggingface.mxfp4 import headers_of, is_in_blocks, read_blocks
 from geojax.models.huggingface.tensor_map import Slices, TensorMap
-from geojax.models.huggingface.weight_files import WeightFiles
+from geojax.models.huggingface.weight_files import Header, WeightFiles
 
 CONFIG = "config.json"
 
@@ -48,19 +49,27 @@ class HuggingFaceWeights:
         """Open `folder`; no weight is read.
 
         Raises:
-            UserError: its `config.json` is of another architecture than `model`, or its tensors
-                have other names.
+            UserError: its `config.json` is of another architecture than `model`, its weights are
+                quantized in a way that is not read, or its tensors have other names.
         """
-        family = _family_of(load_json(folder / CONFIG), folder)
+        content = load_json(folder / CONFIG)
+        family = _family_of(content, folder)
         if (reason := family.unsupported_reason(model)) is not None:
             raise UserError(
                 f"{folder / CONFIG}: model_type {family.model_type} cannot have "
                 f"the model's {reason}"
             )
         self.folder = folder
+        self._is_quantized = family.is_quantized(content, str(folder / CONFIG))
         self._map = TensorMap(family, model)
+        self._headers: dict[str, Header] = {}
+        for tensor in self._map.tensors.values():
+            if self._is_quantized and is_in_blocks(tensor):
+                self._headers |= headers_of(tensor)
+            else:
+                self._headers[tensor.name] = Header(tensor.shape)
         self._files = WeightFiles(folder)
-        self._files.check_names(self._map.tensors, _ignored(family, model))
+        self._files.check_names(self._headers, _ignored(family, model))
 
     @property
     def stacked_dims(self) -> Mapping[str, int]:
@@ -73,13 +82,18 @@ class HuggingFaceWeights:
         Raises:
             UserError: one differs from the model's, or a file is missing or damaged.
         """
-        self._files.check_headers(self._map.tensors)
+        self._files.check_headers(self._headers)
 
     def read(self, leaf: str, stack: tuple[int, ...], slices: Slices) -> np.ndarray:
-        """Read `slices` of a leaf's part for one layer (and expert), in the file's dtype."""
+        """Read `slices` of a leaf's part for one layer (and expert).
+
+        They are in the file's dtype, or in float32 where that holds them in blocks.
+        """
         location = self._map.locate(leaf, stack)
-        array = self._files.read(location.tensor.name, location.in_tensor(slices))
-        return location.transpose(array)
+        name, part = location.tensor.name, location.in_tensor(slices)
+        if self._is_quantized and is_in_blocks(location.tensor):
+            return read_blocks(self._files, name, part)
+        return location.transpose(self._files.read(name, part))
 
 
 def _family_of(content: Mapping[str, Any], folder: Path) -> Family:

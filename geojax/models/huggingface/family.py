@@ -111,6 +111,8 @@ class Family:
     """Share of a head that is rotated, likewise."""
     rope_scaling: Mapping[str, Any] | None = None
     """Scaling of rotary positions, likewise; None: none."""
+    quantization: str | None = None
+    """Method of quantized weights that are read; None: they must not be quantized."""
 
     def read_config(self, content: Mapping[str, Any], source: str) -> dict[str, Any]:
         """Translate a `config.json` to the fields of a `ModelConfig`.
@@ -180,19 +182,33 @@ class Family:
         lacking = (leaf for leaf in leaves_by_name(parameter_shapes(model)) if leaf not in leaves)
         return next(lacking, None)
 
+    def is_quantized(self, content: Mapping[str, Any], source: str) -> bool:
+        """Return True if the weights beside the `config.json` called `source` are quantized.
+
+        Raises:
+            UserError: they are, in a way that is not read.
+        """
+        given = content.get("quantization_config")
+        if not given:
+            return False
+        method = given.get("quant_method") if isinstance(given, Mapping) else None
+        if method is None or method != self.quantization:
+            carried = "" if self.quantization is None else f", but for {self.quantization},"
+            raise UserError(
+                f"{source}: quantized weights (quantization_config){carried} are not carried; "
+                "convert the checkpoint to bfloat16"
+            )
+        return True
+
     def _refuse_others(self, content: Mapping[str, Any], source: str) -> None:
         """Refuse keys that may change the logits in a way that is not carried."""
-        if content.get("quantization_config"):
-            raise UserError(
-                f"{source}: quantized weights (quantization_config) are not carried; convert the "
-                "checkpoint to bfloat16"
-            )
+        self.is_quantized(content, source)
         for key, carried in self.fixed.items():
             given = content.get(key, "its default" if key in self.required_keys else carried)
             if given is not None and given != carried:
                 raise UserError(f"{source}: {key} {given!r} is not carried; {carried!r} would be")
         known = {name for key in self.keys for name in (key.name, key.alias)}
-        known |= self.fixed.keys() | self.ignored_keys
+        known |= self.fixed.keys() | self.ignored_keys | {"quantization_config"}
         known |= NEUTRAL_KEYS | (ROPE_KEYS if self.has_rope else frozenset())
         if unknown := [key for key in content if key not in known]:
             raise UserError(

@@ -3,22 +3,30 @@
 import functools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import safetensors
 
 from geojax.errors import UserError
 from geojax.models.huggingface.json_file import load_json
-from geojax.models.huggingface.tensor_map import InTensor, Tensor
+from geojax.models.huggingface.tensor_map import InTensor
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 
 DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 """Dtypes of weights by their safetensors names."""
+
+
+class Header(NamedTuple):
+    """The shape of a tensor in its file, and the dtypes that it may have there."""
+
+    shape: tuple[int, ...]
+    dtypes: Collection[str] = DTYPES.keys()
+    """Dtypes that would do, by their safetensors names."""
 
 
 class WeightFiles:
@@ -40,40 +48,40 @@ class WeightFiles:
         else:
             raise UserError(f"{folder}: holds neither {SINGLE} nor {INDEX}")
 
-    def check_names(self, tensors: Mapping[str, Tensor], ignored: str | None) -> None:
+    def check_names(self, names: Collection[str], ignored: str | None) -> None:
         """Check that the checkpoint holds these tensors and, but for `ignored` ones, no others.
 
         Raises:
             UserError: one is missing or unexpected.
         """
-        if missing := [name for name in tensors if name not in self.file_of]:
+        if missing := [name for name in names if name not in self.file_of]:
             raise UserError(f"{self.source}: lacks {_first_of(missing)}, which the model has")
-        others = [name for name in self.file_of if name not in tensors]
+        others = [name for name in self.file_of if name not in names]
         if ignored is not None:
             others = [name for name in others if not re.fullmatch(ignored, name)]
         if others:
             raise UserError(f"{self.source}: holds {_first_of(others)}, which the model has not")
 
-    def check_headers(self, tensors: Mapping[str, Tensor]) -> None:
-        """Check the shape and the dtype of each tensor, of which each file has a header.
+    def check_headers(self, headers: Mapping[str, Header]) -> None:
+        """Check the shape and the dtype of each tensor by name, of which each file has a header.
 
         Raises:
             UserError: one differs, or a file is missing or damaged.
         """
-        for file in sorted({self.file_of[name] for name in tensors}):
+        for file in sorted({self.file_of[name] for name in headers}):
             reader = self._open(file)
-            for name in tensors:
+            for name, header in headers.items():
                 if self.file_of[name] != file:
                     continue
                 found = _slice_of(reader, name, self.folder / file)
                 where, shape = f"{self.folder / file}: {name}", tuple(found.get_shape())
-                if shape != tensors[name].shape:
+                if shape != header.shape:
                     raise UserError(
-                        f"{where} has shape {list(shape)}, and the model's is "
-                        f"{list(tensors[name].shape)}"
+                        f"{where} has shape {list(shape)}, and the model's is {list(header.shape)}"
                     )
-                if (dtype := found.get_dtype()) not in DTYPES:
-                    raise UserError(f"{where} has dtype {dtype}; {', '.join(DTYPES)} would do")
+                if (dtype := found.get_dtype()) not in header.dtypes:
+                    would_do = ", ".join(header.dtypes)
+                    raise UserError(f"{where} has dtype {dtype}; {would_do} would do")
 
     def read(self, name: str, part: InTensor) -> np.ndarray:
         """Read a part of a tensor, in its own dtype, and but for skipped ones no other byte.

@@ -1,4 +1,8 @@
-"""gpt-oss: attention with sinks, windows in every second layer, and experts with biases."""
+"""gpt-oss: attention with sinks, windows in every second layer, and experts with biases.
+
+Checkpoints as published hold the experts' matrices in MXFP4, which are read; they are written in
+bfloat16 or wider.
+"""
 
 from geojax.models.huggingface.families.llama import (
     ATTENTION,
@@ -62,4 +66,5 @@ GPT_OSS = Family(
     ignored_keys=frozenset({"experts_per_token", "initial_context_length"}),
     rope_theta=150_000.0,
     rope_scaling=_YARN,
+    quantization="mxfp4",
 )
