@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from geojax.errors import UserError
 from geojax.pipeline.generators.tick_orders import TickRequest
@@ -54,6 +54,19 @@ def tick_table(
         UserError: no schedule has that name, the placement is not one that it can have, or it
             cannot keep within the limit.
     """
+    if costs is None:
+        costs = Costs.uniform(placement.chunks, 1.0, 1.0, 1.0)
+    return fastest(candidate_tables(name, placement, microbatches, hop_ticks, limit), costs)
+
+
+def candidate_tables(
+    name: str,
+    placement: Placement,
+    microbatches: int,
+    hop_ticks: Sequence[int],
+    limit: int | None = None,
+) -> Iterator[TickTable]:
+    """Yield the tables of which `tick_table` returns the fastest; arguments and errors as there."""
     if len(hop_ticks) != placement.chunks - 1 or min(hop_ticks, default=1) < 1:
         raise UserError(
             f"hop_ticks {tuple(hop_ticks)} do not fit {placement.chunks} chunks: there is one "
@@ -64,9 +77,35 @@ def tick_table(
     if entry.split_backward:
         packings = [Packing.SINGLE, Packing.TOGETHER, Packing.IN_TURN]
     both = (tuple(hop_ticks), tuple(hop_ticks))
-    if costs is None:
-        costs = Costs.uniform(placement.chunks, 1.0, 1.0, 1.0)
-    return _best(entry, placement, microbatches, limit, costs, packings, lambda _: [both])
+    return _candidates(entry, placement, microbatches, limit, packings, lambda _: [both])
+
+
+def near_or_delayed(table: Callable[[int], TickTable], costs: Costs) -> TickTable:
+    """Return the faster of the tables whose hops between sites take one tick, or two.
+
+    A message travels in the tick after the one that made it, or between two ticks. The program has
+    one on its way over each hop, so that more than two ticks gain nothing.
+
+    Args:
+        table: makes the table for so many ticks.
+        costs: times of a microbatch, whose hops between sites have links.
+
+    Raises:
+        UserError: not even one tick can be within the memory limit.
+    """
+    near = table(1)
+    if all(hop.link is None for hop in costs.hops):
+        return near
+    try:
+        delayed = table(2)
+    except UserError:  # it holds more microbatches than the limit allows
+        return near
+    return fastest((near, delayed), costs)
+
+
+def fastest(tables: Iterable[TickTable], costs: Costs) -> TickTable:
+    """Return the table that takes least time in lock-step, the first of several that do."""
+    return min(tables, key=lambda table: lock_step_seconds(table, costs))
 
 
 def best_tick_table(
@@ -91,7 +130,8 @@ def best_tick_table(
     def hop_ticks(packing: Packing) -> list[_HopTicks]:
         return _hop_ticks(packing, costs, entry.split_backward)
 
-    return _best(entry, placement, microbatches, limit, costs, list(Packing), hop_ticks)
+    packings = list(Packing)
+    return fastest(_candidates(entry, placement, microbatches, limit, packings, hop_ticks), costs)
 
 
 def hops_between_sites(
@@ -104,42 +144,36 @@ def hops_between_sites(
     )
 
 
-def _best(
+def _candidates(
     entry: ScheduleEntry,
     placement: Placement,
     microbatches: int,
     limit: int | None,
-    costs: Costs,
     packings: Sequence[Packing],
     hop_ticks: Callable[[Packing], Sequence[_HopTicks]],
-) -> TickTable:
+) -> Iterator[TickTable]:
     _require_placement(entry, placement)
-
-    def tables() -> Iterator[TickTable]:
-        for packing in packings:
-            if entry.branch_free and packing is not Packing.TOGETHER:
+    held = []
+    for packing in packings:
+        if entry.branch_free and packing is not Packing.TOGETHER:
+            continue
+        for number, (there, back) in enumerate(hop_ticks(packing)):
+            request = TickRequest(
+                placement, microbatches, packing, there, back, limit, entry.split_backward
+            )
+            try:
+                orders = entry.tick_orders(request)
+            except UserError:
+                if number == 0:  # the fewest ticks ask for least
+                    raise
                 continue
-            for number, (there, back) in enumerate(hop_ticks(packing)):
-                request = TickRequest(
-                    placement, microbatches, packing, there, back, limit, entry.split_backward
-                )
-                try:
-                    orders = entry.tick_orders(request)
-                except UserError:
-                    if number == 0:  # the fewest ticks ask for least
-                        raise
-                    continue
-                for schedule in dict.fromkeys(orders):
-                    held.append(max(schedule.in_flight))
-                    if limit is None or held[-1] <= limit:
-                        yield in_ticks(schedule, there, back, packing)
-
-    held: list[int] = []
-    best = min(tables(), key=lambda table: lock_step_seconds(table, costs), default=None)
-    if best is None:
-        assert limit is not None, "without a limit nothing holds too much"
+            for schedule in dict.fromkeys(orders):
+                held.append(max(schedule.in_flight))
+                if limit is None or held[-1] <= limit:
+                    named = dataclasses.replace(schedule, name=entry.name)
+                    yield in_ticks(named, there, back, packing)
+    if limit is not None and min(held) > limit:
         raise UserError(too_much_held(entry.name, placement, min(held), limit))
-    return dataclasses.replace(best, schedule=dataclasses.replace(best.schedule, name=entry.name))
 
 
 def _require_placement(entry: ScheduleEntry, placement: Placement) -> None:

@@ -12,7 +12,7 @@ from geojax.pipeline.simulation.costs import Costs
 from geojax.pipeline.simulation.lock_step import lock_step_seconds
 from geojax.pipeline.simulation.model_costs import layers_by_operations
 from geojax.pipeline.simulation.staged_model import EFFICIENCY, StagedModel
-from geojax.pipeline.tick_tables import hops_between_sites, tick_table
+from geojax.pipeline.tick_tables import hops_between_sites, near_or_delayed, tick_table
 from geojax.planner.buckets import EXPOSED_LATENCY_LIMIT
 from geojax.planner.held_bytes import layer_bytes
 from geojax.precision import policy
@@ -58,9 +58,6 @@ def choose_hop_ticks(
 ) -> HopChoice:
     """Choose the ticks of hops between sites, and make the run's tick table, which has them.
 
-    A message travels in the tick after the one that made it, or between two ticks. The program has
-    one on its way over each hop, so that more than two ticks gain nothing.
-
     Args:
         config: the run.
         staged: how its stages share the layers.
@@ -86,14 +83,10 @@ def choose_hop_ticks(
 
     if settings.hop_ticks != "auto":
         return HopChoice(settings.hop_ticks, table(settings.hop_ticks), costs)
-    near = HopChoice(1, table(1), costs)
-    if costs is None or config.pipeline_sites == 1:
-        return near
-    try:
-        delayed = HopChoice(2, table(2), costs)
-    except UserError:  # it holds more microbatches than the limit allows
-        return near
-    return min(near, delayed, key=lambda choice: lock_step_seconds(choice.table, costs))
+    if costs is None:
+        return HopChoice(1, table(1), costs)
+    chosen = near_or_delayed(table, costs)
+    return HopChoice(max(chosen.hop_ticks, default=1), chosen, costs)
 
 
 def pipeline_costs(config: RunConfig, staged: StagedLayers) -> Costs:

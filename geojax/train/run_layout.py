@@ -5,18 +5,20 @@ from typing import Any
 
 from geojax.planner.cost.layout import Layout
 from geojax.train.config import RunConfig
+from geojax.train.pipeline_plan import staged_layers
 
 
 def layout_of_run(config: RunConfig) -> Layout:
-    """Return the layout of `config`; what it leaves to "auto" stays so."""
+    """Return the layout of `config`, with its layers; what it leaves to "auto" stays so."""
     mesh, pipeline, communication = config.mesh, config.pipeline, config.communication
+    staged = staged_layers(config)
     layout = Layout(
         dc=mesh.dc,
         join=config.dc.join,
         dc_role=config.dc.role,
         pipeline_stages=config.pipeline_stages,
         virtual_stages=pipeline.virtual_stages,
-        layers=pipeline.layers,
+        layers=None if staged is None else staged.layers_per_chunk,
         data=mesh.data,
         expert=mesh.expert,
         context=mesh.context,
@@ -31,6 +33,7 @@ def layout_of_run(config: RunConfig) -> Layout:
         remat=config.remat,
         schedule=pipeline.schedule,
         memory_limit=pipeline.memory_limit,
+        hop_ticks=pipeline.hop_ticks,
         bucket_bytes=communication.bucket_bytes,
         overlap_grad_reduce=communication.overlap_grad_reduce,
         bucket_layers=communication.bucket_layers,
@@ -80,5 +83,6 @@ def run_settings(layout: Layout, sequence_length: int) -> dict[str, Any]:
             "virtual_stages": layout.virtual_stages,
             "layers": layout.layers and list(layout.layers),
             "memory_limit": layout.memory_limit,
+            "hop_ticks": layout.hop_ticks,
         }
     return settings

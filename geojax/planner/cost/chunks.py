@@ -17,6 +17,7 @@ from geojax.planner.cost.execution import Execution
 from geojax.planner.cost.layer import LayerTimes, Piece
 from geojax.planner.cost.layout import Layout
 from geojax.planner.cost.networks import SiteNetworks
+from geojax.planner.cost.run_costs import run_costs
 from geojax.topology import Topology
 
 
@@ -133,6 +134,8 @@ class ChunkWork:
     pieces: tuple[tuple[Piece, ...], ...]
     """Work of each chunk: its layers, and what it does besides."""
     costs: Costs
+    chosen_by: Costs
+    """Times by which the program chooses its ticks, or its order of work."""
 
     @property
     def busiest(self) -> list[Piece]:
@@ -145,7 +148,11 @@ class ChunkWork:
 
 
 def chunk_work(
-    model: ModelConfig, layout: Layout, topology: Topology, sites: Sequence[SitePieces]
+    model: ModelConfig,
+    layout: Layout,
+    topology: Topology,
+    sites: Sequence[SitePieces],
+    sequence_length: int | None = None,
 ) -> ChunkWork:
     """Cut the model into the chunks of a layout, and time each.
 
@@ -154,6 +161,8 @@ def chunk_work(
         layout: its layout.
         topology: the sites.
         sites: the work in each site that one pipeline runs through.
+        sequence_length: tokens of a sequence, for a run's own choice of its ticks; None: these
+            costs choose them.
 
     Raises:
         UserError: there are more chunks than layers, or the topology lacks a link.
@@ -185,7 +194,10 @@ def chunk_work(
         hops,
         split_surcharge=max(site.split_surcharge for site in own),
     )
-    return ChunkWork(placement, tuple(layers), tuple(map(tuple, pieces)), costs)
+    chosen_by, layers = costs, tuple(layers)
+    if sequence_length is not None and layout.pipeline_stages > 1 and layout.site_shares is None:
+        chosen_by = run_costs(model, layout, topology, sequence_length, placement, layers)
+    return ChunkWork(placement, layers, tuple(map(tuple, pieces)), costs, chosen_by)
 
 
 def _sum(pieces: Iterable[Piece], kind: str) -> float:

@@ -93,6 +93,9 @@ class Layout:
     memory_limit: int | None = None
     """The most microbatches that a stage may have in flight; None: as many as the schedule has."""
 
+    hop_ticks: int | Literal["auto"] = "auto"
+    """Ticks of a hop between sites of one program; "auto": one or two, by the link."""
+
     bucket_bytes: int | Literal["auto"] | None = "auto"
     """Most bytes of one message of the gradient reduction; None: one message a leaf; "auto": by
     the link."""

@@ -6,6 +6,8 @@ sums when its last backward is done, and wait for the others' before the update.
 
 import dataclasses
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from geojax.errors import UserError
@@ -40,6 +42,8 @@ class LinkSums(NamedTuple):
     messages: GradientMessages
     exposed_seconds: float
     """Time of the messages that no compute hides."""
+    buckets: Mapping[str, Any] = MappingProxyType({})
+    """Fields of the layout that were open, and what was chosen."""
 
     @property
     def term(self) -> Term:
@@ -88,18 +92,20 @@ def link_sums(
             exposed += cores.island_sums_seconds(messages.bytes)
         return LinkSums(plan, link, messages, exposed)
     memory = [site.accelerator.memory_bytes for site in topology.sites]
+    open_fields = [name for name in CHOSEN if getattr(layout, name) == "auto"]
     choice = choose_buckets(
         model,
         plan,
         link,
         StepTimes(times.compute_seconds, times.layer_backward),
         min((int(size) for size in memory if size), default=None),
-        [name for name in CHOSEN if getattr(layout, name) == "auto"],
+        open_fields,
     )
     messages, exposed = choice.exposure.messages, choice.exposure.seconds
     if cores is not None:
         exposed = cores.sums_seconds(messages.each)
-    return LinkSums(choice.plan, link, messages, exposed)
+    buckets = {name: getattr(choice.plan, name) for name in open_fields}
+    return LinkSums(choice.plan, link, messages, exposed, buckets)
 
 
 def _slowest(layout: Layout, topology: Topology) -> LinkShare:

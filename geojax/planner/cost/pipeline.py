@@ -11,14 +11,13 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from geojax.errors import UserError
 from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.pipeline.registry import EventRequest, schedule_entry
 from geojax.pipeline.schedule import Placement, TickTable
 from geojax.pipeline.simulation.costs import Costs
 from geojax.pipeline.simulation.lock_step import lock_step_seconds
 from geojax.pipeline.simulation.simulator import iteration_seconds
-from geojax.pipeline.tick_tables import tick_table
+from geojax.pipeline.tick_tables import candidate_tables, fastest, near_or_delayed
 from geojax.planner.cost.layout import Layout
 
 
@@ -39,6 +38,7 @@ def pipeline_time(
     *,
     lock_step: bool,
     late_receives: bool = False,
+    chosen_by: Costs | None = None,
 ) -> PipelineTime:
     """Return the time of an iteration of the layout's schedule.
 
@@ -48,28 +48,37 @@ def pipeline_time(
         costs: the times of each chunk, and of the hops between them.
         lock_step: stages wait for each other's ticks.
         late_receives: stages that do not wait post a receive only when they are free.
+        chosen_by: the times by which the program chooses its ticks or order; None: `costs`.
 
     Raises:
         UserError: the schedule cannot be made for the layout.
     """
-    run: Callable[..., float] = _lock_step
+    chosen_by = chosen_by or costs
+    run: Callable[..., float] = functools.partial(_lock_step, chosen_by=chosen_by)
     if not lock_step:
-        run = functools.partial(_by_events, late_receives=late_receives)
+        run = functools.partial(_by_events, chosen_by=chosen_by, late_receives=late_receives)
     seconds = _extrapolated(layout, placement, costs, run)
     cuts = sum(hop.link is not None for hop in costs.hops)
     if not cuts:
         return PipelineTime(seconds, seconds, 0.0)
     messages = 2.0 * layout.microbatches * cuts / (layout.dc - 1)
     if lock_step:
-        messages = _extrapolated(layout, placement, costs, _sent_in_ticks)
+        sent = functools.partial(_sent_in_ticks, chosen_by=chosen_by)
+        messages = _extrapolated(layout, placement, costs, sent)
     inside_sites = _extrapolated(layout, placement, costs.inside_sites, run)
     return PipelineTime(seconds, inside_sites, messages)
 
 
 def small_program(layout: Layout, placement: Placement, costs: Costs) -> TickProgram:
-    """Return the ticks of a few microbatches, the last of which are those of many."""
+    """Return the ticks of a few microbatches, the last of which are those of many.
+
+    Args:
+        layout: the stages, the schedule and its microbatches.
+        placement: the stage of each chunk.
+        costs: the times by which the program chooses its ticks.
+    """
     few, _ = _few(layout, costs)
-    table = _tables(layout, placement, costs, min(few, layout.microbatches))[0]
+    table = _chosen_table(layout, placement, costs, min(few, layout.microbatches))
     return _program(table, schedule_entry(layout.schedule).branch_free)
 
 
@@ -104,27 +113,32 @@ def _by_events(
     costs: Costs,
     microbatches: int,
     *,
+    chosen_by: Costs,
     late_receives: bool,
 ) -> float:
     entry = schedule_entry(layout.schedule)
     if entry.event_order is None:
-        schedule = _tables(layout, placement, costs, microbatches)[0].schedule
+        schedule = _chosen_table(layout, placement, chosen_by, microbatches).schedule
     else:
         limit = layout.memory_limit or microbatches
         request = EventRequest(
-            layout.stages_per_site, microbatches, costs, limit, layout.virtual_stages
+            layout.stages_per_site, microbatches, chosen_by, limit, layout.virtual_stages
         )
         schedule = entry.event_order(request)
     return iteration_seconds(schedule, costs, late_receives=late_receives)
 
 
-def _lock_step(layout: Layout, placement: Placement, costs: Costs, microbatches: int) -> float:
-    return lock_step_seconds(_fastest(layout, placement, costs, microbatches), costs)
+def _lock_step(
+    layout: Layout, placement: Placement, costs: Costs, microbatches: int, *, chosen_by: Costs
+) -> float:
+    return lock_step_seconds(_chosen_table(layout, placement, chosen_by, microbatches), costs)
 
 
-def _sent_in_ticks(layout: Layout, placement: Placement, costs: Costs, microbatches: int) -> float:
-    """Count the ticks of the channels that cross a cut."""
-    table = _fastest(layout, placement, costs, microbatches)
+def _sent_in_ticks(
+    layout: Layout, placement: Placement, costs: Costs, microbatches: int, *, chosen_by: Costs
+) -> float:
+    """Count the ticks of the channels that cross a cut; `costs` say nothing of them."""
+    table = _chosen_table(layout, placement, chosen_by, microbatches)
     program = _program(table, schedule_entry(layout.schedule).branch_free)
     site_of = _sites_of_stages(layout)
     crossing = {
@@ -136,35 +150,22 @@ def _sent_in_ticks(layout: Layout, placement: Placement, costs: Costs, microbatc
     return float(sum(len(crossing.intersection(form.channels)) for form in forms))
 
 
-def _fastest(layout: Layout, placement: Placement, costs: Costs, microbatches: int) -> TickTable:
-    tables = _tables(layout, placement, costs, microbatches)
-    return min(tables, key=lambda table: lock_step_seconds(table, costs))
-
-
-def _tables(
+@functools.lru_cache(maxsize=64)
+def _chosen_table(
     layout: Layout, placement: Placement, costs: Costs, microbatches: int
-) -> list[TickTable]:
-    """Return the tick tables that a run would choose from: with one or two ticks to a link.
-
-    They are made for chunks that are alike, with a backward in tenths of the forward, so that many
-    layouts share a table; the seconds of each are those of its own chunks.
-    """
-    total = sum(costs.forward)
-    backward, weight = (round(sum(times) / total, 1) for times in (costs.backward, costs.weight))
+) -> TickTable:
+    """Return the tick table that a run chooses, with one or two ticks to a link."""
     limit = layout.memory_limit and layout.memory_limit * layout.virtual_stages
 
     def table(ticks: int) -> TickTable:
         hop_ticks = _hop_ticks(layout, placement, ticks)
-        seconds = (1.0, backward, weight)
-        return _table(layout.schedule, placement, microbatches, hop_ticks, limit, seconds)
+        return fastest(
+            _candidates(layout.schedule, placement, microbatches, hop_ticks, limit), costs
+        )
 
-    near = table(1)
-    if all(hop.link is None for hop in costs.hops):
-        return [near]
-    try:
-        return [near, table(2)]
-    except UserError:  # it holds more microbatches than the limit allows
-        return [near]
+    if layout.hop_ticks != "auto":
+        return table(layout.hop_ticks)
+    return near_or_delayed(table, costs)
 
 
 def _hop_ticks(layout: Layout, placement: Placement, ticks: int) -> tuple[int, ...]:
@@ -181,16 +182,14 @@ def _sites_of_stages(layout: Layout) -> list[int]:
 
 
 @functools.lru_cache(maxsize=512)
-def _table(
+def _candidates(
     schedule: str,
     placement: Placement,
     microbatches: int,
     hop_ticks: tuple[int, ...],
     limit: int | None,
-    seconds: tuple[float, float, float],
-) -> TickTable:
-    costs = Costs.uniform(placement.chunks, *seconds)
-    return tick_table(schedule, placement, microbatches, hop_ticks, limit, costs=costs)
+) -> tuple[TickTable, ...]:
+    return tuple(candidate_tables(schedule, placement, microbatches, hop_ticks, limit))
 
 
 @functools.lru_cache(maxsize=64)

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from geojax.models import ModelConfig, model_flops
 from geojax.optim import OptimizerSettings
@@ -64,7 +65,7 @@ def predict(
     """
     sites = site_pieces(model, layout, topology, sequence_length, calibration, execution)
     if layout.dc_role == "stage":
-        slowest = _iteration(model, layout, topology, sites, execution)
+        slowest = _iteration(model, layout, topology, sequence_length, sites, execution)
     else:
         unlike = {
             (layout.of_site(index), pieces.layer, pieces.last, pieces.hop): pieces
@@ -72,7 +73,7 @@ def predict(
         }
         slowest = max(
             (
-                _iteration(model, of_site, topology, [pieces], execution)
+                _iteration(model, of_site, topology, sequence_length, [pieces], execution)
                 for (of_site, *_), pieces in unlike.items()
             ),
             key=lambda iteration: iteration.seconds,
@@ -95,7 +96,11 @@ def predict(
     if cores is not None and layout.dc > 1:
         terms.append(CoreCosts(cores, layout).short_sums)
     step = sum(term.exposed_seconds for term in terms)
+    made: dict[str, Any] = dict(reduced.buckets)
+    if layout.pipeline_stages > 1:
+        made["layers"] = slowest.work.layers
     return Prediction(
+        layout=dataclasses.replace(layout, **made),
         step_seconds=step,
         terms=tuple(terms),
         model_flops_utilization=_utilization(model, layout, topology, sequence_length, step),
@@ -127,10 +132,13 @@ def _iteration(
     model: ModelConfig,
     layout: Layout,
     topology: Topology,
+    sequence_length: int,
     sites: Sequence[SitePieces],
     execution: Execution,
 ) -> _Iteration:
-    work = chunk_work(model, layout, topology, sites)
+    # Of other programs the orders are known, and timed by the same costs.
+    length = sequence_length if execution.lock_step else None
+    work = chunk_work(model, layout, topology, sites, length)
     terms = list(_compute_terms(layout, work))
     if layout.pipeline_stages > 1 and schedule_entry(layout.schedule).split_backward:
         terms.append(_split_term(layout, work))
@@ -156,6 +164,7 @@ def _pipeline_time(
         work.placement,
         lock_step=execution.lock_step and layout.join == "one_program",
         late_receives=execution.late_receives,
+        chosen_by=work.chosen_by,
     )
     cores, link = topology.sites[0].shared_cores, None
     if cores is not None and layout.dc_role == "stage":

@@ -6,6 +6,8 @@
 import dataclasses
 from typing import Literal
 
+from geojax.planner.cost.layout import Layout
+
 Network = Literal["inside_host", "between_hosts", "between_sites"]
 """The network that carries a message: NVLink or ICI, the site's network cards, or a link."""
 
@@ -51,6 +53,8 @@ class LinkUse:
 class Prediction:
     """One training step of a layout."""
 
+    layout: Layout
+    """The layout with the layers of its chunks, and the buckets that were chosen for it."""
     step_seconds: float
     """Time of a step."""
     terms: tuple[Term, ...]

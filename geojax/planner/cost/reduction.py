@@ -6,8 +6,9 @@ and `geojax.planner.cost.update` the update.
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
+from typing import Any
 
 import jax
 
@@ -42,7 +43,7 @@ def step_plan(layout: Layout, work: ChunkWork) -> StepPlan:
     if layout.pipeline_stages > 1:
         staged = StagedLayers(work.placement, work.layers)
     if staged is not None and layout.dc > 1 and layout.dc_role == "data":
-        ticks = small_program(layout, work.placement, work.costs)
+        ticks = small_program(layout, work.placement, work.chosen_by)
     crosses = layout.dc > 1 and layout.dc_role == "data"
     given = layout.bucket_bytes
     return StepPlan(
@@ -73,6 +74,8 @@ class Reduction:
     link_bytes: float = 0.0
     """Bytes that a device sends to the other sites."""
     link_messages: float = 0.0
+    buckets: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Fields of the layout that were chosen by the link."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +125,8 @@ class StepWork:
             )
             name = "weights between sites"
             terms.append(Term(name, took, took, source, gathered, 1, "between_sites"))
-        return Reduction(tuple(terms), sums.messages.bytes + gathered, sums.messages.count)
+        sent = sums.messages.bytes + gathered
+        return Reduction(tuple(terms), sent, sums.messages.count, sums.buckets)
 
     def _in_site(
         self, plan: StepPlan, weights: BytesByAxes, gradients: BytesByAxes, leaves: int

@@ -119,7 +119,20 @@ def search(
                 timed += 1
                 table.add(Candidate(layout, memory, timer(layout)))
     next_bound = remaining[0][0] if remaining else None
-    return SearchResult(table.best, refused, len(bounded), timed, next_bound)
+    best = tuple(_as_timed(request, each) for each in table.best)
+    return SearchResult(best, refused, len(bounded), timed, next_bound)
+
+
+def _as_timed(request: PlanRequest, candidate: Candidate) -> Candidate:
+    """Settle the layers and buckets of a layout that fits with them, so that no run chooses others.
+
+    A run balances layers by operations and chooses buckets by FLOPs, and knows no calibration.
+    """
+    layout = candidate.prediction.layout
+    memory = memory_of(request, layout)
+    if memory.bytes > request.usable_bytes:
+        return candidate
+    return dataclasses.replace(candidate, layout=layout, memory=memory)
 
 
 def _in_proportion(request: PlanRequest, fits: Fitting, calibration: Calibration) -> Fitting:

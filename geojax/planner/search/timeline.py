@@ -41,8 +41,8 @@ def step_timeline(
     )
     if layout.dc_role == "data":  # a pipeline in each site, here the first
         layout, pieces, names = layout.of_site(0), pieces[:1], names[:1]
-    work = chunk_work(request.model, layout, request.topology, pieces)
-    table = small_program(layout, work.placement, work.costs).ticks
+    work = chunk_work(request.model, layout, request.topology, pieces, request.sequence_length)
+    table = small_program(layout, work.placement, work.chosen_by).ticks
     sites = tuple(
         name
         for name, count in zip(names, layout.stages_per_site, strict=True)
@@ -54,7 +54,9 @@ def step_timeline(
         timeline = lock_step(table, work.costs)
     else:
         limit = layout.memory_limit or few
-        events = EventRequest(layout.stages_per_site, few, work.costs, limit, layout.virtual_stages)
+        events = EventRequest(
+            layout.stages_per_site, few, work.chosen_by, limit, layout.virtual_stages
+        )
         timeline = simulate(by_events(events), work.costs)
     name = f"{layout.schedule}, {few} of {layout.microbatches} microbatches"
     schedule = dataclasses.replace(timeline.schedule, name=name)

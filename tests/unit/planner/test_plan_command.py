@@ -136,6 +136,7 @@ def test_an_impossible_request_says_what_would_work(capsys):
             dc_role="stage",
             pipeline_stages=4,
             virtual_stages=2,
+            layers=(5, 4, 4, 4, 4, 4, 4, 3),
             data=2,
             tensor=2,
             sequence_parallel=True,

@@ -24,7 +24,7 @@ from geojax.step.state import parameter_layouts
 from geojax.topology import Topology
 from geojax.train.compiled_run import step_plan
 from geojax.train.config import RunConfig
-from geojax.train.run_layout import run_settings
+from geojax.train.run_layout import layout_of_run, run_settings
 
 LLAMA = ModelConfig.load("llama3-70b")
 MIXTRAL = ModelConfig.load("mixtral-8x7b")
@@ -131,13 +131,21 @@ def test_stages_send_the_residual_stream():
     assert made.links[0].peak_bytes_per_second == 400e9
 
 
-@pytest.mark.parametrize("schedule", ["branch_free", "geopipe", "interleaved"])
-def test_ticks_without_work_send_too(schedule):
-    """The bytes over `dc` are those of the step's program."""
-    virtual = 2 if schedule == "interleaved" else 1
-    layout = dataclasses.replace(
-        STAGE, schedule=schedule, virtual_stages=virtual, layers=(80 // 8 // virtual,) * 8 * virtual
-    )
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"schedule": "branch_free"},
+        {"schedule": "geopipe"},
+        {"schedule": "geopipe", "hop_ticks": 1},
+        {"schedule": "interleaved", "virtual_stages": 2},
+        {"schedule": "1f1b"},
+        {"schedule": "1f1b", "memory_limit": 8},
+    ],
+    ids=str,
+)
+def test_ticks_without_work_send_too(changes):
+    """The bytes over `dc` are those of the step's program, whose ticks a run chooses alike."""
+    layout = dataclasses.replace(STAGE, **changes)
     config = {
         "run_directory": "runs/none",
         "steps": 1,
@@ -151,7 +159,7 @@ def test_ticks_without_work_send_too(schedule):
     batch = batch_shape(layout.global_batch_size, 4096)
     sent = predicted_step_bytes(LLAMA, plan, batch).by_axes
     over_dc = sum(count for axes, count in sent.items() if "dc" in axes)
-    term = step(layout, Topology.load(run.topology)).term("hops between sites")
+    term = step(layout_of_run(run), Topology.load(run.topology)).term("hops between sites")
     assert term.bytes == pytest.approx(float(over_dc), rel=1e-4)
     assert term.messages > 2 * layout.microbatches
 

@@ -21,8 +21,17 @@ from geojax.planner.search.sensitivity import Sweep, gains, memory_gain, sweeps,
 from geojax.planner.search.space import meshes, shapes
 from geojax.planner.search.timeline import step_timeline
 from geojax.topology import Topology
+from geojax.train.config import RunConfig
+from geojax.train.run_layout import layout_of_run, run_settings
 
 CALIBRATION = Calibration()
+NEW_RUN = {
+    "run_directory": "runs/none",
+    "steps": 1,
+    "topology": "two-h100-sites-2x8",
+    "model": {"preset": "llama3-8b", "num_hidden_layers": 8},
+    "data": {"sources": [{"name": "python", "builtin": "python-stdlib"}]},
+}
 MODEL = ModelConfig.load("llama3-8b").replace(num_hidden_layers=8)
 
 
@@ -149,7 +158,27 @@ def test_islands_of_other_accelerators_get_layers_in_proportion():
     assert sum(layers) == 8
     assert sum(layers[:half]) > sum(layers[half:]), "an H100 computes more than an A100"
     alike = request_of(joins=("islands",), roles=("stage",))
-    assert search(alike, timer_of(alike), CALIBRATION, keep=1).best[0].layout.layers is None
+    layers = search(alike, timer_of(alike), CALIBRATION, keep=1).best[0].layout.layers
+    assert sum(layers[: len(layers) // 2]) in (4, 5), "the last stage has the head, too"
+
+
+def test_layers_and_buckets_are_settled_as_they_were_timed():
+    request = request_of(roles=("data",))
+    timer = timer_of(request)
+    piped, whole = (
+        next(each for each in found if (each.layout.pipeline_stages > 1) == has_stages)
+        for found in [search(request, timer, CALIBRATION, keep=8).best]
+        for has_stages in (True, False)
+    )
+    assert sum(piped.layout.layers) == 8
+    assert whole.layout.layers is None
+    for each in (piped, whole):
+        layout = each.layout
+        assert "auto" not in (layout.bucket_bytes, layout.bucket_layers, layout.overlap_grad_reduce)
+        assert timer(layout).step_seconds == pytest.approx(each.seconds)
+        settings = run_settings(layout, request.sequence_length)
+        config = RunConfig.model_validate(NEW_RUN | settings)
+        assert layout_of_run(config) == layout, "the run that is written is the layout"
 
 
 def test_a_request_needs_links_and_a_sequence_that_the_model_can_read():
