@@ -112,6 +112,7 @@ def run(command: PlanCommand, overrides: Sequence[str]) -> int:
 
     from geojax.cli.planned_runs import PlannedRuns, new_run
     from geojax.planner.search.advice import why_none
+    from geojax.planner.search.dimensions import not_searched
     from geojax.planner.search.search import NOT_MEASURED, search
     from geojax.planner.search.sensitivity import gains, memory_gain
 
@@ -156,6 +157,7 @@ def run(command: PlanCommand, overrides: Sequence[str]) -> int:
     if command.explain is not None:
         layout = _layout_to_explain(command.explain, found.best)
         console.print(plan_tables.terms(layout, timer(layout, request.topology)))
+    console.print(f"not searched: {'; '.join(not_searched(request))}")
     console.print(f"not modelled: {'; '.join(best.prediction.not_modelled)}")
     fresh = new_run(command.config, command.topology or "", request)
     runs = PlannedRuns(request, fresh, config)

@@ -31,6 +31,8 @@ class ComputeTimes:
     layer_forward: float
     """Seconds of one layer's forward of one microbatch."""
     layer_backward: float
+    held: int = 1
+    """Microbatches that a replica with a runtime of its own holds at once."""
 
 
 class LinkSums(NamedTuple):
@@ -136,7 +138,6 @@ def _islands_exposed(
     (`geojax.islands.actions`); then the chunk's bucket leaves. Each site sends its sums to each
     other one, and buckets follow each other on the link without waiting for an answer.
     """
-    held = min(layout.memory_limit or layout.microbatches, layout.microbatches)
     layers = model.num_stacked_layers
     together = math.ceil(layers / AUTO_CHUNKS)
     if layout.bucket_layers != "auto":
@@ -144,7 +145,7 @@ def _islands_exposed(
     chunks = math.ceil(layers / together)
     to_others = messages.bytes * layout.dc / 2
     transfer = to_others / chunks / link.bytes_per_second
-    window = held * together * times.layer_backward
+    window = times.held * together * times.layer_backward
     sent = 0.0
     for chunk in range(1, chunks + 1):
         sent = max(sent, chunk * window) + transfer

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,12 +16,13 @@ from geojax.planner.cost.chunks import ChunkWork, SitePieces, chunk_work, site_p
 from geojax.planner.cost.execution import GEOJAX, Execution
 from geojax.planner.cost.layout import Layout
 from geojax.planner.cost.link_sums import ComputeTimes
-from geojax.planner.cost.memory import layout_memory
+from geojax.planner.cost.memory import held_at_once, layout_memory
 from geojax.planner.cost.pipeline import PipelineTime, pipeline_time
 from geojax.planner.cost.prediction import LinkUse, Prediction, Term
 from geojax.planner.cost.reduction import Reduction, StepWork
 from geojax.planner.cost.shared_cores import CoreCosts
 from geojax.precision import policy
+from geojax.runtime.device_memory import usable_memory
 from geojax.topology import Topology
 
 NOT_MODELLED = (
@@ -63,6 +65,7 @@ def predict(
     Raises:
         UserError: the layout cannot be, the topology lacks a link, or a peak is not known.
     """
+    optimizer = optimizer or OptimizerSettings()
     sites = site_pieces(model, layout, topology, sequence_length, calibration, execution)
     if layout.dc_role == "stage":
         slowest = _iteration(model, layout, topology, sequence_length, sites, execution)
@@ -83,9 +86,9 @@ def predict(
         slowest.seconds,
         sum(piece.forward for piece in layer),
         sum(piece.backward + piece.weight for piece in layer),
+        _held(model, layout, topology, sequence_length, optimizer),
     )
     networks = slowest.sites[0].networks
-    optimizer = optimizer or OptimizerSettings()
     step_work = StepWork(
         model, slowest.layout, topology, slowest.work, networks, times, execution, optimizer
     )
@@ -273,6 +276,27 @@ def _memory_bytes(
         ).bytes
         for index, site in enumerate(topology.sites)
     )
+
+
+def _held(
+    model: ModelConfig,
+    layout: Layout,
+    topology: Topology,
+    sequence_length: int,
+    optimizer: OptimizerSettings,
+) -> int:
+    """Return the microbatches that each replica with a runtime of its own holds at once."""
+    if layout.join != "islands" or layout.dc_role != "data":
+        return 1
+    held = []
+    for index, site in enumerate(topology.sites):
+        usable = usable_memory(site.accelerator, os.environ)
+        of_site = layout.of_site(index)
+        room = math.inf if usable is None else usable.bytes
+        held.append(
+            held_at_once(model, of_site, room, sequence_length=sequence_length, optimizer=optimizer)
+        )
+    return min(held)
 
 
 def _relative_error(model: ModelConfig, layout: Layout, topology: Topology) -> float | None:

@@ -4,7 +4,8 @@
     fitting      the least ZeRO stage and remat that fit, in closed form (`fit`)
     bounds       seconds that no step of a layout is below (`bounds`)
     timed        in the order of their bounds, until the next bound is above the times that are kept
-    varied       compression and sharding over sites of the fastest
+    varied       the remaining choices of the fastest (`variations`)
+    settled      layers and buckets, as they were timed
 
 A time takes milliseconds without a pipeline and up to seconds with one, whose schedule is made and
 simulated, so that `MOST_SIMULATED` ends the search where the bounds do not.
@@ -16,7 +17,7 @@ import dataclasses
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from geojax.errors import UserError
 from geojax.planner.cost.calibration import Calibration
@@ -29,6 +30,7 @@ from geojax.planner.search.bounds import Bounds
 from geojax.planner.search.fit import Fitting, fitting, memory_of
 from geojax.planner.search.request import PlanRequest
 from geojax.planner.search.space import shapes
+from geojax.planner.search.variations import variations
 
 Timer = Callable[[Layout], Prediction]
 """Predicts the step of a layout."""
@@ -41,6 +43,9 @@ NOT_MEASURED = "not measured"
 
 VARIED = 4
 """Fastest layouts whose remaining choices are varied."""
+
+MOST_VARIED = 2**15
+"""Most (microbatch, chunk) pairs of the pipelines that are timed in doing so."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,21 +108,27 @@ def search(
             bounded.append((bound, proportionate))
     bounded.sort(key=lambda pair: pair[0])
     table = _Fastest(keep)
+
+    def fits(layout: Layout) -> bool:
+        return memory_of(request, layout).bytes <= request.usable_bytes
+
     simulated = 0
     remaining = collections.deque(bounded)
     while remaining and remaining[0][0] < table.slowest and simulated < MOST_SIMULATED:
         _, (layout, memory) = remaining.popleft()
-        if layout.pipeline_stages > 1:
-            simulated += layout.microbatches * layout.pipeline_stages * layout.virtual_stages
+        simulated += _pairs(layout)
         with contextlib.suppress(UserError):  # a schedule that cannot be made within its limit
             table.add(Candidate(layout, memory, timer(layout)))
     timed = len(bounded) - len(remaining)
-    for candidate in table.best[:VARIED]:
-        for layout in _variations(request, candidate.layout):
-            memory = memory_of(request, layout)
-            if memory.bytes <= request.usable_bytes:
-                timed += 1
-                table.add(Candidate(layout, memory, timer(layout)))
+    most = simulated + MOST_VARIED
+    for candidate in table.to_vary:
+        for layout in variations(request, candidate.layout, fits):
+            simulated += _pairs(layout)
+            if simulated > most:
+                continue
+            timed += 1
+            with contextlib.suppress(UserError):
+                table.add(Candidate(layout, memory_of(request, layout), timer(layout)))
     next_bound = remaining[0][0] if remaining else None
     best = tuple(_as_timed(request, each) for each in table.best)
     return SearchResult(best, refused, len(bounded), timed, next_bound)
@@ -148,6 +159,13 @@ def _in_proportion(request: PlanRequest, fits: Fitting, calibration: Calibration
     return Fitting(layout, memory_of(request, layout))
 
 
+def _pairs(layout: Layout) -> int:
+    """Count the (microbatch, chunk) pairs of a pipeline, by which its simulation takes long."""
+    if layout.pipeline_stages == 1:
+        return 0
+    return layout.microbatches * layout.pipeline_stages * layout.virtual_stages
+
+
 class _Fastest:
     """The fastest layout of each way to train."""
 
@@ -172,18 +190,17 @@ class _Fastest:
         )
 
     @property
+    def to_vary(self) -> list[Candidate]:
+        """List the fastest layouts, and the fastest pipeline of each role and way to join."""
+        ordered = sorted(self._by_way.values(), key=lambda each: each.seconds)
+        piped: dict[object, Candidate] = {}
+        for each in ordered:
+            if each.layout.pipeline_stages > 1:
+                piped.setdefault((each.layout.dc_role, each.layout.join), each)
+        return list(dict.fromkeys([*ordered[:VARIED], *piped.values()]))
+
+    @property
     def slowest(self) -> float:
         """Return the time that a layout has to be below to be kept."""
         best = self.best
         return best[-1].seconds if len(best) == self._keep else math.inf
-
-
-def _variations(request: PlanRequest, layout: Layout) -> Iterator[Layout]:
-    """Yield a layout with less compression of gradients, and with state sharded over sites."""
-    if layout.dc == 1 or layout.dc_role == "stage":
-        return
-    for compression in request.compressions:
-        if compression != layout.gradient_compression:
-            yield dataclasses.replace(layout, gradient_compression=compression)
-    if layout.join == "one_program" and "none" in request.compressions:
-        yield dataclasses.replace(layout, gradient_compression="none", shard_across_sites=True)

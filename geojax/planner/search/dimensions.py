@@ -1,0 +1,102 @@
+"""Dimensions of the search, and the reason for each that a request leaves out."""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from geojax.planner.search.request import PlanRequest
+from geojax.planner.search.space import LONG_SEQUENCE
+from geojax.planner.search.variations import can_shard_across_sites
+
+
+def _searched(_: PlanRequest) -> str | None:
+    return None
+
+
+def _always(reason: str) -> Callable[[PlanRequest], str]:
+    return lambda _: reason
+
+
+def _if_several(option: str, why: str) -> Callable[[PlanRequest], str | None]:
+    """Return the reason of a choice that the user opens: only one is open."""
+
+    def reason(request: PlanRequest) -> str | None:
+        choices = getattr(request, option)
+        return f"{choices[0]} alone, {why}" if len(choices) == 1 else None
+
+    return reason
+
+
+def _between_sites(
+    reason: Callable[[PlanRequest], str | None],
+) -> Callable[[PlanRequest], str | None]:
+    """Return the reason of a choice that one site does not have."""
+    return lambda request: reason(request) if request.sites > 1 else None
+
+
+def _across_sites(request: PlanRequest) -> str | None:
+    if "data" not in request.roles or "one_program" not in request.joins:
+        return "for replicas in one program"
+    if not can_shard_across_sites(request):
+        return "for gradients without compression, and optimizers that work element by element"
+    return None
+
+
+def _context(request: PlanRequest) -> str | None:
+    if request.sequence_length > LONG_SEQUENCE:
+        return None
+    return f"for sequences of more than {LONG_SEQUENCE:,} tokens"
+
+
+class Dimension(NamedTuple):
+    """One thing that a layout chooses."""
+
+    name: str
+    fields: tuple[str, ...]
+    """Fields of a `Layout` that say it."""
+    left_out: Callable[[PlanRequest], str | None] = _searched
+    """Returns the reason why a request has it not searched; None: it is, or there is none."""
+
+
+_NUMERICS = "since others change numerics"
+
+DIMENSIONS = (
+    Dimension("join", ("join",), _between_sites(_if_several("joins", "of --joins"))),
+    Dimension("role", ("dc_role",), _between_sites(_if_several("roles", "of --roles"))),
+    Dimension("stages", ("pipeline_stages",)),
+    Dimension("virtual stages", ("virtual_stages",)),
+    Dimension("layers of a chunk", ("layers",)),
+    Dimension("tensor", ("tensor",)),
+    Dimension("context", ("context", "context_method"), _context),
+    Dimension("expert", ("expert",)),
+    Dimension("data", ("data",)),
+    Dimension("ZeRO stage", ("zero_stage", "reshard_after_forward")),
+    Dimension("sharding across sites", ("shard_across_sites",), _between_sites(_across_sites)),
+    Dimension("microbatches", ("microbatch_size", "microbatches")),
+    Dimension("remat", ("remat",), _if_several("remats", "that of the measured times")),
+    Dimension("schedule", ("schedule",)),
+    Dimension("memory limit", ("memory_limit",)),
+    Dimension("buckets", ("bucket_bytes", "bucket_layers", "overlap_grad_reduce")),
+    Dimension(
+        "compression",
+        ("gradient_compression",),
+        _between_sites(_if_several("compressions", _NUMERICS)),
+    ),
+    Dimension("precision", ("precision",), _if_several("precisions", _NUMERICS)),
+    Dimension("memory limit in bytes", (), _always("as microbatches that fit are")),
+    Dimension("hop ticks", ("hop_ticks",), _always("as a run takes one or two by the link")),
+    Dimension(
+        "sequence parallelism",
+        ("sequence_parallel",),
+        _always("on with tensor wherever it can be: no slower, in less memory"),
+    ),
+    Dimension("sites", ("dc", "site_shares"), _always("all of the topology, by their speeds")),
+)
+"""Everything that a layout chooses."""
+
+
+def not_searched(request: PlanRequest) -> Iterator[str]:
+    """Yield a phrase for each dimension that the search of a request leaves out."""
+    for dimension in DIMENSIONS:
+        reason = dimension.left_out(request)
+        if reason is not None:
+            yield f"{dimension.name} ({reason})"

@@ -1,0 +1,121 @@
+"""Choices that are tried of the fastest layouts alone, each by itself while the others are kept.
+
+order      every schedule that the mesh can have, with the most microbatches in flight that fit
+sums       compression of gradients, and state sharded over sites
+gathers    ZeRO 3 that keeps gathered weights; attention over `context` by another method
+islands    layers of a bucket, and more remat for more microbatches at once
+"""
+
+import bisect
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import get_args
+
+from geojax.errors import UserError
+from geojax.models.parallel.limits import check_parallelism
+from geojax.models.parallel.parallelism import ContextMethod
+from geojax.optim.registry import optimizer_entry
+from geojax.pipeline.registry import SCHEDULES
+from geojax.planner.cost.layout import Layout
+from geojax.planner.search.request import PlanRequest
+from geojax.planner.search.space import MOST_SCHEDULED, divisors
+
+BEND_IN_TICKS = ("1f1b", "geopipe", "latency_hiding", "latency_hiding_split")
+"""Schedules of one program that hold fewer microbatches where a limit says so."""
+
+BEND_BY_EVENTS = ("latency_hiding", "latency_hiding_split")
+"""The same of islands."""
+
+Fits = Callable[[Layout], bool]
+"""Tells whether a layout fits into the memory of every site."""
+
+
+def variations(request: PlanRequest, layout: Layout, fits: Fits) -> Iterator[Layout]:
+    """Yield the layouts that differ from one in a choice of this module's docstring.
+
+    Args:
+        request: what is asked for.
+        layout: a fast layout.
+        fits: tells which layouts to yield.
+    """
+    tried = {layout}
+    for other in _differing(request, layout, fits):
+        if other not in tried and fits(other):
+            tried.add(other)
+            yield other
+
+
+def _differing(request: PlanRequest, layout: Layout, fits: Fits) -> Iterator[Layout]:
+    if layout.pipeline_stages > 1:
+        yield from _orders(request, layout, fits)
+    if layout.dc > 1 and layout.dc_role == "data":
+        yield from _sums(request, layout)
+    if layout.zero_stage == 3:
+        yield dataclasses.replace(layout, reshard_after_forward=False)
+    if layout.context > 1:
+        yield from _context_methods(request, layout)
+    if layout.join == "islands" and layout.dc_role == "data":
+        yield from _of_islands(request, layout)
+
+
+def _orders(request: PlanRequest, layout: Layout, fits: Fits) -> Iterator[Layout]:
+    bend = BEND_IN_TICKS if layout.join == "one_program" else BEND_BY_EVENTS
+    for name, entry in SCHEDULES.items():
+        virtual = entry.virtual_stages
+        if virtual is None:  # all numbers of chunks are in the search itself
+            continue
+        chunks = layout.pipeline_stages * virtual
+        if chunks > request.model.num_stacked_layers:
+            continue
+        if chunks * layout.microbatches > MOST_SCHEDULED:
+            continue
+        layers = layout.layers if virtual == layout.virtual_stages else None
+        plain = dataclasses.replace(
+            layout, schedule=name, virtual_stages=virtual, layers=layers, memory_limit=None
+        )
+        if name not in bend:
+            yield plain
+            continue
+        limits = {min(layout.pipeline_stages, layout.microbatches), most_in_flight(plain, fits)}
+        for limit in sorted(limits - {0}):
+            yield dataclasses.replace(plain, memory_limit=limit)
+
+
+def most_in_flight(layout: Layout, fits: Fits) -> int:
+    """Return the most microbatches that stages can hold in flight, of a schedule that bends."""
+
+    def is_too_much(limit: int) -> bool:
+        return not fits(dataclasses.replace(layout, memory_limit=limit))
+
+    return bisect.bisect_left(range(1, layout.microbatches + 1), True, key=is_too_much)
+
+
+def _sums(request: PlanRequest, layout: Layout) -> Iterator[Layout]:
+    for compression in request.compressions:
+        yield dataclasses.replace(layout, gradient_compression=compression)
+    if can_shard_across_sites(request) and layout.join == "one_program":
+        yield dataclasses.replace(layout, gradient_compression="none", shard_across_sites=True)
+
+
+def can_shard_across_sites(request: PlanRequest) -> bool:
+    """Return True if state may be sharded over sites: by an optimizer whose statistics stay in one,
+    with gradients that are not compressed."""
+    names = request.optimizer.optimizers
+    alone = all(optimizer_entry(name).statistics == "none" for name in names)
+    return alone and "none" in request.compressions
+
+
+def _context_methods(request: PlanRequest, layout: Layout) -> Iterator[Layout]:
+    for method in get_args(ContextMethod):
+        other = dataclasses.replace(layout, context_method=method)
+        with contextlib.suppress(UserError):
+            check_parallelism(request.model, other.parallelism, request.sequence_length)
+            yield other
+
+
+def _of_islands(request: PlanRequest, layout: Layout) -> Iterator[Layout]:
+    for together in divisors(request.model.num_stacked_layers):
+        yield dataclasses.replace(layout, bucket_layers=together)
+    for remat in request.remats:
+        yield dataclasses.replace(layout, remat=remat)

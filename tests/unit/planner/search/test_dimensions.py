@@ -1,0 +1,165 @@
+"""What the search covers, and what it says that it does not."""
+
+import dataclasses
+import itertools
+from collections import Counter
+
+import pytest
+
+from geojax.models import ModelConfig
+from geojax.optim import OptimizerSettings
+from geojax.pipeline.registry import SCHEDULES
+from geojax.planner.cost.calibration import Calibration
+from geojax.planner.cost.layout import Layout
+from geojax.planner.cost.predict import predict
+from geojax.planner.search.dimensions import DIMENSIONS, not_searched
+from geojax.planner.search.fit import fitting, memory_of
+from geojax.planner.search.request import PlanRequest
+from geojax.planner.search.search import search
+from geojax.planner.search.space import shapes
+from geojax.planner.search.variations import most_in_flight, variations
+from geojax.topology import Topology
+from geojax.train.config import RunConfig
+from geojax.train.run_layout import run_settings
+
+MODEL = ModelConfig.load("mixtral-8x7b").replace(num_hidden_layers=8)
+OPEN = PlanRequest(
+    MODEL,
+    Topology.load("two-h100-sites-2x8"),
+    global_batch_size=32,
+    sequence_length=16384,
+    joins=("one_program", "islands"),
+    precisions=("bf16", "fp8-current"),
+    compressions=("none", "bf16", "int8"),
+)
+NEW_RUN = {
+    "run_directory": "runs/none",
+    "steps": 1,
+    "topology": "two-h100-sites-2x8",
+    "model": {"preset": "mixtral-8x7b", "num_hidden_layers": 8},
+    "data": {"sources": [{"name": "python", "builtin": "python-stdlib"}]},
+}
+WAYS = {
+    "replicas": Layout(dc=2, data=8, zero_stage=3, microbatches=2),
+    "long sequences": Layout(dc=2, data=2, context=4, microbatches=8),
+    "islands": Layout(dc=2, join="islands", data=8, microbatches=2),
+    "stages": Layout(dc=2, dc_role="stage", pipeline_stages=4, data=4, microbatches=8),
+    "stages of islands": Layout(
+        dc=2, dc_role="stage", join="islands", pipeline_stages=2, data=8, microbatches=4
+    ),
+}
+
+
+def varied(layout, request=OPEN):
+    return list(variations(request, layout, lambda _: True))
+
+
+@pytest.fixture(scope="module")
+def tried():
+    """Layouts of a request that leaves everything open, a few of each kind."""
+    found = list(itertools.islice(shapes(OPEN, Counter()), 0, None, 23))
+    roomy = dataclasses.replace(OPEN, memory_bytes=1e12)
+    fit = [each.layout for shape in found[::9] for each in fitting(roomy, shape, Counter())]
+    tight = dataclasses.replace(OPEN, memory_bytes=9e10)
+    fit += [each.layout for shape in found[::9] for each in fitting(tight, shape, Counter())]
+    return [*found, *fit, *(other for layout in WAYS.values() for other in varied(layout))]
+
+
+def test_every_field_of_a_layout_belongs_to_one_dimension():
+    fields = Counter(field for dimension in DIMENSIONS for field in dimension.fields)
+    assert set(fields) == {field.name for field in dataclasses.fields(Layout)}
+    assert set(fields.values()) == {1}
+
+
+def test_every_dimension_is_searched_or_left_out_with_a_reason(tried):
+    settled = {"layers", "bucket_bytes", "overlap_grad_reduce"}  # when they are timed
+    for dimension in DIMENSIONS:
+        for field in dimension.fields:
+            values = {getattr(layout, field) for layout in tried}
+            searched = len(values) > 1 or field in settled
+            if field == "sequence_parallel":
+                searched = len({each.sequence_parallel for each in tried if each.tensor > 1}) > 1
+            left_out = dimension.left_out(OPEN) is not None
+            assert searched != left_out, (dimension.name, field, values)
+
+
+def test_every_schedule_is_tried_in_one_program_and_as_islands(tried):
+    for join in ("one_program", "islands"):
+        assert {each.schedule for each in tried if each.join == join} == set(SCHEDULES)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_varied_layout_is_a_run(way):
+    others = varied(WAYS[way])
+    assert others
+    for layout in others:
+        RunConfig.model_validate(NEW_RUN | run_settings(layout, OPEN.sequence_length))
+
+
+def test_a_schedule_that_bends_holds_as_many_microbatches_as_fit():
+    layout = dataclasses.replace(WAYS["stages"], schedule="latency_hiding", remat="full")
+    one, two = (
+        memory_of(OPEN, dataclasses.replace(layout, memory_limit=limit)).bytes for limit in (1, 2)
+    )
+    request = dataclasses.replace(OPEN, memory_bytes=one + 4.5 * (two - one))
+
+    def fits(other):
+        return memory_of(request, other).bytes <= request.usable_bytes
+
+    assert most_in_flight(layout, fits) == 5
+    assert most_in_flight(layout, lambda _: True) == 8
+    assert most_in_flight(layout, lambda _: False) == 0
+    limits = {
+        each.memory_limit
+        for each in variations(request, layout, fits)
+        if each.schedule == "latency_hiding"
+    }
+    assert limits <= {4, 5}
+
+
+def test_the_reasons_depend_on_the_request():
+    def left_out(**changes):
+        return "; ".join(not_searched(dataclasses.replace(OPEN, **changes)))
+
+    assert "join" not in left_out()
+    assert "join (islands alone, of --joins)" in left_out(joins=("islands",))
+    assert "compression (none alone, since others change numerics)" in left_out(
+        compressions=("none",)
+    )
+    assert "context (for sequences of more than 8,192 tokens)" in left_out(sequence_length=4096)
+    assert "sharding across sites" in left_out(optimizer=OptimizerSettings(name="muon"))
+    assert not any(
+        each.shard_across_sites
+        for each in varied(
+            WAYS["replicas"], dataclasses.replace(OPEN, optimizer=OptimizerSettings(name="muon"))
+        )
+    )
+
+
+def test_a_schedule_of_the_registry_may_win():
+    """In a site's memory for few microbatches, over a far link, an order by the times wins."""
+    model = ModelConfig.load("llama3-8b").replace(num_hidden_layers=8)
+    near = Topology.load("two-h100-sites-2x8")
+    far = near.model_copy(
+        update={
+            "links": tuple(
+                link.model_copy(update={"round_trip_seconds": 0.5}) for link in near.links
+            )
+        }
+    )
+    request = PlanRequest(
+        model,
+        far,
+        global_batch_size=64,
+        sequence_length=8192,
+        roles=("stage",),
+        joins=("islands",),
+        remats=("none",),
+    )
+
+    def timer(layout):
+        return predict(model, layout, far, sequence_length=8192, calibration=Calibration())
+
+    best = search(request, timer, Calibration(), keep=4).best
+    assert best[0].layout.schedule in ("latency_hiding", "latency_hiding_split", "geopipe")
+    assert any(each.layout.schedule.startswith("latency_hiding") for each in best)
