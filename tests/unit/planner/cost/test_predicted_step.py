@@ -164,13 +164,18 @@ def test_ticks_without_work_send_too(changes):
     assert term.messages > 2 * layout.microbatches
 
 
-def test_islands_hide_the_sums_behind_the_backward_of_all_microbatches():
-    joined, apart = (
-        step(LAYOUTS[name]).term("gradients between sites")
-        for name in ("data in a pipeline", "data over islands")
+def test_islands_hide_the_sums_behind_the_backward_of_all_microbatches_that_fit():
+    joined, apart, tight = (
+        step(dataclasses.replace(LAYOUTS[name], remat=remat)).term("gradients between sites")
+        for name, remat in (
+            ("data in a pipeline", "full"),
+            ("data over islands", "full"),
+            ("data over islands", "none"),
+        )
     )
     assert apart.exposed_seconds < 0.5 * joined.seconds
     assert apart.exposed_seconds >= 0.0105, "half a round trip is left in any case"
+    assert tight.exposed_seconds > apart.exposed_seconds, "fewer microbatches are held at once"
 
 
 def test_compression_takes_its_share_of_the_link():
