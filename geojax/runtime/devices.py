@@ -9,9 +9,10 @@ from geojax.runtime.jax_private import backend_runs
 
 # The threads that XLA's CPU client starts, as a multiple of the devices: a collective holds one
 # thread per device while the next step's computations need others, and with fewer the process
-# aborts at XLA's rendezvous timeout once two steps are in flight.
+# aborts at XLA's rendezvous timeout once two steps are in flight. More than that cost time: each
+# looks for work where there is none, and large operations are cut into as many pieces.
 THREADS_PER_DEVICE = 4
-MINIMUM_THREADS = 32
+MINIMUM_THREADS = 8
 
 
 def simulate_devices(count: int) -> None:
@@ -19,7 +20,8 @@ def simulate_devices(count: int) -> None:
 
     Call it before the first JAX operation (importing jax is no operation). It also raises the
     environment variable NPROC, from which XLA sizes its thread pools, to `THREADS_PER_DEVICE` a
-    device: JAX reads it when the backend starts, not when it is imported.
+    device, or a thread for each core where that is more: JAX reads it when the backend starts, not
+    when it is imported.
 
     Raises:
         UserError: `count` is not positive, or a backend with other devices already runs.
@@ -37,7 +39,8 @@ def simulate_devices(count: int) -> None:
         return
     jax.config.update("jax_num_cpu_devices", count)
     jax.config.update("jax_platforms", "cpu")
-    threads = max(MINIMUM_THREADS, THREADS_PER_DEVICE * count, _threads_asked_for())
+    cores = len(os.sched_getaffinity(0))
+    threads = max(MINIMUM_THREADS, THREADS_PER_DEVICE * count, cores, _threads_asked_for())
     os.environ["NPROC"] = str(threads)
 
 

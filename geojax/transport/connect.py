@@ -1,6 +1,7 @@
 """Meet the processes of the other sites and connect with the counterparts of this one."""
 
 import contextlib
+import math
 import secrets
 import socket
 import struct
@@ -24,21 +25,24 @@ from geojax.transport.guard_process import GuardProcess
 from geojax.transport.message_id import Direction
 from geojax.transport.shared_settings import digests, require_same
 
-_STREAMS = 4
+_STREAM_BYTES_PER_SECOND = 0.5e9
+_MOST_STREAMS = 8
 _GROUP = struct.Struct("!H")
 
 
 class Staging(NamedTuple):
-    """Host memory that the engine of one process stages transfers in."""
+    """Host memory and connections with which the engine of one process carries transfers."""
 
     copies: int
     """Pieces that are staged at once."""
     piece_bytes: int
     """Largest piece."""
+    streams: int
+    """TCP connections that carry data to one peer."""
 
     @property
     def total_bytes(self) -> int:
-        """All of it."""
+        """Host memory that holds pieces."""
         return self.copies * self.piece_bytes
 
 
@@ -46,10 +50,14 @@ def staging(round_trip_seconds: float, bytes_per_second: float) -> Staging:
     """Return the staging for a process's share of a link: a few bandwidth-delay products.
 
     JAX's own default is 8 x 256 MiB for any link.
+
+    Pieces go to the connections in turn, however fast each of them is, so that a message is there
+    when the slowest has carried its part: there are as few as the rate allows.
     """
     product = int(round_trip_seconds * bytes_per_second)
     piece = 1 << max(20, min(26, product.bit_length()))
-    return Staging(8, piece)
+    streams = math.ceil(bytes_per_second / _STREAM_BYTES_PER_SECOND)
+    return Staging(8, piece, max(1, min(_MOST_STREAMS, streams)))
 
 
 class Membership(NamedTuple):
@@ -105,7 +113,7 @@ def connect(
 
     Args:
         members: place of this process.
-        staging: host memory for transfers.
+        staging: host memory and connections for transfers.
         limit_bytes: most bytes in flight to one peer.
         silence_seconds: a peer that gives no sign for so long counts as lost.
         timeout_seconds: time to wait for all processes.
@@ -123,7 +131,7 @@ def connect(
     with contextlib.ExitStack() as on_error:
         engine = random_loopback()
         control = on_error.enter_context(socket.create_server((engine, 0)))
-        server = private.start_server(engine, _STREAMS, staging.piece_bytes, staging.copies)
+        server = private.start_server(engine, staging.streams, staging.piece_bytes, staging.copies)
         ports = private.listening_ports(engine)
         guard = GuardProcess(members.key, address, engine, ports, silence_seconds)
         on_error.callback(guard.close)

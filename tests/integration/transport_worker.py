@@ -20,7 +20,7 @@ from geojax.transport import Membership, MessageKey, Staging, connect
 
 def main(site: int, coordinator: str, steps: int, seconds: float) -> None:
     members = Membership(("east", "west"), site, 0, 1, coordinator, b"k" * 32, {})
-    transport = connect(members, Staging(4, 1 << 20), 16 << 20, silence_seconds=15.0)
+    transport = connect(members, Staging(4, 1 << 20, 4), 16 << 20, silence_seconds=15.0)
     print("guard", *transport.guard_address, flush=True)
     values = jnp.arange(1 << 16, dtype=jnp.float32)
     like = jax.ShapeDtypeStruct(values.shape, values.dtype, sharding=values.sharding)

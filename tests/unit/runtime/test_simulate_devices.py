@@ -36,15 +36,17 @@ print(len(devices), os.environ["NPROC"], sum("Eigen" in name for name in names))
     assert run(program) == ["12", "48", "48"]
 
 
-def test_a_larger_nproc_is_left_alone():
+def test_a_larger_nproc_is_left_alone_and_a_smaller_one_is_raised():
     program = """
 import os
+os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
 from geojax.runtime import simulate_devices
-simulate_devices(2)
+simulate_devices({count})
 print(os.environ["NPROC"])
 """
-    assert run(program, NPROC="100") == ["100"]
-    assert run(program, NPROC="3") == ["32"]
+    assert run(program.format(count=2), NPROC="100") == ["100"]
+    assert run(program.format(count=2), NPROC="3") == ["8"]
+    assert run(program.format(count=6), NPROC="3") == ["24"]
 
 
 def test_fifty_steps_in_flight_on_two_cores_do_not_starve():

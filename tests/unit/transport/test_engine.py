@@ -22,7 +22,7 @@ from geojax.errors import RunError, UserError
 from geojax.transport import Membership, MessageKey, Staging, connect, staging
 
 KEY = MessageKey(step=5, kind="bucket", chunk=1)
-SMALL = Staging(2, 1 << 20)
+SMALL = Staging(2, 1 << 20, 4)
 
 
 @contextlib.contextmanager
@@ -224,9 +224,12 @@ def test_sites_with_other_settings_are_refused_with_the_first_that_differs():
 
 
 def test_staging_follows_the_link():
-    assert staging(0.021, 125e6) == Staging(8, 4 << 20)
-    assert staging(0.0, 125e6) == Staging(8, 1 << 20)
-    assert staging(0.1, 12.5e9).total_bytes == 8 << 26
+    assert staging(0.021, 125e6) == Staging(8, 4 << 20, 1)
+    assert staging(0.0, 125e6) == Staging(8, 1 << 20, 1)
+    assert staging(0.021, 1.25e9).streams == 3
+    fast = staging(0.1, 12.5e9)
+    assert fast.total_bytes == 8 << 26
+    assert fast.streams == 8
 
 
 def test_a_process_that_ends_while_it_fetches_ends_well():
