@@ -14,8 +14,8 @@ list. A message that is late delays the action that takes it and changes no orde
 Additions come last: the reductions of all buckets are under way before any is waited for.
 
 Where a site has several stages, its first one adds the scalars of all, exchanges the site's with
-the first stages of the other sites, and tells the others of its own: messages are as many as
-stages, and cross between sites once.
+the first stages of the other sites, and passes the sum on to those of its own: messages are as many
+as stages, and cross between sites once.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,9 +24,10 @@ from typing import Literal, NamedTuple, TypeAlias
 from geojax.pipeline.schedule import Action, Kind, Placement, Schedule
 from geojax.pipeline.validate import requirement
 
-Bucket: TypeAlias = int | Literal["table", "scalars", "site_scalars"]
+Bucket: TypeAlias = int | Literal["table", "scalars", "site_scalars", "step_scalars"]
 """The content of a sum: the gradients of a chunk by its number, those of a tied table that two
-sites hold, the losses and counts, or those of a site of several stages."""
+sites hold, the losses and counts, those of a site of several stages, or those of all sites, which
+the first stage of a site has and the others add to nothing."""
 
 
 class Receive(NamedTuple):
@@ -50,7 +51,7 @@ class Reduce(NamedTuple):
 
     bucket: Bucket
     sites: tuple[int, ...]
-    """The other sites that add it too; none: it is whole."""
+    """The other sites that add it; none: it is whole."""
 
 
 class Add(NamedTuple):
@@ -60,25 +61,11 @@ class Add(NamedTuple):
     sites: tuple[int, ...]
 
 
-class Broadcast(NamedTuple):
-    """Offer the scalars of all sites to the other stages of the site."""
-
-    sites: tuple[int, ...]
-    """The receivers."""
-
-
-class Await(NamedTuple):
-    """Wait for the scalars of all sites."""
-
-    site: int
-    """The first stage of the site, which has them."""
-
-
 class Apply(NamedTuple):
     """Update the state with the sums of all buckets."""
 
 
-SiteAction: TypeAlias = Action | Receive | Send | Reduce | Add | Broadcast | Await | Apply
+SiteAction: TypeAlias = Action | Receive | Send | Reduce | Add | Apply
 
 
 class Message(NamedTuple):
@@ -89,9 +76,6 @@ class Message(NamedTuple):
     ]
     microbatch: int = 0
     chunk: int = 0
-
-
-_STEP_SCALARS = Message("step_scalars")
 
 
 def breadth_first(chunks: int, microbatches: int, held: int) -> Schedule:
@@ -158,7 +142,7 @@ def _scalar_actions(stages: int, stage: int, stages_per_site: int) -> list[SiteA
     """List the actions by which a stage gets the scalars of all stages."""
     first = stage // stages_per_site * stages_per_site
     if stage != first:
-        return [Reduce("scalars", (first,)), Await(first)]
+        return [Reduce("scalars", (first,)), Add("step_scalars", (first,))]
     elsewhere = tuple(other for other in range(0, stages, stages_per_site) if other != first)
     if stages_per_site == 1:
         return [Reduce("scalars", elsewhere), Add("scalars", elsewhere)]
@@ -168,7 +152,7 @@ def _scalar_actions(stages: int, stage: int, stages_per_site: int) -> list[SiteA
         Add("scalars", others),
         Reduce("site_scalars", elsewhere),
         Add("site_scalars", elsewhere),
-        Broadcast(others),
+        Reduce("step_scalars", others),
     ]
 
 
@@ -232,9 +216,6 @@ def sent(action: SiteAction) -> Iterator[tuple[int, Message]]:
     elif isinstance(action, Reduce):
         for site in action.sites:
             yield site, _of_bucket(action.bucket)
-    elif isinstance(action, Broadcast):
-        for site in action.sites:
-            yield site, _STEP_SCALARS
 
 
 def received(action: SiteAction) -> Iterator[tuple[int, Message]]:
@@ -244,8 +225,6 @@ def received(action: SiteAction) -> Iterator[tuple[int, Message]]:
     elif isinstance(action, Add):
         for site in action.sites:
             yield site, _of_bucket(action.bucket)
-    elif isinstance(action, Await):
-        yield action.site, _STEP_SCALARS
 
 
 def _hop(action: Action) -> Message:

@@ -146,33 +146,40 @@ class ChunkPasses:
         inputs: StepInputs,
         microbatch: jax.Array,
         sums: Any,
+        *,
+        is_split: bool = False,
     ) -> Any:
         """Run a chunk backwards: the cotangent before it, None of the first one, and the sums.
 
-        `sums` of the backwards before; None: there are none.
+        Args:
+            chunk: the chunk.
+            weights: its own.
+            kept: by its forward.
+            cotangent: of the stream after it; None: it is the last one.
+            inputs: the arguments of the step.
+            microbatch: the microbatch.
+            sums: of the backwards before; None: there are none.
+            is_split: run the first half of a split backward: the gradients of the layers' weights
+                are not in the sums, and what they are made of, the stash, is returned too.
         """
-        own, aux_loss, taken = self._taken(chunk, weights, kept, cotangent, inputs, microbatch)
+        own, batch = self._chunk(chunk, inputs), self._microbatch(inputs, microbatch)
+        values: Kept = unpack(kept)
         so_far = self._so_far(chunk, weights, inputs, sums)
-        made = own.backward(*taken, AmaxSink(self.sink), so_far.layers)
-        following = self._plus(so_far, made, aux_loss, own.is_first)
-        return pack((None if own.is_first else made.x, following._replace(layers=made.layers)))
-
-    def input_gradient(
-        self,
-        chunk: int,
-        weights: Any,
-        kept: Any,
-        cotangent: Any,
-        inputs: StepInputs,
-        microbatch: jax.Array,
-        sums: Any,
-    ) -> Any:
-        """Run the first half of a split backward: as `backward`, and the stash."""
-        own, aux_loss, taken = self._taken(chunk, weights, kept, cotangent, inputs, microbatch)
-        made = own.input_gradient(*taken)
-        so_far = self._so_far(chunk, weights, inputs, sums)
-        following = self._plus(so_far, made, aux_loss, own.is_first)
-        return pack((None if own.is_first else made.x, following, made.layers))
+        taken = (
+            self._weights(unpack(weights), backwards=True),
+            values.residuals,
+            unpack(cotangent),
+            batch,
+            own.functions.context(batch),
+        )
+        if is_split:
+            made = own.input_gradient(*taken)
+            layers, stash = so_far.layers, made.layers
+        else:
+            made = own.backward(*taken, AmaxSink(self.sink), so_far.layers)
+            layers, stash = made.layers, None
+        following = self._plus(so_far, made, layers, values.aux_loss, own.is_first)
+        return pack((None if own.is_first else made.x, following, stash))
 
     def weight_gradients(
         self,
@@ -218,23 +225,6 @@ class ChunkPasses:
         loss = functools.reduce(jnp.add, own, jnp.zeros_like(targets))
         return sum_scalars_over_sites(sum_in_site(jnp.stack([loss, targets])), self.plan)
 
-    def _taken(
-        self,
-        chunk: int,
-        weights: Any,
-        kept: Any,
-        cotangent: Any,
-        inputs: StepInputs,
-        microbatch: jax.Array,
-    ) -> tuple[Chunk, Any, tuple[Any, Any, Any, Any, Any]]:
-        """Return the chunk, its aux loss forwards, and what each of its backwards takes first."""
-        own, batch = self._chunk(chunk, inputs), self._microbatch(inputs, microbatch)
-        values: Kept = unpack(kept)
-        context = own.functions.context(batch)
-        read = self._weights(unpack(weights), backwards=True)
-        taken = (read, values.residuals, unpack(cotangent), batch, context)
-        return own, values.aux_loss, taken
-
     def _weights(self, own: ChunkParameters, *, backwards: bool = False) -> ChunkWeights:
         """Return a chunk's weights as a pass takes them, which begins with the first layer.
 
@@ -278,15 +268,20 @@ class ChunkPasses:
         return shards
 
     def _plus(
-        self, sums: ChunkSums, made: ChunkBackward, aux_loss: jax.Array | None, is_first: bool
+        self,
+        sums: ChunkSums,
+        made: ChunkBackward,
+        layers: AmaxSums,
+        aux_loss: jax.Array | None,
+        is_first: bool,
     ) -> ChunkSums:
-        """Add what a microbatch made in a chunk, but for the gradients of its layers."""
+        """Add what a microbatch made in a chunk; the sink has made the sums of its `layers`."""
         first = {"embedding": made.first} if is_first else {}
         if aux_loss is not None:
             assert sums.aux_loss is not None, "every chunk of experts has an aux loss"
             aux_loss = sums.aux_loss + aux_loss
         return ChunkSums(
-            sums.layers,
+            layers,
             jax.tree.map(jnp.add, sums.first, self._as_summed(first)),
             jax.tree.map(jnp.add, sums.last, self._as_summed(made.last)),
             sums.loss if made.loss is None else sums.loss + made.loss,

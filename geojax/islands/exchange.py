@@ -1,10 +1,14 @@
 """An exchange of a few numbers between all sites, outside the messages of a walk."""
 
+import secrets
+
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from geojax.transport import MessageKey, Transport
+
+_NAME_WORDS = 4
 
 
 class Exchange:
@@ -18,6 +22,7 @@ class Exchange:
     def __init__(self, transport: Transport, kind: str = "numbers"):
         self._transport, self._kind = transport, kind
         self._count = 0
+        self._name: str | None = None
 
     def of_all_sites(self, own: jax.Array) -> list[jax.Array]:
         """Exchange numbers that are equal on all devices of `own`: those of each site, in order.
@@ -49,3 +54,21 @@ class Exchange:
         sharding = NamedSharding(mesh, PartitionSpec())
         array = jax.make_array_from_callback(own.shape, sharding, lambda place: own[place])
         return [np.asarray(each.addressable_data(0)) for each in self.of_all_sites(array)]
+
+    def random_name(self, mesh: Mesh) -> str:
+        """Return a name that all sites share, 32 hex digits; the first time they ask together.
+
+        The first site draws it: each of its processes one, of which that of the process that
+        writes the site's manifest counts.
+
+        Args:
+            mesh: the site's devices.
+
+        Raises:
+            RunError: another site is lost.
+        """
+        if self._name is None:
+            drawn = np.frombuffer(secrets.token_bytes(4 * _NAME_WORDS), np.uint32)
+            first, *_ = self.of_hosts(drawn, mesh)
+            self._name = first.tobytes().hex()
+        return self._name

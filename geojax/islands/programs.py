@@ -96,7 +96,8 @@ class SitePrograms:
         self.start = of_chunks(passes.start, (ranks, inputs))
         self.forward = of_chunks(passes.forward, (ranks, ranks, inputs, replicated))
         self.backward = of_chunks(passes.backward, backward, donate=(5,))
-        self.input_gradient = of_chunks(passes.input_gradient, backward, donate=(5,))
+        first_half = functools.partial(passes.backward, is_split=True)
+        self.input_gradient = of_chunks(first_half, backward, donate=(5,))
         self.weight_gradients = of_chunks(
             passes.weight_gradients, (ranks, ranks, inputs, replicated, ranks), donate=(4,)
         )

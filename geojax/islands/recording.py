@@ -26,14 +26,9 @@ class Recorded(NamedTuple):
 
     def earlier(self, seconds: float) -> "Recorded":
         """Return the same by a clock that shows less."""
-        return Recorded(
-            self.action,
-            self.start - seconds,
-            self.taken - seconds,
-            self.dispatched - seconds,
-            self.end - seconds,
-            tuple(arrival - seconds for arrival in self.arrivals),
-        )
+        start, taken, dispatched, end = (time - seconds for time in self[1:5])
+        here = tuple(arrival - seconds for arrival in self.arrivals)
+        return Recorded(self.action, start, taken, dispatched, end, here)
 
 
 Record = Sequence[Recorded]

@@ -9,7 +9,7 @@ Stages with fewer layers, or without a leaf, have zeros there while a checkpoint
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -138,33 +138,7 @@ def join_stages(state: SiteState, saved: TrainState, mesh: Mesh) -> TrainState:
     """
     if mesh.shape["stage"] == 1:
         return state.stages[0]
-    of_stages = [leaves_by_name(stage) for stage in state.stages]
-
-    def joined(path: Any, layout: LeafLayout) -> jax.Array:
-        sharding = NamedSharding(mesh, layout.spec())
-        shape = sharding.shard_shape(layout.padded_shape)
-        here = {
-            shard.device: shard.data
-            for leaves in of_stages
-            if (leaf := leaves.get(leaf_name(path))) is not None
-            for shard in leaf.addressable_shards
-        }
-
-        def shard_on(device: jax.Device) -> jax.Array:
-            own = here.get(device)
-            if own is None:
-                return jnp.zeros(shape, layout.dtype, device=device)
-            if layout.has_stage_dim:
-                return own[None]
-            if own.shape == shape:
-                return own
-            return jnp.pad(own, ((0, shape[0] - own.shape[0]), *[(0, 0)] * (own.ndim - 1)))
-
-        shards = [shard_on(device) for device in sharding.addressable_devices]
-        return jax.make_array_from_single_device_arrays(layout.padded_shape, sharding, shards)
-
-    made: TrainState = jax.tree_util.tree_map_with_path(joined, saved)
-    return made
+    return _laid_out([leaves_by_name(stage) for stage in state.stages], saved, mesh)
 
 
 def split_stages(
@@ -180,27 +154,43 @@ def split_stages(
     """
     if mesh.shape["stage"] == 1:
         return SiteState((state,))
-    leaves = leaves_by_name(state)
+    leaves = [leaves_by_name(state)]
+    return SiteState(
+        tuple(_laid_out(leaves, *of_stage) for of_stage in zip(layouts, meshes, strict=True))
+    )
 
-    def of_stage(own: TrainState, mesh: Mesh) -> TrainState:
-        def part(path: Any, layout: LeafLayout) -> jax.Array:
-            sharding = NamedSharding(mesh, layout.spec())
-            shape = layout.padded_shape
-            of_shard = sharding.shard_shape(shape)
-            here = {
-                shard.device: shard.data for shard in leaves[leaf_name(path)].addressable_shards
-            }
 
-            def shard_on(device: jax.Device) -> jax.Array:
-                shard = here[device]
-                if shard.ndim > len(of_shard):
-                    return shard[0]
-                return shard if shard.shape == of_shard else shard[: of_shard[0]]
+def _laid_out(
+    sources: Sequence[Mapping[str, jax.Array]], layouts: TrainState, mesh: Mesh
+) -> TrainState:
+    """Return a state in other layouts, of which each device has its own shard of a source."""
 
-            shards = [shard_on(device) for device in sharding.addressable_devices]
-            return jax.make_array_from_single_device_arrays(shape, sharding, shards)
+    def laid_out(path: Any, layout: LeafLayout) -> jax.Array:
+        name, sharding = leaf_name(path), NamedSharding(mesh, layout.spec())
+        shape = sharding.shard_shape(layout.padded_shape)
+        here = {
+            shard.device: shard.data
+            for leaves in sources
+            if name in leaves
+            for shard in leaves[name].addressable_shards
+        }
+        shards = [
+            _fitted(here[device], shape)
+            if device in here
+            else jnp.zeros(shape, layout.dtype, device=device)
+            for device in sharding.addressable_devices
+        ]
+        return jax.make_array_from_single_device_arrays(layout.padded_shape, sharding, shards)
 
-        made: TrainState = jax.tree_util.tree_map_with_path(part, own)
-        return made
+    made: TrainState = jax.tree_util.tree_map_with_path(laid_out, layouts)
+    return made
 
-    return SiteState(tuple(map(of_stage, layouts, meshes)))
+
+def _fitted(shard: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Return a shard with or without a dim of stages, or with more or fewer layers."""
+    if shard.ndim != len(shape):
+        return shard[None] if shard.ndim < len(shape) else shard[0]
+    missing = shape[0] - shard.shape[0] if shape else 0
+    if missing > 0:
+        return jnp.pad(shard, ((0, missing), *[(0, 0)] * (shard.ndim - 1)))
+    return shard[: shape[0]] if missing < 0 else shard

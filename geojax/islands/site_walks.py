@@ -8,13 +8,11 @@ its work is that of one stage's list. A stage in several processes is the only o
 import collections
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import jax
 import numpy as np
 
 from geojax.islands.traffic import LinkTraffic
-from geojax.islands.values import StepInputs
 from geojax.islands.walk import Walk
 
 Made = TypeVar("Made")
@@ -60,20 +58,6 @@ class SiteWalks:
             for other in others:
                 other.exception()
             raise failed[0] from None
-
-    def step(
-        self,
-        states: Sequence[Any],
-        signals: Sequence[jax.Array],
-        inputs: Sequence[StepInputs],
-        records: Sequence[list[Any] | None],
-    ) -> list[tuple[Any, Any]]:
-        """Run one step of the stages; each argument and each result is as `Walk.step` has it."""
-
-        def step(number: int, walk: Walk) -> tuple[Any, Any]:
-            return walk.step(states[number], signals[number], inputs[number], records[number])
-
-        return self.side_by_side(step)
 
     @property
     def numbers(self) -> list[int]:

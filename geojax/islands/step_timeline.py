@@ -9,22 +9,18 @@ import dataclasses
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from geojax.islands.actions import (
-    Add,
-    Apply,
-    Await,
-    Broadcast,
-    Receive,
-    Reduce,
-    Send,
-    SiteAction,
-    received,
-)
+from geojax.islands.actions import Receive, Send, SiteAction, received
 from geojax.islands.recording import Record
 from geojax.pipeline.drawing.timelines import save_timelines
-from geojax.pipeline.drawing.trace import write_trace
+from geojax.pipeline.drawing.trace import (
+    Event,
+    event,
+    from_to,
+    microseconds,
+    name_event,
+    write_trace,
+)
 from geojax.pipeline.schedule import Action, Kind, Placement, Schedule
 from geojax.pipeline.simulation.costs import Costs, Hop
 from geojax.pipeline.simulation.simulator import iteration_seconds, simulate
@@ -173,48 +169,31 @@ def _named(schedule: Schedule, what: str) -> Schedule:
     return dataclasses.replace(schedule, name=f"{schedule.name}, {what}")
 
 
-def _events(process: int, stages: Mapping[str, Record]) -> Iterator[dict[str, Any]]:
+def _events(process: int, stages: Mapping[str, Record]) -> Iterator[Event]:
     """Yield the actions of each stage as slices of a trace: waits, dispatches, device time."""
     origin = min(record[0].start for record in stages.values())
-    common: dict[str, Any] = {"pid": process}
-    yield {"ph": "M", "name": "process_name", "args": {"name": "measured actions"}} | common
-
-    def part(track: int, name: str, category: str, start: float, end: float) -> dict[str, Any]:
-        ts, dur = 1e6 * (start - origin), 1e6 * (end - start)
-        return {"ph": "X", "tid": track, "name": name, "cat": category, "ts": ts, "dur": dur}
-
+    yield name_event("process", process, 0, "measured actions")
     for stage, (name, record) in enumerate(stages.items()):
-        tracks = [f"site {name}: {what}" for what in ("host waits", "host dispatches", "devices")]
-        for number, track in enumerate(tracks):
-            label = {"name": track}
-            yield {
-                "ph": "M",
-                "tid": 3 * stage + number,
-                "name": "thread_name",
-                "args": label,
-            } | common
+        waits, dispatches, devices = range(3 * stage, 3 * stage + 3)
+        yield name_event("thread", process, waits, f"site {name}: host waits")
+        yield name_event("thread", process, dispatches, f"site {name}: host dispatches")
+        yield name_event("thread", process, devices, f"site {name}: devices")
         for each in record:
-            title, first = _title(each.action), 3 * stage
+            start, taken, dispatched, end = (time - origin for time in each[1:5])
+            # Of an action its bucket, or the work that takes the message.
+            title = " ".join([type(each.action).__name__, *map(str, each.action[:1])])
+            if isinstance(each.action, Action):
+                title = str(each.action)
+            slices = [(dispatches, "dispatch", taken, dispatched), (devices, "devices", taken, end)]
             if each.arrivals:
-                here = {
-                    f"{message.kind} from site {sender} arrives_us": round(1e6 * (time - origin), 3)
-                    for (sender, message), time in zip(
-                        received(each.action), each.arrivals, strict=True
-                    )
-                }
-                wait = part(first, title, "wait", each.start, each.taken)
-                yield wait | {"args": here} | common
-            yield part(first + 1, title, "dispatch", each.taken, each.dispatched) | common
-            yield part(first + 2, title, "devices", each.taken, each.end) | common
-
-
-def _title(action: SiteAction) -> str:
-    match action:
-        case Action():
-            return str(action)
-        case Receive(of) | Send(of):
-            return f"{type(action).__name__} {of}"
-        case Reduce(bucket) | Add(bucket):
-            return f"{type(action).__name__} {bucket}"
-        case Broadcast() | Await() | Apply():
-            return type(action).__name__
+                slices.insert(0, (waits, "wait", start, taken))
+            here = {
+                f"{message.kind} from site {sender} arrives_us": microseconds(time - origin)
+                for (sender, message), time in zip(
+                    received(each.action), each.arrivals, strict=True
+                )
+            }
+            for track, category, first, last in slices:
+                args = here if category == "wait" else {}
+                times = from_to(first, last)
+                yield event("X", process, track, name=title, cat=category, args=args, **times)

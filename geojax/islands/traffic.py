@@ -1,7 +1,7 @@
 """Traffic of a site with another one in a step, and the idle time that it costs."""
 
 import dataclasses
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from geojax.islands.actions import SiteAction, received, sent
@@ -43,15 +43,15 @@ class LinkTraffic:
         )
 
 
-def no_traffic(actions: Iterable[SiteAction], sites: Iterable[int]) -> dict[int, LinkTraffic]:
+def no_traffic(actions: Iterable[SiteAction]) -> dict[int, LinkTraffic]:
     """Return the traffic with each other site before a step, with all causes that it can have."""
-    causes: dict[int, list[str]] = {site: [] for site in sites}
+    causes = defaultdict[int, set[str]](set)
     for action in actions:
         for sender, message in received(action):
-            causes[sender].append(message.kind)
+            causes[sender].add(message.kind)
         for receiver, _ in sent(action):
-            causes[receiver].append(OFFER)
+            causes[receiver].add(OFFER)
     return {
-        site: LinkTraffic(wait_seconds=dict.fromkeys(sorted(set(own)), 0.0))
+        site: LinkTraffic(wait_seconds=dict.fromkeys(sorted(own), 0.0))
         for site, own in causes.items()
     }

@@ -6,6 +6,7 @@ the order of their dispatch, so that one that waited for its input would block a
 processes that chose by what has arrived would disagree about the order of collectives in a site.
 """
 
+import itertools
 import math
 import time
 from collections import Counter
@@ -18,8 +19,6 @@ import numpy as np
 from geojax.islands.actions import (
     Add,
     Apply,
-    Await,
-    Broadcast,
     Bucket,
     Message,
     Receive,
@@ -29,13 +28,13 @@ from geojax.islands.actions import (
     received,
     sent,
 )
-from geojax.islands.messages import Messages
+from geojax.islands.fetch_window import FetchWindow
 from geojax.islands.programs import SitePrograms
 from geojax.islands.recording import Recorded
 from geojax.islands.traffic import OFFER, LinkTraffic, no_traffic
 from geojax.islands.values import ChunkParameters, ChunkSums, Kept, Reduced, StepInputs, StepScalars
 from geojax.pipeline.schedule import Action, Kind
-from geojax.transport import Transport
+from geojax.transport import Fetch, MessageKey, Transport
 from geojax.transport.private import is_ready
 
 _POLL_SECONDS = 0.002
@@ -66,7 +65,8 @@ class Walk:
         self.traffic: Mapping[int, LinkTraffic] = {}
         """Traffic of the last step with each other site."""
         self.steps: int = 0 if before is None else before.steps
-        self._walks: int = 0 if before is None else before._walks
+        self.numbers: Iterator[int] = itertools.count(1) if before is None else before.numbers
+        """Numbers of passes, by which the messages of one differ from those of others."""
 
     def step(
         self,
@@ -96,14 +96,28 @@ class Walk:
         self.traffic = step.traffic
         return made
 
-    def begin_messages(self, actions: Sequence[SiteAction], windows: Mapping[int, int]) -> Messages:
-        """Begin to fetch what a list of actions takes; all sites call it in the same order.
+    def validation_sums(
+        self,
+        actions: Sequence[SiteAction],
+        windows: Mapping[int, int],
+        state: Any,
+        inputs: StepInputs,
+    ) -> jax.Array:
+        """Return [sum of losses, number of targets] of a batch, without dropout, of this site.
+
+        They are zeros where the site has no head.
+
+        Args:
+            actions: the site's (see `geojax.islands.actions.forward_actions`).
+            windows: messages to fetch ahead from each other site.
+            state: the site's `TrainState`.
+            inputs: the batch.
 
         Raises:
             RunError: another site is lost.
         """
-        self._walks += 1
-        return Messages(self._walks, actions, windows, self.programs, self.transport)
+        weights = state.evaluated_weights, state.amax_history
+        return _Validation(self, actions, windows, weights, inputs).run()
 
     @property
     def sent_bytes(self) -> Mapping[int, int]:
@@ -126,36 +140,122 @@ class Walk:
         return made
 
 
-class _Step:
-    """One step under way: values that later actions take, each dropped when it was taken."""
+class _Pass:
+    """A pass under way: values that later actions take, each dropped when it was taken."""
 
-    def __init__(self, walk: Walk, state: Any, signals: jax.Array, inputs: StepInputs):
-        self._actions, self._transport = walk.actions, walk.transport
-        self._programs = walk.programs
-        self._split_backward = any(
-            isinstance(each, Action) and each.kind is Kind.WEIGHT for each in walk.actions
-        )
-        self._state, self._signals, self._inputs = state, signals, inputs
-        self.traffic = no_traffic(walk.actions, walk.windows)
-        self._messages = walk.begin_messages(walk.actions, walk.windows)
-        self._microbatches = [np.int32(each) for each in range(self._programs.plan.microbatches)]
-        weights = self._programs.gather(state.parameters, state.amax_history)
-        self._weights: dict[int, ChunkParameters] = {}
-        self._sums: dict[int, ChunkSums | None] = {}
-        self._table_of_head: Any = {}
-        for chunk in self._programs.part.chunks:
-            self._weights[chunk] = self._programs.chunk_weights(weights, chunk)
-            self._sums[chunk] = self._programs.first_sums(chunk, self._weights[chunk], inputs)
-        self._newest: Any = self._sums, weights
+    def __init__(
+        self,
+        walk: Walk,
+        actions: Sequence[SiteAction],
+        windows: Mapping[int, int],
+        weights: tuple[Any, Any],
+        inputs: StepInputs,
+    ):
+        self._actions, self._inputs = actions, inputs
+        self._programs, self._transport = walk.programs, walk.transport
+        self._number = next(walk.numbers)
+        self.traffic = no_traffic(actions)
+        self._window = FetchWindow(actions, windows, self._begin_fetch)
+        gathered = self._programs.gather(*weights)
+        self._weights: dict[int, ChunkParameters] = {
+            chunk: self._programs.chunk_weights(gathered, chunk)
+            for chunk in self._programs.part.chunks
+        }
+        self._newest: Any = gathered
         """Results of the last program: when one is there, the devices have nothing left to do."""
         self._taken_by: dict[Action, Any] = {}
         """The stream or cotangent that an action takes."""
+        self._arrivals: list[float] = []
+        self._took = 0.0
+
+    def _receive(self, action: Receive) -> None:
+        ((sender, message),) = received(action)
+        self._newest = self._programs.whole(self._take(sender, message))
+        self._taken_by[action.action] = self._newest
+
+    def _send(self, action: Send) -> None:
+        self._newest = self._programs.divide(self._taken_by.pop(action.action))
+        self._offer(action, self._newest)
+
+    def _offer(self, action: SiteAction, payload: Any) -> None:
+        arrays = jax.tree.leaves(payload)
+        for receiver, message in sent(action):
+            counters = self._transport.counters[receiver]
+            waited = counters.offer_wait_seconds
+            self._transport.offer(receiver, MessageKey(self._number, *message), arrays)
+            link = self.traffic[receiver]
+            if self._devices_are_idle():
+                link.wait_seconds[OFFER] += counters.offer_wait_seconds - waited
+            link.messages_in_flight = max(link.messages_in_flight, counters.messages_in_flight)
+
+    def _begin_fetch(self, sender: int, message: Message) -> Fetch:
+        like = jax.tree.leaves(self._programs.payload(message))
+        return self._transport.fetch(sender, MessageKey(self._number, *message), like)
+
+    def _take(self, sender: int, message: Message) -> Any:
+        fetch = self._window.fetch(sender, message)
+        newest = jax.tree.leaves(self._newest)[0]
+        while not fetch.arrived() and not is_ready(newest):
+            self._transport.check()
+            fetch.wait(_POLL_SECONDS)
+        idle_since = time.monotonic()
+        arrays = self._window.take(sender, message)
+        self._took = time.monotonic()
+        self._arrivals.append(self._took if fetch.arrival is None else fetch.arrival)
+        self.traffic[sender].wait_seconds[message.kind] += self._took - idle_since
+        return jax.tree.unflatten(jax.tree.structure(self._programs.payload(message)), arrays)
+
+    def _devices_are_idle(self) -> bool:
+        return is_ready(jax.tree.leaves(self._newest)[0])
+
+
+class _Validation(_Pass):
+    """A validation of sites that hold a part of the model each: forwards through all of them."""
+
+    def run(self) -> jax.Array:
+        losses = []
+        for action in self._actions:
+            match action:
+                case Receive():
+                    self._receive(action)
+                case Send():
+                    self._send(action)
+                case Action(_, microbatch, chunk):
+                    self._newest = made = self._programs.forward_only[chunk](
+                        self._weights[chunk],
+                        self._taken_by.pop(action, None),
+                        self._inputs,
+                        np.int32(microbatch),
+                    )
+                    if self._programs.part.is_last(chunk):
+                        losses.append(made)
+                    else:
+                        self._taken_by[action._replace(chunk=chunk + 1)] = made
+        sums: jax.Array = self._programs.validation_sums(losses, self._inputs)
+        return sums
+
+
+class _Step(_Pass):
+    """One step under way."""
+
+    def __init__(self, walk: Walk, state: Any, signals: jax.Array, inputs: StepInputs):
+        weights = state.parameters, state.amax_history
+        super().__init__(walk, walk.actions, walk.windows, weights, inputs)
+        self._state, self._signals = state, signals
+        self._is_split = any(
+            isinstance(each, Action) and each.kind is Kind.WEIGHT for each in walk.actions
+        )
+        self._microbatches = [np.int32(each) for each in range(self._programs.plan.microbatches)]
+        self._sums: dict[int, ChunkSums | None] = {
+            chunk: self._programs.first_sums(chunk, own, inputs)
+            for chunk, own in self._weights.items()
+        }
+        self._newest = self._sums, self._newest
+        self._table_of_head: Any = {}
         self._kept: dict[tuple[int, int], Kept] = {}
         self._reduced: dict[int, Reduced] = {}
         self._offered: dict[Bucket, Any] = {}
         self._totals: dict[int, Any] = {}
-        self._arrivals: list[float] = []
-        self._took = 0.0
         self._scalars: StepScalars
         self._applied: tuple[Any, Any]
         self._amax: Any = None
@@ -186,25 +286,14 @@ class _Step:
             case Action(Kind.WEIGHT):
                 self._weight_gradients(action)
             case Receive():
-                ((sender, message),) = received(action)
-                arrived = self._take(sender, message)
-                self._newest = self._programs.whole(arrived)
-                self._taken_by[action.action] = self._newest
+                self._receive(action)
             case Send():
-                self._newest = self._programs.divide(self._taken_by.pop(action.action))
+                self._send(action)
+            case Reduce(bucket):
+                self._newest = self._offered[bucket] = self._reduce(bucket)
                 self._offer(action, self._newest)
-            case Reduce():
-                self._offered[action.bucket] = self._reduce(action.bucket)
-                self._offer(action, self._offered[action.bucket])
             case Add():
                 self._add(action)
-            case Broadcast():
-                self._newest = self._programs.divide(self._scalars)
-                self._offer(action, self._newest)
-            case Await():
-                ((sender, message),) = received(action)
-                arrived = self._take(sender, message)
-                self._newest = self._scalars = self._programs.whole(arrived)
             case Apply():
                 self._apply()
 
@@ -223,9 +312,8 @@ class _Step:
     def _backward(self, action: Action) -> None:
         _, microbatch, chunk = action
         kept = self._kept.pop((microbatch, chunk))
-        split = self._split_backward
-        programs = self._programs.input_gradient if split else self._programs.backward
-        x, self._sums[chunk], *stash = programs[chunk](
+        passes = self._programs.input_gradient if self._is_split else self._programs.backward
+        x, self._sums[chunk], stash = passes[chunk](
             self._weights[chunk],
             kept,
             self._taken_by.pop(action, None),
@@ -234,8 +322,8 @@ class _Step:
             self._sums[chunk],
         )
         self._newest = x, self._sums[chunk]
-        if split:
-            self._kept[microbatch, chunk] = kept._replace(stash=stash[0])
+        if self._is_split:
+            self._kept[microbatch, chunk] = kept._replace(stash=stash)
         if not self._programs.part.is_first(chunk):
             self._taken_by[action._replace(chunk=chunk - 1)] = x
 
@@ -254,19 +342,16 @@ class _Step:
         programs, part = self._programs, self._programs.part
         if bucket == "table":
             buckets = {chunk: each.messages for chunk, each in self._reduced.items()}
-            self._newest = programs.divide(part.table(buckets))
-            return self._newest
+            return programs.divide(part.table(buckets))
         if bucket == "scalars":
             of_chunks = [self._reduced[chunk].scalars for chunk in part.chunks]
             totals = None if part.holds_all else self._chunk_totals
             scalars, self._amax = programs.reduce_scalars(
                 of_chunks, totals, self._inputs, self._signals
             )
-            self._newest = scalars
             return scalars
-        if bucket == "site_scalars":
-            self._newest = programs.divide(self._scalars)
-            return self._newest
+        if bucket == "site_scalars" or bucket == "step_scalars":
+            return programs.divide(self._scalars)
         del self._weights[bucket]  # the chunk has run for the last time
         sums = self._sums.pop(bucket)
         assert sums is not None, "a chunk runs backwards before it is reduced"
@@ -278,16 +363,17 @@ class _Step:
             self._state.error_feedback,
             self._inputs,
         )
-        self._newest = self._reduced[bucket].messages
-        return self._newest
+        return self._reduced[bucket].messages
 
     def _add(self, action: Add) -> None:
         programs, bucket = self._programs, action.bucket
-        parts = {self._transport.site: self._offered.pop(bucket)}
+        parts = {}
+        if bucket in self._offered:
+            parts[self._transport.site] = self._offered.pop(bucket)
         for sender, message in received(action):
             parts[sender] = self._take(sender, message)
         in_order = [parts[site] for site in sorted(parts)]
-        if bucket == "scalars" or bucket == "site_scalars":
+        if isinstance(bucket, str) and bucket != "table":
             self._newest = self._scalars = programs.add_scalars(in_order)
         elif bucket == "table":
             chunk, table = programs.part.table_chunk, programs.add_table(in_order)
@@ -311,30 +397,3 @@ class _Step:
             self._state, self._chunk_totals, self._scalars, self._amax, errors
         )
         self._newest = self._applied
-
-    def _offer(self, action: SiteAction, payload: Any) -> None:
-        for receiver, message in sent(action):
-            counters = self._transport.counters[receiver]
-            waited = counters.offer_wait_seconds
-            self._messages.offer(receiver, message, payload)
-            link = self.traffic[receiver]
-            if self._devices_are_idle():
-                link.wait_seconds[OFFER] += counters.offer_wait_seconds - waited
-            link.messages_in_flight = max(link.messages_in_flight, counters.messages_in_flight)
-
-    def _take(self, sender: int, message: Message) -> Any:
-        fetch = self._messages.fetch(sender, message)
-        newest = jax.tree.leaves(self._newest)[0]
-        while not fetch.arrived() and not is_ready(newest):
-            self._transport.check()
-            fetch.wait(_POLL_SECONDS)
-        idle_since = time.monotonic()
-        payload = self._messages.take(sender, message)
-        self._took = time.monotonic()
-        self._arrivals.append(self._took if fetch.arrival is None else fetch.arrival)
-        link = self.traffic[sender]
-        link.wait_seconds[message.kind] += self._took - idle_since
-        return payload
-
-    def _devices_are_idle(self) -> bool:
-        return is_ready(jax.tree.leaves(self._newest)[0])

@@ -15,12 +15,11 @@ from geojax.checkpoint import Checkpointer
 from geojax.checkpoint.initial_weights import with_weights
 from geojax.errors import RunError, UserError
 from geojax.hlo import HloParseError
-from geojax.islands.actions import breadth_first, data_actions
+from geojax.islands.actions import SiteAction, breadth_first, data_actions
 from geojax.islands.agreement import Agreement
 from geojax.islands.exchange import Exchange
 from geojax.islands.programs import SitePrograms
 from geojax.islands.recording import Record, Recorded, as_words, by_one_clock, from_words
-from geojax.islands.shared_name import SharedName
 from geojax.islands.site_state import (
     SiteState,
     initial_site_state,
@@ -35,7 +34,6 @@ from geojax.islands.site_walks import SiteWalks
 from geojax.islands.stage_numbers import of_all_stages
 from geojax.islands.stage_transport import between_sites, stage_transports
 from geojax.islands.traffic import LinkTraffic
-from geojax.islands.validation import Validation
 from geojax.islands.values import StepInputs
 from geojax.islands.walk import Walk
 from geojax.models import model_flops, parameter_count
@@ -200,7 +198,11 @@ class IslandRun:
         ]
         recorded = self.stages.walks[0].steps + 1 == self.config.dc.timeline_step
         records: list[list[Recorded] | None] = [[] if recorded else None for _ in inputs]
-        made = self.stages.step(state.stages, signals, inputs, records)
+        made = self.stages.side_by_side(
+            lambda number, walk: walk.step(
+                state.stages[number], signals[number], inputs[number], records[number]
+            )
+        )
         if recorded:
             self._draw([record for record in records if record is not None])
         return SiteState(tuple(next_state for next_state, _ in made)), made[0][1]
@@ -303,7 +305,9 @@ class IslandRun:
         if not self.holds_all:
             inputs = self._inputs(state, batch)
             sums = self.stages.side_by_side(
-                lambda stage, _: self.validations[stage].sums(state.stages[stage], inputs[stage])
+                lambda number, walk: walk.validation_sums(
+                    *self._forwards[walk.transport.site], state.stages[number], inputs[number]
+                )
             )
             by_number = dict(zip(self.stages.numbers, map(np.asarray, sums), strict=True))
             of_site = of_all_stages(by_number, self.plan.mesh).sum(axis=0)
@@ -313,14 +317,11 @@ class IslandRun:
         return functools.reduce(jnp.add, self.exchange.of_all_sites(own))
 
     @functools.cached_property
-    def validations(self) -> list[Validation]:
-        """The walks of a validation, in role stage."""
+    def _forwards(self) -> dict[int, tuple[Sequence[SiteAction], Mapping[int, int]]]:
+        """The actions of a validation in role stage, and the messages to fetch ahead, by stage."""
         lists = validation_lists(self.config)
         numbers = [walk.transport.site for walk in self.stages.walks]
-        return [
-            Validation(walk, lists[stage], fetched_ahead(lists, stage))
-            for stage, walk in zip(numbers, self.stages.walks, strict=True)
-        ]
+        return {stage: (lists[stage], fetched_ahead(lists, stage)) for stage in numbers}
 
     def _inputs(self, state: SiteState, batch: Batch) -> list[StepInputs]:
         """Return the arguments of a step of each stage."""
@@ -352,7 +353,8 @@ class IslandRun:
                 "(counted from 0); a device or a link is broken, nothing is saved; check the hosts "
                 "(geojax probe) and go on from the newest checkpoint"
             )
-        checkpointer.run = self.shared_name.get()
+        # By which the parts of a save belong together.
+        checkpointer.run = self.exchange.random_name(self.plan.mesh)
         checkpointer.save(step, joined, self.saved_layouts, metadata, self.parts)
 
     @property
@@ -393,11 +395,6 @@ class IslandRun:
             *((each.layouts, each.plan.mesh) for each in self._programs), strict=True
         )
         return split_stages(joined, layouts, meshes, self.plan.mesh)
-
-    @functools.cached_property
-    def shared_name(self) -> SharedName:
-        """The name of the run in the checkpoints of all sites."""
-        return SharedName(self.exchange, self.plan.mesh)
 
     @functools.cached_property
     def agreement(self) -> Agreement:

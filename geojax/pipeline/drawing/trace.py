@@ -33,12 +33,12 @@ def write_trace(timelines: Sequence[Timeline], path: Path, more: Iterable[Event]
         path: file of the trace.
         more: events of further processes.
     """
-    own = (event for group in enumerate(timelines, 1) for event in trace_events(*group))
+    own = itertools.chain.from_iterable(map(trace_events, itertools.count(1), timelines))
     events = itertools.chain(own, more)
     with path.open("w", encoding="utf-8") as file:
         file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
-        for number, event in enumerate(events):
-            file.write((",\n" if number else "") + json.dumps(event, separators=(",", ":")))
+        for number, each in enumerate(events):
+            file.write((",\n" if number else "") + json.dumps(each, separators=(",", ":")))
         file.write("\n]}\n")
 
 
@@ -53,22 +53,22 @@ def trace_events(process: int, timeline: Timeline) -> Iterator[Event]:
     stages = schedule.placement.stages
     directions = sorted(timeline.link_use)  # of each link first towards later stages, then back
     title = f"{schedule.name}: {timeline.seconds:.6g} s, bubble {timeline.bubble_ratio:.2%}"
-    yield _name("process", process, 0, title)
+    yield name_event("process", process, 0, title)
     tracks = [f"stage {stage}" for stage in range(stages)]
     tracks += [f"link {link}, {_DIRECTIONS[source, target]}" for link, source, target in directions]
     for track, name in enumerate(tracks):
-        yield _name("thread", process, track, name)
-        yield _event("M", process, track, name="thread_sort_index", args={"sort_index": track})
+        yield name_event("thread", process, track, name)
+        yield event("M", process, track, name="thread_sort_index", args={"sort_index": track})
     for span in timeline.spans:
         action = span.action
-        yield _event(
+        yield event(
             "X",
             process,
             span.stage,
             name=str(action),
             cat=_NAMES[action.kind],
             cname=_COLORS[action.kind],
-            **_from_to(span.start, span.end),
+            **from_to(span.start, span.end),
             args={"microbatch": action.microbatch, "chunk": action.chunk},
         )
     span_of = {span.action: span for span in timeline.spans}
@@ -87,22 +87,22 @@ def _message_events(
     arrow = {"id": f"{process}.{number}", "cat": "message", "name": str(message.action)}
     # An arrow belongs to the slice in which its ends lie: viewers draw it from that slice's end.
     made = span_of[message.action]
-    yield _event("s", process, message.source, ts=_microseconds(made.start), **arrow)
+    yield event("s", process, message.source, ts=microseconds(made.start), **arrow)
     if message.link is not None:
         way = (0, 1) if message.target > message.source else (1, 0)
         track = stages + directions.index((message.link, *way))
-        yield _event(
+        yield event(
             "X",
             process,
             track,
             name=str(message.action),
             cat="sending",
-            **_from_to(message.start, message.sent),
-            args={"arrives_us": _microseconds(message.end)},
+            **from_to(message.start, message.sent),
+            args={"arrives_us": microseconds(message.end)},
         )
-        yield _event("t", process, track, ts=_microseconds(message.start), **arrow)
+        yield event("t", process, track, ts=microseconds(message.start), **arrow)
     used = span_of[_user(message.action)]
-    yield _event("f", process, message.target, bp="e", ts=_microseconds(used.start), **arrow)
+    yield event("f", process, message.target, bp="e", ts=microseconds(used.start), **arrow)
 
 
 def _user(action: Action) -> Action:
@@ -111,19 +111,22 @@ def _user(action: Action) -> Action:
     return Action(action.kind, action.microbatch, action.chunk + step)
 
 
-def _event(phase: str, process: int, track: int, **rest: Any) -> Event:
+def event(phase: str, process: int, track: int, **rest: Any) -> Event:
+    """Make an event of a track."""
     return {"ph": phase, "pid": process, "tid": track, **rest}
 
 
-def _name(what: str, process: int, track: int, name: str) -> Event:
-    return _event("M", process, track, name=f"{what}_name", args={"name": name})
+def name_event(what: str, process: int, track: int, name: str) -> Event:
+    """Make the event that names a process or a thread."""
+    return event("M", process, track, name=f"{what}_name", args={"name": name})
 
 
-def _from_to(start: float, end: float) -> Event:
-    """When a slice begins and how long it is, so that the next one does not begin within it."""
-    first = _microseconds(start)
-    return {"ts": first, "dur": round(_microseconds(end) - first, 3)}
+def from_to(start: float, end: float) -> Event:
+    """Return start and length of a slice, so that the next one does not begin within it."""
+    first = microseconds(start)
+    return {"ts": first, "dur": round(microseconds(end) - first, 3)}
 
 
-def _microseconds(seconds: float) -> float:
+def microseconds(seconds: float) -> float:
+    """Return a time as traces have it."""
     return round(seconds * 1e6, 3)  # Perfetto counts whole nanoseconds
