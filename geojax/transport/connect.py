@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from geojax.errors import RunError, UserError
+from geojax.errors import MissingProcessesError, RunError, UserError
 from geojax.runtime import rendezvous
 from geojax.transport import private
 from geojax.transport.endpoint import (
@@ -147,15 +147,22 @@ def connect(
             *guard.address,
             digests(members.settings),
         )
-        everyone = rendezvous.join(
-            members.site * members.processes + members.process,
-            len(members.sites) * members.processes,
-            members.coordinator,
-            members.sites[members.site],
-            timeout_seconds,
-            address if members.site == members.process == 0 else None,
-            own.signed(members.key),
-        )
+        try:
+            everyone = rendezvous.join(
+                members.site * members.processes + members.process,
+                len(members.sites) * members.processes,
+                members.coordinator,
+                members.sites[members.site],
+                timeout_seconds,
+                address if members.site == members.process == 0 else None,
+                own.signed(members.key),
+            )
+        except MissingProcessesError as error:
+            sites = dict.fromkeys(
+                members.sites[each // members.processes] for each in error.missing
+            )
+            named = ", ".join(f"site {each}" for each in sites)
+            raise MissingProcessesError(f"{error} ({named})", error.missing) from None
         names, endpoints = {}, {}
         for group in range(len(members.sites) * members.groups):
             if group == members.group:

@@ -18,7 +18,7 @@ from support.ports import free_port
 from support.processes import PATIENCE_SECONDS, wait_until
 from support.tcp_resets import connections, reset
 
-from geojax.errors import RunError, UserError
+from geojax.errors import MissingProcessesError, RunError, UserError
 from geojax.transport import Membership, MessageKey, Staging, connect, staging
 
 KEY = MessageKey(step=5, kind="bucket", chunk=1)
@@ -202,6 +202,14 @@ def test_connections_that_are_reset_end_the_run_at_both_sites(like):
         west.close(failed=True)
         with pytest.raises(RunError, match="lost the connection to site west"):
             east.drain()
+
+
+def test_sites_that_do_not_come_are_named():
+    members = Membership(
+        ("east", "west", "north"), 0, 0, 1, f"127.0.0.1:{free_port()}", b"k" * 32, {}
+    )
+    with pytest.raises(MissingProcessesError, match=r"process 1, 2 \(site west, site north\)$"):
+        connect(members, SMALL, 1 << 20, timeout_seconds=0.2)
 
 
 def test_another_key_is_refused():
