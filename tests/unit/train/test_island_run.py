@@ -385,6 +385,25 @@ def test_checkpoints_go_from_stages_to_one_program_and_back(stages, tmp_path):
         jax.tree.map(np.testing.assert_array_equal, mine, own)
 
 
+def test_sites_with_other_tied_tables_save_nothing(stages, tmp_path):
+    islands = stages[2]
+    own = islands.states
+    first, last = own
+    moved = jax.tree.map(jnp.copy, last.stages[1])
+    table = moved.parameters["embedding"]["tokens"]
+    table["embedding"] = table["embedding"].at[3, 2].add(1e-12)
+    try:
+        islands.states = [
+            SiteState(tuple(dataclasses.replace(each, step=each.step + 1) for each in of_site))
+            for of_site in (first.stages, (last.stages[0], moved))
+        ]
+        with pytest.raises(RunError, match="step 3: the weights of site 1 are not those of site 0"):
+            islands.save(tmp_path, {})
+        assert not list(tmp_path.rglob("3"))
+    finally:
+        islands.states = own
+
+
 def changed(islands, **changes):
     """The same islands planned anew, with copies of their states."""
     anew = copy.copy(islands)
