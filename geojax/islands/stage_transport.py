@@ -32,7 +32,7 @@ def between_sites(transport: Transport, sites: int) -> Transport:
         return transport
     own, group = divmod(transport.site, groups)
     ends = {site: Route(transport, site * groups + group) for site in range(sites) if site != own}
-    return RoutedTransport(own, transport.site_names[::groups], ends, transport)
+    return SiteTransport(own, transport.site_names[::groups], ends, transport)
 
 
 def stage_transports(transport: Transport, stages: int) -> Sequence[Transport]:
@@ -105,10 +105,10 @@ class RoutedTransport:
             transport.check()
 
     def measured(self) -> Mapping[int, MeasuredLink]:
-        """Return the round trips to the other ends; rates are known to the stages at the cuts."""
+        """Return what was measured of the links of the end's own transport."""
         measured = self._own.measured()
         return {
-            end: MeasuredLink(measured[number].round_trip_seconds)
+            end: measured[number]
             for end, (transport, number) in self._routes.items()
             if transport is self._own and number in measured
         }
@@ -124,3 +124,20 @@ class RoutedTransport:
     def _between_ends(self, key: MessageKey, sender: int, receiver: int) -> MessageKey:
         """Return the key of a message between two ends, which no other pair of ends has."""
         return key._replace(part=1 + sender * self.sites + receiver)
+
+
+class SiteTransport(RoutedTransport):
+    """The end of a site in a process that holds some of its stages."""
+
+    def measured(self) -> Mapping[int, MeasuredLink]:
+        """Return the round trip to each other site, and the rate to the stages that get most."""
+        measured, counters = self._own.measured(), self._own.counters
+        groups = self._own.sites // self.sites
+        links = {}
+        for site, (_, number) in self._routes.items():
+            ends = [end for end in range(site * groups, (site + 1) * groups) if end in measured]
+            if ends:
+                busiest = max(ends, key=lambda end: counters[end].acknowledged_bytes)
+                trip = measured[number].round_trip_seconds
+                links[site] = MeasuredLink(trip, measured[busiest].bytes_per_second)
+        return links

@@ -51,6 +51,7 @@ from geojax.train.island_plan import (
     held_at_once,
     island_plan,
     own_stages,
+    process_groups,
     stage_config,
     stage_meshes,
 )
@@ -65,6 +66,7 @@ from geojax.train.island_stages import (
 )
 from geojax.train.report import mesh_line
 from geojax.train.sample import gather_full_params, unsampled_reason
+from geojax.train.site_rates import tell_rates, with_told_rates
 from geojax.train.trainer import Batch, TrainerFacts
 from geojax.transport import MeasuredLink, Transport
 
@@ -88,8 +90,8 @@ class IslandRun:
     """Exchange of a few numbers with the other sites."""
     stages: SiteWalks
     """The walk of each stage of the site in this process; in role data there is one."""
-    link_bytes: np.ndarray
-    """[sites, 2]: the bytes of a step from this site to each other one, and from it."""
+    stage_bytes: np.ndarray
+    """[stages, sites, 2]: bytes of a step from each stage of the site to other sites, and back."""
     optimizer: Any
     parts: Sequence[TrainState]
     """The `LeafLayout` of each leaf of each site's part, as checkpoints have it."""
@@ -162,7 +164,7 @@ class IslandRun:
             to_sites,
             Exchange(to_sites) if before is None else before.exchange,
             stages,
-            of_all_stages(stages.link_bytes, plan.mesh).sum(axis=0),
+            of_all_stages(stages.link_bytes, plan.mesh),
             optimizer,
             saved,
             table_sites,
@@ -205,6 +207,8 @@ class IslandRun:
         )
         if recorded:
             self._draw([record for record in records if record is not None])
+        if self._groups > 1:
+            self._tell_rates()
         return SiteState(tuple(next_state for next_state, _ in made)), made[0][1]
 
     def _draw(self, records: Sequence[Record]) -> None:
@@ -250,6 +254,12 @@ class IslandRun:
         """The programs of each stage of the site in this process."""
         return [walk.programs for walk in self.stages.walks]
 
+    @property
+    def link_bytes(self) -> np.ndarray:
+        """[sites, 2]: the bytes of a step from this site to each other one, and from it."""
+        sizes: np.ndarray = self.stage_bytes.sum(axis=0)
+        return sizes
+
     def link_traffic(self) -> Mapping[str, LinkTraffic]:
         """Return the traffic of the last step with each other site, by name."""
         names, traffic = self.transport.site_names, self.stages.traffic
@@ -264,16 +274,39 @@ class IslandRun:
     def measured_links(self) -> Mapping[str, MeasuredLink]:
         """Return what was measured of the link to each other site since the last call, by name.
 
-        Each process knows the rate of its own messages; the others of its site send as many at the
-        same time.
+        Each process knows the rate of its own messages; the others that hold the same stages send
+        as many at the same time.
         """
-        names, processes = self.transport.site_names, jax.process_count()
+        names, together = self.transport.site_names, jax.process_count() // self._groups
+        links = self._own_links()
+        if self._groups > 1:
+            links = with_told_rates(links)
         return {
             names[site]: link._replace(
-                bytes_per_second=link.bytes_per_second and processes * link.bytes_per_second
+                bytes_per_second=link.bytes_per_second and together * link.bytes_per_second
             )
+            for site, link in links.items()
+        }
+
+    def _tell_rates(self) -> None:
+        """Tell the first process what this one measures, if it is the first that holds a stage."""
+        process, together = jax.process_index(), jax.process_count() // self._groups
+        is_due = self.stages.walks[0].steps % self.config.adapt.interval == 0
+        if process > 0 and process % together == 0 and is_due:
+            tell_rates(self._own_links())
+
+    def _own_links(self) -> dict[int, MeasuredLink]:
+        """Return the links as this process measures them: rates of the stages that send most."""
+        busiest, own = self.stage_bytes[:, :, 0].argmax(axis=0), self.stages.numbers
+        return {
+            site: link if busiest[site] in own else link._replace(bytes_per_second=None)
             for site, link in self.transport.measured().items()
         }
+
+    @functools.cached_property
+    def _groups(self) -> int:
+        """Groups of the site's processes that hold the same stages."""
+        return process_groups(self.plan.mesh)
 
     def replanned(self, config: RunConfig) -> Self | None:
         """Compile the step of `config`, of the same layout; None: it is the same step.

@@ -10,7 +10,7 @@ from geojax.errors import RunError
 from geojax.islands.site_walks import SiteWalks
 from geojax.islands.stage_transport import between_sites, stage_transports
 from geojax.islands.traffic import LinkTraffic
-from geojax.transport import MessageKey, loopback
+from geojax.transport import MeasuredLink, MessageKey, loopback
 
 KEY = MessageKey(3, "activation")
 LIKE = [jax.ShapeDtypeStruct((2,), jnp.float32)]
@@ -57,6 +57,15 @@ def test_stages_of_several_processes_reach_each_other_and_their_counterparts():
     fetch = of_sites[1].fetch(1, KEY, like)
     of_sites[3].offer(0, KEY, [jnp.float32(5)])
     assert float(fetch.result()[0]) == 5.0
+
+
+def test_the_rate_to_a_site_is_that_to_the_processes_that_get_most(monkeypatch):
+    end = loopback(4)[1]  # of two sites with two groups of processes: the last stage of the first
+    assert between_sites(end, 2).measured() == {}
+    links = {0: MeasuredLink(0.0, 9e9), 2: MeasuredLink(0.02, 1e8), 3: MeasuredLink(0.03, 5e3)}
+    monkeypatch.setattr(end, "measured", lambda: links)
+    end.counters[2].acknowledged_bytes, end.counters[3].acknowledged_bytes = 1_000_000, 100
+    assert between_sites(end, 2).measured() == {1: MeasuredLink(0.03, 1e8)}
 
 
 def test_a_stage_that_fails_ends_those_that_wait_for_it():

@@ -459,6 +459,30 @@ def test_a_stage_that_lacks_layers_says_so(stages, tmp_path):
         islands.restore([tmp_path, tmp_path / "alone"], model)
 
 
+def test_three_sites_of_virtual_stages_in_fp8_agree_on_their_messages():
+    model = {"num_hidden_layers": 12, "tie_word_embeddings": True}
+    changes = {
+        "mesh": {"dc": 3, "stage": 2},
+        "dc": {"role": "stage", "join": "islands"},
+        "model": CONFIG["model"] | model,
+        "precision": "fp8-delayed",
+        "batch": CONFIG["batch"] | {"microbatches": 8},
+        "pipeline": {"schedule": "interleaved", "virtual_stages": 2},
+    }
+    own = RunConfig.model_validate(CONFIG | changes)
+    runs = []
+    for transport in loopback(3):
+        mesh = make_site_mesh(own, jax.devices()[2 * transport.site :][:2])
+        runs.append(IslandRun.build(own, island_plan(own, mesh), transport))
+    for site, run in enumerate(runs):
+        assert run.table_sites == [0, 2]
+        for other, peer in enumerate(runs):
+            np.testing.assert_array_equal(run.link_bytes[other], peer.link_bytes[site][::-1])
+    # Activations leave from the last stage of a site, their cotangents from the first one.
+    assert [runs[0].stage_bytes[:, 1, 0].argmax(), runs[1].stage_bytes[:, 0, 0].argmax()] == [1, 0]
+    assert runs[0].link_bytes[1, 0] > 4 * runs[0].link_bytes[2, 0] > 0
+
+
 def test_products_that_xla_does_not_make_in_fp8_end_the_run():
     own = config("islands").model_copy(update={"precision": "fp8-delayed"})
     mesh = make_site_mesh(own, jax.devices()[:2])
