@@ -211,7 +211,6 @@ class _Fetch:
         like: Sequence[jax.ShapeDtypeStruct],
         shard_counts: Sequence[int],
     ):
-        self.seconds_waited = 0.0
         self.arrival: float | None = None
         self._transport, self._link, self._key, self._message = transport, link, key, message
         self._shards, self._like, self._shard_counts = shards, like, shard_counts
@@ -229,9 +228,7 @@ class _Fetch:
         self._error = private.pull_error(self._shards)
         self.arrival = time.monotonic()
         if self._error is None:
-            counters = self._link.counters
-            counters.fetched_messages += 1
-            counters.fetched_bytes += sum(shard.nbytes for shard in self._shards)
+            self._link.counters.fetched_bytes += sum(shard.nbytes for shard in self._shards)
             self._link.control.acknowledge(self._message)
         self._here.set()
 
@@ -240,16 +237,13 @@ class _Fetch:
         peer = self._link.peer.name
         while not self.wait(_HEALTH_SECONDS):
             self._transport.check()
-            waited = time.monotonic() - start
-            if timeout_seconds is not None and waited > timeout_seconds:
+            if timeout_seconds is not None and time.monotonic() - start > timeout_seconds:
                 raise RunError(
                     f"transport: {self._key} did not come from {peer} within {timeout_seconds:g} "
                     "seconds; is its schedule the same as here?"
                 )
             if self._link.control.finished and self.arrival is None:
                 raise RunError(f"transport: {peer} has finished without {self._key}")
-        self.seconds_waited += time.monotonic() - start
-        self._link.counters.fetch_wait_seconds += time.monotonic() - start
         if self._error is not None:
             self._transport.check()
             raise RunError(

@@ -114,7 +114,6 @@ class _Fetch:
         self, end: _Loopback, sender: int, key: MessageKey, like: Sequence[jax.ShapeDtypeStruct]
     ):
         self.end, self.sender, self.key, self.like = end, sender, key, like
-        self.seconds_waited = 0.0
         self.arrival: float | None = None
         self.arrays: list[jax.Array] | None = None
 
@@ -150,9 +149,6 @@ class _Fetch:
         assert self.arrays is not None
         jax.block_until_ready(self.arrays)
         assert self.arrived(), "the arrays are here"
-        waited = time.monotonic() - start
-        self.seconds_waited += waited
-        self.end.counters[self.sender].fetch_wait_seconds += waited
         return self.arrays
 
     def _take(self) -> bool:
@@ -173,8 +169,6 @@ class _Fetch:
             for array, wanted in zip(offered, self.like, strict=True)
         ]
         size = sum(array.nbytes for array in offered)
-        counters = self.end.counters[self.sender]
-        counters.fetched_messages += 1
-        counters.fetched_bytes += size
+        self.end.counters[self.sender].fetched_bytes += size
         link.in_flight.acknowledge(size)
         return True

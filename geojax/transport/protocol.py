@@ -41,13 +41,10 @@ class PeerCounters:
     acknowledged_messages: int = 0
     acknowledged_bytes: int = 0
     """Bytes of offers that the peer has fetched, as far as this process knows."""
-    fetched_messages: int = 0
     fetched_bytes: int = 0
     """Bytes that have arrived here."""
     offer_wait_seconds: float = 0.0
     """Time that `Transport.offer` waited for the peer to fetch earlier offers."""
-    fetch_wait_seconds: float = 0.0
-    """Time that `Fetch.result` waited for arrays; devices may have computed meanwhile."""
 
     @property
     def messages_in_flight(self) -> int:
@@ -63,8 +60,6 @@ class PeerCounters:
 class Fetch(Protocol):
     """Arrays that are on their way."""
 
-    seconds_waited: float
-    """Time that `result` has waited."""
     arrival: float | None
     """Time on the monotonic clock at which all arrays were first seen here; None: not yet."""
 
