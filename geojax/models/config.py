@@ -158,7 +158,8 @@ class ModelConfig(Settings):
     intermediate_size: int = pydantic.Field(gt=0, le=2**24)
     """Width between the two matmuls of a dense feed-forward block (of each half of SwiGLU)."""
     vocab_size: int = pydantic.Field(gt=0, le=2**24)
-    """Number of tokens."""
+    """Number of tokens. A run's config may leave it out, or set it to null over a preset's: then it
+    is that of the data's tokenizer, padded to a multiple of 128."""
     max_position_embeddings: Length
     """Longest sequence; the number of learned positions, if positions are learned."""
     norm: Literal["layernorm", "rmsnorm", "layernorm1p", "rmsnorm1p"] = "rmsnorm"

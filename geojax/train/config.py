@@ -32,6 +32,7 @@ from geojax.train.pipeline_settings import (
     check_scheduled,
     check_stages,
 )
+from geojax.train.vocabulary import with_vocabulary
 from geojax.yaml_syntax import YamlError, parse
 
 _MOST_DEVICES = 2**17
@@ -291,6 +292,13 @@ class RunConfig(Settings):
     skip_limit: Count = 10
     """Consecutive steps with a non-finite loss or gradient after which the run stops; in fp16 not
     before the loss scale is at its minimum."""
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _vocabulary_follows_from_data(cls, content: Any) -> Any:
+        if not isinstance(content, Mapping) or "model" not in content:
+            return content
+        return {**content, "model": with_vocabulary(content["model"], content.get("data"))}
 
     @pydantic.field_validator("run_directory", mode="before")
     @classmethod

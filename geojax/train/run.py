@@ -63,6 +63,7 @@ from geojax.train.resume import (
 from geojax.train.sample import sample_texts
 from geojax.train.trainer import TrainerFacts
 from geojax.train.training_loop import TrainingLoop
+from geojax.train.vocabulary import padding_note
 from geojax.transport import Transport
 
 
@@ -150,8 +151,9 @@ def train(
         runtime.barrier("compiled", timeout_seconds=config.watchdog.first_step_seconds)
         layout, *choices = trainer.describe()
         console.print(f"geojax {geojax.__version__}: {layout}", *choices, sep="\n")
-        if (rising := warmup_note(config)) is not None:
-            console.print(rising)
+        for note in (padding_note(config.model.vocab_size, corpus.tokenizer), warmup_note(config)):
+            if note is not None:
+                console.print(note)
 
         metadata = _metadata(config, loader)
         state, start, consumed = _restore_or_start(
