@@ -8,7 +8,7 @@ import numpy as np
 from geojax_side import FOREVER, single_documents
 from work import OPTIMIZER, answer, peak_resident_bytes, text, time_blocks
 
-from geojax.islands.actions import Add, Reduce, breadth_first, data_actions, windows
+from geojax.islands.actions import Add, Reduce, breadth_first, data_actions, fetched_ahead
 from geojax.islands.programs import SitePrograms
 from geojax.islands.recording import Recorded
 from geojax.islands.site_part import SitePart, even_chunks
@@ -46,7 +46,7 @@ def measure(work: dict[str, Any]) -> dict[str, Any]:
     programs = SitePrograms(part, plan, layouts, optimizer, schedule, shapes)
     order = breadth_first(len(part.chunks), microbatches, work["held"])
     lists = [data_actions(order, each, len(SITES)) for each in range(len(SITES))]
-    ahead = {one: count for (one, other), count in windows(lists).items() if other == site}
+    ahead = fetched_ahead(lists, site)
     members = Membership(
         SITES, site, 0, 1, work["coordinator"], work["key"].encode(), {}, "127.0.0.1"
     )

@@ -240,22 +240,27 @@ def _of_bucket(bucket: Bucket) -> Message:
 def windows(actions: Sequence[Sequence[SiteAction]]) -> dict[tuple[int, int], int]:
     """Return how many messages to fetch ahead from each sender, by (sender, receiver).
 
-    With so many fetches under way, in the order of consumption, all that a sender can have offered
-    is being fetched, however slow the receiver is: no offer waits for a fetch that waits for
-    another offer.
-
     Args:
         actions: the list of each site.
     """
-    made: dict[tuple[int, int], int] = {}
-    for receiver in range(len(actions)):
-        for sender, window in _most_ahead(actions, receiver).items():
-            made[sender, receiver] = window
-    return made
+    return {
+        (sender, receiver): window
+        for receiver in range(len(actions))
+        for sender, window in fetched_ahead(actions, receiver).items()
+    }
 
 
-def _most_ahead(actions: Sequence[Sequence[SiteAction]], receiver: int) -> dict[int, int]:
-    """Walk all lists with `receiver` as slow as it can be, and count what waits for it."""
+def fetched_ahead(actions: Sequence[Sequence[SiteAction]], receiver: int) -> dict[int, int]:
+    """Return how many messages a site fetches ahead from each sender.
+
+    With so many fetches under way, in the order of consumption, all that a sender can have offered
+    is being fetched, however slow the receiver is: no offer waits for a fetch that waits for
+    another offer. They are counted in a walk through all lists with a receiver as slow as can be.
+
+    Args:
+        actions: the list of each site.
+        receiver: the site.
+    """
     order: dict[int, dict[Message, int]] = {}
     for action in actions[receiver]:
         for sender, message in received(action):
@@ -265,6 +270,7 @@ def _most_ahead(actions: Sequence[Sequence[SiteAction]], receiver: int) -> dict[
     ahead = dict.fromkeys(order, 1)
     position = [0] * len(actions)
     offered: set[tuple[int, int, Message]] = set()
+    others = [site for site in range(len(actions)) if site != receiver]
 
     def advance(site: int) -> bool:
         if position[site] == len(actions[site]):
@@ -278,15 +284,18 @@ def _most_ahead(actions: Sequence[Sequence[SiteAction]], receiver: int) -> dict[
             if to == receiver:
                 behind = order[site][message] + 1 - consumed[site]
                 ahead[site] = max(ahead[site], behind)
+            else:
+                others.append(to)  # it may have waited for this
         if site == receiver:
             for sender, _ in received(action):
                 consumed[sender] += 1
         return True
 
-    others = [site for site in range(len(actions)) if site != receiver]
     while True:
-        while sum(map(advance, others)):
-            pass
+        while others:
+            site = others.pop()
+            while advance(site):
+                pass
         if not advance(receiver):
             assert position == [len(each) for each in actions], "the lists must be able to finish"
             return ahead

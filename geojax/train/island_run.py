@@ -15,7 +15,7 @@ from geojax.checkpoint import Checkpointer
 from geojax.checkpoint.initial_weights import with_weights
 from geojax.errors import RunError, UserError
 from geojax.hlo import HloParseError
-from geojax.islands.actions import SiteAction, breadth_first, data_actions
+from geojax.islands.actions import SiteAction, breadth_first, data_actions, fetched_ahead
 from geojax.islands.agreement import Agreement
 from geojax.islands.exchange import Exchange
 from geojax.islands.programs import SitePrograms
@@ -58,7 +58,6 @@ from geojax.train.island_plan import (
 from geojax.train.island_stages import (
     Lists,
     event_schedule,
-    fetched_ahead,
     stage_costs,
     stage_lists,
     stage_parts,

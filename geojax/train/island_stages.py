@@ -10,6 +10,7 @@ from geojax.islands.actions import (
     Receive,
     Send,
     SiteAction,
+    fetched_ahead,
     forward_actions,
     stage_actions,
     windows,
@@ -127,21 +128,12 @@ def validation_lists(config: RunConfig) -> Lists:
     return [forward_actions(placement, microbatches, stage) for stage in stages]
 
 
-def fetched_ahead(lists: Lists, stage: int) -> dict[int, int]:
-    """Return how many messages a stage fetches ahead from each other one."""
-    return {
-        sender: count for (sender, receiver), count in windows(lists).items() if receiver == stage
-    }
-
-
 def hops_held(lists: Lists, stage: int) -> int:
     """Return the most messages that a stage holds of hops to and from the others."""
-    ahead = _hops_ahead(lists)
-    senders = {action.site for action in lists[stage] if isinstance(action, Receive)}
+    hops = _hops(lists)
     receivers = {action.site for action in lists[stage] if isinstance(action, Send)}
-    return sum(ahead[sender, stage] for sender in senders) + sum(
-        ahead[stage, receiver] for receiver in receivers
-    )
+    offered = sum(fetched_ahead(hops, receiver)[stage] for receiver in receivers)
+    return offered + sum(fetched_ahead(hops, stage).values())
 
 
 def offered_at_once(lists: Lists, stages_per_process: int = 1) -> int:
@@ -152,16 +144,14 @@ def offered_at_once(lists: Lists, stages_per_process: int = 1) -> int:
         stages_per_process: stages that a process holds a part of; 1: at most one.
     """
     offered: Counter[tuple[int, int]] = Counter()
-    for (sender, receiver), count in _hops_ahead(lists).items():
+    for (sender, receiver), count in windows(_hops(lists)).items():
         offered[sender // stages_per_process, receiver // stages_per_process] += count
     return max(count for (sender, receiver), count in offered.items() if sender != receiver)
 
 
-def _hops_ahead(lists: Lists) -> dict[tuple[int, int], int]:
-    """Return how many hops can be under way from one stage to another."""
-    return windows(
-        [[each for each in own if isinstance(each, Action | Receive | Send)] for own in lists]
-    )
+def _hops(lists: Lists) -> Lists:
+    """Return the lists without sums and updates."""
+    return [[each for each in own if isinstance(each, Action | Receive | Send)] for own in lists]
 
 
 def _staged(config: RunConfig) -> StagedLayers:

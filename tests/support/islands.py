@@ -11,7 +11,7 @@ from support import whole_state
 from support.small_models import ROWS, SEQUENCE
 
 from geojax import make_mesh
-from geojax.islands.actions import breadth_first, data_actions, stage_actions, windows
+from geojax.islands.actions import breadth_first, data_actions, fetched_ahead, stage_actions
 from geojax.islands.programs import SitePrograms
 from geojax.islands.site_part import SitePart, even_chunks
 from geojax.islands.site_state import initial_site_state, site_layouts
@@ -94,11 +94,7 @@ class Island(Run):
         self.state = initial_site_state(part, self.optimizer, self.layouts, plan, 3)
         shape = batch_shape(sequences, SEQUENCE)
         programs = SitePrograms(part, plan, self.layouts, self.optimizer, schedule, shape)
-        ahead = {
-            sender: count
-            for (sender, receiver), count in windows(lists).items()
-            if receiver == transport.site
-        }
+        ahead = fetched_ahead(lists, transport.site)
         self.walk = Walk(lists[transport.site], ahead, programs, transport)
 
     def step(self, batch):

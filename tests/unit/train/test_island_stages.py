@@ -3,14 +3,13 @@
 import pytest
 
 from geojax.errors import UserError
-from geojax.islands.actions import received
+from geojax.islands.actions import fetched_ahead, received
 from geojax.pipeline import Placement, geopipe, simulate, validate
 from geojax.train import island_stages
 from geojax.train.abstract_site import abstract_programs, most_layer_bytes
 from geojax.train.config import RunConfig
 from geojax.train.island_stages import (
     event_schedule,
-    fetched_ahead,
     stage_costs,
     stage_lists,
     stage_parts,
