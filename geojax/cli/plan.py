@@ -69,8 +69,9 @@ class PlanCommand:
     roles: tuple[Literal["data", "stage"], ...] = ("data", "stage")
     """Roles of the sites to choose from."""
 
-    joins: tuple[Literal["one_program", "islands"], ...] = ("one_program",)
-    """Ways to join the sites to choose from."""
+    joins: tuple[Literal["one_program", "islands"], ...] = ()
+    """Ways to join the sites to choose from; default: one_program, or islands where sites differ
+    in number or kind of accelerators."""
 
     precisions: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ()
     """Precisions to choose from; default: the config's, or bf16."""
@@ -113,6 +114,7 @@ def run(command: PlanCommand, overrides: Sequence[str]) -> int:
     from geojax.cli.planned_runs import PlannedRuns, new_run
     from geojax.planner.search.advice import why_none
     from geojax.planner.search.dimensions import not_searched
+    from geojax.planner.search.one_site import one_site_efficiency
     from geojax.planner.search.search import NOT_MEASURED, search
     from geojax.planner.search.sensitivity import gains, memory_gain
 
@@ -144,7 +146,13 @@ def run(command: PlanCommand, overrides: Sequence[str]) -> int:
     console.print(plan_tables.heading(request))
     console.print(plan_tables.searched(found, time.monotonic() - started))
     console.print(plan_tables.layouts_table(request, found.best))
-    console.print(plan_tables.figures_table(request, found.best))
+    if note := plan_tables.what_runs(request, found.best):
+        console.print(note)
+    with console.status("comparing with one site"):
+        efficiencies = [
+            one_site_efficiency(each.layout, request.topology, timer) for each in found.best
+        ]
+    console.print(plan_tables.figures_table(request, found.best, efficiencies))
     if len(found.best) > 1:
         console.print(plan_tables.why(best, found.best[1]))
     with console.status("taking derivatives"):
@@ -185,7 +193,7 @@ def _request(
 ) -> "tuple[RunConfig | None, PlanRequest]":
     """Return the question, and the config that it comes from if it comes from one."""
     from geojax.models import ModelConfig
-    from geojax.planner.search.request import PlanRequest
+    from geojax.planner.search.request import PlanRequest, joins_of
     from geojax.topology import Topology
     from geojax.train.config import RunConfig
 
@@ -194,7 +202,7 @@ def _request(
         "--global-batch": command.global_batch,
         "--sequence-length": command.sequence_length,
     }
-    choices: dict[str, Any] = {"roles": command.roles, "joins": command.joins}
+    choices: dict[str, Any] = {"roles": command.roles}
     choices |= {"precisions": command.precisions} if command.precisions else {}
     choices |= {"compressions": command.compressions} if command.compressions else {}
     if _is_run(command.config):
@@ -212,6 +220,7 @@ def _request(
             "precisions": (config.precision,),
             "compressions": (config.communication.gradient_compression,),
             "optimizer": config.optimizer,
+            "joins": command.joins or joins_of(topology),
         }
         batch = config.batch
         return config, PlanRequest(
@@ -227,11 +236,13 @@ def _request(
     if overrides:
         raise UserError(f"unknown argument {overrides[0]}; settings can be changed with a CONFIG")
     assert command.topology is not None, "it was given"
+    topology = Topology.load(command.topology)
     return None, PlanRequest(
         ModelConfig.load(str(command.config)),
-        Topology.load(command.topology),
+        topology,
         command.global_batch or 0,
         command.sequence_length or 0,
+        joins=command.joins or joins_of(topology),
         **choices,
     )
 

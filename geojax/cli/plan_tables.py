@@ -13,22 +13,22 @@ if TYPE_CHECKING:
     from geojax.planner.search.request import PlanRequest
     from geojax.planner.search.search import Candidate, SearchResult
     from geojax.planner.search.sensitivity import Gain
+    from geojax.topology import Topology
 
 _DAY = 86400.0
 _LEAST_SHARE = 0.005
 _NAMED = 3
+_GAP = 2
 
 
 def heading(request: "PlanRequest") -> str:
     """Say what is planned."""
     from geojax.models import parameter_count
 
-    topology, site = request.topology, request.site
-    where = f"{request.sites} sites of {site.accelerators}" if request.sites > 1 else "one site of"
-    count = f" {site.accelerators}" if request.sites == 1 else ""
+    topology = request.topology
     lines = [
-        f"{quantity(parameter_count(request.model))} parameters on {where}{count} "
-        f"{' and '.join(request.kinds)} ({topology.name}), {request.global_batch_size} sequences "
+        f"{quantity(parameter_count(request.model))} parameters on {_sites(topology)} "
+        f"({topology.name}), {request.global_batch_size} sequences "
         f"of {request.sequence_length} tokens a step, {' or '.join(request.precisions)}"
     ]
     for link in topology.links:
@@ -37,6 +37,18 @@ def heading(request: "PlanRequest") -> str:
             f"{link.round_trip_seconds * 1e3:.3g} ms"
         )
     return "\n".join(lines)
+
+
+def _sites(topology: "Topology") -> str:
+    """Say how many accelerators the sites have."""
+    kinds = [f"{site.accelerators} {site.accelerator.name}" for site in topology.sites]
+    if len(kinds) == 1:
+        return f"one site of {kinds[0]}"
+    if len(set(kinds)) == 1:
+        return f"{len(kinds)} sites of {kinds[0]}"
+    return " and ".join(
+        f"{kind} in {site.name}" for kind, site in zip(kinds, topology.sites, strict=True)
+    )
 
 
 def searched(found: "SearchResult", seconds: float) -> str:
@@ -51,6 +63,8 @@ def searched(found: "SearchResult", seconds: float) -> str:
 def layouts_table(request: "PlanRequest", best: "Sequence[Candidate]") -> Table:
     """Tabulate the sizes and choices of the best layouts, a row each."""
     rows = []
+    runs = all(each.layout.is_trainable for each in best)
+    unlike = not runs or request.has_unlike_accelerators
     for each in best:
         layout = each.layout
         pipeline = layout.pipeline_stages > 1
@@ -58,42 +72,78 @@ def layouts_table(request: "PlanRequest", best: "Sequence[Candidate]") -> Table:
             {
                 "role": layout.dc_role if layout.dc > 1 else "",
                 "join": layout.join if layout.join != "one_program" else "",
-                "stages": str(layout.pipeline_stages) if pipeline else "",
+                "stages": layout.in_sites("stages", layout.pipeline_stages) if pipeline else "",
                 "virtual": str(layout.virtual_stages) if layout.virtual_stages > 1 else "",
-                "data": str(layout.data),
+                "data": layout.in_sites("data", layout.data),
                 "expert": str(layout.expert) if layout.expert > 1 else "",
                 "context": str(layout.context) if layout.context > 1 else "",
                 "tensor": str(layout.tensor),
                 "schedule": layout.schedule if pipeline else "",
                 "ZeRO": f"{layout.zero_stage}{' across' if layout.shard_across_sites else ''}",
-                "microbatches": f"{layout.microbatches} x {layout.microbatch_size}",
+                "microbatches": f"{layout.written_microbatches} x {layout.microbatch_size}",
+                "in proportion": in_proportion(layout) if unlike else "",
                 "remat": layout.remat,
                 "precision": layout.precision if len(request.precisions) > 1 else "",
                 "sent as": layout.gradient_compression.replace("none", ""),
+                "geojax train": "" if runs else "runs" if layout.is_trainable else "plan only",
             }
         )
     return _table(rows)
 
 
-def figures_table(request: "PlanRequest", best: "Sequence[Candidate]") -> Table:
+def in_proportion(layout: "Layout") -> str:
+    """Write the layers or the sequences of each site where those were dealt out by speed."""
+    if layout.site_shares is not None and layout.dc_role == "data":
+        return "+".join(str(share.sequences) for share in layout.site_shares) + " sequences"
+    if layout.layers is None or layout.dc_role == "data":
+        return ""
+    layers = [0] * layout.dc
+    for site, count in zip(layout.site_of_chunks, layout.layers, strict=True):
+        layers[site] += count
+    return "+".join(map(str, layers)) + " layers"
+
+
+def what_runs(request: "PlanRequest", best: "Sequence[Candidate]") -> str:
+    """Say which layouts `geojax train` runs; "" where it runs all of them."""
+    from geojax.planner.search.advice import what_would_run
+
+    trainable = [row for row, each in enumerate(best, 1) if each.layout.is_trainable]
+    if len(trainable) == len(best):
+        return ""
+    line = "plan only: geojax train needs the same mesh and as many sequences in each site; "
+    if trainable:
+        return f"{line}row {trainable[0]} is the fastest that it runs"
+    return f"{line}{what_would_run(request.topology)}"
+
+
+def figures_table(
+    request: "PlanRequest", best: "Sequence[Candidate]", efficiencies: "Sequence[float]"
+) -> Table:
     """Tabulate the predictions of the best layouts, a row each.
 
-    Efficiency is that against one site with all accelerators: without what the links expose.
+    Args:
+        request: what is planned.
+        best: the layouts.
+        efficiencies: of each layout, against one site with all accelerators.
     """
+    from geojax.planner.search.fit import rooms
+
     rows = []
-    for each in best:
+    for each, efficiency in zip(best, efficiencies, strict=True):
         made, seconds = each.prediction, each.seconds
         cells = {
             "step": f"{seconds:.4g} s{_error(made)}",
             "MFU": _percent(made.model_flops_utilization),
-            "memory": quantity(each.memory.bytes, "B"),
+            "memory": ", ".join(
+                quantity(room.memory.bytes, "B") for room in rooms(request, each.layout)
+            ),
             "bubble": _percent(made.bubble_fraction),
             "exposed comm": _percent(made.exposed_communication_seconds / seconds),
         }
         use = max(made.links, key=lambda link: link.bytes, default=None)
         if use is not None:
             cells |= {
-                "of one site": _percent(1 - _exposed_between_sites(made) / seconds),
+                "of one site": _percent(efficiency),
                 "over a link": quantity(use.bytes, "B"),
                 "messages": f"{use.messages:,.0f}",
                 "peak rate": quantity(use.peak_bytes_per_second, "B/s"),
@@ -104,12 +154,16 @@ def figures_table(request: "PlanRequest", best: "Sequence[Candidate]") -> Table:
 
 def _table(rows: "Sequence[Mapping[str, str]]") -> Table:
     """Tabulate numbered rows, without the columns in which all cells are empty."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0))
+    total = len(str(len(rows))) + _GAP
     table.add_column("", justify="right", no_wrap=True, min_width=len(str(len(rows))))
     names = [name for name in rows[0] if any(row[name] for row in rows)]
     for name in names:
         width = max(len(name), *(len(row[name]) for row in rows))
         table.add_column(name, justify="right", no_wrap=True, min_width=width)
+        total += width + _GAP
+    # Of a table that is wider than the terminal rich would leave out the narrow first column.
+    table.width = total - _GAP
     for number, row in enumerate(rows, 1):
         table.add_row(str(number), *(row[name] for name in names))
     return table
@@ -122,10 +176,6 @@ def _percent(share: float | None) -> str:
 def _error(prediction: "Prediction") -> str:
     error = prediction.relative_error
     return "" if error is None else f" ±{error:.0%}"
-
-
-def _exposed_between_sites(prediction: "Prediction") -> float:
-    return sum(term.exposed_seconds for term in prediction.terms if term.network == "between_sites")
 
 
 def why(best: "Candidate", second: "Candidate") -> str:

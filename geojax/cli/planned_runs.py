@@ -1,12 +1,14 @@
 """The runs that layouts of a plan are: their configs, written and traced."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
 from geojax.errors import UserError
+from geojax.planner.search.advice import what_would_run
+from geojax.planner.search.fit import rooms
 from geojax.quantities import quantity
 from geojax.settings import validate
 from geojax.train.config import RunConfig
@@ -39,12 +41,18 @@ class PlannedRuns:
 
     def traced(self, candidate: "Candidate") -> Traced:
         """Trace the memory of a layout, and compare it with the closed form."""
+        if not candidate.layout.is_trainable:
+            return Traced(False, "not traced: geojax train cannot run it")
         config = validate(RunConfig, self._content(candidate), "geojax plan")
-        traced = run_memory(config, self._request.accelerator).bytes
-        fits = traced <= self._request.usable_bytes
+        closed = rooms(self._request, candidate.layout)
+        traced = [
+            run_memory(config, room.site.accelerator, site if len(closed) > 1 else None).bytes
+            for site, room in enumerate(closed)
+        ]
+        fits = all(own <= room.usable_bytes for own, room in zip(traced, closed, strict=True))
         line = (
-            f"traced {quantity(traced, 'B')} a device, {quantity(candidate.memory.bytes, 'B')} in "
-            f"closed form; it {'fits' if fits else 'does not fit'}"
+            f"traced {_listed(traced)} a device, {_listed(room.memory.bytes for room in closed)} "
+            f"in closed form; it {'fits' if fits else 'does not fit'}"
         )
         return Traced(fits, line)
 
@@ -54,6 +62,12 @@ class PlannedRuns:
         Raises:
             UserError: none of them does, or the file cannot be written.
         """
+        if not any(each.layout.is_trainable for each in best):
+            raise UserError(
+                f"--output {path}: geojax train needs the same mesh and as many sequences in each "
+                "site, which no layout of the table has; "
+                f"{what_would_run(self._request.topology)}"
+            )
         rows = enumerate(best, 1)
         row = next((row for row, each in rows if self.traced(each).fits), None)
         if row is None:
@@ -76,11 +90,18 @@ class PlannedRuns:
         return row
 
     def _content(self, candidate: "Candidate") -> dict[str, Any]:
-        settings = run_settings(candidate.layout, self._request.sequence_length)
-        if self._config is None:
-            return {**self._new_run, **settings}
-        kept = self._config.model_dump(mode="json", exclude_unset=True, exclude={"pipeline"})
-        return kept | settings
+        layout = candidate.layout
+        settings = run_settings(layout, self._request.sequence_length)
+        kept = self._new_run
+        if self._config is not None:
+            kept = self._config.model_dump(mode="json", exclude_unset=True, exclude={"pipeline"})
+        if layout.join == "islands" and kept.get("simulate_devices") is not None:
+            settings["simulate_devices"] = layout.devices_per_site[0]  # one process in each site
+        return {**kept, **settings}
+
+
+def _listed(sizes: Iterable[float]) -> str:
+    return ", ".join(quantity(size, "B") for size in sizes)
 
 
 def new_run(model: Path, topology: str, request: "PlanRequest") -> dict[str, Any]:

@@ -17,6 +17,7 @@ def balanced_layers(
     before: float = 0.0,
     after: float = 0.0,
     speeds: Sequence[float] | None = None,
+    most: Sequence[int] | None = None,
 ) -> tuple[int, ...]:
     """Return the layers of each stage, in the model's order, for the fastest slowest stage.
 
@@ -30,9 +31,11 @@ def balanced_layers(
         before: the time of what the first stage does besides its layers (the embedding).
         after: the time of what the last stage does besides its layers (final norm, head, loss).
         speeds: how fast each stage works, relative to one another; default: all alike.
+        most: layers that each stage has memory for; default: all of them.
 
     Raises:
-        UserError: there are fewer layers than stages, or far too many of both.
+        UserError: there are fewer layers than stages, or far too many of both, or more than the
+            stages have memory for.
     """
     layers = len(layer_costs)
     if not 1 <= stages <= layers:
@@ -45,6 +48,14 @@ def balanced_layers(
             f"pipeline: {layers} layers in {stages} chunks have too many cuts to compare; give the "
             "layers of each chunk as pipeline.layers"
         )
+    room = [layers] * stages if most is None else most
+    assert len(room) == stages, "as many layers at most for each stage"
+    if min(room) < 1 or sum(room) < layers:
+        shown = ", ".join(map(str, room))
+        raise UserError(
+            f"{layers} layers cannot be cut into stages of at least one layer that have room for "
+            f"{shown}; a stage with room for none, or too little for all, needs more memory"
+        )
     pace = np.ones(stages) if speeds is None else np.asarray(speeds, float)
     assert len(pace) == stages, "one speed for each stage"
     until = np.concatenate([[0.0], np.cumsum(layer_costs)])
@@ -54,7 +65,8 @@ def balanced_layers(
     def stage_times(stage: int) -> np.ndarray:
         extra = before * (stage == 0) + after * (stage == stages - 1)
         # Sums that differ by rounding alone must tie, or noise would choose between equal cuts.
-        return np.where(end > first, np.round((work + extra) / pace[stage] / scale, 12), np.inf)
+        holds = (end > first) & (end - first <= room[stage])
+        return np.where(holds, np.round((work + extra) / pace[stage] / scale, 12), np.inf)
 
     scale = float(until[-1] + before + after) / float(np.min(pace)) or 1.0
     times = [stage_times(stage) for stage in range(stages)]

@@ -1,7 +1,7 @@
 """The memory that a device needs for a run: of one program, or of a site with its own runtime."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -37,23 +37,28 @@ class SiteMemory(NamedTuple):
     """Microbatches that are held at once; with virtual stages counted once for each chunk."""
 
 
-def run_memory(config: RunConfig, accelerator: Accelerator | None) -> StepMemory:
+def run_memory(
+    config: RunConfig, accelerator: Accelerator | None, site: int | None = None
+) -> StepMemory:
     """Estimate the memory that a step of `config` takes on a device; none is touched.
 
     Args:
         config: the run of all sites.
         accelerator: the device; a site in role data with its own runtime holds as many microbatches
             as it can.
+        site: site, where each has its own runtime; None: that which needs most.
 
     Raises:
         UserError: the layout cannot be.
     """
     if config.dc.join == "islands":
-        return island_memory(config, accelerator).memory
+        return island_memory(config, accelerator, site).memory
     return trace_run(config).memory()
 
 
-def island_memory(config: RunConfig, accelerator: Accelerator | None) -> SiteMemory:
+def island_memory(
+    config: RunConfig, accelerator: Accelerator | None, site: int | None = None
+) -> SiteMemory:
     """Estimate the memory of a site with its own runtime; arguments and errors as `run_memory`."""
     if config.dc.role == "data":
         programs = abstract_programs(config, data_part(config))
@@ -61,8 +66,11 @@ def island_memory(config: RunConfig, accelerator: Accelerator | None) -> SiteMem
         activations = held * programs.step_bytes.of_microbatch
         return SiteMemory(site_memory(programs, activations), programs, held)
     schedule, lists, parts = event_schedule(config), stage_lists(config), stage_parts(config)
+    stages = range(len(parts))
+    if site is not None:
+        stages = stages[site * config.mesh.stage :][: config.mesh.stage]
     found = []
-    for stage in _unlike_stages(schedule, parts):
+    for stage in _unlike_stages(schedule, parts, stages):
         programs = abstract_programs(config, parts[stage])
         layers = [0] * schedule.placement.chunks
         for chunk, own in parts[stage].chunks.items():
@@ -100,10 +108,13 @@ def _shard_bytes(layouts: Any) -> int:
     return sum(math.prod(leaf.shard_shape) * leaf.dtype.itemsize for leaf in leaves)
 
 
-def _unlike_stages(schedule: Schedule, parts: Sequence[SitePart]) -> list[int]:
-    """Return of all stages with equal programs that which holds most microbatches."""
+def _unlike_stages(
+    schedule: Schedule, parts: Sequence[SitePart], stages: Iterable[int]
+) -> list[int]:
+    """Return of all `stages` with equal programs that which holds most microbatches."""
     most: dict[tuple[object, ...], int] = {}
-    for stage, part in enumerate(parts):
+    for stage in stages:
+        part = parts[stage]
         alike = (*map(len, part.chunks.values()), part.has_embedding, part.has_head)
         known = most.setdefault(alike, stage)
         if schedule.in_flight[stage] > schedule.in_flight[known]:

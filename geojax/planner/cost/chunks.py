@@ -172,7 +172,7 @@ def chunk_work(
     if layout.pipeline_stages > 1:
         entry = schedule_entry(layout.schedule)
         placement = entry.placement(per_site, layout.virtual_stages)
-    site_of = [site for site, count in enumerate(per_site) for _ in range(count)]
+    site_of = layout.site_of_stages
     own = [sites[site_of[stage]] for stage in placement.stage_of]
     layers = layout.layers or _balanced(model.num_stacked_layers, own)
     pieces = [

@@ -11,6 +11,7 @@ from geojax.collectives import WireName
 from geojax.mesh import DcRole, Join
 from geojax.models.chunk.remat import Remat
 from geojax.models.parallel.parallelism import ContextMethod, Parallelism
+from geojax.pipeline.registry import schedule_entry
 from geojax.precision import PrecisionName
 
 
@@ -123,6 +124,25 @@ class Layout:
         return (self.pipeline_stages // self.dc,) * self.dc
 
     @property
+    def site_of_stages(self) -> tuple[int, ...]:
+        """Site of each stage of one pipeline, by its number among those that it runs through."""
+        return tuple(site for site, count in enumerate(self.stages_per_site) for _ in range(count))
+
+    @property
+    def site_of_chunks(self) -> tuple[int, ...]:
+        """Site of each chunk of layers, in the model's order."""
+        if self.pipeline_stages == 1:
+            return (0,)
+        entry = schedule_entry(self.schedule)
+        placement = entry.placement(self.stages_per_site, self.virtual_stages)
+        return tuple(self.site_of_stages[stage] for stage in placement.stage_of)
+
+    @property
+    def is_trainable(self) -> bool:
+        """True if `geojax train` can run it: all sites have the same mesh and as many sequences."""
+        return self.site_shares is None
+
+    @property
     def data_ranks(self) -> int:
         """Ranks over all sites that have sequences of their own."""
         if self.dc_role == "stage":
@@ -191,23 +211,40 @@ class Layout:
             self, site_shares=None, data=share.data, microbatches=microbatches
         )
 
+    @property
+    def written_microbatches(self) -> str:
+        """The microbatches of each site's ranks, such as "5+2", or of all where they are alike."""
+        if self.site_shares is None or self.dc_role == "stage":
+            return str(self.microbatches)
+        return "+".join(str(self.of_site(site).microbatches) for site in range(self.dc))
+
+    def in_sites(self, part: Literal["stages", "data"], alike: int) -> str:
+        """Write a size site by site, such as "32+16", where `site_shares` differ in it.
+
+        Args:
+            part: field of `SiteShare`.
+            alike: the size where they do not.
+        """
+        sizes = [getattr(share, part) for share in self.site_shares or ()]
+        return "+".join(map(str, sizes)) if len(set(sizes)) > 1 else str(alike)
+
     def __str__(self) -> str:
         """Name the sizes above 1 and the choices that matter for them."""
         sizes = {
-            "dc": self.dc,
-            "pp": self.pipeline_stages,
-            "vp": self.virtual_stages,
-            "dp": self.data,
-            "ep": self.expert,
-            "cp": self.context,
-            "tp": self.tensor,
+            "dc": str(self.dc),
+            "pp": self.in_sites("stages", self.pipeline_stages),
+            "vp": str(self.virtual_stages),
+            "dp": self.in_sites("data", self.data),
+            "ep": str(self.expert),
+            "cp": str(self.context),
+            "tp": str(self.tensor),
         }
-        parts = [f"{name} {size}" for name, size in sizes.items() if size > 1]
+        parts = [f"{name} {size}" for name, size in sizes.items() if size != "1"]
         if self.dc > 1:
             parts.append(f"{self.dc_role}, {self.join}")
         if self.pipeline_stages > 1:
             parts.append(self.schedule)
         if self.data * self.expert > 1:
             parts.append(f"ZeRO {self.zero_stage}")
-        parts.append(f"{self.microbatches} x {self.microbatch_size} sequences")
+        parts.append(f"{self.written_microbatches} x {self.microbatch_size} sequences")
         return ", ".join([*parts, f"remat {self.remat}", self.precision])

@@ -140,7 +140,7 @@ def _sent_in_ticks(
     """Count the ticks of the channels that cross a cut; `costs` say nothing of them."""
     table = _chosen_table(layout, placement, chosen_by, microbatches)
     program = _program(table, schedule_entry(layout.schedule).branch_free)
-    site_of = _sites_of_stages(layout)
+    site_of = layout.site_of_stages
     crossing = {
         number
         for number, channel in enumerate(program.channels)
@@ -170,15 +170,11 @@ def _chosen_table(
 
 def _hop_ticks(layout: Layout, placement: Placement, ticks: int) -> tuple[int, ...]:
     """Return the ticks of each chunk's hop: one inside a site, `ticks` between sites."""
-    site_of = _sites_of_stages(layout)
+    site_of = layout.site_of_stages
     return tuple(
         1 if site_of[source] == site_of[target] else ticks
         for source, target in itertools.pairwise(placement.stage_of)
     )
-
-
-def _sites_of_stages(layout: Layout) -> list[int]:
-    return [site for site, count in enumerate(layout.stages_per_site) for _ in range(count)]
 
 
 @functools.lru_cache(maxsize=512)

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from geojax.models import ModelConfig, model_flops
@@ -67,38 +67,15 @@ def predict(
     """
     optimizer = optimizer or OptimizerSettings()
     sites = site_pieces(model, layout, topology, sequence_length, calibration, execution)
-    if layout.dc_role == "stage":
-        slowest = _iteration(model, layout, topology, sequence_length, sites, execution)
-    else:
-        unlike = {
-            (layout.of_site(index), pieces.layer, pieces.last, pieces.hop): pieces
-            for index, pieces in enumerate(sites)
-        }
-        slowest = max(
-            (
-                _iteration(model, of_site, topology, sequence_length, [pieces], execution)
-                for (of_site, *_), pieces in unlike.items()
-            ),
-            key=lambda iteration: iteration.seconds,
-        )
-    layer = slowest.sites[0].layer
-    times = ComputeTimes(
-        slowest.seconds,
-        sum(piece.forward for piece in layer),
-        sum(piece.backward + piece.weight for piece in layer),
-        _held(model, layout, topology, sequence_length, optimizer),
+    slowest, reduced = max(
+        _unlike_steps(model, layout, topology, sequence_length, sites, execution, optimizer),
+        key=lambda step: _exposed(step[0].terms) + _exposed(step[1].terms),
     )
-    networks = slowest.sites[0].networks
-    step_work = StepWork(
-        model, slowest.layout, topology, slowest.work, networks, times, execution, optimizer
-    )
-    reduced = step_work.reduction()
-    terms = list(slowest.terms)
-    terms += reduced.terms
+    terms = [*slowest.terms, *reduced.terms]
     cores = topology.sites[0].shared_cores
     if cores is not None and layout.dc > 1:
         terms.append(CoreCosts(cores, layout).short_sums)
-    step = sum(term.exposed_seconds for term in terms)
+    step = _exposed(terms)
     made: dict[str, Any] = dict(reduced.buckets)
     if layout.pipeline_stages > 1:
         made["layers"] = slowest.work.layers
@@ -108,7 +85,7 @@ def predict(
         terms=tuple(terms),
         model_flops_utilization=_utilization(model, layout, topology, sequence_length, step),
         bubble_fraction=slowest.bubble / step,
-        links=tuple(_links(layout, topology, sites, slowest.hops, reduced)),
+        links=tuple(_links(layout, topology, slowest, reduced)),
         memory_bytes=_memory_bytes(model, layout, topology, sequence_length, optimizer),
         relative_error=_relative_error(model, layout, topology),
         not_modelled=NOT_MODELLED + (NOT_MODELLED_ON_SHARED_CORES if cores is not None else ()),
@@ -129,6 +106,43 @@ class _Iteration:
     """Seconds in which the busiest stage has nothing to compute."""
     hops: float = 0.0
     """Messages over a cut between sites, both ways."""
+
+
+def _exposed(terms: Iterable[Term]) -> float:
+    return sum(term.exposed_seconds for term in terms)
+
+
+def _unlike_steps(
+    model: ModelConfig,
+    layout: Layout,
+    topology: Topology,
+    sequence_length: int,
+    sites: Sequence[SitePieces],
+    execution: Execution,
+    optimizer: OptimizerSettings,
+) -> Iterator[tuple[_Iteration, Reduction]]:
+    """Yield a step's microbatches, and what goes before and after them, in each unlike site."""
+    unlike = {
+        (layout.of_site(index), pieces.layer, pieces.last, pieces.hop): pieces
+        for index, pieces in enumerate(sites)
+    }
+    run = functools.partial(_iteration, model)
+    through_all = None
+    if layout.dc_role == "stage":
+        through_all = run(layout, topology, sequence_length, sites, execution)
+    held = _held(model, layout, topology, sequence_length, optimizer)
+    for (of_site, *_), pieces in unlike.items():
+        iteration = through_all or run(of_site, topology, sequence_length, [pieces], execution)
+        times = ComputeTimes(
+            iteration.seconds,
+            sum(piece.forward for piece in pieces.layer),
+            sum(piece.backward + piece.weight for piece in pieces.layer),
+            held,
+        )
+        step_work = StepWork(
+            model, of_site, topology, iteration.work, pieces.networks, times, execution, optimizer
+        )
+        yield iteration, step_work.reduction()
 
 
 def _iteration(
@@ -314,11 +328,7 @@ def _relative_error(model: ModelConfig, layout: Layout, topology: Topology) -> f
 
 
 def _links(
-    layout: Layout,
-    topology: Topology,
-    sites: Sequence[SitePieces],
-    hops: float,
-    reduced: Reduction,
+    layout: Layout, topology: Topology, slowest: _Iteration, reduced: Reduction
 ) -> Iterator[LinkUse]:
     """Yield each direction of the links that something crosses."""
     if layout.dc == 1:
@@ -327,15 +337,15 @@ def _links(
     if layout.dc_role == "stage":
         pairs = [(a, a + 1) for a in range(layout.dc - 1)]
         pairs += [(b, a) for a, b in pairs]
-        (hop,) = sites[0].hop
-        messages = hops / 2
+        (hop,) = slowest.sites[0].hop
+        messages = slowest.hops / 2
         sent = hop.bytes / 2 * messages
         senders = layout.devices_per_stage
     else:
         pairs = [(a, b) for a in range(layout.dc) for b in range(layout.dc) if a != b]
         sent = reduced.link_bytes / (layout.dc - 1)
         messages = reduced.link_messages
-        senders = min(layout.devices_per_site)
+        senders = slowest.layout.devices_per_site[0]
     for source, target in pairs:
         link = topology.link(names[source], names[target])
         card = topology.sites[source].between_hosts

@@ -5,14 +5,20 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from geojax.accelerators import CATALOG
+from geojax.accelerators import CATALOG, Accelerator
 from geojax.errors import UserError
 from geojax.planner.cost.layout import Layout
-from geojax.planner.search.fit import fitting, memory_of, shardings
-from geojax.planner.search.request import PlanRequest
+from geojax.planner.search.fit import (
+    Room,
+    fits_in_parts,
+    least_room,
+    least_room_in_parts,
+    shardings,
+)
+from geojax.planner.search.request import PlanRequest, are_alike
 from geojax.planner.search.space import meshes, shapes
 from geojax.quantities import quantity
-from geojax.topology import Topology
+from geojax.topology import Site, Topology
 
 MOST_DOUBLINGS = 6
 """Most times that hosts are doubled, or a sequence is halved, in search of a request that works."""
@@ -28,36 +34,66 @@ def why_none(request: PlanRequest) -> str:
     found = list(meshes(request, refused))
     if not found:
         names = ", ".join(name for name, _ in refused.most_common())
+        sites = dict.fromkeys(
+            f"{s.accelerators} {s.accelerator.name}" for s in request.topology.sites
+        )
         return (
-            f"no mesh of {request.site.accelerators} {request.accelerator.name} in a site can hold "
-            f"the model: {names} do not divide; a power of two in each site would"
+            f"no mesh of {' and '.join(sites)} in a site can hold the model: {names} do not "
+            "divide; a power of two in each site would"
         )
     least = _least_memory(request)
     if least is None:
         return _other_batches(request, found)
-    needed, layout = least
-    use = memory_of(request, layout).largest
+    room, layout = least
+    where = "" if are_alike(request.topology) else f" of site '{room.site.name}'"
     return (
-        f"no layout fits: the least that one needs on a device is {quantity(needed, 'B')}, most of "
-        f"it {use} ({layout}), and {quantity(request.usable_bytes, 'B')} of each "
-        f"{request.accelerator.name} are usable; {_what_would_fit(request)}"
+        f"no layout fits: the least that one needs on a device{where} is "
+        f"{quantity(room.memory.bytes, 'B')}, most of it {room.memory.largest} ({layout}), and "
+        f"{quantity(room.usable_bytes, 'B')} of each {room.site.accelerator.name} are usable; "
+        f"{_what_would_fit(request, room.site)}"
     )
+
+
+def what_would_run(topology: Topology) -> str:
+    """Name what would let `geojax train` run a plan whose sites differ."""
+    sizes = {(site.hosts, site.accelerators_per_host) for site in topology.sites}
+    if len(sizes) == 1:
+        return "more --rows might"
+    if len({each for _, each in sizes}) == 1:
+        fewest = min(hosts for hosts, _ in sizes)
+        return f"{fewest} hosts in each site (hosts: {fewest}) would work"
+    largest = max(topology.sites, key=lambda site: site.accelerators)
+    return f"hosts of one size, or '{largest.name}' alone, would work"
 
 
 def fits(request: PlanRequest) -> bool:
     """Return True if some layout of a request fits."""
-    refused: Counter[str] = Counter()
-    return any(True for shape in shapes(request, refused) for _ in fitting(request, shape, refused))
+    return any(_fits(request, layout) for layout in _thriftiest(request))
 
 
-def _least_memory(request: PlanRequest) -> tuple[float, Layout] | None:
-    """Return the layout that needs least memory, and its bytes; None: no batch divides."""
-    thriftiest = (
-        dataclasses.replace(shardings(shape)[-1], remat=request.remats[-1])
-        for shape in shapes(request, Counter())
-    )
-    of_each = ((memory_of(request, layout).bytes, layout) for layout in thriftiest)
-    return min(of_each, key=lambda pair: pair[0], default=None)
+def _thriftiest(request: PlanRequest) -> Iterator[Layout]:
+    """Yield each shape with the ZeRO stage and the remat that take least memory."""
+    for shape in shapes(request, Counter()):
+        yield dataclasses.replace(shardings(shape)[-1], remat=request.remats[-1])
+
+
+def _fits(request: PlanRequest, layout: Layout) -> bool:
+    return least_room(request, layout).fits or fits_in_parts(request, layout)
+
+
+def _least_memory(request: PlanRequest) -> tuple[Room, Layout] | None:
+    """Return the layout that comes nearest to fitting, where it fits least; None: no batch divides.
+
+    Sites of unlike memories are given the layers that take as much of each.
+    """
+    nearest: tuple[Room, Layout] | None = None
+    for layout in _thriftiest(request):
+        share = math.inf if nearest is None else nearest[0].share
+        less = dataclasses.replace(request, memory_factor=request.memory_factor * share)
+        if _fits(less, layout):
+            room = least_room_in_parts(request, layout)
+            nearest = (room, layout) if room.share < share else nearest
+    return nearest
 
 
 def _other_batches(request: PlanRequest, found: list[Layout]) -> str:
@@ -79,15 +115,21 @@ def _other_batches(request: PlanRequest, found: list[Layout]) -> str:
     return line + f"{nearest} would"
 
 
-def _what_would_fit(request: PlanRequest) -> str:
-    """Name the smallest changes of the request, one at a time, with which a layout fits."""
-    searches: tuple[Callable[[PlanRequest], Iterator[tuple[str, PlanRequest]]], ...] = (
+def _what_would_fit(request: PlanRequest, tightest: Site) -> str:
+    """Name the smallest changes of the request, one at a time, with which a layout fits.
+
+    Args:
+        request: what is asked for.
+        tightest: site where the layout that comes nearest does not fit.
+    """
+    searches: tuple[Callable[[PlanRequest, Site], Iterator[tuple[str, PlanRequest]]], ...] = (
         _other_accelerators,
         _more_hosts,
         _shorter_sequences,
     )
     named = (
-        next((name for name, other in each(request) if _works(other)), None) for each in searches
+        next((name for name, other in each(request, tightest) if _works(other)), None)
+        for each in searches
     )
     would = [name for name in named if name is not None]
     if not would:
@@ -102,28 +144,50 @@ def _works(request: PlanRequest) -> bool:
         return False
 
 
-def _other_accelerators(request: PlanRequest) -> Iterator[tuple[str, PlanRequest]]:
-    own = request.accelerator.memory_bytes or math.inf
-    larger = (each for each in CATALOG.values() if (each.memory_bytes or 0) > own)
+def _other_accelerators(request: PlanRequest, tightest: Site) -> Iterator[tuple[str, PlanRequest]]:
+    """Yield the request with accelerators of more memory in the sites that have those."""
+    own = tightest.accelerator
+    where = f" in {_listed(request, own)}" if len(request.kinds) > 1 else ""
+    larger = (
+        each
+        for each in CATALOG.values()
+        if (each.memory_bytes or 0) > (own.memory_bytes or math.inf)
+    )
     for accelerator in sorted(larger, key=lambda each: each.memory_bytes or 0):
-        topology = _with_sites(request.topology, accelerator=accelerator)
-        yield accelerator.name, dataclasses.replace(request, topology=topology, memory_bytes=None)
+        topology = _with_sites(
+            request.topology, lambda site: site.accelerator == own, accelerator=accelerator
+        )
+        name = accelerator.name + where
+        yield name, dataclasses.replace(request, topology=topology, memory_bytes=None)
 
 
-def _more_hosts(request: PlanRequest) -> Iterator[tuple[str, PlanRequest]]:
+def _more_hosts(request: PlanRequest, tightest: Site) -> Iterator[tuple[str, PlanRequest]]:
+    """Yield the request with more hosts: in the tightest site, or in all where they are alike."""
+    alike = are_alike(request.topology)
     for doubling in range(1, MOST_DOUBLINGS + 1):
-        hosts = request.site.hosts * 2**doubling
-        other = dataclasses.replace(request, topology=_with_sites(request.topology, hosts=hosts))
-        yield f"{hosts} hosts in each site", other
+        hosts = tightest.hosts * 2**doubling
+        topology = _with_sites(
+            request.topology, lambda site: alike or site.name == tightest.name, hosts=hosts
+        )
+        where = "each site" if alike else f"'{tightest.name}'"
+        yield f"{hosts} hosts in {where}", dataclasses.replace(request, topology=topology)
 
 
-def _shorter_sequences(request: PlanRequest) -> Iterator[tuple[str, PlanRequest]]:
+def _shorter_sequences(request: PlanRequest, _: Site) -> Iterator[tuple[str, PlanRequest]]:
     for halving in range(1, MOST_DOUBLINGS + 1):
         length = request.sequence_length // 2**halving
         if length:
             yield f"sequence_length {length}", dataclasses.replace(request, sequence_length=length)
 
 
-def _with_sites(topology: Topology, **changes: object) -> Topology:
-    sites = tuple(site.model_copy(update=changes) for site in topology.sites)
+def _listed(request: PlanRequest, accelerator: Accelerator) -> str:
+    """Name the sites that have an accelerator."""
+    sites = request.topology.sites
+    return " and ".join(f"'{site.name}'" for site in sites if site.accelerator == accelerator)
+
+
+def _with_sites(topology: Topology, changed: Callable[[Site], bool], **changes: object) -> Topology:
+    sites = tuple(
+        site.model_copy(update=changes) if changed(site) else site for site in topology.sites
+    )
     return topology.model_copy(update={"sites": sites})

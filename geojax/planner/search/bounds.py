@@ -10,41 +10,19 @@ The work of a layer is that of the cost model (`geojax.planner.cost.chunks`); la
 data-parallel ranks, stages or schedule alone share it.
 """
 
-import dataclasses
 import math
+from collections.abc import Sequence
 
 from geojax.collectives import wire_format
-from geojax.errors import UserError
 from geojax.pipeline.registry import schedule_entry
 from geojax.planner.buckets import link_share
 from geojax.planner.cost.calibration import Calibration
-from geojax.planner.cost.chunks import SitePieces, site_pieces
-from geojax.planner.cost.execution import GEOJAX
 from geojax.planner.cost.layout import Layout
 from geojax.planner.cost.memory import held_parameters
 from geojax.planner.cost.networks import SiteNetworks
 from geojax.planner.search.request import PlanRequest
+from geojax.planner.search.site_work import SiteWork, SiteWorks
 from geojax.precision import policy
-
-
-@dataclasses.dataclass(frozen=True)
-class _Work:
-    """Seconds of one microbatch."""
-
-    layer: float
-    forward_of_layer: float
-    ends: float
-    """Embedding and head."""
-
-    def busiest(self, layers: int, stages: int, virtual_stages: int) -> float:
-        """Return the time of the busiest stage, if one has the head and all have whole layers."""
-        return min(
-            max(
-                max(virtual_stages, math.ceil((layers - last) / (stages - 1))) * self.layer,
-                last * self.layer + self.ends,
-            )
-            for last in range(virtual_stages, layers // stages + 2)
-        )
 
 
 class Bounds:
@@ -53,8 +31,8 @@ class Bounds:
     def __init__(self, request: PlanRequest, calibration: Calibration):
         """`calibration` says what accelerators and networks reach of their published rates."""
         self._request, self._calibration = request, calibration
-        self._link = link_share(request.topology, request.site.accelerators)
-        self._known: dict[Layout, _Work | None] = {}
+        self.works = SiteWorks(request, calibration)
+        self._link = link_share(request.topology, request.common_accelerators)
 
     def seconds(self, layout: Layout) -> float | None:
         """Return the bound of a layout; None: its layers are not those that were measured.
@@ -62,61 +40,36 @@ class Bounds:
         Raises:
             UserError: a peak is not known.
         """
-        work = self._work(layout)
-        if work is None:
+        works = self.works.of(layout)
+        if works is None:
             return None
         layers, stages = self._request.model.num_stacked_layers, layout.pipeline_stages
         if stages == 1:
-            return layout.microbatches * (layers * work.layer + work.ends)
+            return _replicas_seconds(layout, [work.of_model(layers) for work in works])
+        if layout.dc_role == "data":  # a pipeline in each site, of which the slowest counts
+            works = (max(works, key=lambda work: work.layer),)
         virtual = layout.virtual_stages
-        total = layout.microbatches * work.busiest(layers, stages, virtual)
+        total = layout.microbatches * _busiest(works, layout.stages_per_site, virtual, layers)
         split = schedule_entry(layout.schedule).split_backward
         # Gradients of weights that can wait fill the way back.
-        of_layer = work.forward_of_layer if split else work.layer
-        chunk = layers // (stages * virtual) * of_layer
+        of_layer = min(work.forward_of_layer if split else work.layer for work in works)
+        # A site that is slow may have as little as a layer in a chunk.
+        chunk = (layers // (stages * virtual) if len(set(works)) == 1 else 1) * of_layer
         first, *others = layout.stages_per_site
         # A pipeline passes all chunks of a site before it crosses to the next one.
         ahead = first - 1 + sum(others) * (virtual if layout.schedule == "interleaved" else 1)
         return total + ahead * chunk + self._after_backward(layout)
 
-    def _work(self, layout: Layout) -> _Work | None:
-        key = dataclasses.replace(
-            layout,
-            pipeline_stages=1,
-            virtual_stages=1,
-            data=1,
-            microbatches=1,
-            schedule="",
-            memory_limit=None,
-            dc_role="data",
-            overlap_grad_reduce="auto",
-        )
-        if key not in self._known:
-            self._known[key] = self._timed(layout)
-        return self._known[key]
-
-    def _timed(self, layout: Layout) -> _Work | None:
-        request = self._request
-        try:
-            sites = site_pieces(
-                request.model,
-                layout,
-                request.topology,
-                request.sequence_length,
-                self._calibration,
-                GEOJAX,
-            )
-        except UserError:
-            if self._calibration.stage_times is None:
-                raise
-            return None
-        return min(map(_work_of, sites), key=lambda work: work.layer)
-
     def _after_backward(self, layout: Layout) -> float:
         """Return the time of weights and gradients of a pipeline, which nothing in it hides."""
         held = held_parameters(self._request.model, layout, self._request.sequence_length)
-        networks = SiteNetworks(self._request.site, layout.mesh_sizes, self._calibration)
-        group = networks.group(("data", "expert"))
+        group = max(
+            (
+                SiteNetworks(site, layout.mesh_sizes, self._calibration).group(("data", "expert"))
+                for site in self._request.topology.sites
+            ),
+            key=lambda group: group.bytes_per_second,
+        )
         dtypes = policy(layout.precision)
         gathered = dtypes.compute_dtype.itemsize + dtypes.reduce_dtype.itemsize
         seconds = group.seconds(gathered * held.all * (1 - 1 / group.ranks), 0)
@@ -133,8 +86,33 @@ class Bounds:
         return seconds + itemsize * last / group.ranks / self._link.bytes_per_second
 
 
-def _work_of(site: SitePieces) -> _Work:
-    layer = sum(piece.exposed for piece in site.layer)
-    forward = sum(piece.forward for piece in site.layer)
-    ends = sum(piece.exposed for piece in (*site.first, *site.last))
-    return _Work(layer, forward, ends)
+def _replicas_seconds(layout: Layout, seconds: Sequence[float]) -> float:
+    """Return the time of all sequences in sites that take so long for a microbatch."""
+    if layout.site_shares is None:
+        return layout.microbatches * max(seconds)
+    ranks = layout.expert * layout.microbatch_size
+    rate = sum(
+        share.data * ranks / each for share, each in zip(layout.site_shares, seconds, strict=True)
+    )
+    return layout.global_batch_size / rate
+
+
+def _busiest(
+    works: Sequence[SiteWork], stages_per_site: Sequence[int], virtual_stages: int, layers: int
+) -> float:
+    """Return the least time of the busiest stage: it has whole layers, and one has the head.
+
+    Stages of several speeds take at least as long as if layers could be split.
+    """
+    stages, layer = sum(stages_per_site), min(work.layer for work in works)
+    ends = min(work.ends for work in works)
+    whole = min(
+        max(
+            max(virtual_stages, math.ceil((layers - last) / (stages - 1))) * layer,
+            last * layer + ends,
+        )
+        for last in range(virtual_stages, layers // stages + 2)
+    )
+    speed = sum(count / work.layer for count, work in zip(stages_per_site, works, strict=True))
+    split = layers + works[0].first / works[0].layer + works[-1].last / works[-1].layer
+    return max(whole, split / speed)

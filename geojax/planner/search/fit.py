@@ -1,10 +1,13 @@
 """The ZeRO stage, the remat and the early sums with which a layout fits into memory.
 
 Each saves memory for time, so that of every way the cheapest that fits is kept and the dearer ones
-behind it are not looked at: remat computes again, and a higher ZeRO stage sends more.
+behind it are not looked at: remat computes again, and a higher ZeRO stage sends more. A layout fits
+if every site has room for it, each with its own accelerators.
 """
 
+import bisect
 import dataclasses
+import operator
 from collections import Counter
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
@@ -12,10 +15,29 @@ from typing import Literal, NamedTuple
 from geojax.planner.cost.layout import Layout
 from geojax.planner.cost.memory import LayoutMemory, layout_memory
 from geojax.planner.search.request import PlanRequest
+from geojax.topology import Site
+
+
+class Room(NamedTuple):
+    """The memory of a layout on the accelerators of one site, beside what they have."""
+
+    site: Site
+    memory: LayoutMemory
+    usable_bytes: float
+
+    @property
+    def fits(self) -> bool:
+        """True if it is no more than they have."""
+        return self.memory.bytes <= self.usable_bytes
+
+    @property
+    def share(self) -> float:
+        """Memory by what they have; 0 where that is not known."""
+        return self.memory.bytes / self.usable_bytes
 
 
 class Fitting(NamedTuple):
-    """A layout that fits, and its memory."""
+    """A layout that fits, and its memory in the site where it leaves least."""
 
     layout: Layout
     memory: LayoutMemory
@@ -35,25 +57,103 @@ def fitting(request: PlanRequest, shape: Layout, refused: Counter[str]) -> Itera
             if number >= least:
                 break  # a lower ZeRO stage fits with as little to compute again
             layout = dataclasses.replace(sharded, remat=remat)
-            memory = memory_of(request, layout)
-            if memory.bytes > request.usable_bytes:
+            room = least_room(request, layout)
+            if not room.fits and not fits_in_parts(request, layout):
                 refused["memory"] += 1
                 continue
-            yield Fitting(layout, memory)
+            yield Fitting(layout, room.memory)
             if layout.overlap_grad_reduce is not True:
                 least = number  # others may still gain by what they send early
             break
 
 
-def memory_of(request: PlanRequest, layout: Layout) -> LayoutMemory:
-    """Estimate the memory of a layout on the accelerators of a request."""
-    return layout_memory(
+def rooms(request: PlanRequest, layout: Layout) -> list[Room]:
+    """Estimate the memory of a layout in each site, or in the fullest of sites that are alike."""
+    if layout.site_shares is None and not request.has_unlike_accelerators:
+        return [_room(request, layout, 0, None)]
+    most = _most_layers_held(layout)
+    return [_room(request, layout, site, most[site]) for site in range(request.sites)]
+
+
+def least_room(request: PlanRequest, layout: Layout) -> Room:
+    """Return the memory in the site where a layout leaves least."""
+    return max(rooms(request, layout), key=lambda room: (room.share, room.memory.bytes))
+
+
+def unlike_memories(request: PlanRequest) -> bool:
+    """Return True if accelerators of some sites have more memory than those of others."""
+    return len({site.accelerator.memory_bytes for site in request.topology.sites}) > 1
+
+
+def fits_in_parts(request: PlanRequest, layout: Layout) -> bool:
+    """Return True if sites of unlike memories have room if each holds as many layers as it can."""
+    if layout.dc_role == "data" or not unlike_memories(request):
+        return False
+    if not all(_room(request, layout, site, 1).fits for site in range(request.sites)):
+        return False
+    most = most_layers(request, layout)
+    return sum(most[site] for site in layout.site_of_chunks) >= request.model.num_stacked_layers
+
+
+def least_room_in_parts(request: PlanRequest, layout: Layout) -> Room:
+    """Return the memory in the site where a layout leaves least, the layers dealt out by memory."""
+    if layout.dc_role == "data" or not unlike_memories(request):
+        return least_room(request, layout)
+    layers, sites = request.model.num_stacked_layers, layout.site_of_chunks
+    chunks = [sites.count(site) for site in range(request.sites)]
+    by_share = sorted(
+        (
+            _room(request, layout, site, count)
+            for site in range(request.sites)
+            for count in range(1, layers + 1)
+        ),
+        key=lambda room: room.share,
+    )
+    held = dict.fromkeys(request.topology.site_names, 0)
+    for room in by_share:
+        held[room.site.name] += 1
+        if all(held.values()) and sum(map(operator.mul, chunks, held.values())) >= layers:
+            return room
+    raise AssertionError("a site with all layers has them all")
+
+
+def most_layers(request: PlanRequest, layout: Layout) -> tuple[int, ...]:
+    """Return the most layers of a chunk that each site has room for; 0: not for one."""
+
+    def most(site: int) -> int:
+        layers = range(1, request.model.num_stacked_layers + 1)
+        return bisect.bisect_right(
+            layers, False, key=lambda count: not _room(request, layout, site, count).fits
+        )
+
+    return tuple(map(most, range(request.sites)))
+
+
+def _most_layers_held(layout: Layout) -> list[int | None]:
+    """Return the most layers of a chunk in each site; None where no chunk has been given any."""
+    if layout.layers is None or layout.dc_role == "data":
+        return [None] * layout.dc
+    most: list[int | None] = [0] * layout.dc
+    for site, count in zip(layout.site_of_chunks, layout.layers, strict=True):
+        most[site] = max(most[site] or 0, count)
+    return most
+
+
+def _room(request: PlanRequest, layout: Layout, number: int, layers: int | None) -> Room:
+    """Return the memory in a site if each of its chunks has so many layers; None: as they have."""
+    site, own = request.topology.sites[number], layout.of_site(number)
+    if layers is not None:
+        chunks = own.pipeline_stages * own.virtual_stages
+        own = dataclasses.replace(own, layers=(layers,) * chunks)
+    usable = request.usable_bytes_in(site)
+    memory = layout_memory(
         request.model,
-        layout,
+        own,
         sequence_length=request.sequence_length,
-        device_bytes=request.accelerator.memory_bytes or request.usable_bytes,
+        device_bytes=site.accelerator.memory_bytes or usable,
         optimizer=request.optimizer,
     )
+    return Room(site, memory, usable)
 
 
 def shardings(shape: Layout) -> list[Layout]:

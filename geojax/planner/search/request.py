@@ -26,7 +26,7 @@ class PlanRequest:
 
     model: ModelConfig
     topology: Topology
-    """Sites of equal size, and the links between them."""
+    """Sites, and the links between them."""
     global_batch_size: int
     """Sequences of a step."""
     sequence_length: int
@@ -45,15 +45,12 @@ class PlanRequest:
     """Optimizer, whose state takes memory."""
     memory_bytes: float | None = None
     """Memory of an accelerator that a step may fill; None: the usable part of the topology's."""
+    memory_factor: float = 1.0
+    """Factor by which a step may fill more."""
 
     def __post_init__(self) -> None:
-        require_as_many(self.topology)
-        if len(self.kinds) > 1 and self.joins != ("islands",):
-            raise UserError(
-                f"topology '{self.topology.name}': one program cannot run on "
-                f"{' and '.join(self.kinds)}; sites with runtimes of their own would work: "
-                "--joins islands"
-            )
+        if "one_program" in self.joins:
+            require_alike(self.topology)
         for name in ("roles", "joins", "precisions", "compressions"):
             if not getattr(self, name):
                 raise UserError(f"{name}: a plan needs one to choose from; name one or more")
@@ -67,11 +64,6 @@ class PlanRequest:
             )
         for first, second in zip(self.topology.sites, self.topology.sites[1:], strict=False):
             self.topology.link(first.name, second.name)  # refuses a link that is not described
-
-    @property
-    def site(self) -> Site:
-        """Any of the sites, which have as many hosts and accelerators each."""
-        return self.topology.sites[0]
 
     @property
     def sites(self) -> int:
@@ -90,33 +82,61 @@ class PlanRequest:
         return min(accelerators, key=lambda each: each.memory_bytes or math.inf)
 
     @property
+    def has_unlike_accelerators(self) -> bool:
+        """True if accelerators of some sites differ from those of others in any figure."""
+        first, *others = (site.accelerator for site in self.topology.sites)
+        return any(accelerator != first for accelerator in others)
+
+    @property
+    def common_accelerators(self) -> int:
+        """Most accelerators that divide those of every site; with as many in each, a site's."""
+        return math.gcd(*(site.accelerators for site in self.topology.sites))
+
+    @property
+    def common_accelerators_per_host(self) -> int:
+        """Most accelerators that divide those of every site's hosts."""
+        return math.gcd(*(site.accelerators_per_host for site in self.topology.sites))
+
+    @property
     def usable_bytes(self) -> float:
-        """Memory of an accelerator that a step may fill; infinite where it is not known."""
+        """Memory of the smallest accelerator that a step may fill; infinite where unknown."""
+        return min(map(self.usable_bytes_in, self.topology.sites))
+
+    def usable_bytes_in(self, site: Site) -> float:
+        """Return the memory of a site's accelerators that a step may fill, or infinity."""
         if self.memory_bytes is not None:
-            return self.memory_bytes
-        usable = usable_memory(self.accelerator, os.environ)
-        return math.inf if usable is None else usable.bytes
+            return self.memory_factor * self.memory_bytes
+        usable = usable_memory(site.accelerator, os.environ)
+        # Of an accelerator with less than a runtime takes nothing is left: a byte, to compare by.
+        return math.inf if usable is None else self.memory_factor * max(usable.bytes, 1)
 
 
-def require_as_many(topology: Topology) -> None:
-    """Refuse sites that differ in number of hosts, or of accelerators in a host.
+def require_alike(topology: Topology) -> None:
+    """Refuse sites that one program cannot span: of other accelerators, or of other numbers.
 
     Raises:
-        UserError: they do; with the largest topology of equal sites that is in it.
+        UserError: they differ; with what would work.
     """
-    sizes = {(site.hosts, site.accelerators_per_host) for site in topology.sites}
-    if len(sizes) == 1:
+    if are_alike(topology):
         return
     shown = " and ".join(
         f"'{site.name}' {site.accelerators} {site.accelerator.name}" for site in topology.sites
     )
-    fewest = min(hosts for hosts, _ in sizes)
-    if len({each for _, each in sizes}) == 1:
-        would = f"{fewest} hosts in each site (hosts: {fewest})"
-    else:
-        largest = max(topology.sites, key=lambda site: site.accelerators)
-        would = f"hosts of one size, or '{largest.name}' alone,"
     raise UserError(
-        f"topology '{topology.name}': the sites differ ({shown}), and a plan needs as many "
-        f"accelerators in each; {would} would work"
+        f"topology '{topology.name}': the sites differ ({shown}), and one program needs as many "
+        "accelerators of one kind in each; sites with runtimes of their own would work: --joins "
+        "islands"
     )
+
+
+def are_alike(topology: Topology) -> bool:
+    """Return True if all sites have as many hosts of as many accelerators of one kind."""
+    kinds = {
+        (site.hosts, site.accelerators_per_host, site.accelerator.name) for site in topology.sites
+    }
+    return len(kinds) == 1
+
+
+def joins_of(topology: Topology) -> tuple[Join, ...]:
+    """Return the way to join sites where none is named: runtimes of their own if they differ."""
+    return ("one_program",) if are_alike(topology) else ("islands",)

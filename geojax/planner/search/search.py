@@ -3,7 +3,8 @@
     shapes       meshes x microbatches x schedules that divide (`space`)
     fitting      the least ZeRO stage and remat that fit, in closed form (`fit`)
     bounds       seconds that no step of a layout is below (`bounds`)
-    timed        in the order of their bounds, until the next bound is above the times that are kept
+    timed        in the order of their bounds, until the next bound is above the times that are
+                 kept; sites that differ get layers or sequences by their speed (`proportions`)
     varied       the remaining choices of the fastest (`variations`)
     settled      layers and buckets, as they were timed
 
@@ -14,20 +15,18 @@ simulated, so that `MOST_SIMULATED` ends the search where the bounds do not.
 import collections
 import contextlib
 import dataclasses
-import heapq
 import math
 from collections import Counter
 from collections.abc import Callable
 
 from geojax.errors import UserError
 from geojax.planner.cost.calibration import Calibration
-from geojax.planner.cost.chunks import chunk_work, site_pieces
-from geojax.planner.cost.execution import GEOJAX
 from geojax.planner.cost.layout import Layout
 from geojax.planner.cost.memory import LayoutMemory
 from geojax.planner.cost.prediction import Prediction
 from geojax.planner.search.bounds import Bounds
-from geojax.planner.search.fit import Fitting, fitting, memory_of
+from geojax.planner.search.fit import fits_in_parts, fitting, least_room
+from geojax.planner.search.proportions import in_proportion
 from geojax.planner.search.request import PlanRequest
 from geojax.planner.search.space import shapes
 from geojax.planner.search.variations import variations
@@ -67,7 +66,8 @@ class SearchResult:
     """The layouts that were found, and what became of the others."""
 
     best: tuple[Candidate, ...]
-    """Fastest layout of each way to train (role, join, mesh, schedule), fastest first."""
+    """Fastest layout of each way to train (role, join, mesh, schedule, and if `geojax train` can),
+    fastest first; the last is one more where it is the only one that `geojax train` runs."""
     refused: Counter[str]
     """Layouts that cannot be, by the constraint that refuses them."""
     fitting: int
@@ -101,34 +101,36 @@ def search(
             if bound is None:
                 refused[NOT_MEASURED] += 1
                 continue
-            proportionate = _in_proportion(request, each, calibration)
-            if proportionate.memory.bytes > request.usable_bytes:
-                refused["memory"] += 1
-                continue
-            bounded.append((bound, proportionate))
+            bounded.append((bound, each.layout))
     bounded.sort(key=lambda pair: pair[0])
-    table = _Fastest(keep)
+    table = _Fastest(keep, any(layout.is_trainable for _, layout in bounded))
 
     def fits(layout: Layout) -> bool:
-        return memory_of(request, layout).bytes <= request.usable_bytes
+        return least_room(request, layout).fits or fits_in_parts(request, layout)
 
     simulated = 0
     remaining = collections.deque(bounded)
     while remaining and remaining[0][0] < table.slowest and simulated < MOST_SIMULATED:
-        _, (layout, memory) = remaining.popleft()
+        layout = in_proportion(request, remaining.popleft()[1], bounds.works)
+        if layout is None:
+            refused["memory"] += 1
+            continue
         simulated += _pairs(layout)
         with contextlib.suppress(UserError):  # a schedule that cannot be made within its limit
-            table.add(Candidate(layout, memory, timer(layout)))
+            table.add(Candidate(layout, least_room(request, layout).memory, timer(layout)))
     timed = len(bounded) - len(remaining)
     most = simulated + MOST_VARIED
     for candidate in table.to_vary:
-        for layout in variations(request, candidate.layout, fits):
-            simulated += _pairs(layout)
+        for varied in variations(request, candidate.layout, fits):
+            simulated += _pairs(varied)
             if simulated > most:
+                continue
+            layout = in_proportion(request, varied, bounds.works)
+            if layout is None:
                 continue
             timed += 1
             with contextlib.suppress(UserError):
-                table.add(Candidate(layout, memory_of(request, layout), timer(layout)))
+                table.add(Candidate(layout, least_room(request, layout).memory, timer(layout)))
     next_bound = remaining[0][0] if remaining else None
     best = tuple(_as_timed(request, each) for each in table.best)
     return SearchResult(best, refused, len(bounded), timed, next_bound)
@@ -140,23 +142,10 @@ def _as_timed(request: PlanRequest, candidate: Candidate) -> Candidate:
     A run balances layers by operations and chooses buckets by FLOPs, and knows no calibration.
     """
     layout = candidate.prediction.layout
-    memory = memory_of(request, layout)
-    if memory.bytes > request.usable_bytes:
+    room = least_room(request, layout)
+    if not room.fits:
         return candidate
-    return dataclasses.replace(candidate, layout=layout, memory=memory)
-
-
-def _in_proportion(request: PlanRequest, fits: Fitting, calibration: Calibration) -> Fitting:
-    """Deal out layers to stages in proportion to the speeds of their sites, where those differ."""
-    layout = fits.layout
-    if len(request.kinds) == 1 or layout.dc_role == "data":
-        return fits
-    sites = site_pieces(
-        request.model, layout, request.topology, request.sequence_length, calibration, GEOJAX
-    )
-    layers = chunk_work(request.model, layout, request.topology, sites).layers
-    layout = dataclasses.replace(layout, layers=layers)
-    return Fitting(layout, memory_of(request, layout))
+    return dataclasses.replace(candidate, layout=layout, memory=room.memory)
 
 
 def _pairs(layout: Layout) -> int:
@@ -169,8 +158,8 @@ def _pairs(layout: Layout) -> int:
 class _Fastest:
     """The fastest layout of each way to train."""
 
-    def __init__(self, keep: int):
-        self._keep = keep
+    def __init__(self, keep: int, some_trainable: bool):
+        self._keep, self._some_trainable = keep, some_trainable
         self._by_way: dict[object, Candidate] = {}
 
     def add(self, candidate: Candidate) -> None:
@@ -178,21 +167,22 @@ class _Fastest:
         layout = candidate.layout
         schedule = layout.schedule if layout.pipeline_stages > 1 else None
         sizes = tuple(layout.mesh_sizes.values())
-        way = layout.dc_role, layout.join, sizes, schedule
+        way = layout.dc_role, layout.join, layout.is_trainable, sizes, schedule
         if way not in self._by_way or candidate.seconds < self._by_way[way].seconds:
             self._by_way[way] = candidate
 
     @property
     def best(self) -> tuple[Candidate, ...]:
-        """Return as many as are kept, fastest first."""
-        return tuple(
-            heapq.nsmallest(self._keep, self._by_way.values(), key=lambda each: each.seconds)
-        )
+        """Return as many as are kept, fastest first, and one that can be trained."""
+        kept, others = self._ordered[: self._keep], self._ordered[self._keep :]
+        if not any(each.layout.is_trainable for each in kept):
+            kept += [each for each in others if each.layout.is_trainable][:1]
+        return tuple(kept)
 
     @property
     def to_vary(self) -> list[Candidate]:
         """List the fastest layouts, and the fastest pipeline of each role and way to join."""
-        ordered = sorted(self._by_way.values(), key=lambda each: each.seconds)
+        ordered = self._ordered
         piped: dict[object, Candidate] = {}
         for each in ordered:
             if each.layout.pipeline_stages > 1:
@@ -203,4 +193,9 @@ class _Fastest:
     def slowest(self) -> float:
         """Return the time that a layout has to be below to be kept."""
         best = self.best
-        return best[-1].seconds if len(best) == self._keep else math.inf
+        trains = any(each.layout.is_trainable for each in best) or not self._some_trainable
+        return best[-1].seconds if len(best) >= self._keep and trains else math.inf
+
+    @property
+    def _ordered(self) -> list[Candidate]:
+        return sorted(self._by_way.values(), key=lambda each: each.seconds)

@@ -68,7 +68,7 @@ def memory_gain(
         timer: predicts the step of a layout.
         calibration: what accelerators and networks reach of their published rates.
     """
-    larger = dataclasses.replace(request, memory_bytes=BETTER * request.usable_bytes)
+    larger = dataclasses.replace(request, memory_factor=BETTER * request.memory_factor)
     found = search(larger, lambda each: timer(each, request.topology), calibration, keep=1)
     then = min(seconds, found.best[0].seconds)
     return Gain("memory", seconds - then, math.log(seconds / then) / math.log(BETTER))

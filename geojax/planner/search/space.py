@@ -20,6 +20,7 @@ from geojax.models.parallel.limits import check_parallelism
 from geojax.models.parallel.parallelism import ContextMethod, Parallelism
 from geojax.pipeline.registry import schedule_entry
 from geojax.planner.cost.layout import Layout
+from geojax.planner.search.proportions import of_sites, with_batch
 from geojax.planner.search.request import PlanRequest
 
 MOST_SCHEDULED = 2**14
@@ -67,15 +68,13 @@ def shapes(request: PlanRequest, refused: Counter[str]) -> Iterator[Layout]:
         refused: counts the meshes that cannot be, by the constraint that refuses them.
     """
     for mesh in meshes(request, refused):
-        ranks = mesh.data_ranks
-        if request.global_batch_size % ranks:
+        if with_batch(mesh, request.global_batch_size, 1) is None:
             refused["batch"] += 1
             continue
-        sequences = request.global_batch_size // ranks
         for size in MICROBATCH_SIZES:
-            if sequences % size:
+            sized = with_batch(mesh, request.global_batch_size, size)
+            if sized is None:
                 continue
-            sized = dataclasses.replace(mesh, microbatch_size=size, microbatches=sequences // size)
             found = orders(sized, request.model.num_stacked_layers)
             for order, precision in itertools.product(found, request.precisions):
                 yield dataclasses.replace(sized, precision=precision, **order._asdict())
@@ -90,35 +89,37 @@ def meshes(request: PlanRequest, refused: Counter[str]) -> Iterator[Layout]:
         request: what is asked for.
         refused: counts the meshes that cannot be, by the constraint that refuses them.
     """
-    model, site = request.model, request.site
+    model, common = request.model, request.common_accelerators
+    parts = [site.accelerators // common for site in request.topology.sites]
+    unlike = request.has_unlike_accelerators
     shortest = max(request.compressions, key=COMPRESSIONS.index)
     experts = divisors(model.num_experts) if model.is_moe else [1]
     of_model = itertools.product(
-        divisors(site.accelerators_per_host), _context_sizes(request), experts
+        divisors(request.common_accelerators_per_host), _context_sizes(request), experts
     )
     for tensor, context, expert in of_model:
         shared = tensor * context * expert
-        if site.accelerators % shared:
+        if common % shared:
             refused["accelerators of a site"] += 1
             continue
         sequence = _shards_sequence(request, tensor, context, expert)
         if sequence is None:
             refused["sizes of the model"] += 1
             continue
-        stages_of_site = divisors(site.accelerators // shared)
+        stages_of_site = divisors(common // shared)
         for stages, (role, join) in itertools.product(stages_of_site, _ways_to_join(request)):
-            total = stages * (request.sites if role == "stage" else 1)
+            total = stages * (sum(parts) if role == "stage" else 1)
             if total > model.num_stacked_layers:
                 refused["layers"] += 1
                 continue
             if join == "islands" and role == "data" and stages > 1:
                 continue  # such a site has no stages inside
-            yield Layout(
+            mesh = Layout(
                 dc=request.sites,
                 join=join,
                 dc_role=role,
                 pipeline_stages=total,
-                data=site.accelerators // (shared * stages),
+                data=common // (shared * stages),
                 expert=expert,
                 context=context,
                 context_method=_context_method(request),
@@ -126,6 +127,7 @@ def meshes(request: PlanRequest, refused: Counter[str]) -> Iterator[Layout]:
                 sequence_parallel=sequence,
                 gradient_compression=shortest if role == "data" else "none",
             )
+            yield from of_sites(mesh, parts, unlike=unlike)
 
 
 def orders(layout: Layout, layers: int) -> list[Order]:
@@ -162,7 +164,7 @@ def _ways_to_join(request: PlanRequest) -> list[tuple[DcRole, Join]]:
 def _context_sizes(request: PlanRequest) -> list[int]:
     if request.sequence_length <= LONG_SEQUENCE:
         return [1]
-    return [n for n in divisors(request.site.accelerators) if n <= MOST_CONTEXT]
+    return [n for n in divisors(request.common_accelerators) if n <= MOST_CONTEXT]
 
 
 def _context_method(request: PlanRequest) -> ContextMethod:

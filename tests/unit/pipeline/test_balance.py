@@ -65,3 +65,13 @@ def test_too_many_cuts_are_refused_before_they_are_listed():
 def test_every_stage_needs_a_layer(stages):
     with pytest.raises(UserError, match=f"4 layers cannot be cut into {stages} stages"):
         balanced_layers([1.0] * 4, stages)
+
+
+def test_stages_hold_no_more_than_they_have_memory_for():
+    fast = [3.0, 1.0, 1.0]
+    assert balanced_layers([1] * 10, 3, speeds=fast) == (6, 2, 2)
+    assert balanced_layers([1] * 10, 3, speeds=fast, most=[4, 10, 10]) == (4, 3, 3)
+    assert balanced_layers([1] * 10, 3, speeds=fast, most=[4, 2, 4]) == (4, 2, 4)
+    for room in ([3, 3, 3], [10, 10, 0]):
+        with pytest.raises(UserError, match="have room for"):
+            balanced_layers([1] * 10, 3, most=room)

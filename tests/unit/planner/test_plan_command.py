@@ -10,6 +10,7 @@ from geojax.cli.main import run
 from geojax.models.parallel.parallelism import Parallelism
 from geojax.pipeline.simulation.stage_times import PieceTimes, SiteTimes, StageTimes
 from geojax.planner.cost.layout import Layout
+from geojax.topology import Topology
 from geojax.train.config import RunConfig
 from geojax.train.run_layout import layout_of_run, run_settings
 
@@ -124,6 +125,42 @@ def test_an_impossible_request_says_what_would_work(capsys):
     assert "no precision policy is called 'bf15'" in refused(
         capsys, "llama3-8b", *REQUEST, "--precisions", "bf15"
     )
+
+
+def unlike_sites(folder, hosts, kind="a100-sxm-80gb"):
+    """A topology of 8 H100 beside so many hosts of another kind."""
+    topology = Topology.load("two-h100-sites-2x8").model_dump(mode="json", exclude={"name"})
+    topology["sites"][1] |= {"hosts": hosts, "accelerator": kind}
+    path = folder / "unlike.yaml"
+    path.write_text(yaml.safe_dump(topology))
+    return path
+
+
+def test_sites_of_other_accelerators_run_what_the_plan_writes(capsys, tmp_path):
+    topology, best = unlike_sites(tmp_path, 1), tmp_path / "best.yaml"
+    given = (CONFIG, *SMALL, "--topology", topology, "--rows", 3)
+    out = printed(capsys, *given, "--output", best, "--pictures", tmp_path, "--explain", 1)
+    assert "on 8 h100-sxm in east and 8 a100-sxm-80gb in west (unlike), " in out
+    assert re.search(r" \d+\+\d+ sequences .* plan only *\n", out)
+    row = re.search(r"plan only: .* row (\d) is the fastest that it runs\n", out)[1]
+    assert re.search(rf"^{row} .* runs *$", out, re.MULTILINE)
+    assert f"\n{best}: layout {row}, for geojax train {best}\n" in out
+    assert RunConfig.load(best).dc.join == "islands"
+    staged = tmp_path / "staged.yaml"
+    out = printed(capsys, *given, "--roles", "stage", "--output", staged)
+    assert re.search(r" \d\+\d layers ", out)
+    assert sum(RunConfig.load(staged).pipeline.layers) == 4
+
+
+def test_sites_of_other_numbers_are_planned_only(capsys, tmp_path):
+    given = (CONFIG, *SMALL, "--topology", unlike_sites(tmp_path, 2, "h100-sxm"), "--rows", 2)
+    out = printed(capsys, *given, "--trace", 1)
+    assert "geojax train needs the same mesh" in out
+    assert "1 hosts in each site (hosts: 1) would work\n" in out
+    assert "\n1: not traced: geojax train cannot run it\n" in out
+    line = refused(capsys, *given, "--output", tmp_path / "best.yaml")
+    assert line.endswith("no layout of the table has; 1 hosts in each site (hosts: 1) would work")
+    assert "--joins islands" in refused(capsys, *given, "--joins", "one_program")
 
 
 @pytest.mark.parametrize(

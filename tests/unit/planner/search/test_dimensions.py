@@ -13,7 +13,7 @@ from geojax.planner.cost.calibration import Calibration
 from geojax.planner.cost.layout import Layout
 from geojax.planner.cost.predict import predict
 from geojax.planner.search.dimensions import DIMENSIONS, not_searched
-from geojax.planner.search.fit import fitting, memory_of
+from geojax.planner.search.fit import fitting, least_room
 from geojax.planner.search.request import PlanRequest
 from geojax.planner.search.search import search
 from geojax.planner.search.space import shapes
@@ -99,12 +99,13 @@ def test_a_varied_layout_is_a_run(way):
 def test_a_schedule_that_bends_holds_as_many_microbatches_as_fit():
     layout = dataclasses.replace(WAYS["stages"], schedule="latency_hiding", remat="full")
     one, two = (
-        memory_of(OPEN, dataclasses.replace(layout, memory_limit=limit)).bytes for limit in (1, 2)
+        least_room(OPEN, dataclasses.replace(layout, memory_limit=limit)).memory.bytes
+        for limit in (1, 2)
     )
     request = dataclasses.replace(OPEN, memory_bytes=one + 4.5 * (two - one))
 
     def fits(other):
-        return memory_of(request, other).bytes <= request.usable_bytes
+        return least_room(request, other).fits
 
     assert most_in_flight(layout, fits) == 5
     assert most_in_flight(layout, lambda _: True) == 8

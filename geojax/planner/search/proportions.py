@@ -1,0 +1,203 @@
+"""Layers and sequences of each site in proportion to its speed.
+
+    role stage    layers of a site's stages, so that the slowest stage is fastest, of no more than
+                  the site has memory for
+    role data     microbatches of a site, so that the slowest site is fastest; the gradient is the
+                  sum over sites over the tokens of them all
+
+Both are whole numbers, and the layers and the global batch are dealt out to the last. Sites that
+are alike get as much each.
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+from geojax.pipeline.balance import balanced_layers
+from geojax.planner.cost.layout import Layout, SiteShare
+from geojax.planner.search.fit import least_room, most_layers, unlike_memories
+from geojax.planner.search.request import PlanRequest
+from geojax.planner.search.site_work import SiteWork, SiteWorks
+
+
+def of_sites(mesh: Layout, parts: Sequence[int], *, unlike: bool) -> Iterator[Layout]:
+    """Yield a mesh with the part of each site, where sites differ.
+
+    Sites of more accelerators have more stages, or more replicas. Of as many of another kind each
+    may train on as many sequences, which `geojax train` runs, or on more where they are faster.
+
+    Args:
+        mesh: layout of sites that all have the least common number of accelerators, pipelines
+            through them apart, and a sequence on each data-parallel rank.
+        parts: accelerators of each site, in least common numbers.
+        unlike: accelerators of some sites are of another kind.
+    """
+    alike = len(set(parts)) == 1
+    if alike:
+        yield mesh
+    sequences = mesh.data * mesh.expert
+    if mesh.dc_role == "stage" and not alike:
+        stages = mesh.pipeline_stages // sum(parts)
+        shares = [SiteShare(part * stages, mesh.data, sequences) for part in parts]
+    elif mesh.dc_role == "data" and mesh.join == "islands" and (unlike or not alike):
+        shares = [
+            SiteShare(mesh.pipeline_stages, part * mesh.data, part * sequences) for part in parts
+        ]
+    else:
+        return
+    yield dataclasses.replace(mesh, data=shares[0].data, site_shares=tuple(shares))
+
+
+def with_batch(mesh: Layout, global_batch_size: int, microbatch_size: int) -> Layout | None:
+    """Return a mesh with the microbatches of a global batch; None: it does not divide.
+
+    Args:
+        mesh: a layout without microbatches.
+        global_batch_size: sequences of a step.
+        microbatch_size: sequences of a microbatch on one data-parallel rank.
+    """
+    sized = dataclasses.replace(mesh, microbatch_size=microbatch_size)
+    if mesh.site_shares is None or mesh.dc_role == "stage":
+        microbatches, rest = divmod(global_batch_size, mesh.data_ranks * microbatch_size)
+        if rest or not microbatches:
+            return None
+        return _with_stage_sequences(sized, microbatches)
+    return _with_sequences(sized, global_batch_size, [1.0] * mesh.dc)
+
+
+def in_proportion(request: PlanRequest, layout: Layout, works: SiteWorks) -> Layout | None:
+    """Deal out a layout's layers or sequences in proportion to the speeds of its sites.
+
+    Args:
+        request: what is asked for.
+        layout: one that fits, if the sites get as much as they have room for.
+        works: the work in each site.
+
+    Returns:
+        The layout with the layers of each chunk, where the sites' stages differ in speed or memory,
+        or with the sequences of each site where it leaves them open; None: it does not fit so.
+    """
+    own = works.of(layout)
+    assert own is not None, "a layout of layers that were measured"
+    if layout.dc_role == "stage":
+        return _with_layers(request, layout, own)
+    if layout.site_shares is not None:
+        layers = request.model.num_stacked_layers
+        seconds = [work.of_model(layers) for work in own]
+        made = _with_sequences(layout, layout.global_batch_size, seconds)
+        assert made is not None, "a batch that was dealt out before, if by other times"
+        assert made.site_shares is not None
+        alike = len(set(made.site_shares)) == 1
+        return dataclasses.replace(made, site_shares=None) if alike else made
+    return layout
+
+
+def _with_stage_sequences(sized: Layout, microbatches: int) -> Layout:
+    """Return a layout whose sites, where they have shares, train on all sequences each."""
+    made = dataclasses.replace(sized, microbatches=microbatches)
+    if made.site_shares is None:
+        return made
+    shares = tuple(
+        dataclasses.replace(share, sequences=made.global_batch_size) for share in made.site_shares
+    )
+    return dataclasses.replace(made, site_shares=shares)
+
+
+def _with_sequences(layout: Layout, total: int, seconds: Sequence[float]) -> Layout | None:
+    """Deal out sequences to sites that take so many seconds for a microbatch."""
+    assert layout.site_shares is not None
+    ranks = layout.expert * layout.microbatch_size
+    units = tuple(share.data * ranks for share in layout.site_shares)
+    counts = dealt_out(total, units, tuple(seconds))
+    if counts is None:
+        return None
+    shares = tuple(
+        dataclasses.replace(share, sequences=count * unit)
+        for share, count, unit in zip(layout.site_shares, counts, units, strict=True)
+    )
+    return dataclasses.replace(
+        layout, site_shares=shares, data=shares[0].data, microbatches=counts[0]
+    )
+
+
+def _with_layers(request: PlanRequest, layout: Layout, works: Sequence[SiteWork]) -> Layout | None:
+    """Deal out layers to chunks; None: the sites have no room for them."""
+    if len(set(works)) == 1 and not unlike_memories(request):
+        return layout
+    sites = layout.site_of_chunks
+    balanced = functools.partial(
+        balanced_layers,
+        [1.0] * request.model.num_stacked_layers,
+        len(sites),
+        before=works[sites[0]].first / works[sites[0]].layer,
+        after=works[sites[-1]].last / works[sites[-1]].layer,
+        speeds=[1 / works[site].layer for site in sites],
+    )
+    made = dataclasses.replace(layout, layers=balanced())
+    if least_room(request, made).fits:
+        return made
+    most = most_layers(request, layout)
+    room = [most[site] for site in sites]
+    if min(room) == 0 or sum(room) < request.model.num_stacked_layers:
+        return None
+    return dataclasses.replace(layout, layers=balanced(most=room))
+
+
+@functools.lru_cache(maxsize=4096)
+def dealt_out(
+    total: int, units: tuple[int, ...], seconds: tuple[float, ...]
+) -> tuple[int, ...] | None:
+    """Deal out a total in counts of each site's unit, so that the slowest site is fastest.
+
+    The time that a site is allowed grows from that of a total that could be split anywhere. Within
+    it each site has a most; the total is dealt out once the units above it can be taken back.
+
+    Args:
+        total: what is dealt out.
+        units: what each site takes at a time.
+        seconds: the time of a unit in each site.
+
+    Returns:
+        The count of each site, at least 1; of equals, those with the least sum of squared times.
+        None: no such counts make the total.
+    """
+    if total % math.gcd(*units) or total < sum(units):
+        return None
+    ideal = total / sum(unit / time for unit, time in zip(units, seconds, strict=True))
+    most = [max(1, math.floor(ideal / time)) for time in seconds]
+    highest = [total // unit for unit in units]
+    while True:
+        above = sum(count * unit for count, unit in zip(most, units, strict=True)) - total
+        found = [
+            tuple(count - back for count, back in zip(most, taken, strict=True))
+            for taken in _change(above, units)
+            if all(back < count for count, back in zip(most, taken, strict=True))
+        ]
+        if found:
+            return min(found, key=lambda counts: _squares(counts, seconds))
+        slower = [site for site, count in enumerate(most) if count < highest[site]]
+        if not slower:
+            return None
+        # All sites that take as long go on together, so that their order does not matter.
+        allowed = min((most[site] + 1) * seconds[site] for site in slower)
+        for site in slower:
+            most[site] += (most[site] + 1) * seconds[site] <= allowed
+
+
+def _squares(counts: Sequence[int], seconds: Sequence[float]) -> float:
+    return sum((count * time) ** 2 for count, time in zip(counts, seconds, strict=True))
+
+
+def _change(amount: int, units: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """List the counts of each unit that sum to an amount."""
+    if amount < 0:
+        return []
+    *others, last = units
+    found = []
+    for counts in itertools.product(*(range(amount // unit + 1) for unit in others)):
+        rest = amount - sum(count * unit for count, unit in zip(counts, others, strict=True))
+        if rest >= 0 and rest % last == 0:
+            found.append((*counts, rest // last))
+    return found

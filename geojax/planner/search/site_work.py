@@ -1,0 +1,92 @@
+"""Work of one microbatch in each site of a request, which layouts of other sizes share."""
+
+import dataclasses
+
+from geojax.errors import UserError
+from geojax.planner.cost.calibration import Calibration
+from geojax.planner.cost.chunks import SitePieces, site_pieces
+from geojax.planner.cost.execution import GEOJAX
+from geojax.planner.cost.layout import Layout
+from geojax.planner.search.request import PlanRequest
+
+
+@dataclasses.dataclass(frozen=True)
+class SiteWork:
+    """Seconds of one microbatch on a device of a site."""
+
+    layer: float
+    forward_of_layer: float
+    first: float
+    """Embedding, and what else the first stage does besides its layers."""
+    last: float
+    """Head, and what else the last stage does."""
+
+    @property
+    def ends(self) -> float:
+        """Seconds of embedding and head."""
+        return self.first + self.last
+
+    def of_model(self, layers: int) -> float:
+        """Return the time of a whole model of so many layers."""
+        return layers * self.layer + self.ends
+
+
+class SiteWorks:
+    """The work in each site for all layouts of a request, by the cost model.
+
+    Layouts that differ in data-parallel ranks, stages or schedule alone share it.
+    """
+
+    def __init__(self, request: PlanRequest, calibration: Calibration):
+        """`calibration` says what accelerators and networks reach of their published rates."""
+        self._request, self._calibration = request, calibration
+        self._known: dict[Layout, tuple[SiteWork, ...] | None] = {}
+
+    def of(self, layout: Layout) -> tuple[SiteWork, ...] | None:
+        """Return the work of each site; None: the layers are not those that were measured.
+
+        Raises:
+            UserError: a peak is not known.
+        """
+        key = dataclasses.replace(
+            layout,
+            pipeline_stages=1,
+            virtual_stages=1,
+            layers=None,
+            data=1,
+            site_shares=None,
+            microbatches=1,
+            schedule="",
+            memory_limit=None,
+            dc_role="data",
+            overlap_grad_reduce="auto",
+        )
+        if key not in self._known:
+            self._known[key] = self._timed(layout)
+        return self._known[key]
+
+    def _timed(self, layout: Layout) -> tuple[SiteWork, ...] | None:
+        request = self._request
+        try:
+            sites = site_pieces(
+                request.model,
+                layout,
+                request.topology,
+                request.sequence_length,
+                self._calibration,
+                GEOJAX,
+            )
+        except UserError:
+            if self._calibration.stage_times is None:
+                raise
+            return None
+        return tuple(map(_work_of, sites))
+
+
+def _work_of(site: SitePieces) -> SiteWork:
+    return SiteWork(
+        sum(piece.exposed for piece in site.layer),
+        sum(piece.forward for piece in site.layer),
+        sum(piece.exposed for piece in site.first),
+        sum(piece.exposed for piece in site.last),
+    )
