@@ -28,6 +28,8 @@ class Contestant:
     """How often a step trains on the batch, one microbatch each time."""
     devices: int = 1
     """CPU devices of each process."""
+    blocking: bool = False
+    """Whether islands ask for a message only when nothing is left to compute without it."""
     formula_bytes: float | None = None
     """What a step sends over the link, both directions together; None: its side says it of the
     program that it compiled."""
@@ -231,16 +233,23 @@ ISLAND_SCHEDULES = {"1f1b": {}, "latency_hiding": {"memory_limit": 4}}
 
 
 def _islands_stage() -> list[Contestant]:
-    """Sites with a runtime of their own, a stage each."""
-    return [
-        Contestant(
+    """Sites with a runtime of their own, a stage each; strict 1F1B with blocking hops as well."""
+    by_schedule = {
+        name: Contestant(
             f"geojax islands {name}",
             "islands_side",
             "stage",
             {"dc": {"join": "islands"}, "pipeline": {"schedule": name} | limit},
         )
         for name, limit in ISLAND_SCHEDULES.items()
-    ]
+    }
+    return [_with_blocking_hops(by_schedule["1f1b"]), *by_schedule.values()]
+
+
+def _with_blocking_hops(contestant: Contestant) -> Contestant:
+    return dataclasses.replace(
+        contestant, name=f"{contestant.name} of blocking hops", blocking=True, quick=False
+    )
 
 
 def _torch_stage() -> list[Contestant]:

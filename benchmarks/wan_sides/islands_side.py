@@ -21,6 +21,7 @@ from geojax.train.island_run import IslandRun
 from geojax.train.island_stages import event_schedule, stage_costs
 from geojax.train.joined_sites import joined_sites
 from geojax.transport import MessageKey, Transport
+from wan_sides.blocking import BlockingReceives
 from wan_sides.bound import Departure
 from wan_sides.geojax_side import run_config
 from wan_sides.jax_process import COORDINATOR_PORT, PATIENCE_SECONDS
@@ -111,6 +112,9 @@ class Worker:
         self.joined = ExitStack()  # the harness ends the process
         transport = self.joined.enter_context(joined_sites(config, plan, place, here, {}))
         self.run = IslandRun.build(config, plan, transport)
+        if work["blocking"]:
+            for walk in self.run.stages.walks:
+                walk.transport = BlockingReceives(walk.transport)
         rows = sequences_of_site(config, plan, site)
         self.batch = {name: values[rows] for name, values in batch(work["repeats"]).items()}
         if config.dc.role == "stage":

@@ -33,6 +33,7 @@ def table(title: str, cells: list[dict[str, Any]]) -> Table:
         "effi-\nciency",
         "its\nbound",
         "simu-\nlated",
+        "lost s\na step",
         "CPU s\na step",
         "MB over\nthe link",
         "/ for-\nmula",
@@ -49,12 +50,19 @@ def table(title: str, cells: list[dict[str, Any]]) -> Table:
             f"{cell['efficiency']:.2f}",
             f"{cell['bound']:.2f}" if "bound" in cell else "",
             f"{cell[SIMULATED]:.0f}" if SIMULATED in cell else "",
+            _lost_seconds(cell),
             _processor_seconds(cell),
             f"{megabytes:.1f}",
             f"{cell['counted_over_formula']:.3f}",
             f"{cell['losses'][-1]:.4f}",
         )
     return made
+
+
+def _lost_seconds(cell: dict[str, Any]) -> str:
+    """Seconds by which a step over the long link is longer: what it does not hide."""
+    measured = cell.get("seconds_per_step")
+    return f"{min(measured['link']) - min(measured['plain']):.2f}" if measured else ""
 
 
 def _processor_seconds(cell: dict[str, Any]) -> str:

@@ -50,6 +50,7 @@ class Team:
                 "settings": contestant.settings,
                 "repeats": contestant.repeats,
                 "devices": contestant.devices,
+                "blocking": contestant.blocking,
                 "link": link.wan.settings.model_dump(),
             }
             worker = [sys.executable, "-m", f"wan_sides.{contestant.side}", json.dumps(work)]

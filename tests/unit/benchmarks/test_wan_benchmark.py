@@ -5,10 +5,13 @@ import json
 import sys
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from geojax.errors import UserError
 from geojax.models import ModelConfig, parameter_count
+from geojax.transport import MessageKey, loopback
 from geojax.wan import WanSettings
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
@@ -125,3 +128,25 @@ def test_the_bound_of_a_pipeline(benchmark):
     # A hop takes 0.1 + 0.5 s; there and back, and half a round trip for the scalars.
     assert bound.pipeline_bound(4.0, 0.5e6, link) == pytest.approx(4.0 / 5.3)
     assert bound.pipeline_bound(4.0, 0.5e6, WanSettings()) == 1.0
+
+
+def test_a_blocking_receive_asks_when_its_result_is_needed(benchmark, monkeypatch):
+    east, west = loopback(2)
+    asked = []
+    begin = west.fetch
+    monkeypatch.setattr(west, "fetch", lambda *message: asked.append(message) or begin(*message))
+    blocking = benchmark("wan_sides.blocking").BlockingReceives(west)
+    sent = jnp.arange(3.0)
+    key = MessageKey(1, "activation")
+    fetch = blocking.fetch(
+        0, key, [jax.ShapeDtypeStruct(sent.shape, sent.dtype, sharding=sent.sharding)]
+    )
+    east.offer(1, key, [sent])
+    assert not fetch.wait(0.0)
+    assert not fetch.arrived()
+    assert not asked
+    (arrived,) = fetch.result()
+    assert len(asked) == 1
+    assert fetch.arrival is not None
+    assert arrived.tolist() == [0.0, 1.0, 2.0]
+    assert blocking.site == 1
