@@ -5,6 +5,7 @@ import os
 import jax
 
 from geojax.errors import UserError
+from geojax.runtime.host_memory import keep_freed_memory
 from geojax.runtime.jax_private import backend_runs
 
 # The threads that XLA's CPU client starts, as a multiple of the devices: a collective holds one
@@ -42,6 +43,7 @@ def simulate_devices(count: int) -> None:
     cores = len(os.sched_getaffinity(0))
     threads = max(MINIMUM_THREADS, THREADS_PER_DEVICE * count, cores, _threads_asked_for())
     os.environ["NPROC"] = str(threads)
+    keep_freed_memory()
 
 
 def _threads_asked_for() -> int:

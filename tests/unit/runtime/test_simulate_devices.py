@@ -49,6 +49,24 @@ print(os.environ["NPROC"])
     assert run(program.format(count=6), NPROC="3") == ["24"]
 
 
+def test_buffers_that_are_freed_are_taken_again():
+    """The kernel clears each page once, although numpy takes every array anew."""
+    program = """
+import resource
+import numpy
+from geojax.runtime import simulate_devices
+simulate_devices(1)
+pages = 64 * 2**20 // resource.getpagesize()
+for _ in range(2):
+    numpy.ones(64 * 2**20, numpy.uint8)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    numpy.ones(64 * 2**20, numpy.uint8)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < pages // 10)
+"""
+    assert run(program) == ["True"]
+
+
 def test_fifty_steps_in_flight_on_two_cores_do_not_starve():
     """Without enough threads this aborts at XLA's rendezvous timeout."""
     program = """
