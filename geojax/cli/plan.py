@@ -114,7 +114,9 @@ def run(command: PlanCommand, overrides: Sequence[str]) -> int:
     from geojax.cli.planned_runs import PlannedRuns, new_run
     from geojax.planner.search.advice import why_none
     from geojax.planner.search.dimensions import not_searched
+    from geojax.planner.search.fewer_sites import without_each_site
     from geojax.planner.search.one_site import one_site_efficiency
+    from geojax.planner.search.request import are_alike
     from geojax.planner.search.search import NOT_MEASURED, search
     from geojax.planner.search.sensitivity import gains, memory_gain
 
@@ -153,6 +155,10 @@ def run(command: PlanCommand, overrides: Sequence[str]) -> int:
             one_site_efficiency(each.layout, request.topology, timer) for each in found.best
         ]
     console.print(plan_tables.figures_table(request, found.best, efficiencies))
+    if not are_alike(request.topology):
+        with console.status("leaving out each site"):
+            for fewer in without_each_site(request, timer, calibration):
+                console.print(plan_tables.without(fewer, best))
     if len(found.best) > 1:
         console.print(plan_tables.why(best, found.best[1]))
     with console.status("taking derivatives"):

@@ -10,6 +10,7 @@ from geojax.quantities import quantity
 if TYPE_CHECKING:
     from geojax.planner.cost.layout import Layout
     from geojax.planner.cost.prediction import Prediction
+    from geojax.planner.search.fewer_sites import Without
     from geojax.planner.search.request import PlanRequest
     from geojax.planner.search.search import Candidate, SearchResult
     from geojax.planner.search.sensitivity import Gain
@@ -176,6 +177,16 @@ def _percent(share: float | None) -> str:
 def _error(prediction: "Prediction") -> str:
     error = prediction.relative_error
     return "" if error is None else f" ±{error:.0%}"
+
+
+def without(fewer: "Without", best: "Candidate") -> str:
+    """Say what the best layout is faster or slower than the best without one of the sites."""
+    saved = 1 - best.seconds / fewer.best.seconds
+    compared = "saves" if saved >= 0 else "takes longer by"
+    return (
+        f"without {fewer.site}: {fewer.best.seconds:.4g} s ({fewer.best.layout}); row 1 {compared} "
+        f"{abs(saved):.1%} of it"
+    )
 
 
 def why(best: "Candidate", second: "Candidate") -> str:

@@ -145,6 +145,11 @@ def _room(request: PlanRequest, layout: Layout, number: int, layers: int | None)
     if layers is not None:
         chunks = own.pipeline_stages * own.virtual_stages
         own = dataclasses.replace(own, layers=(layers,) * chunks)
+    if number and layout.dc_role == "stage" and layout.schedule == "1f1b":
+        later = layout.pipeline_stages - sum(layout.stages_per_site[:number])
+        # A stage holds a microbatch less than the one before, or two where no limit is given.
+        most = later if layout.memory_limit == layout.pipeline_stages else 2 * later - 1
+        own = dataclasses.replace(own, memory_limit=min(layout.memory_limit or most, most))
     usable = request.usable_bytes_in(site)
     memory = layout_memory(
         request.model,

@@ -11,11 +11,14 @@ from hypothesis import strategies as st
 from geojax.accelerators import accelerator_named
 from geojax.models import ModelConfig
 from geojax.pipeline.balance import balanced_layers
+from geojax.pipeline.schedule import Placement
+from geojax.pipeline.tick_tables import tick_table
 from geojax.planner.cost.calibration import Calibration
-from geojax.planner.cost.layout import SiteShare
+from geojax.planner.cost.layout import Layout, SiteShare
 from geojax.planner.cost.predict import predict
 from geojax.planner.search.advice import fits, why_none
 from geojax.planner.search.bounds import Bounds
+from geojax.planner.search.fewer_sites import without_each_site
 from geojax.planner.search.fit import fitting, least_room, rooms
 from geojax.planner.search.one_site import one_site_efficiency
 from geojax.planner.search.proportions import dealt_out, in_proportion, of_sites, with_batch
@@ -248,3 +251,31 @@ def test_a_batch_of_replicas_is_dealt_out_in_whole_microbatches():
     assert with_batch(mesh, 48, 1).global_batch_size == 48
     assert with_batch(mesh, 2, 1) is None
     assert with_batch(mesh, 48, 8) is None or with_batch(mesh, 48, 8).microbatch_size == 8
+
+
+def test_the_plan_without_a_site_is_that_of_the_others():
+    request = request_of(sites_of(1, 1, kinds=("h100-sxm", "a100-sxm-80gb")))
+    without = dict(without_each_site(request, timer_of(request), CALIBRATION))
+    assert set(without) == {"east", "west"}
+    alone = request.topology.model_copy(update={"sites": request.topology.sites[:1], "links": ()})
+    (best,) = found(request_of(alone, joins=("one_program",)), keep=1)
+    assert without["west"].seconds == best.seconds < without["east"].seconds
+
+
+@pytest.mark.parametrize("limit", [4, None])
+def test_stages_of_a_later_site_hold_fewer_microbatches(limit):
+    held = tick_table("1f1b", Placement.linear(4), 8, (1, 1, 1), limit).schedule.in_flight
+    request = request_of(sites_of(1, 1, kinds=("h100-sxm", "a100-sxm-80gb")), roles=("stage",))
+    layout = Layout(
+        dc=2,
+        join="islands",
+        dc_role="stage",
+        pipeline_stages=4,
+        layers=(2, 2, 2, 2),
+        data=4,
+        microbatches=8,
+        memory_limit=limit,
+        schedule="1f1b",
+    )
+    first, second = (room.memory.activations for room in rooms(request, layout))
+    assert second == pytest.approx(first * held[2] / held[0])
