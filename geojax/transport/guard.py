@@ -16,6 +16,7 @@ import contextlib
 import fcntl
 import hmac
 import json
+import math
 import os
 import secrets
 import socket
@@ -31,6 +32,9 @@ _MAC_BYTES = 32
 _HANDSHAKE_SECONDS = 10.0
 # Strangers may hold this many connections while they fail the handshake.
 _MOST_STRANGERS = 64
+# Between two probes of a connection over which nothing goes.
+_PROBE_SECONDS = 15
+_MOST_PROBES = 127
 # The most that Linux lets a pipe hold; with its own 64 KiB a byte costs half as much time again.
 _PIECE_BYTES = 1 << 20
 
@@ -104,6 +108,19 @@ def _established(connection: socket.socket) -> socket.socket:
     return connection
 
 
+def keep_alive(connection: socket.socket, seconds: float) -> None:
+    """Probe a connection while it is idle, and end it when nobody has answered for `seconds`.
+
+    Firewalls forget connections that have been idle for some minutes, as those of a run are that
+    compiles, and a host that has lost one says so only if it is asked.
+    """
+    probes = min(math.ceil(seconds / _PROBE_SECONDS), _MOST_PROBES)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_SECONDS)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_SECONDS)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, probes)
+
+
 def join(first: socket.socket, second: socket.socket) -> None:
     """Carry bytes between two connections until one ends, then end both."""
     back = threading.Thread(target=_carry, args=(second, first), daemon=True)
@@ -137,7 +154,7 @@ class Guard:
         address: address that peers reach; port 0 for any.
         engine: loopback address of this process.
         ports: its ports that peers may reach.
-        seconds: time to wait for the guard of a peer.
+        seconds: time to wait for the guard of a peer, at the start and when it is silent.
     """
 
     def __init__(
@@ -163,6 +180,7 @@ class Guard:
             return connection.close()
         try:
             port = admit(connection, self._key)
+            keep_alive(connection, self._seconds)
             if port not in self._ports:
                 raise Refused("no such port")
             inside = socket.create_connection((self._engine, port))
@@ -175,6 +193,7 @@ class Guard:
     def _dial(self, connection: socket.socket, guard: tuple[str, int], port: int) -> None:
         try:
             outside = dial(guard, self._key, port, self._seconds)
+            keep_alive(outside, self._seconds)
         except (OSError, Refused):
             return connection.close()
         join(_established(connection), outside)

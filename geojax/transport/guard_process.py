@@ -18,7 +18,7 @@ class GuardProcess:
         address: address that peers reach.
         engine: loopback address of this process.
         ports: its ports that peers may reach.
-        seconds: time to wait for the guard of a peer.
+        seconds: time to wait for the guard of a peer, at the start and when it is silent.
 
     Raises:
         UserError: the guard cannot listen at `address`.

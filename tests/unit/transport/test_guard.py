@@ -5,6 +5,8 @@ import secrets
 import socket
 import struct
 import threading
+import time
+from pathlib import Path
 
 import pytest
 from support.processes import PATIENCE_SECONDS
@@ -81,6 +83,29 @@ def test_a_link_between_guards_that_is_reset_ends_both_connections(echo):
         assert received(near, 5) == b"alive"
         assert reset(each for each in connections() if each.remote_port == there.port) == 1
         assert received(near, 1) == b""
+
+
+def idle_timers(port):
+    """The timers of the established connections to and from a port: 02 is that of a probe."""
+    found = []
+    for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]:
+        _, here, there, state, _, timer, *_ = line.split()
+        if state == "01" and port in (int(end.partition(":")[2], 16) for end in (here, there)):
+            found.append(timer[:2])
+    return found
+
+
+def test_both_guards_probe_an_idle_link(echo):
+    there = Guard(KEY, ("127.0.0.1", 0), "127.0.0.1", [echo], 5)
+    here = Guard(KEY, ("127.0.0.1", 0), "127.0.0.1", [], 5)
+    here.forward(("127.0.0.1", there.port), "127.9.9.6", [echo])
+    with socket.create_connection(("127.9.9.6", echo)) as near:
+        near.sendall(b"alive")
+        assert received(near, 5) == b"alive"
+        end = time.monotonic() + 60
+        while idle_timers(there.port) != ["02", "02"]:  # an acknowledgment may be under way
+            assert time.monotonic() < end, idle_timers(there.port)
+            time.sleep(0.01)
 
 
 @pytest.mark.parametrize("rubbish", [b"\0\0\0\0", b"geojax/1" + bytes(18) + bytes(32), None])
