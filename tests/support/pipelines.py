@@ -51,8 +51,12 @@ _SIZES = {
     "vocab_size": 29,
     "max_position_embeddings": SEQUENCE,
 }
-_MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2}
-_WINDOWS = {"sliding_window": 5, "layer_types": ("sliding_attention", "full_attention")}
+_MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_bias": True}
+_WINDOWS = {
+    "sliding_window": 5,
+    "layer_types": ("sliding_attention", "full_attention"),
+    "use_attention_sinks": True,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +79,7 @@ class Case:
     family: str = "llama"
     """gpt3 has dropout and a tied head."""
     layers: str = ""
-    """"uneven": chunks of unequal numbers of layers, of which some have a window."""
+    """"uneven": chunks of unequal numbers of layers with sinks, of which some have a window."""
     overlap: bool = False
     """A chunk's gradients are reduced while other chunks go backwards."""
 

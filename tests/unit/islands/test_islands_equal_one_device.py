@@ -30,6 +30,8 @@ MOE = {
     "num_experts": 4,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 12,
+    "moe_bias": True,
+    "use_attention_sinks": True,
     "scoring_func": "sigmoid",
     "use_router_bias": True,
 }

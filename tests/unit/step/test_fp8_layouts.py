@@ -27,7 +27,13 @@ SEQUENCE_PARALLEL = {"sequence_parallel": True}
 
 def model_of(mixture, key_value_heads=2):
     """Whose parts on two ranks are whole blocks of 32 numbers."""
-    experts = {"num_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1}
+    experts = {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 1,
+        "moe_bias": True,
+        "use_attention_sinks": True,
+    }
     return ModelConfig(
         num_hidden_layers=4,
         hidden_size=32,
