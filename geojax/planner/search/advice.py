@@ -84,7 +84,7 @@ def _fits(request: PlanRequest, layout: Layout) -> bool:
 def _least_memory(request: PlanRequest) -> tuple[Room, Layout] | None:
     """Return the layout that comes nearest to fitting, where it fits least; None: no batch divides.
 
-    Sites of unlike memories are given the layers that take as much of each.
+    Unlike sites are given the layers that take as much of the memory of each.
     """
     nearest: tuple[Room, Layout] | None = None
     for layout in _thriftiest(request):

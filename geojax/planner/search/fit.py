@@ -80,14 +80,9 @@ def least_room(request: PlanRequest, layout: Layout) -> Room:
     return max(rooms(request, layout), key=lambda room: (room.share, room.memory.bytes))
 
 
-def unlike_memories(request: PlanRequest) -> bool:
-    """Return True if accelerators of some sites have more memory than those of others."""
-    return len({site.accelerator.memory_bytes for site in request.topology.sites}) > 1
-
-
 def fits_in_parts(request: PlanRequest, layout: Layout) -> bool:
-    """Return True if sites of unlike memories have room if each holds as many layers as it can."""
-    if layout.dc_role == "data" or not unlike_memories(request):
+    """Return True if unlike sites have room for all layers, each for as many as it can hold."""
+    if layout.dc_role == "data" or not request.has_unlike_accelerators:
         return False
     if not all(_room(request, layout, site, 1).fits for site in range(request.sites)):
         return False
@@ -97,7 +92,7 @@ def fits_in_parts(request: PlanRequest, layout: Layout) -> bool:
 
 def least_room_in_parts(request: PlanRequest, layout: Layout) -> Room:
     """Return the memory in the site where a layout leaves least, the layers dealt out by memory."""
-    if layout.dc_role == "data" or not unlike_memories(request):
+    if layout.dc_role == "data" or not request.has_unlike_accelerators:
         return least_room(request, layout)
     layers, sites = request.model.num_stacked_layers, layout.site_of_chunks
     chunks = [sites.count(site) for site in range(request.sites)]

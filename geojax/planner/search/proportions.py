@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 
 from geojax.pipeline.balance import balanced_layers
 from geojax.planner.cost.layout import Layout, SiteShare
-from geojax.planner.search.fit import least_room, most_layers, unlike_memories
+from geojax.planner.search.fit import least_room, most_layers
 from geojax.planner.search.request import PlanRequest
 from geojax.planner.search.site_work import SiteWork, SiteWorks
 
@@ -77,10 +77,12 @@ def in_proportion(request: PlanRequest, layout: Layout, works: SiteWorks) -> Lay
 
     Returns:
         The layout with the layers of each chunk, where the sites' stages differ in speed or memory,
-        or with the sequences of each site where it leaves them open; None: it does not fit so.
+        or with the sequences of each site where it leaves them open; None: it does not fit so, or
+        its layers are not those that were measured.
     """
     own = works.of(layout)
-    assert own is not None, "a layout of layers that were measured"
+    if own is None:
+        return None
     if layout.dc_role == "stage":
         return _with_layers(request, layout, own)
     if layout.site_shares is not None:
@@ -124,7 +126,7 @@ def _with_sequences(layout: Layout, total: int, seconds: Sequence[float]) -> Lay
 
 def _with_layers(request: PlanRequest, layout: Layout, works: Sequence[SiteWork]) -> Layout | None:
     """Deal out layers to chunks; None: the sites have no room for them."""
-    if len(set(works)) == 1 and not unlike_memories(request):
+    if len(set(works)) == 1 and not request.has_unlike_accelerators:
         return layout
     sites = layout.site_of_chunks
     balanced = functools.partial(
