@@ -20,6 +20,7 @@ from geojax.islands.values import (
     ChunkSums,
     Kept,
     LayerShards,
+    PassInputs,
     SiteWeights,
     StepInputs,
 )
@@ -128,91 +129,56 @@ class ChunkPasses:
         aux_loss = zero if self.part.model.is_moe else None
         return ChunkSums(layers, first, last, zero, aux_loss)
 
-    def forward(
-        self, chunk: int, weights: Any, x: Any, inputs: StepInputs, microbatch: jax.Array
-    ) -> Any:
+    def forward(self, chunk: int, given: PassInputs) -> Any:
         """Run a chunk forwards: the stream after it, and `Kept`."""
-        own, batch = self._chunk(chunk, inputs), self._microbatch(inputs, microbatch)
-        context = own.functions.context(batch)
-        made = own.forward(self._weights(unpack(weights)), unpack(x), batch, context)
+        own, batch = self._chunk(chunk, given.step), self._microbatch(given.step, given.microbatch)
+        weights, x = self._weights(unpack(given.weights)), unpack(given.taken)
+        made = own.forward(weights, x, batch, own.functions.context(batch))
         return pack((made.x, Kept(made.residuals, made.balance)))
 
-    def backward(
-        self,
-        chunk: int,
-        weights: Any,
-        kept: Any,
-        cotangent: Any,
-        inputs: StepInputs,
-        microbatch: jax.Array,
-        sums: Any,
-        *,
-        is_split: bool = False,
-    ) -> Any:
+    def backward(self, chunk: int, given: PassInputs, sums: Any, *, is_split: bool = False) -> Any:
         """Run a chunk backwards: the cotangent before it, None of the first one, and the sums.
 
         Args:
             chunk: the chunk.
-            weights: its own.
-            kept: by its forward.
-            cotangent: of the stream after it; None: it is the last one.
-            inputs: the arguments of the step.
-            microbatch: the microbatch.
+            given: its arguments.
             sums: of the backwards before; None: there are none.
             is_split: run the first half of a split backward: the gradients of the layers' weights
                 are not in the sums, and what they are made of, the stash, is returned too.
         """
-        own, batch = self._chunk(chunk, inputs), self._microbatch(inputs, microbatch)
-        values: Kept = unpack(kept)
-        so_far = self._so_far(chunk, weights, inputs, sums)
-        taken = (
-            self._weights(unpack(weights), backwards=True),
-            values.residuals,
-            unpack(cotangent),
-            batch,
-            own.functions.context(batch),
-        )
+        own, batch = self._chunk(chunk, given.step), self._microbatch(given.step, given.microbatch)
+        kept: Kept = unpack(given.kept)
+        so_far = self._so_far(chunk, given.weights, given.step, sums)
+        weights, cotangent = self._weights(unpack(given.weights), backwards=True), given.taken
+        context = own.functions.context(batch)
+        taken = (weights, kept.residuals, unpack(cotangent), batch, context)
         if is_split:
             made = own.input_gradient(*taken)
             layers, stash = so_far.layers, made.layers
         else:
             made = own.backward(*taken, AmaxSink(self.sink), so_far.layers)
             layers, stash = made.layers, None
-        following = self._plus(so_far, made, layers, values.aux_loss, own.is_first)
+        following = self._plus(so_far, made, layers, kept.aux_loss, own.is_first)
         return pack((None if own.is_first else made.x, following, stash))
 
-    def weight_gradients(
-        self,
-        chunk: int,
-        weights: Any,
-        kept: Any,
-        inputs: StepInputs,
-        microbatch: jax.Array,
-        sums: Any,
-    ) -> Any:
+    def weight_gradients(self, chunk: int, given: PassInputs, sums: Any) -> Any:
         """Run the second half of a split backward: the sums."""
-        own, batch = self._chunk(chunk, inputs), self._microbatch(inputs, microbatch)
-        values: Kept = unpack(kept)
+        own, batch = self._chunk(chunk, given.step), self._microbatch(given.step, given.microbatch)
+        kept: Kept = unpack(given.kept)
         so_far: ChunkSums = unpack(sums)
-        assert values.stash is not None, "the first half of the backward must come before"
+        assert kept.stash is not None, "the first half of the backward must come before"
+        weights, context = self._weights(unpack(given.weights)), own.functions.context(batch)
         layers = own.weight_gradients(
-            self._weights(unpack(weights)),
-            values.residuals,
-            values.stash,
-            own.functions.context(batch),
-            AmaxSink(self.sink),
-            so_far.layers,
+            weights, kept.residuals, kept.stash, context, AmaxSink(self.sink), so_far.layers
         )
         return pack(so_far._replace(layers=layers))
 
-    def forward_only(
-        self, chunk: int, weights: Any, x: Any, inputs: StepInputs, microbatch: jax.Array
-    ) -> Any:
+    def forward_only(self, chunk: int, given: PassInputs) -> Any:
         """Run a chunk forwards, without dropout: the stream, or of the last one the loss."""
-        run = ForwardBackward(self.part.model, self.plan, None)
-        own, batch = run.chunk(self.part.chunks[chunk]), self._microbatch(inputs, microbatch)
-        context = own.functions.context(batch)
-        made, _ = own.forward_only(self._weights(unpack(weights)), unpack(x), batch, context)
+        own = ForwardBackward(self.part.model, self.plan, None).chunk(self.part.chunks[chunk])
+        batch = self._microbatch(given.step, given.microbatch)
+        weights, x = self._weights(unpack(given.weights)), unpack(given.taken)
+        made, _ = own.forward_only(weights, x, batch, own.functions.context(batch))
         return pack(made)
 
     def validation_sums(self, losses: Any, inputs: StepInputs) -> jax.Array:

@@ -29,6 +29,7 @@ from geojax.islands.site_sums import SumsOfSites
 from geojax.islands.values import (
     ChunkParameters,
     ChunkSums,
+    PassInputs,
     Reduced,
     SiteWeights,
     StepInputs,
@@ -91,17 +92,15 @@ class SitePrograms:
         inputs = StepInputs(batch_specs(batch, plan), replicated, replicated, replicated)
         program, of_chunks = self._program, self._of_chunks
         self._input_specs, self._passes = inputs, passes
-        backward = (ranks, ranks, ranks, inputs, replicated, ranks)
+        given = PassInputs(ranks, ranks, ranks, inputs, replicated)
         self.gather = program(passes.gather, (state.parameters, state.amax_history))
         self.start = of_chunks(passes.start, (ranks, inputs))
-        self.forward = of_chunks(passes.forward, (ranks, ranks, inputs, replicated))
-        self.backward = of_chunks(passes.backward, backward, donate=(5,))
+        self.forward = of_chunks(passes.forward, (given,))
+        self.backward = of_chunks(passes.backward, (given, ranks), donate=(1,))
         first_half = functools.partial(passes.backward, is_split=True)
-        self.input_gradient = of_chunks(first_half, backward, donate=(5,))
-        self.weight_gradients = of_chunks(
-            passes.weight_gradients, (ranks, ranks, inputs, replicated, ranks), donate=(4,)
-        )
-        self.forward_only = of_chunks(passes.forward_only, (ranks, ranks, inputs, replicated))
+        self.input_gradient = of_chunks(first_half, (given, ranks), donate=(1,))
+        self.weight_gradients = of_chunks(passes.weight_gradients, (given, ranks), donate=(1,))
+        self.forward_only = of_chunks(passes.forward_only, (given,))
         self.validation_sums = program(passes.validation_sums, (ranks, inputs), replicated)
         self.divide = program(on_packed(divide), (ranks,))
         self.whole = program(on_packed(whole), (ranks,))
@@ -124,18 +123,6 @@ class SitePrograms:
             weights.chunks[chunk],
             {name: non_layer[name] for name in read_by_head} if self.part.is_last(chunk) else {},
         )
-
-    def first_sums(
-        self, chunk: int, weights: ChunkParameters, inputs: StepInputs
-    ) -> ChunkSums | None:
-        """Return the sums that the first backward of a chunk adds to.
-
-        None: it is the only one, and makes them itself.
-        """
-        if self.plan.microbatches == 1:
-            return None
-        sums: ChunkSums = self.start[chunk](weights, inputs)
-        return sums
 
     def payload(self, message: Message) -> Any:
         """Return the tree of `jax.ShapeDtypeStruct`s that a message from another site has."""
@@ -217,23 +204,24 @@ class SitePrograms:
 
     def _traced_passes(self, chunk: int) -> tuple[jax.stages.Traced, jax.stages.Traced]:
         """Trace the forward and the backward of a chunk."""
-        weights, inputs = self._traced_weights[chunk], self._abstract_inputs
-        x = None if self.part.is_first(chunk) else self._traced_stream
-        forward = self.forward[chunk].trace(weights, x, inputs, inputs.step)
+        forward = self.forward[chunk].trace(self._forward_inputs(chunk))
         return forward, self.backward[chunk].trace(*self._backward_arguments(chunk))
 
-    def _backward_arguments(self, chunk: int) -> tuple[Any, ...]:
-        """Return the shapes of the arguments of the backward of a chunk; nothing is computed."""
+    def _forward_inputs(self, chunk: int) -> PassInputs:
+        """Return the shapes of the arguments of the forward of a chunk; nothing is computed."""
+        x = None if self.part.is_first(chunk) else self._traced_stream
         inputs = self._abstract_inputs
+        return PassInputs(self._traced_weights[chunk], x, None, inputs, inputs.step)
+
+    def _backward_arguments(self, chunk: int) -> tuple[PassInputs, Any]:
+        """Return the same of its backward, and those of the sums."""
         cotangent = None if self.part.is_last(chunk) else self._traced_stream
         sums = None if self.plan.microbatches == 1 else self._traced_gradients[chunk]
         _, kept = self._traced_forward(chunk)
-        return self._traced_weights[chunk], kept, cotangent, inputs, inputs.step, sums
+        return self._forward_inputs(chunk)._replace(taken=cotangent, kept=kept), sums
 
     def _traced_forward(self, chunk: int) -> Any:
-        x = None if self.part.is_first(chunk) else self._traced_stream
-        inputs = self._abstract_inputs
-        return self.forward[chunk].eval_shape(self._traced_weights[chunk], x, inputs, inputs.step)
+        return self.forward[chunk].eval_shape(self._forward_inputs(chunk))
 
     def _device_bytes(self, per_rank: Any) -> int:
         leaves = jax.tree.leaves(per_rank)

@@ -49,6 +49,20 @@ class ChunkParameters(NamedTuple):
     """Read by the head; {} where the chunk is not the last."""
 
 
+class PassInputs(NamedTuple):
+    """The arguments of a pass of a chunk for a microbatch, but for sums."""
+
+    weights: Any
+    """Its `ChunkParameters`."""
+    taken: Any
+    """The stream or the cotangent that another chunk has made; None at an end of the model."""
+    kept: Any
+    """The `Kept` of its forward; None before that."""
+    step: StepInputs
+    microbatch: Any
+    """Its number."""
+
+
 class Kept(NamedTuple):
     """The results of the forward of a chunk that its backward reads."""
 

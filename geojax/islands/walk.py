@@ -32,7 +32,15 @@ from geojax.islands.fetch_window import FetchWindow
 from geojax.islands.programs import SitePrograms
 from geojax.islands.recording import Recorded
 from geojax.islands.traffic import OFFER, LinkTraffic, no_traffic
-from geojax.islands.values import ChunkParameters, ChunkSums, Kept, Reduced, StepInputs, StepScalars
+from geojax.islands.values import (
+    ChunkParameters,
+    ChunkSums,
+    Kept,
+    PassInputs,
+    Reduced,
+    StepInputs,
+    StepScalars,
+)
 from geojax.pipeline.schedule import Action, Kind
 from geojax.transport import Fetch, MessageKey, Transport
 from geojax.transport.private import is_ready
@@ -165,8 +173,20 @@ class _Pass:
         """Results of the last program: when one is there, the devices have nothing left to do."""
         self._taken_by: dict[Action, Any] = {}
         """The stream or cotangent that an action takes."""
+        self._kept: dict[tuple[int, int], Kept] = {}
         self._arrivals: list[float] = []
         self._took = 0.0
+
+    def _given(self, action: Action) -> PassInputs:
+        """Return the arguments of an action, and let go of what no other one takes."""
+        _, microbatch, chunk = action
+        return PassInputs(
+            self._weights[chunk],
+            self._taken_by.pop(action, None),
+            self._kept.pop((microbatch, chunk), None),
+            self._inputs,
+            np.int32(microbatch),
+        )
 
     def _receive(self, action: Receive) -> None:
         ((sender, message),) = received(action)
@@ -220,13 +240,9 @@ class _Validation(_Pass):
                     self._receive(action)
                 case Send():
                     self._send(action)
-                case Action(_, microbatch, chunk):
-                    self._newest = made = self._programs.forward_only[chunk](
-                        self._weights[chunk],
-                        self._taken_by.pop(action, None),
-                        self._inputs,
-                        np.int32(microbatch),
-                    )
+                case Action(_, _, chunk):
+                    passes = self._programs.forward_only
+                    self._newest = made = passes[chunk](self._given(action))
                     if self._programs.part.is_last(chunk):
                         losses.append(made)
                     else:
@@ -245,14 +261,13 @@ class _Step(_Pass):
         self._is_split = any(
             isinstance(each, Action) and each.kind is Kind.WEIGHT for each in walk.actions
         )
-        self._microbatches = [np.int32(each) for each in range(self._programs.plan.microbatches)]
+        is_only = self._programs.plan.microbatches == 1  # a backward, which makes the sums itself
         self._sums: dict[int, ChunkSums | None] = {
-            chunk: self._programs.first_sums(chunk, own, inputs)
+            chunk: None if is_only else self._programs.start[chunk](own, inputs)
             for chunk, own in self._weights.items()
         }
         self._newest = self._sums, self._newest
         self._table_of_head: Any = {}
-        self._kept: dict[tuple[int, int], Kept] = {}
         self._reduced: dict[int, Reduced] = {}
         self._offered: dict[Bucket, Any] = {}
         self._totals: dict[int, Any] = {}
@@ -299,44 +314,25 @@ class _Step(_Pass):
 
     def _forward(self, action: Action) -> None:
         _, microbatch, chunk = action
-        x, self._kept[microbatch, chunk] = self._programs.forward[chunk](
-            self._weights[chunk],
-            self._taken_by.pop(action, None),
-            self._inputs,
-            self._microbatches[microbatch],
-        )
-        self._newest = x, self._kept[microbatch, chunk]
+        x, kept = self._newest = self._programs.forward[chunk](self._given(action))
+        self._kept[microbatch, chunk] = kept
         if not self._programs.part.is_last(chunk):
             self._taken_by[action._replace(chunk=chunk + 1)] = x
 
     def _backward(self, action: Action) -> None:
         _, microbatch, chunk = action
-        kept = self._kept.pop((microbatch, chunk))
         passes = self._programs.input_gradient if self._is_split else self._programs.backward
-        x, self._sums[chunk], stash = passes[chunk](
-            self._weights[chunk],
-            kept,
-            self._taken_by.pop(action, None),
-            self._inputs,
-            self._microbatches[microbatch],
-            self._sums[chunk],
-        )
+        given = self._given(action)
+        x, self._sums[chunk], stash = passes[chunk](given, self._sums[chunk])
         self._newest = x, self._sums[chunk]
         if self._is_split:
-            self._kept[microbatch, chunk] = kept._replace(stash=stash)
+            self._kept[microbatch, chunk] = given.kept._replace(stash=stash)
         if not self._programs.part.is_first(chunk):
             self._taken_by[action._replace(chunk=chunk - 1)] = x
 
     def _weight_gradients(self, action: Action) -> None:
-        _, microbatch, chunk = action
-        self._sums[chunk] = self._programs.weight_gradients[chunk](
-            self._weights[chunk],
-            self._kept.pop((microbatch, chunk)),
-            self._inputs,
-            self._microbatches[microbatch],
-            self._sums[chunk],
-        )
-        self._newest = self._sums[chunk]
+        passes, sums = self._programs.weight_gradients, self._sums[action.chunk]
+        self._newest = self._sums[action.chunk] = passes[action.chunk](self._given(action), sums)
 
     def _reduce(self, bucket: Bucket) -> Any:
         programs, part = self._programs, self._programs.part
