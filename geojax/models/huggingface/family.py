@@ -101,6 +101,8 @@ class Family:
     """Keys of `fixed` that must be there: transformers has another default."""
     ignored_keys: frozenset[str] = frozenset()
     """Further keys of `config.json` that leave the logits as they are."""
+    nested_in: str | None = None
+    """Key of `config.json` that holds `keys`, beside those of parts that geojax leaves out."""
     ignored_tensors: str | None = None
     """Pattern of tensors that are no parameters: buffers that old checkpoints hold."""
     has_rope: bool = True
@@ -124,6 +126,11 @@ class Family:
         Raises:
             UserError: a key is missing or unknown, or has a value that geojax does not carry.
         """
+        self.is_quantized(content, source)
+        if self.nested_in is not None:
+            if not isinstance(nested := content.get(self.nested_in), Mapping):
+                raise UserError(f"{source}: {self.nested_in} is required and must be a mapping")
+            content, source = nested, f"{source}: {self.nested_in}"
         self._refuse_others(content, source)
         fields = dict(self.implied)
         for key in self.keys:
@@ -202,7 +209,6 @@ class Family:
 
     def _refuse_others(self, content: Mapping[str, Any], source: str) -> None:
         """Refuse keys that may change the logits in a way that is not carried."""
-        self.is_quantized(content, source)
         for key, carried in self.fixed.items():
             given = content.get(key, "its default" if key in self.required_keys else carried)
             if given is not None and given != carried:

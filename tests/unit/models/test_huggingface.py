@@ -1,6 +1,7 @@
 """Errors of a Hugging Face checkpoint: each one line that names the file and what is wrong."""
 
 import json
+import re
 
 import jax
 import ml_dtypes
@@ -10,7 +11,7 @@ from model_families import FAMILIES
 from safetensors.numpy import load_file, save_file
 
 from geojax.errors import UserError
-from geojax.models import ModelConfig, init_parameters
+from geojax.models import ModelConfig, init_parameters, parameter_shapes
 from geojax.models.huggingface import (
     CheckpointWriter,
     HuggingFaceWeights,
@@ -236,6 +237,27 @@ GEMMA3_1B = {
     "sliding_window_pattern": 6,
     "vocab_size": 262144,
 }
+GEMMA3_27B = {
+    "model_type": "gemma3",
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "boi_token_index": 255999,
+    "eoi_token_index": 256000,
+    "image_token_index": 262144,
+    "mm_tokens_per_image": 256,
+    "text_config": {
+        "model_type": "gemma3_text",
+        "head_dim": 128,
+        "hidden_size": 5376,
+        "intermediate_size": 21504,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 62,
+        "num_key_value_heads": 16,
+        "query_pre_attn_scalar": 168,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    },
+    "vision_config": {"model_type": "siglip_vision_model", "hidden_size": 1152},
+}
 
 GPT_OSS_20B = {
     "model_type": "gpt_oss",
@@ -279,6 +301,7 @@ GPT_OSS_20B = {
         (DEEPSEEK_V3, "deepseek-v3-671b", "deepseek_v3"),
         (KIMI_K2, "kimi-k2-1t", "deepseek_v3"),
         (GEMMA3_1B, "gemma3-1b", "gemma3_text"),
+        (GEMMA3_27B, "gemma3-27b", "gemma3_text"),
         (GPT_OSS_20B, "gpt-oss-20b", "gpt_oss"),
     ],
 )
@@ -289,6 +312,51 @@ def test_published_configs_are_the_presets(tmp_path, content, preset, model_type
     trained = ("initializer_range", "router_aux_loss_coef")
     assert found == wanted.replace(**{name: getattr(found, name) for name in trained})
     assert family_for(wanted).model_type == model_type
+
+
+def test_the_text_model_is_read_beside_a_vision_encoder(tmp_path):
+    preset = ModelConfig.load("gemma3-1b")
+    model = preset.replace(
+        **dict.fromkeys(("hidden_size", "intermediate_size", "head_dim"), 8),
+        **{"num_hidden_layers": 6, "vocab_size": 37},
+    )
+    generator = np.random.default_rng(0)
+    shapes = leaves_by_name(parameter_shapes(model))
+    leaves = {name: generator.random(leaf.shape, np.float32) for name, leaf in shapes.items()}
+    with CheckpointWriter(tmp_path, model, dtype="float32", token_ids={}) as writer:
+        for name in writer.leaves:
+            writer.put(name, tuple(map(np.arange, leaves[name].shape)), leaves[name])
+    path = tmp_path / "model.safetensors"
+    parts = {f"language_model.{name}": array for name, array in load_file(path).items()}
+    save_file(parts | {"vision_tower.post_layernorm.bias": np.zeros(3, np.float32)}, path)
+    text = json.loads((tmp_path / "config.json").read_text())
+    whole = {"model_type": "gemma3", "text_config": text, "vision_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    assert ModelConfig(**read_model_fields(tmp_path)) == model
+    weights = HuggingFaceWeights(tmp_path, model)
+    weights.check_headers()
+    for name, leaf in leaves.items():
+        stacked = weights.stacked_dims[name]
+        slices = tuple(map(slice, (0,) * (leaf.ndim - stacked), leaf.shape[stacked:]))
+        for stack in np.ndindex(leaf.shape[:stacked]):
+            np.testing.assert_array_equal(weights.read(name, stack, slices), leaf[stack])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"text_config": None}, "config.json: text_config is required and must be a mapping"),
+        (
+            {"text_config": GEMMA3_27B["text_config"] | {"hidden_sise": 5}},
+            "config.json: text_config: hidden_sise is no key that geojax knows",
+        ),
+        ({"quantization_config": {"bits": 4}}, "config.json: quantized weights"),
+    ],
+)
+def test_mistakes_in_a_nested_config_are_named(tmp_path, changes, message):
+    (tmp_path / "config.json").write_text(json.dumps(GEMMA3_27B | changes))
+    with pytest.raises(UserError, match=re.escape(message)):
+        read_model_fields(tmp_path)
 
 
 def test_a_scaling_that_transformers_takes_for_granted_is_told(tmp_path):

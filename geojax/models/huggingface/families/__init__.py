@@ -1,7 +1,7 @@
 """The families of Hugging Face models that geojax reads and writes, one file each."""
 
 from geojax.models.huggingface.families.deepseek_v3 import DEEPSEEK_V3, KIMI_K2
-from geojax.models.huggingface.families.gemma import GEMMA2, GEMMA3_TEXT
+from geojax.models.huggingface.families.gemma import GEMMA2, GEMMA3, GEMMA3_TEXT
 from geojax.models.huggingface.families.gpt2 import GPT2
 from geojax.models.huggingface.families.gpt_oss import GPT_OSS
 from geojax.models.huggingface.families.llama import LLAMA
@@ -24,6 +24,7 @@ FAMILIES: tuple[Family, ...] = (
     KIMI_K2,
     GEMMA2,
     GEMMA3_TEXT,
+    GEMMA3,
     GPT_OSS,
     NEMOTRON,
     GPT2,

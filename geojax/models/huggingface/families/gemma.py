@@ -5,6 +5,7 @@ Gemma 2 caps logits and scores; Gemma 3 norms queries and keys, and its layers w
 base of rotary positions of their own.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -103,3 +104,20 @@ GEMMA3_TEXT = Family(
     ignored_keys=_IGNORED,
     rope_theta=1e6,
 )
+
+# What the published files leave to transformers.
+_LEFT_OUT = {"vocab_size": 262208, "num_attention_heads": 8}
+GEMMA3 = dataclasses.replace(
+    GEMMA3_TEXT,
+    model_type="gemma3",
+    architecture="Gemma3ForConditionalGeneration",
+    keys=tuple(
+        key._replace(default=_LEFT_OUT.get(key.name, key.default)) for key in GEMMA3_TEXT.keys
+    ),
+    nested_in="text_config",
+    tensors=tuple(
+        rule._replace(name=f"language_model.{rule.name}") for rule in GEMMA3_TEXT.tensors
+    ),
+    ignored_tensors=r"(vision_tower|multi_modal_projector)\..*",
+)
+"""Gemma 3 with a vision encoder, of which the text model is read; it is written by itself."""
