@@ -1,5 +1,6 @@
 """The table and the chart of what was measured."""
 
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def table(title: str, cells: list[dict[str, Any]]) -> Table:
         "effi-\nciency",
         "its\nbound",
         "simu-\nlated",
-        "lost s\na step",
+        "waits s\na step",
         "CPU s\na step",
         "MB over\nthe link",
         "/ for-\nmula",
@@ -50,7 +51,7 @@ def table(title: str, cells: list[dict[str, Any]]) -> Table:
             f"{cell['efficiency']:.2f}",
             f"{cell['bound']:.2f}" if "bound" in cell else "",
             f"{cell[SIMULATED]:.0f}" if SIMULATED in cell else "",
-            _lost_seconds(cell),
+            "" if (waited := waited_seconds(cell)) is None else f"{waited:.2f}",
             _processor_seconds(cell),
             f"{megabytes:.1f}",
             f"{cell['counted_over_formula']:.3f}",
@@ -59,10 +60,15 @@ def table(title: str, cells: list[dict[str, Any]]) -> Table:
     return made
 
 
-def _lost_seconds(cell: dict[str, Any]) -> str:
-    """Seconds by which a step over the long link is longer: what it does not hide."""
-    measured = cell.get("seconds_per_step")
-    return f"{min(measured['link']) - min(measured['plain']):.2f}" if measured else ""
+def waited_seconds(cell: dict[str, Any]) -> float | None:
+    """Seconds for which devices waited in a step over the long link; None: nobody says it.
+
+    The mean of the sites, and the least of the rounds.
+    """
+    if "wait_seconds_of_sites" not in cell:
+        return None
+    rounds = cell["wait_seconds_of_sites"]["link"]
+    return min(statistics.fmean(sum(site.values()) for site in sites) for sites in rounds)
 
 
 def _processor_seconds(cell: dict[str, Any]) -> str:

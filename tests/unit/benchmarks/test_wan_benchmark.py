@@ -107,6 +107,9 @@ def test_the_fastest_variant_is_shown_and_drawn(benchmark, tmp_path):
     assert shown.row_count == 2
     (of_processor,) = (column for column in shown.columns if "CPU" in str(column.header))
     assert list(of_processor.cells) == ["", "1.11"]
+    of_sites = [[{"bucket": 0.5, "scalars": 0.25}, {"bucket": 0.25}], [{"bucket": 0.75}, {}]]
+    assert report.waited_seconds({"wait_seconds_of_sites": {"link": of_sites}}) == 0.375
+    assert report.waited_seconds(best[0]) is None
     report.draw({"a link": cells}, tmp_path / "wan.png")
     assert (tmp_path / "wan.png").stat().st_size > 1000
 
