@@ -194,7 +194,7 @@ def main() -> int:
     # On the way out of an exception, processes end and the link is taken down.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _end)
-    console = Console(width=140, highlight=False, markup=False)
+    console = Console(width=160, highlight=False, markup=False)
     try:
         return benchmark(parsed(), console)
     except (UserError, RunError) as error:
