@@ -50,12 +50,14 @@ def run(command: CompileCommand, overrides: Sequence[str]) -> int:
     import jax
 
     from geojax.planner.compile_target import CompileTarget
+    from geojax.planner.cost.adapters import refuse_adapters
     from geojax.runtime.device_memory import usable_memory
     from geojax.train.config import RunConfig
     from geojax.train.planned_step import PlannedStep
     from geojax.train.traced_run import accelerator_of_run, compile_run
 
     config = RunConfig.load(command.config, overrides)
+    refuse_adapters(config.model)
     if command.target is not None:
         target = CompileTarget.parse(command.target)
     else:

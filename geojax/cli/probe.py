@@ -84,6 +84,11 @@ def run(command: ProbeCommand, overrides: Sequence[str]) -> int:
     from geojax.train.config import RunConfig
 
     config = RunConfig.load(command.config[0], overrides) if command.config else None
+    if config is not None and config.model.lora is not None and "stages" in command.checks:
+        raise UserError(
+            f"{command.config[0]}: pieces of a model with adapters (model.lora) are not measured; "
+            "leave the check 'stages' out, or remove lora"
+        )
 
     import jax
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import pydantic
 
+from geojax.models.lora import LoraSettings
 from geojax.quantities import Length
 from geojax.renamed_keys import MODEL_KEYS, MODEL_VALUES
 from geojax.settings import Settings, load_yaml, preset_path, validate
@@ -268,6 +269,15 @@ class ModelConfig(Settings):
     router_aux_loss_coef: float = pydantic.Field(default=0.01, ge=0, le=1e3)
     """Weight of the load-balancing loss, summed over layers, in a sequence's loss."""
 
+    lora: LoraSettings | None = None
+    """Low-rank adapters (LoRA), which are trained in place of the model's own weights; null: all
+    weights are trained."""
+
+    @property
+    def base(self) -> Self:
+        """The model without adapters."""
+        return self if self.lora is None else self.model_copy(update={"lora": None})
+
     @property
     def is_moe(self) -> bool:
         """True where experts take the place of the dense feed-forward block."""
@@ -467,6 +477,28 @@ class ModelConfig(Settings):
                 f"rope_parameters.partial_rotary_factor {share:g} of a head of {self.head_dim} "
                 f"dims is {rotated:g} dims; rotary positions rotate pairs, so it must be even"
             )
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _adapters_fit(self) -> Self:
+        if self.lora is None:
+            return self
+        if self.has_latent_attention:
+            raise ValueError("lora requires attention without latents (kv_lora_rank); remove lora")
+        if self.lora.target_modules == "all-linear":
+            return self
+        only_experts = self.is_moe and not (self.n_shared_experts or self.first_k_dense_replace)
+        lacking = {
+            "gate_proj": only_experts or not self.gated,
+            "up_proj": only_experts,
+            "down_proj": only_experts,
+        }
+        for name in self.lora.target_modules:
+            if lacking.get(name):
+                raise ValueError(
+                    f"lora.target_modules: the model has no {name} outside of routed experts, "
+                    f"which have no adapters; remove {name}"
+                )
         return self
 
     @pydantic.model_validator(mode="after")

@@ -11,11 +11,12 @@ import jax
 import jax.numpy as jnp
 
 from geojax.models.config import ModelConfig
+from geojax.models.lora import LORA_A, adapter_product
 from geojax.models.norm import norm
 from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
 from geojax.models.parallel.tensor import copy_to_tp_region, reduce_from_tp_region
 from geojax.models.parameters import Parameters
-from geojax.precision import NO_FP8, Axes, LinearMatmul
+from geojax.precision import NO_FP8, Axes, LinearMatmul, saveable
 
 _ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
@@ -59,12 +60,17 @@ def times_kernel(
     *,
     sharding: KernelSharding,
 ) -> jax.Array:
-    """Multiply `x` [..., inputs] by this rank's part of the kernel; returns [..., outputs]."""
+    """Multiply `x` [..., inputs] by this rank's part of the kernel; returns [..., outputs].
+
+    What the layer's scaled adapter adds, if it has one, is added.
+    """
     # One contracting dim: XLA for CPUs transposes its operands to contract over two, which made the
     # kernel's gradient, a contraction over rows and sequence, up to twice as slow.
     tokens = x.reshape(-1, x.shape[-1])
     axes = operand_axes(parallelism, sharding)
     product = matmul.multiply(tokens, parameters["kernel"], parameters.get("amax"), axes)
+    if LORA_A in parameters:
+        product = saveable(product + adapter_product(parameters, tokens))
     return product.reshape(*x.shape[:-1], -1)
 
 

@@ -3,6 +3,7 @@
 import jax
 
 from geojax.models.config import ModelConfig
+from geojax.models.lora import is_adapter
 from geojax.models.parameters import active_parameter_count, parameter_count, parameter_shapes
 
 
@@ -24,15 +25,18 @@ def model_flops(config: ModelConfig, sequence: int) -> int:
     a layer with a window to a whole window) and nothing is added for recomputation, as in PaLM
     (Chowdhery et al. 2022, appendix B) and, for GPT-3's shape and without its recomputation term,
     equation 3 of Narayanan et al. 2021 ("Efficient Large-Scale Language Model Training on GPU
-    Clusters Using Megatron-LM"), so that the number compares with published ones.
+    Clusters Using Megatron-LM"), so that the number compares with published ones. With adapters
+    the frozen weights take 4 (no gradient of theirs is computed), and those of adapters 6.
     """
     leaves = jax.tree_util.tree_leaves_with_path(
         {name: tree for name, tree in parameter_shapes(config).items() if name != "head"}
     )
     kernels = sum(leaf.size for path, leaf in leaves if path[-1].key == "kernel")
     kernels -= parameter_count(config) - active_parameter_count(config)
+    adapters = sum(leaf.size for path, leaf in leaves if is_adapter(path))
     head = config.hidden_size * config.vocab_size
     attended = attended_positions(config, sequence)
     widths = config.head_dim + config.v_head_dim
     attention = 6 * config.num_attention_heads * widths * attended
-    return 6 * (kernels + head) + attention
+    of_frozen = 6 if config.lora is None else 4
+    return of_frozen * (kernels + head) + 6 * adapters + attention

@@ -16,6 +16,7 @@ from geojax.models.config import ModelConfig
 from geojax.models.dropout import dropout
 from geojax.models.feed_forward import feed_forward_block, linear
 from geojax.models.latent_attention import project_latent_heads
+from geojax.models.lora import LORA_B, scale_adapters
 from geojax.models.moe import SAVEABLE_MOE, moe_block
 from geojax.models.norm import norm
 from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
@@ -220,7 +221,7 @@ def _own_head(parameters: Parameters, config: ModelConfig, parallelism: Parallel
             return leaf
         return lax.dynamic_slice_in_dim(leaf, first, config.head_dim, axis=-1)
 
-    own = {name: parameters[name] for name in ("kernel", "bias") if name in parameters}
+    own = {name: parameters[name] for name in ("kernel", "bias", LORA_B) if name in parameters}
     return parameters | jax.tree.map(of_head, own)
 
 
@@ -278,6 +279,8 @@ def layer(
         The stream after the layer, and its experts' load-balancing loss of each sequence: [B], in
         at least float32, or None for a dense layer.
     """
+    if config.lora is not None:
+        parameters = scale_adapters(parameters, config.lora)
     keys: tuple[jax.Array | None, ...] = (None, None)
     if context.dropout_key is not None:
         layer_key = jax.random.fold_in(context.dropout_key, index + 1)  # 0 is the embedding's

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from geojax.models.config import ModelConfig
+from geojax.models.lora import LORA_A, LORA_B, init_adapter, is_adapter, with_adapter_shapes
 
 Parameters = dict[str, Any]
 """Nested dict of arrays (or of their shapes, or of anything else leaf by leaf)."""
@@ -73,6 +74,10 @@ def parameter_shapes(config: ModelConfig, dtype: Any = jnp.float32) -> Parameter
         layers/attention/key_value_down_norm/scale  [L, r]
         layers/attention/key_value/kernel           [L, r, H (D - P + W)]
         layers/attention/output/kernel              [L, H W, d]
+
+    With adapters of rank R, beside the kernel [..., i, o] of each linear layer that has one:
+
+        .../lora_a [..., i, R]   and   .../lora_b [..., R, o]
     """
     hidden = config.hidden_size
 
@@ -92,7 +97,7 @@ def parameter_shapes(config: ModelConfig, dtype: Any = jnp.float32) -> Parameter
     tree["final_norm"] = _norm(config, array(hidden))
     if not config.tie_word_embeddings:
         tree["head"] = {"kernel": array(hidden, config.vocab_size)}
-    return tree
+    return tree if config.lora is None else with_adapter_shapes(tree, config.lora)
 
 
 def _stacked_layers(
@@ -173,7 +178,7 @@ def _norm(config: ModelConfig, array: jax.ShapeDtypeStruct) -> Parameters:
 
 
 def parameter_count(config: ModelConfig) -> int:
-    """Count the parameters of the model; a tied head counts once."""
+    """Count the parameters of the model, adapters included; a tied head counts once."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(parameter_shapes(config)))
 
 
@@ -193,7 +198,8 @@ def init_parameters(config: ModelConfig, key: jax.Array, dtype: Any = jnp.float3
     Matrices, tables and sinks are normal with `config.initializer_range`; the two outputs into the
     residual stream (attention/output and every down) with 1/sqrt(2 layers) of it, as in GPT-2
     ("Language Models are Unsupervised Multitask Learners", Radford et al. 2019, section 2.3) and
-    Megatron-LM. Biases are 0 and scales 1 (stored as 0 by LayerNorm1p and RMSNorm1p).
+    Megatron-LM. Biases are 0 and scales 1 (stored as 0 by LayerNorm1p and RMSNorm1p); adapters
+    begin as `init_adapter` says.
 
     Each leaf's key is folded from `key` and the leaf's path, and values are drawn in float32 and
     then cast: they do not depend on `dtype` (but for rounding), nor, under `jax.jit` with
@@ -203,6 +209,9 @@ def init_parameters(config: ModelConfig, key: jax.Array, dtype: Any = jnp.float3
 
     def initial(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.Array:
         names = [entry.key for entry in path]
+        leaf_key = jax.random.fold_in(key, np.uint32(zlib.crc32("/".join(names).encode())))
+        if is_adapter(path):
+            return init_adapter(names[-1], leaf_key, leaf.shape, dtype)
         if names[-1] in ("bias", SCORE_BIAS) or (
             names[-1] == "scale" and config.norm == "layernorm1p"
         ):
@@ -211,7 +220,6 @@ def init_parameters(config: ModelConfig, key: jax.Array, dtype: Any = jnp.float3
             return jnp.ones(leaf.shape, dtype)
         is_output = names[-2] in ("output", "down")
         deviation = output_deviation if is_output else config.initializer_range
-        leaf_key = jax.random.fold_in(key, np.uint32(zlib.crc32("/".join(names).encode())))
         return (deviation * jax.random.normal(leaf_key, leaf.shape, jnp.float32)).astype(dtype)
 
     return jax.tree_util.tree_map_with_path(initial, parameter_shapes(config))
@@ -227,7 +235,7 @@ def is_matrix_or_table(name: str) -> bool:
 
     The other parameters are scales, biases and sinks.
     """
-    return name.rpartition(".")[2] in ("kernel", "embedding")
+    return name.rpartition(".")[2] in ("kernel", "embedding", LORA_A, LORA_B)
 
 
 def is_matrix_of_layers(name: str) -> bool:

@@ -19,6 +19,7 @@ from geojax.models.config import ModelConfig
 from geojax.models.cross_entropy import cross_entropy_sum, soft_cap
 from geojax.models.dropout import dropout
 from geojax.models.embedding import look_up, vocab_parallel_embedding
+from geojax.models.frozen import unmarked
 from geojax.models.layers import LayerContext, layer, make_context
 from geojax.models.moe import weighted_aux_loss
 from geojax.models.norm import norm
@@ -166,7 +167,7 @@ def model_chunk(
         context: LayerContext,
     ) -> tuple[jax.Array, jax.Array | None]:
         number = config.first_k_dense_replace + index
-        return layer(weights, x, number, context, config, attention, parallelism, own)
+        return layer(unmarked(weights), x, number, context, config, attention, parallelism, own)
 
     def any_layer(
         weights: Parameters, x: jax.Array, index: jax.Array, context: LayerContext
@@ -180,6 +181,7 @@ def model_chunk(
         return layer(own, x, jnp.int32(number), context, config, attention, parallelism)[0]
 
     def first_stream(first: Parameters, batch: Batch) -> jax.Array:
+        first = unmarked(first)
         x = embed(first, batch, config, dropout_key, parallelism)
         if not config.first_k_dense_replace:
             return x
@@ -196,7 +198,7 @@ def model_chunk(
     functions = ModelFunctions(
         embed=first_stream,
         layer=rematerialize(any_layer, remat),
-        head=lambda last, x, batch: head_loss(last, x, batch, config, parallelism),
+        head=lambda last, x, batch: head_loss(unmarked(last), x, batch, config, parallelism),
         context=lambda batch: make_context(batch, config, dtype, dropout_key, parallelism),
         balance=balance if config.is_moe else None,
     )

@@ -22,6 +22,7 @@ import jax
 
 from geojax.errors import UserError
 from geojax.models import ModelConfig, model_flops
+from geojax.models.frozen import trained_part
 from geojax.optim import SHARD_AXES
 from geojax.pipeline.simulation.model_costs import layer_operations
 from geojax.planner.traffic.by_axes import ranks_of
@@ -172,7 +173,7 @@ def choose_buckets(
         memory_bytes: of an accelerator; None where it is not known.
         auto: the fields of the plan that are to be chosen.
     """
-    layouts = parameter_layouts(model, plan)
+    layouts = trained_part(parameter_layouts(model, plan))
     room = int(MEMORY_SHARE * (memory_bytes or UNKNOWN_MEMORY_BYTES))
     overlaps = [plan.overlap_grad_reduce]
     if "overlap_grad_reduce" in auto:
@@ -205,7 +206,8 @@ def predict_exposure(
     model: ModelConfig, plan: StepPlan, link: LinkShare, times: StepTimes | None
 ) -> Exposure:
     """Predict what the messages of `plan` cost a step beyond its compute."""
-    messages = gradient_messages(model, parameter_layouts(model, plan), plan)
+    layouts = trained_part(parameter_layouts(model, plan))
+    messages = gradient_messages(model, layouts, plan)
     return _exposure(messages, plan, link, times)
 
 

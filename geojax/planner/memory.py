@@ -36,11 +36,13 @@ from geojax.runtime.platform import Platform, platform_of
 from geojax.step.plan import StepPlan
 from geojax.step.program import trace_evaluation, trace_step
 from geojax.step.state import TrainState, state_layouts
+from geojax.step.weight_sources import without_layers
 
 Result = TypeVar("Result")
 
 KINDS = (
     "master weights",
+    "frozen weights",
     "optimizer moments",
     "error feedback",
     "gathered weights",
@@ -57,6 +59,7 @@ forward or backward pass needs while it runs."""
 
 STATE_KINDS = {
     "parameters": "master weights",
+    "frozen": "frozen weights",
     "optimizer": "optimizer moments",
     "error_feedback": "error feedback",
 }
@@ -201,11 +204,14 @@ class TracedStep:
         """
         if self.plan.staged_layers is None:
             return 0
-        parameters = self.layouts.parameters
-        leaves = jax.tree.leaves([parameters[name] for name in parameters if name != "layers"])
         policy = self.plan.policy
-        of_each = policy.compute_dtype.itemsize + policy.reduce_dtype.itemsize
-        return sum(math.prod(leaf.model_shard_shape) * of_each for leaf in leaves)
+        gathered = without_layers(self.layouts.weights), policy.compute_dtype
+        summed = without_layers(self.layouts.parameters), policy.reduce_dtype
+        return sum(
+            math.prod(leaf.model_shard_shape) * dtype.itemsize
+            for layouts, dtype in (gathered, summed)
+            for leaf in jax.tree.leaves(layouts)
+        )
 
     def traffic(self) -> PredictedTraffic:
         """Predict the bytes that a device sends in the step."""

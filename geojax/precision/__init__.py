@@ -14,6 +14,7 @@ from geojax.precision.linear_matmul import (
     is_amax,
     largest_each,
     largest_over,
+    saveable,
 )
 from geojax.precision.loss_scale import LossScale, LossScaleSettings, scale_gradient
 from geojax.precision.policy import Policy, PrecisionName, policy, policy_names
@@ -61,6 +62,7 @@ __all__ = [
     "policy_names",
     "quantize",
     "quantize_weight",
+    "saveable",
     "scale_gradient",
     "split_quantized",
 ]

@@ -142,9 +142,12 @@ class LinearMatmul:
             functools.partial(to_varying, axes=sorted(varying)), (x, trained, quantized_w)
         )
         how = _How(self.recipe, self.backend, axes)
-        return checkpoint_name(
-            _product(how, x, trained, quantized_w, amax, self.quantized), _PRODUCT
-        )
+        return saveable(_product(how, x, trained, quantized_w, amax, self.quantized))
+
+
+def saveable(product: jax.Array) -> jax.Array:
+    """Name the result of a linear layer as one of `SAVEABLE_MATMULS`."""
+    return checkpoint_name(product, _PRODUCT)
 
 
 NO_FP8 = LinearMatmul()

@@ -139,8 +139,10 @@ def pieces(
     """
     leaves = leaves_by_name(layouts)
     in_layers = _largest_group({name: leaves[name] for name in leaves if _is_in_layers(name)})
-    of_head = _largest_group({name: leaves[name] for name in leaves if _is_in_head(name)})
     early = early_parts(layouts, _table(plan))
+    of_head: Mapping[str, LeafLayout] = {}
+    if "head" in early:
+        of_head = _largest_group({name: leaves[name] for name in leaves if _is_in_head(name)})
     count = _layers_per_chunk(plan)
 
     def chunk_of(number: int) -> dict[Piece, LeafLayout]:
@@ -156,7 +158,7 @@ def pieces(
     rest = {
         (name, WHOLE): leaf
         for name, leaf in leaves.items()
-        if name not in in_layers and not ("head" in early and name in of_head)
+        if name not in in_layers and name not in of_head
     }
     for number in range(plan.staged_layers.placement.chunks_per_stage):
         if number not in early:
@@ -165,9 +167,10 @@ def pieces(
 
 
 def early_parts(layouts: Parameters, table: TickTable) -> dict[Part, int]:
-    """Return the ticks after which parts leave early; a tied head has no part of its own."""
+    """Return the ticks after which parts leave early; a tied or frozen head is no part."""
     parts = ready_parts(table)
-    return {part: tick for part, tick in parts.items() if part != "head" or "head" in layouts}
+    has_head = bool(jax.tree.leaves(layouts.get("head")))
+    return {part: tick for part, tick in parts.items() if part != "head" or has_head}
 
 
 def _largest_group(leaves: Mapping[str, LeafLayout]) -> dict[str, LeafLayout]:

@@ -20,8 +20,9 @@ from jax import lax
 
 from geojax.models import Batch, ModelConfig, Parameters
 from geojax.models.chunk.layer_io import LayerWeights, StackedGradients, layer_slice
+from geojax.models.frozen import trained_part
 from geojax.models.parallel.varying import vary_over, varying_axes, zero_after, zeros_of
-from geojax.precision import detach_amax, split_quantized
+from geojax.precision import detach_amax
 from geojax.step.early_reduce import EarlyReduce
 from geojax.step.forward_backward import ForwardBackward, Gradients, StageGradients
 from geojax.step.grad_reduce import (
@@ -77,9 +78,9 @@ def step_gradients(
     """Compute loss and gradient of a global batch; call it inside the step's `shard_map`.
 
     Args:
-        shards: this rank's shard of each parameter.
+        shards: this rank's shard of each weight, frozen ones marked (`geojax.models.frozen`).
         batch: this rank's part of the global batch.
-        layouts: the `LeafLayout` of each parameter.
+        layouts: the `LeafLayout` of each weight, in the same tree.
         model: the model.
         plan: how the step runs.
         dropout_key: key of this step's dropout masks; None, no dropout.
@@ -89,8 +90,9 @@ def step_gradients(
     """
     microbatches = split_microbatches(batch, plan)
     run = ForwardBackward(model, plan, dropout_key, gradient_factor)
+    weight_layouts, layouts = layouts, trained_part(layouts)
     if plan.staged_layers is not None:
-        weights = stage_weights(shards, layouts, plan, prev_amax)
+        weights = stage_weights(shards, weight_layouts, plan, prev_amax)
         early = EarlyReduce(layouts, plan, error_feedback, run.stage_parameters)
         staged = run.pipeline_gradients(
             weights, microbatches, early if plan.overlap_grad_reduce else None
@@ -102,7 +104,7 @@ def step_gradients(
             made = reduce_gradients(gradients, error_feedback, layouts, plan)
         amax = detach_amax(staged.sums.layers)[1]
         return StepGradients(made.gradients, *_numbers(staged), amax, made.error_feedback)
-    non_layer_params, layers, zero = step_weights(shards, layouts, model, plan, prev_amax)
+    non_layer_params, layers, zero = step_weights(shards, weight_layouts, model, plan, prev_amax)
     non_layer_layouts = without_layers(layouts)
     scattered = plan.zero_stage >= 2
     in_loop = plan.microbatches - 1 if plan.overlap_grad_reduce else plan.microbatches
@@ -130,7 +132,9 @@ def step_gradients(
 
     layer = jax.eval_shape(lambda: trained_layer(layers[0]))
     no_loss = vary_over(jnp.zeros((), run.loss_dtype), varying_axes(batch["loss_mask"]))
-    non_layer_zeros = functools.partial(zeros_of, non_layer_params, dtype=plan.policy.reduce_dtype)
+    non_layer_zeros = functools.partial(
+        zeros_of, trained_part(non_layer_params), dtype=plan.policy.reduce_dtype
+    )
     non_layer_sums = zeros_of(jax.eval_shape(lambda: in_site(non_layer_zeros())), zero=zero)
     layer_sums = AmaxSums(sink.start(layer, model.num_stacked_layers, zero), zeros_of(prev_amax))
     aux_loss = None if not model.is_moe else no_loss
@@ -221,7 +225,7 @@ def trained_layer(weights: LayerWeights) -> Parameters:
     """Return one layer's weights, of which gradients are taken."""
     zero = jnp.int32(0)
     layer, _ = weights.source.take(weights.prefetched, zero, zero)
-    return detach_amax(split_quantized(layer)[1])[0]
+    return detach_amax(trained_part(layer))[0]
 
 
 def _of_layers(layouts: Parameters, count: int) -> Parameters:

@@ -94,7 +94,7 @@ def trace_evaluation(
         sums = batch_loss(
             state.evaluated_weights,
             sequences,
-            layouts=layouts.parameters,
+            layouts=layouts.weights,
             model=model,
             plan=plan,
             prev_amax=prev_amax(state.amax_history, plan),

@@ -11,6 +11,7 @@ import optax
 from jax.sharding import NamedSharding
 
 from geojax.models import ModelConfig, Parameters, init_parameters, parameter_shapes
+from geojax.models.frozen import combine, frozen_part, mark_frozen, trained_part
 from geojax.models.parallel.partition import partitions
 from geojax.named_arrays import AMAX_HISTORY, shape_and_dtype
 from geojax.optim import LeafLayout, layout
@@ -34,7 +35,7 @@ class TrainState:
 
     parameters: Any
     """Master weights, at least fp32: parts, sharded over (data, expert), padded, on the stages that
-    use them."""
+    use them. None in the place of those that are frozen."""
 
     optimizer: Any
     """The optax state; moments are sharded as their parameters are."""
@@ -56,32 +57,51 @@ class TrainState:
     """Rounding errors of each parameter's gradient on the link, of each site (see
     `geojax.step.error_feedback`); None without error feedback."""
 
+    frozen: Any = None
+    """Frozen weights, in the dtype that they are computed in and never sharded over sites; None in
+    the place of trained ones (see `geojax.models.frozen`). None: all are trained."""
+
+    @property
+    def weights(self) -> Any:
+        """Trained and frozen weights, the latter marked."""
+        return combine(self.parameters, self.frozen)
+
     @property
     def evaluated_weights(self) -> Any:
-        """The weights to evaluate and sample from: an average, if the optimizer keeps one."""
-        return evaluated_weights(self.parameters, self.optimizer)
+        """The `weights` to evaluate: an average, if the optimizer keeps one."""
+        return combine(evaluated_weights(self.parameters, self.optimizer), self.frozen)
 
 
 def parameter_layouts(model: ModelConfig, plan: StepPlan) -> Any:
-    """Lay out each of the model's master weights: a tree of `LeafLayout`s."""
+    """Lay out each of the model's weights: a tree of `LeafLayout`s, those of frozen ones marked."""
     stages = None
     if plan.staged_layers:
         stages = stage_assignments(model, plan.staged_layers, plan.stage_axes)
-    return layout.parameter_layouts(
-        parameter_shapes(model, plan.policy.master_dtype),
-        plan.mesh,
-        partitions(model, plan.parallelism),
-        sharded=plan.zero_stage > 0,
-        across_sites=plan.shard_across_sites,
-        stages=stages,
-    )
+
+    def lay_out(*, across_sites: bool) -> Any:
+        return layout.parameter_layouts(
+            parameter_shapes(model, plan.policy.master_dtype),
+            plan.mesh,
+            partitions(model, plan.parallelism),
+            sharded=plan.zero_stage > 0,
+            across_sites=across_sites,
+            stages=stages,
+        )
+
+    def computed(leaf: LeafLayout) -> LeafLayout:
+        return dataclasses.replace(leaf, dtype=leaf.gathered_dtype(plan.policy.compute_dtype))
+
+    trained = trained_part(mark_frozen(model, lay_out(across_sites=plan.shard_across_sites)))
+    frozen = frozen_part(mark_frozen(model, lay_out(across_sites=False)))
+    return combine(trained, jax.tree.map(computed, frozen))
 
 
 def state_layouts(
     model: ModelConfig, optimizer: optax.GradientTransformation, plan: StepPlan
 ) -> TrainState:
     """Lay out every leaf of the state of `model`: a tree of `LeafLayout`s."""
-    parameters = parameter_layouts(model, plan)
+    weights = parameter_layouts(model, plan)
+    parameters = trained_part(weights)
     count = layout.replicated(jax.ShapeDtypeStruct((), jnp.int32))
     loss_scale = None
     if plan.policy.scales_loss:
@@ -96,6 +116,7 @@ def state_layouts(
         loss_scale=loss_scale,
         amax_history=history_layouts(model, plan),
         error_feedback=error_layouts(parameters, plan),
+        frozen=frozen_part(weights),
     )
 
 
@@ -125,19 +146,22 @@ def initial_state(
         )
 
     def make(key: jax.Array) -> TrainState:
-        parameters = held(init_parameters(model, key, dtype))
-        padded = jax.tree.map(
-            lambda leaf, leaf_layout: leaf_layout.pad(leaf), parameters, layouts.parameters
-        )
+        weights = mark_frozen(model, held(init_parameters(model, key, dtype)))
+
+        def padded(part: Any, layouts: Any) -> Any:
+            return jax.tree.map(lambda leaf, own: own.pad(leaf.astype(own.dtype)), part, layouts)
+
+        parameters = padded(trained_part(weights), layouts.parameters)
         return TrainState(
             step=jnp.int32(0),
-            parameters=padded,
-            optimizer=optimizer.init(padded),
+            parameters=parameters,
+            optimizer=optimizer.init(parameters),
             skipped=jnp.int32(0),
             skipped_in_a_row=jnp.int32(0),
             loss_scale=LossScale.start(plan.loss_scale) if plan.policy.scales_loss else None,
             amax_history=zeros(layouts.amax_history),
             error_feedback=zeros(layouts.error_feedback),
+            frozen=padded(frozen_part(weights), layouts.frozen),
         )
 
     compiled = jax.jit(make, out_shardings=layout.shardings(layouts, plan.mesh))

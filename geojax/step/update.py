@@ -69,14 +69,14 @@ def site_sums(
         state: this rank's shards; counters and optimizer state are not read.
         batch: this rank's sequences of the global batch.
         signals: [1, len(SIGNALS)], this rank's requests to all ranks.
-        layouts: the `LeafLayout` of each parameter.
+        layouts: the `LeafLayout` of each weight, frozen ones marked.
         model: the model.
         plan: how the step runs.
         dropout_key: key of this step's dropout masks; None, no dropout.
     """
     factor = gradient_factor(state.loss_scale, batch, plan)
     made = step_gradients(
-        state.parameters,
+        state.weights,
         batch,
         layouts=layouts,
         model=model,
@@ -226,6 +226,7 @@ def apply_sums(
         loss_scale=scale.after(finite, plan.loss_scale) if scale else None,
         amax_history=select(finite, history, state.amax_history),
         error_feedback=select(finite, sums.error_feedback, state.error_feedback),
+        frozen=state.frozen,
     )
     metrics |= {
         "step": next_state.step,
@@ -257,7 +258,7 @@ def train_step(
         state,
         batch,
         signals,
-        layouts=layouts.parameters,
+        layouts=layouts.weights,
         model=model,
         plan=plan,
         dropout_key=dropout_key if model.dropout else None,

@@ -13,14 +13,16 @@ from jax.sharding import Mesh
 
 from geojax.accelerators import accelerator_of
 from geojax.checkpoint import Checkpointer
-from geojax.checkpoint.initial_weights import with_weights
+from geojax.checkpoint.initial_weights import read_weights, with_weights
 from geojax.collectives import FLOAT32, WireFormat, wire_format
 from geojax.hlo import HloParseError
 from geojax.islands.traffic import LinkTraffic
 from geojax.mesh import make_mesh, site_names
 from geojax.models import model_flops, parameter_count
 from geojax.models.attention import chosen_implementation
+from geojax.models.frozen import unmarked
 from geojax.models.huggingface import HuggingFaceWeights
+from geojax.models.lora import merge_adapters
 from geojax.optim import bytes_per_device, learning_rate_schedule, make_optimizer
 from geojax.planner.cross_site import CrossSiteBytes, cross_site_bytes
 from geojax.precision import BackendChoice, chosen_backend
@@ -190,7 +192,16 @@ class CompiledRun:
         state = initial_state(config.model, self.optimizer, layouts, self.plan, config.seed)
         if weights is None:
             return state
+        if layouts.frozen is not None:
+            return self._with_frozen(state, weights)
         return with_weights(state, weights, layouts.parameters, self.plan.mesh)
+
+    def _with_frozen(self, state: TrainState, weights: HuggingFaceWeights) -> TrainState:
+        """Return the state with `weights` in the place of frozen ones, which are freed first."""
+        for leaf in jax.tree.leaves(state.frozen):
+            leaf.delete()
+        read = read_weights(weights, self.layouts.frozen, self.plan.mesh)
+        return dataclasses.replace(state, frozen=read)
 
     def step(
         self, state: TrainState, batch: Batch, requests: Mapping[str, bool]
@@ -262,23 +273,36 @@ class CompiledRun:
     def save(
         self, checkpointer: Checkpointer, step: int, state: TrainState, metadata: Mapping[str, Any]
     ) -> None:
-        """Save what the devices hold."""
-        checkpointer.save(step, state, self.layouts, metadata)
+        """Save what the devices hold, but for frozen weights."""
+        saved, layouts = (dataclasses.replace(each, frozen=None) for each in (state, self.layouts))
+        checkpointer.save(step, saved, layouts, metadata)
 
     def restore(
-        self, checkpointer: Checkpointer, model: Mapping[str, Any]
+        self,
+        checkpointer: Checkpointer,
+        model: Mapping[str, Any],
+        frozen: HuggingFaceWeights | None = None,
     ) -> tuple[TrainState, dict[str, Any]]:
-        """Restore the newest checkpoint, which any number of sites may have saved."""
-        saved, metadata = checkpointer.restore(self.layouts, model=model, adapt=with_saved_sites)
-        return with_own_sites(saved, self.layouts, self.plan), metadata
+        """Restore the newest checkpoint, which any number of sites may have saved.
+
+        The checkpoint holds no `frozen` weights: they are read again.
+        """
+        layouts = dataclasses.replace(self.layouts, frozen=None)
+        saved, metadata = checkpointer.restore(layouts, model=model, adapt=with_saved_sites)
+        state = with_own_sites(saved, layouts, self.plan)
+        return state if frozen is None else self._with_frozen(state, frozen), metadata
 
     def gather_full_params(self, state: TrainState) -> Any:
         """Return the weights in the compute dtype, unsharded, on process 0's first device.
 
-        Every process calls it, and the others get None. Where `unsampled_reason` gives no reason,
-        the weights fit there.
+        Adapters are merged into the kernels that they lie beside. Every process calls it, and the
+        others get None. Where `unsampled_reason` gives no reason, the weights fit there.
         """
-        return gather_full_params(state.evaluated_weights, self.layouts.parameters, self.plan)
+        weights = gather_full_params(state.evaluated_weights, self.layouts.weights, self.plan)
+        lora = self.config.model.lora
+        if weights is None or lora is None:
+            return weights
+        return merge_adapters(unmarked(weights), lora)
 
     def unsampled_reason(self) -> str | None:
         """Say why the whole model cannot be gathered on one device; None: it can be."""
@@ -322,7 +346,12 @@ class CompiledRun:
     def describe(self) -> list[str]:
         """Return the lines that open a run: its layout, and the choices made for the machine."""
         model, mesh = self.config.model, self.plan.mesh
-        parameters = quantity(parameter_count(model))
+        parameters = f"{quantity(parameter_count(model))} parameters"
+        if model.lora is not None:
+            trained = sum(
+                math.prod(leaf.shape) for leaf in jax.tree.leaves(self.layouts.parameters)
+            )
+            parameters += f", {quantity(trained)} of them trained"
         state_bytes = quantity(bytes_per_device(self.layouts), "B")
         attention = chosen_implementation(
             self.plan.policy.compute_dtype,
@@ -337,7 +366,7 @@ class CompiledRun:
             reasons.insert(1, _choose_fp8_backend(self.config, mesh).reason)
         sent = self.facts.cross_site
         return [
-            f"{mesh_line(mesh)}; {parameters} parameters; {state_bytes} of state per device",
+            f"{mesh_line(mesh)}; {parameters}; {state_bytes} of state per device",
             "; ".join(reasons),
             *([] if sent is None else [f"a step of a site: {sent}"]),
             *self.link_lines(),

@@ -12,6 +12,7 @@ from geojax.collectives import WireName
 from geojax.data import DataSettings
 from geojax.errors import UserError
 from geojax.models import ModelConfig, parameter_shapes
+from geojax.models.frozen import mark_frozen, trained_part
 from geojax.models.huggingface import read_model_fields
 from geojax.models.parallel.limits import check_parallelism
 from geojax.models.parallel.parallelism import ContextMethod, Parallelism
@@ -230,7 +231,8 @@ class RunConfig(Settings):
 
     initial_weights: Path | None = None
     """Folder of a Hugging Face checkpoint (config.json and safetensors) whose weights a new run
-    starts from; null: random ones. Each process reads what its devices hold."""
+    starts from; null: random ones. Each process reads what its devices hold. With `model.lora` they
+    are frozen, in no checkpoint, and read again by every resume, export and evaluation."""
 
     parallelism: ParallelismSettings = ParallelismSettings()
     """Sequence and context parallelism."""
@@ -400,7 +402,23 @@ class RunConfig(Settings):
     @pydantic.model_validator(mode="after")
     def _groups_have_parameters(self) -> "RunConfig":
         if self.optimizer.groups:
-            check_groups(self.optimizer.groups, parameter_shapes(self.model))
+            shapes = mark_frozen(self.model, parameter_shapes(self.model))
+            check_groups(self.optimizer.groups, trained_part(shapes))
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _adapters_can_be(self) -> "RunConfig":
+        if self.model.lora is None:
+            return self
+        required = {
+            "initial_weights (the weights to adapt)": self.initial_weights is not None,
+            "a precision without FP8": not self.precision.startswith("fp8-"),
+            "dc.join=one_program": self.dc.join == "one_program",
+            "adapt.replan=false": not self.adapt.replan,
+        }
+        missing = [name for name, holds in required.items() if not holds]
+        if missing:
+            raise ValueError(f"model.lora requires {' and '.join(missing)}; set it, or remove lora")
         return self
 
     @pydantic.model_validator(mode="after")

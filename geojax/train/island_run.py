@@ -408,7 +408,10 @@ class IslandRun:
         return self.agreement.differing_sites(step, _table(state.parameters))
 
     def restore(
-        self, checkpointer: Checkpointer, model: Mapping[str, Any]
+        self,
+        checkpointer: Checkpointer,
+        model: Mapping[str, Any],
+        frozen: HuggingFaceWeights | None = None,
     ) -> tuple[SiteState, dict[str, Any]]:
         """Restore the newest checkpoint that all sites have, of islands or of one program.
 
@@ -416,6 +419,7 @@ class IslandRun:
             UserError: as in `Trainer.restore`; or the sites have no step in common.
             RunError: another site is lost.
         """
+        assert frozen is None, "islands have no adapters"
         saved, metadata = checkpointer.restore(
             self.saved_layouts, model=model, adapt=with_saved_sites, parts=self.parts
         )

@@ -15,6 +15,7 @@ import geojax
 from geojax import runtime
 from geojax.cache import cache_folder
 from geojax.checkpoint import Checkpointer, RunDirectory
+from geojax.checkpoint.base_weights import BASE_WEIGHTS, fingerprint, refuse_other_base
 from geojax.data import Corpus, Loader
 from geojax.errors import UserError
 from geojax.islands.exchange import Exchange
@@ -115,9 +116,11 @@ def train(
                 print(line, flush=True)
         corpus = Corpus.open(config.data, progress=first)
         loader = _open_loader(config, corpus, sequences)
-        # A run that goes on from a checkpoint needs no other weights.
+        # A run that goes on from a checkpoint needs no weights but frozen ones.
         fresh = not config.run_directory.exists()
-        weights = _open_initial_weights(config) if fresh else None
+        weights = None
+        if fresh or config.model.lora is not None:
+            weights = _open_initial_weights(config)
         directory = stack.enter_context(_run_directory(config, island))
         if first:
             directory.lock()
@@ -131,7 +134,7 @@ def train(
         )
         newest = checkpointer.newest()
         refuse_earlier_version(directory.checkpoints, newest)
-        if newest is None and not fresh:
+        if newest is None and weights is None and not fresh:
             weights = _open_initial_weights(config)
         given, config = config, with_saved_schedule(config, newest)
         counted, programs = STEP_NAME, 1
@@ -156,6 +159,9 @@ def train(
                 console.print(note)
 
         metadata = _metadata(config, loader)
+        if config.model.lora is not None:
+            assert weights is not None, "adapters have weights to adapt"
+            metadata[BASE_WEIGHTS] = fingerprint(weights)
         state, start, consumed = _restore_or_start(
             trainer,
             given,
@@ -216,7 +222,7 @@ def train(
 def _open_initial_weights(config: RunConfig) -> HuggingFaceWeights | None:
     if config.initial_weights is None:
         return None
-    return HuggingFaceWeights(config.initial_weights.expanduser(), config.model)
+    return HuggingFaceWeights(config.initial_weights.expanduser(), config.model.base)
 
 
 def _has_islands(config: RunConfig) -> bool:
@@ -351,7 +357,10 @@ def _restore_or_start(
             console.print(f"starting from the weights in {weights.folder}")
         return _Start(trainer.initial_state(weights), 0, 0)
     config = trainer.config
-    state, saved = trainer.restore(checkpointer, metadata["model"])
+    frozen = weights if config.model.lora is not None else None
+    state, saved = trainer.restore(checkpointer, metadata["model"], frozen)
+    if frozen is not None:
+        refuse_other_base(frozen.folder, saved[BASE_WEIGHTS], metadata[BASE_WEIGHTS])
     step = int(saved["step"])
     refuse_earlier_version(directory.checkpoints / str(step), saved)
     refuse_other_schedule(directory.checkpoints, saved, given, config)
@@ -390,7 +399,7 @@ def _show_result(
     elif config.sample.prompts:
         with console.status("writing a sample"):
             texts = sample_texts(
-                weights, config.model, corpus.tokenizer, config.sample, config.seed
+                weights, config.model.base, corpus.tokenizer, config.sample, config.seed
             )
         directory.samples.write_text("\n\n".join(texts) + "\n", encoding="utf-8")
         console.print("\nThe model writes:\n", *texts, "", sep="\n")

@@ -25,7 +25,7 @@ def unsampled_reason(model: ModelConfig, layouts: TrainState, plan: StepPlan) ->
     Nothing is known of the memory of simulated devices. All processes come to the same answer,
     whatever the environment of each.
     """
-    if (reason := undecodable_reason(model)) is not None:
+    if (reason := undecodable_reason(model.base)) is not None:
         return f"the decoder does not carry the model's {reason}"
     accelerator = accelerator_of(plan.mesh.devices.flat[0])
     if accelerator is None:
@@ -35,8 +35,9 @@ def unsampled_reason(model: ModelConfig, layouts: TrainState, plan: StepPlan) ->
         return None
     size = plan.policy.compute_dtype.itemsize
     # A leaf is gathered and trimmed before the next one.
-    largest = max(math.prod(leaf.shape) for leaf in jax.tree.leaves(layouts.parameters))
-    needed = (parameter_count(model) + largest) * size
+    largest = max(math.prod(leaf.shape) for leaf in jax.tree.leaves(layouts.weights))
+    copies = 1 if model.lora is None else 2  # merged weights beside those that were gathered
+    needed = (copies * parameter_count(model) + largest) * size
     room = usable.bytes - bytes_per_device(layouts)
     if needed <= room:
         return None

@@ -114,13 +114,18 @@ class Trainer(Protocol[State]):
         ...
 
     def restore(
-        self, checkpointer: Checkpointer, model: Mapping[str, Any]
+        self,
+        checkpointer: Checkpointer,
+        model: Mapping[str, Any],
+        frozen: HuggingFaceWeights | None = None,
     ) -> tuple[State, dict[str, Any]]:
         """Return the state of the newest checkpoint and the metadata that it was saved with.
 
         Args:
             checkpointer: the run's checkpoints.
             model: the model's config, which must be that of the checkpoint.
+            frozen: the weights that adapters adapt, which no checkpoint holds; None: the run has
+                none.
 
         Raises:
             UserError: there is no checkpoint, or not of this model.

@@ -12,6 +12,7 @@ from support.small_models import LAYOUTS, make_batch, model_of
 
 from geojax import make_mesh
 from geojax.models import init_parameters, loss_sum
+from geojax.models.frozen import mark_frozen, trained_part
 from geojax.optim import layout
 from geojax.precision import policy
 from geojax.step.plan import StepPlan
@@ -82,10 +83,13 @@ def gradients_of_step(
 ):
     """Loss and gradient of a batch through the gradient half of the training step.
 
-    `inspect` is given the text of the compiled program.
+    Of frozen weights there is no gradient. `inspect` is given the text of the compiled program.
     """
     layouts = parameter_layouts(model, plan)
-    specs = jax.tree.map(lambda place: place.spec(), layouts)
+    trained = trained_part(layouts)
+    specs, gradient_specs = (
+        jax.tree.map(lambda place: place.spec(), tree) for tree in (layouts, trained)
+    )
 
     def gradients_and_metrics(shards, rows, signals):
         sums = sums_of_step(
@@ -103,9 +107,10 @@ def gradients_of_step(
         gradients_and_metrics,
         mesh=plan.mesh,
         in_specs=(specs, batch_specs(batch, plan), plan.signal_spec),
-        out_specs=(specs, PartitionSpec()),
+        out_specs=(gradient_specs, PartitionSpec()),
         check_vma=True,
     )
+    parameters = mark_frozen(model, parameters)
     padded = jax.tree.map(lambda leaf, place: place.pad(leaf), parameters, layouts)
     shards = jax.device_put(padded, layout.shardings(layouts, plan.mesh))
     count = len(batch["row"])
@@ -117,7 +122,7 @@ def gradients_of_step(
     inspect(compiled.as_text())
     gradients, metrics = compiled(shards, rows, signals)
     loss = metrics["loss"] + metrics.get("aux_loss", 0)
-    return loss, whole_state.trim(gradients, layouts, plan.mesh)
+    return loss, whole_state.trim(gradients, trained, plan.mesh)
 
 
 def assert_equal_gradients(actual, expected, tolerance, zero_leaves=()):

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 from geojax.models.chunk.layer_io import GradientSink, LayerWeights
 from geojax.models.chunk.layer_scan import Layer, Layers
 from geojax.models.chunk.residuals import Residuals, forward
+from geojax.models.frozen import split_trained
 from geojax.models.parallel.varying import vary_over, varying_axes
 from geojax.models.parameters import Parameters
 
@@ -65,12 +66,18 @@ class ModelFunctions:
     @jax.named_scope("head")
     def head_gradients(self, last: Parameters, x: jax.Array, batch: Microbatch) -> "HeadGradients":
         """Run the head forwards and backwards, from the stream `x` after the last layer."""
-        loss, backward = jax.vjp(lambda last, x: self.head(last, x, batch), last, x)
+        split = split_trained(last)
+        loss, backward = jax.vjp(
+            lambda own, x: self.head(split.merge(own), x, batch), split.trained, x
+        )
         return HeadGradients(loss, *backward(jnp.ones_like(loss)))
 
     def embed_forward(self, first: Parameters, batch: Microbatch) -> tuple[jax.Array, Residuals]:
         """Run the embedding; `embed_gradients` takes the residuals."""
-        return forward(lambda own: self.embed(own, batch), first, again=(first, batch))
+        split = split_trained(first)
+        return forward(
+            lambda own: self.embed(split.merge(own), batch), split.trained, again=(first, batch)
+        )
 
     def embed_gradients(
         self, first: Parameters, residuals: Residuals, cotangent: jax.Array, batch: Microbatch

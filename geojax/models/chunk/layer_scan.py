@@ -37,9 +37,9 @@ from geojax.models.chunk.layer_io import (
 from geojax.models.chunk.residuals import Residuals, forward
 from geojax.models.chunk.split_backward import SplitBackward
 from geojax.models.chunk.stacking_scan import stacking_scan
+from geojax.models.frozen import split_trained
 from geojax.models.parallel.varying import typed_like, vary_over, varying_axes
 from geojax.models.parameters import Parameters
-from geojax.precision import merge_quantized, split_quantized
 
 Layer = Callable[[Parameters, jax.Array, jax.Array, Any], tuple[jax.Array, jax.Array | None]]
 """(a layer's parameters, the stream, the layer's number, the context) to the stream and the layer's
@@ -385,12 +385,12 @@ def forward_layer(
     """Run one layer on the stream `x`: its results, and the residuals for its backward.
 
     `again` are its weights, its number and the context, which the backward is given once more; it
-    then returns the gradients of the weights in the compute dtype, of quantized ones too.
+    then returns the gradients of the trained weights in the compute dtype, of quantized ones too.
     """
-    quantized, trained = split_quantized(again[0])
+    split = split_trained(again[0])
     return forward(
-        lambda own, x: layer(merge_quantized(quantized, own), x, *again[1:]),
-        trained,
+        lambda own, x: layer(split.merge(own), x, *again[1:]),
+        split.trained,
         x,
         again=again,
     )

@@ -1,5 +1,6 @@
 """The config and the weights of a Hugging Face checkpoint, in a folder."""
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,22 @@ class HuggingFaceWeights:
             UserError: one differs from the model's, or a file is missing or damaged.
         """
         self._files.check_headers(self._headers)
+
+    def digest(self) -> str:
+        """Return a digest of all tensors' names, shapes and first 1,024 numbers.
+
+        It tells one model's weights from another's.
+
+        Raises:
+            UserError: a file is missing or damaged.
+        """
+        found = hashlib.sha256()
+        for name, tensor in sorted(self._map.tensors.items()):
+            *rows, columns = tensor.shape
+            first = (*(slice(0, 1) for _ in rows), slice(0, min(columns, 1024)))
+            numbers = self._files.read(name, first)
+            found.update(f"{name} {tensor.shape} {numbers.dtype} ".encode() + numbers.tobytes())
+        return found.hexdigest()
 
     def read(self, leaf: str, stack: tuple[int, ...], slices: Slices) -> np.ndarray:
         """Read `slices` of a leaf's part for one layer (and expert).

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from geojax.models.config import ModelConfig
+from geojax.models.lora import LORA_A, is_adapter
 from geojax.models.parallel.parallelism import Parallelism
 from geojax.models.parameters import SINKS, is_score_bias, parameter_shapes
 
@@ -44,8 +45,10 @@ def partitions(config: ModelConfig, parallelism: Parallelism) -> Any:
             axis_by_dim = {1: "expert"} | axis_by_dim
         if _is_of_own_heads(names, config, parallelism):
             return Partition(partial=True)
-        # The bias of experts' outputs comes from one rank, before the ranks' outputs are summed.
-        shares_work = parallelism.sequence or ("experts" in names and names[-1] == "bias")
+        # The bias of experts' outputs comes from one rank, before the ranks' outputs are summed. Of
+        # an adapter's matrices one is sharded as its kernel is, and the other is met in parts.
+        shares_work = parallelism.sequence or is_adapter(path)
+        shares_work |= "experts" in names and names[-1] == "bias"
         partial = shares_work and parallelism.tensor > 1 and "tensor" not in axis_by_dim.values()
         return Partition(axis_by_dim, partial, wide=is_score_bias(path))
 
@@ -59,9 +62,9 @@ def is_row_parallel(owner: str) -> bool:
 
 def _tensor_axis_by_dim(names: list[str], dims: int) -> dict[int, str]:
     owner, kind = names[-2], names[-1]
-    if owner in _COLUMNS or kind == SINKS:
+    if (owner in _COLUMNS and kind != LORA_A) or kind == SINKS:
         return {dims - 1: "tensor"}
-    if is_row_parallel(owner) and kind == "kernel":
+    if is_row_parallel(owner) and kind in ("kernel", LORA_A):
         return {dims - 2: "tensor"}
     if owner == "tokens":
         return {0: "tensor"}

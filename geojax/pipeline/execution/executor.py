@@ -29,6 +29,7 @@ from jax import lax
 from geojax.collectives import after, barrier
 from geojax.models.chunk.chunk import Microbatch, ModelFunctions
 from geojax.models.chunk.layer_io import layer_slice
+from geojax.models.frozen import trained_part
 from geojax.models.parallel.varying import (
     typed_like,
     vary_over,
@@ -43,7 +44,6 @@ from geojax.pipeline.execution.stage_chunks import Rings, StageChunks
 from geojax.pipeline.execution.stage_weights import PipelineGradients, StageWeights
 from geojax.pipeline.execution.tick_program import NOTHING, TickForm, TickProgram
 from geojax.pipeline.schedule import Kind, LayerBytes
-from geojax.precision import split_quantized
 
 Tree = TypeVar("Tree")
 
@@ -296,7 +296,7 @@ class _Run:
             {kind: nan_of(self._stream, zero=zero) for kind in sorted(delayed)},
             vary_over(zeros_of(loss), axes),
             None if balance is None else vary_over(zeros_of(balance), axes),
-            zeros_of(split_quantized(self._weights)[1], dtype=self._sum_dtype, zero=zero),
+            zeros_of(trained_part(self._weights), dtype=self._sum_dtype, zero=zero),
         )
 
     def _pattern(

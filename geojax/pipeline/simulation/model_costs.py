@@ -1,9 +1,9 @@
 """The operations of a model's parts, and the layers of each chunk by them.
 
 Counted as `geojax.models.flops` does: a forward pass takes 2 operations for each weight of a kernel
-and token, so do the gradient of the input and that of the weights. The two products of attention
-have no weights, so all of their backward is the input's. The embedding looks up and computes
-nothing.
+and token, so do the gradient of the input and that of trained weights. The two products of
+attention have no weights, so all of their backward is the input's. The embedding looks up and
+computes nothing.
 """
 
 from typing import NamedTuple
@@ -13,7 +13,8 @@ import jax
 from geojax.models.chunk.remat import Remat
 from geojax.models.config import ModelConfig
 from geojax.models.flops import attended_positions, model_flops
-from geojax.models.parameters import parameter_shapes
+from geojax.models.lora import is_adapter
+from geojax.models.parameters import Parameters, parameter_shapes
 from geojax.pipeline.balance import balanced_layers
 
 
@@ -29,7 +30,8 @@ class Operations(NamedTuple):
 
 def head_operations(model: ModelConfig) -> Operations:
     """Return the operations of the head, which is not rematerialized."""
-    return Operations(*[2.0 * model.hidden_size * model.vocab_size] * 3)
+    kernel = 2.0 * model.hidden_size * model.vocab_size
+    return Operations(kernel, kernel, kernel if model.lora is None else 0.0)
 
 
 def layer_operations(model: ModelConfig, sequence: int, remat: Remat = "none") -> Operations:
@@ -38,18 +40,35 @@ def layer_operations(model: ModelConfig, sequence: int, remat: Remat = "none") -
     `remat` adds attention's forward ("selective") or all of it ("full") to the backward.
     """
     attention = _attention_operations(model, sequence)
-    all_layers = (model_flops(model, sequence) - sum(head_operations(model))) / 3
-    first = _first_kernels(model) + model.first_k_dense_replace * attention
+    base = model.base
+    all_layers = (model_flops(base, sequence) - sum(head_operations(base))) / 3
+    first = _first_kernels(base) + model.first_k_dense_replace * attention
     kernels = (all_layers - first) / model.num_stacked_layers - attention
-    again = {"none": 0.0, "selective": attention, "full": kernels + attention}[remat]
-    return Operations(kernels + attention, kernels + 2 * attention + again, kernels)
+    adapters = _adapters(parameter_shapes(model)["layers"]) / model.num_stacked_layers
+    return _block(model, kernels, adapters, attention, remat)
 
 
 def first_operations(model: ModelConfig, sequence: int) -> Operations:
     """Return the operations of the first dense layers, whose backward computes them again."""
-    kernels = _first_kernels(model)
     attention = model.first_k_dense_replace * _attention_operations(model, sequence)
-    return Operations(kernels + attention, 2 * kernels + 3 * attention, kernels)
+    adapters = _adapters(parameter_shapes(model)["embedding"])
+    return _block(model, _first_kernels(model), adapters, attention, "full")
+
+
+def _block(
+    model: ModelConfig, kernels: float, adapters: float, attention: float, remat: Remat
+) -> Operations:
+    """Return the operations of layers by those of the forward of their parts."""
+    forward = kernels + adapters + attention
+    again = {"none": 0.0, "selective": attention, "full": forward}[remat]
+    trained = kernels if model.lora is None else adapters
+    return Operations(forward, forward + attention + again, trained)
+
+
+def _adapters(parameters: Parameters) -> float:
+    """Return the operations of the forward of all adapters in a tree of parameters."""
+    leaves = jax.tree_util.tree_leaves_with_path(parameters)
+    return 2.0 * sum(leaf.size for path, leaf in leaves if is_adapter(path))
 
 
 def _attention_operations(model: ModelConfig, sequence: int) -> float:

@@ -30,6 +30,7 @@ from geojax.models.parameters import UNQUANTIZED, parameter_count, parameter_sha
 from geojax.optim import OptimizerSettings, make_optimizer
 from geojax.pipeline.simulation.model_costs import layers_by_operations
 from geojax.planner.buckets import MEMORY_SHARE
+from geojax.planner.cost.adapters import refuse_adapters
 from geojax.planner.cost.layout import Layout
 from geojax.precision import policy
 
@@ -88,6 +89,7 @@ def layout_memory(
         device_bytes: memory of an accelerator, which limits buckets of layers.
         optimizer: the optimizer; None: AdamW, with two moments of each parameter.
     """
+    refuse_adapters(model)
     dtypes = policy(layout.precision)
     compute, reduce = dtypes.compute_dtype.itemsize, dtypes.reduce_dtype.itemsize
     held = held_parameters(model, layout, sequence_length)

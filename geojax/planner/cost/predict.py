@@ -11,6 +11,7 @@ from geojax.models import ModelConfig, model_flops
 from geojax.optim import OptimizerSettings
 from geojax.pipeline.registry import schedule_entry
 from geojax.planner.buckets import link_share
+from geojax.planner.cost.adapters import refuse_adapters
 from geojax.planner.cost.calibration import RELATIVE_ERROR, Calibration
 from geojax.planner.cost.chunks import ChunkWork, SitePieces, chunk_work, site_pieces
 from geojax.planner.cost.execution import GEOJAX, Execution
@@ -63,8 +64,10 @@ def predict(
         optimizer: the optimizer; None: AdamW.
 
     Raises:
-        UserError: the layout cannot be, the topology lacks a link, or a peak is not known.
+        UserError: the layout cannot be, the topology lacks a link, a peak is not known, or the
+            model has adapters.
     """
+    refuse_adapters(model)
     optimizer = optimizer or OptimizerSettings()
     sites = site_pieces(model, layout, topology, sequence_length, calibration, execution)
     slowest, reduced = max(

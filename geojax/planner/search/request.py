@@ -12,6 +12,7 @@ from geojax.mesh import DcRole, Join
 from geojax.models import ModelConfig
 from geojax.models.chunk.remat import Remat
 from geojax.optim import OptimizerSettings
+from geojax.planner.cost.adapters import refuse_adapters
 from geojax.precision import PrecisionName, policy
 from geojax.runtime.device_memory import usable_memory
 from geojax.topology import Site, Topology
@@ -49,6 +50,7 @@ class PlanRequest:
     """Factor by which a step may fill more."""
 
     def __post_init__(self) -> None:
+        refuse_adapters(self.model)
         if "one_program" in self.joins:
             require_alike(self.topology)
         for name in ("roles", "joins", "precisions", "compressions"):

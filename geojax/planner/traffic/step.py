@@ -47,6 +47,7 @@ from geojax.hlo.conventions import (
     permute_bytes,
 )
 from geojax.models import ModelConfig
+from geojax.models.frozen import trained_part
 from geojax.models.parameters import is_score_bias
 from geojax.optim import SHARD_AXES, OptimizerSettings
 from geojax.planner.traffic.amax import predicted_amax_bytes
@@ -94,7 +95,7 @@ def predicted_step_bytes(
     sequences, length = batch["tokens"].shape
     sent = predicted_update_bytes(model, layouts, plan)
     if optimizer is not None:
-        add(sent, predicted_optimizer_bytes(optimizer, layouts, plan))
+        add(sent, predicted_optimizer_bytes(optimizer, trained_part(layouts), plan))
     add(sent, predicted_amax_bytes(model, layouts, plan))
     add(sent, _activations(model, plan, sequences, length))
     add(sent, _metrics(model, plan))
@@ -114,12 +115,12 @@ def predicted_update_bytes(model: ModelConfig, layouts: Any, plan: StepPlan) -> 
 
     Args:
         model: the model.
-        layouts: the `LeafLayout` of each parameter.
+        layouts: the `LeafLayout` of each weight, frozen ones marked.
         plan: how the step runs.
     """
     total = predicted_weight_bytes(model, layouts, plan)
-    add(total, predicted_gradient_bytes(model, layouts, plan))
-    add(total, _norm(layouts, plan))
+    add(total, predicted_gradient_bytes(model, trained_part(layouts), plan))
+    add(total, _norm(trained_part(layouts), plan))
     return total
 
 

@@ -1,0 +1,134 @@
+"""Low-rank adapters (LoRA) beside the kernels of linear layers, which are frozen.
+
+    y = x w + (alpha / rank) (x a) b        a [inputs, rank], b [rank, outputs]
+
+(Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models".) The adapters of a layer's
+kernel lie beside it in the parameter tree, as "lora_a" and "lora_b". An `a` begins as `peft` draws
+it and a `b` as zero, so that the model begins as the one that is adapted.
+"""
+
+import math
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import pydantic
+
+from geojax.settings import Settings
+
+TargetModule = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+"""Name of a linear layer as Llama and its descendants call it."""
+
+OWNER_OF_TARGET: dict[TargetModule, str] = {
+    "q_proj": "query",
+    "k_proj": "key",
+    "v_proj": "value",
+    "o_proj": "output",
+    "gate_proj": "gate",
+    "up_proj": "up",
+    "down_proj": "down",
+}
+"""Name of the linear layer in the parameter tree."""
+
+LORA_A, LORA_B = "lora_a", "lora_b"
+
+
+class LoraSettings(Settings):
+    """Low-rank adapters: they are trained, and the model's own weights are frozen."""
+
+    rank: int = pydantic.Field(default=8, gt=0, le=2**14)
+    """Rank of an adapter (`r` of peft)."""
+    alpha: float = pydantic.Field(default=8.0, ge=1e-6, le=1e6)
+    """An adapter's contribution is multiplied by alpha / rank (`lora_alpha` of peft)."""
+    target_modules: Literal["all-linear"] | tuple[TargetModule, ...] = "all-linear"
+    """Linear layers that have adapters, by Llama's names, or "all-linear": all of attention and of
+    dense feed-forward blocks (shared experts are one); routed experts, router, head never have."""
+
+    @pydantic.field_validator("target_modules")
+    @classmethod
+    def _has_targets(cls, value: Any) -> Any:
+        if not value:
+            raise ValueError("names no layer; all-linear, or a list such as [q_proj, v_proj] would")
+        return value
+
+    @property
+    def targets(self) -> tuple[TargetModule, ...]:
+        """The names of the linear layers that have adapters, if the model has them."""
+        if self.target_modules == "all-linear":
+            return tuple(OWNER_OF_TARGET)
+        return self.target_modules
+
+    @property
+    def scale(self) -> float:
+        """Factor of an adapter's contribution."""
+        return self.alpha / self.rank
+
+
+def with_adapter_shapes(tree: Any, settings: LoraSettings) -> Any:
+    """Return a tree of `jax.ShapeDtypeStruct`s with those of adapters beside their kernels."""
+    owners = {OWNER_OF_TARGET[target] for target in settings.targets}
+
+    def below(name: str, own: Any) -> Any:
+        if not isinstance(own, dict) or name in ("experts", "router", "head"):
+            return own
+        if "kernel" in own and name in owners:
+            *stack, inputs, outputs = own["kernel"].shape
+            dtype = own["kernel"].dtype
+            return own | {
+                LORA_A: jax.ShapeDtypeStruct((*stack, inputs, settings.rank), dtype),
+                LORA_B: jax.ShapeDtypeStruct((*stack, settings.rank, outputs), dtype),
+            }
+        return {key: below(key, each) for key, each in own.items()}
+
+    return below("", tree)
+
+
+def is_adapter(path: tuple[Any, ...]) -> bool:
+    """Return True for the path of an adapter's leaf."""
+    return bool(path) and getattr(path[-1], "key", None) in (LORA_A, LORA_B)
+
+
+def init_adapter(name: str, key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """Draw an initial `lora_a`, uniform up to 1 / sqrt(inputs), as peft does; a `lora_b` is 0."""
+    if name == LORA_B:
+        return jnp.zeros(shape, dtype)
+    bound = 1 / math.sqrt(shape[-2])
+    return jax.random.uniform(key, shape, jnp.float32, -bound, bound).astype(dtype)
+
+
+def scale_adapters(parameters: Any, settings: LoraSettings) -> Any:
+    """Multiply every `lora_b` of a layer's parameters by alpha / rank."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: (
+            leaf * jnp.asarray(settings.scale, leaf.dtype) if path[-1].key == LORA_B else leaf
+        ),
+        parameters,
+    )
+
+
+def merged_kernel(kernel: Any, a: Any, b: Any, settings: LoraSettings) -> Any:
+    """Add an adapter to its kernel, in at least float32; arrays of JAX or NumPy."""
+    wide = jnp.promote_types(kernel.dtype, jnp.float32)
+    return kernel.astype(wide) + settings.scale * (a.astype(wide) @ b.astype(wide))
+
+
+def merge_adapters(parameters: Any, settings: LoraSettings) -> Any:
+    """Return the parameters of the model without adapters that computes the same, in their dtypes.
+
+    Args:
+        parameters: a tree of arrays like `parameter_shapes`, or any part of it.
+        settings: the adapters'.
+    """
+    if not isinstance(parameters, dict):
+        return parameters
+    if LORA_A not in parameters:
+        return {name: merge_adapters(own, settings) for name, own in parameters.items()}
+    kernel, a, b = (parameters[name] for name in ("kernel", LORA_A, LORA_B))
+    others = {name: own for name, own in parameters.items() if name not in (LORA_A, LORA_B)}
+    return others | {"kernel": merged_kernel(kernel, a, b, settings).astype(kernel.dtype)}
+
+
+def adapter_product(parameters: Any, x: jax.Array) -> jax.Array:
+    """Multiply `x` [tokens, inputs] by a linear layer's scaled adapter: [tokens, outputs]."""
+    product: jax.Array = (x @ parameters[LORA_A]) @ parameters[LORA_B]
+    return product

@@ -1,0 +1,17 @@
+"""Models with adapters, whose step no formula of the plan describes."""
+
+from geojax.errors import UserError
+from geojax.models import ModelConfig
+
+
+def refuse_adapters(model: ModelConfig) -> None:
+    """Refuse a model with adapters: formulas take all weights for trained ones.
+
+    Raises:
+        UserError: `model` has adapters.
+    """
+    if model.lora is not None:
+        raise UserError(
+            "model.lora: a plan by formula knows no adapters; plan without them, or see what "
+            "`geojax memory` says of the step, which it traces"
+        )

@@ -1,0 +1,20 @@
+"""Small models with adapters that already do something."""
+
+import jax
+import numpy as np
+
+from geojax.models import init_parameters
+from geojax.models.lora import LORA_B
+
+
+def adapted_parameters(model, dtype):
+    """Parameters whose `lora_b` are not zero."""
+    generator = np.random.default_rng(0)
+
+    def moved(path, leaf):
+        if path[-1].key != LORA_B:
+            return leaf
+        return leaf + 0.1 * generator.standard_normal(leaf.shape).astype(leaf.dtype)
+
+    drawn = init_parameters(model, jax.random.key(1), dtype)
+    return jax.tree_util.tree_map_with_path(moved, drawn)
