@@ -2,7 +2,8 @@
 
 import dataclasses
 import itertools
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -11,10 +12,24 @@ from jax.sharding import Mesh, NamedSharding
 from geojax.checkpoint.agreement import first_text
 from geojax.checkpoint.saved_array import Indices
 from geojax.errors import UserError
-from geojax.models.huggingface import HuggingFaceWeights
+from geojax.models.huggingface import HuggingFaceWeights, Slices
 from geojax.named_arrays import leaves_by_name
 from geojax.optim.averages import restart_average
 from geojax.optim.layout import PADDING, LeafLayout
+
+
+class PartReader(Protocol):
+    """Reads weights part by part (see `geojax.models.huggingface.tensor_map`)."""
+
+    @property
+    def stacked_dims(self) -> Mapping[str, int]:
+        """Number of leading dims of each leaf, by name, that count layers and experts."""
+
+    def check_headers(self) -> None:
+        """Check the shapes and dtypes of all tensors; a UserError says what is wrong."""
+
+    def read(self, leaf: str, stack: tuple[int, ...], slices: Slices) -> np.ndarray:
+        """Read `slices` of a leaf's part for one layer (and expert)."""
 
 
 def with_weights(state: Any, weights: HuggingFaceWeights, layouts: Any, mesh: Mesh) -> Any:
@@ -37,7 +52,7 @@ def with_weights(state: Any, weights: HuggingFaceWeights, layouts: Any, mesh: Me
     return dataclasses.replace(state, parameters=read, optimizer=optimizer)
 
 
-def read_weights(weights: HuggingFaceWeights, layouts: Any, mesh: Mesh) -> Any:
+def read_weights(weights: PartReader, layouts: Any, mesh: Mesh) -> Any:
     """Read master weights onto a mesh; each process reads what its own devices hold.
 
     A leaf goes to the devices before the next one is read, so that the host holds little more than
@@ -66,7 +81,7 @@ def read_weights(weights: HuggingFaceWeights, layouts: Any, mesh: Mesh) -> Any:
     return jax.tree.unflatten(jax.tree.structure(layouts), leaves)
 
 
-def _read_leaf(weights: HuggingFaceWeights, name: str, layout: LeafLayout, mesh: Mesh) -> jax.Array:
+def _read_leaf(weights: PartReader, name: str, layout: LeafLayout, mesh: Mesh) -> jax.Array:
     sharding = NamedSharding(mesh, layout.spec())
     indices = layout.model_indices()
     devices_of: dict[Any, list[jax.Device]] = {}
@@ -84,9 +99,7 @@ def _read_leaf(weights: HuggingFaceWeights, name: str, layout: LeafLayout, mesh:
     return jax.make_array_from_single_device_arrays(layout.padded_shape, sharding, arrays)
 
 
-def _read_shard(
-    weights: HuggingFaceWeights, name: str, layout: LeafLayout, wanted: Indices
-) -> np.ndarray:
+def _read_shard(weights: PartReader, name: str, layout: LeafLayout, wanted: Indices) -> np.ndarray:
     """Read one device's shard; what the model does not have is zero."""
     shard = np.zeros([dim.size for dim in wanted], layout.dtype)
     target = shard

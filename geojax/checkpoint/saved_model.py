@@ -117,12 +117,22 @@ class SavedModel:
         ]
         return jax.tree.unflatten(jax.tree.structure(layouts), leaves)
 
-    def blocks(self, name: str) -> Iterator[tuple[Indices, np.ndarray]]:
-        """Yield the leaf `name` of the state in the blocks that it was written in, each read once.
+    def whole(self, leaf: str, shape: tuple[int, ...]) -> np.ndarray:
+        """Return the whole leaf of `weights`, of `shape`, as it was saved."""
+        made: np.ndarray | None = None
+        for indices, values in self.blocks(leaf):
+            made = np.empty(shape, values.dtype) if made is None else made
+            made[np.ix_(*indices)] = values
+        assert made is not None, f"no part of the save has {leaf}"
+        return made
+
+    def blocks(self, leaf: str) -> Iterator[tuple[Indices, np.ndarray]]:
+        """Yield a leaf of `weights` in the blocks that it was written in, each read once.
 
         A block is its indices in the model's leaf along each dim, and its values. Sites may have
         elements in common.
         """
+        name = f"{self.weights}.{leaf}"
         for part in self.parts:
             array = saved_arrays(self.content, part.site).get(name)
             if array is None:

@@ -12,7 +12,8 @@ class ExportCommand:
     """Write the newest checkpoint of RUN as a Hugging Face checkpoint.
 
     Safetensors files with their index, config.json, generation_config.json and the tokenizer. No
-    device is needed; the folders of all sites must lie in RUN.
+    device is needed; the folders of all sites must lie in RUN. Adapters (model.lora) are merged
+    into the weights that they adapt, which must be where the run read them.
     """
 
     run: tyro.conf.Positional[Path]
@@ -25,10 +26,15 @@ class ExportCommand:
     """Step of the checkpoint; default: the newest."""
 
     dtype: Literal["bfloat16", "float16", "float32", "float64"] | None = None
-    """Dtype of the weights; default: the one that the run computes in."""
+    """Dtype of the weights; default: the one that the run computes in (of --adapter, the one that
+    it was trained in)."""
 
     tokenizer: Path | None = None
     """tokenizer.json; default: that of the run's data."""
+
+    adapter: bool = False
+    """Write the adapter alone, as peft does: adapter_config.json, adapter_model.safetensors and the
+    tokenizer."""
 
 
 def run(command: ExportCommand) -> int:
@@ -42,5 +48,6 @@ def run(command: ExportCommand) -> int:
         step=command.step,
         dtype=command.dtype,
         tokenizer=command.tokenizer,
+        adapter=command.adapter,
     )
     return 0

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
+from geojax.checkpoint.merged_model import MergedModel
 from geojax.checkpoint.saved_model import SavedModel
 from geojax.errors import UserError
 from geojax.mesh import make_mesh
@@ -42,7 +43,9 @@ class LoadedModel:
     """The weights, sharded over `tensor` and `expert` alone."""
 
     @classmethod
-    def load(cls, saved: SavedModel, config: ModelConfig, mesh: Mesh, dtype: Any) -> "LoadedModel":
+    def load(
+        cls, saved: SavedModel | MergedModel, config: ModelConfig, mesh: Mesh, dtype: Any
+    ) -> "LoadedModel":
         """Read a saved run's weights onto `mesh`, whatever mesh they were saved from.
 
         Raises:

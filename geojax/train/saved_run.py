@@ -1,17 +1,21 @@
 """A run as its checkpoints tell it: the model, the settings, the tokenizer and the weights."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from jax.sharding import Mesh
 
+from geojax.checkpoint.base_weights import BASE_WEIGHTS, refuse_other_base
+from geojax.checkpoint.merged_model import MergedModel
 from geojax.checkpoint.saved_model import SavedModel
 from geojax.data import Corpus, DataSettings, Tokenizer
 from geojax.errors import UserError
 from geojax.inference import LoadedModel
 from geojax.models import ModelConfig
+from geojax.models.huggingface import HuggingFaceWeights
 from geojax.precision import policy
 from geojax.runtime.liveness.exit_messages import first_line
 from geojax.settings import validate
@@ -65,6 +69,20 @@ class SavedRun:
             )
         return cls(saved, config, model, words)
 
+    @functools.cached_property
+    def whole_model(self) -> SavedModel | MergedModel:
+        """The weights of `model.base`: those of the checkpoint, or its adapters merged into theirs.
+
+        Raises:
+            UserError: the weights that the run adapts are not where it read them, or others.
+        """
+        if self.model.lora is None:
+            return self.weights
+        folder = Path(self.config["initial_weights"]).expanduser()
+        base = HuggingFaceWeights(folder, self.model.base)
+        refuse_other_base(folder, self.weights.metadata[BASE_WEIGHTS], base.digest())
+        return MergedModel(self.weights, base, self.model)
+
     @property
     def compute_dtype(self) -> str:
         """Name of the dtype that the run computes in."""
@@ -115,7 +133,7 @@ def serve_run(
         problem = None
         try:
             name = dtype or saved.compute_dtype
-            model = LoadedModel.load(weights, saved.model, mesh, name)
+            model = LoadedModel.load(saved.whole_model, saved.model.base, mesh, name)
         except UserError:
             raise
         except (OSError, ValueError) as error:

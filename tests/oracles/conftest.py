@@ -1,6 +1,6 @@
 """Without the extra `oracles` no test of this folder is collected, and running it is an error.
 
-Those of lm-eval need the extra `harness` besides.
+Those of lm-eval need the extra `harness` besides, and those of adapters peft.
 """
 
 import importlib.util
@@ -12,3 +12,4 @@ def _is_installed(*modules: str) -> bool:
 
 collect_ignore_glob = [] if _is_installed("transformers") else ["test_*.py"]
 collect_ignore = [] if _is_installed("lm_eval", "accelerate") else ["test_harness.py"]
+collect_ignore += [] if _is_installed("peft") else ["test_peft.py"]
