@@ -5,6 +5,7 @@ executor's tick tables and the benchmarks read this registry.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 
 from geojax.pipeline.generators import tick_orders
@@ -98,11 +99,13 @@ def _fixed(
     split_backward: bool = False,
 ) -> ScheduleEntry:
     """Enter an order of (stages, microbatches) that is the same by events and in ticks."""
+    # The tables of one order differ in packings and hop ticks, and are made one after the other.
+    made = functools.lru_cache(maxsize=1)(generator)
     return ScheduleEntry(
         name,
         description,
-        tick_orders=lambda request: [generator(request.placement.stages, request.microbatches)],
-        event_order=lambda request: generator(request.stages, request.microbatches),
+        tick_orders=lambda request: [made(request.placement.stages, request.microbatches)],
+        event_order=lambda request: made(request.stages, request.microbatches),
         placement=placement,
         virtual_stages=virtual_stages,
         split_backward=split_backward,

@@ -11,8 +11,11 @@ whoever walks the schedule: the simulator, a loop of ticks (`TickTable`), a host
 
 import dataclasses
 import enum
+import functools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 
 class Kind(enum.Enum):
@@ -274,6 +277,19 @@ class TickTable:
     def ticks(self) -> int:
         """The number of ticks."""
         return 1 + max(order[-1] for order in self.starts)
+
+    @functools.cached_property
+    def by_tick(self) -> np.ndarray:
+        """[actions, 4]: tick, stage, rank of the kind and chunk of every action, tick by tick.
+
+        Of one tick in the order of the stages, and of one stage in its own.
+        """
+        found = [
+            (tick, stage, KIND_RANK[action.kind], action.chunk)
+            for tick, stage, action in self.actions()
+        ]
+        made = np.array(found)
+        return made[np.argsort(made[:, 0], kind="stable")]
 
     def actions(self) -> Iterator[tuple[int, int, Action]]:
         """Every action with its tick and stage."""

@@ -136,3 +136,27 @@ def test_the_fastest_packing_is_taken(name):
     if name != "zero_bubble_h1":
         single = by_packing[list(Packing).index(Packing.SINGLE)]
         assert seconds < 0.96 * single
+
+
+@pytest.mark.parametrize("name", ["branch_free", "1f1b", "interleaved", "zbv", "zero_bubble_h1"])
+@pytest.mark.parametrize("cut", [0, 1, 2])
+def test_the_time_alone_is_that_of_the_timeline(name, cut):
+    """With chunks that differ, and hops that are slow and share links."""
+    random.seed(cut)
+    virtual = {"interleaved": 2, "zbv": 2}.get(name, 1)
+    placement = Placement.vee(4) if name == "zbv" else Placement.interleaved([2, 2], virtual)
+    chunks = placement.chunks
+    hop_ticks = [1] * (chunks - 1)
+    hop_ticks[cut] = 2
+    table = tick_table(name, placement, 8, hop_ticks)
+    times = [tuple(random.uniform(0.5, 2) for _ in range(chunks)) for _ in range(3)]
+    hops = [Hop(random.uniform(0, 0.5), random.uniform(0, 0.5)) for _ in range(chunks - 1)]
+    for number in {cut, chunks - 2}:
+        hops[number] = Hop(random.uniform(0, 3), random.uniform(0, 3), "cut")
+    costs = Costs(*times, tuple(hops))
+    assert lock_step_seconds(table, costs) == pytest.approx(lock_step(table, costs).seconds)
+
+
+def test_one_chunk_has_no_hops():
+    table = tick_table("branch_free", Placement.linear(1), 3, ())
+    assert lock_step_seconds(table, Costs.uniform(1, 1.0, 2.0)) == 9
