@@ -170,9 +170,11 @@ def planned(contestant: Contestant, calibration: dict[str, Any]) -> Prediction:
     """The plan of a layout, from what was probed."""
     config = run_config(contestant.settings, contestant.repeats)
     times = StageTimes.model_validate(calibration["stage_times"])
+    # The runs' own topology knows no peaks, so that their hops take one tick.
+    layout = dataclasses.replace(layout_of_run(config), hop_ticks=1)
     return predict(
         config.model,
-        layout_of_run(config),
+        layout,
         Topology.model_validate(calibration["topology"]),
         sequence_length=SEQUENCE,
         calibration=dataclasses.replace(MEASURED, stage_times=times),

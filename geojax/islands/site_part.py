@@ -4,8 +4,9 @@ Where a site is one stage, or holds the whole model, the part is the site's.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -160,6 +161,18 @@ class SitePart:
 
 AUTO_CHUNKS = 4
 """Buckets of a step: so many that most travel during a backward, so few that they are large."""
+
+
+def bucket_count(layers: int, bucket_layers: int | Literal["auto"]) -> int:
+    """Return the number of chunks, each a bucket, of a site in role data.
+
+    Args:
+        layers: layers of the model.
+        bucket_layers: most layers of a chunk; "auto": `AUTO_CHUNKS` chunks, or as many as layers.
+    """
+    if bucket_layers == "auto":
+        return min(layers, AUTO_CHUNKS)
+    return math.ceil(layers / bucket_layers)
 
 
 def even_chunks(model: ModelConfig, chunks: int) -> dict[int, range]:

@@ -3,7 +3,8 @@
 Sums over sites run as in a step of one program, in each wire format, on all devices at once: short
 ones for what a message takes at least, long ones for the rate. The same encoding and decoding
 without the message in between says what of it is compute. An update is timed in the same way, since
-the memory of one device alone, in its core's caches, is far faster.
+the memory of one device alone, in its core's caches, is far faster. So is that of results which
+the system gives memory for, and what a host takes to start a program of many arrays.
 """
 
 import functools
@@ -32,6 +33,7 @@ _SHORT, _LONG = 2**8, 2**20
 """Numbers of a device in a message: at least a block of int8, and 4 MiB in float32."""
 _ADAM_ARRAYS = 4
 """Weights, gradient and two moments."""
+_ARRAYS = 100
 _ROUNDS = 5
 
 
@@ -61,7 +63,9 @@ def measured_shared_cores(context: ProbeContext) -> SharedCores | None:
     inside = {name: _compiled(context.mesh, _inside(wire), _LONG) for name, wire in formats.items()}
     short = _compiled(context.mesh, _crossing(FLOAT32), _SHORT)
     update = _compiled(context.mesh, _adam, _LONG)
-    programs = [short, crossing["none"], update, *inside.values()]
+    result = _compiled(context.mesh, lambda x: 1.5 * x, _LONG)
+    many = _of_many_arrays(context.mesh)
+    programs = [short, crossing["none"], update, result, many, *inside.values()]
     barrier("probe: sums over sites are compiled", TIMEOUT_SECONDS)
     limits = WatchdogSettings(first_step_seconds=TIMEOUT_SECONDS, minimum_seconds=TIMEOUT_SECONDS)
     with Watchdog(limits) as watchdog, watchdog.step(0, "probe"):
@@ -71,7 +75,7 @@ def measured_shared_cores(context: ProbeContext) -> SharedCores | None:
         _Times(*map(max, zip(*of_program, strict=True)))
         for of_program in zip(*answers, strict=True)
     ]
-    (least, long, updated, *local), devices = slowest, len(jax.local_devices())
+    (least, long, updated, made, started, *local), devices = slowest, len(jax.local_devices())
     sent = FLOAT32.message_bytes(_LONG)
     alone = local[0]
     return SharedCores(
@@ -85,6 +89,8 @@ def measured_shared_cores(context: ProbeContext) -> SharedCores | None:
         encode_seconds_per_number={
             name: each.seconds / _LONG for name, each in zip(formats, local, strict=True)
         },
+        new_memory_seconds_per_byte=made.seconds / FLOAT32.message_bytes(_LONG),
+        program_seconds=started.seconds,
     )
 
 
@@ -138,6 +144,17 @@ def _compiled(
         lambda: jnp.sin(jnp.arange(shape.size, dtype=jnp.float32)), out_shardings=sharding
     )()
     return functools.partial(program, argument)
+
+
+def _of_many_arrays(mesh: Mesh) -> Callable[[], Any]:
+    """Compile a program of short arrays, as many as those of a few layers."""
+    sharding = NamedSharding(mesh, PartitionSpec(AXES))
+    arrays = jax.jit(
+        lambda: [jnp.full(mesh.devices.size, float(number)) for number in range(_ARRAYS)],
+        out_shardings=sharding,
+    )()
+    program = jax.jit(lambda given: [each + 1 for each in given]).lower(arrays).compile()
+    return functools.partial(program, arrays)
 
 
 def _measured(program: Callable[[], Any]) -> _Times:

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from geojax.accelerators import Accelerator
 from geojax.errors import UserError
 from geojax.islands.programs import SitePrograms, StepBytes
-from geojax.islands.site_part import AUTO_CHUNKS, SitePart, even_chunks
+from geojax.islands.site_part import SitePart, bucket_count, even_chunks
 from geojax.mesh import make_mesh
 from geojax.optim import bytes_per_device
 from geojax.quantities import quantity
@@ -119,12 +119,8 @@ def sequences_of_site(config: RunConfig, plan: StepPlan, site: int) -> list[int]
 
 def data_part(config: RunConfig) -> SitePart:
     """Divide the model of a run in role data into the chunks that make its buckets."""
-    return SitePart(config.model, even_chunks(config.model, _chunks(config)))
-
-
-def _chunks(config: RunConfig) -> int:
-    layers, together = config.model.num_stacked_layers, config.communication.bucket_layers
-    return min(layers, AUTO_CHUNKS) if together == "auto" else math.ceil(layers / together)
+    count = bucket_count(config.model.num_stacked_layers, config.communication.bucket_layers)
+    return SitePart(config.model, even_chunks(config.model, count))
 
 
 def held_at_once(config: RunConfig, programs: SitePrograms, accelerator: Accelerator | None) -> int:

@@ -5,13 +5,12 @@ sums when its last backward is done, and wait for the others' before the update.
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from geojax.errors import UserError
-from geojax.islands.site_part import AUTO_CHUNKS
+from geojax.islands.site_part import bucket_count
 from geojax.models import ModelConfig
 from geojax.planner.buckets import CHOSEN, LinkShare, StepTimes, choose_buckets, link_share
 from geojax.planner.cost.layout import Layout
@@ -139,13 +138,10 @@ def _islands_exposed(
     other one, and buckets follow each other on the link without waiting for an answer.
     """
     layers = model.num_stacked_layers
-    together = math.ceil(layers / AUTO_CHUNKS)
-    if layout.bucket_layers != "auto":
-        together = layout.bucket_layers
-    chunks = math.ceil(layers / together)
+    chunks = bucket_count(layers, layout.bucket_layers)
     to_others = messages.bytes * layout.dc / 2
     transfer = to_others / chunks / link.bytes_per_second
-    window = times.held * together * times.layer_backward
+    window = times.held * layers / chunks * times.layer_backward
     sent = 0.0
     for chunk in range(1, chunks + 1):
         sent = max(sent, chunk * window) + transfer

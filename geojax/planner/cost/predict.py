@@ -37,7 +37,7 @@ NOT_MODELLED = (
 
 NOT_MODELLED_ON_SHARED_CORES = (
     "stages of one site that take turns on a core",
-    "what islands pay the transfer engine, and what their walk between programs takes",
+    "what islands pay the transfer engine",
 )
 """The same where devices are simulated."""
 
@@ -77,7 +77,8 @@ def predict(
     terms = [*slowest.terms, *reduced.terms]
     cores = topology.sites[0].shared_cores
     if cores is not None and layout.dc > 1:
-        terms.append(CoreCosts(cores, layout).short_sums)
+        of_cores = CoreCosts(cores, layout)
+        terms += [of_cores.short_sums, *of_cores.host_terms(model, sequence_length)]
     step = _exposed(terms)
     made: dict[str, Any] = dict(reduced.buckets)
     if layout.pipeline_stages > 1:

@@ -88,3 +88,21 @@ def test_devices_take_turns_in_the_update():
     assert together.bytes == alone.bytes
     # Gradient twice, weight and moments there and back, in 32 bits: nothing is cast to fewer.
     assert together.seconds == pytest.approx(together.bytes / 32 * 3e-8)
+
+
+def test_new_memory_and_many_programs_take_time():
+    slow = CORES.model_copy(update={"new_memory_seconds_per_byte": 1e-9, "program_seconds": 1e-3})
+    joined, apart = (step(DATA, slow, join=join) for join in ("one_program", "islands"))
+    for made in (joined, apart):
+        memory = made.term("new memory")
+        assert memory.exposed_seconds == pytest.approx(memory.bytes * 1e-9)
+        assert memory.bytes < made.memory_bytes * 4, "what a step computes with, not the state"
+    assert apart.term("new memory").bytes > joined.term("new memory").bytes
+    assert joined.term("starts of programs").seconds == pytest.approx(1e-3)
+    chunks = 4  # forwards and backwards of two microbatches; reduced, added; scalars and update
+    assert apart.term("starts of programs").seconds == pytest.approx(1e-3 * (chunks * (4 + 2) + 3))
+    unmeasured = step(DATA).term("new memory")
+    assert unmeasured.seconds == pytest.approx(4 * unmeasured.bytes / 4096 * 1e-6)
+    assert step(DATA).term("starts of programs").seconds == pytest.approx(4 * 3e-4)
+    split = step(STAGE, slow, join="islands", schedule="zero_bubble_h1")
+    assert split.term("starts of programs").seconds == pytest.approx(1e-3 * (3 * 8 + 2 + 3))
