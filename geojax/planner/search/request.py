@@ -58,6 +58,11 @@ class PlanRequest:
                 raise UserError(f"{name}: a plan needs one to choose from; name one or more")
         for name in self.precisions:
             policy(name)  # refuses a precision that there is not
+        if "int8" in self.compressions and self.model.use_router_bias:
+            raise UserError(
+                "compressions: int8 requires a model with use_router_bias=false, since counts of "
+                "experts' tokens would share the scales of gradients; none and bf16 would do"
+            )
         if self.sequence_length > self.model.max_position_embeddings:
             raise UserError(
                 f"sequence_length {self.sequence_length} is longer than the model's "

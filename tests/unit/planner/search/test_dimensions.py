@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from geojax.errors import UserError
 from geojax.models import ModelConfig
 from geojax.optim import OptimizerSettings
 from geojax.pipeline.registry import SCHEDULES
@@ -135,6 +136,13 @@ def test_the_reasons_depend_on_the_request():
             WAYS["replicas"], dataclasses.replace(OPEN, optimizer=OptimizerSettings(name="muon"))
         )
     )
+
+
+def test_a_bias_of_the_router_refuses_int8():
+    biased = MODEL.replace(use_router_bias=True, router_aux_loss_coef=0.0)
+    with pytest.raises(UserError, match="none and bf16 would do"):
+        dataclasses.replace(OPEN, model=biased)
+    dataclasses.replace(OPEN, model=biased, compressions=("none", "bf16"))
 
 
 def test_a_schedule_of_the_registry_may_win():
