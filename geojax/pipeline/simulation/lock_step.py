@@ -69,7 +69,7 @@ class _Messages(NamedTuple):
     inside: list[list[float]]
     """[ticks, hop_ticks]: seconds of the longest such hop; none waits for another. -inf: no hop."""
     over_links: dict[int, list[tuple[Hop, int, bool]]]
-    """By tick the hops over links in their order, their ticks, and if they go to later stages."""
+    """Hops over links of each tick: in order, their ticks, and if they go to later stages."""
 
 
 def _messages(table: TickTable, costs: Costs) -> _Messages:
