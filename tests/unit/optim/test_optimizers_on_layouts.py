@@ -14,19 +14,19 @@ import optax
 import pytest
 from support import whole_state
 from support.drawn_layouts import Draw
+from support.optax_chains import average_of_optax, chain_of_optax
 from support.step_traffic import lowered_step, sent_bytes
 
 from geojax import make_mesh
 from geojax.hlo import collective_traffic
-from geojax.models import init_parameters, is_matrix_of_layers, is_matrix_or_table
-from geojax.named_arrays import leaf_name, leaves_by_name
+from geojax.models import init_parameters
+from geojax.named_arrays import leaves_by_name
 from geojax.optim import (
     OPTIMIZERS,
     OptimizerSettings,
     apply_updates,
     global_norm,
     layout,
-    learning_rate_schedule,
     make_optimizer,
     optimizer_layouts,
 )
@@ -93,105 +93,6 @@ def of_leaves(tree):
     return kept
 
 
-def directions_of_optax(name, settings):
-    """Optax's transformation between clipping and weight decay."""
-    betas = settings.beta1, settings.beta2
-    adam = optax.scale_by_adam(*betas, eps=settings.epsilon)
-    if name == "lion":
-        return optax.scale_by_lion(*betas)
-    if name == "sgd":
-        return optax.trace(settings.beta1)
-    if name == "muon":
-        return of_layers(optax.chain(muon_of_optax(settings), optax.stateless(scale)), adam)
-    if name == "adafactor":
-        return by_matrix(
-            optax.chain(
-                optax.scale_by_factored_rms(min_dim_size_to_factor=1), optax.clip_by_block_rms(1.0)
-            )
-        )
-    if name == "schedule_free_adamw":
-        return optax.scale_by_rms(
-            settings.beta2, settings.epsilon, eps_in_sqrt=False, bias_correction=True
-        )
-    return adam
-
-
-def by_matrix(transformation):
-    """Apply a transformation to each layer's and expert's matrix or vector by itself."""
-
-    def stacked(path, leaf):
-        dims = 2 if is_matrix_or_table(leaf_name(path)) else 1
-        return leaf.reshape(-1, *leaf.shape[leaf.ndim - dims :])
-
-    def init(parameters):
-        each = jax.tree_util.tree_map_with_path(stacked, parameters)
-        return jax.tree.map(jax.vmap(transformation.init), each)
-
-    def update(updates, state, parameters):
-        leaves, structure = jax.tree.flatten(updates)
-        each, weights = (
-            jax.tree.leaves(jax.tree_util.tree_map_with_path(stacked, tree))
-            for tree in (updates, parameters)
-        )
-        states = structure.flatten_up_to(state)
-        apply = jax.vmap(transformation.update)
-        made = [apply(*own) for own in zip(each, states, weights, strict=True)]
-        shaped = [new.reshape(leaf.shape) for (new, _), leaf in zip(made, leaves, strict=True)]
-        return structure.unflatten(shaped), structure.unflatten([kept for _, kept in made])
-
-    return optax.GradientTransformation(init, update)
-
-
-def of_layers(matrices, others):
-    def labels(parameters):
-        return jax.tree_util.tree_map_with_path(
-            lambda path, _: "matrix" if is_matrix_of_layers(leaf_name(path)) else "other",
-            parameters,
-        )
-
-    return optax.partition({"matrix": matrices, "other": others}, labels)
-
-
-def muon_of_optax(settings):
-    def dims(updates):
-        return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(-2, -1), updates)
-
-    return optax.contrib.scale_by_muon(
-        beta=settings.muon_momentum, eps=settings.epsilon, weight_dimension_numbers=dims
-    )
-
-
-def scale(updates, _):
-    return jax.tree.map(lambda leaf: 0.2 * math.sqrt(max(leaf.shape[-2:])) * leaf, updates)
-
-
-def chain_of_optax(name):
-    settings = SETTINGS[name]
-    rate = learning_rate_schedule(settings, STEPS)
-    chain = optax.chain(
-        optax.clip_by_global_norm(settings.clip_norm),
-        directions_of_optax(name, settings),
-        optax.add_decayed_weights(
-            settings.weight_decay,
-            lambda tree: jax.tree_util.tree_map_with_path(
-                lambda path, _: is_matrix_or_table(leaf_name(path)), tree
-            ),
-        ),
-        optax.scale_by_learning_rate(lambda count: rate(count + 1)),
-    )
-    if name == "schedule_free_adamw":
-        return optax.contrib.schedule_free(chain, rate, settings.beta1)
-    return chain
-
-
-def average_of_optax(name, parameters, state, average):
-    """The weights to evaluate, from those of the step before."""
-    if name == "schedule_free_adamw":
-        return optax.contrib.schedule_free_eval_params(state, parameters)
-    decay = SETTINGS[name].ema_decay
-    return parameters if decay is None else optax.incremental_update(parameters, average, 1 - decay)
-
-
 def gradient_at(step, bases):
     """A gradient that turns from step to step, or is not finite."""
     first, second = bases
@@ -213,13 +114,15 @@ def parameters_of_optax():
     good = np.delete(np.arange(STEPS), BAD_STEP)
 
     def train(name, parameters, bases):
-        optimizer = chain_of_optax(name)
+        settings = SETTINGS[name]
+        optimizer = chain_of_optax(settings, STEPS)
 
         def one(carry, step):
             parameters, state, average = carry
             updates, state = optimizer.update(gradient_at(step, bases), state, parameters)
             parameters = optax.apply_updates(parameters, updates)
-            return (parameters, state, average_of_optax(name, parameters, state, average)), None
+            average = average_of_optax(settings, parameters, state, average)
+            return (parameters, state, average), None
 
         first = parameters, optimizer.init(parameters), parameters
         parameters, _, average = jax.lax.scan(one, first, good)[0]
