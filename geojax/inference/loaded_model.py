@@ -51,6 +51,8 @@ class LoadedModel:
         Raises:
             UserError: the mesh cannot share the model.
         """
+        # The modules that predict later tokens have no part in what programs here compute.
+        config = config.without_later_tokens
         check_parallelism(config, parallelism_of(mesh), sequence=1)
         return cls(config, mesh, saved.read(weight_layouts(config, mesh, dtype), mesh))
 

@@ -230,6 +230,11 @@ class ModelConfig(Settings):
     initializer_range: float = pydantic.Field(default=0.02, ge=1e-9, le=100)
     """Standard deviation of the initial matrices; residual outputs get 1/sqrt(2 layers) of it."""
 
+    num_nextn_predict_layers: int = pydantic.Field(default=0, ge=0, le=2**4)
+    """Modules that predict the tokens behind the next one, in training alone (multi-token
+    prediction, "DeepSeek-V3", 2024, section 2.2); they lie with the head."""
+    mtp_loss_scaling_factor: float = pydantic.Field(default=0.1, gt=0, le=1e3)
+    """Weight in the loss of the mean of these modules' losses."""
     num_experts: int = pydantic.Field(default=0, ge=0, le=2**14)
     """Experts of a layer, in place of its dense feed-forward block; 0: a dense model."""
     first_k_dense_replace: int = pydantic.Field(default=0, ge=0, le=2**6)
@@ -295,6 +300,16 @@ class ModelConfig(Settings):
     def has_window(self) -> tuple[bool, ...]:
         """True for the layers with a window, of the first period of layers that repeats."""
         return tuple(kind == "sliding_attention" for kind in self.layer_types)
+
+    @property
+    def head_reads_tokens(self) -> bool:
+        """True if the table of tokens is also read behind the last layer."""
+        return self.tie_word_embeddings or self.num_nextn_predict_layers > 0
+
+    @property
+    def without_later_tokens(self) -> Self:
+        """A copy without modules for later tokens."""
+        return self.model_copy(update={"num_nextn_predict_layers": 0})
 
     @property
     def num_stacked_layers(self) -> int:
@@ -447,6 +462,12 @@ class ModelConfig(Settings):
     @pydantic.model_validator(mode="after")
     def _positions_fit(self) -> Self:
         if self.position_embedding_type == "learned_absolute":
+            if self.num_nextn_predict_layers:
+                raise ValueError(
+                    "num_nextn_predict_layers requires position_embedding_type=rope; got "
+                    "learned_absolute. Remove num_nextn_predict_layers, or set "
+                    "position_embedding_type"
+                )
             if self.rope_parameters != RopeParameters():
                 raise ValueError(
                     "rope_parameters requires position_embedding_type=rope; got learned_absolute. "
@@ -485,6 +506,8 @@ class ModelConfig(Settings):
             return self
         if self.has_latent_attention:
             raise ValueError("lora requires attention without latents (kv_lora_rank); remove lora")
+        if self.num_nextn_predict_layers:
+            raise ValueError("lora requires num_nextn_predict_layers=0; remove lora, or set that")
         if self.lora.target_modules == "all-linear":
             return self
         only_experts = self.is_moe and not (self.n_shared_experts or self.first_k_dense_replace)

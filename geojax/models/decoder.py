@@ -24,6 +24,7 @@ from geojax.models.attention import attention
 from geojax.models.config import ModelConfig
 from geojax.models.cross_entropy import soft_cap
 from geojax.models.feed_forward import linear
+from geojax.models.head import head
 from geojax.models.layers import (
     attention_sinks,
     is_windowed,
@@ -36,12 +37,14 @@ from geojax.models.layers import (
 from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
 from geojax.models.parameters import Parameters
 from geojax.models.rotary import score_scale
-from geojax.models.transformer import embed, head
+from geojax.models.transformer import embed
 
 _TRAINING_FIELDS = {
     "capacity_factor",
     "dropout",
     "initializer_range",
+    "mtp_loss_scaling_factor",
+    "num_nextn_predict_layers",
     "router_aux_loss_coef",
     "router_z_loss_coef",
     "z_loss_coef",

@@ -1,12 +1,15 @@
 """Embedding tables: look-up, and gradients summed in at least float32."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from geojax.models.config import ModelConfig
 from geojax.models.parallel.parallelism import Parallelism
+from geojax.models.parallel.tensor import reduce_from_tp_region
 from geojax.models.parallel.varying import (
     vary_over,
     varying_axes,
@@ -43,6 +46,19 @@ def vocab_parallel_embedding(
     own = tokens - lax.axis_index("tensor") * table.shape[0]
     is_local = (own >= 0) & (own < table.shape[0])
     return jnp.where(is_local[..., None], look_up(table, jnp.where(is_local, own, 0)), 0)
+
+
+def embed_tokens(
+    table: jax.Array, tokens: jax.Array, config: ModelConfig, parallelism: Parallelism
+) -> jax.Array:
+    """Embed `tokens` int32 [B, S] as the model does, [B, S, H]; `table` is this rank's part.
+
+    With sequence parallelism the result has 1 / tensor of the positions, as the stream has.
+    """
+    x = reduce_from_tp_region(vocab_parallel_embedding(table, tokens, parallelism), parallelism)
+    if config.scale_embeddings:
+        x = x * jnp.asarray(math.sqrt(config.hidden_size), x.dtype)
+    return x
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))

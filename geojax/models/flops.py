@@ -8,11 +8,14 @@ from geojax.models.parameters import active_parameter_count, parameter_count, pa
 
 
 def attended_positions(config: ModelConfig, sequence: int) -> int:
-    """Sum over layers the positions that a token counts as attending to: all, or its window's."""
-    period = config.has_window
-    windows = sum(period[layer % len(period)] for layer in range(config.num_hidden_layers))
+    """Sum over layers the positions that a token counts as attending to: all, or its window's.
+
+    The layers of modules for later tokens are among them.
+    """
+    period, layers = config.has_window, config.num_hidden_layers + config.num_nextn_predict_layers
+    windows = sum(period[layer % len(period)] for layer in range(layers))
     window = min(config.sliding_window or sequence, sequence)
-    return windows * window + (config.num_hidden_layers - windows) * sequence
+    return windows * window + (layers - windows) * sequence
 
 
 def model_flops(config: ModelConfig, sequence: int) -> int:
@@ -25,8 +28,9 @@ def model_flops(config: ModelConfig, sequence: int) -> int:
     a layer with a window to a whole window) and nothing is added for recomputation, as in PaLM
     (Chowdhery et al. 2022, appendix B) and, for GPT-3's shape and without its recomputation term,
     equation 3 of Narayanan et al. 2021 ("Efficient Large-Scale Language Model Training on GPU
-    Clusters Using Megatron-LM"), so that the number compares with published ones. With adapters
-    the frozen weights take 4 (no gradient of theirs is computed), and those of adapters 6.
+    Clusters Using Megatron-LM"), so that the number compares with published ones. Modules for later
+    tokens are counted likewise, each with the head. With adapters the frozen weights take 4 (no
+    gradient of theirs is computed), and those of adapters 6.
     """
     leaves = jax.tree_util.tree_leaves_with_path(
         {name: tree for name, tree in parameter_shapes(config).items() if name != "head"}
@@ -34,7 +38,8 @@ def model_flops(config: ModelConfig, sequence: int) -> int:
     kernels = sum(leaf.size for path, leaf in leaves if path[-1].key == "kernel")
     kernels -= parameter_count(config) - active_parameter_count(config)
     adapters = sum(leaf.size for path, leaf in leaves if is_adapter(path))
-    head = config.hidden_size * config.vocab_size
+    heads = 1 + config.num_nextn_predict_layers
+    head = heads * config.hidden_size * config.vocab_size
     attended = attended_positions(config, sequence)
     widths = config.head_dim + config.v_head_dim
     attention = 6 * config.num_attention_heads * widths * attended

@@ -65,6 +65,12 @@ def parameter_shapes(config: ModelConfig, dtype: Any = jnp.float32) -> Parameter
 
         embedding/dense_layers/...          [first_k_dense_replace, ...]
 
+    With M modules for later tokens (num_nextn_predict_layers), whose layer is like the last ones:
+
+        mtp/embedding_norm/scale            [M, d]      and stream_norm, final_norm
+        mtp/projection/kernel               [M, 2 d, d]
+        mtp/layers/...                      [M, ...]
+
     With latents of q and r dims, and P rotated dims, and values of W dims, in place of attention:
 
         layers/attention/query_down/kernel          [L, d, q]          and the norm unless q is 0
@@ -95,6 +101,14 @@ def parameter_shapes(config: ModelConfig, dtype: Any = jnp.float32) -> Parameter
         config, config.num_stacked_layers, dtype, with_experts=config.is_moe
     )
     tree["final_norm"] = _norm(config, array(hidden))
+    if modules := config.num_nextn_predict_layers:
+        tree["mtp"] = {
+            "embedding_norm": _norm(config, array(modules, hidden)),
+            "stream_norm": _norm(config, array(modules, hidden)),
+            "projection": {"kernel": array(modules, 2 * hidden, hidden)},
+            "layers": _stacked_layers(config, modules, dtype, with_experts=config.is_moe),
+            "final_norm": _norm(config, array(modules, hidden)),
+        }
     if not config.tie_word_embeddings:
         tree["head"] = {"kernel": array(hidden, config.vocab_size)}
     return tree if config.lora is None else with_adapter_shapes(tree, config.lora)
@@ -186,7 +200,9 @@ def active_parameter_count(config: ModelConfig) -> int:
     """Count the parameters that one token activates: of the experts those that it goes to."""
     if not config.is_moe:
         return parameter_count(config)
-    experts = jax.tree.leaves(parameter_shapes(config)["layers"]["experts"])
+    shapes = parameter_shapes(config)
+    layers = [shapes["layers"], *([shapes["mtp"]["layers"]] if "mtp" in shapes else [])]
+    experts = jax.tree.leaves([each["experts"] for each in layers])
     unmet = config.num_experts - config.num_experts_per_tok
     of_one = sum(math.prod(leaf.shape) for leaf in experts) // config.num_experts
     return parameter_count(config) - unmet * of_one
@@ -241,4 +257,4 @@ def is_matrix_or_table(name: str) -> bool:
 def is_matrix_of_layers(name: str) -> bool:
     """Return True for the dotted name of a matrix in the layers: no table, and not the head."""
     *above, last = name.split(".")
-    return last == "kernel" and ("dense_layers" in above or above[:1] == ["layers"])
+    return last == "kernel" and ("dense_layers" in above or above[:1] in (["layers"], ["mtp"]))

@@ -5,7 +5,6 @@ Shapes: B batch, S sequence, H hidden, V vocabulary.
 
 import dataclasses
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -16,16 +15,17 @@ from geojax.models.chunk.layer_io import layer_slice
 from geojax.models.chunk.layer_scan import Layers, Span
 from geojax.models.chunk.remat import Remat, rematerialize
 from geojax.models.config import ModelConfig
-from geojax.models.cross_entropy import cross_entropy_sum, soft_cap
 from geojax.models.dropout import dropout
-from geojax.models.embedding import look_up, vocab_parallel_embedding
+from geojax.models.embedding import embed_tokens, look_up
 from geojax.models.frozen import unmarked
+from geojax.models.head import head, token_loss
 from geojax.models.layers import LayerContext, layer, make_context
 from geojax.models.moe import weighted_aux_loss
+from geojax.models.multi_token_prediction import mtp_loss
 from geojax.models.norm import norm
 from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
 from geojax.models.parallel.sequence_order import local_positions
-from geojax.models.parallel.tensor import copy_to_tp_region, reduce_from_tp_region, stream_positions
+from geojax.models.parallel.tensor import stream_positions
 from geojax.models.parameters import Parameters
 from geojax.precision import NO_FP8, LinearMatmul
 
@@ -50,8 +50,9 @@ def loss_sum(
 
     Both sums are scalars of at least float32: their ratio over all sequences of all devices is the
     loss. The former includes the experts' load-balancing losses, each sequence's times its number
-    of targets. It computes in the dtype of `parameters`, but norms, softmax and cross-entropy in at
-    least float32. It may be called inside a `shard_map`; sequences are independent of each other.
+    of targets, and the losses of modules that predict later tokens. It computes in the dtype of
+    `parameters`, but norms, softmax and cross-entropy in at least float32. It may be called inside
+    a `shard_map`; sequences are independent of each other.
 
     Args:
         parameters: the tree of `parameter_shapes`.
@@ -78,7 +79,9 @@ def loss_sum(
         parallelism=parallelism,
         matmul=matmul,
     )
-    total = head_loss(parameters, x, batch, config, parallelism)
+    total = head_losses(
+        parameters, x, batch, config, parallelism, dropout_key=dropout_key, attention=attention
+    ).sum()
     if aux_loss is not None and config.is_moe:
         total += weighted_aux_loss(aux_loss, batch["loss_mask"])
     return total, batch["loss_mask"].astype(total.dtype).sum()
@@ -198,7 +201,15 @@ def model_chunk(
     functions = ModelFunctions(
         embed=first_stream,
         layer=rematerialize(any_layer, remat),
-        head=lambda last, x, batch: head_loss(unmarked(last), x, batch, config, parallelism),
+        head=lambda last, x, batch: head_losses(
+            unmarked(last),
+            x,
+            batch,
+            config,
+            parallelism,
+            dropout_key=dropout_key,
+            attention=attention,
+        ),
         context=lambda batch: make_context(batch, config, dtype, dropout_key, parallelism),
         balance=balance if config.is_moe else None,
     )
@@ -222,12 +233,7 @@ def embed(
     `parameters` are the tables of "embedding". With sequence parallelism the stream has 1 / tensor
     of the positions, here and through all layers.
     """
-    tokens = vocab_parallel_embedding(
-        parameters["tokens"]["embedding"], batch["tokens"], parallelism
-    )
-    x = reduce_from_tp_region(tokens, parallelism)
-    if config.scale_embeddings:
-        x = x * jnp.asarray(math.sqrt(config.hidden_size), x.dtype)
+    x = embed_tokens(parameters["tokens"]["embedding"], batch["tokens"], config, parallelism)
     if config.position_embedding_type == "learned_absolute":
         sequence = batch["tokens"].shape[1] * parallelism.context
         if sequence > config.max_position_embeddings:
@@ -244,54 +250,47 @@ def embed(
     return x
 
 
-def head_loss(
+def head_losses(
     parameters: Parameters,
     x: jax.Array,
     batch: Batch,
     config: ModelConfig,
     parallelism: Parallelism = SINGLE_DEVICE,
+    *,
+    dropout_key: jax.Array | None = None,
+    attention: str = "auto",
 ) -> jax.Array:
-    """Sum the masked next-token losses of the stream `x` after all layers.
+    """Sum the masked losses of the stream `x` after all layers.
 
-    Of `parameters` it reads the final norm and the kernel of the head. The sum is over the
-    positions of the batch, the same on all ranks of `tensor`.
+    Of `parameters` it reads what `read_by_head` names.
+
+    Returns:
+        The sum of the next-token losses, []; with modules for later tokens [2], that sum and their
+        share, which together are what is trained.
     """
-    return cross_entropy_sum(
-        copy_to_tp_region(norm(parameters["final_norm"], x, config), parallelism),
-        head_kernel(parameters, config),
-        batch["targets"],
-        batch["loss_mask"],
-        tied=config.tie_word_embeddings,
-        vocabulary=config.vocab_size,
-        softcap=config.final_logit_softcapping,
-        z_loss=config.z_loss_coef,
-        parallelism=parallelism,
-    )
+    normed = norm(parameters["final_norm"], x, config)
+    loss = token_loss(parameters, normed, batch["targets"], batch["loss_mask"], config, parallelism)
+    if not config.num_nextn_predict_layers:
+        return loss
+
+    def run_layer(
+        weights: Parameters, x: jax.Array, index: jax.Array, context: LayerContext
+    ) -> tuple[jax.Array, jax.Array | None]:
+        return layer(weights, x, index, context, config, attention, parallelism)
+
+    context = make_context(batch, config, x.dtype, dropout_key, parallelism)
+    later = mtp_loss(parameters, normed, batch, context, config, parallelism, run_layer)
+    return jnp.stack([loss, later])
 
 
-def head_kernel(parameters: Parameters, config: ModelConfig) -> jax.Array:
-    """Return the head's kernel [H, V], or the embedding [V, H] where the head is tied."""
-    if config.tie_word_embeddings:
-        return parameters["embedding"]["tokens"]["embedding"]
-    return parameters["head"]["kernel"]
-
-
-def head(
-    parameters: Parameters,
-    x: jax.Array,
-    config: ModelConfig,
-    parallelism: Parallelism = SINGLE_DEVICE,
-) -> jax.Array:
-    """Compute logits [B, S, V], in at least float32, of the stream `x` after all layers.
-
-    With tensor parallelism they are this rank's part of the vocabulary, of all positions; padding
-    of the vocabulary to a multiple of `tensor` comes last.
-    """
-    hidden = copy_to_tp_region(norm(parameters["final_norm"], x, config), parallelism)
-    kernel = head_kernel(parameters, config)
-    wide = jnp.promote_types(hidden.dtype, jnp.float32)
-    equation = "...d,vd->...v" if config.tie_word_embeddings else "...d,dv->...v"
-    return soft_cap(
-        jnp.einsum(equation, hidden, kernel, preferred_element_type=wide),
-        config.final_logit_softcapping,
-    )
+def read_by_head(parameters: Parameters, config: ModelConfig) -> Parameters:
+    """Return the part of the parameters that `head_losses` reads."""
+    names = ["final_norm"]
+    if not config.tie_word_embeddings:
+        names.append("head")
+    if config.num_nextn_predict_layers:
+        names.append("mtp")
+    read = {name: parameters[name] for name in names}
+    if config.head_reads_tokens:
+        read["embedding"] = {"tokens": parameters["embedding"]["tokens"]}
+    return read

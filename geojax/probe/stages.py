@@ -25,6 +25,7 @@ from geojax.models import ModelConfig, init_parameters
 from geojax.models.chunk.chunk import ChunkWeights
 from geojax.models.chunk.layer_io import StackedGradients
 from geojax.models.parallel.varying import vary_over, zeros_of
+from geojax.models.transformer import read_by_head
 from geojax.optim import layout
 from geojax.pipeline.simulation.stage_times import PieceTimes, SiteTimes, StageTimes
 from geojax.precision import attach_amax
@@ -234,7 +235,7 @@ class _Pieces:
         def program(shards: Any, history: Any, batch: Any, iterations: jax.Array) -> jax.Array:
             weights = gather_weights(shards, self._layouts, self._plan)
             layers = attach_amax(weights["layers"], prev_amax(history, self._plan))
-            last = {name: weights[name] for name in self._run.read_by_head}
+            last = read_by_head(weights, self._run.model)
             of_chunk = self._chunk.stacked_weights(weights["embedding"], layers, last)
             body, start = getattr(self, f"_{piece}")(kind, of_chunk, batch)
 

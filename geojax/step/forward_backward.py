@@ -21,7 +21,7 @@ from geojax.collectives import after
 from geojax.models import Batch, ModelConfig, Parameters
 from geojax.models.chunk.chunk import Chunk, ChunkWeights
 from geojax.models.chunk.layer_io import GradientSink, LayerWeights
-from geojax.models.transformer import model_chunk
+from geojax.models.transformer import model_chunk, read_by_head
 from geojax.pipeline.execution import EarlyReduction, Executor, StageWeights
 from geojax.pipeline.execution.ready_parts import Part
 from geojax.pipeline.schedule import LayerBytes
@@ -34,6 +34,8 @@ class Gradients(NamedTuple):
 
     loss: jax.Array
     """The sum of the tokens' losses."""
+    mtp_loss: jax.Array | None
+    """The share of modules for later tokens in the loss; None without any."""
     aux_loss: jax.Array | None
     """The share of balance losses in the loss; None without experts."""
     targets: jax.Array
@@ -51,6 +53,8 @@ class StageGradients(NamedTuple):
 
     loss: jax.Array
     """The sum of the tokens' losses, on the last stage; zero elsewhere."""
+    mtp_loss: jax.Array | None
+    """The share of modules for later tokens in the loss, likewise; None without any."""
     aux_loss: jax.Array | None
     """The share of this stage's balance losses in it; None without experts."""
     targets: jax.Array
@@ -102,9 +106,9 @@ class ForwardBackward:
         return self.chunk(range(self.model.num_stacked_layers))
 
     @property
-    def read_by_head(self) -> tuple[str, ...]:
-        """The parts of the parameters that the head reads."""
-        return ("final_norm", "embedding" if self.model.tie_word_embeddings else "head")
+    def for_evaluation(self) -> "ForwardBackward":
+        """The same model without its modules for later tokens."""
+        return dataclasses.replace(self, model=self.model.without_later_tokens)
 
     def gradients(
         self,
@@ -161,7 +165,8 @@ class ForwardBackward:
             for kept, behind in zip(forward.prefetched, backward.prefetched, strict=True)
         ]
         gradients = self.non_layer_gradients(backward.first, last)
-        return Gradients(loss, balance, targets, gradients, backward.layers, prefetched)
+        losses = self._by_kind(loss)
+        return Gradients(*losses, balance, targets, gradients, backward.layers, prefetched)
 
     def loss(
         self, non_layer_params: Parameters, layers: Sequence[LayerWeights], batch: Batch
@@ -170,8 +175,9 @@ class ForwardBackward:
 
         Arguments are those of `gradients`.
         """
-        chunk = self.whole_model
-        weights = self._chunk_weights(non_layer_params, layers)
+        run = self.for_evaluation
+        chunk = run.whole_model
+        weights = run._chunk_weights(non_layer_params, layers)
         loss, _ = chunk.forward_only(weights, None, batch, chunk.functions.context(batch))
         return loss, batch["loss_mask"].astype(loss.dtype).sum()
 
@@ -187,7 +193,8 @@ class ForwardBackward:
         """
         made = self._executor.gradients(self._stage_weights(weights), microbatches, early)
         targets = self._on_last_stage(microbatches["loss_mask"].astype(made.loss.dtype).sum())
-        return StageGradients(made.loss, made.balance, targets, made.weights, made.exchanged)
+        losses = self._by_kind(made.loss)
+        return StageGradients(*losses, made.balance, targets, made.weights, made.exchanged)
 
     def stage_parameters(self, sums: StageWeights) -> Parameters:
         """Bring a stage's gradients into the structure of the parameters, without amax."""
@@ -208,7 +215,8 @@ class ForwardBackward:
 
         Arguments are those of `pipeline_gradients`.
         """
-        loss = self._executor.loss(self._stage_weights(weights), microbatches)
+        run = self.for_evaluation
+        loss = run._executor.loss(run._stage_weights(weights), microbatches)
         return loss, self._on_last_stage(microbatches["loss_mask"].astype(loss.dtype).sum())
 
     def non_layer_gradients(self, first: Parameters, last: Parameters) -> Parameters:
@@ -216,17 +224,22 @@ class ForwardBackward:
         cast = functools.partial(jax.tree.map, lambda x: x.astype(self.plan.policy.reduce_dtype))
         last, tables = cast(last), cast(first)
         if "embedding" in last:
-            tables = jax.tree.map(jnp.add, tables, last["embedding"])
+            of_head = last["embedding"]["tokens"]
+            tables = tables | {"tokens": jax.tree.map(jnp.add, tables["tokens"], of_head)}
         return last | {"embedding": tables}
+
+    def _by_kind(self, losses: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+        """Split the result of the head: next-token losses, and the share of later tokens."""
+        return (losses[0], losses[1]) if losses.ndim else (losses, None)
 
     def _chunk_weights(
         self, non_layer_params: Parameters, layers: Sequence[LayerWeights]
     ) -> ChunkWeights:
-        last = {name: non_layer_params[name] for name in self.read_by_head}
+        last = read_by_head(non_layer_params, self.model)
         return ChunkWeights(non_layer_params["embedding"], layers, last)
 
     def _stage_weights(self, weights: Parameters) -> StageWeights:
-        last = {name: weights[name] for name in self.read_by_head}
+        last = read_by_head(weights, self.model)
         return StageWeights(weights["embedding"], weights["layers"], last)
 
     @property

@@ -52,6 +52,8 @@ class StepGradients(NamedTuple):
     (Not of the mean: that would weigh microbatches with few targets too much.)"""
     loss: jax.Array
     """The sum of the losses of this rank's tokens."""
+    mtp_loss: jax.Array | None
+    """The share of modules for later tokens in the loss; None for a model without any."""
     aux_loss: jax.Array | None
     """The sum of the aux losses of the experts' balance; None for a dense model."""
     targets: jax.Array
@@ -126,9 +128,9 @@ def step_gradients(
     def iteration(sums: Gradients, microbatch: Batch) -> tuple[Gradients, None]:
         watched = AmaxSink(sink)
         made = run.gradients(non_layer_params, continued(sums), microbatch, watched, sums.layers)
-        loss, aux_loss, targets = jax.tree.map(jnp.add, _numbers(sums), _numbers(made))
+        numbers = _Numbers(*jax.tree.map(jnp.add, _numbers(sums), _numbers(made)))
         total = jax.tree.map(jnp.add, sums.non_layer_params, in_site(made.non_layer_params))
-        return Gradients(loss, aux_loss, targets, total, made.layers, made.prefetched), None
+        return Gradients(*numbers, total, made.layers, made.prefetched), None
 
     layer = jax.eval_shape(lambda: trained_layer(layers[0]))
     no_loss = vary_over(jnp.zeros((), run.loss_dtype), varying_axes(batch["loss_mask"]))
@@ -137,9 +139,11 @@ def step_gradients(
     )
     non_layer_sums = zeros_of(jax.eval_shape(lambda: in_site(non_layer_zeros())), zero=zero)
     layer_sums = AmaxSums(sink.start(layer, model.num_stacked_layers, zero), zeros_of(prev_amax))
-    aux_loss = None if not model.is_moe else no_loss
+    mtp_loss = no_loss if model.num_nextn_predict_layers else None
+    aux_loss = no_loss if model.is_moe else None
     prefetched = [own.prefetched for own in layers]
-    sums = Gradients(no_loss, aux_loss, no_loss, non_layer_sums, layer_sums, prefetched)
+    numbers = _Numbers(no_loss, mtp_loss, aux_loss, no_loss)
+    sums = Gradients(*numbers, non_layer_sums, layer_sums, prefetched)
     if in_loop == 1:
         sums, _ = iteration(sums, layer_slice(microbatches, 0))
     elif in_loop > 1:
@@ -179,8 +183,8 @@ def step_gradients(
     )
     gradients = non_layer_reduced.gradients | {"layers": reduced.gradients}
     after = error_feedback and non_layer_reduced.error_feedback | {"layers": reduced.error_feedback}
-    loss, aux_loss, targets = jax.tree.map(jnp.add, _numbers(sums), _numbers(last))
-    return StepGradients(gradients, loss, aux_loss, targets, last.layers.amax, after)
+    numbers = _Numbers(*jax.tree.map(jnp.add, _numbers(sums), _numbers(last)))
+    return StepGradients(gradients, *numbers, last.layers.amax, after)
 
 
 def split_microbatches(batch: Batch, plan: StepPlan) -> Batch:
@@ -188,8 +192,15 @@ def split_microbatches(batch: Batch, plan: StepPlan) -> Batch:
     return jax.tree.map(lambda leaf: leaf.reshape(plan.microbatches, -1, *leaf.shape[1:]), batch)
 
 
-def _numbers(made: Gradients | StageGradients) -> tuple[jax.Array, jax.Array | None, jax.Array]:
-    return made.loss, made.aux_loss, made.targets
+class _Numbers(NamedTuple):
+    loss: jax.Array
+    mtp_loss: jax.Array | None
+    aux_loss: jax.Array | None
+    targets: jax.Array
+
+
+def _numbers(made: Gradients | StageGradients) -> _Numbers:
+    return _Numbers(made.loss, made.mtp_loss, made.aux_loss, made.targets)
 
 
 def batch_loss(

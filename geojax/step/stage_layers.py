@@ -71,8 +71,8 @@ class StagedLayers:
 def stage_assignments(model: ModelConfig, staged: StagedLayers, axes: Sequence[str]) -> Any:
     """Return the `StageAssignment` of each leaf of `parameter_shapes(model)`.
 
-    The first stage holds the tables, the last one the final norm and the head; a tied table is held
-    by both.
+    The first stage holds the tables, the last one the final norm, the head and the modules for
+    later tokens; a table that the head or these modules read is held by both.
 
     Args:
         model: the model.
@@ -90,7 +90,7 @@ def stage_assignments(model: ModelConfig, staged: StagedLayers, axes: Sequence[s
         if names[0] == "layers":
             return layers
         holders = {staged.first_stage if names[0] == "embedding" else staged.last_stage}
-        if model.tie_word_embeddings and "tokens" in names:
+        if model.head_reads_tokens and "tokens" in names:
             holders.add(staged.last_stage)
         return StageAssignment.on(tuple(axes), stages, holders)
 

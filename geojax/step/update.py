@@ -44,7 +44,8 @@ class SiteSums(NamedTuple):
 
     Already summed over all sites of the mesh, since buckets cross `dc` as they come."""
     scalars: jax.Array
-    """float32 [2 + signals (+ 1)]: loss, number of targets, signals and, with experts, aux loss."""
+    """float32 [2 + signals (+ 2)]: loss, number of targets, signals, with modules for later tokens
+    their loss, and with experts the aux loss."""
     amax: jax.Array | None
     """float32 [n]: the layers' amax, a maximum instead of a sum; None without a history."""
     error_feedback: Any
@@ -87,11 +88,11 @@ def site_sums(
         error_feedback=scaled(state.error_feedback, factor),
     )
     signal = sum_signals(signals, made.loss)
-    aux_loss = [] if made.aux_loss is None else [made.aux_loss]
+    of_some = [each for each in (made.mtp_loss, made.aux_loss) if each is not None]
     unscale = None if factor is None else 1 / factor
     return SiteSums(
         scaled(made.gradients, unscale),
-        sum_in_site(jnp.stack([made.loss, made.targets, *signal, *aux_loss])),
+        sum_in_site(jnp.stack([made.loss, made.targets, *signal, *of_some])),
         max_in_site(made.amax, plan),
         scaled(made.error_feedback, unscale),
     )
@@ -163,15 +164,16 @@ def mean_over_targets(sums: SiteSums) -> tuple[Any, dict[str, jax.Array]]:
 
     Returns:
         The shards of the gradient of the mean loss; and the scalars `loss`, `targets`, one per
-        signal and, with experts, `aux_loss`, the same on every rank.
+        signal and, of models that have them, `mtp_loss` and `aux_loss`, the same on every rank.
     """
     loss, count, *others = sums.scalars
     count = jnp.maximum(count, 1)
     mean = jax.tree.map(lambda leaf: leaf / count.astype(leaf.dtype), sums.gradients)
     metrics = {"loss": loss / count, "targets": count}
     metrics |= dict(zip(SIGNALS, others[: len(SIGNALS)], strict=True))
-    if others[len(SIGNALS) :]:
-        metrics["aux_loss"] = others[-1] / count
+    names = ("mtp_loss", "aux_loss") if "mtp" in mean else ("aux_loss",)
+    of_some = others[len(SIGNALS) :]
+    metrics |= {name: each / count for name, each in zip(names, of_some, strict=False)}
     return mean, metrics
 
 

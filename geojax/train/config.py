@@ -484,6 +484,7 @@ class RunConfig(Settings):
                 not self.zero.across_sites
             ),
             "checkpoint.per_site=true": self.checkpoint.per_site,
+            "model.num_nextn_predict_layers=0": self.model.num_nextn_predict_layers == 0,
         }
         missing = [name for name, holds in required.items() if not holds]
         if missing:

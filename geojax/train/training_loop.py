@@ -31,8 +31,8 @@ from geojax.train.trainer import State, Trainer
 # the host; a third step in flight would only hold more memory.
 STEPS_IN_FLIGHT = 2
 
-OF_SOME_RUNS = ("aux_loss", "loss_scale")
-"""Metrics that only some runs have: those with experts, and those in fp16."""
+OF_SOME_RUNS = ("mtp_loss", "aux_loss", "loss_scale")
+"""Metrics that only some runs have: those that predict later tokens, with experts, and in fp16."""
 
 
 class _PendingStep(NamedTuple):

@@ -121,7 +121,7 @@ def gradients_of_step(
     compiled = lowered.compile(compiler_options)
     inspect(compiled.as_text())
     gradients, metrics = compiled(shards, rows, signals)
-    loss = metrics["loss"] + metrics.get("aux_loss", 0)
+    loss = metrics["loss"] + metrics.get("mtp_loss", 0) + metrics.get("aux_loss", 0)
     return loss, whole_state.trim(gradients, trained, plan.mesh)
 
 

@@ -1,6 +1,7 @@
 """The config and the weights of a Hugging Face checkpoint, in a folder."""
 
 import hashlib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,7 @@ class HuggingFaceWeights:
             else:
                 self._headers[tensor.name] = Header(tensor.shape)
         self._files = WeightFiles(folder)
-        self._files.check_names(self._headers, _ignored(family, model))
+        self._files.check_names(self._headers, _ignored(family, model, self._map))
 
     @property
     def stacked_dims(self) -> Mapping[str, int]:
@@ -123,9 +124,12 @@ def _family_of(content: Mapping[str, Any], folder: Path) -> Family:
     return known[given]
 
 
-def _ignored(family: Family, model: ModelConfig) -> str | None:
+def _ignored(family: Family, model: ModelConfig, tensors: TensorMap) -> str | None:
     """Return the pattern of tensors that may be there and are not read."""
     patterns = [family.ignored_tensors] if family.ignored_tensors else []
     if model.tie_word_embeddings:  # some checkpoints hold the embedding under both names
         patterns.append(r"lm_head\.weight")
+    patterns += map(re.escape, tensors.copies)
+    if family.copies and not model.num_nextn_predict_layers:  # modules that are not wanted
+        patterns.append(rf"model\.layers\.{model.num_hidden_layers}\..*")
     return "|".join(patterns) or None

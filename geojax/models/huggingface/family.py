@@ -24,7 +24,8 @@ NEUTRAL_KEYS = frozenset(
 
 # What they do ends with the training.
 _TRAINING_FIELDS = frozenset(
-    {"dropout", "initializer_range", "router_aux_loss_coef", "z_loss_coef"} | {"router_z_loss_coef"}
+    {"dropout", "initializer_range", "router_aux_loss_coef", "z_loss_coef"}
+    | {"router_z_loss_coef", "mtp_loss_scaling_factor"}
 )
 
 
@@ -97,6 +98,9 @@ class Family:
     """Keys of `config.json` of which one value is carried."""
     tensors: tuple[TensorRule, ...]
     """The name map."""
+    copies: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Tensors that hold another one once more, by name with `{layer}`, for each module that
+    predicts later tokens (`num_nextn_predict_layers`): they are written, and left unread."""
     required_keys: frozenset[str] = frozenset()
     """Keys of `fixed` that must be there: transformers has another default."""
     ignored_keys: frozenset[str] = frozenset()

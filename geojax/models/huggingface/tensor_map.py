@@ -62,16 +62,20 @@ class TensorMap:
         """Number of leading dims of each leaf, by name, that count layers and experts."""
         self.parts: dict[str, tuple[int, ...]] = {}
         """Shape of a part of each leaf, by name."""
+        self.copies: dict[str, str] = {}
+        """The tensors that hold another one once more, by name: the name of that one."""
         self._locations: dict[tuple[str, tuple[int, ...]], PartLocation] = {}
         shapes = {
             name: leaf.shape for name, leaf in leaves_by_name(parameter_shapes(model)).items()
         }
         for rule in family.tensors:
             if rule.leaves[0] in shapes and (rule.only_for is None or rule.only_for(model)):
-                # The first dense layers are a stack of their own.
-                is_later = rule.leaves[0].startswith("layers.")
-                first = model.first_k_dense_replace if is_later else 0
+                first = _first_layer(rule.leaves[0], model)
                 self._apply(rule, [shapes[leaf] for leaf in rule.leaves], first)
+        for number in range(model.num_nextn_predict_layers):
+            for copy, source in family.copies.items():
+                if source in self.tensors:
+                    self.copies[copy.format(layer=model.num_hidden_layers + number)] = source
         lacking = shapes.keys() - self.stacked_dims.keys()
         assert not lacking, f"the table of {family.model_type} lacks {sorted(lacking)}"
 
@@ -98,3 +102,10 @@ class TensorMap:
                     first, step = number, len(widths)
                 location = PartLocation(tensor, first, step, stack[named:])
                 self._locations[leaf, stack] = location
+
+
+def _first_layer(leaf: str, model: ModelConfig) -> int:
+    """Return the number in checkpoints of the first layer of a stack."""
+    if leaf.startswith("layers."):
+        return model.first_k_dense_replace
+    return model.num_hidden_layers if leaf.startswith("mtp.") else 0

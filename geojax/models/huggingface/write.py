@@ -51,7 +51,10 @@ class CheckpointWriter:
         self._map = TensorMap(family, model)
         self._dtype = jnp.dtype(dtype)
         self._tensors: dict[str, np.ndarray] = {}
-        self._written = dict.fromkeys(self._map.tensors, 0)
+        self._names = {name: [name] for name in self._map.tensors}
+        for copy, source in self._map.copies.items():
+            self._names[source].append(copy)
+        self._written = dict.fromkeys((*self._map.tensors, *self._map.copies), 0)
         files = self._divide(file_bytes)
         for name, content in files.items():
             self._lay_out(folder / name, content)
@@ -85,9 +88,10 @@ class CheckpointWriter:
         for position in np.ndindex(values.shape[:stacked]):
             stack = tuple(int(dim[at]) for dim, at in zip(indices, position, strict=False))
             location = self._map.locate(leaf, stack)
-            name, part = location.tensor.name, values[position]
-            self._tensors[name][location.in_tensor(inside)] = location.transpose(part)
-            self._written[name] += part.size
+            part = values[position]
+            for name in self._names[location.tensor.name]:
+                self._tensors[name][location.in_tensor(inside)] = location.transpose(part)
+                self._written[name] += part.size
 
     def __enter__(self) -> "CheckpointWriter":
         return self
@@ -107,7 +111,9 @@ class CheckpointWriter:
         """Divide the tensors among files, in order."""
         contents: list[list[Tensor]] = [[]]
         filled = 0
-        for tensor in self._map.tensors.values():
+        copies = self._map.copies.items()
+        again = [self._map.tensors[source]._replace(name=copy) for copy, source in copies]
+        for tensor in (*self._map.tensors.values(), *again):
             size = self._bytes_of(tensor)
             if contents[-1] and filled + size > file_bytes:
                 contents.append([])

@@ -32,6 +32,7 @@ def check_parallelism(config: ModelConfig, parallelism: Parallelism, sequence: i
             window=config.sliding_window,
         )
         or _sequence_unsupported_reason(parallelism, sequence)
+        or _later_tokens_unsupported_reason(config, parallelism.context)
         or _expert_unsupported_reason(config, parallelism.expert)
     )
     if reason:
@@ -76,6 +77,15 @@ def _sequence_unsupported_reason(parallelism: Parallelism, sequence: int) -> str
         f"sequence parallelism deals out the positions{context} to {parallelism.tensor} tensor "
         f"ranks, so the sequence must be a multiple of {multiple}, and it is {sequence}; "
         f"{_either([size for size in (below, below + multiple) if size])} would work"
+    )
+
+
+def _later_tokens_unsupported_reason(config: ModelConfig, ranks: int) -> str | None:
+    if ranks == 1 or not config.num_nextn_predict_layers:
+        return None
+    return (
+        f"context parallelism over {ranks} ranks: later tokens lie on other ranks; "
+        "num_nextn_predict_layers=0 or context=1 would work"
     )
 
 

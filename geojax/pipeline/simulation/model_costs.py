@@ -28,10 +28,24 @@ class Operations(NamedTuple):
     """The gradient of the weights."""
 
 
-def head_operations(model: ModelConfig) -> Operations:
-    """Return the operations of the head, which is not rematerialized."""
-    kernel = 2.0 * model.hidden_size * model.vocab_size
-    return Operations(kernel, kernel, kernel if model.lora is None else 0.0)
+def head_operations(model: ModelConfig, sequence: int) -> Operations:
+    """Return the operations of the head, which is not rematerialized.
+
+    Each module for later tokens runs it once more, behind a layer whose backward computes all of it
+    again.
+    """
+    modules = model.num_nextn_predict_layers
+    kernel = 2.0 * model.hidden_size * model.vocab_size * (1 + modules)
+    head = Operations(kernel, kernel, kernel if model.lora is None else 0.0)
+    if not modules:
+        return head
+    layer = layer_operations(model, sequence, "full")
+    projection = 4.0 * model.hidden_size**2
+    return Operations(
+        head.forward + modules * (layer.forward + projection),
+        head.backward + modules * (layer.backward + 2 * projection),
+        head.weight + modules * (layer.weight + projection),
+    )
 
 
 def layer_operations(model: ModelConfig, sequence: int, remat: Remat = "none") -> Operations:
@@ -39,9 +53,10 @@ def layer_operations(model: ModelConfig, sequence: int, remat: Remat = "none") -
 
     `remat` adds attention's forward ("selective") or all of it ("full") to the backward.
     """
+    model = model.without_later_tokens
     attention = _attention_operations(model, sequence)
     base = model.base
-    all_layers = (model_flops(base, sequence) - sum(head_operations(base))) / 3
+    all_layers = (model_flops(base, sequence) - sum(head_operations(base, sequence))) / 3
     first = _first_kernels(base) + model.first_k_dense_replace * attention
     kernels = (all_layers - first) / model.num_stacked_layers - attention
     adapters = _adapters(parameter_shapes(model)["layers"]) / model.num_stacked_layers
@@ -73,6 +88,7 @@ def _adapters(parameters: Parameters) -> float:
 
 def _attention_operations(model: ModelConfig, sequence: int) -> float:
     """Return the operations of one layer's scores and weighted values; the mean of all layers."""
+    model = model.without_later_tokens
     attended = attended_positions(model, sequence) / model.num_hidden_layers
     return 2.0 * model.num_attention_heads * (model.head_dim + model.v_head_dim) * attended
 
@@ -96,5 +112,5 @@ def layers_by_operations(
         [layer] * model.num_stacked_layers,
         chunks,
         before=sum(first_operations(model, sequence)),
-        after=sum(head_operations(model)),
+        after=sum(head_operations(model, sequence)),
     )

@@ -209,7 +209,7 @@ class StagedModel:
                 backward=first.backward,
                 weight=scatter + first.weight,
             ),
-            head=times(head_operations(self.model)),
+            head=times(head_operations(self.model, self.sequence_length)),
         )
 
     @property

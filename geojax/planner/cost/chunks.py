@@ -12,7 +12,7 @@ from geojax.pipeline.simulation.costs import Costs, Hop
 from geojax.pipeline.simulation.stage_times import PieceTimes, StageTimes
 from geojax.pipeline.simulation.staged_model import SPLIT_SURCHARGE
 from geojax.planner.cost.calibration import Calibration
-from geojax.planner.cost.collectives import end_collectives, layer_collectives
+from geojax.planner.cost.collectives import end_collectives, later_experts, layer_collectives
 from geojax.planner.cost.execution import Execution
 from geojax.planner.cost.layer import LayerTimes, Piece
 from geojax.planner.cost.layout import Layout
@@ -61,7 +61,7 @@ def site_pieces(
             SitePieces(
                 (*work, *layer_collectives(times, networks, attention)),
                 (times.embedding(), *times.dense_layers()),
-                (*times.head(), *ends),
+                (*times.head(), *times.later_tokens(), *ends, *later_experts(times, networks)),
                 _hops(times, networks),
                 networks,
             )

@@ -33,6 +33,13 @@ def layer_collectives(
         yield _experts(times, networks)
 
 
+def later_experts(times: LayerTimes, networks: SiteNetworks) -> Iterator[Piece]:
+    """Yield the messages over `expert` of the modules for later tokens."""
+    modules = times.model.num_nextn_predict_layers
+    if modules and times.model.is_moe and times.layout.expert > 1:
+        yield _experts(times.computed_again, networks).times(modules)
+
+
 def end_collectives(times: LayerTimes, networks: SiteNetworks) -> Piece:
     """Return the messages over `tensor` of embedding and head together."""
     return _tensor(times, networks, layers=0)

@@ -345,17 +345,39 @@ class LayerTimes:
         """Yield the work of the first dense layers: in the compute dtype, and all of it again."""
         if not self.model.first_k_dense_replace:
             return
+        dense = self.model.model_copy(update={"num_experts": 0})
+        for piece in dataclasses.replace(self.computed_again, model=dense).layer():
+            yield piece.times(self.model.first_k_dense_replace)
+
+    @property
+    def computed_again(self) -> "LayerTimes":
+        """The work of layers outside the stack: in the compute dtype, and all of it again."""
         precision = self.layout.precision
         if policy(precision).recipe is not None:
             precision = "bf16"
-        of_one = dataclasses.replace(
+        return dataclasses.replace(
             self,
-            model=self.model.model_copy(update={"num_experts": 0}),
             layout=dataclasses.replace(self.layout, remat="full", precision=precision),
             execution=dataclasses.replace(self.execution, recomputes=None),
         )
-        for piece in of_one.layer():
-            yield piece.times(self.model.first_k_dense_replace)
+
+    def later_tokens(self) -> Iterator[Piece]:
+        """Yield the work of the modules for later tokens, but for their heads."""
+        modules, d = self.model.num_nextn_predict_layers, self.model.hidden_size
+        if not modules:
+            return
+        for piece in self.computed_again.layer():
+            yield piece.times(modules)
+        rate, tokens = self.rate(linear=False), self.own_tokens
+        forward = rate.seconds(tokens, d, 2 * d)
+        yield Piece(
+            "projections of later tokens",
+            "FLOPs over the peak and the fitted efficiency (geojax.planner.cost.matmul)",
+            forward,
+            forward + rate.seconds(tokens, 2 * d, d),
+            rate.seconds(2 * d, d, tokens, out_itemsize=4),
+        ).times(modules)
+        yield self.embedding().times(modules)
 
     def embedding(self) -> Piece:
         """Time the look-up, which reads and writes rows, and its gradient, which adds to rows."""
@@ -371,19 +393,22 @@ class LayerTimes:
     def head(self) -> Iterator[Piece]:
         """Yield the product with the vocabulary, and the loss, which passes over the logits.
 
+        Each module for later tokens has them once more.
+
         Logits are written and read forwards, for their maximum and their sum, and read and written
         as gradients, in the compute dtype (`geojax.models.cross_entropy`, which computes
         them in chunks).
         """
         rate, d = self.rate(linear=False), self.model.hidden_size
         columns = self.model.vocab_size / self.layout.tensor
+        heads = 1 + self.model.num_nextn_predict_layers
         yield Piece(
             "head",
             "FLOPs over the peak and the fitted efficiency (geojax.planner.cost.matmul)",
             rate.seconds(self.tokens, columns, d),
             rate.seconds(self.tokens, d, columns),
             rate.seconds(d, columns, self.tokens, out_itemsize=4),
-        )
+        ).times(heads)
         logits = self.tokens * columns * self.itemsize
         yield Piece(
             "loss",
@@ -391,4 +416,4 @@ class LayerTimes:
             2 * logits / self.bytes_per_second,
             3 * logits / self.bytes_per_second,
             bytes=5 * logits,
-        )
+        ).times(heads)

@@ -124,6 +124,9 @@ def layout_memory(
     activations = kept * held.layers * passes
     logits = _head_bytes(model, layout, sequence_length, reduce * held.head)
     backward = _backward_bytes(model, layout, sequence_length)
+    if model.num_nextn_predict_layers:  # a module's layer is computed again, beside the head
+        again = dataclasses.replace(layout, remat="full")
+        logits += _backward_bytes(model, again, sequence_length)
     workspace = max(
         logits + reduce * held.head, backward + (reduce * held.layer if zero >= 2 else 0)
     )
@@ -269,11 +272,11 @@ class HeldParameters:
     layer: float
     """Parameters of one layer."""
     expert_layers: float
-    """Parameters of all experts of these layers."""
+    """Parameters of all experts, those of modules for later tokens included."""
     tables: float
     """Parameters of the embedding and of first dense layers, which every stage holds."""
     head: float
-    """Parameters of the head; 0 where it is the embedding's."""
+    """Parameters of the head, 0 where it is the embedding's, and of modules for later tokens."""
 
     @property
     def all(self) -> float:
@@ -294,13 +297,14 @@ def held_parameters(model: ModelConfig, layout: Layout, sequence_length: int) ->
         chunks = layout.pipeline_stages * layout.virtual_stages
         given = layout.layers or _balanced(model, sequence_length, chunks, layout.remat)
         layers = layout.virtual_stages * max(given)
-    tied = model.tie_word_embeddings
+    modules = model.num_nextn_predict_layers
+    later = modules * (layer + 2 * model.hidden_size**2)
     return HeldParameters(
         layers,
         layer,
-        layers * experts,
+        (layers + modules) * experts,
         table + sizes.positions + sizes.dense_replicated + sizes.dense_sharded / tensor,
-        0 if tied else table,
+        (0 if model.tie_word_embeddings else table) + later,
     )
 
 

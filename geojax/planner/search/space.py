@@ -114,6 +114,9 @@ def meshes(request: PlanRequest, refused: Counter[str]) -> Iterator[Layout]:
                 continue
             if join == "islands" and role == "data" and stages > 1:
                 continue  # such a site has no stages inside
+            if join == "islands" and model.num_nextn_predict_layers:
+                refused["modules for later tokens"] += 1
+                continue
             mesh = Layout(
                 dc=request.sites,
                 join=join,

@@ -47,6 +47,7 @@ from geojax.hlo.conventions import (
     permute_bytes,
 )
 from geojax.models import ModelConfig
+from geojax.models.chunk.remat import Remat
 from geojax.models.frozen import trained_part
 from geojax.models.parameters import is_score_bias
 from geojax.optim import SHARD_AXES, OptimizerSettings
@@ -162,17 +163,22 @@ def _activations(model: ModelConfig, plan: StepPlan, sequences: int, length: int
     sent[long_axes(("context",), plan)] += context * passes
     if not model.is_moe:
         return sent
-    moe = predicted_moe_bytes(
-        model,
-        parallelism,
-        sequences=microbatch,
-        positions=length // parallelism.context,
-        dtype=plan.policy.compute_dtype,
-        remat=plan.remat,
-        platform=platform_of(plan.mesh),
-        split_backward=split,
-    )
-    add(sent, moe, Fraction(model.num_stacked_layers * passes))
+
+    def moe(remat: Remat, *, split_backward: bool) -> Mapping[Axes, Fraction]:
+        return predicted_moe_bytes(
+            model,
+            parallelism,
+            sequences=microbatch,
+            positions=length // parallelism.context,
+            dtype=plan.policy.compute_dtype,
+            remat=remat,
+            platform=platform_of(plan.mesh),
+            split_backward=split_backward,
+        )
+
+    add(sent, moe(plan.remat, split_backward=split), Fraction(model.num_stacked_layers * passes))
+    modules = Fraction(model.num_nextn_predict_layers * passes)
+    add(sent, moe("full", split_backward=False), modules)
     # The gradient of the aux loss: each rank weighs its part of a sequence.
     wide = jnp.promote_types(plan.policy.compute_dtype, jnp.float32).itemsize
     weighed = all_reduce_bytes(microbatch * wide, parallelism.context)
@@ -231,9 +237,9 @@ def _norm(layouts: Any, plan: StepPlan) -> BytesByAxes:
 
 
 def _metrics(model: ModelConfig, plan: StepPlan) -> BytesByAxes:
-    """Predict the sums of loss, targets, aux loss and signals."""
+    """Predict the sums of loss, targets, signals, and of loss for later tokens and aux loss."""
     sent = no_bytes()
-    scalars = 2 + (model.is_moe) + len(SIGNALS)
+    scalars = 2 + len(SIGNALS) + (model.num_nextn_predict_layers > 0) + model.is_moe
     wide = jnp.promote_types(plan.policy.compute_dtype, jnp.float32)
     add(sent, _sum_over(("tensor",), len(SIGNALS) * wide.itemsize, plan))
     in_site = ("stage", *SHARD_AXES, "context")

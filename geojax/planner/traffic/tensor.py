@@ -25,8 +25,9 @@ their inputs. That adds 2 and 4.
 
 A mixture of experts takes the place of the second region; its bytes are in
 `geojax.planner.traffic.moe`. First dense layers run as with remat full, and a pipeline's backward
-begins with their forward once more, up to the input of the last one. Gradients of weights that the
-ranks hold whole are not counted here.
+begins with their forward once more, up to the input of the last one. A module for later tokens
+sends what a layer with remat full, an embedding and a head with its loss do. Gradients of weights
+that the ranks hold whole are not counted here.
 """
 
 from fractions import Fraction
@@ -122,6 +123,15 @@ def predicted_tensor_bytes(
             enters, once_more = (1, 3) if parallelism.sequence else (0, 4)
             embedding = 1 if parallelism.sequence else 2
             sent = sent.plus((dense - 1) * enters, (dense - 1) * once_more + embedding)
+    # The layer of a module for later tokens runs again; it has an embedding and a head of its own.
+    modules = config.num_nextn_predict_layers
+    full = layer_halves(
+        "full",
+        sequence=parallelism.sequence,
+        with_experts=config.is_moe,
+        sandwich_norm=config.sandwich_norm,
+    )
+    sent = sent.plus(modules * full.entering_attention, modules * (full.stream + 4))
     numbers = sequences * positions * jnp.dtype(dtype).itemsize
     entering = numbers * config.projected_width
     regions = sent.entering_attention * reduce_scatter_bytes(entering, ranks)
@@ -129,4 +139,4 @@ def predicted_tensor_bytes(
     wide = jnp.promote_types(dtype, jnp.float32).itemsize
     chunks, tokens = chunk_plan(sequences * positions, -(-config.vocab_size // ranks), wide)
     loss = all_reduce_bytes(3 * wide * chunks * tokens, ranks)
-    return regions + loss
+    return regions + (1 + modules) * loss

@@ -10,17 +10,49 @@ import numpy as np
 def plain_loss(parameters, batch, config):
     """The masked sum of cross-entropies, and the balance losses of a mixture."""
     outputs = [_row(parameters, batch, config, row) for row in range(len(batch["tokens"]))]
-    logits = [logits for logits, _ in outputs]
-    total = 0.0
+    logits = [logits for logits, _, _ in outputs]
+    total = sum(
+        _later_tokens(parameters, stream, batch, config, row)
+        for row, (_, _, stream) in enumerate(outputs)
+    )
     if config.is_moe:
         targets = batch["loss_mask"].astype(float).sum(axis=1)
-        balances = [balance for _, balance in outputs]
-        total = targets @ np.array(balances)
+        balances = [balance for _, balance, _ in outputs]
+        total = total + targets @ np.array(balances)
     for row, column in np.ndindex(*batch["targets"].shape):
-        scores = logits[row][column]
-        top = scores.real.max()
-        loss = top + np.log(np.exp(scores - top).sum()) - scores[batch["targets"][row, column]]
+        loss = _cross_entropy(logits[row][column], batch["targets"][row, column])
         total = total + float(batch["loss_mask"][row, column]) * loss
+    return total
+
+
+def _cross_entropy(scores, target):
+    top = scores.real.max()
+    return top + np.log(np.exp(scores - top).sum()) - scores[target]
+
+
+def _later_tokens(parameters, stream, batch, config, row):
+    """What the modules for later tokens add to the loss of a row; they see its `stream`, normed."""
+    table, total = parameters["embedding"]["tokens"]["embedding"], 0.0
+    targets, mask = batch["targets"][row], batch["loss_mask"][row].astype(float)
+    segments, positions = batch["segment_ids"][row], batch["positions"][row]
+    for depth in range(1, config.num_nextn_predict_layers + 1):
+        own = _layer(parameters["mtp"], depth - 1)
+        last = len(targets) - depth
+        seen = [here for here in range(last) if segments[here] == segments[here + depth]]
+        after = [here + depth for here in seen]
+        embedded = _norm(own["embedding_norm"], table[targets[[k - 1 for k in after]]], config)
+        joined = [embedded, _norm(own["stream_norm"], stream[seen], config)]
+        x, balance = _through_layer(
+            _linear(own["projection"], np.concatenate(joined, axis=1)),
+            own["layers"], positions[seen], segments[seen], config,
+        )  # fmt: skip
+        x = _norm(own["final_norm"], x, config)
+        stream = np.zeros(stream.shape, x.dtype)
+        stream[seen] = x
+        logits = _head(parameters, x, config)
+        losses = [_cross_entropy(*pair) for pair in zip(logits, targets[after], strict=True)]
+        weight = config.mtp_loss_scaling_factor / config.num_nextn_predict_layers
+        total = total + weight * (mask[after] @ np.array(losses)) + mask[after].sum() * balance
     return total
 
 
@@ -31,7 +63,7 @@ def plain_logits(parameters, batch, config):
 
 
 def _row(parameters, batch, config, row):
-    """Logits, and the sum of the layers' balance losses."""
+    """Logits, the sum of the layers' balance losses, and the stream after the final norm."""
     table = parameters["embedding"]["tokens"]["embedding"]
     x, balance = table[batch["tokens"][row]], 0.0
     positions, segments = batch["positions"][row], batch["segment_ids"][row]
@@ -39,16 +71,26 @@ def _row(parameters, batch, config, row):
         x = x + parameters["embedding"]["positions"]["embedding"][positions]
     for index in range(config.num_hidden_layers):
         own = _layer(parameters["layers"], index)
-        normed = _norm(own["attention_norm"], x, config)
-        x = x + _attention(own["attention"], normed, positions, segments, config)
-        normed = _norm(own["feed_forward_norm"], x, config)
-        if config.is_moe:
-            added, own_balance = plain_mixture(own, normed, segments, config)
-            x, balance = x + added, balance + own_balance
-        else:
-            x = x + _feed_forward(own["feed_forward"], normed, config)
+        x, added = _through_layer(x, own, positions, segments, config)
+        balance = balance + added
     x = _norm(parameters["final_norm"], x, config)
-    return x @ (table.T if config.tie_word_embeddings else parameters["head"]["kernel"]), balance
+    return _head(parameters, x, config), balance, x
+
+
+def _through_layer(x, own, positions, segments, config):
+    normed = _norm(own["attention_norm"], x, config)
+    x = x + _attention(own["attention"], normed, positions, segments, config)
+    normed = _norm(own["feed_forward_norm"], x, config)
+    if config.is_moe:
+        added, balance = plain_mixture(own, normed, segments, config)
+        return x + added, balance
+    return x + _feed_forward(own["feed_forward"], normed, config), 0.0
+
+
+def _head(parameters, normed, config):
+    if config.tie_word_embeddings:
+        return normed @ parameters["embedding"]["tokens"]["embedding"].T
+    return normed @ parameters["head"]["kernel"]
 
 
 def _layer(tree, index):

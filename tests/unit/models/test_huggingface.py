@@ -172,7 +172,7 @@ DEEPSEEK_V3 = {
     "num_experts_per_tok": 8,
     "num_hidden_layers": 61,
     "num_key_value_heads": 128,
-    "num_nextn_predict_layers": 0,
+    "num_nextn_predict_layers": 1,
     "q_lora_rank": 1536,
     "qk_nope_head_dim": 128,
     "qk_rope_head_dim": 64,
@@ -195,7 +195,7 @@ DEEPSEEK_V3 = {
     "v_head_dim": 128,
     "vocab_size": 129280,
 }
-"""The `config.json` of DeepSeek-V3 as published, without its quantization and its second token."""
+"""The `config.json` of DeepSeek-V3 as published, without its quantization."""
 KIMI_K2 = DEEPSEEK_V3 | {
     "model_type": "kimi_k2",
     "aux_loss_alpha": 0.001,
@@ -205,6 +205,7 @@ KIMI_K2 = DEEPSEEK_V3 | {
     "n_routed_experts": 384,
     "num_attention_heads": 64,
     "num_key_value_heads": 64,
+    "num_nextn_predict_layers": 0,
     "rope_scaling": DEEPSEEK_V3["rope_scaling"]
     | {"beta_fast": 1.0, "beta_slow": 1.0, "factor": 32},
     "rope_theta": 50000.0,
@@ -309,7 +310,8 @@ def test_published_configs_are_the_presets(tmp_path, content, preset, model_type
     (tmp_path / "config.json").write_text(json.dumps(content))
     wanted = ModelConfig.load(preset)
     found = ModelConfig(**read_model_fields(tmp_path))
-    trained = ("initializer_range", "router_aux_loss_coef")
+    trained = ("initializer_range", "router_aux_loss_coef", "num_nextn_predict_layers")
+    assert found.num_nextn_predict_layers == content.get("num_nextn_predict_layers", 0)
     assert found == wanted.replace(**{name: getattr(found, name) for name in trained})
     assert family_for(wanted).model_type == model_type
 

@@ -105,6 +105,15 @@ def test_queries_without_a_latent_send_the_stream_beside_the_other_latent():
     assert sent_bytes(step.compile(), plan.mesh) == expected
 
 
+def test_a_module_for_later_tokens_sends_what_the_formula_says():
+    model = Draw("deepseek", "balanced", 8, 0.0, (), 1, ()).model()
+    model = model.replace(num_hidden_layers=1, first_k_dense_replace=0, num_nextn_predict_layers=1)
+    mesh = make_mesh(devices=jax.devices()[:4], expert=2, tensor=2)
+    plan = StepPlan(mesh, policy("fp32"), sequence_parallel=True)
+    step, expected = lowered_step(model, plan, ROWS, SEQUENCE)
+    assert sent_bytes(step.compile(), plan.mesh) == expected
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_bytes_over_each_axis_are_those_of_the_formula(name):
     axes, options = LAYOUTS[name]

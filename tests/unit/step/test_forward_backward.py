@@ -14,6 +14,7 @@ from geojax.mesh import AXES
 from geojax.models import ModelConfig, init_parameters, loss_sum
 from geojax.models.chunk.layer_io import StackedGradients
 from geojax.models.parallel.varying import vary_over, varying_axes, zeros_of
+from geojax.models.transformer import read_by_head
 from geojax.precision import policy
 from geojax.step.forward_backward import ForwardBackward
 from geojax.step.plan import StepPlan
@@ -118,7 +119,7 @@ def chunked(family, axes, split):
         parameters = vary_over(parameters, spread)
         layers = CHUNKS[number]
         stacked = jax.tree.map(lambda x: x[layers.start : layers.stop], parameters["layers"])
-        last = {name: parameters[name] for name in run.read_by_head}
+        last = read_by_head(parameters, model)
         return chunks[number].stacked_weights(parameters["embedding"], stacked, last), stacked
 
     def forward(number, parameters, x, batch):

@@ -75,6 +75,21 @@ _EXPERTS = (
         for name in ("gate", "up", "down")
     ),
 )
+_LATER_TOKENS = (
+    *(
+        TensorRule(f"model.layers.{{layer}}.{theirs}.weight", (f"mtp.{own}.scale",))
+        for theirs, own in (
+            ("enorm", "embedding_norm"),
+            ("hnorm", "stream_norm"),
+            ("shared_head.norm", "final_norm"),
+        )
+    ),
+    TensorRule("model.layers.{layer}.eh_proj.weight", ("mtp.projection.kernel",), transposed=True),
+    *(
+        rule._replace(leaves=tuple(f"mtp.{leaf}" for leaf in rule.leaves))
+        for rule in (*_ATTENTION, *_EXPERTS)
+    ),
+)
 
 DEEPSEEK_V3 = Family(
     model_type="deepseek_v3",
@@ -102,21 +117,23 @@ DEEPSEEK_V3 = Family(
         ConfigKey("n_group", ("n_group",), 8),
         ConfigKey("topk_group", ("topk_group",), 4),
         ConfigKey("aux_loss_alpha", ("router_aux_loss_coef",), 0.0),
+        ConfigKey("num_nextn_predict_layers", ("num_nextn_predict_layers",), 0),
     ),
     implied=SWIGLU | {"scoring_func": "sigmoid", "use_router_bias": True},
     fixed=SILU
     | {
         "attention_bias": False,
         "moe_layer_freq": 1,
-        "num_nextn_predict_layers": 0,
         "pretraining_tp": 1,
         "scoring_func": "sigmoid",
         "topk_method": "noaux_tc",
     },
     ignored_keys=frozenset({"auto_map", "ep_size", "head_dim", "qk_head_dim", "seq_aux"}),
-    tensors=(*EMBEDDING_AND_HEAD, *_DENSE_LAYERS, *_ATTENTION, *_EXPERTS),
-    # The module that predicts a second token, in the published checkpoints of 61 layers.
-    ignored_tensors=r"model\.layers\.61\..*",
+    tensors=(*EMBEDDING_AND_HEAD, *_DENSE_LAYERS, *_ATTENTION, *_EXPERTS, *_LATER_TOKENS),
+    copies={
+        "model.layers.{layer}.embed_tokens.weight": "model.embed_tokens.weight",
+        "model.layers.{layer}.shared_head.head.weight": "lm_head.weight",
+    },
 )
 
 KIMI_K2 = dataclasses.replace(DEEPSEEK_V3, model_type="kimi_k2")
