@@ -22,6 +22,7 @@ from support.small_runs import (
 )
 
 from geojax.checkpoint import RunDirectory
+from geojax.checkpoint.saved_model import SavedModel
 from geojax.cli.main import run as geojax
 from geojax.data import PrepareSettings, prepare
 from geojax.inference import LoadedModel
@@ -149,6 +150,43 @@ def test_a_killed_run_goes_on_with_the_same_bits(whole_run, tmp_path, corpus):
     assert result.returncode == 0, result.stdout + result.stderr
     assert "resuming from step" in result.stdout
     assert losses(tmp_path / "run") == losses(run)
+
+
+def test_biases_of_routers_and_later_tokens_resume_with_the_same_bits(tmp_path, corpus):
+    model = {
+        **{"num_hidden_layers": 2, "hidden_size": 24, "num_attention_heads": 2, "head_dim": 12},
+        **{"intermediate_size": 20, "vocab_size": 301, "max_position_embeddings": 32},
+        **{"num_experts": 4, "num_experts_per_tok": 2, "first_k_dense_replace": 1},
+        **{"scoring_func": "sigmoid", "use_router_bias": True, "num_nextn_predict_layers": 1},
+    }
+    config = write_config(
+        tmp_path / "run.yaml",
+        corpus,
+        model=model,
+        steps=4,
+        simulate_devices=2,
+        mesh={"data": 2},
+        batch={"global_batch_size": 4, "sequence_length": 32},
+        evaluation={"interval": 4, "sequences": 4},
+        checkpoint={"interval": 2},
+    )
+
+    def results():
+        lines = map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())
+        steps = [(line["loss"], line["mtp_loss"]) for line in lines if "loss" in line]
+        saved = SavedModel.open(tmp_path / "run")
+        names = ("layers.router.score_bias", "mtp.layers.router.score_bias")
+        biases = [array for name in names for _, array in saved.blocks(f"parameters.{name}")]
+        return steps, [bias.tolist() for bias in biases]
+
+    assert train(config).returncode == 0
+    steps, biases = results()
+    assert len(steps) == 4
+    assert all(np.any(bias) for bias in biases)
+    remove_checkpoint(tmp_path / "run", 4)
+    result = train(config, "--resume")
+    assert "resuming from step 2" in result.stdout, result.stdout + result.stderr
+    assert results() == (steps, biases)
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,6 @@ LAYOUTS = {
     ),
     "latents": (*SITE, "--mesh.tensor", "2", *LATENTS),
     "latents and balanced experts": (*SITE, "--mesh.expert", "2", *EXPERTS, *LATENTS, *BALANCED),
-    "later tokens": (*SITE, "--mesh.tensor", "2", "--model.num_nextn_predict_layers", "1"),
     "pipeline": PIPELINED,
     "pipeline with branches": (*PIPELINED, "--pipeline.schedule", "1f1b"),
 }
