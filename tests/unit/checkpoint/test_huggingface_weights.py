@@ -50,7 +50,20 @@ def test_weights_are_read_onto_any_layout(tmp_path, name):
     assert shardings[0] == shardings[1]
 
 
-def test_an_island_reads_its_own_layers(tmp_path):
+def counting(weights, monkeypatch):
+    """The numbers of elements that `weights` will have read, one entry for each read."""
+    sizes = []
+
+    def counted(*place):
+        values = HuggingFaceWeights.read(weights, *place)
+        sizes.append(values.size)
+        return values
+
+    monkeypatch.setattr(weights, "read", counted)
+    return sizes
+
+
+def test_an_island_reads_its_own_layers_and_no_more(tmp_path, monkeypatch):
     """The second of two sites in a V, which has the middle layers, or the last and a tied table."""
     whole = numbered("no pipeline")[3].parameters
     write(tmp_path, MODEL, whole, "float32")
@@ -58,8 +71,11 @@ def test_an_island_reads_its_own_layers(tmp_path):
     for chunks in ({1: range(1, 3), 2: range(3, 4)}, {3: range(3, 5)}):
         part = SitePart(MODEL, chunks)
         layouts = saved_layouts([part], optax.identity(), plan).parameters
-        read = read_weights(HuggingFaceWeights(tmp_path, MODEL), layouts, plan.mesh)
+        weights = HuggingFaceWeights(tmp_path, MODEL)
+        sizes = counting(weights, monkeypatch)
+        read = read_weights(weights, layouts, plan.mesh)
         expected = part.held(whole)
+        assert sum(sizes) == sum(leaf.size for leaf in jax.tree.leaves(expected))
         unpadded = jax.tree.map(
             lambda leaf, own: np.asarray(leaf)[tuple(map(slice, own.shape))], read, expected
         )
@@ -136,14 +152,7 @@ def test_reading_holds_little_more_than_the_shards(tmp_path, monkeypatch):
     layouts = parameter_layouts(model, plan)
     shards = 8 * sum(4 * math.prod(leaf.shard_shape) for leaf in jax.tree.leaves(layouts))
     weights = HuggingFaceWeights(tmp_path, model)
-    sizes = []
-
-    def counted(*place):
-        values = HuggingFaceWeights.read(weights, *place)
-        sizes.append(values.size)
-        return values
-
-    monkeypatch.setattr(weights, "read", counted)
+    sizes = counting(weights, monkeypatch)
     tracemalloc.start()
     jax.block_until_ready(read_weights(weights, layouts, plan.mesh))
     peak = tracemalloc.get_traced_memory()[1]
