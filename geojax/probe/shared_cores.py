@@ -31,6 +31,9 @@ from geojax.topology import SharedCores
 
 _SHORT, _LONG = 2**8, 2**20
 """Numbers of a device in a message: at least a block of int8, and 4 MiB in float32."""
+_NEW = 2**22
+"""Numbers of a result, 16 MiB, as long as a bucket's: a few MiB lie in memory that the process has
+kept."""
 _ADAM_ARRAYS = 4
 """Weights, gradient and two moments."""
 _ARRAYS = 100
@@ -63,7 +66,7 @@ def measured_shared_cores(context: ProbeContext) -> SharedCores | None:
     inside = {name: _compiled(context.mesh, _inside(wire), _LONG) for name, wire in formats.items()}
     short = _compiled(context.mesh, _crossing(FLOAT32), _SHORT)
     update = _compiled(context.mesh, _adam, _LONG)
-    result = _compiled(context.mesh, lambda x: 1.5 * x, _LONG)
+    result = _compiled(context.mesh, lambda x: 1.5 * x, _NEW)
     many = _of_many_arrays(context.mesh)
     programs = [short, crossing["none"], update, result, many, *inside.values()]
     barrier("probe: sums over sites are compiled", TIMEOUT_SECONDS)
@@ -89,7 +92,7 @@ def measured_shared_cores(context: ProbeContext) -> SharedCores | None:
         encode_seconds_per_number={
             name: each.seconds / _LONG for name, each in zip(formats, local, strict=True)
         },
-        new_memory_seconds_per_byte=made.seconds / FLOAT32.message_bytes(_LONG),
+        new_memory_seconds_per_byte=made.seconds / FLOAT32.message_bytes(_NEW),
         program_seconds=started.seconds,
     )
 
