@@ -219,7 +219,8 @@ def init_parameters(config: ModelConfig, key: jax.Array, dtype: Any = jnp.float3
 
     Each leaf's key is folded from `key` and the leaf's path, and values are drawn in float32 and
     then cast: they do not depend on `dtype` (but for rounding), nor, under `jax.jit` with
-    `out_shardings`, on the sharding.
+    `out_shardings`, on the sharding, but for a last bit that XLA rounds otherwise in arrays of
+    another shape.
     """
     output_deviation = config.initializer_range / math.sqrt(2 * config.num_hidden_layers)
 

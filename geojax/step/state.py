@@ -128,7 +128,9 @@ def initial_state(
     seed: int,
     held: Callable[[Parameters], Parameters] = lambda parameters: parameters,
 ) -> TrainState:
-    """Make the state before the first step on its devices: the same values on every mesh.
+    """Make the state before the first step on its devices.
+
+    Its values are the same on every mesh, but for a last bit (see `init_parameters`).
 
     Args:
         model: the model.
