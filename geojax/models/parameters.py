@@ -229,9 +229,8 @@ def init_parameters(config: ModelConfig, key: jax.Array, dtype: Any = jnp.float3
         leaf_key = jax.random.fold_in(key, np.uint32(zlib.crc32("/".join(names).encode())))
         if is_adapter(path):
             return init_adapter(names[-1], leaf_key, leaf.shape, dtype)
-        if names[-1] in ("bias", SCORE_BIAS) or (
-            names[-1] == "scale" and config.norm == "layernorm1p"
-        ):
+        is_stored_minus_1 = names[-1] == "scale" and config.norm.endswith("1p")
+        if names[-1] in ("bias", SCORE_BIAS) or is_stored_minus_1:
             return jnp.zeros(leaf.shape, dtype)
         if names[-1] == "scale":
             return jnp.ones(leaf.shape, dtype)
