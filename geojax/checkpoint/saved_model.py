@@ -123,7 +123,7 @@ class SavedModel:
         for indices, values in self.blocks(leaf):
             made = np.empty(shape, values.dtype) if made is None else made
             made[np.ix_(*indices)] = values
-        assert made is not None, f"no part of the save has {leaf}"
+        assert made is not None, "a leaf has blocks"
         return made
 
     def blocks(self, leaf: str) -> Iterator[tuple[Indices, np.ndarray]]:
@@ -133,8 +133,9 @@ class SavedModel:
         elements in common.
         """
         name = f"{self.weights}.{leaf}"
-        for part in self.parts:
-            array = saved_arrays(self.content, part.site).get(name)
+        arrays = [(part, saved_arrays(self.content, part.site).get(name)) for part in self.parts]
+        assert any(array is not None for _, array in arrays), f"no part of the save has {name}"
+        for part, array in arrays:
             if array is None:
                 continue
             store = open_array(self.checkpoints / part.path, name).result()

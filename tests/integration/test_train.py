@@ -176,7 +176,7 @@ def test_biases_of_routers_and_later_tokens_resume_with_the_same_bits(tmp_path, 
         steps = [(line["loss"], line["mtp_loss"]) for line in lines if "loss" in line]
         saved = SavedModel.open(tmp_path / "run")
         names = ("layers.router.score_bias", "mtp.layers.router.score_bias")
-        biases = [array for name in names for _, array in saved.blocks(f"parameters.{name}")]
+        biases = [array for name in names for _, array in saved.blocks(name)]
         return steps, [bias.tolist() for bias in biases]
 
     assert train(config).returncode == 0
