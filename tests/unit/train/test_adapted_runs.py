@@ -121,7 +121,7 @@ def test_a_plan_by_formula_refuses_adapters():
 
 def test_operations_of_frozen_weights_are_those_of_two_thirds():
     model, length = config_of().model, 32
-    layer, head = layer_operations(model, length), head_operations(model)
+    layer, head = layer_operations(model, length), head_operations(model, length)
     dense = layer_operations(model.base, length)
     assert model.num_hidden_layers * sum(layer) + sum(head) == model_flops(model, length)
     adapters = parameter_count(model) - parameter_count(model.base)
