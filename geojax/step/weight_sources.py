@@ -152,7 +152,7 @@ def gather_layers(
 def shards_to_gather(
     shards: Parameters, layouts: Any, plan: StepPlan, prev_amax: Any, *, quantized: bool
 ) -> Parameters:
-    """Return the shards of stacked layers as they travel: in FP8, or in the compute dtype.
+    """Return the shards of stacked layers as they travel: in FP8, or in the dtype computed with.
 
     Args:
         shards: this rank's, not sharded over `dc`.
@@ -166,8 +166,11 @@ def shards_to_gather(
     dtype = plan.policy.compute_dtype
     with jax.named_scope("gather_weights"):
         return jax.tree.map(
-            lambda leaf: leaf if is_quantized_weight(leaf) else leaf.astype(dtype),
+            lambda leaf, layout: (
+                leaf if is_quantized_weight(leaf) else leaf.astype(layout.gathered_dtype(dtype))
+            ),
             shards,
+            layouts,
             is_leaf=is_quantized_weight,
         )
 

@@ -6,7 +6,9 @@ Other layouts are among those drawn in `test_drawn_layouts`.
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 from support.drawn_layouts import ROWS, SEQUENCE, Draw
 from support.equality import assert_equal_gradients, gradients_of_step
 from support.small_models import make_batch
@@ -18,6 +20,8 @@ from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.precision import policy
 from geojax.step.plan import StepPlan
 from geojax.step.stage_layers import StagedLayers
+from geojax.step.state import parameter_layouts
+from geojax.step.weight_sources import gather_layers
 
 MODEL = Draw("deepseek", "balanced", 8, 0.0, (), 1, ()).model()
 
@@ -45,3 +49,20 @@ def test_a_pipeline_with_split_backwards_gives_the_gradients_of_one_device():
         assert_equal_gradients(
             actual, jax.tree.map(lambda leaf: np.asarray(leaf / count), expected), 1e-10
         )
+
+
+def test_a_step_in_bf16_chooses_experts_by_the_biases_that_it_stores():
+    plan = StepPlan(make_mesh(devices=jax.devices()[:1]), policy("bf16"))
+    layouts = parameter_layouts(MODEL, plan)["layers"]["router"]
+    stored = jax.tree.map(
+        lambda leaf: 1 + 1e-3 * jnp.arange(8, dtype=leaf.dtype) * jnp.ones(leaf.shape), layouts
+    )
+    program = jax.shard_map(
+        lambda shards: gather_layers(shards, layouts, plan, None, quantized=False),
+        mesh=plan.mesh,
+        in_specs=PartitionSpec(),
+        out_specs=PartitionSpec(plan.batch_axes),
+    )
+    gathered = program(stored)
+    assert gathered["kernel"].dtype == jnp.bfloat16
+    np.testing.assert_array_equal(gathered["score_bias"], stored["score_bias"])
