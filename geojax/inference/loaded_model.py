@@ -90,13 +90,14 @@ def parallelism_of(mesh: Mesh) -> Parallelism:
 
 
 def weight_layouts(config: ModelConfig, mesh: Mesh, dtype: Any) -> Any:
-    """Lay out the weights of `config` in `dtype` on `mesh`: a tree of `LeafLayout`s."""
-    return layout.parameter_layouts(
+    """Lay out the weights of `config` on `mesh`, to compute in `dtype`: a tree of `LeafLayout`s."""
+    layouts = layout.parameter_layouts(
         parameter_shapes(config, dtype),
         mesh,
         partitions(config, parallelism_of(mesh)),
         sharded=False,
     )
+    return jax.tree.map(lambda leaf: leaf.computed_in(dtype), layouts)
 
 
 def sharded_program(

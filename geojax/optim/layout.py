@@ -82,6 +82,10 @@ class LeafLayout:
         """Return the dtype that the leaf is gathered and computed with."""
         return jnp.promote_types(compute_dtype, jnp.float32) if self.wide else compute_dtype
 
+    def computed_in(self, compute_dtype: Any) -> "LeafLayout":
+        """Return the layout of the leaf as it is computed with."""
+        return dataclasses.replace(self, dtype=jnp.dtype(self.gathered_dtype(compute_dtype)))
+
     @property
     def stage_shape(self) -> tuple[int, ...]:
         """The shape of what one stage holds, whole and without padding but for padding layers."""

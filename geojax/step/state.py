@@ -89,7 +89,7 @@ def parameter_layouts(model: ModelConfig, plan: StepPlan) -> Any:
         )
 
     def computed(leaf: LeafLayout) -> LeafLayout:
-        return dataclasses.replace(leaf, dtype=leaf.gathered_dtype(plan.policy.compute_dtype))
+        return leaf.computed_in(plan.policy.compute_dtype)
 
     trained = trained_part(mark_frozen(model, lay_out(across_sites=plan.shard_across_sites)))
     frozen = frozen_part(mark_frozen(model, lay_out(across_sites=False)))

@@ -57,8 +57,9 @@ def gather_full_params(shards: Any, layouts: Any, plan: StepPlan) -> Any:
     first = jax.process_index() == 0
 
     def gather(shard: jax.Array, leaf_layout: LeafLayout) -> jax.Array | None:
+        dtype = leaf_layout.gathered_dtype(plan.policy.compute_dtype)
         trim = jax.jit(
-            lambda leaf: leaf_layout.trim(leaf.astype(plan.policy.compute_dtype)),
+            lambda leaf: leaf_layout.trim(leaf.astype(dtype)),
             out_shardings=everywhere,
         )
         whole = trim(shard)

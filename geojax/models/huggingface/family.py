@@ -78,6 +78,8 @@ class TensorRule(NamedTuple):
     """True where several leaves take turns along that dim."""
     stacks_experts: bool = False
     """True where one tensor holds all experts of a layer, along its first dim."""
+    wide: bool = False
+    """True where at least float32 is written, whatever the dtype of the others."""
     only_for: Callable[[ModelConfig], bool] | None = None
     """Function that tells the models that have the tensor; None: all that have the leaves do."""
 

@@ -40,7 +40,7 @@ class CheckpointWriter:
         Args:
             folder: an existing folder.
             model: the model.
-            dtype: name of the dtype to write, as "bfloat16".
+            dtype: name of the dtype to write, as "bfloat16"; `TensorRule.wide` tells exceptions.
             token_ids: numbers of special tokens, by key of config.json.
             file_bytes: most bytes of one safetensors file.
 
@@ -123,7 +123,10 @@ class CheckpointWriter:
         return dict(zip(_file_names(len(contents)), contents, strict=True))
 
     def _bytes_of(self, tensor: Tensor) -> int:
-        return int(np.prod(tensor.shape, dtype=np.int64)) * self._dtype.itemsize
+        return int(np.prod(tensor.shape, dtype=np.int64)) * self._dtype_of(tensor).itemsize
+
+    def _dtype_of(self, tensor: Tensor) -> np.dtype:
+        return np.promote_types(self._dtype, np.float32) if tensor.rule.wide else self._dtype
 
     def _lay_out(self, path: Path, content: list[Tensor]) -> None:
         """Write a file's header and map its tensors into memory.
@@ -131,12 +134,17 @@ class CheckpointWriter:
         The format: the header's size as 8 bytes, the header as JSON padded with spaces to a
         multiple of 8, and the tensors (https://huggingface.co/docs/safetensors/index#format).
         """
-        name = next(theirs for theirs, own in DTYPES.items() if own == self._dtype.name)
+        theirs = {own: name for name, own in DTYPES.items()}
+        # Readers want each tensor to begin at a multiple of its numbers' size.
+        content = sorted(content, key=lambda tensor: -self._dtype_of(tensor).itemsize)
         header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
         ends = np.cumsum([0, *map(self._bytes_of, content)]).tolist()
         for tensor, first, end in zip(content, ends, ends[1:], strict=False):
-            shape = list(tensor.shape)
-            header[tensor.name] = {"dtype": name, "shape": shape, "data_offsets": [first, end]}
+            header[tensor.name] = {
+                "dtype": theirs[self._dtype_of(tensor).name],
+                "shape": list(tensor.shape),
+                "data_offsets": [first, end],
+            }
         text = json.dumps(header, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
         with path.open("wb") as file:
@@ -146,7 +154,7 @@ class CheckpointWriter:
             os.posix_fallocate(file.fileno(), 0, 8 + len(text) + ends[-1])
         mapped = np.memmap(path, np.uint8, mode="r+", offset=8 + len(text))
         for tensor, first, end in zip(content, ends, ends[1:], strict=False):
-            array = mapped[first:end].view(self._dtype).reshape(tensor.shape)
+            array = mapped[first:end].view(self._dtype_of(tensor)).reshape(tensor.shape)
             self._tensors[tensor.name] = array
 
 

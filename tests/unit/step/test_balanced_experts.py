@@ -14,6 +14,7 @@ from support.equality import assert_equal_gradients, gradients_of_step
 from support.small_models import make_batch
 
 from geojax import make_mesh
+from geojax.inference.loaded_model import weight_layouts
 from geojax.models import init_parameters, loss_sum
 from geojax.pipeline import Placement, tick_table
 from geojax.pipeline.execution.tick_program import TickProgram
@@ -22,6 +23,7 @@ from geojax.step.plan import StepPlan
 from geojax.step.stage_layers import StagedLayers
 from geojax.step.state import parameter_layouts
 from geojax.step.weight_sources import gather_layers
+from geojax.train.sample import gather_full_params
 
 MODEL = Draw("deepseek", "balanced", 8, 0.0, (), 1, ()).model()
 
@@ -64,5 +66,12 @@ def test_a_step_in_bf16_chooses_experts_by_the_biases_that_it_stores():
         out_specs=PartitionSpec(plan.batch_axes),
     )
     gathered = program(stored)
-    assert gathered["kernel"].dtype == jnp.bfloat16
-    np.testing.assert_array_equal(gathered["score_bias"], stored["score_bias"])
+    sampled = gather_full_params(stored, layouts, plan)
+    for made in (gathered, sampled):
+        assert made["kernel"].dtype == jnp.bfloat16
+        np.testing.assert_array_equal(made["score_bias"], stored["score_bias"])
+    served = weight_layouts(MODEL, plan.mesh, "bfloat16")["layers"]["router"]
+    assert {name: leaf.dtype for name, leaf in served.items()} == {
+        "kernel": jnp.bfloat16,
+        "score_bias": jnp.float32,
+    }

@@ -60,7 +60,9 @@ _DENSE_LAYERS = tuple(
 _EXPERTS = (
     TensorRule("model.layers.{layer}.mlp.gate.weight", ("layers.router.kernel",), transposed=True),
     TensorRule(
-        "model.layers.{layer}.mlp.gate.e_score_correction_bias", ("layers.router.score_bias",)
+        "model.layers.{layer}.mlp.gate.e_score_correction_bias",
+        ("layers.router.score_bias",),
+        wide=True,
     ),
     *(
         TensorRule(
