@@ -95,11 +95,11 @@ class HuggingFaceWeights:
             UserError: a file is missing or damaged.
         """
         found = hashlib.sha256()
-        for name, tensor in sorted(self._map.tensors.items()):
-            *rows, columns = tensor.shape
+        for name, (shape, _) in sorted(self._headers.items()):
+            *rows, columns = shape
             first = (*(slice(0, 1) for _ in rows), slice(0, min(columns, 1024)))
             numbers = self._files.read(name, first)
-            found.update(f"{name} {tensor.shape} {numbers.dtype} ".encode() + numbers.tobytes())
+            found.update(f"{name} {shape} {numbers.dtype} ".encode() + numbers.tobytes())
         return found.hexdigest()
 
     def read(self, leaf: str, stack: tuple[int, ...], slices: Slices) -> np.ndarray:

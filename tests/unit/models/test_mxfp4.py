@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -80,6 +81,19 @@ def test_blocks_are_read_as_the_format_defines_them(folder):
             read = weights.read(f"layers.experts.{name}.kernel", (1, expert), parts)
             assert read.dtype == np.float32
             np.testing.assert_array_equal(read, matrix[expert][parts])
+
+
+def test_weights_in_blocks_have_a_digest_that_tells_them_from_others(folder, tmp_path_factory):
+    other = tmp_path_factory.mktemp("other")
+    shutil.copytree(folder, other, dirs_exist_ok=True)
+    digests = [HuggingFaceWeights(each, MODEL).digest() for each in (folder, other)]
+    assert digests[0] == digests[1]
+    third = tmp_path_factory.mktemp("third")
+    shutil.copytree(folder, third, dirs_exist_ok=True)
+    tensors = load_file(third / "model.safetensors")
+    tensors[f"{DOWN}_blocks"][0, 0, 0, 0] ^= 1
+    save_file(tensors, third / "model.safetensors")
+    assert HuggingFaceWeights(third, MODEL).digest() != digests[0]
 
 
 def test_a_scale_of_255_is_not_a_number(folder):
