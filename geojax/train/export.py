@@ -77,7 +77,7 @@ def _write_adapter(folder: Path, merged: MergedModel, dtype: SavedDtype | None) 
     trained_in = next(iter(adapters.values())).dtype.name
     write_adapter(
         folder,
-        family_for(merged.model.base),
+        merged.base.family,
         merged.model,
         adapters,
         dtype=dtype or trained_in,

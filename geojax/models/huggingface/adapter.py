@@ -31,16 +31,22 @@ def write_adapter(
 
     Args:
         folder: an existing folder.
-        family: that of the model without adapters.
+        family: that of the weights in `base`.
         model: the model, with adapters.
         adapters: their leaves, whole, by name.
         dtype: name of the dtype to write, as "float32".
         base: folder of the weights that they adapt.
 
     Raises:
-        UserError: the family fuses what an adapter belongs to with something else.
+        UserError: the family fuses what an adapter belongs to with something else, or has the
+            model beside others, where peft looks for its layers by other names.
     """
     assert model.lora is not None, "the model must have adapters"
+    if family.nested_in is not None:
+        raise UserError(
+            f"geojax export: {base} holds more than the text model of {family.model_type}, whose "
+            "layers have other names there; export without --adapter"
+        )
     locations = TensorMap(family, model.base)
     tensors: dict[str, np.ndarray] = {}
     targets: set[str] = set()

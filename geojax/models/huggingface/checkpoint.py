@@ -61,7 +61,7 @@ class HuggingFaceWeights:
                 f"{folder / CONFIG}: model_type {family.model_type} cannot have "
                 f"the model's {reason}"
             )
-        self.folder = folder
+        self.folder, self.family = folder, family
         self._is_quantized = family.is_quantized(content, str(folder / CONFIG))
         self._map = TensorMap(family, model)
         self._headers: dict[str, Header] = {}

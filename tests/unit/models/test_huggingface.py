@@ -17,7 +17,9 @@ from geojax.models.huggingface import (
     HuggingFaceWeights,
     family_for,
     read_model_fields,
+    write_adapter,
 )
+from geojax.models.huggingface.families import GEMMA3
 from geojax.named_arrays import leaves_by_name
 
 MODEL = FAMILIES["llama"]
@@ -342,6 +344,12 @@ def test_the_text_model_is_read_beside_a_vision_encoder(tmp_path):
         slices = tuple(map(slice, (0,) * (leaf.ndim - stacked), leaf.shape[stacked:]))
         for stack in np.ndindex(leaf.shape[:stacked]):
             np.testing.assert_array_equal(weights.read(name, stack, slices), leaf[stack])
+
+
+def test_an_adapter_beside_a_vision_encoder_is_refused(tmp_path):
+    model = MODEL.replace(lora={})
+    with pytest.raises(UserError, match=r"more than the text model of gemma3, .* --adapter"):
+        write_adapter(tmp_path, GEMMA3, model, {}, dtype="float32", base=tmp_path)
 
 
 @pytest.mark.parametrize(
