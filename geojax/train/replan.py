@@ -220,6 +220,7 @@ def planned_for(config: RunConfig, topology: Topology) -> RunConfig:
             }
         )
         for name in _COMPRESSIONS[_COMPRESSIONS.index(given) :]
+        if name != "int8" or not config.model.use_router_bias  # RunConfig refuses the two together
     ]
     try:
         seconds = [_step_seconds(candidate, topology) for candidate in candidates]

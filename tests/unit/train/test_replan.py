@@ -59,6 +59,14 @@ def test_gradients_are_compressed_for_a_slower_link_only_where_that_is_allowed()
     }
 
 
+def test_counts_of_experts_tokens_are_never_sent_in_int8():
+    model = {"preset": "deepseekmoe-16b", "use_router_bias": True}
+    batch = LARGE["batch"] | {"sequence_length": 4096}
+    config = RunConfig.model_validate(LARGE | {"model": model, "batch": batch, "adapt": ALLOWED})
+    planned = planned_for(config, slower(Topology.load("two-h100-sites"), 500))
+    assert planned.communication.gradient_compression == "bf16"
+
+
 def test_buckets_and_hops_are_planned_for_the_links_of_the_config():
     topology = slower(Topology.load("two-h100-sites"), 5)
     config = planned_for(RunConfig.model_validate(LARGE), topology)
