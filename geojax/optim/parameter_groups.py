@@ -132,8 +132,8 @@ def divide_leaves(
     """Let each transformation update the leaves whose names have its label.
 
     Its state is a dict by label. In the trees that a transformation gets, the parameters and the
-    `layouts` among them, the leaves of the others are None. Unlike `optax.partition` it leaves each
-    transformation to keep its own state on a skipped step.
+    `layouts` among them, the leaves of the others are None, as frozen ones are anyway. Unlike
+    `optax.partition` it leaves each transformation to keep its own state on a skipped step.
     """
     aware = {label: keep_on_skipped_steps(each) for label, each in transformations.items()}
 
@@ -161,7 +161,7 @@ def divide_leaves(
             )
             made.append(updates)
         joined = jax.tree.map(
-            lambda *found: next(leaf for leaf in found if leaf is not None),
+            lambda *found: next((leaf for leaf in found if leaf is not None), None),
             *made,
             is_leaf=lambda leaf: leaf is None,
         )

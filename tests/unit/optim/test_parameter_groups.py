@@ -76,6 +76,19 @@ def test_each_parameter_is_updated_as_its_group_says():
     assert settings.of_leaf("layers.attention.query.bias") == ("adamw", 0, 1)
 
 
+def test_frozen_weights_are_in_no_group():
+    parameters = {"query": {"kernel": None, "lora_a": jnp.ones((3, 2)), "lora_b": jnp.ones((2, 3))}}
+    made = {}
+    for changes in ({}, {"name": "muon", "moment_dtype": "bf16"}, {"groups": GROUPS[2:]}):
+        optimizer = make_optimizer(OptimizerSettings(warmup_steps=0, **changes), 10)
+        updates, _ = optimizer.update(parameters, optimizer.init(parameters), parameters)
+        assert updates["query"]["kernel"] is None
+        made[str(changes)] = updates
+    first, *others = made.values()  # Muon takes no adapters, and AdamW has all
+    for other in others:
+        jax.tree.map(lambda *each: np.testing.assert_allclose(*each, rtol=1e-2), first, other)
+
+
 def test_an_optimizer_of_some_parameters_has_a_state_of_these_alone():
     parameters = jax.eval_shape(lambda: init_parameters(model_of("llama"), jax.random.key(0)))
     held = leaves_by_name(jax.eval_shape(make_optimizer(settings_of(), 10).init, parameters))
