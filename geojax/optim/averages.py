@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from geojax.models.parameters import is_score_bias
+
 AVERAGE = "average"
 """Name of the field that holds the averaged weights in the state of each link."""
 
@@ -53,7 +55,8 @@ def schedule_free(beta1: float, schedule: optax.Schedule) -> optax.GradientTrans
     As `optax.contrib.schedule_free`: gradients are taken at y = (1 - beta1) z + beta1 x, the chain
     moves z, and x is the average of all z, each with the square of the largest learning rate so far
     as its weight. Optax keeps z beside the parameters y; here it is x, which is evaluated, and
-    z - x = (y - x) / (1 - beta1).
+    z - x = (y - x) / (1 - beta1). Experts' biases (`geojax.optim.expert_bias`) are no weights: x
+    has them as y does, moved by their whole step.
 
     Args:
         beta1: between 0 and 1, the share of x in y.
@@ -74,10 +77,12 @@ def schedule_free(beta1: float, schedule: optax.Schedule) -> optax.GradientTrans
         weight_sum = state.weight_sum + largest**2
         share = jnp.where(weight_sum > 0, largest**2 / weight_sum, 0)
 
-        def step_of_average(y: jax.Array, x: jax.Array, step: jax.Array) -> jax.Array:
-            return share * ((y - x) / (1 - beta1) + step)
+        def step_of_average(path: Any, y: jax.Array, x: jax.Array, step: jax.Array) -> jax.Array:
+            return step if is_score_bias(path) else share * ((y - x) / (1 - beta1) + step)
 
-        moved = jax.tree.map(step_of_average, parameters, state.average, updates)
+        moved = jax.tree_util.tree_map_with_path(
+            step_of_average, parameters, state.average, updates
+        )
         of_parameters = jax.tree.map(
             lambda of_x, of_z: beta1 * of_x + (1 - beta1) * of_z, moved, updates
         )
