@@ -3,6 +3,9 @@
 As `optax.scale_by_factored_rms` and `optax.clip_by_block_rms`, for each layer's matrix by itself
 (Optax would take a stack of layers for one array) and for all matrices, however small. Means over a
 dim that is cut are sums over the ranks of the site that hold its parts, of numbers a row or column.
+
+The state has the dtype of the parameters whatever moments are stored in: in update t it changes by
+t^-0.8 of its size, of which bf16 would see nothing from some 2,000 updates on.
 """
 
 from typing import Any, NamedTuple

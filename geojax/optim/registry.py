@@ -52,7 +52,8 @@ class MomentSettings(Settings):
 
     moment_dtype: Literal["master", "bf16"] = "master"
     """Dtype in which moments are stored: "master", that of the master weights, or "bf16", with half
-    the bytes; they are computed in that of the gradients either way."""
+    the bytes; they are computed in that of the gradients either way. Adafactor's, which are few and
+    change less and less, are in "master"."""
 
     @property
     def stored_dtype(self) -> Any:
@@ -148,7 +149,7 @@ _ENTRIES = (
     OptimizerEntry(
         "adafactor",
         "Adafactor (arXiv 1804.04235): second moments of matrices by row and column, no momentum.",
-        lambda settings: store_moments_in(settings.stored_dtype, scale_by_adafactor()),
+        lambda _: scale_by_adafactor(),
         statistics="means",
     ),
     OptimizerEntry(
