@@ -175,7 +175,8 @@ class ChunkPasses:
 
     def forward_only(self, chunk: int, given: PassInputs) -> Any:
         """Run a chunk forwards, without dropout: the stream, or of the last one the loss."""
-        own = ForwardBackward(self.part.model, self.plan, None).chunk(self.part.chunks[chunk])
+        run = ForwardBackward(self.part.model, self.plan, None).for_evaluation
+        own = run.chunk(self.part.chunks[chunk])
         batch = self._microbatch(given.step, given.microbatch)
         weights, x = self._weights(unpack(given.weights)), unpack(given.taken)
         made, _ = own.forward_only(weights, x, batch, own.functions.context(batch))

@@ -224,7 +224,7 @@ class ModelConfig(Settings):
     """Bound c of the logits, which become c tanh(logit / c), as in Gemma 2; null: none."""
     z_loss_coef: float = pydantic.Field(default=0.0, ge=0, le=1e3)
     """Weight in each token's loss of the square of the log of its softmax's denominator, which
-    keeps logits from drifting (PaLM has 1e-4)."""
+    keeps logits from drifting (PaLM has 1e-4); a validation's loss is without it."""
     dropout: float = pydantic.Field(default=0.0, ge=0, lt=1)
     """Rate on the embedding and on both residual branches; attention weights have none."""
     initializer_range: float = pydantic.Field(default=0.02, ge=1e-9, le=100)

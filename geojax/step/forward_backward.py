@@ -107,8 +107,12 @@ class ForwardBackward:
 
     @property
     def for_evaluation(self) -> "ForwardBackward":
-        """The same model without its modules for later tokens."""
-        return dataclasses.replace(self, model=self.model.without_later_tokens)
+        """The same model whose loss is the mean log-likelihood of next tokens alone.
+
+        Modules for later tokens and the z-loss of the head are for training.
+        """
+        model = self.model.without_later_tokens.model_copy(update={"z_loss_coef": 0.0})
+        return dataclasses.replace(self, model=model)
 
     def gradients(
         self,

@@ -6,10 +6,16 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from support.small_models import model_of
 
+from geojax import make_mesh
 from geojax.models import parameter_count
-from geojax.optim import bytes_per_device
+from geojax.optim import OptimizerSettings, bytes_per_device, make_optimizer
 from geojax.planner.memory import CompiledMemory
+from geojax.precision import policy
+from geojax.step.plan import StepPlan
+from geojax.step.program import batch_shape, trace_evaluation
+from geojax.step.state import state_layouts
 from geojax.train.compiled_run import CompiledRun, make_run_mesh, step_plan
 from geojax.train.config import RunConfig
 from geojax.train.traced_run import trace_run
@@ -53,6 +59,17 @@ def test_microbatches_do_not_change_the_loss_and_save_memory():
         for microbatches in (1, 8)
     ]
     assert temporaries[1] < temporaries[0] / 2
+
+
+def test_a_validation_judges_by_the_likelihood_alone():
+    """As `geojax evaluate` does: what is added to the loss in training is not in it."""
+    plan = StepPlan(make_mesh(devices=jax.devices()[:1]), policy("fp32"))
+    programs = set()
+    for coefficient in (0.0, 0.1):
+        model = model_of("llama").replace(num_hidden_layers=1, z_loss_coef=coefficient)
+        layouts = state_layouts(model, make_optimizer(OptimizerSettings(), 1), plan)
+        programs.add(trace_evaluation(layouts, model, plan, batch_shape(2, 16)).lower().as_text())
+    assert len(programs) == 1
 
 
 def test_the_table_says_the_memory_of_the_compiled_pass():
