@@ -18,7 +18,14 @@ from geojax.step.plan import StepPlan
 from geojax.train.config import RunConfig
 from geojax.train.island_plan import process_groups
 from geojax.train.run_memory import offer_limit_bytes
-from geojax.transport import Membership, Staging, Transport, connect, staging
+from geojax.transport import (
+    EngineTransport,
+    Membership,
+    Staging,
+    Transport,
+    connect,
+    staging,
+)
 
 _OF_A_SITE: Any = {
     "run_directory": True,
@@ -57,7 +64,7 @@ def joined_sites(
     settings: IslandSettings,
     processes: ProcessSettings,
     contents: Mapping[str, str],
-) -> Iterator[Transport]:
+) -> Iterator[EngineTransport]:
     """Join the processes of all sites; at a good end wait until the others have all messages.
 
     The ends of the transport are the sites, or their stages where these have processes of their

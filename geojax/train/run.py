@@ -186,6 +186,9 @@ def train(
             writer = training.enter_context(MetricsWriter(directory, start)) if first else None
             own_site = island.site if island is not None else site_names(mesh, topology)[0]
             comparison = _comparison(trainer, own_site, writer, console)
+            watchdog = runtime.Watchdog(config.watchdog)
+            if transport is not None:
+                watchdog = runtime.Watchdog(config.watchdog, missing=transport.missing_from_peer)
             loop: TrainingLoop[Any] = TrainingLoop(
                 trainer=trainer,
                 config=config,
@@ -195,7 +198,7 @@ def train(
                 directory=directory if first else None,
                 progress=training.enter_context(Progress(console, config.steps, start)),
                 stop_signals=training.enter_context(runtime.StopSignals()),
-                watchdog=training.enter_context(runtime.Watchdog(config.watchdog)),
+                watchdog=training.enter_context(watchdog),
                 log=console.print,
                 metadata=metadata,
                 compilations=compilations,

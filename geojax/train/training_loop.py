@@ -121,7 +121,9 @@ class TrainingLoop(Generic[State]):
         self._restart_clock()
         while done < config.steps and not self.stopped_early:
             requests = {"stop": self.stop_signals.requested, "save": self.checkpointer.due()}
-            state, metrics = self.trainer.step(state, next(batches), requests)
+            batch = next(batches)
+            with self.watchdog.dispatch(done + 1):
+                state, metrics = self.trainer.step(state, batch, requests)
             done += 1
             self._consumed += config.batch.global_batch_size
             links = self.trainer.link_traffic()

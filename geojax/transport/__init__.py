@@ -5,11 +5,13 @@ counterpart fetches them under the same key. Transfers are asynchronous on both 
 """
 
 from geojax.transport.connect import Membership, Staging, connect, staging
+from geojax.transport.engine import EngineTransport
 from geojax.transport.link_clock import MeasuredLink
 from geojax.transport.loopback import loopback
 from geojax.transport.protocol import Fetch, MessageKey, PeerCounters, Transport
 
 __all__ = [
+    "EngineTransport",
     "Fetch",
     "MeasuredLink",
     "Membership",

@@ -12,12 +12,13 @@ are under way, also where Python ends without it.
 """
 
 import atexit
+import contextlib
 import functools
 import itertools
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -57,6 +58,8 @@ class _Link:
         self.peer, self.counters, self.in_flight = peer, counters, in_flight
         self.offered: dict[int, int] = {}
         """Bytes of each message that is offered and not acknowledged."""
+        self.failure: str | None = None
+        """The first pull that failed, and why: after it others may wait for ever."""
         self.clock = LinkClock()
         self.control = ControlConnection(peer.control, self._acknowledged, self.clock.echoed)
 
@@ -98,6 +101,7 @@ class EngineTransport:
         self._run_key, self._server, self._guard = run_key, server, guard
         self._silence_seconds = silence_seconds
         self._lost: str | None = None
+        self._waits: list[str] = []
         self._closed = False
         self._arrivals, self._departures = Arrivals(), Departures()
         self._links = {
@@ -123,7 +127,8 @@ class EngineTransport:
         message = message_id(self._run_key, link.peer.there, key, shards)
         assert message not in link.offered, f"{key} is offered to {link.peer.name} once"
         size = sum(shard.nbytes for shard in shards)
-        link.in_flight.add(key, size)
+        with self.waiting(f"earlier messages than {key} were not fetched by {link.peer.name}"):
+            link.in_flight.add(key, size)
         link.offered[message] = size
         self._server.await_pull(message, shards)
         self._departures.watch(
@@ -152,6 +157,20 @@ class EngineTransport:
                 private.forget(self._server, [each.peer.engine for each in self._links.values()])
         if self._lost is not None:
             raise RunError(f"transport: {self._lost}; restart the run from its last checkpoint")
+
+    @contextlib.contextmanager
+    def waiting(self, missing: str) -> Iterator[None]:
+        """Let `missing_from_peer` return `missing` while the code inside waits for a peer."""
+        self._waits.append(missing)
+        try:
+            yield
+        finally:
+            self._waits.remove(missing)
+
+    def missing_from_peer(self) -> str | None:
+        """Return what a peer has not done that this process waits for; None: it does not wait."""
+        waits = list(self._waits)
+        return f"transport: {waits[0]}" if waits else None
 
     def measured(self) -> Mapping[int, MeasuredLink]:
         """Return what was measured of the link to each other site since the last call."""
@@ -193,6 +212,8 @@ class EngineTransport:
             return None
         if link.control.closed:
             return f"lost the connection to {link.peer.name}"
+        if link.failure is not None:
+            return link.failure
         if (silent := link.control.silent_seconds) > self._silence_seconds:
             return f"{link.peer.name} has been silent for {silent:.0f} seconds"
         return None
@@ -215,7 +236,6 @@ class _Fetch:
         self._transport, self._link, self._key, self._message = transport, link, key, message
         self._shards, self._like, self._shard_counts = shards, like, shard_counts
         self._here = threading.Event()
-        self._error: str | None = None
 
     def arrived(self) -> bool:
         return self._here.is_set()
@@ -225,31 +245,29 @@ class _Fetch:
 
     def wait_in_xla(self) -> None:
         """Wait for the arrays; count and acknowledge them."""
-        self._error = private.pull_error(self._shards)
-        self.arrival = time.monotonic()
-        if self._error is None:
+        error = private.pull_error(self._shards)
+        if error is None:
+            self.arrival = time.monotonic()
             self._link.counters.fetched_bytes += sum(shard.nbytes for shard in self._shards)
             self._link.control.acknowledge(self._message)
+        elif self._link.failure is None:
+            self._link.failure = f"lost {self._key} from {self._link.peer.name} ({error})"
         self._here.set()
 
     def result(self, timeout_seconds: float | None = None) -> list[jax.Array]:
         start = time.monotonic()
         peer = self._link.peer.name
-        while not self.wait(_HEALTH_SECONDS):
-            self._transport.check()
-            if timeout_seconds is not None and time.monotonic() - start > timeout_seconds:
-                raise RunError(
-                    f"transport: {self._key} did not come from {peer} within {timeout_seconds:g} "
-                    "seconds; is its schedule the same as here?"
-                )
-            if self._link.control.finished and self.arrival is None:
-                raise RunError(f"transport: {peer} has finished without {self._key}")
-        if self._error is not None:
-            self._transport.check()
-            raise RunError(
-                f"transport: lost {self._key} from {peer} ({self._error}); restart the run from "
-                "its last checkpoint"
-            )
+        missing = f"{self._key} did not come from {peer}"
+        with self._transport.waiting(missing):
+            while not self.wait(_HEALTH_SECONDS) or self.arrival is None:
+                self._transport.check()
+                if timeout_seconds is not None and time.monotonic() - start > timeout_seconds:
+                    raise RunError(
+                        f"transport: {missing} within {timeout_seconds:g} seconds; is its "
+                        "schedule the same as here?"
+                    )
+                if self._link.control.finished and self.arrival is None:
+                    raise RunError(f"transport: {peer} has finished without {self._key}")
         shards = iter(self._shards)
         return [
             joined(each, list(itertools.islice(shards, count)))

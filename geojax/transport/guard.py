@@ -16,7 +16,6 @@ import contextlib
 import fcntl
 import hmac
 import json
-import math
 import os
 import secrets
 import socket
@@ -34,7 +33,6 @@ _HANDSHAKE_SECONDS = 10.0
 _MOST_STRANGERS = 64
 # Between two probes of a connection over which nothing goes.
 _PROBE_SECONDS = 15
-_MOST_PROBES = 127
 # The most that Linux lets a pipe hold; with its own 64 KiB a byte costs half as much time again.
 _PIECE_BYTES = 1 << 20
 
@@ -109,16 +107,15 @@ def _established(connection: socket.socket) -> socket.socket:
 
 
 def keep_alive(connection: socket.socket, seconds: float) -> None:
-    """Probe a connection while it is idle, and end it when nobody has answered for `seconds`.
+    """Probe a connection while it is idle; end it when nothing was answered for `seconds`.
 
     Firewalls forget connections that have been idle for some minutes, as those of a run are that
     compiles, and a host that has lost one says so only if it is asked.
     """
-    probes = min(math.ceil(seconds / _PROBE_SECONDS), _MOST_PROBES)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_SECONDS)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_SECONDS)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, probes)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1e3 * seconds))
 
 
 def join(first: socket.socket, second: socket.socket) -> None:

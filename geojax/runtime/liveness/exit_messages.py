@@ -61,7 +61,10 @@ def blamed_process(line: str) -> int | None:
 def blamed_of_site(line: str) -> tuple[str, int] | None:
     """Return the site, a job of its own, and the process of it that the printed `line` blames."""
     who = r"site (\S+) \(process (\d+), host \S+\)"
-    lost = rf"transport: (?:lost the connection to {who}|{who} has been silent)"
+    lost = (
+        rf"transport: (?:lost (?:the connection to|.+ from) {who}|{who} has been silent|"
+        rf".+ (?:come from|fetched by) {who})"
+    )
     if (found := re.search(lost, line)) is None:
         return None
     site, process = filter(None, found.groups())

@@ -11,7 +11,7 @@ a thread beside the training loop that knows how long steps usually take:
 Each kind of work (a training step, a batch of validation, a save) has limits of its own, and time
 for the other processes to complete the kind before it. When a step takes longer, the watchdog
 writes the stacks of all threads and one line that names the processes that are behind to stderr,
-and ends the process with code `HANG`.
+and ends the process with code `HANG`; with `FAILURE` where the process waits for another job.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from typing import Literal, NamedTuple, Self, TypeAlias
 import jax
 import pydantic
 
-from geojax.exit_codes import HANG
+from geojax.exit_codes import FAILURE, HANG
 from geojax.quantities import Seconds
 from geojax.runtime.liveness.exit_messages import describe
 from geojax.runtime.liveness.health import Health, await_health, read_health
@@ -41,8 +41,8 @@ _POLL_SECONDS = 5.0
 _COMPARE_SECONDS = 10.0
 
 
-WorkKind: TypeAlias = Literal["training step", "validation", "save", "probe"]
-"""Kinds of work that a step may be."""
+WorkKind: TypeAlias = Literal["dispatch", "training step", "validation", "save", "probe"]
+"""Kinds of work that a step may be; a training step begins with its dispatch by the host."""
 
 _LONGEST_LIMIT = 1e7
 
@@ -82,15 +82,23 @@ class _RunningStep(NamedTuple):
 
 
 class Watchdog:
-    """Thread that watches the steps of a loop; enter it around the loop, then `step` in it."""
+    """Thread that watches the steps of a loop; enter it around the loop, then `step` in it.
+
+    Args:
+        settings: the limits.
+        end_process: ends the process with an exit code.
+        missing: returns what another job has not done that this process waits for, and names that
+            job; None: it does not wait for one.
+    """
 
     def __init__(
         self,
         settings: WatchdogSettings | None = None,
         end_process: Callable[[int], None] = os._exit,
+        missing: Callable[[], str | None] = lambda: None,
     ):
         self.settings = settings or WatchdogSettings()
-        self._end_process = end_process
+        self._end_process, self._missing = end_process, missing
         self._durations: defaultdict[WorkKind, deque[float]] = defaultdict(
             lambda: deque(maxlen=_STEPS_REMEMBERED)
         )
@@ -115,13 +123,26 @@ class Watchdog:
             number: the step, which also goes into the heartbeats of this process.
             kind: the kind of work; each has its own first limit and usual duration.
         """
-        started = time.monotonic()
         report_progress(number, kind)
+        with self._watch_over(number, kind):
+            yield
+        self._previous = kind
+
+    def dispatch(self, number: int) -> contextlib.AbstractContextManager[None]:
+        """Watch over the dispatch of step `number`, in which islands wait for their messages.
+
+        Heartbeats tell of steps that are read back, and of no dispatch ahead of them.
+        """
+        return self._watch_over(number, "dispatch")
+
+    @contextlib.contextmanager
+    def _watch_over(self, number: int, kind: WorkKind) -> Iterator[None]:
+        started = time.monotonic()
         self._running = _RunningStep(number, kind, started, self.limit_seconds(kind))
         try:
             yield
         finally:
-            self._running, self._previous = None, kind
+            self._running = None
         self._durations[kind].append(time.monotonic() - started)
 
     def expect_first_step(self) -> None:
@@ -131,10 +152,14 @@ class Watchdog:
     def limit_seconds(self, kind: WorkKind = "training step") -> float:
         """Return how long work of this kind may take now.
 
-        The first work after another kind may wait for a process that still does the other.
+        The first work after another kind may wait for a process that still does the other, and a
+        dispatch for the step before.
         """
-        limit = self._own_limit(kind)
-        if self._previous is not None and self._previous != kind:
+        limit, like = self._own_limit(kind), kind
+        if kind == "dispatch":
+            like = "training step"
+            limit = max(limit, self._own_limit(like))
+        if self._previous is not None and self._previous != like:
             limit += self._own_limit(self._previous)
         return limit
 
@@ -171,8 +196,11 @@ class Watchdog:
         reading = threading.Thread(target=self._compare, args=(findings,), daemon=True)
         reading.start()
         reading.join(_COMPARE_SECONDS)
-        print(f"geojax watchdog: {findings[-1]}; ending with code {HANG}", file=stderr, flush=True)
-        self._end_process(HANG)
+        code, finding = HANG, findings[-1]
+        if (missing := self._missing()) is not None:
+            code, finding = FAILURE, missing
+        print(f"geojax watchdog: {finding}; ending with code {code}", file=stderr, flush=True)
+        self._end_process(code)
 
     def _compare(self, findings: list[str]) -> None:
         with contextlib.suppress(Exception):

@@ -160,6 +160,14 @@ def loop_of(trainer: Trainer, checkpoints=None, **changes):
         yield loop
 
 
+def test_a_trainer_that_waits_in_a_step_is_watched():
+    trainer, watched = CountingTrainer(), []
+    with loop_of(trainer) as loop:
+        trainer.during[3] = lambda: watched.append(loop.watchdog._running)
+        loop.run(trainer.initial_state(), 0, 0)
+    assert [(each.number, each.kind) for each in watched] == [(3, "dispatch")]
+
+
 def test_a_run_takes_each_batch_once_and_records_each_step():
     trainer = CountingTrainer()
     with loop_of(trainer) as loop:

@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -198,10 +199,41 @@ def test_connections_that_are_reset_end_the_run_at_both_sites(like):
         east.offer(1, KEY._replace(part=1), [filled(like, 1)])
         with pytest.raises(RunError, match=r"lost bucket .* from site east .*; restart the run"):
             fetch.result(PATIENCE_SECONDS)
-        west.check()  # nobody is dead
+        with pytest.raises(RunError, match=r"lost bucket .* from site east"):
+            west.check()
         west.close(failed=True)
         with pytest.raises(RunError, match="lost the connection to site west"):
             east.drain()
+
+
+def test_a_pull_that_fails_ends_the_waits_for_those_that_do_not(like, monkeypatch):
+    with joined_sites() as (_, west):
+        waiting = west.fetch(0, KEY, [like])
+        assert west.missing_from_peer() is None
+        monkeypatch.setattr("geojax.transport.private.pull_error", lambda _: "a reset")
+        west.fetch(0, KEY._replace(part=1), [like])
+        with pytest.raises(RunError, match=r"lost bucket .* part 1 from site east .* \(a reset\)"):
+            waiting.result(PATIENCE_SECONDS)
+
+
+def test_what_is_waited_for_is_known(like):
+    with joined_sites(limit_bytes=128) as (east, west):
+        fetch, late = west.fetch(0, KEY, [like]), KEY._replace(part=1)
+        with ThreadPoolExecutor(2) as pool:
+            result = pool.submit(fetch.result, PATIENCE_SECONDS)
+            wait_until(lambda: west.missing_from_peer() is not None)
+            waits_for = rf"transport: {KEY} did not come from site east \(process 0, host \S+\)$"
+            assert re.match(waits_for, west.missing_from_peer())
+            east.offer(1, KEY, [filled(like, 1)])
+            result.result()
+            east.offer(1, KEY._replace(part=2), [filled(like, 1)])
+            offer = pool.submit(east.offer, 1, late, [filled(like, 1)])
+            wait_until(lambda: east.missing_from_peer() is not None)
+            assert re.search(rf"{late} .* fetched by site west", east.missing_from_peer())
+            west.fetch(0, KEY._replace(part=2), [like]).result(PATIENCE_SECONDS)
+            offer.result()
+        west.fetch(0, late, [like]).result(PATIENCE_SECONDS)
+        assert east.missing_from_peer() is west.missing_from_peer() is None
 
 
 def test_sites_that_do_not_come_are_named():

@@ -7,7 +7,7 @@ import time
 import pytest
 from support.processes import PATIENCE_SECONDS
 
-from geojax.exit_codes import HANG
+from geojax.exit_codes import FAILURE, HANG
 from geojax.runtime import Watchdog, WatchdogSettings
 from geojax.runtime.liveness.health import Group, Health
 from geojax.runtime.liveness.watchdog import describe_laggards
@@ -45,6 +45,24 @@ def test_a_step_that_hangs_ends_the_process_once():
         with watchdog.step(1):
             assert done.wait(PATIENCE_SECONDS)
     assert ended == [HANG]
+
+
+def test_a_dispatch_that_waits_for_another_job_names_it(capfd):
+    ended, done = [], threading.Event()
+
+    def end(code):
+        ended.append(code)
+        done.set()
+
+    settings = WatchdogSettings(minimum_seconds=0.2)
+    with Watchdog(settings, end, missing=lambda: "nothing came from site west") as watchdog:
+        work(watchdog, "dispatch", "training step")
+        with watchdog.dispatch(1):
+            assert done.wait(PATIENCE_SECONDS)
+    assert ended == [FAILURE]
+    said = capfd.readouterr().err
+    assert "step 1 (dispatch) has taken" in said
+    assert "geojax watchdog: nothing came from site west; ending with code 1" in said
 
 
 def test_a_failing_step_is_no_longer_watched():
@@ -105,7 +123,7 @@ def watchdog():
 
 def work(watchdog, *kinds):
     for kind in kinds:
-        with watchdog.step(0, kind):
+        with watchdog.dispatch(0) if kind == "dispatch" else watchdog.step(0, kind):
             pass
 
 
@@ -130,6 +148,19 @@ def test_the_first_training_step_after_validation_may_compile(watchdog):
 
 def test_a_step_may_wait_for_a_process_that_still_saves(watchdog):
     work(watchdog, "training step", "save")
+    assert watchdog.limit_seconds("training step") == 2 + 50
+    work(watchdog, "training step")
+    assert watchdog.limit_seconds("training step") == 2
+
+
+def test_a_dispatch_may_wait_for_the_step_before_it_and_for_a_save(watchdog):
+    work(watchdog, "dispatch")
+    assert watchdog.limit_seconds("dispatch") == 9000
+    work(watchdog, "training step")
+    assert watchdog.limit_seconds("dispatch") == 2
+    watchdog._durations["dispatch"].extend([3.0] * 50)
+    assert watchdog.limit_seconds("dispatch") == 30
+    work(watchdog, "save", "dispatch")
     assert watchdog.limit_seconds("training step") == 2 + 50
     work(watchdog, "training step")
     assert watchdog.limit_seconds("training step") == 2
