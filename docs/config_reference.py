@@ -14,9 +14,9 @@ from geojax.train.config import RunConfig
 PAGE = Path(__file__).resolve().parent / "config-reference.md"
 OPENING = """# Config reference
 
-Every key of the YAML file that `geojax train`, `memory`, `simulate` and `probe` read, and of
-`--section.key value` on their command lines; `geojax settings` lists them too. Written by
-`python docs/config_reference.py` from the settings classes.
+Every key of the YAML file that `geojax train`, `memory`, `plan`, `compile`, `simulate` and `probe`
+read, and of `--section.key value` on their command lines; `geojax settings` lists them too. Written
+by `python docs/config_reference.py` from the settings classes.
 """
 
 

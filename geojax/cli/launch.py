@@ -48,8 +48,9 @@ class LaunchCommand:
     any, the config decides."""
 
     hosts: Path | None = None
-    """YAML file of the hosts where the run is started over ssh, one process a host; its fields are
-    explained in geojax/launch/hosts.py."""
+    """YAML file of the hosts where the run is started over ssh, one process a host:
+    `sites: [{name: east, hosts: [east1, east2]}, ...]`, and where the defaults do not fit
+    `coordinator`, `directory` and `python` (docs/running.md)."""
 
     wan: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Run each site in its namespace of the network that `geojax wan up` made."""

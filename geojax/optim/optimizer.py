@@ -29,8 +29,7 @@ class OptimizerSettings(ScheduleSettings, MomentSettings):
     """An optimizer and its learning rates."""
 
     name: OptimizerName = "adamw"
-    """"adamw", "lion" or another entry of `geojax.optim.registry`, which tells the settings that
-    each reads."""
+    """Optimizer: "adamw", "lion", "muon", "adafactor", "schedule_free_adamw" or "sgd"."""
 
     weight_decay: float = pydantic.Field(default=0.1, ge=0, le=100)
     """Decoupled weight decay of matrices and embeddings; norms and biases are not decayed."""

@@ -37,8 +37,10 @@ class PipelineSettings(Settings):
     """The order of the stages' work on the microbatches of `batch.microbatches`."""
 
     schedule: ScheduleName = "branch_free"
-    """Pipeline schedule. With "branch_free" idle stages compute on unused data, so that the program
-    needs no branches; it holds about twice the microbatches of "1f1b"."""
+    """Pipeline schedule: "branch_free", "gpipe", "1f1b", "geopipe", "interleaved",
+    "zero_bubble_h1", "zero_bubble_h2", "zbv", "latency_hiding" or "latency_hiding_split". With
+    "branch_free" idle stages compute on unused data, so that the program needs no branches; it
+    holds about twice the microbatches of "1f1b"."""
 
     virtual_stages: Count = 1
     """Chunks of layers that each stage holds."""

@@ -3,6 +3,13 @@
 import importlib.util
 from pathlib import Path
 
+import pytest
+
+from geojax.cli.settings import sections
+from geojax.optim.registry import OPTIMIZERS
+from geojax.pipeline.registry import SCHEDULES
+from geojax.train.config import RunConfig
+
 REPOSITORY = Path(__file__).resolve().parents[3]
 
 
@@ -12,3 +19,12 @@ def test_the_committed_page_is_what_the_script_writes():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     assert module.PAGE.read_text() == module.page(), "run: python docs/config_reference.py"
+
+
+@pytest.mark.parametrize(
+    ("key", "registry"), [("optimizer.name", OPTIMIZERS), ("pipeline.schedule", SCHEDULES)]
+)
+def test_the_meaning_of_a_name_lists_every_entry_of_its_registry(key, registry):
+    settings = [each for section in sections(RunConfig) for each in section.settings]
+    meaning = next(each.meaning for each in settings if each.key == key)
+    assert [name for name in registry if f'"{name}"' not in meaning] == []
