@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import tyro
 
@@ -16,7 +16,7 @@ class ExportCommand:
     into the weights that they adapt, which must be where the run read them.
     """
 
-    run: tyro.conf.Positional[Path]
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Directory of the run."""
 
     output: Path

@@ -3,8 +3,10 @@
 import contextlib
 import dataclasses
 import errno
+import inspect
 import io
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -74,7 +76,10 @@ def run(arguments: list[str]) -> int:
         return 0
     try:
         _check_text(arguments)
-        return _run(arguments or ["--help"])
+        if not arguments or arguments[0] in _HELP:
+            print(_overview())
+            return 0
+        return _run(arguments)
     except UserError as error:
         return _end(f"error: {error}", USAGE)
     except RunError as error:
@@ -97,8 +102,7 @@ def _run(arguments: list[str]) -> int:
         separator = arguments.index("--")
         arguments, launched = arguments[:separator], arguments[separator + 1 :]
     _check_name(arguments[0])
-    if arguments[0] not in _HELP:
-        check_environment(os.environ)
+    check_environment(os.environ)
     command, unknown = _parse(_config_first(arguments))
     if isinstance(command, train.TrainCommand):
         return train.run(command, unknown)
@@ -134,6 +138,21 @@ def _run(arguments: list[str]) -> int:
     return data.run(command)
 
 
+def _overview() -> str:
+    """List the subcommands, each with the first sentence of its help."""
+    width = max(map(len, _COMMANDS))
+    lines = [
+        "usage: geojax COMMAND ...; geojax COMMAND --help explains one",
+        "",
+        "Train transformers across data centers.",
+        "",
+    ]
+    for name, command in _COMMANDS.items():
+        summary, _, _ = (inspect.getdoc(command) or "").partition("\n\n")
+        lines.append(f"  {name:{width}}  {' '.join(summary.split())}")
+    return "\n".join(lines)
+
+
 def _parse(arguments: Sequence[str]) -> tuple[Any, list[str]]:
     """Return the subcommand's dataclass and the arguments that it does not know.
 
@@ -157,6 +176,8 @@ def _parse(arguments: Sequence[str]) -> tuple[Any, list[str]]:
         lines = [line.strip("│ ") for line in box.getvalue().splitlines() if line[:1] == "│"]
         ends = (index for index, line in enumerate(lines) if set(line) <= {"─"})
         problem = " ".join(lines[: next(ends, None)]).rstrip(".")
+        if absent := re.match(r"Missing from .*?: (\S+ \S+) +(.*?)\.? \(required\)", problem):
+            problem = f"{absent[1]} is missing; it would be the {absent[2][:1].lower()}{absent[2][1:]}"
         raise UserError(f"geojax {arguments[0]}: {problem}") from None
     return command, unknown
 
@@ -183,7 +204,7 @@ def _check_name(name: str) -> None:
     Raises:
         UserError: there is none; the message names the nearest.
     """
-    if name in _COMMANDS or name in _HELP:
+    if name in _COMMANDS:
         return
     if name.startswith("-"):
         raise UserError(f"'{name}' stands before a subcommand; there are: {', '.join(_COMMANDS)}")
@@ -201,7 +222,7 @@ def _config_first(arguments: Sequence[str]) -> list[str]:
         UserError: the subcommand needs a config file, and there is none.
     """
     name, *words = arguments
-    fields = [] if name in _HELP else dataclasses.fields(_COMMANDS[name])
+    fields = dataclasses.fields(_COMMANDS[name])
     required = {field.name for field in fields if field.default is dataclasses.MISSING}
     if "config" not in required or not {*_HELP}.isdisjoint(words):
         return list(arguments)

@@ -3,7 +3,7 @@
 import dataclasses
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -31,7 +31,7 @@ class ServingMesh:
 class ServingOptions:
     """The run, its checkpoint, and the devices."""
 
-    run: tyro.conf.Positional[Path]
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Directory of the run."""
 
     step: int | None = None

@@ -63,9 +63,10 @@ def run(command: SettingsCommand) -> int:
 
 
 def sections(settings: type[Settings], key: str = "", meaning: str = "") -> Iterator[Section]:
-    """List the keys of a settings class, then those of the sections inside it."""
+    """List the keys of a settings class, inherited ones last, then those of its sections."""
     own, inner = [], []
-    for name, field in settings.model_fields.items():
+    inherited = set(settings.model_fields).difference(settings.__annotations__)
+    for name, field in sorted(settings.model_fields.items(), key=lambda each: each[0] in inherited):
         path = f"{key}.{name}" if key else name
         text = " ".join((field.description or "").split())
         section = _section_class(field.annotation)

@@ -315,13 +315,18 @@ def exposure_lines(
         f"gradients over dc: {shown}: {messages.count} messages a device and step, the longest "
         f"{quantity(messages.longest, 'B')}, {delays:.2g} bandwidth-delay products ({link}){reason}"
     ]
-    latency = f"exposed latency {exposure.latency_seconds:.2g} s of {exposure.seconds:.2g} s that "
+    whole, latency = exposure.seconds, exposure.latency_seconds
     if times is None:
-        return [*lines, f"{latency}no compute hides; the step's time is not known"]
-    part = exposure.latency_seconds / times.step_seconds
+        lines.append(
+            f"exposed over dc: {whole:.2g} s that no compute hides, {latency:.2g} s of it latency; "
+            "the step's time is not known"
+        )
+        return lines
+    part = latency / times.step_seconds
     lines.append(
-        f"{latency}no compute hides, {part:.1%} and {exposure.seconds / times.step_seconds:.1%} of "
-        f"a step of {times.step_seconds:.2g} s (FLOPs at {MODEL_FLOPS_UTILIZATION:.0%} MFU)"
+        f"exposed over dc: {whole:.2g} s that no compute hides ({whole / times.step_seconds:.1%}), "
+        f"{latency:.2g} s of it latency ({part:.1%}), of a step of {times.step_seconds:.2g} s "
+        f"(FLOPs at {MODEL_FLOPS_UTILIZATION:.0%} MFU)"
     )
     if part > EXPOSED_LATENCY_LIMIT:
         lines.append(

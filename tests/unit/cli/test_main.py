@@ -19,11 +19,12 @@ def test_the_version(capsys):
     assert capsys.readouterr().out == f"geojax {geojax.__version__}\n"
 
 
-def test_no_arguments_show_the_help(capsys):
-    with pytest.raises(SystemExit) as ended:
-        run([])
-    assert ended.value.code == 0
-    assert "wan restore" in capsys.readouterr().out
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+def test_the_overview_has_a_line_for_each_subcommand(capsys, arguments):
+    assert run(arguments) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "  train         Train the transformer that CONFIG describes." in lines
+    assert lines[-1].startswith("  wan restore   Restore links")
 
 
 @pytest.mark.parametrize(
@@ -50,6 +51,12 @@ def test_settings_may_stand_before_the_config_file(capsys, before):
 def test_the_value_of_a_setting_is_no_config_file(capsys):
     assert refused(capsys, "train", "--topology", "sites.yaml") == (
         "geojax train: CONFIG is missing; name the YAML file of a run: geojax train run.yaml"
+    )
+
+
+def test_an_option_that_is_missing_is_named_with_its_meaning(capsys):
+    assert refused(capsys, "export", "runs/mine") == (
+        "geojax export: --output PATH is missing; it would be the folder to make"
     )
 
 
