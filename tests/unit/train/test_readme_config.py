@@ -5,6 +5,7 @@ from pathlib import Path
 
 import yaml
 
+from geojax.topology import Topology
 from geojax.train.config import RunConfig
 
 README = Path(__file__).resolve().parents[3] / "README.md"
@@ -16,5 +17,5 @@ def test_the_config_of_the_readme_is_valid(tmp_path):
     path.write_text(whole)
     config = RunConfig.load(path)
     assert set(yaml.safe_load(of_huggingface)) <= set(RunConfig.model_fields)
-    assert config.mesh.devices == 512
+    assert config.mesh.devices == Topology.load(config.topology).accelerators
     assert config.communication.gradient_compression == "int8"
