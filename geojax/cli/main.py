@@ -5,6 +5,8 @@ import dataclasses
 import errno
 import inspect
 import io
+import itertools
+import operator
 import os
 import re
 import sys
@@ -173,10 +175,12 @@ def _parse(arguments: Sequence[str]) -> tuple[Any, list[str]]:
     except SystemExit as end:
         if not end.code:
             raise
-        lines = [line.strip("│ ") for line in box.getvalue().splitlines() if line[:1] == "│"]
-        ends = (index for index, line in enumerate(lines) if set(line) <= {"─"})
-        problem = " ".join(lines[: next(ends, None)]).rstrip(".")
-        if absent := re.match(r"Missing from .*?: (\S+ \S+) +(.*?)\.? \(required\)", problem):
+        # A title, the problem and a rule, in a box of ASCII where stdout is not UTF-8.
+        _, *lines = box.getvalue().splitlines()
+        lines = ["" if set(line) <= set("│─-╰╯ ") else line.strip("│ ") for line in lines]
+        paragraph = itertools.takewhile(bool, itertools.dropwhile(operator.not_, lines))
+        problem = " ".join(paragraph).rstrip(".")
+        if absent := re.match(r"Missing from .*?: (--\S+ \S+|\S+) (.*?)\.? \(required\)", problem):
             problem = f"{absent[1]} is missing; it would be the {absent[2][:1].lower()}{absent[2][1:]}"
         raise UserError(f"geojax {arguments[0]}: {problem}") from None
     return command, unknown

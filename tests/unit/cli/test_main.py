@@ -54,9 +54,12 @@ def test_the_value_of_a_setting_is_no_config_file(capsys):
     )
 
 
-def test_an_option_that_is_missing_is_named_with_its_meaning(capsys):
+def test_what_is_missing_is_named_with_its_meaning(capsys):
     assert refused(capsys, "export", "runs/mine") == (
         "geojax export: --output PATH is missing; it would be the folder to make"
+    )
+    assert refused(capsys, "generate") == (
+        "geojax generate: RUN is missing; it would be the directory of the run"
     )
 
 
