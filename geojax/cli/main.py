@@ -181,7 +181,8 @@ def _parse(arguments: Sequence[str]) -> tuple[Any, list[str]]:
         paragraph = itertools.takewhile(bool, itertools.dropwhile(operator.not_, lines))
         problem = " ".join(paragraph).rstrip(".")
         if absent := re.match(r"Missing from .*?: (--\S+ \S+|\S+) (.*?)\.? \(required\)", problem):
-            problem = f"{absent[1]} is missing; it would be the {absent[2][:1].lower()}{absent[2][1:]}"
+            name, meaning = absent.groups()
+            problem = f"{name} is missing; it would be the {meaning[:1].lower()}{meaning[1:]}"
         raise UserError(f"geojax {arguments[0]}: {problem}") from None
     return command, unknown
 

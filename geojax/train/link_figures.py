@@ -71,5 +71,6 @@ def _waits(by_cause: Mapping[str, float]) -> str:
     causes = {
         cause: waited for cause, waited in by_cause.items() if waited >= max(0.1 * total, 1e-6)
     }
-    named = ", ".join(f"{cause} {1e3 * waited:.3g}" for cause, waited in causes.items())
-    return f"{1e3 * total:.3g} ms" + (f" ({named})" if named else "")
+    factor, unit = (1e3, "ms") if total < 1 else (1, "s")
+    named = ", ".join(f"{cause} {factor * waited:.3g}" for cause, waited in causes.items())
+    return f"{factor * total:.3g} {unit}" + (f" ({named})" if named else "")

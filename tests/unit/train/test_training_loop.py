@@ -207,7 +207,10 @@ def test_a_step_is_timed_by_its_end_not_by_when_the_host_reads_it(monkeypatch):
 
 def test_traffic_with_each_site_is_in_metrics_progress_and_totals():
     trainer = CountingTrainer()
-    trainer.links = {"west": LinkTraffic(4_000_000, 2_000_000, 3, {"bucket": 0.02, "offer": 0.0})}
+    trainer.links = {
+        "west": LinkTraffic(4_000_000, 2_000_000, 3, {"bucket": 0.02, "offer": 0.0}),
+        "north": LinkTraffic(4_000_000, 2_000_000, 1, {"bucket": 1.5}),
+    }
     with loop_of(trainer) as loop:
         loop.run(0, 0, 0)
     step = loop.writer.lines[2][1]
@@ -219,6 +222,7 @@ def test_traffic_with_each_site_is_in_metrics_progress_and_totals():
     text = loop.text.getvalue()
     assert "west 4 MB at " in text
     assert "3 in flight, waited 20 ms (bucket 20)" in text
+    assert "1 in flight, waited 1.5 s (bucket 1.5)" in text
     assert "cross-site" not in text
     totals = str(loop.links["west"])
     assert loop.links["west"].steps == STEPS - 1
