@@ -82,12 +82,13 @@ class OptimizerSettings(ScheduleSettings, MomentSettings):
 def make_optimizer(settings: OptimizerSettings, steps: int) -> SkipAwareTransformation:
     """Make the optax chain that runs on each rank's shards, inside the step's `shard_map`."""
     schedule = learning_rate_schedule(settings, steps)
-    clip = [clip_by_global_norm(settings.clip_norm)] if settings.clip_norm else []
+    # A link in either case, so that a run may be resumed with clipping or without.
+    clip = clip_by_global_norm(settings.clip_norm) if settings.clip_norm else optax.identity()
     factors = []
     if any(group.learning_rate_factor != 1 for group in settings.groups):
         factors = [scale_leaves(lambda name: settings.of_leaf(name).learning_rate_factor)]
     chain = keep_on_skipped_steps(
-        *clip,
+        clip,
         _directions(settings),
         decay_weights(lambda name: settings.of_leaf(name).weight_decay),
         # Optax counts updates from 0, where the warm-up's rate is 0: the first would be lost.

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geojax.errors import UserError
+from geojax.named_arrays import leaves_by_name
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.settings import validate
 
@@ -77,3 +78,12 @@ def test_norms_and_biases_are_not_decayed():
 def test_a_final_rate_above_the_peak_is_refused():
     with pytest.raises(UserError, match=r"final_learning_rate 1 is above peak_learning_rate"):
         validate(OptimizerSettings, {"final_learning_rate": 1.0}, "run.yaml")
+
+
+def test_a_run_may_be_resumed_with_clipping_or_without():
+    parameters = {"kernel": jnp.ones((2, 2))}
+    names = [
+        list(leaves_by_name(make_optimizer(OptimizerSettings(clip_norm=norm), 10).init(parameters)))
+        for norm in (1.0, None)
+    ]
+    assert names[0] == names[1]
