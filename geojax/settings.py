@@ -9,7 +9,7 @@ import reprlib
 import stat
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -107,6 +107,15 @@ def validate(settings: type[SettingsType], content: Mapping[str, Any], source: s
         problems = [_sentence(settings, problem) for problem in found]
         more = f"; and {len(problems) - _MOST_SHOWN} more" if len(problems) > _MOST_SHOWN else ""
         raise UserError(f"{source}: {'; also '.join(problems[:_MOST_SHOWN])}{more}") from None
+
+
+def leaves_by_key(settings: Mapping[str, Any], section: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested mappings by dotted key; an empty mapping is a value."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaves_by_key(value, f"{section}{name}.")
+        else:
+            yield f"{section}{name}", value
 
 
 def preset_path(kind: str, name: str) -> Path:

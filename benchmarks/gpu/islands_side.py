@@ -12,7 +12,7 @@ from geojax.islands.actions import Add, Reduce, breadth_first, data_actions, fet
 from geojax.islands.programs import SitePrograms
 from geojax.islands.recording import Recorded
 from geojax.islands.site_part import SitePart, even_chunks
-from geojax.islands.site_state import initial_site_state, site_layouts
+from geojax.islands.site_state import site_layouts
 from geojax.islands.values import StepInputs
 from geojax.islands.walk import Walk
 from geojax.mesh import make_mesh
@@ -53,7 +53,7 @@ def measure(work: dict[str, Any]) -> dict[str, Any]:
     room = staging(LINK_SECONDS, LINK_BYTES_PER_SECOND)
     transport = connect(members, room, 8 * parameter_count(model) + (1 << 20))
     walk = Walk(lists[site], ahead, programs, transport)
-    state = initial_site_state(part, optimizer, layouts, plan, seed=0)
+    state = programs.initial_state(seed=0)
     place = batch_on_mesh(shapes, plan)
     batches = [
         jax.tree.map(lambda leaf, shape: jax.device_put(leaf, shape.sharding), batch, place)

@@ -38,7 +38,7 @@ from geojax.optim import LeafLayout, layout
 from geojax.pipeline.schedule import LayerBytes
 from geojax.step.plan import StepPlan
 from geojax.step.program import batch_on_mesh, batch_specs, signals_on_mesh
-from geojax.step.state import TrainState, parameter_layouts
+from geojax.step.state import TrainState, initial_state, parameter_layouts
 
 
 class StepBytes(NamedTuple):
@@ -85,6 +85,7 @@ class SitePrograms:
     ):
         assert plan.mesh.shape["dc"] == plan.mesh.shape["stage"] == 1, "a mesh of one site"
         self.part, self.plan, self.layouts, self._batch = part, plan, layouts, batch
+        self._optimizer = optimizer
         passes = ChunkPasses(part, plan, layouts.parameters)
         sums = SumsOfSites(passes, layouts, optimizer, schedule)
         state = jax.tree.map(lambda leaf_layout: leaf_layout.spec(), layouts)
@@ -112,6 +113,11 @@ class SitePrograms:
         self.apply = program(
             sums.apply, (state, ranks, ranks, ranks, ranks), (state, replicated), donate=(0,)
         )
+
+    def initial_state(self, seed: int) -> TrainState:
+        """Make the stage's part of the state before the first step."""
+        part = self.part
+        return initial_state(part.model, self._optimizer, self.layouts, self.plan, seed, part.held)
 
     def chunk_weights(self, weights: SiteWeights, chunk: int) -> ChunkParameters:
         """Return the weights that a chunk reads."""

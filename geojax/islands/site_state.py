@@ -25,7 +25,7 @@ from geojax.optim.stage_assignment import PADDING_LAYER
 from geojax.step.amax_history import SITE_DIM
 from geojax.step.error_feedback import errors_of_site
 from geojax.step.plan import StepPlan
-from geojax.step.state import TrainState, initial_state, state_layouts
+from geojax.step.state import TrainState, state_layouts
 
 
 class SiteState(NamedTuple):
@@ -115,17 +115,6 @@ def _of_parameters(
         optimizer=optimizer_layouts(optimizer, parameters),
         amax_history=jax.tree.map(of_layers, whole.amax_history),
     )
-
-
-def initial_site_state(
-    part: SitePart,
-    optimizer: optax.GradientTransformation,
-    layouts: TrainState,
-    plan: StepPlan,
-    seed: int,
-) -> TrainState:
-    """Make a stage's part of the state before the first step; arguments as `initial_state`."""
-    return initial_state(part.model, optimizer, layouts, plan, seed, part.held)
 
 
 def join_stages(state: SiteState, saved: TrainState, mesh: Mesh) -> TrainState:

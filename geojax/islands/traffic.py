@@ -1,7 +1,7 @@
 """Traffic of a site with another one in a step, and the idle time that it costs."""
 
 import dataclasses
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from geojax.islands.actions import SiteAction, received, sent
@@ -26,6 +26,18 @@ class LinkTraffic:
     byte limit counts whole if the devices were idle at its end.
     """
 
+    def __add__(self, other: "LinkTraffic") -> "LinkTraffic":
+        """Add bytes and waits; of the messages in flight the most of both count."""
+        waits = dict(self.wait_seconds)
+        for cause, seconds in other.wait_seconds.items():
+            waits[cause] = waits.get(cause, 0.0) + seconds
+        return LinkTraffic(
+            self.sent_bytes + other.sent_bytes,
+            self.received_bytes + other.received_bytes,
+            max(self.messages_in_flight, other.messages_in_flight),
+            waits,
+        )
+
     @classmethod
     def of_process(cls, of_stages: Sequence["LinkTraffic"], stages: int) -> "LinkTraffic":
         """Return the traffic of a process; a wait is the mean of those of its stages.
@@ -34,13 +46,9 @@ class LinkTraffic:
             of_stages: of each stage of the process with each stage of the other site.
             stages: stages of the process.
         """
-        waits: Counter[str] = Counter()
-        for traffic in of_stages:
-            waits.update(traffic.wait_seconds)  # adds
-        return cls(
-            messages_in_flight=max(traffic.messages_in_flight for traffic in of_stages),
-            wait_seconds={cause: seconds / stages for cause, seconds in sorted(waits.items())},
-        )
+        total = sum(of_stages, cls())
+        waits = {cause: waited / stages for cause, waited in sorted(total.wait_seconds.items())}
+        return dataclasses.replace(total, wait_seconds=waits)
 
 
 def no_traffic(actions: Iterable[SiteAction]) -> dict[int, LinkTraffic]:

@@ -4,12 +4,9 @@ from collections.abc import Iterable
 
 from geojax.islands.programs import SitePrograms
 from geojax.islands.site_part import SitePart
-from geojax.islands.site_state import site_layouts
-from geojax.optim import learning_rate_schedule, make_optimizer
 from geojax.pipeline.schedule import LayerBytes
-from geojax.step.program import batch_shape
 from geojax.train.config import RunConfig
-from geojax.train.island_plan import island_plan, stage_config
+from geojax.train.island_plan import island_plan, site_programs, stage_config
 from geojax.train.traced_run import abstract_run_mesh
 
 
@@ -19,13 +16,8 @@ def abstract_programs(config: RunConfig, part: SitePart) -> SitePrograms:
     Raises:
         UserError: the layout cannot be.
     """
-    own = stage_config(config)
-    plan = island_plan(config, abstract_run_mesh(config, own.mesh))
-    optimizer = make_optimizer(config.optimizer, config.steps)
-    schedule = learning_rate_schedule(config.optimizer, config.steps)
-    layouts = site_layouts(part, optimizer, plan)
-    batch = batch_shape(own.batch.global_batch_size, own.batch.sequence_length)
-    return SitePrograms(part, plan, layouts, optimizer, schedule, batch)
+    mesh = abstract_run_mesh(config, stage_config(config).mesh)
+    return site_programs(config, part, island_plan(config, mesh))
 
 
 def most_layer_bytes(config: RunConfig, parts: Iterable[SitePart]) -> LayerBytes:

@@ -11,14 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from geojax.accelerators import accelerator_of
 from geojax.checkpoint import Checkpointer
 from geojax.checkpoint.initial_weights import read_weights, with_weights
 from geojax.collectives import FLOAT32, WireFormat, wire_format
 from geojax.hlo import HloParseError
 from geojax.islands.traffic import LinkTraffic
 from geojax.mesh import make_mesh, site_names
-from geojax.models import model_flops, parameter_count
+from geojax.models import parameter_count
 from geojax.models.attention import chosen_implementation
 from geojax.models.frozen import unmarked
 from geojax.models.huggingface import HuggingFaceWeights
@@ -311,16 +310,8 @@ class CompiledRun:
     @functools.cached_property
     def facts(self) -> TrainerFacts:
         """Facts for the log; the first process reads the bytes from the compiled step."""
-        mesh = self.plan.mesh
-        accelerator = accelerator_of(mesh.devices.flat[0])
-        peak = accelerator and accelerator.peak(self.plan.policy.compute_dtype.name)
-        sequence = self.config.batch.sequence_length
-        return TrainerFacts(
-            tokens_per_step=self.config.batch.global_batch_size * sequence,
-            flops_per_token=model_flops(self.config.model, sequence),
-            peak_flops=peak * mesh.devices.size if peak else None,
-            cross_site=self._cross_site_bytes() if mesh.shape["dc"] > 1 else None,
-        )
+        sent = self._cross_site_bytes() if self.plan.mesh.shape["dc"] > 1 else None
+        return TrainerFacts.of(self.config, self.plan, sent)
 
     def _cross_site_bytes(self) -> CrossSiteBytes:
         batch = batch_shape(self.config.batch.global_batch_size, self.config.batch.sequence_length)

@@ -14,11 +14,13 @@ from geojax.accelerators import Accelerator
 from geojax.errors import UserError
 from geojax.islands.programs import SitePrograms, StepBytes
 from geojax.islands.site_part import SitePart, bucket_count, even_chunks
+from geojax.islands.site_state import site_layouts
 from geojax.mesh import make_mesh
-from geojax.optim import bytes_per_device
+from geojax.optim import bytes_per_device, learning_rate_schedule, make_optimizer
 from geojax.quantities import quantity
 from geojax.runtime.device_memory import usable_memory
 from geojax.step.plan import StepPlan
+from geojax.step.program import batch_shape
 from geojax.train.batches import sequences_of_process
 from geojax.train.compiled_run import step_plan
 from geojax.train.config import RunConfig
@@ -115,6 +117,21 @@ def sequences_of_site(config: RunConfig, plan: StepPlan, site: int) -> list[int]
     count = stage_config(config).batch.global_batch_size
     first = site * count if config.dc.role == "data" else 0
     return [first + each for each in sequences_of_process(plan, count)]
+
+
+def site_programs(config: RunConfig, part: SitePart, plan: StepPlan) -> SitePrograms:
+    """Make the programs of a stage of a site; none is compiled.
+
+    Args:
+        config: the run of all sites.
+        part: what the stage holds of the model.
+        plan: its step, on its own mesh.
+    """
+    optimizer = make_optimizer(config.optimizer, config.steps)
+    schedule = learning_rate_schedule(config.optimizer, config.steps)
+    layouts, own = site_layouts(part, optimizer, plan), stage_config(config).batch
+    batch = batch_shape(own.global_batch_size, own.sequence_length)
+    return SitePrograms(part, plan, layouts, optimizer, schedule, batch)
 
 
 def data_part(config: RunConfig) -> SitePart:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from geojax.accelerators import accelerator_of
@@ -15,14 +14,19 @@ from geojax.checkpoint import Checkpointer
 from geojax.checkpoint.initial_weights import with_weights
 from geojax.errors import RunError, UserError
 from geojax.hlo import HloParseError
-from geojax.islands.actions import SiteAction, breadth_first, data_actions, fetched_ahead
+from geojax.islands.actions import (
+    SiteAction,
+    breadth_first,
+    data_actions,
+    fetched_ahead,
+    forward_actions,
+)
 from geojax.islands.agreement import Agreement
 from geojax.islands.exchange import Exchange
 from geojax.islands.programs import SitePrograms
 from geojax.islands.recording import Record, Recorded, as_words, by_one_clock, from_words
 from geojax.islands.site_state import (
     SiteState,
-    initial_site_state,
     join_stages,
     saved_layouts,
     saved_whole_layouts,
@@ -36,13 +40,14 @@ from geojax.islands.stage_transport import between_sites, stage_transports
 from geojax.islands.traffic import LinkTraffic
 from geojax.islands.values import StepInputs
 from geojax.islands.walk import Walk
-from geojax.models import model_flops, parameter_count
+from geojax.models import parameter_count
 from geojax.models.huggingface import HuggingFaceWeights
-from geojax.optim import bytes_per_device, learning_rate_schedule, make_optimizer
+from geojax.optim import bytes_per_device, make_optimizer
+from geojax.pipeline.schedule import Placement
 from geojax.planner.cross_site import CrossSiteBytes
 from geojax.quantities import quantity
 from geojax.step.plan import StepPlan
-from geojax.step.program import batch_shape, require_fp8_products, trace_evaluation
+from geojax.step.program import require_fp8_products
 from geojax.step.state import TrainState, with_own_sites, with_saved_sites
 from geojax.train.batches import global_batch, global_signals, sequences_of_process
 from geojax.train.config import RunConfig
@@ -52,6 +57,7 @@ from geojax.train.island_plan import (
     island_plan,
     own_stages,
     process_groups,
+    site_programs,
     stage_config,
     stage_meshes,
 )
@@ -96,9 +102,6 @@ class IslandRun:
     """The `LeafLayout` of each leaf of each site's part, as checkpoints have it."""
     table_sites: Sequence[int] = ()
     """The sites that hold a tied table; () if one does."""
-    evaluation_program: jax.stages.Compiled | None = None
-    """`(state, batch) -> [sum of losses, number of targets]` of a site that holds the whole model;
-    None: it does not, or nothing is validated."""
     log: Callable[[str], None] = print
     """Function that shows a line to the user."""
 
@@ -110,7 +113,6 @@ class IslandRun:
         transport: Transport,
         log: Callable[[str], None] = print,
         *,
-        validate: bool = False,
         before: "IslandRun | None" = None,
     ) -> Self:
         """Compile the programs of one site of `config`.
@@ -120,7 +122,6 @@ class IslandRun:
             plan: from `island_plan`.
             transport: joins this process to those that hold other stages, in all sites.
             log: shows a line to the user.
-            validate: compile the validation pass too.
             before: run of the same processes that this one goes on from: its messages come after
                 those, on the same transports; None: there is none.
         """
@@ -128,9 +129,6 @@ class IslandRun:
         sites, count, own_numbers = config.mesh.dc, config.mesh.stage, own_stages(plan.mesh)
         parts = stage_parts(config) if is_stage else [data_part(config)] * sites
         optimizer = make_optimizer(config.optimizer, config.steps)
-        schedule = learning_rate_schedule(config.optimizer, config.steps)
-        own = stage_config(config).batch
-        batch = batch_shape(own.global_batch_size, own.sequence_length)
         lists: Lists = stage_lists(config) if is_stage else ()
         walks, meshes = [], stage_meshes(plan.mesh)
         walked: Sequence[Walk | None] = [None] * len(own_numbers)
@@ -139,23 +137,19 @@ class IslandRun:
             walked = before.stages.walks
             transports = [walk.transport for walk in before.stages.walks]
         for number, stage, last in zip(own_numbers, transports, walked, strict=True):
-            on_stage, part = dataclasses.replace(plan, mesh=meshes[number]), parts[stage.site]
-            layouts = site_layouts(part, optimizer, on_stage)
-            programs = SitePrograms(part, on_stage, layouts, optimizer, schedule, batch)
+            on_stage = dataclasses.replace(plan, mesh=meshes[number])
+            programs = site_programs(config, parts[stage.site], on_stage)
             lists = lists or _data_lists(config, programs)
             ahead = fetched_ahead(lists, stage.site)
             walks.append(Walk(lists[stage.site], ahead, programs, stage, last))
-        table_sites, evaluation = [], None
+        table_sites = []
         if is_stage:
             of_sites = [parts[first : first + count] for first in range(0, len(parts), count)]
             saved = [saved_layouts(each, optimizer, plan) for each in of_sites]
             if model.tie_word_embeddings:
                 table_sites = [site for site, each in enumerate(saved) if _TABLE in each.parameters]
         else:
-            saved = [saved_whole_layouts(layouts, plan, site) for site in range(sites)]
-            if validate:
-                traced = trace_evaluation(layouts, model, plan, batch)
-                evaluation = traced.lower().compile(compiler_options=plan.compiler_options)
+            saved = [saved_whole_layouts(programs.layouts, plan, site) for site in range(sites)]
         stages, to_sites = SiteWalks(walks, count), between_sites(transport, sites)
         return cls(
             config,
@@ -167,19 +161,12 @@ class IslandRun:
             optimizer,
             saved,
             table_sites,
-            evaluation,
             log,
         )
 
     def initial_state(self, weights: HuggingFaceWeights | None = None) -> SiteState:
         """Return the state before the first step; `weights` take the place of random ones."""
-        seed, optimizer = self.config.seed, self.optimizer
-        state = SiteState(
-            tuple(
-                initial_site_state(each.part, optimizer, each.layouts, each.plan, seed)
-                for each in self._programs
-            )
-        )
+        state = SiteState(tuple(each.initial_state(self.config.seed) for each in self._programs))
         if weights is None:
             return state
         joined = join_stages(state, self.saved_layouts, self.plan.mesh)
@@ -318,8 +305,7 @@ class IslandRun:
         # Of all stages, so that every process finds the same.
         if plan == self.plan and not (is_stage and stage_lists(config) != stage_lists(self.config)):
             return None
-        validate = self.evaluation_program is not None
-        return self.build(config, plan, self.transport, self.log, validate=validate, before=self)
+        return self.build(config, plan, self.transport, self.log, before=self)
 
     def adopt(self, state: SiteState) -> SiteState:
         """Return the state of a run that this one was planned anew from."""
@@ -334,23 +320,23 @@ class IslandRun:
 
     def evaluate(self, state: SiteState, batch: Batch) -> Any:
         """Return [sum of losses, number of targets] of a batch, over all sites."""
-        if not self.holds_all:
-            inputs = self._inputs(state, batch)
-            sums = self.stages.side_by_side(
-                lambda number, walk: walk.validation_sums(
-                    *self._forwards[walk.transport.site], state.stages[number], inputs[number]
-                )
+        inputs = self._inputs(state, batch)
+        sums = self.stages.side_by_side(
+            lambda number, walk: walk.validation_sums(
+                *self._forwards[walk.transport.site], state.stages[number], inputs[number]
             )
-            by_number = dict(zip(self.stages.numbers, map(np.asarray, sums), strict=True))
-            of_site = of_all_stages(by_number, self.plan.mesh).sum(axis=0)
-            return sum(self.exchange.of_hosts(of_site, self.plan.mesh))
-        assert self.evaluation_program is not None, "a run that validates is built for it"
-        own = self.evaluation_program(state.stages[0], self._on_mesh(self.plan, batch))
-        return functools.reduce(jnp.add, self.exchange.of_all_sites(own))
+        )
+        by_number = dict(zip(self.stages.numbers, map(np.asarray, sums), strict=True))
+        of_site = of_all_stages(by_number, self.plan.mesh).sum(axis=0)
+        return sum(self.exchange.of_hosts(of_site, self.plan.mesh))
 
     @functools.cached_property
     def _forwards(self) -> dict[int, tuple[Sequence[SiteAction], Mapping[int, int]]]:
-        """The actions of a validation in role stage, and the messages to fetch ahead, by stage."""
+        """The actions of a validation, and the messages to fetch ahead, by stage."""
+        if self.holds_all:
+            alone = Placement(1, (0,) * len(self._programs[0].part.chunks))
+            actions = forward_actions(alone, self.plan.microbatches, 0)
+            return {self.transport.site: (actions, {})}
         lists = validation_lists(self.config)
         numbers = [walk.transport.site for walk in self.stages.walks]
         return {stage: (lists[stage], fetched_ahead(lists, stage)) for stage in numbers}
@@ -455,16 +441,8 @@ class IslandRun:
     @functools.cached_property
     def facts(self) -> TrainerFacts:
         """Facts for the log; a step's bytes are those of its messages."""
-        config, mesh = self.config, self.plan.mesh
-        accelerator = accelerator_of(mesh.devices.flat[0])
-        peak = accelerator and accelerator.peak(self.plan.policy.compute_dtype.name)
-        sequence = config.batch.sequence_length
-        return TrainerFacts(
-            tokens_per_step=config.batch.global_batch_size * sequence,
-            flops_per_token=model_flops(config.model, sequence),
-            peak_flops=peak * mesh.devices.size * config.mesh.dc if peak else None,
-            cross_site=CrossSiteBytes(float(self.link_bytes[:, 0].sum())),
-        )
+        sent = CrossSiteBytes(float(self.link_bytes[:, 0].sum()))
+        return TrainerFacts.of(self.config, self.plan, sent)
 
     def check_fp8_products(self) -> None:
         """Check on the first process that XLA multiplies in FP8 what the recipe asks for.

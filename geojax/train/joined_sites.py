@@ -14,6 +14,7 @@ from geojax.errors import UserError
 from geojax.islands.exchange import Exchange
 from geojax.runtime.cluster_env import ProcessSettings
 from geojax.runtime.island_env import IslandSettings
+from geojax.settings import leaves_by_key
 from geojax.step.plan import StepPlan
 from geojax.train.config import RunConfig
 from geojax.train.island_plan import process_groups
@@ -149,7 +150,7 @@ def shared_settings(config: RunConfig, contents: Mapping[str, str]) -> dict[str,
         config: the run.
         contents: hash of each source of data.
     """
-    of_config = dict(_flat(config.model_dump(mode="json", exclude=_OF_A_SITE)))
+    of_config = dict(leaves_by_key(config.model_dump(mode="json", exclude=_OF_A_SITE)))
     return {
         "geojax version": [geojax.__version__, *of_config],
         "number of devices in a process": jax.local_device_count(),
@@ -158,14 +159,6 @@ def shared_settings(config: RunConfig, contents: Mapping[str, str]) -> dict[str,
             name: content[:_HASH_LETTERS] for name, content in contents.items()
         },
     }
-
-
-def _flat(tree: Mapping[str, Any], section: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{section}{name}.")
-        else:
-            yield f"{section}{name}", value
 
 
 def site_staging(config: RunConfig, site: str | None, processes: int) -> Staging:

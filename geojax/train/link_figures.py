@@ -36,32 +36,25 @@ class LinkTotals:
 
     steps: int = 0
     seconds: float = 0.0
-    sent_bytes: int = 0
-    received_bytes: int = 0
-    messages_in_flight: int = 0
-    """Most of all steps."""
-    wait_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    traffic: LinkTraffic = dataclasses.field(default_factory=LinkTraffic)
 
     def add(self, traffic: LinkTraffic, seconds: float) -> None:
         """Count a step."""
         self.steps += 1
         self.seconds += seconds
-        self.sent_bytes += traffic.sent_bytes
-        self.received_bytes += traffic.received_bytes
-        self.messages_in_flight = max(self.messages_in_flight, traffic.messages_in_flight)
-        for cause, waited in traffic.wait_seconds.items():
-            self.wait_seconds[cause] = self.wait_seconds.get(cause, 0.0) + waited
+        self.traffic += traffic
 
     def __str__(self) -> str:
         """Return the means of a step."""
         sent, received = (
             f"{quantity(count / self.steps, 'B')} at {quantity(count / self.seconds, 'B/s')}"
-            for count in (self.sent_bytes, self.received_bytes)
+            for count in (self.traffic.sent_bytes, self.traffic.received_bytes)
         )
-        waits = {cause: waited / self.steps for cause, waited in self.wait_seconds.items()}
+        waits = {cause: waited / self.steps for cause, waited in self.traffic.wait_seconds.items()}
+        in_flight = self.traffic.messages_in_flight
         return (
-            f"a step sends {sent} and receives {received}, has at most {self.messages_in_flight} "
-            f"messages in flight, and waits {_waits(waits)}"
+            f"a step sends {sent} and receives {received}, has at most {in_flight} messages in "
+            f"flight, and waits {_waits(waits)}"
         )
 
 

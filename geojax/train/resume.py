@@ -2,13 +2,14 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from geojax.errors import UserError
 from geojax.optim import OptimizerSettings, learning_rate_schedule
 from geojax.optim.schedules import schedule_entry
+from geojax.settings import leaves_by_key
 from geojax.train.config import RunConfig
 
 
@@ -85,8 +86,10 @@ def refuse_other_schedule(
 
 def changed_settings(saved: Mapping[str, Any], config: RunConfig) -> list[Change]:
     """List the settings of `config` that differ from the resolved config of the checkpoint."""
-    there = dict(_leaves(saved))
-    here = dict(_leaves(config.model_dump(mode="json")))
+    there, here = (
+        {key: json.dumps(value) for key, value in leaves_by_key(each)}
+        for each in (saved, config.model_dump(mode="json"))
+    )
     shown = ((key, there.get(key, "absent"), here.get(key, "absent")) for key in there | here)
     return [Change(*each) for each in shown if each[1] != each[2]]
 
@@ -138,12 +141,3 @@ def _saved_schedule(saved: Mapping[str, Any]) -> str:
     """Return the schedule of a checkpoint; before there were several it was the default one."""
     name: str = saved["optimizer"].get("schedule", OptimizerSettings().schedule)
     return name
-
-
-def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the values of nested mappings as JSON, by dotted key."""
-    if isinstance(value, Mapping) and value:
-        for name, inner in value.items():
-            yield from _leaves(inner, f"{key}.{name}" if key else name)
-    else:
-        yield key, json.dumps(value)

@@ -147,7 +147,7 @@ def train(
             with _status(console, "compiling the step"):
                 trainer = CompiledRun.build(config, plan, console.print, validate=validate)
         else:
-            trainer = IslandRun.build(config, plan, transport, console.print, validate=validate)
+            trainer = IslandRun.build(config, plan, transport, console.print)
         trainer.check_fp8_products()
         # A process that compiles reaches the first collective long after one with a warm cache, and
         # the collective times out after half a minute.

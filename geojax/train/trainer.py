@@ -6,10 +6,13 @@ from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 
+from geojax.accelerators import accelerator_of
 from geojax.checkpoint import Checkpointer
 from geojax.islands.traffic import LinkTraffic
+from geojax.models import model_flops
 from geojax.models.huggingface import HuggingFaceWeights
 from geojax.planner.cross_site import CrossSiteBytes
+from geojax.step.plan import StepPlan
 from geojax.train.config import RunConfig
 from geojax.transport import MeasuredLink
 
@@ -34,6 +37,20 @@ class TrainerFacts:
 
     cross_site: CrossSiteBytes | None = None
     """Bytes that all devices of a site send to other sites in a step; None with one site."""
+
+    @classmethod
+    def of(cls, config: RunConfig, plan: StepPlan, cross_site: CrossSiteBytes | None) -> Self:
+        """Return the facts of a run whose step has a `plan` on the mesh of one or of all sites."""
+        mesh, sequence = plan.mesh, config.batch.sequence_length
+        accelerator = accelerator_of(mesh.devices.flat[0])
+        peak = accelerator and accelerator.peak(plan.policy.compute_dtype.name)
+        devices = mesh.devices.size // mesh.shape["dc"] * config.mesh.dc
+        return cls(
+            tokens_per_step=config.batch.global_batch_size * sequence,
+            flops_per_token=model_flops(config.model, sequence),
+            peak_flops=peak * devices if peak else None,
+            cross_site=cross_site,
+        )
 
     def model_flops_utilization(self, tokens_per_second: float) -> float | None:
         """Return the share of the peak that goes into the model; None without a known peak."""

@@ -18,7 +18,7 @@ import itertools
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -54,8 +54,11 @@ class Peer(NamedTuple):
 class _Link:
     """State of the traffic with one peer."""
 
-    def __init__(self, peer: Peer, counters: PeerCounters, in_flight: InFlight):
-        self.peer, self.counters, self.in_flight = peer, counters, in_flight
+    def __init__(
+        self, peer: Peer, counters: PeerCounters, limit_bytes: int, check: Callable[[], None]
+    ):
+        self.peer, self.counters = peer, counters
+        self.in_flight = InFlight(peer.name, limit_bytes, counters, check)
         self.offered: dict[int, int] = {}
         """Bytes of each message that is offered and not acknowledged."""
         self.failure: str | None = None
@@ -108,12 +111,8 @@ class EngineTransport:
             each: _Link(
                 peer,
                 self.counters[each],
-                InFlight(
-                    peer.name,
-                    limit_bytes,
-                    self.counters[each],
-                    functools.partial(self._check_receiver, each),
-                ),
+                limit_bytes,
+                functools.partial(self._check_receiver, each),
             )
             for each, peer in peers.items()
         }
@@ -248,7 +247,6 @@ class _Fetch:
         error = private.pull_error(self._shards)
         if error is None:
             self.arrival = time.monotonic()
-            self._link.counters.fetched_bytes += sum(shard.nbytes for shard in self._shards)
             self._link.control.acknowledge(self._message)
         elif self._link.failure is None:
             self._link.failure = f"lost {self._key} from {self._link.peer.name} ({error})"

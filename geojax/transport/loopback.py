@@ -168,7 +168,5 @@ class _Fetch:
             jax.device_put(array, wanted.sharding, may_alias=False)
             for array, wanted in zip(offered, self.like, strict=True)
         ]
-        size = sum(array.nbytes for array in offered)
-        self.end.counters[self.sender].fetched_bytes += size
-        link.in_flight.acknowledge(size)
+        link.in_flight.acknowledge(sum(array.nbytes for array in offered))
         return True

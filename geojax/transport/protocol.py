@@ -41,8 +41,6 @@ class PeerCounters:
     acknowledged_messages: int = 0
     acknowledged_bytes: int = 0
     """Bytes of offers that the peer has fetched, as far as this process knows."""
-    fetched_bytes: int = 0
-    """Bytes that have arrived here."""
     offer_wait_seconds: float = 0.0
     """Time that `Transport.offer` waited for the peer to fetch earlier offers."""
 

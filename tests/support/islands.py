@@ -14,7 +14,7 @@ from geojax import make_mesh
 from geojax.islands.actions import breadth_first, data_actions, fetched_ahead, stage_actions
 from geojax.islands.programs import SitePrograms
 from geojax.islands.site_part import SitePart, even_chunks
-from geojax.islands.site_state import initial_site_state, site_layouts
+from geojax.islands.site_state import site_layouts
 from geojax.islands.stage_transport import stage_transports
 from geojax.islands.values import StepInputs
 from geojax.islands.walk import Walk
@@ -91,9 +91,9 @@ class Island(Run):
         self.optimizer = make_optimizer(SETTINGS, 10)
         schedule = learning_rate_schedule(SETTINGS, 10)
         self.layouts = site_layouts(part, self.optimizer, plan)
-        self.state = initial_site_state(part, self.optimizer, self.layouts, plan, 3)
         shape = batch_shape(sequences, SEQUENCE)
         programs = SitePrograms(part, plan, self.layouts, self.optimizer, schedule, shape)
+        self.state = programs.initial_state(3)
         ahead = fetched_ahead(lists, transport.site)
         self.walk = Walk(lists[transport.site], ahead, programs, transport)
 

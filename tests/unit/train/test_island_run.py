@@ -100,7 +100,7 @@ class Islands:
             count = own.mesh.devices // SITES
             devices = jax.devices()[count * transport.site :][:count]
             plan = island_plan(own, make_site_mesh(own, devices))
-            self.runs.append(IslandRun.build(own, plan, transport, validate=True))
+            self.runs.append(IslandRun.build(own, plan, transport))
         self.states = [run.initial_state() for run in self.runs]
         self.held = [saves_of_sites(run.transport, run.plan.mesh) for run in self.runs]
 

@@ -85,9 +85,9 @@ def test_three_sites_exchange_and_finish(like):
             assert got_scale == there
         for site in sites:
             site.drain()
-        counters = sites[0].counters[2]
-        assert counters.fetched_bytes == counters.acknowledged_bytes == 128 + 2
-        assert counters.messages_in_flight == 0
+        for here, there in fetches:
+            counters = sites[here].counters[there]
+            assert (counters.acknowledged_bytes, counters.messages_in_flight) == (128 + 2, 0)
         sites[1].close()
         sites[0].check()  # a site that has finished is not lost
         with pytest.raises(RunError, match=r"site west .* has finished without bucket of step 6"):
