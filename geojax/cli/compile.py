@@ -19,6 +19,7 @@ from geojax.quantities import quantity
 if TYPE_CHECKING:
     from geojax.planner.compile_target import CompileTarget
     from geojax.planner.compiled_step import CompiledStep, Messages
+    from geojax.planner.traffic.by_axes import Axes
     from geojax.train.config import RunConfig
     from geojax.train.planned_step import PlannedStep
 
@@ -74,6 +75,8 @@ def run(command: CompileCommand, overrides: Sequence[str]) -> int:
     console.print(_memory(step))
     planned = PlannedStep.of(config, step.plan, target)
     console.print(_beside_plan(planned, step))
+    if balanced := _balanced(planned):
+        console.print(balanced)
     if planned.untimed:
         console.print(f"the plan has no times: {planned.untimed}")
     usable = usable_memory(target.accelerator, os.environ)
@@ -152,10 +155,10 @@ def _beside_plan(planned: "PlannedStep", step: "CompiledStep") -> Table:
 
     add("products with weights", planned.product_flops, step.product_flops, "FLOP")
     add("memory", planned.memory_bytes, step.memory.bytes, "B")
-    for axes, count in planned.sent.items():
+    for axes, count in planned.most_sent.items():
         if "dc" not in axes and count >= LEAST_PAYLOAD_BYTES:
             sent = sum(each.bytes_sent for each in step.messages if each.axes == axes)
-            add(f"sent over {' x '.join(axes)}", float(count), float(sent), "B")
+            add(f"{_sent_over(axes, planned)} {' x '.join(axes)}", float(count), float(sent), "B")
     over_dc = [each for each in step.messages if "dc" in each.axes]
     sent_over_dc = sum(float(each.bytes_sent) for each in over_dc)
     add("sent over dc", planned.bytes_between_sites, sent_over_dc, "B")
@@ -165,6 +168,25 @@ def _beside_plan(planned: "PlannedStep", step: "CompiledStep") -> Table:
         beside = sum(float(each.bytes_beside_compute) for each in over_dc) / sent_over_dc
         add("hidden over dc", 100 * planned.hidden_share, 100 * beside, "%")
     return _table(rows, left=titles[:1])
+
+
+def _sent_over(axes: "Axes", planned: "PlannedStep") -> str:
+    return "sent over" if planned.sent[axes] == planned.most_sent[axes] else "sent at most over"
+
+
+def _balanced(planned: "PlannedStep") -> str | None:
+    """Say what experts send that are equally busy; None where a program shows no more."""
+    sent = [
+        f"{quantity(float(count), 'B')} over {' x '.join(axes)}"
+        for axes, count in planned.sent.items()
+        if count != planned.most_sent[axes]
+    ]
+    if not sent:
+        return None
+    return (
+        f"experts that are equally busy make a device send {' and '.join(sent)}; the rest are "
+        "further exchanges, each run only if tokens need it"
+    )
 
 
 def _write(path: Path, figures: dict[str, Any]) -> None:

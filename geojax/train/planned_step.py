@@ -1,6 +1,7 @@
 """The plan of a step that is compiled: what the planner says of the very same layout."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 from fractions import Fraction
@@ -34,7 +35,9 @@ class PlannedStep:
     memory_bytes: float
     """Memory in closed form."""
     sent: Mapping[Axes, Fraction]
-    """Bytes that a device sends, by mesh axes."""
+    """Bytes that a device sends, by mesh axes; of experts if all are equally busy."""
+    most_sent: Mapping[Axes, Fraction]
+    """The same with all exchanges that uneven tokens could need, as a program's text has them."""
     prediction: Prediction | None
     """Step in time; None where peaks or links are not known."""
     untimed: str = ""
@@ -71,7 +74,8 @@ class PlannedStep:
         return {
             "product_flops": self.product_flops,
             "memory_bytes": self.memory_bytes,
-            "bytes_sent": {",".join(axes): float(count) for axes, count in self.sent.items()},
+            "bytes_sent": _by_names(self.sent),
+            "most_bytes_sent": _by_names(self.most_sent),
             "bytes_between_sites": self.bytes_between_sites,
             "messages_between_sites": self.messages_between_sites,
             "hidden_share": self.hidden_share,
@@ -90,7 +94,6 @@ class PlannedStep:
         )
         topology = target.topology(config.mesh.dc, config.load_topology())
         length = config.batch.sequence_length
-        batch = batch_shape(config.batch.global_batch_size, length)
         memory = layout_memory(
             config.model,
             layout,
@@ -98,6 +101,7 @@ class PlannedStep:
             device_bytes=target.accelerator.memory_bytes or math.inf,
             optimizer=config.optimizer,
         )
+        sent = functools.partial(_sent, config, plan)
         prediction, untimed = None, ""
         try:
             prediction = predict(
@@ -113,10 +117,22 @@ class PlannedStep:
         return cls(
             product_flops=_product_flops(config, layout, plan, topology),
             memory_bytes=memory.bytes,
-            sent=predicted_step_bytes(config.model, plan, batch).by_axes,
+            sent=sent(further_exchanges=False),
+            most_sent=sent(further_exchanges=True),
             prediction=prediction,
             untimed=untimed,
         )
+
+
+def _sent(config: RunConfig, plan: StepPlan, *, further_exchanges: bool) -> Mapping[Axes, Fraction]:
+    batch = batch_shape(config.batch.global_batch_size, config.batch.sequence_length)
+    return predicted_step_bytes(
+        config.model, plan, batch, config.optimizer, further_exchanges=further_exchanges
+    ).by_axes
+
+
+def _by_names(sent: Mapping[Axes, Fraction]) -> dict[str, float]:
+    return {",".join(axes): float(count) for axes, count in sent.items()}
 
 
 def _product_flops(

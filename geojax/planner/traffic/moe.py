@@ -10,10 +10,14 @@ and w bytes (at least 4) for gates, one layer sends in forward and backward toge
                                                      arrive
 
 and less than 100 bytes an expert and sequence for the aux loss and, with capacity, for the choice
-of dropped tokens. Tokens of a pair of ranks beyond W are exchanged further, and are not counted
-here: they depend on the data. Each token goes to k experts, W is 1.25 k N / R: an all-gather of the
-tokens over `expert` and a reduce-scatter of the results would send 4 (R - 1) N H n instead,
-whatever k.
+of dropped tokens. Each token goes to k experts, W is 1.25 k N / R: an all-gather of the tokens over
+`expert` and a reduce-scatter of the results would send 4 (R - 1) N H n instead, whatever k.
+
+Tokens of a pair of ranks beyond W are exchanged further, in windows of W / 4. How many depends on
+the data; the program has as many as there can be, and each would send
+
+    over expert     (R - 1) W / 4 (5 H n + 3 w + 8)  tokens and gates there once more, to repeat it
+                                                     for the backward pass
 
 With one rank of `expert` no token travels, and tensor parallelism is that of a dense block.
 
@@ -51,6 +55,7 @@ def predicted_moe_bytes(
     remat: Remat = "none",
     platform: Platform | None = None,
     split_backward: bool = False,
+    further_exchanges: bool = False,
 ) -> dict[Axes, Fraction]:
     """Predict the bytes of forward and backward of the experts of one layer.
 
@@ -63,6 +68,7 @@ def predicted_moe_bytes(
         remat: the rematerialization policy.
         platform: the platform of the program; None, that of `target_platform`.
         split_backward: True where the gradients of weights come in a second half.
+        further_exchanges: count all that the most uneven tokens could need; otherwise none.
     """
     assert config.is_moe, "the model must have experts"
     platform = platform or target_platform()
@@ -79,6 +85,7 @@ def predicted_moe_bytes(
             remat,
             platform,
             gathers_again=split_backward and remat == "full",
+            further_exchanges=further_exchanges,
         )
     else:
         tokens = _choices(config, parallelism, sequences * positions, dtype, remat)
@@ -104,8 +111,9 @@ def _dispatch(
     platform: Platform,
     *,
     gathers_again: bool,
+    further_exchanges: bool,
 ) -> BytesByAxes:
-    """Predict the first exchange, and the agreement on how many further ones there are."""
+    """Predict the exchanges, and the agreement on how many further ones there are."""
     ranks, experts = parallelism.tensor, parallelism.expert
     tokens = sequences * own_positions
     share = tokens if parallelism.sequence else -(-tokens // ranks)
@@ -116,14 +124,17 @@ def _dispatch(
     there, back = token + gate + 4, token
     # Forwards, and backwards without the experts' numbers.
     dispatched = there + back + (token + gate) + token
-    if remat == "full":
-        dispatched += there
+    repeated = dispatched + there
     window = experts * sizes.first
     sent = no_bytes()
-    sent["expert",] = all_to_all_bytes(window * dispatched, experts)
+    of_window = window * (repeated if remat == "full" else dispatched)
+    of_further = 0
+    if further_exchanges:  # they keep nothing, whatever the policy
+        of_further = sizes.exchanges * experts * sizes.further * repeated
+    sent["expert",] = all_to_all_bytes(of_window + of_further, experts)
     if ranks > 1:
-        again = token if gathers_again else 0
-        sent["tensor",] = all_gather_bytes(window * (dispatched + again), ranks)
+        again = window * token if gathers_again else 0
+        sent["tensor",] = all_gather_bytes(of_window + again + of_further, ranks)
     if ranks > 1 and not parallelism.sequence:
         sent["tensor",] += all_gather_bytes(share * token, ranks)
         with_choices = token + config.num_experts_per_tok * gate

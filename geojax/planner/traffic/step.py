@@ -80,17 +80,20 @@ def predicted_step_bytes(
     plan: StepPlan,
     batch: Mapping[str, jax.ShapeDtypeStruct],
     optimizer: OptimizerSettings | None = None,
+    *,
+    further_exchanges: bool = False,
 ) -> PredictedTraffic:
     """Predict the bytes that one device sends in one step over each set of mesh axes.
 
     Exact, padding included, but for a mixture of experts: tokens beyond its windows are exchanged
-    further, which depends on the data.
+    further, which depends on the data. A program's text has all exchanges that it can need.
 
     Args:
         model: the model.
         plan: how the step runs.
         batch: the global batch as shapes, from `geojax.step.program.batch_shape`.
         optimizer: the optimizer; None: one that needs no statistics of other shards.
+        further_exchanges: count all further exchanges of experts' tokens; otherwise none.
     """
     layouts = parameter_layouts(model, plan)
     sequences, length = batch["tokens"].shape
@@ -98,7 +101,7 @@ def predicted_step_bytes(
     if optimizer is not None:
         add(sent, predicted_optimizer_bytes(optimizer, trained_part(layouts), plan))
     add(sent, predicted_amax_bytes(model, layouts, plan))
-    add(sent, _activations(model, plan, sequences, length))
+    add(sent, _activations(model, plan, sequences, length, further_exchanges=further_exchanges))
     add(sent, _metrics(model, plan))
     total = no_bytes()
     add(total, sent, plan.mesh.size)
@@ -125,7 +128,9 @@ def predicted_update_bytes(model: ModelConfig, layouts: Any, plan: StepPlan) -> 
     return total
 
 
-def _activations(model: ModelConfig, plan: StepPlan, sequences: int, length: int) -> BytesByAxes:
+def _activations(
+    model: ModelConfig, plan: StepPlan, sequences: int, length: int, *, further_exchanges: bool
+) -> BytesByAxes:
     """Predict the tensor, context and expert traffic of all microbatches or ticks."""
     parallelism = plan.parallelism
     microbatch = _sequences_of_microbatch(sequences, plan)
@@ -174,6 +179,7 @@ def _activations(model: ModelConfig, plan: StepPlan, sequences: int, length: int
             remat=remat,
             platform=platform_of(plan.mesh),
             split_backward=split_backward,
+            further_exchanges=further_exchanges,
         )
 
     add(sent, moe(plan.remat, split_backward=split), Fraction(model.num_stacked_layers * passes))

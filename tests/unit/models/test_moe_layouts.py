@@ -119,23 +119,21 @@ def test_bytes_are_the_formulas(mixture, parallelism, axes, remat, monkeypatch):
     traffic = collective_traffic(program.lower(*inputs), mesh)
     assert not traffic.over("dc")
     assert not traffic.over("data")
-    sent = collections.Counter()
-    for collective in traffic.collectives:
-        if not collective.conditional:
-            sent[collective.axes] += collective.bytes_sent
-    sent.pop((), None)
-    of_layer = predicted_moe_bytes(
-        config,
-        parallelism,
-        sequences=2,
-        positions=columns // parallelism.context,
-        dtype=jnp.bfloat16,
-        remat=remat,
-    )
-    assert sent == {axes: config.num_hidden_layers * count for axes, count in of_layer.items()}
-    # What may have to be sent besides, if the tokens want it.
-    besides = {c.axes for c in traffic.collectives if c.conditional and c.axes}
-    assert besides <= ({("expert",), ("tensor",)} if parallelism.expert > 1 else set())
+    for further in (False, True):  # what may have to be sent besides, if the tokens want it
+        sent = collections.Counter()
+        for collective in traffic.collectives:
+            if collective.axes and (further or not collective.conditional):
+                sent[collective.axes] += collective.bytes_sent
+        of_layer = predicted_moe_bytes(
+            config,
+            parallelism,
+            sequences=2,
+            positions=columns // parallelism.context,
+            dtype=jnp.bfloat16,
+            remat=remat,
+            further_exchanges=further,
+        )
+        assert sent == {axes: config.num_hidden_layers * count for axes, count in of_layer.items()}
 
 
 def test_windows_hold_the_most_there_can_be():
