@@ -15,8 +15,10 @@ from geojax.planner.cost.calibration import Calibration
 from geojax.planner.cost.collectives import end_collectives, later_experts, layer_collectives
 from geojax.planner.cost.execution import Execution
 from geojax.planner.cost.layer import LayerTimes, Piece
+from geojax.planner.cost.layer_bytes import layer_bytes
 from geojax.planner.cost.layout import Layout
 from geojax.planner.cost.networks import SiteNetworks
+from geojax.planner.cost.pipeline import ChosenBy
 from geojax.planner.cost.run_costs import run_costs
 from geojax.topology import Topology
 
@@ -134,8 +136,8 @@ class ChunkWork:
     pieces: tuple[tuple[Piece, ...], ...]
     """Work of each chunk: its layers, and what it does besides."""
     costs: Costs
-    chosen_by: Costs
-    """Times by which the program chooses its ticks, or its order of work."""
+    chosen_by: ChosenBy
+    """Figures by which the program chooses its ticks, or its order of work."""
 
     @property
     def busiest(self) -> list[Piece]:
@@ -194,9 +196,14 @@ def chunk_work(
         hops,
         split_surcharge=max(site.split_surcharge for site in own),
     )
-    chosen_by, layers = costs, tuple(layers)
+    layers = tuple(layers)
+    chosen_by = ChosenBy(costs)
     if sequence_length is not None and layout.pipeline_stages > 1 and layout.site_shares is None:
-        chosen_by = run_costs(model, layout, topology, sequence_length, placement, layers)
+        chosen_by = ChosenBy(
+            run_costs(model, layout, topology, sequence_length, placement, layers),
+            layers,
+            layer_bytes(model, layout, sequence_length),
+        )
     return ChunkWork(placement, layers, tuple(map(tuple, pieces)), costs, chosen_by)
 
 

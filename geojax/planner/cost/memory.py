@@ -24,13 +24,22 @@ from typing import Any
 
 import jax
 
+from geojax.collectives import wire_format
 from geojax.models import ModelConfig
 from geojax.models.cross_entropy import chunk_plan
 from geojax.models.parameters import UNQUANTIZED, parameter_count, parameter_shapes
 from geojax.optim import OptimizerSettings, make_optimizer
+from geojax.pipeline.schedule import LayerBytes
 from geojax.pipeline.simulation.model_costs import layers_by_operations
 from geojax.planner.buckets import MEMORY_SHARE
 from geojax.planner.cost.adapters import refuse_adapters
+from geojax.planner.cost.layer_bytes import (
+    inner_bytes,
+    itemsize,
+    kept_bytes,
+    layer_bytes,
+    tokens_of_microbatch,
+)
 from geojax.planner.cost.layout import Layout
 from geojax.precision import policy
 
@@ -108,6 +117,10 @@ def layout_memory(
     gradient_shard = state_shard * sites
     if zero >= 2:
         gradients = reduce * gradient_shard
+    messages = 0.0
+    if layout.join == "islands":  # the sums of all sites, and messages from and to the others
+        gradients += reduce * gradient_shard
+        messages = _messages_bytes(layout, reduce) * gradient_shard
     count = bucket_layers(model, layout, held.layer, device_bytes)
     overlaps = not pipeline and _reduces_early(layout) and count < model.num_stacked_layers
     if zero == 3 and layout.reshard_after_forward:
@@ -115,13 +128,13 @@ def layout_memory(
         if layout.join == "islands":  # the shards that passes gather, in the compute dtype
             weights += compute * state_shard
 
-    kept = kept_bytes(model, layout, sequence_length)
+    layer = layer_bytes(model, layout, sequence_length)
     passes = 1.0
     if pipeline:
         passes = pairs_in_flight(layout) / layout.virtual_stages
     elif layout.join == "islands":
         passes = min(layout.memory_limit or 1, layout.microbatches)
-    activations = kept * held.layers * passes
+    activations = held.layers * _held_bytes(layer, layout, passes)
     logits = _head_bytes(model, layout, sequence_length, reduce * held.head)
     backward = _backward_bytes(model, layout, sequence_length)
     if model.num_nextn_predict_layers:  # a module's layer is computed again, beside the head
@@ -130,6 +143,8 @@ def layout_memory(
     workspace = max(
         logits + reduce * held.head, backward + (reduce * held.layer if zero >= 2 else 0)
     )
+    if pipeline and layout.join == "islands":  # a backward returns its chunk's, to be added
+        workspace += reduce * held.layer * held.layers / layout.virtual_stages
     communication = 0.0
     if overlaps:
         buckets = model.num_stacked_layers / count
@@ -142,7 +157,29 @@ def layout_memory(
     elif pipeline and layout.virtual_stages > 1 and _reduces_early(layout):
         chunk = reduce * held.layer * held.layers / layout.virtual_stages
         communication = max(0.0, chunk * (1 + 1 / ranks) - workspace)
+    communication += messages
     return LayoutMemory(state, weights, gradients, activations, workspace, communication)
+
+
+def _messages_bytes(layout: Layout, itemsize: int) -> float:
+    """Return the bytes a number of a site's sums, of two steps and from each other site."""
+    if layout.dc_role == "stage":
+        return 0.0
+    wire = wire_format(layout.gradient_compression)
+    sent = itemsize if wire is None else wire.message_bytes(2**20) / 2**20
+    return (layout.dc + 1) * sent
+
+
+def _held_bytes(layer: LayerBytes, layout: Layout, passes: float) -> float:
+    """Return what a layer holds of so many microbatches in flight.
+
+    One program puts off gradients of weights only in the memory that the forwards need and one
+    chunk's backward (`geojax.pipeline.earlier_weights`); islands follow the schedule.
+    """
+    if layout.join == "islands":
+        return passes * layer.in_backward
+    more = layer.in_backward - layer.before_backward
+    return passes * layer.before_backward + more / layout.virtual_stages
 
 
 def held_at_once(
@@ -230,37 +267,6 @@ def pairs_in_flight(layout: Layout) -> int:
             pairs = there_and_back
     limit = microbatches if layout.memory_limit is None else layout.memory_limit
     return min(pairs, limit * virtual, microbatches * virtual)
-
-
-def kept_bytes(model: ModelConfig, layout: Layout, sequence_length: int) -> float:
-    """Return what a layer keeps of a microbatch for its backward (`geojax.models.chunk.remat`).
-
-    The stream on entering and after attention; of the matrix products, queries, keys and values and
-    the feed-forward block's inner ones; what a norm behind a block reads; without remat also
-    attention's result and, with sequence parallelism, the gathered stream on entering the products.
-    """
-    tokens, itemsize = _tokens(layout, sequence_length), _itemsize(layout)
-    stream = tokens * model.hidden_size * itemsize
-    own = stream / layout.tensor if layout.sequence_parallel else stream
-    if layout.remat == "full":
-        return own
-    of_head = tokens * model.num_attention_heads * itemsize / layout.tensor
-    query, output = of_head * model.head_dim, of_head * model.v_head_dim
-    kv_heads = max(model.num_key_value_heads / layout.tensor, 1)
-    key_value = 2 * tokens * kv_heads * model.head_dim * itemsize
-    entering = tokens * model.projected_width * itemsize
-    if model.has_latent_attention:
-        # Without attention's residuals its product is kept, in which keys lack their shared part.
-        keys = model.head_dim if layout.remat == "none" else model.qk_nope_head_dim
-        key_value = of_head * (keys + model.v_head_dim)
-        key_value += own * model.latent_width / model.hidden_size
-    kept = 2 * own + query + key_value + _inner_bytes(model, layout, tokens)
-    kept += 2 * own if model.sandwich_norm else 0
-    if layout.remat == "none":
-        log_sums = tokens * model.num_attention_heads / layout.tensor * 4
-        gathered = stream + entering if layout.sequence_parallel and layout.tensor > 1 else 0
-        kept += output + log_sums + gathered
-    return kept
 
 
 @dataclasses.dataclass(frozen=True)
@@ -366,43 +372,24 @@ def _has_error_feedback(layout: Layout) -> bool:
     return layout.gradient_compression == "int8" and layout.dc > 1
 
 
-def _itemsize(layout: Layout) -> int:
-    return int(policy(layout.precision).compute_dtype.itemsize)
-
-
-def _tokens(layout: Layout, sequence_length: int) -> float:
-    return layout.microbatch_size * sequence_length / layout.context
-
-
-def _inner_bytes(model: ModelConfig, layout: Layout, tokens: float) -> float:
-    """Return the bytes of the feed-forward block's inner products of a microbatch."""
-    matrices, itemsize = 2 if model.gated else 1, _itemsize(layout)
-    if not model.is_moe:
-        return matrices * tokens * model.intermediate_size * itemsize / layout.tensor
-    chosen = model.num_experts_per_tok * tokens
-    routed = chosen * (matrices * model.moe_intermediate_size / layout.tensor + model.hidden_size)
-    shared = matrices * tokens * model.shared_expert_intermediate_size / layout.tensor
-    return (routed + shared) * itemsize
-
-
 def _head_bytes(
     model: ModelConfig, layout: Layout, sequence_length: int, gradient_bytes: float
 ) -> float:
     """Return the bytes of a chunk's logits and their gradients; sums of several chunks beside."""
-    tokens = math.ceil(_tokens(layout, sequence_length))
+    tokens = math.ceil(tokens_of_microbatch(layout, sequence_length))
     columns = math.ceil(model.vocab_size / layout.tensor)
     count, size = chunk_plan(tokens, columns, 4)
-    stream = tokens * model.hidden_size * _itemsize(layout)
+    stream = tokens * model.hidden_size * itemsize(layout)
     return size * columns * 4 + 2 * stream + (gradient_bytes if count > 1 else 0)
 
 
 def _backward_bytes(model: ModelConfig, layout: Layout, sequence_length: int) -> float:
     """Return the temporary bytes of one layer's backward pass."""
-    tokens = _tokens(layout, sequence_length)
+    tokens = tokens_of_microbatch(layout, sequence_length)
     if model.is_moe:
-        dispatched = model.num_experts_per_tok * tokens * model.hidden_size * _itemsize(layout)
+        dispatched = model.num_experts_per_tok * tokens * model.hidden_size * itemsize(layout)
         return DISPATCH_BUFFERS * dispatched
-    inner = _inner_bytes(model, layout, tokens)
+    inner = inner_bytes(model, layout, sequence_length)
     if layout.remat != "full":
         return inner
     none = dataclasses.replace(layout, remat="none")

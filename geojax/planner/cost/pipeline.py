@@ -11,9 +11,10 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+from geojax.pipeline.earlier_weights import within_bytes
 from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.pipeline.registry import EventRequest, schedule_entry
-from geojax.pipeline.schedule import Placement, TickTable
+from geojax.pipeline.schedule import LayerBytes, Placement, TickTable
 from geojax.pipeline.simulation.costs import Costs
 from geojax.pipeline.simulation.lock_step import lock_step_seconds
 from geojax.pipeline.simulation.simulator import iteration_seconds
@@ -31,6 +32,18 @@ class PipelineTime(NamedTuple):
     """Messages over a cut, both ways; in lock-step ticks without work send them too."""
 
 
+class ChosenBy(NamedTuple):
+    """Figures by which a program chooses its ticks, or its order of work."""
+
+    costs: Costs
+    """The times of each chunk, and of the hops between them."""
+    layers: tuple[int, ...] = ()
+    """Layers of each chunk."""
+    layer: LayerBytes | None = None
+    """Bytes that a layer holds, so that one program does not put off gradients of weights in more
+    memory than its forwards need; None: it does not look at memory."""
+
+
 def pipeline_time(
     layout: Layout,
     placement: Placement,
@@ -38,7 +51,7 @@ def pipeline_time(
     *,
     lock_step: bool,
     late_receives: bool = False,
-    chosen_by: Costs | None = None,
+    chosen_by: ChosenBy | None = None,
 ) -> PipelineTime:
     """Return the time of an iteration of the layout's schedule.
 
@@ -48,12 +61,12 @@ def pipeline_time(
         costs: the times of each chunk, and of the hops between them.
         lock_step: stages wait for each other's ticks.
         late_receives: stages that do not wait post a receive only when they are free.
-        chosen_by: the times by which the program chooses its ticks or order; None: `costs`.
+        chosen_by: the figures by which the program chooses its ticks or order; None: `costs`.
 
     Raises:
         UserError: the schedule cannot be made for the layout.
     """
-    chosen_by = chosen_by or costs
+    chosen_by = chosen_by or ChosenBy(costs)
     run: Callable[..., float] = functools.partial(_lock_step, chosen_by=chosen_by)
     if not lock_step:
         run = functools.partial(_by_events, chosen_by=chosen_by, late_receives=late_receives)
@@ -69,16 +82,16 @@ def pipeline_time(
     return PipelineTime(seconds, inside_sites, messages)
 
 
-def small_program(layout: Layout, placement: Placement, costs: Costs) -> TickProgram:
+def small_program(layout: Layout, placement: Placement, chosen_by: ChosenBy) -> TickProgram:
     """Return the ticks of a few microbatches, the last of which are those of many.
 
     Args:
         layout: the stages, the schedule and its microbatches.
         placement: the stage of each chunk.
-        costs: the times by which the program chooses its ticks.
+        chosen_by: the figures by which the program chooses its ticks.
     """
-    few, _ = _few(layout, costs)
-    table = _chosen_table(layout, placement, costs, min(few, layout.microbatches))
+    few, _ = _few(layout, chosen_by.costs)
+    table = _table_in_memory(layout, placement, chosen_by, min(few, layout.microbatches))
     return _program(table, schedule_entry(layout.schedule).branch_free)
 
 
@@ -113,32 +126,32 @@ def _by_events(
     costs: Costs,
     microbatches: int,
     *,
-    chosen_by: Costs,
+    chosen_by: ChosenBy,
     late_receives: bool,
 ) -> float:
     entry = schedule_entry(layout.schedule)
     if entry.event_order is None:
-        schedule = _chosen_table(layout, placement, chosen_by, microbatches).schedule
+        schedule = _chosen_table(layout, placement, chosen_by.costs, microbatches).schedule
     else:
         limit = layout.memory_limit or microbatches
         request = EventRequest(
-            layout.stages_per_site, microbatches, chosen_by, limit, layout.virtual_stages
+            layout.stages_per_site, microbatches, chosen_by.costs, limit, layout.virtual_stages
         )
         schedule = entry.event_order(request)
     return iteration_seconds(schedule, costs, late_receives=late_receives)
 
 
 def _lock_step(
-    layout: Layout, placement: Placement, costs: Costs, microbatches: int, *, chosen_by: Costs
+    layout: Layout, placement: Placement, costs: Costs, microbatches: int, *, chosen_by: ChosenBy
 ) -> float:
-    return lock_step_seconds(_chosen_table(layout, placement, chosen_by, microbatches), costs)
+    return lock_step_seconds(_table_in_memory(layout, placement, chosen_by, microbatches), costs)
 
 
 def _sent_in_ticks(
-    layout: Layout, placement: Placement, costs: Costs, microbatches: int, *, chosen_by: Costs
+    layout: Layout, placement: Placement, costs: Costs, microbatches: int, *, chosen_by: ChosenBy
 ) -> float:
     """Count the ticks of the channels that cross a cut; `costs` say nothing of them."""
-    table = _chosen_table(layout, placement, chosen_by, microbatches)
+    table = _table_in_memory(layout, placement, chosen_by, microbatches)
     program = _program(table, schedule_entry(layout.schedule).branch_free)
     site_of = layout.site_of_stages
     crossing = {
@@ -148,6 +161,17 @@ def _sent_in_ticks(
     }
     forms = (form for segment in program.segments for _, form in segment.ticks())
     return float(sum(len(crossing.intersection(form.channels)) for form in forms))
+
+
+@functools.lru_cache(maxsize=64)
+def _table_in_memory(
+    layout: Layout, placement: Placement, chosen_by: ChosenBy, microbatches: int
+) -> TickTable:
+    """Return the tick table that a run chooses, with gradients of weights as early as it runs."""
+    table = _chosen_table(layout, placement, chosen_by.costs, microbatches)
+    if chosen_by.layer is None or not table.schedule.split_backward:
+        return table
+    return within_bytes(table, chosen_by.layers, chosen_by.layer)
 
 
 @functools.lru_cache(maxsize=64)

@@ -15,8 +15,9 @@ from geojax.islands.site_part import bucket_count
 from geojax.models import ModelConfig
 from geojax.pipeline.registry import schedule_entry
 from geojax.pipeline.simulation.costs import Costs
+from geojax.planner.cost.layer_bytes import kept_bytes
 from geojax.planner.cost.layout import Layout
-from geojax.planner.cost.memory import held_parameters, kept_bytes, layout_memory
+from geojax.planner.cost.memory import held_parameters, layout_memory
 from geojax.planner.cost.prediction import Term
 from geojax.precision import policy
 from geojax.topology import SharedCores

@@ -55,7 +55,7 @@ def step_timeline(
     else:
         limit = layout.memory_limit or few
         events = EventRequest(
-            layout.stages_per_site, few, work.chosen_by, limit, layout.virtual_stages
+            layout.stages_per_site, few, work.chosen_by.costs, limit, layout.virtual_stages
         )
         timeline = simulate(by_events(events), work.costs)
     name = f"{layout.schedule}, {few} of {layout.microbatches} microbatches"

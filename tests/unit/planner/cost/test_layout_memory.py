@@ -7,10 +7,19 @@ import pytest
 
 from geojax.models import ModelConfig, parameter_count
 from geojax.optim import OptimizerSettings
+from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.pipeline.registry import schedule_entry
+from geojax.pipeline.schedule import Placement
 from geojax.pipeline.tick_tables import hops_between_sites, tick_table
+from geojax.planner import held_bytes
+from geojax.planner.abstract_mesh import abstract_mesh
+from geojax.planner.cost.layer_bytes import kept_bytes, layer_bytes
 from geojax.planner.cost.layout import Layout
-from geojax.planner.cost.memory import kept_bytes, layout_memory, pairs_in_flight
+from geojax.planner.cost.memory import layout_memory, pairs_in_flight
+from geojax.precision import policy
+from geojax.step.plan import StepPlan
+from geojax.step.program import batch_shape
+from geojax.step.stage_layers import StagedLayers
 from geojax.train.config import RunConfig
 from geojax.train.run_layout import layout_of_run
 from geojax.train.traced_run import trace_run
@@ -90,6 +99,37 @@ def test_remat_keeps_less_and_sequence_parallelism_shares_it():
     assert kept(remat="full") < kept(remat="selective") < kept(remat="none")
     assert kept(remat="selective", microbatch_size=2) == 2 * kept(remat="selective")
     assert kept(remat="selective") == 171966464, "as `geojax.planner.held_bytes` counts"
+
+
+@pytest.mark.parametrize(
+    ("remat", "sequence"), [("none", True), ("selective", True), ("full", False)]
+)
+def test_a_layer_holds_what_its_trace_does(remat, sequence):
+    model = ModelConfig.load("llama3-70b").replace(num_hidden_layers=4)
+    layout = Layout(
+        pipeline_stages=2,
+        tensor=8,
+        sequence_parallel=sequence,
+        microbatches=2,
+        remat=remat,
+        schedule="zero_bubble_h1",
+    )
+    placement = Placement.linear(2)
+    plan = StepPlan(
+        mesh=abstract_mesh(layout.mesh_sizes, platform="gpu"),
+        policy=policy("bf16"),
+        microbatches=2,
+        remat=remat,
+        sequence_parallel=sequence,
+        staged_layers=StagedLayers(placement, (2, 2)),
+        tick_program=TickProgram.of(
+            tick_table("zero_bubble_h1", placement, 2, [1]), branch_free=False
+        ),
+    )
+    traced = held_bytes.layer_bytes(model, plan, batch_shape(2, 4096))
+    assert layer_bytes(model, layout, 4096) == pytest.approx(traced, rel=1e-3)
+    whole = layer_bytes(model, dataclasses.replace(layout, schedule="1f1b"), 4096)
+    assert whole == pytest.approx(traced.without_split, rel=1e-3)
 
 
 def test_a_layout_shards_what_its_zero_stage_says():

@@ -140,6 +140,8 @@ def test_stages_send_the_residual_stream():
         {"schedule": "interleaved", "virtual_stages": 2},
         {"schedule": "1f1b"},
         {"schedule": "1f1b", "memory_limit": 8},
+        {"schedule": "zero_bubble_h1"},
+        {"schedule": "zero_bubble_h1", "remat": "full"},
     ],
     ids=str,
 )
