@@ -1,7 +1,7 @@
 """Timelines as a picture: a row for each stage, schedules under each other on one time axis."""
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.artist import Artist
@@ -171,11 +171,18 @@ def _title(timeline: Timeline) -> str:
     )
 
 
-def _legend(timelines: Iterable[Timeline]) -> list[Artist]:
+def _legend(timelines: Sequence[Timeline]) -> list[Artist]:
     kinds = {span.action.kind for timeline in timelines for span in timeline.spans}
     work = [Patch(color=_COLORS[kind], label=_NAMES[kind]) for kind in Kind if kind in kinds]
+    sent = {
+        message.action.kind
+        for timeline in timelines
+        for message in timeline.messages
+        if message.link is not None
+    }
     messages = [
         Line2D([], [], color=_DARK[kind], linewidth=1, label=f"{what} between sites")
         for kind, what in ((Kind.FORWARD, "activations"), (Kind.BACKWARD, "their gradients"))
+        if kind in sent
     ]
     return [*work, Patch(color=_IDLE, label="idle (the bubble)"), *messages]

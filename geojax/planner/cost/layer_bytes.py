@@ -73,7 +73,7 @@ class _Arrays:
     activation: float
     """The input of its last product."""
     behind_blocks: float
-    """What norms behind the blocks read."""
+    """Inputs of norms behind the blocks."""
 
     @classmethod
     def of(cls, model: ModelConfig, layout: Layout, sequence_length: int) -> "_Arrays":

@@ -4,13 +4,17 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter
+from matplotlib.patches import Patch
+from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from geojax.planner.cost.prediction import Prediction
 from geojax.planner.search.sensitivity import Sweep
 
 COLORS = {"data": "#1d4e79", "stage": "#c05a1c"}
 """Color of each role."""
+
+COMPUTE, MESSAGES, IDLE = "#4c7fb0", "#c05a1c", "#9a9a9a"
+"""Colors of the terms of a step."""
 
 UNITS = {"bandwidth": "B/s", "round trip": "s"}
 """Unit of each property of the links."""
@@ -22,9 +26,25 @@ def save_sweeps(sweeps: tuple[Sweep, ...], image: Path) -> None:
     panels = figure.subplots(1, len(sweeps), sharey=True)
     for axes, sweep in zip(panels, sweeps, strict=True):
         _draw_sweep(axes, sweep)
-    panels[0].set_ylabel("time of a step")
+    _label_seconds(panels[0])
     panels[0].legend(frameon=False)
+    figure.suptitle(
+        "fastest of the best layouts of each role, if links were others",
+        fontsize=9,
+        x=0,
+        ha="left",
+    )
     figure.savefig(image)
+
+
+def _label_seconds(axes: Axes) -> None:
+    """Label the axis of step times, of which both panels have the same."""
+    low, high = axes.get_ylim()
+    narrow = high < 10 * low
+    axes.yaxis.set_major_locator(MaxNLocator(6) if narrow else LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(EngFormatter("s"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.set_ylabel("time of a step")
 
 
 def _draw_sweep(axes: Axes, sweep: Sweep) -> None:
@@ -36,8 +56,6 @@ def _draw_sweep(axes: Axes, sweep: Sweep) -> None:
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.xaxis.set_major_formatter(EngFormatter(UNITS[sweep.quantity]))
-    axes.yaxis.set_major_formatter(EngFormatter("s"))
-    axes.yaxis.set_minor_formatter(EngFormatter("s"))
     axes.set_xlabel(f"{sweep.quantity} of the links between sites")
     axes.axvline(sweep.now, color="#444444", linestyle=":", linewidth=1.2)
     axes.annotate(
@@ -64,22 +82,38 @@ def _draw_sweep(axes: Axes, sweep: Sweep) -> None:
 
 
 def save_terms(prediction: Prediction, title: str, image: Path) -> None:
-    """Draw the exposed terms of a step one after the other, hidden parts behind them in outline."""
+    """Draw the exposed terms of a step one after the other, hidden parts before them in outline."""
     terms = [term for term in prediction.terms if term.seconds > 1e-3 * prediction.step_seconds]
-    figure = Figure(figsize=(11, 0.6 + 0.32 * len(terms)), dpi=120, layout="constrained")
+    figure = Figure(figsize=(11, 1.1 + 0.32 * len(terms)), dpi=120, layout="constrained")
     axes = figure.subplots()
     start = 0.0
     for row, term in enumerate(terms):
-        color = "#4c7fb0" if term.network is None else "#c05a1c"
+        color = COMPUTE if term.network is None else MESSAGES
+        color = IDLE if term.name == "pipeline bubble" else color
         axes.barh(row, term.exposed_seconds, left=start, color=color, height=0.7)
         hidden = term.seconds - term.exposed_seconds
-        if hidden > 0:
-            axes.barh(
-                row, hidden, left=max(0.0, start - hidden), fill=False, edgecolor=color, height=0.7
-            )
+        before = min(hidden, start)  # several messages may travel at a time
+        if before > 0:
+            axes.barh(row, before, left=start - before, fill=False, edgecolor=color, height=0.7)
+        if hidden > before:
+            label = f"{EngFormatter('s', places=1)(term.seconds)} of messages, several at a time"
+            axes.text(start - before / 2, row, label, ha="center", va="center", fontsize=8)
         start += term.exposed_seconds
     axes.set_yticks(range(len(terms)), [term.name for term in terms])
     axes.invert_yaxis()
+    axes.set_xlim(0, 1.02 * prediction.step_seconds)
     axes.xaxis.set_major_formatter(EngFormatter("s"))
+    axes.set_xlabel("time of a step")
+    axes.legend(
+        handles=[
+            Patch(color=COMPUTE, label="compute and memory"),
+            Patch(color=MESSAGES, label="messages"),
+            Patch(color=IDLE, label="idle"),
+            Patch(fill=False, edgecolor="#444444", label="hidden behind other work"),
+        ],
+        frameon=False,
+        fontsize=8,
+        loc="lower left",
+    )
     axes.set_title(title, fontsize=9, loc="left")
     figure.savefig(image)
