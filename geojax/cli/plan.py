@@ -144,9 +144,21 @@ def run(command: PlanCommand, overrides: Sequence[str]) -> int:
                 "--stage-times FILE measures those of a config"
             )
         raise UserError(why_none(request))
+    seconds = time.monotonic() - started
+    fresh = new_run(command.config, command.topology or "", request)
+    runs = PlannedRuns(request, fresh, config)
+    with console.status("tracing the first"):
+        fitting = runs.beginning_with_one_that_fits(found.best)
+    if not fitting.best:
+        raise UserError(
+            f"no layout of the table fits by its trace; more --rows than {len(found.best)} might"
+        )
+    found = dataclasses.replace(found, best=fitting.best)
     best = found.best[0]
     console.print(plan_tables.heading(request))
-    console.print(plan_tables.searched(found, time.monotonic() - started))
+    console.print(plan_tables.searched(found, seconds))
+    for line in fitting.left_out:
+        console.print(line)
     console.print(plan_tables.layouts_table(request, found.best))
     if note := plan_tables.what_runs(request, found.best):
         console.print(note)
@@ -173,8 +185,6 @@ def run(command: PlanCommand, overrides: Sequence[str]) -> int:
         console.print(plan_tables.terms(layout, timer(layout, request.topology)))
     console.print(f"not searched: {'; '.join(not_searched(request))}")
     console.print(f"not modelled: {'; '.join(best.prediction.not_modelled)}")
-    fresh = new_run(command.config, command.topology or "", request)
-    runs = PlannedRuns(request, fresh, config)
     for row, each in enumerate(found.best[: options.trace], 1):
         with console.status("tracing"):
             console.print(f"{row}: {runs.traced(each).line}")

@@ -8,7 +8,7 @@ import yaml
 
 from geojax.errors import UserError
 from geojax.planner.search.advice import what_would_run
-from geojax.planner.search.fit import rooms
+from geojax.planner.search.fit import least_room, rooms
 from geojax.quantities import quantity
 from geojax.settings import validate
 from geojax.train.config import RunConfig
@@ -16,8 +16,13 @@ from geojax.train.run_layout import run_settings
 from geojax.train.run_memory import run_memory
 
 if TYPE_CHECKING:
+    from geojax.planner.cost.layout import Layout
     from geojax.planner.search.request import PlanRequest
     from geojax.planner.search.search import Candidate
+
+TRACED_ABOVE = 0.75
+"""Share of the usable memory from which the closed form, which may miss by a fifth, is not enough
+for the first layout of a plan."""
 
 _DEFAULT_STEPS = 1000
 
@@ -30,6 +35,14 @@ class Traced(NamedTuple):
     """Its bytes beside those in closed form."""
 
 
+class Fitting(NamedTuple):
+    """Layouts of a plan of which the first fits."""
+
+    best: "tuple[Candidate, ...]"
+    left_out: tuple[str, ...]
+    """A line for each layout that was faster and does not fit."""
+
+
 class PlannedRuns:
     """The runs that a plan's layouts are."""
 
@@ -38,9 +51,28 @@ class PlannedRuns:
     ):
         """Without a `config` to keep the rest of, the rest is that of `new_run`."""
         self._request, self._new_run, self._config = request, new_run, config
+        self._known: dict[Layout, Traced] = {}
 
     def traced(self, candidate: "Candidate") -> Traced:
         """Trace the memory of a layout, and compare it with the closed form."""
+        if candidate.layout not in self._known:
+            self._known[candidate.layout] = self._trace(candidate)
+        return self._known[candidate.layout]
+
+    def beginning_with_one_that_fits(self, best: "Sequence[Candidate]") -> "Fitting":
+        """Leave out the first layouts until one fits by its trace, where the closed form may miss.
+
+        One that `geojax train` cannot run is not traced.
+        """
+        left_out = list[str]()
+        for row, each in enumerate(best):
+            share = least_room(self._request, each.layout).share
+            if share <= TRACED_ABOVE or not each.layout.is_trainable or self.traced(each).fits:
+                return Fitting(tuple(best[row:]), tuple(left_out))
+            left_out.append(f"left out: {each.layout}: {self.traced(each).line}")
+        return Fitting((), tuple(left_out))
+
+    def _trace(self, candidate: "Candidate") -> Traced:
         if not candidate.layout.is_trainable:
             return Traced(False, "not traced: geojax train cannot run it")
         config = validate(RunConfig, self._content(candidate), "geojax plan")

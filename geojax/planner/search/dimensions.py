@@ -82,7 +82,7 @@ DIMENSIONS = (
         _between_sites(_if_several("compressions", _NUMERICS)),
     ),
     Dimension("precision", ("precision",), _if_several("precisions", _NUMERICS)),
-    Dimension("memory limit in bytes", (), _always("as microbatches that fit are")),
+    Dimension("memory limit in bytes", (), _always("the most microbatches that fit are")),
     Dimension("hop ticks", ("hop_ticks",), _always("as a run takes one or two by the link")),
     Dimension(
         "sequence parallelism",

@@ -31,7 +31,7 @@ def save_sweeps(sweeps: tuple[Sweep, ...], image: Path) -> None:
     figure.suptitle(
         "fastest of the best layouts of each role, if links were others",
         fontsize=9,
-        x=0,
+        x=0.01,
         ha="left",
     )
     figure.savefig(image)
@@ -41,7 +41,9 @@ def _label_seconds(axes: Axes) -> None:
     """Label the axis of step times, of which both panels have the same."""
     low, high = axes.get_ylim()
     narrow = high < 10 * low
-    axes.yaxis.set_major_locator(MaxNLocator(6) if narrow else LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_locator(
+        MaxNLocator(8, steps=[1, 2, 5, 10]) if narrow else LogLocator(subs=(1.0, 2.0, 5.0))
+    )
     axes.yaxis.set_major_formatter(EngFormatter("s"))
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_ylabel("time of a step")

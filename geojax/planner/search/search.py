@@ -37,6 +37,10 @@ Timer = Callable[[Layout], Prediction]
 MOST_SIMULATED = 2**16
 """Most (microbatch, chunk) pairs of all the pipelines that are timed, about ten seconds of them."""
 
+LEAST_OF_ROLE = MOST_SIMULATED // 4
+"""Such pairs that each role, in each way to join sites, has in any case, so that those with low
+bounds do not leave the others' fastest layouts untimed."""
+
 NOT_MEASURED = "not measured"
 """Constraint that refuses layouts whose layers differ from those that `geojax probe` has timed."""
 
@@ -108,32 +112,38 @@ def search(
     def fits(layout: Layout) -> bool:
         return least_room(request, layout).fits or fits_in_parts(request, layout)
 
-    simulated = 0
+    timed, simulated = 0, Counter[object]()
     remaining = collections.deque(bounded)
-    while remaining and remaining[0][0] < table.slowest and simulated < MOST_SIMULATED:
-        layout = in_proportion(request, remaining.popleft()[1], bounds.works)
-        if layout is None:
+    left_out = list[float]()
+    while remaining and remaining[0][0] < table.slowest:
+        bound, layout = remaining.popleft()
+        way = layout.dc_role, layout.join
+        if simulated.total() >= MOST_SIMULATED and simulated[way] >= LEAST_OF_ROLE:
+            left_out.append(bound)
+            continue
+        timed += 1
+        dealt = in_proportion(request, layout, bounds.works)
+        if dealt is None:
             refused["memory"] += 1
             continue
-        simulated += _pairs(layout)
+        simulated[way] += _pairs(dealt)
         with contextlib.suppress(UserError):  # a schedule that cannot be made within its limit
-            table.add(Candidate(layout, least_room(request, layout).memory, timer(layout)))
-    timed = len(bounded) - len(remaining)
-    most = simulated + MOST_VARIED
+            table.add(Candidate(dealt, least_room(request, dealt).memory, timer(dealt)))
+    left_out += [bound for bound, _ in remaining]
+    pairs = 0
     for candidate in table.to_vary:
         for varied in variations(request, candidate.layout, fits):
-            simulated += _pairs(varied)
-            if simulated > most:
+            pairs += _pairs(varied)
+            if pairs > MOST_VARIED:
                 continue
-            layout = in_proportion(request, varied, bounds.works)
-            if layout is None:
+            dealt = in_proportion(request, varied, bounds.works)
+            if dealt is None:
                 continue
             timed += 1
             with contextlib.suppress(UserError):
-                table.add(Candidate(layout, least_room(request, layout).memory, timer(layout)))
-    next_bound = remaining[0][0] if remaining else None
+                table.add(Candidate(dealt, least_room(request, dealt).memory, timer(dealt)))
     best = tuple(_as_timed(request, each) for each in table.best)
-    return SearchResult(best, refused, len(bounded), timed, next_bound)
+    return SearchResult(best, refused, len(bounded), timed, min(left_out, default=None))
 
 
 def _as_timed(request: PlanRequest, candidate: Candidate) -> Candidate:
