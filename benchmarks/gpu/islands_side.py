@@ -8,7 +8,7 @@ import numpy as np
 from geojax_side import FOREVER, single_documents
 from work import OPTIMIZER, answer, peak_resident_bytes, text, time_blocks
 
-from geojax.islands.actions import Add, Reduce, breadth_first, data_actions, fetched_ahead
+from geojax.islands.actions import Add, Reduce, breadth_first, data_actions, fetched_ahead, sent
 from geojax.islands.programs import SitePrograms
 from geojax.islands.recording import Recorded
 from geojax.islands.site_part import SitePart, even_chunks
@@ -80,7 +80,7 @@ def measure(work: dict[str, Any]) -> dict[str, Any]:
     memory = jax.devices()[0].memory_stats() or {}
     return measured | {
         "peak_bytes": memory.get("peak_bytes_in_use") or peak_resident_bytes(),
-        "sent_bytes": sum(walk.sent_bytes.values()),
+        "sent_bytes": sum(walk.message_bytes(sent).values()),
         "wait_seconds": waits[work["block"] : -2],
         "actions": list(map(_described, record)),
     }

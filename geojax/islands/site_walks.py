@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from geojax.islands.actions import received, sent
 from geojax.islands.traffic import LinkTraffic
 from geojax.islands.walk import Walk
 
@@ -74,8 +75,8 @@ class SiteWalks:
         for number, walk in zip(self.numbers, self.walks, strict=True):
             sites = walk.transport.sites // self._stages
             made[number] = np.zeros((sites, 2), np.int64)
-            for way, of_stages in enumerate((walk.sent_bytes, walk.received_bytes)):
-                for stage, size in of_stages.items():
+            for way, messages in enumerate((sent, received)):
+                for stage, size in walk.message_bytes(messages).items():
                     if self._is_elsewhere(stage):
                         made[number][stage // self._stages, way] += size
         return made

@@ -127,19 +127,14 @@ class Walk:
         weights = state.evaluated_weights, state.amax_history
         return _Validation(self, actions, windows, weights, inputs).run()
 
-    @property
-    def sent_bytes(self) -> Mapping[int, int]:
-        """The bytes that the site sends to each other one in a step."""
-        return self._message_bytes(sent)
-
-    @property
-    def received_bytes(self) -> Mapping[int, int]:
-        """The bytes that come from each other site in a step."""
-        return self._message_bytes(received)
-
-    def _message_bytes(
+    def message_bytes(
         self, messages: Callable[[SiteAction], Iterator[tuple[int, Message]]]
     ) -> Mapping[int, int]:
+        """Return the bytes of a step's messages by the other site.
+
+        Args:
+            messages: of an action, each with that site: `sent` or `received`.
+        """
         made: Counter[int] = Counter()
         for action in self.actions:
             for other, message in messages(action):
