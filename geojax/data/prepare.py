@@ -215,8 +215,8 @@ def _check_counts(source: PrepareSource, counts: Counts) -> None:
     if (source.validation_fraction or source.validation_files) and not held_out:
         raise UserError(
             f"source '{source.name}': the validation set is empty: validation_fraction "
-            f"{source.validation_fraction:g} of {total} documents is none; hold out more, or name "
-            "validation_files"
+            f"{source.validation_fraction:g}, drawn by each document's content, took none of "
+            f"{total}; hold out more, or name validation_files"
             if source.validation_fraction
             else f"source '{source.name}': the validation_files hold no text"
         )
