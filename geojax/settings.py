@@ -139,7 +139,8 @@ def _presets_folder() -> Path:
 
 def _sentence(settings: type[pydantic.BaseModel], problem: Any) -> str:
     location = tuple(problem["loc"])
-    path = ".".join(_shortened(str(part)) for part in location)
+    parts = (str(part) for part in location)
+    path = ".".join(_shortened(part) for part in parts if not _UNION_MEMBER.fullmatch(part))
     kind, given = problem["type"], problem.get("input")
     if kind == "extra_forbidden":
         if (renamed := _renamed_key(settings, location, given)) is not None:
@@ -151,6 +152,7 @@ def _sentence(settings: type[pydantic.BaseModel], problem: Any) -> str:
     if kind == "missing":
         return f"{path}: is required and missing"
     message = problem["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    message = message.replace("a valid tuple", "a list")  # as YAML calls it
     if kind == "value_error":
         return f"{path}: {message}" if location else message
     wrong = f"{path}: {message[:1].lower()}{message[1:]}, not {_describe(given)}"
@@ -211,6 +213,10 @@ def _classes_in(annotation: Any) -> list[type]:
     if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
         return [annotation]
     return [c for inner in typing.get_args(annotation) for c in _classes_in(inner)]
+
+
+_UNION_MEMBER = re.compile(r"number|bool|literal\[.*|tuple\[.*")
+"""Pydantic's names of the types of a field that may have several, which are no keys."""
 
 
 def _shortened(key: str) -> str:

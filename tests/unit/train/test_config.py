@@ -162,7 +162,15 @@ SOURCES = "--data.sources=[{name: wiki, prepared: data/wiki}]"
         (("--steps.x", "1"), "'steps' is not a group of settings"),
         (("--sample.temperature", "-1"), "sample.temperature: input should be greater"),
         (("--optimizer.beta2", "1.5"), "optimizer.beta2: input should be less than 1"),
-        (("--communication.bucket_bytes", "0"), "communication.bucket_bytes"),
+        (("--communication.bucket_bytes", "0"), "communication.bucket_bytes: input should be"),
+        (
+            ("--communication.overlap_grad_reduce", "maybe"),
+            "not 'maybe' (str); also communication.overlap_grad_reduce: input should be 'auto'",
+        ),
+        (
+            ("--model.lora.target_modules", "[q_prj]"),
+            "not ['q_prj'] (list); also model.lora.target_modules.0: input should be 'q_proj', ",
+        ),
         (("--seed", "{1: 2"), "is not a valid YAML value"),
         (("--seed", "true"), "seed: expected a number, not true"),
         (("--steps", "0b_"), "'0b_' is not a valid YAML value ('0b_' is no valid int)"),
