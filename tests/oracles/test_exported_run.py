@@ -96,6 +96,19 @@ def test_transformers_writes_the_same_text(folder, export):
     }
 
 
+def test_evaluate_finds_the_validation_loss_of_the_run(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("geojax.runtime.enable_compilation_cache", lambda folder: None)
+    judged, run = tmp_path / "judged.json", folder / "run"
+    assert len(list(run.glob("checkpoints/*/20"))) == 2, "each site has a folder of its own"
+    options = ["--sequences", "24", "--output", str(judged)]
+    assert geojax(["evaluate", str(run), *options]) == 0
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    logged = [line for line in lines if "loss" not in line][-1]
+    results = json.loads(judged.read_text())
+    assert results["step"] == logged["step"] == 20
+    assert results["texts"]["sums"]["loss"] == pytest.approx(logged["validation/sums"], rel=1e-6)
+
+
 def test_generate_writes_the_same_text_on_another_mesh(folder, capsys, monkeypatch):
     monkeypatch.setattr("geojax.runtime.enable_compilation_cache", lambda folder: None)
     prompts = [word for prompt in PROMPTS for word in ("--prompt", prompt)]
@@ -115,10 +128,11 @@ def test_a_missing_half_is_named(folder, export, capsys):
     try:
         assert geojax(["export", str(folder / "run"), "--output", str(folder / "half")]) == 2
         assert geojax(["generate", str(folder / "run"), "--prompt", "1 is"]) == 2
+        assert geojax(["evaluate", str(folder / "run")]) == 2
     finally:
         (folder / second.name).rename(second)
     errors = capsys.readouterr().err.splitlines()
-    assert len(errors) == 2
+    assert len(errors) == 3
     assert all(f"step 20 lacks the part of site {second.name}" in error for error in errors)
     assert not (folder / "half").exists()
     assert geojax(["export", str(folder / "run"), "--output", str(export)]) == 2
