@@ -19,11 +19,15 @@ import jinja2.parser
 import jinja2.sandbox
 import numpy as np
 
+from geojax.data.template_files import (
+    TEMPLATE_FILE,
+    TOKENIZER_CONFIG,
+    TemplateText,
+    read_template,
+)
 from geojax.data.tokenizer import Tokenizer
 from geojax.errors import UserError
 
-_TEMPLATE_FILE = "chat_template.jinja"
-_CONFIG_FILE = "tokenizer_config.json"
 # Around what the assistant writes in a rendered text; nobody's text holds them.
 _BEGIN, _END = f"<{secrets.token_hex(16)}>", f"</{secrets.token_hex(16)}>"
 
@@ -47,14 +51,14 @@ class _Rendered(NamedTuple):
 class ChatTemplate:
     """A template with the special tokens that it may name."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str], name: str) -> None:
-        """Compile `source`; `name` names it in messages.
+    def __init__(self, text: TemplateText) -> None:
+        """Compile a template.
 
         Raises:
             UserError: it is no template.
         """
-        self._name = name
-        self._special_tokens = dict(special_tokens)
+        self._name = text.name
+        self._special_tokens = text.special_tokens
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True,
             lstrip_blocks=True,
@@ -64,11 +68,14 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = _now
         try:
-            self._template = environment.from_string(source)
+            self._template = environment.from_string(text.source)
         except jinja2.TemplateSyntaxError as error:
-            raise UserError(f"{name}: no chat template (line {error.lineno}: {error})") from None
+            raise UserError(
+                f"{text.name}: no chat template (line {error.lineno}: {error})"
+            ) from None
         self._has_generation = any(
-            token == "name" and text == "generation" for _, token, text in environment.lex(source)
+            token == "name" and value == "generation"
+            for _, token, value in environment.lex(text.source)
         )
 
     @classmethod
@@ -78,30 +85,13 @@ class ChatTemplate:
         Raises:
             UserError: there is none, or it cannot be read.
         """
-        config_path = tokenizer.with_name(_CONFIG_FILE)
-        config = _json_object(config_path) if config_path.is_file() else {}
-        tokens = {
-            key: value["content"] if isinstance(value, dict) else value
-            for key, value in config.items()
-            if key.endswith("_token") and isinstance(value, str | dict) and value
-        }
-        beside = tokenizer.with_name(_TEMPLATE_FILE)
-        path = template or (beside if beside.is_file() else None)
-        if path is not None:
-            try:
-                return cls(path.read_text(encoding="utf-8"), tokens, str(path))
-            except (OSError, UnicodeDecodeError) as error:
-                raise UserError(f"{path}: cannot be read ({error})") from None
-        found = config.get("chat_template")
-        if isinstance(found, list):
-            named = {each.get("name"): each.get("template") for each in found}
-            found = named.get("default")
-        if not isinstance(found, str):
+        text = read_template(tokenizer, template)
+        if text is None:
             raise UserError(
-                f"{tokenizer}: neither {_TEMPLATE_FILE} nor a chat_template in {_CONFIG_FILE} lies "
-                "beside it; name a template (--chat-template)"
+                f"{tokenizer}: neither {TEMPLATE_FILE} nor a chat_template in {TOKENIZER_CONFIG} "
+                "lies beside it; name a template (--chat-template)"
             )
-        return cls(found, tokens, f"{config_path}, chat_template")
+        return cls(text)
 
     def conversation(
         self, messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, **context: Any
@@ -198,16 +188,6 @@ def _texts(value: Any) -> Iterator[str]:
     elif isinstance(value, Sequence):
         for each in value:
             yield from _texts(each)
-
-
-def _json_object(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not valid JSON ({error})") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: expected an object, not {type(content).__name__}")
-    return content
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:

@@ -39,6 +39,7 @@ from geojax.data.storage import (
     token_dtype,
     write_manifest,
 )
+from geojax.data.template_files import read_template
 from geojax.data.tokenizer import Tokenizer
 from geojax.data.workers import (
     WorkerSetup,
@@ -188,6 +189,10 @@ def _prepare_source(
         read = (reader.read(part.path, advance, part.span, part.split) for part in parts)
         return append_tokens(itertools.chain.from_iterable(read), appends)
 
+    if settings.tokenizer is not None:
+        template = read_template(settings.tokenizer, settings.chat_template)
+        if template is not None:  # a run's export has it again
+            template.write(folder)
     _check_counts(source, write_prepared(folder, fill, tokenizer, marked=marked))
 
 

@@ -2,6 +2,7 @@
 
     manifest.json           format, version, counts, tokenizer, the shards of each split
     tokenizer.json
+    chat_template.jinja     and tokenizer_config.json, where the tokenizer has a chat template
     train-00000.npy ...     one-dimensional, uint16 or uint32, read through a memory map
     validation-00000.npy    absent where nothing is held out
 

@@ -136,6 +136,11 @@ class Tokenizer:
         """Encode a text in which special tokens are spelled, such as a rendered conversation."""
         return self._reading_special_tokens.encode(text, add_special_tokens=False)
 
+    def id_of(self, token: str) -> int | None:
+        """Return the id of a token by its name; None: there is no such token."""
+        number: int | None = self._backend.token_to_id(token)
+        return number
+
     def special_tokens_in(self, texts: Iterable[str]) -> Iterator[str]:
         """Yield the special tokens that `texts` spell."""
         for text in texts:

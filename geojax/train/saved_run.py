@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -12,6 +12,7 @@ from geojax.checkpoint.base_weights import BASE_WEIGHTS, refuse_other_base
 from geojax.checkpoint.merged_model import MergedModel
 from geojax.checkpoint.saved_model import SavedModel
 from geojax.data import Corpus, DataSettings, Tokenizer
+from geojax.data.storage import TOKENIZER
 from geojax.errors import UserError
 from geojax.inference import LoadedModel
 from geojax.models import ModelConfig
@@ -35,6 +36,8 @@ class SavedRun:
     """The run's resolved config."""
     model: ModelConfig
     tokenizer: Tokenizer
+    tokenizer_files: Sequence[Path]
+    """The tokenizer.json of each source of the run's data, or the given one."""
 
     @classmethod
     def open(
@@ -61,13 +64,13 @@ class SavedRun:
         refuse_earlier_version(saved.checkpoints / str(saved.step), saved.metadata)
         config = saved.metadata["config"]
         model = validate(ModelConfig, saved.metadata["model"], f"{saved.checkpoints}: model")
-        words = _tokenizer(config["data"], tokenizer)
+        words, files = _tokenizer(config["data"], tokenizer)
         if words.vocabulary_size > model.vocab_size:
             raise UserError(
                 f"{tokenizer or 'the data'}: the tokenizer has {words.vocabulary_size} tokens, and "
                 f"the model {model.vocab_size}"
             )
-        return cls(saved, config, model, words)
+        return cls(saved, config, model, words, files)
 
     @functools.cached_property
     def whole_model(self) -> SavedModel | MergedModel:
@@ -89,11 +92,13 @@ class SavedRun:
         return policy(self.config["precision"]).compute_dtype.name
 
 
-def _tokenizer(data: Mapping[str, Any], given: Path | None) -> Tokenizer:
+def _tokenizer(data: Mapping[str, Any], given: Path | None) -> tuple[Tokenizer, list[Path]]:
     if given is not None:
-        return Tokenizer.load(given)
+        return Tokenizer.load(given), [given]
     try:
-        return Corpus.open(validate(DataSettings, data, "data")).tokenizer
+        corpus = Corpus.open(validate(DataSettings, data, "data"))
+        files = [source.prepared.folder / TOKENIZER for source in corpus.sources]
+        return corpus.tokenizer, files
     except UserError as error:
         raise UserError(f"{error}; or name the run's tokenizer.json with --tokenizer") from None
 

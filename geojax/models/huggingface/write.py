@@ -32,7 +32,7 @@ class CheckpointWriter:
         model: ModelConfig,
         *,
         dtype: str,
-        token_ids: Mapping[str, int],
+        token_ids: Mapping[str, int | list[int]],
         file_bytes: int = FILE_BYTES,
     ) -> None:
         """Write the configs and the index, and lay out the files.

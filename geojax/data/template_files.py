@@ -1,0 +1,84 @@
+"""The chat template beside a tokenizer.json, in the files that `transformers` reads."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from geojax.errors import UserError
+
+TEMPLATE_FILE = "chat_template.jinja"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+
+
+class TemplateText(NamedTuple):
+    """A chat template that has been read, and not yet compiled."""
+
+    source: str
+    """The template, in Jinja."""
+    special_tokens: dict[str, str]
+    """Special tokens that the template may name, by key such as "bos_token"."""
+    name: str
+    """Name of the template in messages."""
+
+    def renders_as(self, other: "TemplateText") -> bool:
+        """Return True if both render every conversation alike."""
+        return self[:2] == other[:2]
+
+    def write(self, folder: Path) -> None:
+        """Write the files from which `read_template` reads it again, beside a tokenizer.json."""
+        (folder / TEMPLATE_FILE).write_text(self.source, encoding="utf-8")
+        tokens = json.dumps(self.special_tokens, indent=1) + "\n"
+        (folder / TOKENIZER_CONFIG).write_text(tokens, encoding="utf-8")
+
+
+def read_template(tokenizer: Path, given: Path | None = None) -> TemplateText | None:
+    """Read a template file, or the template that lies beside a tokenizer.json.
+
+    Args:
+        tokenizer: the tokenizer.json; tokenizer_config.json beside it names the special tokens.
+        given: file of the template; None: chat_template.jinja beside the tokenizer, or what
+            tokenizer_config.json holds.
+
+    Returns:
+        The template, of several the default one, or None where there is none.
+
+    Raises:
+        UserError: a file cannot be read.
+    """
+    config_path = tokenizer.with_name(TOKENIZER_CONFIG)
+    config = _json_object(config_path) if config_path.is_file() else {}
+    tokens = _special_tokens(config)
+    beside = tokenizer.with_name(TEMPLATE_FILE)
+    path = given or (beside if beside.is_file() else None)
+    if path is not None:
+        try:
+            return TemplateText(path.read_text(encoding="utf-8"), tokens, str(path))
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{path}: cannot be read ({error})") from None
+    found = config.get("chat_template")
+    if isinstance(found, list):
+        of_name = {each.get("name"): each for each in found if isinstance(each, dict)}
+        found = of_name.get("default", {}).get("template")
+    if not isinstance(found, str):
+        return None
+    return TemplateText(found, tokens, f"{config_path}, chat_template")
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    tokens = {}
+    for key, value in config.items():
+        text = value.get("content") if isinstance(value, dict) else value
+        if key.endswith("_token") and isinstance(text, str) and text:
+            tokens[key] = text
+    return tokens
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not valid JSON ({error})") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: expected an object, not {type(content).__name__}")
+    return content
