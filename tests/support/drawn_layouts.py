@@ -111,20 +111,26 @@ class Draw:
     microbatches: int
     options: tuple[tuple[str, object], ...]
     """Of the `StepPlan`."""
+    later_tokens: int = 0
+    """Modules that predict later tokens."""
 
     def model(self) -> ModelConfig:
         sizes = _SIZES | {"num_key_value_heads": self.key_value_heads}
         if self.family == "deepseek":
             sizes = {name: _SIZES[name] for name in _SIZES if name != "head_dim"}
         mixture = _MIXTURES[self.mixture]
-        return ModelConfig(**sizes | _FAMILIES[self.family] | mixture | {"dropout": self.dropout})
+        others = {"dropout": self.dropout, "num_nextn_predict_layers": self.later_tokens}
+        return ModelConfig(**sizes | _FAMILIES[self.family] | mixture | others)
 
 
 def draw(seed: int, index: int) -> Draw:
     """The `index`-th draw of `seed`: a combination that the checks of layouts accept."""
     generator = random.Random(f"{seed}/{index}")
+    later_tokens = random.Random(f"{seed}/{index}/later tokens").choice([0, 0, 0, 0, 0, 0, 1, 2])
     while True:
         candidate = _candidate(generator)
+        if candidate.family != "gpt3":  # its positions are learned
+            candidate = dataclasses.replace(candidate, later_tokens=later_tokens)
         try:
             check_parallelism(candidate.model(), _parallelism(candidate), SEQUENCE)
         except UserError:

@@ -107,6 +107,7 @@ def test_what_adapters_do_not_go_with_is_refused(changes, message):
         (["gate_proj"], {"hidden_act": "relu2"}, "the model has no gate_proj"),
         (["up_proj"], {"num_experts": 2, "num_experts_per_tok": 1}, "has no up_proj outside of"),
         (["lm_head"], {}, "all-linear"),
+        (["q_proj"], {"num_nextn_predict_layers": 1}, "lora requires num_nextn_predict_layers=0"),
     ],
 )
 def test_layers_that_cannot_have_adapters_are_refused(targets, changes, message):

@@ -132,6 +132,14 @@ SOURCES = "--data.sources=[{name: wiki, prepared: data/wiki}]"
             "dc.join=islands requires zero.across_sites=false (each site holds the whole state). ",
         ),
         (
+            ("--mesh.dc=2", "--dc.join=islands", "--model.num_nextn_predict_layers=1"),
+            "dc.join=islands requires model.num_nextn_predict_layers=0. ",
+        ),
+        (
+            ("--mesh.context=2", "--model.num_nextn_predict_layers=1"),
+            "later tokens lie on other ranks; num_nextn_predict_layers=0 or context=1 would work",
+        ),
+        (
             ("--mesh.dc=2", "--mesh.data=3", "--dc.role=stage"),
             "does not divide over data=3 x expert=1 x microbatches=1 = 3; 6 or 9 would",
         ),
