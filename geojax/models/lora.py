@@ -2,9 +2,10 @@
 
     y = x w + (alpha / rank) (x a) b        a [inputs, rank], b [rank, outputs]
 
-(Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models".) The adapters of a layer's
-kernel lie beside it in the parameter tree, as "lora_a" and "lora_b". An `a` begins as `peft` draws
-it and a `b` as zero, so that the model begins as the one that is adapted.
+(Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models"), or with alpha / sqrt(rank)
+(Kalajdzievski 2023, "A Rank Stabilization Scaling Factor for Fine-Tuning with LoRA"). The adapters
+of a layer's kernel lie beside it in the parameter tree, as "lora_a" and "lora_b". An `a` begins as
+`peft` draws it and a `b` as zero, so that the model begins as the one that is adapted.
 """
 
 import math
@@ -40,6 +41,9 @@ class LoraSettings(Settings):
     """Rank of an adapter (`r` of peft)."""
     alpha: float = pydantic.Field(default=8.0, ge=1e-6, le=1e6)
     """An adapter's contribution is multiplied by alpha / rank (`lora_alpha` of peft)."""
+    use_rslora: bool = False
+    """Multiply by alpha / sqrt(rank) instead, so that a high rank learns as fast as a low one
+    (`use_rslora` of peft)."""
     target_modules: Literal["all-linear"] | tuple[TargetModule, ...] = "all-linear"
     """Linear layers that have adapters, by Llama's names, or "all-linear": all of attention and of
     dense feed-forward blocks (shared experts are one); routed experts, router, head never have."""
@@ -61,7 +65,7 @@ class LoraSettings(Settings):
     @property
     def scale(self) -> float:
         """Factor of an adapter's contribution."""
-        return self.alpha / self.rank
+        return self.alpha / (math.sqrt(self.rank) if self.use_rslora else self.rank)
 
 
 def with_adapter_shapes(tree: Any, settings: LoraSettings) -> Any:
@@ -97,7 +101,7 @@ def init_adapter(name: str, key: jax.Array, shape: tuple[int, ...], dtype: Any) 
 
 
 def scale_adapters(parameters: Any, settings: LoraSettings) -> Any:
-    """Multiply every `lora_b` of a layer's parameters by alpha / rank."""
+    """Multiply every `lora_b` of a layer's parameters by the factor of its contribution."""
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: (
             leaf * jnp.asarray(settings.scale, leaf.dtype) if path[-1].key == LORA_B else leaf

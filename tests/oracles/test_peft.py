@@ -52,8 +52,8 @@ def adapter_leaves(model, tensor_of):
     return jax.tree_util.tree_map_with_path(leaf, shapes)
 
 
-@pytest.mark.parametrize("name", TARGETS)
-def test_logits_and_gradients_are_those_of_peft(name, tmp_path):
+@pytest.mark.parametrize(("name", "rank_stabilized"), [("llama", False), ("mixtral", True)])
+def test_logits_and_gradients_are_those_of_peft(name, rank_stabilized, tmp_path):
     torch.manual_seed(0)
     with Lifted():
         base = AutoModelForCausalLM.from_config(
@@ -61,11 +61,16 @@ def test_logits_and_gradients_are_those_of_peft(name, tmp_path):
         )
         base.save_pretrained(tmp_path)
         settings = LoraConfig(
-            r=3, lora_alpha=5, target_modules=TARGETS[name], init_lora_weights=False
+            r=3,
+            lora_alpha=5,
+            use_rslora=rank_stabilized,
+            target_modules=TARGETS[name],
+            init_lora_weights=False,
         )
         theirs = get_peft_model(base, settings)
         model = ModelConfig(**read_model_fields(tmp_path))
-        model = model.replace(lora={"rank": 3, "alpha": 5, "target_modules": TARGETS[name]})
+        lora = {"rank": 3, "alpha": 5, "target_modules": TARGETS[name]}
+        model = model.replace(lora=lora | {"use_rslora": rank_stabilized})
         batch = make_batch(model, rows=8, sequence=12)
         tensors = {key: torch.from_numpy(leaf) for key, leaf in batch.items()}
         expected, loss = packed_logits_and_loss(theirs, tensors)
@@ -121,7 +126,10 @@ def folder(tmp_path_factory):
         simulate_devices=4,
         steps=12,
         mesh={"dc": 2, "data": 2},
-        model={"huggingface": str(folder / "base"), "lora": {"rank": 4, "alpha": 8}},
+        model={
+            "huggingface": str(folder / "base"),
+            "lora": {"rank": 4, "alpha": 4, "use_rslora": True},
+        },
         initial_weights=str(folder / "base"),
         optimizer={"peak_learning_rate": 0.03, "warmup_steps": 2, "ema_decay": 0.5},
         sample={"prompts": list(PROMPTS), "max_new_tokens": NEW_TOKENS, "temperature": 0},

@@ -77,7 +77,7 @@ def write_adapter(
         "target_modules": sorted(targets),
         "bias": "none",
         "fan_in_fan_out": False,
-        "use_rslora": False,
+        "use_rslora": model.lora.use_rslora,
         "inference_mode": True,
     }
     path = folder / "adapter_config.json"
