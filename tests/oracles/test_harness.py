@@ -1,5 +1,6 @@
 """Tasks of lm-eval over local files: geojax's backend against lm-eval's own of the export."""
 
+import functools
 import json
 
 import numpy as np
@@ -127,6 +128,9 @@ def test_metrics_and_likelihoods_are_those_of_the_hf_backend(folder):
 
 def test_the_command_prints_and_writes_the_results(folder, capsys, monkeypatch):
     monkeypatch.setattr("geojax.runtime.enable_compilation_cache", lambda folder: None)
+    # Reading lm-eval's own ten thousand tasks takes most of a minute.
+    alone = functools.partial(TaskManager, include_defaults=False)
+    monkeypatch.setattr("geojax.inference.harness.TaskManager", alone)
     run, tasks, output = (folder / name for name in ("run", "tasks", "results.json"))
     arguments = ["evaluate", str(run), "--task-folder", str(tasks), "--output", str(output)]
     assert geojax([*arguments, "--tasks", "choices", "texts", "--limit", "3"]) == 0
