@@ -10,6 +10,11 @@ class UserError(ValueError):
     prints it without a traceback and exits with code 2; a library user sees a `ValueError`.
     """
 
+    @property
+    def problem(self) -> str:
+        """The message without what would be right, which may be another command's option."""
+        return str(self).partition(";")[0]
+
 
 class RunError(RuntimeError):
     """A run that began well and cannot go on: it diverged, or lost contact with a process.

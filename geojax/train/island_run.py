@@ -492,7 +492,7 @@ class IslandRun:
             if not self.holds_all:
                 stage_costs(self.config)
         except UserError as unknown:
-            return [f"pipeline over dc: nothing is known of its times: {unknown}"]
+            return [f"pipeline over dc: made without times: {unknown.problem}"]
         return []
 
 

@@ -150,7 +150,7 @@ def hop_lines(config: RunConfig, plan: StepPlan) -> list[str]:
     try:
         costs = pipeline_costs(config, plan.staged_layers)
     except UserError as unknown:
-        return [f"{line}; nothing is known of its times: {unknown}"]
+        return [f"{line}; without times: {unknown.problem}"]
     exposed, seconds = _hop_exposure(table, costs)
     cut = max((hop for hop in costs.hops if hop.link is not None), key=lambda hop: hop.seconds)
     tick = max(map(sum, zip(costs.forward, costs.backward, costs.weight, strict=True)))
