@@ -72,6 +72,8 @@ class _Arrays:
     """Results of the feed-forward block's inner products."""
     activation: float
     """The input of its last product."""
+    before_qk_norm: float
+    """Queries and keys before their norms; 0 without these."""
     behind_blocks: float
     """Inputs of norms behind the blocks."""
 
@@ -99,6 +101,7 @@ class _Arrays:
             tokens * model.num_attention_heads / layout.tensor * 4,
             inner,
             inner / (2 if model.gated else 1),
+            of_head * model.head_dim + key_value / 2 if model.use_qk_norm else 0,
             2 * own if model.sandwich_norm else 0,
         )
 
@@ -108,7 +111,7 @@ class _Arrays:
             return self.own
         kept = 2 * self.own + self.query_key_value + self.inner + self.behind_blocks
         if layout.remat == "none":
-            kept += self.output + self.log_sums + self.gathered
+            kept += self.output + self.log_sums + self.gathered + self.before_qk_norm
         return kept
 
 

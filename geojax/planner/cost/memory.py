@@ -135,14 +135,13 @@ def layout_memory(
     elif layout.join == "islands":
         passes = min(layout.memory_limit or 1, layout.microbatches)
     activations = held.layers * _held_bytes(layer, layout, passes)
-    logits = _head_bytes(model, layout, sequence_length, reduce * held.head)
+    head = reduce * (held.head + held.tied_table)
+    logits = _head_bytes(model, layout, sequence_length, head)
     backward = _backward_bytes(model, layout, sequence_length)
     if model.num_nextn_predict_layers:  # a module's layer is computed again, beside the head
         again = dataclasses.replace(layout, remat="full")
         logits += _backward_bytes(model, again, sequence_length)
-    workspace = max(
-        logits + reduce * held.head, backward + (reduce * held.layer if zero >= 2 else 0)
-    )
+    workspace = max(logits + head, backward + (reduce * held.layer if zero >= 2 else 0))
     if pipeline and layout.join == "islands":  # a backward returns its chunk's, to be added
         workspace += reduce * held.layer * held.layers / layout.virtual_stages
     communication = 0.0
@@ -152,7 +151,7 @@ def layout_memory(
         # The shards of the buckets that have arrived, all but those at work and on their way.
         arrived = max(0, 1 - 2 / buckets) + _has_error_feedback(layout)
         gradients += reduce * held.layers * held.layer / ranks * arrived
-        workspace = bucket + reduce * held.head + backward
+        workspace = bucket + head + backward
         communication = bucket * (1 + 1 / ranks) if ranks > 1 else 0.0
     elif pipeline and layout.virtual_stages > 1 and _reduces_early(layout):
         chunk = reduce * held.layer * held.layers / layout.virtual_stages
@@ -283,6 +282,8 @@ class HeldParameters:
     """Parameters of the embedding and of first dense layers, which every stage holds."""
     head: float
     """Parameters of the head, 0 where it is the embedding's, and of modules for later tokens."""
+    tied_table: float
+    """Parameters of the embedding's table where it is the head's too; its gradients add up last."""
 
     @property
     def all(self) -> float:
@@ -311,6 +312,7 @@ def held_parameters(model: ModelConfig, layout: Layout, sequence_length: int) ->
         (layers + modules) * experts,
         table + sizes.positions + sizes.dense_replicated + sizes.dense_sharded / tensor,
         (0 if model.tie_word_embeddings else table) + later,
+        table if model.tie_word_embeddings else 0,
     )
 
 

@@ -132,6 +132,23 @@ def test_a_layer_holds_what_its_trace_does(remat, sequence):
     assert whole == pytest.approx(traced.without_split, rel=1e-3)
 
 
+def test_a_tied_table_has_gradients_as_a_head_too():
+    """The trace of this layout takes 66.2 GB."""
+    layout = Layout(
+        dc=2,
+        dc_role="stage",
+        pipeline_stages=2,
+        virtual_stages=21,
+        data=4,
+        tensor=2,
+        sequence_parallel=True,
+        microbatches=16,
+        schedule="interleaved",
+    )
+    memory = layout_memory(ModelConfig.load("gemma2-9b"), layout, sequence_length=8192)
+    assert memory.bytes == pytest.approx(66.2e9, rel=0.05)
+
+
 def test_a_layout_shards_what_its_zero_stage_says():
     model = ModelConfig.load("llama3-8b")
     memory = [
