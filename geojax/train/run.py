@@ -22,7 +22,7 @@ from geojax.islands.exchange import Exchange
 from geojax.islands.site_state import SiteState
 from geojax.islands.stage_transport import between_sites
 from geojax.mesh import site_names
-from geojax.models.huggingface import HuggingFaceWeights
+from geojax.models.huggingface import HuggingFaceWeights, other_settings
 from geojax.quantities import quantity
 from geojax.runtime.cluster_env import complete
 from geojax.runtime.compilation import CompilationCounter
@@ -358,6 +358,11 @@ def _restore_or_start(
             raise UserError(f"{directory.path}: there is no checkpoint to resume from")
         if weights is not None:
             console.print(f"starting from the weights in {weights.folder}")
+            if others := other_settings(weights.folder, trainer.config.model):
+                console.print(
+                    f"note: the config.json there has other values of {', '.join(others)}, which "
+                    "the weights were trained with"
+                )
         return _Start(trainer.initial_state(weights), 0, 0)
     config = trainer.config
     frozen = weights if config.model.lora is not None else None

@@ -4,6 +4,7 @@ from geojax.models.huggingface.adapter import write_adapter
 from geojax.models.huggingface.checkpoint import (
     HuggingFaceWeights,
     family_for,
+    other_settings,
     read_model_fields,
 )
 from geojax.models.huggingface.family import Family
@@ -18,6 +19,7 @@ __all__ = [
     "Tensor",
     "TensorMap",
     "family_for",
+    "other_settings",
     "read_model_fields",
     "write_adapter",
 ]

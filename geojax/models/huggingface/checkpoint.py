@@ -7,17 +7,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pydantic
 
 from geojax.errors import UserError
 from geojax.models.config import ModelConfig
 from geojax.models.huggingface.families import FAMILIES
-from geojax.models.huggingface.family import Family
+from geojax.models.huggingface.family import TRAINING_FIELDS, Family
 from geojax.models.huggingface.json_file import load_json
 from geojax.models.huggingface.mxfp4 import headers_of, is_in_blocks, read_blocks
 from geojax.models.huggingface.tensor_map import Slices, TensorMap
 from geojax.models.huggingface.weight_files import Header, WeightFiles
 
 CONFIG = "config.json"
+
+# With any of them weights compute what they were trained to.
+_FREE_FIELDS = TRAINING_FIELDS | {
+    "capacity_factor",
+    "lora",
+    "max_position_embeddings",
+    "num_nextn_predict_layers",
+}
 
 
 def read_model_fields(folder: Path) -> dict[str, Any]:
@@ -28,6 +37,20 @@ def read_model_fields(folder: Path) -> dict[str, Any]:
     """
     content = load_json(folder / CONFIG)
     return _family_of(content, folder).read_config(content, str(folder / CONFIG))
+
+
+def other_settings(folder: Path, model: ModelConfig) -> list[str]:
+    """List the fields of `model` that the `config.json` in `folder` tells otherwise.
+
+    With them the weights compute something else than what they were trained to. A `config.json`
+    that describes no model which geojax carries tells nothing.
+    """
+    try:
+        trained = ModelConfig(**read_model_fields(folder))
+    except (UserError, pydantic.ValidationError):
+        return []
+    fields = (name for name in ModelConfig.model_fields if name not in _FREE_FIELDS)
+    return [name for name in fields if getattr(trained, name) != getattr(model, name)]
 
 
 def family_for(model: ModelConfig) -> Family:

@@ -22,11 +22,11 @@ NEUTRAL_KEYS = frozenset(
 )
 """Keys of any `config.json` that leave the logits as they are."""
 
-# What they do ends with the training.
-_TRAINING_FIELDS = frozenset(
+TRAINING_FIELDS = frozenset(
     {"dropout", "initializer_range", "router_aux_loss_coef", "z_loss_coef"}
     | {"router_z_loss_coef", "mtp_loss_scaling_factor"}
 )
+"""Fields of a `ModelConfig` that leave the logits as they are: what they do ends with training."""
 
 
 class _Required:
@@ -177,7 +177,7 @@ class Family:
             if any(value != values[0] for value in values):
                 pairs = zip(key.fields, values, strict=True)
                 return " and ".join(f"{field}={value}" for field, value in pairs)
-        covered = {field for key in self.keys for field in key.fields} | _TRAINING_FIELDS
+        covered = {field for key in self.keys for field in key.fields} | TRAINING_FIELDS
         if self.has_rope:
             covered.add("rope_parameters")
         if not model.is_moe:

@@ -16,6 +16,7 @@ from geojax.models.huggingface import (
     CheckpointWriter,
     HuggingFaceWeights,
     family_for,
+    other_settings,
     read_model_fields,
     write_adapter,
 )
@@ -56,6 +57,13 @@ def test_a_part_is_read_as_it_was_written(folder, leaves):
     assert read.dtype == ml_dtypes.bfloat16
     np.testing.assert_array_equal(read, written.astype(ml_dtypes.bfloat16))
     assert ModelConfig(**read_model_fields(folder)) == MODEL
+
+
+def test_settings_that_the_weights_were_not_trained_with_are_named(folder):
+    longer = MODEL.replace(max_position_embeddings=512, dropout=0.1)
+    assert other_settings(folder, longer) == []
+    other = longer.replace(rope_parameters={"rope_theta": 5e5}, rms_norm_eps=1e-6)
+    assert other_settings(folder, other) == ["rms_norm_eps", "rope_parameters"]
 
 
 @pytest.mark.parametrize(
