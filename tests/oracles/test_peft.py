@@ -1,5 +1,6 @@
 """LoRA against peft: logits and gradients in float64, and a run's adapter taken home."""
 
+import json
 import math
 
 import jax
@@ -175,6 +176,17 @@ def test_the_merged_export_writes_what_the_run_and_generate_write(folder, capsys
     capsys.readouterr()
     assert geojax(["generate", str(folder / "run"), *prompts, *options]) == 0
     assert capsys.readouterr().out == expected + "\n"
+
+
+def test_evaluate_finds_the_validation_loss_of_the_run(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("geojax.runtime.enable_compilation_cache", lambda folder: None)
+    judged, run = tmp_path / "judged.json", folder / "run"
+    options = ["--step", "10", "--sequences", "24", "--output", str(judged)]
+    assert geojax(["evaluate", str(run), *options]) == 0
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    (logged,) = [line for line in lines if "loss" not in line and line["step"] == 10]
+    found = json.loads(judged.read_text())["texts"]["sums"]["loss"]
+    assert found == pytest.approx(logged["validation/sums"], rel=1e-5)
 
 
 def test_other_weights_in_the_place_of_the_adapted_ones_are_refused(folder, capsys):
