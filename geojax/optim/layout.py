@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from geojax.models.parallel.partition import Partition
@@ -183,12 +182,12 @@ class LeafLayout:
         return leaf if self.stages is None else self.stages.to_stages(leaf)
 
     def trim(self, leaf: jax.Array) -> jax.Array:
-        """Invert `pad`: return the model's leaf, in its order."""
+        """Invert `pad`: return the model's leaf, in its order; of a NumPy array a NumPy array."""
         leaf = leaf if self.stages is None else self.stages.from_stages(leaf)
         for dim, (count, size, part) in enumerate(self._sizes()):
             if part > size:
-                kept = lax.slice_in_dim(_split(leaf, dim, count), 0, size, axis=dim + 1)
-                leaf = _merge(kept, dim)
+                within = (slice(None),) * (dim + 1)
+                leaf = _merge(_split(leaf, dim, count)[(*within, slice(size))], dim)
         if leaf.shape == self.shape:
             return leaf
         return leaf[tuple(slice(size) for size in self.shape)]

@@ -88,7 +88,7 @@ def test_twenty_steps_and_an_export_give_transformers_the_same_logits(name, tmp_
         tokenizer = write_tokenizer(tmp_path / "words.json", model.vocab_size)
         export_run(run, export, tokenizer=tokenizer, log=lambda line: None)
         batch = make_batch(model, seed=9, rows=ROWS, sequence=SEQUENCE)
-        weights = jax.device_get(whole_state.trim(state.parameters, layouts.parameters, mesh))
+        weights = whole_state.on_host(state.parameters, layouts.parameters)
         ours = np.asarray(jax.jit(lambda *given: logits(*given, model))(weights, batch))
     with Lifted(), torch.no_grad():
         theirs, report = AutoModelForCausalLM.from_pretrained(

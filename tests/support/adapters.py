@@ -2,8 +2,8 @@
 
 import jax
 import numpy as np
+from support.small_models import drawn_parameters
 
-from geojax.models import init_parameters
 from geojax.models.lora import LORA_B
 
 
@@ -16,5 +16,4 @@ def adapted_parameters(model, dtype):
             return leaf
         return leaf + 0.1 * generator.standard_normal(leaf.shape).astype(leaf.dtype)
 
-    drawn = init_parameters(model, jax.random.key(1), dtype)
-    return jax.tree_util.tree_map_with_path(moved, drawn)
+    return jax.tree_util.tree_map_with_path(moved, drawn_parameters(model, dtype))

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 from support import whole_state
-from support.small_models import LAYOUTS, make_batch, model_of
+from support.small_models import LAYOUTS, drawn_parameters, make_batch, model_of
 
 from geojax import make_mesh
-from geojax.models import init_parameters, loss_sum
+from geojax.models import loss_sum
 from geojax.models.frozen import mark_frozen, trained_part
 from geojax.optim import layout
 from geojax.precision import policy
@@ -22,13 +22,13 @@ from geojax.step.update import mean_over_targets, site_sums, sum_over_sites
 from geojax.train.batches import global_batch, sequences_of_process
 
 
+@functools.cache
 def setting(family, precision):
     """A model with its parameters, a batch, and a dropout key where the model has dropout."""
     model = model_of(family)
-    parameters = init_parameters(model, jax.random.key(1), policy(precision).master_dtype)
     return (
         model,
-        parameters,
+        drawn_parameters(model, policy(precision).master_dtype),
         make_batch(model),
         jax.random.key(7) if model.dropout else None,
     )
@@ -111,8 +111,11 @@ def gradients_of_step(
         check_vma=True,
     )
     parameters = mark_frozen(model, parameters)
-    padded = jax.tree.map(lambda leaf, place: place.pad(leaf), parameters, layouts)
-    shards = jax.device_put(padded, layout.shardings(layouts, plan.mesh))
+    padded = jax.jit(lambda tree: jax.tree.map(lambda leaf, own: own.pad(leaf), tree, layouts))(
+        parameters
+    )
+    # From the host: slices of an array on a device are compiled.
+    shards = jax.device_put(jax.device_get(padded), layout.shardings(layouts, plan.mesh))
     count = len(batch["row"])
     share = sequences_of_process(plan, count)
     rows = global_batch(plan, count, share, {name: leaf[share] for name, leaf in batch.items()})
@@ -122,7 +125,9 @@ def gradients_of_step(
     inspect(compiled.as_text())
     gradients, metrics = compiled(shards, rows, signals)
     loss = metrics["loss"] + metrics.get("mtp_loss", 0) + metrics.get("aux_loss", 0)
-    return loss, whole_state.trim(gradients, trained, plan.mesh)
+    if jax.process_count() > 1:
+        return loss, whole_state.trim(gradients, trained, plan.mesh)
+    return loss, jax.tree.map(jnp.asarray, whole_state.on_host(gradients, trained))
 
 
 def assert_equal_gradients(actual, expected, tolerance, zero_leaves=()):

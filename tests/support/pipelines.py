@@ -232,7 +232,7 @@ def _setting(model: ModelConfig, precision: str) -> tuple[Any, Any, Any]:
     def initial(path: Any, shape: Any) -> jax.Array:  # biases and all: nothing is zero
         around = 1.0 if "scale" in jax.tree_util.keystr(path) else 0.0
         values = around + 0.3 * generator.standard_normal(shape.shape)
-        return jnp.asarray(values, policy(precision).master_dtype)
+        return jnp.asarray(values.astype(policy(precision).master_dtype))
 
     parameters = jax.tree_util.tree_map_with_path(initial, parameter_shapes(model))
     batch = make_batch(model, rows=ROWS, sequence=SEQUENCE)

@@ -1,8 +1,11 @@
 """Small models of each family and batches for them, made without the data pipeline."""
 
+import functools
+
+import jax
 import numpy as np
 
-from geojax.models import ModelConfig
+from geojax.models import ModelConfig, init_parameters
 
 ROWS, SEQUENCE = 24, 32
 
@@ -47,6 +50,12 @@ def model_of(family):
         "intermediate_size": 36,
     }
     return ModelConfig(**sizes, vocab_size=61, max_position_embeddings=64, **FAMILIES[family])
+
+
+def drawn_parameters(model, dtype=np.float32, seed=1):
+    """Initial parameters, from one program: op by op each shape would be compiled for."""
+    initial = functools.partial(init_parameters, model, dtype=dtype)
+    return jax.jit(initial)(jax.random.key(seed))
 
 
 def make_batch(model, seed=0, rows=ROWS, sequence=SEQUENCE):

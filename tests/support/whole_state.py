@@ -29,6 +29,13 @@ def trim(state: Any, layouts: Any, mesh: Mesh) -> Any:
     return _resize(state, layouts, abstract_unpadded(layouts, mesh), LeafLayout.trim)
 
 
+def on_host(state: Any, layouts: Any) -> Any:
+    """Return the state without padding, as arrays of the host: nothing is compiled for it."""
+    return jax.tree.map(
+        lambda leaf, layout: np.asarray(layout.trim(np.asarray(leaf))), state, layouts
+    )
+
+
 def pad(state: Any, layouts: Any, mesh: Mesh) -> Any:
     """Invert `trim`: return whole leaves as the padded, sharded leaves of the training state."""
     return _resize(state, layouts, abstract(layouts, mesh), LeafLayout.pad)

@@ -1,12 +1,13 @@
 """Random parameters, batches of packed documents, and float64."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from model_families import FAMILIES
-
-from geojax.models import init_parameters
+from support.small_models import drawn_parameters
 
 
 @pytest.fixture(params=list(FAMILIES))
@@ -20,15 +21,20 @@ def x64():
         yield
 
 
+@functools.cache
+def _initial_parameters(config, dtype, seed):
+    return jax.device_get(drawn_parameters(config, dtype, seed))
+
+
 @pytest.fixture
 def random_parameters():
     """A function of config and dtype: parameters far from their initial values, biases included."""
 
     def draw(config, dtype, seed=0):
-        initial = init_parameters(config, jax.random.key(seed), dtype)
+        initial = _initial_parameters(config, dtype, seed)
         random = np.random.default_rng(seed)
         return jax.tree.map(
-            lambda leaf: leaf + jnp.asarray(0.2 * random.standard_normal(leaf.shape), dtype),
+            lambda leaf: jnp.asarray(leaf + 0.2 * random.standard_normal(leaf.shape), dtype),
             initial,
         )
 

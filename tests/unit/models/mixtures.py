@@ -4,9 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
+from support.small_models import drawn_parameters
 
 from geojax.collectives.axes import to_varying
-from geojax.models import ModelConfig, init_parameters, parameter_shapes
+from geojax.models import ModelConfig, parameter_shapes
 from geojax.models.chunk.remat import rematerialize
 from geojax.models.moe import moe_block
 from geojax.models.parallel.partition import partitions
@@ -53,7 +54,7 @@ def uneven_parameters(config, dtype=jnp.float64):
     random = np.random.default_rng(3)
     parameters = jax.tree.map(
         lambda leaf: leaf + jnp.asarray(0.2 * random.standard_normal(leaf.shape), dtype),
-        init_parameters(config, jax.random.key(3), dtype),
+        drawn_parameters(config, dtype, seed=3),
     )
     router = parameters["layers"]["router"]
     first = 10 * router["kernel"][:, :, :1]

@@ -6,7 +6,6 @@ What `geojax.train` does with shards of a training state is done here in the pla
 import math
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
@@ -84,7 +83,7 @@ def spread(parameters, batch, config, parallelism):
         widths = [(0, 0)] * leaf.ndim
         for dim, size in zip(place.axis_by_dim, sizes, strict=True):
             widths[dim] = (0, size)
-        return jnp.pad(leaf, widths)
+        return np.pad(leaf, widths)
 
     return jax.tree.map(padded, parameters, partitions(config, parallelism)), columns
 

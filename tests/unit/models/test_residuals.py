@@ -4,9 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 from support.equality import assert_equal_gradients
-from support.small_models import FAMILIES, ROWS, SEQUENCE, make_batch, model_of
+from support.small_models import FAMILIES, ROWS, SEQUENCE, drawn_parameters, make_batch, model_of
 
-from geojax.models import init_parameters
 from geojax.models.chunk.layer_io import StackedGradients, layer_slice
 from geojax.models.chunk.layer_scan import Layers, Span
 from geojax.models.chunk.remat import rematerialize
@@ -17,7 +16,7 @@ from geojax.models.layers import layer, make_context
 def setting(family):
     """A model, its layers, a first stream and what the layers read beside it."""
     model = model_of(family)
-    layers = init_parameters(model, jax.random.key(1))["layers"]
+    layers = drawn_parameters(model)["layers"]
     x = jax.random.normal(jax.random.key(2), (ROWS, SEQUENCE, model.hidden_size))
     batch = jax.tree.map(jnp.asarray, make_batch(model))
     return model, layers, x, make_context(batch, model, x.dtype, jax.random.key(7))

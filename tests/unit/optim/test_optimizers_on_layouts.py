@@ -15,11 +15,11 @@ import pytest
 from support import whole_state
 from support.drawn_layouts import Draw
 from support.optax_chains import average_of_optax, chain_of_optax
+from support.small_models import drawn_parameters
 from support.step_traffic import lowered_step, sent_bytes
 
 from geojax import make_mesh
 from geojax.hlo import collective_traffic
-from geojax.models import init_parameters
 from geojax.named_arrays import leaves_by_name
 from geojax.optim import (
     OPTIMIZERS,
@@ -102,7 +102,7 @@ def gradient_at(step, bases):
 
 @functools.cache
 def start():
-    parameters = of_leaves(init_parameters(MODEL, jax.random.key(1), jnp.float64))
+    parameters = of_leaves(drawn_parameters(MODEL, jnp.float64))
     generator = np.random.default_rng(0)
     bases = [jax.tree.map(lambda x: generator.normal(size=x.shape), parameters) for _ in range(2)]
     return parameters, tuple(bases)

@@ -11,11 +11,11 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from support.drawn_layouts import ROWS, SEQUENCE, Draw
 from support.equality import assert_equal_gradients, gradients_of_step
-from support.small_models import make_batch
+from support.small_models import drawn_parameters, make_batch
 
 from geojax import make_mesh
 from geojax.inference.loaded_model import weight_layouts
-from geojax.models import init_parameters, loss_sum
+from geojax.models import loss_sum
 from geojax.pipeline import Placement, tick_table
 from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.precision import policy
@@ -40,8 +40,7 @@ def test_a_pipeline_with_split_backwards_gives_the_gradients_of_one_device():
         tick_program=TickProgram.of(table, branch_free=False),
     )
     with jax.enable_x64(True):
-        initial = functools.partial(init_parameters, MODEL, dtype=policy("fp64").master_dtype)
-        parameters = jax.jit(initial)(jax.random.key(1))
+        parameters = drawn_parameters(MODEL, policy("fp64").master_dtype)
         batch = make_batch(MODEL, rows=ROWS, sequence=SEQUENCE)
         total = functools.partial(loss_sum, batch=batch, config=MODEL)
         both = jax.jit(jax.value_and_grad(total, has_aux=True))

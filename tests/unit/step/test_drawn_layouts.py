@@ -1,6 +1,6 @@
 """Any combination of parallelisms gives the loss and the gradients of one device, to 1e-10.
 
-25 draws by default; `pytest tests/unit/step/test_drawn_layouts.py --draws 500 --draws-seed 7`
+16 draws by default; `pytest tests/unit/step/test_drawn_layouts.py --draws 500 --draws-seed 7`
 makes others.
 """
 
@@ -9,10 +9,10 @@ import functools
 import jax
 from support.drawn_layouts import ROWS, SEQUENCE, Draw, draw
 from support.equality import assert_equal_gradients, gradients_of_step
-from support.small_models import make_batch
+from support.small_models import drawn_parameters, make_batch
 
 from geojax import make_mesh
-from geojax.models import init_parameters, loss_sum
+from geojax.models import loss_sum
 from geojax.precision import policy
 from geojax.step.plan import StepPlan
 
@@ -26,8 +26,7 @@ def pytest_generate_tests(metafunc):
 
 @functools.cache
 def setting(model):
-    initial = functools.partial(init_parameters, model, dtype=policy("fp64").master_dtype)
-    parameters = jax.jit(initial)(jax.random.key(1))
+    parameters = drawn_parameters(model, policy("fp64").master_dtype)
     batch = make_batch(model, rows=ROWS, sequence=SEQUENCE)
     return parameters, batch, jax.random.key(7) if model.dropout else None
 

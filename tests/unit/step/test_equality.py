@@ -1,5 +1,6 @@
 """Every layout gives the loss and the gradients of one device that knows of no layout."""
 
+import functools
 import math
 
 import jax
@@ -15,6 +16,8 @@ from geojax.step.plan import StepPlan
 from geojax.step.program import batch_shape, lower_step
 from geojax.step.state import initial_state, state_layouts
 from geojax.train.batches import global_batch, global_signals, sequences_of_process
+
+STEPS = 20
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -45,18 +48,26 @@ def test_a_chunk_size_changes_nothing_but_the_messages():
     assert_equal_gradients(gradients[2], gradients[0], 1e-14)
 
 
-def train(axes, steps, *, microbatches=1, wreck=(), schedule_steps=None):
-    """Losses of a few steps on one batch after another; steps in `wreck` see a NaN in one row."""
+@functools.cache
+def compiled(axes, microbatches):
+    """The plan of a layout, a function that makes the first state, and the training step."""
     model = model_of("llama")
     settings = OptimizerSettings(peak_learning_rate=1e-2, warmup_steps=5)
-    schedule = learning_rate_schedule(settings, schedule_steps or steps)
-    optimizer = make_optimizer(settings, schedule_steps or steps)
-    mesh = make_mesh(devices=jax.devices()[: math.prod(axes.values())], **axes)
+    schedule = learning_rate_schedule(settings, STEPS)
+    optimizer = make_optimizer(settings, STEPS)
+    mesh = make_mesh(devices=jax.devices()[: math.prod(dict(axes).values())], **dict(axes))
     plan = StepPlan(mesh, policy("fp32"), microbatches, bucket_bytes=4096)
     layouts = state_layouts(model, optimizer, plan)
     lowered = lower_step(layouts, model, plan, optimizer, schedule, batch_shape(ROWS, SEQUENCE))
-    program = lowered.compile()
-    state, history = initial_state(model, optimizer, layouts, plan, 3), []
+    start = functools.partial(initial_state, model, optimizer, layouts, plan, 3)
+    return plan, start, lowered.compile()
+
+
+def train(axes, steps, *, microbatches=1, wreck=()):
+    """Losses of a few steps on one batch after another; steps in `wreck` see a NaN in one row."""
+    model = model_of("llama")
+    plan, start, program = compiled(tuple(axes.items()), microbatches)
+    state, history = start(), []
     for step in range(steps):
         batch = make_batch(model, seed=step)
         if step in wreck:
@@ -72,8 +83,8 @@ def train(axes, steps, *, microbatches=1, wreck=(), schedule_steps=None):
     ("axes", "microbatches"), [({"dc": 2, "data": 4}, 1), ({"dc": 3, "data": 2}, 2)]
 )
 def test_twenty_steps_stay_together_on_every_layout(axes, microbatches):
-    _, alone = train({"data": 1}, 20)
-    _, spread = train(axes, 20, microbatches=microbatches)
+    _, alone = train({"data": 1}, STEPS)
+    _, spread = train(axes, STEPS, microbatches=microbatches)
     losses = [[step["loss"] for step in history] for history in (alone, spread)]
     np.testing.assert_allclose(losses[1], losses[0], rtol=0, atol=1e-4)
     assert losses[0][-1] < losses[0][0] - 0.05, "the model should have learned something"
@@ -81,6 +92,7 @@ def test_twenty_steps_stay_together_on_every_layout(axes, microbatches):
 
 def test_the_same_layout_gives_the_same_bits():
     one, history = train({"dc": 2, "data": 2}, 6)
+    compiled.cache_clear()
     two, again = train({"dc": 2, "data": 2}, 6)
     assert [step["loss"] for step in history] == [step["loss"] for step in again]
     jax.tree.map(np.testing.assert_array_equal, one.parameters, two.parameters)
@@ -96,7 +108,7 @@ def test_a_step_that_is_not_finite_is_skipped_by_all_and_counted():
 
 
 def test_a_skipped_step_changes_nothing_but_the_counters():
-    before, _ = train({"dc": 2, "data": 2}, 4, schedule_steps=5)
+    before, _ = train({"dc": 2, "data": 2}, 4)
     after, history = train({"dc": 2, "data": 2}, 5, wreck={4})
     assert int(history[-1]["skipped"]) == 1
     assert int(after.step) == int(before.step) + 1

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec
 from support.equality import assert_equal_gradients
-from support.small_models import FAMILIES, make_batch
+from support.small_models import FAMILIES, drawn_parameters, make_batch
 
 from geojax import make_mesh
 from geojax.mesh import AXES
-from geojax.models import ModelConfig, init_parameters, loss_sum
+from geojax.models import ModelConfig, loss_sum
 from geojax.models.chunk.layer_io import StackedGradients
 from geojax.models.parallel.varying import vary_over, varying_axes, zeros_of
 from geojax.models.transformer import read_by_head
@@ -37,7 +37,7 @@ def setting(family):
     """A model, its parameters, a batch, a dropout key, and one device's loss and gradients."""
     options = FAMILIES["llama"] | MOE if family == "moe" else FAMILIES[family]
     model = ModelConfig(**SIZES | options)
-    parameters = init_parameters(model, jax.random.key(1), jnp.float64)
+    parameters = drawn_parameters(model, jnp.float64)
     batch = jax.tree.map(jnp.asarray, make_batch(model, rows=4, sequence=16))
     key = jax.random.key(7) if model.dropout else None
     alone = jax.value_and_grad(lambda own: loss_sum(own, batch, model, dropout_key=key)[0])

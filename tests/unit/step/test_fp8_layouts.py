@@ -7,11 +7,11 @@ import math
 import jax
 import pytest
 from support.equality import assert_equal_gradients, gradients_of_step
-from support.small_models import SEQUENCE, make_batch
+from support.small_models import SEQUENCE, drawn_parameters, make_batch
 
 from geojax import make_mesh
 from geojax.hlo import collective_traffic
-from geojax.models import ModelConfig, init_parameters
+from geojax.models import ModelConfig
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.pipeline import Placement, tick_table
 from geojax.pipeline.execution.tick_program import TickProgram
@@ -58,7 +58,7 @@ def recipe_of(name):
 def gradients(recipe, model, axes, microbatches=1, **options):
     mesh = make_mesh(devices=jax.devices()[: math.prod(axes.values())], **axes)
     plan = StepPlan(mesh, recipe_of(recipe), microbatches, **options)
-    parameters = init_parameters(model, jax.random.key(1), plan.policy.master_dtype)
+    parameters = drawn_parameters(model, plan.policy.master_dtype)
     return gradients_of_step(model, parameters, make_batch(model, rows=ROWS), None, plan)
 
 

@@ -6,10 +6,10 @@ import jax
 import numpy as np
 from support.drawn_layouts import ROWS, SEQUENCE, Draw
 from support.equality import assert_equal_gradients, gradients_of_step
-from support.small_models import make_batch
+from support.small_models import drawn_parameters, make_batch
 
 from geojax import make_mesh
-from geojax.models import init_parameters, loss_sum
+from geojax.models import loss_sum
 from geojax.pipeline import Placement, tick_table
 from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.precision import policy
@@ -31,8 +31,7 @@ MODEL = (
 @functools.cache
 def one_device():
     """Parameters, a batch, and the mean loss and its gradients."""
-    initial = functools.partial(init_parameters, MODEL, dtype=policy("fp64").master_dtype)
-    parameters = jax.jit(initial)(jax.random.key(1))
+    parameters = drawn_parameters(MODEL, policy("fp64").master_dtype)
     batch = make_batch(MODEL, rows=ROWS, sequence=SEQUENCE)
     total = functools.partial(loss_sum, batch=batch, config=MODEL)
     (loss, count), gradients = jax.jit(jax.value_and_grad(total, has_aux=True))(parameters)

@@ -1,13 +1,15 @@
 """The layouts that people choose, in fp32: loss and every gradient of one device, to 1e-5."""
 
+import functools
+
 import jax
 import pytest
 from support.drawn_layouts import Draw
 from support.equality import assert_equal_gradients, gradients_of_step
-from support.small_models import make_batch
+from support.small_models import drawn_parameters, make_batch
 
 from geojax import make_mesh
-from geojax.models import init_parameters, loss_sum
+from geojax.models import loss_sum
 from geojax.precision import policy
 from geojax.step.plan import StepPlan
 
@@ -35,20 +37,26 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_loss_and_gradients_equal_those_of_one_device(name):
-    axes, options = LAYOUTS[name]
-    mixture = "dropless" if "expert" in axes else "dense"
+@functools.cache
+def alone(mixture):
+    """A model with parameters, a batch and a dropout key; its loss and gradients on one device."""
     model = Draw("llama", mixture, 2, 0.1, (), 1, ()).model()
-    parameters = init_parameters(model, jax.random.key(1))
+    parameters = drawn_parameters(model)
     batch, dropout_key = make_batch(model), jax.random.key(7)
 
     def mean(parameters):
         total, count = loss_sum(parameters, batch, model, dropout_key=dropout_key)
         return total / count
 
-    loss, gradients = jax.jit(jax.value_and_grad(mean))(parameters)
+    given = model, parameters, batch, dropout_key
+    return given, *jax.jit(jax.value_and_grad(mean))(parameters)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_loss_and_gradients_equal_those_of_one_device(name):
+    axes, options = LAYOUTS[name]
+    given, loss, gradients = alone("dropless" if "expert" in axes else "dense")
     plan = StepPlan(make_mesh(**axes), policy("fp32"), bucket_bytes=4096, **options)
-    actual_loss, actual = gradients_of_step(model, parameters, batch, dropout_key, plan)
+    actual_loss, actual = gradients_of_step(*given, plan)
     assert abs(float(actual_loss) - float(loss)) <= 1e-5 * float(loss)
     assert_equal_gradients(actual, gradients, 1e-5)

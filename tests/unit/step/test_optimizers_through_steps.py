@@ -136,7 +136,7 @@ def on_layout(settings, axes, options):
         state, _ = program(state, rows, signals, np.uint32(0))
     assert int(state.skipped) == 1
     both = state.parameters, state.evaluated_weights
-    return [whole_state.trim(tree, layouts.parameters, mesh) for tree in both]
+    return [whole_state.on_host(tree, layouts.parameters) for tree in both]
 
 
 def test_each_optimizer_has_leaves():

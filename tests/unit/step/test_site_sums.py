@@ -75,7 +75,7 @@ class Trained:
         specs = (self.specs, batch_specs(batch, self.plan), self.plan.signal_spec, PartitionSpec())
         program = self.mapped(step, specs, (self.specs, PartitionSpec()))
         state, metrics = program(self.start(), self.on_mesh(batch), self.signals(), np.uint32(SEED))
-        return whole_state.trim(state, self.layouts, self.plan.mesh), metrics
+        return whole_state.on_host(state, self.layouts), metrics
 
     def sums(self, batch):
         """The sums of this mesh, on the host."""
@@ -109,7 +109,7 @@ class Trained:
         specs = (self.specs, self.sum_specs)
         program = self.mapped(apply, specs, (self.specs, PartitionSpec()))
         state, metrics = program(self.start(), sums)
-        return whole_state.trim(state, self.layouts, self.plan.mesh), metrics
+        return whole_state.on_host(state, self.layouts), metrics
 
 
 def added(sums):

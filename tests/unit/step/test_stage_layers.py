@@ -15,13 +15,12 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec
 from support import whole_state
-from support.small_models import make_batch, model_of
+from support.small_models import drawn_parameters, make_batch, model_of
 
 from geojax import make_mesh
 from geojax.collectives import INT8
 from geojax.hlo import collective_traffic
 from geojax.hlo.conventions import all_reduce_bytes
-from geojax.models import init_parameters
 from geojax.optim import OptimizerSettings, global_norm, make_optimizer
 from geojax.optim.stage_assignment import PADDING_LAYER
 from geojax.pipeline.schedule import Placement
@@ -140,7 +139,7 @@ def run(name):
     with jax.enable_x64(True):
         plan, model = plan_and_model(case)
         layouts = parameter_layouts(model, plan)
-        whole = init_parameters(model, jax.random.key(1), plan.policy.master_dtype)
+        whole = drawn_parameters(model, plan.policy.master_dtype)
         whole = jax.tree.map(lambda leaf: leaf + 1.0, whole)  # biases are not zero
         program = reduced_by(plan, layouts)
         state = whole_state.pad(whole, layouts, plan.mesh)

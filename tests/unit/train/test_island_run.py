@@ -151,13 +151,13 @@ class Islands:
 
 
 def whole(run, state):
-    return jax.device_get(whole_state.trim(state, run.layouts, run.plan.mesh))
+    return whole_state.on_host(state, run.layouts)
 
 
 def whole_site(run, state):
     """The state of a site in role data."""
-    (own,), layouts = state.stages, run.saved_layouts
-    return jax.device_get(whole_state.trim(own, layouts, run.plan.mesh))
+    (own,) = state.stages
+    return whole_state.on_host(own, run.saved_layouts)
 
 
 def close(one, other):
@@ -217,8 +217,8 @@ def test_traffic_of_a_step_names_sites_bytes_and_the_causes_of_waits(trained):
         assert all(waited >= 0 for waited in traffic.wait_seconds.values())
 
 
-def test_as_many_microbatches_are_held_as_fit():
-    run = Islands().runs[0]
+def test_as_many_microbatches_are_held_as_fit(trained):
+    run = trained[2].runs[0]
     step = run.stages.walks[0].programs.step_bytes
     # The stream before and after each layer is among what two of eight sequences keep in float64.
     assert step.of_microbatch > 2 * ROWS // 2 // 4 * 32 * 20 * 8
@@ -233,8 +233,8 @@ def test_as_many_microbatches_are_held_as_fit():
     assert held_microbatches(step, step.always + 5 * step.of_microbatch) == 4
 
 
-def test_no_more_microbatches_are_held_than_a_limit_in_bytes_allows():
-    programs = Islands().runs[0].stages.walks[0].programs
+def test_no_more_microbatches_are_held_than_a_limit_in_bytes_allows(trained):
+    programs = trained[2].runs[0].stages.walks[0].programs
     one = programs.step_bytes.of_microbatch
 
     def held(limit):
@@ -260,7 +260,7 @@ def test_checkpoints_go_from_islands_to_one_program_and_back(trained, batches, t
     close(whole(run, resumed), whole(run, state))
     with Checkpointer(tmp_path / "all", run.plan.mesh) as checkpoints:
         run.save(checkpoints, 2, resumed, {"model": model})
-    again = Islands()
+    again = copy.copy(islands)
     again.restore([tmp_path / "all"] * SITES, model)
     again.step(batches[3])
     continued, _ = run.step(resumed, batches[3], REQUESTS)
@@ -377,7 +377,7 @@ def test_checkpoints_go_from_stages_to_one_program_and_back(stages, tmp_path):
     close(whole(run, resumed), whole(run, state))
     with Checkpointer(tmp_path / "one", run.plan.mesh, sites=NAMES) as checkpoints:
         run.save(checkpoints, 2, resumed, {"model": model})
-    again = Islands("stage")
+    again = copy.copy(islands)
     for site, name in enumerate(NAMES):  # each sees its own folder alone
         shutil.copytree(tmp_path / "one" / name, tmp_path / str(site) / name)
     again.restore([tmp_path / str(site) for site in range(SITES)], model)
