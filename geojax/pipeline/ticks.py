@@ -14,6 +14,7 @@ b the seconds of a forward and a backward, the ticks of a `Packing` cost
 
 import enum
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from geojax.pipeline.schedule import KIND_RANK, Action, Kind, Schedule, TickTable
 from geojax.pipeline.validate import requirement, validate
@@ -38,37 +39,68 @@ def in_ticks(
     Raises:
         ScheduleError: the schedule cannot finish.
     """
-    tick_of: dict[Action, int] = {}
+    inputs = _inputs(schedule, hop_ticks, return_ticks)
+    # A plan makes thousands of tables: a row for each chunk's actions of a kind, with an entry a
+    # microbatch, takes half the time of a dict with actions as its keys.
+    tick_of: list[list[int | None]] = [[None] * schedule.microbatches for _ in inputs]
     starts: list[list[int]] = [[] for _ in schedule.orders]
-    waiting: dict[Action, int] = {}
+    waiting: dict[tuple[int, int], int] = {}
     ready = list(range(len(schedule.orders)))
-    turns = len(schedule.kinds)
+    chunks, turns = schedule.placement.chunks, len(schedule.kinds)
     while ready:
         stage = ready.pop()
         order, ticks = schedule.orders[stage], starts[stage]
-        while len(ticks) < len(order):
-            action = order[len(ticks)]
-            needed = requirement(schedule, action)
-            if needed is not None and needed not in tick_of:
-                waiting[needed] = stage
-                break
+        previous = KIND_RANK[order[len(ticks) - 1].kind] if ticks else None
+        for kind, microbatch, chunk in order[len(ticks) :]:
+            rank = KIND_RANK[kind]
+            row = rank * chunks + chunk
             tick = 0
-            if ticks:
-                follows = KIND_RANK[action.kind] > KIND_RANK[order[len(ticks) - 1].kind]
-                beside = packing is Packing.TOGETHER and follows
+            if previous is not None:
+                beside = packing is Packing.TOGETHER and rank > previous
                 tick = ticks[-1] if beside else ticks[-1] + 1
-            if needed is not None and needed.chunk == action.chunk:
-                tick = max(tick, tick_of[needed])
-            elif needed is not None:
-                hops = hop_ticks if action.kind is Kind.FORWARD else return_ticks
-                tick = max(tick, tick_of[needed] + hops[min(needed.chunk, action.chunk)])
+            needed = inputs[row]
+            if needed is not None:
+                made = tick_of[needed.row][microbatch]
+                if made is None:
+                    waiting[needed.row, microbatch] = stage
+                    break
+                tick = max(tick, made + needed.ticks)
             if packing is Packing.IN_TURN:
-                tick += (KIND_RANK[action.kind] - tick) % turns
-            tick_of[action] = tick
+                tick += (rank - tick) % turns
+            tick_of[row][microbatch] = tick
             ticks.append(tick)
-            if action in waiting:
-                ready.append(waiting.pop(action))
+            previous = rank
+            if (row, microbatch) in waiting:
+                ready.append(waiting.pop((row, microbatch)))
     if waiting:
         validate(schedule)
         raise AssertionError("a schedule that keeps the rules finishes")
     return TickTable(schedule, tuple(hop_ticks), tuple(return_ticks), tuple(map(tuple, starts)))
+
+
+class _Input(NamedTuple):
+    """The action that another one of the same microbatch needs."""
+
+    row: int
+    """The number of its kind and chunk."""
+    ticks: int
+    """The fewest ticks after it."""
+
+
+def _inputs(
+    schedule: Schedule, hop_ticks: Sequence[int], return_ticks: Sequence[int]
+) -> list[_Input | None]:
+    """List what the actions of each kind and chunk need, kind by kind as `KIND_RANK` has them."""
+    chunks = schedule.placement.chunks
+    inputs: list[_Input | None] = []
+    for kind in KIND_RANK:
+        hops = hop_ticks if kind is Kind.FORWARD else return_ticks
+        for chunk in range(chunks):
+            needed = requirement(schedule, Action(kind, 0, chunk))
+            if needed is None:
+                inputs.append(None)
+                continue
+            boundary = min(needed.chunk, chunk)
+            ticks = 0 if needed.chunk == chunk else hops[boundary]
+            inputs.append(_Input(KIND_RANK[needed.kind] * chunks + needed.chunk, ticks))
+    return inputs
