@@ -41,9 +41,9 @@ from geojax.planner.abstract_mesh import abstract_mesh
 from geojax.quantities import quantity
 from geojax.step.plan import StepPlan
 from geojax.train.compiled_run import step_plan
-from geojax.train.config import RunConfig
-from geojax.train.link_plan import gradient_exposure
-from geojax.train.pipeline_plan import hop_exposure
+from geojax.train.config.run_config import RunConfig
+from geojax.train.plan.link_plan import gradient_exposure
+from geojax.train.plan.pipeline_plan import hop_exposure
 from geojax.train.traced_run import accelerator_of_run
 
 CONFIGS = Path(__file__).parents[1] / "configs"

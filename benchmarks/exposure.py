@@ -30,7 +30,7 @@ from geojax.planner.buckets import LinkShare, StepTimes, choose_buckets, step_ti
 from geojax.planner.traffic.gradients import GradientMessages
 from geojax.step.plan import StepPlan
 from geojax.train.compiled_run import step_plan
-from geojax.train.config import RunConfig
+from geojax.train.config.run_config import RunConfig
 
 CONFIG = Path(__file__).parents[1] / "configs" / "nemotron4-340b-2x1536.yaml"
 TERABITS = (0.4, 0.8, 1.6, 3.2, 6.4)

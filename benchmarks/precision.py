@@ -30,9 +30,9 @@ from rich.table import Table
 
 from geojax.errors import UserError
 from geojax.precision import RECIPES
-from geojax.train.config import RunConfig
+from geojax.train.config.resume import with_saved_schedule
+from geojax.train.config.run_config import RunConfig
 from geojax.train.metrics import read_metrics
-from geojax.train.resume import with_saved_schedule
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 YARDSTICK = "bf16"

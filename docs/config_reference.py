@@ -9,7 +9,7 @@ test fails when the committed page is not what this writes.
 from pathlib import Path
 
 from geojax.cli.settings import Section, sections
-from geojax.train.config import RunConfig
+from geojax.train.config.run_config import RunConfig
 
 PAGE = Path(__file__).resolve().parent / "config-reference.md"
 OPENING = """# Config reference

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from geojax.checkpoint.initial_weights import read_weights
+from geojax.checkpoint.reading.initial_weights import read_weights
 from geojax.inference import LoadedModel, Sampling, generate
 from geojax.inference.loaded_model import serving_mesh, weight_layouts
 from geojax.models import ModelConfig

@@ -9,11 +9,11 @@ from geojax_side import FOREVER, single_documents
 from work import OPTIMIZER, answer, peak_resident_bytes, text, time_blocks
 
 from geojax.islands.actions import Add, Reduce, breadth_first, data_actions, fetched_ahead, sent
-from geojax.islands.programs import SitePrograms
+from geojax.islands.programs.site_part import SitePart, even_chunks
+from geojax.islands.programs.site_programs import SitePrograms
+from geojax.islands.programs.values import StepInputs
 from geojax.islands.recording import Recorded
-from geojax.islands.site_part import SitePart, even_chunks
 from geojax.islands.site_state import site_layouts
-from geojax.islands.values import StepInputs
 from geojax.islands.walk import Walk
 from geojax.mesh import make_mesh
 from geojax.models import ModelConfig, parameter_count

@@ -14,11 +14,11 @@ import yaml
 from geojax import runtime
 from geojax.cache import cache_folder
 from geojax.pipeline import simulate
-from geojax.runtime.island_env import IslandSettings
+from geojax.runtime.environment.island_env import IslandSettings
 from geojax.step.plan import SIGNALS
-from geojax.train.island_plan import island_plan, make_site_mesh, sequences_of_site
-from geojax.train.island_run import IslandRun
-from geojax.train.island_stages import event_schedule, stage_costs
+from geojax.train.islands.island_plan import island_plan, make_site_mesh, sequences_of_site
+from geojax.train.islands.island_run import IslandRun
+from geojax.train.islands.island_stages import event_schedule, stage_costs
 from geojax.train.joined_sites import joined_sites
 from geojax.transport import MessageKey, Transport
 from wan_sides.blocking import BlockingReceives

@@ -14,9 +14,9 @@ import jax.errors
 from jax.sharding import Mesh
 
 from geojax.checkpoint.agreement import first_text
-from geojax.checkpoint.common_save import SavesOfSites
 from geojax.checkpoint.folder import committed_steps
-from geojax.checkpoint.restorer import Restorer
+from geojax.checkpoint.reading.common_save import SavesOfSites
+from geojax.checkpoint.reading.restorer import Restorer
 from geojax.checkpoint.saved_array import SavedArray
 from geojax.checkpoint.site_folders import open_site_folders
 from geojax.checkpoint.site_group import SiteGroup, site_groups

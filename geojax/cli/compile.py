@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from geojax.planner.compile_target import CompileTarget
     from geojax.planner.compiled_step import CompiledStep, Messages
     from geojax.planner.traffic.by_axes import Axes
-    from geojax.train.config import RunConfig
-    from geojax.train.planned_step import PlannedStep
+    from geojax.train.config.run_config import RunConfig
+    from geojax.train.plan.planned_step import PlannedStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,8 +53,8 @@ def run(command: CompileCommand, overrides: Sequence[str]) -> int:
     from geojax.planner.compile_target import CompileTarget
     from geojax.planner.cost.adapters import refuse_adapters
     from geojax.runtime.device_memory import usable_memory
-    from geojax.train.config import RunConfig
-    from geojax.train.planned_step import PlannedStep
+    from geojax.train.config.run_config import RunConfig
+    from geojax.train.plan.planned_step import PlannedStep
     from geojax.train.traced_run import accelerator_of_run, compile_run
 
     config = RunConfig.load(command.config, overrides)

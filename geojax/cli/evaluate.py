@@ -12,7 +12,7 @@ from geojax.cli.serving import ServingOptions
 from geojax.errors import UserError
 
 if TYPE_CHECKING:
-    from geojax.train.saved_run import Serving
+    from geojax.train.saved.saved_run import Serving
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ def run(command: EvaluateCommand) -> int:
 
 
 def _judge_texts(command: EvaluateCommand, serving: "Serving") -> dict[str, Any]:
-    from geojax.train.held_out import held_out_texts, judge, prepared_text
+    from geojax.train.saved.held_out import held_out_texts, judge, prepared_text
 
     if command.data:
         texts = [prepared_text(folder) for folder in command.data]

@@ -40,7 +40,7 @@ class ExportCommand:
 def run(command: ExportCommand) -> int:
     """Export, and return the exit code 0."""
     # Imported here, so that `geojax --help` need not wait for JAX.
-    from geojax.train.export import export_run
+    from geojax.train.saved.export import export_run
 
     export_run(
         command.run,

@@ -34,7 +34,7 @@ from geojax.cli import (
 )
 from geojax.errors import RunError, UserError
 from geojax.exit_codes import FAILURE, INTERRUPTED, USAGE
-from geojax.runtime.environment import check_environment
+from geojax.runtime.environment.variables import check_environment
 from geojax.suggestions import did_you_mean
 
 Subcommand = (

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from geojax.models import ModelConfig
     from geojax.planner.memory import StepMemory, TracedStep
     from geojax.step.plan import StepPlan
-    from geojax.train.config import RunConfig
+    from geojax.train.config.run_config import RunConfig
 
 _UNITS = {"T": 10**12, "G": 10**9, "M": 10**6, "k": 10**3, "": 1}
 
@@ -37,8 +37,8 @@ def run(command: MemoryCommand, overrides: Sequence[str]) -> int:
     # Imported here, so that `geojax --help` need not wait for JAX.
     import jax
 
-    from geojax.train.config import RunConfig
-    from geojax.train.link_plan import link_lines
+    from geojax.train.config.run_config import RunConfig
+    from geojax.train.plan.link_plan import link_lines
     from geojax.train.traced_run import trace_run
 
     config = RunConfig.load(command.config, overrides)
@@ -67,7 +67,7 @@ def _print_site(config: "RunConfig", console: Console) -> None:
     """Print the tables of a site that has a runtime of its own."""
     from geojax.quantities import quantity
     from geojax.train.joined_sites import site_staging
-    from geojax.train.run_memory import island_memory, offer_limit_bytes
+    from geojax.train.memory.run_memory import island_memory, offer_limit_bytes
     from geojax.train.traced_run import accelerator_of_run
 
     memory, site, held = island_memory(config, accelerator_of_run(config))
@@ -153,7 +153,7 @@ def _unit(largest: int) -> tuple[str, int]:
 def _verdict(config: "RunConfig", memory: "StepMemory") -> str:
     """Say when most is held, and if it fits: into the topology's accelerators, or into which."""
     from geojax.quantities import quantity
-    from geojax.train.preflight import judge
+    from geojax.train.memory.preflight import judge
     from geojax.train.traced_run import accelerator_of_run
 
     peak = f"peak: {quantity(memory.bytes, 'B')} a device, in phase {memory.phase}"

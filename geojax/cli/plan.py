@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from geojax.planner.search.search import Candidate, SearchResult
     from geojax.planner.search.sensitivity import LayoutTimer
     from geojax.topology import Topology
-    from geojax.train.config import RunConfig
+    from geojax.train.config.run_config import RunConfig
 
 _PER_ROLE = 3
 _KEYS = {
@@ -211,7 +211,7 @@ def _request(
     from geojax.models import ModelConfig
     from geojax.planner.search.request import PlanRequest, joins_of
     from geojax.topology import Topology
-    from geojax.train.config import RunConfig
+    from geojax.train.config.run_config import RunConfig
 
     given = {
         "--topology": command.topology,
@@ -313,8 +313,8 @@ def _layout_to_explain(named: str, best: "Sequence[Candidate]") -> "Layout":
     Raises:
         UserError: there is no such row, or the file has a mistake.
     """
-    from geojax.train.config import RunConfig
-    from geojax.train.run_layout import layout_of_run
+    from geojax.train.config.run_config import RunConfig
+    from geojax.train.plan.run_layout import layout_of_run
 
     if not named.isdecimal():
         return layout_of_run(RunConfig.load(Path(named)))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from geojax.pipeline.simulation.stage_times import StageTimes
     from geojax.probe import Figures, ProbeContext
     from geojax.runtime import ProcessSettings
-    from geojax.train.config import RunConfig
+    from geojax.train.config.run_config import RunConfig
 
 _CHECKS = ("devices", "networks", "links", "hosts", "stages")
 
@@ -81,7 +81,7 @@ def run(command: ProbeCommand, overrides: Sequence[str]) -> int:
     given = {name: getattr(command, name) for name in _Options.model_fields}
     options = validate(_Options, given, "geojax probe")
     # Imported here, so that `geojax --help` need not wait for JAX.
-    from geojax.train.config import RunConfig
+    from geojax.train.config.run_config import RunConfig
 
     config = RunConfig.load(command.config[0], overrides) if command.config else None
     if config is not None and config.model.lora is not None and "stages" in command.checks:
@@ -96,7 +96,7 @@ def run(command: ProbeCommand, overrides: Sequence[str]) -> int:
     from geojax.cli.probe_tables import show
     from geojax.precision import policy
     from geojax.probe import CHECKS, ProbeContext, probe
-    from geojax.runtime.cluster_env import complete
+    from geojax.runtime.environment.cluster_env import complete
     from geojax.topology import Topology
 
     described = Topology.load(config.topology) if config and config.topology else None
@@ -150,7 +150,7 @@ def _stage_times(config: "RunConfig", context: "ProbeContext") -> "StageTimes":
 
 def _processes(simulate: int | None, config: "RunConfig | None") -> "ProcessSettings":
     from geojax.runtime import ProcessSettings
-    from geojax.runtime.cluster_env import VARIABLES
+    from geojax.runtime.environment.cluster_env import VARIABLES
 
     # A launcher that spreads a job over more processes says how many devices each simulates.
     if (

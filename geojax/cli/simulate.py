@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from geojax.pipeline.simulation.compare import Comparison
     from geojax.pipeline.simulation.staged_model import StagedModel
     from geojax.topology import Topology
-    from geojax.train.config import RunConfig
+    from geojax.train.config.run_config import RunConfig
 
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 _LEGEND = (
@@ -94,7 +94,7 @@ def run(command: SimulateCommand, overrides: Sequence[str]) -> int:
     from geojax.pipeline.drawing.timelines import save_timelines
     from geojax.pipeline.drawing.trace import write_trace
     from geojax.pipeline.simulation.compare import compare
-    from geojax.train.config import RunConfig
+    from geojax.train.config.run_config import RunConfig
 
     config = RunConfig.load(command.config, overrides)
     sites = topology_of(config, command.accelerator)
@@ -173,7 +173,7 @@ def _as_configured(
     from geojax.quantities import quantity
     from geojax.step.program import batch_shape
     from geojax.train.compiled_run import step_plan
-    from geojax.train.pipeline_plan import staged_layers
+    from geojax.train.plan.pipeline_plan import staged_layers
     from geojax.train.traced_run import abstract_run_mesh
 
     layers, settings = staged_layers(config), config.pipeline

@@ -2,6 +2,6 @@
 
 from geojax.inference.generation import generate, write_texts
 from geojax.inference.loaded_model import LoadedModel
-from geojax.models.sampling import Sampling
+from geojax.inference.sampling import Sampling
 
 __all__ = ["LoadedModel", "Sampling", "generate", "write_texts"]

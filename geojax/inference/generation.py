@@ -1,6 +1,6 @@
 """Texts that a model writes, in batches of prompts.
 
-Shapes: B prompts, P slots of the prompts (`geojax.models.decoder`), T new tokens.
+Shapes: B prompts, P slots of the prompts (`geojax.inference.decoder`), T new tokens.
 """
 
 import functools
@@ -15,16 +15,16 @@ from jax.sharding import Mesh, PartitionSpec
 
 from geojax.data import Tokenizer
 from geojax.errors import UserError
+from geojax.inference.decoder import Cache, decode, prefill, undecodable_reason
 from geojax.inference.loaded_model import (
     SEQUENCES,
     LoadedModel,
     parallelism_of,
     sharded_program,
 )
+from geojax.inference.sampling import Sampling
 from geojax.models import ModelConfig, Parameters
-from geojax.models.decoder import Cache, decode, prefill, undecodable_reason
 from geojax.models.parallel.varying import varying_axes
-from geojax.models.sampling import Sampling
 
 _SLOT_MULTIPLE = 32
 """Prompts are padded to a multiple of this many slots, so that batches share a program."""

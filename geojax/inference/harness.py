@@ -26,7 +26,7 @@ from geojax.errors import UserError
 from geojax.inference.generation import generate
 from geojax.inference.likelihood import score
 from geojax.inference.loaded_model import LoadedModel
-from geojax.models.sampling import Sampling
+from geojax.inference.sampling import Sampling
 
 _POSITION_MULTIPLE = 64
 """Sequences are padded to a multiple of this many positions, so that batches share a program."""

@@ -14,6 +14,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh
 
+from geojax.inference.decoder import whole_logits
 from geojax.inference.loaded_model import (
     SEQUENCES,
     LoadedModel,
@@ -21,7 +22,6 @@ from geojax.inference.loaded_model import (
     sharded_program,
 )
 from geojax.models import ModelConfig, Parameters
-from geojax.models.decoder import whole_logits
 from geojax.models.transformer import stream
 from geojax.precision import NO_FP8
 

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from geojax.checkpoint.merged_model import MergedModel
-from geojax.checkpoint.saved_model import SavedModel
+from geojax.checkpoint.reading.merged_model import MergedModel
+from geojax.checkpoint.reading.saved_model import SavedModel
 from geojax.errors import UserError
 from geojax.mesh import make_mesh
 from geojax.models import (

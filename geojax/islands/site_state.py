@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding
 
-from geojax.islands.site_part import SitePart
+from geojax.islands.programs.site_part import SitePart
 from geojax.named_arrays import leaf_name, leaves_by_name
 from geojax.optim import LeafLayout, StageAssignment
 from geojax.optim.optimizer import optimizer_layouts

@@ -29,10 +29,8 @@ from geojax.islands.actions import (
     sent,
 )
 from geojax.islands.fetch_window import FetchWindow
-from geojax.islands.programs import SitePrograms
-from geojax.islands.recording import Recorded
-from geojax.islands.traffic import OFFER, LinkTraffic, no_traffic
-from geojax.islands.values import (
+from geojax.islands.programs.site_programs import SitePrograms
+from geojax.islands.programs.values import (
     ChunkParameters,
     ChunkSums,
     Kept,
@@ -41,6 +39,8 @@ from geojax.islands.values import (
     StepInputs,
     StepScalars,
 )
+from geojax.islands.recording import Recorded
+from geojax.islands.traffic import OFFER, LinkTraffic, no_traffic
 from geojax.pipeline.schedule import Action, Kind
 from geojax.transport import Fetch, MessageKey, Transport
 from geojax.transport.private import is_ready

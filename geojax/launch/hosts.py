@@ -29,8 +29,8 @@ import pydantic
 from geojax.errors import UserError
 from geojax.launch import reaper
 from geojax.launch.workers import Worker, worker_env
-from geojax.runtime.cluster_env import FIRST_PORT
-from geojax.runtime.island_env import ISLANDS_PORT, KEY_VARIABLE, island_env
+from geojax.runtime.environment.cluster_env import FIRST_PORT
+from geojax.runtime.environment.island_env import ISLANDS_PORT, KEY_VARIABLE, island_env
 from geojax.runtime.rendezvous.sockets import is_loopback
 from geojax.settings import Settings, load_yaml, validate
 

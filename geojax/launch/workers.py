@@ -1,7 +1,7 @@
 """Workers: the processes of a run as the launcher starts them, with command, host and variables.
 
 All run the same command, and each learns its index and site from variables
-(`geojax.runtime.cluster_env`).
+(`geojax.runtime.environment.cluster_env`).
 """
 
 import dataclasses
@@ -15,8 +15,8 @@ from pathlib import Path
 
 from geojax.errors import UserError
 from geojax.launch import reaper
-from geojax.runtime.cluster_env import VARIABLES
-from geojax.runtime.island_env import island_env
+from geojax.runtime.environment.cluster_env import VARIABLES
+from geojax.runtime.environment.island_env import island_env
 from geojax.wan import EmulatedWan
 
 

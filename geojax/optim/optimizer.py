@@ -7,7 +7,7 @@ import jax
 import optax
 import pydantic
 
-from geojax.optim.adafactor import DIM_OF_MEANS
+from geojax.optim.algorithms.adafactor import DIM_OF_MEANS
 from geojax.optim.averages import average_weights, schedule_free
 from geojax.optim.clip import clip_by_global_norm
 from geojax.optim.expert_bias import balance_experts
@@ -115,7 +115,7 @@ def optimizer_layouts(optimizer: optax.GradientTransformation, parameter_layouts
     """Return the `LeafLayout` of each leaf of the optimizer's state: moments lie as parameters do.
 
     A leaf belongs to the parameter whose path its own path ends with. Means lack a dim of it
-    (`geojax.optim.adafactor.DIM_OF_MEANS`).
+    (`geojax.optim.algorithms.adafactor.DIM_OF_MEANS`).
 
     Raises:
         ValueError: a leaf that belongs to a parameter has another shape, so that it cannot be kept

@@ -14,10 +14,10 @@ import optax
 import pydantic
 
 from geojax.models import is_matrix_of_layers
-from geojax.optim.adafactor import scale_by_adafactor
-from geojax.optim.adam import scale_by_adam
-from geojax.optim.moments import store_moments_in
-from geojax.optim.muon import scale_by_muon
+from geojax.optim.algorithms.adafactor import scale_by_adafactor
+from geojax.optim.algorithms.adam import scale_by_adam
+from geojax.optim.algorithms.moments import store_moments_in
+from geojax.optim.algorithms.muon import scale_by_muon
 from geojax.settings import Settings
 from geojax.suggestions import entry_called
 
@@ -27,7 +27,8 @@ OptimizerName = Annotated[str, pydantic.AfterValidator(lambda name: optimizer_en
 Statistics: TypeAlias = Literal["none", "matrices", "means"]
 """Statistics that cross shards, each by exchanges inside a site that `geojax.planner.traffic`
 counts: "none", as the optimizer works element by element; "matrices", whole ones
-(`geojax.optim.matrix_shares`); "means" of rows and columns (`geojax.optim.adafactor`)."""
+(`geojax.optim.algorithms.matrix_shares`); "means" of rows and columns
+(`geojax.optim.algorithms.adafactor`)."""
 
 FALLBACK = "adamw"
 """The optimizer of the parameters that an entry does not take."""

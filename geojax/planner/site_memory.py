@@ -9,7 +9,7 @@ from collections import Counter
 
 import jax
 
-from geojax.islands.programs import SitePrograms
+from geojax.islands.programs.site_programs import SitePrograms
 from geojax.planner.live_bytes import (
     XLA_ACCELERATOR,
     XLA_CPU,

@@ -7,7 +7,7 @@ from geojax.errors import UserError
 from geojax.probe.context import ProbeContext
 from geojax.probe.exchange import collect
 from geojax.probe.figures import HostFigures
-from geojax.runtime.link_advice import TcpSettings, link_advice, nccl_sockets
+from geojax.runtime.advice.link_advice import TcpSettings, link_advice, nccl_sockets
 from geojax.topology import Topology
 
 

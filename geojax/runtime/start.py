@@ -10,10 +10,10 @@ import jax
 from geojax.errors import RunError, UserError
 from geojax.mesh import register_processes
 from geojax.runtime.barrier import barrier
-from geojax.runtime.cluster_env import ProcessSettings, complete
 from geojax.runtime.device_memory import take_memory_fraction
 from geojax.runtime.devices import simulate_devices
-from geojax.runtime.environment import check_environment
+from geojax.runtime.environment.cluster_env import ProcessSettings, complete
+from geojax.runtime.environment.variables import check_environment
 from geojax.runtime.jax_private import backend_runs, coordination_client
 from geojax.runtime.key_value_store import sign_with
 from geojax.runtime.liveness.exit_messages import register_process_names
@@ -42,8 +42,8 @@ def start(settings: ProcessSettings | None = None) -> tuple[Process, ...]:
     """Start this process's part of the job, before the first JAX operation.
 
     Settings that are left open come from GEOJAX_* variables, SLURM or Kubernetes (see
-    `geojax.runtime.cluster_env`). Afterwards `jax.devices()` are the devices of all processes and
-    `make_mesh` knows the sites.
+    `geojax.runtime.environment.cluster_env`). Afterwards `jax.devices()` are the devices of all
+    processes and `make_mesh` knows the sites.
 
     Returns:
         all processes of the job, by their index.

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from geojax.checkpoint import Checkpointer
-from geojax.checkpoint.initial_weights import read_weights, with_weights
+from geojax.checkpoint.reading.initial_weights import read_weights, with_weights
 from geojax.collectives import FLOAT32, WireFormat, wire_format
 from geojax.hlo import HloParseError
 from geojax.islands.traffic import LinkTraffic
@@ -39,11 +39,11 @@ from geojax.step.state import (
     with_saved_sites,
 )
 from geojax.train.batches import global_batch, global_signals, sequences_of_process
-from geojax.train.config import MeshSettings, RunConfig, ZeroSettings
-from geojax.train.fp8_settings import policy_of
-from geojax.train.link_plan import link_lines, with_buckets
-from geojax.train.pipeline_plan import staged_layers, tick_program, within_memory
-from geojax.train.pipeline_settings import DcSettings, PipelineSettings
+from geojax.train.config.fp8_settings import policy_of
+from geojax.train.config.pipeline_settings import DcSettings, PipelineSettings
+from geojax.train.config.run_config import MeshSettings, RunConfig, ZeroSettings
+from geojax.train.plan.link_plan import link_lines, with_buckets
+from geojax.train.plan.pipeline_plan import staged_layers, tick_program, within_memory
 from geojax.train.report import mesh_line
 from geojax.train.sample import gather_full_params, unsampled_reason
 from geojax.train.trainer import Batch, TrainerFacts

@@ -9,16 +9,16 @@ import numpy as np
 from jax.sharding import Mesh
 
 import geojax
-from geojax.checkpoint.common_save import HeldSave, SavesOfSites
+from geojax.checkpoint.reading.common_save import HeldSave, SavesOfSites
 from geojax.errors import UserError
 from geojax.islands.exchange import Exchange
-from geojax.runtime.cluster_env import ProcessSettings
-from geojax.runtime.island_env import IslandSettings
+from geojax.runtime.environment.cluster_env import ProcessSettings
+from geojax.runtime.environment.island_env import IslandSettings
 from geojax.settings import leaves_by_key
 from geojax.step.plan import StepPlan
-from geojax.train.config import RunConfig
-from geojax.train.island_plan import process_groups
-from geojax.train.run_memory import offer_limit_bytes
+from geojax.train.config.run_config import RunConfig
+from geojax.train.islands.island_plan import process_groups
+from geojax.train.memory.run_memory import offer_limit_bytes
 from geojax.transport import (
     EngineTransport,
     Membership,
@@ -69,7 +69,7 @@ def joined_sites(
     """Join the processes of all sites; at a good end wait until the others have all messages.
 
     The ends of the transport are the sites, or their stages where these have processes of their
-    own (`geojax.train.island_plan.process_groups`).
+    own (`geojax.train.islands.island_plan.process_groups`).
 
     Args:
         config: the run of all sites.

@@ -15,7 +15,7 @@ import geojax
 from geojax import runtime
 from geojax.cache import cache_folder
 from geojax.checkpoint import Checkpointer, RunDirectory
-from geojax.checkpoint.base_weights import BASE_WEIGHTS, fingerprint, refuse_other_base
+from geojax.checkpoint.reading.base_weights import BASE_WEIGHTS, fingerprint, refuse_other_base
 from geojax.data import Corpus, Loader
 from geojax.errors import UserError
 from geojax.islands.exchange import Exchange
@@ -24,35 +24,23 @@ from geojax.islands.stage_transport import between_sites
 from geojax.mesh import site_names
 from geojax.models.huggingface import HuggingFaceWeights, other_settings
 from geojax.quantities import quantity
-from geojax.runtime.cluster_env import complete
+from geojax.runtime.advice.link_advice import advice_of_process
 from geojax.runtime.compilation import CompilationCounter
-from geojax.runtime.island_env import IslandSettings, island_settings
-from geojax.runtime.link_advice import advice_of_process
+from geojax.runtime.environment.cluster_env import complete
+from geojax.runtime.environment.island_env import IslandSettings, island_settings
 from geojax.step.program import STEP_NAME
 from geojax.step.state import TrainState
 from geojax.topology import Topology
-from geojax.train.batches import sequences_of_process
-from geojax.train.comparison import Comparison, plan_of_run
-from geojax.train.compiled_run import CompiledRun, make_run_mesh, step_plan
-from geojax.train.config import RunConfig
-from geojax.train.island_plan import (
-    island_plan,
-    make_site_mesh,
-    own_stages,
-    sequences_of_site,
-)
-from geojax.train.island_run import UPDATE_NAME, IslandRun
-from geojax.train.joined_sites import joined_sites, require_sites, saves_of_sites
-from geojax.train.metrics import MetricsWriter
-from geojax.train.preflight import require_memory
-from geojax.train.replan import (
+from geojax.train.adapt.comparison import Comparison, plan_of_run
+from geojax.train.adapt.replan import (
     LinkAgreement,
     LinksOfIslands,
     LinksOfOneProgram,
     Replanning,
 )
-from geojax.train.report import Progress, draw_loss_curve, summary_table
-from geojax.train.resume import (
+from geojax.train.batches import sequences_of_process
+from geojax.train.compiled_run import CompiledRun, make_run_mesh, step_plan
+from geojax.train.config.resume import (
     changed_settings,
     jump_note,
     refuse_earlier_version,
@@ -61,10 +49,22 @@ from geojax.train.resume import (
     warmup_note,
     with_saved_schedule,
 )
+from geojax.train.config.run_config import RunConfig
+from geojax.train.config.vocabulary import padding_note
+from geojax.train.islands.island_plan import (
+    island_plan,
+    make_site_mesh,
+    own_stages,
+    sequences_of_site,
+)
+from geojax.train.islands.island_run import UPDATE_NAME, IslandRun
+from geojax.train.joined_sites import joined_sites, require_sites, saves_of_sites
+from geojax.train.memory.preflight import require_memory
+from geojax.train.metrics import MetricsWriter
+from geojax.train.report import Progress, draw_loss_curve, summary_table
 from geojax.train.sample import sample_texts
 from geojax.train.trainer import TrainerFacts
 from geojax.train.training_loop import TrainingLoop
-from geojax.train.vocabulary import padding_note
 from geojax.transport import Transport
 
 

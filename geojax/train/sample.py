@@ -9,14 +9,14 @@ from jax.sharding import NamedSharding, PartitionSpec
 from geojax.accelerators import accelerator_of
 from geojax.data import Tokenizer
 from geojax.inference import LoadedModel, Sampling, write_texts
+from geojax.inference.decoder import undecodable_reason
 from geojax.models import ModelConfig, parameter_count
-from geojax.models.decoder import undecodable_reason
 from geojax.optim import LeafLayout, bytes_per_device
 from geojax.quantities import quantity
 from geojax.runtime.device_memory import usable_memory
 from geojax.step.plan import StepPlan
 from geojax.step.state import TrainState
-from geojax.train.config import SampleSettings
+from geojax.train.config.run_config import SampleSettings
 
 
 def unsampled_reason(model: ModelConfig, layouts: TrainState, plan: StepPlan) -> str | None:

@@ -11,7 +11,7 @@ from geojax.planner.memory import TracedStep
 from geojax.runtime.xla_flags import expected_platform
 from geojax.step.program import batch_shape
 from geojax.train.compiled_run import step_plan
-from geojax.train.config import MeshSettings, RunConfig
+from geojax.train.config.run_config import MeshSettings, RunConfig
 
 
 def trace_run(config: RunConfig) -> TracedStep:

@@ -13,7 +13,7 @@ from geojax.models import model_flops
 from geojax.models.huggingface import HuggingFaceWeights
 from geojax.planner.cross_site import CrossSiteBytes
 from geojax.step.plan import StepPlan
-from geojax.train.config import RunConfig
+from geojax.train.config.run_config import RunConfig
 from geojax.transport import MeasuredLink
 
 State = TypeVar("State")

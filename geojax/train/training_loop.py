@@ -18,11 +18,11 @@ from geojax.islands.traffic import LinkTraffic
 from geojax.quantities import quantity
 from geojax.runtime import StopSignals, Watchdog, translate_collective_errors
 from geojax.runtime.compilation import CompilationCounter
-from geojax.train.comparison import Comparison
-from geojax.train.config import RunConfig
+from geojax.train.adapt.comparison import Comparison
+from geojax.train.adapt.replan import Replanning
+from geojax.train.config.run_config import RunConfig
 from geojax.train.link_figures import LinkTotals, link_figure, link_metrics
 from geojax.train.metrics import MetricsWriter
-from geojax.train.replan import Replanning
 from geojax.train.report import Progress
 from geojax.train.step_ends import StepEnds
 from geojax.train.trainer import State, Trainer

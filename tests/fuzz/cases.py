@@ -22,7 +22,7 @@ from geojax.launch.hosts import Hosts
 from geojax.pipeline.registry import SCHEDULES
 from geojax.settings import Settings
 from geojax.topology import Topology
-from geojax.train.config import RunConfig
+from geojax.train.config.run_config import RunConfig
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 READERS = ("train", "memory", "compile", "simulate", "probe")

@@ -22,12 +22,12 @@ from support.small_runs import (
 )
 
 from geojax.checkpoint import RunDirectory
-from geojax.checkpoint.saved_model import SavedModel
+from geojax.checkpoint.reading.saved_model import SavedModel
 from geojax.cli.main import run as geojax
 from geojax.data import PrepareSettings, prepare
 from geojax.inference import LoadedModel
 from geojax.inference.loaded_model import serving_mesh
-from geojax.train.saved_run import serve_run
+from geojax.train.saved.saved_run import serve_run
 
 
 @pytest.fixture(scope="module")

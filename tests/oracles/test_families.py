@@ -16,7 +16,7 @@ from support.small_models import make_batch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from geojax import make_mesh
-from geojax.checkpoint.initial_weights import read_weights
+from geojax.checkpoint.reading.initial_weights import read_weights
 from geojax.inference import LoadedModel, Sampling, generate
 from geojax.models import ModelConfig, logits
 from geojax.models.huggingface import CheckpointWriter, HuggingFaceWeights, read_model_fields

@@ -13,7 +13,7 @@ from support.small_runs import prepare_corpus, train, write_config
 from geojax.cli.main import run as geojax
 from geojax.inference.harness import HarnessModel
 from geojax.inference.loaded_model import serving_mesh
-from geojax.train.saved_run import serve_run
+from geojax.train.saved.saved_run import serve_run
 
 TASKS = {
     "choices": {

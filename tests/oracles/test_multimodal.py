@@ -8,7 +8,7 @@ from small_families import FAMILIES
 from transformers import AutoModelForCausalLM, Gemma3Config, Gemma3ForConditionalGeneration
 
 from geojax import make_mesh
-from geojax.checkpoint.initial_weights import read_weights
+from geojax.checkpoint.reading.initial_weights import read_weights
 from geojax.models import ModelConfig, logits
 from geojax.models.huggingface import CheckpointWriter, HuggingFaceWeights, read_model_fields
 from geojax.named_arrays import leaves_by_name

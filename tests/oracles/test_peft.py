@@ -18,7 +18,7 @@ from support.small_runs import prepare_corpus, train, write_config
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from geojax import make_mesh
-from geojax.checkpoint.initial_weights import read_weights
+from geojax.checkpoint.reading.initial_weights import read_weights
 from geojax.cli.main import run as geojax
 from geojax.models import ModelConfig, logits, parameter_shapes
 from geojax.models.frozen import combine, frozen_part, mark_frozen, trained_part, unmarked

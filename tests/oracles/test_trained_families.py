@@ -28,7 +28,7 @@ from geojax.step.plan import StepPlan
 from geojax.step.program import batch_shape, lower_step
 from geojax.step.state import initial_state, state_layouts
 from geojax.train.batches import global_batch, global_signals, sequences_of_process
-from geojax.train.export import export_run
+from geojax.train.saved.export import export_run
 
 STEPS, ROWS, SEQUENCE = 20, 4, 12
 SITES = ("east", "west")

@@ -12,11 +12,11 @@ from support.small_models import ROWS, SEQUENCE
 
 from geojax import make_mesh
 from geojax.islands.actions import breadth_first, data_actions, fetched_ahead, stage_actions
-from geojax.islands.programs import SitePrograms
-from geojax.islands.site_part import SitePart, even_chunks
+from geojax.islands.programs.site_part import SitePart, even_chunks
+from geojax.islands.programs.site_programs import SitePrograms
+from geojax.islands.programs.values import StepInputs
 from geojax.islands.site_state import site_layouts
 from geojax.islands.stage_transport import stage_transports
-from geojax.islands.values import StepInputs
 from geojax.islands.walk import Walk
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.precision import policy

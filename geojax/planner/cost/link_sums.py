@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from geojax.errors import UserError
-from geojax.islands.site_part import bucket_count
+from geojax.islands.programs.site_part import bucket_count
 from geojax.models import ModelConfig
 from geojax.planner.buckets import CHOSEN, LinkShare, StepTimes, choose_buckets, link_share
 from geojax.planner.cost.layout import Layout

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator
 
 from geojax.collectives import FLOAT32, wire_format
-from geojax.islands.site_part import bucket_count
+from geojax.islands.programs.site_part import bucket_count
 from geojax.models import ModelConfig
 from geojax.pipeline.registry import schedule_entry
 from geojax.pipeline.simulation.costs import Costs

@@ -16,8 +16,8 @@ import jax
 from geojax.accelerators import Accelerator
 from geojax.models import ModelConfig
 from geojax.optim import OptimizerSettings
-from geojax.optim.matrix_shares import matrix_groups
-from geojax.optim.muon import ITERATIONS
+from geojax.optim.algorithms.matrix_shares import matrix_groups
+from geojax.optim.algorithms.muon import ITERATIONS
 from geojax.optim.registry import optimizer_entry
 from geojax.planner.cost.matmul import MatmulRate, matmul_rate
 from geojax.planner.cost.memory import optimizer_bytes
@@ -56,7 +56,7 @@ def update_terms(
             products,
             products,
             "FLOPs of the matrices that a rank is dealt over the peak for 32-bit factors "
-            "(geojax.optim.muon)",
+            "(geojax.optim.algorithms.muon)",
         )
     exchange = _exchange(optimizer, layouts, plan, networks)
     if exchange is not None:

@@ -2,10 +2,11 @@
 
     Muon       whole matrices: of M matrices of S bytes that n ranks hold pieces of, each sends
                2 (n - 1) / n of the S M / n bytes of its pieces, M rounded up to a multiple of n,
-               for each of ZeRO's and the model's cuts of a matrix (`geojax.optim.matrix_shares`)
+               for each of ZeRO's and the model's cuts of a matrix
+               (`geojax.optim.algorithms.matrix_shares`)
     Adafactor  of each matrix a sum for the means of its rows, one for those of its columns, one
                for the mean of all and one for the norm of its direction; of a scale or bias the
-               last (`geojax.optim.adafactor`)
+               last (`geojax.optim.algorithms.adafactor`)
 
 The others need none beyond the norm of the gradient, which all of them share.
 """
@@ -19,8 +20,8 @@ from geojax.hlo.conventions import all_reduce_bytes, all_to_all_bytes
 from geojax.models import is_matrix_or_table
 from geojax.named_arrays import leaves_by_name
 from geojax.optim import LeafLayout, OptimizerSettings
-from geojax.optim.adafactor import summed_axes
-from geojax.optim.matrix_shares import matrix_groups
+from geojax.optim.algorithms.adafactor import summed_axes
+from geojax.optim.algorithms.matrix_shares import matrix_groups
 from geojax.optim.registry import optimizer_entry
 from geojax.planner.traffic.by_axes import Axes, BytesByAxes, long_axes, no_bytes, ranks_of
 from geojax.step.plan import StepPlan

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from support.small_models import model_of
 
-from geojax.checkpoint.compatibility import refuse_other_model
+from geojax.checkpoint.reading.compatibility import refuse_other_model
 from geojax.errors import UserError
 
 

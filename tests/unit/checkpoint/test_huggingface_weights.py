@@ -14,11 +14,11 @@ from support.staged_states import LAYOUTS, MODEL, SITES, assert_same_bits, numbe
 
 from geojax import make_mesh
 from geojax.checkpoint import Checkpointer
-from geojax.checkpoint.initial_weights import read_weights
-from geojax.checkpoint.saved_model import SavedModel
+from geojax.checkpoint.reading.initial_weights import read_weights
+from geojax.checkpoint.reading.saved_model import SavedModel
 from geojax.errors import UserError
 from geojax.inference.loaded_model import weight_layouts
-from geojax.islands.site_part import SitePart
+from geojax.islands.programs.site_part import SitePart
 from geojax.islands.site_state import saved_layouts
 from geojax.models import ModelConfig, init_parameters, parameter_count
 from geojax.models.huggingface import CheckpointWriter, HuggingFaceWeights

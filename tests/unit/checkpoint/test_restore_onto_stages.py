@@ -13,7 +13,7 @@ from support.staged_states import (
 )
 
 from geojax.checkpoint import Checkpointer
-from geojax.checkpoint.choice import list_parts
+from geojax.checkpoint.reading.choice import list_parts
 from geojax.checkpoint.site_group import select_stage
 
 
@@ -93,7 +93,7 @@ def only_own_folder(checkpoints, own):
     ],
 )
 def test_sites_send_each_other_what_they_lack(tmp_path, monkeypatch, saved, restored, crosses):
-    monkeypatch.setattr("geojax.checkpoint.choice.list_parts", only_own_folder)
+    monkeypatch.setattr("geojax.checkpoint.reading.choice.list_parts", only_own_folder)
     mesh, layouts, state, whole = numbered(saved)
     with Checkpointer(tmp_path, mesh, sites=SITES) as checkpointer:
         checkpointer.save(1, state, layouts, {})

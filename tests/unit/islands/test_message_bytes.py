@@ -10,10 +10,10 @@ from support.islands import SETTINGS, site_plans
 from geojax import make_mesh
 from geojax.collectives import BFLOAT16
 from geojax.islands.actions import Message
-from geojax.islands.per_rank import RANKS, pack, unpack
-from geojax.islands.programs import SitePrograms
-from geojax.islands.shared import divide, whole
-from geojax.islands.site_part import SitePart, even_chunks
+from geojax.islands.programs.per_rank import RANKS, pack, unpack
+from geojax.islands.programs.shared import divide, whole
+from geojax.islands.programs.site_part import SitePart, even_chunks
+from geojax.islands.programs.site_programs import SitePrograms
 from geojax.islands.site_state import site_layouts
 from geojax.models import ModelConfig, parameter_count
 from geojax.models.parameters import parameter_shapes

@@ -11,7 +11,7 @@ from support.small_models import model_of
 from geojax import make_mesh
 from geojax.checkpoint import Checkpointer
 from geojax.collectives import INT8
-from geojax.islands.site_part import SitePart, even_chunks
+from geojax.islands.programs.site_part import SitePart, even_chunks
 from geojax.islands.site_state import saved_whole_layouts, site_layouts
 from geojax.optim import OptimizerSettings, make_optimizer
 from geojax.precision import policy

@@ -12,7 +12,7 @@ from support.small_models import make_batch, model_of
 
 from geojax import make_mesh
 from geojax.collectives import BFLOAT16, INT8
-from geojax.islands.buckets import add, encode
+from geojax.islands.programs.buckets import add, encode
 from geojax.optim import LeafLayout
 
 SHAPES = {"layers": (3, 20, 19), "table": (7, 41)}

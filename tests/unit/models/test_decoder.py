@@ -8,9 +8,9 @@ from model_families import FAMILIES
 
 from geojax.errors import UserError
 from geojax.inference import LoadedModel, Sampling, generate
+from geojax.inference.decoder import undecodable_reason
 from geojax.inference.loaded_model import serving_mesh, weight_layouts
 from geojax.models import ModelConfig, logits
-from geojax.models.decoder import undecodable_reason
 from geojax.optim import layout
 
 GREEDY = Sampling(temperature=0)
@@ -124,7 +124,7 @@ def test_a_part_that_the_decoder_does_not_carry_is_refused(random_parameters):
 
     assert undecodable_reason(FAMILIES["mixture"]) is None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("geojax.models.decoder.ModelConfig", Model)
+        patch.setattr("geojax.inference.decoder.ModelConfig", Model)
         given = FAMILIES["llama"].model_dump(exclude_unset=True)
         assert undecodable_reason(Model(**given)) is None
         assert undecodable_reason(Model(**given, latents=8)) == "latents=8"

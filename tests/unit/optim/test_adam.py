@@ -4,7 +4,7 @@ import numpy as np
 import optax
 import pytest
 
-from geojax.optim.adam import scale_by_adam
+from geojax.optim.algorithms.adam import scale_by_adam
 from geojax.optim.skipped_steps import keep_on_skipped_steps
 
 NUMBERS = (0.9, 0.95, 1e-8)

@@ -10,8 +10,8 @@ from support.small_models import model_of
 
 from geojax import make_mesh
 from geojax.checkpoint import Checkpointer
-from geojax.checkpoint.initial_weights import with_weights
-from geojax.checkpoint.saved_model import SavedModel
+from geojax.checkpoint.reading.initial_weights import with_weights
+from geojax.checkpoint.reading.saved_model import SavedModel
 from geojax.errors import UserError
 from geojax.named_arrays import leaves_by_name
 from geojax.optim import OptimizerSettings, make_optimizer
@@ -71,7 +71,7 @@ def test_a_validation_reads_the_average_and_not_the_weights():
 def test_the_average_of_a_run_starts_at_its_initial_weights(monkeypatch):
     plan, layouts, state = state_with(EMA)
     read = jax.tree.map(lambda leaf: leaf + 2, state.parameters)
-    monkeypatch.setattr("geojax.checkpoint.initial_weights.read_weights", lambda *_: read)
+    monkeypatch.setattr("geojax.checkpoint.reading.initial_weights.read_weights", lambda *_: read)
     started = with_weights(state, None, layouts.parameters, plan.mesh)
     jax.tree.map(np.testing.assert_array_equal, started.evaluated_weights, read)
     pairs = zip(*map(jax.tree.leaves, (started.evaluated_weights, read)), strict=True)

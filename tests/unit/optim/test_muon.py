@@ -10,10 +10,10 @@ from geojax.errors import UserError
 from geojax.models import parameter_shapes
 from geojax.named_arrays import leaves_by_name
 from geojax.optim import DimSharding, LeafLayout, OptimizerSettings, make_optimizer
-from geojax.optim.matrix_shares import matrix_group, matrix_groups
-from geojax.optim.muon import orthogonalize
+from geojax.optim.algorithms.matrix_shares import matrix_group, matrix_groups
+from geojax.optim.algorithms.muon import orthogonalize
 from geojax.settings import validate
-from geojax.train.config import RunConfig
+from geojax.train.config.run_config import RunConfig
 
 SETTINGS = OptimizerSettings(name="muon")
 
@@ -34,7 +34,7 @@ def test_singular_values_come_near_one_whatever_the_number_at_once(monkeypatch):
     values = np.linalg.svd(np.asarray(made), compute_uv=False)
     assert values.min() > 0.5
     assert values.max() < 1.3
-    monkeypatch.setattr("geojax.optim.muon._NUMBERS_AT_ONCE", 2 * 12 * 20)
+    monkeypatch.setattr("geojax.optim.algorithms.muon._NUMBERS_AT_ONCE", 2 * 12 * 20)
     np.testing.assert_allclose(orthogonalize(matrices, 1e-8), made, rtol=1e-4, atol=1e-5)
 
 

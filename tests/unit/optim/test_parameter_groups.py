@@ -12,7 +12,7 @@ from geojax.models import init_parameters
 from geojax.named_arrays import leaves_by_name
 from geojax.optim import OptimizerSettings, make_optimizer
 from geojax.settings import validate
-from geojax.train.config import RunConfig
+from geojax.train.config.run_config import RunConfig
 
 GROUPS = (
     {"pattern": r"^embedding\.", "learning_rate_factor": 0.5, "weight_decay": 0},

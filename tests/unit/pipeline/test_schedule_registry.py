@@ -15,7 +15,7 @@ from geojax.pipeline.registry import EventRequest
 from geojax.pipeline.simulation.compare import compare
 from geojax.pipeline.simulation.staged_model import StagedModel
 from geojax.topology import Topology
-from geojax.train.pipeline_settings import PipelineSettings
+from geojax.train.config.pipeline_settings import PipelineSettings
 
 
 def serial(stages, microbatches):

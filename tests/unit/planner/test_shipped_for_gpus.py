@@ -8,8 +8,8 @@ from support.h100 import needs_cuda
 
 from geojax.planner.compile_target import CompileTarget
 from geojax.runtime.device_memory import usable_memory
-from geojax.train.config import RunConfig
-from geojax.train.planned_step import PlannedStep
+from geojax.train.config.run_config import RunConfig
+from geojax.train.plan.planned_step import PlannedStep
 from geojax.train.traced_run import compile_run
 
 CONFIGS = Path(__file__).parents[3] / "configs"

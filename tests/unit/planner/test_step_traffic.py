@@ -38,7 +38,7 @@ from geojax.step.plan import SIGNALS, StepPlan
 from geojax.step.program import batch_shape, lower_step
 from geojax.step.state import state_layouts
 from geojax.train.compiled_run import make_run_mesh, step_plan
-from geojax.train.config import RunConfig
+from geojax.train.config.run_config import RunConfig
 
 REPOSITORY = Path(__file__).parents[3]
 GOLDEN = REPOSITORY / "tests" / "golden" / "collectives.json"

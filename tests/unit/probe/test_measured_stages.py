@@ -18,7 +18,7 @@ from geojax.probe.context import ProbeContext
 from geojax.probe.stages import measured_stages, stage_mesh
 from geojax.topology import Process, Topology
 from geojax.train.compiled_run import plan_without_pipeline
-from geojax.train.config import RunConfig
+from geojax.train.config.run_config import RunConfig
 
 QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
 SMALL = (

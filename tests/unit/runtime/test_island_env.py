@@ -3,7 +3,7 @@
 import pytest
 
 from geojax.errors import UserError
-from geojax.runtime.island_env import VARIABLES, island_env, island_settings
+from geojax.runtime.environment.island_env import VARIABLES, island_env, island_settings
 
 GIVEN = island_env(("east", "west"), "10.0.0.1:6000", "k" * 32, "10.0.0.2")
 

@@ -1,8 +1,8 @@
 import pytest
 
-from geojax.runtime import link_advice as module
-from geojax.runtime.link_advice import TcpSettings, advice_of_process, link_advice
-from geojax.runtime.nccl_advice import nccl_advice
+from geojax.runtime.advice import link_advice as module
+from geojax.runtime.advice.link_advice import TcpSettings, advice_of_process, link_advice
+from geojax.runtime.advice.nccl_advice import nccl_advice
 from geojax.topology import Link, Process, Topology
 
 LINK = Link(round_trip_seconds=0.021, bytes_per_second=100e9 / 8)

@@ -13,7 +13,7 @@ from geojax.step.program import batch_shape, lower_step
 from geojax.step.state import initial_state, state_layouts
 from geojax.train.batches import global_batch, global_signals, sequences_of_process
 from geojax.train.compiled_run import step_plan
-from geojax.train.config import RunConfig
+from geojax.train.config.run_config import RunConfig
 
 STEPS, WRECKED, GROW_AFTER = 8, 2, 3
 INITIAL = 2.0**10

@@ -8,7 +8,7 @@ from geojax.collectives import BFLOAT16, FLOAT32
 from geojax.runtime import platform
 from geojax.settings import validate
 from geojax.train import compiled_run as program
-from geojax.train.config import RunConfig
+from geojax.train.config.run_config import RunConfig
 
 
 def wire_of(**settings):

@@ -1,8 +1,8 @@
 import pytest
 
 from geojax.errors import UserError
-from geojax.train.config import RunConfig
-from geojax.train.pipeline_settings import PipelineSettings, check_stages
+from geojax.train.config.pipeline_settings import PipelineSettings, check_stages
+from geojax.train.config.run_config import RunConfig
 
 MINIMAL = """
 run_directory: runs/x

@@ -8,7 +8,7 @@ import pytest
 from geojax.cli.settings import sections
 from geojax.optim.registry import OPTIMIZERS
 from geojax.pipeline.registry import SCHEDULES
-from geojax.train.config import RunConfig
+from geojax.train.config.run_config import RunConfig
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 

@@ -17,7 +17,7 @@ from geojax.step.plan import StepPlan
 from geojax.step.program import batch_shape, trace_evaluation
 from geojax.step.state import state_layouts
 from geojax.train.compiled_run import CompiledRun, make_run_mesh, step_plan
-from geojax.train.config import RunConfig
+from geojax.train.config.run_config import RunConfig
 from geojax.train.traced_run import trace_run
 
 QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.yaml"

@@ -20,8 +20,8 @@ from geojax.checkpoint import Checkpointer
 from geojax.errors import RunError, UserError
 from geojax.islands.site_state import SiteState
 from geojax.train.compiled_run import CompiledRun, step_plan
-from geojax.train.config import RunConfig
-from geojax.train.island_plan import (
+from geojax.train.config.run_config import RunConfig
+from geojax.train.islands.island_plan import (
     held_at_once,
     held_microbatches,
     island_plan,
@@ -30,7 +30,7 @@ from geojax.train.island_plan import (
     process_groups,
     sequences_of_site,
 )
-from geojax.train.island_run import IslandRun
+from geojax.train.islands.island_run import IslandRun
 from geojax.train.joined_sites import saves_of_sites
 from geojax.transport import loopback
 

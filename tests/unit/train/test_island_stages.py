@@ -5,17 +5,17 @@ import pytest
 from geojax.errors import UserError
 from geojax.islands.actions import fetched_ahead, received
 from geojax.pipeline import Placement, geopipe, simulate, validate
-from geojax.train import island_stages
-from geojax.train.abstract_site import abstract_programs, most_layer_bytes
-from geojax.train.config import RunConfig
-from geojax.train.island_stages import (
+from geojax.train.config.run_config import RunConfig
+from geojax.train.islands import island_stages
+from geojax.train.islands.abstract_site import abstract_programs, most_layer_bytes
+from geojax.train.islands.island_stages import (
     event_schedule,
     stage_costs,
     stage_lists,
     stage_parts,
 )
-from geojax.train.pipeline_plan import choose_hop_ticks, staged_layers
-from geojax.train.run_memory import island_memory, offer_limit_bytes
+from geojax.train.memory.run_memory import island_memory, offer_limit_bytes
+from geojax.train.plan.pipeline_plan import choose_hop_ticks, staged_layers
 
 CONFIG = {
     "run_directory": "unused",
@@ -121,7 +121,7 @@ def test_a_limit_in_bytes_is_one_in_microbatches_that_hold_them(monkeypatch):
     layer = most_layer_bytes(own, parts)
     # The last stage has fewest layers, and also keeps the stream for the head.
     assert layer == abstract_programs(own, parts[-1]).layer_bytes
-    monkeypatch.setattr("geojax.train.island_stages.most_layer_bytes", lambda *_: layer)
+    monkeypatch.setattr("geojax.train.islands.island_stages.most_layer_bytes", lambda *_: layer)
     each = max(staged_layers(own).layers_per_chunk) * layer.before_backward
     limit = 4 * each + each // 2
     within = event_schedule(config(schedule="latency_hiding", memory_limit_bytes=limit))

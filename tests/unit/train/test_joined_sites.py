@@ -3,7 +3,7 @@
 import pytest
 
 from geojax.errors import UserError
-from geojax.train.config import RunConfig
+from geojax.train.config.run_config import RunConfig
 from geojax.train.joined_sites import shared_settings
 from geojax.transport.shared_settings import digests, require_same
 

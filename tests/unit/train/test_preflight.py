@@ -12,9 +12,9 @@ import pytest
 
 from geojax.accelerators import accelerator_named
 from geojax.errors import UserError
-from geojax.train import preflight as module
-from geojax.train.config import RunConfig
-from geojax.train.preflight import Verdict, judge, preflight, require_memory, ways_out
+from geojax.train.config.run_config import RunConfig
+from geojax.train.memory import preflight as module
+from geojax.train.memory.preflight import Verdict, judge, preflight, require_memory, ways_out
 from geojax.train.traced_run import trace_run
 
 REPOSITORY = Path(__file__).parents[3]

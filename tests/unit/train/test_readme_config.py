@@ -6,7 +6,7 @@ from pathlib import Path
 import yaml
 
 from geojax.topology import Topology
-from geojax.train.config import RunConfig
+from geojax.train.config.run_config import RunConfig
 
 README = Path(__file__).resolve().parents[3] / "README.md"
 

@@ -14,11 +14,11 @@ from geojax import make_mesh
 from geojax.islands.exchange import Exchange
 from geojax.planner.adaptive import LinkFigures, with_links
 from geojax.topology import Topology
-from geojax.train.comparison import LinkRequest
+from geojax.train.adapt.comparison import LinkRequest
+from geojax.train.adapt.link_meter import LinkMeter
+from geojax.train.adapt.replan import LinksOfIslands, LinksOfOneProgram, Replanning, planned_for
 from geojax.train.compiled_run import CompiledRun, step_plan
-from geojax.train.config import RunConfig
-from geojax.train.link_meter import LinkMeter
-from geojax.train.replan import LinksOfIslands, LinksOfOneProgram, Replanning, planned_for
+from geojax.train.config.run_config import RunConfig
 from geojax.transport import loopback
 
 ROWS, NAMES = 8, ("east", "west")

@@ -8,8 +8,7 @@ from support.small_models import model_of
 
 from geojax.errors import UserError
 from geojax.optim import SCHEDULES, learning_rate_schedule
-from geojax.train.config import RunConfig
-from geojax.train.resume import (
+from geojax.train.config.resume import (
     changed_settings,
     jump_note,
     refuse_earlier_version,
@@ -18,6 +17,7 @@ from geojax.train.resume import (
     warmup_note,
     with_saved_schedule,
 )
+from geojax.train.config.run_config import RunConfig
 
 MODEL = model_of("llama")
 

@@ -14,7 +14,7 @@ from geojax.optim import make_optimizer
 from geojax.step.state import initial_state, state_layouts
 from geojax.train import sample
 from geojax.train.compiled_run import make_run_mesh, step_plan
-from geojax.train.config import RunConfig
+from geojax.train.config.run_config import RunConfig
 from geojax.train.sample import gather_full_params, unsampled_reason
 
 QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.yaml"

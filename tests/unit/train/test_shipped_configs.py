@@ -8,9 +8,9 @@ import pytest
 
 from geojax.planner.cost.memory import layout_memory
 from geojax.topology import Topology
-from geojax.train.config import RunConfig
-from geojax.train.preflight import judge
-from geojax.train.run_layout import layout_of_run
+from geojax.train.config.run_config import RunConfig
+from geojax.train.memory.preflight import judge
+from geojax.train.plan.run_layout import layout_of_run
 from geojax.train.traced_run import accelerator_of_run, trace_run
 
 CONFIGS = Path(__file__).parents[3] / "configs"

@@ -1,7 +1,7 @@
 """The rates of a site whose processes hold different stages, as its first process learns them."""
 
-from geojax.train import site_rates
-from geojax.train.site_rates import tell_rates, with_told_rates
+from geojax.train.islands import site_rates
+from geojax.train.islands.site_rates import tell_rates, with_told_rates
 from geojax.transport import MeasuredLink
 
 

@@ -17,7 +17,7 @@ from geojax.errors import RunError
 from geojax.islands.traffic import LinkTraffic
 from geojax.planner.cross_site import CrossSiteBytes
 from geojax.runtime import StopSignals, Watchdog, WatchdogSettings
-from geojax.train.config import RunConfig
+from geojax.train.config.run_config import RunConfig
 from geojax.train.report import Progress
 from geojax.train.trainer import Trainer, TrainerFacts
 from geojax.train.training_loop import TrainingLoop

@@ -7,8 +7,8 @@ from support.small_runs import prepare_corpus
 from geojax.data import Prepared
 from geojax.errors import UserError
 from geojax.settings import validate
-from geojax.train.config import RunConfig
-from geojax.train.vocabulary import padding_note
+from geojax.train.config.run_config import RunConfig
+from geojax.train.config.vocabulary import padding_note
 
 SIZES = model_of("llama").model_dump(exclude={"vocab_size"}, exclude_unset=True)
 

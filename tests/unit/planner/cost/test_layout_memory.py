@@ -20,8 +20,8 @@ from geojax.precision import policy
 from geojax.step.plan import StepPlan
 from geojax.step.program import batch_shape
 from geojax.step.stage_layers import StagedLayers
-from geojax.train.config import RunConfig
-from geojax.train.run_layout import layout_of_run
+from geojax.train.config.run_config import RunConfig
+from geojax.train.plan.run_layout import layout_of_run
 from geojax.train.traced_run import trace_run
 
 LLAMA = Path(__file__).parents[4] / "configs" / "llama3-8b-2x8.yaml"

@@ -23,8 +23,8 @@ from geojax.step.program import batch_shape
 from geojax.step.state import parameter_layouts
 from geojax.topology import Topology
 from geojax.train.compiled_run import step_plan
-from geojax.train.config import RunConfig
-from geojax.train.run_layout import layout_of_run, run_settings
+from geojax.train.config.run_config import RunConfig
+from geojax.train.plan.run_layout import layout_of_run, run_settings
 
 LLAMA = ModelConfig.load("llama3-70b")
 MIXTRAL = ModelConfig.load("mixtral-8x7b")

@@ -20,8 +20,8 @@ from geojax.planner.search.search import search
 from geojax.planner.search.space import shapes
 from geojax.planner.search.variations import most_in_flight, variations
 from geojax.topology import Topology
-from geojax.train.config import RunConfig
-from geojax.train.run_layout import run_settings
+from geojax.train.config.run_config import RunConfig
+from geojax.train.plan.run_layout import run_settings
 
 MODEL = ModelConfig.load("mixtral-8x7b").replace(num_hidden_layers=8)
 OPEN = PlanRequest(

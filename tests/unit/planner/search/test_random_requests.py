@@ -14,8 +14,8 @@ from geojax.planner.search.advice import why_none
 from geojax.planner.search.request import PlanRequest
 from geojax.planner.search.search import search
 from geojax.topology import Topology
-from geojax.train.config import RunConfig
-from geojax.train.run_layout import layout_of_run
+from geojax.train.config.run_config import RunConfig
+from geojax.train.plan.run_layout import layout_of_run
 
 CALIBRATION = Calibration()
 SEEDS = (0, 2, 5, 11)

@@ -21,8 +21,8 @@ from geojax.planner.search.sensitivity import Sweep, gains, memory_gain, sweeps,
 from geojax.planner.search.space import meshes, shapes
 from geojax.planner.search.timeline import step_timeline
 from geojax.topology import Topology
-from geojax.train.config import RunConfig
-from geojax.train.run_layout import layout_of_run, run_settings
+from geojax.train.config.run_config import RunConfig
+from geojax.train.plan.run_layout import layout_of_run, run_settings
 
 CALIBRATION = Calibration()
 NEW_RUN = {

@@ -1,0 +1,1 @@
+"""The environment of a process: variables, and its place in a job and among sites."""

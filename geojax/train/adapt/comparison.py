@@ -1,0 +1,219 @@
+"""Comparison of a run's measured steps with its plan, window by window, in the log and metrics."""
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from geojax.errors import UserError
+from geojax.islands.traffic import LinkTraffic
+from geojax.planner.adaptive import (
+    WINDOWS,
+    LinkFigures,
+    StepFigures,
+    changed_links,
+    deviations,
+    is_unexplained,
+)
+from geojax.planner.cost.calibration import Calibration
+from geojax.planner.cost.predict import predict
+from geojax.train.config.run_config import RunConfig
+from geojax.train.plan.run_layout import layout_of_run
+from geojax.transport import MeasuredLink
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Figures of a step by the run's topology."""
+
+    figures: StepFigures
+    relative_error: float | None = None
+    """Share by which the predicted time of a step may be wrong; None: it was never validated."""
+
+
+def plan_of_run(config: RunConfig, site: str) -> Plan | None:
+    """Predict the step of a run, and describe the links of a site.
+
+    Args:
+        config: the run.
+        site: name of the site; one that the topology does not know has no links.
+
+    Returns:
+        The plan; None for one site, or without a topology.
+    """
+    topology = config.load_topology()
+    if topology is None or config.mesh.dc == 1:
+        return None
+    towards = {
+        other: link.towards(other)
+        for link in topology.links
+        if site in link.sites
+        for other in link.sites
+        if other != site
+    }
+    links = {
+        other: LinkFigures(link.round_trip_seconds, link.bytes_per_second)
+        for other, link in towards.items()
+    }
+    try:
+        predicted = predict(
+            config.model,
+            layout_of_run(config),
+            topology,
+            sequence_length=config.batch.sequence_length,
+            calibration=Calibration(),
+            optimizer=config.optimizer,
+        )
+    except UserError:  # a peak or a link is not known
+        return Plan(StepFigures(None, links))
+    return Plan(StepFigures(predicted.step_seconds, links), predicted.relative_error)
+
+
+class LinkRequest(NamedTuple):
+    """Request of a process for a new plan."""
+
+    changed: Mapping[str, LinkFigures] = MappingProxyType({})
+    """Links to other sites that were off in the last windows, and what they are."""
+    unexplained: bool = False
+    """True if steps were off in the last windows, and nothing tells whether a link is why."""
+
+    @property
+    def is_one(self) -> bool:
+        """True if it asks for anything."""
+        return bool(self.changed) or self.unexplained
+
+
+class Comparison:
+    """The windows of a run so far, on one process of a site.
+
+    The first window tells the run's own pace, to which later ones are held; links are held to the
+    plan.
+
+    Args:
+        plan: the run's.
+        interval: steps of a window.
+        measured_links: returns what was measured of the link to each other site since the last
+            call.
+        log: shows a line to the user.
+        write: records metrics of a step.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        interval: int,
+        measured_links: Callable[[], Mapping[str, MeasuredLink]],
+        log: Callable[[str], None],
+        write: Callable[[int, Mapping[str, float]], None],
+    ):
+        self._interval, self._log, self._write = interval, log, write
+        self._plan = plan
+        self.restart(None, measured_links)
+
+    def restart(
+        self, plan: Plan | None, measured_links: Callable[[], Mapping[str, MeasuredLink]]
+    ) -> None:
+        """Take the next window for the run's own pace.
+
+        Args:
+            plan: holds from now on; None: the plan stays.
+            measured_links: as in `Comparison`.
+        """
+        self._plan, self._measured_links = plan or self._plan, measured_links
+        self._expected: StepFigures | None = None
+        self._windows: list[StepFigures] = []
+        self._told: set[tuple[str, str | None]] = set()
+        self._steps: list[tuple[float, Mapping[str, LinkTraffic]]] = []
+        self._warming_up = True
+
+    def record(self, step: int, seconds: float, links: Mapping[str, LinkTraffic]) -> None:
+        """Count a step; at the end of a window compare, and log what deviates since this window."""
+        if self._warming_up:  # compilers, caches and TCP find their pace in the first step
+            self._warming_up = False
+            self._measured_links()
+            return
+        self._steps.append((seconds, links))
+        if len(self._steps) < self._interval:
+            return
+        window = self._window()
+        self._steps = []
+        self._write(step, _metrics(window))
+        if self._expected is None:
+            self._begin(step, window)
+        self._windows = [*self._windows, window][-WINDOWS:]
+        self._tell(step, window)
+
+    def request(self) -> LinkRequest:
+        """Return what the windows so far ask of a new plan."""
+        if self._expected is None:
+            return LinkRequest()
+        return LinkRequest(
+            changed_links(self._expected, self._windows),
+            is_unexplained(self._expected, self._windows),
+        )
+
+    def _window(self) -> StepFigures:
+        seconds = statistics.median(seconds for seconds, _ in self._steps)
+        measured = self._measured_links()
+        _, newest = self._steps[-1]
+        waits = {
+            site: {
+                cause: statistics.fmean(links[site].wait_seconds[cause] for _, links in self._steps)
+                for cause in traffic.wait_seconds
+            }
+            for site, traffic in newest.items()
+        }
+        return StepFigures(
+            seconds,
+            {
+                site: LinkFigures(*measured.get(site, MeasuredLink()), waits.get(site))
+                for site in dict.fromkeys([*measured, *waits])
+            },
+        )
+
+    def _begin(self, step: int, window: StepFigures) -> None:
+        """Expect the first window's pace from now on, and log how it compares with the plan's."""
+        planned = self._plan.figures
+        links = {
+            site: dataclasses.replace(
+                link,
+                **{
+                    name: value
+                    for name, value in vars(planned.links.get(site, LinkFigures())).items()
+                    if value is not None
+                },
+            )
+            for site, link in window.links.items()
+        }
+        self._expected = StepFigures(window.step_seconds, links)
+        if planned.step_seconds is None or window.step_seconds is None:
+            return
+        slower, error = window.step_seconds / planned.step_seconds - 1, self._plan.relative_error
+        known = "unvalidated" if error is None else f"known to {error:.0%}"
+        self._log(
+            f"step {step}: a step takes {window.step_seconds:.3g} s, {slower:+.0%} of the plan's "
+            f"{planned.step_seconds:.3g} s ({known}); later steps are compared with this one"
+        )
+
+    def _tell(self, step: int, window: StepFigures) -> None:
+        assert self._expected is not None, "the first window gives it"
+        found = deviations(self._expected, window)
+        for each in found:
+            if (each.kind, each.site) not in self._told:
+                self._log(f"step {step}: {each.text}")
+        told: set[tuple[str, str | None]] = {(each.kind, each.site) for each in found}
+        if self._told and not told:
+            self._log(f"step {step}: steps and links are as expected again")
+        self._told = told
+
+
+def _metrics(window: StepFigures) -> dict[str, float]:
+    """Return what a window adds to the metrics of its steps."""
+    values = {}
+    for site, link in window.links.items():
+        if link.round_trip_seconds is not None:
+            values[f"link/{site}/round_trip_seconds"] = link.round_trip_seconds
+        if link.bytes_per_second is not None:
+            values[f"link/{site}/bytes_per_second"] = link.bytes_per_second
+    return values

@@ -1,0 +1,143 @@
+"""A resumed run: the settings that it takes from its checkpoint, and those that have changed."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from geojax.errors import UserError
+from geojax.optim import OptimizerSettings, learning_rate_schedule
+from geojax.optim.schedules import schedule_entry
+from geojax.settings import leaves_by_key
+from geojax.train.config.run_config import RunConfig
+
+
+class Change(NamedTuple):
+    """A setting that is not the checkpoint's."""
+
+    key: str
+    """Dotted key of the config."""
+    saved: str
+    """Value in the checkpoint, as JSON; "absent" where it has none."""
+    given: str
+    """Value in this run."""
+
+    def __str__(self) -> str:
+        return f"{self.key} {self.saved} -> {self.given}"
+
+
+def with_saved_schedule(config: RunConfig, saved: Mapping[str, Any] | None) -> RunConfig:
+    """Return `config` with `optimizer.decay_steps` filled in.
+
+    It is what the config says, else what the run's checkpoint was trained with, else the run's
+    steps: a run that is extended keeps its learning rates, and then the final one. A run that takes
+    another `schedule` than its checkpoint, as a decay that branches off a constant rate, ends it at
+    its own last step.
+
+    Args:
+        config: the run.
+        saved: metadata of the checkpoint that will be resumed; None for a new run.
+    """
+    if config.optimizer.decay_steps is not None:
+        return config
+    decay_steps = config.steps
+    if saved is not None and _saved_schedule(saved["config"]) == config.optimizer.schedule:
+        decay_steps = saved["config"]["optimizer"]["decay_steps"]
+    optimizer = config.optimizer.model_copy(update={"decay_steps": decay_steps})
+    return config.model_copy(update={"optimizer": optimizer})
+
+
+def refuse_earlier_version(path: Path, saved: Mapping[str, Any] | None) -> None:
+    """Check that the checkpoint's metadata tell the settings and the position in the data.
+
+    Raises:
+        UserError: they do not, as in an earlier version of geojax.
+    """
+    if saved is not None and not {"config", "consumed_sequences"} <= saved.keys():
+        raise UserError(
+            f"{path}: was written by an earlier version of geojax (without its settings and its "
+            "position in the data) and cannot be resumed by this one; resume it with that version, "
+            "or start in another run directory"
+        )
+
+
+def refuse_other_schedule(
+    folder: Path, saved: Mapping[str, Any], given: RunConfig, config: RunConfig
+) -> None:
+    """Check that the step was compiled with the schedule of the checkpoint that was restored.
+
+    Args:
+        folder: folder of the checkpoints.
+        saved: metadata of the checkpoint that was restored.
+        given: the run as its user describes it.
+        config: the run as it was compiled, from `with_saved_schedule`.
+
+    Raises:
+        UserError: it was not: a newer checkpoint, since found damaged, was planned otherwise.
+    """
+    if with_saved_schedule(given, saved).optimizer != config.optimizer:
+        raise UserError(
+            f"{folder}: step {saved['step']} was restored, whose learning rate ends its decay at "
+            f"step {saved['config']['optimizer']['decay_steps']}, and a damaged newer one at step "
+            f"{config.optimizer.decay_steps}; choose one with --optimizer.decay_steps"
+        )
+
+
+def changed_settings(saved: Mapping[str, Any], config: RunConfig) -> list[Change]:
+    """List the settings of `config` that differ from the resolved config of the checkpoint."""
+    there, here = (
+        {key: json.dumps(value) for key, value in leaves_by_key(each)}
+        for each in (saved, config.model_dump(mode="json"))
+    )
+    shown = ((key, there.get(key, "absent"), here.get(key, "absent")) for key in there | here)
+    return [Change(*each) for each in shown if each[1] != each[2]]
+
+
+def schedule_note(saved: Mapping[str, Any], config: RunConfig) -> str | None:
+    """Say how the learning rate goes on where the run's length is not that of its schedule."""
+    end = config.optimizer.decay_steps
+    if end == config.steps or end != saved["optimizer"]["decay_steps"]:
+        return None
+    if not schedule_entry(config.optimizer.schedule).has_end:
+        return None
+    return (
+        f"the learning rate keeps its schedule, which ends at step {end}; "
+        f"--optimizer.decay_steps {config.steps} plans it anew"
+    )
+
+
+def jump_note(saved: Mapping[str, Any], config: RunConfig) -> str | None:
+    """Say that the learning rate of the checkpoint's step is another one in this run's schedule.
+
+    Args:
+        saved: metadata of the checkpoint.
+        config: the run, from `with_saved_schedule`.
+    """
+    step = int(saved["step"])
+    rates = (OptimizerSettings(**saved["config"]["optimizer"]), config.optimizer)
+    before, after = (float(learning_rate_schedule(each, config.steps)(step)) for each in rates)
+    if math.isclose(before, after, rel_tol=1e-5):
+        return None
+    return (
+        f"the learning rate jumps at step {step}, from {before:.3g} to {after:.3g}; a decay that "
+        "begins there would be continuous"
+    )
+
+
+def warmup_note(config: RunConfig) -> str | None:
+    """Say that the learning rate never falls, where the warm-up takes its whole schedule."""
+    optimizer = config.optimizer
+    end = optimizer.decay_steps or config.steps
+    if optimizer.warmup_steps < end or not schedule_entry(optimizer.schedule).has_end:
+        return None
+    return (
+        f"the warm-up of {optimizer.warmup_steps} steps takes the whole learning-rate schedule of "
+        f"{end}: the rate rises to its end; optimizer.warmup_steps below {end} would let it fall"
+    )
+
+
+def _saved_schedule(saved: Mapping[str, Any]) -> str:
+    """Return the schedule of a checkpoint; before there were several it was the default one."""
+    name: str = saved["optimizer"].get("schedule", OptimizerSettings().schedule)
+    return name

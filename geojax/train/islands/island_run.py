@@ -1,0 +1,509 @@
+"""A run on one site of several, each a JAX runtime of its own: its programs, walk and trainer."""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+import jax
+import numpy as np
+
+from geojax.accelerators import accelerator_of
+from geojax.checkpoint import Checkpointer
+from geojax.checkpoint.reading.initial_weights import with_weights
+from geojax.errors import RunError, UserError
+from geojax.hlo import HloParseError
+from geojax.islands.actions import (
+    SiteAction,
+    breadth_first,
+    data_actions,
+    fetched_ahead,
+    forward_actions,
+)
+from geojax.islands.agreement import Agreement
+from geojax.islands.exchange import Exchange
+from geojax.islands.programs.site_programs import SitePrograms
+from geojax.islands.programs.site_sums import SumsOfSites
+from geojax.islands.programs.values import StepInputs
+from geojax.islands.recording import Record, Recorded, as_words, by_one_clock, from_words
+from geojax.islands.site_state import (
+    SiteState,
+    join_stages,
+    saved_layouts,
+    saved_whole_layouts,
+    site_layouts,
+    split_stages,
+)
+from geojax.islands.site_walks import SiteWalks
+from geojax.islands.stage_numbers import of_all_stages
+from geojax.islands.stage_transport import between_sites, stage_transports
+from geojax.islands.traffic import LinkTraffic
+from geojax.islands.walk import Walk
+from geojax.models import parameter_count
+from geojax.models.huggingface import HuggingFaceWeights
+from geojax.optim import bytes_per_device, make_optimizer
+from geojax.pipeline.schedule import Placement
+from geojax.planner.cross_site import CrossSiteBytes
+from geojax.quantities import quantity
+from geojax.step.plan import StepPlan
+from geojax.step.program import require_fp8_products
+from geojax.step.state import TrainState, with_own_sites, with_saved_sites
+from geojax.train.batches import global_batch, global_signals, sequences_of_process
+from geojax.train.config.run_config import RunConfig
+from geojax.train.islands.island_plan import (
+    data_part,
+    held_at_once,
+    island_plan,
+    own_stages,
+    process_groups,
+    site_programs,
+    stage_config,
+    stage_meshes,
+)
+from geojax.train.islands.island_stages import (
+    Lists,
+    event_schedule,
+    stage_costs,
+    stage_lists,
+    stage_parts,
+    validation_lists,
+)
+from geojax.train.islands.site_rates import tell_rates, with_told_rates
+from geojax.train.report import mesh_line
+from geojax.train.sample import gather_full_params, unsampled_reason
+from geojax.train.trainer import Batch, TrainerFacts
+from geojax.transport import MeasuredLink, Transport
+
+UPDATE_NAME = SumsOfSites.apply.__name__
+"""The name of the compiled update, the last program of a step, in the count of compilations."""
+
+_TABLE = "embedding"
+
+
+@dataclasses.dataclass(frozen=True)
+class IslandRun:
+    """A config on one of several sites: a `geojax.train.trainer.Trainer`."""
+
+    config: RunConfig
+    """The run of all sites."""
+    plan: StepPlan
+    """The step of this one."""
+    transport: Transport
+    """The way to the other sites."""
+    exchange: Exchange
+    """Exchange of a few numbers with the other sites."""
+    stages: SiteWalks
+    """The walk of each stage of the site in this process; in role data there is one."""
+    stage_bytes: np.ndarray
+    """[stages, sites, 2]: bytes of a step from each stage of the site to other sites, and back."""
+    optimizer: Any
+    parts: Sequence[TrainState]
+    """The `LeafLayout` of each leaf of each site's part, as checkpoints have it."""
+    table_sites: Sequence[int] = ()
+    """The sites that hold a tied table; () if one does."""
+    log: Callable[[str], None] = print
+    """Function that shows a line to the user."""
+
+    @classmethod
+    def build(
+        cls,
+        config: RunConfig,
+        plan: StepPlan,
+        transport: Transport,
+        log: Callable[[str], None] = print,
+        *,
+        before: "IslandRun | None" = None,
+    ) -> Self:
+        """Compile the programs of one site of `config`.
+
+        Args:
+            config: the run of all sites.
+            plan: from `island_plan`.
+            transport: joins this process to those that hold other stages, in all sites.
+            log: shows a line to the user.
+            before: run of the same processes that this one goes on from: its messages come after
+                those, on the same transports; None: there is none.
+        """
+        model, is_stage = config.model, config.dc.role == "stage"
+        sites, count, own_numbers = config.mesh.dc, config.mesh.stage, own_stages(plan.mesh)
+        parts = stage_parts(config) if is_stage else [data_part(config)] * sites
+        optimizer = make_optimizer(config.optimizer, config.steps)
+        lists: Lists = stage_lists(config) if is_stage else ()
+        walks, meshes = [], stage_meshes(plan.mesh)
+        walked: Sequence[Walk | None] = [None] * len(own_numbers)
+        transports = stage_transports(transport, len(own_numbers))
+        if before is not None:
+            walked = before.stages.walks
+            transports = [walk.transport for walk in before.stages.walks]
+        for number, stage, last in zip(own_numbers, transports, walked, strict=True):
+            on_stage = dataclasses.replace(plan, mesh=meshes[number])
+            programs = site_programs(config, parts[stage.site], on_stage)
+            lists = lists or _data_lists(config, programs)
+            ahead = fetched_ahead(lists, stage.site)
+            walks.append(Walk(lists[stage.site], ahead, programs, stage, last))
+        table_sites = []
+        if is_stage:
+            of_sites = [parts[first : first + count] for first in range(0, len(parts), count)]
+            saved = [saved_layouts(each, optimizer, plan) for each in of_sites]
+            if model.tie_word_embeddings:
+                table_sites = [site for site, each in enumerate(saved) if _TABLE in each.parameters]
+        else:
+            saved = [saved_whole_layouts(programs.layouts, plan, site) for site in range(sites)]
+        stages, to_sites = SiteWalks(walks, count), between_sites(transport, sites)
+        return cls(
+            config,
+            plan,
+            to_sites,
+            Exchange(to_sites) if before is None else before.exchange,
+            stages,
+            of_all_stages(stages.link_bytes, plan.mesh),
+            optimizer,
+            saved,
+            table_sites,
+            log,
+        )
+
+    def initial_state(self, weights: HuggingFaceWeights | None = None) -> SiteState:
+        """Return the state before the first step; `weights` take the place of random ones."""
+        state = SiteState(tuple(each.initial_state(self.config.seed) for each in self._programs))
+        if weights is None:
+            return state
+        joined = join_stages(state, self.saved_layouts, self.plan.mesh)
+        return self._of_stages(
+            with_weights(joined, weights, self.saved_layouts.parameters, self.plan.mesh)
+        )
+
+    def step(
+        self, state: SiteState, batch: Batch, requests: Mapping[str, bool]
+    ) -> tuple[SiteState, dict[str, jax.Array]]:
+        """Run a step on this process's sequences, but for its end; the state is donated."""
+        inputs = self._inputs(state, batch)
+        none = dict.fromkeys(requests, False)
+        signals = [
+            global_signals(each.plan, none if stage else requests)
+            for stage, each in enumerate(self._programs)
+        ]
+        recorded = self.stages.walks[0].steps + 1 == self.config.dc.timeline_step
+        records: list[list[Recorded] | None] = [[] if recorded else None for _ in inputs]
+        made = self.stages.side_by_side(
+            lambda number, walk: walk.step(
+                state.stages[number], signals[number], inputs[number], records[number]
+            )
+        )
+        if recorded:
+            self._draw([record for record in records if record is not None])
+        if self._groups > 1:
+            self._tell_rates()
+        return SiteState(tuple(next_state for next_state, _ in made)), made[0][1]
+
+    def _draw(self, records: Sequence[Record]) -> None:
+        """Draw a recorded step, in role stage with the records of all sites."""
+        from geojax.islands import step_timeline  # it imports matplotlib
+
+        sites, own = self.transport.site_names, self.transport.site
+        count = self.config.mesh.stage
+        if self.config.dc.role == "data":
+            schedule = step_timeline.data_schedule(self.stages.walks[0].actions)
+            names = [sites[own]]
+        else:
+            schedule = event_schedule(self.config)
+            records = self._of_all_sites(records)
+            names = [
+                f"{site}.{stage}" if count > 1 else site for site in sites for stage in range(count)
+            ]
+        if jax.process_index() != 0:
+            return
+        folder = self.config.run_directory / sites[own]
+        image, trace = folder / "timeline.png", folder / "timeline.json"
+        named = dict(zip(names, records, strict=True))
+        measured, simulated = step_timeline.draw(schedule, named, image, trace, count)
+        self.log(
+            f"step {self.stages.walks[0].steps} after the start, {quantity(measured.seconds, 's')} "
+            f"and simulated {quantity(simulated.seconds, 's')}, is drawn in {image} and {trace}"
+        )
+
+    def _of_all_sites(self, records: Sequence[Record]) -> list[Record]:
+        """Exchange the records of a step: those of all stages, by the clock of the first one."""
+        lists, count = stage_lists(self.config), self.config.mesh.stage
+        words = dict(zip(self.stages.numbers, as_words(records, lists), strict=True))
+        of_site = of_all_stages(words, self.plan.mesh)
+        of_stages = [
+            record
+            for site, each in enumerate(self.exchange.of_hosts(of_site, self.plan.mesh))
+            for record in from_words(each, lists[count * site : count * (site + 1)])
+        ]
+        return by_one_clock(of_stages, count, len(records))
+
+    @property
+    def _programs(self) -> list[SitePrograms]:
+        """The programs of each stage of the site in this process."""
+        return [walk.programs for walk in self.stages.walks]
+
+    @property
+    def link_bytes(self) -> np.ndarray:
+        """[sites, 2]: the bytes of a step from this site to each other one, and from it."""
+        sizes: np.ndarray = self.stage_bytes.sum(axis=0)
+        return sizes
+
+    def link_traffic(self) -> Mapping[str, LinkTraffic]:
+        """Return the traffic of the last step with each other site, by name."""
+        names, traffic = self.transport.site_names, self.stages.traffic
+        made = {}
+        for site in self.transport.counters:
+            sent, received = map(int, self.link_bytes[site])
+            made[names[site]] = dataclasses.replace(
+                traffic.get(site, LinkTraffic()), sent_bytes=sent, received_bytes=received
+            )
+        return made
+
+    def measured_links(self) -> Mapping[str, MeasuredLink]:
+        """Return what was measured of the link to each other site since the last call, by name.
+
+        Each process knows the rate of its own messages; the others that hold the same stages send
+        as many at the same time.
+        """
+        names, together = self.transport.site_names, jax.process_count() // self._groups
+        links = self._own_links()
+        if self._groups > 1:
+            links = with_told_rates(links)
+        return {
+            names[site]: link._replace(
+                bytes_per_second=link.bytes_per_second and together * link.bytes_per_second
+            )
+            for site, link in links.items()
+        }
+
+    def _tell_rates(self) -> None:
+        """Tell the first process what this one measures, if it is the first that holds a stage."""
+        process, together = jax.process_index(), jax.process_count() // self._groups
+        is_due = self.stages.walks[0].steps % self.config.adapt.interval == 0
+        if process > 0 and process % together == 0 and is_due:
+            tell_rates(self._own_links())
+
+    def _own_links(self) -> dict[int, MeasuredLink]:
+        """Return the links as this process measures them: rates of the stages that send most."""
+        busiest, own = self.stage_bytes[:, :, 0].argmax(axis=0), self.stages.numbers
+        return {
+            site: link if busiest[site] in own else link._replace(bytes_per_second=None)
+            for site, link in self.transport.measured().items()
+        }
+
+    @functools.cached_property
+    def _groups(self) -> int:
+        """Groups of the site's processes that hold the same stages."""
+        return process_groups(self.plan.mesh)
+
+    def replanned(self, config: RunConfig) -> Self | None:
+        """Compile the step of `config`, of the same layout; None: it is the same step.
+
+        In role data buckets are chunks, so that only their compression can change; in role stage
+        the order of the work can.
+        """
+        plan = island_plan(config, self.plan.mesh)
+        is_stage = config.dc.role == "stage"
+        # Of all stages, so that every process finds the same.
+        if plan == self.plan and not (is_stage and stage_lists(config) != stage_lists(self.config)):
+            return None
+        return self.build(config, plan, self.transport, self.log, before=self)
+
+    def adopt(self, state: SiteState) -> SiteState:
+        """Return the state of a run that this one was planned anew from."""
+        if not self.holds_all:
+            return state
+        (whole,) = state.stages
+        return SiteState((with_own_sites(whole, self._programs[0].layouts, self.plan),))
+
+    def link_lines(self) -> list[str]:
+        """Return what the log says of the messages between sites."""
+        return [f"a step of a site: {self.facts.cross_site}"]
+
+    def evaluate(self, state: SiteState, batch: Batch) -> Any:
+        """Return [sum of losses, number of targets] of a batch, over all sites."""
+        inputs = self._inputs(state, batch)
+        sums = self.stages.side_by_side(
+            lambda number, walk: walk.validation_sums(
+                *self._forwards[walk.transport.site], state.stages[number], inputs[number]
+            )
+        )
+        by_number = dict(zip(self.stages.numbers, map(np.asarray, sums), strict=True))
+        of_site = of_all_stages(by_number, self.plan.mesh).sum(axis=0)
+        return sum(self.exchange.of_hosts(of_site, self.plan.mesh))
+
+    @functools.cached_property
+    def _forwards(self) -> dict[int, tuple[Sequence[SiteAction], Mapping[int, int]]]:
+        """The actions of a validation, and the messages to fetch ahead, by stage."""
+        if self.holds_all:
+            alone = Placement(1, (0,) * len(self._programs[0].part.chunks))
+            actions = forward_actions(alone, self.plan.microbatches, 0)
+            return {self.transport.site: (actions, {})}
+        lists = validation_lists(self.config)
+        numbers = [walk.transport.site for walk in self.stages.walks]
+        return {stage: (lists[stage], fetched_ahead(lists, stage)) for stage in numbers}
+
+    def _inputs(self, state: SiteState, batch: Batch) -> list[StepInputs]:
+        """Return the arguments of a step of each stage."""
+        seed = np.uint32(self.config.seed)
+        return [
+            StepInputs(self._on_mesh(each.plan, batch), own.loss_scale, seed, own.step)
+            for each, own in zip(self._programs, state.stages, strict=True)
+        ]
+
+    def _on_mesh(self, plan: StepPlan, batch: Batch) -> dict[str, jax.Array]:
+        count = stage_config(self.config).batch.global_batch_size
+        return global_batch(plan, count, sequences_of_process(plan, count), batch)
+
+    def save(
+        self, checkpointer: Checkpointer, step: int, state: SiteState, metadata: Mapping[str, Any]
+    ) -> None:
+        """Save what the site's devices hold; all sites together save what one program would.
+
+        In role data that is the whole model and the site's rounding errors, in role stage its part.
+
+        Raises:
+            RunError: the sites do not hold the same weights where they should.
+        """
+        joined = join_stages(state, self.saved_layouts, self.plan.mesh)
+        if differing := self._differing_sites(step, joined):
+            sites = ", ".join(map(str, differing))
+            raise RunError(
+                f"step {step}: the weights of site {sites} are not those of site 0 "
+                "(counted from 0); a device or a link is broken, nothing is saved; check the hosts "
+                "(geojax probe) and go on from the newest checkpoint"
+            )
+        # By which the parts of a save belong together.
+        checkpointer.run = self.exchange.random_name(self.plan.mesh)
+        checkpointer.save(step, joined, self.saved_layouts, metadata, self.parts)
+
+    @property
+    def saved_layouts(self) -> TrainState:
+        """The `LeafLayout` of each leaf of the site's state in a checkpoint."""
+        return self.parts[self.transport.site]
+
+    @property
+    def holds_all(self) -> bool:
+        """True if each site holds the whole model, in role data."""
+        return self._programs[0].part.holds_all
+
+    def _differing_sites(self, step: int, state: TrainState) -> list[int]:
+        """List the sites whose weights are not those of others that hold them too."""
+        if self.holds_all:
+            return self.agreement.differing_sites(step, state.parameters)
+        if len(self.table_sites) < 2:
+            return []
+        return self.agreement.differing_sites(step, _table(state.parameters))
+
+    def restore(
+        self,
+        checkpointer: Checkpointer,
+        model: Mapping[str, Any],
+        frozen: HuggingFaceWeights | None = None,
+    ) -> tuple[SiteState, dict[str, Any]]:
+        """Restore the newest checkpoint that all sites have, of islands or of one program.
+
+        Raises:
+            UserError: as in `Trainer.restore`; or the sites have no step in common.
+            RunError: another site is lost.
+        """
+        assert frozen is None, "islands have no adapters"
+        saved, metadata = checkpointer.restore(
+            self.saved_layouts, model=model, adapt=with_saved_sites, parts=self.parts
+        )
+        return self._of_stages(with_own_sites(saved, self.saved_layouts, self.plan)), metadata
+
+    def _of_stages(self, joined: TrainState) -> SiteState:
+        """Divide the site's state, as its checkpoint has it, among its stages."""
+        layouts, meshes = zip(
+            *((each.layouts, each.plan.mesh) for each in self._programs), strict=True
+        )
+        return split_stages(joined, layouts, meshes, self.plan.mesh)
+
+    @functools.cached_property
+    def agreement(self) -> Agreement:
+        """The check that sites hold the same weights: all, or a tied table."""
+        layouts = self.saved_layouts.parameters
+        sites: Sequence[int] = range(self.transport.sites)
+        if not self.holds_all:
+            layouts, sites = _table(layouts), self.table_sites
+        return Agreement(self.exchange, self.plan.mesh, layouts, sites)
+
+    def gather_full_params(self, state: SiteState) -> Any:
+        """Return the weights in the compute dtype, unsharded, on process 0's first device."""
+        weights = state.stages[0].evaluated_weights
+        return gather_full_params(weights, self.saved_layouts.parameters, self.plan)
+
+    def unsampled_reason(self) -> str | None:
+        """Say why the whole model cannot be gathered on one device; None: it can be."""
+        if not self.holds_all:
+            return "each site holds only some of the layers"
+        return unsampled_reason(self.config.model, self.saved_layouts, self.plan)
+
+    @functools.cached_property
+    def facts(self) -> TrainerFacts:
+        """Facts for the log; a step's bytes are those of its messages."""
+        sent = CrossSiteBytes(float(self.link_bytes[:, 0].sum()))
+        return TrainerFacts.of(self.config, self.plan, sent)
+
+    def check_fp8_products(self) -> None:
+        """Check on the first process that XLA multiplies in FP8 what the recipe asks for.
+
+        Raises:
+            UserError: the compiler made fewer FP8 products than there should be.
+        """
+        if self.plan.fp8_backend != "xla" or jax.process_index() != 0:
+            return
+        model, matmul = self.config.model, self.plan.matmul
+        quantized = (
+            (programs, chunk)
+            for programs in self._programs
+            for chunk, own in programs.part.chunks.items()
+            if any(span.recipe for _, span in matmul.spans_within(own, model.num_stacked_layers))
+        )
+        for programs, chunk in itertools.islice(quantized, 1):
+            try:
+                require_fp8_products(programs.compiled_passes(chunk), model, self.plan)
+            except HloParseError as error:
+                self.log(f"note: the FP8 products were not checked: {error}")
+
+    def describe(self) -> list[str]:
+        """Return the lines that open a run: the layout of this site, and what it sends."""
+        transport = self.transport
+        parameters = quantity(parameter_count(self.config.model))
+        layouts = [each.layouts for each in self._programs]
+        held = f"in {len(self._programs[0].part.chunks)} buckets"
+        if not self.holds_all:
+            first, count = transport.site * self.config.mesh.stage, self.config.mesh.stage
+            parts = stage_parts(self.config)[first : first + count]
+            layouts = [site_layouts(part, self.optimizer, self.plan) for part in parts]
+            layers, whole = sum(part.layers for part in parts), self.config.model.num_stacked_layers
+            held = f"for {layers} of {whole} layers, schedule {self.config.pipeline.schedule}"
+        state_bytes = quantity(max(map(bytes_per_device, layouts)), "B")
+        return [
+            f"site {transport.site} of {transport.sites}, a runtime of its own: "
+            f"{mesh_line(self.plan.mesh)}; {parameters} parameters; {state_bytes} of state per "
+            "device",
+            f"a step of a site: {self.facts.cross_site} {held}",
+            *self._unknown_times(),
+        ]
+
+    def _unknown_times(self) -> list[str]:
+        """Return the line that says why the schedule is made without times; none if it is not."""
+        try:
+            if not self.holds_all:
+                stage_costs(self.config)
+        except UserError as unknown:
+            return [f"pipeline over dc: made without times: {unknown.problem}"]
+        return []
+
+
+def _data_lists(config: RunConfig, programs: SitePrograms) -> Lists:
+    """List the actions of each site in role data, with as many microbatches held as fit."""
+    plan, sites = programs.plan, config.mesh.dc
+    held = held_at_once(config, programs, accelerator_of(plan.mesh.devices.flat[0]))
+    order = breadth_first(len(programs.part.chunks), plan.microbatches, held)
+    return [data_actions(order, site, sites) for site in range(sites)]
+
+
+def _table(parameters: Any) -> Any:
+    """Return the table of embeddings in a tree like a site's parameters; {} if it has none."""
+    return {"tokens": parameters[_TABLE]["tokens"]} if _TABLE in parameters else {}

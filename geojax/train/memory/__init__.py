@@ -1,0 +1,1 @@
+"""The memory that a run needs, compared with its devices' before anything is compiled."""

@@ -1,0 +1,185 @@
+"""A run's memory compared with its devices' before anything is compiled, and what would fit.
+
+The estimate is that of `geojax memory`: the step is traced on a mesh without devices, which takes
+seconds for any number of them.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax
+
+from geojax.accelerators import Accelerator, accelerator_of
+from geojax.errors import MissingProcessesError, UserError
+from geojax.planner.memory import StepMemory
+from geojax.quantities import quantity
+from geojax.runtime.device_memory import UsableMemory, usable_memory
+from geojax.runtime.key_value_store import await_published, publish
+from geojax.settings import validate
+from geojax.train.config.run_config import RunConfig
+from geojax.train.memory.run_memory import run_memory
+from geojax.train.traced_run import accelerator_of_run
+
+Changes = dict[str, Any]
+"""Settings by their dotted names, as on the command line."""
+
+_SHOWN = 3
+"""Most uses of memory, and most ways out, that a line names."""
+
+
+class Verdict(NamedTuple):
+    """The result of a comparison of a step's memory with that of a device."""
+
+    kind: Literal["unknown", "fits", "does not fit"]
+    """Unknown: there is no device to compare with, or no step to estimate."""
+    line: str = ""
+    """The numbers, and ways to make it fit."""
+
+
+def require_memory(config: RunConfig, log: Callable[[str], None]) -> None:
+    """Compare the step of `config` with the memory of its devices; all processes call it together.
+
+    Process 0 estimates, the others learn the verdict.
+
+    Raises:
+        UserError: the step does not fit, and `config.preflight` says to refuse it.
+        MissingProcessesError: process 0 gives no verdict.
+    """
+    if jax.process_index() == 0:
+        verdict = preflight(config, jax.devices())
+        publish("preflight", json.dumps(verdict))
+    else:
+        told = await_published("preflight", config.watchdog.first_step_seconds)
+        if told is None:
+            raise MissingProcessesError("preflight: process 0 does not say if the step fits", [0])
+        verdict = Verdict(*json.loads(told))
+    if verdict.kind == "fits":
+        log(f"memory: {verdict.line}")
+    elif verdict.kind == "does not fit":
+        if config.preflight == "refuse":
+            raise UserError(f"preflight: {verdict.line}; --preflight warn would start it anyway")
+        log(f"warning: preflight: {verdict.line}")
+
+
+def preflight(config: RunConfig, devices: Sequence[jax.Device]) -> Verdict:
+    """Compare the step of `config` with the memory of `devices`, or of those that it is meant for.
+
+    A config for accelerators that this machine does not have is compared with those of its
+    topology. As many CPU devices as the mesh has simulate them: then nothing is compared.
+    """
+    accelerator = accelerator_of(devices[0])
+    sites = config.mesh.dc if config.dc.join == "islands" else 1
+    if accelerator is None or accelerator.memory_bytes is None:
+        if len(devices) * sites == config.mesh.devices or config.simulate_devices is not None:
+            return Verdict("unknown")
+        accelerator = accelerator_of_run(config)
+    if accelerator is None:
+        return Verdict("unknown")
+    try:
+        memory = run_memory(config, accelerator)
+        return judge(config, memory, accelerator, os.environ)
+    except UserError:  # the layout cannot be: making the mesh will say why, on every process
+        return Verdict("unknown")
+
+
+def judge(
+    config: RunConfig, memory: StepMemory, accelerator: Accelerator, environment: Mapping[str, str]
+) -> Verdict:
+    """Compare the memory that a step of `config` takes with the usable one of `accelerator`."""
+    usable = usable_memory(accelerator, environment)
+    if usable is None:
+        return Verdict("unknown")
+    if memory.bytes <= usable.bytes:
+        return Verdict(
+            "fits",
+            f"a step needs about {quantity(memory.bytes, 'B')} on a device, {_room(usable)}",
+        )
+    line = f"a step needs about {quantity(memory.bytes, 'B')} on a device ({_largest(memory)}), "
+    return Verdict(
+        "does not fit", f"{line}{_room(usable)}; {ways_out(config, accelerator, usable.bytes)}"
+    )
+
+
+def _room(usable: UsableMemory) -> str:
+    return f"and {quantity(usable.bytes, 'B')} of {usable.of} are usable"
+
+
+def _largest(memory: StepMemory) -> str:
+    uses = memory.by_kind.most_common(_SHOWN)
+    return ", ".join(f"{kind} {quantity(held, 'B')}" for kind, held in uses)
+
+
+def ways_out(config: RunConfig, accelerator: Accelerator | None, usable: int) -> str:
+    """Say which other settings of the same run on the same mesh would fit into `usable` bytes.
+
+    Each change is tried alone, those that cost least time first; if none is enough, one after the
+    other is added while that saves memory.
+    """
+    fitting: list[str] = []
+    for change in _changes(config):
+        peak = _peak(config, change, accelerator)
+        if peak is not None and peak <= usable:
+            fitting.append(_shown(change, peak))
+        if len(fitting) == _SHOWN:
+            break
+    if fitting:
+        return f"would fit: {' or '.join(fitting)}"
+    together: Changes = {}
+    least = _peak(config, together, accelerator)
+    for change in _changes(config):
+        peak = _peak(config, together | change, accelerator)
+        if peak is None or least is None or peak >= least:
+            continue
+        together, least = together | change, peak
+        if peak <= usable:
+            return f"would fit: {_shown(together, peak)}"
+    tried = (
+        f"{_shown(together, least)} is the least of what was tried; " if together and least else ""
+    )
+    return f"{tried}more devices, or a larger tensor or stage axis, would be needed"
+
+
+def _changes(config: RunConfig) -> Iterator[Changes]:
+    """Yield changes of one setting each that can save memory, those that cost least time first."""
+    if config.mesh.tensor > 1 and not config.parallelism.sequence:
+        yield {"parallelism.sequence": True}
+    ranks = config.mesh.data * config.mesh.expert
+    ranks *= config.mesh.dc if config.dc.role == "data" else 1
+    most = config.batch.global_batch_size // ranks
+    if config.batch.microbatches < most:
+        yield {"batch.microbatches": most}
+    if config.pipeline_stages > 1:
+        for schedule in ("branch_free", "1f1b"):
+            if schedule != config.pipeline.schedule:
+                yield {
+                    "pipeline.schedule": schedule,
+                    "pipeline.virtual_stages": 1,
+                    "pipeline.layers": None,
+                }
+    stages = (1,) if config.pipeline_stages > 1 else (1, 2, 3)
+    yield from ({"zero.stage": stage} for stage in stages if stage > config.zero.stage)
+    remats = ("none", "selective", "full")
+    yield from ({"remat": remat} for remat in remats[remats.index(config.remat) + 1 :])
+
+
+def _peak(config: RunConfig, changes: Changes, accelerator: Accelerator | None) -> int | None:
+    """Estimate the peak of the changed run; None: it cannot be."""
+    content = config.model_dump(exclude_unset=True)
+    for name, value in changes.items():
+        section, _, key = name.rpartition(".")
+        group = content.setdefault(section, {}) if section else content
+        group[key] = value
+    try:
+        changed = validate(RunConfig, content, "preflight")
+        return run_memory(changed, accelerator).bytes
+    except UserError:
+        return None
+
+
+def _shown(changes: Changes, peak: int) -> str:
+    settings = (
+        f"--{name} {str(value).lower()}" for name, value in changes.items() if value is not None
+    )
+    return f"{' '.join(settings)} ({quantity(peak, 'B')})"

@@ -1,0 +1,151 @@
+"""The plan of a step that is compiled: what the planner says of the very same layout."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
+
+from geojax.errors import UserError
+from geojax.planner.compile_target import CompileTarget
+from geojax.planner.cost.calibration import Calibration
+from geojax.planner.cost.execution import GEOJAX
+from geojax.planner.cost.layer import LayerTimes
+from geojax.planner.cost.layout import Layout
+from geojax.planner.cost.memory import layout_memory
+from geojax.planner.cost.predict import predict
+from geojax.planner.cost.prediction import Prediction, Term
+from geojax.planner.traffic import predicted_step_bytes
+from geojax.planner.traffic.by_axes import Axes, layers_of_pass, passes_of
+from geojax.step.plan import StepPlan
+from geojax.step.program import batch_shape
+from geojax.topology import Topology
+from geojax.train.config.run_config import RunConfig
+from geojax.train.plan.run_layout import layout_of_run
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedStep:
+    """The figures of a device in one step, as the planner predicts them."""
+
+    product_flops: float | None
+    """FLOPs of the products with weights, in ticks without work too; None where a compiled program
+    does not show them: of experts, whose kernels are calls, and of split backwards."""
+    memory_bytes: float
+    """Memory in closed form."""
+    sent: Mapping[Axes, Fraction]
+    """Bytes that a device sends, by mesh axes; of experts if all are equally busy."""
+    most_sent: Mapping[Axes, Fraction]
+    """The same with all exchanges that uneven tokens could need, as a program's text has them."""
+    prediction: Prediction | None
+    """Step in time; None where peaks or links are not known."""
+    untimed: str = ""
+    """Reason why there is no prediction."""
+
+    @property
+    def _between_sites(self) -> list[Term]:
+        terms = self.prediction.terms if self.prediction is not None else ()
+        return [term for term in terms if term.network == "between_sites"]
+
+    @property
+    def bytes_between_sites(self) -> float:
+        """Bytes that a device sends over `dc`."""
+        if self.prediction is None:
+            return float(sum(count for axes, count in self.sent.items() if "dc" in axes))
+        return sum(term.bytes for term in self._between_sites)
+
+    @property
+    def messages_between_sites(self) -> float | None:
+        """Buckets, or hops there and back; None without a prediction."""
+        if self.prediction is None:
+            return None
+        return sum(term.messages for term in self._between_sites)
+
+    @property
+    def hidden_share(self) -> float | None:
+        """Share of the time of messages between sites that the compute hides."""
+        took = sum(term.seconds for term in self._between_sites)
+        exposed = sum(term.exposed_seconds for term in self._between_sites)
+        return 1 - exposed / took if took else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain dicts, strings and numbers."""
+        return {
+            "product_flops": self.product_flops,
+            "memory_bytes": self.memory_bytes,
+            "bytes_sent": _by_names(self.sent),
+            "most_bytes_sent": _by_names(self.most_sent),
+            "bytes_between_sites": self.bytes_between_sites,
+            "messages_between_sites": self.messages_between_sites,
+            "hidden_share": self.hidden_share,
+            "step_seconds": self.prediction and self.prediction.step_seconds,
+        }
+
+    @classmethod
+    def of(cls, config: RunConfig, plan: StepPlan, target: CompileTarget) -> "PlannedStep":
+        """Plan the step that `plan` makes of `config` on the accelerators of `target`."""
+        layout = dataclasses.replace(
+            layout_of_run(config),
+            layers=plan.staged_layers.layers_per_chunk if plan.staged_layers else None,
+            bucket_bytes=plan.bucket_bytes,
+            overlap_grad_reduce=plan.overlap_grad_reduce,
+            bucket_layers=plan.bucket_layers,
+        )
+        topology = target.topology(config.mesh.dc, config.load_topology())
+        length = config.batch.sequence_length
+        memory = layout_memory(
+            config.model,
+            layout,
+            sequence_length=length,
+            device_bytes=target.accelerator.memory_bytes or math.inf,
+            optimizer=config.optimizer,
+        )
+        sent = functools.partial(_sent, config, plan)
+        prediction, untimed = None, ""
+        try:
+            prediction = predict(
+                config.model,
+                layout,
+                topology,
+                sequence_length=length,
+                calibration=Calibration(),
+                optimizer=config.optimizer,
+            )
+        except UserError as error:
+            untimed = str(error)
+        return cls(
+            product_flops=_product_flops(config, layout, plan, topology),
+            memory_bytes=memory.bytes,
+            sent=sent(further_exchanges=False),
+            most_sent=sent(further_exchanges=True),
+            prediction=prediction,
+            untimed=untimed,
+        )
+
+
+def _sent(config: RunConfig, plan: StepPlan, *, further_exchanges: bool) -> Mapping[Axes, Fraction]:
+    batch = batch_shape(config.batch.global_batch_size, config.batch.sequence_length)
+    return predicted_step_bytes(
+        config.model, plan, batch, config.optimizer, further_exchanges=further_exchanges
+    ).by_axes
+
+
+def _by_names(sent: Mapping[Axes, Fraction]) -> dict[str, float]:
+    return {",".join(axes): float(count) for axes, count in sent.items()}
+
+
+def _product_flops(
+    config: RunConfig, layout: Layout, plan: StepPlan, topology: Topology
+) -> float | None:
+    """Count FLOPs as the text of a program shows them: each tick has the longest chunk, and head.
+
+    Which chunk a stage works on, and when, is data of the program.
+    """
+    ticks = plan.tick_program
+    if config.model.is_moe or (ticks is not None and ticks.ticks.schedule.split_backward):
+        return None
+    length, site = config.batch.sequence_length, topology.sites[0]
+    times = LayerTimes(config.model, layout, length, site, Calibration(), GEOJAX)
+    layers = layers_of_pass(config.model, plan)
+    return passes_of(plan) * (layers * times.product_flops + times.head_flops)

@@ -1,0 +1,88 @@
+"""The layout of a run: read from its config, and written as settings of one."""
+
+import dataclasses
+from typing import Any
+
+from geojax.planner.cost.layout import Layout
+from geojax.train.config.run_config import RunConfig
+from geojax.train.plan.pipeline_plan import staged_layers
+
+
+def layout_of_run(config: RunConfig) -> Layout:
+    """Return the layout of `config`, with its layers; what it leaves to "auto" stays so."""
+    mesh, pipeline, communication = config.mesh, config.pipeline, config.communication
+    staged = staged_layers(config)
+    layout = Layout(
+        dc=mesh.dc,
+        join=config.dc.join,
+        dc_role=config.dc.role,
+        pipeline_stages=config.pipeline_stages,
+        virtual_stages=pipeline.virtual_stages,
+        layers=None if staged is None else staged.layers_per_chunk,
+        data=mesh.data,
+        expert=mesh.expert,
+        context=mesh.context,
+        context_method=config.parallelism.context_method,
+        tensor=mesh.tensor,
+        sequence_parallel=config.parallelism.sequence,
+        zero_stage=config.zero.stage,
+        shard_across_sites=config.zero.across_sites,
+        reshard_after_forward=config.zero.reshard_after_forward,
+        microbatches=config.batch.microbatches,
+        microbatch_size=1,
+        remat=config.remat,
+        schedule=pipeline.schedule,
+        memory_limit=pipeline.memory_limit,
+        hop_ticks=pipeline.hop_ticks,
+        bucket_bytes=communication.bucket_bytes,
+        overlap_grad_reduce=communication.overlap_grad_reduce,
+        bucket_layers=communication.bucket_layers,
+        gradient_compression=communication.gradient_compression,
+        precision=config.precision,
+    )
+    size = config.batch.global_batch_size // layout.global_batch_size
+    return dataclasses.replace(layout, microbatch_size=size)
+
+
+def run_settings(layout: Layout, sequence_length: int) -> dict[str, Any]:
+    """Return the settings of a run config that make its layout `layout`.
+
+    Args:
+        layout: of sites that are alike.
+        sequence_length: tokens of a sequence.
+    """
+    settings: dict[str, Any] = {
+        "mesh": layout.mesh_sizes,
+        "parallelism": {
+            "sequence": layout.sequence_parallel,
+            "context_method": layout.context_method,
+        },
+        "dc": {"role": layout.dc_role, "join": layout.join},
+        "zero": {
+            "stage": layout.zero_stage,
+            "across_sites": layout.shard_across_sites,
+            "reshard_after_forward": layout.reshard_after_forward,
+        },
+        "batch": {
+            "global_batch_size": layout.global_batch_size,
+            "sequence_length": sequence_length,
+            "microbatches": layout.microbatches,
+        },
+        "precision": layout.precision,
+        "remat": layout.remat,
+        "communication": {
+            "bucket_bytes": layout.bucket_bytes,
+            "gradient_compression": layout.gradient_compression,
+            "overlap_grad_reduce": layout.overlap_grad_reduce,
+            "bucket_layers": layout.bucket_layers,
+        },
+    }
+    if layout.pipeline_stages > 1:
+        settings["pipeline"] = {
+            "schedule": layout.schedule,
+            "virtual_stages": layout.virtual_stages,
+            "layers": layout.layers and list(layout.layers),
+            "memory_limit": layout.memory_limit,
+            "hop_ticks": layout.hop_ticks,
+        }
+    return settings

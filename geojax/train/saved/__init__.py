@@ -1,0 +1,1 @@
+"""Runs as their checkpoints tell them: exported, evaluated, and read by other commands."""

@@ -1,0 +1,152 @@
+"""A run as its checkpoints tell it: the model, the settings, the tokenizer and the weights."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from jax.sharding import Mesh
+
+from geojax.checkpoint.reading.base_weights import BASE_WEIGHTS, refuse_other_base
+from geojax.checkpoint.reading.merged_model import MergedModel
+from geojax.checkpoint.reading.saved_model import SavedModel
+from geojax.data import Corpus, DataSettings, Tokenizer
+from geojax.data.storage import TOKENIZER
+from geojax.errors import UserError
+from geojax.inference import LoadedModel
+from geojax.models import ModelConfig
+from geojax.models.huggingface import HuggingFaceWeights
+from geojax.precision import policy
+from geojax.runtime.liveness.exit_messages import first_line
+from geojax.settings import validate
+from geojax.train.config.resume import refuse_earlier_version
+
+SavedDtype = Literal["bfloat16", "float16", "float32", "float64"]
+"""A dtype that a run's weights are taken in."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedRun:
+    """A checkpoint of a run, which may be running: nothing is locked or written."""
+
+    weights: SavedModel
+    """The checkpoint."""
+    config: Mapping[str, Any]
+    """The run's resolved config."""
+    model: ModelConfig
+    tokenizer: Tokenizer
+    tokenizer_files: Sequence[Path]
+    """The tokenizer.json of each source of the run's data, or the given one."""
+
+    @classmethod
+    def open(
+        cls,
+        run: Path,
+        *,
+        step: int | None = None,
+        tokenizer: Path | None = None,
+        log: Callable[[str], None] = print,
+    ) -> "SavedRun":
+        """Open the newest checkpoint of a run that is whole.
+
+        Args:
+            run: directory of the run, or of one of its islands.
+            step: step of the checkpoint; None: the newest.
+            tokenizer: a tokenizer.json; None: that of the run's data.
+            log: shows a line to the user.
+
+        Raises:
+            UserError: there is none, or the tokenizer is not there or has more tokens than the
+                model.
+        """
+        saved = SavedModel.open(run, step, log)
+        refuse_earlier_version(saved.checkpoints / str(saved.step), saved.metadata)
+        config = saved.metadata["config"]
+        model = validate(ModelConfig, saved.metadata["model"], f"{saved.checkpoints}: model")
+        words, files = _tokenizer(config["data"], tokenizer)
+        if words.vocabulary_size > model.vocab_size:
+            raise UserError(
+                f"{tokenizer or 'the data'}: the tokenizer has {words.vocabulary_size} tokens, and "
+                f"the model {model.vocab_size}"
+            )
+        return cls(saved, config, model, words, files)
+
+    @functools.cached_property
+    def whole_model(self) -> SavedModel | MergedModel:
+        """The weights of `model.base`: those of the checkpoint, or its adapters merged into theirs.
+
+        Raises:
+            UserError: the weights that the run adapts are not where it read them, or others.
+        """
+        if self.model.lora is None:
+            return self.weights
+        folder = Path(self.config["initial_weights"]).expanduser()
+        base = HuggingFaceWeights(folder, self.model.base)
+        refuse_other_base(folder, self.weights.metadata[BASE_WEIGHTS], base.digest())
+        return MergedModel(self.weights, base, self.model)
+
+    @property
+    def compute_dtype(self) -> str:
+        """Name of the dtype that the run computes in."""
+        return policy(self.config["precision"]).compute_dtype.name
+
+
+def _tokenizer(data: Mapping[str, Any], given: Path | None) -> tuple[Tokenizer, list[Path]]:
+    if given is not None:
+        return Tokenizer.load(given), [given]
+    try:
+        corpus = Corpus.open(validate(DataSettings, data, "data"))
+        files = [source.prepared.folder / TOKENIZER for source in corpus.sources]
+        return corpus.tokenizer, files
+    except UserError as error:
+        raise UserError(f"{error}; or name the run's tokenizer.json with --tokenizer") from None
+
+
+class Serving(NamedTuple):
+    """A run's checkpoint that has been read onto devices."""
+
+    run: SavedRun
+    model: LoadedModel
+
+
+def serve_run(
+    run: Path,
+    mesh: Mesh,
+    *,
+    step: int | None = None,
+    tokenizer: Path | None = None,
+    dtype: SavedDtype | None = None,
+    log: Callable[[str], None] = print,
+) -> Serving:
+    """Read the newest checkpoint of a run onto `mesh`, also while the run goes on.
+
+    Arguments and errors are those of `SavedRun.open`, and besides:
+
+    Args:
+        mesh: from `serving_mesh`.
+        dtype: dtype of the weights; None: the one that the run computes in.
+
+    Raises:
+        UserError: the mesh cannot share the model, or the checkpoint is damaged. (Checksums are not
+            compared: that would read the optimizer's state too.)
+    """
+    while True:
+        saved = SavedRun.open(run, step=step, tokenizer=tokenizer, log=log)
+        weights = saved.weights
+        log(f"reading step {weights.step} in {weights.checkpoints}")
+        problem = None
+        try:
+            name = dtype or saved.compute_dtype
+            model = LoadedModel.load(saved.whole_model, saved.model.base, mesh, name)
+        except UserError:
+            raise
+        except (OSError, ValueError) as error:
+            problem = first_line(error)
+        if step is None and weights.is_removed:  # perhaps while its last files were read
+            log(f"step {weights.step} has been removed meanwhile")
+            continue
+        if problem is not None:
+            where = f"{weights.checkpoints}: step {weights.step}"
+            raise UserError(f"{where} is damaged: {problem}")
+        return Serving(saved, model)
