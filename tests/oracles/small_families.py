@@ -1,6 +1,8 @@
 """A small random model of each family: sizes that do not divide, grouped heads, tied and not."""
 
+import torch
 from transformers import (
+    AutoModelForCausalLM,
     DeepseekV3Config,
     Gemma2Config,
     Gemma3TextConfig,
@@ -183,3 +185,21 @@ FAMILIES = {
     "gpt2": (GPT2Config(**_GPT2_SIZES, **_NO_DROPOUT), set()),
 }
 """Each model's config, and the functions of its module that cast to float32."""
+
+
+def save_small_llama(folder, dtype=torch.float32, **changes):
+    """Save a random Llama for the vocabulary that `prepare_corpus` makes, as transformers does."""
+    config = LlamaConfig(
+        num_hidden_layers=2,
+        hidden_size=36,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        intermediate_size=52,
+        vocab_size=301,
+        max_position_embeddings=32,
+        initializer_range=0.2,
+        **changes,
+    )
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).to(dtype).save_pretrained(folder)

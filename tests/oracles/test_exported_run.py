@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 from oracle import packed_logits_and_loss
+from small_families import save_small_llama
 from support.small_runs import losses, prepare_corpus, train, write_config
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from geojax.cli.main import run as geojax
 from geojax.data import Corpus, DataSettings, Loader
@@ -21,20 +22,7 @@ NEW_TOKENS = 12
 def folder(tmp_path_factory):
     """Folders of the model at the start, of the run, and of its export."""
     folder = tmp_path_factory.mktemp("home")
-    config = LlamaConfig(
-        num_hidden_layers=2,
-        hidden_size=36,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        intermediate_size=52,
-        vocab_size=301,
-        max_position_embeddings=32,
-        initializer_range=0.2,
-        tie_word_embeddings=True,
-    )
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(folder / "base")
+    save_small_llama(folder / "base", torch.bfloat16, tie_word_embeddings=True)
     path = write_config(
         folder / "run.yaml",
         prepare_corpus(folder),

@@ -11,11 +11,11 @@ from lifted import Lifted
 from oracle import packed_logits_and_loss
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.numpy import load_file
-from small_families import FAMILIES
+from small_families import FAMILIES, save_small_llama
 from support.equality import assert_equal_gradients, gradients_of_step
 from support.small_models import make_batch
 from support.small_runs import prepare_corpus, train, write_config
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from geojax import make_mesh
 from geojax.checkpoint.reading.initial_weights import read_weights
@@ -108,19 +108,7 @@ def test_logits_and_gradients_are_those_of_peft(name, rank_stabilized, tmp_path)
 def folder(tmp_path_factory):
     """Folders of what is adapted, of the run, and of its two exports."""
     folder = tmp_path_factory.mktemp("adapted")
-    config = LlamaConfig(
-        num_hidden_layers=2,
-        hidden_size=36,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        intermediate_size=52,
-        vocab_size=301,
-        max_position_embeddings=32,
-        initializer_range=0.2,
-    )
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder / "base")
+    save_small_llama(folder / "base")
     path = write_config(
         folder / "run.yaml",
         prepare_corpus(folder),
