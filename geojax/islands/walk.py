@@ -6,6 +6,7 @@ the order of their dispatch, so that one that waited for its input would block a
 processes that chose by what has arrived would disagree about the order of collectives in a site.
 """
 
+import functools
 import itertools
 import math
 import time
@@ -143,6 +144,13 @@ class Walk:
         return made
 
 
+def _begin_fetch(
+    programs: SitePrograms, transport: Transport, number: int, sender: int, message: Message
+) -> Fetch:
+    like = jax.tree.leaves(programs.payload(message))
+    return transport.fetch(sender, MessageKey(number, *message), like)
+
+
 class _Pass:
     """A pass under way: values that later actions take, each dropped when it was taken."""
 
@@ -158,7 +166,9 @@ class _Pass:
         self._programs, self._transport = walk.programs, walk.transport
         self._number = next(walk.numbers)
         self.traffic = no_traffic(actions)
-        self._window = FetchWindow(actions, windows, self._begin_fetch)
+        # Without a way back to the pass: in a cycle its arrays would wait for Python's collector.
+        begin = functools.partial(_begin_fetch, walk.programs, walk.transport, self._number)
+        self._window = FetchWindow(actions, windows, begin)
         gathered = self._programs.gather(*weights)
         self._weights: dict[int, ChunkParameters] = {
             chunk: self._programs.chunk_weights(gathered, chunk)
@@ -202,10 +212,6 @@ class _Pass:
             if self._devices_are_idle():
                 link.wait_seconds[OFFER] += counters.offer_wait_seconds - waited
             link.messages_in_flight = max(link.messages_in_flight, counters.messages_in_flight)
-
-    def _begin_fetch(self, sender: int, message: Message) -> Fetch:
-        like = jax.tree.leaves(self._programs.payload(message))
-        return self._transport.fetch(sender, MessageKey(self._number, *message), like)
 
     def _take(self, sender: int, message: Message) -> Any:
         fetch = self._window.fetch(sender, message)

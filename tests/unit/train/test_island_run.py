@@ -4,6 +4,7 @@ import concurrent.futures
 import copy
 import dataclasses
 import functools
+import gc
 import math
 import shutil
 import types
@@ -412,6 +413,32 @@ def changed(islands, **changes):
     copies = [jax.tree.map(jnp.copy, state) for state in islands.states]
     anew.states = [run.adopt(each) for run, each in zip(anew.runs, copies, strict=True)]
     return anew
+
+
+def left_by(action):
+    """Bytes of arrays that are there after an action and were not before, collected by nobody."""
+
+    def held():
+        return sum(array.nbytes for array in jax.live_arrays())
+
+    action()  # compiles
+    gc.collect()
+    gc.disable()
+    try:
+        before = held()
+        action()
+        return held() - before
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("role", ["trained", "stages"])
+def test_arrays_of_a_pass_wait_for_no_collector(role, request):
+    islands = copy.copy(request.getfixturevalue(role)[2])
+    islands.states = [jax.tree.map(jnp.copy, state) for state in islands.states]
+    batch = make_batch(islands.runs[0].config.model, 6, ROWS)
+    assert left_by(lambda: islands.step(batch)) == 0
+    assert left_by(lambda: islands.evaluate(batch)) == 0
 
 
 def test_islands_planned_anew_compress_their_gradients(trained, batches):
