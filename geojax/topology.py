@@ -78,10 +78,6 @@ class SharedCores(Settings):
     encode_seconds_per_number: dict[str, Annotated[float, pydantic.Field(ge=0, le=1)]]
     """Time in which all devices of a site encode a number each and decode and add the sites', by
     the wire format ("none", "bf16", "int8")."""
-    new_memory_seconds_per_byte: Annotated[float, pydantic.Field(ge=0, le=1)] | None = None
-    """Time in which all devices of a site write a byte each of memory that the system gives out
-    anew, page by page, as it does for the results of programs; null: not measured, a microsecond
-    for a page of 4 KiB of one device."""
     program_seconds: Annotated[float, pydantic.Field(ge=0, le=10)] | None = None
     """Time in which a host starts a program of a hundred arrays on all of its devices; null: not
     measured, 0.3 ms for each device."""

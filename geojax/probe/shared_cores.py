@@ -3,8 +3,8 @@
 Sums over sites run as in a step of one program, in each wire format, on all devices at once: short
 ones for what a message takes at least, long ones for the rate. The same encoding and decoding
 without the message in between says what of it is compute. An update is timed in the same way, since
-the memory of one device alone, in its core's caches, is far faster. So is that of results which
-the system gives memory for, and what a host takes to start a program of many arrays.
+the memory of one device alone, in its core's caches, is far faster. So is what a host takes to
+start a program of many arrays.
 """
 
 import functools
@@ -31,9 +31,6 @@ from geojax.topology import SharedCores
 
 _SHORT, _LONG = 2**8, 2**20
 """Numbers of a device in a message: at least a block of int8, and 4 MiB in float32."""
-_NEW = 2**22
-"""Numbers of a result, 16 MiB, as long as a bucket's: a few MiB lie in memory that the process has
-kept."""
 _ADAM_ARRAYS = 4
 """Weights, gradient and two moments."""
 _ARRAYS = 100
@@ -66,9 +63,8 @@ def measured_shared_cores(context: ProbeContext) -> SharedCores | None:
     inside = {name: _compiled(context.mesh, _inside(wire), _LONG) for name, wire in formats.items()}
     short = _compiled(context.mesh, _crossing(FLOAT32), _SHORT)
     update = _compiled(context.mesh, _adam, _LONG)
-    result = _compiled(context.mesh, lambda x: 1.5 * x, _NEW)
     many = _of_many_arrays(context.mesh)
-    programs = [short, crossing["none"], update, result, many, *inside.values()]
+    programs = [short, crossing["none"], update, many, *inside.values()]
     barrier("probe: sums over sites are compiled", TIMEOUT_SECONDS)
     limits = WatchdogSettings(first_step_seconds=TIMEOUT_SECONDS, minimum_seconds=TIMEOUT_SECONDS)
     with Watchdog(limits) as watchdog, watchdog.step(0, "probe"):
@@ -78,7 +74,7 @@ def measured_shared_cores(context: ProbeContext) -> SharedCores | None:
         _Times(*map(max, zip(*of_program, strict=True)))
         for of_program in zip(*answers, strict=True)
     ]
-    (least, long, updated, made, started, *local), devices = slowest, len(jax.local_devices())
+    (least, long, updated, started, *local), devices = slowest, len(jax.local_devices())
     sent = FLOAT32.message_bytes(_LONG)
     alone = local[0]
     return SharedCores(
@@ -92,7 +88,6 @@ def measured_shared_cores(context: ProbeContext) -> SharedCores | None:
         encode_seconds_per_number={
             name: each.seconds / _LONG for name, each in zip(formats, local, strict=True)
         },
-        new_memory_seconds_per_byte=made.seconds / FLOAT32.message_bytes(_NEW),
         program_seconds=started.seconds,
     )
 

@@ -78,7 +78,7 @@ def predict(
     cores = topology.sites[0].shared_cores
     if cores is not None and layout.dc > 1:
         of_cores = CoreCosts(cores, layout)
-        terms += [of_cores.short_sums, *of_cores.host_terms(model, sequence_length)]
+        terms += [of_cores.short_sums, of_cores.starts_of_programs(model)]
     step = _exposed(terms)
     made: dict[str, Any] = dict(reduced.buckets)
     if layout.pipeline_stages > 1:
@@ -197,7 +197,7 @@ def _pipeline_time(
     if layout.join == "islands":
         return run(costs.with_hops(work.costs, hop_bytes))
     made = run(work.costs)
-    exposed = made.link_messages * costs.message_seconds(hop_bytes)
+    exposed = costs.exposed_hops_seconds(made.link_messages, hop_bytes, made.inside_sites)
     return made._replace(seconds=made.inside_sites + exposed)
 
 

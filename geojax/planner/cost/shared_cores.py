@@ -1,34 +1,28 @@
 """Time of messages between sites whose devices are simulated on a few cores.
 
-In one program Gloo carries one collective at a time and nothing beside it: each message is exposed,
-its latency, its bytes and the work of its wire format. Islands send beside the compute, whose core
-pays for each byte. Memory that programs are given anew takes longer than the work on it, and the
-programs of islands are many. All by what `geojax probe` measured (`geojax.topology.SharedCores`).
+In one program Gloo carries one collective at a time, and a device computes nothing beside it: sums
+are exposed, their latency, their bytes and the work of their wire format, and hops where no other
+device of the core has something to compute meanwhile. Islands send beside the compute, whose core
+pays for each byte, and their programs are many. All by what `geojax probe` measured
+(`geojax.topology.SharedCores`).
 """
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from geojax.collectives import FLOAT32, wire_format
 from geojax.islands.programs.site_part import bucket_count
 from geojax.models import ModelConfig
 from geojax.pipeline.registry import schedule_entry
 from geojax.pipeline.simulation.costs import Costs
-from geojax.planner.cost.layer_bytes import kept_bytes
 from geojax.planner.cost.layout import Layout
-from geojax.planner.cost.memory import held_parameters, layout_memory
 from geojax.planner.cost.prediction import Term
-from geojax.precision import policy
 from geojax.topology import SharedCores
 
 SHORT_SUMS = {"data": 1, "stage": 3}
 """Sums of a few bytes over sites in a step of one program, by the role of the sites: losses and
 flags; of stages also the norm and what two stages share."""
-
-NEW_MEMORY_SECONDS_PER_BYTE = 1e-6 / 4096
-"""Time of a byte of new memory where it was not measured: a microsecond for a page. On a virtual
-AMD EPYC a core took 1.15 ns to write a float32 to new memory, and 0.15 ns in place."""
 
 PROGRAM_SECONDS = 3e-4
 """Time in which a program of a hundred arrays starts on a device, where it was not measured: 1.2 ms
@@ -51,6 +45,19 @@ class CoreCosts:
         """Return the time of one message of each device in one program."""
         rate = min(self.link_bytes_per_second, self.cores.message_bytes_per_second)
         return self.cores.message_seconds + sent_bytes / rate
+
+    def exposed_hops_seconds(
+        self, messages: float, hop_bytes: float, compute_seconds: float
+    ) -> float:
+        """Return what hops of one program expose, of an iteration that computes so long.
+
+        Pipelines that share a core take turns: while one waits for its message, the others compute.
+        Only the first microbatch's way there and the last one's way back have nothing beside them.
+        """
+        turns = max(1.0, min(self.cores.devices_per_core, self.layout.data))
+        beside = (1 - 1 / turns) * compute_seconds
+        message, alone = self.message_seconds(hop_bytes), 2 * (self.layout.dc - 1)
+        return max(alone * message, messages * message - beside)
 
     def sums_seconds(self, messages: Iterable[float]) -> float:
         """Return the time of the sums of gradients in one program, messages of so many bytes."""
@@ -99,34 +106,13 @@ class CoreCosts:
             took = count * self.cores.message_seconds
         return Term("short sums", took, took, _SOURCE, 0.0, count, "between_sites")
 
-    def host_terms(self, model: ModelConfig, sequence_length: int) -> Iterator[Term]:
-        """Yield what hosts take for a step beside its operations: new memory, and programs."""
-        of_byte, of_program = self.cores.new_memory_seconds_per_byte, self.cores.program_seconds
-        if of_byte is None:
-            of_byte = self.cores.devices_per_core * NEW_MEMORY_SECONDS_PER_BYTE
+    def starts_of_programs(self, model: ModelConfig) -> Term:
+        """Return the time in which a host starts the programs of a step."""
+        of_program = self.cores.program_seconds
         if of_program is None:
             of_program = self.cores.devices_per_core * PROGRAM_SECONDS
-        new = self._new_bytes(model, sequence_length)
-        yield Term("new memory", new * of_byte, new * of_byte, _HOST_SOURCE, new)
         took = self._programs(model) * of_program
-        yield Term("starts of programs", took, took, _HOST_SOURCE)
-
-    def _new_bytes(self, model: ModelConfig, sequence_length: int) -> float:
-        """Count the bytes of a device that the system gives out in a step.
-
-        One program has its temporary memory once. Of islands every pass has its own: residuals of
-        each microbatch, and of a backward the gradients of its layers; and sums are put together
-        to buckets. Gathered weights are in the measured time of their collective.
-        """
-        layout = self.layout
-        memory = layout_memory(model, layout, sequence_length=sequence_length)
-        if layout.join == "one_program":
-            return memory.gradients + memory.activations + memory.workspace
-        held = held_parameters(model, layout, sequence_length)
-        of_layer = policy(layout.precision).reduce_dtype.itemsize * held.layer
-        of_layer += kept_bytes(model, layout, sequence_length)
-        sums = 2 if layout.dc_role == "data" else 1
-        return sums * memory.gradients + layout.microbatches * held.layers * of_layer
+        return Term("starts of programs", took, took, _HOST_SOURCE)
 
     def _programs(self, model: ModelConfig) -> int:
         """Count the programs that the host of a stage starts in a step."""

@@ -1,6 +1,7 @@
 """Messages between sites of simulated devices, whose cores compute as well."""
 
 import dataclasses
+import itertools
 
 import pytest
 
@@ -75,12 +76,24 @@ def test_islands_pay_each_byte_with_time_of_the_core():
     )
 
 
-def test_hops_of_one_program_wait_one_after_the_other():
-    made = step(STAGE, schedule="branch_free").term("hops between sites")
+def test_hops_of_one_program_wait_where_no_other_device_of_the_core_computes():
+    alone = CORES.model_copy(update={"devices_per_core": 1.0})
+    made = step(STAGE, alone, schedule="branch_free").term("hops between sites")
     message = 256 * MODEL.hidden_size * 4
-    assert made.exposed_seconds == pytest.approx(made.messages * (0.02 + message / 10e6))
+    waits = made.messages * (0.02 + message / 10e6)
+    assert made.exposed_seconds == pytest.approx(waits)
+    slow = CORES.model_copy(update={"message_seconds": 1.0})
+    waits += made.messages * (1.0 - 0.02)
+    shared = step(STAGE, slow, schedule="branch_free")
+    of_iteration = itertools.takewhile(lambda each: "hops" not in each.name, shared.terms)
+    compute = sum(each.exposed_seconds for each in (*of_iteration, shared.term("pipeline bubble")))
+    exposed = shared.term("hops between sites").exposed_seconds
+    assert exposed == pytest.approx(waits - 3 / 4 * compute)
+    short = CORES.model_copy(update={"message_seconds": 1e-3, "message_bytes_per_second": 1e12})
+    hidden = step(STAGE, short, schedule="branch_free").term("hops between sites")
+    assert hidden.exposed_seconds == pytest.approx(2 * (1e-3 + message / (125e6 / 4)))
     apart = step(STAGE, schedule="1f1b", join="islands").term("hops between sites")
-    assert apart.exposed_seconds < made.exposed_seconds
+    assert apart.exposed_seconds < waits
 
 
 def test_devices_take_turns_in_the_update():
@@ -90,19 +103,12 @@ def test_devices_take_turns_in_the_update():
     assert together.seconds == pytest.approx(together.bytes / 32 * 3e-8)
 
 
-def test_new_memory_and_many_programs_take_time():
-    slow = CORES.model_copy(update={"new_memory_seconds_per_byte": 1e-9, "program_seconds": 1e-3})
+def test_starts_of_many_programs_take_time():
+    slow = CORES.model_copy(update={"program_seconds": 1e-3})
     joined, apart = (step(DATA, slow, join=join) for join in ("one_program", "islands"))
-    for made in (joined, apart):
-        memory = made.term("new memory")
-        assert memory.exposed_seconds == pytest.approx(memory.bytes * 1e-9)
-        assert memory.bytes < made.memory_bytes * 4, "what a step computes with, not the state"
-    assert apart.term("new memory").bytes > joined.term("new memory").bytes
     assert joined.term("starts of programs").seconds == pytest.approx(1e-3)
     chunks = 4  # forwards and backwards of two microbatches; reduced, added; scalars and update
     assert apart.term("starts of programs").seconds == pytest.approx(1e-3 * (chunks * (4 + 2) + 3))
-    unmeasured = step(DATA).term("new memory")
-    assert unmeasured.seconds == pytest.approx(4 * unmeasured.bytes / 4096 * 1e-6)
     assert step(DATA).term("starts of programs").seconds == pytest.approx(4 * 3e-4)
     split = step(STAGE, slow, join="islands", schedule="zero_bubble_h1")
     assert split.term("starts of programs").seconds == pytest.approx(1e-3 * (3 * 8 + 2 + 3))
