@@ -14,7 +14,7 @@ Steps are short, one batch without accumulation, so that the link shows. --long-
 table, of steps of several microbatches: of pipelines so many that the round trips that no order can
 hide are a fiftieth of a step. Pipelines of four stages a site, which share its core, train a
 smaller model. Beside islands as stages stands what the event-driven simulator predicts of their
-order of work, with the processor time that their steps take over the plain link.
+order of work over the long link, with stage times by which it has their steps over the plain one.
 
 The first three steps of all contestants must have the same losses. Bytes are those that the sites'
 interfaces count, both directions together. They see TCP segments of up to 64 KiB, before a network

@@ -3,6 +3,7 @@
 import os
 import statistics
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ from wan_sides.team import team
 from wan_sides.work import TOKENS_PER_BATCH
 
 CHECKED_STEPS = 3
+WARM_UP_SECONDS = 30.0
+"""Time of further steps before any counts: while the allocator takes what it keeps, some steps last
+half as long again, for new pages."""
 START_SECONDS, STEPS_SECONDS = 300.0, 240.0
 
 
@@ -22,16 +26,16 @@ def measure(
 ) -> dict[str, Any]:
     """Start the contestant's processes and let them train, over the plain and long link in turn.
 
-    The first steps, from the given weights, are for their losses. After each change of the link a
-    step goes by before the clock starts, for TCP to find its rate.
+    The first steps, from the given weights, are for their losses; more go by before any counts.
+    After each change of the link a step goes by before the clock starts, for TCP to find its rate.
 
     Islands as stages then simulate their order of work.
 
     Returns:
-        JSON: losses, seconds and a process's processor seconds a step per round over both links,
-        bytes per step, the load of the machine before; where the contestant says it, the bound of
-        the efficiency and for how long the devices of each site waited in the last step of a
-        round, by cause.
+        JSON: losses, seconds and a process's processor seconds of the median step of each round
+        over both links, bytes per step, the load of the machine before; where the contestant says
+        it, the bound of the efficiency and for how long the devices of each site waited in the last
+        step of a round, by cause.
 
     Raises:
         ContestantFailed: a process ended or is stuck; in one line.
@@ -41,7 +45,9 @@ def measure(
     link.shape(False)
     with team(contestant, link, cores, weights) as workers:
         started = workers.ask("start", START_SECONDS)
-        losses = workers.ask("steps", STEPS_SECONDS, count=CHECKED_STEPS)[0]["losses"]
+        first = workers.ask("steps", STEPS_SECONDS, count=CHECKED_STEPS)[0]
+        more = round(WARM_UP_SECONDS * CHECKED_STEPS / first["seconds"])
+        workers.ask("steps", STEPS_SECONDS, count=max(1, more))
         seconds: dict[str, list[float]] = {"plain": [], "link": []}
         processor: dict[str, list[float]] = {"plain": [], "link": []}
         waits: dict[str, list[Any]] = {"plain": [], "link": []}
@@ -51,18 +57,17 @@ def measure(
                 link.shape(path == "link")
                 workers.ask("steps", STEPS_SECONDS, count=1)
                 before = link.sent_bytes()
-                answers = workers.ask("steps", STEPS_SECONDS, count=steps)
-                times.append(max(answer["seconds"] for answer in answers) / steps)
-                used = sum(answer["processor_seconds"] for answer in answers)
-                processor[path].append(used / len(answers) / steps)
-                waits[path].append([answer.get("waits") for answer in answers])
+                taken = [workers.ask("steps", STEPS_SECONDS, count=1) for _ in range(steps)]
+                times.append(_median_step(taken, "seconds", max))
+                processor[path].append(_median_step(taken, "processor_seconds", statistics.mean))
+                waits[path].append([answer.get("waits") for answer in taken[-1]])
                 if path == "link":
                     after = link.sent_bytes()
                     sent = [s + b - a for s, a, b in zip(sent, before, after, strict=True)]
         simulated = {}
         if "hop_bytes" in started[0]:
-            busy = min(processor["plain"])
-            predicted, _ = workers.ask("simulated_seconds", START_SECONDS, processor_seconds=busy)
+            plain = min(seconds["plain"])
+            predicted, _ = workers.ask("simulated_seconds", START_SECONDS, plain_seconds=plain)
             tokens = contestant.repeats * TOKENS_PER_BATCH
             simulated = {"tokens_per_second_simulated": tokens / predicted}
     formula = contestant.formula_bytes or started[0]["formula_bytes"]
@@ -71,7 +76,7 @@ def measure(
         **_bound(started[0], min(seconds["plain"]), link),
         **simulated,
         **({"wait_seconds_of_sites": waits} if waits["link"][0][0] else {}),
-        "losses": losses,
+        "losses": first["losses"],
         "seconds_per_step": seconds,
         "processor_seconds_per_step": processor,
         "sent_bytes_per_step": [each / (rounds * steps) for each in sent],
@@ -82,6 +87,15 @@ def measure(
         "load_before": load,
         "took_seconds": time.monotonic() - began,
     }
+
+
+def _median_step(
+    steps: list[list[dict[str, Any]]], figure: str, of_processes: Callable[[Iterable[float]], float]
+) -> float:
+    """The median of a figure of steps, each of all processes' answers."""
+    return statistics.median(
+        of_processes([answer[figure] for answer in answers]) for answers in steps
+    )
 
 
 def _bound(started: dict[str, Any], plain_seconds: float, link: Link) -> dict[str, float]:

@@ -103,7 +103,7 @@ def deep_pipelines() -> list[Contestant]:
     As many microbatches are held as there are stages.
     """
     stages = 2 * DEEP_STAGES
-    return [
+    strict, hiding = (
         Contestant(
             f"geojax islands {name}, {stages} stages",
             "islands_side",
@@ -119,7 +119,8 @@ def deep_pipelines() -> list[Contestant]:
             devices=DEEP_STAGES,
         )
         for name in ISLAND_SCHEDULES
-    ]
+    )
+    return [_with_blocking_hops(strict), strict, hiding]
 
 
 WIRES = ("fp32", "bf16", "int8")

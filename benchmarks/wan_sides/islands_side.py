@@ -1,6 +1,7 @@
 """A process of geojax whose site is a JAX runtime of its own: the step of `dc.join: islands`."""
 
 import dataclasses
+import functools
 import tempfile
 import time
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ import yaml
 from geojax import runtime
 from geojax.cache import cache_folder
 from geojax.pipeline import simulate
+from geojax.pipeline.simulation.costs import Hop
 from geojax.runtime.environment.island_env import IslandSettings
 from geojax.step.plan import SIGNALS
 from geojax.train.islands.island_plan import island_plan, make_site_mesh, sequences_of_site
@@ -112,7 +114,8 @@ class Worker:
         self.joined = ExitStack()  # the harness ends the process
         transport = self.joined.enter_context(joined_sites(config, plan, place, here, {}))
         self.run = IslandRun.build(config, plan, transport)
-        if work["blocking"]:
+        self.blocking = work["blocking"]
+        if self.blocking:
             for walk in self.run.stages.walks:
                 walk.transport = BlockingReceives(walk.transport)
         rows = sequences_of_site(config, plan, site)
@@ -153,25 +156,36 @@ class Worker:
         (link,) = self.run.stages.traffic.values()
         return taken | {"waits": link.wait_seconds}
 
-    def simulated_seconds(self, processor_seconds: float) -> float:
+    def simulated_seconds(self, plain_seconds: float) -> float:
         """Seconds of a step over the long link, as the event-driven simulator has them.
 
-        Stages share out the processor time by their FLOPs, and the core of their site.
+        Stages share out a step over the plain link by their FLOPs, and the core of their site.
 
         Args:
-            processor_seconds: of a site, in a step over the plain link.
+            plain_seconds: of a step over the plain link.
         """
         config = self.run.config
         schedule, costs = event_schedule(config), stage_costs(config)
-        by_flops = sum(map(sum, costs.durations(split_backward=schedule.split_backward)))
-        factor = len(SITES) * processor_seconds / (schedule.microbatches * by_flops)
+        run = functools.partial(
+            simulate,
+            schedule,
+            late_receives=self.blocking,
+            stages_per_device=config.mesh.stage,
+        )
+        factor = plain_seconds / run(costs.inside_sites).seconds
+        if self.blocking:  # a pull that is not made ahead asks first
+            costs = dataclasses.replace(costs, hops=tuple(map(_asked_for, costs.hops)))
         forward, backward, weight = (
             tuple(factor * each for each in seconds)
             for seconds in (costs.forward, costs.backward, costs.weight)
         )
-        costs = dataclasses.replace(costs, forward=forward, backward=backward, weight=weight)
-        timeline = simulate(schedule, costs, stages_per_device=config.mesh.stage)
-        return timeline.seconds
+        return run(
+            dataclasses.replace(costs, forward=forward, backward=backward, weight=weight)
+        ).seconds
+
+
+def _asked_for(hop: Hop) -> Hop:
+    return hop if hop.link is None else dataclasses.replace(hop, latency=2 * hop.latency)
 
 
 if __name__ == "__main__":

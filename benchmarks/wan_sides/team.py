@@ -17,6 +17,13 @@ from wan_sides.link import Link
 
 BENCHMARKS = Path(__file__).resolve().parent.parent
 _LINES_SHOWN = 15
+# The allocator keeps what is freed, in one arena and on large pages, on all sides: what
+# geojax.runtime.host_memory asks of it comes too late in a worker, whose listening thread has made
+# a second arena by then. On a virtual machine a new page can cost more than the work on it.
+KEPT_MEMORY = {
+    "GLIBC_TUNABLES": "glibc.malloc.arena_max=1:glibc.malloc.mmap_max=0"
+    ":glibc.malloc.trim_threshold=2147483647:glibc.malloc.hugetlb=1"
+}
 
 
 class ContestantFailed(Exception):
@@ -27,7 +34,7 @@ def worker_environment() -> dict[str, str]:
     """Variables of a process that imports `geojax` and `wan_sides` from here."""
     folders = (str(BENCHMARKS.parent), str(BENCHMARKS), os.environ.get("PYTHONPATH"))
     path = os.pathsep.join(filter(None, folders))
-    return os.environ | {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
+    return os.environ | {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu"} | KEPT_MEMORY
 
 
 class Team:
