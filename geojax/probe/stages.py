@@ -3,12 +3,14 @@
 The pieces are those of a `geojax.models.chunk` for one microbatch: a layer forwards, backwards to
 its input, backwards to its weights, backwards to both; embedding and head. Every group of devices
 that would be a stage works at the same time, as in training. A piece runs many times in a loop of
-one program, whose length is an argument: what a longer loop takes longer is the piece's.
+one program, whose length is an argument: what a longer loop takes longer is the piece's. Loops grow
+until that lasts, so that a busy host does not make a piece free.
 """
 
 import dataclasses
 import functools
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -41,7 +43,8 @@ from geojax.step.state import parameter_layouts
 
 _ROUNDS = 5
 _LOOP_SECONDS = 0.2
-_SHORTEST, _LONGEST = 2, 64
+_SHORTEST, _LONGEST = 2, 2**20
+_LARGEST_GROWTH = 32
 
 Body = Callable[[jax.Array, Any], Any]
 """The body of a loop over a piece: (zero, carry) to carry. No compiler knows that the zero is one,
@@ -153,27 +156,42 @@ def _site_times(name: str, seconds: dict[tuple[str, str], float]) -> SiteTimes:
 
 
 def _seconds(loops: Sequence[Callable[[jax.Array], Any]]) -> list[float]:
-    """Measure one iteration of each loop: the medians of some rounds over all of them."""
+    """Measure one iteration of each loop: medians of some rounds, longer than the noise."""
 
     def lasts(loop: Callable[[jax.Array], Any], count: int) -> float:
         start = time.perf_counter()
         jax.block_until_ready(loop(jnp.int32(count)))
         return time.perf_counter() - start
 
-    def iteration(loop: Callable[[jax.Array], Any], count: int) -> float:
-        return (lasts(loop, count) - lasts(loop, 0)) / count
+    def iterations(loop: Callable[[jax.Array], Any], count: int) -> float:
+        return lasts(loop, count) - lasts(loop, 0)
 
     for loop in loops:
         lasts(loop, _SHORTEST)
-    first = [iteration(loop, _SHORTEST) for loop in loops]
-    # In a loop with messages all processes must run as many iterations.
-    slowest = map(max, zip(*map(json.loads, collect("iterations", json.dumps(first))), strict=True))
-    counts = [
-        min(max(round(_LOOP_SECONDS / max(seconds, 1e-6)), _SHORTEST), _LONGEST)
-        for seconds in slowest
-    ]
-    rounds = [list(map(iteration, loops, counts)) for _ in range(_ROUNDS)]
-    return [max(statistics.median(of_loop), 0.0) for of_loop in zip(*rounds, strict=True)]
+    counts = dict.fromkeys(range(len(loops)), _SHORTEST)
+    seconds = [0.0] * len(loops)
+    while counts:
+        rounds = [
+            [iterations(loops[index], count) for index, count in counts.items()]
+            for _ in range(_ROUNDS)
+        ]
+        medians = list(map(statistics.median, zip(*rounds, strict=True)))
+        for (index, count), median in zip(counts.items(), medians, strict=True):
+            seconds[index] = max(median / count, 0.0)
+        # In a loop with messages all processes must run as many iterations.
+        answers = map(json.loads, collect("iterations", json.dumps(medians)))
+        fastest = map(min, zip(*answers, strict=True))
+        counts = {
+            index: min(count * _growth(lasted), _LONGEST)
+            for (index, count), lasted in zip(counts.items(), fastest, strict=True)
+            if lasted < _LOOP_SECONDS and count < _LONGEST
+        }
+    return seconds
+
+
+def _growth(lasted: float) -> int:
+    """Return the factor by which a loop that lasted too short a time is to be longer."""
+    return min(math.ceil(1.25 * _LOOP_SECONDS / max(lasted, 1e-9)), _LARGEST_GROWTH)
 
 
 class _Pieces:

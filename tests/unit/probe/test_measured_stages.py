@@ -1,5 +1,7 @@
 """The pieces of a model, measured and simulated with."""
 
+import random
+import types
 from pathlib import Path
 
 import jax
@@ -60,6 +62,22 @@ def test_every_piece_takes_its_time(config, times):
         assert site.layer_whole_backward > 0
         assert site.head.forward > 0
         assert site.embedding.backward == 0
+
+
+def test_a_busy_host_makes_no_piece_free(monkeypatch):
+    now, noise = 0.0, random.Random(0)
+
+    def runs(seconds):
+        def loop(count):
+            nonlocal now
+            now += 1e-3 + seconds * int(count) + noise.uniform(0, 0.02)
+
+        return loop
+
+    monkeypatch.setattr(stages, "time", types.SimpleNamespace(perf_counter=lambda: now))
+    pieces = (2e-6, 3e-4, 0.5)
+    measured = stages._seconds([runs(seconds) for seconds in pieces])
+    assert measured == pytest.approx(pieces, rel=0.1)
 
 
 def test_sites_that_are_stages_have_no_pipeline_while_pieces_are_measured():
