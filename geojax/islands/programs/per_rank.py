@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from geojax.collectives.axes import agreed, to_varying, varying_axes
 from geojax.mesh import AXES
@@ -29,6 +29,16 @@ class PerRank:
     """[ranks, ...]; inside a `shard_map`, and before `unpack`, [1, ...]."""
     varying: tuple[str, ...]
     """The axes that the value varies over."""
+
+
+def is_shared(tree: Any, mesh: Mesh) -> bool:
+    """Return True if several ranks of `mesh` hold the same value of some `PerRank` of `tree`."""
+    values = jax.tree.leaves(tree, is_leaf=lambda leaf: isinstance(leaf, PerRank))
+    return any(
+        size > 1 and axis not in value.varying
+        for value in values
+        for axis, size in mesh.shape.items()
+    )
 
 
 def pack(tree: Any) -> Any:

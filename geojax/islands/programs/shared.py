@@ -35,6 +35,12 @@ class Share:
     """The axes whose ranks hold the value, each longer than 1."""
 
 
+def is_divided(tree: Any) -> bool:
+    """Return True if some value of `tree` is a `Share`."""
+    values = jax.tree.leaves(tree, is_leaf=lambda leaf: isinstance(leaf, Share))
+    return any(isinstance(value, Share) for value in values)
+
+
 def divide(tree: Any) -> Any:
     """Divide each array among the ranks that it does not vary over, inside a `shard_map`.
 

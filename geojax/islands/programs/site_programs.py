@@ -22,8 +22,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from geojax.islands.actions import Bucket, Message
 from geojax.islands.programs.chunk_passes import ChunkPasses
-from geojax.islands.programs.per_rank import RANKS, on_packed
-from geojax.islands.programs.shared import divide, whole
+from geojax.islands.programs.per_rank import RANKS, is_shared, on_packed
+from geojax.islands.programs.shared import divide, is_divided, whole
 from geojax.islands.programs.site_part import SitePart
 from geojax.islands.programs.site_sums import SumsOfSites
 from geojax.islands.programs.values import (
@@ -103,8 +103,8 @@ class SitePrograms:
         self.weight_gradients = of_chunks(passes.weight_gradients, (given, ranks), donate=(1,))
         self.forward_only = of_chunks(passes.forward_only, (given,))
         self.validation_sums = program(passes.validation_sums, (ranks, inputs), replicated)
-        self.divide = program(on_packed(divide), (ranks,))
-        self.whole = program(on_packed(whole), (ranks,))
+        self._divide = program(on_packed(divide), (ranks,))
+        self._whole = program(on_packed(whole), (ranks,))
         self.reduce = of_chunks(sums.reduce, (ranks, ranks, state.error_feedback, inputs))
         self.reduce_scalars = program(sums.reduce_scalars, (ranks, ranks, inputs, plan.signal_spec))
         self.add = of_chunks(sums.add, (ranks,))
@@ -118,6 +118,14 @@ class SitePrograms:
         """Make the stage's part of the state before the first step."""
         part = self.part
         return initial_state(part.model, self._optimizer, self.layouts, self.plan, seed, part.held)
+
+    def divide(self, per_rank: Any) -> Any:
+        """Return each rank's part of what several ranks hold, as it crosses a link."""
+        return self._divide(per_rank) if is_shared(per_rank, self.plan.mesh) else per_rank
+
+    def whole(self, crossed: Any) -> Any:
+        """Invert `divide`."""
+        return self._whole(crossed) if is_divided(crossed) else crossed
 
     def chunk_weights(self, weights: SiteWeights, chunk: int) -> ChunkParameters:
         """Return the weights that a chunk reads."""
@@ -309,12 +317,12 @@ class SitePrograms:
     @functools.cached_property
     def _traced_hop(self) -> Any:
         """Shape of the stream as it crosses; nothing is computed."""
-        return self.divide.eval_shape(self._traced_stream)
+        return self._divide.eval_shape(self._traced_stream)
 
     @functools.cached_property
     def _traced_table(self) -> Any:
         """Shape of a tied table's gradient as it crosses; nothing is computed."""
-        return self.divide.eval_shape(self.part.table(self._traced_sums))
+        return self._divide.eval_shape(self.part.table(self._traced_sums))
 
     def _program(
         self,

@@ -65,6 +65,22 @@ def test_a_site_sends_each_gradient_once(case):
     assert message_bytes(programs, Message("activation")) == 4 * 4 * 32 * MODEL.hidden_size
 
 
+def test_what_no_ranks_share_crosses_as_it_is():
+    alone, shared = (programs_of(axes, {}) for axes in ({"data": 2}, {"data": 2, "tensor": 2}))
+    for programs in (alone, shared):
+        hop = jax.tree.map(
+            lambda leaf: jax.device_put(
+                jnp.arange(float(leaf.size)).reshape(leaf.shape), leaf.sharding
+            ),
+            programs.payload(Message("activation")),
+        )
+        stream = programs.whole(hop)
+        again = programs.divide(stream)
+        assert (stream is hop) == (again is stream) == (programs is alone)
+        assert jax.tree.structure(again) == jax.tree.structure(hop)
+        jax.tree.map(np.testing.assert_array_equal, again, hop)
+
+
 def test_between_passes_zero_3_holds_shards_of_layers():
     layers = sum(leaf.size for leaf in jax.tree.leaves(parameter_shapes(MODEL)["layers"]))
     others = parameter_count(MODEL) - layers
