@@ -13,7 +13,6 @@ from geojax.runtime.jax_private import backend_runs
 # aborts at XLA's rendezvous timeout once two steps are in flight. More than that cost time: each
 # looks for work where there is none, and large operations are cut into as many pieces.
 THREADS_PER_DEVICE = 4
-MINIMUM_THREADS = 8
 
 
 def simulate_devices(count: int) -> None:
@@ -41,7 +40,7 @@ def simulate_devices(count: int) -> None:
     jax.config.update("jax_num_cpu_devices", count)
     jax.config.update("jax_platforms", "cpu")
     cores = len(os.sched_getaffinity(0))
-    threads = max(MINIMUM_THREADS, THREADS_PER_DEVICE * count, cores, _threads_asked_for())
+    threads = max(THREADS_PER_DEVICE * count, cores, _threads_asked_for())
     os.environ["NPROC"] = str(threads)
     keep_freed_memory()
 
