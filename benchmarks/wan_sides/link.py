@@ -13,6 +13,7 @@ it: after a change from the plain path to the long one it sends next to nothing 
 import contextlib
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 from geojax.wan import EmulatedWan, WanSettings, bring_up, take_down, traffic
 from geojax.wan.settings import MTU
@@ -22,6 +23,7 @@ NAME = "benchmark"
 _PLAIN = "plain"
 _QUEUE_PACKETS = 10_000
 _CONGESTION_CONTROL = "net.ipv4.tcp_congestion_control=cubic"
+_ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 
 
 class Link:
@@ -57,6 +59,12 @@ class Link:
 @contextlib.contextmanager
 def link(settings: WanSettings, name: str = NAME) -> Iterator[Link]:
     """Brings the emulated network up, and takes it down whatever happens."""
+    allowed = _ALLOWED.read_text().strip()
+    if "cubic" not in allowed.split():
+        raise SystemExit(
+            "the sites of this benchmark run TCP's cubic, which this machine keeps for itself: "
+            f"sysctl -w net.ipv4.{_ALLOWED.name}='{allowed} cubic'"
+        )
     wan = bring_up(settings, name)
     try:
         yield Link(wan)
