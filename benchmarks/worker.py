@@ -19,7 +19,7 @@ class Worker:
     """The process, from its start to `close`."""
 
     def __init__(self, side: str, script: Path, argument: str):
-        folders = (str(BENCHMARKS.parent), str(BENCHMARKS / "step_time"))
+        folders = (str(BENCHMARKS.parent), str(BENCHMARKS), str(BENCHMARKS / "step_time"))
         path = os.pathsep.join(filter(None, (*folders, os.environ.get("PYTHONPATH"))))
         self.side = side
         self.process = subprocess.Popen(
