@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import Any
 
 BENCHMARKS = Path(__file__).resolve().parent
+FOLDERS = (BENCHMARKS.parent, BENCHMARKS, BENCHMARKS / "step_time")
+"""Where a worker finds geojax, PyTorch's model and the protocol."""
 
 
 class Worker:
     """The process, from its start to `close`."""
 
     def __init__(self, side: str, script: Path, argument: str):
-        folders = (str(BENCHMARKS.parent), str(BENCHMARKS), str(BENCHMARKS / "step_time"))
-        path = os.pathsep.join(filter(None, (*folders, os.environ.get("PYTHONPATH"))))
+        path = os.pathsep.join(filter(None, (*map(str, FOLDERS), os.environ.get("PYTHONPATH"))))
         self.side = side
         self.process = subprocess.Popen(
             [sys.executable, str(script), argument],
