@@ -58,7 +58,6 @@ from geojax.errors import UserError
 from geojax.hlo import Traffic, collective_traffic
 from geojax.models import (
     ModelConfig,
-    decay_mask,
     init_parameters,
     loss_sum,
     parameter_count,
@@ -69,6 +68,7 @@ from geojax.optim import (
     learning_rate_schedule,
     make_optimizer,
 )
+from geojax.optim.parameter_groups import decay_weights
 from geojax.precision import policy
 from geojax.runtime import simulate_devices
 from geojax.step.plan import BATCH_AXES, SIGNALS, StepPlan
@@ -131,7 +131,7 @@ def jit_step(work: Work, *, sharded_state: bool) -> tuple[Traffic, list[float]]:
     optimizer = optax.chain(
         optax.clip_by_global_norm(SETTINGS.clip_norm),
         optax.scale_by_adam(SETTINGS.beta1, SETTINGS.beta2, SETTINGS.epsilon),
-        optax.add_decayed_weights(SETTINGS.weight_decay, mask=decay_mask),
+        decay_weights(lambda name: SETTINGS.of_leaf(name).weight_decay),
         optax.scale_by_learning_rate(lambda count: SCHEDULE(count + 1)),
     )
 

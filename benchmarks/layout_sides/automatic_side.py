@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from geojax.models import decay_mask, init_parameters
+from geojax.models import init_parameters
+from geojax.optim.parameter_groups import decay_weights
 from geojax.step.plan import StepPlan
 from geojax.step.state import parameter_layouts
 from layout_sides.automatic_model import PIECES, AutomaticModel
@@ -29,7 +30,7 @@ def automatic_side(plan: StepPlan) -> tuple[jax.stages.Compiled, Any, Callable[[
     optimizer = optax.chain(
         optax.clip_by_global_norm(SETTINGS.clip_norm),
         optax.scale_by_adam(SETTINGS.beta1, SETTINGS.beta2, SETTINGS.epsilon),
-        optax.add_decayed_weights(SETTINGS.weight_decay, mask=decay_mask),
+        decay_weights(lambda name: SETTINGS.of_leaf(name).weight_decay),
         optax.scale_by_learning_rate(lambda count: SCHEDULE(count + 1)),
     )
 

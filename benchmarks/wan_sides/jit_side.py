@@ -11,8 +11,9 @@ from geojax import runtime
 from geojax.cache import cache_folder
 from geojax.hlo import collective_traffic
 from geojax.mesh import make_mesh
-from geojax.models import ModelConfig, decay_mask, init_parameters
+from geojax.models import ModelConfig, init_parameters, is_matrix_or_table
 from geojax.models.transformer import loss_sum
+from geojax.optim.parameter_groups import decay_weights
 from wan_sides.jax_process import PATIENCE_SECONDS, join
 from wan_sides.serving import own_work, serve, take_steps
 from wan_sides.work import MODEL, OPTIMIZER, ROWS, SEED, batch
@@ -30,7 +31,7 @@ class Worker:
         optimizer = optax.chain(
             optax.clip_by_global_norm(OPTIMIZER["clip_norm"]),
             optax.scale_by_adam(OPTIMIZER["beta1"], OPTIMIZER["beta2"], OPTIMIZER["epsilon"]),
-            optax.add_decayed_weights(OPTIMIZER["weight_decay"], mask=decay_mask),
+            decay_weights(lambda name: OPTIMIZER["weight_decay"] * is_matrix_or_table(name)),
             optax.scale_by_learning_rate(OPTIMIZER["peak_learning_rate"]),
         )
 
