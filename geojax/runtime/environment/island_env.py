@@ -73,8 +73,8 @@ def island_settings(environment: Mapping[str, str], site: str | None = None) -> 
     missing = [VARIABLES[name] for name, value in found.items() if not value and name != "address"]
     if missing:
         raise UserError(
-            f"dc.join=islands needs {' and '.join(missing)}; start all sites with geojax launch "
-            "--islands, or set them for each site"
+            "dc.join=islands: start the sites with geojax launch --islands, or, as jobs of their "
+            f"own, each with {', '.join(missing)}"
         )
     given = {**found, "sites": str(found["sites"]).split(","), "address": found["address"] or None}
     return validate(IslandSettings, given, "GEOJAX_ISLANDS variables")

@@ -19,7 +19,7 @@ def test_a_launcher_writes_them_as_a_process_reads_them():
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({VARIABLES["sites"]: ""}, "needs GEOJAX_ISLANDS; start"),
+        ({VARIABLES["sites"]: ""}, "jobs of their own, each with GEOJAX_ISLANDS"),
         ({VARIABLES["key"]: "short"}, "key"),
         ({VARIABLES["coordinator"]: "10.0.0.1"}, "coordinator"),
         ({VARIABLES["site"]: "north"}, "site north must be one of the sites"),
