@@ -193,14 +193,16 @@ class Case:
         return ModelConfig(num_hidden_layers=layers, **_SIZES, **parts)
 
     def errors(self, precision: str = "fp64") -> dict[str, float]:
-        """How far the loss and the gradient of each leaf are from those of one device.
+        """How far the loss and the gradient of each leaf are from those of one device in float64.
+
+        Two computations in float32 differ by the rounding of both, which depends on the processor.
 
         Each relative to the largest number of its leaf; a key's bias, whose gradient is zero but
         for rounding (softmax does not see what is added to all scores of a query alike), relative
         to the largest gradient of all.
         """
+        loss, gradients = _alone(self.model, precision)
         with jax.enable_x64(precision == "fp64"):
-            loss, gradients = _alone(self.model, precision)
             made = gradients_of_step(
                 self.model,
                 *_setting(self.model, precision),
@@ -241,15 +243,18 @@ def _setting(model: ModelConfig, precision: str) -> tuple[Any, Any, Any]:
 
 @functools.cache
 def _alone(model: ModelConfig, precision: str) -> tuple[float, Any]:
-    """Loss and gradient on one device, without a mesh or a collective."""
-    parameters, batch, dropout_key = _setting(model, precision)
+    """Loss and gradient of `_setting` on one device in float64, without a mesh or a collective."""
+    with jax.enable_x64(precision == "fp64"):
+        parameters, batch, dropout_key = _setting(model, precision)
 
     def mean(parameters: Any) -> jax.Array:
         total, count = loss_sum(parameters, batch, model, dropout_key=dropout_key)
         return total / count
 
-    made = jax.jit(jax.value_and_grad(mean), compiler_options=QUICK)(parameters)
-    loss, gradients = jax.tree.map(np.asarray, made)
+    with jax.enable_x64():
+        exact = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), parameters)
+        made = jax.jit(jax.value_and_grad(mean), compiler_options=QUICK)(exact)
+        loss, gradients = jax.tree.map(np.asarray, made)
     return float(loss), gradients
 
 
