@@ -22,6 +22,7 @@ from geojax.wan import (
     traffic,
 )
 from geojax.wan.settings import LARGEST_SEGMENT, MTU, SITE_NAMES
+from geojax.wan.state import Relay
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +54,8 @@ class WanUpCommand:
     """Most bytes that wait for a link, such as 4MiB; default: bandwidth-delay product + 1 MiB."""
 
     core: int | None = None
-    """CPU core of the relay that is used if the kernel has no netem; default: the last one."""
+    """CPU core of the relay that is used if the kernel has no netem; default: the last two, one for
+    each direction."""
 
     name: str = "wan"
     """Name of this emulated network among those on this machine."""
@@ -187,10 +189,16 @@ def _heading(wan: EmulatedWan) -> str:
     by = {
         "none": "unshaped",
         "netem": "shaped by the kernel's netem",
-        "relay": f"shaped by a relay on core {relays[0].core}" if relays else "not finished",
+        "relay": f"shaped by a relay on {_cores(relays[0])}" if relays else "not finished",
     }
     names = ", ".join(site.name for site in wan.sites)
     return f"emulated network '{wan.name}': {names}; links {by[wan.shaper]}"
+
+
+def _cores(relay: Relay) -> str:
+    """Return the cores on which both directions are carried, in words."""
+    there, back = relay.cores
+    return f"core {there}" if there == back else f"cores {there} and {back}"
 
 
 def _links(wan: EmulatedWan) -> Table:

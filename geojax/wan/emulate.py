@@ -34,7 +34,7 @@ def bring_up(
 
     An unshaped link is a veth pair. A shaped one is a veth pair with netem on both ends where the
     kernel has netem, and else a pair of TUN devices with a relay process between them, pinned to
-    `core` (None: the last one that this process may use).
+    `core` (None: to the last two that this process may use, a direction each).
 
     Raises:
         UserError: it is up already, or this machine or user cannot make one.
@@ -54,7 +54,7 @@ def bring_up(
         wan = _plan(settings, name)
         wan.save()  # before anything exists, so that what a crash leaves is known
         try:
-            wan = measured(_make(wan, cores[-1] if core is None else core))
+            wan = measured(_make(wan, (cores[-2:][0], cores[-1]) if core is None else (core, core)))
             wan.save()
             return wan
         except BaseException:
@@ -100,7 +100,7 @@ def reshape(wan: EmulatedWan, settings: WanSettings) -> EmulatedWan:
             for link in wan.links:
                 assert link.relay is not None, "a link that the kernel does not shape has a relay"
                 relay.stop(link.relay)  # and its devices are gone
-                starts.append(_join_by_relay(wan, link, link.relay.core))
+                starts.append(_join_by_relay(wan, link, link.relay.cores))
             wan = _with_relays(wan, [start.relay for start in starts])
             for start in starts:
                 start.begin()
@@ -227,7 +227,7 @@ def _plan(settings: WanSettings, name: str) -> EmulatedWan:
     )
 
 
-def _make(wan: EmulatedWan, core: int) -> EmulatedWan:
+def _make(wan: EmulatedWan, cores: tuple[int, int]) -> EmulatedWan:
     """Make the namespaces, then the links; each is in the state file before it takes effect."""
     settings = wan.settings
     # Twice what may be on its way or wait, twice because the kernel counts its own overhead.
@@ -244,7 +244,7 @@ def _make(wan: EmulatedWan, core: int) -> EmulatedWan:
             _join_by_kernel(wan, link)
         return wan
     relay.compiled()  # a compiler that is missing is said once, before there are devices
-    starts = [_join_by_relay(wan, link, core) for link in wan.links]
+    starts = [_join_by_relay(wan, link, cores) for link in wan.links]
     wan = _with_relays(wan, [start.relay for start in starts])
     wan.save()
     for start in starts:
@@ -298,7 +298,9 @@ def _join_by_kernel(wan: EmulatedWan, link: EmulatedLink) -> None:
             call("ip", "-n", site.namespace, "link", "set", device, "gso_max_segs", "1")
 
 
-def _join_by_relay(wan: EmulatedWan, link: EmulatedLink, core: int) -> relay.RelayStart:
+def _join_by_relay(
+    wan: EmulatedWan, link: EmulatedLink, cores: tuple[int, int]
+) -> relay.RelayStart:
     (first, device, _), (second, peer, _) = _ends(wan, link)
     # A lost packet is one of at most the MTU, so whole segments are only for links without loss.
     whole_segments = wan.settings.loss == 0
@@ -307,7 +309,7 @@ def _join_by_relay(wan: EmulatedWan, link: EmulatedLink, core: int) -> relay.Rel
         relay.open_device(second.namespace, peer, whole_segments),
     )
     _address(wan, link)
-    return relay.RelayStart(descriptors, wan.settings, core, STATE_FOLDER / f"{wan.name}.log")
+    return relay.RelayStart(descriptors, wan.settings, cores, STATE_FOLDER / f"{wan.name}.log")
 
 
 def _address(wan: EmulatedWan, link: EmulatedLink) -> None:

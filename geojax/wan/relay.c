@@ -1,11 +1,12 @@
 /* Carries IP packets between two TUN devices as a long link would.
  *
- *   relay FIRST SECOND DELAY JITTER RATE QUEUE CAPACITY LOSS
+ *   relay FIRST SECOND THERE BACK DELAY JITTER RATE QUEUE CAPACITY LOSS
  *
  * FIRST and SECOND are inherited, non-blocking descriptors of TUN devices with IFF_NO_PI and
- * IFF_VNET_HDR. DELAY and JITTER are nanoseconds of one direction; RATE is bytes per second of each
- * direction, 0 for none; QUEUE is how many bytes may wait for the link, CAPACITY how many bytes of
- * buffer a direction has; LOSS is the share of packets that get lost.
+ * IFF_VNET_HDR. The direction from the first to the second device has a thread on the core THERE,
+ * and the other one on the core BACK. DELAY and JITTER are nanoseconds of one direction; RATE is
+ * bytes per second of each direction, 0 for none; QUEUE is how many bytes may wait for the link,
+ * CAPACITY how many bytes of buffer a direction has; LOSS is the share of packets that get lost.
  *
  * A direction is a queue in front of a transmitter in front of a wire: a packet waits for those
  * before it, occupies the transmitter for its length / RATE, and is on the wire for DELAY. Queue and
@@ -28,6 +29,8 @@
 #include <errno.h>
 #include <linux/virtio_net.h>
 #include <poll.h>
+#include <pthread.h>
+#include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -53,7 +56,7 @@ struct packet {
 enum { LARGEST_PACKET = sizeof(struct packet) + (LARGEST_READ + 7) / 8 * 8 };
 
 struct direction {
-    int source, target;
+    int source, target, core;
     /* A ring: packets begin below `capacity` and may reach beyond it, where there is room for one. */
     uint8_t *buffer;
     size_t capacity, oldest, free;
@@ -67,7 +70,7 @@ static double loss;
 
 static void give_up(const char *what) {
     perror(what);
-    exit(1);
+    _exit(1); /* the other thread may be giving up too */
 }
 
 static int64_t now(void) {
@@ -87,10 +90,11 @@ static double random_share(struct direction *way) { /* xorshift64*, of Vigna (20
     return (way->random * UINT64_C(0x2545F4914F6CDD1D) >> 11) * 0x1p-53;
 }
 
-static void open_way(struct direction *way, int source, int target, size_t capacity) {
+static void open_way(struct direction *way, int source, int target, int core, size_t capacity) {
     memset(way, 0, sizeof *way);
     way->source = source;
     way->target = target;
+    way->core = core;
     way->capacity = capacity;
     way->random = 1 + source;
     way->buffer = mmap(NULL, capacity + LARGEST_PACKET, PROT_READ | PROT_WRITE,
@@ -163,7 +167,7 @@ static int schedule(struct direction *way, struct packet *packet, int64_t time) 
 
 /* Read what came: one packet at the time `first`, the others at about `later`. */
 static void take_in(struct direction *way, int64_t first, int64_t later) {
-    static union {
+    union {
         struct packet packet;
         uint8_t room[LARGEST_PACKET];
     } dropped;
@@ -189,30 +193,22 @@ static void deliver(struct direction *way, int64_t time) {
     }
 }
 
-int main(int count, char **arguments) {
-    if (count != 9) {
-        fprintf(stderr, "usage: relay FIRST SECOND DELAY JITTER RATE QUEUE CAPACITY LOSS\n");
-        return 2;
-    }
-    int first = atoi(arguments[1]), second = atoi(arguments[2]);
-    delay = atoll(arguments[3]);
-    jitter = atoll(arguments[4]);
-    rate = atoll(arguments[5]);
-    queue = atoll(arguments[6]);
-    loss = atof(arguments[8]);
-    struct direction ways[2];
-    open_way(&ways[0], first, second, atoll(arguments[7]));
-    open_way(&ways[1], second, first, atoll(arguments[7]));
-    pause_length = delay / PAUSES_IN_DELAY < LONGEST_PAUSE ? delay / PAUSES_IN_DELAY : LONGEST_PAUSE;
+/* Carry packets in one direction for ever. */
+static void *carry(void *direction) {
+    struct direction *way = direction;
+    cpu_set_t core;
+    CPU_ZERO(&core);
+    CPU_SET(way->core, &core);
+    if (sched_setaffinity(0, sizeof core, &core)) give_up("relay: the core");
     prctl(PR_SET_TIMERSLACK, 1UL);
-
-    char go;
-    if (read(STDIN_FILENO, &go, 1) != 1) return 0;
-    struct pollfd polled[2] = {{first, POLLIN, 0}, {second, POLLIN, 0}};
-    for (int64_t next = INT64_MAX, last_look = 0;;) {
-        int64_t wait = next - now();
-        struct timespec limit = timespec_of(wait > 0 ? wait : 0);
-        if (ppoll(polled, 2, next == INT64_MAX ? NULL : &limit, NULL) < 0 && errno != EINTR)
+    struct pollfd polled = {way->source, POLLIN, 0};
+    for (int64_t last_look = 0;;) {
+        struct timespec limit = {0};
+        if (!is_empty(way)) {
+            int64_t wait = oldest(way)->arrival - now();
+            limit = timespec_of(wait > 0 ? wait : 0);
+        }
+        if (ppoll(&polled, 1, is_empty(way) ? NULL : &limit, NULL) < 0 && errno != EINTR)
             give_up("relay: waiting for packets");
         int64_t woken = now(), look = woken;
         if (look < last_look + pause_length) {
@@ -221,13 +217,35 @@ int main(int count, char **arguments) {
             look = now();
         }
         last_look = look;
-        next = INT64_MAX;
         int64_t middle = woken + (look - woken) / 2;
-        for (int i = 0; i < 2; i++) {
-            take_in(&ways[i], polled[i].revents ? woken : middle, middle);
-            deliver(&ways[i], look + pause_length / 2);
-            if (!is_empty(&ways[i]) && oldest(&ways[i])->arrival < next)
-                next = oldest(&ways[i])->arrival;
-        }
+        take_in(way, polled.revents ? woken : middle, middle);
+        deliver(way, look + pause_length / 2);
     }
+    return NULL;
+}
+
+int main(int count, char **arguments) {
+    if (count != 11) {
+        fprintf(stderr,
+                "usage: relay FIRST SECOND THERE BACK DELAY JITTER RATE QUEUE CAPACITY LOSS\n");
+        return 2;
+    }
+    int first = atoi(arguments[1]), second = atoi(arguments[2]);
+    delay = atoll(arguments[5]);
+    jitter = atoll(arguments[6]);
+    rate = atoll(arguments[7]);
+    queue = atoll(arguments[8]);
+    loss = atof(arguments[10]);
+    struct direction there, back;
+    open_way(&there, first, second, atoi(arguments[3]), atoll(arguments[9]));
+    open_way(&back, second, first, atoi(arguments[4]), atoll(arguments[9]));
+    pause_length = delay / PAUSES_IN_DELAY < LONGEST_PAUSE ? delay / PAUSES_IN_DELAY : LONGEST_PAUSE;
+
+    char go;
+    if (read(STDIN_FILENO, &go, 1) != 1) return 0;
+    pthread_t thread;
+    /* It inherits the priority that this one has been given before it may go. */
+    errno = pthread_create(&thread, NULL, carry, &back);
+    if (errno) give_up("relay: the second thread");
+    carry(&there);
 }

@@ -20,7 +20,7 @@ from geojax.wan.namespaces import inside
 from geojax.wan.settings import WanSettings
 from geojax.wan.state import Relay
 
-_FLAGS = ("-O2", "-std=gnu11")
+_FLAGS = ("-O2", "-std=gnu11", "-pthread")
 
 # linux/if_tun.h
 _TUNSETIFF, _TUNSETOFFLOAD = 0x400454CA, 0x400454D0
@@ -96,8 +96,17 @@ def open_device(namespace: str, name: str, whole_segments: bool) -> int:
 class RelayStart:
     """A relay process that waits for `begin`, so that every running relay is in a state file."""
 
-    def __init__(self, devices: tuple[int, int], settings: WanSettings, core: int, log: Path):
-        """Start the process on `core`; it takes over the two devices and writes to `log`."""
+    def __init__(
+        self, devices: tuple[int, int], settings: WanSettings, cores: tuple[int, int], log: Path
+    ):
+        """Start the process; it takes over the two devices and writes to `log`.
+
+        Args:
+            devices: descriptors of the devices at both ends.
+            settings: properties of the link.
+            cores: core of the direction from the first device to the second, and of the other.
+            log: file for its messages.
+        """
         nanoseconds = [settings.delay_seconds * 1e9, settings.jitter_seconds * 1e9]
         numbers = [*nanoseconds, settings.bytes_per_second or 0, settings.queue_limit]
         with open(log, "ab") as output:
@@ -105,6 +114,7 @@ class RelayStart:
                 [
                     str(compiled()),
                     *map(str, devices),
+                    *map(str, cores),
                     *(str(round(number)) for number in numbers),
                     str(buffer_bytes(settings)),
                     repr(settings.loss),
@@ -119,12 +129,11 @@ class RelayStart:
         for descriptor in devices:
             os.close(descriptor)
         number = self._process.pid
-        os.sched_setaffinity(number, {core})
-        # Late packets would make the link longer, so the relay has priority on that core, for the
+        # Late packets would make the link longer, so the relay has priority on its cores, for the
         # few per cent of the time that it needs. A container may not allow it.
         with contextlib.suppress(PermissionError):
             os.sched_setscheduler(number, os.SCHED_FIFO, os.sched_param(1))
-        self.relay = Relay(process_id=number, started=start_time(number), core=core)
+        self.relay = Relay(process_id=number, started=start_time(number), cores=cores)
         self._log = log
 
     def begin(self) -> None:

@@ -52,8 +52,9 @@ class Relay(Settings):
     started: int = pydantic.Field(ge=0, lt=2**63)
     """Start time of the process in clock ticks since boot, which distinguishes it from a later one
     with the same process id."""
-    core: int = pydantic.Field(ge=0, lt=2**16)
-    """CPU core that it is pinned to."""
+    cores: tuple[int, int]
+    """CPU cores to which its threads are pinned: the one from the first site to the second, and the
+    one back."""
 
 
 class Measurement(Settings):

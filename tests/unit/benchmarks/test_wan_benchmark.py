@@ -103,8 +103,11 @@ def test_the_fastest_variant_is_shown_and_drawn(benchmark, tmp_path):
     best = report.fastest(cells)
     assert [cell["variant"] for cell in best] == ["25 MB buckets", ""]
     best[1]["processor_seconds_per_step"] = {"plain": [1.25, 1.11], "link": [1.3, 1.2]}
+    best[0][report.RELAY] = 0.163
     shown = report.table("a link", best)
     assert shown.row_count == 2
+    (of_relay,) = (column for column in shown.columns if "relay" in str(column.header))
+    assert list(of_relay.cells) == ["0.16", ""]
     (of_processor,) = (column for column in shown.columns if "CPU" in str(column.header))
     assert list(of_processor.cells) == ["", "1.11"]
     of_sites = [[{"bucket": 0.5, "scalars": 0.25}, {"bucket": 0.25}], [{"bucket": 0.75}, {}]]

@@ -4,6 +4,7 @@ Lower bounds of times are the link's; upper bounds are the machine's patience.
 """
 
 import contextlib
+import os
 import socket
 import struct
 import time
@@ -14,6 +15,8 @@ from support.processes import PATIENCE_SECONDS, wait_until
 
 from geojax.wan import WanSettings
 from geojax.wan.relay import RelayStart, compiled, is_running, stop
+
+CORES = (min(os.sched_getaffinity(0)), max(os.sched_getaffinity(0)))
 
 MARKS = 1_000_000
 """Numbers of packets from here on say that all before them are through or lost."""
@@ -37,7 +40,7 @@ def relayed(tmp_path):
                 end.settimeout(60)
                 ends.append(stack.enter_context(end))
                 devices.append(device.detach())
-            begun = RelayStart(tuple(devices), WanSettings(**settings), 0, tmp_path / "log")
+            begun = RelayStart(tuple(devices), WanSettings(**settings), CORES, tmp_path / "log")
             stack.callback(stop, begun.relay)
             return *ends, begun
 
@@ -70,6 +73,18 @@ def test_packets_take_half_the_round_trip_and_keep_their_order(relayed):
     assert steady_west.recv(2000) == packet(1, 1500)
     # Half a pause (a 32nd of the delay) early at most.
     assert 0.05 * (1 - 1 / 64) <= time.monotonic() - began < PATIENCE_SECONDS
+
+
+def test_each_direction_has_a_thread_on_its_core(relayed):
+    east, west, start = relayed()
+    start.begin()
+    for source, target in ((east, west), (west, east)):
+        source.send(packet(1))
+        assert target.recv(2000) == packet(1)
+    threads = map(int, os.listdir(f"/proc/{start.relay.process_id}/task"))
+    pinned = [core for each in threads for core in os.sched_getaffinity(each)]
+    assert sorted(pinned) == sorted(CORES)
+    assert start.relay.cores == CORES
 
 
 def test_a_segment_of_many_packets_takes_the_time_of_all_with_their_headers(relayed):

@@ -30,7 +30,7 @@ def example(relay):
 
 
 def test_what_was_saved_is_loaded_and_says_how_to_run_a_command():
-    saved = example(Relay(process_id=os.getpid(), started=start_time(os.getpid()), core=0))
+    saved = example(Relay(process_id=os.getpid(), started=start_time(os.getpid()), cores=(0, 0)))
     saved.save()
     loaded = EmulatedWan.load("nowhere")
     assert loaded == saved
@@ -41,7 +41,7 @@ def test_what_was_saved_is_loaded_and_says_how_to_run_a_command():
 
 def test_what_is_gone_is_named():
     # The number of a process that lives, but another one than that which was started.
-    other = Relay(process_id=os.getpid(), started=start_time(os.getpid()) - 1, core=0)
+    other = Relay(process_id=os.getpid(), started=start_time(os.getpid()) - 1, cores=(0, 0))
     assert not is_running(other)
     example(other).save()
     with pytest.raises(UserError, match="'nowhere' is broken: the namespace"):
