@@ -10,6 +10,9 @@ one, a few seconds apart, each in the fastest of its rounds. *Islands*, sites wi
 their own, say when their messages leave; from that follows the *bound* of their efficiency, which
 the order of their work allows over the link.
 
+Where the kernel cannot shape the link, a relay does, a thread on each of the two cores: what it
+takes of them, which a real link would not, stands beside.
+
 Steps are short, one batch without accumulation, so that the link shows. --long-steps is another
 table, of steps of several microbatches: of pipelines so many that the round trips that no order can
 hide are a fiftieth of a step. Pipelines of four stages a site, which share its core, train a
@@ -194,7 +197,7 @@ def main() -> int:
     # On the way out of an exception, processes end and the link is taken down.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _end)
-    console = Console(width=160, highlight=False, markup=False)
+    console = Console(width=170, highlight=False, markup=False)
     try:
         return benchmark(parsed(), console)
     except (UserError, RunError) as error:

@@ -33,9 +33,9 @@ def measure(
 
     Returns:
         JSON: losses, seconds and a process's processor seconds of the median step of each round
-        over both links, bytes per step, the load of the machine before; where the contestant says
-        it, the bound of the efficiency and for how long the devices of each site waited in the last
-        step of a round, by cause.
+        over both links, bytes per step, what the link's relay takes of the cores, the load of the
+        machine before; where the contestant says it, the bound of the efficiency and for how long
+        the devices of each site waited in the last step of a round, by cause.
 
     Raises:
         ContestantFailed: a process ended or is stuck; in one line.
@@ -51,12 +51,12 @@ def measure(
         seconds: dict[str, list[float]] = {"plain": [], "link": []}
         processor: dict[str, list[float]] = {"plain": [], "link": []}
         waits: dict[str, list[Any]] = {"plain": [], "link": []}
-        sent = [0, 0]
+        sent, relayed = [0, 0], 0.0
         for _ in range(rounds):
             for path, times in seconds.items():
                 link.shape(path == "link")
                 workers.ask("steps", STEPS_SECONDS, count=1)
-                before = link.sent_bytes()
+                before, relay_before = link.sent_bytes(), link.relay_seconds()
                 taken = [workers.ask("steps", STEPS_SECONDS, count=1) for _ in range(steps)]
                 times.append(_median_step(taken, "seconds", max))
                 processor[path].append(_median_step(taken, "processor_seconds", statistics.mean))
@@ -64,6 +64,7 @@ def measure(
                 if path == "link":
                     after = link.sent_bytes()
                     sent = [s + b - a for s, a, b in zip(sent, before, after, strict=True)]
+                    relayed += link.relay_seconds() - relay_before
         simulated = {}
         if "hop_bytes" in started[0]:
             plain = min(seconds["plain"])
@@ -79,6 +80,7 @@ def measure(
         "losses": first["losses"],
         "seconds_per_step": seconds,
         "processor_seconds_per_step": processor,
+        "relay_processor_seconds_per_step": relayed / (rounds * steps),
         "sent_bytes_per_step": [each / (rounds * steps) for each in sent],
         "formula_bytes_per_step": formula,
         "counted_over_formula": counted / formula,

@@ -11,6 +11,7 @@ it: after a change from the plain path to the long one it sends next to nothing 
 """
 
 import contextlib
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,6 +50,16 @@ class Link:
         ):
             path = ["dev", device if shaped else _PLAIN, "src", site.address]
             _ip("-n", site.namespace, "route", "replace", other.address, *path)
+
+    def relay_seconds(self) -> float:
+        """What the link's relay has taken of the sites' cores so far, a half of it from each."""
+        (joined,) = self.wan.links
+        if joined.relay is None:  # the kernel shapes the link
+            return 0.0
+        fields = (
+            Path(f"/proc/{joined.relay.process_id}/stat").read_text().rpartition(")")[2].split()
+        )
+        return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
     def sent_bytes(self) -> list[int]:
         """What each site has sent so far, by the counters of its devices."""

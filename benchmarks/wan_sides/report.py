@@ -11,6 +11,7 @@ from rich.table import Table
 COLORS = {"geojax": "#1f77b4", "jit": "#2ca02c", "PyTorch": "#d95f02"}
 
 SIMULATED = "tokens_per_second_simulated"
+RELAY = "relay_processor_seconds_per_step"
 
 
 def fastest(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -36,6 +37,7 @@ def table(title: str, cells: list[dict[str, Any]]) -> Table:
         "simu-\nlated",
         "waits s\na step",
         "CPU s\na step",
+        "relay s\na step",
         "MB over\nthe link",
         "/ for-\nmula",
         "third\nloss",
@@ -53,6 +55,7 @@ def table(title: str, cells: list[dict[str, Any]]) -> Table:
             f"{cell[SIMULATED]:.0f}" if SIMULATED in cell else "",
             "" if (waited := waited_seconds(cell)) is None else f"{waited:.2f}",
             _processor_seconds(cell),
+            f"{cell[RELAY]:.2f}" if cell.get(RELAY) is not None else "",
             f"{megabytes:.1f}",
             f"{cell['counted_over_formula']:.3f}",
             f"{cell['losses'][-1]:.4f}",
