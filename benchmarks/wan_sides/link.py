@@ -11,12 +11,12 @@ it: after a change from the plain path to the long one it sends next to nothing 
 """
 
 import contextlib
-import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 from geojax.wan import EmulatedWan, WanSettings, bring_up, take_down, traffic
+from geojax.wan.relay import processor_seconds
 from geojax.wan.settings import MTU
 from wan_sides.work import SITES
 
@@ -56,10 +56,7 @@ class Link:
         (joined,) = self.wan.links
         if joined.relay is None:  # the kernel shapes the link
             return 0.0
-        fields = (
-            Path(f"/proc/{joined.relay.process_id}/stat").read_text().rpartition(")")[2].split()
-        )
-        return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+        return processor_seconds(joined.relay)
 
     def sent_bytes(self) -> list[int]:
         """What each site has sent so far, by the counters of its devices."""

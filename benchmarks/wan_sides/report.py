@@ -55,7 +55,7 @@ def table(title: str, cells: list[dict[str, Any]]) -> Table:
             f"{cell[SIMULATED]:.0f}" if SIMULATED in cell else "",
             "" if (waited := waited_seconds(cell)) is None else f"{waited:.2f}",
             _processor_seconds(cell),
-            f"{cell[RELAY]:.2f}" if cell.get(RELAY) is not None else "",
+            f"{cell[RELAY]:.2f}" if RELAY in cell else "",
             f"{megabytes:.1f}",
             f"{cell['counted_over_formula']:.3f}",
             f"{cell['losses'][-1]:.4f}",

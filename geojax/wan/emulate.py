@@ -41,9 +41,7 @@ def bring_up(
         RunError: iproute2 refuses something, or a link does not carry what is sent.
     """
     namespaces.require_namespaces()
-    cores = sorted(os.sched_getaffinity(0))
-    if core is not None and core not in cores:
-        raise UserError(f"core {core} is not among those of this process, {cores}")
+    cores = _relay_cores(core)
     with _locked():
         if state_path(name).exists() and not problems(EmulatedWan.load(name)):
             raise UserError(
@@ -54,7 +52,7 @@ def bring_up(
         wan = _plan(settings, name)
         wan.save()  # before anything exists, so that what a crash leaves is known
         try:
-            wan = measured(_make(wan, (cores[-2:][0], cores[-1]) if core is None else (core, core)))
+            wan = measured(_make(wan, cores))
             wan.save()
             return wan
         except BaseException:
@@ -225,6 +223,16 @@ def _plan(settings: WanSettings, name: str) -> EmulatedWan:
         ),
         links=tuple(EmulatedLink(sites=pair) for pair in itertools.combinations(names, 2)),
     )
+
+
+def _relay_cores(core: int | None) -> tuple[int, int]:
+    """Return the cores of a relay's two directions: `core` for both, or the last two there are."""
+    usable = sorted(os.sched_getaffinity(0))
+    if core is None:
+        return usable[max(len(usable) - 2, 0)], usable[-1]
+    if core not in usable:
+        raise UserError(f"core {core} is not among those of this process, {usable}")
+    return core, core
 
 
 def _make(wan: EmulatedWan, cores: tuple[int, int]) -> EmulatedWan:

@@ -193,8 +193,8 @@ static void deliver(struct direction *way, int64_t time) {
     }
 }
 
-/* Carry packets in one direction for ever. */
-static void *carry(void *direction) {
+/* Carry packets in one direction, for ever. */
+_Noreturn static void *carry(void *direction) {
     struct direction *way = direction;
     cpu_set_t core;
     CPU_ZERO(&core);
@@ -221,7 +221,6 @@ static void *carry(void *direction) {
         take_in(way, polled.revents ? woken : middle, middle);
         deliver(way, look + pause_length / 2);
     }
-    return NULL;
 }
 
 int main(int count, char **arguments) {

@@ -180,6 +180,16 @@ def is_running(relay: Relay) -> bool:
         return False
 
 
+def processor_seconds(relay: Relay) -> float:
+    """Return the CPU time in seconds that a relay has taken so far, of both its cores together.
+
+    Raises:
+        ProcessLookupError: it has ended.
+    """
+    user, system = _fields(relay.process_id)[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
 def _fields(process: int) -> list[str]:
     """Return the fields of /proc/PROCESS/stat, from the state onwards."""
     try:

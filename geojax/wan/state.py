@@ -12,6 +12,7 @@ import json
 import os
 import re
 from pathlib import Path
+from typing import Annotated
 
 import pydantic
 
@@ -44,6 +45,10 @@ class EmulatedSite(Settings):
         return ("ip", "netns", "exec", self.namespace)
 
 
+Core = Annotated[int, pydantic.Field(ge=0, lt=2**16)]
+"""CPU core, by the number that the kernel gives it."""
+
+
 class Relay(Settings):
     """Process that carries the packets of one link."""
 
@@ -52,7 +57,7 @@ class Relay(Settings):
     started: int = pydantic.Field(ge=0, lt=2**63)
     """Start time of the process in clock ticks since boot, which distinguishes it from a later one
     with the same process id."""
-    cores: tuple[int, int]
+    cores: tuple[Core, Core]
     """CPU cores to which its threads are pinned: the one from the first site to the second, and the
     one back."""
 

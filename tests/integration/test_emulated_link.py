@@ -210,3 +210,10 @@ def test_nothing_is_left_where_it_cannot_come_up(monkeypatch):
     with pytest.raises(RunError, match="relay of an emulated link ended at its start"):
         bring_up(settings, NAME)
     assert left_over() == []
+
+
+def test_a_core_that_this_machine_lacks_is_refused():
+    words = "core 4096 is not among those of this process, "
+    with pytest.raises(UserError, match=words):
+        bring_up(WanSettings(), NAME, core=4096)
+    assert left_over() == []

@@ -14,7 +14,7 @@ from support.emulated_link import skip_without_compiler
 from support.processes import PATIENCE_SECONDS, wait_until
 
 from geojax.wan import WanSettings
-from geojax.wan.relay import RelayStart, compiled, is_running, stop
+from geojax.wan.relay import RelayStart, compiled, is_running, processor_seconds, stop
 
 CORES = (min(os.sched_getaffinity(0)), max(os.sched_getaffinity(0)))
 
@@ -85,6 +85,21 @@ def test_each_direction_has_a_thread_on_its_core(relayed):
     pinned = [core for each in threads for core in os.sched_getaffinity(each)]
     assert sorted(pinned) == sorted(CORES)
     assert start.relay.cores == CORES
+
+
+def test_its_processor_time_is_known_while_it_runs(relayed):
+    east, west, start = relayed()
+    start.begin()
+    began = time.monotonic()
+    while processor_seconds(start.relay) == 0:
+        assert time.monotonic() - began < PATIENCE_SECONDS
+        east.send(packet(1, 1500))
+        assert west.recv(2000) == packet(1, 1500)
+    tick = 1 / os.sysconf("SC_CLK_TCK")
+    assert processor_seconds(start.relay) <= len(CORES) * (time.monotonic() - began + tick)
+    stop(start.relay)
+    with pytest.raises(ProcessLookupError):
+        processor_seconds(start.relay)
 
 
 def test_a_segment_of_many_packets_takes_the_time_of_all_with_their_headers(relayed):
