@@ -41,8 +41,8 @@ class ControlConnection:
         self._heard = time.monotonic()
         self.finished = False
         """The peer has said that it needs nothing more."""
-        self.closed = False
-        """The connection has ended."""
+        self.closed = threading.Event()
+        """Set when the connection has ended."""
         self._seen = threading.Event()
         self._threads = [
             threading.Thread(target=each, daemon=True) for each in (self._send, self._receive)
@@ -97,7 +97,7 @@ class ControlConnection:
                 for (frame,) in _FRAME.iter_unpack(unread[:whole]):
                     self._act(frame)
                 unread = unread[whole:]
-        self.closed = True
+        self.closed.set()
         self._seen.set()
 
     def _act(self, frame: int) -> None:

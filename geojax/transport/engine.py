@@ -36,6 +36,8 @@ from geojax.transport.shards import joined, local_shapes, local_shards
 
 _HEALTH_SECONDS = 0.05
 """Between two looks at the peers while a fetch waits."""
+_CAUSE_SECONDS = 0.5
+"""How long a pull that failed waits for the end of the control connection, which says more."""
 
 
 class Peer(NamedTuple):
@@ -209,7 +211,7 @@ class EngineTransport:
         """Return why a peer is lost; None if it is not."""
         if link.control.finished:
             return None
-        if link.control.closed:
+        if link.control.closed.is_set():
             return f"lost the connection to {link.peer.name}"
         if link.failure is not None:
             return link.failure
@@ -248,8 +250,11 @@ class _Fetch:
         if error is None:
             self.arrival = time.monotonic()
             self._link.control.acknowledge(self._message)
-        elif self._link.failure is None:
-            self._link.failure = f"lost {self._key} from {self._link.peer.name} ({error})"
+        else:
+            # A peer that ends breaks its pulls and the control connection, in either order.
+            self._link.control.closed.wait(_CAUSE_SECONDS)
+            if self._link.failure is None:
+                self._link.failure = f"lost {self._key} from {self._link.peer.name} ({error})"
         self._here.set()
 
     def result(self, timeout_seconds: float | None = None) -> list[jax.Array]:
