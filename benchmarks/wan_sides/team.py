@@ -47,7 +47,8 @@ class Team:
         self._logs = [folder / f"{site}.log" for site in self._sites]
         self._unread = [b"" for _ in self._sites]
         self._processes = []
-        environment = worker_environment() | {"OMP_NUM_THREADS": "1"}
+        # What the processes write for themselves goes when they do.
+        environment = worker_environment() | {"OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
         for process, site in enumerate(link.wan.sites):
             work = {
                 "process": process,

@@ -1,6 +1,7 @@
 """What `benchmarks/wan.py` does without a link: who takes part, what counts, what goes on."""
 
 import importlib
+import io
 import json
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
+from rich.console import Console
 
 from geojax.errors import UserError
 from geojax.models import ModelConfig, parameter_count
@@ -110,6 +112,11 @@ def test_the_fastest_variant_is_shown_and_drawn(benchmark, tmp_path):
     assert list(of_relay.cells) == ["0.16", ""]
     (of_processor,) = (column for column in shown.columns if "CPU" in str(column.header))
     assert list(of_processor.cells) == ["", "1.11"]
+    written = io.StringIO()
+    best[1]["name"] = "geojax " + "which has a long name " * 6
+    Console(file=written, width=130).print(report.table("a link", best))
+    assert "tokens/s   unshaped   ciency" in written.getvalue()
+    assert "…" not in written.getvalue()
     of_sites = [[{"bucket": 0.5, "scalars": 0.25}, {"bucket": 0.25}], [{"bucket": 0.75}, {}]]
     assert report.waited_seconds({"wait_seconds_of_sites": {"link": of_sites}}) == 0.375
     assert report.waited_seconds(best[0]) is None
