@@ -37,7 +37,7 @@ from geojax.transport.shards import joined, local_shapes, local_shards
 _HEALTH_SECONDS = 0.05
 """Between two looks at the peers while a fetch waits."""
 _CAUSE_SECONDS = 0.5
-"""How long a pull that failed waits for the end of the control connection, which says more."""
+"""Longest wait of a failed pull for the end of the control connection, which says more."""
 
 
 class Peer(NamedTuple):

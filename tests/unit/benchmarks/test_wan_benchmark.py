@@ -114,7 +114,7 @@ def test_the_fastest_variant_is_shown_and_drawn(benchmark, tmp_path):
     assert list(of_processor.cells) == ["", "1.11"]
     written = io.StringIO()
     best[1]["name"] = "geojax " + "which has a long name " * 6
-    Console(file=written, width=130).print(report.table("a link", best))
+    Console(file=written, width=150).print(report.table("a link", best))
     assert "tokens/s   unshaped   ciency" in written.getvalue()
     assert "…" not in written.getvalue()
     of_sites = [[{"bucket": 0.5, "scalars": 0.25}, {"bucket": 0.25}], [{"bucket": 0.75}, {}]]
