@@ -42,13 +42,18 @@ def trained(corpus, tmp_path_factory):
     """A config, and the folder of its run, which two jobs have trained."""
     folder = tmp_path_factory.mktemp("islands")
     config = write_config(folder / "run.yaml", corpus, **SETTINGS)
-    sites = start_sites(config, "--dc.timeline_step", "4")
-    for process, output, other in zip(sites, finish(*sites), SITES[::-1], strict=True):
+    sites = start_sites(config, "--dc.timeline_step", "4", "--sample.prompts", "[1 is]")
+    ended = zip(sites, finish(*sites), SITES, SITES[::-1], strict=True)
+    for process, output, site, other in ended:
         assert process.returncode == 0, output
         assert "step compiled      once" in output
         assert f"  {other} " in output, "a progress line has the link's figures"
         assert f"link to {other} " in output
-    return config, folder / "run"
+        said = "no sample is written: site east writes it, from the same weights" in output
+        assert said == (site == "west")
+    run = folder / "run"
+    assert [site for site in SITES if (run / site / "sample.txt").exists()] == ["east"]
+    return config, run
 
 
 def test_two_jobs_train_as_one_program(trained, tmp_path):

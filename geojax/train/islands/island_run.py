@@ -433,9 +433,14 @@ class IslandRun:
         return gather_full_params(weights, self.saved_layouts.parameters, self.plan)
 
     def unsampled_reason(self) -> str | None:
-        """Say why the whole model cannot be gathered on one device; None: it can be."""
+        """Say why this site writes no sample; None: it does.
+
+        All sites would write the same, so the first one does.
+        """
         if not self.holds_all:
             return "each site holds only some of the layers"
+        if self.transport.site:
+            return f"site {self.transport.site_names[0]} writes it, from the same weights"
         return unsampled_reason(self.config.model, self.saved_layouts, self.plan)
 
     @functools.cached_property
