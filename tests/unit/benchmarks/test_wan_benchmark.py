@@ -113,8 +113,8 @@ def test_the_fastest_variant_is_shown_and_drawn(benchmark, tmp_path):
     (of_processor,) = (column for column in shown.columns if "CPU" in str(column.header))
     assert list(of_processor.cells) == ["", "1.11"]
     written = io.StringIO()
-    best[1]["name"] = "geojax " + "which has a long name " * 6
-    Console(file=written, width=150).print(report.table("a link", best))
+    of_long_name = cell_of("geojax " + "which has a long name " * 6)
+    Console(file=written, width=150).print(report.table("a link", [of_long_name]))
     assert "tokens/s   unshaped   ciency" in written.getvalue()
     assert "…" not in written.getvalue()
     of_sites = [[{"bucket": 0.5, "scalars": 0.25}, {"bucket": 0.25}], [{"bucket": 0.75}, {}]]
