@@ -229,7 +229,8 @@ def _relay_cores(core: int | None) -> tuple[int, int]:
     """Return the cores of a relay's two directions: `core` for both, or the last two there are."""
     usable = sorted(os.sched_getaffinity(0))
     if core is None:
-        return usable[max(len(usable) - 2, 0)], usable[-1]
+        last_two = usable[-2:]  # one, where there is no other
+        return last_two[0], last_two[-1]
     if core not in usable:
         raise UserError(f"core {core} is not among those of this process, {usable}")
     return core, core

@@ -42,7 +42,7 @@ def for_hopper(monkeypatch):
     """Let the package be imported and believe that it sees a Hopper GPU, or skip the test."""
     _let_a_driver_be_found()
     reason = transformer_engine.unsupported_reason()
-    if reason and "cannot be imported" in reason:
+    if reason and "cannot be imported" in reason:  # a library that it is linked to is missing
         pytest.skip(reason)
     for name, module in list(sys.modules.items()):
         if name.startswith("transformer_engine") and hasattr(module, _CAPABILITY):

@@ -440,7 +440,7 @@ class IslandRun:
         if not self.holds_all:
             return "each site holds only some of the layers"
         if self.transport.site:
-            return f"site {self.transport.site_names[0]} writes it, from the same weights"
+            return f"that is for site {self.transport.site_names[0]}, which has the same weights"
         return unsampled_reason(self.config.model, self.saved_layouts, self.plan)
 
     @functools.cached_property

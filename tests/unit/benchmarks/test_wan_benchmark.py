@@ -112,16 +112,20 @@ def test_the_fastest_variant_is_shown_and_drawn(benchmark, tmp_path):
     assert list(of_relay.cells) == ["0.16", ""]
     (of_processor,) = (column for column in shown.columns if "CPU" in str(column.header))
     assert list(of_processor.cells) == ["", "1.11"]
-    written = io.StringIO()
-    of_long_name = cell_of("geojax " + "which has a long name " * 6)
-    Console(file=written, width=150).print(report.table("a link", [of_long_name]))
-    assert "tokens/s   unshaped   ciency" in written.getvalue()
-    assert "…" not in written.getvalue()
     of_sites = [[{"bucket": 0.5, "scalars": 0.25}, {"bucket": 0.25}], [{"bucket": 0.75}, {}]]
     assert report.waited_seconds({"wait_seconds_of_sites": {"link": of_sites}}) == 0.375
     assert report.waited_seconds(best[0]) is None
     report.draw({"a link": cells}, tmp_path / "wan.png")
     assert (tmp_path / "wan.png").stat().st_size > 1000
+
+
+def test_a_long_name_is_wrapped_and_no_number_is_cut(benchmark):
+    report = benchmark("wan_sides.report")
+    written = io.StringIO()
+    of_long_name = cell_of("geojax " + "which has a long name " * 6)
+    Console(file=written, width=150).print(report.table("a link", [of_long_name]))
+    assert "tokens/s   unshaped   ciency" in written.getvalue()
+    assert "…" not in written.getvalue()
 
 
 def test_the_bound_of_an_order_of_messages(benchmark):
