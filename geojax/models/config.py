@@ -188,7 +188,7 @@ class ModelConfig(Settings):
     """Base, share and scaling of rotary positions."""
     rope_local_base_freq: float | None = pydantic.Field(default=None, gt=1, le=1e12)
     """Base of rotary positions in layers with a window, unscaled, as in Gemma 3; null:
-    rope_parameters are those of all layers."""
+    rope_parameters are those of all layers. The base of unscaled rope_parameters says the same."""
     query_pre_attn_scalar: int = pydantic.Field(default_factory=_head_width, gt=0, le=2**20)
     """Scores of attention are divided by its square root; default: `head_dim`."""
     attn_logit_softcapping: float | None = pydantic.Field(default=None, ge=1e-3, le=1e6)
@@ -227,7 +227,7 @@ class ModelConfig(Settings):
     keeps logits from drifting (PaLM has 1e-4); a validation's loss is without it."""
     dropout: float = pydantic.Field(default=0.0, ge=0, lt=1)
     """Rate on the embedding and on both residual branches; attention weights have none."""
-    initializer_range: float = pydantic.Field(default=0.02, ge=1e-9, le=100)
+    initializer_range: float = pydantic.Field(default=0.02, ge=1e-9, le=1)
     """Standard deviation of the initial matrices; residual outputs get 1/sqrt(2 layers) of it."""
 
     num_nextn_predict_layers: int = pydantic.Field(default=0, ge=0, le=2**4)
@@ -365,6 +365,13 @@ class ModelConfig(Settings):
                 f"num_key_value_heads can be {', '.join(map(str, fitting))}"
             )
         return self
+
+    @pydantic.field_validator("rope_local_base_freq")
+    @classmethod
+    def _another_base(cls, base: float | None, info: pydantic.ValidationInfo) -> float | None:
+        of_all = info.data.get("rope_parameters", RopeParameters())
+        is_same = of_all.rope_type == "default" and base == of_all.rope_theta
+        return None if is_same else base
 
     @pydantic.field_validator("layer_types")
     @classmethod

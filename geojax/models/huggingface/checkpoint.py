@@ -15,10 +15,13 @@ from geojax.models.huggingface.families import FAMILIES
 from geojax.models.huggingface.family import TRAINING_FIELDS, Family
 from geojax.models.huggingface.json_file import load_json
 from geojax.models.huggingface.mxfp4 import headers_of, is_in_blocks, read_blocks
+from geojax.models.huggingface.not_carried import describe_not_carried
 from geojax.models.huggingface.tensor_map import Slices, TensorMap
 from geojax.models.huggingface.weight_files import Header, WeightFiles
 
 CONFIG = "config.json"
+
+_REASONS_SHOWN = 4
 
 # With any of them weights compute what they were trained to.
 _FREE_FIELDS = TRAINING_FIELDS | {
@@ -57,14 +60,21 @@ def family_for(model: ModelConfig) -> Family:
     """Return the family that `model` is written as.
 
     Raises:
-        UserError: none can express it; the message has a reason of each.
+        UserError: none can express it; the message names the nearest.
     """
-    reasons = []
+    nearest, fewest = FAMILIES[0], FAMILIES[0].unsupported_reasons(model)
     for family in FAMILIES:
-        if (reason := family.unsupported_reason(model)) is None:
+        reasons = family.unsupported_reasons(model)
+        if not reasons:
             return family
-        reasons.append(f"{family.model_type} ({reason})")
-    raise UserError(f"the model is of no family that transformers has: not {', '.join(reasons)}")
+        if len(reasons) < len(fewest):
+            nearest, fewest = family, reasons
+    shown = ", ".join(fewest[:_REASONS_SHOWN])
+    more = f" and {len(fewest) - _REASONS_SHOWN} more" if len(fewest) > _REASONS_SHOWN else ""
+    raise UserError(
+        f"the model is of no family that transformers has; the nearest, {nearest.model_type}, "
+        f"cannot have {shown}{more}"
+    )
 
 
 class HuggingFaceWeights:
@@ -141,9 +151,7 @@ def _family_of(content: Mapping[str, Any], folder: Path) -> Family:
     known = {family.model_type: family for family in FAMILIES}
     given = content.get("model_type")
     if not isinstance(given, str) or given not in known:
-        raise UserError(
-            f"{folder / CONFIG}: model_type {given!r} is not carried; {', '.join(known)} are"
-        )
+        raise UserError(f"{folder / CONFIG}: {describe_not_carried(given, known)}")
     return known[given]
 
 

@@ -9,18 +9,11 @@ from typing import Any, NamedTuple
 
 from geojax.errors import UserError
 from geojax.models.config import ModelConfig
+from geojax.models.huggingface.json_file import shown
+from geojax.models.huggingface.neutral_keys import NEUTRAL_KEYS, refuse_wrong_values
 from geojax.models.huggingface.rope import ROPE_KEYS, read_rope, write_rope
 from geojax.models.parameters import parameter_shapes
 from geojax.named_arrays import leaves_by_name
-
-NEUTRAL_KEYS = frozenset(
-    {"architectures", "dtype", "model_type", "torch_dtype", "transformers_version", "use_cache"}
-    | {"bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "id2label", "label2id"}
-    | {"output_attentions", "output_hidden_states", "output_router_logits", "return_dict"}
-    | {"_attn_implementation", "_name_or_path", "problem_type", "task_specific_params"}
-    | {"chunk_size_feed_forward", "is_encoder_decoder"}
-)
-"""Keys of any `config.json` that leave the logits as they are."""
 
 TRAINING_FIELDS = frozenset(
     {"dropout", "initializer_range", "router_aux_loss_coef", "z_loss_coef"}
@@ -48,20 +41,33 @@ class ConfigKey(NamedTuple):
     """Another name that transformers writes."""
     write: Callable[[ModelConfig], Any] | None = None
     """Function from the model to the key's value; None: it is the first field's."""
+    is_written: bool = True
+    """False for a key that transformers does not read."""
+    takes_null: bool = True
+    """False where transformers fails on null, though a field can be null."""
+    can_express: Callable[[ModelConfig], bool] | None = None
+    """Function that tells the models that the key can express; None: it can express all."""
 
     def read(self, content: Mapping[str, Any], source: str) -> Any:
         """Return the fields' value in the `config.json` called `source`; None: their default.
 
         Raises:
-            UserError: the key is required and missing.
+            UserError: the key is required and missing, or null where there must be a value.
         """
         name = self.name if self.alias is None or self.name in content else self.alias
-        value = content.get(name, self.default)
-        if callable(self.default) and content.get(self.name) is None:
-            value = self.default(content)
+        value = content.get(name, None if callable(self.default) else self.default)
         if value is REQUIRED or (value is None and self.default is REQUIRED):
             raise UserError(f"{source}: {self.name} is required and missing")
-        return value
+        if value is None and name in content and self._needs_value():
+            raise UserError(f"{source}: {self.name} is null; remove it, or give its value")
+        return self.default(content) if value is None and callable(self.default) else value
+
+    def _needs_value(self) -> bool:
+        """Return True where null says neither "none" nor "as another key says"."""
+        infos = [ModelConfig.model_fields[field] for field in self.fields]
+        chosen = any(info.default_factory is None and info.default for info in infos)
+        has_default = self.default is not None and not callable(self.default)
+        return not self.takes_null or (chosen and has_default)
 
 
 class TensorRule(NamedTuple):
@@ -97,14 +103,17 @@ class Family:
     implied: Mapping[str, Any]
     """Fields of `ModelConfig` that have one value in this family."""
     fixed: Mapping[str, Any]
-    """Keys of `config.json` of which one value is carried."""
+    """Keys of `config.json` of which one value is carried, which is written."""
     tensors: tuple[TensorRule, ...]
     """The name map."""
     copies: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Tensors that hold another one once more, by name with `{layer}`, for each module that
     predicts later tokens (`num_nextn_predict_layers`): they are written, and left unread."""
-    required_keys: frozenset[str] = frozenset()
-    """Keys of `fixed` that must be there: transformers has another default."""
+    unwritten: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Keys of which one value is carried, and which transformers does not read; see `fixed`."""
+    rates: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """Keys of rates that end with training, such as the dropout of attention weights: any is read
+    and left, and the one here, which is geojax's, is written."""
     ignored_keys: frozenset[str] = frozenset()
     """Further keys of `config.json` that leave the logits as they are."""
     nested_in: str | None = None
@@ -115,8 +124,9 @@ class Family:
     """True if positions are rotary."""
     rope_theta: float = 10_000.0
     """Base of rotary positions of a `config.json` that does not tell it."""
-    partial_rotary_factor: float = 1.0
-    """Share of a head that is rotated, likewise."""
+    partial_rotary_factor: float | None = None
+    """Share of a head that is rotated, likewise; None: the family rotates all of a head, and
+    transformers does not read the key."""
     rope_scaling: Mapping[str, Any] | None = None
     """Scaling of rotary positions, likewise; None: none."""
     quantization: str | None = None
@@ -153,9 +163,13 @@ class Family:
                 self.rope_theta,
                 self.partial_rotary_factor,
                 source,
+                positions=fields["max_position_embeddings"],
                 scaling=self.rope_scaling,
                 by_layer_type="rope_local_base_freq" in fields,
             )
+        if not _has_windows(fields):  # what they would be is told, and has no use
+            for field in ("sliding_window", "rope_local_base_freq"):
+                fields.pop(field, None)
         return fields
 
     def write_config(self, model: ModelConfig) -> dict[str, Any]:
@@ -163,23 +177,38 @@ class Family:
         content: dict[str, Any] = {"architectures": [self.architecture]}
         content["model_type"] = self.model_type
         for key in self.keys:
-            value = getattr(model, key.fields[0]) if key.write is None else key.write(model)
-            content[key.name] = value
-        content |= self.fixed
+            if key.is_written:
+                value = getattr(model, key.fields[0]) if key.write is None else key.write(model)
+                content[key.name] = value
+        content |= {**self.fixed, **self.rates}
         if self.has_rope:
-            content |= write_rope(model.rope_parameters, scaled=self.rope_scaling is not None)
+            content |= write_rope(
+                model.rope_parameters,
+                scaled=self.rope_scaling is not None,
+                has_share=self.partial_rotary_factor is not None,
+            )
         return content
 
     def unsupported_reason(self, model: ModelConfig) -> str | None:
         """Say which setting of `model` the family's `config.json` cannot express; None: none."""
+        return next(iter(self.unsupported_reasons(model)), None)
+
+    def unsupported_reasons(self, model: ModelConfig) -> list[str]:
+        """List the settings of `model` that the family's `config.json` cannot express."""
+        reasons = []
         for key in self.keys:
             values = [getattr(model, field) for field in key.fields]
-            if any(value != values[0] for value in values):
+            lacks_value = values[0] is None and not key.takes_null and key.write is None
+            is_foreign = key.can_express is not None and not key.can_express(model)
+            if lacks_value or is_foreign or any(value != values[0] for value in values):
                 pairs = zip(key.fields, values, strict=True)
-                return " and ".join(f"{field}={value}" for field, value in pairs)
+                reasons.append(" and ".join(f"{field}={value}" for field, value in pairs))
         covered = {field for key in self.keys for field in key.fields} | TRAINING_FIELDS
         if self.has_rope:
             covered.add("rope_parameters")
+            share = model.rope_parameters.partial_rotary_factor
+            if self.partial_rotary_factor is None and share != 1:
+                reasons.append(f"rope_parameters.partial_rotary_factor={share:g}")
         if not model.is_moe:
             covered |= {"moe_intermediate_size", "norm_topk_prob"}
         given = model.model_dump()
@@ -190,10 +219,12 @@ class Family:
                 name, field.get_default(call_default_factory=True, validated_data=given)
             )
             if (value := getattr(model, name)) != wanted:
-                return f"{name}={value}"
+                reasons.append(f"{name}={value}")
         leaves = {leaf for rule in self.tensors for leaf in rule.leaves}
         lacking = (leaf for leaf in leaves_by_name(parameter_shapes(model)) if leaf not in leaves)
-        return next(lacking, None)
+        if not reasons:
+            reasons += lacking
+        return reasons
 
     def is_quantized(self, content: Mapping[str, Any], source: str) -> bool:
         """Return True if the weights beside the `config.json` called `source` are quantized.
@@ -215,16 +246,26 @@ class Family:
 
     def _refuse_others(self, content: Mapping[str, Any], source: str) -> None:
         """Refuse keys that may change the logits in a way that is not carried."""
-        for key, carried in self.fixed.items():
-            given = content.get(key, "its default" if key in self.required_keys else carried)
-            if given is not None and given != carried:
-                raise UserError(f"{source}: {key} {given!r} is not carried; {carried!r} would be")
+        for key, carried in {**self.fixed, **self.unwritten}.items():
+            given = content.get(key, carried)
+            if given != carried and (given is not None or carried):
+                raise UserError(
+                    f"{source}: {key} {shown(given)} is not carried; {carried!r} would be"
+                )
+        for key in self.rates:
+            rate = content.get(key) or 0.0
+            if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < 1:
+                raise UserError(
+                    f"{source}: {key} {shown(rate)} is no rate; a number below 1 would do"
+                )
+        refuse_wrong_values(content, source)
         known = {name for key in self.keys for name in (key.name, key.alias)}
-        known |= self.fixed.keys() | self.ignored_keys | {"quantization_config"}
-        known |= NEUTRAL_KEYS | (ROPE_KEYS if self.has_rope else frozenset())
+        known |= self.fixed.keys() | self.unwritten.keys() | self.rates.keys() | self.ignored_keys
+        known |= NEUTRAL_KEYS | {"quantization_config"}
+        known |= ROPE_KEYS if self.has_rope else frozenset()
         if unknown := [key for key in content if key not in known]:
             raise UserError(
-                f"{source}: {unknown[0]} is no key that geojax knows of model_type "
+                f"{source}: {unknown[0][:80]} is no key that geojax knows of model_type "
                 f"{self.model_type}; remove it if it leaves the logits as they are"
             )
 
@@ -232,3 +273,9 @@ class Family:
 def same_names(*names: str) -> tuple[ConfigKey, ...]:
     """Make required keys that have the name of their field."""
     return tuple(ConfigKey(name, (name,)) for name in names)
+
+
+def _has_windows(fields: Mapping[str, Any]) -> bool:
+    """Return False for a model of which each layer's type is told, and none has a window."""
+    kinds = fields.get("layer_types")
+    return not isinstance(kinds, list) or "sliding_attention" in kinds

@@ -1,6 +1,7 @@
 """JSON files of a checkpoint's folder."""
 
 import json
+import reprlib
 import stat
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,18 @@ from typing import Any
 from geojax.errors import UserError
 
 _MOST_BYTES = 1 << 28
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
+
+
+def shown(value: Any) -> str:
+    """Return a JSON value as text for a message, cut off where it is long."""
+    return _SHORT.repr(value)
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON")
 
 
 def load_json(path: Path) -> dict[str, Any]:
@@ -20,7 +33,7 @@ def load_json(path: Path) -> dict[str, Any]:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_BYTES:
             raise UserError(f"{path}: must be a regular file of up to {_MOST_BYTES:,} bytes")
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except OSError as error:

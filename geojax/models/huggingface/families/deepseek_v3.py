@@ -7,6 +7,7 @@ bfloat16 first, for which DeepSeek publishes a script.
 import dataclasses
 
 from geojax.models.huggingface.families.llama import (
+    ATTENTION_DROPOUT,
     EMBEDDING_AND_HEAD,
     FEED_FORWARD,
     SILU,
@@ -122,15 +123,16 @@ DEEPSEEK_V3 = Family(
         ConfigKey("num_nextn_predict_layers", ("num_nextn_predict_layers",), 0),
     ),
     implied=SWIGLU | {"scoring_func": "sigmoid", "use_router_bias": True},
+    # transformers takes the last three for granted; DeepSeek's own code and vLLM read them.
     fixed=SILU
     | {
         "attention_bias": False,
         "moe_layer_freq": 1,
-        "pretraining_tp": 1,
         "scoring_func": "sigmoid",
         "topk_method": "noaux_tc",
     },
-    ignored_keys=frozenset({"auto_map", "ep_size", "head_dim", "qk_head_dim", "seq_aux"}),
+    rates=ATTENTION_DROPOUT,
+    ignored_keys=frozenset({"ep_size", "head_dim", "pretraining_tp", "qk_head_dim", "seq_aux"}),
     tensors=(*EMBEDDING_AND_HEAD, *_DENSE_LAYERS, *_ATTENTION, *_EXPERTS, *_LATER_TOKENS),
     copies={
         "model.layers.{layer}.embed_tokens.weight": "model.embed_tokens.weight",

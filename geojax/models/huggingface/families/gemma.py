@@ -9,15 +9,17 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from geojax.models.config import ModelConfig
 from geojax.models.huggingface.families.llama import (
     ATTENTION,
+    ATTENTION_DROPOUT,
     EMBEDDING_AND_HEAD,
     FEED_FORWARD,
     SIZES,
 )
 from geojax.models.huggingface.families.qwen3 import QK_NORM
 from geojax.models.huggingface.family import ConfigKey, Family, TensorRule
-from geojax.models.huggingface.layer_types import layer_types
+from geojax.models.huggingface.layer_types import layer_types, sliding_window
 
 _NORMS = tuple(
     TensorRule(f"model.layers.{{layer}}.{theirs}_layernorm.weight", (f"layers.{own}.scale",))
@@ -36,8 +38,7 @@ _TENSORS = (
 )
 
 
-def _keys(softcaps: tuple[float | None, float | None]) -> tuple[ConfigKey, ...]:
-    of_scores, of_logits = softcaps
+def _keys(cap_of_logits: float | None) -> tuple[ConfigKey, ...]:
     return (
         *(key for key in SIZES if key.name not in ("head_dim", "tie_word_embeddings")),
         ConfigKey("head_dim", ("head_dim",), 256),
@@ -46,16 +47,27 @@ def _keys(softcaps: tuple[float | None, float | None]) -> tuple[ConfigKey, ...]:
         ConfigKey("rms_norm_eps", ("rms_norm_eps",), 1e-6),
         ConfigKey("attention_bias", ("qkv_bias", "attention_output_bias"), False),
         ConfigKey("query_pre_attn_scalar", ("query_pre_attn_scalar",), 256),
-        ConfigKey("sliding_window", ("sliding_window",), 4096),
-        ConfigKey("attn_logit_softcapping", ("attn_logit_softcapping",), of_scores),
-        ConfigKey("final_logit_softcapping", ("final_logit_softcapping",), of_logits),
+        sliding_window(4096),
+        ConfigKey("final_logit_softcapping", ("final_logit_softcapping",), cap_of_logits),
     )
 
 
 def _local_base(content: Mapping[str, Any]) -> float:
     """Return the base of layers with a window, as transformers 5 writes it, or the default."""
-    by_type = content.get("rope_parameters") or {}
-    return (by_type.get("sliding_attention") or {}).get("rope_theta", 10_000.0)
+    by_type: Any = content.get("rope_parameters")
+    local = by_type.get("sliding_attention") if isinstance(by_type, Mapping) else None
+    return local.get("rope_theta", 10_000.0) if isinstance(local, Mapping) else 10_000.0
+
+
+def _written_local_base(model: ModelConfig) -> float:
+    """Return the base of layers with a window, which transformers needs even if there is none."""
+    return model.rope_local_base_freq or model.rope_parameters.rope_theta
+
+
+def _has_local_base(model: ModelConfig) -> bool:
+    """Return False where layers with a window are scaled like all: transformers scales none."""
+    scaled = model.rope_parameters.rope_type != "default"
+    return model.rope_local_base_freq is not None or not (scaled and any(model.has_window))
 
 
 _IMPLIED = {
@@ -68,24 +80,30 @@ _IMPLIED = {
 }
 _FIXED = {
     "hidden_activation": "gelu_pytorch_tanh",
-    "attention_dropout": 0.0,
     "use_bidirectional_attention": False,
 }
-# The pattern is read with the layers' types; of the others transformers reads another key.
-_IGNORED = frozenset(
-    {"sliding_window_pattern", "_sliding_window_pattern", "hidden_act", "cache_implementation"}
-)
+# In place of hidden_act transformers reads hidden_activation.
+_IGNORED = frozenset({"hidden_act", "cache_implementation"})
 
 GEMMA2 = Family(
     model_type="gemma2",
     architecture="Gemma2ForCausalLM",
     keys=(
-        *_keys(softcaps=(50.0, 30.0)),
+        *_keys(cap_of_logits=30.0),
+        ConfigKey("attn_logit_softcapping", ("attn_logit_softcapping",), 50.0),
         ConfigKey("max_position_embeddings", ("max_position_embeddings",), 8192),
+        ConfigKey(
+            "sliding_window_size",
+            ("sliding_window",),
+            lambda content: content.get("sliding_window", 4096),
+            is_written=False,
+        ),
         layer_types(2),
     ),
     implied=_IMPLIED,
     fixed=_FIXED,
+    rates=ATTENTION_DROPOUT,
+    unwritten={"sliding_window_pattern": 2, "_sliding_window_pattern": 2},
     tensors=_TENSORS,
     ignored_keys=_IGNORED,
 )
@@ -93,15 +111,25 @@ GEMMA3_TEXT = Family(
     model_type="gemma3_text",
     architecture="Gemma3ForCausalLM",
     keys=(
-        *_keys(softcaps=(None, None)),
+        *_keys(cap_of_logits=None),
         ConfigKey("max_position_embeddings", ("max_position_embeddings",), 131072),
-        layer_types(6),
-        ConfigKey("rope_local_base_freq", ("rope_local_base_freq",), _local_base),
+        layer_types(6, "sliding_window_pattern"),
+        ConfigKey(
+            "rope_local_base_freq",
+            ("rope_local_base_freq",),
+            _local_base,
+            write=_written_local_base,
+            takes_null=False,
+            can_express=_has_local_base,
+        ),
     ),
     implied=_IMPLIED | {"use_qk_norm": True},
     fixed=_FIXED,
+    rates=ATTENTION_DROPOUT,
+    # transformers has the cap of scores in the config alone, and the patterns beside the types.
+    unwritten={"attn_logit_softcapping": None},
     tensors=_TENSORS + QK_NORM,
-    ignored_keys=_IGNORED,
+    ignored_keys=_IGNORED | {"sliding_window_pattern", "_sliding_window_pattern"},
     rope_theta=1e6,
 )
 

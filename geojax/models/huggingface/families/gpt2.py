@@ -3,6 +3,9 @@
 Its linear layers are [inputs, outputs], as geojax's are; queries, keys and values are one tensor.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 from geojax.models.huggingface.family import ConfigKey, Family, TensorRule
 
 
@@ -16,6 +19,11 @@ def _layer(theirs: str, *owners: str) -> tuple[TensorRule, TensorRule]:
     )
 
 
+def _usual_width(content: Mapping[str, Any]) -> Any:
+    width = content["n_embd"]
+    return 4 * width if isinstance(width, int) else width
+
+
 GPT2 = Family(
     model_type="gpt2",
     architecture="GPT2LMHeadModel",
@@ -24,7 +32,7 @@ GPT2 = Family(
         ConfigKey("n_embd", ("hidden_size",)),
         ConfigKey("n_head", ("num_attention_heads",)),
         ConfigKey("vocab_size", ("vocab_size",)),
-        ConfigKey("n_inner", ("intermediate_size",), lambda content: 4 * content["n_embd"]),
+        ConfigKey("n_inner", ("intermediate_size",), _usual_width),
         ConfigKey("n_positions", ("max_position_embeddings",), 1024),
         ConfigKey("layer_norm_epsilon", ("rms_norm_eps",), 1e-5),
         ConfigKey("initializer_range", ("initializer_range",), 0.02),
@@ -42,13 +50,12 @@ GPT2 = Family(
     },
     fixed={
         "activation_function": "gelu_new",
-        "attn_pdrop": 0.0,
         "scale_attn_weights": True,
         "scale_attn_by_inverse_layer_idx": False,
         "reorder_and_upcast_attn": False,
         "add_cross_attention": False,
     },
-    required_keys=frozenset({"attn_pdrop"}),
+    rates={"attn_pdrop": 0.0},
     tensors=(
         TensorRule("transformer.wte.weight", ("embedding.tokens.embedding",)),
         TensorRule("transformer.wpe.weight", ("embedding.positions.embedding",)),

@@ -6,13 +6,14 @@ bfloat16 or wider.
 
 from geojax.models.huggingface.families.llama import (
     ATTENTION,
+    ATTENTION_DROPOUT,
     EMBEDDING_AND_HEAD,
     SILU,
     SIZES,
     SWIGLU,
 )
 from geojax.models.huggingface.family import ConfigKey, Family, TensorRule
-from geojax.models.huggingface.layer_types import layer_types
+from geojax.models.huggingface.layer_types import layer_types, sliding_window
 
 _SINKS = TensorRule("model.layers.{layer}.self_attn.sinks", ("layers.attention.sinks",))
 _ROUTER = (
@@ -51,16 +52,17 @@ GPT_OSS = Family(
         ConfigKey("max_position_embeddings", ("max_position_embeddings",), 131072),
         ConfigKey("rms_norm_eps", ("rms_norm_eps",), 1e-5),
         ConfigKey("attention_bias", ("qkv_bias", "attention_output_bias"), True),
-        ConfigKey("sliding_window", ("sliding_window",), 128),
+        sliding_window(128),
         layer_types(2),
         ConfigKey("num_local_experts", ("num_experts",), 128, alias="num_experts"),
         ConfigKey("num_experts_per_tok", ("num_experts_per_tok",), 4),
         ConfigKey("swiglu_alpha", ("swiglu_alpha",), 1.702),
-        ConfigKey("swiglu_limit", ("swiglu_limit",), 7.0),
+        ConfigKey("swiglu_limit", ("swiglu_limit",), 7.0, takes_null=False),
         ConfigKey("router_aux_loss_coef", ("router_aux_loss_coef",), 0.001),
     ),
     implied=SWIGLU | {"use_attention_sinks": True, "moe_bias": True, "norm_topk_prob": True},
     fixed=SILU,
+    rates=ATTENTION_DROPOUT,
     tensors=(*EMBEDDING_AND_HEAD, *ATTENTION, _SINKS, *_ROUTER, *_EXPERTS),
     # They say the same as num_experts_per_tok and the scaling of rotary positions.
     ignored_keys=frozenset({"experts_per_token", "initial_context_length"}),

@@ -14,8 +14,11 @@ SIZES = (
 SWIGLU = {"norm": "rmsnorm", "hidden_act": "silu", "position_embedding_type": "rope"}
 """Fields of `ModelConfig` that Llama and its descendants imply."""
 
-SILU = {"hidden_act": "silu", "attention_dropout": 0.0}
+SILU = {"hidden_act": "silu"}
 """Keys of `config.json` of which Llama and its descendants carry one value."""
+
+ATTENTION_DROPOUT = {"attention_dropout": 0.0}
+"""Rates that end with training; see `Family.rates`."""
 
 EMBEDDING_AND_HEAD = (
     TensorRule("model.embed_tokens.weight", ("embedding.tokens.embedding",)),
@@ -73,7 +76,11 @@ LLAMA = Family(
         ConfigKey("mlp_bias", ("mlp_bias",), False),
     ),
     implied=SWIGLU,
-    fixed=SILU | {"pretraining_tp": 1},
+    fixed=SILU,
+    rates=ATTENTION_DROPOUT,
+    # SmolLM 2 has the latter two.
+    unwritten={"rope_interleaved": False},
+    ignored_keys=frozenset({"pretraining_tp", "is_llama_config"}),
     tensors=EMBEDDING_AND_HEAD + ATTENTION + FEED_FORWARD,
     ignored_tensors=r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",
 )

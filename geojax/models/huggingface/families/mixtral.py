@@ -2,6 +2,7 @@
 
 from geojax.models.huggingface.families.llama import (
     ATTENTION,
+    ATTENTION_DROPOUT,
     EMBEDDING_AND_HEAD,
     SILU,
     SIZES,
@@ -36,7 +37,8 @@ MIXTRAL = Family(
         ConfigKey("router_aux_loss_coef", ("router_aux_loss_coef",), 0.001),
     ),
     implied=SWIGLU | {"norm_topk_prob": True},
-    fixed=SILU | {"router_jitter_noise": 0.0},
+    fixed=SILU,
+    rates=ATTENTION_DROPOUT | {"router_jitter_noise": 0.0},
     tensors=(*EMBEDDING_AND_HEAD, *ATTENTION, _ROUTER, *_EXPERTS),
     rope_theta=1e6,
 )

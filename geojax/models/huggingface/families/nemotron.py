@@ -2,6 +2,7 @@
 
 from geojax.models.huggingface.families.llama import (
     ATTENTION,
+    ATTENTION_DROPOUT,
     EMBEDDING_AND_HEAD,
     FEED_FORWARD,
     SIZES,
@@ -29,7 +30,8 @@ NEMOTRON = Family(
         ConfigKey("mlp_bias", ("mlp_bias",), False),
     ),
     implied={"norm": "layernorm1p", "hidden_act": "relu2", "position_embedding_type": "rope"},
-    fixed={"hidden_act": "relu2", "attention_dropout": 0.0},
+    fixed={"hidden_act": "relu2"},
+    rates=ATTENTION_DROPOUT,
     tensors=EMBEDDING_AND_HEAD + ATTENTION + _NORM_BIASES + FEED_FORWARD,
     partial_rotary_factor=0.5,
 )

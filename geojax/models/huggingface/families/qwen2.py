@@ -2,6 +2,7 @@
 
 from geojax.models.huggingface.families.llama import (
     ATTENTION,
+    ATTENTION_DROPOUT,
     EMBEDDING_AND_HEAD,
     FEED_FORWARD,
     SILU,
@@ -27,6 +28,8 @@ QWEN2 = Family(
     ),
     implied=SWIGLU | {"qkv_bias": True},
     fixed=SILU | NO_WINDOW,
+    rates=ATTENTION_DROPOUT,
+    unwritten={"use_mrope": False},
     ignored_keys=WINDOW_KEYS,
     tensors=EMBEDDING_AND_HEAD + ATTENTION + FEED_FORWARD,
 )

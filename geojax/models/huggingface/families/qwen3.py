@@ -2,6 +2,7 @@
 
 from geojax.models.huggingface.families.llama import (
     ATTENTION,
+    ATTENTION_DROPOUT,
     EMBEDDING_AND_HEAD,
     FEED_FORWARD,
     SILU,
@@ -46,6 +47,7 @@ QWEN3 = Family(
     ),
     implied=SWIGLU | {"use_qk_norm": True},
     fixed=SILU | NO_WINDOW,
+    rates=ATTENTION_DROPOUT,
     ignored_keys=WINDOW_KEYS,
     tensors=EMBEDDING_AND_HEAD + ATTENTION + QK_NORM + FEED_FORWARD,
 )
@@ -66,6 +68,7 @@ QWEN3_MOE = Family(
     implied=SWIGLU | {"use_qk_norm": True},
     # Every layer has experts.
     fixed=SILU | NO_WINDOW | {"decoder_sparse_step": 1, "mlp_only_layers": []},
+    rates=ATTENTION_DROPOUT,
     ignored_keys=WINDOW_KEYS,
     tensors=EMBEDDING_AND_HEAD + ATTENTION + QK_NORM + _EXPERTS,
 )
