@@ -2,12 +2,19 @@
 
 import dataclasses
 import sys
-from typing import Annotated
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import tyro
 
 from geojax.cli.serving import ServingOptions
 from geojax.errors import UserError
+
+if TYPE_CHECKING:
+    from geojax.train.saved.saved_run import SavedRun
+
+_DEFAULT_TOKENS = 200
+_LONGEST_LINE = 1 << 24
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,8 +28,8 @@ class GenerateCommand(ServingOptions):
     prompt: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """Beginning of a text; may be repeated. Without it every line of stdin is one."""
 
-    max_tokens: int = 200
-    """Most tokens to add to each."""
+    max_tokens: int | None = None
+    """Most tokens to add to each; default: 200, or as many as the model has positions for."""
 
     temperature: float = 0.7
     """Divisor of the logits; 0 picks the likeliest token."""
@@ -40,18 +47,50 @@ def run(command: GenerateCommand) -> int:
     from geojax.inference import Sampling, write_texts
 
     sampling = Sampling(command.temperature, command.top_p)
-    serving = command.serve()
-    prompts = command.prompt or tuple(line.rstrip("\n") for line in sys.stdin)
+    prompts = command.prompt or tuple(_lines(sys.stdin))
     if not prompts:
         raise UserError("geojax generate: no prompt is given; --prompt TEXT, or a line of stdin")
+    serving = command.serve(lambda run: _tokens_to_add(command, run, prompts))
     for text in write_texts(
         serving.model,
         serving.run.tokenizer,
         prompts,
-        max_new_tokens=command.max_tokens,
+        max_new_tokens=_tokens_to_add(command, serving.run, prompts),
         sampling=sampling,
         seed=command.seed,
         batch_size=command.batch_size,
     ):
         print(text, end="\n\n", flush=True)
     return 0
+
+
+def _tokens_to_add(command: GenerateCommand, run: "SavedRun", prompts: Sequence[str]) -> int:
+    """Return the most tokens to add to each prompt.
+
+    Raises:
+        UserError: the run's model cannot do what is asked.
+    """
+    from geojax.inference import check_request, encode_prompts, most_new_tokens
+
+    model = run.model.base
+    tokens = encode_prompts(model, run.tokenizer, prompts)
+    number = command.max_tokens
+    if number is None:
+        number = max(1, min(_DEFAULT_TOKENS, most_new_tokens(model, tokens)))
+    check_request(model, tokens, number, command.seed)
+    return number
+
+
+def _lines(stream: TextIO) -> Iterator[str]:
+    """Yield the lines of a stream.
+
+    Raises:
+        UserError: one is too long, or is no text.
+    """
+    try:
+        while line := stream.readline(_LONGEST_LINE + 1):
+            if len(line) > _LONGEST_LINE:
+                raise UserError(f"stdin: a line of more than {_LONGEST_LINE:,} characters")
+            yield line.rstrip("\n")
+    except UnicodeDecodeError as error:
+        raise UserError(f"stdin: not UTF-8 text (byte {error.object[error.start]:#04x})") from None

@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -10,7 +11,7 @@ import tyro
 from geojax.errors import UserError
 
 if TYPE_CHECKING:
-    from geojax.train.saved.saved_run import Serving
+    from geojax.train.saved.saved_run import SavedRun, Serving
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,8 +54,11 @@ class ServingOptions:
         """Show a line to the user, on stderr."""
         print(line, file=sys.stderr, flush=True)
 
-    def serve(self) -> "Serving":
+    def serve(self, check: Callable[["SavedRun"], object]) -> "Serving":
         """Read the checkpoint onto the devices.
+
+        Args:
+            check: refuses what the run cannot do, before its weights are read.
 
         Raises:
             UserError: there is no checkpoint that is whole, or the devices cannot share the model.
@@ -77,5 +81,6 @@ class ServingOptions:
             step=self.step,
             tokenizer=self.tokenizer,
             dtype=self.dtype,
+            check=check,
             log=self.note,
         )

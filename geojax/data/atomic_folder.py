@@ -22,13 +22,16 @@ def atomic_folder(target: Path, *, wait: bool) -> Iterator[Path | None]:
         UserError: `target` exists (without `wait`), another process is preparing it, or the folder
             cannot be written.
     """
+    target = Path(os.path.abspath(target))
+    if not target.name:
+        refuse_taken(target)
     partial = partial_path(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with _lock(target.with_name(f".{target.name}.lock"), target, wait=wait):
             if is_taken(target):
                 if not wait:
-                    raise UserError(f"{target}: exists already; remove it or choose another output")
+                    refuse_taken(target)
                 yield None
                 return
             shutil.rmtree(partial, ignore_errors=True)
@@ -42,6 +45,12 @@ def atomic_folder(target: Path, *, wait: bool) -> Iterator[Path | None]:
             partial.rename(target)
     except OSError as error:
         raise UserError(f"{target}: cannot be written ({error.strerror or error})") from None
+
+
+def refuse_taken(target: Path) -> None:
+    """Raise a UserError if there is something at `target` other than an empty folder."""
+    if is_taken(target):
+        raise UserError(f"{target}: exists already; remove it or choose another output")
 
 
 def is_taken(target: Path) -> bool:

@@ -19,7 +19,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from geojax.data.atomic_folder import atomic_folder, is_taken
+from geojax.data.atomic_folder import atomic_folder, refuse_taken
 from geojax.data.documents import find_files
 from geojax.data.file_tokens import (
     Appends,
@@ -66,9 +66,7 @@ def prepare(settings: PrepareSettings, *, progress: bool = False) -> list[Prepar
             the share to hold out holds out no document.
     """
     for source in settings.sources:
-        folder = settings.output / source.name
-        if is_taken(folder):
-            raise UserError(f"{folder}: exists already; remove it or choose another output")
+        refuse_taken(settings.output / source.name)
     files = {
         source.name: SourceFiles(find_files(source.files), find_files(source.validation_files))
         for source in settings.sources

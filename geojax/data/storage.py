@@ -360,4 +360,5 @@ def write_manifest(
 
 def partial_path(folder: Path) -> Path:
     """Return the path at which `folder` is written until it is complete."""
-    return folder.with_name(f".{folder.name}.partial")
+    whole = Path(os.path.abspath(folder))
+    return whole.with_name(f".{whole.name}.partial") if whole.name else whole / ".partial"

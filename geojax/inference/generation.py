@@ -14,7 +14,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from geojax.data import Tokenizer
-from geojax.errors import UserError
+from geojax.errors import RunError, UserError
 from geojax.inference.decoder import Cache, decode, prefill, undecodable_reason
 from geojax.inference.loaded_model import (
     SEQUENCES,
@@ -28,6 +28,9 @@ from geojax.models.parallel.varying import varying_axes
 
 _SLOT_MULTIPLE = 32
 """Prompts are padded to a multiple of this many slots, so that batches share a program."""
+
+_BEGINNING_CHARACTERS = 1 << 16
+"""Characters of a prompt that are encoded first, to learn whether it is far too long."""
 
 _NO_PROMPT = -1
 """The number of a row that only fills a batch up."""
@@ -58,10 +61,9 @@ def write_texts(
 
     Arguments and errors are those of `generate`; each prompt begins a document.
     """
-    given = [[tokenizer.bos_id, *tokenizer.encode(prompt)] for prompt in prompts]
     continued = generate(
         model,
-        given,
+        encode_prompts(model.config, tokenizer, prompts),
         max_new_tokens=max_new_tokens,
         sampling=sampling,
         seed=seed,
@@ -70,6 +72,47 @@ def write_texts(
     )
     for prompt, tokens in zip(prompts, continued, strict=True):
         yield prompt + tokenizer.decode(tokens)
+
+
+def encode_prompts(
+    config: ModelConfig, tokenizer: Tokenizer, prompts: Sequence[str]
+) -> list[list[int]]:
+    """Return the tokens of prompts, each of which begins a document.
+
+    Of a prompt that is far too long only a beginning is encoded.
+
+    Raises:
+        UserError: a prompt takes more than the model's positions.
+    """
+    return [_encode_prompt(config, tokenizer, *numbered) for numbered in enumerate(prompts)]
+
+
+def _encode_prompt(
+    config: ModelConfig, tokenizer: Tokenizer, number: int, prompt: str
+) -> list[int]:
+    positions = config.max_position_embeddings
+    characters = _BEGINNING_CHARACTERS
+    while True:
+        beginning = prompt[:characters]
+        tokens = [tokenizer.bos_id, *tokenizer.encode(beginning)]
+        is_all = len(beginning) == len(prompt)
+        # The word that a beginning cuts may have fewer tokens in the whole.
+        cut = "" if is_all else beginning[beginning.rfind(" ") + 1 :]
+        if len(tokens) - len(cut.encode()) > positions:
+            raise UserError(
+                f"generate: prompt {number} of {len(prompt):,} characters takes "
+                f"{'' if is_all else 'more than '}{len(tokens):,} positions, and the model has "
+                f"{positions:,} (max_position_embeddings); a shorter one would be right"
+            )
+        if is_all:
+            return tokens
+        characters *= 4
+
+
+def most_new_tokens(config: ModelConfig, prompts: Sequence[Sequence[int]]) -> int:
+    """Return the tokens that the model's positions leave room for after the longest prompt."""
+    # The last token drawn is not read again.
+    return config.max_position_embeddings - max(map(len, prompts), default=0) + 1
 
 
 def generate(
@@ -97,23 +140,34 @@ def generate(
 
     Raises:
         UserError: an argument is out of range, the decoder does not carry the model, or a text
-            would grow longer than learned positions reach.
+            would take more than its positions.
+        RunError: the memory of the devices is too small.
     """
-    _check(model.config, prompts, max_new_tokens, seed)
+    check_request(model.config, prompts, max_new_tokens, seed)
     program = _program(model.config, model.mesh, sampling, max_new_tokens, stop_token)
     continued: list[list[int]] = [[] for _ in prompts]
     for numbers in _batches(prompts, batch_size):
         batch = _pad(prompts, numbers, model)
-        written = np.asarray(program(model.parameters, batch, np.uint32(seed))).tolist()
+        try:
+            written = np.asarray(program(model.parameters, batch, np.uint32(seed))).tolist()
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            raise RunError(
+                f"generate: {len(numbers)} texts of up to {batch.tokens.shape[1] + max_new_tokens} "
+                "positions need more memory than the devices have; generate fewer tokens, or set a "
+                "smaller batch size"
+            ) from None
         for number, tokens in zip(numbers, written, strict=False):
             end = tokens.index(stop_token) if stop_token in tokens else len(tokens)
             continued[number] = tokens[:end]
     return continued
 
 
-def _check(
+def check_request(
     config: ModelConfig, prompts: Sequence[Sequence[int]], max_new_tokens: int, seed: int
 ) -> None:
+    """Raise a UserError if the model cannot be asked for that: see `generate`."""
     if (reason := undecodable_reason(config)) is not None:
         raise UserError(f"generate: the decoder does not carry the model's {reason}")
     if any(len(prompt) == 0 for prompt in prompts):
@@ -128,15 +182,13 @@ def _check(
         raise UserError(f"generate: max_new_tokens is {max_new_tokens}; at least 1 would be right")
     if not 0 <= seed < 2**32:
         raise UserError(f"generate: seed is {seed}; 0 to {2**32 - 1} would be right")
-    # The last token drawn is not read again.
-    longest = max(map(len, prompts), default=0) + max_new_tokens - 1
-    if (
-        config.position_embedding_type == "learned_absolute"
-        and longest > config.max_position_embeddings
-    ):
+    room = most_new_tokens(config, prompts)
+    if max_new_tokens > room:
         raise UserError(
-            f"generate: prompt and continuation take {longest} positions, the model has learned "
-            f"{config.max_position_embeddings} (max_position_embeddings)"
+            f"generate: prompt and continuation take "
+            f"{config.max_position_embeddings + max_new_tokens - room:,} positions, the model has "
+            f"{config.max_position_embeddings:,} (max_position_embeddings); at most {room} new "
+            "tokens would be right"
         )
 
 
@@ -150,7 +202,7 @@ def _batches(prompts: Sequence[Sequence[int]], size: int) -> Iterator[list[int]]
 def _pad(prompts: Sequence[Sequence[int]], numbers: list[int], model: LoadedModel) -> _Prompts:
     longest = max(len(prompts[number]) for number in numbers)
     rounded = -(-longest // _SLOT_MULTIPLE) * _SLOT_MULTIPLE
-    width = min(rounded, max(longest, model.config.max_position_embeddings))
+    width = min(rounded, model.config.max_position_embeddings)
     rows = -(-len(numbers) // model.ranks) * model.ranks
     tokens = np.zeros((rows, width), np.int32)
     padding = np.zeros(rows, np.int32)

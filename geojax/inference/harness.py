@@ -4,8 +4,10 @@ The model answers what lm-eval's own `hf` backend answers for the exported model
 as the `tokenizer.json` says, and a text without a context is read after the beginning token.
 """
 
+import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,14 +24,17 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
 from geojax.data import Tokenizer
-from geojax.errors import UserError
+from geojax.errors import RunError, UserError
 from geojax.inference.generation import generate
 from geojax.inference.likelihood import score
 from geojax.inference.loaded_model import LoadedModel
 from geojax.inference.sampling import Sampling
+from geojax.runtime.liveness.exit_messages import first_line
 
 _POSITION_MULTIPLE = 64
 """Sequences are padded to a multiple of this many positions, so that batches share a program."""
+_OF_NETWORK = re.compile("Connect|Timeout|Offline|LocalEntryNotFound|HfHubHTTP|MaxRetry|SSL")
+_MOST_CHARACTERS = 160
 _SAMPLING_KEYS = {"do_sample", "temperature", "top_p"}
 
 
@@ -172,41 +177,92 @@ class HarnessModel(TemplateLM):
         }
 
 
-def run_tasks(
-    model: HarnessModel,
-    tasks: Sequence[str],
-    *,
-    num_fewshot: int | None = None,
-    limit: int | None = None,
-    folder: Path | None = None,
-) -> dict[str, Any]:
-    """Return lm-eval's results of `tasks`.
+@dataclasses.dataclass(frozen=True)
+class Tasks:
+    """Tasks of lm-eval, whose data have been read."""
 
-    Args:
-        model: the model.
-        tasks: names of tasks or groups.
-        num_fewshot: examples in each context; None: the task's own number.
-        limit: examples of each task that are judged; None: all.
-        folder: folder with YAML files of further tasks.
+    names: tuple[str, ...]
+    manager: TaskManager
 
-    Raises:
-        UserError: a task is unknown.
-    """
-    manager = TaskManager(include_path=folder and str(folder))
-    if unknown := [task for task in tasks if not manager.match_tasks([task])]:
-        raise UserError(
-            f"geojax evaluate: lm-eval knows no task '{unknown[0]}'; its own are listed by lm-eval "
-            "ls tasks, and those of --task-folder are used too"
+    @classmethod
+    def open(
+        cls, names: Sequence[str], *, folder: Path | None, log: Callable[[str], None] = print
+    ) -> "Tasks":
+        """Find tasks and read their data, which may come from the Hugging Face hub.
+
+        Args:
+            names: names of tasks or groups.
+            folder: folder with YAML files of further tasks.
+            log: shows a line to the user.
+
+        Raises:
+            UserError: a task is unknown, or its description is wrong.
+            RunError: its data cannot be reached.
+        """
+        log("reading lm-eval's tasks and their data")
+        try:
+            manager = TaskManager(include_path=folder and str(folder))
+        except Exception as error:  # a YAML file may be wrong in any way
+            raise UserError(f"--task-folder: {folder}: {_reason(error)}") from None
+        if unknown := [name for name in names if not manager.match_tasks([name])]:
+            raise UserError(
+                f"geojax evaluate: lm-eval knows no task '{unknown[0]}'; its own are listed by "
+                "lm-eval ls tasks, and those of --task-folder are used too"
+            )
+        try:
+            loaded = manager.load(list(names))
+        except Exception as error:  # tasks are programs, and libraries below them read the data
+            where = f"geojax evaluate: the data of {', '.join(names)}"
+            if _is_unreachable(error):
+                raise RunError(
+                    f"{where} cannot be reached ({_reason(error)}); run the task once on a "
+                    "machine with internet and bring its HF_HOME, or use --task-folder with tasks "
+                    "over local files"
+                ) from None
+            raise UserError(
+                f"{where} cannot be read ({_reason(error)}); correct the task's YAML file"
+            ) from None
+        vars(manager)["load"] = lambda task_list: loaded  # it is asked for them once more
+        return cls(tuple(names), manager)
+
+    def run(
+        self, model: HarnessModel, *, num_fewshot: int | None = None, limit: int | None = None
+    ) -> dict[str, Any]:
+        """Return lm-eval's results.
+
+        Args:
+            model: the model.
+            num_fewshot: examples in each context; None: the task's own number.
+            limit: examples of each task that are judged; None: all.
+        """
+        results: dict[str, Any] = lm_eval.simple_evaluate(
+            model=model,
+            tasks=list(self.names),
+            num_fewshot=num_fewshot,
+            limit=limit,
+            task_manager=self.manager,
+            log_samples=False,
         )
-    results: dict[str, Any] = lm_eval.simple_evaluate(
-        model=model,
-        tasks=list(tasks),
-        num_fewshot=num_fewshot,
-        limit=limit,
-        task_manager=manager,
-        log_samples=False,
+        return results
+
+
+def _is_unreachable(error: BaseException) -> bool:
+    """Return True for an error that a network, and not a task, is the cause of."""
+    causes: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in causes:
+        causes.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    # The libraries' own errors; none of them is imported here.
+    return any(
+        isinstance(each, ConnectionError | TimeoutError)
+        or _OF_NETWORK.search(type(each).__name__) is not None
+        for each in causes
     )
-    return results
+
+
+def _reason(error: BaseException) -> str:
+    return first_line(error)[:_MOST_CHARACTERS]
 
 
 def _sampling(options: Mapping[str, Any]) -> Sampling:

@@ -53,7 +53,7 @@ class LoadedModel:
         """
         # The modules that predict later tokens have no part in what programs here compute.
         config = config.without_later_tokens
-        check_parallelism(config, parallelism_of(mesh), sequence=1)
+        refuse_mesh(config, mesh)
         return cls(config, mesh, saved.read(weight_layouts(config, mesh, dtype), mesh))
 
     @classmethod
@@ -66,6 +66,11 @@ class LoadedModel:
     def ranks(self) -> int:
         """The ranks that a batch's sequences are shared by."""
         return self.mesh.shape["data"] * self.mesh.shape["expert"]
+
+
+def refuse_mesh(config: ModelConfig, mesh: Mesh) -> None:
+    """Raise a UserError if `mesh` cannot share the model."""
+    check_parallelism(config.without_later_tokens, parallelism_of(mesh), sequence=1)
 
 
 def serving_mesh(data: int, expert: int, tensor: int) -> Mesh:

@@ -4,6 +4,7 @@ Shapes: B texts, V vocabulary.
 """
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +23,10 @@ class Sampling:
     "The Curious Case of Neural Text Degeneration")."""
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
-            raise UserError(f"temperature is {self.temperature:g}; 0 or more would be right")
+        if not 0 <= self.temperature < math.inf:
+            raise UserError(
+                f"temperature is {self.temperature:g}; a number from 0 on would be right"
+            )
         if not 0 < self.top_p <= 1:
             raise UserError(f"top_p is {self.top_p:g}; more than 0 and at most 1 would be right")
 

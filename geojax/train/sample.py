@@ -8,7 +8,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from geojax.accelerators import accelerator_of
 from geojax.data import Tokenizer
-from geojax.inference import LoadedModel, Sampling, write_texts
+from geojax.inference import (
+    LoadedModel,
+    Sampling,
+    encode_prompts,
+    most_new_tokens,
+    write_texts,
+)
 from geojax.inference.decoder import undecodable_reason
 from geojax.models import ModelConfig, parameter_count
 from geojax.optim import LeafLayout, bytes_per_device
@@ -72,12 +78,18 @@ def gather_full_params(shards: Any, layouts: Any, plan: StepPlan) -> Any:
 def sample_texts(
     weights: Any, model: ModelConfig, tokenizer: Tokenizer, settings: SampleSettings, seed: int
 ) -> list[str]:
-    """Continue each prompt to the end of the document; the texts include the prompts."""
+    """Continue each prompt to the end of the document; the texts include the prompts.
+
+    A text ends where the model's positions do.
+    """
+    room = most_new_tokens(model, encode_prompts(model, tokenizer, settings.prompts))
+    if room < 1:
+        return list(settings.prompts)
     texts = write_texts(
         LoadedModel.on_one_device(model, weights),
         tokenizer,
         settings.prompts,
-        max_new_tokens=settings.max_new_tokens,
+        max_new_tokens=min(settings.max_new_tokens, room),
         sampling=Sampling(settings.temperature),
         seed=seed,
     )

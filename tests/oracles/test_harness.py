@@ -11,7 +11,8 @@ from lm_eval.tasks import TaskManager
 from support.small_runs import prepare_corpus, train, write_config
 
 from geojax.cli.main import run as geojax
-from geojax.inference.harness import HarnessModel
+from geojax.errors import RunError, UserError
+from geojax.inference.harness import HarnessModel, Tasks
 from geojax.inference.loaded_model import serving_mesh
 from geojax.train.saved.saved_run import serve_run
 
@@ -140,3 +141,27 @@ def test_the_command_prints_and_writes_the_results(folder, capsys, monkeypatch):
     assert geojax([*arguments, "--tasks", "none of them"]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("error: geojax evaluate: lm-eval knows no task 'none of them'")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "kind", "message"),
+    [
+        ({"dataset_path": "Rowan/hellaswag"}, RunError, "cannot be reached .*bring its HF_HOME"),
+        (
+            {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": "/nowhere.json"}}},
+            UserError,
+            "cannot be read .*; correct the task's YAML file",
+        ),
+    ],
+)
+def test_tasks_whose_data_are_not_there_end_in_a_line(
+    dataset, kind, message, tmp_path, monkeypatch
+):
+    """The hub is not asked: the tests' environment is offline."""
+    alone = functools.partial(TaskManager, include_defaults=False)
+    monkeypatch.setattr("geojax.inference.harness.TaskManager", alone)
+    task = {"task": "mine", "test_split": "test", **TASKS["texts"], **dataset}
+    (tmp_path / "mine.yaml").write_text(json.dumps(task))
+    with pytest.raises(kind, match=message) as error:
+        Tasks.open(["mine"], folder=tmp_path)
+    assert type(error.value) is kind

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from geojax.checkpoint.reading.merged_model import MergedModel
 from geojax.data import Tokenizer
-from geojax.data.atomic_folder import atomic_folder
+from geojax.data.atomic_folder import atomic_folder, refuse_taken
 from geojax.data.template_files import (
     TEMPLATE_FILE,
     TOKENIZER_CONFIG,
@@ -50,6 +50,7 @@ def export_run(
             adapter to write, the tokenizer or what the run adapts is not there, or `output` is
             taken.
     """
+    refuse_taken(output)
     source = SavedRun.open(run, step=step, tokenizer=tokenizer, log=log)
     saved, model = source.weights, source.model.base
     family = family_for(model)

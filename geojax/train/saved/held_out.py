@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from geojax.data import Batch, Corpus, DataSettings, Prepared
+from geojax.data import Batch, Corpus, DataSettings, Prepared, Tokenizer
 from geojax.data.storage import TRAIN, VALIDATION, SplitName
 from geojax.data.windows import Windows, batches_in_order
 from geojax.errors import UserError
@@ -55,6 +55,16 @@ def prepared_text(folder: Path) -> Text:
     raise UserError(f"{folder}: holds no text")
 
 
+def require_tokenizer(texts: Sequence[Text], tokenizer: Tokenizer) -> None:
+    """Raise a UserError if a text was prepared with another tokenizer than the run's."""
+    for text in texts:
+        if text.prepared.tokenizer.fingerprint != tokenizer.fingerprint:
+            raise UserError(
+                f"{text.name}: was prepared with another tokenizer than the run's; prepare it with "
+                "--tokenizer, the run's tokenizer.json"
+            )
+
+
 def judge(
     serving: Serving,
     texts: Sequence[Text],
@@ -73,16 +83,7 @@ def judge(
         batch_size: sequences that are computed together.
         most_sequences: most sequences of a text, evenly spaced; None: all of it.
         log: shows a line to the user.
-
-    Raises:
-        UserError: a text was prepared with another tokenizer than the run's.
     """
-    for text in texts:
-        if text.prepared.tokenizer.fingerprint != serving.run.tokenizer.fingerprint:
-            raise UserError(
-                f"{text.name}: was prepared with another tokenizer than the run's; prepare it with "
-                "--tokenizer, the run's tokenizer.json"
-            )
     ranks = serving.model.ranks
     return {
         text.name: text_likelihood(

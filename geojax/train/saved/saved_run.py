@@ -15,6 +15,7 @@ from geojax.data import Corpus, DataSettings, Tokenizer
 from geojax.data.storage import TOKENIZER
 from geojax.errors import UserError
 from geojax.inference import LoadedModel
+from geojax.inference.loaded_model import refuse_mesh
 from geojax.models import ModelConfig
 from geojax.models.huggingface import HuggingFaceWeights
 from geojax.precision import policy
@@ -117,6 +118,7 @@ def serve_run(
     step: int | None = None,
     tokenizer: Path | None = None,
     dtype: SavedDtype | None = None,
+    check: Callable[[SavedRun], object] = lambda run: None,
     log: Callable[[str], None] = print,
 ) -> Serving:
     """Read the newest checkpoint of a run onto `mesh`, also while the run goes on.
@@ -126,6 +128,7 @@ def serve_run(
     Args:
         mesh: from `serving_mesh`.
         dtype: dtype of the weights; None: the one that the run computes in.
+        check: refuses what the run cannot do, before its weights are read.
 
     Raises:
         UserError: the mesh cannot share the model, or the checkpoint is damaged. (Checksums are not
@@ -133,6 +136,8 @@ def serve_run(
     """
     while True:
         saved = SavedRun.open(run, step=step, tokenizer=tokenizer, log=log)
+        check(saved)
+        refuse_mesh(saved.model.base, mesh)
         weights = saved.weights
         log(f"reading step {weights.step} in {weights.checkpoints}")
         problem = None

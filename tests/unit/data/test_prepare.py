@@ -417,3 +417,21 @@ A = {"name": "a", "prepared": "p"}
 def test_settings_that_make_no_sense(settings, message):
     with pytest.raises(ValueError, match=message):
         DataSettings.model_validate(settings)
+
+
+def test_a_target_without_a_name_is_refused(tmp_path, monkeypatch):
+    for target in (Path("/"), Path("/..")):
+        with pytest.raises(UserError, match="exists already"), atomic_folder(target, wait=False):
+            pass
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    with atomic_folder(Path("."), wait=False) as folder:
+        (folder / "file").touch()
+    assert (tmp_path / "empty" / "file").exists()
+
+
+@pytest.mark.parametrize("folder", [".", "", "/"])
+def test_a_folder_without_a_name_is_no_prepared_data(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"not prepared data \(it has no manifest"):
+        Prepared(Path(folder))
