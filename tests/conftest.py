@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(items):
 def pytest_addoption(parser):
     parser.addoption("--draws", type=int, default=16, help="layouts drawn by the property test")
     parser.addoption("--draws-seed", type=int, default=0, help="what they are drawn from")
-    parser.addoption("--fuzz-cases", type=int, default=300, help="cases of bad input that are run")
+    parser.addoption("--fuzz-cases", type=int, default=160, help="cases of bad input that are run")
     parser.addoption(
         "--pipelines",
         choices=["covering", "full"],

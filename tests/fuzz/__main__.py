@@ -7,8 +7,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-
-REPOSITORY = Path(__file__).resolve().parents[2]
+from typing import Any
 
 
 def main() -> int:
@@ -18,32 +17,38 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="number of the first case")
     parser.add_argument("--only", type=int, help="run this case and print what it prints")
     parser.add_argument("--parallel", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--surface", help="draw from this one alone; it changes what --only draws")
     options = parser.parse_args()
     # Imported here, so that --help need not wait for JAX.
-    from fuzz.cases import Cases
-    from fuzz.server import Server
+    from fuzz.cases import SURFACES, Cases
+    from fuzz.corpus import Corpus
+    from fuzz.server import Outcome, Server
+
+    surfaces = [module.__name__.rpartition(".")[2] for module in SURFACES]
+    if options.surface not in (None, *surfaces):
+        parser.error(f"--surface is one of {', '.join(surfaces)}")
 
     with tempfile.TemporaryDirectory(prefix="geojax-fuzz-") as folder:
         started = time.monotonic()
-        cases = Cases(_corpus(Path(folder)))
-        server = Server(Path(folder) / "cases", options.parallel)
+        cases = Cases(Corpus.make(Path(folder)), options.surface)
+        number_of: dict[int, int] = {}
+
+        def show(outcome: Outcome) -> None:
+            if (problem := outcome.problem) or options.only is not None:
+                number = number_of[id(outcome.case)]
+                said = f"{outcome.stdout[-500:]}{outcome.stderr[-3000:]}"
+                print(f"case {number} {problem}: {outcome.case}\n{said}", flush=True)
+
+        server = Server(Path(folder) / "cases", options.parallel, show)
         numbers = range(options.seed, options.seed + options.cases)
         if options.only is not None:
             numbers = range(options.only, options.only + 1)
-        number_of = {}
         for number in numbers:
             case = cases.draw(number)
             number_of[id(case)] = number
             server.submit(number, case)
         outcomes = server.finish()
-        found: collections.Counter[str] = collections.Counter()
-        for outcome in outcomes:
-            problem = outcome.problem
-            kind = "accepted" if outcome.code in (None, 0) else "refused"
-            found["problem" if problem else kind] += 1
-            if problem or options.only is not None:
-                number = number_of[id(outcome.case)]
-                print(f"case {number} {problem}: {outcome.case}\n{outcome.stderr[-3000:]}")
+        found = collections.Counter(_kind(outcome) for outcome in outcomes)
         longest = max(outcome.cpu_seconds for outcome in outcomes)
         largest = max(outcome.peak_bytes for outcome in outcomes)
         counts = ", ".join(f"{count} {kind}" for kind, count in sorted(found.items()))
@@ -54,18 +59,10 @@ def main() -> int:
         return 1 if found["problem"] else 0
 
 
-def _corpus(folder: Path) -> Path:
-    """Prepare a small corpus in a child: the tokenizer starts threads, which no fork copies."""
-    child = os.fork()
-    if child == 0:
-        from support.small_runs import prepare_corpus
-
-        prepare_corpus(folder)
-        sys.stdout.flush()
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    assert status == 0, "the corpus could not be prepared"
-    return folder / "sums"
+def _kind(outcome: Any) -> str:
+    if outcome.problem:
+        return "problem"
+    return "accepted" if outcome.code in (None, 0) else "refused"
 
 
 if __name__ == "__main__":

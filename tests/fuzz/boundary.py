@@ -1,18 +1,19 @@
 """The end of a case: where a command would compile, start processes, wait or change the machine.
 
 All that comes before is run: reading and checking the config, making mesh and schedules, opening
-data. A command that reaches its boundary has accepted its input.
+data, reading weights and checkpoints, and the first batch. A command that reaches its boundary has
+accepted its input.
 """
 
 import importlib
-from typing import NoReturn
+from typing import Any, NoReturn
 
 ENDS = (
-    "geojax.train.compiled_run:CompiledRun.build",
     "geojax.planner.memory:TracedStep.of",
     "geojax.pipeline.simulation.compare:compare",
     "geojax.probe:probe",
     "geojax.runtime.start:join",
+    "geojax.runtime.rendezvous:join",
     "geojax.data.corpus:prepare_standard_library",
     "geojax.cli.launch:supervise",
     "geojax.launch.hosts:_connected_to",
@@ -20,13 +21,18 @@ ENDS = (
     "geojax.cli.wan:take_down",
     "geojax.cli.wan:cut",
     "geojax.cli.wan:restore",
+    "geojax.inference.generation:_program",
+    "geojax.inference.likelihood:_program",
     "jax.stages:Lowered.compile",
     "subprocess:Popen.__init__",
 )
 """Functions, as module:name, that a case does not enter."""
 
-PASSED_OVER = ("geojax.train.run:require_memory",)
-"""Functions that trace the step, which takes longer than the checks behind them."""
+PASSED_OVER = (
+    "geojax.train.run:require_memory",
+    "geojax.train.compiled_run:CompiledRun.check_fp8_products",
+)
+"""Functions that trace the step, which takes longer than the checks behind them, or ask for it."""
 
 
 class Accepted(BaseException):
@@ -41,13 +47,48 @@ def _pass(*arguments: object, **options: object) -> None:
     """Do nothing."""
 
 
+def _without_programs(cls: Any, config: Any, plan: Any, log: Any = print, **options: object) -> Any:
+    """Lay a run's state out, and compile nothing."""
+    from geojax.optim import make_optimizer
+    from geojax.train.compiled_run import state_layouts
+
+    optimizer = make_optimizer(config.optimizer, config.steps)
+    layouts = state_layouts(config.model, optimizer, plan)
+    return cls(config, plan, layouts, optimizer, step_program=None, log=log)
+
+
+def _read_weights(run: Any, weights: Any = None) -> NoReturn:
+    """Read the weights that a run starts from, and nothing else of its state."""
+    from geojax.checkpoint.reading.initial_weights import read_weights
+
+    if weights is not None:
+        layouts = run.layouts.parameters if run.layouts.frozen is None else run.layouts.frozen
+        read_weights(weights, layouts, run.plan.mesh)
+    raise Accepted
+
+
+def _read_batches(loop: Any, state: object, start: object, consumed_sequences: int) -> NoReturn:
+    """Read the first batch of a run that goes on."""
+    next(loop.loader.iterate(consumed_sequences))
+    raise Accepted
+
+
+REPLACED = {
+    "geojax.train.compiled_run:CompiledRun.build": classmethod(_without_programs),
+    "geojax.train.compiled_run:CompiledRun.initial_state": _read_weights,
+    "geojax.train.training_loop:TrainingLoop.run": _read_batches,
+}
+"""Functions that a case goes through without what they compile."""
+
+
 def close() -> None:
     """Put the boundary in place of the functions, in this process."""
-    for end in (*ENDS, *PASSED_OVER):
+    ends = dict.fromkeys(ENDS, _end) | dict.fromkeys(PASSED_OVER, _pass) | REPLACED
+    for end, function in ends.items():
         module, _, name = end.partition(":")
         *owners, last = name.split(".")
         owner = importlib.import_module(module)
         for each in owners:
             owner = getattr(owner, each)
         assert hasattr(owner, last), f"{end} is not there any more"
-        setattr(owner, last, _end if end in ENDS else _pass)
+        setattr(owner, last, function)

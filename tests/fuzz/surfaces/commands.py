@@ -1,0 +1,91 @@
+"""Command lines: options and words that cannot be meant, and files that are no files."""
+
+import dataclasses
+import json
+import random
+
+from fuzz.case import Case
+from fuzz.corpus import Corpus
+from fuzz.surfaces.run_configs import READERS
+from fuzz.values import ANYTHING
+from geojax.cli.main import _COMMANDS
+
+
+def option(corpus: Corpus, rng: random.Random) -> Case:
+    """A subcommand whose options get hostile values."""
+    command, settings = rng.choice(list(_COMMANDS.items()))
+    name, content = corpus.config(rng)
+    fields = [field for field in dataclasses.fields(settings) if field.name not in ("config",)]
+    words = command.split()
+    if "config" in {field.name for field in dataclasses.fields(settings)}:
+        words.append(name)
+    for _ in range(rng.choice([1, 1, 2])):
+        if not fields:
+            break
+        option = f"--{rng.choice(fields).name.replace('_', '-')}"
+        value = rng.choice(ANYTHING).replace("\0", "")
+        words += rng.choice([[option, value], [f"{option}={value}"], [option], [option, "-5"]])
+    if command == "launch":
+        words += rng.choice([[], ["--"], ["--", "train", name], ["--", "nope"], ["train", name]])
+    return Case(words, {name: content})
+
+
+def words(corpus: Corpus, rng: random.Random) -> Case:
+    """Command lines that are not quite commands."""
+    name, content = corpus.config(rng)
+    words = ["train", "memory", "data", "wan", "launch", "--", "--help", "-h", "--resume", name]
+    words += [
+        "trian",
+        "help",
+        "up",
+        "prepare",
+        "eval",
+        "--version",
+        "--steps",
+        "5",
+        "-5",
+        "=",
+        "",
+    ]
+    words += ["--a.b.c=1", "--.=1", "--data.sources.0.prepared", "x", "--model.preset", "tiny"]
+    words += [f"--{'a.' * 2000}a=1", "\udcff", "--steps=\n", "@file", "--mesh", "{dc: 2}"]
+    return Case([rng.choice(words) for _ in range(rng.randrange(1, 5))], {name: content})
+
+
+def kind_of_file(corpus: Corpus, rng: random.Random) -> Case:
+    """Something other than a text file in place of a file."""
+    kinds = [
+        "fifo",
+        "folder",
+        "circle",
+        "socket",
+        "/dev/zero",
+        "/dev/full",
+        "/dev/null",
+        "none",
+    ]
+    kinds += ["huge.yaml", "x" * 300, "empty.yaml", "/proc/self/mem", "\udcff.yaml", ""]
+    kinds += ["/dev/fd/99", "binary.yaml", "empty.yaml/x"]
+    kind = rng.choice(kinds)
+    name, content = corpus.config(rng)
+    files = {name: content, "binary.yaml": bytes(rng.randrange(256) for _ in range(3000))}
+    place = rng.choice(
+        [
+            [rng.choice(READERS), kind],
+            ["train", name, f"--topology={kind}/.yaml"],
+            ["train", name, "--topology", kind if "/" in kind else f"./{kind}"],
+            ["train", name, "--model", kind if "/" in kind else f"./{kind}"],
+            ["train", name, f"--data.sources=[{{name: a, prepared: {json.dumps(kind)}}}]"],
+            ["train", "small.yaml", f"--run_directory={kind}"],
+            ["simulate", name, "--stage-times", kind],
+            ["launch", "--hosts", kind, "--", "train", name],
+            ["data", "prepare", kind, "--output", "out"],
+            ["data", "prepare", name, "--output", "out", "--tokenizer", kind],
+            ["data", "prepare", "--config", kind],
+        ]
+    )
+    files["small.yaml"] = corpus.configs["small.yaml"]
+    return Case(place, files)
+
+
+DRAWS = ((3, option), (1, words), (1, kind_of_file))
