@@ -61,6 +61,7 @@ _CARRIED_FIELDS = _TRAINING_FIELDS | {
     "norm",
     "sandwich_norm",
     "rms_norm_eps",
+    "latent_norm_eps",
     "hidden_act",
     "gated",
     "swiglu_limit",

@@ -114,6 +114,9 @@ def _dense_width(given: Mapping[str, Any]) -> int:
     return int(given["intermediate_size"])
 
 
+LATENT_NORM_EPS = 1e-6
+"""Number that `transformers` adds to the mean square of latents."""
+
 LayerType = Literal["full_attention", "sliding_attention"]
 """Kind of a layer's attention."""
 
@@ -171,6 +174,9 @@ class ModelConfig(Settings):
     Gemma 2 and 3; not with experts."""
     rms_norm_eps: float = pydantic.Field(default=1e-5, ge=1e-15, le=1)
     """Number added to the variance (RMSNorm: the mean square) before its root is taken."""
+    latent_norm_eps: float = pydantic.Field(default=LATENT_NORM_EPS, ge=1e-15, le=1)
+    """Latent attention: the same of the norms of the latents, which in `transformers` is 1e-6
+    whatever `rms_norm_eps` is."""
     hidden_act: Literal["gelu_pytorch_tanh", "relu2", "silu"] = "silu"
     """Activation of the feed-forward block: `silu` (Llama), `gelu_pytorch_tanh` (GPT-3, Gemma) or
     `relu2` (Nemotron)."""
@@ -409,6 +415,10 @@ class ModelConfig(Settings):
             for key in ("q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "rope_interleave"):
                 if getattr(self, key):
                     raise ValueError(f"{key} requires kv_lora_rank; remove {key}, or set both")
+            if self.latent_norm_eps != LATENT_NORM_EPS:
+                raise ValueError(
+                    "latent_norm_eps requires kv_lora_rank; remove latent_norm_eps, or set both"
+                )
             if self.v_head_dim != self.head_dim:
                 raise ValueError(
                     f"v_head_dim {self.v_head_dim} other than head_dim {self.head_dim} requires "

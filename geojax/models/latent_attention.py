@@ -49,11 +49,11 @@ def project_latent_heads(
     """
     own = parameters["attention"]
     normed = norm(parameters["attention_norm"], x, config)
-    of_query = normed
+    of_query, eps = normed, config.latent_norm_eps
     if config.q_lora_rank:
-        of_query = norm(own["query_down_norm"], linear(own["query_down"], normed), config)
+        of_query = norm(own["query_down_norm"], linear(own["query_down"], normed), config, eps)
     made = linear(own["key_value_down"], normed)
-    of_keys = norm(own["key_value_down_norm"], made[..., : config.kv_lora_rank], config)
+    of_keys = norm(own["key_value_down_norm"], made[..., : config.kv_lora_rank], config, eps)
     ends = (of_query.shape[-1], of_query.shape[-1] + config.kv_lora_rank)
     latents = jnp.concatenate([of_query, of_keys, made[..., config.kv_lora_rank :]], axis=-1)
     entered = copy_to_tp_region(latents, parallelism)

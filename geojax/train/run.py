@@ -47,6 +47,7 @@ from geojax.train.config.resume import (
     refuse_other_schedule,
     schedule_note,
     warmup_note,
+    with_saved_model,
     with_saved_schedule,
 )
 from geojax.train.config.run_config import RunConfig
@@ -136,6 +137,7 @@ def train(
         refuse_earlier_version(directory.checkpoints, newest)
         if newest is None and weights is None and not fresh:
             weights = _open_initial_weights(config)
+        config = with_saved_model(config, newest)
         given, config = config, with_saved_schedule(config, newest)
         counted, programs = STEP_NAME, 1
         if island is not None:

@@ -28,13 +28,24 @@ def refuse_other_model(path: Path, saved: Any, given: Mapping[str, Any]) -> None
                 "start in another run directory"
             )
     difference = _first_difference(
-        _with_defaults(saved or {}), json.loads(json.dumps(dict(given))), "model"
+        _with_defaults(with_later_keys(saved or {})), json.loads(json.dumps(dict(given))), "model"
     )
     if difference is not None:
         field, there, here = difference
         raise UserError(
             f"{path}: is a checkpoint of another model: {field} is {there} there and {here} here"
         )
+
+
+def with_later_keys(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a saved model config with keys that stood for others when it was saved.
+
+    The norms of latent attention had `rms_norm_eps` before there was a `latent_norm_eps`.
+    """
+    fields = dict(saved)
+    if fields.get("kv_lora_rank") and "latent_norm_eps" not in fields and "rms_norm_eps" in fields:
+        fields["latent_norm_eps"] = fields["rms_norm_eps"]
+    return fields
 
 
 def refuse_other_arrays(path: Path, saved: Mapping[str, str], wanted: Mapping[str, Any]) -> None:

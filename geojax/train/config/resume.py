@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from geojax.checkpoint.reading.compatibility import with_later_keys
 from geojax.errors import UserError
 from geojax.optim import OptimizerSettings, learning_rate_schedule
 from geojax.optim.schedules import schedule_entry
@@ -48,6 +49,23 @@ def with_saved_schedule(config: RunConfig, saved: Mapping[str, Any] | None) -> R
     return config.model_copy(update={"optimizer": optimizer})
 
 
+def with_saved_model(config: RunConfig, saved: Mapping[str, Any] | None) -> RunConfig:
+    """Return `config` with `model.latent_norm_eps` of its checkpoint, if it does not set it itself.
+
+    Runs that were saved before there was the key have another value than its default, and keep it.
+
+    Args:
+        config: the run.
+        saved: metadata of the checkpoint that will be resumed; None for a new run.
+    """
+    key = "latent_norm_eps"
+    model = with_later_keys((saved or {}).get("model") or {})
+    if key not in model or key in config.model.model_fields_set:
+        return config
+    kept = config.model.model_copy(update={key: model[key]})
+    return config.model_copy(update={"model": kept})
+
+
 def refuse_earlier_version(path: Path, saved: Mapping[str, Any] | None) -> None:
     """Check that the checkpoint's metadata tell the settings and the position in the data.
 
@@ -86,9 +104,10 @@ def refuse_other_schedule(
 
 def changed_settings(saved: Mapping[str, Any], config: RunConfig) -> list[Change]:
     """List the settings of `config` that differ from the resolved config of the checkpoint."""
+    known = {**saved, "model": with_later_keys(saved.get("model") or {})}
     there, here = (
         {key: json.dumps(value) for key, value in leaves_by_key(each)}
-        for each in (saved, config.model_dump(mode="json"))
+        for each in (known, config.model_dump(mode="json"))
     )
     shown = ((key, there.get(key, "absent"), here.get(key, "absent")) for key in there | here)
     return [Change(*each) for each in shown if each[1] != each[2]]

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 from jax.sharding import Mesh
 
 from geojax.checkpoint.reading.base_weights import BASE_WEIGHTS, refuse_other_base
+from geojax.checkpoint.reading.compatibility import with_later_keys
 from geojax.checkpoint.reading.merged_model import MergedModel
 from geojax.checkpoint.reading.saved_model import SavedModel
 from geojax.data import Corpus, DataSettings, Tokenizer
@@ -64,7 +65,9 @@ class SavedRun:
         saved = SavedModel.open(run, step, log)
         refuse_earlier_version(saved.checkpoints / str(saved.step), saved.metadata)
         config = saved.metadata["config"]
-        model = validate(ModelConfig, saved.metadata["model"], f"{saved.checkpoints}: model")
+        model = validate(
+            ModelConfig, with_later_keys(saved.metadata["model"]), f"{saved.checkpoints}: model"
+        )
         words, files = _tokenizer(config["data"], tokenizer)
         if words.vocabulary_size > model.vocab_size:
             raise UserError(

@@ -56,6 +56,7 @@ CHOICES = {
     "norm": ["layernorm", "rmsnorm", "layernorm1p", "rmsnorm1p"],
     "sandwich_norm": [False, True],
     "rms_norm_eps": [1e-5, 1e-6, 1e-4],
+    "latent_norm_eps": [1e-6, 1e-5],
     "hidden_act": ["gelu_pytorch_tanh", "relu2", "silu"],
     "gated": [False, True],
     "swiglu_limit": [None, 7.0, 0.5],

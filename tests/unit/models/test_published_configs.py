@@ -83,6 +83,13 @@ def test_numbers_of_8_bits_are_refused_by_the_key(tmp_path, name):
         read(tmp_path, content)
 
 
+def test_latents_are_normed_as_transformers_does(tmp_path):
+    model = read(tmp_path, published("moonlight-16b-a3b"))
+    assert (model.rms_norm_eps, model.latent_norm_eps) == (1e-5, 1e-6)
+    with pytest.raises(UserError, match=r"deepseek_v3, cannot have latent_norm_eps=1e-05$"):
+        family_for(model.replace(latent_norm_eps=1e-5))
+
+
 def test_yarn_begins_where_the_file_ends_if_it_does_not_tell(tmp_path):
     content = published("yarn-llama-2-7b-64k")
     scaling = {"factor": 16.0, "rope_type": "yarn"}

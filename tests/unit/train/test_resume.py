@@ -1,12 +1,16 @@
 """A resumed run: its learning-rate schedule, and the list of what has changed."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.small_models import model_of
 
+from geojax.checkpoint.reading.compatibility import refuse_other_model
 from geojax.errors import UserError
+from geojax.models import ModelConfig
 from geojax.optim import SCHEDULES, learning_rate_schedule
 from geojax.train.config.resume import (
     changed_settings,
@@ -15,6 +19,7 @@ from geojax.train.config.resume import (
     refuse_other_schedule,
     schedule_note,
     warmup_note,
+    with_saved_model,
     with_saved_schedule,
 )
 from geojax.train.config.run_config import RunConfig
@@ -131,6 +136,33 @@ def test_changes_are_listed_by_key_with_both_values():
         "seed absent -> 0",
     ]
     assert changed_settings(run.model_dump(mode="json"), run) == []
+
+
+def test_a_latent_model_saved_before_its_norms_had_a_key_keeps_their_number():
+    sizes = {"q_lora_rank": 6, "kv_lora_rank": 8, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4}
+    model = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, **sizes}
+    model |= {"intermediate_size": 24, "vocab_size": 61, "max_position_embeddings": 64}
+    config = config_of(20).model_copy(update={"model": ModelConfig(**model)})
+    assert config.model.latent_norm_eps == 1e-6
+    saved = saved_of(config)
+    saved["model"] = saved["config"]["model"]
+    assert with_saved_model(config, saved) == with_saved_model(config, None) == config
+    del saved["model"]["latent_norm_eps"]
+    resumed = with_saved_model(config, saved)
+    assert resumed.model == config.model.replace(latent_norm_eps=config.model.rms_norm_eps)
+    assert changed_settings(saved["config"], resumed) == []
+    refuse_other_model(Path("run"), saved["model"], resumed.model.model_dump(mode="json"))
+    again = saved_of(resumed)
+    again["model"] = again["config"]["model"]
+    assert with_saved_model(config, again) == resumed
+    chosen = config.model_copy(update={"model": ModelConfig(**model, latent_norm_eps=1e-6)})
+    assert with_saved_model(chosen, saved) == chosen
+    with pytest.raises(UserError, match=r"model\.latent_norm_eps is 1e-05 there and 1e-06 here"):
+        refuse_other_model(Path("run"), saved["model"], chosen.model.model_dump(mode="json"))
+    dense = saved_of(config_of(20))
+    dense["model"] = dense["config"]["model"]
+    del dense["model"]["latent_norm_eps"]
+    assert with_saved_model(config_of(20), dense) == config_of(20)
 
 
 def test_a_checkpoint_without_its_settings_is_refused(tmp_path):
