@@ -16,6 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 import pydantic
 
 from geojax.errors import UserError
+from geojax.paths import expanded_path
 from geojax.suggestions import did_you_mean, nearest
 
 
@@ -62,6 +63,7 @@ def load_yaml(path: Path) -> dict[str, Any]:
     from geojax.yaml_syntax import MOST_BYTES, YamlError, parse
 
     try:
+        path = expanded_path(path)
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for, a device never ends
             kind = "a folder" if stat.S_ISDIR(status.st_mode) else "no regular file"

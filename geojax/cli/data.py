@@ -97,7 +97,7 @@ def run(command: PrepareCommand) -> int:
 def _single_source(command: PrepareCommand) -> dict[str, object]:
     if command.output is None:
         raise UserError("geojax data prepare: say where to with --output FOLDER")
-    output = command.output.expanduser().absolute()
+    output = command.output
     source = {
         "name": output.name,
         "files": command.files,

@@ -8,6 +8,7 @@ import io
 import itertools
 import operator
 import os
+import pathlib
 import re
 import sys
 import traceback
@@ -34,6 +35,7 @@ from geojax.cli import (
 )
 from geojax.errors import RunError, UserError
 from geojax.exit_codes import FAILURE, INTERRUPTED, USAGE
+from geojax.paths import resolved_path
 from geojax.runtime.environment.variables import check_environment
 from geojax.suggestions import did_you_mean
 
@@ -184,7 +186,28 @@ def _parse(arguments: Sequence[str]) -> tuple[Any, list[str]]:
             name, meaning = absent.groups()
             problem = f"{name} is missing; it would be the {meaning[:1].lower()}{meaning[1:]}"
         raise UserError(f"geojax {arguments[0]}: {problem}") from None
-    return command, unknown
+    return _with_resolved_paths(command, arguments[0]), unknown
+
+
+def _with_resolved_paths(command: Any, name: str) -> Any:
+    """Resolve the paths of a command, but for its config, which messages name as it was given.
+
+    Raises:
+        UserError: one is no path.
+    """
+    resolved: dict[str, Any] = {}
+    for field in dataclasses.fields(command):
+        value = getattr(command, field.name)
+        paths = value if isinstance(value, tuple) else (value,)
+        if field.name == "config" or not paths or not isinstance(paths[0], pathlib.Path):
+            continue
+        try:
+            paths = tuple(resolved_path(path) for path in paths)
+        except UserError as error:
+            option = "RUN" if field.name == "run" else f"--{field.name.replace('_', '-')}"
+            raise UserError(f"geojax {name}: {option}: {error}") from None
+        resolved[field.name] = paths if isinstance(value, tuple) else paths[0]
+    return dataclasses.replace(command, **resolved)
 
 
 def _refuse(unknown: Sequence[str], name: str) -> None:

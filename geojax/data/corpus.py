@@ -68,7 +68,7 @@ class Corpus:
 
 def _open(source: SourceSettings, settings: DataSettings, progress: bool) -> Prepared:
     if source.prepared is not None:
-        return Prepared(source.prepared.expanduser())
+        return Prepared(source.prepared)
     return prepare_standard_library(
         vocabulary_size=settings.vocab_size,
         tokenizer=settings.tokenizer,

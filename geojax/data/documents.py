@@ -15,6 +15,7 @@ from typing import IO, Any, Literal, NamedTuple, TypeVar, cast
 
 from geojax.data import indexed
 from geojax.errors import UserError
+from geojax.paths import expanded_path
 
 Format = Literal["auto", "text", "jsonl", "megatron", "chat"]
 
@@ -74,7 +75,7 @@ def find_files(patterns: Iterable[str]) -> list[Path]:
     """
     found: dict[Path, None] = {}
     for pattern in patterns:
-        path = Path(pattern).expanduser()
+        path = expanded_path(pattern)
         if path.is_dir():
             files = [
                 file

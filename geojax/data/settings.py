@@ -1,13 +1,13 @@
 """Settings of a run's `data:` section and of `geojax data prepare`."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 import pydantic
 
 from geojax.data.documents import Format
 from geojax.data.tokenizer import LARGEST_VOCABULARY, SMALLEST_VOCABULARY
+from geojax.paths import ResolvedPath
 from geojax.renamed_keys import PREPARE_KEYS, PREPARE_SOURCE_KEYS
 from geojax.settings import Settings
 
@@ -22,7 +22,7 @@ class SourceSettings(Settings):
     """Name of the source in metrics, and of the validation set of its held-out documents."""
     builtin: Literal["python-stdlib"] | None = None
     """Corpus that needs no download: the source and documentation of Python's own library."""
-    prepared: Path | None = None
+    prepared: ResolvedPath | None = None
     """Folder made by `geojax data prepare`, instead of a builtin corpus."""
     weight: float | None = pydantic.Field(default=None, ge=0, le=1e12)
     """Share of the training sequences, relative to the other sources; left out everywhere: in
@@ -50,9 +50,9 @@ class DataSettings(Settings):
     """Sources of text, blended by their weights."""
     vocab_size: int = pydantic.Field(default=4096, ge=SMALLEST_VOCABULARY, le=LARGEST_VOCABULARY)
     """Vocabulary size of the tokenizer that is trained for a builtin corpus."""
-    tokenizer: Path | None = None
+    tokenizer: ResolvedPath | None = None
     """`tokenizer.json` for a builtin corpus, instead of training one."""
-    cache: Path | None = None
+    cache: ResolvedPath | None = None
     """Folder that keeps builtin corpora; by default the user's cache folder."""
 
     @pydantic.model_validator(mode="after")
@@ -110,17 +110,17 @@ class PrepareSettings(Settings):
 
     renamed_keys: ClassVar[Mapping[str, str]] = PREPARE_KEYS
 
-    output: Path
+    output: ResolvedPath
     """Folder above the prepared folders."""
     sources: tuple[PrepareSource, ...]
     """Sources to prepare."""
-    tokenizer: Path | None = None
+    tokenizer: ResolvedPath | None = None
     """`tokenizer.json` to use; None: one is trained on the sources' training files."""
     beginning_token: str | None = None
     """Token of that file that begins a document; well-known names are found without it."""
     end_token: str | None = None
     """The token that ends a document."""
-    chat_template: Path | None = None
+    chat_template: ResolvedPath | None = None
     """Chat template for conversations; null: the one beside the tokenizer, chat_template.jinja or
     in tokenizer_config.json."""
     vocab_size: int = pydantic.Field(default=32768, ge=SMALLEST_VOCABULARY, le=LARGEST_VOCABULARY)

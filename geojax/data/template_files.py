@@ -46,10 +46,10 @@ def read_template(tokenizer: Path, given: Path | None = None) -> TemplateText | 
     Raises:
         UserError: a file cannot be read.
     """
-    config_path = tokenizer.with_name(TOKENIZER_CONFIG)
+    config_path = tokenizer.parent / TOKENIZER_CONFIG
     config = _json_object(config_path) if config_path.is_file() else {}
     tokens = _special_tokens(config)
-    beside = tokenizer.with_name(TEMPLATE_FILE)
+    beside = tokenizer.parent / TEMPLATE_FILE
     path = given or (beside if beside.is_file() else None)
     if path is not None:
         try:

@@ -30,6 +30,7 @@ from geojax.transport import (
 
 _OF_A_SITE: Any = {
     "run_directory": True,
+    "initial_weights": True,
     "topology": True,
     "simulate_devices": True,
     "data": {"sources": {"__all__": {"prepared"}}, "tokenizer": True, "cache": True},
@@ -141,6 +142,27 @@ def saves_of_sites(transport: Transport, mesh: Mesh) -> SavesOfSites:
     return exchanged
 
 
+def refuse_other_weights(transport: Transport, mesh: Mesh, digest: str) -> None:
+    """Compare the weights that the sites begin with, which each reads from a folder of its own.
+
+    Args:
+        transport: joins the sites.
+        mesh: this site's devices.
+        digest: `geojax.checkpoint.reading.base_weights.fingerprint` of this site's weights.
+
+    Raises:
+        UserError: those of another site differ.
+    """
+    own = np.frombuffer(bytes.fromhex(digest), np.uint32)
+    digests = Exchange(transport, "weights").of_hosts(own, mesh)
+    for name, other in zip(transport.site_names, digests, strict=True):
+        if not np.array_equal(own, other):
+            raise UserError(
+                f"initial_weights: site {name} has other weights than site "
+                f"{transport.site_names[transport.site]}; all sites begin with the same"
+            )
+
+
 def shared_settings(config: RunConfig, contents: Mapping[str, str]) -> dict[str, Any]:
     """Return what all sites must have alike, by name.
 
@@ -155,6 +177,7 @@ def shared_settings(config: RunConfig, contents: Mapping[str, str]) -> dict[str,
         "geojax version": [geojax.__version__, *of_config],
         "number of devices in a process": jax.local_device_count(),
         **of_config,
+        "initial_weights": None if config.initial_weights is None else "a folder",
         "content of data.sources": {
             name: content[:_HASH_LETTERS] for name, content in contents.items()
         },

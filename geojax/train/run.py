@@ -59,7 +59,12 @@ from geojax.train.islands.island_plan import (
     sequences_of_site,
 )
 from geojax.train.islands.island_run import UPDATE_NAME, IslandRun
-from geojax.train.joined_sites import joined_sites, require_sites, saves_of_sites
+from geojax.train.joined_sites import (
+    joined_sites,
+    refuse_other_weights,
+    require_sites,
+    saves_of_sites,
+)
 from geojax.train.memory.preflight import require_memory
 from geojax.train.metrics import MetricsWriter
 from geojax.train.report import Progress, draw_loss_curve, summary_table
@@ -138,6 +143,9 @@ def train(
         if newest is None and weights is None and not fresh:
             weights = _open_initial_weights(config)
         config = with_saved_model(config, newest)
+        if newest is None and weights is not None and transport is not None:
+            to_sites = between_sites(transport, config.mesh.dc)
+            refuse_other_weights(to_sites, mesh, fingerprint(weights))
         given, config = config, with_saved_schedule(config, newest)
         counted, programs = STEP_NAME, 1
         if island is not None:
@@ -227,7 +235,7 @@ def train(
 def _open_initial_weights(config: RunConfig) -> HuggingFaceWeights | None:
     if config.initial_weights is None:
         return None
-    return HuggingFaceWeights(config.initial_weights.expanduser(), config.model.base)
+    return HuggingFaceWeights(config.initial_weights, config.model.base)
 
 
 def _has_islands(config: RunConfig) -> bool:

@@ -1,7 +1,6 @@
 """Settings of a whole run: one YAML file, checked before any device is touched."""
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -19,6 +18,7 @@ from geojax.models.parallel.parallelism import ContextMethod, Parallelism
 from geojax.optim import OptimizerSettings
 from geojax.optim.parameter_groups import check_groups
 from geojax.optim.registry import optimizer_entry
+from geojax.paths import ResolvedPath, resolved_path
 from geojax.precision import LossScaleSettings, PrecisionName
 from geojax.quantities import Bytes, Count, Length, SimulatedDevices, StepCount
 from geojax.renamed_keys import RUN_KEYS, RUN_VALUES
@@ -37,8 +37,6 @@ from geojax.train.config.vocabulary import with_vocabulary
 from geojax.yaml_syntax import YamlError, parse
 
 _MOST_DEVICES = 2**17
-
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 class MeshSettings(Settings):
@@ -207,7 +205,7 @@ class RunConfig(Settings):
     renamed_keys: ClassVar[Mapping[str, str]] = RUN_KEYS
     renamed_values: ClassVar[Mapping[tuple[str, str], str]] = RUN_VALUES
 
-    run_directory: Path
+    run_directory: ResolvedPath
     """Directory of checkpoints, metrics, plots and the resolved config."""
 
     seed: int = pydantic.Field(default=0, ge=0, lt=2**32)
@@ -229,7 +227,7 @@ class RunConfig(Settings):
     """Preset's name, mapping with `preset:` and changes to it, or whole description. With
     `huggingface:` in place of `preset:` the sizes are those of the `config.json` in that folder."""
 
-    initial_weights: Path | None = None
+    initial_weights: ResolvedPath | None = None
     """Folder of a Hugging Face checkpoint (config.json and safetensors) whose weights a new run
     starts from; null: random ones. Each process reads what its devices hold. With `model.lora` they
     are frozen, in no checkpoint, and read again by every resume, export and evaluation."""
@@ -302,16 +300,6 @@ class RunConfig(Settings):
             return content
         return {**content, "model": with_vocabulary(content["model"], content.get("data"))}
 
-    @pydantic.field_validator("run_directory", mode="before")
-    @classmethod
-    def _is_a_folder(cls, value: Any) -> Any:
-        if isinstance(value, str) and _URL.match(value):
-            raise ValueError(
-                f"{value} is a URL, and checkpoints need a folder; give the path of a file system "
-                "that is mounted here"
-            )
-        return value
-
     @pydantic.field_validator("model", mode="before")
     @classmethod
     def _resolve_preset(cls, value: Any) -> Any:
@@ -327,7 +315,7 @@ class RunConfig(Settings):
         if "huggingface" in value:
             if not isinstance(value["huggingface"], str):
                 raise ValueError("huggingface must be the path of a folder with a config.json")
-            return read_model_fields(Path(value["huggingface"]).expanduser()) | changes
+            return read_model_fields(resolved_path(value["huggingface"])) | changes
         return value
 
     @property

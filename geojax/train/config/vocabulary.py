@@ -48,9 +48,9 @@ def _tokenizer_size(settings: DataSettings) -> int:
     prepared = next((source.prepared for source in settings.sources if source.prepared), None)
     try:
         if prepared is not None:
-            return read_manifest(prepared.expanduser()).tokenizer.vocabulary_size
+            return read_manifest(prepared).tokenizer.vocabulary_size
         if settings.tokenizer is not None:
-            return Tokenizer.load(settings.tokenizer.expanduser()).vocabulary_size
+            return Tokenizer.load(settings.tokenizer).vocabulary_size
     except UserError as error:
         raise UserError(
             f"model.vocab_size is left out and must follow from the data: {error}; or give it"

@@ -19,6 +19,7 @@ from geojax.inference import LoadedModel
 from geojax.inference.loaded_model import refuse_mesh
 from geojax.models import ModelConfig
 from geojax.models.huggingface import HuggingFaceWeights
+from geojax.paths import resolved_path
 from geojax.precision import policy
 from geojax.runtime.liveness.exit_messages import first_line
 from geojax.settings import validate
@@ -85,7 +86,7 @@ class SavedRun:
         """
         if self.model.lora is None:
             return self.weights
-        folder = Path(self.config["initial_weights"]).expanduser()
+        folder = resolved_path(self.config["initial_weights"])
         base = HuggingFaceWeights(folder, self.model.base)
         refuse_other_base(folder, self.weights.metadata[BASE_WEIGHTS], base.digest())
         return MergedModel(self.weights, base, self.model)

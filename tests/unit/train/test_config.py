@@ -230,6 +230,6 @@ def test_layers_are_given_for_every_chunk(tmp_path, role):
     "url", ["gs://bucket/run", "s3://bucket/run", "s3:/bucket", "file:///runs/x", "hdfs://n:1/x"]
 )
 def test_a_url_as_run_directory_is_refused(tmp_path, url):
-    with pytest.raises(UserError, match="is a URL, and checkpoints need a folder") as refusal:
+    with pytest.raises(UserError, match="is a URL; give the path of a file system") as refusal:
         load(tmp_path, MINIMAL, "--run_directory", url)
     assert "\n" not in str(refusal.value)

@@ -60,4 +60,4 @@ def test_its_mesh_takes_every_accelerator_of_its_topology(name):
     assert config.mesh.dc == len(topology.sites)
     per_site = config.mesh.devices // config.mesh.dc
     assert name.split("-2x")[1].split("-")[0] == str(per_site)
-    assert config.run_directory == Path("runs") / name
+    assert config.run_directory == Path("runs").resolve() / name

@@ -57,7 +57,7 @@ def test_a_given_one_stays(folder):
 
 
 def test_data_that_do_not_tell_it_are_named(tmp_path):
-    message = r"model\.vocab_size is left out .* nowhere: not prepared data .*; or give it$"
+    message = r"model\.vocab_size is left out .*/nowhere: not prepared data .*; or give it$"
     with pytest.raises(UserError, match=message):
         config_of(SIZES, prepared("nowhere"))
     with pytest.raises(UserError, match=r"^run\.yaml: data: name at least one source$"):
