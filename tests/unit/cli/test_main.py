@@ -1,6 +1,10 @@
 """Words that the command does not know end in one line that says what to type instead."""
 
+import subprocess
+import sys
+
 import pytest
+from support.processes import PATIENCE_SECONDS
 
 import geojax
 from geojax.cli.main import run
@@ -83,3 +87,29 @@ def test_a_launched_command_needs_two_dashes(capsys):
         "geojax launch: 'train' is no option; put -- before the command that is launched: "
         "geojax launch -- train run.yaml --steps 5"
     )
+
+
+def test_after_an_error_the_process_ends_without_waiting_for_threads_or_objects():
+    script = """
+import atexit, sys, threading, time
+from geojax.cli import main
+
+class Slow:
+    def __del__(self):
+        print("collected")
+
+def waits_for_ever():
+    print("said before", end="")
+    threading.Thread(target=time.sleep, args=(1e6,)).start()
+    return main._end("error: no", 2)
+
+atexit.register(print, ", and at the end")
+slow = Slow()
+main.run = lambda arguments: waits_for_ever()
+main.main()
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE_SECONDS
+    )
+    assert (ended.returncode, ended.stderr) == (2, "error: no\n")
+    assert ended.stdout == "said before, and at the end\n"
