@@ -3,8 +3,6 @@
 import contextlib
 import math
 import secrets
-import socket
-import struct
 import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -12,6 +10,9 @@ from typing import NamedTuple
 from geojax.errors import MissingProcessesError, RunError, UserError
 from geojax.runtime import rendezvous
 from geojax.transport import private
+from geojax.transport.control import ControlConnection
+from geojax.transport.control_handshake import Party, Route
+from geojax.transport.control_listener import ControlListener
 from geojax.transport.endpoint import (
     Endpoint,
     address_towards,
@@ -20,14 +21,13 @@ from geojax.transport.endpoint import (
     require_private,
 )
 from geojax.transport.engine import EngineTransport, Peer
-from geojax.transport.guard import Refused, admit, dial
 from geojax.transport.guard_process import GuardProcess
 from geojax.transport.message_id import Direction
 from geojax.transport.shared_settings import digests, require_same
 
 _STREAM_BYTES_PER_SECOND = 0.5e9
 _MOST_STREAMS = 8
-_GROUP = struct.Struct("!H")
+_LOOK_SECONDS = 0.05
 
 
 class Staging(NamedTuple):
@@ -83,6 +83,8 @@ class Membership(NamedTuple):
     groups: int = 1
     """Groups of equally many consecutive processes in each site, which exchange messages with all
     others as sites do: its stages, where these have processes of their own."""
+    port: int = 0
+    """Port of this process's guard, the only one that other sites reach; 0: any."""
 
     @property
     def group(self) -> int:
@@ -130,10 +132,11 @@ def connect(
     require_private(address)
     with contextlib.ExitStack() as on_error:
         engine = random_loopback()
-        control = on_error.enter_context(socket.create_server((engine, 0)))
+        listener = ControlListener(engine, members.key)
+        on_error.callback(listener.close)
         server = private.start_server(engine, staging.streams, staging.piece_bytes, staging.copies)
         ports = private.listening_ports(engine)
-        guard = GuardProcess(members.key, address, engine, ports, silence_seconds)
+        guard = GuardProcess(members.key, (address, members.port), engine, ports, silence_seconds)
         on_error.callback(guard.close)
         own = Endpoint(
             members.site,
@@ -142,7 +145,7 @@ def connect(
             own_network(),
             engine,
             int(server.address().rpartition(":")[2]),
-            control.getsockname()[1],
+            listener.port,
             ports,
             *guard.address,
             digests(members.settings),
@@ -173,10 +176,26 @@ def connect(
             peer = Endpoint.verified(presence.endpoint, members.key, names[group])
             here = f"site {members.sites[members.site]}"
             require_same(members.settings, here, peer.settings, names[group])
-            if peer.network != own.network:
-                guard.forward(peer.guard, peer.engine, peer.ports)
             endpoints[group] = peer
-        controls = _control_sockets(members, control, endpoints, names, silence_seconds)
+        parties = {group: Party(group, peer.nonce) for group, peer in endpoints.items()}
+        party = Party(members.group, own.nonce)
+        controls: dict[int, ControlConnection] = {}
+        for group, peer in endpoints.items():
+            near = peer.network == own.network
+            route = Route(
+                members.key,
+                party,
+                parties[group],
+                (peer.engine, peer.control_port) if near else peer.guard,
+                None if near else peer.control_port,
+            )
+            controls[group] = ControlConnection(route)
+            on_error.callback(controls[group].close, 0.0)
+            if not near:
+                data_ports = [port for port in peer.ports if port != peer.control_port]
+                guard.forward(peer.guard, peer.engine, data_ports, controls[group].hear)
+        listener.serve(party, parties, controls)
+        _wait_for_all(members, own, endpoints, names, controls, silence_seconds)
         on_error.pop_all()
     peers = {
         group: Peer(
@@ -194,6 +213,7 @@ def connect(
         members.key,
         server,
         guard,
+        listener,
         peers,
         limit_bytes,
         silence_seconds,
@@ -209,40 +229,38 @@ def _direction(sender: Endpoint, receiver: Endpoint) -> Direction:
     )
 
 
-def _control_sockets(
+def _wait_for_all(
     members: Membership,
-    listener: socket.socket,
+    own: Endpoint,
     peers: Mapping[int, Endpoint],
     names: Mapping[int, str],
+    controls: Mapping[int, ControlConnection],
     seconds: float,
-) -> dict[int, socket.socket]:
-    """Connect with each peer once: the higher group dials the lower, and says its number."""
-    found: dict[int, socket.socket] = {}
+) -> None:
+    """Wait until this process has reached each peer and each has reached this one.
+
+    Raises:
+        RunError: one is refused, lost, or late; the message names the port in question.
+    """
     deadline = time.monotonic() + seconds
-    with listener:
-        for group, peer in peers.items():
-            if group < members.group:
-                try:
-                    address = (peer.engine, peer.control_port)
-                    found[group] = dial(address, members.key, peer.control_port, seconds)
-                    found[group].sendall(_GROUP.pack(members.group))
-                except (OSError, Refused) as error:
-                    raise RunError(
-                        f"transport: cannot reach {names[group]} at {peer.guard[0]} ({error}); is "
-                        "the tunnel up?"
-                    ) from None
-        while len(found) < len(peers):
-            try:
-                listener.settimeout(max(0.01, deadline - time.monotonic()))
-                connection, _ = listener.accept()
-                admit(connection, members.key)
-                (group,) = _GROUP.unpack(connection.recv(_GROUP.size, socket.MSG_WAITALL))
-                found[group] = connection
-            except Refused:
-                continue
-            except (OSError, struct.error) as error:
-                missing = ", ".join(names[group] for group in sorted(set(peers) - set(found)))
+    site = members.sites[members.site]
+    for group, control in controls.items():
+        while not (control.reached.is_set() and control.was_reached.is_set()):
+            if control.lost is None and time.monotonic() < deadline:
+                time.sleep(_LOOK_SECONDS)
+            elif not control.reached.is_set():
+                host, port = peers[group].guard
+                tried = "refused" if control.lost else f"{control.problem}, for {seconds:g} s"
                 raise RunError(
-                    f"transport: no connection from {missing} ({error}); is the tunnel up?"
-                ) from None
-    return found
+                    f"transport: {site} cannot reach {members.sites[peers[group].site]}:{port}, "
+                    f"{names[group]} at {host} ({tried}); is the tunnel up, and do the firewalls "
+                    "let TCP to this port through?"
+                )
+            elif control.lost is not None:
+                raise RunError(f"transport: lost the connection to {names[group]}: {control.lost}")
+            else:
+                host, port = own.guard
+                raise RunError(
+                    f"transport: {names[group]} has not reached {site}:{port} at {host} within "
+                    f"{seconds:g} s; do the firewalls let TCP to this port through?"
+                )

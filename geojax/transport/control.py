@@ -1,116 +1,256 @@
-"""The control connection to one peer: heartbeats, acknowledgments and the end of the run.
+"""The control connections with one peer: heartbeats, acknowledgments and the end of the run.
 
-A frame is eight bytes: an identifier of a message that has been fetched, or one of those below.
+Each side opens a connection, over which it sends frames of eight bytes: heartbeats, identifiers of
+messages that it has fetched, and the end. The other side answers each heartbeat with the number of
+other frames that have come so far, in eight bytes as well.
+
+A side whose heartbeats are not answered for three seconds, or whose connection ends, opens it anew
+until it succeeds: TCP itself sends later and later after a cut. What the other side has not counted
+is sent again, so that no frame is lost or taken twice.
 """
 
 import contextlib
-import queue
+import itertools
+import os
+import select
 import socket
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
+from geojax.transport.control_handshake import Hello, Route, confirm, open_control
+from geojax.transport.guard import Refused
 from geojax.transport.message_id import FIRST_ID
 
 _FRAME = struct.Struct("!Q")
-_HEARTBEAT, _FINISHED, _SEEN, _ECHO = 0, 1, 2, 3
+_HEARTBEAT, _FINISHED, _FAILED = 0, 1, 2
 _HEARTBEAT_SECONDS = 1.0
-_GOODBYE_SECONDS = 5.0
+_ANSWER_SECONDS = 3.0
+"""Time without an answer after which the connection is opened anew, and that of an attempt."""
+_PAUSE_SECONDS = 0.3
+"""Between two attempts, where one fails at once."""
 
 
 class ControlConnection:
-    """A control connection that is established.
+    """This side's connection to a peer, and the peer's to this side.
 
     Args:
-        connection: its socket.
-        acknowledged: called with the identifier of each message that the peer has fetched.
-        echoed: called with the seconds from each heartbeat to the peer's echo of it.
+        route: way to the peer.
     """
 
-    def __init__(
-        self,
-        connection: socket.socket,
-        acknowledged: Callable[[int], None],
-        echoed: Callable[[float], None],
-    ):
-        self._connection, self._acknowledged, self._echoed = connection, acknowledged, echoed
-        self._heartbeat: float | None = None
-        """Time of the heartbeat that the peer has not echoed; None: there is none."""
-        self._outgoing: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-        self._heard = time.monotonic()
+    def __init__(self, route: Route):
+        self.acknowledged: Callable[[int], None] = lambda message: None
+        """Called with the identifier of each message that the peer has fetched."""
+        self.echoed: Callable[[float], None] = lambda seconds: None
+        """Called with the seconds from each heartbeat to the peer's answer."""
         self.finished = False
         """The peer has said that it needs nothing more."""
-        self.closed = threading.Event()
-        """Set when the connection has ended."""
-        self._seen = threading.Event()
-        self._threads = [
-            threading.Thread(target=each, daemon=True) for each in (self._send, self._receive)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self.lost: str | None = None
+        """Reason why the peer is lost; None: it is not."""
+        self.over = threading.Event()
+        """Set when the peer has finished or is lost."""
+        self.problem: str | None = "no answer"
+        """Reason why this side has no connection to the peer now; None: it has one."""
+        self.reached, self.was_reached = threading.Event(), threading.Event()
+        """Set when this side has first reached the peer, and the peer this side."""
+        self._route, self._heard = route, time.monotonic()
+        self._frames: deque[int] = deque()
+        """Frames that the peer has not counted."""
+        self._counted = 0
+        """Frames that it has."""
+        self._changed = threading.Condition()
+        self._hurry, self._speaking, self._closed = False, True, threading.Event()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK)
+        self._number, self._received = 0, 0
+        """Number of the peer's connection, and of the frames that have come from it."""
+        self._adopting = threading.Lock()
+        self._incoming: socket.socket | None = None
+        self._listener: threading.Thread | None = None
+        self._speaker = threading.Thread(target=self._speak, name="geojax control", daemon=True)
+        self._speaker.start()
 
     @property
     def silent_seconds(self) -> float:
         """Time since the last sign of the peer."""
         return time.monotonic() - self._heard
 
+    def hear(self) -> None:
+        """Note a sign of the peer that came another way."""
+        self._heard = time.monotonic()
+
     def acknowledge(self, message: int) -> None:
         """Tell the peer that a message has been fetched."""
-        self._outgoing.put(message)
+        self._say(message)
 
-    def close(self, finished: bool) -> None:
-        """End the connection; with `finished`, tell the peer that all is well."""
-        if finished:
-            self._outgoing.put(_FINISHED)
-            self._seen.wait(_GOODBYE_SECONDS)
-        self._outgoing.put(None)
-        self._threads[0].join(_GOODBYE_SECONDS)
-        with contextlib.suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join()
-        self._connection.close()
+    def adopt(self, connection: socket.socket, hello: Hello) -> None:
+        """Listen to the peer over the connection that it has opened, instead of earlier ones.
 
-    def _send(self) -> None:
-        due = time.monotonic() + _HEARTBEAT_SECONDS
-        with contextlib.suppress(OSError):
-            while True:
-                try:
-                    frame = self._outgoing.get(timeout=max(0.0, due - time.monotonic()))
-                except queue.Empty:
-                    due = time.monotonic() + _HEARTBEAT_SECONDS
-                    frame = _HEARTBEAT
-                    if self._heartbeat is None:
-                        self._heartbeat = time.monotonic()
-                if frame is None:
-                    return
-                self._connection.sendall(_FRAME.pack(frame))
+        Raises:
+            Refused: a later one is there, or this side has closed.
+            OSError: it has ended.
+        """
+        with self._adopting:
+            if hello.number <= self._number or self._closed.is_set():
+                raise Refused("there is a later connection")
+            self._stop_listening()
+            self._number = hello.number
+            confirm(connection, self._route.key, hello, self._received)
+            self._incoming = connection
+            self._listener = threading.Thread(
+                target=self._listen, args=(connection,), name="geojax control", daemon=True
+            )
+            self._listener.start()
+        self.hear()
+        self.was_reached.set()
 
-    def _receive(self) -> None:
+    def say_goodbye(self, finished: bool) -> None:
+        """Tell the peer that all is well, or else that this side has failed."""
+        self._say(_FINISHED if finished else _FAILED, at_once=True)
+
+    def close(self, seconds: float) -> None:
+        """End both connections; wait at most so long for the peer to hear what was said."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: not self._frames or self.lost is not None or not self._speaking, seconds
+            )
+        self._closed.set()
+        self._awaken()
+        self._speaker.join()
+        with self._adopting:
+            self._stop_listening()
+        os.close(self._wake)
+
+    def _say(self, frame: int, at_once: bool = False) -> None:
+        with self._changed:
+            self._frames.append(frame)
+            self._hurry |= at_once
+        self._awaken()
+
+    def _awaken(self) -> None:
+        os.eventfd_write(self._wake, 1)
+
+    def _lose(self, reason: str) -> None:
+        with self._changed:
+            if not self.finished and self.lost is None:
+                self.lost = reason
+            self.over.set()
+            self._changed.notify_all()
+
+    def _speak(self) -> None:
+        """Keep a connection to the peer open until the end of either side."""
+        for number in itertools.count(1):
+            if self._closed.is_set() or self.over.is_set():
+                break
+            try:
+                connection, counted = open_control(self._route, number, _ANSWER_SECONDS)
+            except ConnectionRefusedError:
+                host, port = self._route.address
+                self._lose(
+                    f"it refuses connections at {host}:{port}, so that its guard or its process "
+                    "has ended"
+                )
+            except (OSError, Refused) as error:
+                self.problem = _in_words(error)
+                self._closed.wait(_PAUSE_SECONDS)
+            else:
+                self.problem = None
+                self.hear()
+                self.reached.set()
+                with connection:
+                    try:
+                        self.problem = self._converse(connection, counted)
+                    except OSError as error:
+                        self.problem = _in_words(error)
+        with self._changed:
+            self._speaking = False
+            self._changed.notify_all()
+
+    def _converse(self, connection: socket.socket, counted: int) -> str | None:
+        """Send frames until this side closes or the connection is of no use; return the reason."""
+        self._count(counted)
+        connection.settimeout(_ANSWER_SECONDS)
+        poll = select.poll()
+        for readable in (connection.fileno(), self._wake):
+            poll.register(readable, select.POLLIN)
+        heartbeats: deque[float] = deque()
+        sent, due, unread = counted, time.monotonic(), b""
+        while not self._closed.is_set():
+            now = time.monotonic()
+            with self._changed:
+                frames = list(itertools.islice(self._frames, sent - self._counted, None))
+                hurry, self._hurry = self._hurry, False
+            sent += len(frames)
+            if hurry or now >= due:
+                frames.append(_HEARTBEAT)
+                heartbeats.append(now)
+                due = now + _HEARTBEAT_SECONDS
+            if frames:
+                connection.sendall(b"".join(map(_FRAME.pack, frames)))
+            patience = heartbeats[0] + _ANSWER_SECONDS - now if heartbeats else due - now
+            events = dict(poll.poll(1e3 * max(0.0, min(due - now, patience))))
+            if self._wake in events:
+                os.eventfd_read(self._wake)
+            if connection.fileno() in events:
+                if not (piece := connection.recv(1 << 12)):
+                    return "it has closed the connection"
+                self.hear()
+                counts, unread = _frames(unread + piece)
+                for count in counts:
+                    if not heartbeats:
+                        return "it answers what it was not asked"
+                    self.echoed(time.monotonic() - heartbeats.popleft())
+                    self._count(count)
+            elif heartbeats and time.monotonic() - heartbeats[0] > _ANSWER_SECONDS:
+                return f"no answer for {_ANSWER_SECONDS:g} s"
+        return None
+
+    def _count(self, frames: int) -> None:
+        """Forget the frames that the peer has."""
+        with self._changed:
+            while self._frames and self._counted < frames:
+                self._frames.popleft()
+                self._counted += 1
+            self._changed.notify_all()
+
+    def _listen(self, connection: socket.socket) -> None:
         unread = b""
-        with contextlib.suppress(OSError):
-            while piece := self._connection.recv(1 << 16):
-                self._heard = time.monotonic()
-                unread += piece
-                whole = len(unread) // _FRAME.size * _FRAME.size
-                for (frame,) in _FRAME.iter_unpack(unread[:whole]):
-                    self._act(frame)
-                unread = unread[whole:]
-        self.closed.set()
-        self._seen.set()
+        with contextlib.suppress(OSError):  # the peer opens another
+            while piece := connection.recv(1 << 16):
+                self.hear()
+                frames, unread = _frames(unread + piece)
+                for frame in frames:
+                    if frame == _HEARTBEAT:
+                        connection.sendall(_FRAME.pack(self._received))
+                    else:
+                        self._received += 1
+                        self._act(frame)
+
+    def _stop_listening(self) -> None:
+        if self._incoming is not None and self._listener is not None:
+            with contextlib.suppress(OSError):
+                self._incoming.shutdown(socket.SHUT_RDWR)
+            self._listener.join()
+            self._incoming.close()
 
     def _act(self, frame: int) -> None:
         if frame >= FIRST_ID:
-            self._acknowledged(frame)
-        elif frame == _HEARTBEAT:
-            self._outgoing.put(_ECHO)
-        elif frame == _ECHO:
-            if self._heartbeat is not None:
-                self._echoed(time.monotonic() - self._heartbeat)
-                self._heartbeat = None
+            self.acknowledged(frame)
         elif frame == _FINISHED:
             self.finished = True
-            self._outgoing.put(_SEEN)
-        elif frame == _SEEN:
-            self._seen.set()
+            self.over.set()
+        elif frame == _FAILED:
+            self._lose("it has ended with an error")
+
+
+def _frames(unread: bytes) -> tuple[list[int], bytes]:
+    """Split what has come into frames and a rest."""
+    whole = len(unread) // _FRAME.size * _FRAME.size
+    return [frame for (frame,) in _FRAME.iter_unpack(unread[:whole])], unread[whole:]
+
+
+def _in_words(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return "timed out"
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

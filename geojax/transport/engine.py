@@ -15,7 +15,6 @@ import atexit
 import contextlib
 import functools
 import itertools
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +26,7 @@ from geojax.errors import RunError
 from geojax.transport import private
 from geojax.transport.arrivals import Arrivals
 from geojax.transport.control import ControlConnection
+from geojax.transport.control_listener import ControlListener
 from geojax.transport.guard_process import GuardProcess
 from geojax.transport.in_flight import InFlight
 from geojax.transport.link_clock import Departures, LinkClock, MeasuredLink
@@ -36,8 +36,10 @@ from geojax.transport.shards import joined, local_shapes, local_shards
 
 _HEALTH_SECONDS = 0.05
 """Between two looks at the peers while a fetch waits."""
-_CAUSE_SECONDS = 0.5
-"""Longest wait of a failed pull for the end of the control connection, which says more."""
+_CAUSE_SECONDS = 1.0
+"""Longest wait of a failed pull for the end of the peer or of the guard, which says more."""
+_FAILED_SECONDS = 1.0
+"""Longest wait at a bad end until the peers have heard of it."""
 
 
 class Peer(NamedTuple):
@@ -45,8 +47,8 @@ class Peer(NamedTuple):
 
     name: str
     """Site, process and host, as errors show them."""
-    control: socket.socket
-    """Control connection."""
+    control: ControlConnection
+    """Control connections with it."""
     engine: Any
     """JAX's connection to the peer's transfer server."""
     there: Direction
@@ -66,7 +68,8 @@ class _Link:
         self.failure: str | None = None
         """The first pull that failed, and why: after it others may wait for ever."""
         self.clock = LinkClock()
-        self.control = ControlConnection(peer.control, self._acknowledged, self.clock.echoed)
+        self.control = peer.control
+        self.control.acknowledged, self.control.echoed = self._acknowledged, self.clock.echoed
 
     def _acknowledged(self, message: int) -> None:
         if (size := self.offered.pop(message, None)) is not None:
@@ -83,6 +86,7 @@ class EngineTransport:
         run_key: key of the run.
         server: JAX's transfer server of this process.
         guard: guard of its ports.
+        listener: port of its control connections.
         peers: counterparts of this process, by site.
         limit_bytes: most bytes in flight to one peer.
         silence_seconds: a peer that gives no sign for so long counts as lost.
@@ -95,6 +99,7 @@ class EngineTransport:
         run_key: bytes,
         server: Any,
         guard: GuardProcess,
+        listener: ControlListener,
         peers: Mapping[int, Peer],
         limit_bytes: int,
         silence_seconds: float,
@@ -103,7 +108,8 @@ class EngineTransport:
         self.guard_address = guard.address
         """Address and port at which peers reach this process."""
         self.counters: Mapping[int, PeerCounters] = {each: PeerCounters() for each in peers}
-        self._run_key, self._server, self._guard = run_key, server, guard
+        self._run_key, self._server = run_key, server
+        self._guard, self._listener = guard, listener
         self._silence_seconds = silence_seconds
         self._lost: str | None = None
         self._waits: list[str] = []
@@ -189,13 +195,25 @@ class EngineTransport:
         self._closed = True
         atexit.unregister(self.close)
         in_flight = sum(each.messages_in_flight for each in self.counters.values())
+        finished = not failed and self._lost is None and not in_flight
+        deadline = time.monotonic() + (self._silence_seconds if finished else _FAILED_SECONDS)
         for link in self._links.values():
-            link.control.close(finished=not failed and self._lost is None and not in_flight)
+            link.control.say_goodbye(finished)
+        for link in self._links.values():
+            link.control.close(max(0.0, deadline - time.monotonic()))
+        self._listener.close()
         private.forget(self._server, [each.peer.engine for each in self._links.values()])
         # Pulls over a link that is cut fail when the guard ends their connections, not before.
         self._guard.close()
         self._arrivals.close()
         self._departures.close()
+
+    def await_cause(self, link: _Link) -> None:
+        """Wait for what may have broken a pull: the end of the peer or of the guard."""
+        deadline = time.monotonic() + _CAUSE_SECONDS
+        while time.monotonic() < deadline and not self._guard.ended.is_set():
+            if link.control.over.wait(_HEALTH_SECONDS):
+                return
 
     def _check_receiver(self, receiver: int) -> None:
         """Raise an error if a site will not fetch what it has been offered."""
@@ -209,14 +227,18 @@ class EngineTransport:
 
     def _problem(self, link: _Link) -> str | None:
         """Return why a peer is lost; None if it is not."""
-        if link.control.finished:
+        if (ended := self._guard.failure) is not None:
+            return f"{ended}, and with it the connections to other sites"
+        control = link.control
+        if control.finished:
             return None
-        if link.control.closed.is_set():
-            return f"lost the connection to {link.peer.name}"
+        if control.lost is not None:
+            return f"lost the connection to {link.peer.name}: {control.lost}"
         if link.failure is not None:
             return link.failure
-        if (silent := link.control.silent_seconds) > self._silence_seconds:
-            return f"{link.peer.name} has been silent for {silent:.0f} seconds"
+        if (silent := control.silent_seconds) > self._silence_seconds:
+            why = "" if control.problem is None else f" ({control.problem})"
+            return f"{link.peer.name} has been silent for {silent:.0f} seconds{why}"
         return None
 
 
@@ -251,8 +273,7 @@ class _Fetch:
             self.arrival = time.monotonic()
             self._link.control.acknowledge(self._message)
         else:
-            # A peer that ends breaks its pulls and the control connection, in either order.
-            self._link.control.closed.wait(_CAUSE_SECONDS)
+            self._transport.await_cause(self._link)
             if self._link.failure is None:
                 self._link.failure = f"lost {self._key} from {self._link.peer.name} ({error})"
         self._here.set()

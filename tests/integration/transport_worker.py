@@ -1,6 +1,6 @@
 """One site of the test of the transport: exchanges messages until it is told otherwise.
 
-    transport_worker.py SITE COORDINATOR STEPS SECONDS_A_STEP
+    transport_worker.py SITE COORDINATOR STEPS SECONDS_A_STEP [SILENCE_SECONDS]
 
 Prints "step N" now and then, the port of its guard first, and the error that ends it.
 """
@@ -18,9 +18,9 @@ from geojax.errors import RunError
 from geojax.transport import Membership, MessageKey, Staging, connect
 
 
-def main(site: int, coordinator: str, steps: int, seconds: float) -> None:
+def main(site: int, coordinator: str, steps: int, seconds: float, silence: float = 15.0) -> None:
     members = Membership(("east", "west"), site, 0, 1, coordinator, b"k" * 32, {})
-    transport = connect(members, Staging(4, 1 << 20, 4), 16 << 20, silence_seconds=15.0)
+    transport = connect(members, Staging(4, 1 << 20, 4), 16 << 20, silence_seconds=silence)
     print("guard", *transport.guard_address, flush=True)
     values = jnp.arange(1 << 16, dtype=jnp.float32)
     like = jax.ShapeDtypeStruct(values.shape, values.dtype, sharding=values.sharding)
@@ -40,7 +40,7 @@ def main(site: int, coordinator: str, steps: int, seconds: float) -> None:
 
 if __name__ == "__main__":
     try:
-        main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4]))
+        main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), *map(float, sys.argv[4:]))
     except RunError as error:
         print(error, flush=True)
         sys.exit(1)

@@ -1,7 +1,9 @@
 """The guard: peers get through, strangers do not, and rubbish does no harm."""
 
 import contextlib
+import os
 import secrets
+import signal
 import socket
 import struct
 import threading
@@ -9,7 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from support.processes import PATIENCE_SECONDS
+from support.ports import free_port
+from support.processes import PATIENCE_SECONDS, family
 from support.tcp_resets import connections, reset
 
 from geojax.errors import UserError
@@ -122,7 +125,7 @@ def test_rubbish_ends_its_own_connection_alone(echo, rubbish):
 
 
 def test_many_strangers_that_say_nothing_end_before_a_peer_is_kept_out(echo, monkeypatch):
-    monkeypatch.setattr("geojax.transport.guard._HANDSHAKE_SECONDS", 2.0)
+    monkeypatch.setattr("geojax.transport.guard.HANDSHAKE_SECONDS", 2.0)
     guard = Guard(KEY, ("127.0.0.1", 0), "127.0.0.1", [echo], PATIENCE_SECONDS)
     strangers = [socket.create_connection(("127.0.0.1", guard.port)) for _ in range(80)]
     for stranger in strangers:
@@ -146,7 +149,7 @@ def test_a_port_that_is_not_the_engines_is_out_of_reach(echo):
 
 
 def test_a_guard_is_a_process_that_ends_with_its_owner(echo):
-    guard = GuardProcess(KEY, "127.0.0.1", "127.0.0.1", [echo], PATIENCE_SECONDS)
+    guard = GuardProcess(KEY, ("127.0.0.1", 0), "127.0.0.1", [echo], PATIENCE_SECONDS)
     with dial(guard.address, KEY, echo, PATIENCE_SECONDS) as peer:
         peer.sendall(b"alive")
         assert received(peer, 5) == b"alive"
@@ -156,4 +159,39 @@ def test_a_guard_is_a_process_that_ends_with_its_owner(echo):
 
 def test_an_address_of_another_host_is_refused():
     with pytest.raises(UserError, match=r"cannot listen at 192\.0\.2\.1 .*this host's tunnel"):
-        GuardProcess(KEY, "192.0.2.1", "127.0.0.1", [], PATIENCE_SECONDS)
+        GuardProcess(KEY, ("192.0.2.1", 0), "127.0.0.1", [], PATIENCE_SECONDS)
+
+
+def test_a_guard_that_is_killed_says_how_it_ended():
+    guard = GuardProcess(KEY, ("127.0.0.1", 0), "127.0.0.1", [], PATIENCE_SECONDS)
+    assert guard.failure is None
+    (process,) = family(os.getpid())[1:]
+    os.kill(process, signal.SIGKILL)
+    assert guard.ended.wait(PATIENCE_SECONDS)
+    assert guard.failure == f"the guard of this process, {process}, has ended (signal 9, Killed)"
+    guard.close()
+    guard = GuardProcess(KEY, ("127.0.0.1", 0), "127.0.0.1", [], PATIENCE_SECONDS)
+    guard.close()
+    assert guard.failure is None, "it was asked to end"
+
+
+def test_a_guard_listens_at_the_port_that_it_is_given_or_says_that_it_is_taken(monkeypatch):
+    monkeypatch.setattr("geojax.transport.guard._PORT_SECONDS", 0.0)
+    port = free_port()
+    guard = GuardProcess(KEY, ("127.0.0.1", port), "127.0.0.1", [], PATIENCE_SECONDS)
+    assert guard.address == ("127.0.0.1", port)
+    with pytest.raises(OSError, match="Address already in use"):
+        Guard(KEY, ("127.0.0.1", port), "127.0.0.1", [], PATIENCE_SECONDS)
+    guard.close()
+
+
+def test_bytes_that_come_from_a_peer_are_reported(echo):
+    there = Guard(KEY, ("127.0.0.1", 0), "127.0.0.1", [echo], PATIENCE_SECONDS)
+    here = GuardProcess(KEY, ("127.0.0.1", 0), "127.0.0.1", [], PATIENCE_SECONDS)
+    heard = threading.Event()
+    here.forward(("127.0.0.1", there.port), "127.9.9.5", [echo], heard.set)
+    with socket.create_connection(("127.9.9.5", echo)) as connection:
+        connection.sendall(b"alive")
+        assert received(connection, 5) == b"alive"
+        assert heard.wait(PATIENCE_SECONDS)
+    here.close()
