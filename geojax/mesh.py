@@ -48,6 +48,13 @@ def register_processes(processes: Sequence[Process]) -> None:
     _registered.update({process.index: process for process in processes})
 
 
+def index_on_host(process: int) -> int:
+    """Return the index of a process of this job among those that run on its host."""
+    if (found := _registered.get(process)) is None:
+        return 0
+    return sum(each.host == found.host and each.index < process for each in _registered.values())
+
+
 def make_mesh(
     topology: Topology | None = None,
     *,

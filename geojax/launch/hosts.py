@@ -20,6 +20,7 @@ import shlex
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
@@ -30,7 +31,12 @@ from geojax.errors import UserError
 from geojax.launch import reaper
 from geojax.launch.workers import Worker, worker_env
 from geojax.runtime.environment.cluster_env import FIRST_PORT
-from geojax.runtime.environment.island_env import ISLANDS_PORT, KEY_VARIABLE, island_env
+from geojax.runtime.environment.island_env import (
+    ISLANDS_PORT,
+    KEY_VARIABLE,
+    guard_port,
+    island_env,
+)
 from geojax.runtime.rendezvous.sockets import is_loopback
 from geojax.settings import Settings, load_yaml, validate
 
@@ -137,15 +143,19 @@ class Hosts(Settings):
             raise UserError(f"--islands: the sites need equally many hosts; they have {counts}")
         hosts = [host for site in self.sites for host in site.hosts]
         first = self._checked_coordinator(hosts, ISLANDS_PORT)
-        together = island_env(tuple(site.name for site in self.sites), first, None, None)
+        names = tuple(site.name for site in self.sites)
+        earlier: Counter[str] = Counter()
         places = []
         for site in self.sites:
             coordinator = f"{_connected_to(site.hosts[0])[0]}:{FIRST_PORT}"
-            for process in range(len(site.hosts)):
+            for process, host in enumerate(site.hosts):
+                port = guard_port(os.environ, earlier[host])
+                together = island_env(names, first, None, None, port)
                 own = worker_env(
                     process, len(site.hosts), coordinator, site.name, simulated_devices
                 )
                 places.append(own | together)
+            earlier.update(site.hosts)
         return places
 
     def _checked_coordinator(self, hosts: list[str], port: int) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from geojax.errors import UserError
 from geojax.launch import reaper
 from geojax.runtime.environment.cluster_env import VARIABLES
-from geojax.runtime.environment.island_env import island_env
+from geojax.runtime.environment.island_env import guard_port, island_env
 from geojax.wan import EmulatedWan
 
 
@@ -101,8 +101,10 @@ def as_islands(workers: Sequence[Worker], wan: EmulatedWan | None = None) -> lis
 
     def of_own_job(worker: Worker) -> Worker:
         site = worker.site
+        earlier = 0 if wan else sites.index(site) * count
+        port = guard_port(os.environ, earlier)
         environment = worker_env(worker.process % count, count, coordinators[site], site, None)
-        environment |= island_env(sites, first, key, addresses[site])
+        environment |= island_env(sites, first, key, addresses[site], port)
         return dataclasses.replace(worker, environment={**worker.environment, **environment})
 
     return list(map(of_own_job, workers))

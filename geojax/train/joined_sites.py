@@ -12,8 +12,9 @@ import geojax
 from geojax.checkpoint.reading.common_save import HeldSave, SavesOfSites
 from geojax.errors import UserError
 from geojax.islands.exchange import Exchange
+from geojax.mesh import index_on_host
 from geojax.runtime.environment.cluster_env import ProcessSettings
-from geojax.runtime.environment.island_env import IslandSettings
+from geojax.runtime.environment.island_env import LAST_PORT, VARIABLES, IslandSettings
 from geojax.settings import leaves_by_key
 from geojax.step.plan import StepPlan
 from geojax.train.config.run_config import RunConfig
@@ -96,6 +97,7 @@ def joined_sites(
         shared_settings(config, contents),
         settings.address,
         groups,
+        _own_port(settings),
     )
     # The devices of a process that hold one stage offer to one other process.
     devices = plan.mesh.size // max(stages, jax.process_count())
@@ -113,6 +115,19 @@ def joined_sites(
         transport.close(failed=True)
         raise
     transport.close()
+
+
+def _own_port(settings: IslandSettings) -> int:
+    """Return the port of this process's guard; 0: any."""
+    if settings.port is None:
+        return 0
+    index = index_on_host(jax.process_index())
+    if (port := settings.port + index) > LAST_PORT:
+        raise UserError(
+            f"{VARIABLES['port']}={settings.port}: process {index + 1} of this host has no port; "
+            f"give one of at most {LAST_PORT - index}"
+        )
+    return port
 
 
 def saves_of_sites(transport: Transport, mesh: Mesh) -> SavesOfSites:

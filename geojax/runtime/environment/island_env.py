@@ -7,11 +7,13 @@
 | coordinator | GEOJAX_ISLANDS_COORDINATOR |
 | key         | GEOJAX_ISLANDS_KEY         |
 | address     | GEOJAX_ISLANDS_ADDRESS     |
+| port        | GEOJAX_ISLANDS_PORT        |
 
-All but the site and the address are the same in every process of every site. `geojax launch
---islands` sets them; jobs of several schedulers are given them by hand.
+All but the site, the address and the port are the same in every process of every site.
+`geojax launch --islands` sets them; jobs of several schedulers are given them by hand.
 """
 
+import re
 from collections.abc import Mapping
 
 import pydantic
@@ -36,6 +38,9 @@ class IslandSettings(Settings):
     address: str | None = None
     """Address of this host that the other sites reach, that of its tunnel to them; None: the one
     from which packets to the coordinator leave."""
+    port: int | None = None
+    """Port at which the first process of the site on a host is reached by other sites, the next one
+    at the port after it, and so on; None: any that is free."""
 
     @pydantic.model_validator(mode="after")
     def _is_one_of_them(self) -> "IslandSettings":
@@ -53,10 +58,13 @@ VARIABLES = {
     "coordinator": "GEOJAX_ISLANDS_COORDINATOR",
     "key": "GEOJAX_ISLANDS_KEY",
     "address": "GEOJAX_ISLANDS_ADDRESS",
+    "port": "GEOJAX_ISLANDS_PORT",
 }
 """Environment variable of each setting."""
 
 KEY_VARIABLE = VARIABLES["key"]
+
+LAST_PORT = 65_535
 
 ISLANDS_PORT = FIRST_PORT - 1
 """Port where the processes of all sites meet unless another is given; a site's own job has its."""
@@ -70,22 +78,62 @@ def island_settings(environment: Mapping[str, str], site: str | None = None) -> 
     """
     found = {name: environment.get(variable) for name, variable in VARIABLES.items()}
     found["site"] = site or found["site"]
-    missing = [VARIABLES[name] for name, value in found.items() if not value and name != "address"]
+    missing = [
+        VARIABLES[name]
+        for name, value in found.items()
+        if not value and name not in ("address", "port")
+    ]
     if missing:
         raise UserError(
             "dc.join=islands: start the sites with geojax launch --islands, or, as jobs of their "
             f"own, each with {', '.join(missing)}"
         )
-    given = {**found, "sites": str(found["sites"]).split(","), "address": found["address"] or None}
+    given = {
+        **found,
+        "sites": str(found["sites"]).split(","),
+        "address": found["address"] or None,
+        "port": guard_port(environment),
+    }
     return validate(IslandSettings, given, "GEOJAX_ISLANDS variables")
 
 
+def guard_port(environment: Mapping[str, str], earlier: int = 0) -> int | None:
+    """Read the port of a site's first process on a host from `environment`; None: it names none.
+
+    Args:
+        environment: variables of the process, or of the launcher for all sites.
+        earlier: processes of earlier sites on the same host.
+
+    Raises:
+        UserError: it is no port.
+    """
+    name = VARIABLES["port"]
+    if not (text := environment.get(name)):
+        return None
+    if not re.fullmatch("[0-9]{1,5}", text) or not 1 <= int(text) + earlier <= LAST_PORT:
+        raise UserError(
+            f"{name}={text[:20]}: is no port for {earlier + 1} processes; give a number from 1 to "
+            f"{LAST_PORT - earlier}"
+        )
+    return int(text) + earlier
+
+
 def island_env(
-    sites: tuple[str, ...], coordinator: str, key: str | None, address: str | None
+    sites: tuple[str, ...],
+    coordinator: str,
+    key: str | None,
+    address: str | None,
+    port: int | None = None,
 ) -> dict[str, str]:
     """Return the variables that tell a worker about all sites; `site` has its own.
 
     A `key` of None is told in another way.
     """
-    found = {"sites": ",".join(sites), "coordinator": coordinator, "key": key, "address": address}
+    found = {
+        "sites": ",".join(sites),
+        "coordinator": coordinator,
+        "key": key,
+        "address": address,
+        "port": None if port is None else str(port),
+    }
     return {VARIABLES[name]: value for name, value in found.items() if value is not None}

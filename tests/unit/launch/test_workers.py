@@ -42,7 +42,8 @@ def test_processes_on_this_machine_learn_their_places():
     assert str(started[2]) == "process 2 (site west)"
 
 
-def test_sites_that_are_jobs_of_their_own_number_their_processes_each_from_zero():
+def test_sites_that_are_jobs_of_their_own_number_their_processes_each_from_zero(monkeypatch):
+    monkeypatch.setenv("GEOJAX_ISLANDS_PORT", "61400")
     together = local_workers(["east", "west"], 2, ["train"], simulated_devices=4, grace_seconds=3)
     started = as_islands(together)
     places = [told(worker) for worker in started]
@@ -53,6 +54,7 @@ def test_sites_that_are_jobs_of_their_own_number_their_processes_each_from_zero(
     assert [each.site for each in joined] == ["east", "east", "west", "west"]
     assert {each.sites for each in joined} == {("east", "west")}
     assert len({(each.key, each.coordinator) for each in joined}) == 1
+    assert [each.port for each in joined] == [61400, 61400, 61402, 61402], "with two a site"
     assert [worker.label for worker in started] == ["east/0", "east/1", "west/2", "west/3"]
 
 
@@ -201,11 +203,12 @@ def test_sites_over_ssh_are_jobs_of_their_own_with_a_key_that_no_command_line_sh
     tmp_path, monkeypatch
 ):
     monkeypatch.setenv("GEOJAX_ISLANDS_KEY", "of another run, and longer than 16")
+    monkeypatch.setenv("GEOJAX_ISLANDS_PORT", "61400")
     hosts = Hosts.model_validate(
         {
             "sites": [
                 {"name": "east", "hosts": ["e1", "e2"]},
-                {"name": "west", "hosts": ["w1", "w2"]},
+                {"name": "west", "hosts": ["w1", "e2"]},
             ],
             "directory": str(tmp_path),
         }
@@ -222,6 +225,7 @@ def test_sites_over_ssh_are_jobs_of_their_own_with_a_key_that_no_command_line_sh
     assert {place.process_count for place in places.values()} == {2}
     joined = {label: island_settings(each) for label, each in told.items()}
     assert [joined[label].site for label in sorted(told)] == ["east", "east", "west", "west"]
+    assert [joined[label].port for label in sorted(told)] == [61400, 61400, 61400, 61401]
     (together,) = {(each.sites, each.coordinator, each.key) for each in joined.values()}
     sites, coordinator, key = together
     assert (sites, coordinator, len(key)) == (("east", "west"), "10.1.0.1:61439", 32)

@@ -3,9 +3,14 @@
 import pytest
 
 from geojax.errors import UserError
-from geojax.runtime.environment.island_env import VARIABLES, island_env, island_settings
+from geojax.runtime.environment.island_env import (
+    VARIABLES,
+    guard_port,
+    island_env,
+    island_settings,
+)
 
-GIVEN = island_env(("east", "west"), "10.0.0.1:6000", "k" * 32, "10.0.0.2")
+GIVEN = island_env(("east", "west"), "10.0.0.1:6000", "k" * 32, "10.0.0.2", 61400)
 
 
 def test_a_launcher_writes_them_as_a_process_reads_them():
@@ -13,6 +18,8 @@ def test_a_launcher_writes_them_as_a_process_reads_them():
     assert (settings.site, settings.sites) == ("west", ("east", "west"))
     assert settings.coordinator == "10.0.0.1:6000"
     assert (settings.key, settings.address) == ("k" * 32, "10.0.0.2")
+    assert settings.port == 61400
+    assert island_settings(GIVEN | {"GEOJAX_SITE": "west", VARIABLES["port"]: ""}).port is None
     assert island_settings(GIVEN | {"GEOJAX_SITE": "west"}, site="east").site == "east"
 
 
@@ -23,6 +30,8 @@ def test_a_launcher_writes_them_as_a_process_reads_them():
         ({VARIABLES["key"]: "short"}, "key"),
         ({VARIABLES["coordinator"]: "10.0.0.1"}, "coordinator"),
         ({VARIABLES["site"]: "north"}, "site north must be one of the sites"),
+        ({VARIABLES["port"]: "many"}, "GEOJAX_ISLANDS_PORT=many: is no port for 1 processes"),
+        ({VARIABLES["port"]: "65536"}, "give a number from 1 to 65535"),
         ({VARIABLES["sites"]: "west,west"}, "different names; got west, west"),
     ],
 )
@@ -31,3 +40,10 @@ def test_what_is_missing_or_wrong_is_named_in_one_line(changes, problem):
         island_settings(GIVEN | {"GEOJAX_SITE": "west"} | changes)
     assert problem in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_later_site_of_a_host_has_the_ports_after_those_of_the_earlier_ones():
+    assert guard_port(GIVEN, 2) == 61402
+    assert guard_port({}, 2) is None
+    with pytest.raises(UserError, match="give a number from 1 to 65533"):
+        guard_port({VARIABLES["port"]: "65534"}, 2)
