@@ -1,4 +1,4 @@
-"""How one side opens a control connection: signed, for this start, this peer and this connection.
+"""The handshake of a control connection: signed, for this start, this peer and this connection.
 
     side that listens → side that dials    a challenge
     side that dials   → side that listens  group, number of the connection, nonce, signature
