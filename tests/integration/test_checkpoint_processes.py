@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from support.ports import free_port
+from support.xla_flags import MAX_ISA
 
 WORKER = Path(__file__).parent / "checkpoint_worker.py"
 ROOT = Path(__file__).parents[2]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
-ENVIRONMENT.pop("XLA_FLAGS", None)
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": MAX_ISA}
 
 
 def start(*arguments: object) -> subprocess.Popen[str]:

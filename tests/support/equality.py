@@ -2,12 +2,14 @@
 
 import functools
 import math
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 from support import whole_state
+from support.distances import assert_no_further_than, distances
 from support.small_models import LAYOUTS, drawn_parameters, make_batch, model_of
 
 from geojax import make_mesh
@@ -22,6 +24,13 @@ from geojax.step.update import mean_over_targets, site_sums, sum_over_sites
 from geojax.train.batches import global_batch, sequences_of_process
 
 
+class Result(NamedTuple):
+    """The loss of a batch and the gradient of each parameter."""
+
+    loss: Any
+    gradients: Any
+
+
 @functools.cache
 def setting(family, precision):
     """A model with its parameters, a batch, and a dropout key where the model has dropout."""
@@ -34,16 +43,35 @@ def setting(family, precision):
     )
 
 
-@functools.cache
-def reference(family, precision):
+def on_one_device(model, parameters, batch, dropout_key, compiler_options=None):
     """Loss and gradient of the whole batch on one device, without a mesh or a collective."""
-    model, parameters, batch, dropout_key = setting(family, precision)
 
     def mean(parameters):
         loss, count = loss_sum(parameters, batch, model, dropout_key=dropout_key)
         return loss / count
 
-    return jax.jit(jax.value_and_grad(mean))(parameters)
+    program = jax.jit(jax.value_and_grad(mean), compiler_options=compiler_options)
+    return Result(*program(parameters))
+
+
+def in_float64(model, parameters, batch, dropout_key, compiler_options=None):
+    """The same with the same weights in float64, on the host."""
+    wide = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), parameters)
+    with jax.enable_x64():
+        return jax.device_get(on_one_device(model, wide, batch, dropout_key, compiler_options))
+
+
+@functools.cache
+def reference(family, precision):
+    """Loss and gradient on one device."""
+    return on_one_device(*setting(family, precision))
+
+
+@functools.cache
+def exact_reference(family):
+    """Loss and gradient of the weights of fp32 in float64, and how far one device's are from it."""
+    exact = in_float64(*setting(family, "fp32"))
+    return exact, distances(reference(family, "fp32"), exact)
 
 
 def on_layout(family, precision, axes, microbatches, **options):
@@ -126,8 +154,8 @@ def gradients_of_step(
     gradients, metrics = compiled(shards, rows, signals)
     loss = metrics["loss"] + metrics.get("mtp_loss", 0) + metrics.get("aux_loss", 0)
     if jax.process_count() > 1:
-        return loss, whole_state.trim(gradients, trained, plan.mesh)
-    return loss, jax.tree.map(jnp.asarray, whole_state.on_host(gradients, trained))
+        return Result(loss, whole_state.trim(gradients, trained, plan.mesh))
+    return Result(loss, jax.tree.map(jnp.asarray, whole_state.on_host(gradients, trained)))
 
 
 def assert_equal_gradients(actual, expected, tolerance, zero_leaves=()):
@@ -150,15 +178,17 @@ def assert_equal_gradients(actual, expected, tolerance, zero_leaves=()):
     jax.tree_util.tree_map_with_path(compare, actual, expected)
 
 
-def check_layout(family, precision, tolerance, name, **options):
-    """Loss and every gradient leaf of a layout against one device."""
+def check_layout(family, precision, name, **options):
+    """Loss and every gradient leaf of a layout against one device, in fp64 or fp32."""
     axes, microbatches = LAYOUTS[name]
     with jax.enable_x64(precision == "fp64"):
+        made = on_layout(family, precision, axes, microbatches, bucket_bytes=4096, **options)
+        if precision == "fp32":
+            exact, one_device = exact_reference(family)
+            assert_no_further_than(one_device, distances(made, exact))
+            return
         loss, gradients = reference(family, precision)
-        actual_loss, actual = on_layout(
-            family, precision, axes, microbatches, bucket_bytes=4096, **options
-        )
-        assert abs(float(actual_loss) - float(loss)) <= tolerance * abs(float(loss))
+        assert abs(float(made.loss) - float(loss)) <= 1e-10 * abs(float(loss))
         # Softmax does not see what a key bias adds to all scores of a query alike.
         zero = ("layers.attention.key.bias",) if family == "gpt3" else ()
-        assert_equal_gradients(actual, gradients, tolerance, zero)
+        assert_equal_gradients(made.gradients, gradients, 1e-10, zero)

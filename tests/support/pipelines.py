@@ -12,11 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from support.collective_order import unordered_collectives
 from support.covering import pairwise
-from support.equality import gradients_of_step
+from support.distances import distances
+from support.equality import Result, gradients_of_step, in_float64, on_one_device
 from support.small_models import FAMILIES, make_batch
 
 from geojax import make_mesh
-from geojax.models import ModelConfig, loss_sum
+from geojax.models import ModelConfig
 from geojax.models.parameters import parameter_shapes
 from geojax.pipeline import SCHEDULES, Placement, tick_table
 from geojax.pipeline.execution.tick_program import TickProgram
@@ -193,15 +194,7 @@ class Case:
         return ModelConfig(num_hidden_layers=layers, **_SIZES, **parts)
 
     def errors(self, precision: str = "fp64") -> dict[str, float]:
-        """How far the loss and the gradient of each leaf are from those of one device in float64.
-
-        Two computations in float32 differ by the rounding of both, which depends on the processor.
-
-        Each relative to the largest number of its leaf; a key's bias, whose gradient is zero but
-        for rounding (softmax does not see what is added to all scores of a query alike), relative
-        to the largest gradient of all.
-        """
-        loss, gradients = _alone(self.model, precision)
+        """How far the loss and the gradient of each leaf are from those of float64."""
         with jax.enable_x64(precision == "fp64"):
             made = gradients_of_step(
                 self.model,
@@ -210,16 +203,22 @@ class Case:
                 QUICK,
                 inspect=_check_order,
             )
-            actual = [np.asarray(leaf) for leaf in jax.tree.leaves(made[1])]
-        wanted = jax.tree_util.tree_leaves_with_path(gradients)
-        largest = max(np.abs(leaf).max() for _, leaf in wanted)
-        errors = {"loss": abs(float(made[0]) - loss) / abs(loss)}
-        for (path, expected), value in zip(wanted, actual, strict=True):
-            name = jax.tree_util.keystr(path, simple=True, separator=".")
-            zero = self.model.qkv_bias and name.endswith("key.bias")
-            scale = largest if zero else np.abs(expected).max()
-            errors[name] = float(np.abs(value - expected).max() / scale)
-        return errors
+        return _distances(made, self.model, precision)
+
+    def errors_of_one_device(self) -> dict[str, float]:
+        """How far those of one device in fp32 are."""
+        model = self.model
+        made = on_one_device(model, *_setting(model, "fp32"), compiler_options=QUICK)
+        return _distances(made, model, "fp32")
+
+
+def _distances(made: Result, model: ModelConfig, precision: str) -> dict[str, float]:
+    exact = _exact(model, precision)
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(exact)]
+    names = [jax.tree_util.keystr(path, simple=True, separator=".") for path in paths]
+    # Zero but for rounding: softmax does not see what is added to all scores of a query alike.
+    zero = [name for name in names if model.qkv_bias and name.endswith("key.bias")]
+    return distances(made, exact, tuple(zero))
 
 
 def _check_order(text: str) -> None:
@@ -242,20 +241,11 @@ def _setting(model: ModelConfig, precision: str) -> tuple[Any, Any, Any]:
 
 
 @functools.cache
-def _alone(model: ModelConfig, precision: str) -> tuple[float, Any]:
-    """Loss and gradient of `_setting` on one device in float64, without a mesh or a collective."""
+def _exact(model: ModelConfig, precision: str) -> Result:
+    """Loss and gradient of `_setting` on one device in float64."""
     with jax.enable_x64(precision == "fp64"):
-        parameters, batch, dropout_key = _setting(model, precision)
-
-    def mean(parameters: Any) -> jax.Array:
-        total, count = loss_sum(parameters, batch, model, dropout_key=dropout_key)
-        return total / count
-
-    with jax.enable_x64():
-        exact = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), parameters)
-        made = jax.jit(jax.value_and_grad(mean), compiler_options=QUICK)(exact)
-        loss, gradients = jax.tree.map(np.asarray, made)
-    return float(loss), gradients
+        given = _setting(model, precision)
+    return in_float64(model, *given, compiler_options=QUICK)
 
 
 def trace_gradients(

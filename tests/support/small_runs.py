@@ -12,7 +12,7 @@ from pathlib import Path
 
 import yaml
 from support.ports import free_port
-from support.xla_flags import COMPILE_FAST
+from support.xla_flags import COMPILE_FAST, MAX_ISA
 
 from geojax.data import PrepareSettings, prepare
 
@@ -77,7 +77,7 @@ def environment(**variables: str) -> dict[str, str]:
         if not name.startswith(("GEOJAX_", "SLURM_", "XLA_", "JAX_"))
     }
     path = f"{REPOSITORY}:{REPOSITORY / 'tests'}"
-    return clean | {"PYTHONPATH": path, "XLA_FLAGS": COMPILE_FAST} | variables
+    return clean | {"PYTHONPATH": path, "XLA_FLAGS": f"{COMPILE_FAST} {MAX_ISA}"} | variables
 
 
 def train(config: Path, *arguments: str) -> subprocess.CompletedProcess:

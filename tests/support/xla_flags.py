@@ -6,6 +6,7 @@ that place collectives stay as they are.
 """
 
 import importlib.metadata
+import os
 
 _JAXLIB = tuple(map(int, importlib.metadata.version("jaxlib").split(".")[:2]))
 
@@ -16,3 +17,10 @@ COMPILE_FAST = (
 )
 if _JAXLIB < (0, 11):  # XLA ends the process at a flag that it does not know
     COMPILE_FAST += " --xla_cpu_use_fusion_emitters=false"
+
+MAX_ISA = " ".join(
+    flag
+    for flag in os.environ.get("XLA_FLAGS", "").split()
+    if flag.startswith("--xla_cpu_max_isa=")
+)
+"""The newest instructions that the tests' own process may use, also for those that it starts."""

@@ -7,6 +7,7 @@ Few cases that hold every pair of a schedule, a role of the sites, a hop, a para
 
 import pytest
 from support.covering import pairs_of, pairwise
+from support.distances import assert_no_further_than, assert_within
 from support.pipelines import FACTORS, Case, covering_cases, grid
 
 NAMED = {
@@ -28,18 +29,13 @@ def pytest_generate_tests(metafunc):
 
 
 def test_loss_and_gradients_equal_those_of_one_device(case):
-    check(case.errors(), 1e-10)
+    assert_within(1e-10, case.errors())
 
 
 @pytest.mark.parametrize("name", NAMED)
 def test_the_same_in_fp32(name):
-    check(NAMED[name].errors("fp32"), 1e-5)
-
-
-def check(errors, tolerance):
-    """NaN is within no tolerance."""
-    far = {name: error for name, error in errors.items() if not error <= tolerance}
-    assert not far, f"relative errors above {tolerance}: {far}"
+    case = NAMED[name]
+    assert_no_further_than(case.errors_of_one_device(), case.errors("fp32"))
 
 
 def test_every_pair_of_values_is_in_a_case():
