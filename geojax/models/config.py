@@ -521,6 +521,11 @@ class ModelConfig(Settings):
     def _adapters_fit(self) -> Self:
         if self.lora is None:
             return self
+        if self.lora.rank > self.hidden_size:
+            raise ValueError(
+                f"lora.rank {self.lora.rank} must be at most hidden_size {self.hidden_size}; no "
+                "update of a layer has a higher rank"
+            )
         if self.has_latent_attention:
             raise ValueError("lora requires attention without latents (kv_lora_rank); remove lora")
         if self.num_nextn_predict_layers:

@@ -53,6 +53,9 @@ class LoraSettings(Settings):
     def _has_targets(cls, value: Any) -> Any:
         if not value:
             raise ValueError("names no layer; all-linear, or a list such as [q_proj, v_proj] would")
+        if value != "all-linear" and len(set(value)) < len(value):
+            twice = next(name for name in value if value.count(name) > 1)
+            raise ValueError(f"names {twice} twice; once would do")
         return value
 
     @property

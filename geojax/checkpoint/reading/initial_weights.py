@@ -25,8 +25,8 @@ class PartReader(Protocol):
     def stacked_dims(self) -> Mapping[str, int]:
         """Number of leading dims of each leaf, by name, that count layers and experts."""
 
-    def check_headers(self) -> None:
-        """Check the shapes and dtypes of all tensors; a UserError says what is wrong."""
+    def check(self) -> None:
+        """Check names, shapes and dtypes of all tensors; a UserError says what is wrong."""
 
     def read(self, leaf: str, stack: tuple[int, ...], slices: Slices) -> np.ndarray:
         """Read `slices` of a leaf's part for one layer (and expert)."""
@@ -70,14 +70,19 @@ def read_weights(weights: PartReader, layouts: Any, mesh: Mesh) -> Any:
     problem = None
     if jax.process_index() == 0:
         try:
-            weights.check_headers()
+            weights.check()
         except UserError as error:
             problem = str(error)
     if problem := first_text(problem):
         raise UserError(problem)
-    leaves = [
-        _read_leaf(weights, name, layout, mesh) for name, layout in leaves_by_name(layouts).items()
-    ]
+    leaves = []
+    try:
+        for name, layout in leaves_by_name(layouts).items():
+            leaves.append(_read_leaf(weights, name, layout, mesh))
+    except UserError as error:
+        problem = str(error)
+    if problem := first_text(problem):
+        raise UserError(problem)
     return jax.tree.unflatten(jax.tree.structure(layouts), leaves)
 
 

@@ -32,13 +32,13 @@ class MergedWeights:
         """Number of leading dims of each leaf, by name, that count layers and experts."""
         return self.base.stacked_dims
 
-    def check_headers(self) -> None:
+    def check(self) -> None:
         """Check the files of the frozen weights.
 
         Raises:
-            UserError: see `HuggingFaceWeights.check_headers`.
+            UserError: see `HuggingFaceWeights.check`.
         """
-        self.base.check_headers()
+        self.base.check()
 
     def read(self, leaf: str, stack: tuple[int, ...], slices: Slices) -> np.ndarray:
         """Read `slices` of a leaf's part; a merged one is in at least float32."""

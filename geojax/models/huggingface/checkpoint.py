@@ -12,7 +12,7 @@ import pydantic
 from geojax.errors import UserError
 from geojax.models.config import ModelConfig
 from geojax.models.huggingface.families import FAMILIES
-from geojax.models.huggingface.family import TRAINING_FIELDS, Family
+from geojax.models.huggingface.family import HEAD, TABLE, TRAINING_FIELDS, Family
 from geojax.models.huggingface.json_file import load_json
 from geojax.models.huggingface.mxfp4 import headers_of, is_in_blocks, read_blocks
 from geojax.models.huggingface.not_carried import describe_not_carried
@@ -103,7 +103,9 @@ class HuggingFaceWeights:
                 self._headers |= headers_of(tensor)
             else:
                 self._headers[tensor.name] = Header(tensor.shape)
-        self._files = WeightFiles(folder)
+        self._files = WeightFiles(folder, family.base_prefix)
+        self._head = family.tensor_of(HEAD) if model.tie_word_embeddings else None
+        self._table = family.tensor_of(TABLE)
         self._files.check_names(self._headers, _ignored(family, model, self._map))
 
     @property
@@ -111,13 +113,22 @@ class HuggingFaceWeights:
         """Number of leading dims of each leaf, by name, that count layers and experts."""
         return self._map.stacked_dims
 
-    def check_headers(self) -> None:
+    def check(self) -> None:
         """Check the shapes and dtypes of all tensors, for which every file is opened.
+
+        A head that is there though the model ties it is compared with the embedding: transformers
+        does not tie them where they differ.
 
         Raises:
             UserError: one differs from the model's, or a file is missing or damaged.
         """
         self._files.check_headers(self._headers)
+        head, table = self._head, self._table
+        if head in self._files.file_of and not self._files.are_equal(head, table):
+            raise UserError(
+                f"{self._files.source}: {head} differs from {table}, and tie_word_embeddings is "
+                "true; set model.tie_word_embeddings to false to read both, as transformers does"
+            )
 
     def digest(self) -> str:
         """Return a digest of all tensors' names, shapes and first 1,024 numbers.
@@ -159,7 +170,7 @@ def _ignored(family: Family, model: ModelConfig, tensors: TensorMap) -> str | No
     """Return the pattern of tensors that may be there and are not read."""
     patterns = [family.ignored_tensors] if family.ignored_tensors else []
     if model.tie_word_embeddings:  # some checkpoints hold the embedding under both names
-        patterns.append(r"lm_head\.weight")
+        patterns.append(re.escape(family.tensor_of(HEAD)))
     patterns += map(re.escape, tensors.copies)
     if family.copies and not model.num_nextn_predict_layers:  # modules that are not wanted
         patterns.append(rf"model\.layers\.{model.num_hidden_layers}\..*")

@@ -22,6 +22,10 @@ TRAINING_FIELDS = frozenset(
 """Fields of a `ModelConfig` that leave the logits as they are: what they do ends with training."""
 
 
+TABLE, HEAD = "embedding.tokens.embedding", "head.kernel"
+"""Leaves of the table of tokens and of the output head, which may be tied to it."""
+
+
 class _Required:
     """Marks a key without which a `config.json` is refused."""
 
@@ -118,6 +122,9 @@ class Family:
     """Further keys of `config.json` that leave the logits as they are."""
     nested_in: str | None = None
     """Key of `config.json` that holds `keys`, beside those of parts that geojax leaves out."""
+    base_prefix: str = "model."
+    """Beginning of the names of all tensors but the head; files of a model without a head leave it
+    out."""
     ignored_tensors: str | None = None
     """Pattern of tensors that are no parameters: buffers that old checkpoints hold."""
     has_rope: bool = True
@@ -225,6 +232,10 @@ class Family:
         if not reasons:
             reasons += lacking
         return reasons
+
+    def tensor_of(self, leaf: str) -> str:
+        """Return the name of the one tensor that holds a leaf without layers."""
+        return next(rule.name for rule in self.tensors if leaf in rule.leaves)
 
     def is_quantized(self, content: Mapping[str, Any], source: str) -> bool:
         """Return True if the weights beside the `config.json` called `source` are quantized.

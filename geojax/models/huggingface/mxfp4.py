@@ -42,7 +42,7 @@ def read_blocks(files: WeightFiles, name: str, part: InTensor) -> np.ndarray:
     """Read a part of one expert's matrix, [inputs, outputs] in float32, and of others no byte.
 
     Raises:
-        UserError: a file is missing or damaged.
+        UserError: a file is missing or damaged, or a number is no weight.
     """
     expert, inputs, outputs = part
     assert isinstance(inputs, slice), "an expert's matrix has two dims"
@@ -51,7 +51,9 @@ def read_blocks(files: WeightFiles, name: str, part: InTensor) -> np.ndarray:
     pairs = files.read(f"{name}_blocks", (expert, outputs, blocks, slice(0, _BLOCK // 2)))
     scales = files.read(f"{name}_scales", (expert, outputs, blocks))
     start = inputs.start - first * _BLOCK
-    return decode(pairs, scales)[:, start : start + inputs.stop - inputs.start].T
+    numbers = decode(pairs, scales)
+    files.refuse_no_weights(f"{name}_scales", numbers)
+    return numbers[:, start : start + inputs.stop - inputs.start].T
 
 
 def decode(pairs: np.ndarray, scales: np.ndarray) -> np.ndarray:

@@ -3,10 +3,12 @@
 import functools
 import json
 import re
+import stat
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 import safetensors
 
@@ -16,6 +18,13 @@ from geojax.models.huggingface.tensor_map import InTensor
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+
+LARGEST_WEIGHT = 1e18
+"""Largest magnitude of a number that can be a weight: its square is finite in float32, in which
+norms are computed."""
+
+_COMPARED = 1 << 22
+"""Numbers that are compared at a time."""
 
 DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 """Dtypes of weights by their safetensors names."""
@@ -32,8 +41,13 @@ class Header(NamedTuple):
 class WeightFiles:
     """The files of a folder with an index, or the one file of a folder without."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, prefix: str = "") -> None:
         """Read the index of `folder`, or else the names in its one file.
+
+        Args:
+            folder: the folder.
+            prefix: beginning of the names of a whole model's tensors but for its head; a file of
+                the model without a head, in which no name has it, is read as if all had.
 
         Raises:
             UserError: there is neither, or the index is none or names a file outside the folder.
@@ -47,6 +61,9 @@ class WeightFiles:
             self.source = str(folder / SINGLE)
         else:
             raise UserError(f"{folder}: holds neither {SINGLE} nor {INDEX}")
+        self._left_out = "" if any(name.startswith(prefix) for name in self.file_of) else prefix
+        if self._left_out:
+            self.file_of = {f"{prefix}{name}": file for name, file in self.file_of.items()}
 
     def check_names(self, names: Collection[str], ignored: str | None) -> None:
         """Check that the checkpoint holds these tensors and, but for `ignored` ones, no others.
@@ -73,7 +90,7 @@ class WeightFiles:
             for name, header in headers.items():
                 if self.file_of[name] != file:
                     continue
-                found = _slice_of(reader, name, self.folder / file)
+                found = self._slice_of(reader, name, self.folder / file)
                 where, shape = f"{self.folder / file}: {name}", tuple(found.get_shape())
                 if shape != header.shape:
                     raise UserError(
@@ -87,33 +104,83 @@ class WeightFiles:
         """Read a part of a tensor, in its own dtype, and but for skipped ones no other byte.
 
         Raises:
-            UserError: the file is missing or damaged.
+            UserError: the file is missing or damaged, or a number in it is no weight.
         """
         path = self.folder / self.file_of[name]
-        found = _slice_of(self._open(path.name), name, path)
+        found = self._slice_of(self._open(path.name), name, path)
         steps = tuple(slice(None, None, at.step) for at in part if isinstance(at, slice))
         together = (slice(at.start, at.stop) if isinstance(at, slice) else at for at in part)
         array: np.ndarray = found[tuple(together)]
+        if array.dtype.itemsize > 1:  # others are codes
+            self.refuse_no_weights(name, array)
         return array[steps]
+
+    def refuse_no_weights(self, name: str, numbers: np.ndarray) -> None:
+        """Refuse numbers of the tensor `name` that cannot be weights.
+
+        Raises:
+            UserError: one is NaN, infinite or beyond `LARGEST_WEIGHT`.
+        """
+        if not are_weights(numbers):
+            raise UserError(
+                f"{self.folder / self.file_of[name]}: {name} holds numbers that are no weights "
+                f"(NaN, infinite or beyond {LARGEST_WEIGHT:g}); the file is damaged, or the "
+                "training that wrote it had diverged"
+            )
+
+    def are_equal(self, first: str, second: str) -> bool:
+        """Return True if two tensors have the same shape and the same numbers.
+
+        Raises:
+            UserError: a file is missing or damaged.
+        """
+        one, other = (
+            self._slice_of(self._open(self.file_of[name]), name, self.folder / self.file_of[name])
+            for name in (first, second)
+        )
+        shape = tuple(one.get_shape())
+        if shape != tuple(other.get_shape()):
+            return False
+        rows = max(1, _COMPARED // max(1, *shape[1:]))
+        blocks = (slice(row, min(row + rows, shape[0])) for row in range(0, shape[0], rows))
+        return all(np.array_equal(one[block], other[block]) for block in blocks)
 
     def _open(self, file: str) -> Any:
         return _open(self.folder / file)
+
+    def _slice_of(self, reader: Any, name: str, path: Path) -> Any:
+        try:
+            return reader.get_slice(name.removeprefix(self._left_out))
+        except safetensors.SafetensorError:
+            raise UserError(f"{path}: lacks {name}, which {INDEX} says it holds") from None
+
+
+def are_weights(numbers: np.ndarray) -> bool:
+    """Return True if all numbers are finite and at most `LARGEST_WEIGHT`, signs aside.
+
+    Floats are ordered as the integers that their bits are: first those with sign 0, and as unsigned
+    integers then those with sign 1. Two maxima of integers take no copy, and no time beside the
+    reading.
+    """
+    if numbers.size == 0:
+        return True
+    size = numbers.dtype.itemsize
+    largest = min(LARGEST_WEIGHT, float(ml_dtypes.finfo(numbers.dtype).max))
+    bound = int(np.asarray(largest, numbers.dtype).view(f"u{size}"))
+    above = int(numbers.view(f"i{size}").max()) > bound
+    below = int(numbers.view(f"u{size}").max()) > bound + (1 << (8 * size - 1))
+    return not (above or below)
 
 
 @functools.lru_cache(maxsize=2)
 def _open(path: Path) -> Any:
     """Map a file into memory; the pages of the two that were read last may stay there."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
+            raise UserError(f"{path}: is no regular file; a safetensors file would do")
         return safetensors.safe_open(path, framework="np")
     except (OSError, safetensors.SafetensorError) as error:
         raise UserError(f"{path}: cannot be read ({_short(error)})") from None
-
-
-def _slice_of(reader: Any, name: str, path: Path) -> Any:
-    try:
-        return reader.get_slice(name)
-    except safetensors.SafetensorError:
-        raise UserError(f"{path}: lacks {name}, which {INDEX} says it holds") from None
 
 
 def _names_in(path: Path) -> list[str]:

@@ -50,7 +50,7 @@ def change_json(path, **changes):
 
 def test_a_part_is_read_as_it_was_written(folder, leaves):
     weights = HuggingFaceWeights(folder, MODEL)
-    weights.check_headers()
+    weights.check()
     read = weights.read("layers.attention.key.kernel", (1,), (slice(3, 7), slice(2, 9)))
     written = np.asarray(leaves["layers.attention.key.kernel"][1, 3:7, 2:9])
     assert read.dtype == ml_dtypes.bfloat16
@@ -138,7 +138,7 @@ def test_tensors_that_are_not_the_models_are_refused(folder, change, message):
     change(tensors)
     save_file(tensors, path)
     with pytest.raises(UserError, match=f"^{path}: {message}"):
-        HuggingFaceWeights(folder, MODEL).check_headers()
+        HuggingFaceWeights(folder, MODEL).check()
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_an_index_names_files_in_its_folder_only(tmp_path, leaves, change, messa
     path = tmp_path / "model.safetensors.index.json"
     weight_map = json.loads(path.read_text())["weight_map"]
     assert len(set(weight_map.values())) > 2
-    HuggingFaceWeights(tmp_path, MODEL).check_headers()
+    HuggingFaceWeights(tmp_path, MODEL).check()
     change_json(path, weight_map=weight_map | change)
     with pytest.raises(UserError, match=f"^{path}: {message}"):
         HuggingFaceWeights(tmp_path, MODEL)
@@ -168,10 +168,10 @@ def test_an_index_that_is_wrong_about_a_file_is_refused(tmp_path, leaves):
     other = weight_map["lm_head.weight"]
     change_json(path, weight_map=weight_map | {KEY: other})
     with pytest.raises(UserError, match=f"^{tmp_path / other}: lacks {KEY}, which"):
-        HuggingFaceWeights(tmp_path, MODEL).check_headers()
+        HuggingFaceWeights(tmp_path, MODEL).check()
     change_json(path, weight_map=weight_map | {KEY: "gone.safetensors"})
     with pytest.raises(UserError, match=r"gone.safetensors: cannot be read \(No such file"):
-        HuggingFaceWeights(tmp_path, MODEL).check_headers()
+        HuggingFaceWeights(tmp_path, MODEL).check()
 
 
 def test_weights_of_another_model_are_refused(folder):
@@ -202,7 +202,7 @@ def test_the_text_model_is_read_beside_a_vision_encoder(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(whole))
     assert ModelConfig(**read_model_fields(tmp_path)) == model
     weights = HuggingFaceWeights(tmp_path, model)
-    weights.check_headers()
+    weights.check()
     for name, leaf in leaves.items():
         stacked = weights.stacked_dims[name]
         slices = tuple(map(slice, (0,) * (leaf.ndim - stacked), leaf.shape[stacked:]))

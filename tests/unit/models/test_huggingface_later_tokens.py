@@ -111,7 +111,7 @@ def test_a_published_checkpoint_is_written_as_it_was_read(folder, tmp_path_facto
     model = ModelConfig(**read_model_fields(folder))
     assert model.num_nextn_predict_layers == 1
     weights = HuggingFaceWeights(folder, model)
-    weights.check_headers()
+    weights.check()
     leaves = {
         name: read(weights, name, leaf.shape)
         for name, leaf in leaves_by_name(parameter_shapes(model)).items()
@@ -137,7 +137,7 @@ def test_a_published_checkpoint_is_written_as_it_was_read(folder, tmp_path_facto
 
 def test_the_module_may_be_left_unread(folder):
     model = ModelConfig(**read_model_fields(folder)).replace(num_nextn_predict_layers=0)
-    HuggingFaceWeights(folder, model).check_headers()
+    HuggingFaceWeights(folder, model).check()
 
 
 @pytest.mark.parametrize("lacking", [COPIES, "layers.2."], ids=["copies", "module"])
@@ -148,7 +148,7 @@ def test_a_checkpoint_may_lack_the_copies_but_not_the_module(tmp_path, lacking):
     kept = {name: array for name, array in published().items() if name not in left}
     save_file(kept, tmp_path / "model.safetensors")
     if lacking is COPIES:
-        HuggingFaceWeights(tmp_path, model).check_headers()
+        HuggingFaceWeights(tmp_path, model).check()
         return
     with pytest.raises(UserError, match=r"lacks model.layers.2.enorm.weight and \d+ more tensors"):
         HuggingFaceWeights(tmp_path, model)

@@ -75,7 +75,7 @@ def test_loads_a_preset_and_a_file(tmp_path):
             {"sandwich_norm": True, "num_experts": 2, "num_experts_per_tok": 1},
             "sandwich_norm requires a dense model",
         ),
-        ({"rope_local_base_freq": 1e4}, "rope_local_base_freq requires sliding_window"),
+        ({"rope_local_base_freq": 100.0}, "rope_local_base_freq requires sliding_window"),
         (
             {"layer_types": ("sliding_attention",)},
             "layer_types with sliding_attention requires sliding_window; set it",
@@ -128,6 +128,10 @@ def test_loads_a_preset_and_a_file(tmp_path):
             _EXPERTS | _SIGMOID | {"n_group": 2, "num_experts_per_tok": 3},
             "topk_group 1 of 2 groups of 2 experts must hold num_experts_per_tok 3",
         ),
+        ({"latent_norm_eps": 1e-5}, "latent_norm_eps requires kv_lora_rank; remove latent_norm"),
+        ({"lora": {"rank": 33}}, "lora.rank 33 must be at most hidden_size"),
+        ({"lora": {"target_modules": ["q_proj", "q_proj"]}}, "names q_proj twice; once would do"),
+        ({"initializer_range": 1.5}, "input should be less than or equal to 1"),
         ({"q_lora_rank": 8}, "q_lora_rank requires kv_lora_rank; remove q_lora_rank, or set both"),
         ({"v_head_dim": 4}, "v_head_dim 4 other than head_dim 8 requires kv_lora_rank"),
         (

@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 from geojax.errors import UserError
 from geojax.models import ModelConfig, init_parameters
 from geojax.models.huggingface import CheckpointWriter, HuggingFaceWeights, read_model_fields
+from geojax.models.huggingface.mxfp4 import decode
 from geojax.named_arrays import leaves_by_name
 
 MODEL = ModelConfig.load("gpt-oss-20b").replace(
@@ -53,7 +54,7 @@ def folder(tmp_path):
         experts, inputs, outputs = tensors.pop(name).shape
         shape = (experts, outputs, inputs // 32)
         tensors[f"{name}_blocks"] = random.integers(0, 256, (*shape, 16), np.uint8)
-        tensors[f"{name}_scales"] = random.integers(1, 252, shape, np.uint8)
+        tensors[f"{name}_scales"] = random.integers(1, 180, shape, np.uint8)
     save_file(tensors, path)
     change_config(tmp_path, {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]})
     return tmp_path
@@ -69,7 +70,7 @@ def test_blocks_are_read_as_the_format_defines_them(folder):
     assert ModelConfig(**read_model_fields(folder)) == MODEL
     tensors = load_file(folder / "model.safetensors")
     weights = HuggingFaceWeights(folder, MODEL)
-    weights.check_headers()
+    weights.check()
     gate_up, down = (
         by_definition(tensors[f"{name}_blocks"], tensors[f"{name}_scales"]).swapaxes(1, 2)
         for name in (GATE_UP, DOWN)
@@ -96,14 +97,16 @@ def test_weights_in_blocks_have_a_digest_that_tells_them_from_others(folder, tmp
     assert HuggingFaceWeights(third, MODEL).digest() != digests[0]
 
 
-def test_a_scale_of_255_is_not_a_number(folder):
+def test_a_scale_of_255_is_no_weight(folder):
     path = folder / "model.safetensors"
     tensors = load_file(path)
     tensors[f"{DOWN}_scales"][0, 5, 1] = 255
     save_file(tensors, path)
     whole = (slice(0, 64), slice(0, 96))
-    read = HuggingFaceWeights(folder, MODEL).read("layers.experts.down.kernel", (1, 0), whole)
-    assert np.argwhere(np.isnan(read)).tolist() == [[row, 5] for row in range(32, 64)]
+    decoded = decode(tensors[f"{DOWN}_blocks"][0], tensors[f"{DOWN}_scales"][0])
+    assert np.argwhere(np.isnan(decoded)).tolist() == [[5, row] for row in range(32, 64)]
+    with pytest.raises(UserError, match=f"{path}: {DOWN}_scales holds numbers that are no weights"):
+        HuggingFaceWeights(folder, MODEL).read("layers.experts.down.kernel", (1, 0), whole)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +121,7 @@ def test_other_scales_are_refused(folder, change, message):
     tensors = load_file(path)
     save_file(tensors | {name: change(tensors[name])}, path)
     with pytest.raises(UserError, match=f"{name} {message}$"):
-        HuggingFaceWeights(folder, MODEL).check_headers()
+        HuggingFaceWeights(folder, MODEL).check()
 
 
 def test_other_ways_to_quantize_are_refused(folder):

@@ -143,6 +143,7 @@ GEMMA3 = dataclasses.replace(
         key._replace(default=_LEFT_OUT.get(key.name, key.default)) for key in GEMMA3_TEXT.keys
     ),
     nested_in="text_config",
+    base_prefix="",
     tensors=tuple(
         rule._replace(name=f"language_model.{rule.name}") for rule in GEMMA3_TEXT.tensors
     ),

@@ -73,6 +73,7 @@ GPT2 = Family(
         {"n_ctx", "summary_activation", "summary_first_dropout", "summary_proj_to_labels"}
         | {"summary_type", "summary_use_proj"}
     ),
+    base_prefix="transformer.",
     # Its causal mask, in old checkpoints.
     ignored_tensors=r"transformer\.h\.\d+\.attn\.(masked_)?bias",
     has_rope=False,
