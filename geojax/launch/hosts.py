@@ -9,13 +9,12 @@
 
 Each host runs one process with all of its accelerators, and needs a key that ssh accepts without
 asking. The launcher's GEOJAX_, JAX_, XLA_ and NCCL_ variables, PYTHONPATH and LD_LIBRARY_PATH are
-passed on. As islands every site is a job of its own, with as many hosts as each other; the
-coordinator is then where the processes of all sites meet, and the key of the run goes through the
-connection, not onto a command line.
+passed on. The key of the run goes through the connection, not onto a command line. As islands every
+site is a job of its own, with as many hosts as each other; the coordinator is then where the
+processes of all sites meet.
 """
 
 import os
-import secrets
 import shlex
 import socket
 import subprocess
@@ -29,14 +28,9 @@ import pydantic
 
 from geojax.errors import UserError
 from geojax.launch import reaper
-from geojax.launch.workers import Worker, worker_env
-from geojax.runtime.environment.cluster_env import FIRST_PORT
-from geojax.runtime.environment.island_env import (
-    ISLANDS_PORT,
-    KEY_VARIABLE,
-    guard_port,
-    island_env,
-)
+from geojax.launch.workers import Worker, new_key, worker_env
+from geojax.runtime.environment.cluster_env import FIRST_PORT, KEY_VARIABLE
+from geojax.runtime.environment.island_env import ISLANDS_PORT, guard_port, island_env
 from geojax.runtime.rendezvous.sockets import is_loopback
 from geojax.settings import Settings, load_yaml, validate
 
@@ -106,7 +100,7 @@ class Hosts(Settings):
         for _, host in hosts:
             _require_address(host)
         places = (self._places_in_jobs if islands else self._places_in_one_job)(simulated_devices)
-        key = secrets.token_hex(16) if islands else None
+        key = new_key()
         passed_on = {
             name: value
             for name, value in os.environ.items()
@@ -121,9 +115,8 @@ class Hosts(Settings):
             reaped = [self.python or sys.executable, "-I", "-c", source, f"{grace_seconds:g}"]
             line = shlex.join(["exec", "env", *variables, *reaped, *command])
             remote = f"cd {shlex.quote(str(directory))} && {line}"
-            if islands:
-                script = f"IFS= read -r {KEY_VARIABLE} && export {KEY_VARIABLE} && {remote}"
-                remote = shlex.join(["exec", "sh", "-c", script])
+            script = f"IFS= read -r {KEY_VARIABLE} && export {KEY_VARIABLE} && {remote}"
+            remote = shlex.join(["exec", "sh", "-c", script])
             workers.append(Worker(process, site, (*_SSH, host, remote), {}, host, key))
         return workers
 
@@ -150,7 +143,7 @@ class Hosts(Settings):
             coordinator = f"{_connected_to(site.hosts[0])[0]}:{FIRST_PORT}"
             for process, host in enumerate(site.hosts):
                 port = guard_port(os.environ, earlier[host])
-                together = island_env(names, first, None, None, port)
+                together = island_env(names, first, None, port)
                 own = worker_env(
                     process, len(site.hosts), coordinator, site.name, simulated_devices
                 )

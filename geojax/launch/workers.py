@@ -15,7 +15,7 @@ from pathlib import Path
 
 from geojax.errors import UserError
 from geojax.launch import reaper
-from geojax.runtime.environment.cluster_env import VARIABLES
+from geojax.runtime.environment.cluster_env import KEY_VARIABLE, VARIABLES
 from geojax.runtime.environment.island_env import guard_port, island_env
 from geojax.wan import EmulatedWan
 
@@ -72,13 +72,14 @@ def local_workers(
     """
     count = len(sites) * processes_per_site
     address = wan.site(sites[0]).address if wan else "127.0.0.1"
-    coordinator = f"{address}:{_free_port()}"
+    coordinator, key = f"{address}:{_free_port()}", new_key()
     shares = _gpu_shares(count) if simulated_devices is None else []
     workers = []
     for process in range(count):
         site = sites[process // processes_per_site]
         prefix = wan.site(site).command_prefix if wan else ()
         environment = worker_env(process, count, coordinator, site, simulated_devices)
+        environment[KEY_VARIABLE] = key
         if shares:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(shares[process])
         reaped = [sys.executable, "-I", reaper.__file__, f"{grace_seconds:g}", *command]
@@ -97,14 +98,14 @@ def as_islands(workers: Sequence[Worker], wan: EmulatedWan | None = None) -> lis
     count = len(workers) // len(sites)
     addresses = {site: wan.site(site).address if wan else "127.0.0.1" for site in sites}
     coordinators = {site: f"{addresses[site]}:{_free_port()}" for site in sites}
-    first, key = f"{addresses[sites[0]]}:{_free_port()}", secrets.token_hex(16)
+    first = f"{addresses[sites[0]]}:{_free_port()}"
 
     def of_own_job(worker: Worker) -> Worker:
         site = worker.site
         earlier = 0 if wan else sites.index(site) * count
         port = guard_port(os.environ, earlier)
         environment = worker_env(worker.process % count, count, coordinators[site], site, None)
-        environment |= island_env(sites, first, key, addresses[site], port)
+        environment |= island_env(sites, first, addresses[site], port)
         return dataclasses.replace(worker, environment={**worker.environment, **environment})
 
     return list(map(of_own_job, workers))
@@ -123,6 +124,11 @@ def worker_env(
     }
     variables = {VARIABLES[name]: str(value) for name, value in fields.items() if value is not None}
     return variables | {"PYTHONUNBUFFERED": "1"}  # a line is shown when it is written
+
+
+def new_key() -> str:
+    """Return a secret for the processes of one run."""
+    return secrets.token_hex(16)
 
 
 def _free_port() -> int:

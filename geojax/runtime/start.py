@@ -4,6 +4,7 @@ import ipaddress
 import math
 import os
 import socket
+import sys
 
 import jax
 
@@ -12,7 +13,7 @@ from geojax.mesh import register_processes
 from geojax.runtime.barrier import barrier
 from geojax.runtime.device_memory import take_memory_fraction
 from geojax.runtime.devices import simulate_devices
-from geojax.runtime.environment.cluster_env import ProcessSettings, complete
+from geojax.runtime.environment.cluster_env import KEY_VARIABLE, ProcessSettings, complete
 from geojax.runtime.environment.variables import check_environment
 from geojax.runtime.jax_private import backend_runs, coordination_client
 from geojax.runtime.key_value_store import sign_with
@@ -73,6 +74,13 @@ def start(settings: ProcessSettings | None = None) -> tuple[Process, ...]:
 
     assert process_id is not None, "complete() must give every process of several an index"
     assert settings.coordinator is not None, "complete() must fill in the coordinator"
+    if settings.key is None and process_id == 0:
+        print(
+            f"no key: any program that reaches {settings.coordinator} can take part in the start; "
+            f"a secret in {KEY_VARIABLE}, the same in all processes, keeps others out",
+            file=sys.stderr,
+            flush=True,
+        )
     everyone, key = join(
         process_id,
         count,
@@ -80,6 +88,7 @@ def start(settings: ProcessSettings | None = None) -> tuple[Process, ...]:
         settings.site,
         settings.start_timeout_seconds,
         settings.bind_address,
+        key=(settings.key or "").encode(),
     )
     sign_with(key)
     if platform_named(expected_platform()).gloo:

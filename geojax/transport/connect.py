@@ -158,7 +158,8 @@ def connect(
                 members.sites[members.site],
                 timeout_seconds,
                 address if members.site == members.process == 0 else None,
-                own.signed(members.key),
+                own.text(),
+                members.key,
             )
         except MissingProcessesError as error:
             sites = dict.fromkeys(
@@ -173,7 +174,7 @@ def connect(
             site, process = members.counterpart(group)
             presence = everyone.processes[site * members.processes + process]
             names[group] = f"site {members.sites[site]} (process {process}, host {presence.host})"
-            peer = Endpoint.verified(presence.endpoint, members.key, names[group])
+            peer = Endpoint.parse(presence.endpoint, names[group])
             here = f"site {members.sites[members.site]}"
             require_same(members.settings, here, peer.settings, names[group])
             endpoints[group] = peer

@@ -1,6 +1,5 @@
-"""Endpoints: how each process tells the others where it is, signed with the run's key."""
+"""Endpoints: how each process tells the others where it is."""
 
-import hmac
 import ipaddress
 import json
 import os
@@ -10,11 +9,12 @@ from typing import NamedTuple
 
 from geojax.errors import UserError
 
-_SIGNATURE_BYTES = 16
-
 
 class Endpoint(NamedTuple):
-    """Everything that peers need to reach a process."""
+    """Everything that peers need to reach a process.
+
+    It goes through the rendezvous, which believes only processes of this start that have the key.
+    """
 
     site: int
     process: int
@@ -40,29 +40,24 @@ class Endpoint(NamedTuple):
         """Address and port of the guard."""
         return self.guard_address, self.guard_port
 
-    def signed(self, key: bytes) -> str:
-        """Return the endpoint as text with a signature."""
-        text = json.dumps(self, separators=(",", ":"))
-        return f"{_signature(key, text)}{text}"
+    def text(self) -> str:
+        """Return the endpoint as text."""
+        return json.dumps(self, separators=(",", ":"))
 
     @classmethod
-    def verified(cls, text: str | None, key: bytes, who: str) -> "Endpoint":
-        """Return the endpoint that another process has signed.
+    def parse(cls, text: str | None, who: str) -> "Endpoint":
+        """Return the endpoint in another process's text.
 
         Raises:
-            UserError: it has another key.
+            UserError: it is none.
         """
-        text = text or ""
-        signature, facts = text[: 2 * _SIGNATURE_BYTES], text[2 * _SIGNATURE_BYTES :]
-        if not hmac.compare_digest(signature.encode(), _signature(key, facts).encode()):
+        try:
+            return cls(*json.loads(text or ""))
+        except (ValueError, TypeError):
             raise UserError(
-                f"transport: {who} has another key than this process; give all sites the same key"
-            )
-        return cls(*json.loads(facts))
-
-
-def _signature(key: bytes, text: str) -> str:
-    return hmac.digest(key, text.encode(), "sha256")[:_SIGNATURE_BYTES].hex()
+                f"transport: {who} has joined without an endpoint; start it as an island too "
+                "(dc.join=islands)"
+            ) from None
 
 
 def random_loopback() -> str:

@@ -35,7 +35,7 @@ def site_variables() -> list[dict[str, str]]:
     common = {
         "GEOJAX_ISLANDS": ",".join(SITES),
         "GEOJAX_ISLANDS_COORDINATOR": f"127.0.0.1:{free_port()}",
-        "GEOJAX_ISLANDS_KEY": secrets.token_hex(16),
+        "GEOJAX_KEY": secrets.token_hex(16),
         "GEOJAX_ISLANDS_ADDRESS": "127.0.0.1",
         "GEOJAX_HEARTBEAT_TIMEOUT": "20",
     }

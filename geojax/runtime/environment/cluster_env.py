@@ -8,14 +8,17 @@
 | process_id        | GEOJAX_PROCESS_ID       | SLURM_PROCID         | JOB_COMPLETION_INDEX |
 | site              | GEOJAX_SITE             |                      |                      |
 | simulated_devices | GEOJAX_SIMULATE_DEVICES |                      |                      |
+| key               | GEOJAX_KEY              |                      |                      |
 
 Where each site has its own scheduler, which numbers its processes from 0, GEOJAX_PROCESS_OFFSET
 (the number of processes in the sites before this one) is added to what SLURM or Kubernetes says,
 and GEOJAX_COORDINATOR and GEOJAX_PROCESS_COUNT are given explicitly.
 """
 
+import re
 import socket
 from collections.abc import Callable, Mapping
+from typing import Annotated
 
 import pydantic
 
@@ -26,6 +29,20 @@ from geojax.settings import Settings, validate
 # Kubernetes pods have ports of their own; SLURM jobs on one host need different ones.
 FIRST_PORT = 61440
 _SLURM_PORTS = 4096
+
+
+def _as_key(text: str) -> str:
+    # A message of pydantic's would show the key.
+    if not re.fullmatch(r"[!-~]{16,64}", text):
+        raise ValueError(
+            f"has {len(text)} characters; a key has 16 to 64 ASCII letters, digits and signs, and "
+            "no blanks (openssl rand -hex 16)"
+        )
+    return text
+
+
+Key = Annotated[str, pydantic.BeforeValidator(_as_key)]
+"""Secret that all processes of a run share."""
 
 
 class ProcessSettings(Settings):
@@ -50,6 +67,9 @@ class ProcessSettings(Settings):
     """Time to wait at start-up for the other processes."""
     heartbeat_timeout_seconds: Seconds = pydantic.Field(default=40.0, ge=1, le=86_400)
     """Time without a heartbeat of some process after which the run ends."""
+    key: Key | None = pydantic.Field(default=None, repr=False)
+    """Secret that all processes of the run share; None: any program that reaches the coordinator's
+    port may take part in the start."""
 
 
 VARIABLES = {
@@ -62,10 +82,16 @@ VARIABLES = {
     "simulated_devices": "GEOJAX_SIMULATE_DEVICES",
     "start_timeout_seconds": "GEOJAX_START_TIMEOUT_SECONDS",
     "heartbeat_timeout_seconds": "GEOJAX_HEARTBEAT_TIMEOUT",
+    "key": "GEOJAX_KEY",
 }
 """Environment variable of each setting."""
 
-RENAMED_VARIABLES = {"GEOJAX_SILENCE_SECONDS": "GEOJAX_HEARTBEAT_TIMEOUT"}
+KEY_VARIABLE = VARIABLES["key"]
+
+RENAMED_VARIABLES = {
+    "GEOJAX_SILENCE_SECONDS": "GEOJAX_HEARTBEAT_TIMEOUT",
+    "GEOJAX_ISLANDS_KEY": KEY_VARIABLE,
+}
 """Variables of earlier versions, and those that replaced them."""
 
 

@@ -5,7 +5,7 @@
 | site        | GEOJAX_SITE                |
 | sites       | GEOJAX_ISLANDS             |
 | coordinator | GEOJAX_ISLANDS_COORDINATOR |
-| key         | GEOJAX_ISLANDS_KEY         |
+| key         | GEOJAX_KEY                 |
 | address     | GEOJAX_ISLANDS_ADDRESS     |
 | port        | GEOJAX_ISLANDS_PORT        |
 
@@ -19,7 +19,7 @@ from collections.abc import Mapping
 import pydantic
 
 from geojax.errors import UserError
-from geojax.runtime.environment.cluster_env import FIRST_PORT
+from geojax.runtime.environment.cluster_env import FIRST_PORT, Key
 from geojax.runtime.environment.cluster_env import VARIABLES as PROCESS_VARIABLES
 from geojax.settings import Settings, validate
 
@@ -33,7 +33,7 @@ class IslandSettings(Settings):
     """Names of all sites, in order."""
     coordinator: str = pydantic.Field(pattern=r"^\S+:\d+$")
     """host:port of process 0 of the first site, as the other sites reach it."""
-    key: str = pydantic.Field(min_length=16, max_length=64, pattern=r"^[!-~]+$")
+    key: Key = pydantic.Field(repr=False)
     """Secret that all processes of the run share."""
     address: str | None = None
     """Address of this host that the other sites reach, that of its tunnel to them; None: the one
@@ -56,13 +56,11 @@ VARIABLES = {
     "site": PROCESS_VARIABLES["site"],
     "sites": "GEOJAX_ISLANDS",
     "coordinator": "GEOJAX_ISLANDS_COORDINATOR",
-    "key": "GEOJAX_ISLANDS_KEY",
+    "key": PROCESS_VARIABLES["key"],
     "address": "GEOJAX_ISLANDS_ADDRESS",
     "port": "GEOJAX_ISLANDS_PORT",
 }
 """Environment variable of each setting."""
-
-KEY_VARIABLE = VARIABLES["key"]
 
 LAST_PORT = 65_535
 
@@ -121,18 +119,13 @@ def guard_port(environment: Mapping[str, str], earlier: int = 0) -> int | None:
 def island_env(
     sites: tuple[str, ...],
     coordinator: str,
-    key: str | None,
     address: str | None,
     port: int | None = None,
 ) -> dict[str, str]:
-    """Return the variables that tell a worker about all sites; `site` has its own.
-
-    A `key` of None is told in another way.
-    """
+    """Return the variables that tell a worker about all sites; every run has `site` and `key`."""
     found = {
         "sites": ",".join(sites),
         "coordinator": coordinator,
-        "key": key,
         "address": address,
         "port": None if port is None else str(port),
     }

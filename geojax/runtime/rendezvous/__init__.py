@@ -2,15 +2,21 @@
 
 JAX's own start-up ends the process (in C++, with a stack trace that does not name the process that
 is missing) when one does not join in time. So process 0 first listens on the coordinator's port
-itself. Each process sends one line and receives one, so that N processes need 2N messages:
+itself. Each process receives two lines and sends one, so that N processes need 3N messages:
 
-    process i  → process 0    a `Hello`
-    process 0  → process i    a `Verdict`: the facts of all, or why the job cannot start
+    process 0  → process i    a `Greeting` with a nonce that is new for each connection
+    process i  → process 0    a `Hello`, signed with the run's key and that nonce
+    process 0  → process i    a `Verdict`, signed too: the facts of all, or why the job cannot start
 
-Only a process whose own time is up before that sends a second line, `messages.WHO_IS_MISSING`.
-Nothing that a stranger sends to the port is taken for more than it is: lines are short and
-validated, connections that never become a process are closed, and a process that comes twice ends
-the start with an error that names both hosts.
+The greeting costs a round trip; the signatures of 3,000 processes take a fraction of a second.
+Only a process whose own time is up before the verdict sends a second line,
+`messages.WHO_IS_MISSING`.
+
+Nothing that a stranger sends to the port ends or delays a start. A hello that the run's key has not
+signed for this very connection is ignored and counted by address, for the message of a time-out;
+connections that never become a process are closed. A process that has the key and does not fit
+ends the start with an error that names it. A run without a key signs with the empty one, as any
+stranger can.
 """
 
 import time
@@ -30,6 +36,7 @@ def join(
     timeout_seconds: float,
     bind_address: str | None = None,
     endpoint: str | None = None,
+    key: bytes = b"",
 ) -> Everyone:
     """Meet the other processes of the job; return the facts of each.
 
@@ -41,10 +48,11 @@ def join(
         timeout_seconds: time to wait for the others.
         bind_address: address that process 0 listens on; None: the coordinator's.
         endpoint: text about this process for all others; a transport's address.
+        key: secret that the processes of the run share; empty: none.
 
     Raises:
         MissingProcessesError: some process did not join in time; it is named. In processes other
-            than 0 also when the coordinator cannot be reached.
+            than 0 also when the coordinator cannot be reached or has another key.
         UserError: processes disagree on their number or on versions, two claim the same index, some
             name a site and others none, or process 0 cannot listen at the coordinator's address.
     """
@@ -53,7 +61,6 @@ def join(
     own = own_hello(process, count, site, endpoint)
     deadline = time.monotonic() + timeout_seconds
     if process == 0:
-        return RendezvousServer(own, bind_address or host, int(port), timeout_seconds).serve(
-            deadline
-        )
-    return join_server(own, host, int(port), timeout_seconds, deadline)
+        server = RendezvousServer(own, bind_address or host, int(port), key, timeout_seconds)
+        return server.serve(deadline)
+    return join_server(own, host, int(port), key, timeout_seconds, deadline)

@@ -15,13 +15,18 @@ import pydantic
 
 from geojax.errors import MissingProcessesError, UserError
 from geojax.runtime.liveness.exit_messages import NAMED_PROCESSES
+from geojax.runtime.rendezvous.signatures import derived_key
 
+LONGEST_GREETING = 256
+"""Bytes of the longest first line of process 0."""
 LONGEST_HELLO = 8192
 """Bytes of the longest line that process 0 reads; what is longer comes from a stranger."""
 LONGEST_VERDICT = 1 << 26
 """Bytes of the longest line that the others read."""
 WHO_IS_MISSING = b'"missing?"\n'
 """Question of a process that gives up waiting; the answer is a `Verdict`."""
+OTHER_KEY = b'"other key"\n'
+"""Unsigned answer to a hello with another key, which is a hint for a person and nothing more."""
 
 
 def _printable(text: str) -> str:
@@ -48,6 +53,13 @@ class _Message(pydantic.BaseModel):
     def line(self) -> bytes:
         """Return the message as it is sent."""
         return self.model_dump_json().encode() + b"\n"
+
+
+class Greeting(_Message):
+    """First line of process 0 on every connection."""
+
+    nonce: Annotated[str, pydantic.Field(pattern=r"^[0-9a-f]{32}$")]
+    """Text that makes the signatures of this connection unlike those of all others."""
 
 
 class Hello(_Message):
@@ -86,7 +98,7 @@ class Everyone(NamedTuple):
     processes: list[Presence]
     """Facts of each process, by its index."""
     key: bytes
-    """Random key that only the processes of this job know; it signs what they publish later."""
+    """Key of this start, which the run's key and a nonce make; it signs what they publish later."""
 
 
 class _Columns(_Message):
@@ -97,21 +109,21 @@ class _Columns(_Message):
     gpus: list[_Gpus | None]
     addresses: list[_Address | None]
     endpoints: list[_Endpoint | None]
-    key: Annotated[str, pydantic.Field(pattern=r"^[0-9a-f]{64}$")]
+    nonce: Annotated[str, pydantic.Field(pattern=r"^[0-9a-f]{32}$")]
 
 
 class Verdict(_Message):
     """Line of process 0 that ends the wait of another process."""
 
     everyone: str | None = None
-    """All processes and the job's key, compressed; None if the job cannot start."""
+    """All processes and the nonce of the start's key, compressed; None if the job cannot start."""
     error: _Sentence | None = None
     """Reason why the job cannot start."""
     missing: list[_Index] | None = None
     """Processes that did not join, if that is the reason."""
 
-    def result(self, own: Hello, timeout_seconds: float) -> Everyone:
-        """Return what the verdict says about all processes.
+    def result(self, own: Hello, key: bytes, timeout_seconds: float) -> Everyone:
+        """Return what the verdict, whose signature is the run's `key`'s, says about all processes.
 
         Raises:
             MissingProcessesError: some process did not join in time.
@@ -119,7 +131,7 @@ class Verdict(_Message):
             ValueError: no geojax process has sent this.
         """
         if self.everyone is not None:
-            return _unpack(self.everyone, own.count)
+            return _unpack(self.everyone, own.count, key)
         if self.missing is not None:
             if not self.missing or max(self.missing) >= own.count:
                 raise ValueError("it names no process of this job")
@@ -158,7 +170,12 @@ def own_hello(process: int, count: int, site: str | None, endpoint: str | None =
         ) from None
 
 
-def pack(everyone: Sequence[Hello], key: bytes) -> str:
+def fresh_for(nonce: str, hello: Hello) -> str:
+    """Return what makes the signature of a verdict that of one connection of one process."""
+    return f"{nonce} {hello.token}"
+
+
+def pack(everyone: Sequence[Hello], nonce: str) -> str:
     """Return the facts of all processes as `Verdict.everyone` carries them."""
     columns = _Columns(
         sites=[hello.site for hello in everyone],
@@ -166,12 +183,12 @@ def pack(everyone: Sequence[Hello], key: bytes) -> str:
         gpus=[hello.gpus for hello in everyone],
         addresses=[hello.address for hello in everyone],
         endpoints=[hello.endpoint for hello in everyone],
-        key=key.hex(),
+        nonce=nonce,
     )
     return base64.b64encode(zlib.compress(columns.line())).decode()
 
 
-def _unpack(packed: str, count: int) -> Everyone:
+def _unpack(packed: str, count: int, key: bytes) -> Everyone:
     decompressor = zlib.decompressobj()
     try:
         text = decompressor.decompress(base64.b64decode(packed, validate=True), LONGEST_VERDICT)
@@ -182,7 +199,7 @@ def _unpack(packed: str, count: int) -> Everyone:
     if any(len(column) != count for column in facts):
         raise ValueError("it is of another number of processes")
     processes = [Presence(*row) for row in zip(range(count), *facts, strict=True)]
-    return Everyone(processes, bytes.fromhex(columns.key))
+    return Everyone(processes, derived_key(key, columns.nonce))
 
 
 def missing_sentence(missing: Sequence[int], count: int, timeout_seconds: float) -> str:

@@ -1,25 +1,37 @@
 """The server of the rendezvous, in process 0: one thread, one selector, and no blocking call."""
 
+import contextlib
 import errno
-import secrets
 import selectors
 import socket
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import pydantic
 
 from geojax.errors import MissingProcessesError, UserError
 from geojax.runtime.rendezvous.messages import (
     LONGEST_HELLO,
+    OTHER_KEY,
     WHO_IS_MISSING,
     Everyone,
+    Greeting,
     Hello,
     Presence,
     Verdict,
+    fresh_for,
     missing_sentence,
     pack,
+)
+from geojax.runtime.rendezvous.signatures import (
+    TO_CLIENT,
+    TO_SERVER,
+    derived_key,
+    is_signed,
+    new_nonce,
+    signed,
+    verified,
 )
 from geojax.runtime.rendezvous.sockets import (
     allow_connections,
@@ -27,12 +39,15 @@ from geojax.runtime.rendezvous.sockets import (
     keep_alive,
     listen,
 )
+from geojax.runtime.rendezvous.strangers import OTHER_KEY as WITH_OTHER_KEY
+from geojax.runtime.rendezvous.strangers import UNSIGNED, IgnoredHellos
 
 _POLL_SECONDS = 1.0
 # Time in which a new connection has to say which process it is.
 _HELLO_SECONDS = 20.0
-# New connections that have said nothing yet; the oldest makes room for the next.
-_MOST_STRANGERS = 1024
+# New connections that have said nothing yet, beyond those of processes that are still to come; the
+# oldest makes room for the next.
+_MOST_STRANGERS = 256
 _ACCEPTED_AT_ONCE = 256
 # Time in which the verdict is sent to all, and in which those that have it close their connection.
 _SEND_SECONDS = 20.0
@@ -43,19 +58,24 @@ _GONE_BEFORE_ACCEPTED = (errno.ECONNABORTED, errno.EINTR, errno.EPROTO)
 class _Connection:
     """A connection, what it has sent and not been sent yet, and the process behind it."""
 
-    def __init__(self, connected: socket.socket, now: float):
+    def __init__(self, connected: socket.socket, address: str, now: float):
         self.socket = connected
+        self.address = address
         self.accepted_at = now
+        self.nonce = new_nonce()
+        self.hello: Hello | None = None
+        """Its signed hello; None: a stranger's connection, or that of a process to come."""
         self.unread = b""
         self.unsent = b""
         self.process: int | None = None
+        """Process that has joined through it."""
 
 
 class RendezvousServer:
     """The server in process 0, which waits for all others and tells each who is there."""
 
-    def __init__(self, own: Hello, host: str, port: int, timeout_seconds: float):
-        self.own = own
+    def __init__(self, own: Hello, host: str, port: int, key: bytes, timeout_seconds: float):
+        self.own, self.key = own, key
         self.timeout_seconds = timeout_seconds
         self.joined = {0: own}
         self.ever_joined = {0}
@@ -63,6 +83,7 @@ class RendezvousServer:
         """Connections of the processes that have joined."""
         self.strangers: dict[_Connection, None] = {}
         """Connections of nobody yet, the oldest first."""
+        self.ignored = IgnoredHellos()
         allow_connections(own.count)
         self.host, self.port = host, port
         self.listeners: list[socket.socket] = []
@@ -84,9 +105,9 @@ class RendezvousServer:
             hellos = [self.joined[process] for process in range(self.own.count)]
             if problem := _disagreement(hellos):
                 self.refuse(problem)
-            key = secrets.token_bytes(32)
-            self.tell_everyone(Verdict(everyone=pack(hellos, key)))
-            return Everyone([_presence(hello) for hello in hellos], key)
+            nonce = new_nonce()
+            self.tell_everyone(Verdict(everyone=pack(hellos, nonce)))
+            return Everyone([_presence(hello) for hello in hellos], derived_key(self.key, nonce))
         finally:
             for listener in self.listeners:
                 listener.close()
@@ -125,7 +146,7 @@ class RendezvousServer:
         """Accept the connections that wait; without files for more, make room or wait."""
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
-                accepted, _ = listener.accept()
+                accepted, address = listener.accept()
             except BlockingIOError:
                 return
             except OSError as error:
@@ -138,11 +159,12 @@ class RendezvousServer:
                 return
             accepted.setblocking(False)
             keep_alive(accepted)
-            connection = _Connection(accepted, time.monotonic())
+            connection = _Connection(accepted, address[0], time.monotonic())
             self.strangers[connection] = None
             self.selector.register(accepted, selectors.EVENT_READ, connection)
-            if len(self.strangers) > _MOST_STRANGERS:
+            if len(self.strangers) > _MOST_STRANGERS + self.own.count - len(self.joined):
                 self.disconnect(next(iter(self.strangers)))
+            self.send(connection, Greeting(nonce=connection.nonce).line())
 
     def pause_listening(self) -> None:
         """Leave new connections in the system's queue for a moment."""
@@ -167,24 +189,28 @@ class RendezvousServer:
             return
         connection.unread = rest
         if connection.process is None:
-            self.add(connection, line)
+            self.add(connection, line + newline)
         elif line + newline == WHO_IS_MISSING:
-            self.send(connection, Verdict(missing=self.missing).line())
+            self.tell(connection, Verdict(missing=self.missing).line())
         else:
             self.disconnect(connection)
 
     def add(self, connection: _Connection, line: bytes) -> None:
-        """Add the process that sent `line` to those that have joined."""
-        try:
-            hello = Hello.model_validate_json(line)
-        except pydantic.ValidationError:
-            self.disconnect(connection)  # not one of ours: a port scan, a stray client
+        """Add the process that sent `line` to those that have joined; ignore what is not signed."""
+        message = verified(self.key, TO_SERVER, connection.nonce, line)
+        if message is None:
+            self.ignore(connection, line)
             return
-        process = hello.process
+        try:
+            hello = Hello.model_validate_json(message)
+        except pydantic.ValidationError:
+            self.refuse(
+                f"a process at {connection.address}, which has the key of this run, sends what "
+                "this version of geojax does not know; all processes of a job need the same version"
+            )
+        connection.hello, process = hello, hello.process
         known = self.joined.get(process)
-        problem = self.why_not(hello, known)
-        if problem:
-            self.send(connection, Verdict(error=problem).line())
+        if problem := self.why_not(hello, known):
             self.refuse(problem)
         if known is not None:  # it connects again, and its first connection is broken
             self.disconnect(self.connections[process])
@@ -193,6 +219,17 @@ class RendezvousServer:
         self.connections[process] = connection
         self.joined[process] = hello
         self.ever_joined.add(process)
+
+    def ignore(self, connection: _Connection, line: bytes) -> None:
+        """Count a line without this run's signature, if it is a hello, and hang up."""
+        if is_signed(line):
+            self.ignored.add(WITH_OTHER_KEY, connection.address)
+            self.send(connection, OTHER_KEY)
+        else:
+            with contextlib.suppress(pydantic.ValidationError):  # a port scan, a stray client
+                Hello.model_validate_json(line)
+                self.ignored.add(UNSIGNED, connection.address)
+        self.disconnect(connection)
 
     def why_not(self, hello: Hello, known: Hello | None) -> str | None:
         """Return why the job cannot start with the process that says `hello`; None if it can."""
@@ -240,8 +277,14 @@ class RendezvousServer:
         if wanted != self.selector.get_key(connection.socket).events:
             self.selector.modify(connection.socket, wanted, connection)
 
+    def tell(self, connection: _Connection, line: bytes) -> None:
+        """Send the line of a verdict to a process, signed for it."""
+        assert connection.hello is not None, "a verdict is for a process that has said who it is"
+        fresh = fresh_for(connection.nonce, connection.hello)
+        self.send(connection, signed(self.key, TO_CLIENT, fresh, line))
+
     def tell_everyone(self, verdict: Verdict) -> None:
-        """Send a verdict to all that have joined, and leave each the time to take it."""
+        """Send a verdict to all that have said who they are, and leave each the time to take it."""
         now = time.monotonic()
         self.decided = True
         for listener in self.listeners:
@@ -249,11 +292,11 @@ class RendezvousServer:
                 self.selector.unregister(listener)
         self.listening_again_at = None
         for stranger in list(self.strangers):
-            if not stranger.unsent:
+            if stranger.hello is None:
                 self.disconnect(stranger)
         line = verdict.line()
-        for connection in list(self.connections.values()):
-            self.send(connection, line)
+        for connection in [*self.connections.values(), *self.strangers]:
+            self.tell(connection, line)
         while left := [*self.connections.values(), *self.strangers]:
             sending = any(connection.unsent for connection in left)
             deadline = now + (_SEND_SECONDS if sending else _CLOSE_SECONDS)
@@ -272,10 +315,12 @@ class RendezvousServer:
                 f" (on the host of process 0 the coordinator's name, {self.host}, leads to that "
                 "host only: give an address that all hosts reach)"
             )
+        if ignored := self.ignored.sentence():
+            error += f"; {ignored}"
         self.tell_everyone(Verdict(error=error, missing=blamed))
         raise MissingProcessesError(error, blamed)
 
-    def refuse(self, problem: str) -> None:
+    def refuse(self, problem: str) -> NoReturn:
         """Tell all processes why the job cannot start, and raise the same error here."""
         self.tell_everyone(Verdict(error=problem))
         raise UserError(problem)

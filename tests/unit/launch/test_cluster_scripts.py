@@ -82,6 +82,8 @@ def test_every_task_of_a_slurm_job_learns_its_place(submit):
     assert [place.process_id for place in places] == [0, 1, 2, 3, 4]
     assert [place.site for place in places] == ["east"] * 2 + ["west"] * 3
     assert {place.process_count for place in places} == {5}
+    (key,) = {place.key for place in places}
+    assert len(key) == 32
     assert {place.coordinator for place in places} == {f"east7:{61440 + 4242 % 4096}"}
     steps = sorted(line for line in log if line.startswith("srun"))
     assert ["--het-group=0" in steps[0], "--het-group=1" in steps[1]] == [True, True]
@@ -162,6 +164,14 @@ def test_a_batch_script_is_one_of_bash(script):
     subprocess.run(["bash", "-n", LAUNCH / script], check=True)
 
 
+def variables_of(container):
+    secret = {"secretKeyRef": {"name": "geojax-key", "key": "key"}}
+    return {
+        each["name"]: each.get("value", KEY if each.get("valueFrom") == secret else None)
+        for each in container["env"]
+    }
+
+
 def test_every_pod_of_an_island_learns_its_place():
     jobset = yaml.safe_load((LAUNCH / "kubernetes-island.yaml").read_text())
     JobSet.model_validate(jobset)
@@ -170,11 +180,7 @@ def test_every_pod_of_an_island_learns_its_place():
     (replicated,) = jobset["spec"]["replicatedJobs"]
     job = replicated["template"]["spec"]
     (container,) = job["template"]["spec"]["containers"]
-    secret = {"secretKeyRef": {"name": "geojax-key", "key": "key"}}
-    variables = {
-        each["name"]: each.get("value", KEY if each.get("valueFrom") == secret else None)
-        for each in container["env"]
-    }
+    variables = variables_of(container)
     first = f"{name}-{replicated['name']}-0-0.{name}"
     island = island_settings(variables)
     assert (island.site, island.sites, island.key) == ("east", ("east", "west"), KEY)
@@ -217,7 +223,7 @@ def test_every_pod_of_the_jobset_learns_its_place():
         assert pod["restartPolicy"] == "Never"
         assert pod["nodeSelector"] == {"topology.kubernetes.io/region": site}
         (container,) = pod["containers"]
-        variables = {each["name"]: each["value"] for each in container["env"]}
+        variables = variables_of(container)
         assert all(isinstance(value, str) for value in variables.values())
         volumes = {volume["name"] for volume in pod["volumes"]}
         assert {mount["name"] for mount in container["volumeMounts"]} == volumes
@@ -231,7 +237,7 @@ def test_every_pod_of_the_jobset_learns_its_place():
             place = complete(
                 ProcessSettings(), variables | scheduled, host_name=lambda host=host: host
             )
-            assert place.site == site
+            assert (place.site, place.key) == (site, KEY)
             places.append(place)
     assert [place.process_id for place in places] == list(range(len(places)))
     assert {place.process_count for place in places} == {len(places)}

@@ -36,6 +36,8 @@ def test_processes_on_this_machine_learn_their_places():
     assert [place.site for place in places] == ["east", "east", "west", "west"]
     assert {place.process_count for place in places} == {4}
     assert {place.simulated_devices for place in places} == {4}
+    (key,) = {place.key for place in places}
+    assert len(key) == 32
     (coordinator,) = {place.coordinator for place in places}
     assert coordinator.startswith("127.0.0.1:")
     assert started[2].label == "west/2"
@@ -169,7 +171,9 @@ def test_a_process_on_each_host(tmp_path, monkeypatch):
     ]
     *ssh, host, line = started[2].command
     assert (ssh[0], host) == ("ssh", "west1")
-    words = shlex.split(line)
+    *shell, script = shlex.split(line)
+    assert shell == ["exec", "sh", "-c"]
+    words = shlex.split(script.partition("&& export GEOJAX_KEY && ")[2])
     assert words[:5] == ["cd", "/shared/it's here", "&&", "exec", "env"]
     variables = dict(word.split("=", 1) for word in words[5 : words.index("python3")])
     assert variables["NCCL_SOCKET_IFNAME"] == "eth 1"
@@ -181,10 +185,11 @@ def test_a_process_on_each_host(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("ssh")
 def test_the_line_runs_in_a_shell_as_it_was_meant(tmp_path):
-    program = "import os, sys; print(os.environ['GEOJAX_SITE'], os.getcwd(), sys.argv[1:])"
+    names = "os.environ['GEOJAX_SITE'], os.environ['GEOJAX_KEY']"
+    program = f"import os, sys; print({names}, os.getcwd(), sys.argv[1:])"
     hosts = Hosts.model_validate(
         {
-            "sites": [{"name": "it's", "hosts": ["here"]}],
+            "sites": [{"name": "east", "hosts": ["here"]}],
             "directory": str(tmp_path),
             "python": sys.executable,
         }
@@ -192,7 +197,11 @@ def test_the_line_runs_in_a_shell_as_it_was_meant(tmp_path):
     (worker,) = ssh_members(hosts, sys.executable, "-c", program, "a 'b' $HOME")
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(worker.command, text=True, **pipes) as process:
-        assert process.stdout.read() == f"""it's {tmp_path} ["a 'b' $HOME"]\n"""
+        process.stdin.write(f"{worker.secret}\n")
+        process.stdin.flush()
+        told = process.stdout.read()
+    assert told == f"""east {worker.secret} {tmp_path} ["a 'b' $HOME"]\n"""
+    assert worker.secret not in " ".join(worker.command)
 
 
 TOLD = "import json, os; print(json.dumps(dict(os.environ)))"
@@ -202,7 +211,7 @@ TOLD = "import json, os; print(json.dumps(dict(os.environ)))"
 def test_sites_over_ssh_are_jobs_of_their_own_with_a_key_that_no_command_line_shows(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setenv("GEOJAX_ISLANDS_KEY", "of another run, and longer than 16")
+    monkeypatch.setenv("GEOJAX_KEY", "of another run, and longer than 16")
     monkeypatch.setenv("GEOJAX_ISLANDS_PORT", "61400")
     hosts = Hosts.model_validate(
         {

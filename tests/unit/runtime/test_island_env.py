@@ -10,7 +10,8 @@ from geojax.runtime.environment.island_env import (
     island_settings,
 )
 
-GIVEN = island_env(("east", "west"), "10.0.0.1:6000", "k" * 32, "10.0.0.2", 61400)
+GIVEN = island_env(("east", "west"), "10.0.0.1:6000", "10.0.0.2", 61400)
+GIVEN |= {"GEOJAX_KEY": "k" * 32}
 
 
 def test_a_launcher_writes_them_as_a_process_reads_them():

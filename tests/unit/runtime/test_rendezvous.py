@@ -137,7 +137,7 @@ def test_unequal_versions_are_refused_in_one_line(coordinator):
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         first = pool.submit(join, 0, 2, coordinator, None, PATIENCE_SECONDS)
         with pytest.raises(UserError) as told:
-            join_server(newer, host, int(port), 60.0, time.monotonic() + 60)
+            join_server(newer, host, int(port), b"", 60.0, time.monotonic() + 60)
         with pytest.raises(UserError) as raised:
             first.result()
     assert str(told.value) == str(raised.value)

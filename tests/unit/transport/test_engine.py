@@ -31,7 +31,12 @@ SMALL = Staging(2, 1 << 20, 4)
 
 @contextlib.contextmanager
 def joined_sites(
-    names=("east", "west"), limit_bytes=1 << 20, keys=None, settings=None, silence_seconds=20.0
+    names=("east", "west"),
+    limit_bytes=1 << 20,
+    keys=None,
+    settings=None,
+    silence_seconds=20.0,
+    timeout_seconds=PATIENCE_SECONDS,
 ):
     settings = settings or [{}] * len(names)
     coordinator = f"127.0.0.1:{free_port()}"
@@ -39,9 +44,7 @@ def joined_sites(
     def start(site):
         key = (keys or [b"k" * 32] * len(names))[site]
         members = Membership(names, site, 0, 1, coordinator, key, settings[site])
-        return connect(
-            members, SMALL, limit_bytes, silence_seconds, timeout_seconds=PATIENCE_SECONDS
-        )
+        return connect(members, SMALL, limit_bytes, silence_seconds, timeout_seconds)
 
     with ThreadPoolExecutor(len(names)) as pool:
         transports = list(pool.map(start, range(len(names))))
@@ -246,8 +249,8 @@ def test_sites_that_do_not_come_are_named():
 
 def test_another_key_is_refused():
     with (
-        pytest.raises(UserError, match=r"site \w+ .* has another key than this process"),
-        joined_sites(keys=[b"k" * 32, b"l" * 32]),
+        pytest.raises(MissingProcessesError, match=r"with another key came from .* \(site west\)"),
+        joined_sites(keys=[b"k" * 32, b"l" * 32], timeout_seconds=1.0),
     ):
         pass
 

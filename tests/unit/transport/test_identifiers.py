@@ -51,14 +51,13 @@ def test_messages_that_differ_in_any_fact_have_different_identifiers(messages):
     assert len({message_id(KEY, *message, SHARDS) for message in messages}) == len(messages)
 
 
-def test_an_endpoint_is_taken_from_those_alone_that_know_the_key():
+def test_an_endpoint_goes_through_a_hello_as_text():
     own = Endpoint(0, 1, "n", "net", random_loopback(), 1, 2, [1, 2, 3], "10.0.0.1", 4, "d")
-    text = own.signed(KEY)
-    assert len(text) < 1024
-    assert Endpoint.verified(text, KEY, "site west") == own
-    for wrong in (None, "", text[:-1], text.replace("10.0.0.1", "10.0.0.2")):
-        with pytest.raises(UserError, match="site west has another key"):
-            Endpoint.verified(wrong, KEY, "site west")
+    assert len(own.text()) < 1024
+    assert Endpoint.parse(own.text(), "site west") == own
+    for wrong in (None, "", "[]", "{", "[1]"):
+        with pytest.raises(UserError, match="site west has joined without an endpoint"):
+            Endpoint.parse(wrong, "site west")
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "::", "8.8.8.8", "2a00:1450::1", "224.0.0.1"])
