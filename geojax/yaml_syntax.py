@@ -1,7 +1,8 @@
 """YAML of configs: safe, without repeated keys, with 1e-3 as a number, and of a bounded size.
 
-Every scalar that PyYAML cannot read, and every document that would take its parser
-long or expand to much more than its text, is a `YamlError`.
+A document holds what JSON can: mappings, lists, text, numbers, true, false and null. Everything
+else is a `YamlError`: other tags (`!!set`, `!!binary`), a tag that does not suit its value, and a
+document that would take PyYAML long or expand to much more than its text.
 """
 
 import re
@@ -17,6 +18,8 @@ MOST_LEVELS = 50
 """Most levels of mappings and lists in each other."""
 
 _MOST_BITS = 64
+_WRONG_VALUE = (ValueError, LookupError, AttributeError, TypeError, OverflowError)
+"""Errors of PyYAML's constructors, and of Python's under them, for a value that is none."""
 
 
 class YamlError(ValueError):
@@ -38,14 +41,19 @@ def parse(text: str) -> Any:
     if len(text) > MOST_BYTES:
         raise YamlError(f"{len(text):,} characters are too many; up to {MOST_BYTES:,} would do", 1)
     try:
-        return yaml.load(text, Loader=_Loader)
+        loader = _Loader(text)
+    except yaml.reader.ReaderError as error:  # a control character
+        line = text.count("\n", 0, error.position) + 1
+        raise YamlError(str(error).splitlines()[0], line) from None
+    try:
+        return loader.get_single_data()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         parts = (getattr(error, name, None) for name in ("context", "problem"))
         problem = ", ".join(filter(None, parts)) or str(error).splitlines()[0]
         raise YamlError(problem, mark.line + 1 if mark else None) from None
-    except (ValueError, OverflowError) as error:  # an escape such as \U00110000
-        raise YamlError(str(error), None) from None
+    except _WRONG_VALUE as error:  # an escape such as \U00110000
+        raise YamlError(str(error), loader.line + 1) from None
 
 
 class _Loader(yaml.SafeLoader):
@@ -92,7 +100,7 @@ class _Loader(yaml.SafeLoader):
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
             value = super().construct_object(node, deep)
-        except (ValueError, LookupError, AttributeError, TypeError, OverflowError):
+        except _WRONG_VALUE:
             kind = node.tag.rpartition(":")[2]
             problem = f"{_shortened(node.value)} is no valid {kind}"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
@@ -104,7 +112,10 @@ class _Loader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
         return value
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    def construct_mapping(self, node: yaml.Node, deep: bool = False) -> dict[Any, Any]:
+        if not isinstance(node, yaml.MappingNode):  # PyYAML looks for merge keys before it checks
+            problem = f"expected a mapping, but found a {node.id}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
         seen: set[str] = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
@@ -115,6 +126,12 @@ class _Loader(yaml.SafeLoader):
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
 
+    def refuse_tag(self, node: yaml.Node) -> None:
+        """Raise the error for a tag that is none of JSON's types."""
+        tag = node.tag.replace(_CORE, "!!")
+        problem = f"the tag {_shortened(tag)} is none of {', '.join(_TAGS)}; leave it out"
+        raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+
 
 def _shortened(value: Any) -> str:
     text = repr(value)
@@ -123,9 +140,21 @@ def _shortened(value: Any) -> str:
 
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
 
-# A date stays text.
+_CORE = "tag:yaml.org,2002:"
+_TAGS = ("!!map", "!!seq", "!!str", "!!int", "!!float", "!!bool", "!!null")
+_Loader.yaml_constructors = {
+    tag: constructor
+    for tag, constructor in yaml.SafeLoader.yaml_constructors.items()
+    if tag is not None and tag.replace(_CORE, "!!") in _TAGS
+} | {None: _Loader.refuse_tag}
+
+# A date stays text, and so does a lone =, the "default value" of YAML 1.1.
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+    first: [
+        (tag, pattern)
+        for tag, pattern in resolvers
+        if tag.removeprefix(_CORE) not in ("timestamp", "value")
+    ]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 # YAML 1.1, which PyYAML follows, takes 1e-3 for a string because it has no dot.

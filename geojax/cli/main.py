@@ -14,7 +14,7 @@ import re
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Annotated, Any, NoReturn, get_args
+from typing import Annotated, Any, NoReturn, get_args, get_type_hints
 
 import tyro
 
@@ -124,6 +124,7 @@ def _run(arguments: list[str]) -> int:
         arguments, launched = arguments[:separator], arguments[separator + 1 :]
     _check_name(arguments[0])
     check_environment(os.environ)
+    _check_options(arguments)
     command, unknown = _parse(_config_first(arguments))
     if isinstance(command, train.TrainCommand):
         return train.run(command, unknown)
@@ -258,6 +259,26 @@ def _check_name(name: str) -> None:
     longer = [known for known in _COMMANDS if known.startswith(f"{name} ")]
     hint = f"did you mean {' or '.join(map(repr, longer))}?" if longer else None
     raise UserError(f"there is no subcommand '{name}'; {hint or did_you_mean(name, _COMMANDS)}")
+
+
+def _check_options(arguments: Sequence[str]) -> None:
+    """Check that no option is given twice, of which tyro would take the last.
+
+    Raises:
+        UserError: one is, and is not among those that may be repeated.
+    """
+    name, *words = arguments
+    fields = get_type_hints(_COMMANDS[name], include_extras=True)
+    seen: set[str] = set()
+    for option in (word.partition("=")[0] for word in words if word.startswith("--")):
+        field = option.removeprefix("--").replace("-", "_")
+        if field not in fields:
+            field = field.removeprefix("no_")
+        marks = getattr(fields.get(field), "__metadata__", ())
+        if field in seen and tyro.conf.UseAppendAction not in marks:
+            raise UserError(f"geojax {name}: {option} is given twice; give it once")
+        if field in fields:
+            seen.add(field)
 
 
 def _config_first(arguments: Sequence[str]) -> list[str]:

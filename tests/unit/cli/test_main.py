@@ -52,6 +52,24 @@ def test_settings_may_stand_before_the_config_file(capsys, before):
     assert refused(capsys, "train", *before, "none.yaml") == "none.yaml: no such file"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (["plan", "tiny", "--rows", "1", "--rows=2"], "--rows"),
+        (["plan", "tiny", "--global-batch", "1", "--global_batch", "2"], "--global_batch"),
+        (["plan", "tiny", "--measured", "--no-measured"], "--no-measured"),
+        (["wan", "up", "--rtt=1ms", "--rtt=1ms"], "--rtt"),
+        (["train", "run.yaml", "--steps=5", "--site", "a", "--site=b"], "--site"),
+    ],
+)
+def test_an_option_that_is_given_twice_is_refused(capsys, arguments, option):
+    assert refused(capsys, *arguments).endswith(f": {option} is given twice; give it once")
+
+
+def test_some_options_may_be_given_several_times(capsys):
+    assert "twice" not in refused(capsys, "generate", "none", "--prompt", "a", "--prompt=b")
+
+
 def test_the_value_of_a_setting_is_no_config_file(capsys):
     assert refused(capsys, "train", "--topology", "sites.yaml") == (
         "geojax train: CONFIG is missing; name the YAML file of a run: geojax train run.yaml"
