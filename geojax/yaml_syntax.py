@@ -114,7 +114,7 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.Node, deep: bool = False) -> dict[Any, Any]:
         if not isinstance(node, yaml.MappingNode):  # PyYAML looks for merge keys before it checks
-            problem = f"expected a mapping, but found a {node.id}"
+            problem = "expected a mapping of keys, but found none"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
         seen: set[str] = set()
         for key, _ in node.value:

@@ -466,8 +466,9 @@ def _validation_entries(loop: TrainingLoop[Any]) -> dict[str, str]:
 
 def _status(console: rich.console.Console, doing: str) -> contextlib.AbstractContextManager[Any]:
     """Show what takes long until it is done; a log has a line about it at its beginning."""
-    if not console.is_terminal:
+    if not console.is_terminal:  # where a status would end with an empty line
         console.print(doing)
+        return contextlib.nullcontext()
     return console.status(doing)
 
 

@@ -228,10 +228,9 @@ class _Builder:
                 slot = heapq.heappop(free)
                 heapq.heappush(busy, (interval.end, slot))
                 for name, tick in interval.entries:
-                    column = self._columns.setdefault(
-                        name, np.full_like(self._columns["F.microbatch"], NOTHING)
-                    )
-                    column[tick, stage] = slot
+                    if name not in self._columns:
+                        self._columns[name] = np.full_like(self._columns["F.microbatch"], NOTHING)
+                    self._columns[name][tick, stage] = slot
             most = max(most, count)
         return most
 
@@ -278,29 +277,43 @@ def repetitions(ticks: Sequence[tuple[bool, ...]]) -> list[tuple[int, int, int]]
     Returns:
         (first tick, ticks of the pattern, repeats) of each cut.
     """
-    # equal[p][t]: the number of ticks from t on that equal the ones p later.
-    equal = {period: [0] * (len(ticks) + 1) for period in range(1, LONGEST_PATTERN + 1)}
-    for period, lengths in equal.items():
-        for tick in range(len(ticks) - period - 1, -1, -1):
-            same = ticks[tick] == ticks[tick + period]
-            lengths[tick] = lengths[tick + 1] + 1 if same else 0
+    if not ticks:
+        return []
+    _, codes = np.unique(np.array(ticks), axis=0, return_inverse=True)
+    longest = min(LONGEST_PATTERN, len(ticks))
+    periods = np.arange(1, longest + 1)
+    rows = [_equal_later(codes.ravel(), each) // each + 1 for each in range(1, longest + 1)]
+    most = np.stack(rows)
+    before = np.concatenate(([0], np.cumsum(np.array(ticks).sum(axis=1))))
     # The least cost of all ticks from t on, and the cut at t that has it.
-    best: list[tuple[float, int, int]] = [(0.0, 0, 0)] * (len(ticks) + 1)
+    costs = np.zeros(len(ticks) + longest + 1)
+    costs[len(ticks) + 1 :] = np.inf
+    best: list[tuple[float, int, int]] = [(0.0, 0, 0)] * len(ticks)
     for tick in range(len(ticks) - 1, -1, -1):
-        found, actions = [], 0.0
-        for period in range(1, min(LONGEST_PATTERN, len(ticks) - tick) + 1):
-            actions += sum(ticks[tick + period - 1])
-            most = equal[period][tick] // period + 1
-            for repeats in {1, most}:
-                cost = _COST_OF_LOOP + actions + best[tick + period * repeats][0]
-                found.append((cost, period, repeats))
+        ends = tick + periods
+        actions = _COST_OF_LOOP + (before[np.minimum(ends, len(ticks))] - before[tick])
+        found = []
+        for times in (np.ones_like(periods), most[:, tick]):
+            cost = actions + costs[tick + periods * times]
+            least = int(np.argmin(cost))
+            found.append((float(cost[least]), least + 1, int(times[least])))
         best[tick] = min(found)
+        costs[tick] = best[tick][0]
     cuts, tick = [], 0
     while tick < len(ticks):
         _, period, repeats = best[tick]
         cuts.append((tick, period, repeats))
         tick += period * repeats
     return cuts
+
+
+def _equal_later(codes: np.ndarray, period: int) -> np.ndarray:
+    """Count for each tick how many from it on equal the ones `period` later, without a break."""
+    equal = np.zeros(len(codes), bool)
+    equal[: len(codes) - period] = codes[:-period] == codes[period:]
+    ticks = np.arange(len(codes))
+    breaks = np.where(equal, len(codes), ticks)
+    return np.minimum.accumulate(breaks[::-1])[::-1] - ticks
 
 
 @dataclasses.dataclass(frozen=True)

@@ -75,22 +75,25 @@ class PipelineSettings(Settings):
         return self
 
 
-MOST_SCHEDULED = 2**20
+MOST_MICROBATCHES = 2**13
+"""Most microbatches of a pipeline: the orders of some schedules take quadratic time in them."""
+
+MOST_SCHEDULED = 2**17
 """Most microbatches of all chunks for which a schedule is made, a table with an entry for each: 128
-stages of 8 chunks and 1,024 microbatches, which take half a minute and 1.4 GB of one core."""
+stages of 4 chunks and 256 microbatches, which take about ten seconds of one core."""
 
 
 def check_scheduled(chunks: int, microbatches: int) -> None:
     """Refuse a schedule that would take minutes and many gigabytes to make.
 
     Raises:
-        UserError: there are too many microbatches of too many chunks.
+        UserError: there are too many microbatches, alone or of too many chunks.
     """
-    if chunks * microbatches > MOST_SCHEDULED:
+    most = min(MOST_MICROBATCHES, max(1, MOST_SCHEDULED // chunks))
+    if microbatches > most:
         raise UserError(
-            f"pipeline: {chunks} chunks x {microbatches} microbatches is more than the "
-            f"{MOST_SCHEDULED:,} that a schedule is made for; batch.microbatches can be up to "
-            f"{MOST_SCHEDULED // chunks}"
+            f"pipeline: batch.microbatches={microbatches} is more than a schedule for {chunks} "
+            f"chunks is made for; it can be up to {most}"
         )
 
 

@@ -128,7 +128,7 @@ class BatchSettings(Settings):
 
     microbatches: Count = 1
     """Microbatches that each data-parallel rank, or pipeline, runs before gradients are reduced
-    (gradient accumulation)."""
+    (gradient accumulation). A pipeline can have 8,192, and 131,072 divided by its chunks."""
 
 
 class CommunicationSettings(Settings):
@@ -553,11 +553,31 @@ def _parse_overrides(arguments: Sequence[str]) -> list[tuple[str, Any]]:
                 raise UserError(f"{name}: a value is missing")
             value = remaining.pop(0)
         try:
-            pairs.append((name[2:].replace("-", "_"), parse(value)))
+            parsed = parse(value)
         except YamlError as error:
             shown = value if len(value) <= 60 else f"{value[:57]}..."
             raise UserError(f"{name}: '{shown}' is not a valid YAML value ({error})") from None
+        if parsed is None and value.strip().lower() not in ("null", "~"):
+            raise UserError(f"{name}: its value is empty; null or '\"\"' would be one")
+        pairs.append((name[2:].replace("-", "_"), parsed))
+    _check_order([name for name, _ in pairs])
     return pairs
+
+
+def _check_order(names: Sequence[str]) -> None:
+    """Check that no override is lost to a later one.
+
+    Raises:
+        UserError: a setting is given twice, or before the group that it stands in.
+    """
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            raise UserError(f"--{name} is given twice; give it once")
+        inside = next((each for each in names[:index] if each.startswith(f"{name}.")), None)
+        if inside is not None:
+            raise UserError(
+                f"--{name} would replace --{inside}, which stands before it; give --{name} first"
+            )
 
 
 def _override(content: dict[str, Any], name: str, value: Any) -> None:

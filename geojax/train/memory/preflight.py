@@ -6,6 +6,7 @@ seconds for any number of them.
 
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -28,6 +29,15 @@ Changes = dict[str, Any]
 _SHOWN = 3
 """Most uses of memory, and most ways out, that a line names."""
 
+_QUIET_SECONDS = 10
+"""Longest time of a search without a line about it, but for the trace that is under way."""
+
+Log = Callable[[str], None]
+
+
+def _unheard(line: str) -> None:
+    """Drop a line about the progress of a search."""
+
 
 class Verdict(NamedTuple):
     """The result of a comparison of a step's memory with that of a device."""
@@ -38,7 +48,7 @@ class Verdict(NamedTuple):
     """The numbers, and ways to make it fit."""
 
 
-def require_memory(config: RunConfig, log: Callable[[str], None]) -> None:
+def require_memory(config: RunConfig, log: Log) -> None:
     """Compare the step of `config` with the memory of its devices; all processes call it together.
 
     Process 0 estimates, the others learn the verdict.
@@ -48,7 +58,7 @@ def require_memory(config: RunConfig, log: Callable[[str], None]) -> None:
         MissingProcessesError: process 0 gives no verdict.
     """
     if jax.process_index() == 0:
-        verdict = preflight(config, jax.devices())
+        verdict = preflight(config, jax.devices(), log)
         publish("preflight", json.dumps(verdict))
     else:
         told = await_published("preflight", config.watchdog.first_step_seconds)
@@ -63,7 +73,7 @@ def require_memory(config: RunConfig, log: Callable[[str], None]) -> None:
         log(f"warning: preflight: {verdict.line}")
 
 
-def preflight(config: RunConfig, devices: Sequence[jax.Device]) -> Verdict:
+def preflight(config: RunConfig, devices: Sequence[jax.Device], log: Log = _unheard) -> Verdict:
     """Compare the step of `config` with the memory of `devices`, or of those that it is meant for.
 
     A config for accelerators that this machine does not have is compared with those of its
@@ -79,15 +89,22 @@ def preflight(config: RunConfig, devices: Sequence[jax.Device]) -> Verdict:
         return Verdict("unknown")
     try:
         memory = run_memory(config, accelerator)
-        return judge(config, memory, accelerator, os.environ)
+        return judge(config, memory, accelerator, os.environ, log)
     except UserError:  # the layout cannot be: making the mesh will say why, on every process
         return Verdict("unknown")
 
 
 def judge(
-    config: RunConfig, memory: StepMemory, accelerator: Accelerator, environment: Mapping[str, str]
+    config: RunConfig,
+    memory: StepMemory,
+    accelerator: Accelerator,
+    environment: Mapping[str, str],
+    log: Log = _unheard,
 ) -> Verdict:
-    """Compare the memory that a step of `config` takes with the usable one of `accelerator`."""
+    """Compare the memory that a step of `config` takes with the usable one of `accelerator`.
+
+    Where it does not fit, a long search for settings that would tells `log` of its progress.
+    """
     usable = usable_memory(accelerator, environment)
     if usable is None:
         return Verdict("unknown")
@@ -97,9 +114,8 @@ def judge(
             f"a step needs about {quantity(memory.bytes, 'B')} on a device, {_room(usable)}",
         )
     line = f"a step needs about {quantity(memory.bytes, 'B')} on a device ({_largest(memory)}), "
-    return Verdict(
-        "does not fit", f"{line}{_room(usable)}; {ways_out(config, accelerator, usable.bytes)}"
-    )
+    ways = ways_out(config, accelerator, usable.bytes, log)
+    return Verdict("does not fit", f"{line}{_room(usable)}; {ways}")
 
 
 def _room(usable: UsableMemory) -> str:
@@ -111,15 +127,26 @@ def _largest(memory: StepMemory) -> str:
     return ", ".join(f"{kind} {quantity(held, 'B')}" for kind, held in uses)
 
 
-def ways_out(config: RunConfig, accelerator: Accelerator | None, usable: int) -> str:
+def ways_out(
+    config: RunConfig, accelerator: Accelerator | None, usable: int, log: Log = _unheard
+) -> str:
     """Say which other settings of the same run on the same mesh would fit into `usable` bytes.
 
     Each change is tried alone, those that cost least time first; if none is enough, one after the
     other is added while that saves memory.
     """
+    told = time.monotonic()
+
+    def peak_with(changes: Changes) -> int | None:
+        nonlocal told
+        if time.monotonic() - told > _QUIET_SECONDS:
+            log(f"the step does not fit; trying {_settings(changes) or 'it as it is'}")
+            told = time.monotonic()
+        return _peak(config, changes, accelerator)
+
     fitting: list[str] = []
     for change in _changes(config):
-        peak = _peak(config, change, accelerator)
+        peak = peak_with(change)
         if peak is not None and peak <= usable:
             fitting.append(_shown(change, peak))
         if len(fitting) == _SHOWN:
@@ -127,9 +154,9 @@ def ways_out(config: RunConfig, accelerator: Accelerator | None, usable: int) ->
     if fitting:
         return f"would fit: {' or '.join(fitting)}"
     together: Changes = {}
-    least = _peak(config, together, accelerator)
+    least = peak_with(together)
     for change in _changes(config):
-        peak = _peak(config, together | change, accelerator)
+        peak = peak_with(together | change)
         if peak is None or least is None or peak >= least:
             continue
         together, least = together | change, peak
@@ -179,7 +206,10 @@ def _peak(config: RunConfig, changes: Changes, accelerator: Accelerator | None) 
 
 
 def _shown(changes: Changes, peak: int) -> str:
-    settings = (
+    return f"{_settings(changes)} ({quantity(peak, 'B')})"
+
+
+def _settings(changes: Changes) -> str:
+    return " ".join(
         f"--{name} {str(value).lower()}" for name, value in changes.items() if value is not None
     )
-    return f"{' '.join(settings)} ({quantity(peak, 'B')})"

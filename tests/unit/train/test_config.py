@@ -198,7 +198,8 @@ SOURCES = "--data.sources=[{name: wiki, prepared: data/wiki}]"
         ),
         (
             ("--mesh.dc=2", "--dc.role=stage", "--batch.microbatches=1048576"),
-            "2 chunks x 1048576 microbatches is more than the 1,048,576 that a schedule is made",
+            "batch.microbatches=1048576 is more than a schedule for 2 chunks is made for; it can "
+            "be up to 8192",
         ),
     ],
 )
@@ -207,6 +208,32 @@ def test_what_cannot_be_is_refused(tmp_path, overrides, message):
         load(tmp_path, MINIMAL, *overrides)
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("--steps=5", "--steps=6"), "--steps is given twice; give it once"),
+        (("--batch.global-batch-size=8", "--batch.global_batch_size", "16"), "is given twice"),
+        (
+            ("--batch.microbatches=2", "--batch={}"),
+            "--batch would replace --batch.microbatches, which stands before it; give --batch",
+        ),
+        (("--topology", ""), "--topology: its value is empty; null or '\"\"' would be one"),
+        (("--steps=",), "--steps: its value is empty"),
+        (("--steps", "!!map [1, 2]"), "expected a mapping of keys, but found none"),
+    ],
+)
+def test_an_override_that_would_be_lost_is_refused(tmp_path, overrides, message):
+    with pytest.raises(UserError) as refused:
+        load(tmp_path, MINIMAL, *overrides)
+    assert message in str(refused.value)
+
+
+def test_a_group_may_be_replaced_before_its_settings_are_changed(tmp_path):
+    config = load(tmp_path, MINIMAL, "--model=tiny", "--model.num_hidden_layers=2")
+    assert config.model.num_hidden_layers == 2
+    assert load(tmp_path, MINIMAL, "--topology", "null").topology is None
 
 
 def test_a_misspelt_required_key_is_called_unknown_not_missing(tmp_path):

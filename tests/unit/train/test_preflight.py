@@ -86,6 +86,11 @@ def test_changes_are_put_together_where_none_is_enough(monkeypatch):
     assert ways_out(config_of(*MANY_ROWS), None, 50) == f"would fit: {together}"
     line = ways_out(config_of(*MANY_ROWS), None, 10)
     assert line.startswith(f"{together} is the least of what was tried; more devices")
+    monkeypatch.setattr(module, "_QUIET_SECONDS", -1)
+    said = []
+    ways_out(config_of(*MANY_ROWS), None, 50, said.append)
+    assert said[0] == "the step does not fit; trying --batch.microbatches 32"
+    assert "the step does not fit; trying it as it is" in said
 
 
 def test_simulated_devices_and_layouts_that_cannot_be_are_left_alone():
@@ -124,7 +129,7 @@ def test_other_processes_learn_the_verdict(monkeypatch, kind):
     monkeypatch.setattr(module, "await_published", lambda key, timeout_seconds: store[key])
     estimates = []
 
-    def estimate(config, devices):
+    def estimate(config, devices, log):
         estimates.append(jax.process_index())
         return Verdict(kind, "the numbers")
 
