@@ -1,4 +1,4 @@
-"""Islands under strangers, a cut, a silent site, Ctrl-C at one site, and a second start."""
+"""Islands under strangers, a cut, a silent site, a dead guard, Ctrl-C, and a second start."""
 
 import contextlib
 import os
@@ -55,6 +55,20 @@ def signal_all(processes, number):
             os.kill(process, number)
 
 
+def guard_of(process):
+    """The guard of a process, as Linux numbers it."""
+    own = family(process)
+    (guard,) = [each for each in own if b"guard.py" in Path(f"/proc/{each}/cmdline").read_bytes()]
+    return guard
+
+
+def holder_of(run):
+    """The process that holds the lock of a run's folder."""
+    holder = re.search(r"process (\d+)", (run / "lock").read_text())
+    assert holder, "the lock names its holder"
+    return int(holder[1])
+
+
 def step_of(run):
     return max(losses(run))
 
@@ -102,10 +116,10 @@ def test_a_run_goes_on_beside_strangers_and_after_a_cut_and_stops_at_all_sites(s
     assert (last, saved_steps(run)[-1]) == (step_of(run / "west"), last)
 
 
-def test_a_silent_site_is_named_and_the_launcher_starts_all_again(corpus, tmp_path):
+def test_a_silent_site_and_a_dead_guard_are_named_and_all_sites_start_again(corpus, tmp_path):
     config = write_config(tmp_path / "run.yaml", corpus, **LONG)
     run, log = tmp_path / "run", tmp_path / "log"
-    line = [sys.executable, "-m", "geojax", "launch", "--islands", "--restarts", "1"]
+    line = [sys.executable, "-m", "geojax", "launch", "--islands", "--restarts", "2"]
     line += ["--grace-seconds", "2", "--", "train", str(config)]
     with log.open("wb") as file:
         launcher = subprocess.Popen(
@@ -116,12 +130,12 @@ def test_a_silent_site_is_named_and_the_launcher_starts_all_again(corpus, tmp_pa
         )
         try:
             wait_for_step(run / "west", 6, launcher)
-            holder = re.search(r"process (\d+)", (run / "west" / "lock").read_text())
-            assert holder, "the lock names its holder"
-            os.kill(int(holder[1]), signal.SIGSTOP)
-            wait_for(lambda: b"resuming from step" in log.read_bytes(), launcher)
-            first = step_of(run / "east")
-            wait_for_step(run / "east", first + 2, launcher)
+            os.kill(holder_of(run / "west"), signal.SIGSTOP)
+            wait_for(lambda: log.read_bytes().count(b"resuming from step") == 2, launcher)
+            wait_for_step(run / "east", step_of(run / "east") + 2, launcher)
+            os.kill(guard_of(holder_of(run / "west")), signal.SIGKILL)
+            wait_for(lambda: log.read_bytes().count(b"resuming from step") == 4, launcher)
+            wait_for_step(run / "east", step_of(run / "east") + 2, launcher)
             launcher.send_signal(signal.SIGINT)
             launcher.wait(120)
         finally:
@@ -130,4 +144,6 @@ def test_a_silent_site_is_named_and_the_launcher_starts_all_again(corpus, tmp_pa
     assert launcher.returncode == 130, output
     assert re.search(r"east/0 +\| error: transport: site west \(.*\) has been silent for", output)
     assert "geojax launch: process 1 (site west) was stuck, and killed" in output
-    assert "geojax launch: restart 1 of 1" in output
+    assert "geojax launch: restart 1 of 2" in output
+    assert re.search(r"west/1 +\| error: transport: the guard of this process, \d+, has", output)
+    assert "geojax launch: restart 2 of 2" in output
