@@ -5,8 +5,6 @@ writes. In a template without the tag an assistant's part is what its message ad
 conversation before it, behind the prompt for an answer.
 """
 
-import datetime
-import json
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +14,6 @@ import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
-import jinja2.sandbox
 import numpy as np
 
 from geojax.data.template_files import (
@@ -25,8 +22,11 @@ from geojax.data.template_files import (
     TemplateText,
     read_template,
 )
+from geojax.data.template_sandbox import TemplateSandbox
 from geojax.data.tokenizer import Tokenizer
 from geojax.errors import UserError
+
+_LONGEST_REASON = 200
 
 # Around what the assistant writes in a rendered text; nobody's text holds them.
 _BEGIN, _END = f"<{secrets.token_hex(16)}>", f"</{secrets.token_hex(16)}>"
@@ -59,23 +59,20 @@ class ChatTemplate:
         """
         self._name = text.name
         self._special_tokens = text.special_tokens
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True,
-            lstrip_blocks=True,
-            extensions=[_Generation, jinja2.ext.loopcontrols],
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _refuse
-        environment.globals["strftime_now"] = _now
+        self._sandbox = TemplateSandbox([_Generation, jinja2.ext.loopcontrols])
         try:
-            self._template = environment.from_string(text.source)
+            self._template = self._sandbox.from_string(text.source)
         except jinja2.TemplateSyntaxError as error:
             raise UserError(
-                f"{text.name}: no chat template (line {error.lineno}: {error})"
+                f"{text.name}: no chat template (line {error.lineno}: {_reason(error)})"
+            ) from None
+        except (SyntaxError, RecursionError, ValueError) as error:  # what it is compiled to
+            raise UserError(
+                f"{text.name}: no chat template (it cannot be compiled: {_reason(error)})"
             ) from None
         self._has_generation = any(
             token == "name" and value == "generation"
-            for _, token, value in environment.lex(text.source)
+            for _, token, value in self._sandbox.lex(text.source)
         )
 
     @classmethod
@@ -109,13 +106,14 @@ class ChatTemplate:
                     "begin a part of the conversation; leave it out"
                 )
         rendered = self._rendered(messages, context)
+        if messages and not rendered.text:
+            raise ValueError(f"{self._name} renders nothing of the messages")
         encoding = tokenizer.encode_with_special_tokens(rendered.text)
         of_assistant = np.zeros(len(encoding.ids), bool)
         for begin, end in rendered.spans:
-            first = encoding.char_to_token(begin)
-            last = encoding.char_to_token(end - 1)
-            if begin == end or first is None:
+            if begin == end or (first := encoding.char_to_token(begin)) is None:
                 continue
+            last = encoding.char_to_token(end - 1)
             of_assistant[first : len(encoding.ids) if last is None else last + 1] = True
         return Conversation(np.asarray(encoding.ids, np.int64), of_assistant)
 
@@ -143,11 +141,23 @@ class ChatTemplate:
     def _render(
         self, messages: Sequence[Mapping[str, Any]], context: Mapping[str, Any], *, prompt: bool
     ) -> str:
-        given = {"tools": None, "documents": None, **self._special_tokens, **context}
+        variables = {
+            **{"tools": None, "documents": None, **self._special_tokens, **context},
+            "messages": messages,
+            "add_generation_prompt": prompt,
+        }
         try:
-            return self._template.render(messages=messages, add_generation_prompt=prompt, **given)
-        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError) as error:
-            raise ValueError(f"{self._name} refuses the messages ({error})") from None
+            text = self._sandbox.render(self._template, variables)
+            text.encode()
+        except UnicodeEncodeError:
+            raise ValueError(
+                f"{self._name} renders half of a surrogate pair, which is no character"
+            ) from None
+        except RecursionError:
+            raise ValueError(f"{self._name} refuses the messages (it calls itself)") from None
+        except Exception as error:  # a template is a program, and raises what it likes
+            raise ValueError(f"{self._name} refuses the messages ({_reason(error)})") from None
+        return text
 
 
 class _Generation(jinja2.ext.Extension):
@@ -190,13 +200,7 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(each)
 
 
-def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
-
-
-def _refuse(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _now(format: str) -> str:
-    return datetime.datetime.now().strftime(format)
+def _reason(error: Exception) -> str:
+    """Return an error's message in one line, of which a template may have made any length."""
+    reason = " ".join(str(error)[: 2 * _LONGEST_REASON].split()) or type(error).__name__
+    return reason if len(reason) <= _LONGEST_REASON else f"{reason[:_LONGEST_REASON]}..."

@@ -13,7 +13,6 @@ its beginning and its end token. Conversations have none around them: their toke
 
 import functools
 import hashlib
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,6 +25,7 @@ import pydantic
 from geojax.data.packing import Window, window_of_marked, window_of_tokens
 from geojax.data.tokenizer import Tokenizer
 from geojax.errors import UserError
+from geojax.json_file import load_json
 from geojax.settings import Settings, validate
 
 VERSION = 1
@@ -125,13 +125,7 @@ def read_manifest(folder: Path) -> Manifest:
         else:
             why = f"it has no {MANIFEST}" if folder.is_dir() else "there is no such folder"
         raise UserError(f"{folder}: not prepared data ({why}); run `geojax data prepare`")
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: not valid JSON ({error}); prepare the data again") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: expected an object, not {type(content).__name__}")
-    return validate(Manifest, content, str(path))
+    return validate(Manifest, load_json(path), str(path))
 
 
 class TokenStream:

@@ -5,10 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from geojax.errors import UserError
+from geojax.json_file import load_json, load_text
 
 TEMPLATE_FILE = "chat_template.jinja"
 TOKENIZER_CONFIG = "tokenizer_config.json"
+_MOST_BYTES = 1 << 20
+"""Most bytes of a template's file."""
 
 
 class TemplateText(NamedTuple):
@@ -47,15 +49,12 @@ def read_template(tokenizer: Path, given: Path | None = None) -> TemplateText | 
         UserError: a file cannot be read.
     """
     config_path = tokenizer.parent / TOKENIZER_CONFIG
-    config = _json_object(config_path) if config_path.is_file() else {}
+    config = load_json(config_path) if config_path.is_file() else {}
     tokens = _special_tokens(config)
     beside = tokenizer.parent / TEMPLATE_FILE
     path = given or (beside if beside.is_file() else None)
     if path is not None:
-        try:
-            return TemplateText(path.read_text(encoding="utf-8"), tokens, str(path))
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{path}: cannot be read ({error})") from None
+        return TemplateText(load_text(path, _MOST_BYTES), tokens, str(path))
     found = config.get("chat_template")
     if isinstance(found, list):
         of_name = {each.get("name"): each for each in found if isinstance(each, dict)}
@@ -72,13 +71,3 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
         if key.endswith("_token") and isinstance(text, str) and text:
             tokens[key] = text
     return tokens
-
-
-def _json_object(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not valid JSON ({error})") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: expected an object, not {type(content).__name__}")
-    return content

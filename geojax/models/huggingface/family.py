@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from geojax.errors import UserError
+from geojax.json_file import shown
 from geojax.models.config import ModelConfig
-from geojax.models.huggingface.json_file import shown
 from geojax.models.huggingface.neutral_keys import NEUTRAL_KEYS, refuse_wrong_values
 from geojax.models.huggingface.rope import ROPE_KEYS, read_rope, write_rope
 from geojax.models.parameters import parameter_shapes

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from geojax.errors import UserError
-from geojax.models.huggingface.json_file import shown
+from geojax.json_file import shown
 
 
 def _is_text(value: Any) -> bool:

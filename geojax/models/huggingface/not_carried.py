@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import NamedTuple
 
-from geojax.models.huggingface.json_file import shown
+from geojax.json_file import shown
 from geojax.suggestions import nearest
 
 

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from geojax.errors import UserError
+from geojax.json_file import shown
 from geojax.models.config import RopeParameters
-from geojax.models.huggingface.json_file import shown
 
 _NEEDING_ORIGINAL = ("llama3", "yarn")
 """Scalings by the length of the training before; in a file that does not tell, it is the longest

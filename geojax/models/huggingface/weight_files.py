@@ -13,7 +13,7 @@ import numpy as np
 import safetensors
 
 from geojax.errors import UserError
-from geojax.models.huggingface.json_file import load_json
+from geojax.json_file import load_json
 from geojax.models.huggingface.tensor_map import InTensor
 
 INDEX = "model.safetensors.index.json"

@@ -258,7 +258,7 @@ DAMAGE = {
         lambda folder: (folder / "manifest.json").write_text('{"format": "geo'),
         "manifest.json: not valid JSON",
     ),
-    "list": (lambda folder: (folder / "manifest.json").write_text("[]"), "expected an object"),
+    "list": (lambda folder: (folder / "manifest.json").write_text("[]"), "expected a JSON object"),
     "version": (
         lambda folder: edited(folder, lambda content: content.update(version=99)),
         "version: is 99 where this geojax reads 1",
