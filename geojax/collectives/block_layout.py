@@ -9,7 +9,7 @@ row r is the block of rank r, flattened as it lies.
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +18,6 @@ from jax import lax
 
 from geojax.collectives.buckets import BucketPlan, plan_buckets, whole_blocks
 from geojax.errors import UserError
-
-PyTree: TypeAlias = Any
 
 
 @dataclass(frozen=True)
@@ -122,46 +120,6 @@ def check_shards(
             )
 
 
-def leaf_names(tree: PyTree) -> list[str]:
-    """Return each leaf's path as it is written after the tree's name; "" for a lone array."""
-    return [_path(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
-
-
-def spread_dims(dims: PyTree, tree: PyTree) -> list[int]:
-    """Return a dimension for each leaf of `tree`; `dims` is an int, or a tree (or prefix) of them.
-
-    Raises:
-        UserError: `dims` is not shaped like `tree`, or holds something other than integers.
-    """
-    try:
-        spread = jax.tree.leaves(jax.tree.broadcast(dims, tree))
-    except ValueError:
-        raise UserError(
-            f"collectives: dims must be one int or a tree of ints like the tree of arrays; got "
-            f"{jax.tree.structure(dims)} for {jax.tree.structure(tree)}"
-        ) from None
-    for dim in spread:
-        if isinstance(dim, bool) or not isinstance(dim, int | np.integer):
-            raise UserError(f"collectives: dims must be integers, not {dim!r}")
-    return [int(dim) for dim in spread]
-
-
-def spread_shapes(shapes: PyTree, tree: PyTree) -> list[tuple[int, ...]]:
-    """Return the shape of each leaf of `tree`; `shapes` holds tuples of ints or things with one.
-
-    Raises:
-        UserError: `shapes` is not shaped like `tree`.
-    """
-    leaves, structure = jax.tree.flatten(shapes, is_leaf=_is_shape)
-    expected: Any = jax.tree.structure(tree)
-    if structure != expected or not all(map(_is_shape, leaves)):
-        raise UserError(
-            "collectives: shapes must be a tree like the shards, of tuples of ints or of things "
-            f"with a shape; got {structure} for {expected}"
-        )
-    return [tuple(leaf) if isinstance(leaf, tuple) else tuple(leaf.shape) for leaf in leaves]
-
-
 def bucket_limit(bucket_bytes: int | None, unit_bytes: int) -> int | None:
     """Return how many units of `unit_bytes` fit into `bucket_bytes`; None stays None.
 
@@ -218,13 +176,3 @@ def plan_elements(
 def share_length(length: int, ranks: int, block: int) -> int:
     """Return the numbers of each rank's share of a flat bucket: in whole blocks, if several do."""
     return length if ranks == 1 else whole_blocks(length, ranks * block) // ranks
-
-
-def _is_shape(node: Any) -> bool:
-    if hasattr(node, "shape"):
-        return True
-    return isinstance(node, tuple) and all(isinstance(size, int | np.integer) for size in node)
-
-
-def _path(path: Any) -> str:
-    return f" {jax.tree_util.keystr(path)}" if path else ""

@@ -7,15 +7,12 @@ import jax.numpy as jnp
 
 from geojax.collectives.axes import AxisNames, SiteAxes, to_varying
 from geojax.collectives.block_layout import (
-    PyTree,
     block_layouts,
     check_shards,
-    leaf_names,
     plan_columns,
-    spread_dims,
-    spread_shapes,
 )
 from geojax.collectives.buckets import Collected
+from geojax.collectives.like_trees import PyTree, leaf_names, spread_dims, spread_shapes
 from geojax.collectives.tree_buckets import dtypes_and_kinds, gather_blocks
 from geojax.errors import UserError
 
@@ -37,10 +34,12 @@ def all_gather(
     The inverse of the scattering in `reduce_scatter`.
 
     Args:
-        shards: arrays [.., block, ..], rank r holding the entries from r * block on.
+        shards: arrays [.., block, ..], rank r holding the entries from r * block on, in any
+            registered tree: dicts, `nnx.State`, dataclasses.
         intra: the axes over whose ranks the leaves are scattered.
         dims: the dimension along which each leaf is scattered: one int for all, or a tree.
-        shapes: the shapes of the whole leaves: a tree of tuples or of things with a `.shape`.
+        shapes: the shapes of the whole leaves: a tree like the shards, of tuples or of things with
+            a `.shape`. The tree of whole leaves itself would do.
         bucket_bytes: the most bytes of one message (see `geojax.collectives.reduction`).
         dtype: floating-point shards are cast to it before they are sent, and stay so: bfloat16
             weights from float32 masters cost half. The derivative then sums cotangents in it.

@@ -26,7 +26,11 @@ in the leaf's dtype; what crosses `inter` for it is 1/ranks of that on each devi
 split, short ones merged with their neighbors of the same dtype and the same varying axes
 (`geojax.collectives.buckets`). Buckets do not depend on one another, so the phase inside the site
 of one may run beside the phase between sites of others. None: every leaf is one bucket, sent as it
-lies, without a copy unless it needs padding.
+lies, without a copy unless it needs padding. "auto": `WIRE_BUCKET_BYTES` with a wire format, None
+without. A message of a format is a collective of ours, which XLA does not join with others, and
+each waits for the link's round trip. Sums without a format are all-reduces: XLA joins small ones
+up to its own threshold, and nothing is gained where long ones are split. In a site of many ranks,
+whose devices each send 1/ranks of a bucket, larger buckets than these are better.
 
 Wire formats. `wire` is how floating-point numbers cross `inter`, in fewer bytes, instead of in a
 `psum` in the leaf's dtype (`geojax.collectives.exchange`). Inside a site numbers are always sent in
@@ -37,13 +41,13 @@ import dataclasses
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any, TypeVar, overload
+from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 import jax
 
 from geojax.collectives.axes import AxisNames, SiteAxes
-from geojax.collectives.block_layout import PyTree
 from geojax.collectives.exchange import SiteSum, sum_over_sites
+from geojax.collectives.like_trees import PyTree
 from geojax.collectives.tree_buckets import (
     BlockBuckets,
     FlatBuckets,
@@ -52,8 +56,13 @@ from geojax.collectives.tree_buckets import (
     flat_buckets,
 )
 from geojax.collectives.wire_format import WireFormat, block_of
+from geojax.errors import UserError
 
 Tree = TypeVar("Tree")
+BucketBytes: TypeAlias = int | Literal["auto"] | None
+
+WIRE_BUCKET_BYTES = 64 * 2**20
+"""The most bytes of a message inside the site, with a wire format and bucket_bytes="auto"."""
 
 
 @functools.partial(
@@ -89,7 +98,7 @@ def all_reduce(
     intra: AxisNames,
     inter: AxisNames,
     *,
-    bucket_bytes: int | None = None,
+    bucket_bytes: BucketBytes = "auto",
     wire: WireFormat | None = None,
     error_feedback: None = None,
 ) -> Tree: ...
@@ -99,7 +108,7 @@ def all_reduce(
     intra: AxisNames,
     inter: AxisNames,
     *,
-    bucket_bytes: int | None = None,
+    bucket_bytes: BucketBytes = "auto",
     wire: WireFormat | None = None,
     error_feedback: Tree,
 ) -> tuple[Tree, Tree]: ...
@@ -108,7 +117,7 @@ def all_reduce(
     intra: AxisNames,
     inter: AxisNames,
     *,
-    bucket_bytes: int | None = None,
+    bucket_bytes: BucketBytes = "auto",
     wire: WireFormat | None = None,
     error_feedback: Any = None,
 ) -> Any:
@@ -118,7 +127,8 @@ def all_reduce(
         tree: arrays of any shape, scalars among them; a bucket is padded where it does not divide.
         intra: the axes inside a site.
         inter: the axes between sites. Without any longer than 1, the sum is one psum over `intra`.
-        bucket_bytes: the most bytes of one message inside the site (see the module).
+        bucket_bytes: the most bytes of one message inside the site; None, a message for each leaf;
+            "auto", 64 MiB with a wire format and a message for each leaf without.
         wire: the format in which numbers cross `inter`; None, as they are (see the module).
         error_feedback: the errors of the sum before, like `tree`, equal on all ranks of `intra`;
             zeros at first. They are added, and the errors of this sum are returned too.
@@ -142,7 +152,9 @@ def all_reduce(
         [28.0]
     """
     axes = SiteAxes.resolve(intra, inter)
-    buckets, shares = flat_buckets(tree, error_feedback, axes, bucket_bytes, block_of(wire))
+    buckets, shares = flat_buckets(
+        tree, error_feedback, axes, _limit(bucket_bytes, wire), block_of(wire)
+    )
     return _reduce(buckets, shares, wire, keep_errors=error_feedback is not None)
 
 
@@ -151,7 +163,7 @@ def start_all_reduce(
     intra: AxisNames,
     inter: AxisNames,
     *,
-    bucket_bytes: int | None = None,
+    bucket_bytes: BucketBytes = "auto",
     wire: WireFormat | None = None,
     error_feedback: Any = None,
 ) -> Reduction:
@@ -170,7 +182,9 @@ def start_all_reduce(
         [8.0]
     """
     axes = SiteAxes.resolve(intra, inter)
-    buckets, shares = flat_buckets(tree, error_feedback, axes, bucket_bytes, block_of(wire))
+    buckets, shares = flat_buckets(
+        tree, error_feedback, axes, _limit(bucket_bytes, wire), block_of(wire)
+    )
     return _start(buckets, shares, wire, keep_errors=error_feedback is not None)
 
 
@@ -181,7 +195,7 @@ def reduce_scatter(
     inter: AxisNames,
     *,
     dims: PyTree,
-    bucket_bytes: int | None = None,
+    bucket_bytes: BucketBytes = "auto",
     wire: WireFormat | None = None,
     error_feedback: None = None,
 ) -> Tree: ...
@@ -192,7 +206,7 @@ def reduce_scatter(
     inter: AxisNames,
     *,
     dims: PyTree,
-    bucket_bytes: int | None = None,
+    bucket_bytes: BucketBytes = "auto",
     wire: WireFormat | None = None,
     error_feedback: Tree,
 ) -> tuple[Tree, Tree]: ...
@@ -202,7 +216,7 @@ def reduce_scatter(
     inter: AxisNames,
     *,
     dims: PyTree,
-    bucket_bytes: int | None = None,
+    bucket_bytes: BucketBytes = "auto",
     wire: WireFormat | None = None,
     error_feedback: Any = None,
 ) -> Any:
@@ -213,7 +227,8 @@ def reduce_scatter(
         intra: the axes inside a site, over whose ranks the result is scattered.
         inter: the axes between sites; every site ends with the same shards.
         dims: the dimension along which each leaf is scattered: one int for all, or a tree.
-        bucket_bytes: the most bytes of one message inside the site (see the module).
+        bucket_bytes: the most bytes of one message inside the site; None, a message for each leaf;
+            "auto", 64 MiB with a wire format and a message for each leaf without.
         wire: the format in which numbers cross `inter`; None, as they are (see the module).
         error_feedback: the errors of the sum before, like the shards; zeros at first. They are
             added, and the errors of this sum are returned too.
@@ -238,7 +253,9 @@ def reduce_scatter(
         [0, 8, 16, 24, 32, 40, 48, 56]
     """
     axes = SiteAxes.resolve(intra, inter)
-    buckets, blocks = block_buckets(tree, error_feedback, dims, axes, bucket_bytes, block_of(wire))
+    buckets, blocks = block_buckets(
+        tree, error_feedback, dims, axes, _limit(bucket_bytes, wire), block_of(wire)
+    )
     return _reduce(buckets, blocks, wire, keep_errors=error_feedback is not None)
 
 
@@ -248,7 +265,7 @@ def start_reduce_scatter(
     inter: AxisNames,
     *,
     dims: PyTree,
-    bucket_bytes: int | None = None,
+    bucket_bytes: BucketBytes = "auto",
     wire: WireFormat | None = None,
     error_feedback: Any = None,
 ) -> Reduction:
@@ -257,8 +274,21 @@ def start_reduce_scatter(
     Unlike `reduce_scatter` it has no derivative where there is a wire format.
     """
     axes = SiteAxes.resolve(intra, inter)
-    buckets, blocks = block_buckets(tree, error_feedback, dims, axes, bucket_bytes, block_of(wire))
+    buckets, blocks = block_buckets(
+        tree, error_feedback, dims, axes, _limit(bucket_bytes, wire), block_of(wire)
+    )
     return _start(buckets, blocks, wire, keep_errors=error_feedback is not None)
+
+
+def _limit(bucket_bytes: BucketBytes, wire: WireFormat | None) -> int | None:
+    if bucket_bytes == "auto":
+        return None if wire is None else WIRE_BUCKET_BYTES
+    if bucket_bytes is not None and not isinstance(bucket_bytes, int):
+        raise UserError(
+            f"collectives: bucket_bytes={bucket_bytes!r:.60} is no number of bytes; give an int, "
+            "None for a message a leaf, or 'auto'"
+        )
+    return bucket_bytes
 
 
 def _start(

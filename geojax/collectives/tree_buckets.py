@@ -16,16 +16,14 @@ from jax import lax
 from geojax.collectives.axes import SiteAxes, to_varying, varying_axes
 from geojax.collectives.block_layout import (
     BlockLayout,
-    PyTree,
     block_layouts,
-    leaf_names,
     plan_columns,
     plan_elements,
     share_length,
-    spread_dims,
 )
 from geojax.collectives.buckets import BucketPlan, Collected
 from geojax.collectives.exchange import Sum
+from geojax.collectives.like_trees import PyTree, leaf_names, spread_dims, spread_errors
 from geojax.errors import UserError
 
 
@@ -76,11 +74,12 @@ def flat_buckets(
     The errors of the step before count once a site. `block` is that of the wire format.
     """
     leaves, structure = _summands(tree)
+    shapes = tuple(leaf.shape for leaf in leaves)
     vectors = [axes.drop_singles(leaf).reshape(leaf.size) for leaf in leaves]
     if errors is not None:
         vectors = [
             vector + axes.on_first_rank(axes.drop_singles(error).reshape(error.size))
-            for vector, error in zip(vectors, jax.tree.leaves(errors), strict=True)
+            for vector, error in zip(vectors, spread_errors(errors, tree, shapes), strict=True)
         ]
     plan = plan_elements(
         [vector.size for vector in vectors],
@@ -101,7 +100,7 @@ def flat_buckets(
         whole = axes.ranks * share_length(vector.size, axes.ranks, block)
         return scatter(jnp.pad(vector, (0, whole - vector.size)), 0, axes)
 
-    layout = FlatBuckets(plan, tuple(leaf.shape for leaf in leaves), structure, axes)
+    layout = FlatBuckets(plan, shapes, structure, axes)
     shares = [share(bucket.pad(bucket.take(by_leaf, dim=0), 0)) for bucket in plan.buckets]
     return layout, shares
 
@@ -166,7 +165,8 @@ def block_buckets(
     rows = {leaf: layouts[leaf].to_rows(leaves[leaf]) for leaf in merged}
     given: Mapping[int, jax.Array] = {}
     if errors is not None:
-        given = dict(enumerate(map(axes.drop_singles, jax.tree.leaves(errors))))
+        kept = spread_errors(errors, tree, [layout.shard_shape for layout in layouts])
+        given = dict(enumerate(map(axes.drop_singles, kept)))
     error_rows = {leaf: layouts[leaf].to_row(given[leaf]) for leaf in merged if given}
     blocks = []
     for bucket in plan.buckets:

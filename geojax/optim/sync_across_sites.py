@@ -9,6 +9,7 @@ from jax import lax
 
 from geojax.collectives import WireFormat, all_reduce
 from geojax.collectives.axes import AxisNames, SiteAxes, to_varying, varying_axes
+from geojax.collectives.reduction import BucketBytes
 from geojax.errors import UserError
 
 
@@ -25,7 +26,7 @@ def sync_across_sites(
     inter: AxisNames = "dc",
     *,
     mean: bool = False,
-    bucket_bytes: int | None = None,
+    bucket_bytes: BucketBytes = "auto",
     wire: WireFormat | None = None,
 ) -> optax.GradientTransformation:
     """Sum the updates of all ranks: inside a site over `intra`, then between sites over `inter`.
@@ -39,7 +40,8 @@ def sync_across_sites(
         intra: the mesh axes inside a site.
         inter: the mesh axes between sites.
         mean: divide the sums by the number of ranks.
-        bucket_bytes: the most bytes of one message inside the site; None: one for each leaf.
+        bucket_bytes: the most bytes of one message inside the site; None, a message for each leaf;
+            "auto", 64 MiB with a wire format and a message for each leaf without.
         wire: the format in which numbers cross `inter`; None, as they are.
 
     Raises:

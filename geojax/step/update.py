@@ -148,7 +148,7 @@ def sum_scalars_over_sites(scalars: jax.Array, plan: StepPlan) -> jax.Array:
     over the link, and the swap of two sites one.
     """
     own_messages = plan.wire_format is not None and scalars.dtype == jnp.float32
-    return all_reduce(scalars, (), "dc", wire=FLOAT32 if own_messages else None)
+    return all_reduce(scalars, (), "dc", bucket_bytes=None, wire=FLOAT32 if own_messages else None)
 
 
 def sum_over_sites(sums: SiteSums, plan: StepPlan) -> SiteSums:

@@ -1,11 +1,14 @@
 """The stable names: their list, that they come lazily, and that their examples run."""
 
 import doctest
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import geojax
@@ -53,3 +56,17 @@ def test_importing_geojax_starts_neither_jax_nor_another_module():
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'mesh_of'"):
         _ = geojax.mesh_of
+
+
+def test_the_examples_of_the_library_page_sum_gradients():
+    page = Path(__file__).parents[2] / "docs" / "library.md"
+    first, nnx = re.findall(r"```python\n(import jax\n.*?|from flax.*?)```", page.read_text(), re.S)
+    names = {}
+    exec(first + nnx, names)
+    # [16, 4] twos for each of eight rows: 2 (x w) x = 32.
+    np.testing.assert_allclose(names["grads"]["w"], 8 * 32, rtol=0.01)
+    own = names["nnx_grads"]
+    expected = jax.grad(names["squares"])(names["weights"], names["inputs"], names["targets"])
+    assert jax.tree.structure(own) == jax.tree.structure(expected)
+    for leaf, wanted in zip(*map(jax.tree.leaves, (own, expected)), strict=True):
+        assert np.abs(leaf - wanted).max() <= np.abs(wanted).max() / 127

@@ -21,15 +21,13 @@ import numpy as np
 
 from geojax.collectives.block_layout import (
     BlockLayout,
-    PyTree,
     block_layouts,
-    leaf_names,
     plan_columns,
     plan_elements,
     share_length,
-    spread_dims,
 )
 from geojax.collectives.codec import part_length
+from geojax.collectives.like_trees import PyTree, leaf_names, spread_dims
 from geojax.collectives.wire_format import WireFormat, block_of
 from geojax.hlo.conventions import (
     all_gather_bytes,

@@ -9,10 +9,8 @@ from geojax.collectives.block_layout import (
     BlockLayout,
     block_layouts,
     bucket_limit,
-    leaf_names,
-    spread_dims,
-    spread_shapes,
 )
+from geojax.collectives.like_trees import leaf_names
 from geojax.errors import UserError
 
 
@@ -31,37 +29,6 @@ def test_rows_hold_the_blocks_that_the_ranks_hold(shape, dim, ranks):
         np.testing.assert_array_equal(layout.to_row(block), rows[rank])
     np.testing.assert_array_equal(layout.from_rows(rows), leaf)
     np.testing.assert_array_equal(layout.trim(padded), leaf)
-
-
-def test_dims_spread_from_one_int_or_a_tree():
-    tree = {"a": jnp.zeros((2, 3)), "b": {"c": jnp.zeros(4), "d": jnp.zeros(5)}}
-    assert spread_dims(0, tree) == [0, 0, 0]
-    assert spread_dims({"a": 1, "b": 0}, tree) == [1, 0, 0]
-
-
-@pytest.mark.parametrize("dims", [{"a": 1}, [0, 0], {"a": 0, "b": 0, "c": 0}])
-def test_dims_of_another_tree_are_refused(dims):
-    with pytest.raises(UserError, match="dims must be one int or a tree of ints"):
-        spread_dims(dims, {"a": jnp.zeros(2), "b": jnp.zeros(2)})
-
-
-@pytest.mark.parametrize("dims", [1.0, True, "0"])
-def test_dims_that_are_no_integers_are_refused(dims):
-    with pytest.raises(UserError, match="dims must be integers"):
-        spread_dims(dims, [jnp.zeros(2)])
-
-
-def test_shapes_are_tuples_or_things_with_a_shape():
-    shapes = {"a": (3, 4), "b": jax.ShapeDtypeStruct((5,), jnp.float32)}
-    tree = {"a": jnp.zeros((1, 4)), "b": jnp.zeros(2)}
-    assert spread_shapes(shapes, tree) == [(3, 4), (5,)]
-    assert spread_shapes((5,), jnp.zeros(2)) == [(5,)]
-
-
-@pytest.mark.parametrize("shapes", [{"a": (3, 4)}, {"a": (3,), "b": 5}])
-def test_shapes_of_another_tree_are_refused(shapes):
-    with pytest.raises(UserError, match="shapes must be a tree like the shards"):
-        spread_shapes(shapes, {"a": jnp.zeros(2), "b": jnp.zeros(2)})
 
 
 def test_a_leaf_is_named_in_the_message():

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
@@ -84,6 +85,27 @@ def test_what_int8_takes_away_is_in_its_state(mesh_of, sites):
         owed = np.asarray(state.error_feedback[name]).sum(0)
         assert np.abs(owed).max() > 0
         np.testing.assert_allclose(totals[name] + owed, exact[name], atol=1e-12)
+
+
+def test_an_nnx_state_is_summed_with_its_errors_and_updated(mesh_of):
+    weights, gradients = numbers((), seed=0), numbers((8,), seed=1)
+    wrapped, summands = (nnx.State(jax.tree.map(nnx.Param, tree)) for tree in (weights, gradients))
+    chained = optax.chain(sync_across_sites(wire=INT8), optax.sgd(1.0))
+
+    def step(weights, gradients):
+        state = chained.init(weights)
+        updates, state = chained.update(of_device(gradients), state, weights)
+        return optax.apply_updates(weights, updates), state[0]
+
+    program = jax.shard_map(
+        step, mesh=mesh_of(dc=2, data=4), in_specs=(P(), BY_DEVICE), out_specs=(P(), P("dc"))
+    )
+    made, kept = jax.jit(program)(wrapped, summands)
+    assert jax.tree.structure(made) == jax.tree.structure(wrapped)
+    for name in SHAPES:
+        owed = np.asarray(kept.error_feedback[name][...]).sum(0)
+        exact = weights[name] - gradients[name].sum(0)
+        np.testing.assert_allclose(made[name][...] - owed, exact, atol=1e-12)
 
 
 def test_gradients_that_are_summed_already_are_refused(mesh_of):

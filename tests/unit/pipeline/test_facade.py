@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import geojax
 from geojax import make_mesh
@@ -35,16 +36,16 @@ def on_one_device(weights):
     return FUNCTIONS["head"](head, x, BATCH)
 
 
-def on_pipeline(spec, **options):
+def on_pipeline(spec, weights=WEIGHTS, **options):
     mesh = make_mesh(dc=2, stage=2, data=2)
-    pipeline = Pipeline(mesh, **FUNCTIONS, microbatches=MICROBATCHES, **options)
+    pipeline = Pipeline(mesh, microbatches=MICROBATCHES, **FUNCTIONS | options)
     program = jax.shard_map(
         pipeline.loss_and_gradients,
         mesh=mesh,
         in_specs=(pipeline.weights_spec, spec),
         out_specs=(jax.P(), pipeline.weights_spec),
     )
-    loss, gradients = jax.jit(program)(pipeline.shard(*WEIGHTS), BATCH)
+    loss, gradients = jax.jit(program)(pipeline.shard(*weights), BATCH)
     return loss, pipeline.unshard(gradients)
 
 
@@ -59,6 +60,25 @@ def test_through_sites(schedule):
         virtual_stages = SCHEDULES[schedule].virtual_stages or 2
         options = {"virtual_stages": virtual_stages, "hop_ticks": 2, "sum_dtype": np.float64}
         made = on_pipeline(jax.P(None, "data"), schedule=schedule, **options)
+        assert_same(made, jax.value_and_grad(on_one_device)(WEIGHTS))
+
+
+def test_weights_are_any_tree():
+    """An `nnx.State`, `nnx.Param` leaves and None."""
+    embed, layers, head = WEIGHTS
+    wrapped = (
+        nnx.State({"scale": nnx.Param(embed)}),
+        {"kernel": nnx.Param(layers), "bias": None},
+        (nnx.Param(head),),
+    )
+    functions = {
+        "embed": lambda weights, batch: FUNCTIONS["embed"](weights["scale"][...], batch),
+        "layer": lambda weights, x: FUNCTIONS["layer"](weights["kernel"][...], x),
+        "head": lambda weights, x, batch: FUNCTIONS["head"](weights[0][...], x, batch),
+    }
+    with jax.enable_x64(True):
+        made = on_pipeline(jax.P(None, "data"), wrapped, sum_dtype=np.float64, **functions)
+        assert jax.tree.structure(made[1]) == jax.tree.structure(wrapped)
         assert_same(made, jax.value_and_grad(on_one_device)(WEIGHTS))
 
 
