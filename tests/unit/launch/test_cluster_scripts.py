@@ -135,6 +135,7 @@ def test_every_task_of_two_slurm_jobs_learns_its_place_among_islands(submit_isla
     assert {place.process_count for _, place in places} == {2}
     assert {(island.sites, island.key) for island, _ in places} == {(("east", "west"), KEY)}
     assert [island.coordinator for island, _ in places[1:3]] == ["east7:61439", "10.1.0.7:61439"]
+    assert {island.port for island, _ in places} == {61400}
 
 
 def test_an_island_under_slurm_starts_again_what_failed_but_not_after_bad_input(submit_island):
