@@ -31,6 +31,7 @@ import pydantic
 
 from geojax.accelerators import CATALOG, Accelerator, accelerator_named
 from geojax.errors import UserError
+from geojax.network_names import SiteName
 from geojax.quantities import BytesPerSecond, Count, Seconds
 from geojax.settings import Settings, load_yaml, preset_path, validate
 
@@ -47,7 +48,7 @@ class Link(Settings):
 class SiteLink(Link):
     """Link between two sites, shared by everything that crosses it."""
 
-    sites: tuple[str, str]
+    sites: tuple[SiteName, SiteName]
     """Names of the two sites."""
     reverse_bytes_per_second: BytesPerSecond | None = None
     """Bandwidth from the second site to the first if it differs; `bytes_per_second` is then the
@@ -90,7 +91,7 @@ def _from_catalog(value: Any) -> Any:
 class Site(Settings):
     """One data center, or a part of it whose accelerators reach each other at full speed."""
 
-    name: str = pydantic.Field(min_length=1)
+    name: SiteName
     """Name of the site, as in a launcher's --site or GEOJAX_SITE."""
     hosts: Count
     """Number of hosts."""

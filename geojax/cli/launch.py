@@ -16,6 +16,7 @@ import tyro
 from geojax import exit_codes
 from geojax.errors import UserError
 from geojax.launch import Hosts, Outcome, Output, Worker, as_islands, local_workers, supervise
+from geojax.network_names import is_site_name
 from geojax.quantities import Seconds, SimulatedDevices
 from geojax.settings import Settings, validate
 from geojax.wan import SITE_NAMES, EmulatedWan
@@ -127,7 +128,7 @@ def _sites(sites: str | None, wan: EmulatedWan | None) -> list[str]:
     known = [site.name for site in wan.sites] if wan else list(SITE_NAMES)
     if sites is None:
         return known if wan else known[:2]
-    if sites.isdecimal():
+    if re.fullmatch("[0-9]+", sites):
         count = int(sites)
         if not 1 <= count <= len(known):
             raise UserError(
@@ -137,8 +138,11 @@ def _sites(sites: str | None, wan: EmulatedWan | None) -> list[str]:
             )
         return known[:count]
     names = sites.split(",")
-    if len(set(names)) < len(names) or not all(re.fullmatch(r"[\w.-]+", name) for name in names):
-        raise UserError(f"--sites {sites}: expected a number or different names: --sites east,west")
+    if len(set(names)) < len(names) or not all(map(is_site_name, names)):
+        raise UserError(
+            f"--sites {sites[:200]}: expected a number, or different names of ASCII letters, "
+            "digits, '-' and '_': --sites east,west"
+        )
     if wan is not None:
         for name in names:
             wan.site(name)  # refuses a name that it does not have

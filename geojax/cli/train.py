@@ -54,6 +54,8 @@ def run(command: TrainCommand, overrides: Sequence[str]) -> int:
     # A launcher that spreads a run over more processes says how many devices each simulates.
     if not os.environ.get(VARIABLES["simulated_devices"]):
         given["simulated_devices"] = config.simulate_devices
-    fields = {name: given[name] for name in ProcessSettings.model_fields if given.get(name)}
+    fields = {
+        name: given[name] for name in ProcessSettings.model_fields if given.get(name) is not None
+    }
     processes = validate(ProcessSettings, fields, "geojax train")
     return train(config, processes, require_checkpoint=command.resume)

@@ -15,6 +15,7 @@ processes of all sites meet.
 """
 
 import os
+import re
 import shlex
 import socket
 import subprocess
@@ -22,13 +23,14 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
 import pydantic
 
 from geojax.errors import UserError
 from geojax.launch import reaper
 from geojax.launch.workers import Worker, new_key, worker_env
+from geojax.network_names import HostAndPort, HostPort, SiteName
 from geojax.runtime.environment.cluster_env import FIRST_PORT, KEY_VARIABLE
 from geojax.runtime.environment.island_env import ISLANDS_PORT, guard_port, island_env
 from geojax.runtime.rendezvous.sockets import is_loopback
@@ -39,12 +41,25 @@ _PASSED_ON = ("GEOJAX_", "JAX_", "XLA_", "NCCL_", "PYTHONPATH", "LD_LIBRARY_PATH
 _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=30", "-o", "ServerAliveInterval=15")
 
 
+def _checked_ssh_host(host: str) -> str:
+    # It is an argument of ssh, which takes a first '-' for an option.
+    if not re.fullmatch(r"([A-Za-z0-9_.][^\s@]*@)?[A-Za-z0-9_.:\[][^\s@]*", host):
+        raise ValueError(
+            f"{host[:80]!r} is no host for ssh; give a name or an address, such as east1 or "
+            "me@10.1.0.1"
+        )
+    return host
+
+
+_SshHost = Annotated[str, pydantic.AfterValidator(_checked_ssh_host)]
+
+
 class SiteHosts(Settings):
     """Hosts of one site."""
 
-    name: str = pydantic.Field(min_length=1)
+    name: SiteName
     """Name of the site in the topology."""
-    hosts: tuple[str, ...] = pydantic.Field(min_length=1)
+    hosts: tuple[_SshHost, ...] = pydantic.Field(min_length=1)
     """Hosts as ssh knows them: `east1`, `me@10.1.0.1`."""
 
 
@@ -53,7 +68,7 @@ class Hosts(Settings):
 
     sites: tuple[SiteHosts, ...] = pydantic.Field(min_length=1)
     """Sites, in the order of the mesh's dc axis."""
-    coordinator: str | None = pydantic.Field(default=None, pattern=r"^\S+:\d+$")
+    coordinator: HostAndPort | None = None
     """host:port where the other hosts reach the first one. None: its name, and geojax's port."""
     directory: Path | None = None
     """Directory in which the command runs on every host. None: the launcher's own."""
@@ -140,7 +155,7 @@ class Hosts(Settings):
         earlier: Counter[str] = Counter()
         places = []
         for site in self.sites:
-            coordinator = f"{_connected_to(site.hosts[0])[0]}:{FIRST_PORT}"
+            coordinator = str(HostPort(_connected_to(site.hosts[0])[0], FIRST_PORT))
             for process, host in enumerate(site.hosts):
                 port = guard_port(os.environ, earlier[host])
                 together = island_env(names, first, None, port)
@@ -152,15 +167,16 @@ class Hosts(Settings):
         return places
 
     def _checked_coordinator(self, hosts: list[str], port: int) -> str:
-        coordinator = self.coordinator or f"{_connected_to(hosts[0])[0]}:{port}"
-        name = coordinator.rpartition(":")[0].strip("[]")
+        coordinator = HostPort(_connected_to(hosts[0])[0], port)
+        if self.coordinator is not None:
+            coordinator = HostPort.parse(self.coordinator)
         if len(set(hosts)) == 1:
-            return coordinator
+            return str(coordinator)
         where = "coordinator" if self.coordinator else f"the first host, {hosts[0]}"
         right = f"give an address that the {len(hosts)} hosts reach: coordinator: 10.1.0.1:61440"
-        if is_loopback(name):
-            raise UserError(f"{where}: {name} leads every host to itself; {right}")
-        return coordinator
+        if is_loopback(coordinator.host):
+            raise UserError(f"{where}: {coordinator.host} leads every host to itself; {right}")
+        return str(coordinator)
 
 
 def _require_address(host: str) -> None:

@@ -10,6 +10,7 @@ from socket import socket
 
 import jax
 
+from geojax.network_names import HostPort
 from geojax.probe.context import ProbeContext
 from geojax.probe.exchange import TIMEOUT_SECONDS, await_note, collect
 from geojax.probe.figures import LinkFigures
@@ -66,7 +67,7 @@ def _received(
     own = jax.process_index()
     (source, peer), (target, _) = pair if own == called else reversed(pair)
     name = describe([peer])
-    address = own_address(coordinator.rpartition(":")[0].strip("[]"))
+    address = own_address(HostPort.parse(coordinator).host)
     key = f"address/{caller}-{called}"
     with contextlib.ExitStack() as stack:
         connect: Callable[[], socket]

@@ -9,6 +9,7 @@ import jax
 
 from geojax.accelerators import Precision
 from geojax.errors import UserError
+from geojax.network_names import HostPort
 from geojax.probe.context import ProbeContext
 from geojax.probe.devices import default_dtype, measured_devices
 from geojax.probe.figures import DeviceFigures, Figures, LinkFigures
@@ -131,5 +132,5 @@ def _flagged_devices(devices: Sequence[DeviceFigures]) -> list[str]:
 
 
 def _is_loopback(coordinator: str) -> bool:
-    address = own_address(coordinator.rpartition(":")[0].strip("[]"))
+    address = own_address(HostPort.parse(coordinator).host)
     return ipaddress.ip_address(address).is_loopback

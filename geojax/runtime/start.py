@@ -10,6 +10,7 @@ import jax
 
 from geojax.errors import RunError, UserError
 from geojax.mesh import register_processes
+from geojax.network_names import HostPort
 from geojax.runtime.barrier import barrier
 from geojax.runtime.device_memory import take_memory_fraction
 from geojax.runtime.devices import simulate_devices
@@ -157,10 +158,8 @@ def _connect(
 
 def _bind_address(coordinator: str, bind_address: str | None) -> str:
     """Return where JAX's coordination service listens; by default it takes all addresses."""
-    host, _, port = coordinator.rpartition(":")
-    if bind_address is None:
-        return f"{host}:{port}"
-    return f"[{bind_address}]:{port}" if ":" in bind_address else f"{bind_address}:{port}"
+    host, port = HostPort.parse(coordinator)
+    return str(HostPort(bind_address or host, port))
 
 
 def _register(sites: list[str | None], hosts: list[str]) -> tuple[Process, ...]:

@@ -13,8 +13,9 @@ from geojax.checkpoint.reading.common_save import HeldSave, SavesOfSites
 from geojax.errors import UserError
 from geojax.islands.exchange import Exchange
 from geojax.mesh import index_on_host
+from geojax.network_names import LAST_PORT
 from geojax.runtime.environment.cluster_env import ProcessSettings
-from geojax.runtime.environment.island_env import LAST_PORT, VARIABLES, IslandSettings
+from geojax.runtime.environment.island_env import VARIABLES, IslandSettings
 from geojax.settings import leaves_by_key
 from geojax.step.plan import StepPlan
 from geojax.train.config.run_config import RunConfig

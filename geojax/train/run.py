@@ -95,6 +95,7 @@ def train(
         RunError: the run diverged or lost its peers.
     """
     started = time.monotonic()
+    _require_known_site(config, complete(processes, os.environ).site)
     everyone = runtime.start(processes)
     why_no_cache = runtime.enable_compilation_cache(cache_folder() / "xla")
     jax.config.update("jax_enable_x64", config.precision == "fp64")
@@ -263,6 +264,12 @@ def _open_loader(config: RunConfig, corpus: Corpus, sequences: Sequence[int]) ->
         vocab_size=config.model.vocab_size,
         validation_sequences=config.evaluation.sequences,
     )
+
+
+def _require_known_site(config: RunConfig, site: str | None) -> None:
+    topology = None if site is None else config.load_topology()
+    if site is not None and topology is not None:
+        topology.site(site)  # refuses a name that it does not know
 
 
 def _open_checkpoints(

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from geojax.errors import MissingProcessesError, RunError, UserError
+from geojax.network_names import HostPort
 from geojax.runtime import rendezvous
 from geojax.transport import private
 from geojax.transport.control import ControlConnection
@@ -127,8 +128,7 @@ def connect(
     """
     if not 16 <= len(members.key) <= 64:
         raise UserError(f"transport: the key has {len(members.key)} bytes; it needs 16 to 64")
-    host, _, port = members.coordinator.rpartition(":")
-    address = members.address or address_towards(host.strip("[]"), int(port))
+    address = members.address or address_towards(*HostPort.parse(members.coordinator))
     require_private(address)
     with contextlib.ExitStack() as on_error:
         engine = random_loopback()

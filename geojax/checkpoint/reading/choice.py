@@ -13,6 +13,7 @@ from geojax.checkpoint import manifest
 from geojax.checkpoint.folder import committed_steps
 from geojax.checkpoint.saved_array import SavedArray, held_by_all
 from geojax.named_arrays import shape_and_dtype
+from geojax.network_names import is_site_name
 
 
 class SaveKey(NamedTuple):
@@ -61,7 +62,7 @@ def list_parts(checkpoints: Path, own: Path) -> list[Part]:
     folders = [own, checkpoints]
     if checkpoints.is_dir():
         below = (path for path in sorted(checkpoints.iterdir()) if path.is_dir())
-        folders += [path for path in below if "." not in path.name and not path.name.isdecimal()]
+        folders += [path for path in below if is_site_name(path.name)]
     parts = []
     for folder in dict.fromkeys(folders):
         for step in committed_steps(folder):

@@ -23,6 +23,7 @@ from typing import Annotated
 import pydantic
 
 from geojax.errors import UserError
+from geojax.network_names import Host, HostAndPort, HostPort, SiteName
 from geojax.quantities import Seconds, SimulatedDevices
 from geojax.settings import Settings, validate
 
@@ -48,9 +49,9 @@ Key = Annotated[str, pydantic.BeforeValidator(_as_key)]
 class ProcessSettings(Settings):
     """This process's part of a job; None: from the environment, else a job of one process."""
 
-    coordinator: str | None = pydantic.Field(default=None, pattern=r"^\S+:\d+$")
+    coordinator: HostAndPort | None = None
     """host:port of process 0, as the other processes reach it."""
-    bind_address: str | None = pydantic.Field(default=None, pattern=r"^[^\s\[\]]+$")
+    bind_address: Host | None = None
     """Address that process 0 listens on; None: the coordinator's. It differs where the
     coordinator's address is translated on the way to process 0; 0.0.0.0 stands for all."""
     process_count: int | None = pydantic.Field(default=None, ge=1, le=1 << 20)
@@ -59,7 +60,7 @@ class ProcessSettings(Settings):
     """Index of this process, from 0."""
     process_offset: int = pydantic.Field(default=0, ge=0, le=1 << 20)
     """Number added to the index that SLURM or Kubernetes gives; never to `process_id`."""
-    site: str | None = pydantic.Field(default=None, min_length=1, max_length=255)
+    site: SiteName | None = None
     """Name of the site where this process runs."""
     simulated_devices: SimulatedDevices | None = None
     """Number of CPU devices to simulate in this process, instead of its accelerators."""
@@ -105,12 +106,9 @@ def complete(
     The result has `process_count`; with more than one process also `coordinator` and `process_id`.
 
     Raises:
-        UserError: a variable holds something impossible or was renamed, or a part of what several
-            processes need is missing; the message names the variable to set.
+        UserError: a variable holds something impossible, or a part of what several processes need
+            is missing; the message names the variable to set.
     """
-    for old, new in RENAMED_VARIABLES.items():
-        if old in environment:
-            raise UserError(f"{old}: is called {new} now; set that instead")
     found = {
         field: environment[variable]
         for field, variable in VARIABLES.items()
@@ -119,7 +117,8 @@ def complete(
     found |= settings.model_dump(exclude_unset=True, exclude_none=True)
     merged = validate(ProcessSettings, found, "GEOJAX_* variables")
     if merged.process_count == 1:
-        return merged
+        return _checked(merged)
+    explicit_id = merged.process_id
     scheduled = _slurm(environment) or _kubernetes(environment, host_name)
     if "process_id" in scheduled:
         scheduled["process_id"] = int(scheduled["process_id"]) + merged.process_offset
@@ -128,37 +127,32 @@ def complete(
         scheduled | merged.model_dump(exclude_none=True),
         "the scheduler's variables",
     )
-    return _checked(merged, without_scheduler="process_count" not in scheduled)
+    # Pods of an indexed Job that names no number of processes are runs of their own.
+    if merged.process_count is None and (explicit_id is not None or merged.coordinator is not None):
+        known = f"the coordinator is {merged.coordinator}"
+        if merged.process_id is not None:
+            known = f"this is process {merged.process_id} of a job"
+        raise UserError(
+            f"{known}, but of how many processes is not known: set GEOJAX_PROCESS_COUNT"
+            + (" and GEOJAX_PROCESS_ID" if merged.process_id is None else "")
+        )
+    return _checked(merged)
 
 
-def _checked(settings: ProcessSettings, without_scheduler: bool) -> ProcessSettings:
-    count = settings.process_count
-    if count is None:
-        if settings.process_id is not None and settings.coordinator is not None:
-            raise UserError(
-                f"this is process {settings.process_id} of a job, but of how many is not known: "
-                "set GEOJAX_PROCESS_COUNT"
-            )
-        if settings.coordinator is not None:
-            raise UserError(
-                f"the coordinator is {settings.coordinator}, but of how many processes is not "
-                "known: set GEOJAX_PROCESS_COUNT and GEOJAX_PROCESS_ID"
-            )
-        return settings.model_copy(update={"process_count": 1})
-    if count == 1:
-        return settings
-    for field in ("coordinator", "process_id"):
+def _checked(settings: ProcessSettings) -> ProcessSettings:
+    count = settings.process_count or 1
+    for field in ("coordinator", "process_id") if count > 1 else ():
         if getattr(settings, field) is None:
             raise UserError(
                 f"the job has {count} processes, but its {field} is not known: set "
                 f"{VARIABLES[field]}"
             )
-    assert settings.process_id is not None
-    if settings.process_id >= count:
+    if settings.process_id is not None and settings.process_id >= count:
+        processes = "one process" if count == 1 else f"{count} processes"
         raise UserError(
-            f"process_id={settings.process_id}, but the job has {count} processes, numbered from 0"
+            f"process_id={settings.process_id}, but the job has {processes}, numbered from 0"
         )
-    return settings
+    return settings.model_copy(update={"process_count": count})
 
 
 def _slurm(environment: Mapping[str, str]) -> dict[str, str | int]:
@@ -173,7 +167,7 @@ def _slurm(environment: Mapping[str, str]) -> dict[str, str | int]:
         return {}
     port = FIRST_PORT + job % _SLURM_PORTS
     return {
-        "coordinator": f"{first_host(hosts)}:{port}",
+        "coordinator": str(HostPort(first_host(hosts), port)),
         "process_count": count,
         "process_id": process_id,
     }
@@ -204,6 +198,6 @@ def _kubernetes(
     found: dict[str, str | int] = {"process_id": int(index)}
     if pod.endswith(f"-{index}"):
         first = f"{pod.removesuffix(index)}0"
-        found["coordinator"] = ".".join(part for part in (first, domain) if part)
-        found["coordinator"] = f"{found['coordinator']}:{FIRST_PORT}"
+        name = ".".join(part for part in (first, domain) if part)
+        found["coordinator"] = str(HostPort(name, FIRST_PORT))
     return found

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 import pydantic
 
 from geojax.errors import UserError
+from geojax.network_names import LAST_PORT, Host, HostAndPort, Port, SiteName, address_of
 from geojax.runtime.environment.cluster_env import FIRST_PORT, Key
 from geojax.runtime.environment.cluster_env import VARIABLES as PROCESS_VARIABLES
 from geojax.settings import Settings, validate
@@ -27,18 +28,18 @@ from geojax.settings import Settings, validate
 class IslandSettings(Settings):
     """The sites of a run that are jobs of their own, and this one among them."""
 
-    site: str
+    site: SiteName
     """Name of the site where this process runs."""
-    sites: tuple[str, ...] = pydantic.Field(min_length=2)
+    sites: tuple[SiteName, ...] = pydantic.Field(min_length=2)
     """Names of all sites, in order."""
-    coordinator: str = pydantic.Field(pattern=r"^\S+:\d+$")
+    coordinator: HostAndPort
     """host:port of process 0 of the first site, as the other sites reach it."""
     key: Key = pydantic.Field(repr=False)
     """Secret that all processes of the run share."""
-    address: str | None = None
+    address: Host | None = None
     """Address of this host that the other sites reach, that of its tunnel to them; None: the one
     from which packets to the coordinator leave."""
-    port: int | None = None
+    port: Port | None = None
     """Port at which the first process of the site on a host is reached by other sites, the next one
     at the port after it, and so on; None: any that is free."""
 
@@ -61,8 +62,6 @@ VARIABLES = {
     "port": "GEOJAX_ISLANDS_PORT",
 }
 """Environment variable of each setting."""
-
-LAST_PORT = 65_535
 
 ISLANDS_PORT = FIRST_PORT - 1
 """Port where the processes of all sites meet unless another is given; a site's own job has its."""
@@ -92,7 +91,16 @@ def island_settings(environment: Mapping[str, str], site: str | None = None) -> 
         "address": found["address"] or None,
         "port": guard_port(environment),
     }
-    return validate(IslandSettings, given, "GEOJAX_ISLANDS variables")
+    settings = validate(IslandSettings, given, "GEOJAX_ISLANDS variables")
+    if settings.address is None:
+        return settings
+    try:
+        return settings.model_copy(update={"address": address_of(settings.address)})
+    except OSError as error:
+        raise UserError(
+            f"{VARIABLES['address']}={settings.address}: this host knows no address of that name "
+            f"({error.strerror}); give the address of this host in its tunnel to the other sites"
+        ) from None
 
 
 def guard_port(environment: Mapping[str, str], earlier: int = 0) -> int | None:

@@ -34,12 +34,14 @@ def check_environment(environment: Mapping[str, str]) -> None:
     """Check the variables that geojax, JAX and XLA read in `environment`.
 
     Raises:
-        UserError: a GEOJAX_ variable has no such name, or NPROC, JAX_PLATFORMS or XLA_FLAGS a value
-            that ends the process later.
+        UserError: a GEOJAX_ variable has no such name or was renamed, or NPROC, JAX_PLATFORMS or
+            XLA_FLAGS a value that ends the process later.
     """
     variables = list(dict.fromkeys([*VARIABLES.values(), *ISLAND_VARIABLES.values()]))
     for name in environment:
-        if name.startswith("GEOJAX_") and name not in {*variables, *RENAMED_VARIABLES}:
+        if name in RENAMED_VARIABLES:
+            raise UserError(f"{name}: is called {RENAMED_VARIABLES[name]} now; set that instead")
+        if name.startswith("GEOJAX_") and name not in variables:
             hint = did_you_mean(name, variables)
             raise UserError(f"{name}: geojax reads no variable of this name; {hint}")
     threads = environment.get("NPROC", "")

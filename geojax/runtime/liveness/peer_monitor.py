@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
+from geojax.network_names import HostPort
 from geojax.runtime.jax_private import (
     calling_when_service_is_lost,
     coordination_client,
@@ -108,12 +109,12 @@ def reporting_service_errors(
         coordinator: host:port of process 0.
         process_id: index of this process.
     """
-    host, _, port = coordinator.rpartition(":")
+    host, port = HostPort.parse(coordinator)
 
     def report(_: object = None) -> None:
         if _stopped.is_set():
             return
-        if process_id != 0 and not _answers(host.strip("[]"), int(port)):
+        if process_id != 0 and not _answers(host, port):
             _end_without([0], f"{_COORDINATOR} does not answer any more")
         # JAX does not let its reason through, but logs it.
         _print_error(f"error: {_ENDED_BY_SERVICE}")

@@ -21,6 +21,7 @@ stranger can.
 
 import time
 
+from geojax.network_names import HostPort
 from geojax.runtime.rendezvous.client import join_server
 from geojax.runtime.rendezvous.messages import Everyone, Presence, own_hello
 from geojax.runtime.rendezvous.server import RendezvousServer
@@ -53,14 +54,14 @@ def join(
     Raises:
         MissingProcessesError: some process did not join in time; it is named. In processes other
             than 0 also when the coordinator cannot be reached or has another key.
+        RunError: in process 0, the coordinator's name has no address until the time is up.
         UserError: processes disagree on their number or on versions, two claim the same index, some
             name a site and others none, or process 0 cannot listen at the coordinator's address.
     """
-    host, _, port = coordinator.rpartition(":")
-    host = host.strip("[]")
+    host, port = HostPort.parse(coordinator)
     own = own_hello(process, count, site, endpoint)
     deadline = time.monotonic() + timeout_seconds
     if process == 0:
-        server = RendezvousServer(own, bind_address or host, int(port), key, timeout_seconds)
+        server = RendezvousServer(own, bind_address or host, port, key, timeout_seconds)
         return server.serve(deadline)
-    return join_server(own, host, int(port), key, timeout_seconds, deadline)
+    return join_server(own, host, port, key, timeout_seconds, deadline)

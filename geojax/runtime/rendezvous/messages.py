@@ -14,6 +14,7 @@ import jaxlib
 import pydantic
 
 from geojax.errors import MissingProcessesError, UserError
+from geojax.network_names import SiteName
 from geojax.runtime.liveness.exit_messages import NAMED_PROCESSES
 from geojax.runtime.rendezvous.signatures import derived_key
 
@@ -72,7 +73,7 @@ class Hello(_Message):
     host: _Text
     versions: Annotated[dict[_Text, _Text], pydantic.Field(max_length=8)]
     """Version of each package that compiles the program, by name."""
-    site: _Text | None = None
+    site: SiteName | None = None
     gpus: _Gpus | None = None
     """CUDA_VISIBLE_DEVICES, if set."""
     address: _Address | None = None
@@ -104,7 +105,7 @@ class Everyone(NamedTuple):
 class _Columns(_Message):
     """Facts of all processes, a list for each fact: repeated values compress to little."""
 
-    sites: list[_Text | None]
+    sites: list[SiteName | None]
     hosts: list[_Text]
     gpus: list[_Gpus | None]
     addresses: list[_Address | None]

@@ -6,12 +6,10 @@ import resource
 import socket
 import time
 
-from geojax.errors import UserError
+from geojax.errors import RunError, UserError
 
 # The kernel cuts it to net.core.somaxconn; who finds the queue full tries again.
 _BACKLOG = 4096
-# A pod's own name may not be known in the first seconds.
-_RESOLVE_SECONDS = 30.0
 _RETRY_SECONDS = 0.5
 # Files of process 0 other than the connections: those it has open and those that it will want.
 _OTHER_FILES = 512
@@ -28,9 +26,10 @@ def listen(host: str, port: int, deadline: float) -> list[socket.socket]:
 
     Raises:
         UserError: the port is taken, or the address is none of this machine's.
+        RunError: the name has no address until the deadline.
     """
     listeners: list[socket.socket] = []
-    for family, address in _resolve(host, port, min(deadline, time.monotonic() + _RESOLVE_SECONDS)):
+    for family, address in _resolve(host, port, deadline):
         try:
             listener = socket.create_server(address, family=family, backlog=_BACKLOG)
         except OSError as error:
@@ -58,10 +57,10 @@ def _resolve(host: str, port: int, deadline: float) -> list[tuple[socket.Address
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except OSError as error:
-            if time.monotonic() < deadline:
+            if time.monotonic() < deadline:  # a pod's own name may come late
                 time.sleep(_RETRY_SECONDS)
                 continue
-            raise UserError(
+            raise RunError(
                 f"the coordinator's name, {host}, has no address on the host of process 0, "
                 f"{socket.gethostname()} ({error.strerror}): give one that all hosts know"
             ) from None

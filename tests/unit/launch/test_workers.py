@@ -88,13 +88,15 @@ def test_gpus_are_shared_out(monkeypatch):
 
 @pytest.mark.parametrize(
     ("asked", "sites"),
-    [(None, ["east", "west"]), ("3", ["east", "west", "north"]), ("a,b.c", ["a", "b.c"])],
+    [(None, ["east", "west"]), ("3", ["east", "west", "north"]), ("a,b_c", ["a", "b_c"])],
 )
 def test_sites_are_a_number_or_names(asked, sites):
     assert _sites(asked, None) == sites
 
 
-@pytest.mark.parametrize("asked", ["0", "9", "a,a", "a,", "a b"])
+@pytest.mark.parametrize(
+    "asked", ["0", "9", "a,a", "a,", "a b", "-1", "\uff12", "a.b", "../x", "1,2"]
+)
 def test_what_is_no_list_of_sites_is_refused(asked):
     with pytest.raises(UserError, match=r"^--sites "):
         _sites(asked, None)
@@ -253,7 +255,7 @@ def test_sites_over_ssh_with_different_numbers_of_hosts_are_no_islands(tmp_path)
     [
         ("sites: [{name: east, hosts: []}]", "sites.0.hosts"),
         ("sites: [{name: a, hosts: [x]}, {name: a, hosts: [y]}]", "the same name: a, a"),
-        ("sites: [{name: a, hosts: [x]}]\ncoordinator: x", "coordinator: string should match"),
+        ("sites: [{name: a, hosts: [x]}]\ncoordinator: x", "coordinator: 'x' is no host:port"),
         ("sites: [{name: a, hosts: [x]}]\nport: 1", "port: unknown key"),
         (
             "sites: [{name: a, hosts: [localhost, b]}]",
@@ -267,7 +269,13 @@ def test_sites_over_ssh_with_different_numbers_of_hosts_are_no_islands(tmp_path)
             "sites: [{name: a, hosts: [x, me@nowhere]}]",
             "host me@nowhere: nowhere.invalid has no address here",
         ),
-        ("sites: [{name: a, hosts: [x, -x]}]", "host -x: ssh refuses it: bad name"),
+        ("sites: [{name: a, hosts: [x, -x]}]", "sites.0.hosts.1: '-x' is no host for ssh"),
+        ("sites: [{name: a, hosts: [me@-x]}]", "'me@-x' is no host for ssh"),
+        ("sites: [{name: a, hosts: ['-oProxyCommand=x@y']}]", "is no host for ssh"),
+        ("sites: [{name: a, hosts: ['x y']}]", "is no host for ssh"),
+        ("sites: [{name: ../a, hosts: [x]}]", "sites.0.name: '../a' is no name of a site"),
+        ("sites: [{name: a, hosts: [x]}]\ncoordinator: $(x):5", "x\\)' is no host's name"),
+        ("sites: [{name: a, hosts: [x]}]\ncoordinator: -x:5", "'-x' is no host's name"),
     ],
 )
 @pytest.mark.usefixtures("ssh")

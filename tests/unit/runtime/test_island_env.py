@@ -28,7 +28,19 @@ def test_a_launcher_writes_them_as_a_process_reads_them():
     ("changes", "problem"),
     [
         ({VARIABLES["sites"]: ""}, "jobs of their own, each with GEOJAX_ISLANDS"),
-        ({VARIABLES["key"]: "short"}, "key"),
+        ({VARIABLES["key"]: "short"}, "key: has 5 characters; a key has 16 to 64"),
+        ({VARIABLES["key"]: "short and blank in it"}, "key: has 21 characters"),
+        ({VARIABLES["coordinator"]: "127.0.0.1:99999"}, "its port is no number from 1 to 65535"),
+        ({VARIABLES["sites"]: "../../esc,west"}, "'../../esc' is no name of a site"),
+        ({VARIABLES["sites"]: "east, west"}, "' west' is no name of a site"),
+        ({VARIABLES["site"]: "a/b"}, "'a/b' is no name of a site"),
+        ({VARIABLES["address"]: "127.0.0.1:5"}, "give one without a port"),
+        ({VARIABLES["address"]: "127.0.0.1\n"}, "is no host's name"),
+        ({VARIABLES["address"]: "127.1"}, "is no IPv4 address"),
+        (
+            {VARIABLES["address"]: "nowhere.invalid"},
+            "GEOJAX_ISLANDS_ADDRESS=nowhere.invalid: this host knows no address of that name (",
+        ),
         ({VARIABLES["coordinator"]: "10.0.0.1"}, "coordinator"),
         ({VARIABLES["site"]: "north"}, "site north must be one of the sites"),
         ({VARIABLES["port"]: "many"}, "GEOJAX_ISLANDS_PORT=many: is no port for 1 processes"),
@@ -41,6 +53,13 @@ def test_what_is_missing_or_wrong_is_named_in_one_line(changes, problem):
         island_settings(GIVEN | {"GEOJAX_SITE": "west"} | changes)
     assert problem in str(error.value)
     assert "\n" not in str(error.value)
+    assert "short" not in str(error.value), "a key is shown to nobody"
+
+
+def test_the_name_of_a_host_stands_for_its_address():
+    given = GIVEN | {"GEOJAX_SITE": "west", VARIABLES["address"]: "localhost"}
+    assert island_settings(given).address == "127.0.0.1"
+    assert "k" * 32 not in repr(island_settings(given))
 
 
 def test_a_later_site_of_a_host_has_the_ports_after_those_of_the_earlier_ones():

@@ -82,6 +82,21 @@ def test_a_coordinator_that_never_comes_is_named(coordinator):
     assert time.monotonic() - started < 60
 
 
+def test_a_coordinators_name_without_an_address_is_named_not_the_process(monkeypatch):
+    asked = []
+
+    def nobody(*_, **__):
+        asked.append(1)
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", nobody)
+    with pytest.raises(MissingProcessesError, match=r"pod-0\.x, had no address within 0\.5 s"):
+        join(1, 2, "pod-0.x:5000", None, 0.5)
+    assert len(asked) > 1, "a pod gets its name late"
+    with pytest.raises(RunError, match=r"name, pod-0\.x, has no address on the host of process 0"):
+        join(0, 2, "pod-0.x:5000", None, 0.2)
+
+
 @pytest.mark.parametrize(
     ("calls", "part"),
     [
@@ -162,7 +177,7 @@ def test_the_port_is_open_at_the_address_asked_for_only(coordinator):
 def test_a_coordinator_elsewhere_is_said():
     with pytest.raises(UserError, match=r"192\.0\.2\.1, is none of the host of process 0, .*BIND"):
         join(0, 2, "192.0.2.1:61440", None, 1.0)
-    translated = "192.0.2.1:0"
+    translated = f"192.0.2.1:{free_port()}"
     with pytest.raises(MissingProcessesError, match="missing process 1"):
         join(0, 2, translated, None, 0.2, bind_address="127.0.0.1")
 
