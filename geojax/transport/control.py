@@ -115,8 +115,10 @@ class ControlConnection:
             self._changed.wait_for(
                 lambda: not self._frames or self.lost is not None or not self._speaking, seconds
             )
-        self._closed.set()
-        self._awaken()
+            if self._closed.is_set():
+                return
+            self._closed.set()
+            os.eventfd_write(self._wake, 1)
         self._speaker.join()
         with self._adopting:
             self._stop_listening()
@@ -124,12 +126,10 @@ class ControlConnection:
 
     def _say(self, frame: int, at_once: bool = False) -> None:
         with self._changed:
-            self._frames.append(frame)
-            self._hurry |= at_once
-        self._awaken()
-
-    def _awaken(self) -> None:
-        os.eventfd_write(self._wake, 1)
+            if not self._closed.is_set():  # a message may arrive while this side closes
+                self._frames.append(frame)
+                self._hurry |= at_once
+                os.eventfd_write(self._wake, 1)
 
     def _lose(self, reason: str) -> None:
         with self._changed:

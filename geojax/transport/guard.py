@@ -260,11 +260,17 @@ class Guard:
     def _dial(
         self, connection: socket.socket, guard: tuple[str, int], engine: str, port: int
     ) -> None:
-        try:
-            outside = dial(guard, self._key, port, self._seconds)
-            keep_alive(outside, self._seconds)
-        except (OSError, Refused):
-            return connection.close()
+        deadline = time.monotonic() + self._seconds
+        while True:
+            try:
+                outside = dial(guard, self._key, port, min(self._seconds, HANDSHAKE_SECONDS))
+                keep_alive(outside, self._seconds)
+                break
+            except (ConnectionRefusedError, Refused):
+                return connection.close()
+            except OSError:  # the link may have been cut in the middle of the handshake
+                if time.monotonic() > deadline:
+                    return connection.close()
         join(_established(connection), outside, lambda: self._heard.add(engine))
 
 

@@ -101,6 +101,14 @@ def test_a_connection_on_which_nothing_comes_back_is_opened_anew_without_loss(en
     assert (east.lost, west.lost) == (None, None)
 
 
+def test_a_goodbye_is_heard_though_the_connection_is_dead(ends):
+    east, west, relay = ends
+    relay.cut()
+    east.say_goodbye(finished=True)
+    east.close(PATIENCE_SECONDS)
+    assert west.finished
+
+
 def test_connections_that_are_reset_again_and_again_lose_and_double_nothing(ends):
     east, west, _ = ends
     came = [], []
