@@ -4,13 +4,12 @@ import torch
 
 
 def packed_logits_and_loss(model, batch):
-    """Logits, and the mean of the masked losses, with attention within each document alone."""
-    found = model(
-        input_ids=batch["tokens"].long(),
-        attention_mask=masks(model, batch["segment_ids"]),
-        position_ids=batch["positions"].long(),
-        use_cache=False,
-    ).logits
+    """Logits, and the mean of the masked losses, of documents each of which the model sees alone.
+
+    There is no mask of ours: an error in one would hide in what it is compared with.
+    """
+    rows = zip(batch["tokens"].long(), batch["segment_ids"], strict=True)
+    found = torch.stack([_logits_of_row(model, *row) for row in rows])
     losses = torch.nn.functional.cross_entropy(
         found.transpose(1, 2), batch["targets"].long(), reduction="none"
     )
@@ -18,15 +17,8 @@ def packed_logits_and_loss(model, batch):
     return found, (losses * mask).sum() / mask.sum()
 
 
-def masks(model, segments):
-    """What is added to the scores; of models with several kinds of layers, by kind."""
-    same = (segments[:, :, None] == segments[:, None, :]).tril()[:, None]
-    window = getattr(model.config, "sliding_window", None)
-    near = same if window is None else same.triu(1 - window)
-    full, sliding = (
-        torch.where(visible, 0.0, torch.finfo(model.dtype).min).to(model.dtype)
-        for visible in (same, near)
-    )
-    if hasattr(model.config, "layer_types"):
-        return {"full_attention": full, "sliding_attention": sliding}
-    return sliding
+def _logits_of_row(model, tokens, segments):
+    lengths = torch.unique_consecutive(segments, return_counts=True)[1]
+    documents = tokens.split(lengths.tolist())
+    found = [model(input_ids=each[None], use_cache=False).logits[0] for each in documents]
+    return torch.cat(found)

@@ -18,7 +18,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-_SIZES = {
+SIZES = {
     "num_hidden_layers": 2,
     "hidden_size": 24,
     "num_attention_heads": 4,
@@ -31,7 +31,7 @@ _SIZES = {
     "eos_token_id": 1,
     "pad_token_id": None,
 }
-_LATENT = {"q_lora_rank": 14, "kv_lora_rank": 10, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4}
+LATENT = {"q_lora_rank": 14, "kv_lora_rank": 10, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4}
 _GPT2_SIZES = {
     "n_layer": 2,
     "n_embd": 24,
@@ -43,7 +43,7 @@ _GPT2_SIZES = {
     "bos_token_id": 0,
     "eos_token_id": 1,
 }
-_LLAMA3 = {
+LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 100.0,
     "factor": 8.0,
@@ -51,41 +51,41 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
-_YARN = {
+YARN = {
     "rope_type": "yarn",
     "rope_theta": 100.0,
     "factor": 4.0,
     "original_max_position_embeddings": 64,
     "beta_fast": 4.0,
 }
-_LINEAR = {"rope_type": "linear", "rope_theta": 100.0, "factor": 4.0}
-_LOCAL = {"rope_type": "default", "rope_theta": 10.0}
-_ROTARY = {
+LINEAR = {"rope_type": "linear", "rope_theta": 100.0, "factor": 4.0}
+LOCAL = {"rope_type": "default", "rope_theta": 10.0}
+ROTARY = {
     "RotaryEmbedding.compute_default_rope_parameters",
     "RotaryEmbedding.forward",
     "eager_attention_forward",
 }
-_USUAL = {"RMSNorm.forward", *_ROTARY}
-_SCALED = _USUAL - {"RotaryEmbedding.compute_default_rope_parameters"}
+USUAL = {"RMSNorm.forward", *ROTARY}
+SCALED = USUAL - {"RotaryEmbedding.compute_default_rope_parameters"}
 _NO_DROPOUT = {"embd_pdrop": 0.0, "resid_pdrop": 0.0, "attn_pdrop": 0.0}
 
 FAMILIES = {
     "llama": (
-        LlamaConfig(**_SIZES, head_dim=8, rope_parameters=_LLAMA3),
-        _SCALED | {"_compute_llama3_parameters"},
+        LlamaConfig(**SIZES, head_dim=8, rope_parameters=LLAMA3),
+        SCALED | {"_compute_llama3_parameters"},
     ),
     "llama-tied-biases": (
-        LlamaConfig(**_SIZES, attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
-        _USUAL,
+        LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
+        USUAL,
     ),
     "qwen2": (
-        Qwen2Config(**_SIZES, head_dim=8, tie_word_embeddings=True, rope_parameters=_YARN),
-        _SCALED | {"_compute_yarn_parameters"},
+        Qwen2Config(**SIZES, head_dim=8, tie_word_embeddings=True, rope_parameters=YARN),
+        SCALED | {"_compute_yarn_parameters"},
     ),
-    "qwen3": (Qwen3Config(**_SIZES, head_dim=8), _USUAL),
+    "qwen3": (Qwen3Config(**SIZES, head_dim=8), USUAL),
     "qwen3-moe": (
         Qwen3MoeConfig(
-            **_SIZES,
+            **SIZES,
             head_dim=8,
             attention_bias=True,
             num_experts=4,
@@ -94,25 +94,25 @@ FAMILIES = {
             norm_topk_prob=True,
             router_aux_loss_coef=0.0,
         ),
-        _USUAL | {"TopKRouter.forward"},
+        USUAL | {"TopKRouter.forward"},
     ),
     "mistral": (
-        MistralConfig(**_SIZES, head_dim=8, sliding_window=None, rope_parameters=_LINEAR),
-        _SCALED | {"_compute_linear_scaling_rope_parameters"},
+        MistralConfig(**SIZES, head_dim=8, sliding_window=None, rope_parameters=LINEAR),
+        SCALED | {"_compute_linear_scaling_rope_parameters"},
     ),
-    "mistral-window": (MistralConfig(**_SIZES, sliding_window=3), _USUAL),
+    "mistral-window": (MistralConfig(**SIZES, sliding_window=3), USUAL),
     "ministral": (
         MinistralConfig(
-            **_SIZES,
+            **SIZES,
             head_dim=8,
             sliding_window=3,
             layer_types=["full_attention", "sliding_attention"],
         ),
-        _USUAL,
+        USUAL,
     ),
     "gemma2": (
         Gemma2Config(
-            **_SIZES,
+            **SIZES,
             head_dim=8,
             query_pre_attn_scalar=6,
             sliding_window=3,
@@ -120,27 +120,27 @@ FAMILIES = {
             final_logit_softcapping=2.0,
             use_bidirectional_attention=False,
         ),
-        _USUAL,
+        USUAL,
     ),
     "gemma3": (
         Gemma3TextConfig(
-            **_SIZES | {"num_hidden_layers": 3},
+            **SIZES | {"num_hidden_layers": 3},
             head_dim=8,
             query_pre_attn_scalar=8,
             sliding_window=3,
             layer_types=["sliding_attention", "full_attention", "sliding_attention"],
             tie_word_embeddings=False,
-            rope_parameters={"full_attention": _LINEAR, "sliding_attention": _LOCAL},
+            rope_parameters={"full_attention": LINEAR, "sliding_attention": LOCAL},
         ),
-        _USUAL | {"_compute_linear_scaling_rope_parameters"},
+        USUAL | {"_compute_linear_scaling_rope_parameters"},
     ),
     "mixtral": (
-        MixtralConfig(**_SIZES, num_local_experts=4, router_aux_loss_coef=0.0),
-        _USUAL | {"TopKRouter.forward"},
+        MixtralConfig(**SIZES, num_local_experts=4, router_aux_loss_coef=0.0),
+        USUAL | {"TopKRouter.forward"},
     ),
     "deepseek-v3": (
         DeepseekV3Config(
-            **_SIZES | _LATENT | {"num_hidden_layers": 4, "num_key_value_heads": 4},
+            **SIZES | LATENT | {"num_hidden_layers": 4, "num_key_value_heads": 4},
             v_head_dim=5,
             first_k_dense_replace=2,
             n_routed_experts=12,
@@ -149,13 +149,13 @@ FAMILIES = {
             topk_group=2,
             moe_intermediate_size=16,
             num_mtp_layers=0,
-            rope_parameters=_YARN | {"mscale": 0.9, "mscale_all_dim": 0.7},
+            rope_parameters=YARN | {"mscale": 0.9, "mscale_all_dim": 0.7},
         ),
-        _SCALED | {"_compute_yarn_parameters", "TopkRouter.forward"},
+        SCALED | {"_compute_yarn_parameters", "TopkRouter.forward"},
     ),
     "deepseek-v3-whole-queries": (
         DeepseekV3Config(
-            **_SIZES | _LATENT | {"q_lora_rank": None, "num_key_value_heads": 4},
+            **SIZES | LATENT | {"q_lora_rank": None, "num_key_value_heads": 4},
             v_head_dim=8,
             first_k_dense_replace=1,
             n_routed_experts=4,
@@ -165,11 +165,11 @@ FAMILIES = {
             moe_intermediate_size=16,
             num_mtp_layers=0,
         ),
-        _USUAL | {"TopkRouter.forward"},
+        USUAL | {"TopkRouter.forward"},
     ),
     "gpt-oss": (
         GptOssConfig(
-            **_SIZES | {"num_hidden_layers": 3},
+            **SIZES | {"num_hidden_layers": 3},
             head_dim=8,
             sliding_window=3,
             num_local_experts=5,
@@ -177,11 +177,11 @@ FAMILIES = {
             router_aux_loss_coef=0.0,
             swiglu_alpha=1.3,
             swiglu_limit=0.5,
-            rope_parameters=_YARN | {"truncate": False},
+            rope_parameters=YARN | {"truncate": False},
         ),
-        _SCALED - {"eager_attention_forward"} | {"_compute_yarn_parameters"},
+        SCALED - {"eager_attention_forward"} | {"_compute_yarn_parameters"},
     ),
-    "nemotron": (NemotronConfig(**_SIZES, head_dim=8), _ROTARY),
+    "nemotron": (NemotronConfig(**SIZES, head_dim=8), ROTARY),
     "gpt2": (GPT2Config(**_GPT2_SIZES, **_NO_DROPOUT), set()),
 }
 """Each model's config, and the functions of its module that cast to float32."""

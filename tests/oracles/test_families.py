@@ -1,5 +1,6 @@
 """Each family against transformers, in float64: logits, gradients, and the same bytes back."""
 
+import json
 import math
 from typing import Any, NamedTuple
 
@@ -7,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 import torch
+from changed_families import CHANGED_FAMILIES
 from lifted import Lifted
 from oracle import packed_logits_and_loss
 from safetensors.numpy import load_file
@@ -20,13 +22,16 @@ from geojax.checkpoint.reading.initial_weights import read_weights
 from geojax.inference import LoadedModel, Sampling, generate
 from geojax.models import ModelConfig, logits
 from geojax.models.huggingface import CheckpointWriter, HuggingFaceWeights, read_model_fields
+from geojax.models.huggingface.families import FAMILIES as KNOWN
+from geojax.models.huggingface.family import REQUIRED, TRAINING_FIELDS
 from geojax.named_arrays import leaves_by_name
 from geojax.precision import policy
 from geojax.step.plan import StepPlan
 from geojax.step.state import parameter_layouts
 
-MESHES = {"one-device": {}, "dc2-data2-tensor2": {"dc": 2, "data": 2, "tensor": 2}}
 TOLERANCE = 1e-10
+LEFT = {"_name_or_path", "attention_dropout", "attn_pdrop"}
+"""Keys that are not written as they were read: where the files are, and rates of training."""
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5], [35, 8], [9, 7, 9, 3]]
 
 
@@ -39,17 +44,25 @@ class Oracle(NamedTuple):
     batch: dict[str, np.ndarray]
     logits: np.ndarray
     loss: float
+    pad_token_id: int | None
+    padding: int | None
+    """Token of whose embedding torch takes no gradient from the input."""
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+MODELS = FAMILIES | CHANGED_FAMILIES
+of_all = pytest.mark.parametrize("oracle", MODELS, indirect=True)
+of_first = pytest.mark.parametrize("oracle", FAMILIES, indirect=True)
+
+
+@pytest.fixture(scope="module")
 def oracle(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
-    config, casts = FAMILIES[request.param]
+    config, casts = MODELS[request.param]
     torch.manual_seed(0)
     with Lifted() as lifted:
         theirs = AutoModelForCausalLM.from_config(
             config, attn_implementation="eager", experts_implementation="eager"
-        )
+        ).eval()
         biases = dict(score_biases(theirs))
         for parameter in (*theirs.parameters(), *biases.values()):  # not 1 and 0 either
             parameter.data += 0.1 * torch.randn(parameter.shape)
@@ -64,12 +77,16 @@ def oracle(request, tmp_path_factory):
     loss.backward()
     for parameter in theirs.parameters():
         parameter.data = parameter.grad
-    real = tensors["segment_ids"].flatten() != 0
+    assert (tensors["segment_ids"] != 0).all(), "every token is routed"
     for name, bias in biases.items():  # ours: the excess of each expert's choices
-        counts = torch.bincount(choices[name][real].flatten(), minlength=len(bias))
+        chosen = torch.cat(choices[name])
+        counts = torch.bincount(chosen.flatten(), minlength=len(bias))
         bias.data = (len(bias) * counts - counts.sum()) / tensors["loss_mask"].double().sum()
     theirs.save_pretrained(folder / "gradients")
-    return Oracle(folder, model, batch, found.detach().numpy(), loss.item())
+    padding = theirs.get_input_embeddings().padding_idx
+    assert padding is None or (batch["tokens"] == padding).any(), "the token is in the batch"
+    logits = found.detach().numpy()
+    return Oracle(folder, model, batch, logits, loss.item(), config.pad_token_id, padding)
 
 
 def score_biases(model):
@@ -80,11 +97,12 @@ def score_biases(model):
 
 
 def choices_of_routers(model):
-    """The experts of every token, by the router's name, once the model has run."""
+    """The experts of every document's tokens, by the router's name, once the model has run."""
     choices = {}
     for name, _ in score_biases(model):
+        choices[name] = []
         model.get_submodule(name).register_forward_hook(
-            lambda _, inputs, outputs, name=name: choices.update({name: outputs[2]})
+            lambda _, inputs, outputs, name=name: choices[name].append(outputs[2])
         )
     return choices
 
@@ -108,6 +126,22 @@ def x64():
         yield
 
 
+@pytest.mark.parametrize("name", CHANGED_FAMILIES)
+def test_every_optional_key_is_off_its_default(name, tmp_path):
+    config = CHANGED_FAMILIES[name][0]
+    config.save_pretrained(tmp_path)
+    content = json.loads((tmp_path / "config.json").read_text())
+    family = next(each for each in KNOWN if each.model_type == config.model_type)
+    optional = [key for key in family.keys if key.default is not REQUIRED and key.is_written]
+    left = {key.name for key in optional if not TRAINING_FIELDS.isdisjoint(key.fields)}
+    left |= {"num_nextn_predict_layers", "rope_local_base_freq", "head_dim", "n_inner"}
+    for key in optional:
+        default = key.default(content) if callable(key.default) else key.default
+        value = content.get(key.name, content.get(key.alias, default))
+        assert value != default or key.name in left, key.name
+
+
+@of_all
 @pytest.mark.usefixtures("x64")
 def test_logits_are_those_of_transformers(oracle):
     weights = read_whole(oracle.folder / "weights", oracle.model)
@@ -116,6 +150,7 @@ def test_logits_are_those_of_transformers(oracle):
     assert np.abs(ours - oracle.logits).max() <= TOLERANCE * np.abs(oracle.logits).max()
 
 
+@of_first
 @pytest.mark.usefixtures("x64")
 def test_greedy_generation_is_that_of_transformers(oracle):
     """Token by token, of prompts of different lengths in one batch."""
@@ -134,9 +169,19 @@ def test_greedy_generation_is_that_of_transformers(oracle):
     assert generate(model, PROMPTS, max_new_tokens=20, sampling=Sampling(0)) == expected
 
 
+@of_all
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("axes", MESHES.values(), ids=MESHES)
-def test_gradients_are_those_of_transformers(oracle, axes):
+def test_gradients_are_those_of_transformers(oracle):
+    check_gradients(oracle, {})
+
+
+@of_first
+@pytest.mark.usefixtures("x64")
+def test_gradients_on_a_mesh_are_those_of_transformers(oracle):
+    check_gradients(oracle, {"dc": 2, "data": 2, "tensor": 2})
+
+
+def check_gradients(oracle, axes):
     weights = read_whole(oracle.folder / "weights", oracle.model)
     expected = read_whole(oracle.folder / "gradients", oracle.model)
     loss, gradients = gradients_of_step(oracle.model, weights, oracle.batch, None, plan_on(axes))
@@ -145,15 +190,26 @@ def test_gradients_are_those_of_transformers(oracle, axes):
     # keys are rotated afterwards.
     learned = oracle.model.position_embedding_type == "learned_absolute"
     zero = ("layers.attention.key.bias",) if learned else ()
+    gradients, expected = (without_row(each, oracle.padding) for each in (gradients, expected))
     assert_equal_gradients(gradients, expected, TOLERANCE, zero)
 
 
+def without_row(gradients, token):
+    """Gradients in which a token's row of the embedding is 0: geojax trains it as any other."""
+    if token is None:
+        return gradients
+    table = gradients["embedding"]["tokens"]["embedding"].at[token].set(0)
+    embedding = gradients["embedding"] | {"tokens": {"embedding": table}}
+    return gradients | {"embedding": embedding}
+
+
+@of_all
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("file_bytes", [10**9, 10_000])
 def test_a_checkpoint_is_written_as_it_was_read(oracle, tmp_path, file_bytes):
     source = oracle.folder / "weights"
     leaves = leaves_by_name(read_whole(source, oracle.model))
-    token_ids = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None}
+    token_ids = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": oracle.pad_token_id}
     options = {"dtype": "float64", "token_ids": token_ids, "file_bytes": file_bytes}
     with CheckpointWriter(tmp_path, oracle.model, **options) as writer:
         for name in writer.leaves:
@@ -176,5 +232,5 @@ def test_a_checkpoint_is_written_as_it_was_read(oracle, tmp_path, file_bytes):
         return
     written = AutoConfig.from_pretrained(tmp_path).to_dict()
     for key, value in AutoConfig.from_pretrained(source).to_dict().items():
-        if key != "_name_or_path" and (key, value) != ("head_dim", None):
+        if key not in LEFT and (key, value) not in (("head_dim", None), ("n_inner", None)):
             assert written[key] == value, key
