@@ -376,8 +376,15 @@ def record(path: Path, found: dict[str, list[Round]]) -> None:
     path.write_text(json.dumps(content, indent=1) + "\n")
 
 
+def _end(number: int, frame: Any) -> None:
+    raise SystemExit(128 + number)
+
+
 def main() -> int:
     """Run the faults, print the table, write the record."""
+    # On the way out of an exception jobs end, disks are unmounted and the link is taken down.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _end)
     options = parsed()
     console = Console(width=150, highlight=False, markup=False)
     rng = random.Random(options.seed)
@@ -396,7 +403,9 @@ def main() -> int:
                 continue
             found[fault] = []
             for number in range(options.rounds or rounds):
-                judged = put(bench, folder / f"{fault} {number}".replace(" ", "-"))
+                place = folder / f"{fault} {number}".replace(" ", "-")
+                place.mkdir()
+                judged = put(bench, place)
                 found[fault].append(judged)
                 word = "as stated" if judged.as_stated else "NOT AS STATED"
                 console.print(f"{fault}: {word}, {judged.seconds:.0f} s, {judged.note}")
