@@ -10,7 +10,7 @@ put into a run of its own, and stated is what the documentation says of it:
   and saves when there is space;
 - *disk that stays full*: saves fail until one too many has, and both sites end and name the disk;
 - *guard killed*: both sites end, and the guard is named;
-- *cut of N s*: the emulated link drops all packets for so long, of 40 s that a site may be silent.
+- *cut of N s*: the bridge between the sites drops all packets for so long, of 40 s of silence.
   The run goes on. *two cuts of 20 s* are two seconds apart;
 - *stranger at the start*: lines of another key reach the rendezvous from a drawn moment on. The run
   starts and trains;
@@ -43,17 +43,17 @@ from rich.console import Console
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from support.bridged_sites import BridgedSites, bridged_sites
 from support.island_jobs import SETTINGS, SITES, site_variables
 from support.processes import family
 from support.small_runs import command, environment, losses, prepare_corpus, write_config
 
-from geojax.wan import EmulatedWan, WanSettings, bring_up, cut, restore, take_down
-
-NAME = "faults"
+NAME = "island-faults"
 OUTPUT = Path(__file__).parent / "results" / "island_faults.json"
 STEPS = 300
 FAULT_STEP = 20
 """Step after which a fault comes into a run that trains."""
+SILENCE_SECONDS = 40
 LIMIT_SECONDS = 420.0
 CUTS = (1, 5, 10, 20, 25, 30, 35, 39)
 DISK_BYTES = 24 << 20
@@ -83,7 +83,7 @@ class Jobs:
         folder: Path,
         corpus: Path,
         *arguments: str,
-        wan: EmulatedWan | None = None,
+        bridge: BridgedSites | None = None,
         disks: dict[str, Path] | None = None,
         **variables: str,
     ) -> None:
@@ -93,11 +93,10 @@ class Jobs:
             folder: of the run and of its logs.
             corpus: prepared data.
             arguments: further ones of `geojax train`.
-            wan: the link between the sites; None: they share this host's loopback.
+            bridge: what joins the sites; None: they share this host's loopback.
             disks: folders of sites whose run directory lies elsewhere.
             variables: further ones of the environment.
         """
-        folder.mkdir(exist_ok=True)
         settings = SETTINGS | {
             "steps": STEPS,
             "simulate_devices": 1,
@@ -111,16 +110,14 @@ class Jobs:
         self.started = time.monotonic()
         self.jobs: dict[str, subprocess.Popen[bytes]] = {}
         self.port = 0
-        for site, of_site in zip(SITES, site_variables(), strict=True):
-            if not self.jobs:
-                common = {name: text for name, text in of_site.items() if name != "GEOJAX_SITE"}
-                self.port = int(common["GEOJAX_ISLANDS_COORDINATOR"].rpartition(":")[2])
-            given = {"GEOJAX_SITE": site} | common | {"GEOJAX_HEARTBEAT_TIMEOUT": "40"}
+        for number, (site, given) in enumerate(zip(SITES, site_variables(), strict=True)):
+            given |= {"GEOJAX_HEARTBEAT_TIMEOUT": str(SILENCE_SECONDS)}
+            self.port = int(given["GEOJAX_ISLANDS_COORDINATOR"].rpartition(":")[2])
             prefix: list[str] = []
-            if wan is not None:
-                prefix = [*wan.site(site).command_prefix]
-                given["GEOJAX_ISLANDS_ADDRESS"] = wan.site(site).address
-                given["GEOJAX_ISLANDS_COORDINATOR"] = f"{wan.site(SITES[0]).address}:{self.port}"
+            if bridge is not None:
+                prefix = bridge.command_prefix(number)
+                given["GEOJAX_ISLANDS_ADDRESS"] = bridge.addresses[number]
+                given["GEOJAX_ISLANDS_COORDINATOR"] = f"{bridge.addresses[0]}:{self.port}"
             line = command(config, *arguments, "--run_directory", str(self.runs[site]))
             with self.logs[site].open("ab") as log:
                 self.jobs[site] = subprocess.Popen(
@@ -254,39 +251,25 @@ def _fill(filler: Path, disk: Path, left: int) -> None:
             file.flush()
 
 
-@contextlib.contextmanager
-def _trained_over_a_link(bench: Bench, place: Path) -> Iterator[tuple[Jobs, EmulatedWan]]:
-    """Start both sites in network namespaces, with a link between them."""
-    wan = bring_up(WanSettings(round_trip_seconds=0.021, bytes_per_second=125e6), NAME)
-    try:
-        with Jobs(place, bench.corpus, wan=wan) as jobs:
-            yield jobs, wan
-    finally:
-        take_down(NAME)
-
-
 def guard_killed(bench: Bench, place: Path) -> Round:
     """Kill the guard of west."""
-    with _trained_over_a_link(bench, place) as (jobs, _):
+    with bridged_sites(NAME) as bridge, Jobs(place, bench.corpus, bridge=bridge) as jobs:
         if not jobs.wait_for_step("west", FAULT_STEP):
             return Round(False, 0.0, f"did not begin: {jobs.last_lines()}")
         for process in family(jobs.jobs["west"].pid):
             if "guard.py" in Path(f"/proc/{process}/cmdline").read_text():
                 os.kill(process, signal.SIGKILL)
-        return jobs.ended_with("guard", time.monotonic())
+        return jobs.ended_with("the guard of this process", time.monotonic())
 
 
 def cuts(bench: Bench, place: Path, *, lengths: tuple[float, ...]) -> Round:
     """Cut the link for each of `lengths` in seconds, two seconds apart."""
-    with _trained_over_a_link(bench, place) as (jobs, wan):
+    with bridged_sites(NAME) as bridge, Jobs(place, bench.corpus, bridge=bridge) as jobs:
         if not jobs.wait_for_step("west", FAULT_STEP):
             return Round(False, 0.0, f"did not begin: {jobs.last_lines()}")
-        (link,) = wan.links
         for number, seconds in enumerate(lengths):
             time.sleep(2.0 if number else 0.0)
-            cut(wan, link)
-            time.sleep(seconds)
-            restore(wan, link)
+            bridge.cut_for(seconds)
         return jobs.went_on(bench.undisturbed)
 
 
@@ -392,7 +375,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="geojax-faults-") as name:
         folder = Path(name)
         corpus = prepare_corpus(folder)
-        with Jobs(folder / "undisturbed", corpus) as jobs:
+        (alone := folder / "undisturbed").mkdir()
+        with Jobs(alone, corpus) as jobs:
             if not jobs.ended() or not jobs.wait_for_step("west", STEPS):
                 console.print(jobs.log())
                 return 1

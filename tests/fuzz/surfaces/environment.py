@@ -94,6 +94,7 @@ _SITES = (
     "east.",
 )
 _COUNTS = ("0", "-1", "2", "3", "99999999999", "x", "1.5", " 1", "\N{ARABIC-INDIC DIGIT THREE}")
+_KEYS = ("short", "x" * 65, "\N{PILE OF POO}" * 16, " " * 16, "a\nb" * 6)
 _ISLANDS: dict[str, tuple[str, ...]] = {
     "GEOJAX_SITE": _SITES,
     "GEOJAX_ISLANDS": (
@@ -108,12 +109,14 @@ _ISLANDS: dict[str, tuple[str, ...]] = {
         *(f"{site},east" for site in _SITES),
     ),
     "GEOJAX_ISLANDS_COORDINATOR": _COORDINATORS,
-    "GEOJAX_ISLANDS_KEY": ("short", "x" * 65, "\N{PILE OF POO}" * 16, " " * 16, "a\nb" * 6),
+    "GEOJAX_KEY": _KEYS,
+    "GEOJAX_ISLANDS_KEY": _KEYS,
     "GEOJAX_ISLANDS_ADDRESS": _ADDRESSES,
     "GEOJAX_ISLANDS_PORT": ("0", "-1", "65535", "65536", "x", "1", "99999999999"),
 }
 _PROCESSES: dict[str, tuple[str, ...]] = {
     "GEOJAX_COORDINATOR": _COORDINATORS,
+    "GEOJAX_KEY": _KEYS,
     "GEOJAX_BIND_ADDRESS": _ADDRESSES,
     "GEOJAX_PROCESS_COUNT": _COUNTS,
     "GEOJAX_PROCESS_ID": _COUNTS,
@@ -150,7 +153,7 @@ def islands(corpus: Corpus, rng: random.Random) -> Case:
         "GEOJAX_SITE": rng.choice(["east", "west"]),
         "GEOJAX_ISLANDS": "east,west",
         "GEOJAX_ISLANDS_COORDINATOR": "127.0.0.1:61439",
-        "GEOJAX_ISLANDS_KEY": "0123456789abcdef",
+        "GEOJAX_KEY": "0123456789abcdef",
         "GEOJAX_ISLANDS_ADDRESS": "127.0.0.1",
         "GEOJAX_START_TIMEOUT_SECONDS": "5",
     }
@@ -186,7 +189,10 @@ def processes(corpus: Corpus, rng: random.Random) -> Case:
         words += [f"{option}={rng.choice(values)}"]
         given = rng.choice([given, {}])
     return Case(
-        words, {"small.yaml": corpus.configs["small.yaml"]}, _draw_values(_PROCESSES, given, rng)
+        words,
+        {"small.yaml": corpus.configs["small.yaml"]},
+        _draw_values(_PROCESSES, given, rng),
+        notes=True,  # that there is no key
     )
 
 
