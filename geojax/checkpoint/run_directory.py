@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from geojax.checkpoint.lock import FolderLock
-from geojax.errors import UserError
+from geojax.errors import DISK_FULL, RunError, UserError
 
 
 class RunDirectory:
@@ -23,6 +23,7 @@ class RunDirectory:
 
     Raises:
         UserError: `path` cannot be made.
+        RunError: its disk is full.
     """
 
     def __init__(self, path: Path, checkpoints: Path | None = None) -> None:
@@ -36,6 +37,21 @@ class RunDirectory:
         self.loss_curve = self.path / "loss.png"
         self.samples = self.path / "sample.txt"
         self._lock = FolderLock(self.path / "lock")
+
+    @staticmethod
+    def is_there(path: Path) -> bool:
+        """Return True if something is at `path`.
+
+        Raises:
+            UserError: a folder on the way to it may not be entered.
+        """
+        try:
+            return path.exists()
+        except OSError as error:
+            raise UserError(
+                f"{path}: cannot be a run directory ({error.strerror}); name a folder that this "
+                "user may enter"
+            ) from None
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Write the resolved `config` (plain YAML values) as config.yaml, atomically."""
@@ -53,7 +69,13 @@ class RunDirectory:
             UserError: a live process holds it; the message names the process and its host. Or the
                 directory holds something else where a run keeps its files.
         """
-        self._refuse_other_artefacts()
+        try:
+            self._refuse_other_artefacts()
+        except OSError as error:
+            raise UserError(
+                f"{error.filename or self.path}: cannot be looked at ({error.strerror}); a run "
+                "needs a directory in which it may read and write"
+            ) from None
         self._lock.take()
         return self
 
@@ -82,6 +104,8 @@ class RunDirectory:
             self.path.mkdir(parents=True, exist_ok=True)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
+            if isinstance(error, OSError) and error.errno in DISK_FULL:
+                raise RunError(f"{self.path}: cannot be made ({reason})") from None
             raise UserError(f"{self.path}: cannot be a run directory ({reason})") from None
 
     def _refuse_other_artefacts(self) -> None:

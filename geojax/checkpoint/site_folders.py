@@ -36,7 +36,9 @@ def open_site_folders(checkpoints: Path, groups: Sequence[SiteGroup]) -> list[Fo
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 if group.name:
-                    locks.append(FolderLock(folder / "lock").take())
+                    lock = FolderLock(folder / "lock")
+                    lock.take()
+                    locks.append(lock)
                 if len(group.processes) > 1:
                     (folder / f".shared-{token}").touch()
             except UserError as error:

@@ -1,7 +1,6 @@
 """Folders that are written atomically: they are either complete or not there."""
 
 import contextlib
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator
@@ -9,6 +8,7 @@ from pathlib import Path
 
 from geojax.data.storage import partial_path
 from geojax.errors import UserError
+from geojax.file_lock import FileLock, LockHeldError
 
 
 @contextlib.contextmanager
@@ -60,22 +60,13 @@ def is_taken(target: Path) -> bool:
 
 @contextlib.contextmanager
 def _lock(path: Path, target: Path, *, wait: bool) -> Iterator[None]:
-    """Hold the lock file `path`, which is removed afterwards; the system frees a dead holder's."""
-    while True:
-        with path.open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except BlockingIOError:
-                raise UserError(f"{target}: is being prepared by another process") from None
-            # The last holder has removed the file, and a third process may hold a new one.
-            try:
-                current = os.path.samestat(path.stat(), os.fstat(file.fileno()))
-            except FileNotFoundError:
-                current = False
-            if not current:
-                continue
-            try:
-                yield
-            finally:
-                path.unlink(missing_ok=True)
-            return
+    """Hold the lock file `path`, which is removed afterwards."""
+    lock = FileLock(path)
+    try:
+        lock.take(wait=wait)
+    except LockHeldError:
+        raise UserError(f"{target}: is being prepared by another process") from None
+    try:
+        yield
+    finally:
+        lock.remove()

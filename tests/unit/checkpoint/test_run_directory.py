@@ -98,6 +98,34 @@ def test_artefacts_of_another_kind_are_refused(tmp_path: Path, name: str, make: 
     assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_a_lock_never_follows_a_link(tmp_path: Path, link: Any) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("of somebody else")
+    (tmp_path / "run").mkdir()
+    link(victim, tmp_path / "run" / "lock")
+    with pytest.raises(UserError, match="lock: is a link, .*; move it away"):
+        RunDirectory(tmp_path / "run").lock()
+    assert victim.read_text() == "of somebody else"
+
+
+def test_a_lock_that_holds_no_text_is_reported_too(tmp_path: Path) -> None:
+    with RunDirectory(tmp_path).lock():
+        (tmp_path / "lock").write_bytes(b"\xff\xfe \x80")
+        with pytest.raises(UserError, match="is in use by ") as refusal:
+            RunDirectory(tmp_path).lock()
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_folder_that_may_not_be_entered_is_named(tmp_path: Path, monkeypatch: Any) -> None:
+    def refuse(path: Path, **options: Any) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    with pytest.raises(UserError, match=r"cannot be a run directory \(Permission denied\)"):
+        RunDirectory.is_there(tmp_path / "run")
+
+
 @pytest.mark.parametrize("name", ["checkpoints", "tensorboard"])
 def test_a_file_in_place_of_a_folder_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).touch()
