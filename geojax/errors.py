@@ -3,7 +3,6 @@
 import errno
 from collections.abc import Sequence
 
-
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 """Codes of an `OSError` that says nothing about the input: a disk or a quota is full."""
 

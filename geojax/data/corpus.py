@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from geojax.data.settings import DataSettings, SourceSettings
 from geojax.data.standard_library import prepare_standard_library
-from geojax.data.storage import TRAIN, Prepared
+from geojax.data.storage import TRAIN, Prepared, read_manifest
 from geojax.data.tokenizer import Tokenizer
 from geojax.errors import UserError
 
@@ -64,6 +64,19 @@ class Corpus:
     def contents(self) -> dict[str, str]:
         """A hash of what each source holds, equal wherever it was prepared."""
         return {source.name: source.prepared.fingerprint for source in self.sources}
+
+
+def check_sources(settings: DataSettings) -> None:
+    """Look for the prepared folders and the tokenizer, and read no more than their manifests.
+
+    Raises:
+        UserError: one is missing or not prepared.
+    """
+    for source in settings.sources:
+        if source.prepared is not None:
+            read_manifest(source.prepared)
+    if settings.tokenizer is not None:
+        Tokenizer.load(settings.tokenizer)
 
 
 def _open(source: SourceSettings, settings: DataSettings, progress: bool) -> Prepared:

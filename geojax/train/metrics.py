@@ -1,72 +1,103 @@
 """Metrics of a run on disk: one JSON line a step, and TensorBoard."""
 
+import functools
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
-
-from tensorboardX import SummaryWriter
+from typing import Any
 
 from geojax.checkpoint import RunDirectory
-from geojax.errors import UserError
+from geojax.errors import DISK_FULL, UserError
+from geojax.train.writing.appended_file import AppendedFile
+from geojax.train.writing.background_writer import BackgroundWriter
+from geojax.train.writing.event_file import event_file, scalars_record
 
 
 class MetricsWriter:
     """A writer of `metrics.jsonl` and a TensorBoard log, on one process of a run.
 
     A resumed run continues the file: lines of steps after the restored one, which the interrupted
-    run still wrote, are dropped, so that every step stands in the file once.
+    run still wrote, are dropped, so that every step stands in the file once. After that training
+    only hands lines over, and a disk that takes none costs those lines.
     """
 
-    def __init__(self, directory: RunDirectory, step: int):
+    def __init__(self, directory: RunDirectory, step: int, files: BackgroundWriter):
         """Open the files of a run that goes on from `step`.
 
+        Args:
+            directory: the run's.
+            step: the last step that was restored; 0 for a new run.
+            files: writes them.
+
         Raises:
-            UserError: the files of an earlier run are no metrics, or cannot be written.
+            UserError: the files of an earlier run are no metrics, or cannot be written. (A full
+                disk is a warning.)
         """
-        self._directory = directory
         kept = [line for line in read_metrics(directory.metrics) if step and line["step"] <= step]
-        temporary = directory.metrics.with_suffix(".partial")
+        self._directory, self._files = directory, files
+        self._lines = _Opened(functools.partial(_kept_lines, directory.metrics, kept))
+        purged_from = step + 1 if step else None
+        self._events = _Opened(functools.partial(_point_file, directory.tensorboard, purged_from))
         try:
-            temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
-            temporary.replace(directory.metrics)
-            self._open(step)
+            self._lines.open()
+            self._events.open()
         except OSError as error:
-            raise UserError(
-                f"{directory.metrics}: metrics cannot be written ({error.strerror}); a run needs a "
-                "directory in which it may write"
-            ) from None
+            if error.errno not in DISK_FULL:
+                raise UserError(
+                    f"{directory.metrics}: metrics cannot be written ({error.strerror}); a run "
+                    "needs a directory in which it may write"
+                ) from None
 
-    def open_again(self) -> None:
-        """Open new files where the run directory has been made again."""
-        self.__exit__()
-        self._open(0)
-
-    def _open(self, step: int) -> None:
-        self._file = self._directory.metrics.open("a", encoding="utf-8")
-        self._tensorboard = SummaryWriter(
-            str(self._directory.tensorboard), purge_step=step + 1 if step else None
-        )
+    def open_again(self, config: Mapping[str, Any]) -> None:
+        """Begin new files, with the run's `config`, where its directory has been made again."""
+        directory = self._directory
+        self._lines = _Opened(functools.partial(_kept_lines, directory.metrics, ()))
+        self._events = _Opened(functools.partial(_point_file, directory.tensorboard, None))
+        self._files.put(directory.config.name, functools.partial(directory.write_config, config))
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Record `values` (numbers) of `step`; the line is on disk when this returns.
+        """Record `values` (numbers) of `step`, soon.
 
         JSON knows no infinity: a number that is not finite is written as null, and not drawn.
         """
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
         line = {"step": step, **{name: finite.get(name) for name in values}}
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
-        for name, value in finite.items():
-            self._tensorboard.add_scalar(name, value, step)
+        text = (json.dumps(line) + "\n").encode()
+        lines, events = self._lines, self._events
+        self._files.put(self._directory.metrics.name, lambda: lines.append(text))
+        self._files.put(
+            self._directory.tensorboard.name, lambda: events.append(scalars_record(step, finite))
+        )
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *exception: object) -> None:
-        self._file.close()
-        self._tensorboard.close()
+class _Opened:
+    """A file of records that is opened when the disk first lets it."""
+
+    def __init__(self, open_file: Callable[[], AppendedFile]):
+        self._open_file = open_file
+        self._file: AppendedFile | None = None
+
+    def open(self) -> AppendedFile:
+        if self._file is None:
+            self._file = self._open_file()
+        return self._file
+
+    def append(self, record: bytes) -> None:
+        self.open().append(record)
+
+
+def _kept_lines(jsonl: Path, kept: Sequence[Mapping[str, Any]]) -> AppendedFile:
+    """Write the lines that a resumed run keeps, in place of all that the file holds."""
+    temporary = jsonl.with_suffix(".partial")
+    temporary.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+    temporary.replace(jsonl)
+    return AppendedFile(jsonl)
+
+
+def _point_file(folder: Path, purged_from: int | None) -> AppendedFile:
+    folder.mkdir(exist_ok=True)
+    return event_file(folder, purged_from)
 
 
 def read_metrics(jsonl: Path) -> list[dict[str, Any]]:

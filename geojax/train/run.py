@@ -1,6 +1,7 @@
 """A whole run of `geojax train`, from its config to the summary."""
 
 import contextlib
+import functools
 import os
 import time
 from collections.abc import Sequence
@@ -16,7 +17,10 @@ from geojax import runtime
 from geojax.cache import cache_folder
 from geojax.checkpoint import Checkpointer, RunDirectory
 from geojax.checkpoint.reading.base_weights import BASE_WEIGHTS, fingerprint, refuse_other_base
+from geojax.checkpoint.reading.compatibility import refuse_other_model
+from geojax.checkpoint.reading.saved_model import SavedModel
 from geojax.data import Corpus, Loader
+from geojax.data.corpus import check_sources
 from geojax.errors import UserError
 from geojax.islands.exchange import Exchange
 from geojax.islands.site_state import SiteState
@@ -30,7 +34,7 @@ from geojax.runtime.environment.cluster_env import complete
 from geojax.runtime.environment.island_env import IslandSettings, island_settings
 from geojax.step.program import STEP_NAME
 from geojax.step.state import TrainState
-from geojax.topology import Topology
+from geojax.topology import Process, Topology
 from geojax.train.adapt.comparison import Comparison, plan_of_run
 from geojax.train.adapt.replan import (
     LinkAgreement,
@@ -71,6 +75,8 @@ from geojax.train.report import Progress, draw_loss_curve, summary_table
 from geojax.train.sample import sample_texts
 from geojax.train.trainer import TrainerFacts
 from geojax.train.training_loop import TrainingLoop
+from geojax.train.writing.background_writer import BackgroundWriter
+from geojax.train.writing.console import run_console
 from geojax.transport import Transport
 
 
@@ -100,137 +106,193 @@ def train(
     why_no_cache = runtime.enable_compilation_cache(cache_folder() / "xla")
     jax.config.update("jax_enable_x64", config.precision == "fp64")
     first = jax.process_index() == 0
-    console = rich.console.Console(quiet=not first, soft_wrap=True, highlight=False, markup=False)
-    if why_no_cache is not None:
-        console.print(why_no_cache)
-    with runtime.translate_collective_errors(), contextlib.ExitStack() as stack:
-        island = island_settings(os.environ, processes.site) if _has_islands(config) else None
-        with _status(console, "estimating the memory of a step"):
-            require_memory(config, console.print)
-        # Errors of config, layout and data are raised before there is a run directory.
-        topology = config.load_topology()
-        if island is None:
-            mesh = make_run_mesh(config)
-            plan = step_plan(config, mesh)
-            sequences = sequences_of_process(plan, config.batch.global_batch_size)
-        else:
-            require_sites(config, island)
-            mesh = make_site_mesh(config)
-            plan = island_plan(config, mesh)
-            sequences = sequences_of_site(config, plan, island.sites.index(island.site))
-        if topology is not None and island is None:
-            for line in advice_of_process(topology, everyone, jax.process_index(), os.environ):
-                print(line, flush=True)
-        corpus = Corpus.open(config.data, progress=first)
-        loader = _open_loader(config, corpus, sequences)
-        # A run that goes on from a checkpoint needs no weights but frozen ones.
-        fresh = not config.run_directory.exists()
-        weights = None
-        if fresh or config.model.lora is not None:
-            weights = _open_initial_weights(config)
-        directory = stack.enter_context(_run_directory(config, island))
-        if first:
-            directory.lock()
-        transport = None
-        if island is not None:
-            transport = stack.enter_context(
-                joined_sites(config, plan, island, complete(processes, os.environ), corpus.contents)
-            )
-        checkpointer = stack.enter_context(
-            _open_checkpoints(config, directory, mesh, topology, console, transport)
-        )
-        newest = checkpointer.newest()
-        refuse_earlier_version(directory.checkpoints, newest)
-        if newest is None and weights is None and not fresh:
-            weights = _open_initial_weights(config)
-        config = with_saved_model(config, newest)
-        if newest is None and weights is not None and transport is not None:
-            to_sites = between_sites(transport, config.mesh.dc)
-            refuse_other_weights(to_sites, mesh, fingerprint(weights))
-        given, config = config, with_saved_schedule(config, newest)
-        counted, programs = STEP_NAME, 1
-        if island is not None:
-            counted, programs = UPDATE_NAME, len(own_stages(mesh))
-        compilations = stack.enter_context(CompilationCounter(counted, programs))
-        validate = bool(loader.validation_names)
-        trainer: CompiledRun | IslandRun
-        if transport is None:
-            with _status(console, "compiling the step"):
-                trainer = CompiledRun.build(config, plan, console.print, validate=validate)
-        else:
-            trainer = IslandRun.build(config, plan, transport, console.print)
-        trainer.check_fp8_products()
-        # A process that compiles reaches the first collective long after one with a warm cache, and
-        # the collective times out after half a minute.
-        runtime.barrier("compiled", timeout_seconds=config.watchdog.first_step_seconds)
-        layout, *choices = trainer.describe()
-        console.print(f"geojax {geojax.__version__}: {layout}", *choices, sep="\n")
-        for note in (padding_note(config.model.vocab_size, corpus.tokenizer), warmup_note(config)):
-            if note is not None:
-                console.print(note)
-
-        metadata = _metadata(config, loader)
-        if config.model.lora is not None:
-            assert weights is not None, "adapters have weights to adapt"
-            metadata[BASE_WEIGHTS] = fingerprint(weights)
-        state, start, consumed = _restore_or_start(
-            trainer,
-            given,
-            checkpointer,
-            newest,
-            directory,
-            metadata,
-            console,
-            require_checkpoint,
-            weights,
-        )
-        if start >= config.steps:
-            console.print(
-                f"nothing to train: the run is at step {start}, and steps is {config.steps}; raise "
-                "it to go on"
-            )
-        if first:
-            directory.write_config(config.model_dump(mode="json"))
-        # Some collectives time out when their ranks start far apart: all compile, then wait here.
-        runtime.barrier("ready to train", timeout_seconds=config.watchdog.first_step_seconds)
-        with contextlib.ExitStack() as training:
-            writer = training.enter_context(MetricsWriter(directory, start)) if first else None
-            own_site = island.site if island is not None else site_names(mesh, topology)[0]
-            comparison = _comparison(trainer, own_site, writer, console)
-            watchdog = runtime.Watchdog(config.watchdog)
-            if transport is not None:
-                watchdog = runtime.Watchdog(config.watchdog, missing=transport.missing_from_peer)
-            loop: TrainingLoop[Any] = TrainingLoop(
-                trainer=trainer,
-                config=config,
-                loader=loader,
-                checkpointer=checkpointer,
-                writer=writer,
-                directory=directory if first else None,
-                progress=training.enter_context(Progress(console, config.steps, start)),
-                stop_signals=training.enter_context(runtime.StopSignals()),
-                watchdog=training.enter_context(watchdog),
-                log=console.print,
-                metadata=metadata,
-                compilations=compilations,
-                comparison=comparison,
-                replanning=_replanning(trainer, own_site, comparison, console),
-            )
-            before_training = time.monotonic()
-            state = loop.run(state, start, consumed)
-            training_seconds = time.monotonic() - before_training
-        if loop.stopped_early:
-            console.print(
-                f"stopped at step {int(state.step)}, which is saved in {directory.path}; the same "
-                "command goes on from there"
-            )
-        else:
-            seconds = (training_seconds, time.monotonic() - started)
-            trained_by = loop.trainer
-            assert isinstance(trained_by, CompiledRun | IslandRun), "it is planned anew as it was"
-            _show_result(trained_by, loop, state, corpus, directory, console, seconds)
+    with (
+        run_console(quiet=not first) as console,
+        runtime.translate_collective_errors(),
+        contextlib.ExitStack() as stack,
+    ):
+        if why_no_cache is not None:
+            console.print(why_no_cache)
+        code = _train(config, processes, everyone, console, stack, started, require_checkpoint)
     runtime.finish()
+    return code
+
+
+def _train(
+    config: RunConfig,
+    processes: runtime.ProcessSettings,
+    everyone: Sequence[Process],
+    console: rich.console.Console,
+    stack: contextlib.ExitStack,
+    started: float,
+    require_checkpoint: bool,
+) -> int:
+    """Train on the processes that have come together; `stack` is left at the end."""
+    first = jax.process_index() == 0
+    island = island_settings(os.environ, processes.site) if _has_islands(config) else None
+    # Errors of config, layout and data are raised before there is a run directory, and those that
+    # need no device before the step is traced.
+    check_sources(config.data)
+    # A run that goes on from a checkpoint needs no weights but frozen ones.
+    fresh = not RunDirectory.is_there(config.run_directory)
+    weights = None
+    if fresh or config.model.lora is not None:
+        weights = _open_initial_weights(config)
+    if island is None and jax.process_count() == 1:
+        saved_step = _saved_step(config.run_directory)
+        if saved_step is not None and _is_trained(config, saved_step, console):
+            return 0
+    with _status(console, "estimating the memory of a step"):
+        require_memory(config, console.print)
+    topology = config.load_topology()
+    if island is None:
+        mesh = make_run_mesh(config)
+        plan = step_plan(config, mesh)
+        sequences = sequences_of_process(plan, config.batch.global_batch_size)
+    else:
+        require_sites(config, island)
+        mesh = make_site_mesh(config)
+        plan = island_plan(config, mesh)
+        sequences = sequences_of_site(config, plan, island.sites.index(island.site))
+    if topology is not None and island is None:
+        for line in advice_of_process(topology, everyone, jax.process_index(), os.environ):
+            print(line, flush=True)
+    corpus = Corpus.open(config.data, progress=first)
+    loader = _open_loader(config, corpus, sequences)
+    directory = stack.enter_context(_run_directory(config, island))
+    if first:
+        directory.lock()
+    files = stack.enter_context(BackgroundWriter(directory.path, console.print))
+    # It is left last but for the writer: a hang at the end is one too.
+    watchdog = stack.enter_context(runtime.Watchdog(config.watchdog))
+    transport = None
+    if island is not None:
+        transport = stack.enter_context(
+            joined_sites(config, plan, island, complete(processes, os.environ), corpus.contents)
+        )
+        watchdog.missing = transport.missing_from_peer
+    watchdog.begin("start")
+    checkpointer = stack.enter_context(
+        _open_checkpoints(config, directory, mesh, topology, console, transport)
+    )
+    newest = checkpointer.newest()
+    refuse_earlier_version(directory.checkpoints, newest)
+    if newest is not None and _is_trained(config, int(newest["step"]), console):
+        return 0
+    if newest is None and weights is None and not fresh:
+        weights = _open_initial_weights(config)
+    config = with_saved_model(config, newest)
+    if newest is None and weights is not None and transport is not None:
+        to_sites = between_sites(transport, config.mesh.dc)
+        refuse_other_weights(to_sites, mesh, fingerprint(weights))
+    if newest is not None:
+        model = config.model.model_dump(mode="json")
+        refuse_other_model(directory.checkpoints / str(newest["step"]), newest["model"], model)
+    given, config = config, with_saved_schedule(config, newest)
+    counted, programs = STEP_NAME, 1
+    if island is not None:
+        counted, programs = UPDATE_NAME, len(own_stages(mesh))
+    compilations = stack.enter_context(CompilationCounter(counted, programs))
+    validate = bool(loader.validation_names)
+    trainer: CompiledRun | IslandRun
+    if transport is None:
+        with _status(console, "compiling the step"):
+            trainer = CompiledRun.build(config, plan, console.print, validate=validate)
+    else:
+        trainer = IslandRun.build(config, plan, transport, console.print, files.put)
+    trainer.check_fp8_products()
+    # A process that compiles reaches the first collective long after one with a warm cache, and
+    # the collective times out after half a minute.
+    runtime.barrier("compiled", timeout_seconds=config.watchdog.first_step_seconds)
+    layout, *choices = trainer.describe()
+    console.print(f"geojax {geojax.__version__}: {layout}", *choices, sep="\n")
+    for note in (padding_note(config.model.vocab_size, corpus.tokenizer), warmup_note(config)):
+        if note is not None:
+            console.print(note)
+
+    metadata = _metadata(config, loader)
+    if config.model.lora is not None:
+        assert weights is not None, "adapters have weights to adapt"
+        metadata[BASE_WEIGHTS] = fingerprint(weights)
+    state, start, consumed = _restore_or_start(
+        trainer,
+        given,
+        checkpointer,
+        newest,
+        directory,
+        metadata,
+        console,
+        require_checkpoint,
+        weights,
+    )
+    # Some collectives time out when their ranks start far apart: all compile, then wait here.
+    runtime.barrier("ready to train", timeout_seconds=config.watchdog.first_step_seconds)
+    if first:
+        files.put(
+            directory.config.name,
+            functools.partial(directory.write_config, config.model_dump(mode="json")),
+        )
+    with contextlib.ExitStack() as training:
+        writer = MetricsWriter(directory, start, files) if first else None
+        own_site = island.site if island is not None else site_names(mesh, topology)[0]
+        comparison = _comparison(trainer, own_site, writer, console)
+        loop: TrainingLoop[Any] = TrainingLoop(
+            trainer=trainer,
+            config=config,
+            loader=loader,
+            checkpointer=checkpointer,
+            writer=writer,
+            directory=directory if first else None,
+            progress=training.enter_context(Progress(console, config.steps, start)),
+            stop_signals=training.enter_context(runtime.StopSignals()),
+            watchdog=watchdog,
+            log=console.print,
+            metadata=metadata,
+            compilations=compilations,
+            comparison=comparison,
+            replanning=_replanning(trainer, own_site, comparison, console),
+        )
+        before_training = time.monotonic()
+        state = loop.run(state, start, consumed)
+        training_seconds = time.monotonic() - before_training
+        watchdog.begin("end", int(state.step))
+    if loop.stopped_early:
+        console.print(
+            f"stopped at step {int(state.step)}, which is saved in {directory.path}; the same "
+            "command goes on from there"
+        )
+    else:
+        seconds = (training_seconds, time.monotonic() - started)
+        trained_by = loop.trainer
+        assert isinstance(trained_by, CompiledRun | IslandRun), "it is planned anew as it was"
+        _show_result(trained_by, loop, state, corpus, directory, files, console, seconds)
     return loop.exit_code
+
+
+def _saved_step(run: Path) -> int | None:
+    """Return the step of the newest checkpoint that is whole; None: there is none to be seen."""
+    try:
+        return SavedModel.open(run, log=lambda line: None).step
+    except (OSError, UserError):
+        return None
+
+
+def _is_trained(config: RunConfig, step: int, console: rich.console.Console) -> bool:
+    """Return True if a run at `step` is at its end.
+
+    Raises:
+        UserError: it is beyond.
+    """
+    if step < config.steps:
+        return False
+    line = (
+        f"nothing to train: the run is at step {step}, and steps is {config.steps}; raise it to go "
+        "on"
+    )
+    if step > config.steps:
+        raise UserError(line)
+    console.print(line)
+    return True
 
 
 def _open_initial_weights(config: RunConfig) -> HuggingFaceWeights | None:
@@ -409,6 +471,7 @@ def _show_result(
     state: Any,
     corpus: Corpus,
     directory: RunDirectory,
+    files: BackgroundWriter,
     console: rich.console.Console,
     seconds: tuple[float, float],
 ) -> None:
@@ -418,15 +481,22 @@ def _show_result(
     weights = trainer.gather_full_params(state) if reason is None else None
     if jax.process_index() != 0:
         return
-    draw_loss_curve(directory.metrics, directory.loss_curve)
+    files.put(
+        directory.loss_curve.name,
+        functools.partial(draw_loss_curve, directory.metrics, directory.loss_curve),
+    )
     if config.sample.prompts and reason is not None:
         console.print(f"note: no sample is written: {reason}")
     elif config.sample.prompts:
-        with console.status("writing a sample"):
+        with _status(console, "writing a sample"):
             texts = sample_texts(
                 weights, config.model.base, corpus.tokenizer, config.sample, config.seed
             )
-        directory.samples.write_text("\n\n".join(texts) + "\n", encoding="utf-8")
+        sample = "\n\n".join(texts) + "\n"
+        files.put(
+            directory.samples.name,
+            functools.partial(directory.samples.write_text, sample, encoding="utf-8"),
+        )
         console.print("\nThe model writes:\n", *texts, "", sep="\n")
     console.print(
         summary_table(

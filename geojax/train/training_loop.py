@@ -13,7 +13,8 @@ import numpy as np
 
 from geojax.checkpoint import Checkpointer, RunDirectory
 from geojax.data import Loader
-from geojax.errors import RunError
+from geojax.errors import RunError, UserError
+from geojax.file_lock import LockHeldError
 from geojax.islands.traffic import LinkTraffic
 from geojax.quantities import quantity
 from geojax.runtime import StopSignals, Watchdog, translate_collective_errors
@@ -30,6 +31,9 @@ from geojax.train.trainer import State, Trainer
 # The next step is dispatched before the last one's metrics are read, so that devices never wait for
 # the host; a third step in flight would only hold more memory.
 STEPS_IN_FLIGHT = 2
+
+_PAUSE_SECONDS = 1.0
+"""Part of the pause after a failed save that the watchdog counts by itself."""
 
 OF_SOME_RUNS = ("mtp_loss", "aux_loss", "loss_scale")
 """Metrics that only some runs have: those that predict later tokens, with experts, and in fp16."""
@@ -114,6 +118,7 @@ class TrainingLoop(Generic[State]):
 
     def _train(self, state: State, start: int, consumed_sequences: int) -> State:
         config, done = self.config, start
+        self.watchdog.begin("host work", start)
         self._consumed = consumed_sequences
         if start == 0:
             self._validate(state, 0)
@@ -121,7 +126,8 @@ class TrainingLoop(Generic[State]):
         self._restart_clock()
         while done < config.steps and not self.stopped_early:
             requests = {"stop": self.stop_signals.requested, "save": self.checkpointer.due()}
-            batch = next(batches)
+            with self.watchdog.data(done + 1):
+                batch = next(batches)
             with self.watchdog.dispatch(done + 1):
                 state, metrics = self.trainer.step(state, batch, requests)
             done += 1
@@ -141,10 +147,18 @@ class TrainingLoop(Generic[State]):
                 self._restart_clock()
         self._drain()
         self._save(state, done)
-        while not self.checkpointer.wait():
-            time.sleep(self.checkpointer.retry_pause)
+        while not self._saved(done):
+            end = time.monotonic() + self.checkpointer.retry_pause
+            while (left := end - time.monotonic()) > 0:
+                with self.watchdog.step(done, "save"):
+                    time.sleep(min(left, _PAUSE_SECONDS))
             self._save(state, done)
         return state
+
+    def _saved(self, step: int) -> bool:
+        """Wait for the save in the background; return False if it failed."""
+        with self.watchdog.step(step, "save"):
+            return self.checkpointer.wait()
 
     def _finish_oldest(self) -> None:
         step, pending, links, end = self._pending.popleft()
@@ -223,7 +237,12 @@ class TrainingLoop(Generic[State]):
     def _validate(self, state: State, step: int) -> None:
         for name in self.loader.validation_names:
             sums = []
-            for batch in self.loader.validation(name):
+            batches = iter(self.loader.validation(name))
+            while True:
+                with self.watchdog.data(step):
+                    batch = next(batches, None)
+                if batch is None:
+                    break
                 with self.watchdog.step(step, "validation"):
                     sums.append(jax.device_get(self.trainer.evaluate(state, batch)))
             loss, targets = np.sum(sums, axis=0)
@@ -237,23 +256,40 @@ class TrainingLoop(Generic[State]):
         """Go on with another step after a checkpoint, where the links are not as they were."""
         if self.replanning is None or self.stopped_early or step == self.config.steps:
             return state
-        trainer = self.replanning.replanned(self.trainer, step)
-        if trainer is None:
-            return state
-        self.trainer = trainer
-        self.watchdog.expect_first_step()
-        return trainer.adopt(state)
+        with self.watchdog.step(step, "plan"):
+            trainer = self.replanning.replanned(self.trainer, step)
+            if trainer is None:
+                return state
+            self.trainer = trainer
+            self.watchdog.expect_first_step()
+            return trainer.adopt(state)
 
     def _save(self, state: State, step: int) -> None:
         self._save_asked = False
-        if self.directory is not None and self.directory.make_again_if_removed():
-            self.log(
-                f"warning: {self.directory.path}: was removed while the run was going on; it is "
-                "made again, without the metrics and checkpoints so far"
-            )
-            self.directory.write_config(self.config.model_dump(mode="json"))
-            if self.writer is not None:
-                self.writer.open_again()
         metadata = {**self.metadata, "consumed_sequences": self._consumed}
         with self.watchdog.step(step, "save"):
+            self._make_directory_again()
             self.trainer.save(self.checkpointer, step, state, metadata)
+
+    def _make_directory_again(self) -> None:
+        """Make the run directory anew where it was removed; if that fails, so will the save.
+
+        Raises:
+            LockHeldError: another run has taken its place.
+        """
+        if self.directory is None:
+            return
+        try:
+            if not self.directory.make_again_if_removed():
+                return
+        except LockHeldError:
+            raise
+        except (OSError, RunError, UserError) as error:
+            self.log(f"warning: {error}; the run directory cannot be made again")
+            return
+        self.log(
+            f"warning: {self.directory.path}: was removed while the run was going on; it is "
+            "made again, without the metrics and checkpoints so far"
+        )
+        if self.writer is not None:
+            self.writer.open_again(self.config.model_dump(mode="json"))

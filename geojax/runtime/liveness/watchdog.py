@@ -8,10 +8,12 @@ a thread beside the training loop that knows how long steps usually take:
             with watchdog.step(step):
                 ...
 
-Each kind of work (a training step, a batch of validation, a save) has limits of its own, and time
-for the other processes to complete the kind before it. When a step takes longer, the watchdog
-writes the stacks of all threads and one line that names the processes that are behind to stderr,
-and ends the process with code `HANG`; with `FAILURE` where the process waits for another job.
+Each kind of work (a training step, a batch of data or validation, a save) has limits of its own,
+and time for the other processes to complete the kind before it. Between them the clock runs for
+"host work", so that it runs whenever no step has ended; before and after the loop it runs for the
+phase that `begin` names. When work takes longer, the watchdog writes the stacks of all threads and
+one line that names the processes that are behind to stderr, and ends the process with code `HANG`;
+with `FAILURE` where the process waits for another job.
 """
 
 import contextlib
@@ -39,10 +41,25 @@ _STEPS_REMEMBERED = 50
 _POLL_SECONDS = 5.0
 # Enough for a new report of process 0.
 _COMPARE_SECONDS = 10.0
+_REPORT_SECONDS = 2 * _COMPARE_SECONDS
 
 
-WorkKind: TypeAlias = Literal["dispatch", "training step", "validation", "save", "probe"]
-"""Kinds of work that a step may be; a training step begins with its dispatch by the host."""
+WorkKind: TypeAlias = Literal[
+    "start",
+    "data",
+    "dispatch",
+    "training step",
+    "validation",
+    "save",
+    "plan",
+    "host work",
+    "end",
+    "probe",
+]
+"""Kinds of work that is watched; a training step begins with its dispatch by the host."""
+
+_PHASES = ("start", "plan", "end")
+"""Kinds in which programs may be compiled and other processes waited for."""
 
 _LONGEST_LIMIT = 1e7
 
@@ -55,7 +72,8 @@ class WatchdogSettings(Settings):
     minimum_seconds: Seconds = pydantic.Field(default=120.0, ge=0.1, le=_LONGEST_LIMIT)
     """Time that a step may always take: a busy network can delay a fast one."""
     first_step_seconds: Seconds = pydantic.Field(default=3600.0, ge=0.1, le=_LONGEST_LIMIT)
-    """Time that the first training step may take, which compiles."""
+    """Time that the first training step, which compiles, and the first batch of data may take. The
+    start of a run, once all processes are there, and its end may take `minimum_seconds` more."""
     first_validation_seconds: Seconds = pydantic.Field(default=3600.0, ge=0.1, le=_LONGEST_LIMIT)
     """Time that the first batch of validation may take, which compiles."""
     save_seconds: Seconds = pydantic.Field(default=1800.0, ge=0.1, le=_LONGEST_LIMIT)
@@ -66,7 +84,10 @@ class WatchdogSettings(Settings):
         limits: dict[WorkKind, float] = {
             "validation": self.first_validation_seconds,
             "save": self.save_seconds,
+            "host work": self.minimum_seconds,
         }
+        if kind in _PHASES:  # barriers have the shorter limit, and a better message
+            return self.first_step_seconds + self.minimum_seconds
         return limits.get(kind, self.first_step_seconds)
 
     def later_minimum(self, kind: WorkKind) -> float:
@@ -84,6 +105,9 @@ class _RunningStep(NamedTuple):
 class Watchdog:
     """Thread that watches the steps of a loop; enter it around the loop, then `step` in it.
 
+    Attributes:
+        missing: see the arguments; it may be set later.
+
     Args:
         settings: the limits.
         end_process: ends the process with an exit code.
@@ -98,10 +122,12 @@ class Watchdog:
         missing: Callable[[], str | None] = lambda: None,
     ):
         self.settings = settings or WatchdogSettings()
-        self._end_process, self._missing = end_process, missing
+        self._end_process, self.missing = end_process, missing
         self._durations: defaultdict[WorkKind, deque[float]] = defaultdict(
             lambda: deque(maxlen=_STEPS_REMEMBERED)
         )
+        self._between: WorkKind | None = None
+        self._number = 0
         self._running: _RunningStep | None = None
         self._previous: WorkKind | None = None
         self._finished = threading.Event()
@@ -114,6 +140,16 @@ class Watchdog:
     def __exit__(self, *exception: object) -> None:
         self._finished.set()
         self._thread.join()
+
+    def begin(self, kind: WorkKind | None, number: int = 0) -> None:
+        """Count the time that belongs to no step as this kind from now on; None: watch steps alone.
+
+        Args:
+            kind: a phase, or "host work" of a loop.
+            number: the step that messages name until the next one begins.
+        """
+        self._between, self._number = kind, number
+        self._running = self._work_between()
 
     @contextlib.contextmanager
     def step(self, number: int, kind: WorkKind = "training step") -> Iterator[None]:
@@ -135,14 +171,25 @@ class Watchdog:
         """
         return self._watch_over(number, "dispatch")
 
+    def data(self, number: int) -> contextlib.AbstractContextManager[None]:
+        """Watch over the wait for the batch of step `number`, ahead of its dispatch."""
+        return self._watch_over(number, "data")
+
+    def _work_between(self) -> _RunningStep | None:
+        if self._between is None:
+            return None
+        limit = self.settings.first_limit(self._between)
+        return _RunningStep(self._number, self._between, time.monotonic(), limit)
+
     @contextlib.contextmanager
     def _watch_over(self, number: int, kind: WorkKind) -> Iterator[None]:
         started = time.monotonic()
+        self._number = number
         self._running = _RunningStep(number, kind, started, self.limit_seconds(kind))
         try:
             yield
         finally:
-            self._running = None
+            self._running = self._work_between()
         self._durations[kind].append(time.monotonic() - started)
 
     def expect_first_step(self) -> None:
@@ -178,10 +225,16 @@ class Watchdog:
                 continue
             elapsed = time.monotonic() - running.started
             if elapsed > running.limit and self._running == running:
-                self._report_hang(running, elapsed)
+                # Output may go to the very file system that does not answer.
+                codes = [HANG]
+                arguments = (running, elapsed, codes)
+                report = threading.Thread(target=self._report_hang, args=arguments, daemon=True)
+                report.start()
+                report.join(_REPORT_SECONDS)
+                self._end_process(codes[-1])
                 return
 
-    def _report_hang(self, running: _RunningStep, elapsed: float) -> None:
+    def _report_hang(self, running: _RunningStep, elapsed: float, codes: list[int]) -> None:
         stderr = sys.__stderr__ or sys.stderr
         print(
             f"geojax watchdog: step {running.number} ({running.kind}) has taken "
@@ -196,11 +249,11 @@ class Watchdog:
         reading = threading.Thread(target=self._compare, args=(findings,), daemon=True)
         reading.start()
         reading.join(_COMPARE_SECONDS)
-        code, finding = HANG, findings[-1]
-        if (missing := self._missing()) is not None:
-            code, finding = FAILURE, missing
-        print(f"geojax watchdog: {finding}; ending with code {code}", file=stderr, flush=True)
-        self._end_process(code)
+        finding = findings[-1]
+        if (missing := self.missing()) is not None:
+            finding = missing
+            codes.append(FAILURE)
+        print(f"geojax watchdog: {finding}; ending with code {codes[-1]}", file=stderr, flush=True)
 
     def _compare(self, findings: list[str]) -> None:
         with contextlib.suppress(Exception):

@@ -73,6 +73,7 @@ from geojax.train.islands.site_rates import tell_rates, with_told_rates
 from geojax.train.report import mesh_line
 from geojax.train.sample import gather_full_params, unsampled_reason
 from geojax.train.trainer import Batch, TrainerFacts
+from geojax.train.writing.background_writer import Put, write_at_once
 from geojax.transport import MeasuredLink, Transport
 
 UPDATE_NAME = SumsOfSites.apply.__name__
@@ -104,6 +105,8 @@ class IslandRun:
     """The sites that hold a tied table; () if one does."""
     log: Callable[[str], None] = print
     """Function that shows a line to the user."""
+    put: Put = write_at_once
+    """Function that takes pictures to be drawn and written."""
 
     @classmethod
     def build(
@@ -112,6 +115,7 @@ class IslandRun:
         plan: StepPlan,
         transport: Transport,
         log: Callable[[str], None] = print,
+        put: Put = write_at_once,
         *,
         before: "IslandRun | None" = None,
     ) -> Self:
@@ -122,6 +126,7 @@ class IslandRun:
             plan: from `island_plan`.
             transport: joins this process to those that hold other stages, in all sites.
             log: shows a line to the user.
+            put: takes pictures to be drawn and written.
             before: run of the same processes that this one goes on from: its messages come after
                 those, on the same transports; None: there is none.
         """
@@ -162,6 +167,7 @@ class IslandRun:
             saved,
             table_sites,
             log,
+            put,
         )
 
     def initial_state(self, weights: HuggingFaceWeights | None = None) -> SiteState:
@@ -217,11 +223,16 @@ class IslandRun:
         folder = self.config.run_directory / sites[own]
         image, trace = folder / "timeline.png", folder / "timeline.json"
         named = dict(zip(names, records, strict=True))
-        measured, simulated = step_timeline.draw(schedule, named, image, trace, count)
-        self.log(
-            f"step {self.stages.walks[0].steps} after the start, {quantity(measured.seconds, 's')} "
-            f"and simulated {quantity(simulated.seconds, 's')}, is drawn in {image} and {trace}"
-        )
+        step = self.stages.walks[0].steps
+
+        def draw() -> None:
+            measured, simulated = step_timeline.draw(schedule, named, image, trace, count)
+            self.log(
+                f"step {step} after the start, {quantity(measured.seconds, 's')} and simulated "
+                f"{quantity(simulated.seconds, 's')}, is drawn in {image} and {trace}"
+            )
+
+        self.put(image.name, draw)
 
     def _of_all_sites(self, records: Sequence[Record]) -> list[Record]:
         """Exchange the records of a step: those of all stages, by the clock of the first one."""
@@ -305,7 +316,7 @@ class IslandRun:
         # Of all stages, so that every process finds the same.
         if plan == self.plan and not (is_stage and stage_lists(config) != stage_lists(self.config)):
             return None
-        return self.build(config, plan, self.transport, self.log, before=self)
+        return self.build(config, plan, self.transport, self.log, self.put, before=self)
 
     def adopt(self, state: SiteState) -> SiteState:
         """Return the state of a run that this one was planned anew from."""

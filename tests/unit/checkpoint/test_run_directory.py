@@ -104,7 +104,7 @@ def test_a_lock_never_follows_a_link(tmp_path: Path, link: Any) -> None:
     victim.write_text("of somebody else")
     (tmp_path / "run").mkdir()
     link(victim, tmp_path / "run" / "lock")
-    with pytest.raises(UserError, match="lock: is a link, .*; move it away"):
+    with pytest.raises(UserError, match=r"lock: is a link, .*; move it away"):
         RunDirectory(tmp_path / "run").lock()
     assert victim.read_text() == "of somebody else"
 

@@ -168,6 +168,31 @@ def test_a_trainer_that_waits_in_a_step_is_watched():
     assert [(each.number, each.kind) for each in watched] == [(3, "dispatch")]
 
 
+def test_the_watchdog_knows_what_the_host_does_at_every_moment():
+    trainer, watched = CountingTrainer(), []
+
+    class Slow(Sequences):
+        def iterate(self, consumed):
+            for batch in super().iterate(consumed):
+                watched.append(loop.watchdog._running[:2])
+                yield batch
+
+        def validation(self, name):
+            return iter([{"row": np.arange(3)}])
+
+    class Watched(Checkpoints):
+        def wait(self):
+            watched.append(loop.watchdog._running[:2])
+            return super().wait()
+
+    with loop_of(trainer, Watched(every=100)) as loop:
+        loop.loader = Slow()
+        loop.run(0, 0, 0)
+        watched.append(loop.watchdog._running[:2])
+    data = [(step, "data") for step in range(1, STEPS + 1)]
+    assert watched == [*data, (STEPS, "save"), (STEPS, "host work")]
+
+
 def test_a_run_takes_each_batch_once_and_records_each_step():
     trainer = CountingTrainer()
     with loop_of(trainer) as loop:

@@ -166,6 +166,64 @@ def test_a_dispatch_may_wait_for_the_step_before_it_and_for_a_save(watchdog):
     assert watchdog.limit_seconds("training step") == 2
 
 
+def test_the_clock_runs_between_the_steps_and_names_what_hangs(capfd):
+    ended, done = [], threading.Event()
+
+    def end(code):
+        ended.append(code)
+        done.set()
+
+    with Watchdog(WatchdogSettings(minimum_seconds=0.2), end) as watchdog:
+        watchdog.begin("host work")
+        with watchdog.step(3):
+            pass
+        assert done.wait(PATIENCE_SECONDS)
+    assert ended == [HANG]
+    assert "step 3 (host work) has taken" in capfd.readouterr().err
+
+
+def test_a_wait_for_data_is_named(capfd):
+    ended, done = [], threading.Event()
+
+    def end(code):
+        ended.append(code)
+        done.set()
+
+    with Watchdog(WatchdogSettings(minimum_seconds=0.2), end) as watchdog:
+        with watchdog.data(11):
+            pass
+        with watchdog.data(12):
+            assert done.wait(PATIENCE_SECONDS)
+    assert "step 12 (data) has taken" in capfd.readouterr().err
+
+
+def test_a_report_that_cannot_be_written_does_not_keep_the_process(monkeypatch):
+    ended, done, answer = [], threading.Event(), threading.Event()
+
+    def end(code):
+        ended.append(code)
+        done.set()
+
+    def hang(*arguments, **options):
+        answer.wait(PATIENCE_SECONDS)
+
+    monkeypatch.setattr("geojax.runtime.liveness.watchdog._REPORT_SECONDS", 0.1)
+    monkeypatch.setattr("geojax.runtime.liveness.watchdog.faulthandler.dump_traceback", hang)
+    with Watchdog(WatchdogSettings(minimum_seconds=0.2), end) as watchdog:
+        with watchdog.step(0):
+            pass
+        with watchdog.step(1):
+            assert done.wait(PATIENCE_SECONDS)
+    assert ended == [HANG]
+    answer.set()
+
+
+def test_phases_leave_barriers_time_for_their_own_message(watchdog):
+    assert watchdog.settings.first_limit("start") == 9000 + 2
+    assert watchdog.settings.first_limit("end") == 9000 + 2
+    assert watchdog.settings.first_limit("host work") == 2
+
+
 def test_a_hang_is_found_by_the_limit_of_its_kind():
     ended, done = [], threading.Event()
 
