@@ -9,16 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
-
 from geojax.data.atomic_folder import atomic_folder, refuse_taken
 from geojax.data.documents import find_files
 from geojax.data.file_tokens import (
@@ -30,6 +20,7 @@ from geojax.data.file_tokens import (
     is_tokenized,
     pieces_of,
 )
+from geojax.data.progress import WorkProgress, work_progress
 from geojax.data.settings import PrepareSettings, PrepareSource
 from geojax.data.storage import (
     SPLITS,
@@ -73,7 +64,7 @@ def prepare(settings: PrepareSettings, *, progress: bool = False) -> list[Prepar
     }
     if settings.tokenizer is None:
         _require_tokenizer(settings, files)
-    with progress_bar(enabled=progress) as bar:
+    with work_progress(enabled=progress) as bar:
         if settings.tokenizer is not None:
             tokenizer = Tokenizer.load(
                 settings.tokenizer, beginning=settings.beginning_token, end=settings.end_token
@@ -142,35 +133,20 @@ def write_prepared(
     return counts
 
 
-def progress_bar(*, enabled: bool) -> Progress:
-    """Make a progress bar in bytes, on the terminal that the standard error stream is."""
-    console = Console(stderr=True)
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not enabled or not console.is_terminal,
-    )
-
-
 def _prepare_source(
     folder: Path,
     source: PrepareSource,
     settings: PrepareSettings,
     files: SourceFiles,
     tokenizer: Tokenizer,
-    bar: Progress,
+    bar: WorkProgress,
 ) -> None:
     """Tokenize the files of a source, in worker processes if it has more than one."""
     marked = source.format == "chat"
     reader = reader_of(source, settings, tokenizer)
     parts = list(parts_of(source, *files))
     total = sum(content_of(path, source).stat().st_size for path in itertools.chain(*files))
-    advance = _task(bar, f"tokenizing {source.name}", total)
+    advance = bar.begin(f"tokenizing {source.name}", total)
     count = worker_count(settings.workers, total)
     setup = WorkerSetup(
         folder=folder,
@@ -226,11 +202,11 @@ def _check_counts(source: PrepareSource, counts: Counts) -> None:
 
 
 def _training_texts(
-    settings: PrepareSettings, files: Mapping[str, SourceFiles], bar: Progress
+    settings: PrepareSettings, files: Mapping[str, SourceFiles], bar: WorkProgress
 ) -> Iterator[str]:
     total = sum(path.stat().st_size for paths in files.values() for path in paths.files)
     share = min(1.0, settings.tokenizer_bytes / max(total, 1))
-    advance = _task(bar, "reading for the tokenizer", int(total * share))
+    advance = bar.begin("reading for the tokenizer", int(total * share))
     for source in settings.sources:
         for path in files[source.name].files:
             quota = path.stat().st_size * share
@@ -243,8 +219,4 @@ def _training_texts(
                 quota -= len(piece.text.encode())
                 if quota <= 0 and share < 1:
                     break
-
-
-def _task(bar: Progress, description: str, total: int) -> Callable[[int], None]:
-    task = bar.add_task(description, total=total)
-    return lambda bytes_read: bar.advance(task, bytes_read)
+    bar.begin("training the tokenizer")

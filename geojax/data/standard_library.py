@@ -16,7 +16,8 @@ from geojax.cache import cache_folder
 from geojax.data.atomic_folder import atomic_folder, is_taken
 from geojax.data.documents import split_text
 from geojax.data.file_tokens import Assigned, append_tokens, is_held_out, tokenized
-from geojax.data.prepare import progress_bar, write_prepared
+from geojax.data.prepare import write_prepared
+from geojax.data.progress import work_progress
 from geojax.data.storage import TRAIN, VALIDATION, VERSION, Prepared
 from geojax.data.tokenizer import Tokenizer
 from geojax.errors import UserError
@@ -99,19 +100,20 @@ def _prepare(
             f"{library}: this Python ships without its library's source; give prepared data"
         )
     held_out = [is_held_out(text.encode(), HOLD_OUT) for text in texts]
-    with progress_bar(enabled=progress) as bar:
-        task = bar.add_task("preparing python-stdlib", total=sum(map(len, texts)))
+    with work_progress(enabled=progress) as bar:
+        bar.begin("training the tokenizer of python-stdlib")
 
         def documents() -> Iterator[Assigned]:
             for text, is_validation in zip(texts, held_out, strict=True):
                 for piece in split_text(text):
                     yield Assigned(VALIDATION if is_validation else TRAIN, piece)
-                bar.advance(task, len(text))
+                advance(len(text))
 
         training = (
             text for text, is_validation in zip(texts, held_out, strict=True) if not is_validation
         )
         tokenizer = given or Tokenizer.train(training, vocabulary_size=vocabulary_size)
+        advance = bar.begin("preparing python-stdlib", sum(map(len, texts)))
         write_prepared(
             folder,
             lambda appends: append_tokens(tokenized(documents(), tokenizer), appends),

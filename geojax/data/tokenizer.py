@@ -1,7 +1,9 @@
 """Byte-level BPE: trained here, or read from any `tokenizer.json` of the `tokenizers` library."""
 
+import contextlib
 import functools
 import hashlib
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -17,6 +19,16 @@ SMALLEST_VOCABULARY = 258
 """Smallest vocabulary: 256 bytes, the beginning and the end of a document."""
 LARGEST_VOCABULARY = 1 << 20
 """Largest vocabulary that is trained; the trainer allocates for all of it before it reads text."""
+
+LARGEST_ID = (1 << 24) - 1
+"""Largest number of a token."""
+RUN_CHARACTERS = 512
+"""A tokenizer is trained on texts that are cut behind blocks of this many without a word break."""
+
+_RUN = re.compile(r"[^\W\d_]+|\d+|\s+|(?:[^\w\s]|_)+")
+_SHOWN = 40
+_MOST_REASON = 200
+_UNLIKELY_CHARACTER = "\U0010fffd"
 
 # The names that well-known tokenizers give to a document's beginning and end, most specific first.
 _KNOWN_PAIRS = (
@@ -46,16 +58,21 @@ class Tokenizer:
             UserError: it is not such a file, or has no token of the name `beginning` or `end`; with
                 neither given, the pair is looked for among those of well-known tokenizers.
         """
-        try:
+        self._source = source
+        with _library_errors(f"{source}: not a tokenizer.json"):
             self._backend = tokenizers.Tokenizer.from_buffer(content)
-        except Exception as error:  # the library raises bare Exception
-            raise UserError(f"{source}: not a tokenizer.json ({error})") from None
         # A text that spells a special token is plain text: special tokens are placed here only.
         self._backend.encode_special_tokens = True
         self._backend.no_truncation()
         self._backend.no_padding()
         self._content = content
         vocabulary = self._backend.get_vocab(with_added_tokens=True)
+        largest = max(vocabulary, key=vocabulary.__getitem__, default=None)
+        if largest is not None and vocabulary[largest] > LARGEST_ID:
+            raise UserError(
+                f"{source}: token '{largest[:_SHOWN]}' has the number {vocabulary[largest]:,}; at "
+                f"most {LARGEST_ID:,} would be right"
+            )
         if beginning is None and end is None:
             pairs = [pair for pair in _KNOWN_PAIRS if set(pair) <= vocabulary.keys()]
             if not pairs:
@@ -74,6 +91,7 @@ class Tokenizer:
         self.vocabulary_size: int = max(vocabulary.values()) + 1
         """Number of rows that an embedding needs, which is the largest id plus one."""
         self.fingerprint: str = hashlib.sha256(content).hexdigest()
+        self.encode(_UNLIKELY_CHARACTER)  # a vocabulary may lack the token for unknown ones
 
     @classmethod
     def load(
@@ -100,7 +118,10 @@ class Tokenizer:
         """Train a byte-level BPE (Sennrich et al. 2016; on bytes, Radford et al. 2019) on `texts`.
 
         Every text can be encoded: the 256 bytes are in the vocabulary. The vocabulary is smaller
-        than requested if `texts` have too few distinct pairs to merge.
+        than requested if `texts` have too few distinct pairs to merge. Runs of letters, of digits,
+        of blanks or of other characters are cut for the training, after at most
+        2 * RUN_CHARACTERS, and what repeats in them counts once: the trainer's time is quadratic in
+        the length of a word.
         """
         assert vocabulary_size >= SMALLEST_VOCABULARY, f"vocabulary_size is {vocabulary_size}"
         backend = tokenizers.Tokenizer(models.BPE())
@@ -112,7 +133,7 @@ class Tokenizer:
             initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
             show_progress=False,
         )
-        backend.train_from_iterator(texts, trainer)
+        backend.train_from_iterator(itertools.chain.from_iterable(map(_cut_runs, texts)), trainer)
         content = backend.to_str(pretty=True).encode()
         return cls(content, beginning=BEGINNING, end=END, source="the trained tokenizer")
 
@@ -125,16 +146,19 @@ class Tokenizer:
 
         With `special_tokens` it has those that the `tokenizer.json` itself gives to every text.
         """
-        return self._backend.encode(text, add_special_tokens=special_tokens).ids
+        with self._encoding():
+            return self._backend.encode(text, add_special_tokens=special_tokens).ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each of `texts`, computed by the library's own threads."""
-        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        with self._encoding():
+            encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
     def encode_with_special_tokens(self, text: str) -> tokenizers.Encoding:
         """Encode a text in which special tokens are spelled, such as a rendered conversation."""
-        return self._reading_special_tokens.encode(text, add_special_tokens=False)
+        with self._encoding():
+            return self._reading_special_tokens.encode(text, add_special_tokens=False)
 
     def id_of(self, token: str) -> int | None:
         """Return the id of a token by its name; None: there is no such token."""
@@ -145,6 +169,9 @@ class Tokenizer:
         """Yield the special tokens that `texts` spell."""
         for text in texts:
             yield from self._spelled.findall(text)
+
+    def _encoding(self) -> contextlib.AbstractContextManager[None]:
+        return _library_errors(f"{self._source}: this tokenizer cannot encode a text")
 
     @functools.cached_property
     def _reading_special_tokens(self) -> tokenizers.Tokenizer:
@@ -162,3 +189,34 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of `ids`; special tokens have none."""
         return self._backend.decode(list(ids), skip_special_tokens=True)
+
+
+@contextlib.contextmanager
+def _library_errors(problem: str) -> Iterator[None]:
+    """Say in one line what the library finds wrong; it raises bare exceptions, and panics.
+
+    Raises:
+        UserError: it found something.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise UserError(f"{problem} ({str(error)[:_MOST_REASON]})") from None
+
+
+def _cut_runs(text: str) -> Iterator[str]:
+    """Cut a text behind each block of `RUN_CHARACTERS` that has no word break.
+
+    Of equal blocks in a row the first one stands for all.
+    """
+    start, last = 0, ""
+    for end in range(RUN_CHARACTERS, len(text), RUN_CHARACTERS):
+        block = text[end - RUN_CHARACTERS : end]
+        if start + RUN_CHARACTERS == end and block == last:
+            start = end
+        elif _RUN.fullmatch(block):
+            yield text[start:end]
+            start, last = end, block
+    yield text[start:]

@@ -1,4 +1,6 @@
 import json
+import random
+import re
 
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from geojax.data import Tokenizer, pack
+from geojax.data import tokenizer as tokenizer_module
 from geojax.data.packing import window_of_tokens
 from geojax.errors import UserError
 
@@ -106,3 +109,55 @@ def test_one_token_for_both_ends_keeps_the_end_in_the_loss():
     np.testing.assert_array_equal(batch["segment_ids"], [[1, 1, 2, 2, 2, 3]])
     np.testing.assert_array_equal(batch["positions"], [[0, 1, 0, 1, 2, 0]])
     np.testing.assert_array_equal(batch["loss_mask"], np.ones((1, 6)))
+
+
+RUNS = ["x" * 5000, "\n" * 5000, "7" * 5000, "😀" * 5000, "ab " + "c" * 5000 + " de" * 500]
+
+
+@pytest.mark.parametrize("text", RUNS)
+def test_runs_without_a_word_break_are_cut_for_the_training(text):
+    """The trainer's time is quadratic in the length of a word."""
+    parts = list(tokenizer_module._cut_runs(text))
+    assert set("".join(parts)) == set(text)
+    assert sum(map(len, parts)) <= min(len(text), 3000), "what repeats counts once"
+    words = [word for part in parts for word in re.findall(r"\w+|\s+|[^\w\s]+", part)]
+    assert max(map(len, words)) < 2 * tokenizer_module.RUN_CHARACTERS
+
+
+def test_what_does_not_repeat_is_all_trained_on():
+    draw = random.Random(3)
+    text = "".join(draw.choice("abcdef") for _ in range(5000))
+    assert "".join(tokenizer_module._cut_runs(text)) == text
+
+
+def test_texts_with_words_are_trained_on_as_they_are():
+    text = "def f(x):\n    return 12345 * x  # öne\n" * 200
+    assert list(tokenizer_module._cut_runs(text)) == [text]
+
+
+def file_with(vocabulary, **model):
+    content = json.loads(content_with("<s>", "</s>"))
+    content["model"] = {"vocab": {"<s>": 0, "</s>": 1, **vocabulary}, **model}
+    return json.dumps(content).encode()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            file_with({"z": 4294967295}, type="BPE", merges=[]),
+            "a file: token 'z' has the number 4,294,967,295; at most 16,777,215",
+        ),
+        (
+            file_with({}, type="BPE", merges=[], unk_token="none"),
+            r"a file: this tokenizer cannot encode a text \(Unk token `none` not found",
+        ),
+        (
+            file_with({}, type="WordLevel", unk_token="none"),
+            r"a file: this tokenizer cannot encode a text \(WordLevel error: Missing",
+        ),
+    ],
+)
+def test_a_vocabulary_that_no_text_can_be_encoded_with_is_refused(content, message):
+    with pytest.raises(UserError, match=message):
+        Tokenizer(content, source="a file")
