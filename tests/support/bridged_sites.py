@@ -7,7 +7,6 @@ one site is taken from the bridge, as where a provider's network fails.
 import contextlib
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 from geojax.wan import require_namespaces
@@ -70,9 +69,3 @@ def bridged_sites(name: str) -> Iterator[BridgedSites]:
     finally:
         for namespace in (*sites.namespaces, sites.bridge):
             remove(namespace)
-
-
-def kernel_sends_again_often() -> bool:
-    """Return whether the kernel knows TCP_RTO_MAX_MS, which Linux has from 6.15."""
-    release = Path("/proc/sys/kernel/osrelease").read_text().split(".")
-    return (int(release[0]), int(release[1])) >= (6, 15)

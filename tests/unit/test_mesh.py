@@ -13,7 +13,7 @@ from support.topologies import topology_of
 from geojax import mesh as mesh_module
 from geojax.accelerators import accelerator_of
 from geojax.errors import UserError
-from geojax.mesh import AXES, make_mesh, register_processes
+from geojax.mesh import AXES, index_on_host, make_mesh, register_processes
 from geojax.topology import Process, Topology
 
 
@@ -44,6 +44,13 @@ def processes_of(mesh):
     """The process of every device, one row a site."""
     flat = mesh.devices.reshape(mesh.shape["dc"], -1)
     return [[device.process_index for device in site] for site in flat]
+
+
+def test_processes_of_one_host_are_counted(registered):
+    assert index_on_host(0) == 0, "nothing is registered"
+    hosts = ["a", "b", "a", "a"]
+    registered([Process(index, "east", host, 1, "cpu") for index, host in enumerate(hosts)])
+    assert list(map(index_on_host, range(4))) == [0, 0, 1, 2]
 
 
 def test_all_six_axes_always_exist_and_are_auto():

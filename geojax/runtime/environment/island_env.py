@@ -116,11 +116,9 @@ def guard_port(environment: Mapping[str, str], earlier: int = 0) -> int | None:
     name = VARIABLES["port"]
     if not (text := environment.get(name)):
         return None
-    if not re.fullmatch("[0-9]{1,5}", text) or not 1 <= int(text) + earlier <= LAST_PORT:
-        raise UserError(
-            f"{name}={text[:20]}: is no port for {earlier + 1} processes; give a number from 1 to "
-            f"{LAST_PORT - earlier}"
-        )
+    last = LAST_PORT - earlier
+    if not re.fullmatch("[0-9]{1,5}", text) or not 1 <= int(text) <= last:
+        raise UserError(f"{name}={text[:20]!r}: is no port; give a number from 1 to {last}")
     return int(text) + earlier
 
 
