@@ -102,6 +102,7 @@ def train(
     """
     started = time.monotonic()
     _require_known_site(config, complete(processes, os.environ).site)
+    island = _island_of(config, processes)
     everyone = runtime.start(processes)
     why_no_cache = runtime.enable_compilation_cache(cache_folder() / "xla")
     jax.config.update("jax_enable_x64", config.precision == "fp64")
@@ -113,7 +114,9 @@ def train(
     ):
         if why_no_cache is not None:
             console.print(why_no_cache)
-        code = _train(config, processes, everyone, console, stack, started, require_checkpoint)
+        code = _train(
+            config, processes, island, everyone, console, stack, started, require_checkpoint
+        )
     runtime.finish()
     return code
 
@@ -121,6 +124,7 @@ def train(
 def _train(
     config: RunConfig,
     processes: runtime.ProcessSettings,
+    island: IslandSettings | None,
     everyone: Sequence[Process],
     console: rich.console.Console,
     stack: contextlib.ExitStack,
@@ -129,7 +133,6 @@ def _train(
 ) -> int:
     """Train on the processes that have come together; `stack` is left at the end."""
     first = jax.process_index() == 0
-    island = island_settings(os.environ, processes.site) if _has_islands(config) else None
     # Errors of config, layout and data are raised before there is a run directory, and those that
     # need no device before the step is traced.
     check_sources(config.data)
@@ -150,7 +153,6 @@ def _train(
         plan = step_plan(config, mesh)
         sequences = sequences_of_process(plan, config.batch.global_batch_size)
     else:
-        require_sites(config, island)
         mesh = make_site_mesh(config)
         plan = island_plan(config, mesh)
         sequences = sequences_of_site(config, plan, island.sites.index(island.site))
@@ -326,6 +328,15 @@ def _open_loader(config: RunConfig, corpus: Corpus, sequences: Sequence[int]) ->
         vocab_size=config.model.vocab_size,
         validation_sequences=config.evaluation.sequences,
     )
+
+
+def _island_of(config: RunConfig, processes: runtime.ProcessSettings) -> IslandSettings | None:
+    """Return this process's site among islands; None in one program."""
+    if not _has_islands(config):
+        return None
+    island = island_settings(os.environ, processes.site)
+    require_sites(config, island)
+    return island
 
 
 def _require_known_site(config: RunConfig, site: str | None) -> None:
