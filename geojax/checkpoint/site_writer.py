@@ -26,6 +26,9 @@ from geojax.checkpoint.folder import (
 from geojax.checkpoint.site_group import SiteGroup
 from geojax.runtime.liveness.exit_messages import first_line
 
+_LONGEST_REASON = 120
+"""Letters of a reason that names no files."""
+
 
 class SiteWriter:
     """The folder of one group of processes, `folder/<step>`, and what is being written into it.
@@ -211,8 +214,9 @@ class _WritesThenChecksums:
 
 
 def reason(error: BaseException) -> str:
-    """Return the reason of a failed write in one line, without TensorStore's details."""
-    return getattr(error, "strerror", None) or first_line(error).partition(" [")[0]
+    """Return the reason of a failed write in one line, without TensorStore's details and paths."""
+    text: str = getattr(error, "strerror", None) or first_line(error).partition(" [")[0]
+    return text if len(text) <= _LONGEST_REASON else text.rpartition(": ")[2][-_LONGEST_REASON:]
 
 
 @functools.cache

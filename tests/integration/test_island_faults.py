@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support.full_disk import EMPTY_AT, small_disk, train_with_a_full_disk
 from support.island_jobs import SETTINGS, STAGES, start_sites
 from support.processes import family, is_running, open_sockets, wait_until
 from support.small_runs import (
@@ -147,3 +148,16 @@ def test_a_silent_site_and_a_dead_guard_are_named_and_all_sites_start_again(corp
     assert "geojax launch: restart 1 of 2" in output
     assert re.search(r"west/1 +\| error: transport: the guard of this process, \d+, has", output)
     assert "geojax launch: restart 2 of 2" in output
+
+
+def test_a_full_disk_at_one_site_costs_lines_and_no_step(corpus, tmp_path):
+    short = LONG | {"steps": EMPTY_AT + 20, "checkpoint": {"interval": 10}}
+    config = write_config(tmp_path / "run.yaml", corpus, **short)
+    with small_disk(tmp_path / "small") as disk:
+        if disk is None:
+            pytest.skip("this user may not mount a file system")
+        disturbed = train_with_a_full_disk(config, tmp_path, disk)
+    sites = start_sites(config)
+    for output, process in zip(finish(*sites), sites, strict=True):
+        assert process.returncode == 0, output
+    assert losses(tmp_path / "run" / "west") == disturbed
