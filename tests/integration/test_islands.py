@@ -6,16 +6,17 @@ import signal
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 from support.island_jobs import SETTINGS, SITES, STAGES, start_sites
 from support.small_runs import (
+    assert_as_near,
     environment,
     finish,
     losses,
     remove_checkpoint,
     saved_steps,
     train,
+    train_in_float64,
     wait_for_step,
     write_config,
 )
@@ -56,7 +57,7 @@ def trained(corpus, tmp_path_factory):
     return config, run
 
 
-def test_two_jobs_train_as_one_program(trained, tmp_path):
+def test_two_jobs_train_as_one_program(trained, tmp_path, exact_losses):
     config, run = trained
     alone = tmp_path / "alone"
     arguments = (
@@ -72,8 +73,7 @@ def test_two_jobs_train_as_one_program(trained, tmp_path):
     assert losses(run / "east") == losses(run / "west")
     wanted = losses(alone)
     assert sorted(wanted) == list(range(1, SETTINGS["steps"] + 1))
-    for step, loss in losses(run / "east").items():
-        assert loss == pytest.approx(wanted[step], abs=1e-4)
+    assert_as_near(losses(run / "east"), wanted, exact_losses)
 
 
 def test_each_site_shows_its_link_and_draws_a_step(trained):
@@ -106,18 +106,17 @@ def test_jobs_go_on_from_their_newest_common_checkpoint_with_the_same_bits(train
         assert losses(disk / site) == losses(run / site)
 
 
-def test_sites_of_two_processes_train_alike(trained, tmp_path):
+def test_sites_of_two_processes_train_alike(trained, tmp_path, exact_losses):
     config, run = trained
     made = launch(
         config, tmp_path / "run", "--processes-per-site", "2", "--devices-per-process", "1"
     )
     assert made.returncode == 0, made.stdout + made.stderr
     assert losses(tmp_path / "run" / "east") == losses(tmp_path / "run" / "west")
-    for step, loss in losses(tmp_path / "run" / "west").items():
-        assert loss == pytest.approx(losses(run / "west")[step], abs=1e-5)
+    assert_as_near(losses(tmp_path / "run" / "west"), losses(run / "west"), exact_losses)
 
 
-def test_one_program_goes_on_from_the_checkpoint_of_a_site(trained, tmp_path):
+def test_one_program_goes_on_from_the_checkpoint_of_a_site(trained, tmp_path, exact_losses):
     config, run = trained
     shutil.copytree(run / "checkpoints" / "west", tmp_path / "run" / "checkpoints" / "west")
     remove_checkpoint(tmp_path / "run", 6)
@@ -125,10 +124,7 @@ def test_one_program_goes_on_from_the_checkpoint_of_a_site(trained, tmp_path):
     made = train(config, *arguments, "--run_directory", str(tmp_path / "run"))
     assert made.returncode == 0, made.stderr
     assert "resuming from step 3" in made.stdout
-    losses_of_site = losses(run / "west")
-    after = losses(tmp_path / "run")
-    before = {step: losses_of_site[step] for step in after}
-    np.testing.assert_allclose(list(after.values()), list(before.values()), atol=1e-4)
+    assert_as_near(losses(tmp_path / "run"), losses(run / "west"), exact_losses)
 
 
 def test_a_lost_site_ends_the_run_and_is_named(corpus, tmp_path):
@@ -170,12 +166,19 @@ def stages(corpus, tmp_path_factory):
     return config, folder / "run"
 
 
+@pytest.fixture(scope="module")
+def exact_stages(corpus, tmp_path_factory):
+    """The folder of the same run on one device in float64."""
+    folder = tmp_path_factory.mktemp("stages-float64")
+    return train_in_float64(folder, corpus, **SETTINGS | TWO_IN_EACH | {"checkpoint": {}})
+
+
 def validation(run):
     lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     return [value for line in lines for name, value in line.items() if "validation" in name]
 
 
-def test_stages_train_as_one_program_and_go_on_from_its_checkpoint(stages, tmp_path):
+def test_stages_train_as_one_program_and_go_on_from_its_checkpoint(stages, exact_stages, tmp_path):
     config, run = stages
     alone = tmp_path / "alone"
     arguments = ("--dc.join", "one_program", "--simulate_devices", "4")
@@ -184,16 +187,16 @@ def test_stages_train_as_one_program_and_go_on_from_its_checkpoint(stages, tmp_p
     assert losses(run / "east") == losses(run / "west")
     wanted = losses(alone)
     assert sorted(wanted) == list(range(1, STAGES["steps"] + 1))
-    for step, loss in losses(run / "east").items():
-        assert loss == pytest.approx(wanted[step], abs=1e-4)
-    assert validation(run / "east") == pytest.approx(validation(alone), abs=1e-4)
+    exact = losses(exact_stages)
+    assert_as_near(losses(run / "east"), wanted, exact)
+    of_runs = (run / "east", alone, exact_stages)
+    assert_as_near(*(dict(enumerate(validation(each))) for each in of_runs))
     assert len(validation(alone)) == 3
     remove_checkpoint(alone, 20)
     made = launch(config, alone, "--devices-per-process", "2")
     assert made.returncode == 0, made.stdout + made.stderr
     assert "resuming from step 10" in made.stdout
-    for step, loss in losses(alone / "west").items():
-        assert loss == pytest.approx(wanted[step], abs=1e-4)
+    assert_as_near(losses(alone / "west"), wanted, exact)
 
 
 def check_timelines(run):
@@ -216,7 +219,7 @@ def link_bytes(run, site, other):
 
 
 def test_a_process_for_each_stage_and_one_program_go_on_from_the_checkpoint_of_stages(
-    stages, tmp_path
+    stages, exact_stages, tmp_path
 ):
     config, run = stages
     again = tmp_path / "again"
@@ -239,5 +242,4 @@ def test_a_process_for_each_stage_and_one_program_go_on_from_the_checkpoint_of_s
     made = train(config, *arguments, "--run_directory", str(tmp_path / "alone"))
     assert made.returncode == 0, made.stderr
     assert "resuming from step 10" in made.stdout
-    for step, loss in losses(tmp_path / "alone").items():
-        assert loss == pytest.approx(losses(run / "east")[step], abs=1e-4)
+    assert_as_near(losses(tmp_path / "alone"), losses(run / "east"), losses(exact_stages))

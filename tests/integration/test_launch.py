@@ -11,10 +11,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from support.emulated_link import skip_unless_possible
 from support.small_runs import (
+    assert_as_near,
     checkpoint_folders,
     environment,
     finish,
@@ -89,16 +89,6 @@ def newest_checkpoint(run: Path) -> int:
     )
 
 
-def assert_losses_of(run: Path, expected: dict[int, float], steps: int) -> None:
-    actual = losses(run)
-    assert sorted(actual) == list(range(1, steps + 1))
-    np.testing.assert_allclose(
-        [actual[step] for step in sorted(actual)],
-        [expected[step] for step in sorted(actual)],
-        rtol=1e-5,
-    )
-
-
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory, corpus):
     """The losses of one process with one device."""
@@ -130,7 +120,9 @@ def over(wan: EmulatedWan) -> tuple[str, ...]:
         pytest.param("emulated link", "stage", marks=pytest.mark.measures),
     ],
 )
-def test_two_sites_train_as_one_process_does(tmp_path, corpus, alone, request, network, role):
+def test_two_sites_train_as_one_process_does(
+    tmp_path, corpus, alone, exact_losses, request, network, role
+):
     options = over(request.getfixturevalue("wan")) if network == "emulated link" else ()
     settings = SETTINGS | ROLES[role] | {"steps": 10}
     config = write_config(tmp_path / "run.yaml", corpus, **settings)
@@ -140,10 +132,12 @@ def test_two_sites_train_as_one_process_does(tmp_path, corpus, alone, request, n
     assert "geojax launch: 2 process(es) in east, west" in printed
     assert "east/0 | step 10/10" in printed
     assert "west/1 | step" not in printed, "only the first process reports"
-    assert_losses_of(tmp_path / "run", alone, steps=10)
+    made = losses(tmp_path / "run")
+    assert sorted(made) == list(range(1, 11))
+    assert_as_near(made, alone, exact_losses)
 
 
-def test_whatever_fails_the_run_goes_on_as_one_process_would(tmp_path, corpus, alone):
+def test_whatever_fails_the_run_goes_on_as_one_process_would(tmp_path, corpus, alone, exact_losses):
     """A process is killed, then the one that coordinates the others, then one gets stuck."""
     # Validating at every step leaves time for the faults.
     slow = {"checkpoint": {"interval": 5}, "evaluation": {"interval": 1, "sequences": 240}}
@@ -172,7 +166,9 @@ def test_whatever_fails_the_run_goes_on_as_one_process_would(tmp_path, corpus, a
     assert len(resumed) == len(faults)
     assert all(step >= saved for step, (saved, *_) in zip(resumed, faults, strict=True))
     nothing_is_half_done(config, printed)
-    assert_losses_of(run, alone, STEPS)
+    made = losses(run)
+    assert sorted(made) == list(range(1, STEPS + 1))
+    assert_as_near(made, alone, exact_losses)
 
 
 @pytest.mark.measures

@@ -9,8 +9,11 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
+import numpy as np
 import yaml
+from support.distances import assert_no_further_than, distances
 from support.ports import free_port
 from support.xla_flags import COMPILE_FAST, MAX_ISA
 
@@ -18,6 +21,9 @@ from geojax.data import PrepareSettings, prepare
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TIMEOUT = 240
+
+Losses: TypeAlias = dict[int, float]
+"""Losses by step."""
 
 
 def prepare_corpus(folder: Path) -> Path:
@@ -147,10 +153,35 @@ def remove_checkpoint(run: Path, step: int) -> None:
             shutil.rmtree(folder)
 
 
-def losses(run: Path) -> dict[int, float]:
+def losses(run: Path) -> Losses:
     """Training loss by step, as the run wrote it."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return {line["step"]: line["loss"] for line in lines if "loss" in line}
+
+
+def train_in_float64(folder: Path, corpus: Path, **changes) -> Path:
+    """Train a config of `write_config` on one device in float64; return its run directory."""
+    of_layout = ("mesh", "dc", "pipeline")
+    same = {name: value for name, value in changes.items() if name not in of_layout}
+    alone = {"precision": "fp64", "simulate_devices": 1, "mesh": {}}
+    result = train(write_config(folder / "run.yaml", corpus, **same | alone))
+    assert result.returncode == 0, result.stdout + result.stderr
+    return folder / "run"
+
+
+def assert_as_near(actual: Losses, one_device: Losses, exact: Losses) -> None:
+    """Hold losses in fp32 to float64 (see `support.distances`), step by step.
+
+    Args:
+        actual: the losses of a run, by step.
+        one_device: those of one device in fp32, or of another layout, of the same steps and more.
+        exact: those of float64, of the same steps and more.
+    """
+    histories = (
+        {"losses": np.array([each[step] for step in actual])} for each in (one_device, actual)
+    )
+    wanted = {"losses": np.array([exact[step] for step in actual])}
+    assert_no_further_than(*(distances(history, wanted) for history in histories))
 
 
 def wait_for_step(run: Path, step: int, process: subprocess.Popen) -> None:
