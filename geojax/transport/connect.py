@@ -178,24 +178,7 @@ def connect(
             here = f"site {members.sites[members.site]}"
             require_same(members.settings, here, peer.settings, names[group])
             endpoints[group] = peer
-        parties = {group: Party(group, peer.nonce) for group, peer in endpoints.items()}
-        party = Party(members.group, own.nonce)
-        controls: dict[int, ControlConnection] = {}
-        for group, peer in endpoints.items():
-            near = peer.network == own.network
-            route = Route(
-                members.key,
-                party,
-                parties[group],
-                (peer.engine, peer.control_port) if near else peer.guard,
-                None if near else peer.control_port,
-            )
-            controls[group] = ControlConnection(route)
-            on_error.callback(controls[group].close, 0.0)
-            if not near:
-                data_ports = [port for port in peer.ports if port != peer.control_port]
-                guard.forward(peer.guard, peer.engine, data_ports, controls[group].hear)
-        listener.serve(party, parties, controls)
+        controls = _open_controls(members, own, endpoints, guard, listener, on_error)
         _wait_for_all(members, own, endpoints, names, controls, silence_seconds)
         on_error.pop_all()
     peers = {
@@ -228,6 +211,35 @@ def _direction(sender: Endpoint, receiver: Endpoint) -> Direction:
         sender.nonce,
         receiver.nonce,
     )
+
+
+def _open_controls(
+    members: Membership,
+    own: Endpoint,
+    peers: Mapping[int, Endpoint],
+    guard: GuardProcess,
+    listener: ControlListener,
+    on_error: contextlib.ExitStack,
+) -> dict[int, ControlConnection]:
+    """Begin to open a control connection to each peer, and to take those of the peers.
+
+    Peers in the same network are reached directly, all others through their guards.
+    """
+    party = Party(members.group, own.nonce)
+    parties = {group: Party(group, peer.nonce) for group, peer in peers.items()}
+    controls: dict[int, ControlConnection] = {}
+    for group, peer in peers.items():
+        near = peer.network == own.network
+        address = (peer.engine, peer.control_port) if near else peer.guard
+        guarded_port = None if near else peer.control_port
+        route = Route(members.key, party, parties[group], address, guarded_port)
+        controls[group] = ControlConnection(route)
+        on_error.callback(controls[group].close, 0.0)
+        if not near:
+            data_ports = [port for port in peer.ports if port != peer.control_port]
+            guard.forward(peer.guard, peer.engine, data_ports, controls[group].hear)
+    listener.serve(party, parties, controls)
+    return controls
 
 
 def _wait_for_all(
