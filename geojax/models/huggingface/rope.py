@@ -54,13 +54,15 @@ def read_rope(
             head is told of a family that rotates all of it.
     """
     scaling = content.get("rope_scaling") or content.get("rope_parameters") or scaling or {}
-    if by_layer_type and "full_attention" in scaling:
+    if by_layer_type and isinstance(scaling, Mapping) and "full_attention" in scaling:
         local = scaling.get("sliding_attention")
-        if isinstance(local, Mapping) and local.get("rope_type", "default") != "default":
-            raise UserError(
-                f"{source}: rope_type {shown(local['rope_type'])} in layers with a window is not "
-                "carried; 'default' would be"
-            )
+        for key, carried in (("rope_type", "default"), ("partial_rotary_factor", 1.0)):
+            given = local.get(key) if isinstance(local, Mapping) else None
+            if given not in (None, carried):
+                raise UserError(
+                    f"{source}: {key} {shown(given)} in layers with a window is not carried; "
+                    f"{carried!r} would be"
+                )
         scaling = scaling["full_attention"]
     if not isinstance(scaling, Mapping) or any(isinstance(each, dict) for each in scaling.values()):
         raise UserError(f"{source}: rope_parameters must be one mapping for all layers")

@@ -117,6 +117,21 @@ def test_a_window_that_no_layer_has_is_left(tmp_path, name):
         ("gemma-3-1b", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0 is not"),
         ("gpt-oss-20b", {"swiglu_limit": None}, "swiglu_limit is null; remove it"),
         ("qwen2.5-7b", {"use_mrope": True}, "use_mrope True is not carried; False would be"),
+        (
+            "gemma-3-1b",
+            {
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "default"},
+                    "sliding_attention": {"partial_rotary_factor": 0.5},
+                }
+            },
+            "partial_rotary_factor 0.5 in layers with a window is not carried; 1.0 would be",
+        ),
+        (
+            "gemma-3-1b",
+            {"rope_parameters": "full_attention"},
+            "rope_parameters must be one mapping for all layers",
+        ),
         ("gemma-3-27b", {"text_config": None}, "text_config is required and must be a mapping"),
         (
             "gemma-3-27b",
