@@ -127,6 +127,12 @@ def site_names(mesh: Mesh, topology: Topology | None = None) -> tuple[str, ...]:
     return tuple(f"site{index}" for index in range(len(devices)))
 
 
+def leads_site(mesh: Mesh) -> bool:
+    """Return True in one process of each site, which does what one process has to do for all."""
+    first = mesh.devices.reshape(mesh.shape["dc"], -1)[:, 0]
+    return jax.process_index() in {device.process_index for device in first}
+
+
 GPU_PLATFORMS = ("gpu", "cuda")
 """JAX's names of the platform of NVIDIA's GPUs."""
 

@@ -137,6 +137,7 @@ def _write(path: Path, results: str) -> None:
 
 
 def _open_texts(command: EvaluateCommand, run: "SavedRun") -> "list[Text]":
+    from geojax.data.verification import verify
     from geojax.train.saved.held_out import held_out_texts, prepared_text, require_tokenizer
 
     if command.data:
@@ -144,6 +145,7 @@ def _open_texts(command: EvaluateCommand, run: "SavedRun") -> "list[Text]":
     else:
         texts = held_out_texts(run)
     require_tokenizer(texts, run.tokenizer)
+    verify([text.prepared for text in texts], progress=True)
     return texts
 
 

@@ -136,14 +136,13 @@ class Loader:
             raise UserError(f"no validation set is called '{name}'; there are: {known}")
         return batches_in_order(
             self._held_out[name],
-            self.corpus.tokenizer,
             global_batch_size=self.global_batch_size,
             rows=self.sequences,
             most_sequences=self._validation_sequences,
         )
 
     def _collate(self, windows: Sequence[Window]) -> Batch:
-        return collate(windows, self.sequences, self.corpus.tokenizer)
+        return collate(windows, self.sequences)
 
 
 class _Share:

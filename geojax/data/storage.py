@@ -5,6 +5,7 @@
     chat_template.jinja     and tokenizer_config.json, where the tokenizer has a chat template
     train-00000.npy ...     one-dimensional, uint16 or uint32, read through a memory map
     validation-00000.npy    absent where nothing is held out
+    verified.json           shards that were verified, once the data have been read
 
 The shards of a split are one long sequence of tokens, documents one after the other, each between
 its beginning and its end token. Conversations have none around them: their tokens carry marks
@@ -14,7 +15,7 @@ its beginning and its end token. Conversations have none around them: their toke
 import functools
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
@@ -38,6 +39,7 @@ MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 
 SHARD_TOKENS = 1 << 28
+_MOST_REASON = 200
 _MAPPED_SHARDS = 128
 """Most shards that are mapped at once, since each holds a file descriptor."""
 
@@ -52,6 +54,11 @@ class Shard(Settings):
     """Size of the file."""
     sha256: str = pydantic.Field(pattern=r"^[0-9a-f]{64}$")
     """SHA-256 of the tokens, without the header of the file."""
+
+
+def shard_file(split: str, number: int) -> str:
+    """Return the name of a shard's file."""
+    return f"{split}-{number:05}.npy"
 
 
 class Split(Settings):
@@ -89,6 +96,17 @@ class Manifest(Settings):
     """The shards hold `packing.marked_values`, not tokens."""
     tokenizer: TokenizerEntry
     splits: dict[SplitName, Split]
+
+    @pydantic.model_validator(mode="after")
+    def _shards_follow_one_another(self) -> "Manifest":
+        for name, split in self.splits.items():
+            for number, shard in enumerate(split.shards):
+                if shard.file != (expected := shard_file(name, number)):
+                    raise ValueError(
+                        f"splits.{name}.shards.{number}.file is '{shard.file}', which would be "
+                        f"'{expected}'"
+                    )
+        return self
 
     @property
     def tokens_of_text(self) -> int:
@@ -131,8 +149,17 @@ def read_manifest(folder: Path) -> Manifest:
 class TokenStream:
     """The tokens of one split as one sequence, mapped from its shards."""
 
-    def __init__(self, folder: Path, split: Split, dtype: str) -> None:
+    def __init__(
+        self, folder: Path, split: Split, dtype: str, *, tokens: int | None = None, marks: int = 0
+    ) -> None:
         """Check that each shard is there and complete.
+
+        Args:
+            folder: the folder of the shards.
+            split: the shards.
+            dtype: dtype of their values.
+            tokens: number of tokens of the tokenizer, which values that are read are held to.
+            marks: number of lowest bits of a value that are marks.
 
         Raises:
             UserError: a shard is missing, or shorter or longer than the manifest says.
@@ -151,30 +178,62 @@ class TokenStream:
         self._shards = split.shards
         self._starts = np.cumsum([0, *(shard.tokens for shard in split.shards)])
         self._dtype = dtype
+        self._tokens, self._marks = tokens, marks
         self._mapped = functools.lru_cache(maxsize=_MAPPED_SHARDS)(self._map)
 
     def __len__(self) -> int:
         return int(self._starts[-1])
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Return values `start` to `stop` as int32 [stop - start]."""
+        """Return values `start` to `stop` as int32 [stop - start].
+
+        Raises:
+            UserError: a shard cannot be read, or a value is no token.
+        """
         assert 0 <= start <= stop <= len(self), f"{start}:{stop} of {len(self)} tokens"
         index = int(np.searchsorted(self._starts, start, side="right")) - 1
         parts = []
         while start < stop:
             offset = int(self._starts[index])
             part = self._mapped(index)[start - offset : stop - offset]
+            self._check_tokens(part, index, start - offset)
             parts.append(part)
             start, index = start + len(part), index + 1
         return np.concatenate(parts or [np.empty(0)]).astype(np.int32)
+
+    def blocks(self, index: int, size: int) -> Iterator[np.ndarray]:
+        """Yield the values of shard `index`, up to `size` at a time.
+
+        Raises:
+            UserError: as for `read`.
+        """
+        shard = self._mapped(index)
+        for start in range(0, len(shard), size):
+            block = np.ascontiguousarray(shard[start : start + size])
+            self._check_tokens(block, index, start)
+            yield block
+
+    def _check_tokens(self, values: np.ndarray, index: int, start: int) -> None:
+        """Raise a UserError if a value is no token; the first is at `start` of the shard."""
+        if self._tokens is None or not len(values):
+            return
+        position = int(values.argmax())
+        token = int(values[position]) >> self._marks
+        if token >= self._tokens:
+            raise UserError(
+                f"{self._folder / self._shards[index].file}: holds token {token:,} at position "
+                f"{start + position:,}, and the tokenizer has {self._tokens:,} tokens; the file is "
+                "damaged: copy it again, or prepare the data again"
+            )
 
     def _map(self, index: int) -> np.ndarray:
         shard = self._shards[index]
         path = self._folder / shard.file
         try:
             tokens = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError) as error:
-            raise UserError(f"{path}: not a shard of tokens ({error})") from None
+        except Exception as error:  # a flipped bit of the header makes any error of a parser
+            reason = " ".join(str(error)[:_MOST_REASON].split())
+            raise UserError(f"{path}: not a shard of tokens ({reason})") from None
         if tokens.dtype != self._dtype or tokens.shape != (shard.tokens,):
             raise UserError(
                 f"{path}: holds {tokens.dtype}{list(tokens.shape)} where {MANIFEST} says "
@@ -201,17 +260,31 @@ class Prepared:
         )
         if self.tokenizer.fingerprint != entry.sha256:
             raise UserError(f"{folder / TOKENIZER}: is not the one that {MANIFEST} was made with")
+        if self.tokenizer.vocabulary_size != entry.vocabulary_size:
+            raise UserError(
+                f"{folder / MANIFEST}: tokenizer.vocabulary_size is {entry.vocabulary_size:,}, and "
+                f"{TOKENIZER} has {self.tokenizer.vocabulary_size:,} tokens; prepare the data again"
+            )
         self._streams = {
-            name: TokenStream(folder, split, self.manifest.dtype)
-            for name, split in self.manifest.splits.items()
+            name: self._open_stream(split) for name, split in self.manifest.splits.items()
         }
         self.fingerprint: str = hashlib.sha256(self.manifest.to_json().encode()).hexdigest()
         """Hash that is equal for equal tokens and tokenizers, wherever they were prepared."""
 
     def stream(self, split: SplitName) -> TokenStream:
         """Return the tokens of a split; the stream is empty if the folder has no such split."""
-        empty = TokenStream(self.folder, Split(documents=0, shards=()), self.manifest.dtype)
-        return self._streams.get(split, empty)
+        if split in self._streams:
+            return self._streams[split]
+        return self._open_stream(Split(documents=0, shards=()))
+
+    def _open_stream(self, split: Split) -> TokenStream:
+        return TokenStream(
+            self.folder,
+            split,
+            self.manifest.dtype,
+            tokens=self.tokenizer.vocabulary_size,
+            marks=2 * self.manifest.marked,
+        )
 
     def window(self, split: SplitName, start: int, stop: int) -> Window:
         """Return tokens `start` to `stop` of a split."""
@@ -252,7 +325,7 @@ class SplitWriter:
         """Append `tokens`, starting new shards as needed."""
         while len(tokens):
             if self._current is None:
-                name = f"{self._name}-{len(self._shards):05}.npy"
+                name = shard_file(self._name, len(self._shards))
                 self._current = _ShardWriter(self._folder / name, self._dtype)
             room = self._shard_tokens - self._current.tokens
             self._current.append(tokens[:room])

@@ -83,6 +83,11 @@ class Tokenizer:
             beginning, end = pairs[0]
         self.beginning = beginning if beginning is not None else str(end)
         self.end = end if end is not None else self.beginning
+        if self.beginning != self.end and (self.end, self.beginning) in _KNOWN_PAIRS:
+            raise UserError(
+                f"{source}: a document would begin with '{self.beginning}' and end with "
+                f"'{self.end}', which are swapped"
+            )
         for token in (self.beginning, self.end):
             if token not in vocabulary:
                 raise UserError(f"{source}: has no token '{token}'")

@@ -6,8 +6,6 @@ import numpy as np
 
 from geojax.data.packing import Batch, Window, pack, pad
 from geojax.data.storage import Prepared, SplitName
-from geojax.data.tokenizer import Tokenizer
-from geojax.errors import UserError
 
 
 class Windows:
@@ -34,25 +32,13 @@ class Windows:
         return self._prepared.window(self._split, start, stop)
 
 
-def collate(windows: Sequence[Window], rows: np.ndarray, tokenizer: Tokenizer) -> Batch:
-    """Pack windows of equal length, which are the sequences `rows` of a global batch.
-
-    Raises:
-        UserError: a token is none of the tokenizer's.
-    """
-    stacked = Window(*map(np.stack, zip(*windows, strict=True)))
-    largest = int(stacked.tokens.max())
-    if largest >= tokenizer.vocabulary_size:
-        raise UserError(
-            f"the data holds token {largest} where the tokenizer has "
-            f"{tokenizer.vocabulary_size}; it is damaged, prepare it again"
-        )
-    return {**pack(stacked), "row": rows.copy()}
+def collate(windows: Sequence[Window], rows: np.ndarray) -> Batch:
+    """Pack windows of equal length, which are the sequences `rows` of a global batch."""
+    return {**pack(Window(*map(np.stack, zip(*windows, strict=True)))), "row": rows.copy()}
 
 
 def batches_in_order(
     windows: Windows,
-    tokenizer: Tokenizer,
     *,
     global_batch_size: int,
     rows: np.ndarray | None = None,
@@ -65,7 +51,6 @@ def batches_in_order(
 
     Args:
         windows: those of at least two tokens.
-        tokenizer: the tokenizer that made them.
         global_batch_size: sequences of a batch.
         rows: int32, those of each batch to yield; None: all.
         most_sequences: most windows to read, evenly spaced if there are more; None: all.
@@ -81,6 +66,6 @@ def batches_in_order(
         filled = [
             Window(*(np.pad(each, (0, whole - len(each))) for each in window)) for window in found
         ]
-        batch = collate(filled, rows, tokenizer)
+        batch = collate(filled, rows)
         row = batch.pop("row")
         yield {**pad(batch, lengths), "row": row}

@@ -21,11 +21,12 @@ from geojax.checkpoint.reading.compatibility import refuse_other_model
 from geojax.checkpoint.reading.saved_model import SavedModel
 from geojax.data import Corpus, Loader
 from geojax.data.corpus import check_sources
+from geojax.data.verification import verify
 from geojax.errors import UserError
 from geojax.islands.exchange import Exchange
 from geojax.islands.site_state import SiteState
 from geojax.islands.stage_transport import between_sites
-from geojax.mesh import site_names
+from geojax.mesh import leads_site, site_names
 from geojax.models.huggingface import HuggingFaceWeights, other_settings
 from geojax.quantities import quantity
 from geojax.runtime.advice.link_advice import advice_of_process
@@ -174,6 +175,8 @@ def _train(
         )
         watchdog.missing = transport.missing_from_peer
     watchdog.begin("start")
+    if leads_site(mesh):  # where it fails, the processes of all sites are told
+        verify([source.prepared for source in corpus.sources], progress=first)
     checkpointer = stack.enter_context(
         _open_checkpoints(config, directory, mesh, topology, console, transport)
     )

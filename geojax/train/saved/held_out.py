@@ -102,9 +102,7 @@ def _batches(
     windows = Windows(text.prepared, text.split, length)
     sequences = min(windows.with_partial, most or windows.with_partial)
     told = 0
-    batches = batches_in_order(
-        windows, text.prepared.tokenizer, global_batch_size=size, most_sequences=most
-    )
+    batches = batches_in_order(windows, global_batch_size=size, most_sequences=most)
     for number, batch in enumerate(batches):
         if (tenth := 10 * number * size // sequences) > told:
             log(f"{text.name}: {number * size} of {sequences} sequences")
