@@ -10,6 +10,8 @@ and adds the files that only it writes.
 """
 
 import json
+import os
+import stat
 import zlib
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -72,10 +74,11 @@ def read(folder: Path) -> dict[str, Any]:
     Raises:
         DamagedCheckpoint: it is missing or was changed.
     """
+    _require_file(folder, NAME)
     try:
         document = json.loads((folder / NAME).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DamagedCheckpoint(f"{NAME} is missing") from None
+    except RecursionError:
+        raise DamagedCheckpoint(f"{NAME} has been changed") from None
     except (OSError, ValueError) as error:
         raise DamagedCheckpoint(f"{NAME} cannot be read: {error}") from None
     if not isinstance(document, dict) or document.pop("checksum", None) != _checksum_of(document):
@@ -94,11 +97,7 @@ def verify(
         DamagedCheckpoint: a file is missing, or its size or checksum differs.
     """
     for name, (size, _) in files.items():
-        try:
-            found = (folder / name).stat().st_size
-        except OSError:
-            raise DamagedCheckpoint(f"{name} is missing") from None
-        if found != size:
+        if (found := _require_file(folder, name).st_size) != size:
             raise DamagedCheckpoint(f"{name} has {found} bytes instead of {size}")
     share = sorted(files)[process::processes]
     try:
@@ -108,6 +107,33 @@ def verify(
     for name in share:
         if checksums[name] != list(files[name]):
             raise DamagedCheckpoint(f"{name} has been changed (its checksum differs)")
+
+
+def require_readable(folder: Path, files: Iterable[str]) -> None:
+    """Check that none of a checkpoint's `files` is a pipe or a device, which is read for ever.
+
+    Raises:
+        DamagedCheckpoint: one is.
+    """
+    for name in files:
+        path = folder / name
+        if path.exists() and not path.is_file():
+            raise DamagedCheckpoint(f"{name} is no regular file")
+
+
+def _require_file(folder: Path, name: str) -> os.stat_result:
+    """Return the status of a checkpoint's file.
+
+    Raises:
+        DamagedCheckpoint: it is missing, or something else than a file.
+    """
+    try:
+        status = (folder / name).stat()
+    except OSError:
+        raise DamagedCheckpoint(f"{name} is missing") from None
+    if not stat.S_ISREG(status.st_mode):
+        raise DamagedCheckpoint(f"{name} is no regular file")
+    return status
 
 
 def _files(folder: Path) -> list[Path]:

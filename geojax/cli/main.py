@@ -65,7 +65,7 @@ _COMMANDS: dict[str, type[Any]] = {
 }
 _HELP = ("-h", "--help")
 _WRONG_PATHS = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
-_LONGEST_MESSAGE = 4000
+_LONGEST_MESSAGE = 490
 _RENAMED = {"wan mend": "wan restore"}
 
 

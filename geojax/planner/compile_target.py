@@ -159,7 +159,7 @@ class CompileTarget:
             )
         sites_alike = (
             Site(
-                name=f"site {number}",
+                name=f"site{number}",
                 hosts=share // per_host,
                 accelerators_per_host=per_host,
                 accelerator=self.accelerator,

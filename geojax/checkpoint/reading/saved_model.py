@@ -59,7 +59,8 @@ class SavedModel:
         problems: list[str] = []
         for each in steps:
             of_step = [part for part in parts if part.step == each]
-            if (problem := _problem(checkpoints, of_step)) is None:
+            problem = _problem(checkpoints, of_step) or _unreadable(checkpoints, of_step)
+            if problem is None:
                 for line in problems:
                     log(f"{line}; reading step {each}")
                 whole = [part for part in of_step if part.has_all][:1]
@@ -166,6 +167,19 @@ def _problem(checkpoints: Path, parts: Sequence[Part]) -> str | None:
             f"{where} lacks the part of site {' and '.join(missing)}; copy that site's folder "
             f"beside {parts[0].path}"
         )
+    return None
+
+
+def _unreadable(checkpoints: Path, parts: Sequence[Part]) -> str | None:
+    """Say which file of a step's parts cannot be read to its end; None: all can."""
+    for part in parts:
+        path = checkpoints / part.path
+        if not (path / manifest.NAME).exists():  # removed meanwhile, which `is_removed` tells
+            continue
+        try:
+            manifest.require_readable(path, manifest.read(path)["files"])
+        except manifest.DamagedCheckpoint as damage:
+            return f"{checkpoints}: step {part.step} is damaged: {part.path}: {damage}"
     return None
 
 

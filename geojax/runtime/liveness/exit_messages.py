@@ -10,6 +10,7 @@ from collections.abc import Sequence
 NAMED_PROCESSES = 8
 """Most processes that one message names."""
 
+_MOST_CHARACTERS = 250
 _ENDING = "ending, because"
 _LOST_CONTACT = "lost contact with another process of the run"
 
@@ -78,5 +79,6 @@ def blames_another(line: str) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, without the details that follow."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    """Return the first line of an error's message, cut off, without the details that follow."""
+    line = (str(error).splitlines() or [type(error).__name__])[0]
+    return line if len(line) <= _MOST_CHARACTERS else f"{line[:_MOST_CHARACTERS]}..."

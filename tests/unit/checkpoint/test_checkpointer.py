@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import shutil
 import time
@@ -15,6 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from orbax.checkpoint._src.futures import future
 
 from geojax.checkpoint import Checkpointer
+from geojax.checkpoint.reading.saved_model import SavedModel
 from geojax.errors import RunError, UserError
 from geojax.optim.layout import DimSharding, LeafLayout
 
@@ -204,12 +206,33 @@ def empty(checkpoint: Path) -> None:
     checkpoint.mkdir()
 
 
+def put_a_pipe(path: Path) -> None:
+    """Put what is read for ever in the place of a file."""
+    path.unlink()
+    os.mkfifo(path)
+
+
+def pipe_of_numbers(checkpoint: Path) -> None:
+    put_a_pipe(largest_file(checkpoint))
+
+
+def pipe_of_the_manifest(checkpoint: Path) -> None:
+    put_a_pipe(checkpoint / "manifest.json")
+
+
+def manifest_too_deep(checkpoint: Path) -> None:
+    (checkpoint / "manifest.json").write_text("[" * 100_000)
+
+
 DAMAGES = [
     *map(remove, ["manifest.json", "manifest.ocdbt", "_METADATA", "d", "ocdbt.process_0"]),
     truncate,
     flip_a_bit,
     change_the_metadata,
     empty,
+    pipe_of_numbers,
+    pipe_of_the_manifest,
+    manifest_too_deep,
 ]
 
 
@@ -227,6 +250,15 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     assert line.endswith("restoring step 10 instead")
     assert "\n" not in line
     assert (tmp_path / "20").is_dir()
+
+
+def test_a_save_with_a_pipe_is_not_put_to_work(tmp_path: Path) -> None:
+    save(tmp_path / "checkpoints", 10, 20)
+    pipe_of_numbers(tmp_path / "checkpoints" / "20")
+    lines: list[str] = []
+    assert SavedModel.open(tmp_path, log=lines.append).step == 10
+    assert "step 20 is damaged: 20: " in lines[0]
+    assert "is no regular file; reading step 10" in lines[0]
 
 
 def test_a_changed_timestamp_of_orbax_is_no_damage(tmp_path: Path) -> None:

@@ -56,5 +56,6 @@ def test_a_mistake_is_one_line(capsys, monkeypatch, arguments, message):
 def test_sites_without_a_topology_are_equal():
     sites = CompileTarget.parse("h100:48").equal_sites(3).sites
     assert [(site.hosts, site.accelerators_per_host) for site in sites] == [(2, 8)] * 3
+    assert [site.name for site in sites] == ["site0", "site1", "site2"]
     (site, _) = CompileTarget.parse("h100:8").equal_sites(2).sites
     assert (site.hosts, site.accelerators_per_host) == (1, 4)
