@@ -343,7 +343,7 @@ def _island_of(config: RunConfig, processes: runtime.ProcessSettings) -> IslandS
 
 
 def _require_known_site(config: RunConfig, site: str | None) -> None:
-    topology = None if site is None else config.load_topology()
+    topology = config.load_topology()
     if site is not None and topology is not None:
         topology.site(site)  # refuses a name that it does not know
 

@@ -1,5 +1,6 @@
 """Words that the command does not know end in one line that says what to type instead."""
 
+import os
 import subprocess
 import sys
 
@@ -131,3 +132,44 @@ main.main()
     )
     assert (ended.returncode, ended.stderr) == (2, "error: no\n")
     assert ended.stdout == "said before, and at the end\n"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "problem"),
+    [
+        ("JAX_ENABLE_X64", "maybe", "invalid truth value 'maybe' for environment 'JAX_ENABLE_X64'"),
+        ("JAX_TRANSFER_GUARD", "x", 'Invalid value "x" for JAX flag jax_transfer_guard'),
+    ],
+)
+def test_variables_that_jax_cannot_read_are_refused_in_one_line(variable, value, problem):
+    ended = subprocess.run(
+        [sys.executable, "-m", "geojax", "settings"],
+        env=os.environ | {variable: value, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+    )
+    assert ended.returncode == USAGE
+    (line,) = ended.stderr.splitlines()
+    assert line == f"error: JAX's variables: {problem}; correct it, or unset the variable"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--process-count", "0"], "process_count: input should be greater than or equal to 1"),
+        (["--process-id", "3"], "this is process 3 of a job, but of how many processes is not"),
+        (["--site", ""], "site: '' is no name of a site"),
+        (["--site", "nowhere", "--topology", "simulated-2x4"], "has no site 'nowhere'; its sites"),
+        (["--topology", '""'], "no topology preset is called ''"),
+        (["--coordinator", "localhost:0"], "its port is no number from 1 to 65535"),
+    ],
+)
+def test_a_place_in_a_job_that_cannot_be_is_refused_before_devices_are(
+    capsys, monkeypatch, tmp_path, arguments, problem
+):
+    monkeypatch.setattr("geojax.runtime.start", lambda _: pytest.fail("devices are slow"))
+    config = "configs/quickstart.yaml"
+    folder = ["--run_directory", str(tmp_path / "run")]
+    assert problem in refused(capsys, "train", config, *folder, *arguments)
+    assert not (tmp_path / "run").exists()

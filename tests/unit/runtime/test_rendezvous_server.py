@@ -13,6 +13,17 @@ import time
 import pytest
 from support.ports import free_port
 from support.processes import PATIENCE_SECONDS, wait_until
+from support.strangers import (
+    KEY,
+    OTHER_KEY,
+    dial,
+    disturb,
+    greeted,
+    hello,
+    line_of,
+    recorded_lines,
+    say,
+)
 
 from geojax.errors import MissingProcessesError, UserError
 from geojax.runtime.rendezvous import join, server
@@ -22,7 +33,6 @@ from geojax.runtime.rendezvous.signatures import TO_CLIENT, TO_SERVER, signed, v
 from geojax.runtime.rendezvous.sockets import allow_connections
 
 PROCESSES = 3001
-KEY, OTHER_KEY = b"k" * 32, b"o" * 32
 
 
 @pytest.fixture
@@ -37,43 +47,6 @@ def serving(count, port, timeout=PATIENCE_SECONDS, key=KEY):
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         listening = RendezvousServer(own, "127.0.0.1", port, key, timeout)
         yield listening, pool.submit(listening.serve, time.monotonic() + timeout)
-
-
-def dial(port):
-    """A connection to a server that is about to listen."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while True:
-        try:
-            return socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS)
-        except OSError:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-
-
-def greeted(port):
-    """Such a connection, and the nonce with which the server greets it."""
-    connection = dial(port)
-    return connection, json.loads(line_of(connection))["nonce"]
-
-
-def line_of(connection):
-    line = b""
-    while not line.endswith(b"\n"):
-        piece = connection.recv(1 << 16)
-        assert piece, "the server must not hang up"
-        line += piece
-    return line
-
-
-def hello(process, count, **facts):
-    return own_hello(process, count, None).model_copy(update=facts).line()
-
-
-def say(port, line, key=KEY):
-    """A connection through which a process with `key` has said `line`, and its nonce."""
-    connection, nonce = greeted(port)
-    connection.sendall(signed(key, TO_SERVER, nonce, line))
-    return connection, nonce
 
 
 def told(line, said, nonce, key=KEY):
@@ -148,72 +121,16 @@ def test_three_thousand_processes_meet_in_seconds_with_three_messages_each(port)
     assert verdict.result(own_hello(7, PROCESSES, None), KEY, 1.0) == everyone
 
 
-RUBBISH = [
-    b"",
-    b"\x00\xff\xfe" * 1000,
-    b"GET / HTTP/1.1\r\n\r\n",
-    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-    b"[" * 200_000 + b"\n",
-    b"[" * 8000 + b"\n",
-    b"[]\n",
-    b'{"process": 1}\n',
-    b'"missing?"\n',
-    b'{"process": 1e999}\n',
-    b"0" * 64 + b" \n",
-    hello(1, 2)[:20],
-    hello(1, 2)[:-1],
-]
-UNSIGNED = [
-    hello(1, 2),
-    hello(1, 2, versions={"jax": "9.9"}),
-    hello(1, 3),
-    hello(7, 2),
-    hello(0, 2),
-]
-
-
-def stranger_lines(nonce, recorded):
-    """Lines of strangers who know the nonce of a connection but not the key."""
-    return [
-        *RUBBISH,
-        *UNSIGNED,
-        *recorded,
-        *(signed(OTHER_KEY, TO_SERVER, nonce, line) for line in UNSIGNED),
-        *(signed(b"", TO_SERVER, nonce, line) for line in UNSIGNED),
-        signed(KEY, TO_CLIENT, nonce, hello(1, 2)),
-    ]
-
-
-def recorded_lines(port):
-    """The lines of a whole start with the right key, as somebody on the way saw them."""
-    said = hello(1, 2)
-    with serving(2, port) as (_, first):
-        connection, nonce = say(port, said)
-        with connection:
-            answer = line_of(connection)
-        first.result()
-    return [signed(KEY, TO_SERVER, nonce, said), answer]
-
-
 def test_nothing_that_strangers_send_at_any_moment_ends_or_delays_a_start(port):
     recorded = recorded_lines(port)
     with serving(3, port) as (listening, first), concurrent.futures.ThreadPoolExecutor(1) as pool:
         half, _ = greeted(port)  # says nothing, for the whole start
         dying, nonce = greeted(port)
         dying.sendall(signed(KEY, TO_SERVER, nonce, hello(1, 3))[:80])  # and not the rest
-
-        def disturb():
-            for number in range(len(stranger_lines("", recorded))):
-                with dial(port) as stranger, contextlib.suppress(OSError):
-                    nonce = json.loads(line_of(stranger))["nonce"]
-                    stranger.sendall(stranger_lines(nonce, recorded)[number])
-                    stranger.shutdown(socket.SHUT_WR)
-                    assert b"everyone" not in stranger.recv(1 << 16)
-
-        disturb()
+        disturb(port, recorded)
         second = pool.submit(join_as, 1, 3, port)
         wait_until(lambda: 1 in listening.joined)
-        disturb()
+        disturb(port, recorded)
         dying.close()
         assert join_as(2, 3, port) == first.result() == second.result()
         half.close()
