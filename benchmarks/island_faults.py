@@ -7,7 +7,7 @@ Two jobs of `geojax train` on this machine, `dc.join: islands`, train a small mo
 put into a run of its own, and stated is what the documentation says of it:
 
 - *full disk*: at one site, at a drawn moment, until the other has done all steps. The run goes on,
-  and saves when there is space;
+  and saves when there is space; if five saves in a row fail before, both sites end and say so;
 - *disk that stays full*: saves fail until one too many has, and both sites end and name the disk;
 - *guard killed*: both sites end, and the guard is named;
 - *cut of N s*: the bridge between the sites drops all packets for so long, of 40 s of silence.
@@ -33,7 +33,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,6 +44,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from support.bridged_sites import BridgedSites, bridged_sites
+from support.full_disk import small_disk
 from support.island_jobs import SETTINGS, SITES, site_variables
 from support.processes import family
 from support.small_runs import command, environment, losses, prepare_corpus, write_config
@@ -56,7 +57,6 @@ FAULT_STEP = 20
 SILENCE_SECONDS = 40
 LIMIT_SECONDS = 420.0
 CUTS = (1, 5, 10, 20, 25, 30, 35, 39)
-DISK_BYTES = 24 << 20
 STRANGERS = (
     b'{"process":1,"count":2,"token":"x","host":"evil","versions":{"jax":"9.9"},"site":"west"}\n',
     b'{"process":7,"count":2,"token":"x","host":"evil","versions":{},"site":"west"}\n',
@@ -216,39 +216,25 @@ class Bench(NamedTuple):
 
 
 def full_disk(bench: Bench, place: Path, *, stays: bool = False) -> Round:
-    """Fill east's disk at a drawn moment, up to what a drawn number of bytes leaves."""
-    with _small_disk(place / "disk") as disk:
-        disks = {"east": disk, "west": place / "west"}
-        with Jobs(place, bench.corpus, disks=disks) as jobs:
+    """Fill east's disk at a drawn moment."""
+    with small_disk(place / "disk", megabytes=24) as disk:
+        assert disk is not None, "root may mount"
+        disks = {"east": disk.folder, "west": place / "west"}
+        interval = [] if stays else ["--checkpoint.interval", "100"]
+        with Jobs(place, bench.corpus, *interval, disks=disks) as jobs:
             if not jobs.wait_for_step("west", bench.rng.randrange(5, 60)):
                 return Round(False, 0.0, f"did not begin: {jobs.last_lines()}")
-            filler = disk / "filler"
-            _fill(filler, disk, bench.rng.choice([0, 0, 4096, 100_000, 1_000_000]))
+            disk.fill()
             since = time.monotonic()
             if stays:
                 return jobs.ended_with("could not be saved", since)
-            if not jobs.wait_for_step("west", STEPS):
-                return Round(False, time.monotonic() - since, f"stuck: {jobs.last_lines()}")
-            filler.unlink()
-            return jobs.went_on(bench.undisturbed)
-
-
-@contextlib.contextmanager
-def _small_disk(path: Path) -> Iterator[Path]:
-    path.mkdir(parents=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", NAME, path], check=True)
-    try:
-        yield path
-    finally:
-        subprocess.run(["umount", "-l", path], check=True)
-
-
-def _fill(filler: Path, disk: Path, left: int) -> None:
-    """Write to a disk until only `left` bytes are free."""
-    with filler.open("wb") as file, contextlib.suppress(OSError):
-        while (free := os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize) > left:
-            file.write(bytes(min(65536, free - left)))
-            file.flush()
+            if not jobs.wait_for_step("west", STEPS):  # saves may fail too often before
+                return jobs.ended_with("could not be saved", since)
+            disk.empty()
+            judged = jobs.went_on(bench.undisturbed)
+            if "No space left on device; writes lost" not in jobs.log():
+                judged = judged._replace(as_stated=False, note=f"no warning: {judged.note}")
+            return judged
 
 
 def guard_killed(bench: Bench, place: Path) -> Round:
