@@ -128,6 +128,7 @@ class Checkpointer:
         self._last_save = time.monotonic()
         self._newest_step: int | None = None
         self._unusable_steps: list[int] = []
+        self._damaged_parts: list[Path] = []
         self._failed_steps: list[int] = []
         self._saving: _Save | None = None
         self._failures_in_a_row = 0
@@ -274,6 +275,7 @@ class Checkpointer:
         restored = self._restorer.restore(layouts, model=model, adapt=adapt, parts=parts)
         self._newest_step = int(restored.metadata["step"])
         self._unusable_steps = list(restored.unusable)
+        self._damaged_parts = [self.folder / path for path in restored.damaged]
         return restored.state, restored.metadata
 
     def close(self) -> None:
@@ -309,7 +311,7 @@ class Checkpointer:
         for writer in self._writers:
             if writer.group.is_primary_here:
                 try:
-                    writer.make_room(self._unusable_steps, self._failed_steps)
+                    writer.make_room(self._unusable_steps, self._damaged_parts, self._failed_steps)
                     newest = max(committed_steps(writer.folder), default=-1)
                 except OSError as error:
                     problem = reason(error)

@@ -5,6 +5,7 @@ east/20/                   the part of it that the site east has saved (see `Sit
 30.orbax-checkpoint-tmp/   a save that was interrupted (or is going on)
 10.deleting/               an old checkpoint that is being deleted
 20.damaged/                found damaged at a restore, and set aside when its step came again
+20.aside/                  whole, but another site had none of it: set aside likewise
 """
 
 import shutil
@@ -13,6 +14,7 @@ from pathlib import Path
 INTERRUPTED = ".orbax-checkpoint-tmp"
 _DELETING = ".deleting"
 _DAMAGED = ".damaged"
+_ASIDE = ".aside"
 
 
 def committed_steps(folder: Path) -> list[int]:
@@ -47,12 +49,13 @@ def remove_leftovers(folder: Path) -> None:
             _delete(folder / name)
 
 
-def set_aside(folder: Path, step: int) -> Path:
-    """Rename the damaged checkpoint of `step`, so that the step can be saved again."""
-    number, target = 1, folder / f"{step}{_DAMAGED}"
+def set_aside(folder: Path, step: int, *, damaged: bool) -> Path:
+    """Rename the checkpoint of `step`, damaged or not, so that the step can be saved again."""
+    suffix = _DAMAGED if damaged else _ASIDE
+    number, target = 1, folder / f"{step}{suffix}"
     while target.exists():
         number += 1
-        target = folder / f"{step}{_DAMAGED}-{number}"
+        target = folder / f"{step}{suffix}-{number}"
     return (folder / str(step)).rename(target)
 
 

@@ -6,7 +6,7 @@ import functools
 import logging
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -60,25 +60,33 @@ class SiteWriter:
         )
         self._background = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
 
-    def make_room(self, unusable: Sequence[int], failed: Sequence[int]) -> None:
+    def make_room(
+        self, unusable: Sequence[int], damaged: Collection[Path], failed: Sequence[int]
+    ) -> None:
         """Prepare the folder for a save, on the primary process alone.
 
         Args:
             unusable: steps to set aside: damaged, or not saved by all sites.
+            damaged: the parts of them that are damaged themselves.
             failed: steps to remove: another site could not save them.
 
         Raises:
             OSError: the folder cannot be written to.
         """
         # Behind the removal of old checkpoints, if that still goes on.
-        self._background.submit(self._make_room, unusable, failed).result()
+        self._background.submit(self._make_room, unusable, damaged, failed).result()
 
-    def _make_room(self, unusable: Sequence[int], failed: Sequence[int]) -> None:
+    def _make_room(
+        self, unusable: Sequence[int], damaged: Collection[Path], failed: Sequence[int]
+    ) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         committed = committed_steps(self.folder)
         for step in set(unusable).intersection(committed):
-            target = set_aside(self.folder, step)
-            self._report(f"{self.folder / str(step)}: damaged; renamed to {target.name}")
+            part = self.folder / str(step)
+            is_damaged = part in damaged
+            why = "damaged" if is_damaged else "whole, but not all sites have theirs"
+            target = set_aside(self.folder, step, damaged=is_damaged)
+            self._report(f"{part}: {why}; renamed to {target.name}")
         for step in set(failed).intersection(committed):
             remove(self.folder, step)
         for step in interrupted_steps(self.folder):

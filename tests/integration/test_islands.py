@@ -106,6 +106,24 @@ def test_jobs_go_on_from_their_newest_common_checkpoint_with_the_same_bits(train
         assert losses(disk / site) == losses(run / site)
 
 
+def test_a_part_that_is_damaged_at_one_site_is_read_from_the_other(trained, tmp_path):
+    config, run = trained
+    shutil.copytree(run, tmp_path / "run")
+    remove_checkpoint(tmp_path / "run", 6)
+    damaged = tmp_path / "run" / "checkpoints" / "east" / "3"
+    largest = max(damaged.rglob("d/*"), key=lambda path: path.stat().st_size)
+    content = bytearray(largest.read_bytes())
+    content[len(content) // 2] ^= 1
+    largest.write_bytes(content)
+    sites = start_sites(config, runs=[tmp_path / "run"] * 2)
+    for process, output, site in zip(sites, finish(*sites), SITES, strict=True):
+        assert process.returncode == 0, output
+        assert f"{damaged}: is damaged (" in output
+        assert f"resuming from step 3 in {tmp_path}/run/{site}" in output
+        assert losses(tmp_path / "run" / site) == losses(run / site)
+    assert not [*tmp_path.rglob("*.damaged")]
+
+
 def test_sites_of_two_processes_train_alike(trained, tmp_path, exact_losses):
     config, run = trained
     made = launch(

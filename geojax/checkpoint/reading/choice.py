@@ -98,11 +98,11 @@ def restorable(
 ) -> Restorable:
     """List the saves that are whole, the newest first.
 
-    A save of as many sites as there are now is whole when each site sees its own part. Of other
-    saves, and after all of these, all parts must be seen by some site.
+    A save of as many sites as there are now is whole when each site sees its own part, or one that
+    holds all. Of other saves, and after all of these, all parts must be seen by some site.
 
     Args:
-        seen: the parts that each site sees.
+        seen: the parts that each site sees, with the problems of those found damaged.
         sites: names of the sites of this run.
         excluded: saves that have been found damaged.
         elsewhere: names of further sites of the run, which choose by themselves.
@@ -118,6 +118,8 @@ def restorable(
         saved = next(part.sites for each in parts for part in each)
         all_there = _all_there(saved, parts)
         missing = _sites_without_own(parts, sites)
+        if all(any(part.has_all for part in each) for each in parts):
+            missing = []
         if set(saved) != {*sites, *elsewhere}:
             missing = [] if all_there else missing or [sites[0]]
         if not missing:

@@ -12,7 +12,7 @@ from geojax.checkpoint import manifest
 from geojax.checkpoint.agreement import first_text, text_of
 from geojax.checkpoint.folder import interrupted_steps
 from geojax.checkpoint.reading import choice
-from geojax.checkpoint.reading.choice import Choice, SaveKey
+from geojax.checkpoint.reading.choice import Choice, Part, SaveKey
 from geojax.checkpoint.reading.common_save import (
     HeldSave,
     SavesOfSites,
@@ -31,6 +31,9 @@ from geojax.named_arrays import is_expendable, leaves_by_name, leaves_of_parts
 from geojax.quantities import quantity
 from geojax.runtime.liveness.exit_messages import first_line
 
+_LONGEST_PROBLEM = 200
+"""Letters of a part's problem, which goes to all processes beside the part's path."""
+
 
 class Restored(NamedTuple):
     """A state that has been read from a checkpoint."""
@@ -40,6 +43,34 @@ class Restored(NamedTuple):
     """Metadata given to the save, with "step"."""
     unusable: tuple[int, ...]
     """Newer steps that are damaged, or that not all sites have saved."""
+    damaged: tuple[str, ...]
+    """Parts that are damaged themselves, relative to the folder of the checkpoints."""
+
+
+class _SeenPart(NamedTuple):
+    """A part as a site sees it: two sites may have other files at the same path."""
+
+    site: int
+    path: str
+
+
+class _DamagedPart(Exception):
+    """A part whose files differ from what was written."""
+
+    def __init__(self, part: _SeenPart, problem: str):
+        super().__init__(problem)
+        self.part = part
+
+
+@dataclasses.dataclass
+class _Damage:
+    """Damage that has been found, the same on all processes."""
+
+    parts: dict[_SeenPart, str] = dataclasses.field(default_factory=dict)
+    saves: dict[SaveKey, str] = dataclasses.field(default_factory=dict)
+    """Saves that could not be read although their files are as they were written."""
+    verified: set[_SeenPart] = dataclasses.field(default_factory=set)
+    """Parts of which this process has found its share undamaged."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +96,7 @@ class Restorer:
         Raises:
             UserError: there are checkpoints, and none is whole.
         """
-        chosen, _ = self._choose({})
+        chosen, _, _ = self._choose(_Damage())
         return None if chosen is None else _metadata(self._content_of(chosen))
 
     def restore(
@@ -77,41 +108,66 @@ class Restorer:
         parts: Sequence[Any],
     ) -> Restored:
         """Read the newest checkpoint that is undamaged; see `Checkpointer.restore`."""
-        damaged: dict[SaveKey, str] = {}
+        damage = _Damage()
         state, read = None, None
         while True:
-            chosen, problems = self._choose(damaged)
+            chosen, problems, unusable_parts = self._choose(damage)
             if chosen is None:
                 raise UserError(f"{self.folder}: holds no checkpoint")
             content = self._content_of(chosen)
             if read != chosen.key:
-                state = None  # of a save that another site has found damaged
+                state, read = None, None  # of a save that another site has found damaged
                 try:
-                    state = self._read(chosen, content, layouts, model, adapt, parts)
-                except manifest.DamagedCheckpoint as damage:
-                    damaged[chosen.key] = str(damage)
-                    continue
-                read = chosen.key
-                if self.saves_of_sites is not None:
-                    continue  # until all sites have read the same one
-            self._tell(problems, chosen.key.step)
-            return Restored(state, _metadata(content), tuple(problems))
+                    state = self._read(chosen, content, layouts, model, adapt, parts, damage)
+                    read = chosen.key
+                except _DamagedPart as found:
+                    damage.parts[found.part] = str(found)
+                except manifest.DamagedCheckpoint as found:
+                    damage.saves[chosen.key] = str(found)
+            if self._all_have_read(chosen, read):
+                self._tell(problems, damage, chosen.key.step)
+                return Restored(state, _metadata(content), tuple(problems), unusable_parts)
 
-    def _choose(self, damaged: Mapping[SaveKey, str]) -> tuple[Choice | None, dict[int, str]]:
+    def _all_have_read(self, chosen: Choice, read: SaveKey | None) -> bool:
+        """Return True if all sites have read the save that they have chosen together."""
+        is_read = read == chosen.key
+        if self.saves_of_sites is None:
+            return is_read
+        held = self.saves_of_sites([HeldSave.of(chosen)] if is_read else [])
+        return all(held.values())
+
+    def _choose(self, damage: _Damage) -> tuple[Choice | None, dict[int, str], tuple[str, ...]]:
         """Choose a save with the other sites, and say why newer steps cannot be used.
+
+        Returns:
+            The save, the problems of newer steps, and the parts that are damaged themselves.
 
         Raises:
             UserError: there are saves, and none is whole at all sites.
         """
-        seen = []
+        seen: list[tuple[Part, ...]] = []
         for group in self.groups:
             own = ""
             if group.is_primary_here:
                 own = choice.to_text(choice.list_parts(self.folder, group.folder(self.folder)))
-            seen.append(choice.from_text(text_of(group.primary, own)))
+            parts = choice.from_text(text_of(group.primary, own))
+            problem_of = {
+                part.path: text for part, text in damage.parts.items() if part.site == len(seen)
+            }
+            seen.append(
+                tuple(
+                    part._replace(problem=problem_of.get(part.path, part.problem)) for part in parts
+                )
+            )
         sites = [group.name for group in self.groups]
-        found = choice.restorable(seen, sites, damaged, self.elsewhere)
-        problems = found.problems | {key.step: problem for key, problem in damaged.items()}
+        found = choice.restorable(seen, sites, damage.saves, self.elsewhere)
+        problems = found.problems | {key.step: problem for key, problem in damage.saves.items()}
+        unusable_parts = tuple(
+            part.path
+            for parts in seen
+            for part in parts
+            if part.problem or part.key in damage.saves
+        )
         chosen = next(iter(found.choices), None)
         if self.saves_of_sites is not None:
             held = self.saves_of_sites(list(map(HeldSave.of, found.choices)))
@@ -123,10 +179,11 @@ class Restorer:
         if chosen is None and problems:
             raise UserError(f"{self.folder}: holds no undamaged checkpoint: {_list_of(problems)}")
         newest = -1 if chosen is None else chosen.key.step
-        unread = {key.step for key in damaged}
-        return chosen, {
+        unread = {key.step for key in damage.saves}
+        later = {
             step: problem for step, problem in problems.items() if step > newest or step in unread
         }
+        return chosen, later, unusable_parts
 
     def _content_of(self, chosen: Choice) -> dict[str, Any]:
         """Return the manifest of a save, without its files, on every process."""
@@ -147,11 +204,13 @@ class Restorer:
         model: Mapping[str, Any] | None,
         adapt: Callable[[Any, Mapping[str, str]], Any] | None,
         parts: Sequence[Any],
+        damage: _Damage,
     ) -> Any:
         """Read the state of the save `chosen`.
 
         Raises:
-            DamagedCheckpoint: on every process, if any of them finds it damaged.
+            _DamagedPart: on every process, if any of them finds a part damaged.
+            DamagedCheckpoint: likewise, if any of them cannot read it.
         """
         path = self.folder / str(chosen.key.step)
         if model is not None:
@@ -160,7 +219,7 @@ class Restorer:
             layouts, *parts = (adapt(each, content["arrays"]) for each in (layouts, *parts))
         named = leaves_by_name(layouts)
         refuse_other_arrays(path, content["arrays"], leaves_of_parts(parts) | named)
-        self._verify(chosen)
+        self._verify(chosen, damage)
         saved = SavedState(self.folder, content, chosen.parts_of_site, self.groups)
         expendable = {name: each for name, each in named.items() if is_expendable(name)}
         needed = {name: each for name, each in named.items() if name not in expendable}
@@ -185,26 +244,31 @@ class Restorer:
             raise manifest.DamagedCheckpoint(problem)
         return jax.tree.unflatten(jax.tree.structure(layouts), leaves)
 
-    def _verify(self, chosen: Choice) -> None:
+    def _verify(self, chosen: Choice, damage: _Damage) -> None:
         """Compare the files of a save with their checksums, each process its share.
 
         Raises:
-            DamagedCheckpoint: on every process, if any of them finds it damaged.
+            _DamagedPart: on every process, if any of them finds one damaged.
         """
-        problem = None
-        for group, parts in zip(self.groups, chosen.parts_of_site, strict=True):
+        finding = None
+        for site, (group, parts) in enumerate(zip(self.groups, chosen.parts_of_site, strict=True)):
             if not group.is_here:
                 continue
             process = group.processes.index(jax.process_index())
-            for part in parts:
+            for part in (_SeenPart(site, each.path) for each in parts):
+                if part in damage.verified:
+                    continue
                 path = self.folder / part.path
                 try:
                     files = manifest.read(path)["files"]
                     manifest.verify(path, files, process=process, processes=len(group.processes))
+                    damage.verified.add(part)
                 except (manifest.DamagedCheckpoint, OSError) as error:
-                    problem = first_line(error)
-        if problem := first_text(problem):
-            raise manifest.DamagedCheckpoint(problem)
+                    problem = first_line(error)[:_LONGEST_PROBLEM]
+                    finding = json.dumps([*part, problem], ensure_ascii=False)
+        if finding := first_text(finding):
+            site, path, problem = json.loads(finding)
+            raise _DamagedPart(_SeenPart(site, path), problem)
 
     def _announce(self, crossing: Crossing) -> None:
         """Say what a restore brings from other sites, and how long that takes."""
@@ -225,7 +289,13 @@ class Restorer:
             f"{duration}"
         )
 
-    def _tell(self, problems: dict[int, str], restored: int) -> None:
+    def _tell(self, problems: dict[int, str], damage: _Damage, restored: int) -> None:
+        for path, problem in {part.path: text for part, text in damage.parts.items()}.items():
+            if Path(path).name == str(restored):
+                self.report(
+                    f"{self.folder / path}: is damaged ({problem}); its site reads the part "
+                    "of another, which holds the same"
+                )
         problems = dict(problems)
         here = (group for group in self.groups if group.is_here)
         for group in here:
