@@ -28,6 +28,9 @@ LONGEST_LINE = 1 << 25
 """Most characters of a JSON line."""
 _LONGEST_LINE_BYTES = 4 * LONGEST_LINE
 
+_MOST_NAMES = 6
+_SHOWN = 40
+
 # No text is compressed that well; what is may fill any disk and memory.
 _MOST_EXPANSION = 200
 _EXPANSION_FROM_BYTES = 1 << 26
@@ -302,7 +305,10 @@ def field_of(record: dict[str, Any], field: str, line: Line) -> Any:
         UserError: there is none of that name.
     """
     if field not in record:
-        known = ", ".join(sorted(record)) or "none"
+        names = sorted(record)
+        known = ", ".join(name[:_SHOWN] for name in names[:_MOST_NAMES]) or "none"
+        if len(names) > _MOST_NAMES:
+            known += f" and {len(names) - _MOST_NAMES} more"
         hint = "; --format chat reads conversations" if "messages" in record else ""
         raise UserError(f"{line}: has no field '{field}'; its fields are: {known}{hint}")
     return record[field]

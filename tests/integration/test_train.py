@@ -72,6 +72,18 @@ def test_a_run_leaves_everything_behind(whole_run):
     assert result.stderr == ""
 
 
+def test_damaged_data_are_refused_in_a_line(tmp_path, corpus):
+    shutil.copytree(corpus, tmp_path / "sums")
+    shard = tmp_path / "sums" / "train-00000.npy"
+    content = bytearray(shard.read_bytes())
+    content[-3] ^= 1
+    shard.write_bytes(content)
+    result = train(write_config(tmp_path / "run.yaml", tmp_path / "sums"))
+    assert result.returncode == 2, result.stdout + result.stderr
+    (error,) = [line for line in result.stderr.splitlines() if line.startswith("error")]
+    assert f"{shard}: its tokens are not those that manifest.json was made with" in error
+
+
 def test_evaluate_and_generate_find_what_the_run_wrote(whole_run, tmp_path, capsys, monkeypatch):
     """While the lock of the run is held, and on another mesh; they write nothing there."""
     monkeypatch.setattr("geojax.runtime.enable_compilation_cache", lambda folder: None)

@@ -2,6 +2,7 @@
 have what such devices have: id, process_index, platform, device_kind."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -13,7 +14,7 @@ from support.topologies import topology_of
 from geojax import mesh as mesh_module
 from geojax.accelerators import accelerator_of
 from geojax.errors import UserError
-from geojax.mesh import AXES, index_on_host, make_mesh, register_processes
+from geojax.mesh import AXES, index_on_host, leads_site, make_mesh, register_processes
 from geojax.topology import Process, Topology
 
 
@@ -232,3 +233,15 @@ def test_devices_of_a_gpu_topology_compiled_ahead_of_time():
     first, second = processes_of(mesh)
     assert (max(first), min(second)) == (191, 192)
     assert accelerator_of(mesh.devices.flat[0]).name == "h100-sxm"
+
+
+def test_one_process_of_each_site_leads_it(monkeypatch):
+    """Of two sites with two processes of two devices each, the first process of each."""
+    processes = np.array([0, 0, 1, 1, 2, 2, 3, 3]).reshape(2, 1, 4)
+    devices = np.array([SimpleNamespace(process_index=each) for each in processes.flat])
+    mesh = SimpleNamespace(devices=devices.reshape(processes.shape), shape={"dc": 2})
+    leading = []
+    for process in range(4):
+        monkeypatch.setattr(jax, "process_index", lambda process=process: process)
+        leading.append(leads_site(mesh))
+    assert leading == [True, False, True, False]

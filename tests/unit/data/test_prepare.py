@@ -258,6 +258,10 @@ DAMAGE = {
         lambda folder: (folder / "manifest.json").write_text('{"format": "geo'),
         "manifest.json: not valid JSON",
     ),
+    "deep manifest": (
+        lambda folder: (folder / "manifest.json").write_text("[" * 100_000),
+        "manifest.json: not valid JSON .objects or lists too deep",
+    ),
     "list": (lambda folder: (folder / "manifest.json").write_text("[]"), "expected a JSON object"),
     "version": (
         lambda folder: edited(folder, lambda content: content.update(version=99)),
@@ -435,3 +439,11 @@ def test_a_folder_without_a_name_is_no_prepared_data(folder, tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"not prepared data \(it has no manifest"):
         Prepared(Path(folder))
+
+
+def test_of_a_line_with_many_fields_some_are_named(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({f"field{number}" * 20: 1 for number in range(500)}))
+    with pytest.raises(UserError, match=r"has no field 'text'; .* and 494 more") as error:
+        prepare(settings_for(tmp_path, files=(str(path),)))
+    assert len(str(error.value)) < 500
