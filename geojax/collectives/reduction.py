@@ -124,7 +124,8 @@ def all_reduce(
     """Sum `tree` over all ranks of `intra` and `inter`; the result is the same on each of them.
 
     Args:
-        tree: arrays of any shape, scalars among them; a bucket is padded where it does not divide.
+        tree: any registered tree of arrays of any shape, scalars among them; a bucket is padded
+            where it does not divide.
         intra: the axes inside a site.
         inter: the axes between sites. Without any longer than 1, the sum is one psum over `intra`.
         bucket_bytes: the most bytes of one message inside the site; None, a message for each leaf;
@@ -140,8 +141,8 @@ def all_reduce(
         not over `intra`.
 
     Raises:
-        UserError: an unknown axis or one named twice, a boolean leaf, or buckets that cannot hold
-            an element for each rank.
+        UserError: an unknown axis or one named twice, a boolean leaf, errors unlike `tree`, or
+            buckets that cannot hold an element for each rank.
 
     Example:
         >>> mesh = geojax.make_mesh(dc=2, data=4)  # two sites of four devices
