@@ -12,6 +12,7 @@ from rich.table import Table
 from geojax.cli.config_file import ConfigFile
 from geojax.cli.simulated_pipeline import (
     Options,
+    check_hops,
     given_hop_ticks,
     has_pipeline,
     options_of,
@@ -100,6 +101,7 @@ def run(command: SimulateCommand, overrides: Sequence[str]) -> int:
     sites = topology_of(config, command.accelerator)
     options = options_of(vars(command), config, len(sites.sites))
     staged = staged_model(config, sites, options)
+    check_hops(staged)
     topology = staged.topology
     console = Console(highlight=False, soft_wrap=True, markup=False)
     limit, microbatches = options.memory_limit, options.microbatches

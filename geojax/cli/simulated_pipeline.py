@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import pydantic
 
@@ -24,8 +24,8 @@ class Options(Settings):
     microbatches: Count
     memory_limit: Count
     virtual_stages: Count
-    efficiency: float = pydantic.Field(gt=0, le=1)
-    stage_seconds: Seconds | None
+    efficiency: float = pydantic.Field(ge=0.001, le=1)
+    stage_seconds: Annotated[Seconds, pydantic.Field(ge=1e-6, le=1e4)] | None
     stage_times: Path | None
 
     @pydantic.model_validator(mode="after")
@@ -33,6 +33,29 @@ class Options(Settings):
         if self.stage_seconds is not None and self.stage_times is not None:
             raise ValueError("stage_seconds and stage_times say the same: leave one of them out")
         return self
+
+
+MOST_STAGES_A_HOP = 256
+"""Most times that a message between stages may take as long as a stage does for a microbatch."""
+
+
+def check_hops(staged: "StagedModel") -> None:
+    """Refuse links that no schedule hides, and for which tables of ticks would grow without end.
+
+    Raises:
+        UserError: a hop is too long for the stages' work.
+    """
+    from geojax.pipeline.schedule import Placement
+
+    costs = staged.costs(Placement.linear(staged.stages))
+    work = max(map(sum, zip(costs.forward, costs.backward, costs.weight, strict=True)))
+    longest = max(costs.hops, key=lambda hop: hop.seconds, default=None)
+    if longest is not None and longest.seconds > MOST_STAGES_A_HOP * work:
+        raise UserError(
+            f"geojax simulate: a hop over {longest.link or 'a site'} takes {longest.seconds:.3g} "
+            f"s, more than {MOST_STAGES_A_HOP} times the {work:.3g} s of a stage for a microbatch; "
+            "a larger model, longer microbatches or a faster link can be simulated"
+        )
 
 
 def topology_of(config: "RunConfig", accelerator: str | None) -> "Topology":

@@ -45,7 +45,7 @@ class WanUpCommand:
     their headers; default: no limit."""
 
     loss: str = "0"
-    """Share of the packets that gets lost, such as 0.1%."""
+    """Share of the packets that gets lost, such as 0.1%, up to 50%."""
 
     jitter: str = "0ms"
     """Largest difference of a packet's delay from half the round trip; packets keep their order."""

@@ -1,6 +1,6 @@
 """Settings of the emulated links between sites."""
 
-from typing import Self
+from typing import Annotated, Self
 
 import pydantic
 
@@ -32,11 +32,12 @@ class WanSettings(Settings):
     """Number of sites."""
     round_trip_seconds: Seconds = 0.0
     """Time that a small packet and its answer spend on a link, without queueing."""
-    bytes_per_second: BytesPerSecond | None = None
-    """Bandwidth of a link in each direction, counted in IP packets with their headers; None: as
-    fast as the kernel is."""
-    loss: Share = 0.0
-    """Share of the packets that gets lost, independently of each other."""
+    bytes_per_second: Annotated[BytesPerSecond, pydantic.Field(ge=1e4)] | None = None
+    """Bandwidth of a link in each direction, counted in IP packets with their headers, of 80 kbit/s
+    or more; None: as fast as the kernel is."""
+    loss: Annotated[Share, pydantic.Field(le=0.5)] = 0.0
+    """Share of the packets that gets lost, independently of each other; of more than half, no
+    connection is left."""
     jitter_seconds: Seconds = 0.0
     """Largest difference of a packet's delay from half the round trip, evenly distributed. Packets
     keep their order."""

@@ -38,6 +38,8 @@ def test_the_queue_holds_the_bandwidth_delay_product_and_some():
         ({"queue_bytes": "1MiB"}, "only in front of a link with a rate"),
         (LONG | {"queue_bytes": "64KiB"}, "128KiB would"),
         ({"loss": 1.0}, "loss: input should be less than 1"),
+        ({"loss": 0.9999999999}, "loss: input should be less than or equal to 0.5"),
+        ({"bytes_per_second": "8bit/s"}, "bytes_per_second: input should be greater than or equal"),
     ],
 )
 def test_what_no_link_is_like_is_refused(content, part):

@@ -130,6 +130,9 @@ def test_one_stage_is_refused(capsys, tmp_path):
         ((*MEASURED, "--microbatches", "0"), "geojax simulate: microbatches: input should be"),
         ((*MEASURED, "--memory-limit", "0"), "geojax simulate: memory_limit: input should be"),
         ((*MEASURED, "--efficiency", "1.5"), "geojax simulate: efficiency: input should be less"),
+        ((*FOUR_STAGES, "--stage-seconds", "0"), "stage_seconds: input should be greater than or"),
+        ((*FOUR_STAGES, "--stage-seconds", "1us"), "times the 1e-06 s of a stage for a microbat"),
+        ((*FOUR_STAGES, "--efficiency", "1e-300"), "efficiency: input should be greater than or"),
         ((*FOUR_STAGES, "--stage-seconds", "20m"), "stage_seconds: '20m' is not a number of sec"),
         ((*MEASURED, "--zero.stag", "3"), "did you mean 'stage'?"),
         (
