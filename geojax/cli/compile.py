@@ -77,6 +77,8 @@ def run(command: CompileCommand, overrides: Sequence[str]) -> int:
     console.print(_beside_plan(planned, step))
     if balanced := _balanced(planned):
         console.print(balanced)
+    if note := _counted_once(step):
+        console.print(note)
     if planned.untimed:
         console.print(f"the plan has no times: {planned.untimed}")
     usable = usable_memory(target.accelerator, os.environ)
@@ -110,7 +112,7 @@ def _messages_table(messages: "Sequence[Messages]") -> Table:
             {
                 "over": " x ".join(each.axes) or "(none)",
                 "collective": each.kind,
-                "messages": f"{each.count:,}",
+                "messages": f"{'>=' if each.at_least else ''}{each.count:,}",
                 "sent by a device": quantity(float(each.bytes_sent), "B"),
                 "beside compute": f"{float(share):.0%}",
                 "stream": ", ".join(each.streams),
@@ -153,7 +155,7 @@ def _beside_plan(planned: "PlannedStep", step: "CompiledStep") -> Table:
             cells = quantity(plan, unit), quantity(compiled, unit), f"{compiled / plan:.3f}"
             rows.append(dict(zip(titles, (name, *cells), strict=True)))
 
-    add("products with weights", planned.product_flops, step.product_flops, "FLOP")
+    add("products with weights", planned.product_flops, step.products.flops, "FLOP")
     add("memory", planned.memory_bytes, step.memory.bytes, "B")
     for axes, count in planned.most_sent.items():
         if "dc" not in axes and count >= LEAST_PAYLOAD_BYTES:
@@ -186,6 +188,19 @@ def _balanced(planned: "PlannedStep") -> str | None:
     return (
         f"experts that are equally busy make a device send {' and '.join(sent)}; the rest are "
         "further exchanges, each run only if tokens need it"
+    )
+
+
+def _counted_once(step: "CompiledStep") -> str | None:
+    """Say which figures are least ones, for loops whose length is data; None: none is."""
+    least = [f"messages over {' x '.join(m.axes)}" for m in step.messages if m.at_least]
+    if loops := len(step.products.unknown_loops):
+        least.insert(0, f"products with weights ({loops} such loops)")
+    if not least:
+        return None
+    return (
+        "loops that run as often as data of the run say, as over an expert's tokens, count once, "
+        f"so these figures are least ones: {', '.join(least)}"
     )
 
 

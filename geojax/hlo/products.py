@@ -9,6 +9,7 @@ kernels whose insides the text does not show (Pallas).
 import functools
 import math
 import re
+from typing import NamedTuple
 
 import jax
 
@@ -30,7 +31,18 @@ _ATTENTION = re.compile(r'custom_call_target="__cudnn\$fmha')
 _BATCHED = re.compile(r'lhs_batch_dims=\{[0-9]|"lhs_batch_dimensions": ?\["')
 
 
-def product_flops(program: jax.stages.Compiled | str, *, longest_loop: int | None = None) -> int:
+class ProductFlops(NamedTuple):
+    """FLOPs of the products with weights that a device runs."""
+
+    flops: int
+    unknown_loops: tuple[str, ...]
+    """Names of the loops around products whose length is data of the run, such as the blocks of
+    tokens that came to an expert; one iteration of each is counted."""
+
+
+def product_flops(
+    program: jax.stages.Compiled | str, *, longest_loop: int | None = None
+) -> ProductFlops:
     """Count the FLOPs of the products with weights that a device runs.
 
     Args:
@@ -41,13 +53,16 @@ def product_flops(program: jax.stages.Compiled | str, *, longest_loop: int | Non
         HloParseError: the text of the program cannot be read.
     """
     module = parse_module(program_text(program))
-    return _Counter(module, longest_loop).of(module.entry)
+    counter = _Counter(module, longest_loop)
+    flops = counter.of(module.entry)
+    return ProductFlops(flops, tuple(counter.unknown_loops))
 
 
 class _Counter:
     def __init__(self, module: Module, longest_loop: int | None) -> None:
         self._module = module
         self._longest_loop = longest_loop
+        self.unknown_loops: list[str] = []
         self.of = functools.cache(self._of)
         self.holds_attention = functools.cache(self._holds_attention)
 
@@ -69,11 +84,13 @@ class _Counter:
         if instruction.opcode == "conditional":
             fused = [self.of(name) for name in instruction.calls if self.holds_attention(name)]
             return max(fused or called)
-        times = 1
+        times: int | None = 1
         if instruction.opcode == "while":
-            times = trip_count(
-                self._module, computation, instruction, longest_loop=self._longest_loop
-            )
+            times = trip_count(self._module, computation, instruction)
+            times = self._longest_loop if times is None else times
+        if times is None:
+            self.unknown_loops.append(instruction.name)
+            times = 1
         return times * sum(called)
 
     def _holds_attention(self, name: str) -> bool:

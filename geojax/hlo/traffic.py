@@ -7,7 +7,8 @@ the convention of `geojax.hlo.conventions`.
     axes    a collective belongs to the set of mesh axes along which the members of its groups
             differ. A flat all-reduce over dc and data is listed under "dc,data", not under either.
             A permute whose pairs cross different axes is listed once for each set.
-    loops   a collective in a while loop counts as often as the loop runs.
+    loops   a collective in a while loop counts as often as the loop runs; as often as one iteration
+            has it, marked as a least number, where that is data of the run.
     cond    the collectives of every branch of a conditional count, as if all branches ran: an upper
             bound, marked as conditional.
 
@@ -62,6 +63,8 @@ class Collective:
     """Number of times that it runs in one run of the program."""
     in_loop: bool
     """True if it is in the body or the condition of a while loop."""
+    at_least: bool
+    """True if one of these loops runs as often as data of the run say; one iteration is counted."""
     conditional: bool
     """True if it is in a branch of a conditional, so that it may run less often."""
 
@@ -82,6 +85,8 @@ class Sum:
     """Number of the instructions that are in loops."""
     bytes_sent: Fraction
     """The bytes that one device sends in one run of the program."""
+    at_least: int
+    """Number of the instructions in loops of unknown length, of which one iteration is counted."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +131,7 @@ class Traffic:
                 count=sum(collective.executions for collective in alike),
                 in_loop=sum(collective.in_loop for collective in alike),
                 bytes_sent=sum((collective.bytes_sent for collective in alike), Fraction(0)),
+                at_least=sum(collective.at_least for collective in alike),
             )
         return result
 
@@ -143,6 +149,7 @@ class Traffic:
                             "in_loop": total.in_loop,
                             "bytes_sent": _number(total.bytes_sent),
                         }
+                        | ({"at_least": total.at_least} if total.at_least else {})
                         for kind, total in kinds.items()
                     },
                 }
@@ -156,9 +163,9 @@ class Traffic:
             (
                 ",".join(axes) or "(none)",
                 kind,
-                str(total.count),
+                f"{_at_least(total)}{total.count}",
                 f"{total.in_loop} of {total.instructions}",
-                f"{_number(total.bytes_sent):,}",
+                f"{_at_least(total)}{_number(total.bytes_sent):,}",
             )
             for axes, kinds in self.sums().items()
             for kind, total in kinds.items()
@@ -187,12 +194,11 @@ def collective_traffic(
             compiler would insert for automatic sharding are not in it yet.
         mesh: its devices in order are the program's partitions 0, 1, ...
         longest_loop: iterations to count of a loop whose length is data of the run, such as the
-            number of layers of a stage; None refuses such a loop.
+            number of layers of a stage; None: one, and what it holds is marked `at_least`.
 
     Raises:
         UserError: the program was compiled for another number of devices.
-        HloParseError: the text is no HLO module or of an unknown form, for example a loop of
-            unknown length around a collective.
+        HloParseError: the text is no HLO module or of an unknown form.
 
     Examples:
         A gradient of 1 MB is summed over two sites of four devices each: inside the sites first,
@@ -233,7 +239,8 @@ def _read_traffic(text: str, mesh: Mesh | AbstractMesh, longest_loop: int | None
         )
     reader = _Reader(module, tuple(mesh.axis_names), tuple(mesh.axis_sizes), longest_loop)
     entry = module.computations[module.entry]
-    return Traffic(sizes, tuple(reader.read(entry, 1, in_loop=False, conditional=False)))
+    found = reader.read(entry, 1, in_loop=False, at_least=False, conditional=False)
+    return Traffic(sizes, tuple(found))
 
 
 class _Reader:
@@ -255,7 +262,13 @@ class _Reader:
         self._holds = functools.cache(self._holds_collectives)
 
     def read(
-        self, computation: Computation, executions: int, *, in_loop: bool, conditional: bool
+        self,
+        computation: Computation,
+        executions: int,
+        *,
+        in_loop: bool,
+        at_least: bool,
+        conditional: bool,
     ) -> Iterator[Collective]:
         for instruction in computation:
             kind = _kind(instruction)
@@ -271,6 +284,7 @@ class _Reader:
                         payload,
                         executions,
                         in_loop,
+                        at_least,
                         conditional,
                     )
                 continue
@@ -280,16 +294,16 @@ class _Reader:
             if not called:
                 continue
             loop = instruction.opcode == "while"
-            times = 1
+            times: int | None = 1
             if loop:
-                times = trip_count(
-                    self._module, computation, instruction, longest_loop=self._longest_loop
-                )
+                times = trip_count(self._module, computation, instruction)
+                times = self._longest_loop if times is None else times
             for name in called:
                 yield from self.read(
                     self._module.computations[name],
-                    executions * times,
+                    executions * (1 if times is None else times),
                     in_loop=in_loop or loop,
+                    at_least=at_least or times is None,
                     conditional=conditional or instruction.opcode == "conditional",
                 )
 
@@ -364,6 +378,10 @@ def _printed_groups(instruction: Instruction) -> str:
 def _source_target_pairs(instruction: Instruction) -> str:
     sent = _SENT_PAIRS.search(instruction.tail)
     return sent[1] if sent else instruction.attributes["source_target_pairs"]
+
+
+def _at_least(total: Sum) -> str:
+    return ">=" if total.at_least else ""
 
 
 def _number(value: Fraction) -> int | float:

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from geojax.hlo.module import Computation, HloParseError, Instruction, Module
+from geojax.hlo.module import Computation, Instruction, Module
 
 _KNOWN = re.compile(r'"?known_trip_count"?\s*:\s*\{\s*"?n"?\s*:\s*"?(\d+)"?')
 _TRANSPARENT = ("copy", "convert", "bitcast", "reshape", "optimization-barrier")
@@ -28,33 +28,20 @@ _Value: TypeAlias = "_Linear | tuple[_Value, ...] | None"
 """A value as far as it is known: an integer, the elements of a tuple, or None."""
 
 
-def trip_count(
-    module: Module, caller: Computation, loop: Instruction, *, longest_loop: int | None = None
-) -> int:
+def trip_count(module: Module, caller: Computation, loop: Instruction) -> int | None:
     """Return how often the body of `loop`, a `while` in `caller`, runs.
 
     Args:
         module: the program.
         caller: the computation that holds the loop.
         loop: the loop.
-        longest_loop: what to return where the text does not tell.
 
-    Raises:
-        HloParseError: the text does not tell, and no `longest_loop` is given.
+    Returns:
+        The number; None where it is data of the run, such as the blocks of tokens that came to an
+        expert.
     """
     known = _KNOWN.search(loop.tail)
-    if known:
-        return int(known[1])
-    counted = _counted(module, caller, loop)
-    if counted is None:
-        counted = longest_loop
-    if counted is None:
-        raise HloParseError(
-            f"HLO text: the while loop %{loop.name} holds collectives or products, and how often "
-            "it runs cannot be told from the program; use lax.scan or lax.fori_loop with fixed "
-            "bounds"
-        )
-    return counted
+    return int(known[1]) if known else _counted(module, caller, loop)
 
 
 def _counted(module: Module, caller: Computation, loop: Instruction) -> int | None:

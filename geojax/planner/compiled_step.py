@@ -15,7 +15,7 @@ from typing import Any
 
 from geojax.hlo import Collective, Traffic, collective_traffic
 from geojax.hlo.overlap import Flight, flights
-from geojax.hlo.products import product_flops
+from geojax.hlo.products import ProductFlops, product_flops
 from geojax.hlo.thunks import Launch, read_launches
 from geojax.planner.memory import CompiledMemory, StepMemory, TracedStep
 from geojax.runtime.compilation import without_compilation_cache
@@ -39,6 +39,8 @@ class Messages:
     """Number of those that carry a bucket or hop: `LEAST_PAYLOAD_BYTES` or more."""
     bytes_sent: Fraction
     """Bytes that a device sends."""
+    at_least: bool
+    """True if a loop around one of them runs as often as data of the run say, and counts once."""
     bytes_beside_compute: Fraction
     """Bytes in messages that travel while matrix products run."""
     streams: tuple[str, ...]
@@ -65,7 +67,7 @@ class CompiledStep:
     estimate: StepMemory
     messages: tuple[Messages, ...]
     """In the order of the mesh's axes."""
-    product_flops: int
+    products: ProductFlops
     """FLOPs of the products with weights of a device."""
     seconds: float
     """Time to lower and to compile."""
@@ -95,7 +97,7 @@ class CompiledStep:
             memory=CompiledMemory.of(program),
             estimate=step.memory(),
             messages=_messages(traffic, found, launches),
-            product_flops=product_flops(program, longest_loop=longest),
+            products=product_flops(program, longest_loop=longest),
             seconds=seconds,
             peak_memory_bytes=1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
         )
@@ -112,7 +114,8 @@ class CompiledStep:
             "compile_peak_memory_bytes": self.peak_memory_bytes,
             "memory_bytes": dataclasses.asdict(self.memory) | {"total": self.memory.bytes},
             "estimated_memory_bytes": self.estimate.bytes,
-            "product_flops": self.product_flops,
+            "product_flops": self.products.flops,
+            "product_loops_of_unknown_length": len(self.products.unknown_loops),
             "messages": [each.to_json() for each in self.messages],
         }
 
@@ -150,6 +153,7 @@ def _messages(
                     if each.bytes_sent >= LEAST_PAYLOAD_BYTES * each.executions
                 ),
                 bytes_sent=sum((each.bytes_sent for each in group), Fraction(0)),
+                at_least=any(each.at_least for each in group),
                 bytes_beside_compute=sum(
                     (each.bytes_sent for each in beside if flight_of[each.name].products),
                     Fraction(0),

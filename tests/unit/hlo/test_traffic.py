@@ -2,6 +2,7 @@
 
 import doctest
 import json
+import re
 from fractions import Fraction
 
 import jax
@@ -231,7 +232,7 @@ def test_loops_count_as_often_as_they_run(mesh):
         assert both.bytes_sent == Fraction(7, 4) * (3 * 4 + 24)
 
 
-def test_a_loop_over_data_around_a_collective_is_refused_and_without_one_is_not(mesh):
+def test_a_loop_over_data_around_a_collective_counts_once_and_is_marked(mesh):
     def step(x, summed):
         def body(total):
             total = total + 1
@@ -239,8 +240,15 @@ def test_a_loop_over_data_around_a_collective_is_refused_and_without_one_is_not(
 
         return lax.while_loop(lambda total: jnp.sum(total) < 100, body, x)
 
-    with pytest.raises(HloParseError, match="how often it runs cannot be told"):
-        collective_traffic(lower(mesh, lambda x: step(x, True), jnp.ones(4)), mesh)
+    traffic = collective_traffic(lower(mesh, lambda x: step(x, True), jnp.ones(4)), mesh)
+    assert [(each.executions, each.at_least) for each in traffic.collectives] == [(1, True)]
+    assert re.search(r"all-reduce +>=1 +1 of 1 +>=28$", str(traffic))
+    (kinds,) = traffic.to_json()["axes"]
+    assert kinds["kinds"]["all-reduce"]["at_least"] == 1
+    known = collective_traffic(
+        lower(mesh, lambda x: step(x, True), jnp.ones(4)), mesh, longest_loop=3
+    )
+    assert [(each.executions, each.at_least) for each in known.collectives] == [(3, False)]
     quiet = lower(mesh, lambda x: step(x, False), jnp.ones(4))
     assert collective_traffic(quiet.compile(), mesh).collectives == ()
 

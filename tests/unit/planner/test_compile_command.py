@@ -33,6 +33,22 @@ def test_the_compiled_step_beside_its_estimate(capsys, tmp_path):
     assert written["memory_bytes"]["total"] > written["memory_bytes"]["temporaries"] > 0
 
 
+def test_loops_over_tokens_of_experts_count_once_and_are_told(capsys, tmp_path):
+    """Latent attention, experts and a first dense layer: blocks of tokens are data of the run."""
+    model = (
+        "{preset: tiny, num_hidden_layers: 2, hidden_size: 64, intermediate_size: 64, "
+        "num_key_value_heads: 4, kv_lora_rank: 32, qk_nope_head_dim: 16, qk_rope_head_dim: 8, "
+        "v_head_dim: 16, num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 64, "
+        "first_k_dense_replace: 1}"
+    )
+    figures = tmp_path / "figures.json"
+    settings = ("--model", model, "--mesh", "{dc: 2, data: 2, expert: 2}")
+    assert run(["compile", QUICKSTART, *settings, "--json", str(figures)]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"count once, so these figures are least ones: products with weights \(", out)
+    assert json.loads(figures.read_text())["product_loops_of_unknown_length"] > 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

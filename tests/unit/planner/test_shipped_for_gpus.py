@@ -30,6 +30,6 @@ def test_a_shipped_config_compiles_and_fits(name):
     sent = sum(float(each.bytes_sent) for each in over_dc)
     assert sent == pytest.approx(planned.bytes_between_sites, rel=0.02)
     assert sum(each.payloads for each in over_dc) == planned.messages_between_sites
-    assert step.product_flops == pytest.approx(planned.product_flops, rel=0.03)
+    assert step.products.flops == pytest.approx(planned.product_flops, rel=0.03)
     assert step.memory.bytes == pytest.approx(planned.memory_bytes, rel=0.1)
     assert all(each.streams and "compute" not in each.streams for each in over_dc)
