@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ def run(*arguments, processes, count=None, devices=2, sites=None, stuck=(), **va
     common |= {
         "GEOJAX_COORDINATOR": f"127.0.0.1:{free_port()}",
         "GEOJAX_PROCESS_COUNT": str(count),
+        "GEOJAX_KEY": secrets.token_hex(16),
         "GEOJAX_SIMULATE_DEVICES": str(devices),
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
     } | variables

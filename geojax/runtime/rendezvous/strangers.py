@@ -4,7 +4,7 @@ import collections
 
 # Addresses that are remembered; those that come later are counted together.
 _MOST_ADDRESSES = 1024
-_NAMED_ADDRESSES = 3
+_NAMED_ADDRESSES = 2
 _ELSEWHERE = "elsewhere"
 
 OTHER_KEY, UNSIGNED = "with another key", "without a signature"
