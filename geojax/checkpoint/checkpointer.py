@@ -100,7 +100,8 @@ class Checkpointer:
                 first process of its site writes.
         """
         assert keep >= 1, f"keep must be at least 1, not {keep}"
-        self.folder = Path(folder).absolute()
+        # TensorStore writes to a path with .., and refuses to read from it.
+        self.folder = Path(folder).resolve()
         self._interval = interval
         self._interval_minutes = interval_minutes
         self._report = report if jax.process_index() == 0 else lambda line: None

@@ -50,7 +50,7 @@ class SavedModel:
         Raises:
             UserError: there is none, or the folder of a site is missing or damaged.
         """
-        checkpoints = run / "checkpoints"
+        checkpoints = (run / "checkpoints").resolve()
         parts = list_parts(checkpoints, checkpoints)
         steps = sorted({part.step for part in parts if step in (None, part.step)}, reverse=True)
         if not steps:

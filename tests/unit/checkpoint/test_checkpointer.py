@@ -171,6 +171,15 @@ def test_when_to_save(tmp_path: Path) -> None:
     assert by_time.due(now + 121)
 
 
+def test_a_folder_by_another_path_is_written_and_read(tmp_path: Path) -> None:
+    (tmp_path / "disk" / "deep").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "disk" / "deep")
+    save(tmp_path / "link" / ".." / "run" / "checkpoints", 10)
+    for path in ("disk/deep/../run", "disk/run/.", "link/../run"):
+        assert_is(restore(tmp_path / path / "checkpoints")[0], 10)
+    assert SavedModel.open(tmp_path / "link" / ".." / "run").step == 10
+
+
 def remove(name: str) -> Callable[[Path], None]:
     def damage(checkpoint: Path) -> None:
         path = checkpoint / name
