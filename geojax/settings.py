@@ -17,7 +17,7 @@ import pydantic
 
 from geojax.errors import UserError
 from geojax.paths import expanded_path
-from geojax.suggestions import did_you_mean, nearest
+from geojax.suggestions import did_you_mean, listed, nearest, shortened
 
 
 class Settings(pydantic.BaseModel):
@@ -26,6 +26,8 @@ class Settings(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
     )
+    lister: ClassVar[str | None] = None
+    """Command that lists the keys of a section, which is its argument."""
     renamed_keys: ClassVar[Mapping[str, str]] = {}
     """Keys of earlier versions below this class, dotted, and the keys that replaced them."""
     renamed_values: ClassVar[Mapping[tuple[str, str], str]] = {}
@@ -48,7 +50,8 @@ UNLESS_AUTO = pydantic.Discriminator(lambda value: "auto" if value == "auto" els
 AUTO = Annotated[Literal["auto"], pydantic.Tag("auto")]
 NUMBER = pydantic.Tag("number")
 
-_MOST_SHOWN = 20
+_LONGEST_PROBLEMS = 320
+_LONGEST_PROBLEM = 300
 
 SettingsType = TypeVar("SettingsType", bound=Settings)
 
@@ -107,8 +110,8 @@ def validate(settings: type[SettingsType], content: Mapping[str, Any], source: s
         found = found or error.errors()
         found.sort(key=lambda problem: problem["type"] != "extra_forbidden")
         problems = [_sentence(settings, problem) for problem in found]
-        more = f"; and {len(problems) - _MOST_SHOWN} more" if len(problems) > _MOST_SHOWN else ""
-        raise UserError(f"{source}: {'; also '.join(problems[:_MOST_SHOWN])}{more}") from None
+        shown = (shortened(problem, _LONGEST_PROBLEM) for problem in problems)
+        raise UserError(f"{source}: {listed(shown, '; also ', _LONGEST_PROBLEMS)}") from None
 
 
 def leaves_by_key(settings: Mapping[str, Any], section: str = "") -> Iterator[tuple[str, Any]]:
@@ -142,13 +145,16 @@ def _presets_folder() -> Path:
 def _sentence(settings: type[pydantic.BaseModel], problem: Any) -> str:
     location = tuple(problem["loc"])
     parts = (str(part) for part in location)
-    path = ".".join(_shortened(part) for part in parts if not _UNION_MEMBER.fullmatch(part))
+    path = ".".join(shortened(part) for part in parts if not _UNION_MEMBER.fullmatch(part))
     kind, given = problem["type"], problem.get("input")
     if kind == "extra_forbidden":
         if (renamed := _renamed_key(settings, location, given)) is not None:
             return f"{renamed[0]}: renamed; use {renamed[1]}"
         known = _fields_at(settings, location[:-1])
-        return f"{path}: unknown key; {did_you_mean(str(location[-1]), known)}"
+        lister = getattr(settings, "lister", None)
+        if lister is not None:
+            lister = " ".join([lister, ".".join(map(str, location[:-1]))]).strip()
+        return f"{path}: unknown key; {did_you_mean(str(location[-1]), known, lister)}"
     if isinstance(given, str) and (value := _renamed_value(settings, location, given)) is not None:
         return f"{path}: {given} was renamed; use {value}"
     if kind == "missing":
@@ -219,10 +225,6 @@ def _classes_in(annotation: Any) -> list[type]:
 
 _UNION_MEMBER = re.compile(r"number|bool|literal\[.*|tuple\[.*")
 """Pydantic's names of the types of a field that may have several, which are no keys."""
-
-
-def _shortened(key: str) -> str:
-    return key if len(key) <= 60 else f"{key[:57]}..."
 
 
 def _describe(value: Any) -> str:

@@ -8,6 +8,9 @@ from geojax.errors import UserError
 
 Entry = TypeVar("Entry")
 
+_LONGEST_LIST = 150
+"""Most characters of a list in a message, which is one line of less than 500."""
+
 _ALIKE = 0.75
 """Least similarity: with less "tokenizer" would be taken for "optimizer"."""
 
@@ -25,11 +28,38 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return by_case[near[0]] if near else None
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a hint for a message: the nearest of `known`, or all of them."""
+def did_you_mean(name: str, known: Iterable[str], lister: str | None = None) -> str:
+    """Return a hint for a message: the nearest of `known`, or as many of them as a line holds.
+
+    A `lister`, a command that lists all of them, is named where the line does not hold all.
+    """
     known = list(known)
-    near = nearest(name, known)
-    return f"did you mean '{near}'?" if near else f"there are: {', '.join(known) or 'none'}"
+    if near := nearest(name, known):
+        return f"did you mean '{near}'?"
+    line = listed(known) or "none"
+    cut = lister is not None and line != ", ".join(known)
+    return f"there are: {line}" + (f"; {lister} lists all" if cut else "")
+
+
+def listed(names: Iterable[object], separator: str = ", ", longest: int = _LONGEST_LIST) -> str:
+    """Join names for a message, up to `longest` characters, and count the rest; one always stays.
+
+    A single name is cut to that length too.
+    """
+    texts = [shortened(str(name), longest) for name in names]
+    shown, length = 0, 0
+    for text in texts:
+        length += len(text) + len(separator)
+        if shown and length > longest + len(separator):
+            break
+        shown += 1
+    rest = len(texts) - shown
+    return separator.join(texts[:shown]) + (f" and {rest} more" if rest else "")
+
+
+def shortened(text: str, longest: int = 60) -> str:
+    """Cut a text that is longer than `longest` characters."""
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."
 
 
 def entry_called(name: str, entries: Mapping[str, Entry], kind: str) -> Entry:
@@ -39,5 +69,5 @@ def entry_called(name: str, entries: Mapping[str, Entry], kind: str) -> Entry:
         UserError: there is none.
     """
     if name not in entries:
-        raise UserError(f"no {kind} is called '{name}'; choose one of {', '.join(entries)}")
+        raise UserError(f"no {kind} is called '{shortened(name)}'; choose one of {listed(entries)}")
     return entries[name]

@@ -51,6 +51,11 @@ def run(command: CompileCommand, overrides: Sequence[str]) -> int:
     import jax
 
     from geojax.planner.compile_target import CompileTarget
+
+    target = None if command.target is None else CompileTarget.parse(command.target)
+    if target is not None:
+        target.require_compiler()
+
     from geojax.planner.cost.adapters import refuse_adapters
     from geojax.runtime.device_memory import usable_memory
     from geojax.train.config.run_config import RunConfig
@@ -59,12 +64,11 @@ def run(command: CompileCommand, overrides: Sequence[str]) -> int:
 
     config = RunConfig.load(command.config, overrides)
     refuse_adapters(config.model)
-    if command.target is not None:
-        target = CompileTarget.parse(command.target)
-    else:
+    if target is None:
         simulated = config.simulate_devices is not None
         accelerator = None if simulated else accelerator_of_run(config)
         target = CompileTarget.of(accelerator, config.mesh.devices)
+        target.require_compiler()
     jax.config.update("jax_platforms", "cpu")  # no accelerator is touched
     jax.config.update("jax_enable_x64", config.precision == "fp64")
     console = Console(highlight=False, soft_wrap=True, markup=False)

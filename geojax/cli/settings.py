@@ -17,7 +17,7 @@ from pydantic_core import PydanticUndefined
 
 from geojax.errors import UserError
 from geojax.settings import Settings
-from geojax.suggestions import did_you_mean
+from geojax.suggestions import did_you_mean, shortened
 
 _WIDTH = 100
 
@@ -91,7 +91,10 @@ def _below(key: str, listed: list[Section]) -> list[Section]:
         chosen = [Section("", "", (each,)) for each in named if each.key == key]
     if not chosen:
         known = [*(each.key for each in listed if each.key), *(each.key for each in named)]
-        raise UserError(f"geojax settings: there is no '{key}'; {did_you_mean(key, known)}")
+        raise UserError(
+            f"geojax settings: there is no '{shortened(key)}'; "
+            f"{did_you_mean(key, known, 'geojax settings')}"
+        )
     return chosen
 
 

@@ -89,6 +89,18 @@ class CompileTarget:
     def __str__(self) -> str:
         return f"{self.kind}:{self.devices}"
 
+    def require_compiler(self) -> None:
+        """Check that there is a compiler for the target.
+
+        Raises:
+            UserError: the extra `aot` is not installed.
+        """
+        if self.kind != "cpu" and importlib.util.find_spec("jax_cuda13_plugin") is None:
+            raise UserError(
+                f"--target {self.kind}: XLA's compiler for GPUs is not installed here; install "
+                "geojax-trainer[aot] (jax[cuda13]), which needs no GPU"
+            )
+
     @property
     def accelerator(self) -> Accelerator:
         """The catalog's entry for the devices."""
@@ -103,8 +115,8 @@ class CompileTarget:
                 equal sites with hosts of eight.
 
         Raises:
-            UserError: the sizes do not multiply to the devices, the layout does not fit the
-                topology, or the extra `aot` is not installed.
+            UserError: the sizes do not multiply to the devices, or the layout does not fit the
+                topology.
         """
         if self.kind == "cpu":
             if self.devices > MOST_SIMULATED_DEVICES:
@@ -170,16 +182,7 @@ class CompileTarget:
 
 
 def gpus(sites: int, hosts: int, per_host: int) -> list[jax.Device]:
-    """Return H100s to compile for: `per_host` in each of `hosts` hosts at each of `sites` sites.
-
-    Raises:
-        UserError: the extra `aot` is not installed.
-    """
-    if importlib.util.find_spec("jax_cuda13_plugin") is None:
-        raise UserError(
-            "--target h100: XLA's compiler for GPUs is not installed here; install "
-            "geojax-trainer[aot] (jax[cuda13]), which needs no GPU"
-        )
+    """Return H100s to compile for: `per_host` in each of `hosts` hosts at each of `sites` sites."""
     described = topologies.get_topology_desc(
         "h100", platform="cuda", target_config=_H100, topology=f"{sites}x{hosts}x{per_host}"
     )

@@ -202,6 +202,7 @@ class SampleSettings(Settings):
 class RunConfig(Settings):
     """A whole run, as `geojax train` reads it."""
 
+    lister: ClassVar[str | None] = "geojax settings"
     renamed_keys: ClassVar[Mapping[str, str]] = RUN_KEYS
     renamed_values: ClassVar[Mapping[tuple[str, str], str]] = RUN_VALUES
 

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from support.processes import PATIENCE_SECONDS
@@ -84,6 +85,26 @@ def test_what_is_missing_is_named_with_its_meaning(capsys):
     assert refused(capsys, "generate") == (
         "geojax generate: RUN is missing; it would be the directory of the run"
     )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["settings", "x"], " more; geojax settings lists all"),
+        (["train", "CONFIG", "--model.foo=1"], " more; geojax settings model lists all"),
+        (["train", "CONFIG", "--x=1"], " more; geojax settings lists all"),
+        (["plan", "CONFIG", "--stage-times", "CONFIG"], " more"),
+        (["train", "CONFIG", *(f"--batch.wrong{n}=1" for n in range(20))], " and 17 more"),
+        (["train", "CONFIG", f"--{'x' * 5000}=1"], " lists all"),
+        (["train", "CONFIG", f"--precision={'x' * 5000}"], ""),
+        (["settings", "x" * 5000], " lists all"),
+    ],
+)
+def test_no_refusal_is_longer_than_a_line(capsys, arguments, expected):
+    config = str(Path(__file__).parents[3] / "configs" / "quickstart.yaml")
+    line = refused(capsys, *(config if each == "CONFIG" else each for each in arguments))
+    assert len(line) < 500
+    assert line.endswith(expected)
 
 
 def test_settings_are_listed(capsys):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from geojax.cli.main import run
+from geojax.errors import UserError
 from geojax.planner.compile_target import CompileTarget
 
 QUICKSTART = str(Path(__file__).parents[3] / "configs" / "quickstart.yaml")
@@ -57,7 +58,7 @@ def test_loops_over_tokens_of_experts_count_once_and_are_told(capsys, tmp_path):
         ((QUICKSTART, "--target", "h100:"), "such as h100:3072"),
         ((QUICKSTART, "--target", "cpu:0"), "at least one device"),
         ((QUICKSTART, "--target", "cpu:65"), "at most 64 devices are simulated"),
-        ((NEMOTRON, "--target", "h100:512"), "makes 3072 devices, but there are 512"),
+        ((NEMOTRON, "--target", "h100:512"), "--target h100: XLA's compiler for GPUs is not inst"),
         ((NEMOTRON,), "install geojax-trainer[aot] (jax[cuda13]), which needs no GPU"),
     ],
 )
@@ -67,6 +68,11 @@ def test_a_mistake_is_one_line(capsys, monkeypatch, arguments, message):
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_a_target_has_as_many_devices_as_the_mesh():
+    with pytest.raises(UserError, match="dc=2 x data=1536 makes 3072 devices, but there are 512"):
+        CompileTarget.parse("h100:512").mesh({"dc": 2, "data": 1536}, None)
 
 
 def test_sites_without_a_topology_are_equal():
