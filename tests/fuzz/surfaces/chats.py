@@ -104,7 +104,7 @@ def chats(corpus: Corpus, rng: random.Random) -> Case:
     files = {"a.jsonl": line * 4, **corpus.tokenizer}
     words = ["data", "prepare", "a.jsonl", "--output", "out", "--format", "chat"]
     words += ["--tokenizer", "chat/tokenizer.json"]
-    case = Case(words, files)
+    case = Case(words, files, notes=True)
     for damage in rng.choices(["template", "lines", "message", "file", "config"], k=2):
         if damage == "template":
             template = rng.choice(_TEMPLATES).encode()

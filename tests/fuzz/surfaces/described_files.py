@@ -38,7 +38,7 @@ def described_file(corpus: Corpus, rng: random.Random) -> Case:
     example = {"output": "out", "sources": [{"name": "a", "files": ["text.txt"]}]}
     content = _changed(yaml.safe_dump(example).encode(), PrepareSettings, rng)
     files = {"file.yaml": content, "text.txt": b"one two three " * 50}
-    return Case(["data", "prepare", "--config", "file.yaml"], files)
+    return Case(["data", "prepare", "--config", "file.yaml"], files, notes=True)
 
 
 def _changed(content: bytes, settings: type[Settings], rng: random.Random) -> bytes:

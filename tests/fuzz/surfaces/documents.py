@@ -50,7 +50,7 @@ def documents(corpus: Corpus, rng: random.Random) -> Case:
     if rng.random() < 0.5:
         option = rng.choice(list(options))
         words += [option, rng.choice(options[option])]
-    return Case(words, {name: content})
+    return Case(words, {name: content}, notes=True)
 
 
 @functools.cache
