@@ -147,6 +147,19 @@ def _draw_values(
     return changed
 
 
+_REFUSED = {
+    *(each for each in _COORDINATORS if each not in ("nowhere.invalid:5000", "[::1]:5000")),
+    *(each for each in _SITES if each != "CON"),
+} - {"8.8.8.8:5000", "::1:5000"}
+"""Coordinators and sites that nobody may accept."""
+
+
+def _must_be_refused(environment: dict[str, str]) -> bool:
+    """Return whether a variable that is read holds what nobody may accept."""
+    names = ("GEOJAX_ISLANDS_COORDINATOR", "GEOJAX_COORDINATOR", "GEOJAX_SITE")
+    return any(environment.get(name) in _REFUSED for name in names)
+
+
 def islands(corpus: Corpus, rng: random.Random) -> Case:
     """The variables of a site among sites that are jobs of their own."""
     given = {
@@ -160,10 +173,12 @@ def islands(corpus: Corpus, rng: random.Random) -> Case:
     words = ["train", "small.yaml", "--dc.join=islands", "--topology=null", "--simulate_devices=4"]
     if rng.random() < 0.1:
         words += ["--site", rng.choice(_SITES)]
+    drawn = _draw_values(_ISLANDS, given, rng)
     return Case(
         words,
         {"small.yaml": corpus.configs["small.yaml"]},
-        _draw_values(_ISLANDS, given, rng),
+        drawn,
+        must_be_refused=len(words) == 5 and _must_be_refused(drawn),
         writes=("run",),
     )
 
@@ -188,10 +203,12 @@ def processes(corpus: Corpus, rng: random.Random) -> Case:
         )
         words += [f"{option}={rng.choice(values)}"]
         given = rng.choice([given, {}])
+    drawn = _draw_values(_PROCESSES, given, rng)
     return Case(
         words,
         {"small.yaml": corpus.configs["small.yaml"]},
-        _draw_values(_PROCESSES, given, rng),
+        drawn,
+        must_be_refused=len(words) == 2 and _must_be_refused(drawn),
         notes=True,  # that there is no key
     )
 

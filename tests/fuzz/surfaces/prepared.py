@@ -30,16 +30,19 @@ def prepared(corpus: Corpus, rng: random.Random) -> Case:
         files[TRAIN_SHARD] = bytes(shard)
     elif damage == "ids":
         files[TRAIN_SHARD] = _with_other_ids(files[TRAIN_SHARD], rng)
+        case.must_be_refused = files[TRAIN_SHARD] != corpus.prepared[TRAIN_SHARD]
         if rng.random() < 0.5:  # so that only the numbers themselves are wrong
             _sign_again(files)
     elif damage == "swap":
         entry = json.loads(files[MANIFEST])
         tokenizer = entry["tokenizer"]
         tokenizer["beginning"], tokenizer["end"] = tokenizer["end"], tokenizer["beginning"]
+        case.must_be_refused = True
         files[MANIFEST] = json.dumps(entry).encode()
     elif damage == "twice":
         entry = json.loads(files[MANIFEST])
         entry["splits"]["train"]["shards"] *= 2
+        case.must_be_refused = True
         files[MANIFEST] = json.dumps(entry).encode()
     else:
         del files[rng.choice(list(corpus.prepared))]

@@ -108,6 +108,10 @@ def weights(corpus: Corpus, rng: random.Random) -> Case:
         elif damage == "head":
             text["tie_word_embeddings"] = not text.get("tie_word_embeddings", False)
     case = _case(corpus, content, tensors, split="index" in damages, rng=rng)
+    is_read = any(word.startswith("--initial_weights") for word in case.arguments)
+    case.must_be_refused = is_read and any(
+        not np.isfinite(array).all() for array in tensors.values() if array.dtype == np.float32
+    )
     if "file" in damages:
         harm(case, rng.choice([name for name in case.files if name.startswith("hf/")]), rng)
     return case
