@@ -136,8 +136,9 @@ class HuggingFaceWeights:
         It tells one model's weights from another's.
 
         Raises:
-            UserError: a file is missing or damaged.
+            UserError: a file is missing or damaged, or a tensor has another shape or dtype.
         """
+        self._files.check_headers(self._headers)
         found = hashlib.sha256()
         for name, (shape, _) in sorted(self._headers.items()):
             *rows, columns = shape

@@ -93,6 +93,12 @@ def test_gpt2_is_read_by_the_names_that_it_is_published_with(tmp_path, tmp_path_
     assert weights.digest() == whole.digest()
 
 
+def test_a_tensor_of_another_shape_has_no_digest(path):
+    change(path, KERNEL, lambda tensors: tensors[KERNEL][:0])
+    with pytest.raises(UserError, match=r"k_proj.weight has shape \[0, .* and the model's is"):
+        HuggingFaceWeights(path.parent, TIED).digest()
+
+
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf, 1e38, -1e38])
 def test_numbers_that_are_no_weights_are_refused_with_the_tensors_name(path, wrong):
     def edit(tensors):
