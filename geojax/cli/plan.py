@@ -123,6 +123,7 @@ def run(command: PlanCommand, overrides: Sequence[str]) -> int:
     jax.config.update("jax_platforms", "cpu")  # no accelerator is touched
     console = Console(highlight=False, soft_wrap=True, markup=False)
     options = _options(command)
+    _check_outputs(command)
     config, request = _request(command, overrides)
     calibration = _calibration(command)
     if calibration.stage_times is not None:
@@ -202,6 +203,24 @@ def run(command: PlanCommand, overrides: Sequence[str]) -> int:
 def _options(command: PlanCommand) -> Options:
     given = vars(command)
     return validate(Options, {name: given[name] for name in Options.model_fields}, "geojax plan")
+
+
+def _check_outputs(command: PlanCommand) -> None:
+    """Check, before the search, that what is asked for can be written.
+
+    Raises:
+        UserError: a folder cannot be there, because a file is.
+    """
+    outputs = {"--pictures": command.pictures}
+    outputs["--output"] = None if command.output is None else command.output.parent
+    for option, folder in outputs.items():
+        if folder is None:
+            continue
+        there = next((path for path in (folder, *folder.parents) if path.exists()), folder)
+        if not there.is_dir():
+            raise UserError(f"{option}: {there} is no folder; name another one")
+    if command.output is not None and command.output.is_dir():
+        raise UserError(f"--output: {command.output} is a folder; name a file in it")
 
 
 def _request(

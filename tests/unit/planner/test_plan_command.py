@@ -127,6 +127,15 @@ def test_an_impossible_request_says_what_would_work(capsys):
     )
 
 
+def test_what_cannot_be_written_is_found_before_the_search(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("geojax.planner.search.search.search", None)
+    (tmp_path / "file").touch()
+    line = refused(capsys, CONFIG, *SMALL, "--pictures", tmp_path / "file" / "pictures")
+    assert line == f"error: --pictures: {tmp_path}/file is no folder; name another one"
+    line = refused(capsys, CONFIG, *SMALL, "--output", tmp_path)
+    assert line == f"error: --output: {tmp_path} is a folder; name a file in it"
+
+
 def unlike_sites(folder, hosts, kind="a100-sxm-80gb"):
     """A topology of 8 H100 beside so many hosts of another kind."""
     topology = Topology.load("two-h100-sites-2x8").model_dump(mode="json", exclude={"name"})
