@@ -142,10 +142,9 @@ def _train(
     weights = None
     if fresh or config.model.lora is not None:
         weights = _open_initial_weights(config)
-    if island is None and jax.process_count() == 1:
-        saved_step = _saved_step(config.run_directory)
-        if saved_step is not None and _is_trained(config, saved_step, console):
-            return 0
+    if island is None and jax.process_count() == 1 and _is_trained(config):
+        console.print(_nothing_to_train(config.steps, config))
+        return 0
     with _status(console, "estimating the memory of a step"):
         require_memory(config, console.print)
     topology = config.load_topology()
@@ -182,8 +181,8 @@ def _train(
     )
     newest = checkpointer.newest()
     refuse_earlier_version(directory.checkpoints, newest)
-    if newest is not None and _is_trained(config, int(newest["step"]), console):
-        return 0
+    if newest is not None and int(newest["step"]) > config.steps:
+        raise UserError(_nothing_to_train(int(newest["step"]), config))
     if newest is None and weights is None and not fresh:
         weights = _open_initial_weights(config)
     config = with_saved_model(config, newest)
@@ -230,6 +229,8 @@ def _train(
         require_checkpoint,
         weights,
     )
+    if start >= config.steps:
+        console.print(_nothing_to_train(start, config))
     # Some collectives time out when their ranks start far apart: all compile, then wait here.
     runtime.barrier("ready to train", timeout_seconds=config.watchdog.first_step_seconds)
     if first:
@@ -274,30 +275,28 @@ def _train(
     return loop.exit_code
 
 
-def _saved_step(run: Path) -> int | None:
-    """Return the step of the newest checkpoint that is whole; None: there is none to be seen."""
-    try:
-        return SavedModel.open(run, log=lambda line: None).step
-    except (OSError, UserError):
-        return None
-
-
-def _is_trained(config: RunConfig, step: int, console: rich.console.Console) -> bool:
-    """Return True if a run at `step` is at its end.
+def _is_trained(config: RunConfig) -> bool:
+    """Return True if the newest checkpoint is that of the last step, and undamaged.
 
     Raises:
-        UserError: it is beyond.
+        UserError: it is of a later step.
     """
-    if step < config.steps:
-        return False
-    line = (
+    try:
+        newest = SavedModel.open(config.run_directory, log=lambda line: None)
+        if newest.step == config.steps:
+            newest.verify()
+    except (OSError, UserError):
+        return False  # the restore will say why
+    if newest.step > config.steps:
+        raise UserError(_nothing_to_train(newest.step, config))
+    return newest.step == config.steps
+
+
+def _nothing_to_train(step: int, config: RunConfig) -> str:
+    return (
         f"nothing to train: the run is at step {step}, and steps is {config.steps}; raise it to go "
         "on"
     )
-    if step > config.steps:
-        raise UserError(line)
-    console.print(line)
-    return True
 
 
 def _open_initial_weights(config: RunConfig) -> HuggingFaceWeights | None:

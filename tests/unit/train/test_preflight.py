@@ -19,6 +19,8 @@ from geojax.train.traced_run import trace_run
 
 REPOSITORY = Path(__file__).parents[3]
 TOO_LARGE = REPOSITORY / "tests" / "data" / "nemotron4-340b-zbv.yaml"
+BUILTIN = "[{name: python, builtin: python-stdlib}]"
+"""A source that is there, and is not prepared before the memory is estimated."""
 H100 = accelerator_named("h100-sxm")
 MANY_ROWS = (
     "--model",
@@ -45,7 +47,7 @@ def test_the_command_refuses_a_model_that_does_not_fit_with_the_numbers(tmp_path
     command = [sys.executable, "-m", "geojax", "train", str(TOO_LARGE)]
     environment = {"PATH": "", "PYTHONPATH": str(REPOSITORY), "XLA_CLIENT_MEM_FRACTION": "0.5"}
     done = subprocess.run(
-        [*command, "--run_directory", str(directory)],
+        [*command, "--run_directory", str(directory), "--data.sources", BUILTIN],
         env=environment | {"JAX_PLATFORMS": "cpu", "HOME": str(tmp_path)},
         capture_output=True,
         text=True,
