@@ -23,6 +23,7 @@ NAME = "manifest.json"
 # Orbax rewrites its own timestamps after the manifest is written; nothing is restored from them.
 _NOT_COVERED = {NAME, "_CHECKPOINT_METADATA", "commit_success.txt"}
 _BLOCK_BYTES = 4 * 2**20
+_MOST_BYTES = 2**28
 _THREADS = 8
 
 
@@ -74,7 +75,8 @@ def read(folder: Path) -> dict[str, Any]:
     Raises:
         DamagedCheckpoint: it is missing or was changed.
     """
-    _require_file(folder, NAME)
+    if (size := _require_file(folder, NAME).st_size) > _MOST_BYTES:
+        raise DamagedCheckpoint(f"{NAME} has {size} bytes, more than any manifest")
     try:
         document = json.loads((folder / NAME).read_text(encoding="utf-8"))
     except RecursionError:

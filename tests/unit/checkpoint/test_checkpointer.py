@@ -233,6 +233,11 @@ def manifest_too_deep(checkpoint: Path) -> None:
     (checkpoint / "manifest.json").write_text("[" * 100_000)
 
 
+def manifest_too_long(checkpoint: Path) -> None:
+    with (checkpoint / "manifest.json").open("ab") as file:
+        file.truncate(2**28 + 1)
+
+
 DAMAGES = [
     *map(remove, ["manifest.json", "manifest.ocdbt", "_METADATA", "d", "ocdbt.process_0"]),
     truncate,
@@ -242,6 +247,7 @@ DAMAGES = [
     pipe_of_numbers,
     pipe_of_the_manifest,
     manifest_too_deep,
+    manifest_too_long,
 ]
 
 
