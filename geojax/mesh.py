@@ -24,6 +24,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 from geojax.errors import UserError
+from geojax.suggestions import listed
 from geojax.topology import Process, Site, Topology
 
 AXES = ("dc", "stage", "data", "expert", "context", "tensor")
@@ -108,7 +109,7 @@ def make_mesh(
         fitting = [str(size) for size in range(1, per_host + 1) if per_host % size == 0]
         raise UserError(
             f"tensor={sizes['tensor']} does not fit into a host of {per_host} accelerators: a "
-            f"tensor group stays on one host, so tensor may be {', '.join(fitting)}"
+            f"tensor group stays on one host, so tensor may be {listed(fitting)}"
         )
     array = np.empty(len(given), dtype=object)
     array[:] = [device for site in sites for device in site]

@@ -262,23 +262,28 @@ def _check_name(name: str) -> None:
 
 
 def _check_options(arguments: Sequence[str]) -> None:
-    """Check that no option is given twice, of which tyro would take the last.
+    """Check that no option or override is lost to a later one.
 
     Raises:
-        UserError: one is, and is not among those that may be repeated.
+        UserError: one is given twice, and is not among those that may be repeated, or before the
+            group of settings that it stands in.
     """
     name, *words = arguments
     fields = get_type_hints(_COMMANDS[name], include_extras=True)
-    seen: set[str] = set()
+    seen: dict[str, str] = {}
     for option in (word.partition("=")[0] for word in words if word.startswith("--")):
         field = option.removeprefix("--").replace("-", "_")
-        if field not in fields:
+        if field not in fields and field.removeprefix("no_") in fields:
             field = field.removeprefix("no_")
         marks = getattr(fields.get(field), "__metadata__", ())
         if field in seen and tyro.conf.UseAppendAction not in marks:
             raise UserError(f"geojax {name}: {option} is given twice; give it once")
-        if field in fields:
-            seen.add(field)
+        if inside := next((seen[each] for each in seen if each.startswith(f"{field}.")), None):
+            raise UserError(
+                f"geojax {name}: {option} would replace {inside}, which stands before it; give "
+                f"{option} first"
+            )
+        seen[field] = option
 
 
 def _config_first(arguments: Sequence[str]) -> list[str]:

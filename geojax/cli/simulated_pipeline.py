@@ -10,6 +10,7 @@ import pydantic
 from geojax.errors import UserError
 from geojax.quantities import Count, Seconds
 from geojax.settings import Settings, validate
+from geojax.suggestions import listed
 
 if TYPE_CHECKING:
     from geojax.pipeline.simulation.staged_model import StagedModel
@@ -107,7 +108,7 @@ def options_of(command: Mapping[str, Any], config: "RunConfig", sites: int) -> O
         raise UserError(
             f"microbatches={options.microbatches} does not divide the {sequences} sequences of "
             f"each of the {config.batch.global_batch_size // sequences} data-parallel ranks; "
-            f"{', '.join(map(str, fitting))} would"
+            f"{listed(fitting)} would"
         )
     return options
 

@@ -15,6 +15,7 @@ from geojax.models.lora import LoraSettings
 from geojax.quantities import Length
 from geojax.renamed_keys import MODEL_KEYS, MODEL_VALUES
 from geojax.settings import Settings, load_yaml, preset_path, validate
+from geojax.suggestions import listed
 
 _ROPE_KEYS = {
     "default": (),
@@ -368,7 +369,7 @@ class ModelConfig(Settings):
             fitting = [n for n in range(1, heads + 1) if heads % n == 0]
             raise ValueError(
                 f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}; "
-                f"num_key_value_heads can be {', '.join(map(str, fitting))}"
+                f"num_key_value_heads can be {listed(fitting)}"
             )
         return self
 

@@ -9,6 +9,7 @@ from geojax.mesh import DcRole, Join
 from geojax.pipeline.registry import schedule_entry, schedules_with
 from geojax.quantities import Bytes, Count
 from geojax.settings import AUTO, NUMBER, UNLESS_AUTO, Settings
+from geojax.suggestions import listed
 
 ScheduleName = Annotated[str, pydantic.AfterValidator(lambda name: schedule_entry(name).name)]
 """The name of an entry in `geojax.pipeline.registry`."""
@@ -133,7 +134,7 @@ def check_stages(settings: PipelineSettings, *, sites: int, stage: int, layers: 
         shorter, longer = layers // chunks, layers % chunks
         such_as = [shorter + 1] * longer + [shorter] * (chunks - longer)
         raise UserError(
-            f"pipeline.layers={list(settings.layers)} is {sum(settings.layers)} layers in "
+            f"pipeline.layers=[{listed(settings.layers)}] is {sum(settings.layers)} layers in "
             f"{len(settings.layers)} chunks, and the model has {layers} layers in {product} = "
-            f"{chunks} chunks; {such_as} would work"
+            f"{chunks} chunks; [{listed(such_as)}] would work"
         )

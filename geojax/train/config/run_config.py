@@ -24,6 +24,7 @@ from geojax.quantities import Bytes, Count, Length, SimulatedDevices, StepCount
 from geojax.renamed_keys import RUN_KEYS, RUN_VALUES
 from geojax.runtime import WatchdogSettings
 from geojax.settings import AUTO, NUMBER, UNLESS_AUTO, Settings, load_yaml, validate
+from geojax.suggestions import listed
 from geojax.topology import Topology
 from geojax.train.config.adapt_settings import AdaptSettings
 from geojax.train.config.fp8_settings import Fp8Settings, check_fp8
@@ -427,7 +428,7 @@ class RunConfig(Settings):
     def _layers_divide(self) -> "RunConfig":
         layers, together = self.model.num_stacked_layers, self.communication.bucket_layers
         if together != "auto" and layers % together:
-            fitting = ", ".join(str(n) for n in range(1, layers + 1) if layers % n == 0)
+            fitting = listed(n for n in range(1, layers + 1) if layers % n == 0)
             raise ValueError(
                 f"communication.bucket_layers={together} does not divide the model's {layers} "
                 f"layers; {fitting} would"
@@ -561,24 +562,7 @@ def _parse_overrides(arguments: Sequence[str]) -> list[tuple[str, Any]]:
         if parsed is None and value.strip().lower() not in ("null", "~"):
             raise UserError(f"{name}: its value is empty; null or '\"\"' would be one")
         pairs.append((name[2:].replace("-", "_"), parsed))
-    _check_order([name for name, _ in pairs])
     return pairs
-
-
-def _check_order(names: Sequence[str]) -> None:
-    """Check that no override is lost to a later one.
-
-    Raises:
-        UserError: a setting is given twice, or before the group that it stands in.
-    """
-    for index, name in enumerate(names):
-        if name in names[:index]:
-            raise UserError(f"--{name} is given twice; give it once")
-        inside = next((each for each in names[:index] if each.startswith(f"{name}.")), None)
-        if inside is not None:
-            raise UserError(
-                f"--{name} would replace --{inside}, which stands before it; give --{name} first"
-            )
 
 
 def _override(content: dict[str, Any], name: str, value: Any) -> None:

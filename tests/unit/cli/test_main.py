@@ -62,10 +62,19 @@ def test_settings_may_stand_before_the_config_file(capsys, before):
         (["plan", "tiny", "--measured", "--no-measured"], "--no-measured"),
         (["wan", "up", "--rtt=1ms", "--rtt=1ms"], "--rtt"),
         (["train", "run.yaml", "--steps=5", "--site", "a", "--site=b"], "--site"),
+        (["train", "run.yaml", "--steps=5", "--steps", "6"], "--steps"),
+        (["memory", "run.yaml", "--batch.x-y=5", "--batch.x_y=6"], "--batch.x_y"),
     ],
 )
 def test_an_option_that_is_given_twice_is_refused(capsys, arguments, option):
     assert refused(capsys, *arguments).endswith(f": {option} is given twice; give it once")
+
+
+def test_a_group_that_would_replace_a_setting_is_refused(capsys):
+    assert refused(capsys, "train", "run.yaml", "--batch.microbatches=2", "--batch={}") == (
+        "geojax train: --batch would replace --batch.microbatches, which stands before it; give "
+        "--batch first"
+    )
 
 
 def test_some_options_may_be_given_several_times(capsys):

@@ -129,7 +129,9 @@ def test_the_simulator_computes_with_them(config, times, tmp_path):
 def simulate(capsys, tmp_path, times, *changes):
     path = tmp_path / "times.yaml"
     path.write_text(yaml.safe_dump(times))
-    arguments = [str(QUICKSTART), *SMALL, *LAYOUT, "--batch.microbatches", "4", *changes]
+    pairs = (*SMALL, *LAYOUT, "--batch.microbatches", "4", *changes)
+    settings = dict(zip(pairs[::2], pairs[1::2], strict=True))  # changes come last
+    arguments = [str(QUICKSTART), *(word for pair in settings.items() for word in pair)]
     output = ("--stage-times", str(path), "--output", str(tmp_path / "out"))
     code = run(["simulate", *arguments, *output])
     return code, *capsys.readouterr()
@@ -160,8 +162,8 @@ def test_times_of_another_model_are_refused(capsys, tmp_path, times):
             ("--batch.global_batch_size", "8"),
             "error: unknown argument --batch.global_batch_size; without CONFIG there is no",
         ),
-        (("--stage-times", "x.yaml"), "error: --stage-times x.yaml: needs CONFIG and the check"),
-        (("--output", "nowhere/a.yaml"), "error: nowhere/a.yaml: its folder does not exist"),
+        (("--stage-times", "x.yaml"), "x.yaml: needs CONFIG and the check"),
+        (("--output", "nowhere/a.yaml"), "nowhere/a.yaml: its folder does not exist"),
         (("--checks", "link"), "error: --checks link: there are devices, networks, links, hosts"),
         (
             ("--streams", "0"),

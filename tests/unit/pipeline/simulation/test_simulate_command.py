@@ -136,7 +136,7 @@ def test_one_stage_is_refused(capsys, tmp_path):
         ((*FOUR_STAGES, "--stage-seconds", "20m"), "stage_seconds: '20m' is not a number of sec"),
         ((*MEASURED, "--zero.stag", "3"), "did you mean 'stage'?"),
         (
-            (*MEASURED, "--model", "tiny", "--model.num_hidden_layers", "3"),
+            (*MEASURED, "--model.num_hidden_layers", "3"),
             "3 layers cannot be cut into 4",
         ),
         ((*MEASURED, "--output", QUICKSTART), "--output"),
