@@ -19,6 +19,7 @@ from geojax.errors import UserError
 from geojax.named_arrays import leaves_by_name
 from geojax.optim.averages import AVERAGE
 from geojax.optim.layout import PADDING
+from geojax.paths import resolved_path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +51,7 @@ class SavedModel:
         Raises:
             UserError: there is none, or the folder of a site is missing or damaged.
         """
-        checkpoints = (run / "checkpoints").resolve()
+        checkpoints = resolved_path(run / "checkpoints")
         parts = list_parts(checkpoints, checkpoints)
         steps = sorted({part.step for part in parts if step in (None, part.step)}, reverse=True)
         if not steps:

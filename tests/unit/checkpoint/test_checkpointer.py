@@ -276,6 +276,12 @@ def test_a_save_with_a_pipe_is_not_put_to_work(tmp_path: Path) -> None:
     assert "is no regular file; reading step 10" in lines[0]
 
 
+def test_a_run_in_a_circle_of_links_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "circle").symlink_to("circle")
+    with pytest.raises(UserError, match="leads through a circle of links"):
+        SavedModel.open(tmp_path / "circle")
+
+
 def test_a_changed_timestamp_of_orbax_is_no_damage(tmp_path: Path) -> None:
     save(tmp_path, 10)
     remove("_CHECKPOINT_METADATA")(tmp_path / "10")
