@@ -2,12 +2,11 @@
 
 import contextlib
 import socket
-import threading
 from collections.abc import Mapping
 
 from geojax.transport.control import ControlConnection
 from geojax.transport.control_handshake import Party, read_hello
-from geojax.transport.guard import MOST_STRANGERS, Refused, serve
+from geojax.transport.guard import Handshakes, Refused, serve
 
 
 class ControlListener:
@@ -22,7 +21,7 @@ class ControlListener:
         self._socket = socket.create_server((address, 0))
         self.port: int = self._socket.getsockname()[1]
         self._key = key
-        self._strangers = threading.Semaphore(MOST_STRANGERS)
+        self._handshakes = Handshakes()
 
     def serve(
         self, own: Party, peers: Mapping[int, Party], controls: Mapping[int, ControlConnection]
@@ -38,12 +37,9 @@ class ControlListener:
         self._socket.close()
 
     def _admit(self, connection: socket.socket) -> None:
-        if not self._strangers.acquire(blocking=False):
-            return connection.close()
         try:
-            hello = read_hello(connection, self._key, self._own, self._peers)
+            with self._handshakes.room_for(connection):
+                hello = read_hello(connection, self._key, self._own, self._peers)
             self._controls[hello.group].adopt(connection, hello)
         except (OSError, Refused):
             connection.close()
-        finally:
-            self._strangers.release()

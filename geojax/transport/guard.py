@@ -26,15 +26,15 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 _HELLO = struct.Struct("!8sH16s")
 _MAGIC = b"geojax/1"
 MAC_BYTES = 32
 HANDSHAKE_SECONDS = 10.0
-# Strangers may hold this many connections while they fail the handshake.
-MOST_STRANGERS = 64
+# Connections whose other end has not shown the key yet.
+_MOST_STRANGERS = 64
 # An attempt to connect; its first packets may be lost, and are sent again later and later.
 _ATTEMPT_SECONDS = 3.0
 # Between two attempts, where one fails at once.
@@ -205,6 +205,33 @@ def _carry(
             connection.shutdown(socket.SHUT_RDWR)
 
 
+class Handshakes:
+    """Connections whose other end has not shown the key: the oldest makes room for the next.
+
+    So strangers who connect and say nothing keep no peer out.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._connections: dict[socket.socket, None] = {}
+
+    @contextlib.contextmanager
+    def room_for(self, connection: socket.socket) -> Iterator[None]:
+        """Count `connection` while the code inside shakes hands over it."""
+        with self._lock:
+            if len(self._connections) >= _MOST_STRANGERS:
+                oldest = next(iter(self._connections))
+                del self._connections[oldest]
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)
+            self._connections[connection] = None
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._connections.pop(connection, None)
+
+
 class Guard:
     """The guard of one process.
 
@@ -224,7 +251,7 @@ class Guard:
     ):
         self._key, self._engine, self._ports, self._seconds = key, engine, ports, seconds
         self._heard: set[str] = set()
-        self._strangers = threading.Semaphore(MOST_STRANGERS)
+        self._handshakes = Handshakes()
         self._listener = _listen(address)
         self.port: int = self._listener.getsockname()[1]
         serve(self._listener, self._admit)
@@ -243,18 +270,15 @@ class Guard:
         return list(heard)
 
     def _admit(self, connection: socket.socket) -> None:
-        if not self._strangers.acquire(blocking=False):
-            return connection.close()
         try:
-            port = admit(connection, self._key)
+            with self._handshakes.room_for(connection):
+                port = admit(connection, self._key)
             keep_alive(connection, self._seconds)
             if port not in self._ports:
                 raise Refused("no such port")
             inside = socket.create_connection((self._engine, port))
         except (OSError, Refused):
             return connection.close()
-        finally:
-            self._strangers.release()
         join(connection, _established(inside))
 
     def _dial(
