@@ -3,15 +3,24 @@
 import errno
 from collections.abc import Sequence
 
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-"""Codes of an `OSError` that says nothing about the input: a disk or a quota is full."""
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+    """Return True if a full disk or quota caused `error`, which so says nothing about the input."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _DISK_FULL:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 class UserError(ValueError):
     """Bad input from outside: a config, a topology, a layout, data or a checkpoint.
 
     The message is one line: where, what is wrong, and what would be right. The `geojax` command
-    prints it without a traceback and exits with code 2; a library user sees a `ValueError`.
+    prints it without a traceback and exits with code 2 (with 1 where a full disk is the cause); a
+    library user sees a `ValueError`.
     """
 
     @property

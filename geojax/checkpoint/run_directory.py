@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from geojax.checkpoint.lock import FolderLock
-from geojax.errors import DISK_FULL, RunError, UserError
+from geojax.errors import UserError
 
 
 class RunDirectory:
@@ -23,7 +23,6 @@ class RunDirectory:
 
     Raises:
         UserError: `path` cannot be made.
-        RunError: its disk is full.
     """
 
     def __init__(self, path: Path, checkpoints: Path | None = None) -> None:
@@ -104,8 +103,6 @@ class RunDirectory:
             self.path.mkdir(parents=True, exist_ok=True)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
-            if isinstance(error, OSError) and error.errno in DISK_FULL:
-                raise RunError(f"{self.path}: cannot be made ({reason})") from None
             raise UserError(f"{self.path}: cannot be a run directory ({reason})") from None
 
     def _refuse_other_artefacts(self) -> None:

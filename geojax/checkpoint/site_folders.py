@@ -30,6 +30,7 @@ def open_site_folders(checkpoints: Path, groups: Sequence[SiteGroup]) -> list[Fo
     """
     locks = []
     problem, token = None, first_text(uuid.uuid4().hex)
+    cause: OSError | None = None
     for group in groups:
         folder = group.folder(checkpoints)
         if group.is_primary_here:
@@ -44,9 +45,10 @@ def open_site_folders(checkpoints: Path, groups: Sequence[SiteGroup]) -> list[Fo
             except UserError as error:
                 problem = str(error)
             except OSError as error:
+                cause = error
                 problem = f"{folder}: cannot hold checkpoints ({error.strerror})"
     if problem := first_text(problem):
-        raise UserError(problem)
+        raise UserError(problem) from cause
     for group in groups:
         folder = group.folder(checkpoints)
         marker = folder / f".shared-{token}"

@@ -34,7 +34,7 @@ from geojax.cli import (
     train,
     wan,
 )
-from geojax.errors import RunError, UserError
+from geojax.errors import RunError, UserError, is_disk_full
 from geojax.exit_codes import FAILURE, INTERRUPTED, USAGE
 from geojax.paths import resolved_path
 from geojax.runtime.environment.variables import check_environment
@@ -102,13 +102,15 @@ def run(arguments: list[str]) -> int:
             return 0
         return _run(arguments)
     except UserError as error:
-        return _end(f"error: {error}", USAGE)
+        return _end(f"error: {error}", FAILURE if is_disk_full(error) else USAGE)
     except RunError as error:
         return _end(f"error: {error}", FAILURE)
     except OSError as error:
-        if error.errno not in _WRONG_PATHS or error.filename is None:
+        is_full = is_disk_full(error)
+        if not is_full and (error.errno not in _WRONG_PATHS or error.filename is None):
             return _unexpected()
-        return _end(f"error: {error.filename}: {error.strerror}", USAGE)
+        where = "" if error.filename is None else f"{error.filename}: "
+        return _end(f"error: {where}{error.strerror}", FAILURE if is_full else USAGE)
     except KeyboardInterrupt:
         return _end("interrupted", INTERRUPTED)
     except Exception:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from geojax.checkpoint import RunDirectory
-from geojax.errors import DISK_FULL, UserError
+from geojax.errors import UserError, is_disk_full
 from geojax.train.writing.appended_file import AppendedFile
 from geojax.train.writing.background_writer import BackgroundWriter
 from geojax.train.writing.event_file import event_file, scalars_record
@@ -43,7 +43,7 @@ class MetricsWriter:
             self._lines.open()
             self._events.open()
         except OSError as error:
-            if error.errno not in DISK_FULL:
+            if not is_disk_full(error):
                 raise UserError(
                     f"{directory.metrics}: metrics cannot be written ({error.strerror}); a run "
                     "needs a directory in which it may write"

@@ -1,5 +1,6 @@
 """Words that the command does not know end in one line that says what to type instead."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from support.processes import PATIENCE_SECONDS
 
 import geojax
 from geojax.cli.main import run
-from geojax.exit_codes import USAGE
+from geojax.exit_codes import FAILURE, USAGE
 
 
 def refused(capsys, *arguments):
@@ -203,3 +204,22 @@ def test_a_place_in_a_job_that_cannot_be_is_refused_before_devices_are(
     folder = ["--run_directory", str(tmp_path / "run")]
     assert problem in refused(capsys, "train", config, *folder, *arguments)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("command", ["train", "data"])
+def test_a_full_disk_is_no_mistake_of_the_user(capsys, monkeypatch, tmp_path, command):
+    def full(*arguments, **options):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path))
+
+    text = tmp_path / "a.txt"
+    text.write_text("one two three " * 100)
+    arguments = {
+        "train": ["train", "configs/quickstart.yaml", "--run_directory", str(tmp_path / "run")],
+        "data": ["data", "prepare", str(text), "--output", str(tmp_path / "out")],
+    }[command]
+    monkeypatch.setattr("geojax.train.run._train", full)
+    monkeypatch.setattr(Path, "mkdir", full)
+    assert run(arguments) == FAILURE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert "No space left on device" in line
