@@ -85,6 +85,7 @@ class Jobs:
         *arguments: str,
         bridge: BridgedSites | None = None,
         disks: dict[str, Path] | None = None,
+        late: dict[str, float] | None = None,
         **variables: str,
     ) -> None:
         """Start the jobs.
@@ -95,6 +96,7 @@ class Jobs:
             arguments: further ones of `geojax train`.
             bridge: what joins the sites; None: they share this host's loopback.
             disks: folders of sites whose run directory lies elsewhere.
+            late: seconds by which sites start later.
             variables: further ones of the environment.
         """
         settings = SETTINGS | {
@@ -113,9 +115,10 @@ class Jobs:
         for number, (site, given) in enumerate(zip(SITES, site_variables(), strict=True)):
             given |= {"GEOJAX_HEARTBEAT_TIMEOUT": str(SILENCE_SECONDS)}
             self.port = int(given["GEOJAX_ISLANDS_COORDINATOR"].rpartition(":")[2])
-            prefix: list[str] = []
+            delay = (late or {}).get(site, 0.0)
+            prefix = ["sh", "-c", 'sleep "$0"; exec "$@"', str(delay)] if delay else []
             if bridge is not None:
-                prefix = bridge.command_prefix(number)
+                prefix = [*prefix, *bridge.command_prefix(number)]
                 given["GEOJAX_ISLANDS_ADDRESS"] = bridge.addresses[number]
                 given["GEOJAX_ISLANDS_COORDINATOR"] = f"{bridge.addresses[0]}:{self.port}"
             line = command(config, *arguments, "--run_directory", str(self.runs[site]))
@@ -261,9 +264,12 @@ def cuts(bench: Bench, place: Path, *, lengths: tuple[float, ...]) -> Round:
 
 
 def stranger(bench: Bench, place: Path) -> Round:
-    """Send strangers' lines to the rendezvous from a drawn moment on, until training begins."""
-    begin = bench.rng.uniform(0, 6)
-    with Jobs(place, bench.corpus) as jobs:
+    """Send strangers' lines to the rendezvous from a drawn moment on, until training begins.
+
+    One site, drawn, comes later, so that the other waits at the rendezvous meanwhile.
+    """
+    begin, late = bench.rng.uniform(0, 6), {bench.rng.choice(SITES): bench.rng.uniform(1, 5)}
+    with Jobs(place, bench.corpus, late=late) as jobs:
         time.sleep(begin)
         sent = 0
         while not jobs.step("west") and all(job.poll() is None for job in jobs.jobs.values()):
@@ -273,7 +279,7 @@ def stranger(bench: Bench, place: Path) -> Round:
             ):
                 connection.sendall(bench.rng.choice(STRANGERS))
                 sent += 1
-            time.sleep(bench.rng.uniform(0, 0.2))
+            time.sleep(bench.rng.uniform(0, 0.05))
         judged = jobs.went_on(bench.undisturbed)
         return judged._replace(note=f"{judged.note}; {sent} lines from {begin:.1f} s on")
 
