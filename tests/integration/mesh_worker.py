@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec
 import geojax
 from geojax import runtime
 from geojax.errors import RunError, UserError
-from geojax.runtime.rendezvous.messages import own_hello
+from geojax.runtime import rendezvous
 
 
 def mesh(topology=None):
@@ -132,20 +132,12 @@ def strangers():
     runtime.barrier("nobody", 100)
 
 
-def forged():
-    """A stranger joins as process 1, and never connects to JAX."""
+def leaving():
+    """Process 1 joins, and never connects to JAX."""
     importlib.import_module("geojax.runtime.start")._CONNECT_SECONDS = 2
-    host, port = os.environ["GEOJAX_COORDINATOR"].split(":")
-
-    def stranger():
-        for _ in range(100):
-            with contextlib.suppress(OSError), socket.create_connection((host, port)) as connection:
-                connection.sendall(own_hello(1, 2, None).line())
-                connection.recv(1 << 16)
-                return
-            time.sleep(0.1)
-
-    threading.Thread(target=stranger, daemon=True).start()
+    arguments = (1, 2, os.environ["GEOJAX_COORDINATOR"], None, 60.0)
+    key = {"key": os.environ["GEOJAX_KEY"].encode()}
+    threading.Thread(target=rendezvous.join, args=arguments, kwargs=key, daemon=True).start()
     runtime.start()
 
 
@@ -165,7 +157,7 @@ def joining():
 if __name__ == "__main__":
     tasks = {
         task.__name__: task
-        for task in (mesh, barrier, watchdog, failing, collective, strangers, forged, joining)
+        for task in (mesh, barrier, watchdog, failing, collective, strangers, leaving, joining)
     }
     try:
         tasks[sys.argv[1]](*sys.argv[2:])

@@ -163,8 +163,8 @@ def test_rubbish_is_ignored_and_a_forged_process_ends_the_job_in_one_line():
     assert "geojax: error: " in outcomes[1][2]
 
 
-def test_a_stranger_that_joins_in_place_of_a_process_is_no_member_of_the_job():
-    [(code, _, errors)] = run("forged", processes=[0], count=2, devices=1)
+def test_a_process_that_joins_and_never_connects_to_jax_ends_the_job_in_one_line():
+    [(code, _, errors)] = run("leaving", processes=[0], count=2, devices=1)
     assert code == 1, errors
     assert "Traceback" not in errors
     assert "did not connect all processes within 2 seconds, although all had joined" in errors
