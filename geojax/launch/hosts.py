@@ -167,9 +167,10 @@ class Hosts(Settings):
         return places
 
     def _checked_coordinator(self, hosts: list[str], port: int) -> str:
-        coordinator = HostPort(_connected_to(hosts[0])[0], port)
         if self.coordinator is not None:
             coordinator = HostPort.parse(self.coordinator)
+        else:
+            coordinator = HostPort(_connected_to(hosts[0])[0], port)
         if len(set(hosts)) == 1:
             return str(coordinator)
         where = "coordinator" if self.coordinator else f"the first host, {hosts[0]}"

@@ -18,10 +18,9 @@ from geojax.models.huggingface.mxfp4 import headers_of, is_in_blocks, read_block
 from geojax.models.huggingface.not_carried import describe_not_carried
 from geojax.models.huggingface.tensor_map import Slices, TensorMap
 from geojax.models.huggingface.weight_files import Header, WeightFiles
+from geojax.suggestions import listed
 
 CONFIG = "config.json"
-
-_REASONS_SHOWN = 4
 
 # With any of them weights compute what they were trained to.
 _FREE_FIELDS = TRAINING_FIELDS | {
@@ -69,11 +68,9 @@ def family_for(model: ModelConfig) -> Family:
             return family
         if len(reasons) < len(fewest):
             nearest, fewest = family, reasons
-    shown = ", ".join(fewest[:_REASONS_SHOWN])
-    more = f" and {len(fewest) - _REASONS_SHOWN} more" if len(fewest) > _REASONS_SHOWN else ""
     raise UserError(
         f"the model is of no family that transformers has; the nearest, {nearest.model_type}, "
-        f"cannot have {shown}{more}"
+        f"cannot have {listed(fewest)}"
     )
 
 

@@ -141,8 +141,8 @@ class Watchdog:
         self._finished.set()
         self._thread.join()
 
-    def begin(self, kind: WorkKind | None, number: int = 0) -> None:
-        """Count the time that belongs to no step as this kind from now on; None: watch steps alone.
+    def begin(self, kind: WorkKind, number: int = 0) -> None:
+        """Count the time that belongs to no step as this kind from now on.
 
         Args:
             kind: a phase, or "host work" of a loop.

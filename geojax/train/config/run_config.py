@@ -24,7 +24,7 @@ from geojax.quantities import Bytes, Count, Length, SimulatedDevices, StepCount
 from geojax.renamed_keys import RUN_KEYS, RUN_VALUES
 from geojax.runtime import WatchdogSettings
 from geojax.settings import AUTO, NUMBER, UNLESS_AUTO, Settings, load_yaml, validate
-from geojax.suggestions import listed
+from geojax.suggestions import listed, shortened
 from geojax.topology import Topology
 from geojax.train.config.adapt_settings import AdaptSettings
 from geojax.train.config.fp8_settings import Fp8Settings, check_fp8
@@ -557,8 +557,9 @@ def _parse_overrides(arguments: Sequence[str]) -> list[tuple[str, Any]]:
         try:
             parsed = parse(value)
         except YamlError as error:
-            shown = value if len(value) <= 60 else f"{value[:57]}..."
-            raise UserError(f"{name}: '{shown}' is not a valid YAML value ({error})") from None
+            raise UserError(
+                f"{name}: '{shortened(value)}' is not a valid YAML value ({error})"
+            ) from None
         if parsed is None and value.strip().lower() not in ("null", "~"):
             raise UserError(f"{name}: its value is empty; null or '\"\"' would be one")
         pairs.append((name[2:].replace("-", "_"), parsed))

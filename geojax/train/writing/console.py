@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
-from typing import TextIO
+from typing import IO, TextIO, cast
 
 import rich.console
 
@@ -61,9 +61,10 @@ def run_console(*, quiet: bool) -> Iterator[rich.console.Console]:
         if not quiet and not sys.stdout.isatty():
             sys.stdout.flush()
             writer = BackgroundWriter("the output", lambda line: None)
-            file = _Stream(sys.stdout, stack.enter_context(writer))
+            # Of a file rich wants to write and to flush, no more.
+            file = cast(IO[str], _Stream(sys.stdout, stack.enter_context(writer)))
         yield rich.console.Console(
-            file=file,  # type: ignore[arg-type]  # rich writes and flushes, no more
+            file=file,
             quiet=quiet,
             soft_wrap=True,
             highlight=False,
