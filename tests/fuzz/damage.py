@@ -79,20 +79,20 @@ def flipped(content: bytes, rng: random.Random) -> bytes:
     )
 
 
+def places_of(document: Any) -> list[tuple[Any, Any]]:
+    """List all values of a document, at any depth: each as what holds it and its key there."""
+    places: list[tuple[Any, Any]] = []
+    for key, inner in list(document.items() if isinstance(document, dict) else enumerate(document)):
+        places.append((document, key))
+        if isinstance(inner, dict | list):
+            places += places_of(inner)
+    return places
+
+
 def with_other_value(content: bytes, rng: random.Random, values: tuple[Any, ...] = ()) -> bytes:
     """Replace, remove or repeat one value of a JSON document, at any depth."""
     document = json.loads(content)
-    places: list[tuple[Any, Any]] = []
-
-    def walk(value: Any) -> None:
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        for key, inner in list(items):
-            places.append((value, key))
-            if isinstance(inner, dict | list):
-                walk(inner)
-
-    walk(document)
-    owner, key = rng.choice(places)
+    owner, key = rng.choice(places_of(document))
     if rng.random() < 0.2:
         del owner[key]
     elif rng.random() < 0.2 and isinstance(owner, dict):

@@ -1,13 +1,12 @@
 """Files that describe a topology, a model, hosts or data to be prepared."""
 
 import random
-from typing import Any
 
 import yaml
 
 from fuzz.case import Case
 from fuzz.corpus import Corpus
-from fuzz.damage import mutated
+from fuzz.damage import mutated, places_of
 from fuzz.values import ANYTHING
 from geojax.data.settings import PrepareSettings
 from geojax.launch.hosts import Hosts
@@ -44,17 +43,7 @@ def described_file(corpus: Corpus, rng: random.Random) -> Case:
 def _changed(content: bytes, settings: type[Settings], rng: random.Random) -> bytes:
     """Return a YAML document with one of its values, or another of `settings`, made hostile."""
     document = yaml.safe_load(content)
-    places: list[tuple[Any, Any]] = []
-
-    def walk(value: Any) -> None:
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        for key, inner in list(items):
-            places.append((value, key))
-            if isinstance(inner, dict | list):
-                walk(inner)
-
-    walk(document)
-    owner, key = rng.choice(places)
+    owner, key = rng.choice(places_of(document))
     marker = "HOSTILE"
     owner[key] = marker
     if rng.random() < 0.3:
