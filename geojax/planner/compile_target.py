@@ -181,10 +181,23 @@ class CompileTarget:
         return Topology(name=str(self), sites=tuple(sites_alike))
 
 
-def gpus(sites: int, hosts: int, per_host: int) -> list[jax.Device]:
-    """Return H100s to compile for: `per_host` in each of `hosts` hosts at each of `sites` sites."""
+def gpus(
+    sites: int, hosts: int, per_host: int, *, hosts_per_nvlink: int | None = None
+) -> list[jax.Device]:
+    """Return H100s to compile for: `per_host` in each of `hosts` hosts at each of `sites` sites.
+
+    Args:
+        sites: number of sites.
+        hosts: hosts of a site.
+        per_host: GPUs of a host.
+        hosts_per_nvlink: hosts whose GPUs XLA takes for joined by NVLink; None: those of a site.
+    """
+    joined = hosts_per_nvlink or hosts
     described = topologies.get_topology_desc(
-        "h100", platform="cuda", target_config=_H100, topology=f"{sites}x{hosts}x{per_host}"
+        "h100",
+        platform="cuda",
+        target_config=_H100,
+        topology=f"{sites * hosts // joined}x{joined}x{per_host}",
     )
     devices: list[jax.Device] = list(described.devices)
     return devices

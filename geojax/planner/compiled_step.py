@@ -9,9 +9,12 @@ import dataclasses
 import resource
 import tempfile
 import time
+from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
+
+import jax
 
 from geojax.hlo import Collective, Traffic, collective_traffic
 from geojax.hlo.overlap import Flight, flights
@@ -43,18 +46,56 @@ class Messages:
     """True if a loop around one of them runs as often as data of the run say, and counts once."""
     bytes_beside_compute: Fraction
     """Bytes in messages that travel while matrix products run."""
-    streams: tuple[str, ...]
-    """Communication streams on which they are launched; "compute" where the compute waits."""
-    together: tuple[str, ...]
-    """Axes of the collectives that are in flight with them on other streams."""
+    bytes_awaited: Fraction
+    """Bytes in messages that the compute waits for, on its own stream."""
+    streams: Mapping[str, int]
+    """Messages by the communication stream on which they are launched; "compute" where the compute
+    waits."""
+    together: Mapping[str, Fraction]
+    """Bytes that are in flight with collectives on other streams, by the axes of those."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain lists, strings and numbers."""
         numbers = {
             "bytes_sent": float(self.bytes_sent),
             "bytes_beside_compute": float(self.bytes_beside_compute),
+            "bytes_awaited": float(self.bytes_awaited),
+            "together": {axes: float(sent) for axes, sent in self.together.items()},
         }
         return dataclasses.asdict(self) | {"axes": ",".join(self.axes)} | numbers
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledProgram:
+    """A step's program for the devices of its mesh, and the launches of its collectives."""
+
+    program: jax.stages.Compiled
+    launches: tuple[Launch, ...]
+    """In the order of the launches; none on CPUs."""
+
+    @classmethod
+    def of(cls, step: TracedStep, options: Mapping[str, Any] | None = None) -> "CompiledProgram":
+        """Compile `step`.
+
+        Args:
+            step: the step.
+            options: compiler options that replace those that geojax sets, or come on top.
+        """
+        own: dict[str, Any] = {}
+        gpu = step.platform.name == "gpu"
+        with tempfile.TemporaryDirectory(prefix="geojax-") as folder, without_compilation_cache():
+            if gpu:
+                own |= gpu_compiler_options() | {"xla_dump_to": folder}
+            own |= step.plan.compiler_options or {}
+            program = step.lowered.compile(compiler_options=own | dict(options or {}))
+            return cls(program, read_launches(Path(folder)) if gpu else ())
+
+    def messages(self, plan: StepPlan) -> tuple[Messages, ...]:
+        """Read the collectives, in the order of the mesh's axes."""
+        longest = _longest_loop(plan)
+        traffic = collective_traffic(self.program, plan.mesh, longest_loop=longest)
+        found = flights(self.program, plan.mesh, longest_loop=longest) if self.launches else ()
+        return messages_by_kind(traffic, found, self.launches)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,27 +118,17 @@ class CompiledStep:
     @classmethod
     def of(cls, step: TracedStep) -> "CompiledStep":
         """Compile `step` for the devices of its mesh, and read the program."""
-        gpu = step.platform.name == "gpu"
         began = time.monotonic()
-        with tempfile.TemporaryDirectory(prefix="geojax-") as folder, without_compilation_cache():
-            options: dict[str, str | bool | int] = {}
-            if gpu:
-                options |= gpu_compiler_options() | {"xla_dump_to": folder}
-            options |= step.plan.compiler_options or {}
-            program = step.program.lower().compile(compiler_options=options)
-            seconds = time.monotonic() - began
-            launches = read_launches(Path(folder)) if gpu else ()
-        mesh, staged = step.plan.mesh, step.plan.staged_layers
-        longest = staged.max_layers_per_chunk if staged else None
-        traffic = collective_traffic(program, mesh, longest_loop=longest)
-        found = flights(program, mesh, longest_loop=longest) if gpu else ()
+        compiled = CompiledProgram.of(step)
+        seconds = time.monotonic() - began
+        program, plan = compiled.program, step.plan
         return cls(
-            plan=step.plan,
+            plan=plan,
             platform=step.platform,
             memory=CompiledMemory.of(program),
             estimate=step.memory(),
-            messages=_messages(traffic, found, launches),
-            products=product_flops(program, longest_loop=longest),
+            messages=compiled.messages(plan),
+            products=product_flops(program, longest_loop=_longest_loop(plan)),
             seconds=seconds,
             peak_memory_bytes=1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
         )
@@ -120,9 +151,20 @@ class CompiledStep:
         }
 
 
-def _messages(
+def _longest_loop(plan: StepPlan) -> int | None:
+    return plan.staged_layers.max_layers_per_chunk if plan.staged_layers else None
+
+
+def messages_by_kind(
     traffic: Traffic, found: tuple[Flight, ...], launches: tuple[Launch, ...]
 ) -> tuple[Messages, ...]:
+    """Group the collectives of a program by axes and kind, in the order of the mesh's axes.
+
+    Args:
+        traffic: the collectives.
+        found: the asynchronous ones, on GPUs.
+        launches: those of the runtime for GPUs.
+    """
     flight_of = {flight.collective.name: flight for flight in found}
     launch_of = {launch.instruction: launch for launch in launches}
     axes_of: dict[str, set[str]] = collections.defaultdict(set)
@@ -139,9 +181,18 @@ def _messages(
     order = {name: position for position, (name, _) in enumerate(traffic.mesh)}
     result = []
     for (axes, kind), group in groups.items():
-        launched = [launch_of[start(each)] for each in group if start(each) in launch_of]
         beside = (each for each in group if each.name in flight_of)
-        together = {name for launch in launched for name in launch.together}
+        streams: collections.Counter[str] = collections.Counter()
+        together: dict[str, Fraction] = collections.defaultdict(Fraction)
+        awaited = Fraction(0)
+        for each in group:
+            launch = launch_of.get(start(each))
+            if launch is None:
+                continue
+            streams[launch.stream or "compute"] += each.executions
+            awaited += each.bytes_sent if launch.stream is None else 0
+            for others in {name for other in launch.together for name in axes_of[other]}:
+                together[others] += each.bytes_sent
         result.append(
             Messages(
                 axes,
@@ -158,8 +209,9 @@ def _messages(
                     (each.bytes_sent for each in beside if flight_of[each.name].products),
                     Fraction(0),
                 ),
-                streams=tuple(sorted({launch.stream or "compute" for launch in launched})),
-                together=tuple(sorted({axes for name in together for axes in axes_of[name]})),
+                bytes_awaited=awaited,
+                streams=dict(sorted(streams.items())),
+                together=dict(sorted(together.items())),
             )
         )
     return tuple(sorted(result, key=lambda each: ([order[a] for a in each.axes], each.kind)))

@@ -1,9 +1,9 @@
 """The memory that a training step takes on one device, from its program alone.
 
-The step is traced over a mesh without devices and its buffers are followed through it
-(`geojax.planner.live_bytes`), so that the table speaks of the very program that a run compiles:
-whatever its layout, ZeRO stage or rematerialization, no formula is kept beside it. State that is
-held between steps comes from the layouts.
+The step is traced over a mesh without devices, and its buffers are followed through the trace
+(`geojax.planner.live_bytes`). The table therefore describes the very program that a run compiles.
+No layout, ZeRO stage or rematerialization needs a formula. State that is held between steps comes
+from the layouts.
 """
 
 import dataclasses
@@ -150,6 +150,11 @@ class TracedStep:
     def platform(self) -> Platform:
         """The platform that the step is meant for."""
         return platform_of(self.plan.mesh)
+
+    @functools.cached_property
+    def lowered(self) -> jax.stages.Lowered:
+        """The program as the compiler takes it."""
+        return self.program.lower()
 
     def memory(self, platform: Platform | None = None) -> StepMemory:
         """Estimate the memory that the step and the validation pass take on a device.
