@@ -217,7 +217,7 @@ class TokenStream:
         """Raise a UserError if a value is no token; the first is at `start` of the shard."""
         if self._tokens is None or not len(values):
             return
-        position = int(values.argmax())
+        position = int(np.argmax(values))
         token = int(values[position]) >> self._marks
         if token >= self._tokens:
             raise UserError(

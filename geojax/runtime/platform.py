@@ -46,9 +46,9 @@ class Platform:
 
     swaps_by_permute: bool = True
     """Two sites swap messages in a permute, which Gloo carries in one round trip. On GPUs they
-    gather them: a permute's NCCL communicator is one of all the mesh's devices unless XLA is told
-    otherwise (openxla/xla#40505), and has the few channels of point-to-point messages; a gather has
-    that of the two devices, which sums over sites use too."""
+    gather them. A permute's NCCL communicator spans all the mesh's devices unless XLA is told
+    otherwise (openxla/xla#40505), and has the few channels of point-to-point messages. A gather has
+    the two devices' communicator, which sums over sites use too."""
 
 
 CPU = Platform(

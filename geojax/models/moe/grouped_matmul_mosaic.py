@@ -253,7 +253,8 @@ def _walk(
 def _swizzled(dtype: Any) -> tuple[Any, Any]:
     """Return the layout of a tile in shared memory that the tensor cores read."""
     inner = _SWIZZLE_BYTES // jnp.dtype(dtype).itemsize
-    return plgpu.TilingTransform((8, inner)), plgpu.SwizzleTransform(_SWIZZLE_BYTES)
+    transforms: Any = plgpu  # JAX 0.12's types say that these are abstract
+    return transforms.TilingTransform((8, inner)), transforms.SwizzleTransform(_SWIZZLE_BYTES)
 
 
 def _tile(length: int) -> int:

@@ -1,8 +1,8 @@
 """Attention in blocks: some queries of a sequence against some of its keys, and their combination.
 
-Softmax over all keys is a weighted mean of the softmaxes over parts of them, with the sums of the
-exponentials as weights; so with the logarithm of that sum beside the output a sequence can be
-attended to piece by piece, in any order and on any device. The backward pass needs no combination:
+Softmax over all keys is a weighted mean of the softmaxes over parts of them, weighted by the sums
+of the exponentials. With the logarithm of this sum beside the output, a query can attend to a
+sequence piece by piece, in any order and on any device. The backward pass needs no combination:
 given the log-sum-exp of *all* keys, each block's gradients are simply added.
 
 Source: M. Rabe and C. Staats, "Self-attention Does Not Need O(n^2) Memory" (arXiv:2112.05682).

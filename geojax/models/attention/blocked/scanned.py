@@ -70,7 +70,12 @@ def causal_walk(
         least = min if isinstance(window, int) else jnp.minimum
         diagonals = least((window + block - 2) // block + 1, high)
         tiles = diagonals * high - diagonals * (diagonals - 1) // 2
-    return Walk(block, tiles, lambda number: tuple(entries[number]), allowed)
+
+    def tile(number: jax.Array) -> tuple[jax.Array, jax.Array]:
+        row, column = entries[number]
+        return row, column
+
+    return Walk(block, tiles, tile, allowed)
 
 
 def full_walk(

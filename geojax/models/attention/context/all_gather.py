@@ -1,9 +1,9 @@
 """Attention over `context` with all keys and values gathered, as Llama 3 is trained.
 
-The keys and values of the whole sequence are gathered once; then each of the rank's two pieces of
-queries attends to all that lies before it and, causally, to itself: two calls of an attention
-kernel for each chunk, whatever the number of ranks. With the zig-zag order every rank has the same
-work: the chunks c and 2 C - 1 - c together have 2 C - 1 chunks before them.
+The keys and values of the whole sequence are gathered once. Each of the rank's two pieces of
+queries then attends to all positions before it and, causally, to itself. That makes two calls of an
+attention kernel for each piece, whatever the number of ranks. With the zig-zag order every rank has
+the same work: the chunks c and 2 C - 1 - c together have 2 C - 1 chunks before them.
 
 The gathered keys and values are kept for the backward pass, whose gradients for them are summed and
 scattered over the ranks, in at least float32.

@@ -2,10 +2,11 @@
 
 `jax.nn.dot_product_attention` does not take sequences that begin inside a row, and its backward
 pass cannot be given a log-sum-exp over more keys than its own. So this module binds JAX's own
-(private) primitives; their names and parameters are the same in JAX 0.10 and 0.11, and a test
-checks that.
+(private) primitives; their names are the same in JAX 0.10 to 0.12, their parameters those of 0.10
+and from 0.12 on one more. A test checks that.
 """
 
+import inspect
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +19,13 @@ CAUSAL = binding.MaskType.CAUSAL
 NO_MASK = binding.MaskType.NO_MASK
 PADDING = binding.MaskType.PADDING
 PADDING_CAUSAL = binding.MaskType.PADDING_CAUSAL
+
+# JAX 0.12 can call a function on every score.
+_NO_SCORE_FUNCTION = {
+    name: None
+    for name in inspect.signature(binding._dot_product_attention_fwd_impl).parameters
+    if name == "score_mod"
+}
 
 
 class Sequences(NamedTuple):
@@ -102,6 +110,7 @@ def parameters(mask: binding.MaskType, rule: ScoreRule) -> dict[str, Any]:
         "mask_type": mask,
         "layout": binding.AttentionLayout.BTNH.value,
         "sliding_window_length": rule.window,
+        **_NO_SCORE_FUNCTION,
     }
 
 
