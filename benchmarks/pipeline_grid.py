@@ -2,8 +2,8 @@
 
     python benchmarks/pipeline_grid.py --processes 4 --output benchmarks/results/pipeline_grid.json
 
-The cells are those of `tests/support/pipelines.py`: schedule x {through two sites, through three,
-in each} x ticks of a hop x {alone, tensor, sequence parallel, context, data, expert} x
+The cells are cases of `tests/equality/case.py`: schedule x {through two sites, through three, in
+each of two} x ticks of a hop x {alone, tensor, sequence parallel, context, data, expert} x
 rematerialization x branches. A cell's error is the largest of its loss and its gradients' leaves,
 each relative to the leaf's largest number. What the output has already is not run again.
 """
@@ -11,6 +11,7 @@ each relative to the leaf's largest number. What the output has already is not r
 import argparse
 import collections
 import importlib.metadata
+import itertools
 import json
 import math
 import multiprocessing
@@ -20,8 +21,10 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-from support.pipelines import DEVICES, Case, grid
+from equality.case import DEVICES, Case
+from equality.results import errors
 
+from geojax.pipeline import SCHEDULES
 from geojax.runtime import simulate_devices
 
 TOLERANCE = 1e-10
@@ -31,14 +34,55 @@ CELLS_OF_A_PROCESS = 40
 
 def largest_error(case: Case) -> tuple[str, str, float]:
     """The case; the leaf, or the loss, that is farthest from one device's; how far it is."""
-    errors = case.errors()
-    worst = max(errors, key=lambda name: math.inf if math.isnan(errors[name]) else errors[name])
-    return str(case), worst, errors[worst]
+    found = errors(case)
+    worst = max(found, key=lambda name: math.inf if math.isnan(found[name]) else found[name])
+    return str(case), worst, found[worst]
+
+
+def grid() -> list[Case]:
+    """Every cell, whether it exists or not; families, and how even layers are, take turns."""
+    companies = [
+        {},
+        {"tensor": "tensor"},
+        {"tensor": "sequence"},
+        {"context": "all_gather"},
+        {"rows": "data"},
+        {"rows": "expert"},
+    ]
+    cells = itertools.product(
+        SCHEDULES,
+        ("2 stages", "3 stages", "2 replicas"),
+        (1, 2, 3),
+        companies,
+        (False, True),
+        ("", "branches"),
+    )
+    families = itertools.cycle(("gpt3", "gemma", "capacity"))
+    evenness = itertools.cycle(("", "", "", "uneven", "uneven"))
+    remats = itertools.cycle(("full", "selective"))
+    return [
+        Case(
+            next(families),
+            schedule,
+            sites,
+            hop_ticks=hop_ticks,
+            **company,
+            remat=next(remats) if remat else "none",
+            branches=branches,
+            layers=next(evenness),
+        )
+        for schedule, sites, hop_ticks, company, remat, branches in cells
+    ]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("pipeline_grid.json"),
+        help="JSON file, gone on with where it exists",
+    )
     parser.add_argument("--processes", type=int, default=1)
     arguments = parser.parse_args()
     cells = grid()

@@ -38,20 +38,65 @@ TRIED_TWICE = (
 )
 
 
+SLOW = frozenset(Path(__file__).with_name("slow.txt").read_text().splitlines())
+"""Tests that `./launch/test --all` alone runs (see `tests/support/slow_tests.py`)."""
+
+
+PROCESSES = ("checkpoint", "data", "launch", "probe", "runtime", "transport", "wan")
+"""Folders of tests/unit whose tests start processes, serve ports or write many files."""
+
+COMPILES = frozenset(Path(__file__).with_name("compiles.txt").read_text().splitlines())
+"""Files whose tests compile programs, which those of the ring of data must not."""
+
+
 def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.nodeid in SLOW:
+            item.add_marker(pytest.mark.slow)
+        if item.nodeid.partition("::")[0] in COMPILES:
+            item.add_marker(pytest.mark.compiles)
+        if item.nodeid.startswith(tuple(f"tests/unit/{folder}/" for folder in PROCESSES)):
+            item.add_marker(pytest.mark.processes)
     folders = [Path(__file__).parent / place for place in TRIED_TWICE]
     for item in items:
         if any(item.path.is_relative_to(folder) for folder in folders):
             item.add_marker(pytest.mark.flaky(reruns=1))
 
 
+COMPILED = "/jax/core/compile/backend_compile_duration"
+compiled = []
+"""An entry for each program that this process has compiled."""
+
+
+def pytest_configure(config):
+    if config.getoption("no_compile"):
+        import jax.monitoring
+
+        jax.monitoring.register_event_duration_secs_listener(
+            lambda event, *_, **__: compiled.append(event) if event == COMPILED else None
+        )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup():
+    compiled.clear()
+
+
+def pytest_runtest_teardown(item):
+    if compiled:
+        pytest.fail(f"{item.name} compiles {len(compiled)} programs: name its file in compiles.txt")
+
+
 def pytest_addoption(parser):
-    parser.addoption("--draws", type=int, default=16, help="layouts drawn by the property test")
+    parser.addoption(
+        "--no-compile", action="store_true", help="a test that compiles a program fails"
+    )
+    parser.addoption("--draws", type=int, default=0, help="layouts drawn by the property test")
     parser.addoption("--draws-seed", type=int, default=0, help="what they are drawn from")
     parser.addoption("--fuzz-cases", type=int, default=160, help="cases of bad input that are run")
     parser.addoption(
-        "--pipelines",
-        choices=["covering", "full"],
+        "--layouts",
+        choices=["covering", "pairs"],
         default="covering",
-        help="pipelines compared with one device: a few that cover all pairs, or the whole grid",
+        help="layouts compared with one device: pairs of kinds of values, or of values",
     )

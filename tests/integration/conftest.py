@@ -1,6 +1,31 @@
+"""Runs with real processes: eight of them in continuous integration, all with --all."""
+
 import pytest
 from support.island_jobs import SETTINGS
 from support.small_runs import losses, prepare_corpus, train_in_float64
+
+RING = {
+    # Resumed with the same bits, or from what sites have in common.
+    "test_train.py::test_a_killed_run_goes_on_with_the_same_bits",
+    "test_islands.py::test_jobs_go_on_from_their_newest_common_checkpoint_with_the_same_bits",
+    # Killed.
+    "test_launch.py::test_whatever_fails_the_run_goes_on_as_one_process_would",
+    "test_islands.py::test_a_lost_site_ends_the_run_and_is_named",
+    # Equal to one process.
+    "test_train.py::test_a_run_leaves_everything_behind",
+    "test_islands.py::test_two_jobs_train_as_one_program",
+    # FP8, and weights from and to Hugging Face's files.
+    "test_weights_in_and_out.py::test_weights_come_in_are_trained_in_fp8_and_go_out",
+}
+"""Both joins: eight runs, one of which is a test with two parameters."""
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.path.parent.name == "integration":
+            name = f"{item.path.name}::{item.originalname}"
+            if name not in RING:
+                item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")

@@ -15,8 +15,8 @@ from support.small_models import LAYOUTS, drawn_parameters, make_batch, model_of
 from geojax import make_mesh
 from geojax.models import loss_sum
 from geojax.models.frozen import mark_frozen, trained_part
-from geojax.optim import layout
 from geojax.precision import policy
+from geojax.step.error_feedback import error_layouts
 from geojax.step.plan import StepPlan
 from geojax.step.program import batch_specs, signals_on_mesh
 from geojax.step.state import TrainState, parameter_layouts
@@ -29,6 +29,17 @@ class Result(NamedTuple):
 
     loss: Any
     gradients: Any
+
+
+class CompressedResult(NamedTuple):
+    """A `Result` with gradients that were rounded between sites, and what keeps the rest."""
+
+    loss: Any
+    gradients: Any
+    targets: Any
+    """The number of tokens with a loss: the gradient's of the mean, the errors of the sum."""
+    errors: Any
+    """The error feedback after the step, of each site."""
 
 
 @functools.cache
@@ -113,13 +124,31 @@ def gradients_of_step(
 
     Of frozen weights there is no gradient. `inspect` is given the text of the compiled program.
     """
-    layouts = parameter_layouts(model, plan)
-    trained = trained_part(layouts)
-    specs, gradient_specs = (
-        jax.tree.map(lambda place: place.spec(), tree) for tree in (layouts, trained)
+    made = _run(model, parameters, batch, dropout_key, plan, None, compiler_options, inspect)
+    return Result(made.loss, made.gradients)
+
+
+def gradients_and_errors(
+    model, parameters, batch, dropout_key, plan, errors, compiler_options=None
+):
+    """The same with gradients that are rounded between sites.
+
+    `errors` are those of steps before: a tree like `error_layouts`, whole, on the host.
+    """
+    return _run(
+        model, parameters, batch, dropout_key, plan, errors, compiler_options, lambda text: None
     )
 
-    def gradients_and_metrics(shards, rows, signals):
+
+def _run(model, parameters, batch, dropout_key, plan, errors, compiler_options, inspect):
+    layouts = parameter_layouts(model, plan)
+    trained = trained_part(layouts)
+    error_places = error_layouts(trained, plan) if errors is not None else None
+    specs, gradient_specs, error_specs = (
+        jax.tree.map(lambda place: place.spec(), tree) for tree in (layouts, trained, error_places)
+    )
+
+    def gradients_and_metrics(shards, rows, signals, errors):
         sums = sums_of_step(
             shards,
             rows,
@@ -128,34 +157,35 @@ def gradients_of_step(
             model=model,
             plan=plan,
             dropout_key=dropout_key,
+            error_feedback=errors,
         )
-        return mean_over_targets(sums)
+        return *mean_over_targets(sums), sums.error_feedback
 
     program = jax.shard_map(
         gradients_and_metrics,
         mesh=plan.mesh,
-        in_specs=(specs, batch_specs(batch, plan), plan.signal_spec),
-        out_specs=(gradient_specs, PartitionSpec()),
+        in_specs=(specs, batch_specs(batch, plan), plan.signal_spec, error_specs),
+        out_specs=(gradient_specs, PartitionSpec(), error_specs),
         check_vma=True,
     )
-    parameters = mark_frozen(model, parameters)
-    padded = jax.jit(lambda tree: jax.tree.map(lambda leaf, own: own.pad(leaf), tree, layouts))(
-        parameters
-    )
-    # From the host: slices of an array on a device are compiled.
-    shards = jax.device_put(jax.device_get(padded), layout.shardings(layouts, plan.mesh))
+
+    shards = whole_state.place(mark_frozen(model, parameters), layouts, plan.mesh)
+    if errors is not None:
+        errors = whole_state.place(errors, error_places, plan.mesh)
     count = len(batch["row"])
     share = sequences_of_process(plan, count)
     rows = global_batch(plan, count, share, {name: leaf[share] for name, leaf in batch.items()})
     signals = jnp.zeros(signals_on_mesh(plan).shape)
-    lowered = jax.jit(program).lower(shards, rows, signals)
-    compiled = lowered.compile(compiler_options)
+    compiled = jax.jit(program).lower(shards, rows, signals, errors).compile(compiler_options)
     inspect(compiled.as_text())
-    gradients, metrics = compiled(shards, rows, signals)
+    gradients, metrics, errors = compiled(shards, rows, signals, errors)
     loss = metrics["loss"] + metrics.get("mtp_loss", 0) + metrics.get("aux_loss", 0)
     if jax.process_count() > 1:
-        return Result(loss, whole_state.trim(gradients, trained, plan.mesh))
-    return Result(loss, jax.tree.map(jnp.asarray, whole_state.on_host(gradients, trained)))
+        gradients = whole_state.trim(gradients, trained, plan.mesh)
+    else:
+        gradients = jax.tree.map(jnp.asarray, whole_state.on_host(gradients, trained))
+    after = None if errors is None else whole_state.on_host(errors, error_places)
+    return CompressedResult(loss, gradients, metrics["targets"], after)
 
 
 def assert_equal_gradients(actual, expected, tolerance, zero_leaves=()):

@@ -1,6 +1,7 @@
 """Islands in one process: sites on disjoint meshes of its devices, joined by a loopback."""
 
 import concurrent.futures
+import dataclasses
 import functools
 import math
 
@@ -28,6 +29,7 @@ from geojax.train.batches import global_batch, global_signals, sequences_of_proc
 from geojax.transport import loopback
 
 SETTINGS = OptimizerSettings(warmup_steps=1)
+FLOAT64 = policy("fp64")
 SEED = 11
 
 
@@ -86,16 +88,20 @@ class OneProgram(Run):
 class Island(Run):
     """One site of a run."""
 
-    def __init__(self, part, plan, sequences, lists, transport):
-        self.model, self.plan = part.model, plan
-        self.optimizer = make_optimizer(SETTINGS, 10)
-        schedule = learning_rate_schedule(SETTINGS, 10)
+    def __init__(self, part, plan, shape, lists, transport, settings):
+        self.model, self.plan, self.part = part.model, plan, part
+        self.optimizer = make_optimizer(settings, 10)
+        schedule = learning_rate_schedule(settings, 10)
         self.layouts = site_layouts(part, self.optimizer, plan)
-        shape = batch_shape(sequences, SEQUENCE)
         programs = SitePrograms(part, plan, self.layouts, self.optimizer, schedule, shape)
         self.state = programs.initial_state(3)
         ahead = fetched_ahead(lists, transport.site)
         self.walk = Walk(lists[transport.site], ahead, programs, transport)
+
+    def start_from(self, parameters):
+        """Go on with these weights, whole and on the host."""
+        placed = whole_state.place(parameters, self.layouts.parameters, self.plan.mesh)
+        self.state = dataclasses.replace(self.state, parameters=placed)
 
     def step(self, batch):
         inputs = StepInputs(
@@ -105,29 +111,32 @@ class Island(Run):
         return jax.device_get(metrics)
 
 
-def site_plans(sites, axes, precision="fp64", **options):
+def site_plans(sites, axes, dtypes=FLOAT64, **options):
     """The plan of each site, on devices of its own."""
     count = math.prod(axes.values())
     devices = np.reshape(jax.devices()[: sites * count], (sites, count))
     return [
-        StepPlan(make_mesh(devices=list(own), **axes), policy(precision), islands=sites, **options)
+        StepPlan(make_mesh(devices=list(own), **axes), dtypes, islands=sites, **options)
         for own in devices
     ]
 
 
-def data_islands(model, plans, *, chunks, held):
-    """Sites in role data that share `ROWS` sequences evenly."""
+def data_islands(model, plans, *, chunks, held, rows=ROWS, sequence=SEQUENCE, settings=SETTINGS):
+    """Sites in role data that share `rows` sequences evenly."""
     sites = len(plans)
     schedule = breadth_first(chunks, plans[0].microbatches, held)
     lists = [data_actions(schedule, site, sites) for site in range(sites)]
     part = SitePart(model, even_chunks(model, chunks))
+    shape = batch_shape(rows // sites, sequence)
     return [
-        Island(part, plan, ROWS // sites, lists, transport)
+        Island(part, plan, shape, lists, transport, settings)
         for plan, transport in zip(plans, loopback(sites), strict=True)
     ]
 
 
-def stage_islands(model, plans, schedule, stages_per_site=1):
+def stage_islands(
+    model, plans, schedule, stages_per_site=1, *, rows=ROWS, sequence=SEQUENCE, settings=SETTINGS
+):
     """Stages on islands, which all get all sequences; a plan for each stage."""
     stages, chunks = len(plans), even_chunks(model, schedule.placement.chunks)
     tied = model.tie_word_embeddings
@@ -140,16 +149,16 @@ def stage_islands(model, plans, schedule, stages_per_site=1):
         for of_site in loopback(stages // stages_per_site)
         for transport in stage_transports(of_site, stages_per_site)
     ]
-    made = []
+    made, shape = [], batch_shape(rows, sequence)
     for stage, (plan, transport) in enumerate(zip(plans, transports, strict=True)):
         own = {chunk: chunks[chunk] for chunk in schedule.placement.chunks_of(stage)}
-        made.append(Island(SitePart(model, own), plan, ROWS, lists, transport))
+        made.append(Island(SitePart(model, own), plan, shape, lists, transport, settings))
     return made
 
 
 def shares(batch, sites):
     """The sequences of each site."""
-    of_sites = np.split(np.arange(ROWS), sites)
+    of_sites = np.split(np.arange(len(batch["row"])), sites)
     return [{name: leaf[share] for name, leaf in batch.items()} for share in of_sites]
 
 

@@ -10,10 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from support.collective_order import unordered_collectives
-from support.covering import pairwise
-from support.distances import distances
-from support.equality import Result, gradients_of_step, in_float64, on_one_device
+from support.equality import Result, gradients_of_step
 from support.small_models import FAMILIES, make_batch
 
 from geojax import make_mesh
@@ -32,18 +29,6 @@ DEVICES, ROWS, SEQUENCE, MICROBATCHES = 8, 24, 16, 6
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 """Each program runs once: what is spent on its machine code is lost. (XLA's passes stay.)"""
 
-FACTORS = {
-    "schedule": tuple(sorted(SCHEDULES, key=lambda name: SCHEDULES[name].split_backward)),
-    "sites": ("2 sites", "3 sites", "in each"),
-    "hop_ticks": (1, 2, 3),
-    "tensor": ("", "tensor", "sequence"),
-    "context": ("", "context"),
-    "rows": ("", "data", "expert"),
-    "remat": ("none", "selective", "full"),
-    "branches": ("", "branches"),
-    "family": ("gpt3", "llama", "nemotron"),
-    "layers": ("", "uneven"),
-}
 _SIZES = {
     "hidden_size": 16,
     "num_attention_heads": 4,
@@ -193,59 +178,23 @@ class Case:
         layers = sum(self.layers_per_chunk)
         return ModelConfig(num_hidden_layers=layers, **_SIZES, **parts)
 
-    def errors(self, precision: str = "fp64") -> dict[str, float]:
-        """How far the loss and the gradient of each leaf are from those of float64."""
-        with jax.enable_x64(precision == "fp64"):
-            made = gradients_of_step(
-                self.model,
-                *_setting(self.model, precision),
-                self.plan(precision),
-                QUICK,
-                inspect=_check_order,
-            )
-        return _distances(made, self.model, precision)
-
-    def errors_of_one_device(self) -> dict[str, float]:
-        """How far those of one device in fp32 are."""
-        model = self.model
-        made = on_one_device(model, *_setting(model, "fp32"), compiler_options=QUICK)
-        return _distances(made, model, "fp32")
-
-
-def _distances(made: Result, model: ModelConfig, precision: str) -> dict[str, float]:
-    exact = _exact(model, precision)
-    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(exact)]
-    names = [jax.tree_util.keystr(path, simple=True, separator=".") for path in paths]
-    # Zero but for rounding: softmax does not see what is added to all scores of a query alike.
-    zero = [name for name in names if model.qkv_bias and name.endswith("key.bias")]
-    return distances(made, exact, tuple(zero))
-
-
-def _check_order(text: str) -> None:
-    unordered = unordered_collectives(text)
-    assert not unordered, f"devices may wait for each other for ever: {unordered}"
+    def gradients(self) -> Result:
+        """Loss and gradients of a step in fp32."""
+        return gradients_of_step(self.model, *_setting(self.model), self.plan("fp32"), QUICK)
 
 
 @functools.cache
-def _setting(model: ModelConfig, precision: str) -> tuple[Any, Any, Any]:
+def _setting(model: ModelConfig) -> tuple[Any, Any, Any]:
     generator = np.random.default_rng(1)
 
     def initial(path: Any, shape: Any) -> jax.Array:  # biases and all: nothing is zero
         around = 1.0 if "scale" in jax.tree_util.keystr(path) else 0.0
         values = around + 0.3 * generator.standard_normal(shape.shape)
-        return jnp.asarray(values.astype(policy(precision).master_dtype))
+        return jnp.asarray(values.astype(np.float32))
 
     parameters = jax.tree_util.tree_map_with_path(initial, parameter_shapes(model))
     batch = make_batch(model, rows=ROWS, sequence=SEQUENCE)
     return parameters, batch, jax.random.key(7) if model.dropout else None
-
-
-@functools.cache
-def _exact(model: ModelConfig, precision: str) -> Result:
-    """Loss and gradient of `_setting` on one device in float64."""
-    with jax.enable_x64(precision == "fp64"):
-        given = _setting(model, precision)
-    return in_float64(model, *given, compiler_options=QUICK)
 
 
 def trace_gradients(
@@ -270,47 +219,3 @@ def trace_gradients(
         lambda place: jax.ShapeDtypeStruct(place.padded_shape, jnp.float32), layouts
     )
     return plan, jax.jit(program).trace(shards, batch)
-
-
-def covering_cases() -> list[Case]:
-    """Cases that hold every pair of values of two factors which occurs in any case."""
-    found = pairwise(FACTORS, lambda values: Case(**values).missing is None)
-    return [Case(**values) for values in found]
-
-
-def grid() -> list[Case]:
-    """Every schedule, role of the sites, ticks of a hop, and company, each with and without
-    rematerialisation and branches, whether they exist or not; families, and how even layers are,
-    take turns."""
-    companies = [
-        {},
-        {"tensor": "tensor"},
-        {"tensor": "sequence"},
-        {"context": "context"},
-        {"rows": "data"},
-        {"rows": "expert"},
-    ]
-    cells = itertools.product(
-        FACTORS["schedule"],
-        FACTORS["sites"],
-        FACTORS["hop_ticks"],
-        companies,
-        (False, True),
-        FACTORS["branches"],
-    )
-    families = itertools.cycle(FACTORS["family"])
-    evenness = itertools.cycle(("", "", "", "uneven", "uneven"))
-    remats = itertools.cycle(("full", "selective"))
-    return [
-        Case(
-            schedule,
-            sites,
-            hop_ticks,
-            **company,
-            remat=next(remats) if remat else "none",
-            branches=branches,
-            family=next(families),
-            layers=next(evenness),
-        )
-        for schedule, sites, hop_ticks, company, remat, branches in cells
-    ]

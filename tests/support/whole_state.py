@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from geojax.optim.layout import LeafLayout, abstract
+from geojax.optim.layout import LeafLayout, abstract, shardings
 
 
 def abstract_unpadded(layouts: Any, mesh: Mesh) -> Any:
@@ -39,6 +39,15 @@ def on_host(state: Any, layouts: Any) -> Any:
 def pad(state: Any, layouts: Any, mesh: Mesh) -> Any:
     """Invert `trim`: return whole leaves as the padded, sharded leaves of the training state."""
     return _resize(state, layouts, abstract(layouts, mesh), LeafLayout.pad)
+
+
+def place(whole: Any, layouts: Any, mesh: Mesh) -> Any:
+    """Return whole leaves, padded and on the devices, from one program for all of them."""
+    padded = jax.jit(
+        lambda tree: jax.tree.map(lambda leaf, layout: layout.pad(leaf), tree, layouts)
+    )
+    # From the host: slices of an array on a device are compiled.
+    return jax.device_put(jax.device_get(padded(whole)), shardings(layouts, mesh))
 
 
 def _resize(state: Any, layouts: Any, targets: Any, resize: Any) -> Any:

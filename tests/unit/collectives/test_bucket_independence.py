@@ -89,7 +89,7 @@ def test_no_phase_of_a_bucket_waits_for_another_bucket(mesh_of, operation):
 
 @pytest.mark.parametrize(
     ("sites", "wanted"),
-    [(2, ["ppermute"]), (4, ["all_to_all", "all_gather_invariant"])],
+    [(2, ["ppermute"]), (4, ["all_to_all", "all_gather"])],
 )
 def test_nor_in_a_wire_format(mesh_of, sites, wanted):
     wire = Int8Format(block=2)  # a bucket holds a block at least
@@ -104,10 +104,13 @@ def test_nor_in_a_wire_format(mesh_of, sites, wanted):
     assert len(scatters) == len(sums) == 5
     for number in scatters:
         assert not waits[number] & (scatters | sums)
-    sends = {"all_to_all", "all_gather_invariant", "ppermute"}
+    sends = {"all_to_all", "all_gather", "ppermute"}
     for number in sums:
-        messages = [name for name in names_of(body[number].params["call_jaxpr"]) if name in sends]
-        assert messages == wanted
+        # Outside `check_vma` JAX 0.12 has one primitive for both kinds of all-gather.
+        names = [
+            name.removesuffix("_invariant") for name in names_of(body[number].params["call_jaxpr"])
+        ]
+        assert [name for name in names if name in sends] == wanted
         assert len(waits[number] & scatters) == 1
         assert not waits[number] & sums
 

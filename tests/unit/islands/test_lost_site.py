@@ -8,11 +8,12 @@ from support.small_models import make_batch, model_of
 from geojax.errors import RunError
 from geojax.islands import walk
 from geojax.pipeline import one_forward_one_backward
+from geojax.precision import policy
 from geojax.transport import MessageKey
 
 
 def islands_of(role, model):
-    plans = site_plans(2, {"data": 1}, "fp32", microbatches=2)
+    plans = site_plans(2, {"data": 1}, policy("fp32"), microbatches=2)
     if role == "data":
         return data_islands(model, plans, chunks=1, held=2)
     return stage_islands(model, plans, one_forward_one_backward(2, 2))

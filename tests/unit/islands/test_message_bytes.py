@@ -18,6 +18,7 @@ from geojax.islands.site_state import site_layouts
 from geojax.models import ModelConfig, parameter_count
 from geojax.models.parameters import parameter_shapes
 from geojax.optim import learning_rate_schedule, make_optimizer
+from geojax.precision import policy
 from geojax.step.program import batch_shape
 
 # Every size divides by the ranks of a site, so that nothing is padded.
@@ -46,7 +47,7 @@ def message_bytes(programs, message):
 
 
 def programs_of(axes, options):
-    plan, _ = site_plans(2, axes, "fp32", **options)
+    plan, _ = site_plans(2, axes, policy("fp32"), **options)
     part = SitePart(MODEL, even_chunks(MODEL, 2))
     optimizer, schedule = make_optimizer(SETTINGS, 10), learning_rate_schedule(SETTINGS, 10)
     layouts = site_layouts(part, optimizer, plan)

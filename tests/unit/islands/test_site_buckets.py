@@ -14,6 +14,7 @@ from geojax import make_mesh
 from geojax.collectives import BFLOAT16, INT8
 from geojax.islands.programs.buckets import add, encode
 from geojax.optim import LeafLayout
+from geojax.precision import policy
 
 SHAPES = {"layers": (3, 20, 19), "table": (7, 41)}
 LAYOUTS = {name: LeafLayout(shape, jnp.dtype("float32")) for name, shape in SHAPES.items()}
@@ -56,7 +57,7 @@ def test_blocks_of_a_layer_do_not_depend_on_the_layers_of_its_bucket():
 
 def test_sites_that_send_int8_stay_equal_to_the_bit():
     model = model_of("llama")
-    plans = site_plans(2, {"data": 2}, "fp32", wire_format=INT8)
+    plans = site_plans(2, {"data": 2}, policy("fp32"), wire_format=INT8)
     islands = data_islands(model, plans, chunks=2, held=1)
     batches = shares(make_batch(model), 2)
     losses = [step_all(islands, batches)[0]["loss"] for _ in range(4)]

@@ -88,16 +88,7 @@ def test_blocks_equal_the_reference_with_gradients(window, is_windowed):
     assert_equal(actual, expected, 1e-12)
 
 
-@pytest.mark.parametrize(
-    ("method", "window", "is_windowed"),
-    [
-        ("ring", None, None),
-        ("all_gather", 9, None),
-        ("all_gather", 20, True),
-        ("all_gather", 20, False),
-        ("ulysses", 9, True),
-    ],
-)
+@pytest.mark.parametrize(("method", "window", "is_windowed"), [("all_gather", 20, True)])
 def test_ranks_of_context_equal_one_device(monkeypatch, method, window, is_windowed):
     monkeypatch.setattr(tiled, "LONGEST_UNROLLED", 4)
     monkeypatch.setattr(tiled, "SCANNED_BLOCK", 5)

@@ -73,5 +73,5 @@ def test_stages_hold_no_more_than_they_have_memory_for():
     assert balanced_layers([1] * 10, 3, speeds=fast, most=[4, 10, 10]) == (4, 3, 3)
     assert balanced_layers([1] * 10, 3, speeds=fast, most=[4, 2, 4]) == (4, 2, 4)
     for room in ([3, 3, 3], [10, 10, 0]):
-        with pytest.raises(UserError, match="have room for"):
+        with pytest.raises(UserError, match="with room for"):
             balanced_layers([1] * 10, 3, most=room)

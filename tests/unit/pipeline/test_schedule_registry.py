@@ -78,6 +78,6 @@ def test_a_new_entry_is_in_the_help_of_the_command():
 
 
 def test_every_entry_is_in_the_documentation():
-    page = (Path(__file__).parents[3] / "docs" / "parallelism.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "pipelines.md").read_text()
     rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
     assert [name for name in SCHEDULES if not any(f"`{name}`" in row for row in rows)] == []

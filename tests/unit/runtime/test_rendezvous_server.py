@@ -234,7 +234,7 @@ def test_a_process_with_the_key_that_does_not_fit_ends_the_start_by_name(port, w
 def test_a_signed_line_of_another_version_of_geojax_is_an_error_of_a_person(port):
     with serving(2, port) as (_, first):
         connection, _ = say(port, b'{"later": true}\n')
-        with pytest.raises(UserError, match=r"127\.0\.0\.1, which has the key .* same version"):
+        with pytest.raises(UserError, match=r"127\.0\.0\.1 with this run.s key .* same version"):
             first.result()
         connection.close()
 

@@ -9,13 +9,12 @@ import pytest
 from support.distances import assert_no_further_than, distances
 from support.equality import (
     assert_equal_gradients,
-    check_layout,
     exact_reference,
     gradients_of_step,
     on_layout,
     setting,
 )
-from support.small_models import LAYOUTS, ROWS, SEQUENCE, make_batch, model_of
+from support.small_models import ROWS, SEQUENCE, make_batch, model_of
 
 from geojax import make_mesh
 from geojax.collectives import BFLOAT16
@@ -27,15 +26,6 @@ from geojax.step.state import initial_state, state_layouts
 from geojax.train.batches import global_batch, global_signals, sequences_of_process
 
 STEPS = 20
-
-
-@pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize(
-    ("family", "precision"),
-    [("gpt3", "fp64"), ("llama", "fp64"), ("nemotron", "fp64"), ("llama", "fp32")],
-)
-def test_loss_and_gradients_equal_those_of_one_device(family, precision, name):
-    check_layout(family, precision, name)
 
 
 def test_a_chunk_size_changes_nothing_but_the_messages():

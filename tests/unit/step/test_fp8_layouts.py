@@ -13,12 +13,9 @@ from geojax import make_mesh
 from geojax.hlo import collective_traffic
 from geojax.models import ModelConfig
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
-from geojax.pipeline import Placement, tick_table
-from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.precision import RECIPES, policy
 from geojax.step.plan import StepPlan
 from geojax.step.program import batch_shape, lower_step
-from geojax.step.stage_layers import StagedLayers
 from geojax.step.state import state_layouts
 
 ROWS = 8
@@ -69,38 +66,6 @@ def alone(recipe, model, tensors):
     return loss, jax.device_get(gradient)
 
 
-def pipeline(schedule, placement, layers, microbatches):
-    table = tick_table(schedule, placement, microbatches, [1] * (placement.chunks - 1))
-    return {
-        "dc_role": "stage",
-        "staged_layers": StagedLayers(placement, layers),
-        "tick_program": TickProgram.of(table, branch_free=schedule == "branch_free"),
-    }
-
-
-TWO = Placement.linear(2)
-LAYOUTS = {
-    # recipe, axes, microbatches, how many groups of rows have their own scales, options
-    "zero 2": (
-        "current",
-        {"dc": 2, "data": 2},
-        1,
-        4,
-        {"zero_stage": 2, "overlap_grad_reduce": True, "bucket_layers": 2},
-    ),
-    "zero 3": (
-        "mxfp8",
-        {"data": 2, "tensor": 2},
-        1,
-        2,
-        {"zero_stage": 3, "remat": "selective", "sequence_parallel": True},
-    ),
-    "context": ("current", {"context": 2, "tensor": 2}, 1, 1, SEQUENCE_PARALLEL),
-    "pipeline": ("current", {"dc": 2, "tensor": 2}, 4, 4, pipeline("branch_free", TWO, (3, 1), 4)),
-    "split": ("current", {"dc": 2}, 4, 4, pipeline("zero_bubble_h1", TWO, (2, 2), 4)),
-}
-
-
 def check(layout, model, tolerance=1e-10):
     recipe, axes, microbatches, tensors, options = layout
     with jax.enable_x64(True):
@@ -108,11 +73,6 @@ def check(layout, model, tolerance=1e-10):
         loss, actual = gradients(recipe, model, axes, microbatches, **options)
         assert abs(float(loss) - float(expected_loss)) <= 1e-10 * float(expected_loss)
         assert_equal_gradients(actual, expected, tolerance)
-
-
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_loss_and_gradients_equal_those_of_one_device(name):
-    check(LAYOUTS[name], model_of(mixture=False))
 
 
 def test_ranks_that_slice_one_head_have_the_scale_of_the_whole_kernel():

@@ -332,8 +332,8 @@ def test_a_site_without_checkpoints_learns_what_to_copy(trained, two_disks):
         islands.restore([east, west], model)
     assert str(told.value) == (
         f"{east}: site west lacks step 3, which site east has, and the sites have no other in "
-        "common; copy checkpoints/east/3 of site east to the same place at site west, or remove "
-        "the checkpoints of all sites to start anew"
+        "common. To resume, copy checkpoints/east/3 of site east to the same place at site west, "
+        "or remove the checkpoints of all sites to start anew"
     )
     shutil.copytree(east / "east" / "3", west / "east" / "3")
     islands.restore([east, west], model)

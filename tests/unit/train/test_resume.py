@@ -167,7 +167,7 @@ def test_a_latent_model_saved_before_its_norms_had_a_key_keeps_their_number():
 
 def test_a_checkpoint_without_its_settings_is_refused(tmp_path):
     refuse_earlier_version(tmp_path, None)
-    with pytest.raises(UserError, match="written by an earlier version of geojax"):
+    with pytest.raises(UserError, match="an earlier version of geojax wrote this checkpoint"):
         refuse_earlier_version(tmp_path, {"model": {}, "step": 3})
 
 
@@ -177,5 +177,5 @@ def test_an_older_checkpoint_of_another_schedule_is_refused(tmp_path):
     given_now = config_of(40)
     run = with_saved_schedule(given_now, newer)
     refuse_other_schedule(tmp_path, newer, given_now, run)
-    with pytest.raises(UserError, match=r"at step 20, and a damaged newer one at step 30"):
+    with pytest.raises(UserError, match=r"at step 20, but a newer, damaged checkpoint ends it at step 30"):
         refuse_other_schedule(tmp_path, older, given_now, run)

@@ -118,7 +118,10 @@ def test_one_stage_is_refused(capsys, tmp_path):
     ("arguments", "message"),
     [
         (("nowhere.yaml",), "error: nowhere.yaml: no such file"),
-        (FOUR_STAGES, "the float32 peak of accelerator 'simulated' of site 'east'; name one"),
+        (
+            FOUR_STAGES,
+            "the float32 peak of accelerator 'simulated' of site 'east' is unknown. Name another",
+        ),
         ((*FOUR_STAGES, "--accelerator", "h10-sxm"), "did you mean 'h100-sxm'?"),
         ((QUICKSTART, "--topology", "null"), "topology: is needed to simulate"),
         ((QUICKSTART, "--topology", "simulated-4x2"), "dc must be 4"),
