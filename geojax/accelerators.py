@@ -1,7 +1,7 @@
 """Catalog of accelerators: peak rates, memory and networks, as published by their makers.
 
-Peaks are dense (no structured sparsity) and count a multiply-add as two operations; bandwidths of
-networks are of one device in each direction, half of the sum that makers print. Sources:
+Peaks are dense (no structured sparsity) and count a multiply-add as two operations. A network's
+bandwidth counts one device and one direction, half of the sum that makers print. Sources:
 
     A100         NVIDIA A100 data sheet and architecture white paper (108 SMs); DGX A100 data sheet
                  (NVLink 600 GB/s, a 200 Gbit/s card each)

@@ -19,7 +19,7 @@ class UserError(ValueError):
     """Bad input from outside: a config, a topology, a layout, data or a checkpoint.
 
     The message is one line: where, what is wrong, and what would be right. The `geojax` command
-    prints it without a traceback and exits with code 2 (with 1 where a full disk is the cause); a
+    prints it without a traceback and exits with code 2, or with 1 if a full disk is the cause. A
     library user sees a `ValueError`.
     """
 

@@ -69,13 +69,13 @@ def make_mesh(
 ) -> Mesh:
     """Make a mesh with axes `AXES`, of type Auto, over all devices of the job.
 
-    The dc axis runs over the sites. In one process the sites are simulated: the devices are
-    divided evenly into dc parts. In several processes a site consists of whole processes: those
-    that the topology names, else those that named it at start-up (--site, GEOJAX_SITE), else (for a
-    topology with as many accelerators as there are devices, as in an ahead-of-time compilation)
-    processes fill the topology's sites in the order of their indices. Inside a site devices are
-    ordered by host, process and device id, and divided into stage, data, expert, context, tensor,
-    the last one innermost.
+    The dc axis runs over the sites. In one process the sites are simulated: the devices are divided
+    evenly into dc parts. In several processes a site consists of whole processes. The topology may
+    name the processes of a site; otherwise processes name their site at start-up (--site,
+    GEOJAX_SITE). Without either, processes fill the sites of a topology in the order of their
+    indices, if it has as many accelerators as there are devices. Inside a site devices are ordered
+    by host, process and device id, and divided into stage, data, expert, context, tensor, the last
+    one innermost.
 
     Args:
         topology: the sites; None for those of the running processes.

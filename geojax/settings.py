@@ -1,7 +1,7 @@
 """Settings classes: YAML files and overrides are read into them, with one-line errors.
 
-A settings class derives from `Settings`; `load_yaml` and `validate` turn a file into one, and every
-mistake in it into a one-line `UserError` that names the field's path and the nearest valid name.
+A settings class derives from `Settings`; `load_yaml` and `validate` turn a file into one. Every
+mistake becomes a one-line `UserError` that names the field's path and the nearest valid name.
 """
 
 import re

@@ -51,8 +51,8 @@ class SiteLink(Link):
     sites: tuple[SiteName, SiteName]
     """Names of the two sites."""
     reverse_bytes_per_second: BytesPerSecond | None = None
-    """Bandwidth from the second site to the first if it differs; `bytes_per_second` is then the
-    bandwidth from the first to the second."""
+    """Bandwidth from the second site to the first, if different. `bytes_per_second` is then the
+    bandwidth from the first site to the second."""
 
     def towards(self, target: str) -> Link:
         """Return this link with the bandwidth towards the site `target`, one of its two."""
@@ -237,9 +237,9 @@ class Topology(Settings):
     ) -> "Topology":
         """Make the topology of these running processes.
 
-        Processes that name no site form one. Sites come in the order of their first process,
-        unless `described_by` (a topology file) gives an order; it then also gives accelerators,
-        links and the size of a host, while the number of hosts is that of the processes.
+        Processes that name no site form one. Sites come in the order of their first process, unless
+        `described_by` (a topology file) gives an order. Such a file also gives accelerators, links
+        and the size of a host; the number of hosts still follows from the processes.
 
         Raises:
             UserError: hosts of one site have different numbers of devices, or a process lies in a
@@ -289,8 +289,8 @@ class Topology(Settings):
             if held > site.accelerators:
                 raise UserError(
                     f"process {members[-1]} would lie in two sites: site '{site.name}' of topology "
-                    f"'{self.name}' has {site.accelerators} accelerators, and the processes up to "
-                    f"that one {held} devices; a site is made of whole processes"
+                    f"'{self.name}' has {site.accelerators} accelerators, and its processes up to "
+                    f"this one have {held} devices. Each process must lie in one site"
                 )
             sites.append(site.model_copy(update={"processes": tuple(members)}))
         return self.model_copy(update={"sites": tuple(sites)})

@@ -4,9 +4,9 @@ Orbax's storage format checks its index but not the numbers, so that a flipped b
 be restored unnoticed. `manifest.json` is the last file written into a checkpoint before it is
 renamed into place; a checkpoint without one, or one that disagrees with it, is damaged.
 
-With several processes each one checksums the files it has written itself, in its background save
-thread, while they are still in the page cache; the primary process of the site gathers the results
-and adds the files that only it writes.
+Each process checksums the files that it has written, in its background save thread, while they are
+still in the page cache. The primary process of the site gathers the checksums and adds its own
+files.
 """
 
 import json

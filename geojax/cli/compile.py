@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 class CompileCommand:
     """Compile the step of CONFIG for accelerators that this machine need not have.
 
-    Prints the compiled program: the memory of a device beside the estimate of `geojax memory`, the
-    messages over each mesh axis, the streams on which they are launched and what they overlap with;
-    then the step as `geojax plan` predicts it, and as it was compiled. The exit code is 1 if the
-    step does not fit into the accelerator's memory. Any setting can be changed: `--zero.stage 3`.
+    Prints the memory of a device beside the estimate of `geojax memory`. Prints the messages over
+    each mesh axis, their streams, and what they overlap with. Then compares the step that `geojax
+    plan` predicts with the compiled step. The exit code is 1 if the step does not fit into the
+    accelerator's memory. Options change settings: `--zero.stage 3`.
     """
 
     config: ConfigFile
-    """The YAML file of the run."""
+    """YAML file of the run."""
 
     target: Annotated[str | None, tyro.conf.arg(metavar="KIND:DEVICES")] = None
-    """h100:3072, or cpu:8 for simulated devices; default: the accelerators of the topology of
-    CONFIG. GPUs need the extra `aot` (jax[cuda13]), but no driver and no GPU."""
+    """h100:3072, or cpu:8 for simulated devices. Default: the accelerators of CONFIG's topology.
+    GPUs need the extra `aot` (jax[cuda13]), but no driver and no GPU."""
 
     json: Path | None = None
     """File for all figures."""

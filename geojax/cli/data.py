@@ -15,40 +15,40 @@ from geojax.errors import UserError
 class PrepareCommand:
     """Tokenize text into a folder that `geojax train` reads (`data.sources`: `prepared:`).
 
-    One source from FILES to `--output`, or several with one tokenizer, as described in the YAML
-    file `--config`.
+    Give one source as FILES and `--output`, or several sources with one tokenizer in the YAML file
+    `--config`.
     """
 
     files: tyro.conf.Positional[tuple[str, ...]] = ()
-    """Text files, JSON lines, Megatron-LM's .idx beside .bin, folders of them, or quoted globs
-    ('texts/**/*.txt'); text may be .gz."""
+    """Text files, JSON lines, Megatron-LM's .idx beside .bin, folders, or quoted globs
+    ('texts/**/*.txt'). Text may be .gz."""
 
     output: Path | None = None
     """Folder to make."""
 
     config: Path | None = None
-    """YAML file with output, sources, and tokenizer or vocab_size; given alone."""
+    """YAML file with output, sources, and tokenizer or vocab_size. Give it alone."""
 
     validation_files: tuple[str, ...] = ()
     """Files of the validation set."""
 
     validation_fraction: float = 0.0
-    """Share of the documents that becomes the validation set instead, 0.01 for instance."""
+    """Share of the documents that becomes the validation set, such as 0.01."""
 
     format: Literal["auto", "text", "jsonl", "megatron", "chat"] = "auto"
-    """Format of the files. text: a file is one document; jsonl: a line is one; megatron: the index
-    of documents that are tokenized already (.idx beside .bin); chat: a line is a conversation, of
-    which the loss counts what the assistant writes; auto: by suffix."""
+    """Format of the files. text: a file is a document. jsonl: a line is a document. megatron:
+    documents that are already tokenized (.idx beside .bin). chat: a line is a conversation, and the
+    loss counts only the assistant's words. auto: by suffix."""
 
     field: str | None = None
-    """Key of the document in a JSON line; default: text, and of a conversation messages."""
+    """Key of the document in a JSON line; default: text, or messages for a conversation."""
 
     tokenizer: Path | None = None
-    """tokenizer.json to use; without it one is trained."""
+    """tokenizer.json to use; without this option a tokenizer is trained."""
 
     chat_template: Path | None = None
-    """Chat template of conversations; default: the one beside the tokenizer (chat_template.jinja,
-    or in tokenizer_config.json)."""
+    """Chat template of conversations. Default: the template beside the tokenizer
+    (chat_template.jinja, or in tokenizer_config.json)."""
 
     vocab_size: int = 32768
     """Vocabulary size of the tokenizer that is trained."""
@@ -60,8 +60,8 @@ class PrepareCommand:
     """Token that ends a document."""
 
     workers: int | None = None
-    """Processes that tokenize; default: one for 64 MiB of files, at most one a core. The folders
-    are the same for any number."""
+    """Processes that tokenize. Default: one for 64 MiB of files, at most one a core. The number
+    does not change the result."""
 
 
 def run(command: PrepareCommand) -> int:

@@ -21,14 +21,15 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluateCommand(ServingOptions):
-    """Judge the newest checkpoint of RUN, which may be running.
+    """Evaluate the newest checkpoint of RUN, which may be running.
 
-    By the likelihood of what the run's data hold out, or of `--data`; or by `--tasks` of lm-eval.
+    The default is the loss and perplexity of the text that the run's data hold out. `--data` takes
+    other text, and `--tasks` runs tasks of lm-eval.
     """
 
     data: Annotated[tuple[Path, ...], tyro.conf.UseAppendAction] = ()
-    """Folder of `geojax data prepare`, whose held-out text (or all, if it holds nothing out) is
-    judged instead; may be repeated."""
+    """Folder of `geojax data prepare`, whose held-out text is read instead; may be repeated. A
+    folder that holds nothing out is read whole."""
 
     sequences: int | None = None
     """Most sequences of a text, evenly spaced; default: all."""

@@ -11,9 +11,10 @@ import tyro
 class ExportCommand:
     """Write the newest checkpoint of RUN as a Hugging Face checkpoint.
 
-    Safetensors files with their index, config.json, generation_config.json and the tokenizer. No
-    device is needed; the folders of all sites must lie in RUN. Adapters (model.lora) are merged
-    into the weights that they adapt, which must be where the run read them.
+    The folder then holds safetensors files with their index, config.json, generation_config.json
+    and the tokenizer. No device is needed, but the folders of all sites must lie in RUN. Adapters
+    (model.lora) are merged into the weights that they adapt, which must still be where the run read
+    them.
     """
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -26,14 +27,14 @@ class ExportCommand:
     """Step of the checkpoint; default: the newest."""
 
     dtype: Literal["bfloat16", "float16", "float32", "float64"] | None = None
-    """Dtype of the weights; default: the one that the run computes in (of --adapter, the one that
-    it was trained in)."""
+    """Dtype of the weights. Default: the dtype that the run computes in; with --adapter, the dtype
+    of the trained adapter."""
 
     tokenizer: Path | None = None
-    """tokenizer.json; default: that of the run's data."""
+    """tokenizer.json; default: the tokenizer of the run's data."""
 
     adapter: bool = False
-    """Write the adapter alone, as peft does: adapter_config.json, adapter_model.safetensors and the
+    """Write only the adapter, as peft does: adapter_config.json, adapter_model.safetensors and the
     tokenizer."""
 
 

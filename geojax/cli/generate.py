@@ -21,21 +21,23 @@ _LONGEST_LINE = 1 << 24
 class GenerateCommand(ServingOptions):
     """Continue texts with the newest checkpoint of RUN, which may be running.
 
-    On one device, or on as many as `--mesh.tensor`, `--mesh.expert` and `--mesh.data` say, whatever
-    mesh the run has. The folders of all sites must lie in RUN. Texts go to stdout, notes to stderr.
+    One device holds the model, or as many as `--mesh.tensor`, `--mesh.expert` and `--mesh.data`
+    say, whatever the run's mesh. The folders of all sites must lie in RUN. Texts go to stdout,
+    notes to stderr.
     """
 
     prompt: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """Beginning of a text; may be repeated. Without it every line of stdin is one."""
+    """Beginning of a text; may be repeated. Default: each line of stdin is a prompt."""
 
     max_tokens: int | None = None
-    """Most tokens to add to each; default: 200, or as many as the model has positions for."""
+    """Most tokens to add to each prompt. Default: 200, or fewer if the model has fewer
+    positions."""
 
     temperature: float = 0.7
     """Divisor of the logits; 0 picks the likeliest token."""
 
     top_p: float = 1.0
-    """Draw among the likeliest tokens that together have this probability."""
+    """Draw among the likeliest tokens whose probabilities sum to this."""
 
     seed: int = 0
     """Seed of the draws."""

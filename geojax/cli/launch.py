@@ -31,27 +31,27 @@ _FINAL = (exit_codes.USAGE, *exit_codes.STOPPED)
 class LaunchCommand:
     """Start a run of several processes: geojax launch --sites 2 -- train CONFIG [overrides].
 
-    What follows `--` is a verb of geojax, or any program that calls geojax.runtime.start. Ctrl-C
-    finishes the step, saves and ends; a second one ends at once. When one process fails all of them
-    end, the first one is named, and its exit code is this command's. Exit code 3 (a probe found
-    something slow) is a result and no failure.
+    After `--` comes a command of geojax, or any program that calls geojax.runtime.start. Ctrl-C
+    finishes the step, saves and ends; a second Ctrl-C ends at once. When one process fails, all
+    end. The launcher then names the process that failed first, and returns its exit code. Exit code
+    3 (a probe found something slow) is a result, not a failure.
     """
 
     sites: str | None = None
     """Number of sites (called east, west, north, south), or their names: east,west. Default: 2, or
-    those of the emulated network."""
+    the sites of the emulated network."""
 
     processes_per_site: int = 1
     """Processes in each site."""
 
     devices_per_process: int | None = None
-    """CPU devices to simulate in each process. Default: the machine's GPUs are shared out; without
-    any, the config decides."""
+    """CPU devices to simulate in each process. Default: share out the machine's GPUs; without GPUs
+    the config decides."""
 
     hosts: Path | None = None
-    """YAML file of the hosts where the run is started over ssh, one process a host:
-    `sites: [{name: east, hosts: [east1, east2]}, ...]`, and where the defaults do not fit
-    `coordinator`, `directory` and `python` (docs/running.md)."""
+    """YAML file of hosts, on which the run starts over ssh, one process a host: `sites: [{name:
+    east, hosts: [east1, east2]}, ...]`. Optional keys: `coordinator`, `directory` and `python`
+    (docs/launch.md)."""
 
     wan: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Run each site in its namespace of the network that `geojax wan up` made."""
@@ -63,11 +63,11 @@ class LaunchCommand:
     """Start each site as a job of its own, for a config with dc.join=islands."""
 
     restarts: int = 0
-    """Times that a run that failed is started again, from its newest checkpoint; never after exit
-    code 2 (bad input) or 3 (a probe found something slow)."""
+    """Number of times to start a failed run again, from its newest checkpoint. Exit codes 2 (bad
+    input) and 3 (a probe found something slow) never restart."""
 
     grace_seconds: str = "45s"
-    """Time that a process has to end before it is killed, when another has failed."""
+    """Time that a process has to end after another has failed, before it is killed."""
 
 
 class _Options(Settings):

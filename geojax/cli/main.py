@@ -80,8 +80,9 @@ def main() -> None:
 def _end_at_once(code: int) -> NoReturn:
     """End this process after an error without Python's own end.
 
-    That collects millions of objects and waits for threads: seconds on an idle machine, a minute on
-    a busy one, in which the sites, ports and devices of a failed process seem to be taken.
+    Python's end collects millions of objects and waits for threads. That takes seconds on an idle
+    machine and a minute on a busy one, in which the failed process still holds sites, ports and
+    devices.
     """
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

@@ -23,13 +23,13 @@ _UNITS = {"T": 10**12, "G": 10**9, "M": 10**6, "k": 10**3, "": 1}
 class MemoryCommand:
     """Estimate the memory that the step of CONFIG takes on each device, phase by phase.
 
-    The step is traced without any device; `geojax compile` compares the estimate with the compiled
-    program. The bytes that a device sends over each mesh axis are predicted by formula. Any setting
-    can be changed: `--zero.stage 3`.
+    geojax traces the step without a device; `geojax compile` compares the estimate with the
+    compiled program. Formulas predict the bytes that a device sends over each mesh axis. Options
+    change settings: `--zero.stage 3`.
     """
 
     config: ConfigFile
-    """The YAML file of the run."""
+    """YAML file of the run."""
 
 
 def run(command: MemoryCommand, overrides: Sequence[str]) -> int:

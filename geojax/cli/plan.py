@@ -49,16 +49,16 @@ class Options(Settings):
 class PlanCommand:
     """Find the layout in which a model trains fastest on a topology: in seconds, without a device.
 
-    Either for CONFIG, whose model, topology, batch and precision are kept (any setting can be
-    changed: `--batch.global_batch_size 1024`), or for MODEL (a preset or a YAML file) with
-    --topology, --global-batch and --sequence-length. Times are predicted, not measured.
+    With CONFIG, the plan keeps its model, topology, batch and precision. Options change settings:
+    `--batch.global_batch_size 1024`. With MODEL (a preset or a YAML file), give --topology,
+    --global-batch and --sequence-length. Times are predicted, not measured.
     """
 
     config: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="CONFIG|MODEL")]
-    """The YAML file of a run; or the name or YAML file of a model."""
+    """YAML file of a run, or name or YAML file of a model."""
 
     topology: str | None = None
-    """Preset's name or YAML file of the sites; default: the config's."""
+    """Preset or YAML file of the sites; default: the config's."""
 
     global_batch: int | None = None
     """Sequences of a step; default: the config's."""
@@ -70,8 +70,8 @@ class PlanCommand:
     """Roles of the sites to choose from."""
 
     joins: tuple[Literal["one_program", "islands"], ...] = ()
-    """Ways to join the sites to choose from; default: one_program, or islands where sites differ
-    in number or kind of accelerators."""
+    """Ways to join the sites to choose from. Default: one_program, or islands if sites differ in
+    number or kind of accelerators."""
 
     precisions: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ()
     """Precisions to choose from; default: the config's, or bf16."""
@@ -80,30 +80,33 @@ class PlanCommand:
     """Gradient compressions to choose from; default: the config's, or none."""
 
     stage_times: Path | None = None
-    """Instead of published peaks: the times of the model's pieces that `geojax probe` has measured
-    (a YAML file). Only layouts with as many sequences, tensor ranks and so on are planned."""
+    """YAML file of the times that `geojax probe` measured for the model's pieces, in place of
+    published peaks. The plan then holds only layouts with the measured sequences, tensor ranks and
+    so on."""
 
     measured: bool = False
-    """The topology is one that `geojax probe` wrote: its rates are those that are reached."""
+    """Take the rates of the topology as reached: `geojax probe` wrote it."""
 
     tokens: Annotated[str | None, tyro.conf.arg(metavar="9T")] = None
-    """Token budget, for the days that it takes."""
+    """Token budget, to predict the days of a run."""
 
     rows: int = 8
-    """Layouts of the table."""
+    """Layouts in the table."""
 
     explain: Annotated[str | None, tyro.conf.arg(metavar="ROW|CONFIG")] = None
-    """Print the terms of a layout: of a row of the table, or of the run in a YAML file."""
+    """Print the terms of one layout: a row of the table, or the run in a YAML file."""
 
     trace: int = 0
-    """Layouts whose memory is traced, from the best on, as `geojax memory` does: seconds each."""
+    """Number of layouts, from the best on, whose memory is traced as `geojax memory` does. Each
+    takes seconds."""
 
     output: Annotated[Path | None, tyro.conf.arg(metavar="FILE.yaml")] = None
-    """File for the best layout that fits by its trace too, as a config that `geojax train` runs."""
+    """File for the best layout that also fits by its trace, as a config that `geojax train`
+    runs."""
 
     pictures: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
-    """Folder for roles.png, the step time of each role over bandwidth and round trip; step.png, the
-    terms of a step of the best layout; and timeline.png, its pipeline at work."""
+    """Folder for three pictures. roles.png: each role's step time over bandwidth and round trip.
+    step.png: the terms of the best layout's step. timeline.png: its pipeline at work."""
 
 
 def run(command: PlanCommand, overrides: Sequence[str]) -> int:
@@ -141,8 +144,8 @@ def run(command: PlanCommand, overrides: Sequence[str]) -> int:
         if found.refused[NOT_MEASURED]:
             raise UserError(
                 f"--stage-times {command.stage_times}: no layout that fits has the microbatch, "
-                "remat, precision and parallelism that were measured; geojax probe CONFIG "
-                "--stage-times FILE measures those of a config"
+                "remat, precision and parallelism that were measured. Measure a config's with "
+                "geojax probe CONFIG --stage-times FILE"
             )
         raise UserError(why_none(request))
     seconds = time.monotonic() - started

@@ -30,28 +30,29 @@ class ProbeCommand:
     """Measure devices, networks inside the sites, links between them and hosts, and flag slow ones.
 
     On several processes: `geojax launch -- probe`, or the same command everywhere, as for training.
-    With CONFIG the links are compared with its topology, and the times of a pipeline stage's pieces
-    are measured; any setting can be changed: `--seed 1`. Exit code 0: nothing is slow
-    (there may be advice); 3: something is; 1: something did not answer; 2: bad input.
+    With CONFIG, the command compares the links with its topology and measures the pieces of a
+    pipeline stage. Options change settings: `--seed 1`. Exit code 0: nothing is slow (there may be
+    advice). 3: something is slow. 1: something did not answer. 2: bad input.
     """
 
     config: tyro.conf.Positional[tuple[Path, ...]] = ()
-    """YAML file of a run; may be left out."""
+    """YAML file of a run; optional."""
 
     checks: tuple[str, ...] = _CHECKS
-    """Checks to run: devices, networks, links, hosts; stages: the pieces of CONFIG's model."""
+    """Checks to run: devices, networks, links, hosts, stages. stages are the pieces of CONFIG's
+    model."""
 
     streams: tuple[int, ...] = (1, 2, 4, 8)
-    """Numbers of TCP streams with which the links are measured, one after the other."""
+    """Numbers of TCP streams to measure the links with, one after the other."""
 
     simulate_devices: int | None = None
     """CPU devices to simulate in this process; default: as in CONFIG."""
 
     output: Path | None = None
-    """YAML file to which the measured topology is written, for `topology:` of a config."""
+    """YAML file for the measured topology, for `topology:` of a config."""
 
     json: Path | None = None
-    """File to which all figures are written."""
+    """File for all figures."""
 
     stage_times: Path | None = None
     """YAML file for the times of CONFIG's pieces, for `geojax simulate --stage-times`."""

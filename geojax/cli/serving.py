@@ -36,19 +36,19 @@ class ServingOptions:
     """Directory of the run."""
 
     step: int | None = None
-    """Step of the checkpoint; default: the newest that is whole."""
+    """Step of the checkpoint; default: the newest complete one."""
 
     dtype: Literal["bfloat16", "float16", "float32", "float64"] | None = None
-    """Dtype of the weights; default: the one that the run computes in."""
+    """Dtype of the weights; default: the dtype that the run computes in."""
 
     tokenizer: Path | None = None
-    """tokenizer.json; default: that of the run's data."""
+    """tokenizer.json; default: the tokenizer of the run's data."""
 
     batch_size: int = 16
     """Sequences that are computed together."""
 
     mesh: ServingMesh = ServingMesh()
-    """Devices that share the model; one without it."""
+    """Devices that share the model; default: one."""
 
     def note(self, line: str) -> None:
         """Show a line to the user, on stderr."""

@@ -37,43 +37,43 @@ _LEGEND = (
 
 @dataclasses.dataclass(frozen=True)
 class SimulateCommand:
-    """Compare pipeline schedules for CONFIG: through all of its sites or inside each one, as
-    dc.role says.
+    """Compare pipeline schedules for CONFIG, through all sites or inside each one, as dc.role says.
 
-    Times follow from the model's operations, the accelerators' peaks and the links of the topology,
-    or from measured ones; nothing runs. Writes timelines.png and lock-step.png, both as trace.json
-    (for ui.perfetto.dev), and bandwidth.png. Any setting of the config can be changed: `--mesh.data
-    4`.
+    Nothing runs. Times follow from the model's operations, the accelerators' peaks and the
+    topology's links, or from measured times. The output is timelines.png, lock-step.png and
+    bandwidth.png, and both timelines as trace.json (for ui.perfetto.dev). Options change settings
+    of the config: `--mesh.data 4`.
     """
 
     config: ConfigFile
-    """The YAML file of the run; its topology says what the sites are."""
+    """YAML file of the run; its topology describes the sites."""
 
     stages_per_site: int | None = None
     """Pipeline stages in each site; default: mesh.stage."""
 
     microbatches: int | None = None
-    """Microbatches of a rank; default: batch.microbatches, or one a sequence where that is 1."""
+    """Microbatches of a rank; default: batch.microbatches, or if that is 1, one per sequence."""
 
     memory_limit: int | None = None
-    """The most microbatches that a stage may hold; default: pipeline.memory_limit, or the number of
-    stages, which 1F1B holds."""
+    """Most microbatches that a stage may hold; default: pipeline.memory_limit, or the number of
+    stages, as in 1F1B."""
 
     virtual_stages: int | None = None
     """Virtual stages of the interleaved schedule; default: pipeline.virtual_stages, at least 2."""
 
     accelerator: str | None = None
-    """Compute as if every site had these (h100-sxm, ascend-910b ...)."""
+    """Accelerator of every site, in place of the topology's (h100-sxm, ascend-910b ...)."""
 
     efficiency: float = 0.5
-    """The share of its peak that an accelerator reaches while it computes."""
+    """Share of its peak that an accelerator reaches while it computes."""
 
     stage_seconds: str | None = None
-    """Instead of peak and efficiency: the measured time of a stage for forward and backward of a
-    microbatch, such as 180ms."""
+    """Measured time of a stage for a microbatch's forward and backward, such as 180ms, in place of
+    peak and efficiency."""
 
     stage_times: Path | None = None
-    """Instead of these: what `geojax probe` has measured of the model's pieces (a YAML file)."""
+    """YAML file of the times that `geojax probe` measured for the model's pieces, in place of the
+    options above."""
 
     schedules: Annotated[
         tuple[str, ...],

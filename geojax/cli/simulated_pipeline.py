@@ -54,8 +54,8 @@ def check_hops(staged: "StagedModel") -> None:
     if longest is not None and longest.seconds > MOST_STAGES_A_HOP * work:
         raise UserError(
             f"geojax simulate: a hop over {longest.link or 'a site'} takes {longest.seconds:.3g} "
-            f"s, more than {MOST_STAGES_A_HOP} times the {work:.3g} s of a stage for a microbatch; "
-            "a larger model, longer microbatches or a faster link can be simulated"
+            f"s, more than {MOST_STAGES_A_HOP} times the {work:.3g} s of a stage for a microbatch. "
+            "Simulate a larger model, longer microbatches or a faster link"
         )
 
 

@@ -15,17 +15,17 @@ from geojax.settings import validate
 class TrainCommand:
     """Train the transformer that CONFIG describes.
 
-    Any setting of the config can be changed: `--optimizer.peak_learning_rate 1e-3`;
-    `geojax settings` lists them. Under `jax.distributed`, every process runs this same command;
-    where SLURM or Kubernetes started them, nothing more is needed.
+    Options change settings of the config: `--optimizer.peak_learning_rate 1e-3`. `geojax settings`
+    lists all settings. Under `jax.distributed`, every process runs this same command. If SLURM or
+    Kubernetes started the processes, nothing else is needed.
     """
 
     config: ConfigFile
     """YAML file of the run."""
 
     resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Refuse to start from scratch. Without it, a run directory with a checkpoint is resumed and an
-    empty one is started."""
+    """Refuse to start from scratch. By default a run directory with a checkpoint is resumed, and an
+    empty one starts a new run."""
 
     coordinator: str | None = None
     """host:port of process 0."""
@@ -37,7 +37,7 @@ class TrainCommand:
     """Index of this process, from 0."""
 
     site: str | None = None
-    """Name of the site of this process; default: GEOJAX_SITE."""
+    """Name of this process's site; default: GEOJAX_SITE."""
 
 
 def run(command: TrainCommand, overrides: Sequence[str]) -> int:

@@ -29,8 +29,8 @@ from geojax.wan.state import Relay
 class WanUpCommand:
     """Join sites on this machine by emulated long links, for commands that run in them.
 
-    Each site is a network namespace; between each two there is a link. Without options the links
-    are as fast as the kernel is. Round trip and throughput are measured and shown. Needs root.
+    Each site is a network namespace, and a link joins each two sites. Without options the links are
+    as fast as the kernel. The command measures and prints round trip and throughput. It needs root.
     `ip netns exec geojax.wan.east COMMAND` runs a command in the site east.
     """
 
@@ -41,21 +41,21 @@ class WanUpCommand:
     """Round trip of a link, such as 21ms."""
 
     rate: str | None = None
-    """Bandwidth of a link in each direction, such as 1gbit or 200mbit, counted in IP packets with
-    their headers; default: no limit."""
+    """Bandwidth of a link in each direction, such as 1gbit or 200mbit. It counts IP packets with
+    their headers. Default: no limit."""
 
     loss: str = "0"
-    """Share of the packets that gets lost, such as 0.1%, up to 50%."""
+    """Share of lost packets, such as 0.1%, up to 50%."""
 
     jitter: str = "0ms"
     """Largest difference of a packet's delay from half the round trip; packets keep their order."""
 
     queue: str | None = None
-    """Most bytes that wait for a link, such as 4MiB; default: bandwidth-delay product + 1 MiB."""
+    """Most bytes that wait for a link, such as 4MiB. Default: bandwidth-delay product + 1 MiB."""
 
     core: int | None = None
-    """CPU core of the relay that is used if the kernel has no netem; default: the last two, one for
-    each direction."""
+    """CPU core of the relay, which runs if the kernel has no netem. Default: the last two cores,
+    one for each direction."""
 
     name: str = "wan"
     """Name of this emulated network among those on this machine."""

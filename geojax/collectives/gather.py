@@ -43,10 +43,11 @@ def all_gather(
         bucket_bytes: the most bytes of one message (see `geojax.collectives.reduction`).
         dtype: floating-point shards are cast to it before they are sent, and stay so: bfloat16
             weights from float32 masters cost half. The derivative then sums cotangents in it.
-        to: the type of the result. "varying" over all of `intra`, as `lax.all_gather` gives it:
-            the derivative with respect to such a whole leaf is a rank's own, not yet summed, and
-            that of the gather is a psum_scatter. "invarying": the leaves are known to be equal on
-            all ranks (`out_specs=P()` is accepted), and differentiating with respect to them sums.
+        to: the type of the result. "varying": over all of `intra`, as `lax.all_gather` returns. The
+            derivative with respect to a whole leaf is then each rank's own part, and the gather's
+            transpose, a psum_scatter, sums these parts. "invarying": all ranks are known to hold
+            equal leaves (`out_specs=P()` is accepted), and differentiating with respect to them
+            sums.
 
     Returns:
         The whole leaves. Over axes other than `intra` they vary as the shards did.

@@ -12,24 +12,23 @@ are an axis name or several; with several, ranks are counted with the last name 
 PartitionSpec. An axis of size 1 costs nothing, and `inter` may be empty. Derivatives are those of
 the plain `psum` of the same values: linear.
 
-Start, exchange, done. `start_all_reduce` and `start_reduce_scatter` sum inside the site and encode;
-`exchange` is the phase in which anything crosses `inter`, and of nothing but the messages; `done`
-decodes, and gathers inside the site. `all_reduce` and `reduce_scatter` are the three in a row. A
-loop that computes something else carries a `Reduction` from iteration to iteration and begins with
-`exchange` of what the last one started: then nothing in the iteration waits for the messages, and
-neither what is sent nor what comes shares memory with what is computed. (XLA's runtime for CPUs
-needs that: operations that reuse temporary memory wait for each other, though no data flow between
-them.)
+Start, exchange, done. `start_all_reduce` and `start_reduce_scatter` sum inside the site and encode.
+`exchange` is the only phase that crosses `inter`, and sends only the messages. `done` decodes, and
+gathers inside the site. `all_reduce` and `reduce_scatter` are the three in a row. A loop that
+computes something else carries a `Reduction` from iteration to iteration, and begins with
+`exchange` of the last iteration's sum. Nothing in the iteration then waits for the messages, and
+messages share no memory with the computed values. (XLA's runtime for CPUs needs that: operations
+that reuse temporary memory wait for each other, though no data flow between them.)
 
 Buckets. `bucket_bytes` bounds the bytes of one message inside the site: all ranks' blocks together,
-in the leaf's dtype; what crosses `inter` for it is 1/ranks of that on each device. Long leaves are
-split, short ones merged with their neighbors of the same dtype and the same varying axes
+in the leaf's dtype. For each bucket, 1/ranks of these bytes cross `inter` on each device. Long
+leaves are split, short ones merged with their neighbors of the same dtype and the same varying axes
 (`geojax.collectives.buckets`). Buckets do not depend on one another, so the phase inside the site
 of one may run beside the phase between sites of others. None: every leaf is one bucket, sent as it
 lies, without a copy unless it needs padding. "auto": `WIRE_BUCKET_BYTES` with a wire format, None
 without. A message of a format is a collective of ours, which XLA does not join with others, and
-each waits for the link's round trip. Sums without a format are all-reduces: XLA joins small ones
-up to its own threshold, and nothing is gained where long ones are split. In a site of many ranks,
+each waits for the link's round trip. Sums without a format are all-reduces: XLA joins small ones up
+to its own threshold, and nothing is gained where long ones are split. In a site of many ranks,
 whose devices each send 1/ranks of a bucket, larger buckets than these are better.
 
 Wire formats. `wire` is how floating-point numbers cross `inter`, in fewer bytes, instead of in a

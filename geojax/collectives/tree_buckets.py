@@ -241,7 +241,7 @@ def _refuse_summed(tree: PyTree, leaves: Sequence[jax.Array], axes: SiteAxes) ->
         if equal and any(axis in varying for axis in axes.intra):
             raise UserError(
                 f"collectives: leaf{name} differs along {', '.join(axes.intra)} but not along "
-                f"{', '.join(equal)}, and would be counted once for each rank there: jax.grad sums "
-                "over axes along which the weights do not vary; before it, "
+                f"{', '.join(equal)}, and would be counted once for each rank there. jax.grad sums "
+                "over axes along which the weights do not vary; before it, call "
                 f"jax.lax.pcast(weights, {tuple(equal)}, to='varying')"
             )

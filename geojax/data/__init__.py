@@ -1,7 +1,7 @@
 """Data, from text files to the batches of a run.
 
-`prepare` turns files into prepared folders, a `Corpus` opens the sources of a run's `DataSettings`,
-and a `Loader` returns the batch of any step, or this process's share of it.
+`prepare` turns files into prepared folders, and a `Corpus` opens the sources of a run's
+`DataSettings`. A `Loader` returns the batch of any step, or this process's share of the batch.
 """
 
 from geojax.data.corpus import Corpus, Source

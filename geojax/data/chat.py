@@ -132,7 +132,7 @@ class ChatTemplate:
             if not (until.startswith(before) and text.startswith(until)):
                 raise ValueError(
                     f"{self._name} renders message {number} in another way when others follow, so "
-                    "that the assistant's part cannot be told; mark it in the template with "
+                    "the assistant's part is unknown. Mark this part in the template with "
                     "{% generation %} and {% endgeneration %}"
                 )
             spans.append((len(before), len(until)))

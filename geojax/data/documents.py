@@ -71,7 +71,7 @@ def find_files(patterns: Iterable[str]) -> list[Path]:
     """Find the files that `patterns` (files, folders, globs with `**`) name, in order, each once.
 
     A folder stands for the .txt, .text, .md, .rst, .jsonl, .ndjson and .json files below it,
-    gzipped ones included, and for the .idx files of tokens; hidden files are left out.
+    gzipped or not, and for the .idx files of tokens. Hidden files are left out.
 
     Raises:
         UserError: a pattern names no file.
@@ -207,7 +207,7 @@ def format_of(path: Path, format: Format) -> Literal["text", "jsonl", "megatron"
     raise UserError(
         f"{path}: the suffix {suffix} is neither of text ({', '.join(_TEXT_SUFFIXES)}) nor of JSON "
         f"lines ({', '.join(_JSONL_SUFFIXES)}), plain or .gz, nor of Megatron-LM's tokens "
-        f"({indexed.SUFFIX}); convert the file, or take it for one document with --format text"
+        f"({indexed.SUFFIX}). Convert the file, or take it for one document with --format text"
     )
 
 

@@ -1,8 +1,9 @@
 """Documents that are tokenized already, in Megatron-LM's indexed dataset: `x.idx` beside `x.bin`.
 
-The index holds, after a header, the tokens of each sequence (int32), the byte at which it begins
-(int64), and the sequence with which each document begins (int64), the last entry being their
-number. The `.bin` file is nothing but tokens. Source: megatron/core/datasets/indexed_dataset.py.
+After a header the index holds three arrays: the tokens of each sequence (int32), the byte at which
+it begins (int64), and the first sequence of each document (int64). The last entry of the third is
+the number of sequences. The `.bin` file is nothing but tokens. Source:
+megatron/core/datasets/indexed_dataset.py.
 """
 
 import struct

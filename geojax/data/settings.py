@@ -25,8 +25,8 @@ class SourceSettings(Settings):
     prepared: ResolvedPath | None = None
     """Folder made by `geojax data prepare`, instead of a builtin corpus."""
     weight: float | None = pydantic.Field(default=None, ge=0, le=1e12)
-    """Share of the training sequences, relative to the other sources; left out everywhere: in
-    proportion to the sources' tokens."""
+    """Share of the training sequences, relative to the other sources. Without any weights, shares
+    follow the sources' tokens."""
 
     @pydantic.model_validator(mode="after")
     def _one_origin(self) -> "SourceSettings":
@@ -53,7 +53,7 @@ class DataSettings(Settings):
     tokenizer: ResolvedPath | None = None
     """`tokenizer.json` for a builtin corpus, instead of training one."""
     cache: ResolvedPath | None = None
-    """Folder that keeps builtin corpora; by default the user's cache folder."""
+    """Folder that keeps builtin corpora. Default: the user's cache folder."""
 
     @pydantic.model_validator(mode="after")
     def _sources_make_a_blend(self) -> "DataSettings":
@@ -82,13 +82,13 @@ class PrepareSource(Settings):
     """Files, folders and globs of the validation set."""
     validation_fraction: float = pydantic.Field(default=0.0, ge=0, lt=1)
     """Share of the documents in `files` that becomes the validation set, instead of separate files.
-    A hash of the text decides for each document, so that one that occurs twice is on one side."""
+    A hash of the text decides for each document, so equal documents are on one side."""
     format: Format = "auto"
-    """Format of the files. text: a file is a document; jsonl: a line is one; megatron: the index of
-    documents that are tokenized already (.idx beside .bin); chat: a line is a conversation, and the
-    loss counts what the assistant writes in it; auto: by suffix."""
+    """Format of the files. text: a file is a document. jsonl: a line is a document. megatron:
+    documents that are already tokenized (.idx beside .bin). chat: a line is a conversation, and the
+    loss counts only the assistant's words. auto: by suffix."""
     field: str | None = None
-    """Key of the document in a JSON line; null: `text`, and of a conversation `messages`."""
+    """Key of the document in a JSON line. null: `text`, or `messages` for a conversation."""
 
     @pydantic.model_validator(mode="after")
     def _has_files(self) -> "PrepareSource":

@@ -1,9 +1,9 @@
 """A sandbox for chat templates, which are programs that come with downloaded tokenizers.
 
 Each rendering has an allowance of characters and steps. Everything that a template does is charged
-before it is done, by the size of what it reads or makes: text that is put out, turns of loops,
-calls, operators, filters, tests, comparisons and methods of strings. The allowance bounds the
-memory and the time of a rendering, whatever the template says.
+before it is done, by the size of its input and output. Charges apply to output text, turns of
+loops, calls, operators, filters, tests, comparisons and methods of strings. The allowance bounds
+the memory and the time of a rendering, whatever the template says.
 """
 
 import datetime

@@ -123,10 +123,9 @@ class Tokenizer:
         """Train a byte-level BPE (Sennrich et al. 2016; on bytes, Radford et al. 2019) on `texts`.
 
         Every text can be encoded: the 256 bytes are in the vocabulary. The vocabulary is smaller
-        than requested if `texts` have too few distinct pairs to merge. Runs of letters, of digits,
-        of blanks or of other characters are cut for the training, after at most
-        2 * RUN_CHARACTERS, and what repeats in them counts once: the trainer's time is quadratic in
-        the length of a word.
+        than requested if `texts` have too few distinct pairs to merge. Training cuts runs of
+        letters, digits, blanks or other characters after at most 2 * RUN_CHARACTERS, and counts
+        repetitions in a run once. The trainer's time is quadratic in the length of a word.
         """
         assert vocabulary_size >= SMALLEST_VOCABULARY, f"vocabulary_size is {vocabulary_size}"
         backend = tokenizers.Tokenizer(models.BPE())

@@ -131,7 +131,7 @@ def _check_ends(prepared: Prepared) -> None:
             raise UserError(
                 f"{prepared.folder}: {name} begins with token {first} and ends with token {last}, "
                 f"where a document begins with {words.bos_id} ('{words.beginning}') and ends with "
-                f"{words.eos_id} ('{words.end}'); prepare the data again"
+                f"{words.eos_id} ('{words.end}'). Prepare the data again"
             )
 
 

@@ -1,8 +1,8 @@
 """Worker processes that tokenize parts of files; the tokens come in the files' order.
 
-A worker writes the tokens of a part into files of its own, from which this process appends them to
-the shards: no process holds more than a batch of them, and the shards are those that one process
-would write.
+A worker writes the tokens of a part into files of its own, and this process appends them to the
+shards. No process holds more than a batch of tokens, and the shards do not depend on the number of
+workers.
 """
 
 import collections

@@ -13,9 +13,9 @@ the convention of `geojax.hlo.conventions`.
             bound, marked as conditional.
 
 What compilers change (seen with JAX 0.10 and 0.11). XLA for CPUs sums and gathers 16-bit floats as
-float32, so a bfloat16 wire shows twice its bytes there; GPUs send what is written. CPU and
-GPU compilers merge all-reduces that do not depend on each other into one of several operands: the
-count falls, the bytes stay (`--xla_disable_hlo_passes=cpu-all-reduce-combiner` and
+float32, so a bfloat16 wire shows twice its bytes there; GPUs send what is written. CPU and GPU
+compilers merge independent all-reduces into one of several operands. The count falls and the bytes
+stay (`--xla_disable_hlo_passes=cpu-all-reduce-combiner` and
 `--xla_gpu_all_reduce_combine_threshold_bytes=0` keep them apart). Equal collectives of equal values
 become one. To see what a shard_map program asks for, before any compiler, give `jax.jit(f).lower()`
 itself instead of the compiled program.
@@ -193,8 +193,8 @@ def collective_traffic(
             (without `.compile()`) shows what a shard_map program asks for; collectives that the
             compiler would insert for automatic sharding are not in it yet.
         mesh: its devices in order are the program's partitions 0, 1, ...
-        longest_loop: iterations to count of a loop whose length is data of the run, such as the
-            number of layers of a stage; None: one, and what it holds is marked `at_least`.
+        longest_loop: iterations to count for a loop whose length is data of the run, such as the
+            layers of a stage. None: one, and its collectives are marked `at_least`.
 
     Raises:
         UserError: the program was compiled for another number of devices.

@@ -1,8 +1,8 @@
 """Trip counts of the while loops of an HLO module.
 
-The compiler usually writes it down (`known_trip_count`). Where it does not, as in a lowered
-program, it follows from a counter: an element of the loop's state that starts at a constant, that
-the body raises by a constant, and that the condition compares with a constant.
+The compiler usually writes it down (`known_trip_count`). Otherwise, as in a lowered program, the
+count follows from a counter in the loop's state. A counter starts at a constant, the body raises it
+by a constant, and the condition compares it with a constant.
 """
 
 import re

@@ -1,7 +1,7 @@
 """Tasks of EleutherAI's evaluation harness (lm-eval), answered by a loaded model.
 
-The model answers what lm-eval's own `hf` backend answers for the exported model: texts are encoded
-as the `tokenizer.json` says, and a text without a context is read after the beginning token.
+The model answers like lm-eval's own `hf` backend for the exported model. Texts are encoded as the
+`tokenizer.json` says, and a text without a context follows the beginning token.
 """
 
 import dataclasses
@@ -215,7 +215,7 @@ class Tasks:
             where = f"geojax evaluate: the data of {', '.join(names)}"
             if _is_unreachable(error):
                 raise RunError(
-                    f"{where} cannot be reached ({_reason(error)}); run the task once on a "
+                    f"{where} cannot be reached ({_reason(error)}). Run the task once on a "
                     "machine with internet and bring its HF_HOME, or use --task-folder with tasks "
                     "over local files"
                 ) from None

@@ -13,9 +13,9 @@ list. A message that is late delays the action that takes it and changes no orde
 
 Additions come last: the reductions of all buckets are under way before any is waited for.
 
-Where a site has several stages, its first one adds the scalars of all, exchanges the site's with
-the first stages of the other sites, and passes the sum on to those of its own: messages are as many
-as stages, and cross between sites once.
+Where a site has several stages, its first stage adds the scalars of all of them. This stage then
+exchanges the sum with the first stages of the other sites, and passes the total on inside the site.
+There are as many messages as stages, and each sum crosses between sites once.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,9 +25,9 @@ from geojax.pipeline.schedule import Action, Kind, Placement, Schedule
 from geojax.pipeline.validate import requirement
 
 Bucket: TypeAlias = int | Literal["table", "scalars", "site_scalars", "step_scalars"]
-"""The content of a sum: the gradients of a chunk by its number, those of a tied table that two
-sites hold, the losses and counts, those of a site of several stages, or those of all sites, which
-the first stage of a site has and the others add to nothing."""
+"""The content of a sum: a chunk's gradients by its number, the gradients of a tied table that two
+sites hold, or the losses and counts. Losses and counts may be summed over the stages of a site, or
+over all sites; the first stage of a site has the latter, and other stages add them to nothing."""
 
 
 class Receive(NamedTuple):

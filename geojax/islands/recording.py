@@ -69,10 +69,10 @@ def by_one_clock(
 ) -> list[Record]:
     """Return the records of all stages by the clock of the first one's process.
 
-    A clock that is ahead makes messages from its process look late and those to it early, by as
-    much: of the fastest message each way half of the difference is the clock's, where the way takes
-    as long in both directions. Clocks are compared with that of their site's first process, and
-    these with the first one of all.
+    A clock that is ahead makes messages from its process look late, and messages to its process
+    look early by as much. Take the fastest message each way: half of their difference is the
+    clock's, if both directions take equally long. Clocks are compared with that of their site's
+    first process, and these with the first one of all.
 
     Args:
         records: of each stage, by the clock of its process.

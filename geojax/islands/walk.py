@@ -1,9 +1,10 @@
 """The walk of a site through its actions: a host loop that dispatches programs and moves messages.
 
-Programs are dispatched in the order of the list and run one after the other on the devices. One
-that takes a message is dispatched when the message has arrived: XLA for CPUs runs computations in
-the order of their dispatch, so that one that waited for its input would block all behind it, and
-processes that chose by what has arrived would disagree about the order of collectives in a site.
+Programs are dispatched in the order of the list and run one after the other on the devices. A
+program that takes a message is dispatched after the message has arrived. XLA for CPUs runs
+computations in the order of their dispatch, so a program that waited for its input would block all
+later ones. The walk never chooses by arrival: processes of a site would then disagree about the
+order of their collectives.
 """
 
 import functools

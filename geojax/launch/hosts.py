@@ -189,7 +189,7 @@ def _require_address(host: str) -> None:
     except OSError as error:
         raise UserError(
             f"host {host}: {name} has no address here ({error.strerror}); correct the name in the "
-            "file of the hosts, or tell ssh in ~/.ssh/config what it stands for"
+            "file of the hosts, or define it in ~/.ssh/config"
         ) from None
 
 

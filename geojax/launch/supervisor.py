@@ -246,9 +246,9 @@ class _Run:
 def root_cause(everyone: list[_Running], failed: list[_Running], output: Output) -> list[_Running]:
     """Find the worker that brought down the others, or those that lost contact with each other.
 
-    It is not always the one that ended first: a process of geojax tells the others of its error
-    before it ends, and two that lose a third may notice before its own end is seen. If two blame
-    each other both were alive, and the link between them failed.
+    The cause is not always the process that ended first. A process of geojax tells the others of
+    its error before it ends, and two that lose a third may notice before its end is seen. If two
+    blame each other both were alive, and the link between them failed.
     """
 
     def named_in(line: str) -> _Running | None:

@@ -48,32 +48,35 @@ class RopeParameters(Settings):
     rope_type: Literal["default", "linear", "llama3", "yarn"] = "default"
     """Scaling of the frequencies."""
     rope_theta: float = pydantic.Field(default=10_000.0, gt=1, le=1e12)
-    """Base of the frequencies: wavelengths run from 2 pi to almost 2 pi times this."""
+    """Base of the frequencies: wavelengths run from 2 pi to almost 2 pi times the base."""
     partial_rotary_factor: float = pydantic.Field(default=1.0, gt=0, le=1)
-    """Share of each head that is rotated (its first dims); the rest carries no position."""
+    """Share of each head that is rotated (its first dims). The other dims carry no position."""
     factor: float | None = pydantic.Field(default=None, ge=1e-3, le=1e6)
-    """linear, llama3, yarn: growth of the (low frequencies') wavelengths."""
+    """linear, llama3, yarn: factor by which the wavelengths grow; with llama3 and yarn only those
+    of low frequencies."""
     low_freq_factor: float | None = pydantic.Field(default=None, ge=1e-3, le=1e6)
-    """llama3: fewer rotations than this in the original context make a frequency low."""
+    """llama3: a frequency is low if it makes fewer rotations than this in the original context."""
     high_freq_factor: float | None = pydantic.Field(default=None, ge=1e-3, le=1e6)
-    """llama3: more rotations than this in the original context make a frequency high."""
+    """llama3: a frequency is high if it makes more rotations than this in the original context."""
     original_max_position_embeddings: Length | None = None
     """llama3, yarn: context length of the training before the extension."""
     beta_fast: float | None = pydantic.Field(default=None, ge=1e-3, le=1e6)
-    """yarn: more rotations than this in the original context keep a frequency; default: 32."""
+    """yarn: a frequency is kept if it makes more rotations than this in the original context.
+    Default: 32."""
     beta_slow: float | None = pydantic.Field(default=None, ge=1e-3, le=1e6)
-    """yarn: fewer rotations than this make a frequency low; default: 1."""
+    """yarn: a frequency is low if it makes fewer rotations than this in the original context.
+    Default: 1."""
     truncate: bool | None = None
-    """yarn: round the first and the last pair of dims between them to whole numbers, away from each
-    other; default: true, and false in gpt-oss."""
+    """yarn: round the range of dims between beta_fast and beta_slow outwards to whole numbers.
+    Default: true; false in gpt-oss."""
     attention_factor: float | None = pydantic.Field(default=None, ge=1e-3, le=1e3)
-    """yarn: factor of rotated queries and keys; default: 0.1 ln(factor) + 1, and with mscale
+    """yarn: factor of rotated queries and keys. Default: 0.1 ln(factor) + 1. Default with mscale:
     (0.1 mscale ln(factor) + 1) / (0.1 mscale_all_dim ln(factor) + 1)."""
     mscale: float | None = pydantic.Field(default=None, ge=1e-3, le=1e3)
-    """yarn: sharpening of the rotated dims; needs mscale_all_dim (DeepSeek)."""
+    """yarn: sharpening of the rotated dims (DeepSeek). Requires mscale_all_dim."""
     mscale_all_dim: float | None = pydantic.Field(default=None, ge=1e-3, le=1e3)
-    """yarn: sharpening of all dims: latent attention's scores are multiplied by
-    (0.1 mscale_all_dim ln(factor) + 1)^2 (DeepSeek)."""
+    """yarn: sharpening of all dims (DeepSeek). Latent attention multiplies its scores by (0.1
+    mscale_all_dim ln(factor) + 1)^2."""
 
     @pydantic.model_validator(mode="after")
     def _scaling_is_complete(self) -> Self:
@@ -143,146 +146,151 @@ class ModelConfig(Settings):
     num_attention_heads: int = pydantic.Field(gt=0, le=2**14)
     """Query heads."""
     num_key_value_heads: int = pydantic.Field(default_factory=_attention_heads, gt=0, le=2**14)
-    """Key and value heads, each shared by num_attention_heads / num_key_value_heads query heads;
-    default: `num_attention_heads`."""
+    """Key and value heads. Each serves num_attention_heads / num_key_value_heads query heads.
+    Default: `num_attention_heads`."""
     q_lora_rank: int = pydantic.Field(default=0, ge=0, le=2**16)
-    """Width of the latent that a token's queries are made of, with `kv_lora_rank` only; 0: they are
-    projections of the stream, as in DeepSeek-V2-Lite."""
+    """Width of the latent from which queries are projected; requires `kv_lora_rank`. 0: queries are
+    projected from the residual stream, as in DeepSeek-V2-Lite."""
     kv_lora_rank: int = pydantic.Field(default=0, ge=0, le=2**16)
-    """Width of the latent that a token's keys and values are made of (multi-head latent attention,
-    "DeepSeek-V2", 2024, section 2.1); 0: keys and values are projections of the stream."""
+    """Width of the latent from which keys and values are projected (multi-head latent attention,
+    "DeepSeek-V2", 2024, section 2.1). 0: they are projected from the residual stream."""
     qk_nope_head_dim: int = pydantic.Field(default=0, ge=0, le=2**14)
     """Latent attention: dims of a head's query and key that carry no position."""
     qk_rope_head_dim: int = pydantic.Field(default=0, ge=0, le=2**14)
-    """Latent attention: dims that are rotated; those of the key are one part for all heads."""
+    """Latent attention: dims that are rotated. All heads share these dims of the key."""
     head_dim: int = pydantic.Field(default_factory=_even_head_dim, gt=0, le=2**14)
-    """Width of one head's query and key; default: hidden_size / num_attention_heads, and of latent
+    """Width of one head's query and key. Default: hidden_size / num_attention_heads; in latent
     attention qk_nope_head_dim + qk_rope_head_dim."""
     v_head_dim: int = pydantic.Field(default_factory=_head_width, gt=0, le=2**14)
-    """Width of one head's value; another than `head_dim` in latent attention only."""
+    """Width of one head's value. Only latent attention may set a value other than `head_dim`."""
     intermediate_size: int = pydantic.Field(gt=0, le=2**24)
-    """Width between the two matmuls of a dense feed-forward block (of each half of SwiGLU)."""
+    """Width between the two matmuls of a dense feed-forward block. In SwiGLU gate and up projection
+    each have this width."""
     vocab_size: int = pydantic.Field(gt=0, le=2**24)
-    """Number of tokens. A run's config may leave it out, or set it to null over a preset's: then it
-    is that of the data's tokenizer, padded to a multiple of 128."""
+    """Number of tokens. A run's config may leave this key out, or set it to null over a preset. The
+    number then follows from the data's tokenizer, padded to a multiple of 128."""
     max_position_embeddings: Length
-    """Longest sequence; the number of learned positions, if positions are learned."""
+    """Longest sequence; with learned positions, their number."""
     norm: Literal["layernorm", "rmsnorm", "layernorm1p", "rmsnorm1p"] = "rmsnorm"
-    """LayerNorm has a bias. LayerNorm1p (Nemotron) and RMSNorm1p (Gemma) store the scale minus 1,
-    so that weight decay, where it is applied, pulls the scale to 1."""
+    """Norm of the blocks. LayerNorm has a bias. LayerNorm1p (Nemotron) and RMSNorm1p (Gemma) store
+    the scale minus 1, so that weight decay pulls the scale to 1."""
     sandwich_norm: bool = False
-    """Norms of both blocks' outputs too, before they are added to the residual stream, as in
-    Gemma 2 and 3; not with experts."""
+    """Norm each block's output too, before it is added to the residual stream, as in Gemma 2 and 3.
+    Requires a dense model."""
     rms_norm_eps: float = pydantic.Field(default=1e-5, ge=1e-15, le=1)
     """Number added to the variance (RMSNorm: the mean square) before its root is taken."""
     latent_norm_eps: float = pydantic.Field(default=LATENT_NORM_EPS, ge=1e-15, le=1)
-    """Latent attention: the same of the norms of the latents, which in `transformers` is 1e-6
+    """Latent attention: number added in the norms of the latents. `transformers` adds 1e-6,
     whatever `rms_norm_eps` is."""
     hidden_act: Literal["gelu_pytorch_tanh", "relu2", "silu"] = "silu"
     """Activation of the feed-forward block: `silu` (Llama), `gelu_pytorch_tanh` (GPT-3, Gemma) or
     `relu2` (Nemotron)."""
     gated: bool = pydantic.Field(default_factory=_has_gate)
-    """A gate projection beside the up projection: the activation is the gate's, and multiplies the
-    up projection. Default: with `silu` (SwiGLU), not with the others; Gemma has GELU with it."""
+    """Multiply the up projection by the activation of a second projection, the gate. Default: true
+    with `silu` (SwiGLU), otherwise false. Gemma has a gate with GELU."""
     swiglu_limit: float | None = pydantic.Field(default=None, ge=1e-3, le=1e6)
-    """Bound of SwiGLU's gate (above) and of its up projection (on both sides), to which 1 is added:
-    (up + 1) * gate * sigmoid(swiglu_alpha * gate), as in gpt-oss; null: plain SwiGLU."""
+    """Bound of SwiGLU, as in gpt-oss: the gate is bounded above, and the up projection on both
+    sides. The block computes (up + 1) * gate * sigmoid(swiglu_alpha * gate). null: plain SwiGLU."""
     swiglu_alpha: float = pydantic.Field(default=1.702, ge=1e-3, le=1e3)
-    """Factor of the gate inside the sigmoid, with `swiglu_limit`; else it is 1."""
+    """Factor of the gate inside the sigmoid. Requires `swiglu_limit`; plain SwiGLU has 1."""
     position_embedding_type: Literal["learned_absolute", "rope"] = "rope"
-    """Learned positions are added to the embedding; rotary ones rotate queries and keys."""
+    """Position embedding. Learned positions are added to the embedding; rotary positions rotate
+    queries and keys."""
     rope_parameters: RopeParameters = RopeParameters()
     """Base, share and scaling of rotary positions."""
     rope_local_base_freq: float | None = pydantic.Field(default=None, gt=1, le=1e12)
-    """Base of rotary positions in layers with a window, unscaled, as in Gemma 3; null:
-    rope_parameters are those of all layers. The base of unscaled rope_parameters says the same."""
+    """Base of unscaled rotary positions in layers with a window, as in Gemma 3. null:
+    rope_parameters apply to all layers."""
     query_pre_attn_scalar: int = pydantic.Field(default_factory=_head_width, gt=0, le=2**20)
-    """Scores of attention are divided by its square root; default: `head_dim`."""
+    """Attention divides its scores by the square root of this number. Default: `head_dim`."""
     attn_logit_softcapping: float | None = pydantic.Field(default=None, ge=1e-3, le=1e6)
-    """Bound c of the scores of attention, which become c tanh(score / c), as in Gemma 2; null:
-    none. cuDNN has no such attention."""
+    """Bound c of attention's scores, which become c tanh(score / c), as in Gemma 2. cuDNN's
+    attention does not support a bound. null: none."""
     sliding_window: Length | None = None
-    """Positions that a layer with a window attends to, a token's own and those right before it (as
-    in Mistral); null: every layer attends to all."""
+    """Positions that a layer with a window attends to: the token's own and those right before
+    (Mistral). null: every layer attends to all positions."""
     layer_types: tuple[LayerType, ...] = pydantic.Field(
         default_factory=_alike_layers, min_length=1, max_length=2**11
     )
-    """Each layer's attention, `full_attention` or `sliding_attention`; fewer entries than layers
-    repeat. Default: every layer has the window if there is one."""
+    """Each layer's attention, `full_attention` or `sliding_attention`. A list shorter than the
+    layers repeats. Default: every layer has the window, if `sliding_window` is set."""
     rope_interleave: bool = False
-    """Latent attention: dims 2 i and 2 i + 1 are rotated together, instead of i and i + half."""
+    """Latent attention: rotate dims 2 i and 2 i + 1 together, instead of i and i + half."""
     use_attention_sinks: bool = False
-    """A learned score of each head, a sink, which takes part in the softmax of every query and has
-    no value, as in gpt-oss."""
+    """Give each head a learned score, a sink, which takes part in every query's softmax and has no
+    value (gpt-oss)."""
     qkv_bias: bool = False
     """Bias of the query, key and value projections."""
     use_qk_norm: bool = False
-    """RMSNorm of each head's queries and keys before they are rotated, as in Qwen 3; one scale of
-    `head_dim` for all heads of queries, and one for those of keys."""
+    """RMSNorm each head's queries and keys before they are rotated, as in Qwen 3. All heads share
+    one scale for queries and one for keys."""
     attention_output_bias: bool = False
     """Bias of the attention's output projection."""
     mlp_bias: bool = False
-    """Bias of a dense feed-forward block's projections; for experts see `moe_bias`."""
+    """Bias of a dense feed-forward block's projections; `moe_bias` sets the experts' biases."""
     tie_word_embeddings: bool = False
     """Use the transpose of the token embedding as the output head."""
     scale_embeddings: bool = False
     """Multiply the embedded tokens by the square root of `hidden_size`, as in Gemma."""
     final_logit_softcapping: float | None = pydantic.Field(default=None, ge=1e-3, le=1e6)
-    """Bound c of the logits, which become c tanh(logit / c), as in Gemma 2; null: none."""
+    """Bound c of the logits, which become c tanh(logit / c), as in Gemma 2. null: none."""
     z_loss_coef: float = pydantic.Field(default=0.0, ge=0, le=1e3)
-    """Weight in each token's loss of the square of the log of its softmax's denominator, which
-    keeps logits from drifting (PaLM has 1e-4); a validation's loss is without it."""
+    """Weight of the z-loss: the squared log of the softmax's denominator, which keeps logits from
+    drifting (PaLM: 1e-4). Validation leaves the z-loss out."""
     dropout: float = pydantic.Field(default=0.0, ge=0, lt=1)
-    """Rate on the embedding and on both residual branches; attention weights have none."""
+    """Dropout rate of the embedding and of both residual branches. Attention weights have no
+    dropout."""
     initializer_range: float = pydantic.Field(default=0.02, ge=1e-9, le=1)
-    """Standard deviation of the initial matrices; residual outputs get 1/sqrt(2 layers) of it."""
+    """Standard deviation of the initial matrices. Residual outputs start with 1/sqrt(2 layers) of
+    it."""
 
     num_nextn_predict_layers: int = pydantic.Field(default=0, ge=0, le=2**4)
-    """Modules that predict the tokens behind the next one, in training alone (multi-token
-    prediction, "DeepSeek-V3", 2024, section 2.2); they lie with the head."""
+    """Modules that predict tokens after the next one, only in training (multi-token prediction,
+    "DeepSeek-V3", 2024, section 2.2). A pipeline keeps them with the head."""
     mtp_loss_scaling_factor: float = pydantic.Field(default=0.1, gt=0, le=1e3)
-    """Weight in the loss of the mean of these modules' losses."""
+    """Weight of the mean loss of the multi-token prediction modules."""
     num_experts: int = pydantic.Field(default=0, ge=0, le=2**14)
-    """Experts of a layer, in place of its dense feed-forward block; 0: a dense model."""
+    """Experts of a layer, which replace its dense feed-forward block. 0: a dense model."""
     first_k_dense_replace: int = pydantic.Field(default=0, ge=0, le=2**6)
-    """The first layers that have a dense block all the same; they come with the embedding, on the
-    first stage of a pipeline, and their linear layers multiply in the compute dtype under FP8."""
+    """Number of first layers that keep a dense feed-forward block. They lie with the embedding, on
+    the first pipeline stage. FP8 recipes leave their matmuls in the compute dtype."""
     num_experts_per_tok: int = pydantic.Field(default=0, ge=0, le=2**14)
     """Experts that the router chooses for a token (k)."""
     moe_intermediate_size: int = pydantic.Field(default_factory=_dense_width, gt=0, le=2**24)
-    """Width of each expert; default: `intermediate_size`, which has no other use with experts."""
+    """Width of each expert. Default: `intermediate_size`."""
     moe_bias: bool = False
-    """Bias of the router's logits, and of the projections of all but shared experts, as in
-    gpt-oss."""
+    """Bias of the router's logits and of the routed experts' projections, as in gpt-oss."""
     n_shared_experts: int = pydantic.Field(default=0, ge=0, le=2**10)
-    """Experts of the same width that every token also goes to, without a gate (as in DeepSeek)."""
+    """Experts that process every token, without a gate (DeepSeek). They have the width of a routed
+    expert."""
     scoring_func: Literal["softmax", "sigmoid"] = "softmax"
-    """Score of an expert: its share in the softmax of all logits, or its logit's sigmoid."""
+    """Score of an expert: the softmax over all logits, or the sigmoid of its own logit."""
     norm_topk_prob: bool = True
-    """Make a token's k gates sum to 1, as in Mixtral; otherwise they are its k largest
-    scores among all experts, as in DeepSeekMoE."""
+    """Scale a token's k gates to sum 1, as in Mixtral. false: gates are the k largest scores, as in
+    DeepSeekMoE."""
     routed_scaling_factor: float = pydantic.Field(default=1.0, ge=1e-3, le=1e3)
     """Factor of the gates (DeepSeek)."""
     n_group: int = pydantic.Field(default=1, gt=0, le=2**10)
-    """Groups of consecutive experts, such as those of a node: a token goes to `topk_group` of
-    them, those with the largest sums of their two best scores."""
+    """Groups of consecutive experts, for example one per node. A token goes to the `topk_group`
+    groups with the largest sums of their two best scores."""
     topk_group: int = pydantic.Field(default=1, gt=0, le=2**10)
     """Groups that a token goes to."""
     use_router_bias: bool = False
-    """Choose experts by their scores plus a bias, which each step raises for experts that got fewer
-    tokens than the mean and lowers for others (`optimizer.router_bias_rate`; Wang et al. 2024,
-    "Auxiliary-Loss-Free Load Balancing Strategy for Mixture-of-Experts"). Gates have none of it."""
+    """Choose experts by score plus a bias, which leaves the gates unchanged. Each step raises the
+    bias of experts with fewer tokens than the mean, and lowers the others by
+    `optimizer.router_bias_rate`. (Wang et al. 2024, "Auxiliary-Loss-Free Load Balancing Strategy
+    for Mixture-of-Experts".)"""
     capacity_factor: float | None = pydantic.Field(default=None, ge=1e-3, le=2**14)
-    """An expert takes at most ceil(capacity_factor * S * k / E) tokens of a sequence, the first
-    ones, and drops the others; null: it takes all (dropless)."""
+    """Capacity: an expert takes the first ceil(capacity_factor * S * k / E) tokens of a sequence
+    and drops the others. null: it takes all (dropless)."""
     router_z_loss_coef: float = pydantic.Field(default=0.0, ge=0, le=1e3)
-    """Weight of the router's z-loss, the mean over a sequence's tokens of the square of the log of
-    the sum of exp(logit), summed over layers, in its loss (ST-MoE has 1e-3)."""
+    """Weight of the router's z-loss: the squared log of the sum of exp(logit) (ST-MoE: 1e-3). The
+    loss takes the mean over a sequence's tokens and the sum over layers."""
     router_aux_loss_coef: float = pydantic.Field(default=0.01, ge=0, le=1e3)
-    """Weight of the load-balancing loss, summed over layers, in a sequence's loss."""
+    """Weight of the load-balancing loss in a sequence's loss, summed over layers."""
 
     lora: LoraSettings | None = None
-    """Low-rank adapters (LoRA), which are trained in place of the model's own weights; null: all
+    """Low-rank adapters (LoRA), which are trained in place of the model's own weights. null: all
     weights are trained."""
 
     @property

@@ -1,10 +1,10 @@
 """The head and its loss together: the logits never exist as a whole.
 
-The tokens are taken in chunks. For each, logits, loss and the gradient of the logits are computed
-while they are small, and the gradients with respect to the hidden states and the head's kernel are
-accumulated at once: the loss is a scalar, so the backward pass has only to scale them. Neither a
-second copy of the logits nor a third matrix product for recomputation is needed. (The idea is known
-from Liger Kernel, Hsu et al. 2024.)
+The tokens are taken in chunks. A chunk's logits, loss and gradient of the logits are computed while
+they are small. The gradients with respect to the hidden states and the head's kernel are
+accumulated at once. The loss is a scalar, so the backward pass only scales these gradients. Neither
+a second copy of the logits nor a third matrix product for recomputation is needed. (The idea is
+known from Liger Kernel, Hsu et al. 2024.)
 
 With tensor parallelism each rank holds some columns of the kernel. A token's softmax needs three
 numbers of all of them, the largest logit, the sum of exponentials and the target's logit: two small

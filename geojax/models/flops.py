@@ -22,15 +22,15 @@ def model_flops(config: ModelConfig, sequence: int) -> int:
     """Count the FLOPs of one token, forward and backward, in sequences of `sequence` tokens.
 
     Only matmuls count: 6 for each weight of a kernel that the token activates (2 forward, 4
-    backward; of experts those that it goes to), the head included and the embedding's look-up not,
-    plus 6 * heads * (head_dim + v_head_dim) * sequence a layer for scores and weighted values.
-    Causality is not discounted (every token counts as if it attended to the whole sequence, or in
-    a layer with a window to a whole window) and nothing is added for recomputation, as in PaLM
-    (Chowdhery et al. 2022, appendix B) and, for GPT-3's shape and without its recomputation term,
-    equation 3 of Narayanan et al. 2021 ("Efficient Large-Scale Language Model Training on GPU
-    Clusters Using Megatron-LM"), so that the number compares with published ones. Modules for later
-    tokens are counted likewise, each with the head. With adapters the frozen weights take 4 (no
-    gradient of theirs is computed), and those of adapters 6.
+    backward). Active kernels are the token's experts and the head, but not the embedding's look-up.
+    Scores and weighted values add 6 * heads * (head_dim + v_head_dim) * sequence a layer. Causality
+    is not discounted: every token counts as if it attended to the whole sequence, or to a whole
+    window. Recomputation does not count. Both rules are those of PaLM (Chowdhery et al. 2022,
+    appendix B), so that the number compares with published ones. For GPT-3's shape, it is equation
+    3 of Narayanan et al. 2021 ("Efficient Large-Scale Language Model Training on GPU Clusters Using
+    Megatron-LM") without the recomputation term. Modules for later tokens are counted likewise,
+    each with the head. With adapters the frozen weights take 4 (no gradient of theirs is computed),
+    and those of adapters 6.
     """
     leaves = jax.tree_util.tree_leaves_with_path(
         {name: tree for name, tree in parameter_shapes(config).items() if name != "head"}

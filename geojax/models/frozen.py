@@ -1,9 +1,9 @@
 """The partition of a parameter tree into trained leaves and frozen ones.
 
-A training state keeps the two apart, in trees of the same structure with None in the place of the
-other's leaves, so that whatever goes by the trained tree (gradients, their reduction, moments,
-clipping, checkpoints) knows nothing of frozen leaves. A step computes with both in one tree in
-which frozen leaves are marked as `Frozen`:
+A training state keeps trained and frozen leaves apart, in two trees of the same structure. Each has
+None in the place of the other's leaves. Gradients, their reduction, moments, clipping and
+checkpoints use the trained tree only, and know nothing of frozen leaves. A step computes with both
+in one tree in which frozen leaves are marked as `Frozen`:
 
     trained   {"kernel": None,      "lora_a": a}      frozen   {"kernel": w, "lora_a": None}
     combined  {"kernel": Frozen(w), "lora_a": a}

@@ -38,15 +38,16 @@ class LoraSettings(Settings):
     """Low-rank adapters: they are trained, and the model's own weights are frozen."""
 
     rank: int = pydantic.Field(default=8, gt=0, le=2**14)
-    """Rank of an adapter (`r` of peft)."""
+    """Rank of an adapter (peft's `r`)."""
     alpha: float = pydantic.Field(default=8.0, ge=1e-6, le=1e6)
-    """An adapter's contribution is multiplied by alpha / rank (`lora_alpha` of peft)."""
+    """Scale: an adapter's contribution is multiplied by alpha / rank (peft's `lora_alpha`)."""
     use_rslora: bool = False
     """Multiply by alpha / sqrt(rank) instead, so that a high rank learns as fast as a low one
-    (`use_rslora` of peft)."""
+    (peft's `use_rslora`)."""
     target_modules: Literal["all-linear"] | tuple[TargetModule, ...] = "all-linear"
-    """Linear layers that have adapters, by Llama's names, or "all-linear": all of attention and of
-    dense feed-forward blocks (shared experts are one); routed experts, router, head never have."""
+    """Linear layers with adapters, by Llama's names. "all-linear": all linear layers of attention,
+    dense feed-forward blocks and shared experts. Routed experts, router and head never have
+    adapters."""
 
     @pydantic.field_validator("target_modules")
     @classmethod

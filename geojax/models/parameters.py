@@ -1,8 +1,8 @@
 """Parameter tree: shapes, initial values, and the leaves that weight decay applies to.
 
 Layers are stacked on a leading dim. Every matrix is called "kernel" and maps its second-last dim to
-its last one, the tables are called "embedding", norms have a "scale" and perhaps a "bias", so that
-weight decay and sharding can go by a leaf's name.
+its last one. Tables are called "embedding", and norms have a "scale" and perhaps a "bias". Weight
+decay and sharding can therefore go by a leaf's name.
 """
 
 import math
@@ -217,10 +217,9 @@ def init_parameters(config: ModelConfig, key: jax.Array, dtype: Any = jnp.float3
     Megatron-LM. Biases are 0 and scales 1 (stored as 0 by LayerNorm1p and RMSNorm1p); adapters
     begin as `init_adapter` says.
 
-    Each leaf's key is folded from `key` and the leaf's path, and values are drawn in float32 and
-    then cast: they do not depend on `dtype` (but for rounding), nor, under `jax.jit` with
-    `out_shardings`, on the sharding, but for a last bit that XLA rounds otherwise in arrays of
-    another shape.
+    Each leaf's key is folded from `key` and the leaf's path. Values are drawn in float32 and then
+    cast, so they depend on `dtype` only by rounding. Under `jax.jit` with `out_shardings` they do
+    not depend on the sharding either, except for a last bit that XLA rounds by the array's shape.
     """
     output_deviation = config.initializer_range / math.sqrt(2 * config.num_hidden_layers)
 

@@ -4,11 +4,11 @@ The model shards a leaf into *parts*, of which a rank computes with its own (ten
 parallelism). ZeRO cuts a part further into *shards* along one dimension, one for each rank that
 computes with the same part, and gathers them when they are needed.
 
-A dimension is padded at its end where it does not divide into its parts, and each part at its end
-where it does not divide into its shards, so that ZeRO does not move what the model cuts. The
-padding is not the model's: `LeafLayout.model_indices` tells the two apart, by which a checkpoint
-restores onto any other mesh. With a pipeline `pad` and `trim` also bring the layers of a leaf to
-the stages that hold them (`StageAssignment`) and back.
+A dimension that does not divide into its parts is padded at its end. A part that does not divide
+into its shards is padded at its own end, so that ZeRO keeps the model's cuts in place. The padding
+is not the model's: `LeafLayout.model_indices` tells the two apart, by which a checkpoint restores
+onto any other mesh. With a pipeline `pad` and `trim` also bring the layers of a leaf to the stages
+that hold them (`StageAssignment`) and back.
 """
 
 import dataclasses

@@ -35,15 +35,15 @@ class OptimizerSettings(ScheduleSettings, MomentSettings):
     """Decoupled weight decay of matrices and embeddings; norms and biases are not decayed."""
 
     clip_norm: float | None = pydantic.Field(default=1.0, ge=1e-9, le=1e9)
-    """Gradients are scaled to at most this global norm; null leaves them as they are."""
+    """Largest global norm of the gradients; larger gradients are scaled down. null: no clipping."""
 
     ema_decay: float | None = pydantic.Field(default=None, gt=0, lt=1)
-    """Decay of an exponential moving average of the weights, which validation, samples, export and
-    generation then take in their place; null: there is none."""
+    """Decay of an exponential moving average of the weights. Validation, samples, export and
+    generation then take the average. null: no average."""
 
     groups: tuple[ParameterGroup, ...] = pydantic.Field(default=(), max_length=256)
-    """Parameters with a learning rate, a weight decay or an optimizer of their own; the first group
-    that a parameter is in counts."""
+    """Parameters with their own learning rate, weight decay or optimizer. A parameter belongs to
+    the first group that matches."""
 
     router_bias_rate: float = pydantic.Field(default=1e-3, ge=0, le=1)
     """With `model.use_router_bias`: amount by which a step raises or lowers an expert's bias."""

@@ -24,18 +24,18 @@ class ParameterGroup(Settings):
     """The leaves whose names a pattern is found in, and what is their own."""
 
     pattern: str = pydantic.Field(min_length=1, max_length=1000)
-    """Regular expression that is searched in a parameter's name, as `layers.attention.query.kernel`
-    or `embedding.tokens.embedding`."""
+    """Regular expression that is searched in a parameter's name, such as
+    `layers.attention.query.kernel` or `embedding.tokens.embedding`."""
 
     learning_rate_factor: float = pydantic.Field(default=1.0, ge=0, le=1e6)
     """Factor of the learning rate; 0 freezes the parameters."""
 
     weight_decay: float | None = pydantic.Field(default=None, ge=0, le=100)
-    """Weight decay; null: that of the optimizer, and none for norms and biases."""
+    """Weight decay. null: the optimizer's; norms and biases have none."""
 
     optimizer: OptimizerName | None = None
-    """Optimizer of these parameters; null: that of the others. AdamW has those that it does not
-    take, as biases in a group of Muon's."""
+    """Optimizer of these parameters. null: the run's optimizer. AdamW takes parameters that the
+    optimizer cannot, such as biases in a group with Muon."""
 
     @pydantic.field_validator("pattern")
     @classmethod

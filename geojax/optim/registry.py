@@ -52,9 +52,9 @@ class MomentSettings(Settings):
     """Decay of Muon's momentum."""
 
     moment_dtype: Literal["master", "bf16"] = "master"
-    """Dtype in which moments are stored: "master", that of the master weights, or "bf16", with half
-    the bytes; they are computed in that of the gradients either way. Adafactor's, which are few and
-    change less and less, are in "master"."""
+    """Dtype of the stored moments. "master": the dtype of the master weights. "bf16": half the
+    bytes. The update computes moments in the dtype of the gradients either way. Adafactor's moments
+    are few and change ever less, and stay in "master"."""
 
     @property
     def stored_dtype(self) -> Any:

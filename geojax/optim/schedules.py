@@ -33,27 +33,27 @@ class ScheduleSettings(Settings):
     """The learning rate of each update."""
 
     schedule: ScheduleName = "cosine"
-    """Course of the learning rate after its warm-up: "cosine" (arXiv 1608.03983), "linear" or
-    "wsd" (constant, then a linear decay; arXiv 2404.06395) down to `final_learning_rate`,
-    "constant", or "inverse_sqrt" of the step (arXiv 1706.03762)."""
+    """Learning rate after the warm-up. "cosine" (arXiv 1608.03983), "linear" and "wsd" fall to
+    `final_learning_rate`; "wsd" is constant before a linear decay (arXiv 2404.06395). "constant"
+    keeps the peak. "inverse_sqrt" falls with the root of the step (arXiv 1706.03762)."""
 
     peak_learning_rate: float = pydantic.Field(default=3e-4, ge=1e-12, le=1e6)
     """Learning rate at the end of the warm-up."""
 
     final_learning_rate: float = pydantic.Field(default=3e-5, ge=0, le=1e6)
-    """Learning rate at the end of the decay, and after it; of "inverse_sqrt" the least. "constant"
-    never reaches it."""
+    """Learning rate at the end of the decay and afterwards; with "inverse_sqrt" the lowest rate.
+    "constant" ignores this key."""
 
     warmup_steps: int = pydantic.Field(default=100, ge=0, le=10**9)
     """Steps over which the learning rate rises linearly from zero."""
 
     decay_steps: StepCount | None = None
-    """Step at which the decay ends. null: the run's last step, `steps`; a run that is resumed with
-    other `steps` keeps the step that its checkpoint was trained with, unless it changes `schedule`.
-    Give it to plan anew. "constant" and "inverse_sqrt" have no end."""
+    """Step at which the decay ends. null: the run's last step, `steps`. A run resumed with other
+    `steps` keeps its checkpoint's value, unless `schedule` changes; set this key to plan the decay
+    anew. "constant" and "inverse_sqrt" have no end."""
 
     wsd_decay_steps: StepCount | None = None
-    """Steps of the decay of "wsd", the last ones before `decay_steps`; null: a tenth of them."""
+    """Steps of the decay of "wsd", which ends at `decay_steps`. null: a tenth of `decay_steps`."""
 
     @pydantic.model_validator(mode="after")
     def _final_is_below_peak(self) -> "ScheduleSettings":

@@ -21,9 +21,10 @@ def balanced_layers(
 ) -> tuple[int, ...]:
     """Return the layers of each stage, in the model's order, for the fastest slowest stage.
 
-    Of all such cuts it is the one with the least sum of squared stage times (no stage is filled up
-    for nothing), and of these the one with fewer layers on earlier stages, which hold more
-    microbatches in flight. Dynamic programming over (stages, layers), O(stages * layers^2).
+    Of all such cuts it is the one with the least sum of squared stage times, so that no stage is
+    filled up for nothing. Of several such cuts it is the one with fewer layers on earlier stages,
+    which hold more microbatches in flight. Dynamic programming over (stages, layers), O(stages *
+    layers^2).
 
     Args:
         layer_costs: the time (or work) of each layer, in the model's order.
@@ -53,8 +54,8 @@ def balanced_layers(
     if min(room) < 1 or sum(room) < layers:
         shown = ", ".join(map(str, room))
         raise UserError(
-            f"{layers} layers cannot be cut into stages of at least one layer that have room for "
-            f"{shown}; a stage with room for none, or too little for all, needs more memory"
+            f"{layers} layers do not fit into stages with room for {shown} layers; each stage "
+            "needs memory for one layer, and all stages together for all layers"
         )
     pace = np.ones(stages) if speeds is None else np.asarray(speeds, float)
     assert len(pace) == stages, "one speed for each stage"

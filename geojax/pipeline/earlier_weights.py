@@ -1,8 +1,8 @@
 """Split backwards in less memory: gradients of weights that come earlier than the order says.
 
-Between its two halves a backward may hold more than before it. An order that puts off the gradients
-of weights, to work on them when there is nothing else to do, then holds more than the forwards
-need; it loses little time if it runs the oldest of them first where memory is short.
+Between its two halves a backward may hold more than before it. Some orders put off the gradients of
+weights until a stage is idle, and then hold more than the forwards need. Where memory is short,
+such an order loses little time if it runs the oldest of these gradients first.
 """
 
 import dataclasses

@@ -1,8 +1,8 @@
 """Pipeline schedules as plain data: what every stage does, in which order.
 
 The model's layers are cut into *chunks*, numbered in the model's order; a `Placement` says which
-stage holds which. A stage works through its list of `Action`s; when it begins one is decided by
-whoever walks the schedule: the simulator, a loop of ticks (`TickTable`), a host.
+stage holds which. A stage works through its list of `Action`s. The walker of the schedule decides
+when an action begins: the simulator, a loop of ticks (`TickTable`), a host.
 
     1f1b, 2 stages, 3 microbatches
     stage 0    F0 F1 B0 F2 B1 B2
@@ -255,10 +255,11 @@ class Schedule:
 class TickTable:
     """A schedule whose stages work in lock-step: the tick in which each action runs.
 
-    In one tick a stage runs at most one action of each kind, the forward before the backward before
-    the weights' gradient: a backward may follow its own forward in the same tick. What a chunk
-    makes in tick t, the next chunk can use `hop_ticks` later, and `return_ticks` the one before it;
-    with one tick the message travels between two ticks, with two or more while ticks are computed.
+    In one tick a stage runs at most one action of each kind: first the forward, then the backward,
+    then the weights' gradient. A backward may follow its own forward in the same tick. The next
+    chunk can use a result of tick t `hop_ticks` later, and the chunk before it `return_ticks`
+    later. With one tick the message travels between two ticks; with two or more it travels while
+    ticks are computed.
     """
 
     schedule: Schedule

@@ -3,9 +3,9 @@
 The operations run in the order in which they were written, by the rules of the compiler that
 matter:
 
-- Elementwise operations are computed where their results are read (fusion): such a result takes no
-  memory unless it is a result of the program, an operand of an operation that reads memory (a
-  matrix product, a collective, a loop), or expensive and read more than once.
+- Elementwise operations are computed where their results are read (fusion). Such a result takes
+  memory in three cases only. It is a result of the program, it is expensive and read more than
+  once, or an operation that reads memory takes it: a matrix product, a collective, a loop.
 - A value that depends on nothing (zeros) is made when it is first read; breadth first, at once.
 - A collective starts when what it sends is there, before operations that can wait, and both what it
   sends and what arrives are held until the result is read: accelerators run them side by side.

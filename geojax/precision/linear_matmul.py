@@ -10,10 +10,10 @@ serves both of its matmuls may come quantized (`geojax.precision.quantized_weigh
 
 *Per tensor* means per operand of the matmul that one device would run if it held the sequences of
 its data-parallel rank and the unsharded model. So the largest magnitude (amax) of an operand is
-taken over the ranks of `tensor` and `context` that hold parts of it, and no others: sequences of
-other data-parallel ranks are other tensors, as are those of other microbatches, and nothing crosses
-`dc`. The result then does not depend on how a layer is sharded, nor on whether sequences are spread
-over ranks or microbatches, and ranks wait for no other ranks than they do for the matmul.
+taken over the ranks of `tensor` and `context` that hold parts of it, and over no others. Sequences
+of other data-parallel ranks or microbatches are other tensors, and nothing crosses `dc`. The result
+then does not depend on how a layer is sharded, nor on whether sequences are spread over ranks or
+microbatches, and ranks wait for no other ranks than they do for the matmul.
 """
 
 import dataclasses
@@ -42,10 +42,9 @@ AMAX = "amax"
 gradients those of this step."""
 
 Backend = Literal["reference", "xla", "transformer_engine"]
-"""Implementations of FP8 matmuls. reference: plain JAX, which dequantizes to at least float32 and
-multiplies there: exact, anywhere, and not fast. xla: XLA for NVIDIA GPUs, as FP8 matmuls of
-cuBLASLt; for recipes with a scale per tensor. transformer_engine: kernels of TransformerEngine for
-NVIDIA GPUs, which quantize, and call cuBLASLt; for the same recipes."""
+"""Implementations of FP8 matmuls. The reference is plain JAX, which dequantizes to at least float32
+and multiplies there: exact and slow, on any device. The others run on NVIDIA GPUs, by cuBLASLt, for
+recipes with a scale per tensor: XLA's own FP8 matmuls, or TransformerEngine's kernels."""
 
 
 class Axes(NamedTuple):

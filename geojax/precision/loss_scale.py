@@ -32,15 +32,15 @@ class LossScaleSettings(Settings):
     """Dynamic loss scale of fp16."""
 
     initial: float = pydantic.Field(default=2.0**16, ge=2.0**-24, le=2.0**64)
-    """Scale of the first step, a power of two. A large one is cheap, since a skipped step costs
-    little, and one that is too small takes long to grow."""
+    """Scale of the first step, a power of two. Start large: a skipped step costs little, and a
+    small scale takes long to grow."""
 
     grow_after_steps: StepCount = 2000
-    """Steps without inf or NaN in the gradients after which the scale is doubled."""
+    """Consecutive steps with finite gradients after which the scale doubles."""
 
     minimum: float = pydantic.Field(default=1.0, ge=2.0**-24, le=2.0**64)
-    """Smallest scale, a power of two. Gradients that overflow at this scale do so for another
-    reason, and `skip_limit` begins to count."""
+    """Smallest scale, a power of two. Gradients that overflow at this scale have another problem,
+    so `skip_limit` begins to count."""
 
     @pydantic.field_validator("initial", "minimum")
     @classmethod

@@ -16,10 +16,11 @@ Key = TypeVar("Key")
 def slow_ones(rates: Mapping[Key, float], floor: float = FLOOR) -> list[Key]:
     """Return the keys whose rate is far below the others'; [] if there is nothing to compare with.
 
-    Each rate is compared with the median of all *others*: it is slow if it lies below by more than
-    `floor` of that median and by more than 3.5 of their median absolute deviations, scaled to a
-    normal distribution's (Iglewicz and Hoaglin 1993, "How to Detect and Handle Outliers"). Since a
-    rate is not compared with itself, one of two, or one half of all, can be found slow too.
+    Each rate is compared with the median of all *others*. A slow rate lies below this median by
+    more than `floor` of it, and by more than 3.5 median absolute deviations. The deviations are
+    scaled to a normal distribution's (Iglewicz and Hoaglin 1993, "How to Detect and Handle
+    Outliers"). Since a rate is not compared with itself, one of two, or one half of all, can be
+    found slow too.
     """
     found = []
     for key, rate in rates.items():

@@ -118,8 +118,8 @@ def stage_mesh(
     if devices_of_site % devices:
         raise UserError(
             f"a stage of expert={expert} x context={context_parallel} x tensor={tensor} needs "
-            f"{devices} devices, and a site has {devices_of_site}: leave the check 'stages' out, "
-            f"or probe with a multiple of them"
+            f"{devices} devices, and a site has {devices_of_site}. Leave the check 'stages' out, "
+            f"or probe with a multiple of {devices}"
         )
     return make_mesh(
         context.topology if len(context.processes) > 1 else None,

@@ -156,8 +156,9 @@ def send(connections: Sequence[socket.socket], peer: str) -> None:
 def receive(connections: Sequence[socket.socket], round_trip_seconds: float, peer: str) -> float:
     """Measure the bytes per second that arrive on all connections together, then close them.
 
-    After a second and twenty round trips, in which TCP finds its rate, the result is the median
-    over slices of time, so that a gap after a lost packet, and the burst after it, do not count.
+    TCP finds its rate in the first second and twenty round trips, which do not count. The result is
+    the median over slices of time, so that a gap after a lost packet and the next burst do not
+    count either.
 
     Raises:
         RunError: `peer` sends nothing.

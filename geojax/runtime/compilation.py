@@ -23,9 +23,9 @@ def enable_compilation_cache(folder: Path) -> str | None:
     Programs that compile in less than half a second are not kept. All processes of a job call this,
     and use the cache only if all find the same programs in it. On GPUs, processes that compile a
     program share the autotuning of its kernels (`xla_gpu_shard_autotuning`), so that all compile
-    the same: one waits up to a day for the results of another that has found the program in its
-    cache and never publishes any. Without that flag programs would differ between processes, and
-    so could the order of their collectives (openxla/xla#7716).
+    the same. A process with a cached program publishes no results, and another would wait for them
+    up to a day. Without that flag programs would differ between processes, and so could the order
+    of their collectives (openxla/xla#7716).
 
     Returns:
         One line for the log if the cache is not used, with the reason.
@@ -45,8 +45,8 @@ def enable_compilation_cache(folder: Path) -> str | None:
         compilation_cache.reset_cache()  # JAX looks at the setting once
         return (
             f"compilation cache: not used, because {folder} does not hold the same programs for "
-            f"{differing} as for process 0; with a folder that all processes share "
-            "($XDG_CACHE_HOME) a restart need not compile"
+            f"{differing} as for process 0. If all processes share a folder ($XDG_CACHE_HOME), a "
+            "restart need not compile"
         )
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)

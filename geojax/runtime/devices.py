@@ -19,9 +19,9 @@ def simulate_devices(count: int) -> None:
     """Give this process `count` CPU devices and no others, whatever hardware it runs on.
 
     Call it before the first JAX operation (importing jax is no operation). It also raises the
-    environment variable NPROC, from which XLA sizes its thread pools, to `THREADS_PER_DEVICE` a
-    device, or a thread for each core where that is more: JAX reads it when the backend starts, not
-    when it is imported.
+    environment variable NPROC, from which XLA sizes its thread pools. The value is
+    `THREADS_PER_DEVICE` a device, or the number of cores if that is larger. JAX reads NPROC when
+    the backend starts, not at its import.
 
     Raises:
         UserError: `count` is not positive, or a backend with other devices already runs.

@@ -2,8 +2,8 @@
 
 They lie in the key-value store of JAX's coordination service, in process 0, and need no device. In
 a job of one process nothing is kept. Anybody who reaches the coordinator's port may write into that
-store, so that a note without a signature by the job's key, which the rendezvous has handed out, is
-treated as if it were not there.
+store. Notes without a signature by the job's key, which the rendezvous has handed out, are
+therefore ignored.
 """
 
 import hashlib

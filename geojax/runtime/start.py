@@ -151,8 +151,8 @@ def _connect(
     except RuntimeError as error:  # JAX's are among them, and what C++ makes of its own
         raise RunError(
             f"process {process_id}: JAX's coordination service at {coordinator} did not connect "
-            f"all processes within {_CONNECT_SECONDS} seconds, although all had joined: one ended "
-            "meanwhile, or a stranger had joined under its number; start all of them again"
+            f"all processes within {_CONNECT_SECONDS} seconds, although all had joined. One ended "
+            "meanwhile, or a stranger had joined under its number. Start all processes again"
         ) from error
 
 
@@ -190,8 +190,8 @@ def _check_addresses(everyone: list[Presence]) -> None:
             leads = "nowhere" if address is None else f"to {address}"
             raise UserError(
                 f"process {presence.process}: the name of its host, {host}, leads {leads} on "
-                f"that host, where the other hosts cannot reach it: give {host} its network "
-                "address in /etc/hosts there"
+                f"that host, and other hosts cannot reach it. Give {host} its network address in "
+                "/etc/hosts there"
             )
 
 

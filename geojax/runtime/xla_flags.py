@@ -1,8 +1,8 @@
 """All XLA flags that geojax sets, each with its reason, and the line for the log about them.
 
 Flags go into the environment variable XLA_FLAGS, which XLA reads once, when its first backend
-starts. What the user put there stays as it is. Every flag here is known to the XLA of JAX 0.10 and
-of 0.11: an unknown one ends the process.
+starts. What the user put there stays as it is. Every flag here is known to the XLA of JAX 0.10,
+0.11 and 0.12: an unknown one ends the process.
 """
 
 import importlib.util
@@ -69,6 +69,9 @@ MULTI_STREAM_OPTIONS: dict[str, str | bool] = {
     # both phases) no product is beside either of them at 2 x 8, and at 2 x 128 the scheduler fails.
     # With `control_dep` (`jax.experimental.overlap`) no program compiles, on JAX 0.11.2 neither:
     # XLA for GPUs does not rewrite that call. It could but make one phase wait for another's end.
+    #
+    # `xla_gpu_collective_domain_assignment` (jaxlib 0.11.2) parts the two phases only where NVLink
+    # joins all GPUs of a site: docs/records/xla-collective-options.md.
     "xla_gpu_experimental_enable_collective_multi_streaming": True,
 }
 """Compiler options of one program for GPUs that reduces gradients inside and between sites while

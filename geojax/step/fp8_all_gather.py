@@ -10,10 +10,10 @@ would send for its own kernel (`geojax.precision.linear_matmul`). With a scale p
 shared, and shards must consist of whole blocks. The result is, bit by bit, what a matmul would make
 of the gathered kernel.
 
-All else is gathered in the compute dtype: embeddings, norms, biases, the router, the head; layers
-in bf16; all kernels under `mxfp8`, which its matmuls quantize along different dims; and, in a
-pipeline, all kernels under a recipe that keeps some layers in bf16, since it depends on the stage
-which of its layers they are.
+All other weights are gathered in the compute dtype: embeddings, norms, biases, the router, the head
+and layers in bf16. So are all kernels in two cases. Under `mxfp8` matmuls quantize a kernel along
+different dims. In a pipeline, a recipe with some layers in bf16 has them at a different place in
+each stage.
 """
 
 import collections

@@ -7,15 +7,15 @@ step's `shard_map`: the whole tree, or a few layers' slice.
     exchange    psum over dc, or messages in a wire format
     done        decode
 
-A gradient is summed over every axis in its varying-axes type that its leaf is not sharded on. Ranks
-that share a part without sharding it (`context`; `tensor` for a leaf of which each of them makes a
-part of the gradient) sum their shards as one hierarchical all-reduce with the sites, so that each
-of them sends its share of the shard over `dc` and not all of it.
+A gradient is summed over every axis in its varying-axes type that its leaf is not sharded on. Some
+ranks share a part without sharding it: ranks of `context`, and ranks of `tensor` that each make a
+part of a leaf's gradient. They and the sites sum their shards in one hierarchical all-reduce, so
+that each rank sends only its share of the shard over `dc`.
 
-With a pipeline the layers are sharded over the stages. A table or norm outside of them is on one
-stage, and its gradient on all others zero: where it crosses to other sites they sum it first, so
-that each sends its share instead of one stage all and the others zeros. Of a tied table two stages
-make a part each; where sites are stages nothing else here crosses `dc`.
+With a pipeline the layers are sharded over the stages. A table or norm outside the layers is on one
+stage, and its gradient is zero on all others. Before this gradient crosses to other sites, the
+stages sum it, so that each stage sends a share. Two stages each make a part of a tied table's
+gradient; where sites are stages, nothing else here crosses `dc`.
 """
 
 import dataclasses

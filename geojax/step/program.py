@@ -139,8 +139,8 @@ def require_fp8_products(
     if made < wanted:
         raise UserError(
             f"FP8 on backend xla: of the {wanted} matrix products of a layer XLA made only {made} "
-            "in FP8; hidden_size, and a tensor rank's part of intermediate_size and heads, must be "
-            "multiples of 16; use fp8.backend reference, or precision bf16"
+            "in FP8. Make hidden_size and each tensor rank's share of intermediate_size and heads "
+            "multiples of 16, or set fp8.backend to reference or precision to bf16"
         )
 
 

@@ -189,8 +189,8 @@ def apply_sums(
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """Update the state with the sums over all sites; call it inside the `shard_map`.
 
-    A loss or gradient that is not finite on any rank is seen by all of them, since both are sums
-    over everybody: then the state stays as it is, except for its counters and the loss scale.
+    All ranks see a loss or gradient that is not finite on any rank, since both are sums over all
+    ranks. The state then stays as it is, except for its counters and the loss scale.
 
     Args:
         state: this rank's shards.

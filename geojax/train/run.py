@@ -472,8 +472,8 @@ def _restore_or_start(
             console.print(note)
     if saved["data"] != metadata["data"]:
         console.print(
-            "note: the data, their seed or the sequences' length differ from those of the "
-            "checkpoint; the run goes on with the new ones from this step"
+            "note: the data, the seed or the sequence length differ from the checkpoint's; from "
+            "this step on the run uses the new ones"
         )
     return _Start(state, step, int(saved["consumed_sequences"]))
 

@@ -174,9 +174,9 @@ class TrainingLoop(Generic[State]):
         at_its_end = metrics.get("loss_scale", smallest) <= smallest
         if metrics["skipped_in_a_row"] >= limit and at_its_end:
             raise RunError(
-                f"step {step}: the loss or the gradient was not finite for {limit} steps in a row; "
-                "none of them was applied; look at the data or lower "
-                "optimizer.peak_learning_rate, and go on from the newest checkpoint"
+                f"step {step}: the loss or the gradient was not finite for {limit} steps in a row, "
+                "and all of these steps were skipped. Check the data, or lower "
+                "optimizer.peak_learning_rate and resume from the newest checkpoint"
             )
 
     def _drain(self) -> None:

@@ -9,8 +9,8 @@ other sites reach:
 
 On each host the guard listens at the loopback addresses and ports of the remote engines, so that
 the addresses that engines tell each other are right on both hosts. It runs as a script that imports
-the standard library alone, reads one JSON object a line from its standard input (the first has the
-key, which never appears among arguments), and ends with its parent.
+the standard library alone, and ends with its parent. It reads one JSON object a line from its
+standard input. The first object has the key, which never appears among arguments.
 """
 
 import contextlib

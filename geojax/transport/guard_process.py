@@ -54,9 +54,9 @@ class GuardProcess:
             host, port = address
             if port:
                 raise UserError(
-                    f"transport: cannot listen at {host}, port {port} ({answer['error']}); give "
-                    "the address of this host's tunnel to the other sites, and as "
-                    "GEOJAX_ISLANDS_PORT a port that nobody uses, as are those after it"
+                    f"transport: cannot listen at {host}, port {port} ({answer['error']}). Give "
+                    "the address of this host's tunnel to the other sites, and set "
+                    "GEOJAX_ISLANDS_PORT to the first of several free ports"
                 )
             raise UserError(
                 f"transport: cannot listen at {host} ({answer['error']}); give the address of "

@@ -32,9 +32,10 @@ def bring_up(
 ) -> EmulatedWan:
     """Make sites and links, after removing what a crash left, and measure the links.
 
-    An unshaped link is a veth pair. A shaped one is a veth pair with netem on both ends where the
-    kernel has netem, and else a pair of TUN devices with a relay process between them, pinned to
-    `core` (None: to the last two that this process may use, a direction each).
+    An unshaped link is a veth pair. A shaped link is a veth pair with netem on both ends, if the
+    kernel has netem. Otherwise it is a pair of TUN devices with a relay process between them. The
+    relay is pinned to `core`; None pins each direction to one of the last two cores that this
+    process may use.
 
     Raises:
         UserError: it is up already, or this machine or user cannot make one.

@@ -63,7 +63,7 @@ def advice(held: Held) -> str:
         way = f"copy checkpoints/{site}/{step} of site {site} to the same place at site {missing}"
     return (
         f"site {missing} lacks step {step}, which site {site} has, and the sites have no other in "
-        f"common; {way}, or remove the checkpoints of all sites to start anew"
+        f"common. To resume, {way}, or remove the checkpoints of all sites to start anew"
     )
 
 

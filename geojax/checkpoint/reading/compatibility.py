@@ -23,9 +23,8 @@ def refuse_other_model(path: Path, saved: Any, given: Mapping[str, Any]) -> None
     for old, new in MODEL_KEYS.items():
         if saved and old in saved and old not in given:
             raise UserError(
-                f"{path}: was written by an earlier version of geojax (model.{old} is now "
-                f"model.{new}) and cannot be resumed by this one; resume it with that version, or "
-                "start in another run directory"
+                f"{path}: an earlier version of geojax wrote this checkpoint (model.{old} is now "
+                f"model.{new}). Resume it with that version, or start in another run directory"
             )
     difference = _first_difference(
         _with_defaults(with_later_keys(saved or {})), json.loads(json.dumps(dict(given))), "model"

@@ -226,8 +226,8 @@ class Restorer:
         if self.elsewhere and (lacking := first_text(saved.first_lacking(needed))):
             raise UserError(
                 f"{path}: site {self.groups[0].name} now has other layers and does not see all of "
-                f"{lacking}; copy the folders of the other sites beside its own, or set "
-                "pipeline.layers as it was"
+                f"{lacking}. Copy the folders of the other sites beside its own, or restore the "
+                "earlier pipeline.layers"
             )
         if saved.unseen_sites and (anew := saved.first_lacking(expendable)):
             self.report(

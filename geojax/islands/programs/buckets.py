@@ -1,7 +1,7 @@
 """Buckets as they cross, as shards or as messages in a wire format, and the sum of all sites'.
 
-Every site offers the shards of its own sum to each other site, and adds all in the order of sites,
-its own as the others see it: the totals are the same bits at all of them.
+Every site offers the shards of its own sum to each other site. It adds all sums in the order of
+sites, its own as the others decode it. All sites therefore get bit-identical totals.
 
 Ranks that share a shard offer a part of it each (`geojax.islands.programs.shared`), and gather
 the sums.

@@ -6,8 +6,8 @@
     weight_gradients    which come here, at any later time
 
 Every pass is a function of arrays and may stand in a program of its own, inside a `jax.jit` or a
-`jax.shard_map`: residuals, and what `input_gradient` stashes for `weight_gradients`, are pytrees
-that one program returns and the next one takes. The plain training step, the stages of a pipeline
+`jax.shard_map`. One program returns pytrees that the next one takes: residuals, and the values that
+`input_gradient` stashes for `weight_gradients`. The plain training step, the stages of a pipeline
 and the measurement of stage times run the passes of this class.
 
 The head runs in the backward, forwards and backwards at once: the last chunk's forward ends with

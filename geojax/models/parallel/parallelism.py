@@ -14,10 +14,10 @@ the sequence for a share of the heads (Jacobs et al. 2023, "DeepSpeed Ulysses").
 class Parallelism:
     """The sizes of the mesh axes that hold parts of one model or of one sequence.
 
-    With all sizes 1 nothing is sharded, and the model's functions may be called anywhere; otherwise
-    they must be called inside a `shard_map` that is manual over axes of these names and sizes, with
-    this rank's shards of the weights (`geojax.models.parallel.partition`) and of the batch's
-    sequences (`geojax.models.parallel.sequence_order`).
+    With all sizes 1 nothing is sharded, and the model's functions may be called anywhere. Otherwise
+    call them inside a `shard_map` that is manual over axes of these names and sizes. They take this
+    rank's shards of the weights (`geojax.models.parallel.partition`) and of the batch's sequences
+    (`geojax.models.parallel.sequence_order`).
     """
 
     tensor: int = 1

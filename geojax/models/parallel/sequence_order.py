@@ -1,9 +1,9 @@
 """Positions of a sequence that each rank of the `context` axis holds.
 
-Under causal attention the end of a sequence costs more than its beginning: `ring` and `all_gather`
-cut a sequence into 2 C pieces and give rank c of C the pieces c and 2 C - 1 - c (zig-zag): every
-rank has the same work. `ulysses` puts whole sequences together before attention and keeps the
-natural order.
+Under causal attention the end of a sequence costs more than its beginning. `ring` and `all_gather`
+therefore cut a sequence into 2 C pieces and give rank c of C the pieces c and 2 C - 1 - c
+(zig-zag), so that every rank has the same work. `ulysses` puts whole sequences together before
+attention and keeps the natural order.
 
     C = 2, pieces of a sequence  0 1 2 3      zig-zag: rank 0 holds 0 3, rank 1 holds 1 2
 """

@@ -17,11 +17,10 @@ Models", section 4.2.2):
       rank 0: positions               0 1 2 3                 0 1
       rank 1: positions               0 1 2 3                 2 3
 
-An all-reduce sends what a reduce-scatter and an all-gather send, so that sequence parallelism costs
-no byte: for a stream of n = B * S * H * itemsize bytes and t ranks, forward and backward of a
-block, which enters and leaves the region once, send 4 (t - 1) / t n
-(`geojax.planner.traffic.tensor` has the whole model's bytes). Sums are in the dtype of the stream,
-as Megatron's are.
+An all-reduce sends as much as a reduce-scatter and an all-gather, so sequence parallelism costs no
+byte. A block enters and leaves the region once. With a stream of n = B * S * H * itemsize bytes and
+t ranks, its forward and backward send 4 (t - 1) / t n (`geojax.planner.traffic.tensor` has the
+whole model's bytes). Sums are in the dtype of the stream, as Megatron's are.
 
 The backward pass is JAX's own transposition: a value that does not vary over `tensor` has a
 gradient that does not, so the cast to varying is what sums it.

@@ -54,7 +54,7 @@ def zero_after(tree: Tree) -> tuple[Tree, jax.Array]:
     """Return `tree` and a zero that is known when all of `tree` has been computed.
 
     A large buffer that a loop fills should be made of such a zero. XLA for GPUs makes a constant
-    one when it can, which is when the program begins, and makes one for all that are equal: a loop
-    gets a copy if anything else reads zeros of that shape, and the original is held until then.
+    buffer when the program begins, and makes one buffer for all equal constants. If anything else
+    reads zeros of that shape, a loop gets a copy, and the original is held until then.
     """
     return barrier((tree, jnp.zeros(())))

@@ -10,8 +10,8 @@ assigned by coloring the intervals from the first write to the last read, which 
 possible on a stage; every stage has as many as the one that needs most.
 
 Messages travel in *channels*, each a permutation of stages. A result that is used in the very next
-tick is sent at once; one that has two ticks or more is sent in the tick after, while that is
-computed: then transfer and work do not wait for each other.
+tick is sent at once. A result with two ticks or more is sent during the next tick's compute, so
+that transfer and compute do not wait for each other.
 """
 
 import dataclasses

@@ -64,9 +64,9 @@ def greedy(
     and arrives within `patience` times the length of the action. Without `split_backward` there are
     no gradients of weights.
 
-    None: the iteration would take `give_up_at` seconds or longer, by the work that is left on the
-    first stage, or by its limit: it begins a forward no sooner than a round trip through all stages
-    after the forward that is as many before as the limit.
+    None: the iteration would take `give_up_at` seconds or longer. Two lower bounds tell: the work
+    that is left on the first stage, and its limit of microbatches. With a limit of n, forward i + n
+    begins no sooner than a round trip through all stages after forward i.
     """
     stages = len(costs.forward)
     assert len(limits) == stages, "one limit a stage"

@@ -31,12 +31,13 @@ def latency_hiding(
 ) -> Schedule:
     """Find the fastest schedule that keeps every stage within `limit`, in microbatches or bytes.
 
-    Candidates are greedy orders (they differ in whether a stage prefers backwards or forwards, in
-    how the limit is spread over the stages, and in how long a stage waits for what it prefers) and
-    the fixed schedules that meet the limit; each is timed by the simulator. Forwards first wins
-    where stages are uneven and memory is tight. By Little's law no schedule passes more than
-    `limit` microbatches in the time that one needs to go through all stages and back, so that m of
-    them take about (m - 1) max(f + b, (p (f + b) + 2 sum H) / limit) + p (f + b) + 2 sum H.
+    Candidates are greedy orders and the fixed schedules that meet the limit; the simulator times
+    each. Greedy orders differ in three choices: whether a stage prefers backwards or forwards, how
+    the limit is spread over the stages, and how long a stage waits for a preferred action. Forwards
+    first wins where stages are uneven and memory is tight. By Little's law no schedule passes more
+    than `limit` microbatches in the time that one needs to go through all stages and back. m
+    microbatches therefore take about (m - 1) max(f + b, (p (f + b) + 2 sum H) / limit) + p (f + b)
+    + 2 sum H.
 
     `costs` are those of one chunk a stage. With `split_backward` the gradients of weights may be
     actions of their own; they are not where an order with whole backwards is faster.

@@ -35,15 +35,15 @@ def one_forward_one_backward(stages: int, microbatches: int) -> Schedule:
 def geopipe(microbatches: int, costs: Costs, limit: int | None = None) -> Schedule:
     """GeoPipe: more forwards before the first backward upstream of every slow hop.
 
-    A hop of H seconds keeps a microbatch away for 2 H longer, in which its stages have time for
-    2 H / (f + b) others: so many more forwards (rounded up) run first on all stages before the hop,
-    summed over the hops behind a stage. Iteration time is then (m + p - 1)(f + b) + 2 sum H, the
+    A hop of H seconds keeps a microbatch away for 2 H longer, enough time for 2 H / (f + b) other
+    microbatches. All stages before the hop therefore run so many more forwards first (rounded up).
+    Several hops behind a stage add up. Iteration time is then (m + p - 1)(f + b) + 2 sum H, the
     least that is possible where a backward is not split.
 
     `costs` are those of one chunk a stage; of unequal ones the slowest counts. `limit` caps what a
     stage holds. Where it allows fewer forwards than that, they are spread so that a microbatch
-    takes least time in the steady state: no stage runs as many as its neighbor without need, since
-    the two would then work in turns.
+    takes least time in the steady state. No stage runs as many forwards as its neighbor without
+    need, since the two would then work in turns.
     """
     assert limit is None or limit >= 1, "a stage holds one microbatch at least"
     period = max(

@@ -1,9 +1,9 @@
 """The bandwidth point: how much bandwidth between sites a pipeline can make use of.
 
 A microbatch whose transfer lasts longer than its busiest stage works makes the link the slowest
-stage. Below that, transfers add to the time that a microbatch is under way, which costs nothing as
-long as enough microbatches may be in flight: with residence R (all forwards, backwards and hops of
-a microbatch), limit M and busiest stage's work c, a steady pipeline takes
+stage. Shorter transfers add to the time that a microbatch is under way, which costs nothing as long
+as enough microbatches may be in flight. R is the residence (all forwards, backwards and hops of a
+microbatch), M the limit, and c the busiest stage's work. A steady pipeline then takes
 
     max(c, transfer, R / M)
 

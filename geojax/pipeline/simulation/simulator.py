@@ -5,9 +5,9 @@ has arrived. A message leaves when the action that made it ends and its link, in
 free; messages over a link go out in the order in which they were made. Inside a site messages do
 not wait for each other.
 
-With late receives a message leaves only when its receiver is free as well and has come to the
-action that needs it, as in frameworks whose point-to-point receives block: no stage works while its
-next input is on its way.
+With late receives a message leaves only when its receiver is also free and has come to the action
+that needs it. Frameworks whose point-to-point receives block work like that: no stage computes
+while its next input is on its way.
 
 Stages may share a device: it runs one action at a time, in the order in which they could begin.
 """

@@ -245,8 +245,8 @@ class StagedModel:
         if self.stage_seconds is not None and len(names) == 1:
             return 1.0  # only proportions matter
         raise UserError(
-            f"nothing is known of the {self.dtype} peak of accelerator '{site.accelerator.name}' "
-            f"of site '{site.name}'; name one to compute with (--accelerator h100-sxm), or give "
+            f"the {self.dtype} peak of accelerator '{site.accelerator.name}' of site "
+            f"'{site.name}' is unknown. Name another accelerator (--accelerator h100-sxm), or give "
             "a stage's measured time (--stage-seconds 20ms)"
         )
 

@@ -275,10 +275,10 @@ class LayerTimes:
     def _elementwise(self) -> Piece:
         """Time what moves through memory between the products.
 
-        Two norms (four around blocks) with the residual sums before them read and write 4 d numbers
-        a token forwards and 5 d backwards; rotary positions read and write queries and keys; the
-        activation reads F, or 2 F with a gate, and writes F, its backward reads one more and writes
-        as many as it read.
+        Two norms (four around blocks) and their residual sums read and write 4 d numbers a token
+        forwards and 5 d backwards. Rotary positions read and write queries and keys. The activation
+        reads F, or 2 F with a gate, and writes F. Its backward reads one input more, and writes as
+        many numbers as the forward reads.
         """
         model, t = self.model, self.layout.tensor
         heads = model.num_attention_heads + 2 * max(model.num_key_value_heads, t)

@@ -1,9 +1,9 @@
 """Time of a matrix product by its shape.
 
-A product [M, K] x [K, N] is computed in tiles of the result, one by each multiprocessor, in waves
-of as many tiles as there are multiprocessors (NVIDIA, "Matrix Multiplication Background User's
-Guide", sections on tile and wave quantization). With the peak R of large products and the bandwidth
-W of the memory,
+A product [M, K] x [K, N] is computed in tiles of the result. Each multiprocessor computes one tile,
+and a wave has as many tiles as there are multiprocessors (NVIDIA, "Matrix Multiplication Background
+User's Guide", sections on tile and wave quantization). With the peak R of large products and the
+bandwidth W of the memory,
 
     compute    2 M N K / R, with M and N rounded up to whole tiles and the waves to whole waves
     memory     (M K + K N + M N) bytes / W, beside the compute

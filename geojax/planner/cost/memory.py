@@ -1,12 +1,12 @@
 """Memory of a layout in closed form: microseconds a call, so that a search can refuse what is full.
 
 It is an estimate of an estimate: `geojax memory` traces the step and follows its buffers
-(`geojax.planner.memory`), these formulas count the arrays that decide its peak. Of 46 traced
-layouts of dense models (8B to 340B; ZeRO 0 to 3, tensor, context, most schedules, all of remat and
-compression) they miss the trace by 1.8% in the median and 6.1% at worst. With experts they guess:
-`DISPATCH_BUFFERS` is fitted to one traced layout of one model. A replica with a runtime of its own
-holds one microbatch, unless `memory_limit` says how many: a run takes as many as there is room for
-(`held_at_once`).
+(`geojax.planner.memory`), these formulas count the arrays that decide its peak. We compared 46
+traced layouts of dense models: 8B to 340B, ZeRO 0 to 3, tensor, context, most schedules, every
+remat and compression. The closed form misses the trace by 1.8% in the median and 6.1% at worst.
+With experts they guess: `DISPATCH_BUFFERS` is fitted to one traced layout of one model. A replica
+with a runtime of its own holds one microbatch, unless `memory_limit` says how many: a run takes as
+many as there is room for (`held_at_once`).
 
     state          master weights, and the optimizer's, over the ranks that ZeRO names
     weights        all that a device computes with; with ZeRO 3 two layers, the tables and the head
@@ -232,9 +232,9 @@ def bucket_layers(
 def pairs_in_flight(layout: Layout) -> int:
     """Count the (microbatch, chunk) pairs that the first stage holds at most, in lock-step.
 
-    A forward and a backward share a tick, so that a microbatch comes back to the first stage two
-    ticks for each later chunk after it left; schedules with split backwards, or with a memory
-    limit, have ticks of one action and half of the way.
+    A forward and a backward share a tick, so a microbatch needs two ticks for each later chunk
+    until it comes back to the first stage. Schedules with split backwards or with a memory limit
+    have ticks of one action and half of this way.
     """
     stages, virtual, microbatches = (
         layout.pipeline_stages,

@@ -134,9 +134,9 @@ class StepWork:
         """Yield the gathers of weights and the reductions of gradients inside a site.
 
         ZeRO 3 gathers a layer's weights while the layer before computes, forwards and backwards,
-        and scatters gradients in the same way. Otherwise both happen once a step: one after the
-        other with the compute, or, where the program overlaps them, chunk by chunk beside the first
-        forwards and the last backwards, so that one chunk's is exposed, and what is longer than its
+        and scatters gradients in the same way. Otherwise both happen once a step. Either they
+        alternate with the compute, or the program overlaps them chunk by chunk with the first
+        forwards and the last backwards. Overlap leaves one chunk exposed, and any excess over a
         window.
         """
         beside_backward = plan.overlap_grad_reduce and plan.staged_layers is None

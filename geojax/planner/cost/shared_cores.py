@@ -1,8 +1,8 @@
 """Time of messages between sites whose devices are simulated on a few cores.
 
-In one program Gloo carries one collective at a time, and a device computes nothing beside it: sums
-are exposed, their latency, their bytes and the work of their wire format, and hops where no other
-device of the core has something to compute meanwhile. Islands send beside the compute, whose core
+In one program Gloo carries one collective at a time, and a device computes nothing beside it. Sums
+are exposed with their latency, their bytes and the work of their wire format. A hop is exposed
+where no other device of the core can compute meanwhile. Islands send beside the compute, whose core
 pays for each byte, and their programs are many. All by what `geojax probe` measured
 (`geojax.topology.SharedCores`).
 """

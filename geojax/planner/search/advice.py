@@ -48,7 +48,7 @@ def why_none(request: PlanRequest) -> str:
     where = "" if are_alike(request.topology) else f" of site '{room.site.name}'"
     return (
         f"no layout fits: the least that one needs on a device{where} is "
-        f"{quantity(room.memory.bytes, 'B')}, most of it {room.memory.largest} ({layout}), and "
+        f"{quantity(room.memory.bytes, 'B')}, most of it {room.memory.largest} ({layout}). "
         f"{quantity(room.usable_bytes, 'B')} of each {room.site.accelerator.name} are usable; "
         f"{_what_would_fit(request, room.site)}"
     )

@@ -1,8 +1,8 @@
 """The ZeRO stage, the remat and the early sums with which a layout fits into memory.
 
-Each saves memory for time, so that of every way the cheapest that fits is kept and the dearer ones
-behind it are not looked at: remat computes again, and a higher ZeRO stage sends more. A layout fits
-if every site has room for it, each with its own accelerators.
+Each way saves memory and costs time: remat computes again, and a higher ZeRO stage sends more. The
+cheapest step of each way that fits is kept, and dearer steps are not tried. A layout fits if every
+site has room for it, each with its own accelerators.
 """
 
 import bisect

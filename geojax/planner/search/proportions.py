@@ -77,8 +77,8 @@ def in_proportion(request: PlanRequest, layout: Layout, works: SiteWorks) -> Lay
 
     Returns:
         The layout with the layers of each chunk, where the sites' stages differ in speed or memory,
-        or with the sequences of each site where it leaves them open; None: it does not fit so, or
-        its layers are not those that were measured.
+        or with the sequences of each site where it leaves them open. None: it does not fit so, or
+        its layers were not measured.
     """
     own = works.of(layout)
     if own is None:

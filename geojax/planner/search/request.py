@@ -130,9 +130,8 @@ def require_alike(topology: Topology) -> None:
         f"'{site.name}' {site.accelerators} {site.accelerator.name}" for site in topology.sites
     )
     raise UserError(
-        f"topology '{topology.name}': the sites differ ({shown}), and one program needs as many "
-        "accelerators of one kind in each; sites with runtimes of their own would work: --joins "
-        "islands"
+        f"topology '{topology.name}': the sites differ ({shown}), but one program needs equal "
+        "sites. Islands, which have a runtime for each site, would work: --joins islands"
     )
 
 

@@ -1,9 +1,9 @@
 """Predicted bytes of a training step, by formula.
 
-With S bytes of a rank's parts in the dtype that is sent, n ranks that share them (ZeRO), o sites, c
-other ranks of the site that compute with the same parts (context; tensor, for leaves that its ranks
-do not shard and each make a part of the gradient of), L layers and m microbatches, a device sends
-in a step
+S is the bytes of a rank's parts in the dtype that is sent. n ranks share the parts (ZeRO), in each
+of o sites. c other ranks of the site compute with the same parts: ranks of context, and ranks of
+tensor for leaves that tensor does not shard. With L layers and m microbatches, a device sends in a
+step
 
     gather weights     stage 1, 2    (n - 1) / n S
                        stage 3       2 m + 1 / L times that for the layers; m + 1 / L if the
@@ -22,10 +22,10 @@ of gradients and as much of weights over dc.
 In a wire format 2 (o - 1) messages of a bucket's 1 / (n c o) cross dc instead of 2 (o - 1) / o S
 (`geojax.collectives.exchange`), and error feedback gathers (c - 1) / c S / n more in the site.
 
-In a pipeline S is of a stage's layers, and the collectives of a loop count in each of its ticks, as
-in `geojax.hlo.traffic`: messages between stages, which travel in ticks without work too, and those
-of a chunk's forward and backward, which a stage skips in ticks without work if the program has
-branches. Over T ticks with forwards and backwards a device sends
+In a pipeline S counts a stage's layers, and the collectives of a loop count in each tick, as in
+`geojax.hlo.traffic`. Messages between stages travel in ticks without work too. A program with
+branches skips a chunk's collectives in ticks without work. Over T ticks with forwards and backwards
+a device sends
 
     to the next stage             T stream      over the axes along which the two stages differ:
     to the stage before           T stream      stage, dc, or both

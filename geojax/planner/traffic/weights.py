@@ -1,8 +1,8 @@
 """Predicted bytes of the gathering of weights (see `geojax.planner.traffic.step`).
 
-Of S numbers that n ranks share, gathered in the compute dtype, a device sends (n - 1) / n S times
-its bytes; of a kernel that travels quantized (`geojax.step.fp8_all_gather`) (n - 1) / n S bytes,
-and its scales beside, where the shards have different ones: of experts, of blocks.
+n ranks share S numbers. Gathered in the compute dtype, a device sends (n - 1) / n S times the
+dtype's bytes. A kernel that travels quantized (`geojax.step.fp8_all_gather`) costs (n - 1) / n S
+bytes. Scales come on top where shards have different ones: experts or blocks.
 """
 
 import math

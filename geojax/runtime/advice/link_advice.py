@@ -1,8 +1,8 @@
 """Advice on TCP settings that keep this host from filling the links between sites.
 
-A stream that keeps W bytes in flight carries at most W / round trip, and the streams of a link
-together must keep its bandwidth-delay product in flight: 262 MB at 100 Gbit/s and 21 ms. The kernel
-grows buffers by itself up to the last figures of tcp_rmem and tcp_wmem, of which about half is
+A stream that keeps W bytes in flight carries at most W / round trip. The streams of a link together
+must keep its bandwidth-delay product in flight: 262 MB at 100 Gbit/s and 21 ms. The kernel grows
+buffers by itself up to the last figures of tcp_rmem and tcp_wmem, of which about half is
 bookkeeping; the defaults allow a few MB.
 """
 

@@ -1,13 +1,13 @@
 """Advice on NCCL's settings for the links between sites.
 
-A connection of NCCL has NCCL_BUFFSIZE bytes in flight in each of its channels, so that a device
-sends at most channels * NCCL_BUFFSIZE / round trip to another site: with the defaults of 4 MiB and
-two channels 400 MB/s at 21 ms. That is enough for 1,536 devices on 3.2 Tbit/s, and for 8 on the
-same link a hundredth of it.
+A connection of NCCL has NCCL_BUFFSIZE bytes in flight in each of its channels. A device therefore
+sends at most channels * NCCL_BUFFSIZE / round trip to another site. The defaults of 4 MiB and two
+channels allow 400 MB/s at 21 ms. That fills a link of 3.2 Tbit/s with 1,536 devices; 8 devices use
+a hundredth of the same link.
 
 Variables hold for all communicators of a process: XLA gives NCCL neither a network (`netName`) nor
 a least number of channels for one of them (`ncclConfig_t`; XLA sets `blocking`, `splitShare` and
-`maxCTAs`). Sources are in docs/running.md.
+`maxCTAs`). Sources are in docs/networks.md.
 """
 
 import math
@@ -65,7 +65,7 @@ def nccl_advice(
         )
     if not any(name in environment for name in _CROSS_SITE_MODE):
         lines.append(
-            "NCCL uses one network for all communicators of a process: if InfiniBand does not "
+            "NCCL uses one network for all communicators of a process. If InfiniBand does not "
             "reach the other site, NCCL_ALLNET_ENABLE=1 NCCL_ALLNET_FASTNET=IB (a release with "
             "nccl#1659) lets sums over sites go over Ethernet"
         )

@@ -10,9 +10,9 @@
 | simulated_devices | GEOJAX_SIMULATE_DEVICES |                      |                      |
 | key               | GEOJAX_KEY              |                      |                      |
 
-Where each site has its own scheduler, which numbers its processes from 0, GEOJAX_PROCESS_OFFSET
-(the number of processes in the sites before this one) is added to what SLURM or Kubernetes says,
-and GEOJAX_COORDINATOR and GEOJAX_PROCESS_COUNT are given explicitly.
+Where each site has its own scheduler, each scheduler numbers its processes from 0.
+GEOJAX_PROCESS_OFFSET, the number of processes in the sites before this one, is then added to the
+scheduler's index. GEOJAX_COORDINATOR and GEOJAX_PROCESS_COUNT must be given explicitly.
 """
 
 import re

@@ -1,7 +1,7 @@
 """The monitor that ends this process, in one line, when another one fails or falls silent.
 
-Without it a process would wait in a collective or a barrier until JAX's own heartbeat timeout
-aborts it with a stack trace, and a process that failed would wait at its exit for a common shutdown
+Without the monitor a process would wait in a collective or a barrier until JAX's own heartbeat
+timeout aborts it with a stack trace. A failed process would wait at its exit for a common shutdown
 that cannot happen.
 
 From the moment when all processes have connected to the key-value store, which process 0 holds, a

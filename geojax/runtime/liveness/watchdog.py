@@ -11,9 +11,9 @@ a thread beside the training loop that knows how long steps usually take:
 Each kind of work (a training step, a batch of data or validation, a save) has limits of its own,
 and time for the other processes to complete the kind before it. Between them the clock runs for
 "host work", so that it runs whenever no step has ended; before and after the loop it runs for the
-phase that `begin` names. When work takes longer, the watchdog writes the stacks of all threads and
-one line that names the processes that are behind to stderr, and ends the process with code `HANG`;
-with `FAILURE` where the process waits for another job.
+phase that `begin` names. When work takes longer, the watchdog writes two things to stderr: the
+stacks of all threads, and one line that names the late processes. It then ends the process with
+code `HANG`, or with `FAILURE` where the process waits for another job.
 """
 
 import contextlib
@@ -68,16 +68,17 @@ class WatchdogSettings(Settings):
     """Limits beyond which a step counts as hanging, by kind of work."""
 
     factor: float = pydantic.Field(default=20.0, gt=1, le=1e6)
-    """Multiple of the median duration of the same kind of work before it that a step may take."""
+    """Limit of a step, as a multiple of the median duration of earlier work of the same kind."""
     minimum_seconds: Seconds = pydantic.Field(default=120.0, ge=0.1, le=_LONGEST_LIMIT)
-    """Time that a step may always take: a busy network can delay a fast one."""
+    """Time that a step may always take, because a busy network can delay a fast one."""
     first_step_seconds: Seconds = pydantic.Field(default=3600.0, ge=0.1, le=_LONGEST_LIMIT)
     """Time that the first training step, which compiles, and the first batch of data may take. The
-    start of a run, once all processes are there, and its end may take `minimum_seconds` more."""
+    start of a run, once all processes have joined, and its end may take `minimum_seconds` more."""
     first_validation_seconds: Seconds = pydantic.Field(default=3600.0, ge=0.1, le=_LONGEST_LIMIT)
-    """Time that the first batch of validation may take, which compiles."""
+    """Time that the first batch of validation, which compiles, may take."""
     save_seconds: Seconds = pydantic.Field(default=1800.0, ge=0.1, le=_LONGEST_LIMIT)
-    """Time that the blocking part of a save may always take: storage may be busy for long."""
+    """Time that the blocking part of a save may always take, because storage may be busy for
+    long."""
 
     def first_limit(self, kind: WorkKind) -> float:
         """Return how long the first work of its kind may take."""

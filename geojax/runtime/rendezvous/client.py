@@ -62,8 +62,8 @@ def _why_not(own: Hello, host: str, port: int, seconds: float, failure: Exceptio
     if isinstance(failure, socket.gaierror):
         return (
             f"process {own.process}: the coordinator's name, {host}, had no address within "
-            f"{seconds:g} seconds ({failure.strerror}); correct the name, or, if its host gets it "
-            "only at its start, start process 0"
+            f"{seconds:g} seconds ({failure.strerror}). Correct the name, or start process 0 if "
+            "its host gets the name only then"
         )
     where = f"the coordinator, process 0 at {host}:{port}, within {seconds:g} seconds"
     if isinstance(failure, _OtherKeyError):

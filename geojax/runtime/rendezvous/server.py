@@ -205,8 +205,8 @@ class RendezvousServer:
             hello = Hello.model_validate_json(message)
         except pydantic.ValidationError:
             self.refuse(
-                f"a process at {connection.address}, which has the key of this run, sends what "
-                "this version of geojax does not know; all processes of a job need the same version"
+                f"a process at {connection.address} with this run's key sends a hello of another "
+                "version of geojax; all processes of a job need the same version"
             )
         connection.hello, process = hello, hello.process
         known = self.joined.get(process)

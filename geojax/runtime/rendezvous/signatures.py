@@ -1,9 +1,9 @@
 """Signatures of the lines of a rendezvous, by the run's key and for one connection.
 
 Process 0 greets every connection with a nonce that it has never used before. A hello is signed
-together with that nonce, and the verdict together with the nonce and the hello's token, so that a
-line that was recorded at an earlier start, at another connection or in the other direction is
-worth nothing. The signature is that of the empty key where a run has none.
+together with this nonce, and the verdict together with the nonce and the hello's token. A line
+recorded at an earlier start, at another connection or in the other direction is therefore worth
+nothing. The signature is that of the empty key where a run has none.
 """
 
 import hashlib

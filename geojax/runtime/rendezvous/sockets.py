@@ -46,8 +46,8 @@ def listen(host: str, port: int, deadline: float) -> list[socket.socket]:
     if not listeners:
         raise UserError(
             f"the coordinator's address, {host}, is none of the host of process 0, "
-            f"{socket.gethostname()}: give an address of that host; if it is translated on the way "
-            "to the others, set GEOJAX_BIND_ADDRESS to the one to listen on"
+            f"{socket.gethostname()}. Give an address of that host. If a network translates the "
+            "address, set GEOJAX_BIND_ADDRESS to the address to listen on"
         )
     return listeners
 
@@ -116,7 +116,7 @@ def allow_connections(count: int) -> None:
             wanted = hard
     if wanted < count + _FEWEST_OTHER_FILES:
         raise UserError(
-            f"process 0 may open {hard} files, and {count} processes connect to it: raise the "
+            f"process 0 may open {hard} files, and {count} processes connect to it. Raise the "
             f"limit of its host to {count + _OTHER_FILES} (ulimit -Hn, or LimitNOFILE of the "
             "service that starts it)"
         )

@@ -174,7 +174,7 @@ class Replanning:
         if not changes:
             self._log(
                 f"step {step}: the links are as planned: a straggler or slower kernels (geojax "
-                "probe finds which); the plan stays, and later steps are compared with these"
+                "probe finds which). The plan stays, and later steps are compared with these"
             )
             self._compare_with(trainer)
             return None

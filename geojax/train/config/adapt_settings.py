@@ -11,20 +11,20 @@ class AdaptSettings(Settings):
     """Comparison of measured steps with the plan, where a topology describes several sites."""
 
     interval: StepCount = 50
-    """Steps of a window, over which steps and links are compared with the plan. A term that
-    deviates is logged by its name: a link, a site that is late, slower compute."""
+    """Steps of a window, over which steps and links are compared with the plan. The log names a
+    term that deviates: a link, a late site, slower compute."""
 
     replan: bool = False
-    """At the first checkpoint after three windows in a row in which a link was another: plan for
-    the link as it is and compile the step anew. Settings that are "auto" may change (buckets, hop
-    ticks), and the order of a schedule; never the layout. false: only log."""
+    """After three windows in a row with a changed link, plan again at the next checkpoint and
+    compile the new step. "auto" settings (buckets, hop ticks) and the order of a schedule may
+    change; the layout never does. false: only log."""
 
     compression: bool = False
-    """With `replan`: gradients may be compressed more than `communication.gradient_compression`
-    where that makes the step faster, which rounds them."""
+    """With `replan`: allow stronger compression than `communication.gradient_compression` where
+    that makes the step faster. Compression rounds gradients."""
 
     links: tuple[SiteLink, ...] = ()
-    """Links between sites in place of the topology's, as a run that planned anew logs them."""
+    """Links between sites that replace the topology's. A run that planned again logs them."""
 
     @pydantic.model_validator(mode="after")
     def _compression_needs_a_plan(self) -> "AdaptSettings":

@@ -12,16 +12,17 @@ class Fp8Settings(Settings):
     """Settings of an "fp8-" precision."""
 
     backend: BackendName = "auto"
-    """Implementation of FP8 matmuls: "reference" (plain JAX, anywhere), "xla" or
-    "transformer_engine" (both by cuBLASLt on NVIDIA GPUs), or "auto", the fastest that can run."""
+    """Implementation of FP8 matmuls. "reference": plain JAX, anywhere. "xla", "transformer_engine":
+    cuBLASLt on NVIDIA GPUs. "auto": the fastest that can run."""
 
     num_bf16_layers_per_end: int | None = pydantic.Field(default=None, ge=0, le=2**14)
-    """Layers at either end of the model whose matmuls are in bf16; null: as the recipe says, 1 with
-    fp8-current and else 0."""
+    """Layers at each end of the model whose matmuls stay in bf16. null: 1 with fp8-current,
+    otherwise 0."""
 
     share_amax_across_dc: bool = False
-    """fp8-delayed: scale a tensor alike on all sites, by the largest magnitude (amax) on any: one
-    small message a step between them. Otherwise no FP8 statistic leaves its site."""
+    """fp8-delayed: scale a tensor by its largest magnitude (amax) on any site, so that all sites
+    scale alike. The sites exchange one small message a step. false: no FP8 statistic leaves its
+    site."""
 
 
 def policy_of(precision: PrecisionName, settings: Fp8Settings) -> Policy:

@@ -23,15 +23,16 @@ class DcSettings(Settings):
     runs through the sites, in mesh.dc x mesh.stage stages."""
 
     join: Join = "one_program"
-    """"one_program": one JAX runtime spans all sites. "islands": every site is a job of its own and
-    JAX's transfer engine moves gradients between them, or activations in role "stage" (see
-    docs/running.md). In role "data" as many microbatches of a step are held at once as fit, or
-    `pipeline.memory_limit` of them, or `pipeline.memory_limit_bytes`."""
+    """"one_program": one JAX runtime spans all sites. "islands": every site is a job of its own
+    (see docs/islands.md). JAX's transfer engine moves gradients between them, or activations in
+    role "stage". In role "data" an island computes as many microbatches at once as fit, or as
+    `pipeline.memory_limit` or `pipeline.memory_limit_bytes` allow."""
 
     timeline_step: Annotated[int, pydantic.Field(ge=2, le=10**9)] | None = None
-    """Step after each start whose measured timeline every island draws beside the simulated one, in
-    timeline.png and timeline.json (for ui.perfetto.dev) of its run directory; in role "stage" with
-    the stages of all sites. It runs action by action and takes longer. null: none."""
+    """Step after each start whose measured timeline every island draws beside the simulated one.
+    timeline.png and timeline.json (for ui.perfetto.dev) lie in its run directory. In role "stage"
+    they show the stages of all sites. This step runs action by action and takes longer. null:
+    none."""
 
 
 class PipelineSettings(Settings):
@@ -40,29 +41,30 @@ class PipelineSettings(Settings):
     schedule: ScheduleName = "branch_free"
     """Pipeline schedule: "branch_free", "gpipe", "1f1b", "geopipe", "interleaved",
     "zero_bubble_h1", "zero_bubble_h2", "zbv", "latency_hiding" or "latency_hiding_split". With
-    "branch_free" idle stages compute on unused data, so that the program needs no branches; it
+    "branch_free" idle stages compute on unused data, so that the program needs no branches. It
     holds about twice the microbatches of "1f1b"."""
 
     virtual_stages: Count = 1
     """Chunks of layers that each stage holds."""
 
     layers: tuple[Count, ...] | None = None
-    """Layers of each chunk, in the model's order; null: so that stages take about the same time."""
+    """Layers of each chunk, in the model's order. null: balance the stages' times."""
 
     hop_ticks: Annotated[
         Annotated[int, pydantic.Field(ge=1, le=1024), NUMBER] | AUTO, UNLESS_AUTO
     ] = "auto"
-    """Ticks from a stage's result to its use by the next stage, between sites where they are
-    stages (inside a site it is one then). From two on, a message travels while others compute.
-    "auto": one or two, whichever is faster by the topology's link and peaks; 1 without them."""
+    """Ticks from a stage's result to its use by the next stage. Where sites are stages, this counts
+    between sites; inside a site a hop takes one tick. From two ticks on, a message travels during
+    compute. "auto": one or two, whichever is faster by the topology's link and peaks; one if these
+    are unknown."""
 
     memory_limit: Count | None = None
-    """The most microbatches that a stage may have in flight; null: as many as the schedule has."""
+    """The most microbatches that a stage may have in flight. null: as many as the schedule has."""
 
     memory_limit_bytes: Bytes | None = None
-    """The most bytes that the layers of a stage may hold on a device for microbatches in flight:
-    residuals and, of split backwards, what waits for the gradients of the weights. null: as many as
-    the schedule's forwards need; gradients of weights come early enough to need no more."""
+    """The most bytes that a stage's layers may hold on a device for microbatches in flight. These
+    are residuals and, with split backward passes, the inputs of delayed weight gradients. null: as
+    many as the schedule's forwards need; weight gradients come early enough to need no more."""
 
     @pydantic.model_validator(mode="after")
     def _schedule_takes_the_chunks(self) -> "PipelineSettings":
@@ -80,8 +82,8 @@ MOST_MICROBATCHES = 2**13
 """Most microbatches of a pipeline: the orders of some schedules take quadratic time in them."""
 
 MOST_SCHEDULED = 2**17
-"""Most microbatches of all chunks for which a schedule is made, a table with an entry for each: 128
-stages of 4 chunks and 256 microbatches, which take about ten seconds of one core."""
+"""Most microbatches of all chunks for which a schedule is made. The limit is 128 stages of 4 chunks
+and 256 microbatches; such a schedule takes about ten seconds of one core."""
 
 
 def check_scheduled(chunks: int, microbatches: int) -> None:

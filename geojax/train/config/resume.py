@@ -74,9 +74,9 @@ def refuse_earlier_version(path: Path, saved: Mapping[str, Any] | None) -> None:
     """
     if saved is not None and not {"config", "consumed_sequences"} <= saved.keys():
         raise UserError(
-            f"{path}: was written by an earlier version of geojax (without its settings and its "
-            "position in the data) and cannot be resumed by this one; resume it with that version, "
-            "or start in another run directory"
+            f"{path}: an earlier version of geojax wrote this checkpoint, without its settings "
+            "and its position in the data. Resume it with that version, or start in another run "
+            "directory"
         )
 
 
@@ -96,9 +96,9 @@ def refuse_other_schedule(
     """
     if with_saved_schedule(given, saved).optimizer != config.optimizer:
         raise UserError(
-            f"{folder}: step {saved['step']} was restored, whose learning rate ends its decay at "
-            f"step {saved['config']['optimizer']['decay_steps']}, and a damaged newer one at step "
-            f"{config.optimizer.decay_steps}; choose one with --optimizer.decay_steps"
+            f"{folder}: the restored step {saved['step']} ends the learning rate's decay at step "
+            f"{saved['config']['optimizer']['decay_steps']}, but a newer, damaged checkpoint ends "
+            f"it at step {config.optimizer.decay_steps}. Choose one with --optimizer.decay_steps"
         )
 
 

@@ -44,7 +44,7 @@ class MeshSettings(Settings):
     """Sizes of the mesh axes; their product is the number of devices."""
 
     dc: Count = 1
-    """Sites. With `dc.role: data` each trains on its own share of the batch, and gradients are
+    """Sites. With `dc.role: data` each site trains on its own share of the batch, and gradients are
     summed across the link."""
 
     stage: Count = 1
@@ -54,8 +54,8 @@ class MeshSettings(Settings):
     """Data-parallel ranks inside a site; the training state is sharded over them."""
 
     expert: Count = 1
-    """Ranks inside a site that share the experts (expert parallelism); for everything else, and for
-    a dense model, they are data-parallel ranks."""
+    """Ranks inside a site that share the experts (expert parallelism). For all other weights, and
+    for a dense model, they are data-parallel ranks."""
 
     context: Count = 1
     """Ranks that share one sequence (context parallelism)."""
@@ -82,8 +82,8 @@ class ParallelismSettings(Settings):
     """Sequence and context parallelism of the ranks of `tensor` and `context`."""
 
     sequence: bool = False
-    """Sequence parallelism: between the matmuls the ranks of `tensor` shard the sequence, with the
-    same bytes sent and 1/tensor of those activations."""
+    """Sequence parallelism: the ranks of `tensor` shard the sequence between the matmuls. They send
+    the same bytes and hold 1/tensor of those activations."""
 
     context_method: ContextMethod = "ring"
     """Context parallelism of attention: "ring", "all_gather" or "ulysses"."""
@@ -97,12 +97,12 @@ class ZeroSettings(Settings):
     layer by layer. 3: the weights in the compute dtype too, gathered layer by layer."""
 
     across_sites: bool = False
-    """Shard master weights and optimizer state over sites as well: less memory, and weights cross
-    the link in the compute dtype instead of gradients coming back."""
+    """Shard master weights and optimizer state over the sites as well, which saves memory. After
+    the update, weights in the compute dtype cross the link instead of summed gradients."""
 
     reshard_after_forward: bool = True
     """Stage 3: free the gathered weights after the forward pass, and gather them again for the
-    backward pass; false keeps them, with `dc.join: islands` for all microbatches of a step."""
+    backward pass. false: keep them; with `dc.join: islands` for all microbatches of a step."""
 
     @pydantic.model_validator(mode="after")
     def _stage_allows_the_rest(self) -> "ZeroSettings":
@@ -128,45 +128,47 @@ class BatchSettings(Settings):
     """Tokens in a sequence."""
 
     microbatches: Count = 1
-    """Microbatches that each data-parallel rank, or pipeline, runs before gradients are reduced
-    (gradient accumulation). A pipeline can have 8,192, and 131,072 divided by its chunks."""
+    """Microbatches of each data-parallel rank, or pipeline, before gradients are reduced (gradient
+    accumulation). A pipeline allows at most 8,192, and 131,072 divided by its chunks."""
 
 
 class CommunicationSettings(Settings):
     """Reduction of the gradients: buckets, compression and overlap."""
 
     bucket_bytes: Annotated[Annotated[Bytes | None, NUMBER] | AUTO, UNLESS_AUTO] = "auto"
-    """Most bytes of a bucket, the gradients that are reduced as one message, so that the in-site
-    phase of one bucket overlaps with the cross-site phase of another. "auto": messages of at least
-    ten bandwidth-delay products of a device's share of the topology's link, in a tenth of its
-    memory; 16777216 without a topology. null: a bucket a leaf."""
+    """Most bytes of a bucket: gradients that are reduced as one message. While one bucket crosses
+    the link, the next is reduced inside the site. "auto": at least ten bandwidth-delay products of
+    a device's share of the topology's link, within a tenth of its memory. Without a topology:
+    16777216. null: a bucket per leaf."""
 
     gradient_compression: WireName = "none"
-    """Format of gradients on the link: "none", as they are reduced, at least in fp32; "bf16", half
-    the bytes; "int8", blocks with a scale each in a little more than a quarter of the bytes, with
-    error feedback (the rounding error is added to the next step's). Sites stay bit-identical."""
+    """Format of gradients on the link. "none": the dtype of the reduction, at least fp32. "bf16":
+    half the bytes. "int8": blocks with a scale each, a little more than a quarter of the bytes.
+    int8 has error feedback, which adds the rounding error to the next step's gradient. Sites stay
+    bit-identical."""
 
     overlap_grad_reduce: bool | Literal["auto"] = "auto"
-    """Reduce the gradients of a bucket of layers while the backward pass of the layers before them
-    runs, instead of all of them after it. A bucket is one message then, whatever `bucket_bytes`.
-    With pipeline stages inside the sites a bucket is the head or a chunk that leaves when its last
-    backward is done, while other chunks go backwards: more `virtual_stages` hide more. "auto":
-    where that exposes less of the link's time, by the topology; false without one."""
+    """Reduce the gradients of a bucket of layers during the backward pass of the layers before.
+    Each bucket is then one message, whatever `bucket_bytes`. With pipeline stages inside the sites,
+    a bucket is the head or a chunk, and leaves after its last backward; more `virtual_stages` hide
+    more. false: reduce all gradients after the backward pass. "auto": true where the topology
+    predicts less exposed time on the link; false without a topology."""
 
     bucket_layers: Annotated[Annotated[Count, NUMBER] | AUTO, UNLESS_AUTO] = "auto"
-    """With `overlap_grad_reduce`: layers of a bucket. The backward pass of as many layers should
-    last longer than a message takes between sites. "auto": as many as that window and a tenth of
-    the memory allow, by the topology; 1 without one."""
+    """With `overlap_grad_reduce`: layers of a bucket. Their backward pass should last longer than a
+    message takes between sites. "auto": as many layers as this time and a tenth of the memory
+    allow, by the topology; 1 without one."""
 
 
 class EvaluationSettings(Settings):
     """Validation while training."""
 
     interval: StepCount = 200
-    """Steps between two validations; there is one before the first step and one after the last."""
+    """Steps between two validations. The first validation is before the first step, and the last
+    after the last step."""
 
     sequences: Count = 256
-    """Most sequences that are read of each validation set, the same ones every time."""
+    """Most sequences read from each validation set, the same ones every time."""
 
 
 class CheckpointSettings(Settings):
@@ -182,8 +184,8 @@ class CheckpointSettings(Settings):
     """Number of the newest checkpoints that stay on disk."""
 
     per_site: bool = True
-    """With several sites, each saves and reads its own part, in checkpoints/<site>: sites need no
-    common file system, and no checkpoint crosses the link. False: all sites write one checkpoint
+    """With several sites, each saves and reads its own part in checkpoints/<site>. Sites then need
+    no common file system, and no checkpoint crosses the link. false: all sites write one checkpoint
     together, on a file system that they share."""
 
 
@@ -191,7 +193,7 @@ class SampleSettings(Settings):
     """Text that the trained model writes at the end of a run."""
 
     prompts: tuple[str, ...] = pydantic.Field(default=(), max_length=256)
-    """Beginnings of the samples; none: no sample is written."""
+    """Prompts of the samples. Without prompts no sample is written."""
 
     max_new_tokens: int = pydantic.Field(default=200, ge=1, le=2**16)
     """Tokens per sample."""
@@ -217,7 +219,7 @@ class RunConfig(Settings):
     """Optimizer steps in the whole run."""
 
     topology: str | None = None
-    """Preset's name or YAML file that describes the sites; null: the processes describe them."""
+    """Preset or YAML file that describes the sites. null: the processes describe them."""
 
     simulate_devices: SimulatedDevices | None = None
     """Simulate this many CPU devices in each process instead of using real accelerators."""
@@ -226,13 +228,14 @@ class RunConfig(Settings):
     """Sizes of the mesh axes."""
 
     model: ModelConfig
-    """Preset's name, mapping with `preset:` and changes to it, or whole description. With
-    `huggingface:` in place of `preset:` the sizes are those of the `config.json` in that folder."""
+    """Preset's name, mapping with `preset:` and changes, or whole description. `huggingface:` in
+    place of `preset:` takes the sizes from the `config.json` in that folder."""
 
     initial_weights: ResolvedPath | None = None
     """Folder of a Hugging Face checkpoint (config.json and safetensors) whose weights a new run
-    starts from; null: random ones. Each process reads what its devices hold. With `model.lora` they
-    are frozen, in no checkpoint, and read again by every resume, export and evaluation."""
+    starts from. null: random weights. Each process reads what its devices hold. With `model.lora`
+    these weights are frozen and in no checkpoint: every resume, export and evaluation reads them
+    again."""
 
     parallelism: ParallelismSettings = ParallelismSettings()
     """Sequence and context parallelism."""
@@ -253,8 +256,8 @@ class RunConfig(Settings):
     """The global batch."""
 
     precision: PrecisionName = "bf16"
-    """Dtype in which weights are gathered and multiplied; master weights are at least fp32. An
-    "fp8-" recipe is bf16, but for the matmuls of linear layers."""
+    """Dtype in which weights are gathered and multiplied. Master weights are at least fp32. The
+    "fp8-" recipes use FP8 for the matmuls of linear layers and bf16 elsewhere."""
 
     fp8: Fp8Settings = Fp8Settings()
     """Settings of an "fp8-" precision."""
@@ -263,8 +266,8 @@ class RunConfig(Settings):
     """Dynamic loss scale of fp16; other precisions have none."""
 
     remat: Literal["none", "selective", "full"] = "none"
-    """Rematerialization of activations in the backward pass: none, all but the matmuls, or all
-    inside a layer."""
+    """Rematerialization: activations that the backward pass computes again. none: no activations.
+    selective: all but the results of matmuls. full: all inside a layer."""
 
     optimizer: OptimizerSettings = OptimizerSettings()
     """Optimizer and its schedule."""
@@ -279,11 +282,11 @@ class RunConfig(Settings):
     """Intervals of checkpoints."""
 
     preflight: Literal["refuse", "warn"] = "refuse"
-    """A run whose estimated memory (see `geojax memory`) is more than its devices have: refuse it
-    before anything is compiled, or only warn."""
+    """Refuse a run before compilation if its estimated memory (see `geojax memory`) exceeds its
+    devices' memory, or only warn."""
 
     adapt: AdaptSettings = AdaptSettings()
-    """Comparison of measured steps with the plan, and what follows from it."""
+    """Comparison of measured steps with the plan, and the reaction to a difference."""
 
     watchdog: WatchdogSettings = WatchdogSettings()
     """Time limits of a step."""
@@ -292,8 +295,8 @@ class RunConfig(Settings):
     """Text at the end of the run."""
 
     skip_limit: Count = 10
-    """Consecutive steps with a non-finite loss or gradient after which the run stops; in fp16 not
-    before the loss scale is at its minimum."""
+    """Consecutive steps with a non-finite loss or gradient after which the run stops. In fp16 the
+    count starts once the loss scale is at its minimum."""
 
     @pydantic.model_validator(mode="before")
     @classmethod

@@ -379,8 +379,8 @@ class IslandRun:
             sites = ", ".join(map(str, differing))
             raise RunError(
                 f"step {step}: the weights of site {sites} are not those of site 0 "
-                "(counted from 0); a device or a link is broken, nothing is saved; check the hosts "
-                "(geojax probe) and go on from the newest checkpoint"
+                "(counted from 0), because a device or a link is broken. Nothing is saved. Check "
+                "the hosts (geojax probe) and resume from the newest checkpoint"
             )
         # By which the parts of a save belong together.
         checkpointer.run = self.exchange.random_name(self.plan.mesh)

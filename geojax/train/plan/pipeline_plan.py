@@ -182,9 +182,9 @@ def tick_program(config: RunConfig, staged: StagedLayers, platform: Platform) ->
     ring = config.mesh.context > 1 and config.parallelism.context_method == "ring"
     if not platform.permutes_by_group and ring and (unequal or not branch_free):
         raise UserError(
-            "parallelism.context_method=ring sends messages that on CPUs all devices must take "
-            "part in, and these stages do not all work at a time: choose all_gather or ulysses, or "
-            "schedule branch_free with as many layers in every chunk and no first dense ones"
+            "parallelism.context_method=ring requires on CPUs that all stages work at the same "
+            "time. Set context_method to all_gather or ulysses, or schedule to branch_free with "
+            "equal chunks and no first dense layers"
         )
     return TickProgram.of(table, branch_free=branch_free)
 

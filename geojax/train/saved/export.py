@@ -46,8 +46,8 @@ def export_run(
         log: shows a line to the user.
 
     Raises:
-        UserError: the checkpoint is not whole, its model is of no family of transformers or has no
-            adapter to write, the tokenizer or what the run adapts is not there, or `output` is
+        UserError: the checkpoint is not whole, no family of transformers fits its model, there is
+            no adapter to write, the tokenizer or the adapted weights are missing, or `output` is
             taken.
     """
     refuse_taken(output)

@@ -1,8 +1,7 @@
 """A thread that writes what a run tells of itself; training hands it over and never waits.
 
-A disk that is full, a folder that has vanished or is read-only, and a file system that does not
-answer cost lines of metrics, and never a step: what could not be written is counted and told, at
-most once a minute and at the end.
+A full disk, a folder that has vanished or is read-only, or a file system that hangs costs lines of
+metrics, but never a step. A warning counts the lost lines at most once a minute, and at the end.
 """
 
 import collections
