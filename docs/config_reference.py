@@ -2,8 +2,8 @@
 
     python docs/config_reference.py
 
-The text is that of the settings classes, so that the page cannot say anything else than the code; a
-test fails when the committed page is not what this writes.
+The text comes from the settings classes, so the page and the code agree. A test fails when the
+committed page differs from what this script writes.
 """
 
 from pathlib import Path
@@ -14,9 +14,10 @@ from geojax.train.config.run_config import RunConfig
 PAGE = Path(__file__).resolve().parent / "config-reference.md"
 OPENING = """# Config reference
 
-Every key of the YAML file that `geojax train`, `memory`, `plan`, `compile`, `simulate` and `probe`
-read, and of `--section.key value` on their command lines; `geojax settings` lists them too. Written
-by `python docs/config_reference.py` from the settings classes.
+The tables list every key of the YAML file that `geojax train`, `memory`, `plan`, `compile`,
+`simulate` and `probe` read. Write a key as `--section.key value` on their command lines. `geojax
+settings` prints the same list. `python docs/config_reference.py` writes this page from the settings
+classes.
 """
 
 
