@@ -5,7 +5,7 @@ the formats in which numbers may cross between sites.
 """
 
 from geojax.collectives.gather import all_gather
-from geojax.collectives.order import after, barrier
+from geojax.collectives.order import after, barrier, token_of
 from geojax.collectives.reduction import (
     Reduction,
     all_reduce,
@@ -36,5 +36,6 @@ __all__ = [
     "reduce_scatter",
     "start_all_reduce",
     "start_reduce_scatter",
+    "token_of",
     "wire_format",
 ]

@@ -1,5 +1,6 @@
 """The order of a program's collectives where its data do not say it."""
 
+import functools
 from typing import Any, TypeVar
 
 import jax
@@ -27,6 +28,13 @@ def after(tree: Tree, token: jax.Array) -> Tree:
         token: an array of numbers, not an empty one.
     """
     return jax.tree.map(lambda leaf: _after_p.bind(leaf, token), tree)
+
+
+def token_of(tree: Any) -> jax.Array:
+    """Return a number that is known only when all arrays of `tree` are."""
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if leaf.size]
+    numbers = [leaf.ravel()[0].astype(jnp.float32) for leaf in leaves]
+    return functools.reduce(jnp.add, numbers)
 
 
 def barrier(tree: Tree) -> Tree:

@@ -13,13 +13,12 @@ computation does not wait for it, and its result is used later:
 """
 
 import dataclasses
-import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from geojax.collectives import after
+from geojax.collectives import after, token_of
 from geojax.models.chunk.layer_io import (
     GradientSink,
     add_at,
@@ -191,7 +190,7 @@ class OverlappedReduceSink:
             if gradients is not None:
                 # Messages keep their memory until the iteration is over: XLA for CPUs else gives it
                 # to what the iteration computes, which then waits for them.
-                exchanged = after(exchanged, _token((gradients, sums.started)))
+                exchanged = after(exchanged, token_of((gradients, sums.started)))
         ready, unreduced, layers = gradients, None, first
         if _scatters(self.plan):
             ready, unreduced, layers = sums.unreduced, gradients, first + bucket_layers
@@ -211,10 +210,3 @@ class OverlappedReduceSink:
         shards = accumulate_in_site(accumulated, unreduced, self.layouts, plan)
         errors = layers_slice(self.error_feedback, first, self.plan.bucket_layers)
         return start_grad_reduce(shards, errors, self.layouts, plan, scattered=True)
-
-
-def _token(tree: Any) -> jax.Array:
-    """Return a number that is known only when all of `tree` is."""
-    leaves = [leaf for leaf in jax.tree.leaves(tree) if leaf.size]
-    numbers = [leaf.ravel()[0].astype(jnp.float32) for leaf in leaves]
-    return functools.reduce(jnp.add, numbers)

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from geojax.collectives import after, token_of
 from geojax.models import Batch, ModelConfig, Parameters
 from geojax.models.chunk.layer_io import LayerWeights, StackedGradients, layer_slice
 from geojax.models.frozen import trained_part
@@ -164,13 +165,14 @@ def step_gradients(
         before and before["layers"],
         error_feedback and error_feedback["layers"],
     )
+    done = after(sums.loss, token_of((sums.loss, sums.non_layer_params))) if in_loop else None
     last = run.gradients(
         non_layer_params,
         continued(sums),
         layer_slice(microbatches, in_loop),
         AmaxSink(last_sink),
         AmaxSums(last_sink.start(layer, model.num_stacked_layers, zero), sums.layers.amax),
-        after_result=sums.loss if in_loop else None,
+        after_result=done,
         bucket_layers=plan.bucket_layers,
     )
     reduced = last_sink.finish(last.layers.weights)
@@ -182,9 +184,10 @@ def step_gradients(
         non_layer_shards, error_feedback and without_layers(error_feedback), non_layer_layouts, plan
     )
     gradients = non_layer_reduced.gradients | {"layers": reduced.gradients}
-    after = error_feedback and non_layer_reduced.error_feedback | {"layers": reduced.error_feedback}
+    of_layers = {"layers": reduced.error_feedback}
+    errors = error_feedback and non_layer_reduced.error_feedback | of_layers
     numbers = _Numbers(*jax.tree.map(jnp.add, _numbers(sums), _numbers(last)))
-    return StepGradients(gradients, *numbers, last.layers.amax, after)
+    return StepGradients(gradients, *numbers, last.layers.amax, errors)
 
 
 def split_microbatches(batch: Batch, plan: StepPlan) -> Batch:

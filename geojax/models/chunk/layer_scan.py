@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from geojax.collectives import after
 from geojax.models.chunk.layer_io import (
     GradientSink,
     LayerStore,
@@ -230,7 +231,12 @@ class Layers:
                 prefetched, index, jnp.maximum(index - 1, 0)
             )
             number = self.first_layer + starts[span] + index
-            gradient, made = self.store.get(residuals[span], index).backward(
+            kept = self.store.get(residuals[span], index)
+            if self.spans[span].count == 1:
+                # XLA unrolls a loop of one iteration, and could compute its layer again while
+                # others still go forwards.
+                kept = after(kept, x_cotangent)
+            gradient, made = kept.backward(
                 (x_cotangent, balance_cotangent), again=(own, number, context)
             )
             return (typed_like(made, x_cotangent), prefetched), gradient
