@@ -343,9 +343,7 @@ def test_a_checkpoint_with_renamed_model_keys_is_refused_in_one_line(tmp_path: P
     save(tmp_path, 10)
     with Checkpointer(tmp_path, mesh(2, 4)) as checkpointer, pytest.raises(UserError) as refusal:
         checkpointer.restore(layouts_on(mesh(2, 4)), model={"num_hidden_layers": 12})
-    assert "earlier version of geojax (model.layers is now model.num_hidden_layers)" in str(
-        refusal.value
-    )
+    assert "(model.layers is now model.num_hidden_layers)" in str(refusal.value)
     assert "\n" not in str(refusal.value)
 
 

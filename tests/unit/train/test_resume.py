@@ -177,5 +177,5 @@ def test_an_older_checkpoint_of_another_schedule_is_refused(tmp_path):
     given_now = config_of(40)
     run = with_saved_schedule(given_now, newer)
     refuse_other_schedule(tmp_path, newer, given_now, run)
-    with pytest.raises(UserError, match=r"at step 20, but a newer, damaged checkpoint ends it at step 30"):
+    with pytest.raises(UserError, match="at step 20, but a newer, damaged checkpoint ends it at"):
         refuse_other_schedule(tmp_path, older, given_now, run)
