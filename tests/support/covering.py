@@ -24,19 +24,23 @@ def pairwise(
     factors: Factors,
     exists: Callable[[Combination], bool],
     kind_of: Callable[[str, Any], Any] = lambda name, value: value,
+    cost_of: Callable[[Combination], float] = lambda combination: 1.0,
+    seed: int = 0,
 ) -> list[Combination]:
     """Combinations that hold every value, and every pair of kinds of them, that can occur.
 
-    Always the same. Greedy: of the combinations drawn for the first pair that is missing, the one
-    that brings most.
+    The same for a seed. Greedy: of the combinations drawn for the first pair that is missing, the
+    one that brings most for its cost.
 
     Args:
         factors: the values of each.
         exists: tells combinations that exist from others.
         kind_of: the kind of a factor's value; `ALONE` for all values of a factor that pairs with
             no other. Without it each value is a kind.
+        cost_of: what a combination costs; without it all cost the same.
+        seed: of the draws.
     """
-    generator = random.Random(0)
+    generator = random.Random(seed)
     single = [{name: value} for name, values in factors.items() for value in values]
     double = [
         {one: value, other: another}
@@ -60,7 +64,9 @@ def pairwise(
         if not existing:
             del missing[mark]
             continue
-        best = max(existing, key=lambda each: len(missing.keys() & marks(each, kind_of)))
+        best = max(
+            existing, key=lambda each: len(missing.keys() & marks(each, kind_of)) / cost_of(each)
+        )
         chosen.append(best)
         for found in marks(best, kind_of):
             missing.pop(found, None)
