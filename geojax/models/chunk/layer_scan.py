@@ -232,7 +232,8 @@ class Layers:
             )
             number = self.first_layer + starts[span] + index
             kept = self.store.get(residuals[span], index)
-            if self.spans[span].count == 1:
+            count = self.spans[span].count
+            if isinstance(count, int) and count == 1:
                 # XLA unrolls a loop of one iteration, and could compute its layer again while
                 # others still go forwards.
                 kept = after(kept, x_cotangent)
