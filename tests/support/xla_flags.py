@@ -15,8 +15,11 @@ COMPILE_FAST = (
     " --xla_llvm_disable_expensive_passes=true"
     " --xla_cpu_parallel_codegen_split_count=1"
 )
-if _JAXLIB < (0, 11):  # XLA ends the process at a flag that it does not know
+# XLA ends the process at a flag that it does not know.
+if _JAXLIB < (0, 11):
     COMPILE_FAST += " --xla_cpu_use_fusion_emitters=false"
+if _JAXLIB >= (0, 12):
+    COMPILE_FAST += " --xla_cpu_opt_preset=CPU_OPT_PRESET_FAST_COMPILE"
 
 MAX_ISA = " ".join(
     flag
