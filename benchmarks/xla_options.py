@@ -26,6 +26,7 @@ import itertools
 import json
 import os
 import platform
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -190,7 +191,7 @@ def main() -> int:
 def write(rows: list[dict[str, Any]], output: Path) -> None:
     machine = {"cores": os.cpu_count(), "python": platform.python_version()}
     machine["jaxlib"] = importlib.metadata.version("jaxlib")
-    content = {"command": " ".join(["python", *sys.argv]), "machine": machine, "rows": rows}
+    content = {"command": shlex.join(["python", *sys.argv]), "machine": machine, "rows": rows}
     output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
