@@ -3,10 +3,9 @@
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-# In the order in which they are looked for: continuous integration runs the tests on the first, which
-# gets JAX 0.10: XLA compiles tests for CPUs in half the processor time there. No test has run on the
-# last.
-supported_pythons=(3.11 3.12 3.13 3.14)
+# In the order in which they are looked for. From 3.12 on they get the newest JAX, and 3.11 gets JAX
+# 0.10. No test has run on the last.
+supported_pythons=(3.12 3.13 3.11 3.14)
 
 # interpreter COMMAND VERSION...: prints the path of COMMAND's interpreter if a VERSION is its own.
 interpreter() {
@@ -17,10 +16,11 @@ interpreter() {
         print(sys.executable)' "${@:2}" 2>/dev/null
 }
 
-# find_python [VERSION...]: prints the path of an interpreter, of a supported version or VERSION.
+# find_python [VERSION...]: prints the path of an interpreter of a VERSION; without one PYTHON, or an
+# interpreter of a supported version.
 find_python() {
     local version command IFS=$'\n'
-    if [ -n "${PYTHON:-}" ]; then
+    if [ -n "${PYTHON:-}" ] && ! (($#)); then
         interpreter "$PYTHON" "${supported_pythons[@]}"
         return
     fi

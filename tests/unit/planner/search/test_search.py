@@ -185,7 +185,16 @@ def test_a_request_needs_links_and_a_sequence_that_the_model_can_read():
         request_of(model=ModelConfig.load("llama3-70b"), sequence_length=2**18)
 
 
-LAYOUT = Layout(dc=2, data=8, zero_stage=2, microbatches=2, remat="full")
+LAYOUT = Layout(
+    dc=2,
+    data=8,
+    zero_stage=2,
+    microbatches=2,
+    remat="full",
+    # With "auto" a resource may also change the buckets, and the shares are not those of one step.
+    overlap_grad_reduce=False,
+    bucket_bytes=2**22,
+)
 
 
 def test_a_derivative_says_what_limits():
@@ -193,7 +202,7 @@ def test_a_derivative_says_what_limits():
     helps = gains(LAYOUT, request.topology, timer_of(request))
     assert helps[0].seconds == max(gain.seconds for gain in helps)
     assert {gain.resource for gain in helps} >= {"compute", "link bandwidth", "link latency"}
-    assert 0 < sum(gain.share for gain in helps) < 1.1
+    assert 0.9 < sum(gain.share for gain in helps) < 1.01
     narrow = with_links(request.topology, bandwidth=0.01)
     assert gains(LAYOUT, narrow, timer_of(request))[0].resource == "link bandwidth"
     far = with_links(request.topology, round_trip=1000)
