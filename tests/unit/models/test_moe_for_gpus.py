@@ -22,7 +22,7 @@ _OPTIONS = {
 _HIDDEN = 2048
 _STREAM = re.compile(rf"%(all-to-all-start[.\d]*) = \(\(bf16\[\d+,{_HIDDEN}\]")
 _KERNEL = r'custom_call_target="mosaic_gpu_v2".*op_name="[^"]*/(grouped_product(?:_gradient)?)/'
-_PRODUCT = re.compile(rf"= \S+ fusion\(.*calls=%gemm|{_KERNEL}")
+_PRODUCT = re.compile(rf"= \S+ fusion\(.*calls=%(?:fused_computation\.)?gemm|{_KERNEL}")
 
 
 def _between(lines, start):
