@@ -28,10 +28,6 @@ class Settings(pydantic.BaseModel):
     )
     lister: ClassVar[str | None] = None
     """Command that lists the keys of a section, which is its argument."""
-    renamed_keys: ClassVar[Mapping[str, str]] = {}
-    """Keys of earlier versions below this class, dotted, and the keys that replaced them."""
-    renamed_values: ClassVar[Mapping[tuple[str, str], str]] = {}
-    """Values of earlier versions by dotted key, and the values that replaced them."""
 
     @pydantic.field_validator("*", mode="before")
     @classmethod
@@ -148,15 +144,11 @@ def _sentence(settings: type[pydantic.BaseModel], problem: Any) -> str:
     path = ".".join(shortened(part) for part in parts if not _UNION_MEMBER.fullmatch(part))
     kind, given = problem["type"], problem.get("input")
     if kind == "extra_forbidden":
-        if (renamed := _renamed_key(settings, location, given)) is not None:
-            return f"{renamed[0]}: renamed; use {renamed[1]}"
         known = _fields_at(settings, location[:-1])
         lister = getattr(settings, "lister", None)
         if lister is not None:
             lister = " ".join([lister, ".".join(map(str, location[:-1]))]).strip()
         return f"{path}: unknown key; {did_you_mean(str(location[-1]), known, lister)}"
-    if isinstance(given, str) and (value := _renamed_value(settings, location, given)) is not None:
-        return f"{path}: {given} was renamed; use {value}"
     if kind == "missing":
         return f"{path}: is required and missing"
     message = problem["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
@@ -167,37 +159,6 @@ def _sentence(settings: type[pydantic.BaseModel], problem: Any) -> str:
     choices = re.findall("'([^']+)'", str(problem.get("ctx", {}).get("expected", "")))
     near = nearest(given, choices) if isinstance(given, str) else None
     return f"{wrong}; did you mean '{near}'?" if near else wrong
-
-
-def _renamed_key(
-    settings: type[pydantic.BaseModel], location: tuple[Any, ...], given: Any
-) -> tuple[str, str] | None:
-    """Find the key at `location`, or the first one in the group there, among the renamed ones.
-
-    Returns:
-        The old key and the new one, dotted; None where the key at `location` was never one.
-    """
-    parts = [str(part) for part in location]
-    below = list(given) if isinstance(given, Mapping) else []
-    for depth in range(len(location)):
-        for found in _classes_at(settings, location[:depth]):
-            renamed = getattr(found, "renamed_keys", {})
-            for old in (*([*parts, str(key)] for key in below), parts):
-                if (new := renamed.get(".".join(old[depth:]))) is not None:
-                    return ".".join(old), ".".join([*parts[:depth], new])
-    return None
-
-
-def _renamed_value(
-    settings: type[pydantic.BaseModel], location: tuple[Any, ...], given: Any
-) -> str | None:
-    """Look up the value `given` for the key at `location` among the renamed ones."""
-    for depth in range(len(location)):
-        key = ".".join(str(part) for part in location[depth:])
-        for found in _classes_at(settings, location[:depth]):
-            if (new := getattr(found, "renamed_values", {}).get((key, str(given)))) is not None:
-                return str(new)
-    return None
 
 
 def _fields_at(settings: type[pydantic.BaseModel], location: tuple[Any, ...]) -> list[str]:

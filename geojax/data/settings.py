@@ -1,14 +1,12 @@
 """Settings of a run's `data:` section and of `geojax data prepare`."""
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import pydantic
 
 from geojax.data.documents import Format
 from geojax.data.tokenizer import LARGEST_VOCABULARY, SMALLEST_VOCABULARY
 from geojax.paths import ResolvedPath
-from geojax.renamed_keys import PREPARE_KEYS, PREPARE_SOURCE_KEYS
 from geojax.settings import Settings
 
 Name = Annotated[str, pydantic.Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
@@ -72,8 +70,6 @@ class DataSettings(Settings):
 class PrepareSource(Settings):
     """Files that become one prepared folder."""
 
-    renamed_keys: ClassVar[Mapping[str, str]] = PREPARE_SOURCE_KEYS
-
     name: Name
     """Name of the folder below `output`."""
     files: tuple[str, ...] = ()
@@ -107,8 +103,6 @@ class PrepareSource(Settings):
 
 class PrepareSettings(Settings):
     """Settings of `geojax data prepare`: a folder for each source, all with one tokenizer."""
-
-    renamed_keys: ClassVar[Mapping[str, str]] = PREPARE_KEYS
 
     output: ResolvedPath
     """Folder above the prepared folders."""

@@ -7,13 +7,12 @@ no counterpart there, because the architecture's class implies them.
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 import pydantic
 
 from geojax.models.lora import LoraSettings
 from geojax.quantities import Length
-from geojax.renamed_keys import MODEL_KEYS, MODEL_VALUES
 from geojax.settings import Settings, load_yaml, preset_path, validate
 from geojax.suggestions import listed
 
@@ -135,9 +134,6 @@ def _alike_layers(given: Mapping[str, Any]) -> tuple[LayerType, ...]:
 
 class ModelConfig(Settings):
     """One decoder-only transformer; the presets in `configs/model/` are values of this class."""
-
-    renamed_keys: ClassVar[Mapping[str, str]] = MODEL_KEYS
-    renamed_values: ClassVar[Mapping[tuple[str, str], str]] = MODEL_VALUES
 
     num_hidden_layers: int = pydantic.Field(gt=0, le=2**11)
     """Transformer layers, each an attention block and a feed-forward block."""

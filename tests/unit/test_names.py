@@ -1,29 +1,18 @@
-"""Names and sentences: no old name comes back, and every docstring stands alone."""
+"""Names and sentences: American spelling, and every docstring stands alone."""
 
 import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 REPOSITORY = Path(__file__).resolve().parents[2]
-OLD_NAMES = REPOSITORY / "tests" / "support" / "old_names.txt"
-RENAMED_KEYS = REPOSITORY / "geojax" / "renamed_keys.py"  # names them on purpose
+BRITISH = (
+    r"\b([Nn]eighbour|[Cc]olour|[Bb]ehaviour|[Ff]avour)"
+    r"|\b([Nn]ormalis|[Uu]tilis|[Ii]nitialis|[Oo]ptimis|[Ss]erialis|[Ss]ynchronis|[Mm]aterialis"
+    r"|[Tt]okenis)"
+)
 BANNED_OPENINGS = ("What", "Whether", "Those", "Of", "Which", "How", "Where", "From", "By")
 MODULES = sorted((REPOSITORY / "geojax").rglob("*.py"))
-
-
-def old_names() -> list[str]:
-    lines = OLD_NAMES.read_text().splitlines()
-    return [line for line in lines if line and not line.startswith("#")]
-
-
-def checked_files() -> list[Path]:
-    found = [REPOSITORY / "README.md", *MODULES]
-    for folder, pattern in (("configs", "*.yaml"), ("docs", "*.md"), ("geojax", "*.c")):
-        found += (REPOSITORY / folder).rglob(pattern)
-    return [path for path in found if path != RENAMED_KEYS]
 
 
 def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -41,14 +30,15 @@ def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
                 yield statement.lineno, statement.value.value
 
 
-@pytest.mark.parametrize("pattern", old_names())
-def test_an_old_name_is_found_nowhere(pattern):
-    expression = re.compile(pattern)
+def test_spelling_is_american():
+    files = [REPOSITORY / "README.md", *MODULES]
+    for folder, pattern in (("configs", "*.yaml"), ("docs", "*.md"), ("geojax", "*.c")):
+        files += (REPOSITORY / folder).rglob(pattern)
     found = [
         f"{path.relative_to(REPOSITORY)}:{number}: {line.strip()}"
-        for path in checked_files()
+        for path in files
         for number, line in enumerate(path.read_text().splitlines(), 1)
-        if expression.search(line)
+        if re.search(BRITISH, line)
     ]
     assert not found, "\n".join(found)
 

@@ -10,22 +10,14 @@ import pydantic
 from geojax.errors import UserError
 from geojax.models import ModelConfig
 from geojax.named_arrays import describe_arrays
-from geojax.renamed_keys import MODEL_KEYS
 
 
 def refuse_other_model(path: Path, saved: Any, given: Mapping[str, Any]) -> None:
     """Compare the model config saved in the checkpoint at `path` with the one `given`.
 
     Raises:
-        UserError: they differ, and the message names the first field that does, and both values; or
-            the checkpoint is of a version whose keys have been renamed since.
+        UserError: they differ, and the message names the first field that does, and both values.
     """
-    for old, new in MODEL_KEYS.items():
-        if saved and old in saved and old not in given:
-            raise UserError(
-                f"{path}: an earlier version of geojax wrote this checkpoint (model.{old} is now "
-                f"model.{new}). Resume it with that version, or start in another run directory"
-            )
     difference = _first_difference(
         _with_defaults(with_later_keys(saved or {})), json.loads(json.dumps(dict(given))), "model"
     )

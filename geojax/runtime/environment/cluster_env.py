@@ -89,12 +89,6 @@ VARIABLES = {
 
 KEY_VARIABLE = VARIABLES["key"]
 
-RENAMED_VARIABLES = {
-    "GEOJAX_SILENCE_SECONDS": "GEOJAX_HEARTBEAT_TIMEOUT",
-    "GEOJAX_ISLANDS_KEY": KEY_VARIABLE,
-}
-"""Variables of earlier versions, and those that replaced them."""
-
 
 def complete(
     settings: ProcessSettings,

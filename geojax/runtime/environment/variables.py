@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from jaxlib import xla_client
 
 from geojax.errors import UserError
-from geojax.runtime.environment.cluster_env import RENAMED_VARIABLES, VARIABLES
+from geojax.runtime.environment.cluster_env import VARIABLES
 from geojax.runtime.environment.island_env import VARIABLES as ISLAND_VARIABLES
 from geojax.runtime.jax_private import backend_runs
 from geojax.suggestions import did_you_mean
@@ -34,13 +34,11 @@ def check_environment(environment: Mapping[str, str]) -> None:
     """Check the variables that geojax, JAX and XLA read in `environment`.
 
     Raises:
-        UserError: a GEOJAX_ variable has no such name or was renamed, or NPROC, JAX_PLATFORMS or
+        UserError: a GEOJAX_ variable has no such name, or NPROC, JAX_PLATFORMS or
             XLA_FLAGS a value that ends the process later.
     """
     variables = list(dict.fromkeys([*VARIABLES.values(), *ISLAND_VARIABLES.values()]))
     for name in environment:
-        if name in RENAMED_VARIABLES:
-            raise UserError(f"{name}: is called {RENAMED_VARIABLES[name]} now; set that instead")
         if name.startswith("GEOJAX_") and name not in variables:
             hint = did_you_mean(name, variables)
             raise UserError(f"{name}: geojax reads no variable of this name; {hint}")

@@ -21,7 +21,6 @@ from geojax.optim.registry import optimizer_entry
 from geojax.paths import ResolvedPath, resolved_path
 from geojax.precision import LossScaleSettings, PrecisionName
 from geojax.quantities import Bytes, Count, Length, SimulatedDevices, StepCount
-from geojax.renamed_keys import RUN_KEYS, RUN_VALUES
 from geojax.runtime import WatchdogSettings
 from geojax.settings import AUTO, NUMBER, UNLESS_AUTO, Settings, load_yaml, validate
 from geojax.suggestions import listed, shortened
@@ -206,8 +205,6 @@ class RunConfig(Settings):
     """A whole run, as `geojax train` reads it."""
 
     lister: ClassVar[str | None] = "geojax settings"
-    renamed_keys: ClassVar[Mapping[str, str]] = RUN_KEYS
-    renamed_values: ClassVar[Mapping[tuple[str, str], str]] = RUN_VALUES
 
     run_directory: ResolvedPath
     """Directory of checkpoints, metrics, plots and the resolved config."""

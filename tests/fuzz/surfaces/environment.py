@@ -110,7 +110,6 @@ _ISLANDS: dict[str, tuple[str, ...]] = {
     ),
     "GEOJAX_ISLANDS_COORDINATOR": _COORDINATORS,
     "GEOJAX_KEY": _KEYS,
-    "GEOJAX_ISLANDS_KEY": _KEYS,
     "GEOJAX_ISLANDS_ADDRESS": _ADDRESSES,
     "GEOJAX_ISLANDS_PORT": ("0", "-1", "65535", "65536", "x", "1", "99999999999"),
 }

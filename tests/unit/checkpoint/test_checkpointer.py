@@ -339,14 +339,6 @@ def test_another_model_is_refused_before_anything_is_read(
     assert str(refusal.value).endswith(message)
 
 
-def test_a_checkpoint_with_renamed_model_keys_is_refused_in_one_line(tmp_path: Path) -> None:
-    save(tmp_path, 10)
-    with Checkpointer(tmp_path, mesh(2, 4)) as checkpointer, pytest.raises(UserError) as refusal:
-        checkpointer.restore(layouts_on(mesh(2, 4)), model={"num_hidden_layers": 12})
-    assert "(model.layers is now model.num_hidden_layers)" in str(refusal.value)
-    assert "\n" not in str(refusal.value)
-
-
 def test_other_arrays_are_refused(tmp_path: Path) -> None:
     save(tmp_path, 10)
     layouts = dict(layouts_on(mesh(2, 4)))

@@ -21,8 +21,6 @@ def _as_before_a_backend(monkeypatch):
     [
         ("GEOJAX_HEARTBEAT_TIMOUT", "4", "did you mean 'GEOJAX_HEARTBEAT_TIMEOUT'?"),
         ("GEOJAX_COLOR", "1", "there are: GEOJAX_COORDINATOR"),
-        ("GEOJAX_SILENCE_SECONDS", "8", "is called GEOJAX_HEARTBEAT_TIMEOUT now; set that"),
-        ("GEOJAX_ISLANDS_KEY", "s", "GEOJAX_ISLANDS_KEY: is called GEOJAX_KEY now; set that"),
         ("NPROC", "many", "NPROC=many: is no number of threads"),
         ("NPROC", "100000000", "is no number of threads from 1 to 65536"),
         ("JAX_PLATFORMS", "cpu,,", "'' is none of cpu, gpu"),

@@ -101,9 +101,6 @@ SOURCES = "--data.sources=[{name: wiki, prepared: data/wiki}]"
             "requires virtual_stages=1; got 2, which interleaved, zbv can have",
         ),
         (("--pipeline.schedule", "fastest"), "pipeline.schedule: no schedule is called 'fastest'"),
-        (("--pipeline.chunks", "2"), "pipeline.chunks: renamed; use pipeline.virtual_stages"),
-        (("--pipeline.dc_role", "stage"), "pipeline.dc_role: renamed; use dc.role"),
-        (("--pipeline.schedule", "one_f_one_b"), "one_f_one_b was renamed; use 1f1b"),
         (
             ("--pipeline", "{schedule: interleaved, virtual_stages: 2}"),
             "pipeline.virtual_stages requires two stages or more; got 1",
