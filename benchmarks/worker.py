@@ -9,6 +9,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +21,23 @@ FOLDERS = (BENCHMARKS.parent, BENCHMARKS, BENCHMARKS / "step_time")
 class Worker:
     """The process, from its start to `close`."""
 
-    def __init__(self, side: str, script: Path, argument: str):
+    def __init__(
+        self,
+        side: str,
+        script: Path,
+        argument: str,
+        python: str = sys.executable,
+        environment: Mapping[str, str] = os.environ,
+    ):
         path = os.pathsep.join(filter(None, (*map(str, FOLDERS), os.environ.get("PYTHONPATH"))))
         self.side = side
         self.process = subprocess.Popen(
-            [sys.executable, str(script), argument],
+            [python, str(script), argument],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             bufsize=1,
-            env=os.environ | {"PYTHONPATH": path},
+            env={**environment, "PYTHONPATH": path},
         )
 
     def ask(self, request: str, **arguments: Any) -> Any:
