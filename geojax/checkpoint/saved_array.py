@@ -119,7 +119,7 @@ def _runs(indices: np.ndarray) -> tuple[Run, ...]:
     )
 
 
-class Piece(NamedTuple):
+class ArrayPiece(NamedTuple):
     """A saved array: where its elements stand, and how to read them."""
 
     positions: Indices
@@ -131,14 +131,16 @@ class Piece(NamedTuple):
 class Box(NamedTuple):
     """Elements of a shard that one piece holds: a product of positions along each dim."""
 
-    piece: Piece
+    piece: ArrayPiece
     at: Indices
     """Positions in the shard."""
     source: Indices
     """Positions in the piece."""
 
 
-def split_into_boxes(wanted: Indices, pieces: Sequence[Piece]) -> tuple[list[Box], list[Indices]]:
+def split_into_boxes(
+    wanted: Indices, pieces: Sequence[ArrayPiece]
+) -> tuple[list[Box], list[Indices]]:
     """Divide a shard among the pieces, each element to the first that holds it.
 
     Args:

@@ -23,7 +23,7 @@ from geojax.errors import UserError
 from geojax.pipeline.registry import SCHEDULES
 
 if TYPE_CHECKING:
-    from geojax.pipeline.simulation.compare import Comparison
+    from geojax.pipeline.simulation.compare import ScheduleComparison
     from geojax.pipeline.simulation.staged_model import StagedModel
     from geojax.topology import Topology
     from geojax.train.config.run_config import RunConfig
@@ -243,7 +243,7 @@ def _heading(staged: "StagedModel", options: Options) -> str:
     return "\n".join(lines)
 
 
-def _table(comparison: "Comparison", limit: int, own: str | None) -> Table:
+def _table(comparison: "ScheduleComparison", limit: int, own: str | None) -> Table:
     """Make a row for each schedule, the config's marked and those over the limit dim."""
     table = Table(box=None, pad_edge=False, padding=(0, 0, 0, 1))
     table.add_column("schedule", no_wrap=True)
@@ -267,7 +267,7 @@ def _table(comparison: "Comparison", limit: int, own: str | None) -> Table:
 
 
 def _best(
-    comparison: "Comparison",
+    comparison: "ScheduleComparison",
     limit: int,
     staged: "StagedModel",
     microbatches: int,

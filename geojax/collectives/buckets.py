@@ -24,7 +24,7 @@ from jax import lax
 
 
 @dataclass(frozen=True)
-class Piece:
+class LeafPiece:
     """The units from `start` up to `stop` of one leaf; `leaf` is its position in tree order."""
 
     leaf: int
@@ -41,7 +41,7 @@ class Piece:
 class Bucket:
     """Pieces that travel in one message, one after the other."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[LeafPiece, ...]
     block: int = 1
     """The units of a block; several pieces are padded to whole ones each."""
 
@@ -134,11 +134,11 @@ def plan_buckets(
     """
     assert len(lengths) == len(kinds) == len(limits), "one length, kind and limit for each leaf"
     assert all(limit is None or limit > 0 for limit in limits), f"limits must be positive: {limits}"
-    buckets: list[list[Piece]] = []
-    last_merged: dict[Hashable, list[Piece]] = {}
+    buckets: list[list[LeafPiece]] = []
+    last_merged: dict[Hashable, list[LeafPiece]] = {}
     for leaf, (length, kind, limit) in enumerate(zip(lengths, kinds, limits, strict=True)):
         if limit is None or length == 0:
-            buckets.append([Piece(leaf, 0, length)])
+            buckets.append([LeafPiece(leaf, 0, length)])
         elif length > max(limit, block):
             buckets.extend([piece] for piece in _split(leaf, length, limit, block))
         else:
@@ -147,7 +147,7 @@ def plan_buckets(
             if bucket is None or held + whole_blocks(length, block) > limit:
                 bucket = last_merged[kind] = []
                 buckets.append(bucket)
-            bucket.append(Piece(leaf, 0, length))
+            bucket.append(LeafPiece(leaf, 0, length))
     return BucketPlan(tuple(lengths), tuple(Bucket(tuple(pieces), block) for pieces in buckets))
 
 
@@ -156,10 +156,10 @@ def whole_blocks(length: int, block: int) -> int:
     return -(-length // block) * block
 
 
-def _split(leaf: int, length: int, limit: int, block: int) -> list[Piece]:
+def _split(leaf: int, length: int, limit: int, block: int) -> list[LeafPiece]:
     """Cut a leaf into the fewest pieces of at most `limit`; they differ by one block at most."""
     blocks = -(-length // block)
     count = -(-blocks // max(limit // block, 1))
     short, longer = divmod(blocks, count)
     starts = [block * (index * short + min(index, longer)) for index in range(count)]
-    return [Piece(leaf, start, stop) for start, stop in itertools.pairwise([*starts, length])]
+    return [LeafPiece(leaf, start, stop) for start, stop in itertools.pairwise([*starts, length])]

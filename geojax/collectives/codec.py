@@ -22,7 +22,7 @@ from geojax.collectives.buckets import whole_blocks
 from geojax.collectives.wire_format import WireFormat
 
 
-class Encoded(NamedTuple):
+class EncodedNumbers(NamedTuple):
     """Messages, and what rounding took away from them."""
 
     messages: jax.Array
@@ -31,13 +31,13 @@ class Encoded(NamedTuple):
     """Numbers minus what the messages decode to; shape and dtype of the numbers."""
 
 
-def encode(numbers: jax.Array, wire: WireFormat, parts: int = 1) -> Encoded:
+def encode(numbers: jax.Array, wire: WireFormat, parts: int = 1) -> EncodedNumbers:
     """Encode numbers [count] as one message [length], or in parts as [parts, length]."""
     wide = numbers.astype(sum_dtype(numbers.dtype))
     divided = wide if parts == 1 else split(wide, parts, wire)
     messages = wire.encode(divided)
     lost = divided - wire.decode(messages, divided.shape[-1], divided.dtype)
-    return Encoded(messages, lost.reshape(-1)[: numbers.size].astype(numbers.dtype))
+    return EncodedNumbers(messages, lost.reshape(-1)[: numbers.size].astype(numbers.dtype))
 
 
 def decode_sum(

@@ -37,7 +37,7 @@ _LINK_STREAM = "1"
 """The communication stream of sums over sites that travel beside other collectives."""
 
 
-class Sum(NamedTuple):
+class SumWithError(NamedTuple):
     """A sum over sites, and what rounding took away from this site's part of it."""
 
     total: jax.Array
@@ -106,11 +106,11 @@ class SiteSum:
         (exchanged,) = exchange_together([self], own_stream=own_stream)
         return exchanged
 
-    def done(self) -> Sum:
+    def done(self) -> SumWithError:
         """Decode: the same bits on all sites, not varying over `inter`."""
         if self.wire is None:
             total = self.contents[0].reshape(self.shape)
-            return Sum(total, jnp.zeros_like(total) if self.keep_error else None)
+            return SumWithError(total, jnp.zeros_like(total) if self.keep_error else None)
         count = math.prod(self.shape)
         if _sites(self.inter) == 2:  # the sum of two does not depend on which comes first
             messages = self.contents if len(self.contents) == 2 else self.contents[0]
@@ -119,7 +119,7 @@ class SiteSum:
         else:
             total = codec.decode_parts(self.contents[0], count, self.wire, self.dtype)
         error = None if self.error is None else self.error.reshape(self.shape)
-        return Sum(total.astype(self.dtype).reshape(self.shape), error)
+        return SumWithError(total.astype(self.dtype).reshape(self.shape), error)
 
     def _answer(self, received: jax.Array) -> "SiteSum":
         """Sum and encode the part that this site owns, of messages from all: an own answer."""
@@ -197,12 +197,12 @@ def _gathered(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
 
 def sum_over_sites(
     x: jax.Array, inter: tuple[str, ...], wire: WireFormat | None, *, keep_error: bool
-) -> Sum:
+) -> SumWithError:
     """Start, exchange and finish the sum of `x`; its derivative is that of the plain sum."""
     if wire is None or not inter or not x.size or not jnp.issubdtype(x.dtype, jnp.floating):
         return SiteSum.start(x, inter, None, keep_error=keep_error).exchange().done()
     total, error = _sum_in_format(to_varying(x, inter), inter, wire)
-    return Sum(total, error if keep_error else None)
+    return SumWithError(total, error if keep_error else None)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))

@@ -22,7 +22,7 @@ from geojax.collectives.block_layout import (
     share_length,
 )
 from geojax.collectives.buckets import BucketPlan, Collected
-from geojax.collectives.exchange import Sum
+from geojax.collectives.exchange import SumWithError
 from geojax.collectives.like_trees import PyTree, leaf_names, spread_dims, spread_errors
 from geojax.errors import UserError
 
@@ -44,7 +44,7 @@ class FlatBuckets:
     structure: Any
     axes: SiteAxes
 
-    def join(self, sums: Sequence[Sum]) -> SummedTree:
+    def join(self, sums: Sequence[SumWithError]) -> SummedTree:
         """Gather the buckets' sums inside the site, and take the tree out of them."""
         totals = Collected(len(self.shapes), dim=0)
         errors = Collected(len(self.shapes), dim=0)
@@ -114,7 +114,7 @@ class BlockBuckets:
     structure: Any
     axes: SiteAxes
 
-    def join(self, sums: Sequence[Sum]) -> SummedTree:
+    def join(self, sums: Sequence[SumWithError]) -> SummedTree:
         """Take the tree of blocks out of the buckets' sums."""
         keep = any(made.error is not None for made in sums)
         return SummedTree(

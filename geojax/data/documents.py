@@ -40,7 +40,7 @@ _JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
 
 
 @dataclass(frozen=True)
-class Piece:
+class DocumentPiece:
     """A part of a document's text; `first` and `last` mark the document's ends."""
 
     text: str
@@ -48,7 +48,7 @@ class Piece:
     last: bool
 
 
-class Span(NamedTuple):
+class ByteSpan(NamedTuple):
     """Whole lines of a plain file, from one byte to another."""
 
     start: int
@@ -108,8 +108,8 @@ def read_documents(
     format: Format = "auto",
     field: str = "text",
     advance: Callable[[int], None] = lambda bytes_read: None,
-    span: Span | None = None,
-) -> Iterator[Piece]:
+    span: ByteSpan | None = None,
+) -> Iterator[DocumentPiece]:
     """Read the documents of a file: all of a text file, or `field` of each JSON line.
 
     `advance` is called with the number of bytes read from the disk since its last call. Empty
@@ -122,7 +122,7 @@ def read_documents(
     format = format_of(path, format)
     assert format in ("text", "jsonl"), f"{format} has a reader of its own"
 
-    def pieces(text: io.TextIOBase) -> Iterator[Piece]:
+    def pieces(text: io.TextIOBase) -> Iterator[DocumentPiece]:
         return _json_lines(path, text, field, span) if format == "jsonl" else _text_document(text)
 
     yield from _streamed(path, pieces, advance, span)
@@ -131,7 +131,7 @@ def read_documents(
 def read_json_lines(
     path: Path,
     advance: Callable[[int], None] = lambda bytes_read: None,
-    span: Span | None = None,
+    span: ByteSpan | None = None,
 ) -> Iterator[tuple[Line, dict[str, Any]]]:
     """Read the objects of a file of JSON lines, or of a `span` of it, each with its line.
 
@@ -141,7 +141,7 @@ def read_json_lines(
     yield from _streamed(path, lambda text: _json_objects(path, text, span), advance, span)
 
 
-def line_spans(path: Path, size: int) -> Iterator[Span]:
+def line_spans(path: Path, size: int) -> Iterator[ByteSpan]:
     """Cut a plain file into spans of about `size` bytes, each of whole lines.
 
     Raises:
@@ -155,7 +155,7 @@ def line_spans(path: Path, size: int) -> Iterator[Span]:
                 rest = file.readline(_LONGEST_LINE_BYTES)
                 # A line that is too long is an error of whoever reads it.
                 stop = file.tell() if rest.endswith(b"\n") else end
-                yield Span(start, stop)
+                yield ByteSpan(start, stop)
                 start = stop
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error})") from None
@@ -165,7 +165,7 @@ def _streamed(
     path: Path,
     parse: Callable[[io.TextIOBase], Iterator[_Part]],
     advance: Callable[[int], None],
-    span: Span | None,
+    span: ByteSpan | None,
 ) -> Iterator[_Part]:
     try:
         with path.open("rb") as file:
@@ -211,7 +211,7 @@ def format_of(path: Path, format: Format) -> Literal["text", "jsonl", "megatron"
     )
 
 
-def split_text(text: str) -> Iterator[Piece]:
+def split_text(text: str) -> Iterator[DocumentPiece]:
     """Split a text in memory, which is one document, into pieces."""
     return _text_document(io.StringIO(text))
 
@@ -219,7 +219,7 @@ def split_text(text: str) -> Iterator[Piece]:
 class _BytesOfSpan(io.RawIOBase):
     """The bytes of a file up to the end of a span; positions are those of the file."""
 
-    def __init__(self, file: IO[bytes], span: Span) -> None:
+    def __init__(self, file: IO[bytes], span: ByteSpan) -> None:
         self._file, self._stop = file, span.stop
         file.seek(span.start)
 
@@ -235,7 +235,7 @@ class _BytesOfSpan(io.RawIOBase):
         return len(found)
 
 
-def _lines_of(file: IO[bytes], span: Span) -> IO[bytes]:
+def _lines_of(file: IO[bytes], span: ByteSpan) -> IO[bytes]:
     return cast(IO[bytes], io.BufferedReader(_BytesOfSpan(file, span), 1 << 20))
 
 
@@ -244,7 +244,7 @@ def _lines_before(path: Path, start: int) -> int:
     if start == 0:
         return 0
     with path.open("rb") as file:
-        lines = io.TextIOWrapper(_lines_of(file, Span(0, start)), "utf-8", errors="replace")
+        lines = io.TextIOWrapper(_lines_of(file, ByteSpan(0, start)), "utf-8", errors="replace")
         return sum(1 for _ in iter(lambda: lines.readline(LONGEST_LINE + 1), ""))
 
 
@@ -273,7 +273,7 @@ def _suffix(path: Path) -> str:
     return (path.with_suffix("") if path.suffix == ".gz" else path).suffix.lower()
 
 
-def _text_document(text: io.TextIOBase) -> Iterator[Piece]:
+def _text_document(text: io.TextIOBase) -> Iterator[DocumentPiece]:
     def take() -> str:
         part = text.read(PIECE_CHARACTERS)
         # A line without an end must not pull the rest of the file into memory.
@@ -282,11 +282,13 @@ def _text_document(text: io.TextIOBase) -> Iterator[Piece]:
     current, first = take(), True
     while current:
         following = take()
-        yield Piece(current, first, last=not following)
+        yield DocumentPiece(current, first, last=not following)
         current, first = following, False
 
 
-def _json_lines(path: Path, text: io.TextIOBase, field: str, span: Span | None) -> Iterator[Piece]:
+def _json_lines(
+    path: Path, text: io.TextIOBase, field: str, span: ByteSpan | None
+) -> Iterator[DocumentPiece]:
     for line, record in _json_objects(path, text, span):
         document = field_of(record, field, line)
         if not isinstance(document, str):
@@ -315,7 +317,7 @@ def field_of(record: dict[str, Any], field: str, line: Line) -> Any:
 
 
 def _json_objects(
-    path: Path, text: io.TextIOBase, span: Span | None
+    path: Path, text: io.TextIOBase, span: ByteSpan | None
 ) -> Iterator[tuple[Line, dict[str, Any]]]:
     start = 0 if span is None else span.start
     contents = iter(lambda: text.readline(LONGEST_LINE + 1), "")

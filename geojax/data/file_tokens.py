@@ -13,8 +13,8 @@ import numpy as np
 
 from geojax.data.chat import ChatTemplate
 from geojax.data.documents import (
-    Piece,
-    Span,
+    ByteSpan,
+    DocumentPiece,
     field_of,
     format_of,
     read_documents,
@@ -34,10 +34,10 @@ class Assigned(NamedTuple):
     """A piece of a document's text and the split that the document belongs to."""
 
     split: SplitName
-    piece: Piece
+    piece: DocumentPiece
 
 
-class Tokens(NamedTuple):
+class FileTokens(NamedTuple):
     """Tokens of a piece of a document, with those that begin and end it, and its split."""
 
     split: SplitName
@@ -84,7 +84,7 @@ Appends = Mapping[SplitName, Callable[[np.ndarray], None]]
 """Appends values to the shards of each split."""
 
 
-def append_tokens(tokens: Iterable[Tokens], appends: Appends) -> Counts:
+def append_tokens(tokens: Iterable[FileTokens], appends: Appends) -> Counts:
     """Append all tokens to their splits, and count them."""
     counts = Counts()
     for each in tokens:
@@ -109,9 +109,9 @@ class FileReader:
         self,
         path: Path,
         advance: Callable[[int], None],
-        span: Span | None = None,
+        span: ByteSpan | None = None,
         split: SplitName | None = None,
-    ) -> Iterator[Tokens]:
+    ) -> Iterator[FileTokens]:
         """Read the tokens of a file.
 
         Args:
@@ -136,7 +136,7 @@ class FileReader:
         return VALIDATION if is_held_out(content, self.source.validation_fraction) else TRAIN
 
     def _assigned(
-        self, path: Path, advance: Callable[[int], None], span: Span | None
+        self, path: Path, advance: Callable[[int], None], span: ByteSpan | None
     ) -> Iterator[Assigned]:
         split: SplitName = TRAIN
         for piece in pieces_of(path, self.source, advance, span):
@@ -144,21 +144,23 @@ class FileReader:
                 split = self._split_of(piece.text.encode())
             yield Assigned(split, piece)
 
-    def _documents_of_tokens(self, path: Path, advance: Callable[[int], None]) -> Iterator[Tokens]:
+    def _documents_of_tokens(
+        self, path: Path, advance: Callable[[int], None]
+    ) -> Iterator[FileTokens]:
         split: SplitName = TRAIN
         for piece in read_indexed(path, self.tokenizer, advance):
             if piece.first:
                 split = self._split_of(piece.ids.astype(np.int32).tobytes())
             ids = _framed(piece.ids, self.tokenizer, piece.first, piece.last)
-            yield Tokens(split, ids, piece.first, text_bytes=0)
+            yield FileTokens(split, ids, piece.first, text_bytes=0)
 
     def _conversations(
         self,
         template: ChatTemplate,
         path: Path,
         advance: Callable[[int], None],
-        span: Span | None,
-    ) -> Iterator[Tokens]:
+        span: ByteSpan | None,
+    ) -> Iterator[FileTokens]:
         for line, record in read_json_lines(path, advance, span):
             messages = field_of(record, self.source.field or "messages", line)
             if not isinstance(messages, list) or not all(
@@ -172,16 +174,16 @@ class FileReader:
                 raise UserError(f"{line}: {error}") from None
             if len(made.ids):
                 split = self._split_of(made.ids.astype(np.int32).tobytes())
-                yield Tokens(split, made.ids, True, 0, made.of_assistant)
+                yield FileTokens(split, made.ids, True, 0, made.of_assistant)
 
 
-def tokenized(documents: Iterable[Assigned], tokenizer: Tokenizer) -> Iterator[Tokens]:
+def tokenized(documents: Iterable[Assigned], tokenizer: Tokenizer) -> Iterator[FileTokens]:
     """Yield the tokens of pieces of text, in their order."""
     for batch in _batches(documents):
         ids_of_pieces = tokenizer.encode_batch([piece.text for _, piece in batch])
         for (split, piece), ids in zip(batch, ids_of_pieces, strict=True):
             framed = _framed(np.asarray(ids, np.int64), tokenizer, piece.first, piece.last)
-            yield Tokens(split, framed, piece.first, len(piece.text.encode()))
+            yield FileTokens(split, framed, piece.first, len(piece.text.encode()))
 
 
 def is_held_out(content: bytes, share: float) -> bool:
@@ -211,8 +213,8 @@ def pieces_of(
     path: Path,
     source: PrepareSource,
     advance: Callable[[int], None],
-    span: Span | None = None,
-) -> Iterator[Piece]:
+    span: ByteSpan | None = None,
+) -> Iterator[DocumentPiece]:
     """Read the text of a source's file."""
     field = source.field or "text"
     return read_documents(path, format=source.format, field=field, advance=advance, span=span)

@@ -17,7 +17,7 @@ import numpy as np
 from geojax.data.corpus import Corpus
 from geojax.data.packing import Batch, Window
 from geojax.data.storage import TRAIN, VALIDATION
-from geojax.data.windows import Windows, batches_in_order, collate
+from geojax.data.windows import SequenceWindows, batches_in_order, collate
 from geojax.errors import UserError
 
 _MOST_WINDOWS = 2**32
@@ -82,7 +82,7 @@ class Loader:
         )
         self._blend = _blend(corpus, sequence_length, seed)
         self._held_out = {
-            source.name: Windows(source.prepared, VALIDATION, sequence_length)
+            source.name: SequenceWindows(source.prepared, VALIDATION, sequence_length)
             for source in corpus.sources
             if len(source.prepared.stream(VALIDATION)) > 1
         }
@@ -170,7 +170,7 @@ def _blend(corpus: Corpus, sequence_length: int, seed: int) -> grain.MapDataset:
     sources = [source for source in corpus.sources if source.weight > 0]
     endless = []
     for source in sources:
-        windows = Windows(source.prepared, TRAIN, sequence_length)
+        windows = SequenceWindows(source.prepared, TRAIN, sequence_length)
         if not len(windows):
             raise UserError(
                 f"source '{source.name}' has {len(source.prepared.stream(TRAIN)):,} tokens to "

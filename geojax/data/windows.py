@@ -8,7 +8,7 @@ from geojax.data.packing import Batch, Window, pack, pad
 from geojax.data.storage import Prepared, SplitName
 
 
-class Windows:
+class SequenceWindows:
     """Windows of sequence_length + 1 tokens, of which the last is the first of the next window."""
 
     def __init__(self, prepared: Prepared, split: SplitName, sequence_length: int) -> None:
@@ -38,7 +38,7 @@ def collate(windows: Sequence[Window], rows: np.ndarray) -> Batch:
 
 
 def batches_in_order(
-    windows: Windows,
+    windows: SequenceWindows,
     *,
     global_batch_size: int,
     rows: np.ndarray | None = None,

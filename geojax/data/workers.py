@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from geojax.data.chat import ChatTemplate
-from geojax.data.documents import Span, format_of, line_spans
+from geojax.data.documents import ByteSpan, format_of, line_spans
 from geojax.data.file_tokens import Appends, Counts, FileReader, append_tokens
 from geojax.data.settings import PrepareSettings, PrepareSource
 from geojax.data.storage import SPLITS, TOKENIZER, VALIDATION, SplitName
@@ -38,11 +38,11 @@ _POLL_SECONDS = 0.2
 _REPORT_BYTES = 1 << 20
 
 
-class Part(NamedTuple):
+class SourcePart(NamedTuple):
     """A part of a source's files."""
 
     path: Path
-    span: Span | None
+    span: ByteSpan | None
     """Lines of the file; None: all of it."""
     split: SplitName | None
     """Split of all its documents; None: the source's share is held out."""
@@ -83,7 +83,7 @@ def reader_of(source: PrepareSource, settings: PrepareSettings, tokenizer: Token
 
 def parts_of(
     source: PrepareSource, files: Iterable[Path], validation_files: Iterable[Path]
-) -> Iterator[Part]:
+) -> Iterator[SourcePart]:
     """Divide a source's files: plain JSON lines into parts, others are read by one process each."""
     splits: list[tuple[Path, SplitName | None]] = [(path, None) for path in files]
     splits += [(path, VALIDATION) for path in validation_files]
@@ -91,9 +91,9 @@ def parts_of(
         lines = format_of(path, source.format) in ("jsonl", "chat") and path.suffix != ".gz"
         if lines and path.stat().st_size > PART_BYTES:
             for span in line_spans(path, PART_BYTES):
-                yield Part(path, span, split)
+                yield SourcePart(path, span, split)
         else:
-            yield Part(path, None, split)
+            yield SourcePart(path, None, split)
 
 
 def worker_count(given: int | None, total_bytes: int) -> int:
@@ -105,7 +105,7 @@ def worker_count(given: int | None, total_bytes: int) -> int:
 
 def append_from_workers(
     setup: WorkerSetup,
-    parts: Iterable[Part],
+    parts: Iterable[SourcePart],
     count: int,
     appends: Appends,
     advance: Callable[[int], None],
@@ -202,7 +202,7 @@ class _Worker:
         self._setup, self._shared, self._reader = setup, shared, setup.reader()
         self._unreported = 0
 
-    def tokenize(self, part: Part, number: int) -> _Tokenized:
+    def tokenize(self, part: SourcePart, number: int) -> _Tokenized:
         """Write the tokens of a part."""
         with contextlib.ExitStack() as stack:
             files = {
@@ -243,7 +243,7 @@ def _start(setup: WorkerSetup, shared: _Shared) -> None:
     _worker = _Worker(setup, shared)
 
 
-def _tokenize(part: Part, number: int) -> _Tokenized:
+def _tokenize(part: SourcePart, number: int) -> _Tokenized:
     assert _worker is not None, "a worker is started before its first part"
     return _worker.tokenize(part, number)
 

@@ -56,7 +56,7 @@ def flights(
     traffic = collective_traffic(text, mesh, longest_loop=longest_loop)
     collectives = {found.name: found for found in traffic.collectives}
     module = parse_module(text)
-    reader = _Reader(module, collectives)
+    reader = _FlightReader(module, collectives)
     return tuple(
         flight
         for computation in module.computations.values()
@@ -64,7 +64,7 @@ def flights(
     )
 
 
-class _Reader:
+class _FlightReader:
     def __init__(self, module: Module, collectives: dict[str, Collective]) -> None:
         self._module = module
         self._collectives = collectives

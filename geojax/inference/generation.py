@@ -213,7 +213,7 @@ def _pad(prompts: Sequence[Sequence[int]], numbers: list[int], model: LoadedMode
     return _Prompts(tokens, padding, np.array([*numbers, *filler], np.int32))
 
 
-class _Loop(NamedTuple):
+class _DecodingState(NamedTuple):
     """The state between two tokens."""
 
     drawn: jax.Array
@@ -260,10 +260,10 @@ def _program(
         def unfinished(finished: jax.Array) -> jax.Array:
             return lax.psum((~finished).sum(), tuple(sorted(varying_axes(finished))))
 
-        def goes_on(loop: _Loop) -> jax.Array:
+        def goes_on(loop: _DecodingState) -> jax.Array:
             return (loop.drawn < max_new_tokens) & (loop.unfinished_anywhere > 0)
 
-        def next_token(loop: _Loop) -> _Loop:
+        def next_token(loop: _DecodingState) -> _DecodingState:
             slot = width + loop.drawn - 1
             decoded = decode(
                 parameters,
@@ -276,7 +276,7 @@ def _program(
             )
             tokens = draw(decoded.logits, slot + 1)
             finished = loop.finished | is_end(tokens)
-            return _Loop(
+            return _DecodingState(
                 drawn=loop.drawn + 1,
                 tokens=tokens,
                 finished=finished,
@@ -297,7 +297,7 @@ def _program(
         )
         tokens = draw(begun.logits, width)
         finished = is_end(tokens) | (prompts.number == _NO_PROMPT)
-        loop = _Loop(
+        loop = _DecodingState(
             drawn=jnp.int32(1),
             tokens=tokens,
             finished=finished,

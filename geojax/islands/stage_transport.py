@@ -31,7 +31,9 @@ def between_sites(transport: Transport, sites: int) -> Transport:
     if groups == 1:
         return transport
     own, group = divmod(transport.site, groups)
-    ends = {site: Route(transport, site * groups + group) for site in range(sites) if site != own}
+    ends = {
+        site: StageRoute(transport, site * groups + group) for site in range(sites) if site != own
+    }
     return SiteTransport(own, transport.site_names[::groups], ends, transport)
 
 
@@ -48,9 +50,9 @@ def stage_transports(transport: Transport, stages: int) -> Sequence[Transport]:
     made = []
     for inside in loopback(stages, silence_seconds=math.inf):
         ends = {
-            process * stages + stage: Route(inside, stage)
+            process * stages + stage: StageRoute(inside, stage)
             if process == transport.site
-            else Route(transport, process)
+            else StageRoute(transport, process)
             for process in range(transport.sites)
             for stage in range(stages)
         }
@@ -60,7 +62,7 @@ def stage_transports(transport: Transport, stages: int) -> Sequence[Transport]:
     return made
 
 
-class Route(NamedTuple):
+class StageRoute(NamedTuple):
     """The way to another end."""
 
     transport: Transport
@@ -81,7 +83,7 @@ class RoutedTransport:
     """
 
     def __init__(
-        self, site: int, site_names: Sequence[str], routes: Mapping[int, Route], own: Transport
+        self, site: int, site_names: Sequence[str], routes: Mapping[int, StageRoute], own: Transport
     ):
         self.site, self.sites, self.site_names = site, len(site_names), site_names
         self.counters: Mapping[int, PeerCounters] = {

@@ -24,7 +24,7 @@ from geojax.pipeline.drawing.trace import (
 from geojax.pipeline.schedule import Action, Kind, Placement, Schedule
 from geojax.pipeline.simulation.costs import Costs, Hop
 from geojax.pipeline.simulation.simulator import iteration_seconds, simulate
-from geojax.pipeline.simulation.timeline import Message, Span, Timeline
+from geojax.pipeline.simulation.timeline import TimedMessage, Timeline, WorkSpan
 from geojax.pipeline.validate import requirement
 
 
@@ -68,7 +68,7 @@ def measured_timeline(
     origin = min(record[0].start for record in records)
     seconds = max(record[-1].end for record in records) - origin
     spans = [
-        Span(stage, each.action, each.taken - origin, each.end - origin)
+        WorkSpan(stage, each.action, each.taken - origin, each.end - origin)
         for stage, record in enumerate(records)
         for each in record
         if isinstance(each.action, Action)
@@ -98,7 +98,9 @@ def measured_costs(timeline: Timeline) -> Costs:
     return _costs(timeline.schedule, timeline.spans, timeline.messages)
 
 
-def _costs(schedule: Schedule, spans: Sequence[Span], messages: Sequence[Message]) -> Costs:
+def _costs(
+    schedule: Schedule, spans: Sequence[WorkSpan], messages: Sequence[TimedMessage]
+) -> Costs:
     chunks = range(schedule.placement.chunks)
 
     def work(kind: Kind, chunk: int) -> float:
@@ -127,7 +129,7 @@ def _costs(schedule: Schedule, spans: Sequence[Span], messages: Sequence[Message
 
 def _messages(
     schedule: Schedule, records: Sequence[Record], origin: float, stages_per_site: int
-) -> Iterator[Message]:
+) -> Iterator[TimedMessage]:
     """Yield the hops between stages, each from its offer to its arrival, in the order of offers."""
     offers = {
         each.action.action: (stage, each.dispatched)
@@ -148,10 +150,12 @@ def _messages(
         first, second = sorted(stage // stages_per_site for stage in (source, target))
         link = None if first == second else f"{first}-{second}"
         start, end = offered - origin, max(offered, arrival) - origin
-        yield Message(made, source, target, start, end, end, link)
+        yield TimedMessage(made, source, target, start, end, end, link)
 
 
-def _link_use(messages: Sequence[Message], seconds: float) -> dict[tuple[str, int, int], float]:
+def _link_use(
+    messages: Sequence[TimedMessage], seconds: float
+) -> dict[tuple[str, int, int], float]:
     """Return the share of time in which messages are on their way, by link and direction."""
     busy: dict[tuple[str, int, int], float] = {}
     until: dict[tuple[str, int, int], float] = {}

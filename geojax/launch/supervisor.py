@@ -57,7 +57,7 @@ def supervise(
     and SIGKILL `grace_seconds` later. Call it in the main thread (Python's rule for signals).
     """
     with _Signals() as signals, selectors.DefaultSelector() as selector:
-        run = _Run(workers, output, selector, grace_seconds, settle_seconds)
+        run = _Supervision(workers, output, selector, grace_seconds, settle_seconds)
         selector.register(signals.pipe, selectors.EVENT_READ)
         try:
             run.start()
@@ -105,7 +105,7 @@ def _do_nothing(number: int, frame: FrameType | None) -> None:
     pass
 
 
-class _Running:
+class _RunningWorker:
     """A started worker, its reaper and its exit code."""
 
     def __init__(self, worker: Worker):
@@ -135,7 +135,7 @@ class _Running:
             os.write(self.reaper.stdin.fileno(), f"{line}\n".encode())
 
 
-class _Run:
+class _Supervision:
     """State of one call of `supervise`."""
 
     def __init__(
@@ -148,26 +148,26 @@ class _Run:
     ):
         self.workers, self.output, self.selector = workers, output, selector
         self.grace_seconds, self.settle_seconds = grace_seconds, settle_seconds
-        self.all: list[_Running] = []
+        self.all: list[_RunningWorker] = []
         self.stopped_by: signal.Signals | None = None
         self.terminate_at: float | None = None
         self.kill_at: float | None = None
 
     @property
-    def living(self) -> list[_Running]:
+    def living(self) -> list[_RunningWorker]:
         """Workers whose reaper runs or whose output is not read to its end."""
         return [running for running in self.all if running.code is None or running.unread]
 
     def start(self) -> None:
         for worker in self.workers:
-            running = _Running(worker)
+            running = _RunningWorker(worker)
             self.all.append(running)
             for pipe in (running.reaper.stdout, running.reaper.stderr):
                 assert pipe is not None, "the reaper's output must go to pipes"
                 running.unread[pipe] = b""
                 self.selector.register(pipe, selectors.EVENT_READ, running)
 
-    def read(self, running: _Running, pipe: Any) -> None:
+    def read(self, running: _RunningWorker, pipe: Any) -> None:
         """Show the lines that have come through `pipe`."""
         piece = os.read(pipe.fileno(), 1 << 16)
         *lines, rest = (running.unread[pipe] + piece).split(b"\n")
@@ -243,7 +243,9 @@ class _Run:
         return Outcome(first_code, workers, stuck=stuck, stopped_by=self.stopped_by)
 
 
-def root_cause(everyone: list[_Running], failed: list[_Running], output: Output) -> list[_Running]:
+def root_cause(
+    everyone: list[_RunningWorker], failed: list[_RunningWorker], output: Output
+) -> list[_RunningWorker]:
     """Find the worker that brought down the others, or those that lost contact with each other.
 
     The cause is not always the process that ended first. A process of geojax tells the others of
@@ -251,7 +253,7 @@ def root_cause(everyone: list[_Running], failed: list[_Running], output: Output)
     blame each other both were alive, and the link between them failed.
     """
 
-    def named_in(line: str) -> _Running | None:
+    def named_in(line: str) -> _RunningWorker | None:
         """Return the failed worker that a line blames; of a site that is a job, by its number."""
         among, process = everyone, blamed_process(line)
         if (of_site := blamed_of_site(line)) is not None:

@@ -77,7 +77,7 @@ def cross_entropy_sum(
     labels = targets.reshape(-1), mask.reshape(-1).astype(wide)
     labels = vary_over(labels, axes if parallelism.tensor == 1 else axes - {"tensor"})
     columns = kernel.shape[0 if tied else 1]
-    head = _Head(tied, columns, vocabulary, parallelism.tensor, softcap, z_loss)
+    head = _HeadKernel(tied, columns, vocabulary, parallelism.tensor, softcap, z_loss)
     return _cross_entropy_sum(head, *states, *labels)
 
 
@@ -86,7 +86,7 @@ def soft_cap(logits: jax.Array, bound: float | None) -> jax.Array:
     return logits if bound is None else bound * jnp.tanh(logits / bound)
 
 
-class _Head(NamedTuple):
+class _HeadKernel(NamedTuple):
     tied: bool
     columns: int  # of this rank's kernel
     vocabulary: int | None  # columns that exist, of all ranks together
@@ -103,7 +103,7 @@ class _Chunk(NamedTuple):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _cross_entropy_sum(
-    head: _Head, hidden: jax.Array, kernel: jax.Array, targets: jax.Array, mask: jax.Array
+    head: _HeadKernel, hidden: jax.Array, kernel: jax.Array, targets: jax.Array, mask: jax.Array
 ) -> jax.Array:
     chunks = _split(_Chunk(hidden, targets, mask), head.columns)
 
@@ -117,7 +117,7 @@ def _cross_entropy_sum(
 
 
 def _forward(
-    head: _Head, hidden: jax.Array, kernel: jax.Array, targets: jax.Array, mask: jax.Array
+    head: _HeadKernel, hidden: jax.Array, kernel: jax.Array, targets: jax.Array, mask: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
     hidden, zero = zero_after(hidden)
     chunks = _split(_Chunk(hidden, targets, mask), head.columns)
@@ -158,7 +158,7 @@ def _forward(
 
 
 def _backward(
-    head: _Head, residuals: tuple[jax.Array, jax.Array, jax.Array], cotangent: jax.Array
+    head: _HeadKernel, residuals: tuple[jax.Array, jax.Array, jax.Array], cotangent: jax.Array
 ) -> tuple[jax.Array, jax.Array, None, jax.Array]:
     hidden_gradient, kernel_gradient, losses = residuals
     scale = cotangent.astype(hidden_gradient.dtype)
@@ -197,7 +197,7 @@ def _scan(
     return lax.scan(body, carry, chunks, unroll=chunks.targets.shape[0] == 1)
 
 
-def _logits(hidden: jax.Array, kernel: jax.Array, head: _Head) -> jax.Array:
+def _logits(hidden: jax.Array, kernel: jax.Array, head: _HeadKernel) -> jax.Array:
     """Compute this rank's logits [tokens, columns], minus infinity in the vocabulary's padding."""
     wide = jnp.promote_types(hidden.dtype, jnp.float32)
     dims = (((1,), (1 if head.tied else 0,)), ((), ()))
@@ -208,13 +208,15 @@ def _logits(hidden: jax.Array, kernel: jax.Array, head: _Head) -> jax.Array:
     return jnp.where(_own_columns(head) < head.vocabulary, logits, -jnp.inf)
 
 
-def _own_columns(head: _Head) -> jax.Array:
+def _own_columns(head: _HeadKernel) -> jax.Array:
     """Return the vocabulary entries whose logits this rank computes, int32 [columns]."""
     columns = jnp.arange(head.columns, dtype=jnp.int32)
     return columns if head.ranks == 1 else lax.axis_index("tensor") * head.columns + columns
 
 
-def _losses(logits: jax.Array, targets: jax.Array, head: _Head) -> tuple[jax.Array, jax.Array]:
+def _losses(
+    logits: jax.Array, targets: jax.Array, head: _HeadKernel
+) -> tuple[jax.Array, jax.Array]:
     """Return each token's loss and the log of its softmax's denominator, both [tokens]."""
     top = _over_ranks(lax.pmax, logits.max(-1), head)
     exponentials = jnp.exp(logits - top[:, None]).sum(-1)
@@ -229,7 +231,7 @@ def _losses(logits: jax.Array, targets: jax.Array, head: _Head) -> tuple[jax.Arr
 
 
 def _over_ranks(
-    reduce: Callable[[jax.Array, str], jax.Array], x: jax.Array, head: _Head
+    reduce: Callable[[jax.Array, str], jax.Array], x: jax.Array, head: _HeadKernel
 ) -> jax.Array:
     return reduce(x, "tensor") if head.ranks > 1 else x
 

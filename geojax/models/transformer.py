@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from geojax.errors import UserError
 from geojax.models.chunk.chunk import Chunk, ModelFunctions
 from geojax.models.chunk.layer_io import layer_slice
-from geojax.models.chunk.layer_scan import Layers, Span
+from geojax.models.chunk.layer_scan import Layers, LayerSpan
 from geojax.models.chunk.remat import Remat, rematerialize
 from geojax.models.config import ModelConfig
 from geojax.models.dropout import dropout
@@ -214,7 +214,7 @@ def model_chunk(
         balance=balance if config.is_moe else None,
     )
     spans = [
-        Span(len(part), rematerialize(functools.partial(span_layer, own), remat))
+        LayerSpan(len(part), rematerialize(functools.partial(span_layer, own), remat))
         for part, own in matmul.spans_within(layers, count)
     ]
     is_first, is_last = layers.start == 0, layers.stop == count

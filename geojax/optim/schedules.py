@@ -75,7 +75,7 @@ class ScheduleSettings(Settings):
 
 
 @dataclasses.dataclass(frozen=True)
-class ScheduleEntry:
+class RateScheduleEntry:
     """One schedule."""
 
     name: str
@@ -90,7 +90,7 @@ def learning_rate_schedule(settings: ScheduleSettings, steps: int) -> optax.Sche
     return schedule_entry(settings.schedule).rate(settings, settings.decay_steps or steps)
 
 
-def schedule_entry(name: str) -> ScheduleEntry:
+def schedule_entry(name: str) -> RateScheduleEntry:
     """Return the entry of the schedule `name`.
 
     Raises:
@@ -156,11 +156,11 @@ def _inverse_sqrt(settings: ScheduleSettings, end: int) -> optax.Schedule:
 
 
 _ENTRIES = (
-    ScheduleEntry("cosine", _cosine),
-    ScheduleEntry("linear", _linear),
-    ScheduleEntry("wsd", _wsd),
-    ScheduleEntry("constant", _constant, has_end=False),
-    ScheduleEntry("inverse_sqrt", _inverse_sqrt, has_end=False),
+    RateScheduleEntry("cosine", _cosine),
+    RateScheduleEntry("linear", _linear),
+    RateScheduleEntry("wsd", _wsd),
+    RateScheduleEntry("constant", _constant, has_end=False),
+    RateScheduleEntry("inverse_sqrt", _inverse_sqrt, has_end=False),
 )
 
 SCHEDULES = {entry.name: entry for entry in _ENTRIES}

@@ -25,9 +25,9 @@ from geojax.pipeline.simulation.costs import Costs as Costs
 from geojax.pipeline.simulation.costs import Hop as Hop
 from geojax.pipeline.simulation.lock_step import lock_step as lock_step
 from geojax.pipeline.simulation.simulator import simulate as simulate
-from geojax.pipeline.simulation.timeline import Message as Message
-from geojax.pipeline.simulation.timeline import Span as Span
+from geojax.pipeline.simulation.timeline import TimedMessage as TimedMessage
 from geojax.pipeline.simulation.timeline import Timeline as Timeline
+from geojax.pipeline.simulation.timeline import WorkSpan as WorkSpan
 from geojax.pipeline.tick_tables import best_tick_table as best_tick_table
 from geojax.pipeline.tick_tables import tick_table as tick_table
 from geojax.pipeline.validate import Invariant as Invariant

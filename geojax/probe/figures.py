@@ -62,7 +62,7 @@ class NetworkFigures(Settings):
     """Twice the time of a permute from a device to its neighbor."""
 
 
-class LinkFigures(Settings):
+class ProbedLink(Settings):
     """Figures of one direction of a link between two sites, measured by one process of each."""
 
     source: str
@@ -113,7 +113,7 @@ class Figures(Settings):
     devices: tuple[DeviceFigures, ...] = ()
     collectives: tuple[CollectiveFigures, ...] = ()
     networks: tuple[NetworkFigures, ...] = ()
-    links: tuple[LinkFigures, ...] = ()
+    links: tuple[ProbedLink, ...] = ()
     hosts: tuple[HostFigures, ...] = ()
     shared_cores: SharedCores | None = None
     """Times of simulated devices that share cores."""

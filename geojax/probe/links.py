@@ -13,7 +13,7 @@ import jax
 from geojax.network_names import HostPort
 from geojax.probe.context import ProbeContext
 from geojax.probe.exchange import TIMEOUT_SECONDS, await_note, collect
-from geojax.probe.figures import LinkFigures
+from geojax.probe.figures import ProbedLink
 from geojax.probe.streams import (
     Listener,
     answer,
@@ -33,7 +33,7 @@ _PHASE_SECONDS = 100.0
 
 def measured_links(
     context: ProbeContext, coordinator: str, streams: Sequence[int]
-) -> list[LinkFigures]:
+) -> list[ProbedLink]:
     """Measure both directions of every link; every process of the job calls this.
 
     Args:
@@ -46,7 +46,7 @@ def measured_links(
         MissingProcessesError: some process did not arrive.
         RunError: one site cannot reach another.
     """
-    found: list[LinkFigures] = []
+    found: list[ProbedLink] = []
     for pair in itertools.combinations(context.first_processes.items(), 2):
         own = ""
         if jax.process_index() in (process for _, process in pair):
@@ -54,14 +54,14 @@ def measured_links(
         name = "link " + " to ".join(site for site, _ in pair)
         timeout = TIMEOUT_SECONDS + 2 * len(streams) * _PHASE_SECONDS
         answers = collect(name, own, timeout)
-        received = [LinkFigures.model_validate_json(each) for each in answers if each]
+        received = [ProbedLink.model_validate_json(each) for each in answers if each]
         found += sorted(received, key=lambda link: link.source != pair[0][0])
     return found
 
 
 def _received(
     pair: Sequence[tuple[str, int]], coordinator: str, streams: Sequence[int]
-) -> LinkFigures:
+) -> ProbedLink:
     """Measure the direction in which this process, one of a pair of (site, process), receives."""
     (_, caller), (_, called) = pair
     own = jax.process_index()
@@ -91,7 +91,7 @@ def _received(
                     send(connections, name)
                 else:
                     rates[count] = receive(connections, seconds, name)
-    return LinkFigures(
+    return ProbedLink(
         source=source,
         target=target,
         round_trip_seconds=seconds,

@@ -12,7 +12,7 @@ from geojax.errors import UserError
 from geojax.network_names import HostPort
 from geojax.probe.context import ProbeContext
 from geojax.probe.devices import default_dtype, measured_devices
-from geojax.probe.figures import DeviceFigures, Figures, LinkFigures
+from geojax.probe.figures import DeviceFigures, Figures, ProbedLink
 from geojax.probe.hosts import read_hosts
 from geojax.probe.links import measured_links
 from geojax.probe.networks import measured_networks
@@ -79,8 +79,8 @@ def probe(
 
 
 def judged_links(
-    links: Sequence[LinkFigures], described_by: Topology | None, hosts: int
-) -> list[LinkFigures]:
+    links: Sequence[ProbedLink], described_by: Topology | None, hosts: int
+) -> list[ProbedLink]:
     """Judge links by their description or, without one, by the other directions.
 
     Args:

@@ -9,7 +9,7 @@ import yaml
 
 from geojax.accelerators import CATALOG, Accelerator
 from geojax.errors import UserError
-from geojax.probe.figures import CollectiveFigures, Figures, LinkFigures, NetworkFigures, Scope
+from geojax.probe.figures import CollectiveFigures, Figures, NetworkFigures, ProbedLink, Scope
 from geojax.topology import Link, Site, SiteLink, Topology
 
 _NETWORKS: dict[Scope, str] = {"inside host": "inside_host", "between hosts": "between_hosts"}
@@ -87,7 +87,7 @@ def _network(gather: CollectiveFigures, network: NetworkFigures) -> Link:
     return Link(round_trip_seconds=network.round_trip_seconds, bytes_per_second=rates[max(rates)])
 
 
-def _link(directions: Sequence[LinkFigures], running: Topology) -> SiteLink:
+def _link(directions: Sequence[ProbedLink], running: Topology) -> SiteLink:
     there, back = directions
     sites = (there.source, there.target)
     rates = {"bytes_per_second": there.best, "reverse_bytes_per_second": back.best}

@@ -36,7 +36,7 @@ from geojax.runtime.environment.island_env import IslandSettings, island_setting
 from geojax.step.program import STEP_NAME
 from geojax.step.state import TrainState
 from geojax.topology import Process, Topology
-from geojax.train.adapt.comparison import Comparison, plan_of_run
+from geojax.train.adapt.comparison import PlanComparison, plan_of_run
 from geojax.train.adapt.replan import (
     LinkAgreement,
     LinksOfIslands,
@@ -383,19 +383,19 @@ def _comparison(
     site: str,
     writer: MetricsWriter | None,
     console: rich.console.Console,
-) -> Comparison | None:
+) -> PlanComparison | None:
     """Compare the run's steps with its plan; None: it has none, or another process does."""
     plan = None if writer is None else plan_of_run(trainer.config, site)
     if plan is None or writer is None:
         return None
     interval = trainer.config.adapt.interval
-    return Comparison(plan, interval, trainer.measured_links, console.print, writer.write)
+    return PlanComparison(plan, interval, trainer.measured_links, console.print, writer.write)
 
 
 def _replanning(
     trainer: CompiledRun | IslandRun,
     site: str,
-    comparison: Comparison | None,
+    comparison: PlanComparison | None,
     console: rich.console.Console,
 ) -> Replanning | None:
     """Plan anew for links that change; None: nobody asked for it, or no plan is made by a link.

@@ -19,7 +19,7 @@ from geojax.islands.traffic import LinkTraffic
 from geojax.quantities import quantity
 from geojax.runtime import StopSignals, Watchdog, translate_collective_errors
 from geojax.runtime.compilation import CompilationCounter
-from geojax.train.adapt.comparison import Comparison
+from geojax.train.adapt.comparison import PlanComparison
 from geojax.train.adapt.replan import Replanning
 from geojax.train.config.run_config import RunConfig
 from geojax.train.link_figures import LinkTotals, link_figure, link_metrics
@@ -73,7 +73,7 @@ class TrainingLoop(Generic[State]):
     """Description of the run, for its checkpoints."""
     compilations: CompilationCounter
     """Count of how often the step was compiled."""
-    comparison: Comparison | None = None
+    comparison: PlanComparison | None = None
     """Comparison of the steps with the plan, on the process that logs; None without a plan."""
     replanning: Replanning | None = None
     """Plans for links that change, on every process; None: the plan stays."""

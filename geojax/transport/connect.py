@@ -12,7 +12,7 @@ from geojax.network_names import HostPort
 from geojax.runtime import rendezvous
 from geojax.transport import private
 from geojax.transport.control import ControlConnection
-from geojax.transport.control_handshake import Party, Route
+from geojax.transport.control_handshake import Party, PeerRoute
 from geojax.transport.control_listener import ControlListener
 from geojax.transport.endpoint import (
     Endpoint,
@@ -232,7 +232,7 @@ def _open_controls(
         near = peer.network == own.network
         address = (peer.engine, peer.control_port) if near else peer.guard
         guarded_port = None if near else peer.control_port
-        route = Route(members.key, party, parties[group], address, guarded_port)
+        route = PeerRoute(members.key, party, parties[group], address, guarded_port)
         controls[group] = ControlConnection(route)
         on_error.callback(controls[group].close, 0.0)
         if not near:

@@ -20,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from geojax.transport.control_handshake import Hello, Route, confirm, open_control
+from geojax.transport.control_handshake import ControlHello, PeerRoute, confirm, open_control
 from geojax.transport.guard import Refused
 from geojax.transport.message_id import FIRST_ID
 
@@ -40,7 +40,7 @@ class ControlConnection:
         route: way to the peer.
     """
 
-    def __init__(self, route: Route):
+    def __init__(self, route: PeerRoute):
         self.acknowledged: Callable[[int], None] = lambda message: None
         """Called with the identifier of each message that the peer has fetched."""
         self.echoed: Callable[[float], None] = lambda seconds: None
@@ -84,7 +84,7 @@ class ControlConnection:
         """Tell the peer that a message has been fetched."""
         self._say(message)
 
-    def adopt(self, connection: socket.socket, hello: Hello) -> None:
+    def adopt(self, connection: socket.socket, hello: ControlHello) -> None:
         """Listen to the peer over the connection that it has opened, instead of earlier ones.
 
         Raises:

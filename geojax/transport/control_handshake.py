@@ -32,7 +32,7 @@ class Party(NamedTuple):
     """New at every start."""
 
 
-class Route(NamedTuple):
+class PeerRoute(NamedTuple):
     """Way to the control port of a peer."""
 
     key: bytes
@@ -44,7 +44,7 @@ class Route(NamedTuple):
     """Control port behind the guard; None: there is no guard between."""
 
 
-class Hello(NamedTuple):
+class ControlHello(NamedTuple):
     """Start of a connection that a peer has signed."""
 
     group: int
@@ -54,7 +54,7 @@ class Hello(NamedTuple):
     """All that the signatures cover."""
 
 
-def open_control(route: Route, number: int, seconds: float) -> tuple[socket.socket, int]:
+def open_control(route: PeerRoute, number: int, seconds: float) -> tuple[socket.socket, int]:
     """Open connection `number` to a peer; return it and the frames that have come there so far.
 
     Raises:
@@ -85,7 +85,7 @@ def open_control(route: Route, number: int, seconds: float) -> tuple[socket.sock
 
 def read_hello(
     connection: socket.socket, key: bytes, own: Party, peers: Mapping[int, Party]
-) -> Hello:
+) -> ControlHello:
     """Challenge whoever has connected; return what a peer says.
 
     Raises:
@@ -105,10 +105,10 @@ def read_hello(
         raise Refused("it is of another start, or its key is another")
     connection.settimeout(None)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return Hello(group, number, facts)
+    return ControlHello(group, number, facts)
 
 
-def confirm(connection: socket.socket, key: bytes, hello: Hello, frames: int) -> None:
+def confirm(connection: socket.socket, key: bytes, hello: ControlHello, frames: int) -> None:
     """Accept a connection; `frames` have come over earlier ones."""
     count = _COUNT.pack(frames)
     connection.sendall(count + mac(key, b"opened", hello.facts + count))

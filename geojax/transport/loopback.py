@@ -32,12 +32,12 @@ def loopback(
         silence_seconds: time after which a fetch gives up.
     """
     links = {
-        (sender, receiver): _Link() for sender in range(sites) for receiver in range(sites)
+        (sender, receiver): _LoopbackLink() for sender in range(sites) for receiver in range(sites)
     }  # a site's link to itself is never used
     return [_Loopback(site, sites, links, limit_bytes, silence_seconds) for site in range(sites)]
 
 
-class _Link:
+class _LoopbackLink:
     """Messages from one site to another that have been offered and not fetched."""
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class _Loopback:
         self,
         site: int,
         sites: int,
-        links: Mapping[tuple[int, int], _Link],
+        links: Mapping[tuple[int, int], _LoopbackLink],
         limit_bytes: int,
         silence_seconds: float,
     ):
@@ -78,9 +78,11 @@ class _Loopback:
             link.offered[key] = arrays
             link.changed.notify_all()
 
-    def fetch(self, sender: int, key: MessageKey, like: Sequence[jax.ShapeDtypeStruct]) -> "_Fetch":
+    def fetch(
+        self, sender: int, key: MessageKey, like: Sequence[jax.ShapeDtypeStruct]
+    ) -> "_LoopbackFetch":
         self.check()
-        return _Fetch(self, sender, key, like)
+        return _LoopbackFetch(self, sender, key, like)
 
     def check(self) -> None:
         for peer in self.counters:
@@ -107,7 +109,7 @@ class _Loopback:
                 link.changed.notify_all()
 
 
-class _Fetch:
+class _LoopbackFetch:
     """A message that is offered, or will be; `geojax.transport.protocol.Fetch` documents it."""
 
     def __init__(

@@ -23,7 +23,7 @@ class SaveKey(NamedTuple):
     run: str
 
 
-class Part(NamedTuple):
+class SavedPart(NamedTuple):
     """The part of a save that one site wrote, as another process sees it on its file system."""
 
     path: str
@@ -45,11 +45,11 @@ class Part(NamedTuple):
         return SaveKey(self.step, self.run)
 
 
-class Choice(NamedTuple):
+class SaveChoice(NamedTuple):
     """A save, and the folders in which each site of this run sees parts of it."""
 
     key: SaveKey
-    parts_of_site: tuple[tuple[Part, ...], ...]
+    parts_of_site: tuple[tuple[SavedPart, ...], ...]
 
     @property
     def has_all(self) -> bool:
@@ -57,7 +57,7 @@ class Choice(NamedTuple):
         return any(part.has_all for parts in self.parts_of_site for part in parts)
 
 
-def list_parts(checkpoints: Path, own: Path) -> list[Part]:
+def list_parts(checkpoints: Path, own: Path) -> list[SavedPart]:
     """List the parts that are visible here, those in the site's folder `own` first."""
     folders = [own, checkpoints]
     if checkpoints.is_dir():
@@ -70,28 +70,28 @@ def list_parts(checkpoints: Path, own: Path) -> list[Part]:
     return parts
 
 
-def to_text(parts: Sequence[Part]) -> str:
+def to_text(parts: Sequence[SavedPart]) -> str:
     """Write parts as text, for the other sites."""
     return json.dumps(parts)
 
 
-def from_text(text: str) -> tuple[Part, ...]:
+def from_text(text: str) -> tuple[SavedPart, ...]:
     """Invert `to_text`."""
     rows = json.loads(text)
-    return tuple(Part(*row)._replace(sites=tuple(row[4])) for row in rows)
+    return tuple(SavedPart(*row)._replace(sites=tuple(row[4])) for row in rows)
 
 
 class Restorable(NamedTuple):
     """The saves that can be restored, and the steps that cannot."""
 
-    choices: list[Choice]
+    choices: list[SaveChoice]
     """The one to prefer first."""
     problems: dict[int, str]
     """Steps that cannot be used, or whose parts not all sites see, with reasons."""
 
 
 def restorable(
-    seen: Sequence[Sequence[Part]],
+    seen: Sequence[Sequence[SavedPart]],
     sites: Sequence[str],
     excluded: Collection[SaveKey],
     elsewhere: Collection[str] = (),
@@ -123,11 +123,11 @@ def restorable(
         if set(saved) != {*sites, *elsewhere}:
             missing = [] if all_there else missing or [sites[0]]
         if not missing:
-            whole.append(Choice(key, parts))
+            whole.append(SaveChoice(key, parts))
             continue
         problems.setdefault(key.step, f"site {missing[0]} does not see all of it")
         if all_there:
-            others.append(Choice(key, parts))
+            others.append(SaveChoice(key, parts))
     return Restorable(whole + others, problems)
 
 
@@ -137,26 +137,26 @@ def saved_arrays(content: Mapping[str, Any], index: int) -> dict[str, SavedArray
     return {name: SavedArray.from_json(dims) for name, dims in held.items()}
 
 
-def _part(checkpoints: Path, path: Path, step: int) -> Part:
+def _part(checkpoints: Path, path: Path, step: int) -> SavedPart:
     relative = str(path.relative_to(checkpoints))
     try:
         content = manifest.read(path)
     except manifest.DamagedCheckpoint as damage:
-        return Part(relative, step, problem=str(damage))
+        return SavedPart(relative, step, problem=str(damage))
     if "held" not in content:
-        return Part(relative, step, problem="it was written by an earlier version of geojax")
+        return SavedPart(relative, step, problem="it was written by an earlier version of geojax")
     shapes = {name: shape_and_dtype(array)[0] for name, array in content["arrays"].items()}
     index, sites = content["site"], tuple(content["sites"])
     whole = held_by_all(saved_arrays(content, index), shapes)
-    return Part(relative, step, content["run"], index, sites, whole)
+    return SavedPart(relative, step, content["run"], index, sites, whole)
 
 
-def _all_there(saved: Sequence[str], parts: Sequence[Sequence[Part]]) -> bool:
+def _all_there(saved: Sequence[str], parts: Sequence[Sequence[SavedPart]]) -> bool:
     seen = {part.site for each in parts for part in each}
     return len(seen) == len(saved) or any(part.has_all for each in parts for part in each)
 
 
-def _sites_without_own(parts: Sequence[Sequence[Part]], sites: Sequence[str]) -> list[str]:
+def _sites_without_own(parts: Sequence[Sequence[SavedPart]], sites: Sequence[str]) -> list[str]:
     """List the sites that do not see the part that a site of their name wrote."""
     own = zip(sites, parts, strict=True)
     return [site for site, each in own if all(part.sites[part.site] != site for part in each)]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 from zlib import crc32
 
-from geojax.checkpoint.reading.choice import Choice
+from geojax.checkpoint.reading.choice import SaveChoice
 
 
 class HeldSave(NamedTuple):
@@ -17,7 +17,7 @@ class HeldSave(NamedTuple):
     """True if the site sees a part that holds the whole state."""
 
     @classmethod
-    def of(cls, choice: Choice) -> "HeldSave":
+    def of(cls, choice: SaveChoice) -> "HeldSave":
         """Describe a save that this site can restore."""
         return cls(choice.key.step, crc32(choice.key.run.encode()), choice.has_all)
 
@@ -34,7 +34,7 @@ SavesOfSites = Callable[[Sequence[HeldSave]], Held]
 """Exchange of the saves of all sites, which call it together, each with its own."""
 
 
-def newest_common(choices: Sequence[Choice], held: Held) -> Choice | None:
+def newest_common(choices: Sequence[SaveChoice], held: Held) -> SaveChoice | None:
     """Return the newest of a site's saves that all sites can restore; None if there is none."""
     keys = [{save.key for save in saves} for saves in held.values()]
     common = [each for each in choices if all(HeldSave.of(each).key in own for own in keys)]

@@ -12,7 +12,7 @@ from geojax.checkpoint import manifest
 from geojax.checkpoint.agreement import first_text, text_of
 from geojax.checkpoint.folder import interrupted_steps
 from geojax.checkpoint.reading import choice
-from geojax.checkpoint.reading.choice import Choice, Part, SaveKey
+from geojax.checkpoint.reading.choice import SaveChoice, SavedPart, SaveKey
 from geojax.checkpoint.reading.common_save import (
     HeldSave,
     SavesOfSites,
@@ -128,7 +128,7 @@ class Restorer:
                 self._tell(problems, damage, chosen.key.step)
                 return Restored(state, _metadata(content), tuple(problems), unusable_parts)
 
-    def _all_have_read(self, chosen: Choice, read: SaveKey | None) -> bool:
+    def _all_have_read(self, chosen: SaveChoice, read: SaveKey | None) -> bool:
         """Return True if all sites have read the save that they have chosen together."""
         is_read = read == chosen.key
         if self.saves_of_sites is None:
@@ -136,7 +136,7 @@ class Restorer:
         held = self.saves_of_sites([HeldSave.of(chosen)] if is_read else [])
         return all(held.values())
 
-    def _choose(self, damage: _Damage) -> tuple[Choice | None, dict[int, str], tuple[str, ...]]:
+    def _choose(self, damage: _Damage) -> tuple[SaveChoice | None, dict[int, str], tuple[str, ...]]:
         """Choose a save with the other sites, and say why newer steps cannot be used.
 
         Returns:
@@ -145,7 +145,7 @@ class Restorer:
         Raises:
             UserError: there are saves, and none is whole at all sites.
         """
-        seen: list[tuple[Part, ...]] = []
+        seen: list[tuple[SavedPart, ...]] = []
         for group in self.groups:
             own = ""
             if group.is_primary_here:
@@ -185,7 +185,7 @@ class Restorer:
         }
         return chosen, later, unusable_parts
 
-    def _content_of(self, chosen: Choice) -> dict[str, Any]:
+    def _content_of(self, chosen: SaveChoice) -> dict[str, Any]:
         """Return the manifest of a save, without its files, on every process."""
         site = next(site for site, parts in enumerate(chosen.parts_of_site) if parts)
         group = self.groups[site]
@@ -198,7 +198,7 @@ class Restorer:
 
     def _read(
         self,
-        chosen: Choice,
+        chosen: SaveChoice,
         content: Mapping[str, Any],
         layouts: Any,
         model: Mapping[str, Any] | None,
@@ -244,7 +244,7 @@ class Restorer:
             raise manifest.DamagedCheckpoint(problem)
         return jax.tree.unflatten(jax.tree.structure(layouts), leaves)
 
-    def _verify(self, chosen: Choice, damage: _Damage) -> None:
+    def _verify(self, chosen: SaveChoice, damage: _Damage) -> None:
         """Compare the files of a save with their checksums, each process its share.
 
         Raises:

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from geojax.checkpoint import manifest
-from geojax.checkpoint.reading.choice import Part, list_parts, saved_arrays
+from geojax.checkpoint.reading.choice import SavedPart, list_parts, saved_arrays
 from geojax.checkpoint.reading.saved_state import SavedState
 from geojax.checkpoint.saved_array import Indices, open_array
 from geojax.checkpoint.site_group import site_groups
@@ -32,7 +32,7 @@ class SavedModel:
     """Step of the save."""
     content: Mapping[str, Any]
     """Manifest of any part."""
-    parts: Sequence[Part]
+    parts: Sequence[SavedPart]
     """Parts to read."""
 
     @classmethod
@@ -155,7 +155,7 @@ class SavedModel:
                     yield tuple(d[at] for d, at in zip(wanted, held, strict=True)), values
 
 
-def _problem(checkpoints: Path, parts: Sequence[Part]) -> str | None:
+def _problem(checkpoints: Path, parts: Sequence[SavedPart]) -> str | None:
     """Say why the parts of one step are not the whole model; None: they are."""
     where = f"{checkpoints}: step {parts[0].step}"
     if damaged := [part for part in parts if part.problem]:
@@ -171,7 +171,7 @@ def _problem(checkpoints: Path, parts: Sequence[Part]) -> str | None:
     return None
 
 
-def _unreadable(checkpoints: Path, parts: Sequence[Part]) -> str | None:
+def _unreadable(checkpoints: Path, parts: Sequence[SavedPart]) -> str | None:
     """Say which file of a step's parts cannot be read to its end; None: all can."""
     for part in parts:
         path = checkpoints / part.path
@@ -184,5 +184,5 @@ def _unreadable(checkpoints: Path, parts: Sequence[Part]) -> str | None:
     return None
 
 
-def _numbers(parts: Sequence[Part]) -> set[int]:
+def _numbers(parts: Sequence[SavedPart]) -> set[int]:
     return {part.site for part in parts}

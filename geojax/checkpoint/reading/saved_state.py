@@ -19,10 +19,10 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from geojax.checkpoint.reading.choice import Part, saved_arrays
+from geojax.checkpoint.reading.choice import SavedPart, saved_arrays
 from geojax.checkpoint.saved_array import (
+    ArrayPiece,
     Indices,
-    Piece,
     Reads,
     SavedArray,
     indices_of_site,
@@ -52,7 +52,7 @@ class SavedState:
     """Folder of the run's checkpoints."""
     content: Mapping[str, Any]
     """Manifest of any part; all say what each of them holds."""
-    parts_of_site: Sequence[Sequence[Part]]
+    parts_of_site: Sequence[Sequence[SavedPart]]
     """Parts that each site sees."""
     groups: Sequence[SiteGroup]
     """Sites of this run."""
@@ -134,7 +134,7 @@ class SavedState:
             for device in group.mesh.devices.flat
         }
 
-    def _own_first(self, site: int) -> list[Part]:
+    def _own_first(self, site: int) -> list[SavedPart]:
         """Return the parts that a site sees, the one of a site of its name first."""
         name = self.groups[site].name
         return sorted(
@@ -142,15 +142,15 @@ class SavedState:
         )
 
     def _pieces(
-        self, name: str, layout: LeafLayout, parts: Sequence[Part], *, is_open: bool = True
-    ) -> list[Piece]:
+        self, name: str, layout: LeafLayout, parts: Sequence[SavedPart], *, is_open: bool = True
+    ) -> list[ArrayPiece]:
         """Return the arrays of a leaf in `parts`."""
         pieces = []
         for part in parts:
             if (array := self._held[part.site].get(name)) is not None:
                 store = open_array(self.checkpoints / part.path, name) if is_open else None
                 positions = array.positions(layout.shape)
-                pieces.append(Piece(positions, store and store.result()))
+                pieces.append(ArrayPiece(positions, store and store.result()))
         return pieces
 
     @property
@@ -229,7 +229,7 @@ class SavedState:
         summed: jax.Array = _sum_over_sites(mesh, spec, layout.spec(), layout.dtype, cut)(stacked)
         return summed
 
-    def _pieces_to_send(self, name: str, layout: LeafLayout, site: int) -> list[Piece]:
+    def _pieces_to_send(self, name: str, layout: LeafLayout, site: int) -> list[ArrayPiece]:
         """Return all arrays of a leaf in the save; those are open that `site` reads for all."""
         parts = {part.site: part for part in self.parts_of_site[site]}
         pieces = []
@@ -239,12 +239,12 @@ class SavedState:
             store = None
             if self._reader.get(index) == site and self.groups[site].is_here:
                 store = open_array(self.checkpoints / parts[index].path, name).result()
-            pieces.append(Piece(held[name].positions(layout.shape), store))
+            pieces.append(ArrayPiece(held[name].positions(layout.shape), store))
         return pieces
 
 
 def _start_shard(
-    layout: LeafLayout, wanted: Indices, pieces: Sequence[Piece], reads: Reads
+    layout: LeafLayout, wanted: Indices, pieces: Sequence[ArrayPiece], reads: Reads
 ) -> tuple[np.ndarray, list[Indices]]:
     """Start to read a device's shard; what neither the model nor a piece has is zero.
 

@@ -25,7 +25,7 @@ from geojax.islands.programs.shared import whole
 from geojax.optim import LeafLayout
 
 
-class Encoded(NamedTuple):
+class EncodedBucket(NamedTuple):
     """A bucket as it crosses."""
 
     messages: Any
@@ -34,7 +34,7 @@ class Encoded(NamedTuple):
     """The rounding errors, in the shapes of the state's; None: nothing is kept."""
 
 
-def encode(shards: Any, error_feedback: Any, wire: WireFormat | None) -> Encoded:
+def encode(shards: Any, error_feedback: Any, wire: WireFormat | None) -> EncodedBucket:
     """Encode the shards of a bucket, inside the site's `shard_map`.
 
     Args:
@@ -43,7 +43,7 @@ def encode(shards: Any, error_feedback: Any, wire: WireFormat | None) -> Encoded
         wire: the format; None: numbers cross as they are.
     """
     if wire is None:
-        return Encoded(shards, None)
+        return EncodedBucket(shards, None)
     own = functools.partial(codec.encode, wire=wire)
 
     def one(path: Any, shard: jax.Array, error: jax.Array | None) -> tuple[jax.Array, jax.Array]:
@@ -59,7 +59,7 @@ def encode(shards: Any, error_feedback: Any, wire: WireFormat | None) -> Encoded
     messages, lost = (
         jax.tree.map(lambda _, pair, index=index: pair[index], shards, made) for index in range(2)
     )
-    return Encoded(messages, None if error_feedback is None else lost)
+    return EncodedBucket(messages, None if error_feedback is None else lost)
 
 
 def add(parts: Sequence[Any], layouts: Any, wire: WireFormat | None, dtype: Any) -> Any:

@@ -15,7 +15,7 @@ anywhere, memory linear in the sequence. cudnn: flash attention on NVIDIA GPUs. 
 softmax, for tests."""
 
 
-class Choice(NamedTuple):
+class AttentionChoice(NamedTuple):
     """An implementation and the reason for its choice, in one line."""
 
     name: str
@@ -31,7 +31,7 @@ def chosen_implementation(
     softcap: bool = False,
     implementation: str = "auto",
     platform: str | None = None,
-) -> Choice:
+) -> AttentionChoice:
     """Choose the implementation that `attention` uses for such inputs.
 
     Args:
@@ -52,17 +52,17 @@ def chosen_implementation(
             f"{', '.join(IMPLEMENTATIONS)}"
         )
     if implementation not in ("auto", "cudnn"):
-        return Choice(implementation, f"attention: {implementation}, as asked")
+        return AttentionChoice(implementation, f"attention: {implementation}, as asked")
     reason = cudnn.unsupported_reason(
         jnp.dtype(dtype), head_dim, value_dim or head_dim, packed=packed, softcap=softcap
     )
     if implementation == "cudnn":
         if reason:
             raise UserError(f"attention: cudnn cannot be used, {reason}; use blocked or auto")
-        return Choice("cudnn", "attention: cudnn, as asked")
+        return AttentionChoice("cudnn", "attention: cudnn, as asked")
     platform = platform or target_platform().name
     if platform not in GPU_PLATFORMS:
-        return Choice("blocked", f"attention: blocked, for platform {platform}")
+        return AttentionChoice("blocked", f"attention: blocked, for platform {platform}")
     if reason:
-        return Choice("blocked", f"attention: blocked, since {reason}")
-    return Choice("cudnn", "attention: cudnn flash attention")
+        return AttentionChoice("blocked", f"attention: blocked, since {reason}")
+    return AttentionChoice("cudnn", "attention: cudnn flash attention")

@@ -51,7 +51,7 @@ Cotangents = tuple[jax.Array, jax.Array | None]
 
 
 @dataclasses.dataclass(frozen=True)
-class Span:
+class LayerSpan:
     """Consecutive layers that one function computes, with weights of one kind."""
 
     count: int | jax.Array
@@ -91,7 +91,7 @@ class Backward(NamedTuple):
 class Layers:
     """Consecutive layers of a model, and the loops over them."""
 
-    spans: tuple[Span, ...]
+    spans: tuple[LayerSpan, ...]
     """The layers, in spans."""
     first_layer: int | jax.Array = 0
     """The number of the first of them in the whole model."""
@@ -128,7 +128,7 @@ class Layers:
         """
 
         def body(
-            span: Span, own: LayerWeights, first: int, keep: bool, carry: Any, index: Any
+            span: LayerSpan, own: LayerWeights, first: int, keep: bool, carry: Any, index: Any
         ) -> Any:
             x, total, prefetched, stored = carry
             following = (index + 1) % span.count if keep else jnp.minimum(index + 1, span.count - 1)
@@ -172,7 +172,12 @@ class Layers:
         """
 
         def body(
-            span: Span, own: LayerWeights, first: int, carry: Any, index: Any, scanned: Any = None
+            span: LayerSpan,
+            own: LayerWeights,
+            first: int,
+            carry: Any,
+            index: Any,
+            scanned: Any = None,
         ) -> Any:
             x, prefetched = carry
             if scanned is None:

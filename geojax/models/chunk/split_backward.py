@@ -45,7 +45,7 @@ _GATHERS = frozenset(("all_gather", "all_gather_invariant", "all_gather_reduced"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Step:
+class _Equation:
     """An equation; its operands and results by number, other operands as they are."""
 
     primitive: Any
@@ -66,8 +66,8 @@ class _Constant:
 class SplitBackward:
     """The two halves of the backward of one function, for arguments of certain types."""
 
-    input_steps: tuple[_Step, ...]
-    weight_steps: tuple[_Step, ...]
+    input_steps: tuple[_Equation, ...]
+    weight_steps: tuple[_Equation, ...]
     inputs: int
     """The number of values that the program begins with: residuals, `again`, cotangents."""
     residuals: int
@@ -155,12 +155,12 @@ class Stash:
         return jax.tree.unflatten(self.split.weight_structure, gradients)
 
 
-def _flatten(closed: core.ClosedJaxpr) -> tuple[list[_Step], list[Any], int]:
+def _flatten(closed: core.ClosedJaxpr) -> tuple[list[_Equation], list[Any], int]:
     """Inline all calls of a program: its steps, its outputs, and its number of inputs.
 
     Values are numbered, the inputs first.
     """
-    steps: list[_Step] = []
+    steps: list[_Equation] = []
     inputs = len(closed.jaxpr.invars)
     count = inputs
 
@@ -187,7 +187,7 @@ def _flatten(closed: core.ClosedJaxpr) -> tuple[list[_Step], list[Any], int]:
             names |= zip(equation.outvars, results, strict=True)
             what = (equation.primitive, equation.params, equation.ctx)
             sizes = tuple(_bytes(variable.aval) for variable in equation.outvars)
-            steps.append(_Step(*what, tuple(operands), results, sizes))
+            steps.append(_Equation(*what, tuple(operands), results, sizes))
         return [read(variable) for variable in jaxpr.outvars]
 
     outputs = append(closed.jaxpr, closed.consts, range(inputs))
@@ -202,8 +202,8 @@ def _called(equation: Any) -> tuple[Any, Sequence[Any]] | None:
     return getattr(called, "jaxpr", called), getattr(called, "consts", ())
 
 
-def _needed(outputs: Sequence[Any], maker: dict[int, _Step]) -> set[_Step]:
-    needed: set[_Step] = set()
+def _needed(outputs: Sequence[Any], maker: dict[int, _Equation]) -> set[_Equation]:
+    needed: set[_Equation] = set()
     wanted = _numbers(outputs)
     while wanted:
         step = maker.get(wanted.pop())
@@ -214,11 +214,11 @@ def _needed(outputs: Sequence[Any], maker: dict[int, _Step]) -> set[_Step]:
 
 
 def _least_stash(
-    steps: Sequence[_Step],
+    steps: Sequence[_Equation],
     sizes: Sequence[int],
     saved: range,
     cotangents: range,
-    for_input: set[_Step],
+    for_input: set[_Equation],
 ) -> dict[int, frozenset[int]]:
     """Find for each value what the second half must be handed to have it, in the fewest bytes.
 
@@ -265,7 +265,7 @@ def _bytes(aval: Any) -> int:
     return size * itemsize
 
 
-def _run(steps: Sequence[_Step], values: dict[int, Any]) -> None:
+def _run(steps: Sequence[_Equation], values: dict[int, Any]) -> None:
     for step in steps:
         parameters = step.primitive.get_bind_params(step.parameters)
         operands = [_value(each, values) for each in step.operands]

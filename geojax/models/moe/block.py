@@ -22,7 +22,7 @@ from geojax.models.feed_forward import activated, times_kernel
 from geojax.models.moe.aux_loss import auxiliary_losses
 from geojax.models.moe.capacity import drop
 from geojax.models.moe.dispatch import SLOTS, dispatch_and_combine, most_to_a_rank
-from geojax.models.moe.experts import Tokens, apply_experts
+from geojax.models.moe.experts import RoutedTokens, apply_experts
 from geojax.models.moe.router import Routing, route
 from geojax.models.moe.score_bias import with_excess
 from geojax.models.moe.sharded_sequence import full_sequence_length
@@ -87,7 +87,7 @@ def _apply(
 ) -> jax.Array:
     """Sum the contributions of routed and shared experts, [B, S, H]."""
     if parallelism.expert == 1:
-        stream = Tokens(normed, routing.experts, routing.gates)
+        stream = RoutedTokens(normed, routing.experts, routing.gates)
         stream = jax.tree.map(lambda leaf: copy_to_tp_region(leaf, parallelism), stream)
         tokens = _without_rows(stream)
         routed = apply_experts(parameters["experts"], tokens, config, parallelism, matmul)
@@ -115,7 +115,7 @@ def _shared(
     return times_kernel(parameters["down"], middle, parallelism, matmul, sharding="rows")
 
 
-def _without_rows(tokens: Tokens) -> Tokens:
+def _without_rows(tokens: RoutedTokens) -> RoutedTokens:
     return jax.tree.map(lambda leaf: leaf.reshape(-1, leaf.shape[-1]), tokens)
 
 
@@ -129,13 +129,15 @@ def _travel(
 ) -> jax.Array:
     """Send the stream's tokens to experts on other ranks and back, [B, S, H]."""
     sequences, positions, hidden = normed.shape
-    tokens = _without_rows(Tokens(normed, routing.experts, routing.gates))
+    tokens = _without_rows(RoutedTokens(normed, routing.experts, routing.gates))
     # Without sequence parallelism the ranks of `tensor` hold the same tokens: each sends a share.
     shared_out = parallelism.tensor > 1 and not parallelism.sequence
     if shared_out:
         share = functools.partial(_share, ranks=parallelism.tensor)
         nowhere = routing.probabilities.shape[-1]
-        tokens = Tokens(share(tokens.x), share(tokens.experts, fill=nowhere), share(tokens.gates))
+        tokens = RoutedTokens(
+            share(tokens.x), share(tokens.experts, fill=nowhere), share(tokens.gates)
+        )
     sequence = full_sequence_length(positions, parallelism)
     most = most_to_a_rank(tokens.x.shape[0], sequences, sequence, config, parallelism)
     out = dispatch_and_combine(parameters, tokens, most, config, parallelism, matmul)

@@ -32,7 +32,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from geojax.models.config import ModelConfig
 from geojax.models.moe.capacity import expert_capacity
-from geojax.models.moe.experts import Tokens, apply_experts
+from geojax.models.moe.experts import RoutedTokens, apply_experts
 from geojax.models.moe.grouped_matmul import count_each
 from geojax.models.moe.permute import TokenPermutation, permute, unpermute
 from geojax.models.parallel.parallelism import Parallelism
@@ -51,7 +51,7 @@ _SLACK = 1.25
 _FURTHER = 0.25
 
 
-class Windows(NamedTuple):
+class ExchangeWindows(NamedTuple):
     """Static sizes of the exchanges."""
 
     first: int
@@ -64,7 +64,7 @@ class Windows(NamedTuple):
 
 def windows(
     tokens: int, most: int, config: ModelConfig, parallelism: Parallelism, platform: Platform
-) -> Windows:
+) -> ExchangeWindows:
     """Compute the sizes for a rank that sends `tokens` tokens.
 
     Args:
@@ -78,7 +78,7 @@ def windows(
     first = min(math.ceil(_SLACK * even), most) if platform.branches_hold_collectives else most
     first = max(first, 1)
     further = math.ceil(_FURTHER * first)
-    return Windows(first, further, max(-(-(most - first) // further), 0))
+    return ExchangeWindows(first, further, max(-(-(most - first) // further), 0))
 
 
 def most_to_a_rank(
@@ -105,7 +105,7 @@ class _Plan(NamedTuple):
 
 def dispatch_and_combine(
     parameters: Parameters,
-    tokens: Tokens,
+    tokens: RoutedTokens,
     most: int,
     config: ModelConfig,
     parallelism: Parallelism,
@@ -142,7 +142,7 @@ class _Fixed(NamedTuple):
 
 
 def _plan(
-    experts: jax.Array, sizes: Windows, config: ModelConfig, parallelism: Parallelism
+    experts: jax.Array, sizes: ExchangeWindows, config: ModelConfig, parallelism: Parallelism
 ) -> _Plan:
     local_experts = config.num_experts // parallelism.expert
     flat = experts.reshape(-1)
@@ -188,7 +188,7 @@ def _exchange(
     local_experts = parameters["down"]["kernel"].shape[0]
     local = plan.local.at[choice_at].get(mode="fill", fill_value=local_experts)
     send = functools.partial(_to_experts, parallelism=parallelism)
-    received = Tokens(
+    received = RoutedTokens(
         send(permute(x, of_token)),
         send(local)[:, None],
         send(permute(gates.reshape(-1, 1), of_choice)),
@@ -216,7 +216,7 @@ def _to_tokens(windows: jax.Array, parallelism: Parallelism) -> jax.Array:
 def _exchanges(
     config: ModelConfig,
     parallelism: Parallelism,
-    sizes: Windows,
+    sizes: ExchangeWindows,
     trained: Parameters,
     x: jax.Array,
     gates: jax.Array,
@@ -233,7 +233,7 @@ _Residuals = tuple[Callable[[jax.Array], _Inputs], _Inputs, _Fixed]
 def _forward(
     config: ModelConfig,
     parallelism: Parallelism,
-    sizes: Windows,
+    sizes: ExchangeWindows,
     trained: Parameters,
     x: jax.Array,
     gates: jax.Array,
@@ -252,7 +252,7 @@ def _forward(
 def _backward(
     config: ModelConfig,
     parallelism: Parallelism,
-    sizes: Windows,
+    sizes: ExchangeWindows,
     residuals: _Residuals,
     cotangent: jax.Array,
 ) -> tuple[Parameters, jax.Array, jax.Array, None]:
@@ -271,7 +271,10 @@ _exchanges.defvjp(_forward, _backward)
 
 
 def _repeat(
-    add: Callable[[Total, jax.Array], Total], total: Total, needed: jax.Array, sizes: Windows
+    add: Callable[[Total, jax.Array], Total],
+    total: Total,
+    needed: jax.Array,
+    sizes: ExchangeWindows,
 ) -> Total:
     """Add the first `needed` of the further exchanges to `total`, in at least float32.
 

@@ -21,7 +21,7 @@ PRODUCT = "expert_product"
 _HIGHEST = lax.Precision.HIGHEST  # GPUs otherwise round a float32 product's inputs to 10 bits.
 
 
-class Tokens(NamedTuple):
+class RoutedTokens(NamedTuple):
     """N tokens for the experts, from any sequences."""
 
     x: jax.Array
@@ -34,7 +34,7 @@ class Tokens(NamedTuple):
 
 def apply_experts(
     parameters: Parameters,
-    tokens: Tokens,
+    tokens: RoutedTokens,
     config: ModelConfig,
     parallelism: Parallelism = SINGLE_DEVICE,
     matmul: LinearMatmul = NO_FP8,
@@ -105,7 +105,7 @@ def _add_to_rows(rows: jax.Array, biases: jax.Array, blocks: Blocks) -> jax.Arra
     return (by_block.astype(wide) + of_block[:, None]).astype(rows.dtype).reshape(rows.shape)
 
 
-def _gate_of_each(tokens: Tokens, experts: int) -> jax.Array:
+def _gate_of_each(tokens: RoutedTokens, experts: int) -> jax.Array:
     """Return the gate of every expert for each token, [N, E]; 0 for those it does not go to."""
     is_chosen = jax.nn.one_hot(tokens.experts, experts, dtype=tokens.gates.dtype)
     return jnp.sum(tokens.gates[..., None] * is_chosen, axis=1)

@@ -151,7 +151,7 @@ def _product(
     return _forward(how, rows, quantized_kernels, trained, ends, amax, quantized)[0]
 
 
-class _Residuals(NamedTuple):
+class _GroupedResiduals(NamedTuple):
     rows: jax.Array
     kernels: tuple[Weight, ...]
     ends: jax.Array
@@ -171,20 +171,20 @@ def _forward(
     ends: jax.Array,
     amax: tuple[jax.Array | None, ...],
     quantized: jax.Array | None,
-) -> tuple[jax.Array, _Residuals]:
+) -> tuple[jax.Array, _GroupedResiduals]:
     kernels = tuple(
         whole if rounded is None else rounded
         for rounded, whole in zip(quantized_kernels, trained, strict=True)
     )
     rows_amax = how.rows_amax(rows, ends, amax[0], 0)
     kernels_amax = tuple(map(how.kernels_amax, kernels, amax))
-    kept = _Residuals(rows, kernels, ends, amax, quantized, rows_amax, kernels_amax)
+    kept = _GroupedResiduals(rows, kernels, ends, amax, quantized, rows_amax, kernels_amax)
     operands = how.rows(rows, ends, 0, 1, rows_amax, quantized), _wide_kernel(how, kept, 0)
     product = _functions(*operands).multiply(how.size, *operands, ends, contracting=0)
     return product.astype(rows.dtype), kept
 
 
-def _backward(how: Rounding, kept: _Residuals, cotangent: jax.Array) -> tuple[Any, ...]:
+def _backward(how: Rounding, kept: _GroupedResiduals, cotangent: jax.Array) -> tuple[Any, ...]:
     rows, kernels, ends, amax, quantized = kept[:5]
     cotangents = _split(cotangent, kernels)
     cotangents_amax = [
@@ -219,7 +219,7 @@ def _backward(how: Rounding, kept: _Residuals, cotangent: jax.Array) -> tuple[An
 _product.defvjp(_forward, _backward)
 
 
-def _wide_kernel(how: Rounding, kept: _Residuals, contracting: int) -> jax.Array:
+def _wide_kernel(how: Rounding, kept: _GroupedResiduals, contracting: int) -> jax.Array:
     """Lay the quantized kernels beside each other, [E, inputs, outputs of all]."""
     rounded = (
         how.kernels(kernel, contracting, own, kept.quantized)

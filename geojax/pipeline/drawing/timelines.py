@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter
 
 from geojax.pipeline.schedule import Kind, Placement
-from geojax.pipeline.simulation.timeline import Message, Span, Timeline
+from geojax.pipeline.simulation.timeline import TimedMessage, Timeline, WorkSpan
 
 _COLORS = {Kind.FORWARD: "#4f8fc7", Kind.BACKWARD: "#e39a3b", Kind.WEIGHT: "#6fae75"}
 _NAMES = {
@@ -108,7 +108,7 @@ def _draw(
     axes.set_ylim(tops[-1] + 1, -0.1)
 
 
-def _slanted(message: Message, tops: Sequence[float]) -> Polygon:
+def _slanted(message: TimedMessage, tops: Sequence[float]) -> Polygon:
     """Draw from the edge of the sender's row to the facing edge of the receiver's."""
     down = message.target > message.source
     return [
@@ -151,7 +151,7 @@ def _label_rows(axes: Axes, tops: Sequence[float], sites: Sequence[str]) -> None
         )
 
 
-def _shade(span: Span, placement: Placement) -> tuple[float, float, float]:
+def _shade(span: WorkSpan, placement: Placement) -> tuple[float, float, float]:
     """Lighten the color of a stage's later chunks."""
     chunks = placement.chunks_of(span.stage)
     lighter = 0.55 * chunks.index(span.action.chunk) / max(1, len(chunks))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from geojax.pipeline.schedule import Action, Kind
-from geojax.pipeline.simulation.timeline import Message, Timeline
+from geojax.pipeline.simulation.timeline import TimedMessage, Timeline
 
 Event = dict[str, Any]
 
@@ -79,7 +79,7 @@ def trace_events(process: int, timeline: Timeline) -> Iterator[Event]:
 def _message_events(
     process: int,
     number: int,
-    message: Message,
+    message: TimedMessage,
     stages: int,
     directions: list[tuple[str, int, int]],
     span_of: dict[Action, Any],

@@ -118,7 +118,7 @@ class RingRows:
         of_kind = {
             kind: np.full((*shape, len(pool.columns)), NOTHING, np.int32) for kind in schedule.kinds
         }
-        by_ring_and_stage: dict[tuple[int, int], list[_Interval]] = {}
+        by_ring_and_stage: dict[tuple[int, int], list[_RingInterval]] = {}
         for interval in _intervals(program, pool, layers_per_chunk):
             by_ring_and_stage.setdefault((interval.ring, interval.stage), []).append(interval)
         counts = [0] * len(pool.rings)
@@ -129,7 +129,7 @@ class RingRows:
         return cls(of_kind, tuple(counts))
 
 
-class _Interval(NamedTuple):
+class _RingInterval(NamedTuple):
     """Values of one chunk's layers that lie in a ring from one moment to another, both included."""
 
     ring: int
@@ -144,7 +144,7 @@ class _Interval(NamedTuple):
 
 def _intervals(
     program: TickProgram, pool: RingPool, layers_per_chunk: Sequence[int]
-) -> Iterator[_Interval]:
+) -> Iterator[_RingInterval]:
     schedule = program.ticks.schedule
     tick_of = {action: tick for tick, _, action in program.ticks.actions()}
     alike: dict[tuple[int, Kind, Kind], list[int]] = {}
@@ -157,12 +157,12 @@ def _intervals(
                 entries = [(kind, tick_of[action._replace(kind=kind)]) for kind in between]
                 start, end = _moment(*entries[0]), _moment(*entries[-1])
                 layers = layers_per_chunk[action.chunk]
-                yield _Interval(ring, stage, start, end, layers, columns, entries)
+                yield _RingInterval(ring, stage, start, end, layers, columns, entries)
         if first is Kind.FORWARD:
             for stage, tick in _computes_on_unused_data(program):
                 moment = _moment(first, tick)
                 layers = layers_per_chunk[schedule.placement.chunks_of(stage)[0]]
-                yield _Interval(ring, stage, moment, moment, layers, columns, [(first, tick)])
+                yield _RingInterval(ring, stage, moment, moment, layers, columns, [(first, tick)])
 
 
 def _computes_on_unused_data(program: TickProgram) -> Iterator[tuple[int, int]]:
@@ -176,7 +176,7 @@ def _computes_on_unused_data(program: TickProgram) -> Iterator[tuple[int, int]]:
                 yield from ((stage, tick) for stage in np.flatnonzero(idle[tick]).tolist())
 
 
-def _assign(intervals: list[_Interval], of_kind: dict[Kind, np.ndarray]) -> int:
+def _assign(intervals: list[_RingInterval], of_kind: dict[Kind, np.ndarray]) -> int:
     """Assign rows of one ring on one stage, and return their number."""
     count = 0
     free: list[int] = []

@@ -26,7 +26,7 @@ from geojax.models.chunk.layer_io import (
     StackedWeights,
     layer_slice,
 )
-from geojax.models.chunk.layer_scan import Layers, Span, forward_layer
+from geojax.models.chunk.layer_scan import Layers, LayerSpan, forward_layer
 from geojax.models.chunk.residuals import Residuals
 from geojax.models.chunk.split_backward import SplitBackward, Stash
 from geojax.models.parallel.varying import typed_like, vary_over, varying_axes, zeros_of
@@ -292,7 +292,7 @@ class StageChunks:
         """Return one of the stage's chunks, with the rows of the rings that it reads or writes."""
         number = jnp.maximum(number, 0)
         count = jnp.int32(self.max_layers_per_chunk) if self._static else self._counts[number]
-        layers = Layers((Span(count, self._functions.layer),), self._firsts[number])
+        layers = Layers((LayerSpan(count, self._functions.layer),), self._firsts[number])
         if rings is None or rows is None:
             return Chunk(self._functions, layers)
         leaves, saved = self.pool.leaves, len(self.residuals.saved)

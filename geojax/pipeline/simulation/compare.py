@@ -40,7 +40,7 @@ class TimedSchedule:
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison:
+class ScheduleComparison:
     """Schedules timed on one pipeline."""
 
     entries: tuple[TimedSchedule, ...]
@@ -68,7 +68,7 @@ def compare(
     chunks_per_stage: int,
     hop_ticks: int | None = None,
     names: Sequence[str] = (),
-) -> Comparison:
+) -> ScheduleComparison:
     """Generate and time schedules.
 
     Args:
@@ -97,7 +97,7 @@ def compare(
             found.append(TimedSchedule(simulate(schedule, costs), in_step))
         except UserError as reason:  # of this schedule alone: the linear placement has its costs
             left_out[name] = str(reason)
-    return Comparison(tuple(found), left_out)
+    return ScheduleComparison(tuple(found), left_out)
 
 
 def _event_order(entry: ScheduleEntry, request: EventRequest, hop_ticks: int | None) -> Schedule:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from geojax.pipeline.schedule import Kind, Schedule
 from geojax.pipeline.simulation.costs import Costs
-from geojax.pipeline.simulation.timeline import Later, Message, Span, Timeline
+from geojax.pipeline.simulation.timeline import Later, TimedMessage, Timeline, WorkSpan
 from geojax.pipeline.validate import validate
 
 Sent = tuple[int, int, int, int, float, float, float]
@@ -93,21 +93,21 @@ def timeline_of(
             direction = (link, 0, 1) if stage < target else (link, 1, 0)
             sending[direction] = sending.get(direction, 0.0) + end - start
 
-    def spans() -> list[Span]:
-        made: list[Span] = []
+    def spans() -> list[WorkSpan]:
+        made: list[WorkSpan] = []
         for stage, (order, begins) in enumerate(zip(schedule.orders, starts, strict=True)):
             ends = [
                 start + durations[kind][chunk]
                 for (kind, _, chunk), start in zip(order, begins, strict=True)
             ]
-            made.extend(map(Span, itertools.repeat(stage), order, begins, ends))
+            made.extend(map(WorkSpan, itertools.repeat(stage), order, begins, ends))
         made.sort(key=operator.itemgetter(2))  # by their start
         return made
 
-    def messages() -> Iterator[Message]:
+    def messages() -> Iterator[TimedMessage]:
         for boundary, stage, place, target, start, end, arrival in sent:
             made = schedule.orders[stage][place]
-            yield Message(made, stage, target, start, end, arrival, costs.hops[boundary].link)
+            yield TimedMessage(made, stage, target, start, end, arrival, costs.hops[boundary].link)
 
     return Timeline(
         schedule=schedule,

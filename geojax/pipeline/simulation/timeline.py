@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar, overload
 from geojax.pipeline.schedule import Action, Schedule
 
 
-class Span(NamedTuple):
+class WorkSpan(NamedTuple):
     """A stage at work."""
 
     stage: int
@@ -17,7 +17,7 @@ class Span(NamedTuple):
     end: float
 
 
-class Message(NamedTuple):
+class TimedMessage(NamedTuple):
     """A message from one chunk to the next one, or back."""
 
     action: Action
@@ -75,9 +75,9 @@ class Timeline:
     """One iteration of a pipeline."""
 
     schedule: Schedule
-    spans: Sequence[Span]
+    spans: Sequence[WorkSpan]
     """In the order in which they start."""
-    messages: Sequence[Message]
+    messages: Sequence[TimedMessage]
     """In the order in which they were made."""
     seconds: float
     """The seconds of the iteration."""

@@ -84,7 +84,7 @@ class LinkRequest(NamedTuple):
         return bool(self.changed) or self.unexplained
 
 
-class Comparison:
+class PlanComparison:
     """The windows of a run so far, on one process of a site.
 
     The first window tells the run's own pace, to which later ones are held; links are held to the

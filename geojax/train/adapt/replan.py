@@ -25,7 +25,7 @@ from geojax.quantities import quantity
 from geojax.runtime import barrier
 from geojax.runtime.agreement import value_of_first
 from geojax.topology import SiteLink, Topology
-from geojax.train.adapt.comparison import Comparison, LinkRequest, plan_of_run
+from geojax.train.adapt.comparison import LinkRequest, PlanComparison, plan_of_run
 from geojax.train.adapt.link_meter import LinkMeter
 from geojax.train.config.run_config import RunConfig
 from geojax.train.plan.run_layout import layout_of_run
@@ -148,7 +148,7 @@ class Replanning:
         config: RunConfig,
         site: str,
         links: LinkAgreement,
-        comparison: Comparison | None,
+        comparison: PlanComparison | None,
         log: Callable[[str], None],
     ):
         topology = config.load_topology()

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from geojax.data import Batch, Corpus, DataSettings, Prepared, Tokenizer
 from geojax.data.storage import TRAIN, VALIDATION, SplitName
-from geojax.data.windows import Windows, batches_in_order
+from geojax.data.windows import SequenceWindows, batches_in_order
 from geojax.errors import UserError
 from geojax.inference.likelihood import Likelihood, text_likelihood
 from geojax.settings import validate
@@ -99,7 +99,7 @@ def _batches(
 ) -> Iterator[Batch]:
     """Yield the batches of a text, with a line for every tenth of it."""
     length = run.config["batch"]["sequence_length"]
-    windows = Windows(text.prepared, text.split, length)
+    windows = SequenceWindows(text.prepared, text.split, length)
     sequences = min(windows.with_partial, most or windows.with_partial)
     told = 0
     batches = batches_in_order(windows, global_batch_size=size, most_sequences=most)

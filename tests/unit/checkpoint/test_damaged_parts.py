@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from geojax.checkpoint import Checkpointer
-from geojax.checkpoint.reading.choice import Choice, Part, SaveKey, restorable
+from geojax.checkpoint.reading.choice import SaveChoice, SavedPart, SaveKey, restorable
 from geojax.optim.layout import LeafLayout
 
 SITES = ("east", "west")
@@ -71,11 +71,11 @@ def test_both_go_back_where_no_part_is_whole(tmp_path, mesh):
     assert names(tmp_path / "east") == names(tmp_path / "west") == ["10", "20", "20.damaged"]
 
 
-def part(step: int, site: int, *, has_all: bool, problem: str = "") -> Part:
-    return Part(f"{SITES[site]}/{step}", step, "run", site, SITES, has_all, problem)
+def part(step: int, site: int, *, has_all: bool, problem: str = "") -> SavedPart:
+    return SavedPart(f"{SITES[site]}/{step}", step, "run", site, SITES, has_all, problem)
 
 
-def steps(choices: list[Choice]) -> list[SaveKey]:
+def steps(choices: list[SaveChoice]) -> list[SaveKey]:
     return [choice.key.step for choice in choices]
 
 

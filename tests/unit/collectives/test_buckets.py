@@ -3,7 +3,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geojax.collectives.buckets import Bucket, Piece, plan_buckets
+from geojax.collectives.buckets import Bucket, LeafPiece, plan_buckets
 
 leaves = st.lists(
     st.tuples(st.integers(0, 200), st.sampled_from(["float32", "bfloat16"])), max_size=12
@@ -60,10 +60,10 @@ def test_neighboring_merged_buckets_of_a_kind_could_not_be_one(drawn, limit):
 def test_the_documented_example():
     plan = plan_buckets([5, 2, 3, 1], ["f"] * 4, [4] * 4)
     assert plan.buckets == (
-        Bucket((Piece(0, 0, 3),)),
-        Bucket((Piece(0, 3, 5),)),
-        Bucket((Piece(1, 0, 2),)),
-        Bucket((Piece(2, 0, 3), Piece(3, 0, 1))),
+        Bucket((LeafPiece(0, 0, 3),)),
+        Bucket((LeafPiece(0, 3, 5),)),
+        Bucket((LeafPiece(1, 0, 2),)),
+        Bucket((LeafPiece(2, 0, 3), LeafPiece(3, 0, 1))),
     )
     assert plan.unmerged == {1}
 
@@ -75,6 +75,6 @@ def test_without_a_limit_every_leaf_is_alone():
 
 def test_an_empty_leaf_is_never_merged():
     assert plan_buckets([2, 0, 2], ["f"] * 3, [8] * 3).buckets == (
-        Bucket((Piece(0, 0, 2), Piece(2, 0, 2))),
-        Bucket((Piece(1, 0, 0),)),
+        Bucket((LeafPiece(0, 0, 2), LeafPiece(2, 0, 2))),
+        Bucket((LeafPiece(1, 0, 0),)),
     )

@@ -7,7 +7,7 @@ from support.equality import assert_equal_gradients
 from support.small_models import FAMILIES, ROWS, SEQUENCE, drawn_parameters, make_batch, model_of
 
 from geojax.models.chunk.layer_io import StackedGradients, layer_slice
-from geojax.models.chunk.layer_scan import Layers, Span
+from geojax.models.chunk.layer_scan import Layers, LayerSpan
 from geojax.models.chunk.remat import rematerialize
 from geojax.models.chunk.residuals import forward
 from geojax.models.layers import layer, make_context
@@ -77,7 +77,7 @@ def test_the_backward_is_that_of_the_model(family, remat, together):
         def by_hand(layers, x):
             sink = StackedGradients(x.dtype, once=True)
             function = rematerialize(lambda *arguments: layer(*arguments, model), remat)
-            run = Layers((Span(model.num_hidden_layers, function),))
+            run = Layers((LayerSpan(model.num_hidden_layers, function),))
             made = run.forward(run.stacked_weights(layers), x, context)
             backward = run.backward(
                 made.weights,

@@ -5,7 +5,7 @@ from support.processes import PATIENCE_SECONDS
 
 from geojax.errors import RunError
 from geojax.probe import streams
-from geojax.probe.figures import LinkFigures
+from geojax.probe.figures import ProbedLink
 from geojax.probe.run import judged_links
 from geojax.topology import Topology
 
@@ -79,7 +79,7 @@ def test_a_link_that_carries_nothing_is_named(listener, monkeypatch):
 
 
 def figures(source, target, rate, trip=0.021):
-    return LinkFigures(
+    return ProbedLink(
         source=source,
         target=target,
         round_trip_seconds=trip,

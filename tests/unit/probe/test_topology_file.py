@@ -1,5 +1,5 @@
 from geojax.probe import Figures, measured_topology, save_topology
-from geojax.probe.figures import CollectiveFigures, DeviceFigures, LinkFigures, NetworkFigures
+from geojax.probe.figures import CollectiveFigures, DeviceFigures, NetworkFigures, ProbedLink
 from geojax.topology import Process, SharedCores, Topology
 
 
@@ -16,7 +16,7 @@ def device(site, number, flops):
 
 
 def link(source, target, rate):
-    return LinkFigures(
+    return ProbedLink(
         source=source,
         target=target,
         round_trip_seconds=0.0213,

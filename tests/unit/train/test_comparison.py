@@ -4,7 +4,7 @@ import pytest
 
 from geojax.islands.traffic import LinkTraffic
 from geojax.planner.adaptive import LinkFigures, StepFigures
-from geojax.train.adapt.comparison import Comparison, Plan, plan_of_run
+from geojax.train.adapt.comparison import Plan, PlanComparison, plan_of_run
 from geojax.train.config.run_config import RunConfig
 from geojax.transport import MeasuredLink
 
@@ -17,7 +17,7 @@ class Run:
     def __init__(self, plan=PLAN):
         self.lines, self.metrics, self.steps = [], {}, 0
         self.link = MeasuredLink(0.021, 1.2e8)
-        self.comparison = Comparison(
+        self.comparison = PlanComparison(
             plan, 2, lambda: {"west": self.link}, self.lines.append, self.metrics.__setitem__
         )
 

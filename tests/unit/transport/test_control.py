@@ -12,7 +12,7 @@ from support.processes import PATIENCE_SECONDS, wait_until
 from support.tcp_resets import connections, reset
 
 from geojax.transport.control import ControlConnection
-from geojax.transport.control_handshake import Party, Route, open_control
+from geojax.transport.control_handshake import Party, PeerRoute, open_control
 from geojax.transport.control_listener import ControlListener
 from geojax.transport.guard import Refused
 from geojax.transport.message_id import FIRST_ID
@@ -69,7 +69,7 @@ def ends(monkeypatch):
     relay = Relay(listeners[1].port)
     addresses = (relay.address, ("127.0.0.1", listeners[0].port))
     controls = [
-        ControlConnection(Route(KEY, own, peer, address, None))
+        ControlConnection(PeerRoute(KEY, own, peer, address, None))
         for own, peer, address in zip(PARTIES, reversed(PARTIES), addresses, strict=True)
     ]
     for site, listener in enumerate(listeners):
@@ -140,7 +140,7 @@ def test_connections_that_are_reset_again_and_again_lose_and_double_nothing(ends
 )
 def test_none_but_the_peer_takes_a_connection_over(ends, key, party, number):
     east, west, relay = ends
-    route = Route(key, party, PARTIES[1], relay.address, None)
+    route = PeerRoute(key, party, PARTIES[1], relay.address, None)
     with pytest.raises((Refused, OSError)):
         open_control(route, number, PATIENCE_SECONDS)
     came = []
@@ -187,7 +187,7 @@ def test_a_peer_that_has_failed_is_lost_at_once(ends):
 
 def test_a_port_at_which_nobody_listens_is_named():
     port = free_port()
-    east = ControlConnection(Route(KEY, *PARTIES, ("127.0.0.1", port), None))
+    east = ControlConnection(PeerRoute(KEY, *PARTIES, ("127.0.0.1", port), None))
     assert east.over.wait(PATIENCE_SECONDS)
     assert east.lost == (
         f"it refuses connections at 127.0.0.1:{port}, so that its guard or its process has ended"

@@ -67,7 +67,7 @@ class Partial(NamedTuple):
     """Logarithm of the sum of exp(score), [B, q, N, 1]."""
 
 
-class Gradients(NamedTuple):
+class BlockGradients(NamedTuple):
     """Contribution of a block to the gradients, in at least float32."""
 
     query: jax.Array
@@ -93,7 +93,7 @@ class Kernel(Protocol):
         output: jax.Array,
         log_sum_exp: jax.Array,
         gradient: jax.Array,
-    ) -> Gradients:
+    ) -> BlockGradients:
         """Compute the block's contribution to the gradients.
 
         Args:

@@ -30,7 +30,7 @@ Segments = tuple[jax.Array, jax.Array] | None
 """Segments int32 [B, r] of the rows and [B, c] of the columns; None: each sequence is one."""
 
 
-class Walk(NamedTuple):
+class TileWalk(NamedTuple):
     """Order of the visited tiles, and the mask of their scores."""
 
     block: int
@@ -48,7 +48,7 @@ class Walk(NamedTuple):
 
 def causal_walk(
     length: int, window: jax.Array | int | None, segments: Segments, block: int
-) -> Walk:
+) -> TileWalk:
     """Visit each row with the columns up to its own: (0,0) (1,1) (2,2)  (1,0) (2,1)  (2,0) ...
 
     A window ends the walk with the last diagonal of which it has a part; only the running program
@@ -75,7 +75,7 @@ def causal_walk(
         row, column = entries[number]
         return row, column
 
-    return Walk(block, tiles, tile, allowed)
+    return TileWalk(block, tiles, tile, allowed)
 
 
 def full_walk(
@@ -85,7 +85,7 @@ def full_walk(
     window: jax.Array | int | None,
     segments: Segments,
     block: int,
-) -> Walk:
+) -> TileWalk:
     """Visit all rows with the leading `key_count` columns: (0,0) (1,0) ...  (0,1) (1,1) ...
 
     The tiles of one column stand together, so the walk can end with any column, and with a window
@@ -112,11 +112,13 @@ def full_walk(
         first = jnp.clip((key_count - window + 1) // block, 0, wide - 1)
     if window is not None or not isinstance(key_count, int):
         wide = jnp.maximum(1, (key_count + block - 1) // block - first)
-    return Walk(block, high * wide, lambda number: (number % high, first + number // high), allowed)
+    return TileWalk(
+        block, high * wide, lambda number: (number % high, first + number // high), allowed
+    )
 
 
 def scanned_forward(
-    query: jax.Array, key: jax.Array, value: jax.Array, walk: Walk, rule: ScoreRule
+    query: jax.Array, key: jax.Array, value: jax.Array, walk: TileWalk, rule: ScoreRule
 ) -> tuple[jax.Array, jax.Array]:
     """Compute output and log-sum-exp of all rows."""
     queries, keys, values = _cut_all(query, key, value, walk.block)
@@ -146,7 +148,7 @@ def scanned_backward(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    walk: Walk,
+    walk: TileWalk,
     rule: ScoreRule,
     gradient: jax.Array,
     log_sum_exp: jax.Array,

@@ -8,9 +8,9 @@ visited.
 import jax
 import jax.numpy as jnp
 
-from geojax.models.attention.blocked.blocks import Block, Gradients, Partial
+from geojax.models.attention.blocked.blocks import Block, BlockGradients, Partial
 from geojax.models.attention.blocked.scanned import (
-    Walk,
+    TileWalk,
     causal_walk,
     full_walk,
     scanned_backward,
@@ -58,7 +58,7 @@ class TiledKernel:
         output: jax.Array,
         log_sum_exp: jax.Array,
         gradient: jax.Array,
-    ) -> Gradients:
+    ) -> BlockGradients:
         """Compute the block's contribution to the gradients."""
         operands = _operands(block)
         key_heads = block.key.shape[2]
@@ -79,7 +79,7 @@ class TiledKernel:
             saved = tuple(_pad(x, 3, walk.block) for x in saved)
             operands = _padded(operands, walk.block)
             d_query, d_key, d_value = scanned_backward(*operands, walk, rule, *saved)
-        return Gradients(
+        return BlockGradients(
             _ungrouped(d_query)[:, : block.query.shape[1]],
             d_key.transpose(0, 2, 1, 3)[:, : block.key.shape[1]],
             d_value.transpose(0, 2, 1, 3)[:, : block.key.shape[1]],
@@ -94,7 +94,7 @@ def _unrolled(block: Block) -> bool:
     return block.causal and block.query.shape[1] <= LONGEST_UNROLLED
 
 
-def _walk(block: Block, rule: ScoreRule) -> Walk:
+def _walk(block: Block, rule: ScoreRule) -> TileWalk:
     rows, columns = block.query.shape[1], block.key.shape[1]
     # Tiles of equal size leave the least to pad.
     size = -(-rows // -(-rows // SCANNED_BLOCK))

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from geojax.models.attention.blocked.blocks import Block, Gradients, Partial
+from geojax.models.attention.blocked.blocks import Block, BlockGradients, Partial
 from geojax.models.attention.blocked.tiled import TILED
 from geojax.models.attention.blocked.tiles import MASKED
 from geojax.models.attention.cudnn.packed import few_segments, packed_backward, packed_forward
@@ -31,7 +31,7 @@ from geojax.models.attention.cudnn.primitives import (
 )
 from geojax.models.attention.operands import ScoreRule
 
-Result = TypeVar("Result", Partial, Gradients)
+Result = TypeVar("Result", Partial, BlockGradients)
 
 
 class CudnnKernel:
@@ -52,7 +52,7 @@ class CudnnKernel:
         output: jax.Array,
         log_sum_exp: jax.Array,
         gradient: jax.Array,
-    ) -> Gradients:
+    ) -> BlockGradients:
         """Compute the block's contribution to the gradients."""
         saved = output, log_sum_exp, gradient
         return _by_window(block, rule, lambda block, rule: _backward(block, rule, *saved))
@@ -97,7 +97,7 @@ def _backward(
     output: jax.Array,
     log_sum_exp: jax.Array,
     gradient: jax.Array,
-) -> Gradients:
+) -> BlockGradients:
     if not block.causal:
         kernel = _backward_before if rule.window is None else TILED.backward
         return kernel(block, rule, output, log_sum_exp, gradient)
@@ -160,7 +160,7 @@ def _forward_before(block: Block, rule: ScoreRule) -> Partial:
 
 def _backward_before(
     block: Block, rule: ScoreRule, output: jax.Array, log_sum_exp: jax.Array, gradient: jax.Array
-) -> Gradients:
+) -> BlockGradients:
     part = _rectangle(block)
     sums = log_sum_exp[..., 0].transpose(0, 2, 1)
     if part is None:
@@ -172,7 +172,7 @@ def _backward_before(
         flash_backward(*operands, _sequences(part), PADDING, rule, output, sums, gradient)
     )
     seen = _leading(part.keys, d_key)
-    return Gradients(
+    return BlockGradients(
         jnp.where(_leading(part.queries, d_query), d_query, 0),
         _roll(jnp.where(seen, d_key, 0), part.start),
         _roll(jnp.where(seen, d_value, 0), part.start),
@@ -198,6 +198,6 @@ def _partial(output: jax.Array, log_sum_exp: jax.Array) -> Partial:
     return Partial(output.astype(log_sum_exp.dtype), log_sum_exp[..., None])
 
 
-def _gradients(gradients: tuple[jax.Array, jax.Array, jax.Array]) -> Gradients:
+def _gradients(gradients: tuple[jax.Array, jax.Array, jax.Array]) -> BlockGradients:
     wide = (x.astype(jnp.promote_types(x.dtype, jnp.float32)) for x in gradients)
-    return Gradients(*wide)
+    return BlockGradients(*wide)
