@@ -40,10 +40,6 @@ class Execution:
     """Bytes of a gradient in its reduction; None: those of the precision's policy."""
 
 
-FLASH_ATTENTION_2 = {"a100-sxm-80gb": 0.62, "a100-sxm-40gb": 0.62, "h100-sxm": 0.35}
-"""FlashAttention-2 (Dao 2023): 50 to 73% of an A100's peak; on an H100 35% (Shah et al. 2024,
-"FlashAttention-3")."""
-
 CUDNN_ATTENTION = {"a100-sxm-80gb": 0.62, "a100-sxm-40gb": 0.62, "b200-sxm": 0.5, "gb200": 0.5}
 """Forward of cuDNN's fused attention with causal masks and heads of 128 dims; those of an H100 and
 its kin are `DEFAULT_ATTENTION_FORWARD`."""
