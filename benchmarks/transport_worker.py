@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from geojax.runtime.environment.island_env import IslandSettings
 from geojax.transport import Membership, MessageKey, connect, staging
 
 SITES = ("east", "west")
@@ -31,15 +32,13 @@ class Transported:
 
     def __init__(self, work: dict[str, Any]):
         self.other = 1 - work["site"]
-        members = Membership(
-            SITES,
-            work["site"],
-            work["process"],
-            work["processes"],
-            work["coordinator"],
-            b"benchmark of transports",
-            {},
+        island = IslandSettings(
+            site=SITES[work["site"]],
+            sites=SITES,
+            coordinator=work["coordinator"],
+            key="benchmark-of-transports",
         )
+        members = Membership(island, work["process"], work["processes"], {})
         staged = staging(work["round_trip"], work["bytes_per_second"])
         self.transport = connect(members, staged, LIMIT_BYTES)
         mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))

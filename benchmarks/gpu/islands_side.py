@@ -21,6 +21,7 @@ from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimiz
 from geojax.pipeline.schedule import Action
 from geojax.precision import policy
 from geojax.runtime import apply_xla_flags
+from geojax.runtime.environment.island_env import IslandSettings
 from geojax.runtime.xla_flags import expected_platform
 from geojax.step.plan import StepPlan
 from geojax.step.program import batch_on_mesh, batch_shape, signals_on_mesh
@@ -47,9 +48,14 @@ def measure(work: dict[str, Any]) -> dict[str, Any]:
     order = breadth_first(len(part.chunks), microbatches, work["held"])
     lists = [data_actions(order, each, len(SITES)) for each in range(len(SITES))]
     ahead = fetched_ahead(lists, site)
-    members = Membership(
-        SITES, site, 0, 1, work["coordinator"], work["key"].encode(), {}, "127.0.0.1"
+    island = IslandSettings(
+        site=SITES[site],
+        sites=SITES,
+        coordinator=work["coordinator"],
+        key=work["key"],
+        address="127.0.0.1",
     )
+    members = Membership(island, 0, 1, {})
     room = staging(LINK_SECONDS, LINK_BYTES_PER_SECOND)
     transport = connect(members, room, 8 * parameter_count(model) + (1 << 20))
     walk = Walk(lists[site], ahead, programs, transport)

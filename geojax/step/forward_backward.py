@@ -162,7 +162,7 @@ class ForwardBackward:
         assert backward.loss is not None, "the whole model must have a head"
         targets = batch["loss_mask"].astype(backward.loss.dtype).sum()
         last, loss, balance, targets = after(
-            (backward.last, backward.loss, forward.balance, targets), backward.x
+            (backward.last, backward.loss, forward.balance_loss, targets), backward.x
         )
         prefetched = [
             behind if kept is None else kept

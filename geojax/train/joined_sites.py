@@ -89,14 +89,10 @@ def joined_sites(
     """
     stages, groups = plan.mesh.shape["stage"], process_groups(plan.mesh)
     members = Membership(
-        settings.sites,
-        settings.sites.index(settings.site),
+        settings,
         jax.process_index(),
         jax.process_count(),
-        settings.coordinator,
-        settings.key.encode(),
         shared_settings(config, contents),
-        settings.address,
         groups,
         _own_port(settings),
     )

@@ -4,12 +4,13 @@ import contextlib
 import math
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from geojax.errors import MissingProcessesError, RunError, UserError
+from geojax.errors import MissingProcessesError, RunError
 from geojax.network_names import HostPort
 from geojax.runtime import rendezvous
+from geojax.runtime.environment.island_env import IslandSettings
 from geojax.transport import private
 from geojax.transport.control import ControlConnection
 from geojax.transport.control_handshake import Party, PeerRoute
@@ -64,28 +65,29 @@ def staging(round_trip_seconds: float, bytes_per_second: float) -> Staging:
 class Membership(NamedTuple):
     """Place of this process among those of all sites."""
 
-    sites: Sequence[str]
-    """Names of the sites, in order."""
-    site: int
-    """Site of this process."""
+    island: IslandSettings
+    """The sites, this process's among them, and where they meet."""
     process: int
     """Index of this process in its site."""
     processes: int
     """Number of processes of each site."""
-    coordinator: str
-    """host:port of process 0 of site 0, as the other sites reach it."""
-    key: bytes
-    """Secret that the processes of this run share, of 16 to 64 bytes."""
     settings: Mapping[str, object]
     """JSON values that must be the same at all sites, by name."""
-    address: str | None = None
-    """Address of this host that the other sites reach: of its tunnel to them, or a loopback
-    address on one machine. None: the address from which packets to the coordinator leave."""
     groups: int = 1
     """Groups of equally many consecutive processes in each site, which exchange messages with all
     others as sites do: its stages, where these have processes of their own."""
     port: int = 0
     """Port of this process's guard, the only one that other sites reach; 0: any."""
+
+    @property
+    def key(self) -> bytes:
+        """Secret that the processes of this run share."""
+        return self.island.key.encode()
+
+    @property
+    def site(self) -> int:
+        """Index of this process's site."""
+        return self.island.sites.index(self.island.site)
 
     @property
     def group(self) -> int:
@@ -126,9 +128,8 @@ def connect(
             of processes are not the same everywhere.
         MissingProcessesError: some processes did not come in time.
     """
-    if not 16 <= len(members.key) <= 64:
-        raise UserError(f"transport: the key has {len(members.key)} bytes; it needs 16 to 64")
-    address = members.address or address_towards(*HostPort.parse(members.coordinator))
+    sites = members.island.sites
+    address = members.island.address or address_towards(*HostPort.parse(members.island.coordinator))
     require_private(address)
     with contextlib.ExitStack() as on_error:
         engine = random_loopback()
@@ -153,29 +154,27 @@ def connect(
         try:
             everyone = rendezvous.join(
                 members.site * members.processes + members.process,
-                len(members.sites) * members.processes,
-                members.coordinator,
-                members.sites[members.site],
+                len(sites) * members.processes,
+                members.island.coordinator,
+                members.island.site,
                 timeout_seconds,
                 address if members.site == members.process == 0 else None,
                 own.text(),
                 members.key,
             )
         except MissingProcessesError as error:
-            sites = dict.fromkeys(
-                members.sites[each // members.processes] for each in error.missing
-            )
-            named = ", ".join(f"site {each}" for each in sites)
+            missing = dict.fromkeys(sites[each // members.processes] for each in error.missing)
+            named = ", ".join(f"site {site}" for site in missing)
             raise MissingProcessesError(f"{error} ({named})", error.missing) from None
         names, endpoints = {}, {}
-        for group in range(len(members.sites) * members.groups):
+        for group in range(len(sites) * members.groups):
             if group == members.group:
                 continue
             site, process = members.counterpart(group)
             presence = everyone.processes[site * members.processes + process]
-            names[group] = f"site {members.sites[site]} (process {process}, host {presence.host})"
+            names[group] = f"site {sites[site]} (process {process}, host {presence.host})"
             peer = Endpoint.parse(presence.endpoint, names[group])
-            here = f"site {members.sites[members.site]}"
+            here = f"site {members.island.site}"
             require_same(members.settings, here, peer.settings, names[group])
             endpoints[group] = peer
         controls = _open_controls(members, own, endpoints, guard, listener, on_error)
@@ -193,7 +192,7 @@ def connect(
     }
     return EngineTransport(
         members.group,
-        [name for name in members.sites for _ in range(members.groups)],
+        [name for name in sites for _ in range(members.groups)],
         members.key,
         server,
         guard,
@@ -256,16 +255,17 @@ def _wait_for_all(
         RunError: one is refused, lost, or late; the message names the port in question.
     """
     deadline = time.monotonic() + seconds
-    site = members.sites[members.site]
+    site = members.island.site
     for group, control in controls.items():
         while not (control.reached.is_set() and control.was_reached.is_set()):
             if control.lost is None and time.monotonic() < deadline:
                 time.sleep(_LOOK_SECONDS)
             elif not control.reached.is_set():
                 host, port = peers[group].guard
+                peer_site = members.island.sites[peers[group].site]
                 tried = "refused" if control.lost else f"{control.problem}, for {seconds:g} s"
                 raise RunError(
-                    f"transport: {site} cannot reach {members.sites[peers[group].site]}:{port}, "
+                    f"transport: {site} cannot reach {peer_site}:{port}, "
                     f"{names[group]} at {host} ({tried}); is the tunnel up, and do the firewalls "
                     "let TCP to this port through?"
                 )

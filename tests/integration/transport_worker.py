@@ -15,11 +15,14 @@ import jax
 import jax.numpy as jnp
 
 from geojax.errors import RunError
+from geojax.runtime.environment.island_env import IslandSettings
 from geojax.transport import Membership, MessageKey, Staging, connect
 
 
 def main(site: int, coordinator: str, steps: int, seconds: float, silence: float = 15.0) -> None:
-    members = Membership(("east", "west"), site, 0, 1, coordinator, b"k" * 32, {})
+    sites = ("east", "west")
+    island = IslandSettings(site=sites[site], sites=sites, coordinator=coordinator, key="k" * 32)
+    members = Membership(island, 0, 1, {})
     transport = connect(members, Staging(4, 1 << 20, 4), 16 << 20, silence_seconds=silence)
     print("guard", *transport.guard_address, flush=True)
     values = jnp.arange(1 << 16, dtype=jnp.float32)

@@ -134,7 +134,7 @@ class ChunkPasses:
         own, batch = self._chunk(chunk, given.step), self._microbatch(given.step, given.microbatch)
         weights, x = self._weights(unpack(given.weights)), unpack(given.taken)
         made = own.forward(weights, x, batch, own.functions.context(batch))
-        return pack((made.x, Kept(made.residuals, made.balance)))
+        return pack((made.x, Kept(made.residuals, made.balance_loss)))
 
     def backward(self, chunk: int, given: PassInputs, sums: Any, *, is_split: bool = False) -> Any:
         """Run a chunk backwards: the cotangent before it, None of the first one, and the sums.

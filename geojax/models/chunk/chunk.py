@@ -137,7 +137,7 @@ class ChunkForward(NamedTuple):
 
     x: jax.Array
     """The stream after the chunk."""
-    balance: jax.Array | None
+    balance_loss: jax.Array | None
     """The share of the layers' balance losses in the loss; None without experts."""
     residuals: ChunkResiduals
     weights: ChunkWeights

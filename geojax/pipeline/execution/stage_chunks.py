@@ -223,7 +223,7 @@ class StageChunks:
         made = self._chunk(chunk, rings, rows).forward(
             self._weights_of(chunk), x, batch, context, balance=balance
         )
-        return made.x, made.balance, made.residuals.layers[0]
+        return made.x, made.balance_loss, made.residuals.layers[0]
 
     def forward_only(
         self, x: jax.Array, chunk: jax.Array, batch: Microbatch, context: Any

@@ -63,16 +63,11 @@ class Greeting(_Message):
     """Text that makes the signatures of this connection unlike those of all others."""
 
 
-class Hello(_Message):
-    """Facts that a process tells process 0 about itself."""
+class Presence(_Message):
+    """Facts about one process that every other learns."""
 
     process: _Index
-    count: Annotated[int, pydantic.Field(ge=1, le=1 << 20)]
-    token: _Text
-    """Random text that tells a process that connects again from two that claim one index."""
     host: _Text
-    versions: Annotated[dict[_Text, _Text], pydantic.Field(max_length=8)]
-    """Version of each package that compiles the program, by name."""
     site: SiteName | None = None
     gpus: _Gpus | None = None
     """CUDA_VISIBLE_DEVICES, if set."""
@@ -82,15 +77,14 @@ class Hello(_Message):
     """Text by which other runtimes reach this process; their transport reads it."""
 
 
-class Presence(NamedTuple):
-    """Facts about one process that every other learns."""
+class Hello(Presence):
+    """Facts that a process tells process 0 about itself."""
 
-    process: int
-    site: str | None
-    host: str
-    gpus: str | None
-    address: str | None
-    endpoint: str | None = None
+    count: Annotated[int, pydantic.Field(ge=1, le=1 << 20)]
+    token: _Text
+    """Random text that tells a process that connects again from two that claim one index."""
+    versions: Annotated[dict[_Text, _Text], pydantic.Field(max_length=8)]
+    """Version of each package that compiles the program, by name."""
 
 
 class Everyone(NamedTuple):
@@ -196,10 +190,19 @@ def _unpack(packed: str, count: int, key: bytes) -> Everyone:
     except zlib.error as error:
         raise ValueError(str(error)) from None
     columns = _Columns.model_validate_json(text)
-    facts = (columns.sites, columns.hosts, columns.gpus, columns.addresses, columns.endpoints)
-    if any(len(column) != count for column in facts):
+    facts: dict[str, Sequence[str | None]] = {
+        "site": columns.sites,
+        "host": columns.hosts,
+        "gpus": columns.gpus,
+        "address": columns.addresses,
+        "endpoint": columns.endpoints,
+    }
+    if any(len(column) != count for column in facts.values()):
         raise ValueError("it is of another number of processes")
-    processes = [Presence(*row) for row in zip(range(count), *facts, strict=True)]
+    processes = [
+        Presence.model_validate({"process": process, **dict(zip(facts, row, strict=True))})
+        for process, row in enumerate(zip(*facts.values(), strict=True))
+    ]
     return Everyone(processes, derived_key(key, columns.nonce))
 
 

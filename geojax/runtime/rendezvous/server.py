@@ -327,9 +327,7 @@ class RendezvousServer:
 
 
 def _presence(hello: Hello) -> Presence:
-    return Presence(
-        hello.process, hello.site, hello.host, hello.gpus, hello.address, hello.endpoint
-    )
+    return Presence(**{name: getattr(hello, name) for name in Presence.model_fields})
 
 
 def _name(hello: Hello) -> str:

@@ -183,7 +183,7 @@ def test_a_coordinator_elsewhere_is_said():
 
 
 def presence(process, host="a", gpus=None, address="10.0.0.1"):
-    return Presence(process, None, host, gpus, address)
+    return Presence(process=process, host=host, gpus=gpus, address=address)
 
 
 def test_processes_that_see_the_same_gpus_take_one_each():

@@ -23,10 +23,15 @@ from support.processes import PATIENCE_SECONDS, wait_until
 from support.tcp_resets import connections, reset
 
 from geojax.errors import MissingProcessesError, RunError, UserError
+from geojax.runtime.environment.island_env import IslandSettings
 from geojax.transport import Membership, MessageKey, Staging, connect, staging
 
 KEY = MessageKey(step=5, kind="bucket", chunk=1)
 SMALL = Staging(2, 1 << 20, 4)
+
+
+def island(names, site, coordinator, key="k" * 32):
+    return IslandSettings(site=names[site], sites=names, coordinator=coordinator, key=key)
 
 
 @contextlib.contextmanager
@@ -42,8 +47,8 @@ def joined_sites(
     coordinator = f"127.0.0.1:{free_port()}"
 
     def start(site):
-        key = (keys or [b"k" * 32] * len(names))[site]
-        members = Membership(names, site, 0, 1, coordinator, key, settings[site])
+        key = (keys or ["k" * 32] * len(names))[site]
+        members = Membership(island(names, site, coordinator, key), 0, 1, settings[site])
         return connect(members, SMALL, limit_bytes, silence_seconds, timeout_seconds)
 
     with ThreadPoolExecutor(len(names)) as pool:
@@ -67,7 +72,7 @@ def filled(like, value):
 
 
 def test_a_process_exchanges_with_its_counterpart_in_each_group_of_each_site():
-    members = Membership(("east", "west"), 1, 3, 4, "east:1", b"k" * 32, {}, groups=2)
+    members = Membership(island(("east", "west"), 1, "east:1"), 3, 4, {}, groups=2)
     assert members.group == 3
     assert [members.counterpart(group) for group in range(4)] == [(0, 1), (0, 3), (1, 1), (1, 3)]
 
@@ -240,9 +245,8 @@ def test_what_is_waited_for_is_known(like):
 
 
 def test_sites_that_do_not_come_are_named():
-    members = Membership(
-        ("east", "west", "north"), 0, 0, 1, f"127.0.0.1:{free_port()}", b"k" * 32, {}
-    )
+    sites = ("east", "west", "north")
+    members = Membership(island(sites, 0, f"127.0.0.1:{free_port()}"), 0, 1, {})
     with pytest.raises(MissingProcessesError, match=r"process 1, 2 \(site west, site north\)$"):
         connect(members, SMALL, 1 << 20, timeout_seconds=0.2)
 
@@ -250,7 +254,7 @@ def test_sites_that_do_not_come_are_named():
 def test_another_key_is_refused():
     with (
         pytest.raises(MissingProcessesError, match=r"with another key came from .* \(site west\)"),
-        joined_sites(keys=[b"k" * 32, b"l" * 32], timeout_seconds=1.0),
+        joined_sites(keys=["k" * 32, "l" * 32], timeout_seconds=1.0),
     ):
         pass
 
