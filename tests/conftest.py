@@ -4,6 +4,7 @@ import gc
 import os
 from pathlib import Path
 
+import hypothesis
 import pytest
 from support.xla_flags import COMPILE_FAST
 
@@ -15,6 +16,10 @@ simulate_devices(8)
 PATIENT = "--xla_cpu_collective_call_terminate_timeout_seconds=300"
 # For this process, and for those that it starts.
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {COMPILE_FAST} {PATIENT}"
+
+# A machine with other work is slow now and then: no test is about the seconds of an example.
+hypothesis.settings.register_profile("geojax", deadline=None)
+hypothesis.settings.load_profile("geojax")
 
 # What JAX keeps grows into millions of objects, and looking for garbage among them as often as
 # Python does by default takes a tenth of the time.

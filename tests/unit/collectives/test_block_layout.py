@@ -14,7 +14,7 @@ from geojax.collectives.like_trees import leaf_names
 from geojax.errors import UserError
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=3), st.integers(0, 2), st.integers(1, 4))
 def test_rows_hold_the_blocks_that_the_ranks_hold(shape, dim, ranks):
     layout = BlockLayout(tuple(shape), dim % len(shape), ranks)

@@ -46,7 +46,7 @@ def test_the_inverse_root_falls_from_the_peak_to_the_final_rate():
     np.testing.assert_allclose(rate[[1000, 2047]], FINAL, rtol=1e-6)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     schedule=st.sampled_from(sorted(SCHEDULES)),
     warmup=st.integers(0, 60),

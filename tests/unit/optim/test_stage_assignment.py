@@ -30,7 +30,7 @@ def rows_of_stages(draw, *, stages=None):
     return tuple(tuple(rows) for rows in padded)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(rows=rows_of_stages())
 def test_spread_rows_are_collected_in_the_models_order(rows):
     stages = StageAssignment(ACROSS_SITES, rows)
@@ -154,7 +154,7 @@ def test_the_state_goes_to_the_stages_and_back(name):
         assert leaf.sharding.is_equivalent_to(expected.sharding, leaf.ndim)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(rows=rows_of_stages(stages=4), width=st.integers(1, 9), data=st.integers(1, 5))
 def test_padding_and_rows_are_undone_together(rows, width, data):
     stages = StageAssignment(ACROSS_SITES, rows)

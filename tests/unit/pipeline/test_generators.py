@@ -29,7 +29,7 @@ from geojax.pipeline import (
 )
 
 SECONDS = st.floats(0.1, 10.0)
-FEW = hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
+FEW = hypothesis.settings(max_examples=60, derandomize=True)
 
 
 @st.composite

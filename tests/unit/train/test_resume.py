@@ -53,7 +53,7 @@ def rates(config, steps):
     return np.broadcast_to(schedule(np.arange(1, 161)), 160)[:steps]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     lengths=st.lists(st.integers(1, 60), min_size=2, max_size=4, unique=True).map(sorted),
     warmup=st.integers(0, 80),
@@ -73,7 +73,7 @@ def test_learning_rates_are_continuous_over_every_extension(lengths, warmup, sch
         np.testing.assert_array_equal(after[lengths[0] :], after[lengths[0] - 1])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     trunk=st.integers(1, 60),
     decay=st.integers(1, 30),
