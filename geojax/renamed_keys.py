@@ -64,7 +64,7 @@ RUN_KEYS = {
     "pipeline.dc_role": "dc.role",
     "pipeline.chunks": "pipeline.virtual_stages",
 }
-"""Keys of `geojax.train.config.run_config.RunConfig`; those of its `model` are `MODEL_KEYS`."""
+"""Keys of `geojax.config.run_config.RunConfig`; those of its `model` are `MODEL_KEYS`."""
 
 PREPARE_KEYS = {"vocabulary_size": "vocab_size"}
 """Keys of `geojax.data.PrepareSettings`."""
@@ -77,4 +77,4 @@ RUN_VALUES = {
     ("pipeline.schedule", "one_f_one_b"): "1f1b",
     ("pipeline.schedule", "extended_warmup"): "geopipe",
 }
-"""Values of `geojax.train.config.run_config.RunConfig`, by today's key."""
+"""Values of `geojax.config.run_config.RunConfig`, by today's key."""

@@ -53,7 +53,7 @@ class Section(NamedTuple):
 def run(command: SettingsCommand) -> int:
     """Print the settings and return the exit code 0."""
     # Imported here, so that `geojax --help` need not wait for JAX.
-    from geojax.train.config.run_config import RunConfig
+    from geojax.config.run_config import RunConfig
 
     listed = list(sections(RunConfig))
     if command.section is not None:

@@ -5,12 +5,12 @@ import re
 import pytest
 import yaml
 
+from geojax.config.run_config import RunConfig
 from geojax.data import PrepareSettings
 from geojax.errors import UserError
 from geojax.models import ModelConfig
 from geojax.renamed_keys import MODEL_KEYS, MODEL_VALUES, RUN_KEYS, RUN_VALUES
 from geojax.settings import validate
-from geojax.train.config.run_config import RunConfig
 
 _SIZES = {
     "num_hidden_layers": 2,

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
+from geojax.config.run_config import RunConfig
 from geojax.islands.programs.site_part import SitePart
 from geojax.islands.programs.site_programs import SitePrograms
 from geojax.pipeline.schedule import LayerBytes
-from geojax.train.config.run_config import RunConfig
 from geojax.train.islands.island_plan import island_plan, site_programs, stage_config
 from geojax.train.traced_run import abstract_run_mesh
 

@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from geojax.accelerators import Accelerator
+from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
 from geojax.islands.programs.site_part import SitePart, bucket_count, even_chunks
 from geojax.islands.programs.site_programs import SitePrograms, StepBytes
@@ -23,7 +24,6 @@ from geojax.step.plan import StepPlan
 from geojax.step.program import batch_shape
 from geojax.train.batches import sequences_of_process
 from geojax.train.compiled_run import step_plan
-from geojax.train.config.run_config import RunConfig
 
 
 def stage_config(config: RunConfig) -> RunConfig:

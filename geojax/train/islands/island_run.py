@@ -12,6 +12,7 @@ import numpy as np
 from geojax.accelerators import accelerator_of
 from geojax.checkpoint import Checkpointer
 from geojax.checkpoint.reading.initial_weights import with_weights
+from geojax.config.run_config import RunConfig
 from geojax.errors import RunError, UserError
 from geojax.hlo import HloParseError
 from geojax.islands.actions import (
@@ -50,7 +51,6 @@ from geojax.step.plan import StepPlan
 from geojax.step.program import require_fp8_products
 from geojax.step.state import TrainState, with_own_sites, with_saved_sites
 from geojax.train.batches import global_batch, global_signals, sequences_of_process
-from geojax.train.config.run_config import RunConfig
 from geojax.train.islands.island_plan import (
     data_part,
     held_at_once,

@@ -8,6 +8,15 @@ from typing import Annotated, Any, ClassVar, Literal
 import pydantic
 
 from geojax.collectives import WireName
+from geojax.config.adapt_settings import AdaptSettings
+from geojax.config.fp8_settings import Fp8Settings, check_fp8
+from geojax.config.pipeline_settings import (
+    DcSettings,
+    PipelineSettings,
+    check_scheduled,
+    check_stages,
+)
+from geojax.config.vocabulary import with_vocabulary
 from geojax.data import DataSettings
 from geojax.errors import UserError
 from geojax.models import ModelConfig, parameter_shapes
@@ -26,15 +35,6 @@ from geojax.runtime import WatchdogSettings
 from geojax.settings import AUTO, NUMBER, UNLESS_AUTO, Settings, load_yaml, validate
 from geojax.suggestions import listed, shortened
 from geojax.topology import Topology
-from geojax.train.config.adapt_settings import AdaptSettings
-from geojax.train.config.fp8_settings import Fp8Settings, check_fp8
-from geojax.train.config.pipeline_settings import (
-    DcSettings,
-    PipelineSettings,
-    check_scheduled,
-    check_stages,
-)
-from geojax.train.config.vocabulary import with_vocabulary
 from geojax.yaml_syntax import YamlError, parse
 
 _MOST_DEVICES = 2**17
