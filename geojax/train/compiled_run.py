@@ -15,8 +15,9 @@ from geojax.checkpoint import Checkpointer
 from geojax.checkpoint.reading.initial_weights import read_weights, with_weights
 from geojax.collectives import FLOAT32, WireFormat, wire_format
 from geojax.config.fp8_settings import policy_of
+from geojax.config.layout_sections import MeshSettings, ZeroSettings
 from geojax.config.pipeline_settings import DcSettings, PipelineSettings
-from geojax.config.run_config import MeshSettings, RunConfig, ZeroSettings
+from geojax.config.run_config import RunConfig
 from geojax.hlo import HloParseError
 from geojax.islands.traffic import LinkTraffic
 from geojax.mesh import make_mesh, site_names

@@ -3,7 +3,8 @@
 from jax.sharding import Mesh
 
 from geojax.accelerators import Accelerator
-from geojax.config.run_config import MeshSettings, RunConfig
+from geojax.config.layout_sections import MeshSettings
+from geojax.config.run_config import RunConfig
 from geojax.mesh import require_sites
 from geojax.planner.abstract_mesh import abstract_mesh
 from geojax.planner.compile_target import CompileTarget

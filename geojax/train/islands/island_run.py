@@ -58,7 +58,6 @@ from geojax.train.islands.island_plan import (
     own_stages,
     process_groups,
     site_programs,
-    stage_config,
     stage_meshes,
 )
 from geojax.train.islands.island_stages import (
@@ -361,7 +360,7 @@ class IslandRun:
         ]
 
     def _on_mesh(self, plan: StepPlan, batch: Batch) -> dict[str, jax.Array]:
-        count = stage_config(self.config).batch.global_batch_size
+        count = self.config.of_one_stage.batch.global_batch_size
         return global_batch(plan, count, sequences_of_process(plan, count), batch)
 
     def save(
