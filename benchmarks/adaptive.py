@@ -28,9 +28,9 @@ import yaml
 from island_endurance import write_run
 from rich.console import Console
 
+from geojax.config.run_config import RunConfig
 from geojax.topology import Topology
 from geojax.train.adapt.replan import planned_for
-from geojax.train.config.run_config import RunConfig
 from geojax.wan import EmulatedWan, WanSettings, bring_up, reshape, take_down
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -37,11 +37,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from geojax.config.run_config import RunConfig
 from geojax.planner.abstract_mesh import abstract_mesh
 from geojax.quantities import quantity
 from geojax.step.plan import StepPlan
 from geojax.train.compiled_run import step_plan
-from geojax.train.config.run_config import RunConfig
 from geojax.train.plan.link_plan import gradient_exposure
 from geojax.train.plan.pipeline_plan import hop_exposure
 from geojax.train.traced_run import accelerator_of_run

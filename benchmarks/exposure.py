@@ -25,12 +25,12 @@ from rich.console import Console
 from rich.table import Table
 
 from geojax.collectives.wire_format import wire_format
+from geojax.config.run_config import RunConfig
 from geojax.planner.abstract_mesh import abstract_mesh
 from geojax.planner.buckets import LinkShare, StepTimes, choose_buckets, step_times
 from geojax.planner.traffic.gradients import GradientMessages
 from geojax.step.plan import StepPlan
 from geojax.train.compiled_run import step_plan
-from geojax.train.config.run_config import RunConfig
 
 CONFIG = Path(__file__).parents[1] / "configs" / "nemotron4-340b-2x1536.yaml"
 TERABITS = (0.4, 0.8, 1.6, 3.2, 6.4)

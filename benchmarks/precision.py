@@ -28,11 +28,11 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
+from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
 from geojax.precision import RECIPES
-from geojax.train.config.resume import with_saved_schedule
-from geojax.train.config.run_config import RunConfig
 from geojax.train.metrics import read_metrics
+from geojax.train.saved.resume import with_saved_schedule
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 YARDSTICK = "bf16"

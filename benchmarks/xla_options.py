@@ -36,12 +36,12 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
+from geojax.config.run_config import RunConfig
 from geojax.mesh import make_mesh
 from geojax.planner.compile_target import gpus
 from geojax.planner.compiled_step import LEAST_PAYLOAD_BYTES, CompiledProgram
 from geojax.planner.memory import CompiledMemory, TracedStep
 from geojax.quantities import quantity
-from geojax.train.config.run_config import RunConfig
 from geojax.train.traced_run import trace_on
 
 CONFIGS = Path(__file__).parents[1] / "configs"

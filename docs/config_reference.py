@@ -9,7 +9,7 @@ committed page differs from what this script writes.
 from pathlib import Path
 
 from geojax.cli.settings import Section, sections
-from geojax.train.config.run_config import RunConfig
+from geojax.config.run_config import RunConfig
 
 PAGE = Path(__file__).resolve().parent / "config-reference.md"
 OPENING = """# Config reference

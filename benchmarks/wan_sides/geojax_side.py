@@ -8,11 +8,11 @@ import numpy as np
 
 from geojax import runtime
 from geojax.cache import cache_folder
+from geojax.config.run_config import RunConfig
 from geojax.settings import validate
 from geojax.step.plan import SIGNALS
 from geojax.train.batches import global_batch, global_signals, sequences_of_process
 from geojax.train.compiled_run import CompiledRun, make_run_mesh, step_plan
-from geojax.train.config.run_config import RunConfig
 from wan_sides.jax_process import PATIENCE_SECONDS, join
 from wan_sides.serving import own_work, serve, take_steps
 from wan_sides.work import (

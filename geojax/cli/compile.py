@@ -17,10 +17,10 @@ from geojax.exit_codes import FAILURE
 from geojax.quantities import quantity
 
 if TYPE_CHECKING:
+    from geojax.config.run_config import RunConfig
     from geojax.planner.compile_target import CompileTarget
     from geojax.planner.compiled_step import CompiledStep, Messages
     from geojax.planner.traffic.by_axes import Axes
-    from geojax.train.config.run_config import RunConfig
     from geojax.train.plan.planned_step import PlannedStep
 
 
@@ -56,9 +56,9 @@ def run(command: CompileCommand, overrides: Sequence[str]) -> int:
     if target is not None:
         target.require_compiler()
 
+    from geojax.config.run_config import RunConfig
     from geojax.planner.cost.adapters import refuse_adapters
     from geojax.runtime.device_memory import usable_memory
-    from geojax.train.config.run_config import RunConfig
     from geojax.train.plan.planned_step import PlannedStep
     from geojax.train.traced_run import accelerator_of_run, compile_run
 

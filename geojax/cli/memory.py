@@ -11,10 +11,10 @@ from rich.table import Table
 from geojax.cli.config_file import ConfigFile
 
 if TYPE_CHECKING:
+    from geojax.config.run_config import RunConfig
     from geojax.models import ModelConfig
     from geojax.planner.memory import StepMemory, TracedStep
     from geojax.step.plan import StepPlan
-    from geojax.train.config.run_config import RunConfig
 
 _UNITS = {"T": 10**12, "G": 10**9, "M": 10**6, "k": 10**3, "": 1}
 
@@ -37,7 +37,7 @@ def run(command: MemoryCommand, overrides: Sequence[str]) -> int:
     # Imported here, so that `geojax --help` need not wait for JAX.
     import jax
 
-    from geojax.train.config.run_config import RunConfig
+    from geojax.config.run_config import RunConfig
     from geojax.train.plan.link_plan import link_lines
     from geojax.train.traced_run import trace_run
 

@@ -17,6 +17,7 @@ from geojax.quantities import Count, Length, Tokens
 from geojax.settings import Settings, validate
 
 if TYPE_CHECKING:
+    from geojax.config.run_config import RunConfig
     from geojax.planner.cost.calibration import Calibration
     from geojax.planner.cost.layout import Layout
     from geojax.planner.cost.prediction import Prediction
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from geojax.planner.search.search import Candidate, SearchResult
     from geojax.planner.search.sensitivity import LayoutTimer
     from geojax.topology import Topology
-    from geojax.train.config.run_config import RunConfig
 
 _PER_ROLE = 3
 _KEYS = {
@@ -230,10 +230,10 @@ def _request(
     command: PlanCommand, overrides: Sequence[str]
 ) -> "tuple[RunConfig | None, PlanRequest]":
     """Return the question, and the config that it comes from if it comes from one."""
+    from geojax.config.run_config import RunConfig
     from geojax.models import ModelConfig
     from geojax.planner.search.request import PlanRequest, joins_of
     from geojax.topology import Topology
-    from geojax.train.config.run_config import RunConfig
 
     given = {
         "--topology": command.topology,
@@ -335,7 +335,7 @@ def _layout_to_explain(named: str, best: "Sequence[Candidate]") -> "Layout":
     Raises:
         UserError: there is no such row, or the file has a mistake.
     """
-    from geojax.train.config.run_config import RunConfig
+    from geojax.config.run_config import RunConfig
     from geojax.train.plan.run_layout import layout_of_run
 
     if not named.isdecimal():

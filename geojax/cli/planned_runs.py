@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
+from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
 from geojax.planner.search.advice import what_would_run
 from geojax.planner.search.fit import least_room, rooms
 from geojax.quantities import quantity
 from geojax.settings import validate
-from geojax.train.config.run_config import RunConfig
 from geojax.train.memory.run_memory import run_memory
 from geojax.train.plan.run_layout import run_settings
 

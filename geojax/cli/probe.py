@@ -17,10 +17,10 @@ from geojax.settings import Settings, validate
 
 if TYPE_CHECKING:
     from geojax.accelerators import Precision
+    from geojax.config.run_config import RunConfig
     from geojax.pipeline.simulation.stage_times import StageTimes
     from geojax.probe import Figures, ProbeContext
     from geojax.runtime import ProcessSettings
-    from geojax.train.config.run_config import RunConfig
 
 _CHECKS = ("devices", "networks", "links", "hosts", "stages")
 
@@ -82,7 +82,7 @@ def run(command: ProbeCommand, overrides: Sequence[str]) -> int:
     given = {name: getattr(command, name) for name in _Options.model_fields}
     options = validate(_Options, given, "geojax probe")
     # Imported here, so that `geojax --help` need not wait for JAX.
-    from geojax.train.config.run_config import RunConfig
+    from geojax.config.run_config import RunConfig
 
     config = RunConfig.load(command.config[0], overrides) if command.config else None
     if config is not None and config.model.lora is not None and "stages" in command.checks:

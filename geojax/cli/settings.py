@@ -53,7 +53,7 @@ class Section(NamedTuple):
 def run(command: SettingsCommand) -> int:
     """Print the settings and return the exit code 0."""
     # Imported here, so that `geojax --help` need not wait for JAX.
-    from geojax.train.config.run_config import RunConfig
+    from geojax.config.run_config import RunConfig
 
     listed = list(sections(RunConfig))
     if command.section is not None:
@@ -64,17 +64,17 @@ def run(command: SettingsCommand) -> int:
 
 def sections(settings: type[Settings], key: str = "", meaning: str = "") -> Iterator[Section]:
     """List the keys of a settings class, inherited ones last, then those of its sections."""
-    own, inner = [], []
-    inherited = set(settings.model_fields).difference(settings.__annotations__)
-    for name, field in sorted(settings.model_fields.items(), key=lambda each: each[0] in inherited):
+    own, inherited, inner = list[Setting](), list[Setting](), []
+    for name, field in settings.model_fields.items():
         path = f"{key}.{name}" if key else name
         text = " ".join((field.description or "").split())
         section = _section_class(field.annotation)
         if section is None:
-            own.append(Setting(path, _type_name(field.annotation), _default(field), text))
+            keys = own if name in settings.__annotations__ else inherited
+            keys.append(Setting(path, _type_name(field.annotation), _default(field), text))
         else:
             inner.append((section, path, text))
-    yield Section(key, meaning, tuple(own))
+    yield Section(key, meaning, (*own, *inherited))
     for each in inner:
         yield from sections(*each)
 

@@ -23,10 +23,10 @@ from geojax.errors import UserError
 from geojax.pipeline.registry import SCHEDULES
 
 if TYPE_CHECKING:
+    from geojax.config.run_config import RunConfig
     from geojax.pipeline.simulation.compare import ScheduleComparison
     from geojax.pipeline.simulation.staged_model import StagedModel
     from geojax.topology import Topology
-    from geojax.train.config.run_config import RunConfig
 
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 _LEGEND = (
@@ -92,10 +92,10 @@ class SimulateCommand:
 def run(command: SimulateCommand, overrides: Sequence[str]) -> int:
     """Print the comparison, write the pictures, and return the exit code 0."""
     # Imported here, so that `geojax --help` need not wait for JAX.
+    from geojax.config.run_config import RunConfig
     from geojax.pipeline.drawing.timelines import save_timelines
     from geojax.pipeline.drawing.trace import write_trace
     from geojax.pipeline.simulation.compare import compare
-    from geojax.train.config.run_config import RunConfig
 
     config = RunConfig.load(command.config, overrides)
     sites = topology_of(config, command.accelerator)

@@ -13,9 +13,9 @@ from geojax.settings import Settings, validate
 from geojax.suggestions import listed
 
 if TYPE_CHECKING:
+    from geojax.config.run_config import RunConfig
     from geojax.pipeline.simulation.staged_model import StagedModel
     from geojax.topology import Topology
-    from geojax.train.config.run_config import RunConfig
 
 
 class Options(Settings):
@@ -85,7 +85,7 @@ def options_of(command: Mapping[str, Any], config: "RunConfig", sites: int) -> O
     Raises:
         UserError: one of them is not possible, or the batch does not divide into the microbatches.
     """
-    from geojax.train.config.pipeline_settings import check_scheduled
+    from geojax.config.pipeline_settings import check_scheduled
 
     given = {name: command[name] for name in Options.model_fields}
     if given["stages_per_site"] is None:

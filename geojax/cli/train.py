@@ -43,9 +43,9 @@ class TrainCommand:
 def run(command: TrainCommand, overrides: Sequence[str]) -> int:
     """Train, and return the exit code: 0 at the end, 130 after Ctrl-C."""
     # Imported here, so that `geojax --help` need not wait for JAX.
+    from geojax.config.run_config import RunConfig
     from geojax.runtime import ProcessSettings
     from geojax.runtime.environment.cluster_env import VARIABLES
-    from geojax.train.config.run_config import RunConfig
 
     config = RunConfig.load(command.config, overrides)
     from geojax.train.run import train

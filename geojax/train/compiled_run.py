@@ -14,6 +14,10 @@ from jax.sharding import Mesh
 from geojax.checkpoint import Checkpointer
 from geojax.checkpoint.reading.initial_weights import read_weights, with_weights
 from geojax.collectives import FLOAT32, WireFormat, wire_format
+from geojax.config.fp8_settings import policy_of
+from geojax.config.layout_sections import MeshSettings, ZeroSettings
+from geojax.config.pipeline_settings import DcSettings, PipelineSettings
+from geojax.config.run_config import RunConfig
 from geojax.hlo import HloParseError
 from geojax.islands.traffic import LinkTraffic
 from geojax.mesh import make_mesh, site_names
@@ -39,9 +43,6 @@ from geojax.step.state import (
     with_saved_sites,
 )
 from geojax.train.batches import global_batch, global_signals, sequences_of_process
-from geojax.train.config.fp8_settings import policy_of
-from geojax.train.config.pipeline_settings import DcSettings, PipelineSettings
-from geojax.train.config.run_config import MeshSettings, RunConfig, ZeroSettings
 from geojax.train.plan.link_plan import link_lines, with_buckets
 from geojax.train.plan.pipeline_plan import staged_layers, tick_program, within_memory
 from geojax.train.report import mesh_line

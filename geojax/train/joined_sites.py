@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 
 import geojax
 from geojax.checkpoint.reading.common_save import HeldSave, SavesOfSites
+from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
 from geojax.islands.exchange import Exchange
 from geojax.mesh import index_on_host
@@ -18,7 +19,6 @@ from geojax.runtime.environment.cluster_env import ProcessSettings
 from geojax.runtime.environment.island_env import VARIABLES, IslandSettings
 from geojax.settings import leaves_by_key
 from geojax.step.plan import StepPlan
-from geojax.train.config.run_config import RunConfig
 from geojax.train.islands.island_plan import process_groups
 from geojax.train.memory.run_memory import offer_limit_bytes
 from geojax.transport import (

@@ -19,6 +19,8 @@ from geojax.checkpoint import Checkpointer, RunDirectory
 from geojax.checkpoint.reading.base_weights import BASE_WEIGHTS, fingerprint, refuse_other_base
 from geojax.checkpoint.reading.compatibility import refuse_other_model
 from geojax.checkpoint.reading.saved_model import SavedModel
+from geojax.config.run_config import RunConfig
+from geojax.config.vocabulary import padding_note
 from geojax.data import Corpus, Loader
 from geojax.data.corpus import check_sources
 from geojax.data.verification import verify
@@ -45,18 +47,6 @@ from geojax.train.adapt.replan import (
 )
 from geojax.train.batches import sequences_of_process
 from geojax.train.compiled_run import CompiledRun, make_run_mesh, step_plan
-from geojax.train.config.resume import (
-    changed_settings,
-    jump_note,
-    refuse_earlier_version,
-    refuse_other_schedule,
-    schedule_note,
-    warmup_note,
-    with_saved_model,
-    with_saved_schedule,
-)
-from geojax.train.config.run_config import RunConfig
-from geojax.train.config.vocabulary import padding_note
 from geojax.train.islands.island_plan import (
     island_plan,
     make_site_mesh,
@@ -74,6 +64,16 @@ from geojax.train.memory.preflight import require_memory
 from geojax.train.metrics import MetricsWriter
 from geojax.train.report import Progress, draw_loss_curve, summary_table
 from geojax.train.sample import sample_texts
+from geojax.train.saved.resume import (
+    changed_settings,
+    jump_note,
+    refuse_earlier_version,
+    refuse_other_schedule,
+    schedule_note,
+    warmup_note,
+    with_saved_model,
+    with_saved_schedule,
+)
 from geojax.train.trainer import TrainerFacts
 from geojax.train.training_loop import TrainingLoop
 from geojax.train.writing.background_writer import BackgroundWriter

@@ -7,6 +7,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from geojax.accelerators import accelerator_of
+from geojax.config.run_config import SampleSettings
 from geojax.data import Tokenizer
 from geojax.inference import (
     LoadedModel,
@@ -22,7 +23,6 @@ from geojax.quantities import quantity
 from geojax.runtime.device_memory import usable_memory
 from geojax.step.plan import StepPlan
 from geojax.step.state import TrainState
-from geojax.train.config.run_config import SampleSettings
 
 
 def unsampled_reason(model: ModelConfig, layouts: TrainState, plan: StepPlan) -> str | None:

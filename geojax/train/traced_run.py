@@ -3,6 +3,8 @@
 from jax.sharding import Mesh
 
 from geojax.accelerators import Accelerator
+from geojax.config.layout_sections import MeshSettings
+from geojax.config.run_config import RunConfig
 from geojax.mesh import require_sites
 from geojax.planner.abstract_mesh import abstract_mesh
 from geojax.planner.compile_target import CompileTarget
@@ -11,7 +13,6 @@ from geojax.planner.memory import TracedStep
 from geojax.runtime.xla_flags import expected_platform
 from geojax.step.program import batch_shape
 from geojax.train.compiled_run import step_plan
-from geojax.train.config.run_config import MeshSettings, RunConfig
 
 
 def trace_run(config: RunConfig) -> TracedStep:

@@ -8,12 +8,12 @@ import numpy as np
 
 from geojax.accelerators import accelerator_of
 from geojax.checkpoint import Checkpointer
+from geojax.config.run_config import RunConfig
 from geojax.islands.traffic import LinkTraffic
 from geojax.models import model_flops
 from geojax.models.huggingface import HuggingFaceWeights
 from geojax.planner.cross_site import CrossSiteBytes
 from geojax.step.plan import StepPlan
-from geojax.train.config.run_config import RunConfig
 from geojax.transport import MeasuredLink
 
 State = TypeVar("State")

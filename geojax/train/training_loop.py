@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from geojax.checkpoint import Checkpointer, RunDirectory
+from geojax.config.run_config import RunConfig
 from geojax.data import Loader
 from geojax.errors import RunError, UserError
 from geojax.file_lock import LockHeldError
@@ -21,7 +22,6 @@ from geojax.runtime import StopSignals, Watchdog, translate_collective_errors
 from geojax.runtime.compilation import CompilationCounter
 from geojax.train.adapt.comparison import PlanComparison
 from geojax.train.adapt.replan import Replanning
-from geojax.train.config.run_config import RunConfig
 from geojax.train.link_figures import LinkTotals, link_figure, link_metrics
 from geojax.train.metrics import MetricsWriter
 from geojax.train.report import Progress

@@ -23,9 +23,9 @@ from geojax.runtime import simulate_devices
 
 simulate_devices(8)
 
+from geojax.config.run_config import RunConfig
 from geojax.settings import validate
 from geojax.train.compiled_run import CompiledRun, make_run_mesh, step_plan
-from geojax.train.config.run_config import RunConfig
 
 MODEL = {
     "num_hidden_layers": 4,

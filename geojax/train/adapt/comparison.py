@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
 from geojax.islands.traffic import LinkTraffic
 from geojax.planner.adaptive import (
@@ -18,7 +19,6 @@ from geojax.planner.adaptive import (
 )
 from geojax.planner.cost.calibration import Calibration
 from geojax.planner.cost.predict import predict
-from geojax.train.config.run_config import RunConfig
 from geojax.train.plan.run_layout import layout_of_run
 from geojax.transport import MeasuredLink
 

@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from geojax.collectives import WireName
+from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
 from geojax.islands.exchange import Exchange
 from geojax.planner.adaptive import RATE_TOLERANCE, LinkFigures, with_links
@@ -27,7 +28,6 @@ from geojax.runtime.agreement import value_of_first
 from geojax.topology import SiteLink, Topology
 from geojax.train.adapt.comparison import LinkRequest, PlanComparison, plan_of_run
 from geojax.train.adapt.link_meter import LinkMeter
-from geojax.train.config.run_config import RunConfig
 from geojax.train.plan.run_layout import layout_of_run
 from geojax.train.trainer import Trainer
 

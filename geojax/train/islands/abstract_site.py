@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 
+from geojax.config.run_config import RunConfig
 from geojax.islands.programs.site_part import SitePart
 from geojax.islands.programs.site_programs import SitePrograms
 from geojax.pipeline.schedule import LayerBytes
-from geojax.train.config.run_config import RunConfig
-from geojax.train.islands.island_plan import island_plan, site_programs, stage_config
+from geojax.train.islands.island_plan import island_plan, site_programs
 from geojax.train.traced_run import abstract_run_mesh
 
 
@@ -16,7 +16,7 @@ def abstract_programs(config: RunConfig, part: SitePart) -> SitePrograms:
     Raises:
         UserError: the layout cannot be.
     """
-    mesh = abstract_run_mesh(config, stage_config(config).mesh)
+    mesh = abstract_run_mesh(config, config.of_one_stage.mesh)
     return site_programs(config, part, island_plan(config, mesh))
 
 

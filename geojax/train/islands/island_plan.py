@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from geojax.accelerators import Accelerator
+from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
 from geojax.islands.programs.site_part import SitePart, bucket_count, even_chunks
 from geojax.islands.programs.site_programs import SitePrograms, StepBytes
@@ -23,19 +24,6 @@ from geojax.step.plan import StepPlan
 from geojax.step.program import batch_shape
 from geojax.train.batches import sequences_of_process
 from geojax.train.compiled_run import step_plan
-from geojax.train.config.run_config import RunConfig
-
-
-def stage_config(config: RunConfig) -> RunConfig:
-    """Return the config of one stage of a site by itself, with the batch that it gets.
-
-    In role data a site is one stage and gets its share, in role stage every stage gets all of it.
-    """
-    mesh = config.mesh.model_copy(update={"dc": 1, "stage": 1})
-    shares = config.mesh.dc if config.dc.role == "data" else 1
-    sequences = config.batch.global_batch_size // shares
-    batch = config.batch.model_copy(update={"global_batch_size": sequences})
-    return config.model_copy(update={"mesh": mesh, "batch": batch})
 
 
 def make_site_mesh(config: RunConfig, devices: list[jax.Device] | None = None) -> Mesh:
@@ -54,7 +42,7 @@ def island_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
         UserError: its FP8 backend cannot run there, or a process lies across its stages.
     """
     process_groups(mesh)
-    plan = step_plan(stage_config(config), stage_meshes(mesh)[0])
+    plan = step_plan(config.of_one_stage, stage_meshes(mesh)[0])
     return dataclasses.replace(plan, mesh=mesh, islands=config.mesh.dc, overlap_grad_reduce=False)
 
 
@@ -114,7 +102,7 @@ def _processes(mesh: Mesh) -> list[tuple[int, ...]]:
 
 def sequences_of_site(config: RunConfig, plan: StepPlan, site: int) -> list[int]:
     """List the sequences of a global batch that the devices of this process need, ascending."""
-    count = stage_config(config).batch.global_batch_size
+    count = config.of_one_stage.batch.global_batch_size
     first = site * count if config.dc.role == "data" else 0
     return [first + each for each in sequences_of_process(plan, count)]
 
@@ -129,7 +117,7 @@ def site_programs(config: RunConfig, part: SitePart, plan: StepPlan) -> SiteProg
     """
     optimizer = make_optimizer(config.optimizer, config.steps)
     schedule = learning_rate_schedule(config.optimizer, config.steps)
-    layouts, own = site_layouts(part, optimizer, plan), stage_config(config).batch
+    layouts, own = site_layouts(part, optimizer, plan), config.of_one_stage.batch
     batch = batch_shape(own.global_batch_size, own.sequence_length)
     return SitePrograms(part, plan, layouts, optimizer, schedule, batch)
 

@@ -12,6 +12,7 @@ import numpy as np
 from geojax.accelerators import accelerator_of
 from geojax.checkpoint import Checkpointer
 from geojax.checkpoint.reading.initial_weights import with_weights
+from geojax.config.run_config import RunConfig
 from geojax.errors import RunError, UserError
 from geojax.hlo import HloParseError
 from geojax.islands.actions import (
@@ -50,7 +51,6 @@ from geojax.step.plan import StepPlan
 from geojax.step.program import require_fp8_products
 from geojax.step.state import TrainState, with_own_sites, with_saved_sites
 from geojax.train.batches import global_batch, global_signals, sequences_of_process
-from geojax.train.config.run_config import RunConfig
 from geojax.train.islands.island_plan import (
     data_part,
     held_at_once,
@@ -58,7 +58,6 @@ from geojax.train.islands.island_plan import (
     own_stages,
     process_groups,
     site_programs,
-    stage_config,
     stage_meshes,
 )
 from geojax.train.islands.island_stages import (
@@ -361,7 +360,7 @@ class IslandRun:
         ]
 
     def _on_mesh(self, plan: StepPlan, batch: Batch) -> dict[str, jax.Array]:
-        count = stage_config(self.config).batch.global_batch_size
+        count = self.config.of_one_stage.batch.global_batch_size
         return global_batch(plan, count, sequences_of_process(plan, count), batch)
 
     def save(

@@ -5,6 +5,7 @@ import functools
 from collections import Counter
 from collections.abc import Sequence
 
+from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
 from geojax.islands.actions import (
     Receive,
@@ -22,7 +23,6 @@ from geojax.pipeline.schedule import Action, MemoryLimit, Placement, Schedule
 from geojax.pipeline.simulation.costs import Costs
 from geojax.pipeline.tick_tables import too_much_held
 from geojax.step.stage_layers import StagedLayers
-from geojax.train.config.run_config import RunConfig
 from geojax.train.islands.abstract_site import most_layer_bytes
 from geojax.train.plan.pipeline_plan import choose_hop_ticks, staged_layers, staged_model
 

@@ -13,13 +13,13 @@ from typing import Any, Literal, NamedTuple
 import jax
 
 from geojax.accelerators import Accelerator, accelerator_of
+from geojax.config.run_config import RunConfig
 from geojax.errors import MissingProcessesError, UserError
 from geojax.planner.memory import StepMemory
 from geojax.quantities import quantity
 from geojax.runtime.device_memory import UsableMemory, usable_memory
 from geojax.runtime.key_value_store import await_published, publish
 from geojax.settings import validate
-from geojax.train.config.run_config import RunConfig
 from geojax.train.memory.run_memory import run_memory
 from geojax.train.traced_run import accelerator_of_run
 

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 import jax
 
 from geojax.accelerators import Accelerator
+from geojax.config.run_config import RunConfig
 from geojax.islands.programs.site_part import SitePart
 from geojax.islands.programs.site_programs import SitePrograms
 from geojax.pipeline.schedule import Schedule
 from geojax.planner.memory import StepMemory
 from geojax.planner.site_memory import site_memory
-from geojax.train.config.run_config import RunConfig
 from geojax.train.islands.abstract_site import abstract_programs
 from geojax.train.islands.island_plan import data_part, held_at_once
 from geojax.train.islands.island_stages import (

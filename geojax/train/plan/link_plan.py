@@ -3,6 +3,7 @@
 import dataclasses
 from typing import NamedTuple
 
+from geojax.config.run_config import RunConfig
 from geojax.planner.buckets import (
     CHOSEN,
     DEFAULT_BUCKET_BYTES,
@@ -17,7 +18,6 @@ from geojax.planner.buckets import (
 )
 from geojax.quantities import quantity
 from geojax.step.plan import StepPlan
-from geojax.train.config.run_config import RunConfig
 from geojax.train.plan.pipeline_plan import hop_lines
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import NamedTuple
 
+from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
 from geojax.pipeline.earlier_weights import within_bytes
 from geojax.pipeline.execution.tick_program import TickProgram
@@ -20,7 +21,6 @@ from geojax.runtime.platform import Platform
 from geojax.step.plan import StepPlan
 from geojax.step.program import batch_shape
 from geojax.step.stage_layers import StagedLayers
-from geojax.train.config.run_config import RunConfig
 
 
 def staged_layers(config: RunConfig) -> StagedLayers | None:

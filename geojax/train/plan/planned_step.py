@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
+from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
 from geojax.planner.compile_target import CompileTarget
 from geojax.planner.cost.calibration import Calibration
@@ -21,7 +22,6 @@ from geojax.planner.traffic.by_axes import Axes, layers_of_pass, passes_of
 from geojax.step.plan import StepPlan
 from geojax.step.program import batch_shape
 from geojax.topology import Topology
-from geojax.train.config.run_config import RunConfig
 from geojax.train.plan.run_layout import layout_of_run
 
 

@@ -3,8 +3,8 @@
 import dataclasses
 from typing import Any
 
+from geojax.config.run_config import RunConfig
 from geojax.planner.cost.layout import Layout
-from geojax.train.config.run_config import RunConfig
 from geojax.train.plan.pipeline_plan import staged_layers
 
 

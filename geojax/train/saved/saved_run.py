@@ -23,7 +23,7 @@ from geojax.paths import resolved_path
 from geojax.precision import policy
 from geojax.runtime.liveness.exit_messages import first_line
 from geojax.settings import validate
-from geojax.train.config.resume import refuse_earlier_version
+from geojax.train.saved.resume import refuse_earlier_version
 
 SavedDtype = Literal["bfloat16", "float16", "float32", "float64"]
 """A dtype that a run's weights are taken in."""

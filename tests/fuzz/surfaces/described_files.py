@@ -8,11 +8,11 @@ from fuzz.case import Case
 from fuzz.corpus import Corpus
 from fuzz.damage import mutated, places_of
 from fuzz.values import ANYTHING
+from geojax.config.run_config import RunConfig
 from geojax.data.settings import PrepareSettings
 from geojax.launch.hosts import Hosts
 from geojax.settings import Settings
 from geojax.topology import Topology
-from geojax.train.config.run_config import RunConfig
 
 
 def described_file(corpus: Corpus, rng: random.Random) -> Case:

@@ -6,8 +6,8 @@ from fuzz.case import Case
 from fuzz.corpus import Corpus
 from fuzz.damage import mutated
 from fuzz.values import fields_of, hostile
+from geojax.config.run_config import RunConfig
 from geojax.pipeline.registry import SCHEDULES
-from geojax.train.config.run_config import RunConfig
 
 READERS = ("train", "memory", "compile", "simulate", "probe")
 """Commands that read a run's config."""

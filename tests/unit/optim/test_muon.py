@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from support.small_models import model_of
 
+from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
 from geojax.models import parameter_shapes
 from geojax.named_arrays import leaves_by_name
@@ -13,7 +14,6 @@ from geojax.optim import DimSharding, LeafLayout, OptimizerSettings, make_optimi
 from geojax.optim.algorithms.matrix_shares import matrix_group, matrix_groups
 from geojax.optim.algorithms.muon import orthogonalize
 from geojax.settings import validate
-from geojax.train.config.run_config import RunConfig
 
 SETTINGS = OptimizerSettings(name="muon")
 

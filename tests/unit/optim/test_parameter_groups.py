@@ -7,12 +7,12 @@ import optax
 import pytest
 from support.small_models import model_of
 
+from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
 from geojax.models import init_parameters
 from geojax.named_arrays import leaves_by_name
 from geojax.optim import OptimizerSettings, make_optimizer
 from geojax.settings import validate
-from geojax.train.config.run_config import RunConfig
 
 GROUPS = (
     {"pattern": r"^embedding\.", "learning_rate_factor": 0.5, "weight_decay": 0},

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from geojax.config.pipeline_settings import PipelineSettings
 from geojax.errors import UserError
 from geojax.models import ModelConfig
 from geojax.pipeline import SCHEDULES, Costs, ScheduleEntry, schedule_entry
@@ -15,7 +16,6 @@ from geojax.pipeline.registry import EventRequest
 from geojax.pipeline.simulation.compare import compare
 from geojax.pipeline.simulation.staged_model import StagedModel
 from geojax.topology import Topology
-from geojax.train.config.pipeline_settings import PipelineSettings
 
 
 def serial(stages, microbatches):

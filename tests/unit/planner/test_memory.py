@@ -10,13 +10,13 @@ from pathlib import Path
 import jax
 import pytest
 
+from geojax.config.run_config import RunConfig
 from geojax.mesh import make_mesh
 from geojax.models import parameter_count, parameter_shapes
 from geojax.optim import LeafLayout, bytes_per_device
 from geojax.planner.memory import KINDS, PHASES, PIPELINE, STATE_KINDS, CompiledMemory
 from geojax.runtime.platform import GPU
 from geojax.step.state import TrainState
-from geojax.train.config.run_config import RunConfig
 from geojax.train.traced_run import trace_on, trace_run
 
 QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
@@ -227,7 +227,7 @@ def test_the_table_touches_no_device():
     program = (
         "from pathlib import Path\n"
         "from geojax.runtime.jax_private import backend_runs\n"
-        "from geojax.train.config.run_config import RunConfig\n"
+        "from geojax.config.run_config import RunConfig\n"
         "from geojax.train.traced_run import trace_run\n"
         f"config = RunConfig.load(Path({str(QUICKSTART)!r}))\n"
         "step = trace_run(config)\n"

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from support.h100 import needs_cuda
 
+from geojax.config.run_config import RunConfig
 from geojax.planner.compile_target import CompileTarget
 from geojax.runtime.device_memory import usable_memory
-from geojax.train.config.run_config import RunConfig
 from geojax.train.plan.planned_step import PlannedStep
 from geojax.train.traced_run import compile_run
 

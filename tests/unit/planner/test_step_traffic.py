@@ -24,6 +24,7 @@ from support.small_models import LAYOUTS, ROWS, SEQUENCE, model_of
 
 from geojax import make_mesh
 from geojax.collectives import BFLOAT16, INT8
+from geojax.config.run_config import RunConfig
 from geojax.hlo import Traffic, collective_traffic
 from geojax.hlo.conventions import all_reduce_bytes
 from geojax.optim import (
@@ -38,7 +39,6 @@ from geojax.step.plan import SIGNALS, StepPlan
 from geojax.step.program import batch_shape, lower_step
 from geojax.step.state import state_layouts
 from geojax.train.compiled_run import make_run_mesh, step_plan
-from geojax.train.config.run_config import RunConfig
 
 REPOSITORY = Path(__file__).parents[3]
 GOLDEN = REPOSITORY / "tests" / "golden" / "collectives.json"

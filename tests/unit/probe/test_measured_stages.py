@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from geojax.cli.main import run
+from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
 from geojax.mesh import AXES, make_mesh
 from geojax.pipeline.schedule import Placement
@@ -20,7 +21,6 @@ from geojax.probe.context import ProbeContext
 from geojax.probe.stages import measured_stages, stage_mesh
 from geojax.topology import Process, Topology
 from geojax.train.compiled_run import plan_without_pipeline
-from geojax.train.config.run_config import RunConfig
 
 QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
 SMALL = (

@@ -9,12 +9,12 @@ from support.distances import assert_no_further_than, distances
 from support.small_models import ROWS, SEQUENCE, make_batch, model_of
 
 from geojax import make_mesh
+from geojax.config.run_config import RunConfig
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.step.program import batch_shape, lower_step
 from geojax.step.state import initial_state, state_layouts
 from geojax.train.batches import global_batch, global_signals, sequences_of_process
 from geojax.train.compiled_run import step_plan
-from geojax.train.config.run_config import RunConfig
 
 STEPS, WRECKED, GROW_AFTER = 8, 2, 3
 INITIAL = 2.0**10

@@ -5,10 +5,10 @@ import pytest
 
 from geojax import make_mesh
 from geojax.collectives import BFLOAT16, FLOAT32
+from geojax.config.run_config import RunConfig
 from geojax.runtime import platform
 from geojax.settings import validate
 from geojax.train import compiled_run as program
-from geojax.train.config.run_config import RunConfig
 
 
 def wire_of(**settings):

@@ -9,6 +9,7 @@ from geojax import make_mesh
 from geojax.checkpoint import Checkpointer
 from geojax.checkpoint.reading.merged_model import MergedModel
 from geojax.checkpoint.reading.saved_model import SavedModel
+from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
 from geojax.inference.loaded_model import weight_layouts
 from geojax.models import init_parameters, model_flops, parameter_count
@@ -17,7 +18,6 @@ from geojax.named_arrays import leaves_by_name
 from geojax.pipeline.simulation.model_costs import head_operations, layer_operations
 from geojax.planner.cost.adapters import refuse_adapters
 from geojax.train.compiled_run import CompiledRun, step_plan
-from geojax.train.config.run_config import RunConfig
 
 ROWS, REQUESTS = 8, {"stop": False, "save": False}
 LORA = {"rank": 4, "alpha": 8.0}

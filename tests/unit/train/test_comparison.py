@@ -2,10 +2,10 @@
 
 import pytest
 
+from geojax.config.run_config import RunConfig
 from geojax.islands.traffic import LinkTraffic
 from geojax.planner.adaptive import LinkFigures, StepFigures
 from geojax.train.adapt.comparison import Plan, PlanComparison, plan_of_run
-from geojax.train.config.run_config import RunConfig
 from geojax.transport import MeasuredLink
 
 PLAN = Plan(StepFigures(0.8, {"west": LinkFigures(0.021, 1.25e8)}), 0.1)

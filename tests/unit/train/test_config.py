@@ -1,8 +1,8 @@
 import pytest
 
+from geojax.config.pipeline_settings import PipelineSettings, check_stages
+from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
-from geojax.train.config.pipeline_settings import PipelineSettings, check_stages
-from geojax.train.config.run_config import RunConfig
 
 MINIMAL = """
 run_directory: runs/x

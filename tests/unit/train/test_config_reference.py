@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from geojax.cli.settings import sections
+from geojax.config.run_config import RunConfig
 from geojax.optim.registry import OPTIMIZERS
 from geojax.pipeline.registry import SCHEDULES
-from geojax.train.config.run_config import RunConfig
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 

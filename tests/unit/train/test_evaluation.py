@@ -10,6 +10,7 @@ from support.distances import assert_no_further_than, distances
 from support.small_models import model_of
 
 from geojax import make_mesh
+from geojax.config.run_config import RunConfig
 from geojax.models import loss_sum, parameter_count
 from geojax.optim import OptimizerSettings, bytes_per_device, make_optimizer
 from geojax.planner.memory import CompiledMemory
@@ -18,7 +19,6 @@ from geojax.step.plan import StepPlan
 from geojax.step.program import batch_shape, trace_evaluation
 from geojax.step.state import state_layouts
 from geojax.train.compiled_run import CompiledRun, make_run_mesh, step_plan
-from geojax.train.config.run_config import RunConfig
 from geojax.train.traced_run import trace_run
 
 QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.yaml"

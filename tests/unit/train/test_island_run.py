@@ -18,10 +18,10 @@ from support.small_models import make_batch
 
 from geojax import make_mesh
 from geojax.checkpoint import Checkpointer
+from geojax.config.run_config import RunConfig
 from geojax.errors import RunError, UserError
 from geojax.islands.site_state import SiteState
 from geojax.train.compiled_run import CompiledRun, step_plan
-from geojax.train.config.run_config import RunConfig
 from geojax.train.islands.island_plan import (
     held_at_once,
     held_microbatches,

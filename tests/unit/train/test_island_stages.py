@@ -2,10 +2,10 @@
 
 import pytest
 
+from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
 from geojax.islands.actions import fetched_ahead, received
 from geojax.pipeline import Placement, geopipe, simulate, validate
-from geojax.train.config.run_config import RunConfig
 from geojax.train.islands import island_stages
 from geojax.train.islands.abstract_site import abstract_programs, most_layer_bytes
 from geojax.train.islands.island_stages import (

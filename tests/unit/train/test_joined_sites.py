@@ -2,8 +2,8 @@
 
 import pytest
 
+from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
-from geojax.train.config.run_config import RunConfig
 from geojax.train.joined_sites import shared_settings
 from geojax.transport.shared_settings import digests, require_same
 

@@ -3,11 +3,11 @@
 import pytest
 import yaml
 
+from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
 from geojax.planner.abstract_mesh import abstract_mesh
 from geojax.planner.buckets import DEFAULT_BUCKET_BYTES
 from geojax.train.compiled_run import step_plan
-from geojax.train.config.run_config import RunConfig
 from geojax.train.plan.link_plan import link_lines
 from geojax.train.plan.pipeline_plan import choose_hop_ticks, staged_layers
 from geojax.train.traced_run import accelerator_of_run

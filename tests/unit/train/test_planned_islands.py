@@ -9,7 +9,7 @@ import yaml
 from support.small_models import make_batch
 
 from geojax.cli.main import run
-from geojax.train.config.run_config import RunConfig
+from geojax.config.run_config import RunConfig
 from geojax.train.islands.island_plan import island_plan, make_site_mesh
 from geojax.train.islands.island_run import IslandRun
 from geojax.transport import loopback

@@ -11,8 +11,8 @@ import jax
 import pytest
 
 from geojax.accelerators import accelerator_named
+from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
-from geojax.train.config.run_config import RunConfig
 from geojax.train.memory import preflight as module
 from geojax.train.memory.preflight import Verdict, judge, preflight, require_memory, ways_out
 from geojax.train.traced_run import trace_run

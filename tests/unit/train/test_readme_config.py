@@ -5,8 +5,8 @@ from pathlib import Path
 
 import yaml
 
+from geojax.config.run_config import RunConfig
 from geojax.topology import Topology
-from geojax.train.config.run_config import RunConfig
 
 README = Path(__file__).resolve().parents[3] / "README.md"
 

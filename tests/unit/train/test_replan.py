@@ -11,6 +11,7 @@ import yaml
 from support.small_models import make_batch
 
 from geojax import make_mesh
+from geojax.config.run_config import RunConfig
 from geojax.islands.exchange import Exchange
 from geojax.planner.adaptive import LinkFigures, with_links
 from geojax.topology import Topology
@@ -18,7 +19,6 @@ from geojax.train.adapt.comparison import LinkRequest
 from geojax.train.adapt.link_meter import LinkMeter
 from geojax.train.adapt.replan import LinksOfIslands, LinksOfOneProgram, Replanning, planned_for
 from geojax.train.compiled_run import CompiledRun, step_plan
-from geojax.train.config.run_config import RunConfig
 from geojax.transport import loopback
 
 ROWS, NAMES = 8, ("east", "west")

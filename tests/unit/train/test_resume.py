@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from support.small_models import model_of
 
 from geojax.checkpoint.reading.compatibility import refuse_other_model
+from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
 from geojax.models import ModelConfig
 from geojax.optim import SCHEDULES, learning_rate_schedule
-from geojax.train.config.resume import (
+from geojax.train.saved.resume import (
     changed_settings,
     jump_note,
     refuse_earlier_version,
@@ -22,7 +23,6 @@ from geojax.train.config.resume import (
     with_saved_model,
     with_saved_schedule,
 )
-from geojax.train.config.run_config import RunConfig
 
 MODEL = model_of("llama")
 

@@ -9,12 +9,12 @@ import pytest
 from support import whole_state
 
 from geojax.accelerators import accelerator_named
+from geojax.config.run_config import RunConfig
 from geojax.models import ModelConfig, parameter_count
 from geojax.optim import make_optimizer
 from geojax.step.state import initial_state, state_layouts
 from geojax.train import sample
 from geojax.train.compiled_run import make_run_mesh, step_plan
-from geojax.train.config.run_config import RunConfig
 from geojax.train.sample import gather_full_params, unsampled_reason
 
 QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.yaml"

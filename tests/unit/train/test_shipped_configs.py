@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from geojax.config.run_config import RunConfig
 from geojax.planner.cost.memory import layout_memory
 from geojax.topology import Topology
-from geojax.train.config.run_config import RunConfig
 from geojax.train.memory.preflight import judge
 from geojax.train.plan.run_layout import layout_of_run
 from geojax.train.traced_run import accelerator_of_run, trace_run

@@ -13,11 +13,11 @@ import pytest
 import rich.console
 from support.small_models import model_of
 
+from geojax.config.run_config import RunConfig
 from geojax.errors import RunError
 from geojax.islands.traffic import LinkTraffic
 from geojax.planner.cross_site import CrossSiteBytes
 from geojax.runtime import StopSignals, Watchdog, WatchdogSettings
-from geojax.train.config.run_config import RunConfig
 from geojax.train.report import Progress
 from geojax.train.trainer import Trainer, TrainerFacts
 from geojax.train.training_loop import TrainingLoop

@@ -4,11 +4,11 @@ import pytest
 from support.small_models import model_of
 from support.small_runs import prepare_corpus
 
+from geojax.config.run_config import RunConfig
+from geojax.config.vocabulary import padding_note
 from geojax.data import Prepared
 from geojax.errors import UserError
 from geojax.settings import validate
-from geojax.train.config.run_config import RunConfig
-from geojax.train.config.vocabulary import padding_note
 
 SIZES = model_of("llama").model_dump(exclude={"vocab_size"}, exclude_unset=True)
 

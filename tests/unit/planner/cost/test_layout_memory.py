@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from geojax.config.run_config import RunConfig
 from geojax.models import ModelConfig, parameter_count
 from geojax.optim import OptimizerSettings
 from geojax.pipeline.execution.tick_program import TickProgram
@@ -20,7 +21,6 @@ from geojax.precision import policy
 from geojax.step.plan import StepPlan
 from geojax.step.program import batch_shape
 from geojax.step.stage_layers import StagedLayers
-from geojax.train.config.run_config import RunConfig
 from geojax.train.plan.run_layout import layout_of_run
 from geojax.train.traced_run import trace_run
 

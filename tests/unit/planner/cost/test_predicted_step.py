@@ -3,6 +3,7 @@ import dataclasses
 import pytest
 
 from geojax.accelerators import Accelerator, accelerator_named
+from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
 from geojax.models import ModelConfig, model_flops
 from geojax.pipeline.schedule import Placement
@@ -23,7 +24,6 @@ from geojax.step.program import batch_shape
 from geojax.step.state import parameter_layouts
 from geojax.topology import Topology
 from geojax.train.compiled_run import step_plan
-from geojax.train.config.run_config import RunConfig
 from geojax.train.plan.run_layout import layout_of_run, run_settings
 
 LLAMA = ModelConfig.load("llama3-70b")

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
 from geojax.models import ModelConfig
 from geojax.optim import OptimizerSettings
@@ -20,7 +21,6 @@ from geojax.planner.search.search import search
 from geojax.planner.search.space import shapes
 from geojax.planner.search.variations import most_in_flight, variations
 from geojax.topology import Topology
-from geojax.train.config.run_config import RunConfig
 from geojax.train.plan.run_layout import run_settings
 
 MODEL = ModelConfig.load("mixtral-8x7b").replace(num_hidden_layers=8)

@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from geojax.cli.planned_runs import PlannedRuns, new_run
+from geojax.config.run_config import RunConfig
 from geojax.models import ModelConfig
 from geojax.optim import OptimizerSettings
 from geojax.planner.cost.calibration import Calibration
@@ -14,7 +15,6 @@ from geojax.planner.search.advice import why_none
 from geojax.planner.search.request import PlanRequest
 from geojax.planner.search.search import search
 from geojax.topology import Topology
-from geojax.train.config.run_config import RunConfig
 from geojax.train.plan.run_layout import layout_of_run
 
 CALIBRATION = Calibration()

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from geojax.accelerators import accelerator_named
+from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
 from geojax.models import ModelConfig
 from geojax.planner.cost.calibration import Calibration
@@ -21,7 +22,6 @@ from geojax.planner.search.sensitivity import Sweep, gains, memory_gain, sweeps,
 from geojax.planner.search.space import meshes, shapes
 from geojax.planner.search.timeline import step_timeline
 from geojax.topology import Topology
-from geojax.train.config.run_config import RunConfig
 from geojax.train.plan.run_layout import layout_of_run, run_settings
 
 CALIBRATION = Calibration()

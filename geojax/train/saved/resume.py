@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from geojax.checkpoint.reading.compatibility import with_later_keys
+from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
 from geojax.optim import OptimizerSettings, learning_rate_schedule
 from geojax.optim.schedules import schedule_entry
 from geojax.settings import leaves_by_key
-from geojax.train.config.run_config import RunConfig
 
 
 class Change(NamedTuple):

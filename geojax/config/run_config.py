@@ -1,162 +1,31 @@
 """Settings of a whole run: one YAML file, checked before any device is touched."""
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import pydantic
 
-from geojax.collectives import WireName
+from geojax.config.adapt_settings import AdaptSettings
+from geojax.config.fp8_settings import Fp8Settings, check_fp8
+from geojax.config.layout import Layout, check_layout
+from geojax.config.vocabulary import with_vocabulary
 from geojax.data import DataSettings
 from geojax.errors import UserError
 from geojax.models import ModelConfig, parameter_shapes
 from geojax.models.frozen import mark_frozen, trained_part
 from geojax.models.huggingface import read_model_fields
-from geojax.models.parallel.limits import check_parallelism
-from geojax.models.parallel.parallelism import ContextMethod, Parallelism
 from geojax.optim import OptimizerSettings
 from geojax.optim.parameter_groups import check_groups
 from geojax.optim.registry import optimizer_entry
 from geojax.paths import ResolvedPath, resolved_path
-from geojax.precision import LossScaleSettings, PrecisionName
-from geojax.quantities import Bytes, Count, Length, SimulatedDevices, StepCount
+from geojax.precision import LossScaleSettings
+from geojax.quantities import Count, SimulatedDevices, StepCount
 from geojax.runtime import WatchdogSettings
-from geojax.settings import AUTO, NUMBER, UNLESS_AUTO, Settings, load_yaml, validate
-from geojax.suggestions import listed, shortened
+from geojax.settings import Settings, load_yaml, validate
+from geojax.suggestions import shortened
 from geojax.topology import Topology
-from geojax.train.config.adapt_settings import AdaptSettings
-from geojax.train.config.fp8_settings import Fp8Settings, check_fp8
-from geojax.train.config.pipeline_settings import (
-    DcSettings,
-    PipelineSettings,
-    check_scheduled,
-    check_stages,
-)
-from geojax.train.config.vocabulary import with_vocabulary
 from geojax.yaml_syntax import YamlError, parse
-
-_MOST_DEVICES = 2**17
-
-
-class MeshSettings(Settings):
-    """Sizes of the mesh axes; their product is the number of devices."""
-
-    dc: Count = 1
-    """Sites. With `dc.role: data` each site trains on its own share of the batch, and gradients are
-    summed across the link."""
-
-    stage: Count = 1
-    """Pipeline stages inside a site."""
-
-    data: Count = 1
-    """Data-parallel ranks inside a site; the training state is sharded over them."""
-
-    expert: Count = 1
-    """Ranks inside a site that share the experts (expert parallelism). For all other weights, and
-    for a dense model, they are data-parallel ranks."""
-
-    context: Count = 1
-    """Ranks that share one sequence (context parallelism)."""
-
-    tensor: Count = 1
-    """Ranks that share one layer (tensor parallelism)."""
-
-    @property
-    def devices(self) -> int:
-        """Number of devices that the mesh needs."""
-        return math.prod(self.model_dump().values())
-
-    @pydantic.model_validator(mode="after")
-    def _devices_can_be_listed(self) -> "MeshSettings":
-        if self.devices > _MOST_DEVICES:
-            product = " x ".join(f"{axis}={size}" for axis, size in self if size > 1)
-            raise ValueError(
-                f"{product} makes {self.devices:,} devices; up to {_MOST_DEVICES:,} would do"
-            )
-        return self
-
-
-class ParallelismSettings(Settings):
-    """Sequence and context parallelism of the ranks of `tensor` and `context`."""
-
-    sequence: bool = False
-    """Sequence parallelism: the ranks of `tensor` shard the sequence between the matmuls. They send
-    the same bytes and hold 1/tensor of those activations."""
-
-    context_method: ContextMethod = "ring"
-    """Context parallelism of attention: "ring", "all_gather" or "ulysses"."""
-
-
-class ZeroSettings(Settings):
-    """ZeRO (FSDP): state that is sharded over the data-parallel ranks inside a site."""
-
-    stage: Literal[0, 1, 2, 3] = 1
-    """Sharded state. 0: none. 1: master weights and optimizer state. 2: gradients too, reduced
-    layer by layer. 3: the weights in the compute dtype too, gathered layer by layer."""
-
-    across_sites: bool = False
-    """Shard master weights and optimizer state over the sites as well, which saves memory. After
-    the update, weights in the compute dtype cross the link instead of summed gradients."""
-
-    reshard_after_forward: bool = True
-    """Stage 3: free the gathered weights after the forward pass, and gather them again for the
-    backward pass. false: keep them; with `dc.join: islands` for all microbatches of a step."""
-
-    @pydantic.model_validator(mode="after")
-    def _stage_allows_the_rest(self) -> "ZeroSettings":
-        if self.across_sites and self.stage == 0:
-            raise ValueError(
-                "across_sites requires stage=1, 2 or 3; got 0. Remove across_sites, or set stage"
-            )
-        if not self.reshard_after_forward and self.stage != 3:
-            raise ValueError(
-                f"reshard_after_forward=false requires stage=3; got {self.stage}. Remove "
-                "reshard_after_forward, or set stage"
-            )
-        return self
-
-
-class BatchSettings(Settings):
-    """The global batch of one step; the same on every mesh."""
-
-    global_batch_size: Count
-    """Sequences in one step, over all sites."""
-
-    sequence_length: Length
-    """Tokens in a sequence."""
-
-    microbatches: Count = 1
-    """Microbatches of each data-parallel rank, or pipeline, before gradients are reduced (gradient
-    accumulation). A pipeline allows at most 8,192, and 131,072 divided by its chunks."""
-
-
-class CommunicationSettings(Settings):
-    """Reduction of the gradients: buckets, compression and overlap."""
-
-    bucket_bytes: Annotated[Annotated[Bytes | None, NUMBER] | AUTO, UNLESS_AUTO] = "auto"
-    """Most bytes of a bucket: gradients that are reduced as one message. While one bucket crosses
-    the link, the next is reduced inside the site. "auto": at least ten bandwidth-delay products of
-    a device's share of the topology's link, within a tenth of its memory. Without a topology:
-    16777216. null: a bucket per leaf."""
-
-    gradient_compression: WireName = "none"
-    """Format of gradients on the link. "none": the dtype of the reduction, at least fp32. "bf16":
-    half the bytes. "int8": blocks with a scale each, a little more than a quarter of the bytes.
-    int8 has error feedback, which adds the rounding error to the next step's gradient. Sites stay
-    bit-identical."""
-
-    overlap_grad_reduce: bool | Literal["auto"] = "auto"
-    """Reduce the gradients of a bucket of layers during the backward pass of the layers before.
-    Each bucket is then one message, whatever `bucket_bytes`. With pipeline stages inside the sites,
-    a bucket is the head or a chunk, and leaves after its last backward; more `virtual_stages` hide
-    more. false: reduce all gradients after the backward pass. "auto": true where the topology
-    predicts less exposed time on the link; false without a topology."""
-
-    bucket_layers: Annotated[Annotated[Count, NUMBER] | AUTO, UNLESS_AUTO] = "auto"
-    """With `overlap_grad_reduce`: layers of a bucket. Their backward pass should last longer than a
-    message takes between sites. "auto": as many layers as this time and a tenth of the memory
-    allow, by the topology; 1 without one."""
 
 
 class EvaluationSettings(Settings):
@@ -201,8 +70,8 @@ class SampleSettings(Settings):
     """Divisor of the logits; 0 picks the likeliest token."""
 
 
-class RunConfig(Settings):
-    """A whole run, as `geojax train` reads it."""
+class RunConfig(Layout):
+    """A whole run, as `geojax train` reads it: its layout, and all that is the same in any."""
 
     lister: ClassVar[str | None] = "geojax settings"
 
@@ -221,9 +90,6 @@ class RunConfig(Settings):
     simulate_devices: SimulatedDevices | None = None
     """Simulate this many CPU devices in each process instead of using real accelerators."""
 
-    mesh: MeshSettings = MeshSettings()
-    """Sizes of the mesh axes."""
-
     model: ModelConfig
     """Preset's name, mapping with `preset:` and changes, or whole description. `huggingface:` in
     place of `preset:` takes the sizes from the `config.json` in that folder."""
@@ -234,27 +100,8 @@ class RunConfig(Settings):
     these weights are frozen and in no checkpoint: every resume, export and evaluation reads them
     again."""
 
-    parallelism: ParallelismSettings = ParallelismSettings()
-    """Sequence and context parallelism."""
-
-    dc: DcSettings = DcSettings()
-    """Role of the sites."""
-
-    pipeline: PipelineSettings = PipelineSettings()
-    """Schedule and chunks of pipeline stages."""
-
-    zero: ZeroSettings = ZeroSettings()
-    """State sharded over data-parallel ranks."""
-
     data: DataSettings
     """Sources of text, tokenizer and validation sets."""
-
-    batch: BatchSettings
-    """The global batch."""
-
-    precision: PrecisionName = "bf16"
-    """Dtype in which weights are gathered and multiplied. Master weights are at least fp32. The
-    "fp8-" recipes use FP8 for the matmuls of linear layers and bf16 elsewhere."""
 
     fp8: Fp8Settings = Fp8Settings()
     """Settings of an "fp8-" precision."""
@@ -262,15 +109,8 @@ class RunConfig(Settings):
     loss_scale: LossScaleSettings = LossScaleSettings()
     """Dynamic loss scale of fp16; other precisions have none."""
 
-    remat: Literal["none", "selective", "full"] = "none"
-    """Rematerialization: activations that the backward pass computes again. none: no activations.
-    selective: all but the results of matmuls. full: all inside a layer."""
-
     optimizer: OptimizerSettings = OptimizerSettings()
     """Optimizer and its schedule."""
-
-    communication: CommunicationSettings = CommunicationSettings()
-    """Buckets and compression of the gradients."""
 
     evaluation: EvaluationSettings = EvaluationSettings()
     """Validation while training."""
@@ -321,15 +161,9 @@ class RunConfig(Settings):
         return value
 
     @property
-    def model_parallelism(self) -> Parallelism:
-        """Sharding of model and sequences on the mesh."""
-        return Parallelism(
-            tensor=self.mesh.tensor,
-            sequence=self.parallelism.sequence and self.mesh.tensor > 1,
-            context=self.mesh.context,
-            context_method=self.parallelism.context_method,
-            expert=self.mesh.expert,
-        )
+    def layout(self) -> Layout:
+        """The layout alone."""
+        return Layout.model_construct(**{name: getattr(self, name) for name in Layout.model_fields})
 
     def load_topology(self) -> Topology | None:
         """Read the topology, with `adapt.links` in place of its own; None: there is none.
@@ -347,19 +181,9 @@ class RunConfig(Settings):
         links = [link for link in topology.links if frozenset(link.sites) not in own]
         return topology.model_copy(update={"links": (*links, *self.adapt.links)})
 
-    @property
-    def pipeline_sites(self) -> int:
-        """The number of sites that one pipeline runs through."""
-        return self.mesh.dc if self.dc.role == "stage" else 1
-
-    @property
-    def pipeline_stages(self) -> int:
-        """The number of stages of one pipeline; 1 where there is none."""
-        return self.pipeline_sites * self.mesh.stage
-
     @pydantic.model_validator(mode="after")
-    def _model_can_be_sharded(self) -> "RunConfig":
-        check_parallelism(self.model, self.model_parallelism, self.batch.sequence_length)
+    def _model_takes_the_layout(self) -> "RunConfig":
+        check_layout(self, self.model)
         return self
 
     @pydantic.model_validator(mode="after")
@@ -425,45 +249,6 @@ class RunConfig(Settings):
         return self
 
     @pydantic.model_validator(mode="after")
-    def _layers_divide(self) -> "RunConfig":
-        layers, together = self.model.num_stacked_layers, self.communication.bucket_layers
-        if together != "auto" and layers % together:
-            fitting = listed(n for n in range(1, layers + 1) if layers % n == 0)
-            raise ValueError(
-                f"communication.bucket_layers={together} does not divide the model's {layers} "
-                f"layers; {fitting} would"
-            )
-        return self
-
-    @pydantic.model_validator(mode="after")
-    def _stages_fit(self) -> "RunConfig":
-        sites, stage = self.pipeline_sites, self.mesh.stage
-        layers = self.model.num_stacked_layers
-        check_stages(self.pipeline, sites=sites, stage=stage, layers=layers)
-        if self.dc.role == "stage" and self.zero.across_sites:
-            raise ValueError(
-                "zero.across_sites requires dc.role=data: with dc.role=stage the sites hold "
-                "different layers. Remove zero.across_sites"
-            )
-        if self.pipeline_stages == 1:
-            return self
-        check_scheduled(
-            self.pipeline_stages * self.pipeline.virtual_stages, self.batch.microbatches
-        )
-        if self.zero.stage > 1:
-            raise ValueError(
-                f"zero.stage={self.zero.stage} requires one pipeline stage: with more it would "
-                "send the gradients (and weights) of a microbatch in every tick. Set zero.stage to "
-                "0 or 1"
-            )
-        if self.communication.overlap_grad_reduce is True and self.dc.role == "stage":
-            raise ValueError(
-                "communication.overlap_grad_reduce requires dc.role=data where there are pipeline "
-                "stages: with dc.role=stage the sites sum no gradients. Remove overlap_grad_reduce"
-            )
-        return self
-
-    @pydantic.model_validator(mode="after")
     def _islands_can_be(self) -> "RunConfig":
         if self.dc.join != "islands":
             return self
@@ -481,52 +266,6 @@ class RunConfig(Settings):
             raise ValueError(
                 f"dc.join=islands requires {' and '.join(missing)}. Change that, or set dc.join to "
                 "one_program"
-            )
-        return self
-
-    @pydantic.model_validator(mode="after")
-    def _compression_has_sums(self) -> "RunConfig":
-        compression = self.communication.gradient_compression
-        if compression == "none":
-            return self
-        if self.dc.role == "stage":
-            raise ValueError(
-                f"communication.gradient_compression={compression} requires dc.role=data: with "
-                "dc.role=stage the sites send activations and sum no gradients. Remove "
-                "communication.gradient_compression"
-            )
-        if compression == "int8" and self.model.use_router_bias:
-            raise ValueError(
-                "communication.gradient_compression=int8 requires model.use_router_bias=false: "
-                "counts of experts' tokens would share the scales of gradients. Set it to bf16"
-            )
-        if self.zero.across_sites:
-            raise ValueError(
-                f"communication.gradient_compression={compression} requires "
-                "zero.across_sites=false: it gives all sites the same sums, and zero.across_sites "
-                "sums each part for one site. Remove one of them"
-            )
-        return self
-
-    @pydantic.model_validator(mode="after")
-    def _batch_divides(self) -> "RunConfig":
-        axes = ("dc", "data", "expert") if self.dc.role == "data" else ("data", "expert")
-        sizes = {axis: getattr(self.mesh, axis) for axis in axes}
-        sizes["microbatches"] = self.batch.microbatches
-        shares = math.prod(sizes.values())
-        batch = self.batch.global_batch_size
-        if batch % shares:
-            below = batch // shares * shares
-            fitting = f"{below} or {below + shares}" if below else str(shares)
-            product = " x ".join(f"{name}={size}" for name, size in sizes.items())
-            raise ValueError(
-                f"batch.global_batch_size={batch} does not divide over {product} = {shares}; "
-                f"{fitting} would"
-            )
-        if self.batch.sequence_length > self.model.max_position_embeddings:
-            raise ValueError(
-                f"batch.sequence_length={self.batch.sequence_length} is longer than the model's "
-                f"max_position_embeddings={self.model.max_position_embeddings}"
             )
         return self
 

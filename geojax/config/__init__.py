@@ -1,0 +1,1 @@
+"""Settings of a run, checked before any device is touched."""

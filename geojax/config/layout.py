@@ -1,0 +1,190 @@
+"""A layout: everything that may be chosen about a run of a given model, batch and topology."""
+
+import math
+from typing import Self
+
+import pydantic
+
+from geojax.config.layout_sections import (
+    BatchSettings,
+    CommunicationSettings,
+    MeshSettings,
+    ParallelismSettings,
+    ZeroSettings,
+)
+from geojax.config.pipeline_settings import (
+    DcSettings,
+    PipelineSettings,
+    check_scheduled,
+    check_stages,
+)
+from geojax.models import ModelConfig
+from geojax.models.chunk.remat import Remat
+from geojax.models.parallel.limits import check_parallelism
+from geojax.models.parallel.parallelism import Parallelism
+from geojax.precision import PrecisionName
+from geojax.settings import Settings
+from geojax.suggestions import listed
+
+
+class Layout(Settings):
+    """A run's mesh and the way in which a step uses it."""
+
+    mesh: MeshSettings = MeshSettings()
+    """Sizes of the mesh axes."""
+
+    parallelism: ParallelismSettings = ParallelismSettings()
+    """Sequence and context parallelism."""
+
+    dc: DcSettings = DcSettings()
+    """Role of the sites."""
+
+    pipeline: PipelineSettings = PipelineSettings()
+    """Schedule and chunks of pipeline stages."""
+
+    zero: ZeroSettings = ZeroSettings()
+    """State sharded over data-parallel ranks."""
+
+    batch: BatchSettings
+    """The global batch."""
+
+    precision: PrecisionName = "bf16"
+    """Dtype in which weights are gathered and multiplied. Master weights are at least fp32. The
+    "fp8-" recipes use FP8 for the matmuls of linear layers and bf16 elsewhere."""
+
+    remat: Remat = "none"
+    """Rematerialization: activations that the backward pass computes again. none: no activations.
+    selective: all but the results of matmuls. full: all inside a layer."""
+
+    communication: CommunicationSettings = CommunicationSettings()
+    """Buckets and compression of the gradients."""
+
+    @property
+    def model_parallelism(self) -> Parallelism:
+        """Sharding of model and sequences on the mesh."""
+        return Parallelism(
+            tensor=self.mesh.tensor,
+            sequence=self.parallelism.sequence and self.mesh.tensor > 1,
+            context=self.mesh.context,
+            context_method=self.parallelism.context_method,
+            expert=self.mesh.expert,
+        )
+
+    @property
+    def pipeline_sites(self) -> int:
+        """The number of sites that one pipeline runs through."""
+        return self.mesh.dc if self.dc.role == "stage" else 1
+
+    @property
+    def pipeline_stages(self) -> int:
+        """The number of stages of one pipeline; 1 where there is none."""
+        return self.pipeline_sites * self.mesh.stage
+
+    @property
+    def of_one_stage(self) -> Self:
+        """One stage of a site by itself, with the batch that it gets.
+
+        In role data a site is one stage and gets its share, in role stage every stage gets all.
+        """
+        shares = self.mesh.dc if self.dc.role == "data" else 1
+        sequences = self.batch.global_batch_size // shares
+        changes = {
+            "mesh": self.mesh.model_copy(update={"dc": 1, "stage": 1}),
+            "batch": self.batch.model_copy(update={"global_batch_size": sequences}),
+        }
+        return self.model_copy(update=changes)
+
+    @pydantic.model_validator(mode="after")
+    def _stages_can_be(self) -> Self:
+        if self.dc.role == "stage" and self.zero.across_sites:
+            raise ValueError(
+                "zero.across_sites requires dc.role=data: with dc.role=stage the sites hold "
+                "different layers. Remove zero.across_sites"
+            )
+        if self.pipeline_stages == 1:
+            return self
+        check_scheduled(
+            self.pipeline_stages * self.pipeline.virtual_stages, self.batch.microbatches
+        )
+        if self.zero.stage > 1:
+            raise ValueError(
+                f"zero.stage={self.zero.stage} requires one pipeline stage: with more it would "
+                "send the gradients (and weights) of a microbatch in every tick. Set zero.stage to "
+                "0 or 1"
+            )
+        if self.communication.overlap_grad_reduce is True and self.dc.role == "stage":
+            raise ValueError(
+                "communication.overlap_grad_reduce requires dc.role=data where there are pipeline "
+                "stages: with dc.role=stage the sites sum no gradients. Remove overlap_grad_reduce"
+            )
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _compression_has_sums(self) -> Self:
+        compression = self.communication.gradient_compression
+        if compression == "none":
+            return self
+        if self.dc.role == "stage":
+            raise ValueError(
+                f"communication.gradient_compression={compression} requires dc.role=data: with "
+                "dc.role=stage the sites send activations and sum no gradients. Remove "
+                "communication.gradient_compression"
+            )
+        if self.zero.across_sites:
+            raise ValueError(
+                f"communication.gradient_compression={compression} requires "
+                "zero.across_sites=false: it gives all sites the same sums, and zero.across_sites "
+                "sums each part for one site. Remove one of them"
+            )
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _batch_divides(self) -> Self:
+        axes = ("dc", "data", "expert") if self.dc.role == "data" else ("data", "expert")
+        sizes = {axis: getattr(self.mesh, axis) for axis in axes}
+        sizes["microbatches"] = self.batch.microbatches
+        shares = math.prod(sizes.values())
+        batch = self.batch.global_batch_size
+        if batch % shares:
+            below = batch // shares * shares
+            fitting = f"{below} or {below + shares}" if below else str(shares)
+            product = " x ".join(f"{name}={size}" for name, size in sizes.items())
+            raise ValueError(
+                f"batch.global_batch_size={batch} does not divide over {product} = {shares}; "
+                f"{fitting} would"
+            )
+        return self
+
+
+def check_layout(layout: Layout, model: ModelConfig) -> None:
+    """Refuse a layout that a model cannot be trained in; touches no device.
+
+    Args:
+        layout: one whose sections allow each other.
+        model: the model.
+
+    Raises:
+        ValueError: a size of the model does not divide, or the model lacks something.
+    """
+    layers, length = model.num_stacked_layers, layout.batch.sequence_length
+    check_parallelism(model, layout.model_parallelism, length)
+    together = layout.communication.bucket_layers
+    if together != "auto" and layers % together:
+        fitting = listed(n for n in range(1, layers + 1) if layers % n == 0)
+        raise ValueError(
+            f"communication.bucket_layers={together} does not divide the model's {layers} "
+            f"layers; {fitting} would"
+        )
+    check_stages(
+        layout.pipeline, sites=layout.pipeline_sites, stage=layout.mesh.stage, layers=layers
+    )
+    if layout.communication.gradient_compression == "int8" and model.use_router_bias:
+        raise ValueError(
+            "communication.gradient_compression=int8 requires model.use_router_bias=false: "
+            "counts of experts' tokens would share the scales of gradients. Set it to bf16"
+        )
+    if length > model.max_position_embeddings:
+        raise ValueError(
+            f"batch.sequence_length={length} is longer than the model's "
+            f"max_position_embeddings={model.max_position_embeddings}"
+        )
