@@ -1,0 +1,38 @@
+"""The map in docs/architecture.md: each owner is there, and its listed users import it."""
+
+import re
+
+import pytest
+from support.house import REPOSITORY, imports_of, modules_of
+
+PAGE = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
+MODULES = modules_of(REPOSITORY / "geojax")
+
+
+def module_of(path):
+    return "geojax." + path.removesuffix(".py").replace("/", ".")
+
+
+def rows():
+    _, _, table = PAGE.partition("## Facts and their owners")
+    for line in table.splitlines():
+        if line.startswith("| ") and "`" in line:
+            fact, owner, users = (cell.strip() for cell in line.strip("|").split("|"))
+            yield fact, owner.strip("`"), re.findall("`([^`]+)`", users)
+
+
+@pytest.mark.parametrize(("fact", "owner", "users"), rows(), ids=[fact for fact, *_ in rows()])
+def test_the_users_of_a_fact_import_its_owner(fact, owner, users):
+    assert module_of(owner) in MODULES
+    assert users
+    package = module_of(owner).rpartition(".")[0]
+    for user in users:
+        source = MODULES[module_of(user)].read_text(encoding="utf-8")
+        imported = imports_of(source, MODULES)
+        assert {module_of(owner), package} & imported, f"{user} does not import {owner}"
+
+
+def test_the_files_to_be_read_first_are_there():
+    linked = re.findall(r"\(\.\./(geojax/[^)]+)\)", PAGE)
+    assert len(linked) == 9
+    assert all((REPOSITORY / path).is_file() for path in linked)
