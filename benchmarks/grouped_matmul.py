@@ -164,6 +164,7 @@ def main() -> None:
     parser.add_argument("--outputs", type=int, default=1408)
     parser.add_argument("--output", type=Path, help="also write the result as JSON")
     arguments = parser.parse_args()
+    jax.config.update("jax_platforms", "cpu")  # no accelerator is touched
 
     sizes = {name: getattr(arguments, name) for name in ("rows", "experts", "inputs", "outputs")}
     try:
