@@ -1,6 +1,6 @@
 """Draw docs/images/rooms.svg: the packages of geojax, and the way of a batch through them.
 
-    python docs/images/rooms.py
+python docs/images/rooms.py
 """
 
 from pathlib import Path
@@ -76,7 +76,9 @@ def main():
         for index, (room, says) in enumerate(rooms):
             x = LABEL + index * width
             color = PASSED if room in WAY else ROOM
-            box(axes, x + 0.06, y + 0.25, width - 0.12, HEIGHT - 0.5, facecolor=color, edgecolor=INK)
+            box(
+                axes, x + 0.06, y + 0.25, width - 0.12, HEIGHT - 0.5, facecolor=color, edgecolor=INK
+            )
             middle = x + width / 2
             axes.text(middle, y + 0.98, room, ha="center", va="center", fontsize=10, color=INK)
             axes.text(middle, y + 0.55, says, ha="center", va="center", fontsize=6.6, color=INK)

@@ -13,15 +13,20 @@ def module_of(path):
     return "geojax." + path.removesuffix(".py").replace("/", ".")
 
 
-def rows():
+def facts():
+    rows = []
     _, _, table = PAGE.partition("## Facts and their owners")
     for line in table.splitlines():
         if line.startswith("| ") and "`" in line:
             fact, owner, users = (cell.strip() for cell in line.strip("|").split("|"))
-            yield fact, owner.strip("`"), re.findall("`([^`]+)`", users)
+            rows.append((fact, owner.strip("`"), re.findall("`([^`]+)`", users)))
+    return rows
 
 
-@pytest.mark.parametrize(("fact", "owner", "users"), rows(), ids=[fact for fact, *_ in rows()])
+FACTS = facts()
+
+
+@pytest.mark.parametrize(("fact", "owner", "users"), FACTS, ids=[fact for fact, *_ in FACTS])
 def test_the_users_of_a_fact_import_its_owner(fact, owner, users):
     assert module_of(owner) in MODULES
     assert users
