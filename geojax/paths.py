@@ -6,6 +6,7 @@ without `..`, `.` and `//`, and links to folders are followed. A link to a file 
 neighbors are those of the link, as in the cache of the Hugging Face hub.
 """
 
+import errno
 import re
 import unicodedata
 from pathlib import Path
@@ -58,18 +59,27 @@ def resolved_path(path: str | Path) -> Path:
             f"{_shown(str(path))} is a URL; give the path of a file system that is mounted here"
         )
     expanded = expanded_path(path)
+    if _is_in_a_circle(expanded):
+        raise UserError(f"'{_shown(str(path))}' leads through a circle of links")
     try:
         parent = expanded.parent.resolve()
         resolved = parent / expanded.name
         if not expanded.name or expanded.name == ".." or _is_folder(resolved):
             resolved = expanded.resolve()
-    except RuntimeError:
-        raise UserError(f"'{_shown(str(path))}' leads through a circle of links") from None
     except FileNotFoundError:
         raise UserError(
             f"'{_shown(str(path))}' is relative to the current folder, which has been removed"
         ) from None
     return resolved
+
+
+def _is_in_a_circle(path: Path) -> bool:
+    """Return True if links on the way lead to each other, which `resolve` says up to 3.12 only."""
+    try:
+        path.stat()
+    except OSError as error:
+        return error.errno == errno.ELOOP
+    return False
 
 
 def _is_folder(path: Path) -> bool:
