@@ -43,6 +43,9 @@ from rich.console import Console
 from rich.table import Table
 
 from geojax import make_mesh
+from geojax.config.layout import Layout
+from geojax.config.layout_sections import BatchSettings, MeshSettings
+from geojax.config.pipeline_settings import DcSettings
 from geojax.models import ModelConfig, parameter_count
 from geojax.models.chunk.remat import Remat
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
@@ -93,6 +96,14 @@ class Work:
     def all_sequences(self) -> int:
         return self.microbatches * self.sequences * DATA
 
+    def shares(self, microbatches: int) -> BatchSettings:
+        """The batch in so many microbatches of each rank."""
+        return BatchSettings(
+            global_batch_size=self.all_sequences,
+            sequence_length=self.sequence,
+            microbatches=microbatches,
+        )
+
     def batch(self) -> dict[str, np.ndarray]:
         """Random tokens, one document a sequence; the same batch every step."""
         shape = (self.all_sequences, self.sequence)
@@ -136,9 +147,9 @@ class Runner:
 
 
 def without_pipeline(work: Work) -> StepPlan:
-    mesh = make_mesh(dc=SITES, data=STAGES_PER_SITE * DATA)
-    microbatches = work.microbatches // STAGES
-    return StepPlan(mesh, policy("fp32"), microbatches, remat=work.remat)
+    sizes = MeshSettings(dc=SITES, data=STAGES_PER_SITE * DATA)
+    layout = Layout(mesh=sizes, batch=work.shares(work.microbatches // STAGES), remat=work.remat)
+    return StepPlan(make_mesh(**sizes.model_dump()), policy("fp32"), layout)
 
 
 def pipeline(work: Work, name: str, *, branch_free: bool) -> StepPlan:
@@ -149,12 +160,16 @@ def pipeline(work: Work, name: str, *, branch_free: bool) -> StepPlan:
     hops = [1 if a == b else HOP_TICKS for a, b in itertools.pairwise(sites)]
     table = tick_table(name, placement, work.microbatches, hops)
     staged = StagedLayers(placement, (LAYERS // placement.chunks,) * placement.chunks)
+    sizes = MeshSettings(dc=SITES, stage=STAGES_PER_SITE, data=DATA)
     return StepPlan(
-        make_mesh(dc=SITES, stage=STAGES_PER_SITE, data=DATA),
+        make_mesh(**sizes.model_dump()),
         policy("fp32"),
-        work.microbatches,
-        remat=work.remat,
-        dc_role="stage",
+        Layout(
+            mesh=sizes,
+            dc=DcSettings(role="stage"),
+            batch=work.shares(work.microbatches),
+            remat=work.remat,
+        ),
         staged_layers=staged,
         tick_program=TickProgram.of(table, branch_free=branch_free),
     )

@@ -54,6 +54,8 @@ from rich.console import Console
 from rich.table import Table
 
 from geojax import make_mesh
+from geojax.config.layout import Layout
+from geojax.config.layout_sections import BatchSettings, MeshSettings
 from geojax.errors import UserError
 from geojax.hlo import Traffic, collective_traffic
 from geojax.models import (
@@ -110,7 +112,11 @@ class Work:
 
 
 def geojax_step(work: Work) -> tuple[Traffic, list[float]]:
-    plan = StepPlan(work.mesh, policy("fp32"), work.microbatches, work.bucket_bytes)
+    settings = BatchSettings(
+        global_batch_size=work.rows, sequence_length=work.sequence, microbatches=work.microbatches
+    )
+    layout = Layout(mesh=MeshSettings(**dict(work.mesh.shape)), batch=settings)
+    plan = StepPlan(work.mesh, policy("fp32"), layout, work.bucket_bytes)
     optimizer = make_optimizer(SETTINGS, STEPS)
     layouts = state_layouts(work.model, optimizer, plan)
     shapes = batch_shape(work.rows, work.sequence)

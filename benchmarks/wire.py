@@ -22,6 +22,8 @@ from rich.table import Table
 
 from geojax import make_mesh
 from geojax.collectives import WireName, wire_format
+from geojax.config.layout import Layout
+from geojax.config.layout_sections import BatchSettings, MeshSettings
 from geojax.errors import UserError
 from geojax.hlo import collective_traffic
 from geojax.models import ModelConfig, parameter_count
@@ -39,7 +41,13 @@ SETTINGS, STEPS = OptimizerSettings(), 10
 def bytes_of_site(model: ModelConfig, sites: int, data: int, wire: WireName, bucket: int) -> int:
     """What the devices of one site send across in a step."""
     mesh = make_mesh(dc=sites, data=data, devices=jax.devices()[: sites * data])
-    plan = StepPlan(mesh, policy("bf16"), bucket_bytes=bucket, wire_format=wire_format(wire))
+    layout = Layout(
+        mesh=MeshSettings(**dict(mesh.shape)),
+        batch=BatchSettings(global_batch_size=sites * data, sequence_length=64),
+    )
+    plan = StepPlan(
+        mesh, policy("bf16"), layout, bucket_bytes=bucket, wire_format=wire_format(wire)
+    )
     optimizer, schedule = make_optimizer(SETTINGS, STEPS), learning_rate_schedule(SETTINGS, STEPS)
     layouts = state_layouts(model, optimizer, plan)
     step = lower_step(layouts, model, plan, optimizer, schedule, batch_shape(sites * data, 64))

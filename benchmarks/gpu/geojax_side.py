@@ -17,6 +17,8 @@ from work import (
 )
 
 from geojax.accelerators import accelerator_of
+from geojax.config.layout import Layout
+from geojax.config.layout_sections import BatchSettings
 from geojax.errors import UserError
 from geojax.mesh import make_mesh
 from geojax.models import ModelConfig, model_flops, parameter_count
@@ -82,10 +84,11 @@ def measure(work: dict[str, Any]) -> dict[str, Any]:
     model = ModelConfig(**work["model"])
     settings = OptimizerSettings(**OPTIMIZER)
     backend = {"fp8_backend": work["backend"]} if "backend" in work else {}
+    sizes = BatchSettings(global_batch_size=work["rows"], sequence_length=work["sequence"])
     plan = StepPlan(
-        mesh=make_mesh(devices=jax.devices()[:1]),
-        policy=policy(work["precision"]),
-        remat=work["remat"],
+        make_mesh(devices=jax.devices()[:1]),
+        policy(work["precision"]),
+        Layout(batch=sizes, remat=work["remat"]),
         **backend,
     )
     optimizer = make_optimizer(settings, FOREVER)

@@ -8,6 +8,8 @@ import numpy as np
 from geojax_side import FOREVER, single_documents
 from work import OPTIMIZER, answer, peak_resident_bytes, text, time_blocks
 
+from geojax.config.layout import Layout
+from geojax.config.layout_sections import BatchSettings
 from geojax.islands.actions import Add, Reduce, breadth_first, data_actions, fetched_ahead, sent
 from geojax.islands.programs.site_part import SitePart, even_chunks
 from geojax.islands.programs.site_programs import SitePrograms
@@ -37,7 +39,10 @@ def measure(work: dict[str, Any]) -> dict[str, Any]:
     site, model = work["site"], ModelConfig(**work["model"])
     mesh = make_mesh(devices=jax.devices()[:1])
     precision, microbatches = policy(work["precision"]), work["microbatches"]
-    plan = StepPlan(mesh, precision, microbatches=microbatches, islands=len(SITES))
+    share = BatchSettings(
+        global_batch_size=work["rows"], sequence_length=work["sequence"], microbatches=microbatches
+    )
+    plan = StepPlan(mesh, precision, Layout(batch=share), islands=len(SITES))
     settings = OptimizerSettings(**OPTIMIZER)
     optimizer = make_optimizer(settings, FOREVER)
     schedule = learning_rate_schedule(settings, FOREVER)

@@ -51,7 +51,7 @@ class AutomaticModel:
 
     def pieces(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The batch [microbatches, pieces of one, columns]."""
-        ranks, count = self.plan.parallelism.context, self.plan.microbatches
+        ranks, count = self.plan.parallelism.context, self.plan.layout.batch.microbatches
 
         def cut(leaf: np.ndarray) -> np.ndarray:
             ordered = leaf[:, position_order(leaf.shape[1], self.plan.parallelism)]
@@ -71,7 +71,7 @@ class AutomaticModel:
         x, _ = lax.scan(body, x, parameters["layers"])
         hidden = self._whole(norm(parameters["final_norm"], x, self.config))
         kernel = parameters["head"]["kernel"]
-        if self.plan.zero_stage == 3:
+        if self.plan.layout.zero.stage == 3:
             kernel = self._gathered(kernel, ("head", "kernel"))
         logits = self._put(self._linear(hidden, kernel), PIECES, None, "tensor")
         # By comparison, since picking a column out of a cut dim gathers the logits.
@@ -184,7 +184,7 @@ class AutomaticModel:
 
     def _weights_of_layer(self, layer: Any) -> Any:
         """ZeRO 2 and 3: a layer's weights as they are computed with, its gradient in shards."""
-        if self.plan.zero_stage < 2:
+        if self.plan.layout.zero.stage < 2:
             return layer
         return jax.tree_util.tree_map_with_path(
             lambda path, leaf: self._gathered(

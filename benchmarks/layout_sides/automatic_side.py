@@ -40,7 +40,7 @@ def automatic_side(plan: StepPlan) -> tuple[jax.stages.Compiled, Any, Callable[[
     def train_step(state: Any, batch: Any) -> tuple[Any, jax.Array]:
         parameters, moments = state
         gathered = _constrained(
-            parameters, state_specs if plan.zero_stage == 3 else compute_specs, place
+            parameters, state_specs if plan.layout.zero.stage == 3 else compute_specs, place
         )
         gradients, loss, count = _gradients(model, gathered, batch)
         mean = jax.tree.map(lambda leaf: leaf / count, gradients)
@@ -82,7 +82,7 @@ def _gradients(
         )
         return gradients, loss, count
 
-    if model.plan.microbatches == 1:
+    if model.plan.layout.batch.microbatches == 1:
         return one(jax.tree.map(lambda leaf: leaf[0], microbatches))
 
     def add(total: Any, microbatch: Any) -> tuple[Any, None]:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from geojax import make_mesh
+from geojax.config import layout as config
 from geojax.models import ModelConfig
 from geojax.optim import OptimizerSettings, learning_rate_schedule
 from geojax.precision import policy
@@ -34,7 +35,7 @@ class Layout:
     axes: dict[str, Any]
     """The sizes of the mesh axes that are not 1."""
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """Of the `StepPlan`."""
+    """The value of each setting that is not the default, by dotted key."""
 
     def __str__(self) -> str:
         sizes = " ".join(f"{axis}={size}" for axis, size in self.axes.items())
@@ -42,31 +43,39 @@ class Layout:
 
     def plan(self, microbatches: int) -> StepPlan:
         """The layout on a mesh of simulated devices, in fp32."""
-        mesh = make_mesh(**self.axes)
-        return StepPlan(mesh, policy("fp32"), microbatches=microbatches, **self.options)
+        batch = {"global_batch_size": ROWS, "sequence_length": SEQUENCE}
+        settings: dict[str, Any] = {
+            "mesh": self.axes,
+            "batch": batch | {"microbatches": microbatches},
+        }
+        for key, value in self.options.items():
+            section, _, name = key.partition(".")
+            settings[section] = {name: value}
+        layout = config.Layout.model_validate(settings)
+        return StepPlan(make_mesh(**self.axes), policy("fp32"), layout)
 
 
 _WORDS = {
-    ("zero_stage", 1): "ZeRO 1",
-    ("zero_stage", 2): "ZeRO 2",
-    ("zero_stage", 3): "ZeRO 3",
-    ("sequence_parallel", True): "sequence parallel",
-    ("context_method", "ring"): "ring",
-    ("context_method", "all_gather"): "all-gather",
-    ("context_method", "ulysses"): "Ulysses",
+    ("zero.stage", 1): "ZeRO 1",
+    ("zero.stage", 2): "ZeRO 2",
+    ("zero.stage", 3): "ZeRO 3",
+    ("parallelism.sequence", True): "sequence parallel",
+    ("parallelism.context_method", "ring"): "ring",
+    ("parallelism.context_method", "all_gather"): "all-gather",
+    ("parallelism.context_method", "ulysses"): "Ulysses",
 }
 
 LAYOUTS = (
-    Layout({"dc": 2, "data": 4}, {"zero_stage": 1}),
-    Layout({"dc": 2, "data": 4}, {"zero_stage": 2}),
-    Layout({"dc": 2, "data": 4}, {"zero_stage": 3}),
+    Layout({"dc": 2, "data": 4}, {"zero.stage": 1}),
+    Layout({"dc": 2, "data": 4}, {"zero.stage": 2}),
+    Layout({"dc": 2, "data": 4}, {"zero.stage": 3}),
     Layout({"data": 4, "tensor": 2}),
-    Layout({"data": 4, "tensor": 2}, {"sequence_parallel": True}),
-    Layout({"dc": 2, "data": 2, "tensor": 2}, {"zero_stage": 3}),
-    Layout({"data": 4, "context": 2}, {"context_method": "ring"}),
-    Layout({"data": 4, "context": 2}, {"context_method": "all_gather"}),
-    Layout({"data": 4, "context": 2}, {"context_method": "ulysses"}),
-    Layout({"dc": 2, "data": 2, "context": 2}, {"context_method": "all_gather"}),
+    Layout({"data": 4, "tensor": 2}, {"parallelism.sequence": True}),
+    Layout({"dc": 2, "data": 2, "tensor": 2}, {"zero.stage": 3}),
+    Layout({"data": 4, "context": 2}, {"parallelism.context_method": "ring"}),
+    Layout({"data": 4, "context": 2}, {"parallelism.context_method": "all_gather"}),
+    Layout({"data": 4, "context": 2}, {"parallelism.context_method": "ulysses"}),
+    Layout({"dc": 2, "data": 2, "context": 2}, {"parallelism.context_method": "all_gather"}),
 )
 
 

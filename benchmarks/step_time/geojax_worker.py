@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from geojax.config.layout import Layout
+from geojax.config.layout_sections import BatchSettings
 from geojax.mesh import make_mesh
 from geojax.models import ModelConfig
 from geojax.models.attention import attention
@@ -38,7 +40,9 @@ OPTIMIZER = OptimizerSettings(**WORK["optimizer"])
 class Worker:
     def __init__(self) -> None:
         self.mesh = make_mesh(devices=jax.devices()[:1])
-        plan = StepPlan(mesh=self.mesh, policy=policy("fp32"), remat=WORK["remat"])
+        batch = BatchSettings(global_batch_size=ROWS, sequence_length=SEQUENCE)
+        layout = Layout(batch=batch, remat=WORK["remat"])
+        plan = StepPlan(self.mesh, policy("fp32"), layout)
         steps = 1_000_000  # the schedule's end is far away; PyTorch's rate is constant
         self.optimizer = make_optimizer(OPTIMIZER, steps)
         layouts = state_layouts(MODEL, self.optimizer, plan)

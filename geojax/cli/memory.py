@@ -71,7 +71,7 @@ def _print_site(config: "RunConfig", console: Console) -> None:
     from geojax.train.traced_run import accelerator_of_run
 
     memory, site, held = island_memory(config, accelerator_of_run(config))
-    plan, part, microbatches = site.plan, site.part, site.plan.microbatches
+    plan, part, microbatches = site.plan, site.part, site.plan.layout.batch.microbatches
     if config.dc.role == "data":
         which, other = "each", "site"
         sent = quantity(float(site.message_bytes), "B")
@@ -106,8 +106,8 @@ def _heading(model: "ModelConfig", plan: "StepPlan") -> str:
     used = [f"{axis}={size}" for axis, size in plan.mesh.shape.items() if size > 1]
     return (
         f"{quantity(parameter_count(model))} parameters, "
-        f"{' x '.join(used) or 'one device'}, ZeRO {plan.zero_stage}, remat "
-        f"{plan.remat}, {plan.policy.name}"
+        f"{' x '.join(used) or 'one device'}, ZeRO {plan.layout.zero.stage}, remat "
+        f"{plan.layout.remat}, {plan.policy.name}"
     )
 
 

@@ -263,7 +263,9 @@ class _Step(_Pass):
         self._is_split = any(
             isinstance(each, Action) and each.kind is Kind.WEIGHT for each in walk.actions
         )
-        is_only = self._programs.plan.microbatches == 1  # a backward, which makes the sums itself
+        is_only = (
+            self._programs.plan.layout.batch.microbatches == 1
+        )  # a backward, which makes the sums itself
         self._sums: dict[int, ChunkSums | None] = {
             chunk: None if is_only else self._programs.start[chunk](own, inputs)
             for chunk, own in self._weights.items()

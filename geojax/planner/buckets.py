@@ -146,8 +146,8 @@ def step_times(
     rate = peak * MODEL_FLOPS_UTILIZATION
     tokens = sequences * sequence_length
     sizes = plan.mesh.shape
-    microbatch = tokens / (ranks_of(plan.batch_axes, plan) * plan.microbatches)
-    operations = layer_operations(model, sequence_length, plan.remat)
+    microbatch = tokens / (ranks_of(plan.batch_axes, plan) * plan.layout.batch.microbatches)
+    operations = layer_operations(model, sequence_length, plan.layout.remat)
     backward = (operations.backward + operations.weight) * microbatch
     return StepTimes(
         model_flops(model, sequence_length) * tokens / (rate * plan.mesh.size),
@@ -254,9 +254,9 @@ def _bucket_bytes(plan: StepPlan, link: LinkShare, room: int) -> int:
 
     It is twice as much: leaves that are longer are split evenly, in pieces of half of it or more.
     """
-    if plan.shard_across_sites:
+    if plan.layout.zero.across_sites:
         ranks = plan.mesh.shape["dc"]
-    elif plan.zero_stage >= 2 or (plan.overlap_grad_reduce and plan.staged_layers is None):
+    elif plan.layout.zero.stage >= 2 or (plan.overlap_grad_reduce and plan.staged_layers is None):
         ranks = 1  # scattered before it is sent
     else:
         ranks = ranks_of(SHARD_AXES, plan)
@@ -345,7 +345,7 @@ def _what_helps(plan: StepPlan, auto: Collection[str]) -> str:
     advice = ["a larger batch.global_batch_size (a longer step for as many messages)"]
     if given:
         advice.insert(0, f"leave {' and '.join(given)} to auto")
-    elif not plan.overlap_grad_reduce and plan.zero_stage <= 1:
+    elif not plan.overlap_grad_reduce and plan.layout.zero.stage <= 1:
         ranks = ranks_of(SHARD_AXES, plan)
         advice.insert(0, f"fewer data-parallel ranks: a bucket is shared out over {ranks}")
     return " or ".join(advice) + " would help"

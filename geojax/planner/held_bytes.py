@@ -35,7 +35,7 @@ def layer_bytes(
     def trace(state: Any, sequences: Any) -> jax.Array:
         parameters, history = state
         weights = stage_weights(parameters, layouts[0], plan, prev_amax(history, plan))
-        shape = (plan.microbatches, -1)
+        shape = (plan.layout.batch.microbatches, -1)
         microbatches = jax.tree.map(lambda leaf: leaf.reshape(*shape, *leaf.shape[1:]), sequences)
         run = ForwardBackward(model, plan, dropout_key)
         found.append(run.pipeline_layer_bytes(weights, microbatches))

@@ -98,7 +98,7 @@ def measured_stages(
         sequences=sequences,
         sequence_length=sequence_length,
         dtype=plan.policy.compute_dtype.name,
-        remat=plan.remat,
+        remat=plan.layout.remat,
         parallelism=plan.parallelism,
         sites=tuple(sites),
     )

@@ -89,7 +89,7 @@ class ForwardBackward:
             plan.policy.compute_dtype,
             dropout_key=self.dropout_key,
             attention=plan.attention,
-            remat=plan.remat,
+            remat=plan.layout.remat,
             parallelism=plan.parallelism,
             matmul=plan.matmul,
         )
@@ -147,7 +147,7 @@ class ForwardBackward:
             None,
             batch,
             context,
-            keep_weights=plan.zero_stage == 3 and not plan.reshard_after_forward,
+            keep_weights=plan.layout.zero.stage == 3 and not plan.layout.zero.reshard_after_forward,
         )
         backward = chunk.backward(
             forward.weights,

@@ -187,7 +187,7 @@ def accumulate_in_site(accumulated: Any, gradients: Any, layouts: Any, plan: Ste
     total = jax.tree.map(lambda leaf: leaf.astype(plan.policy.reduce_dtype), gradients)
     if accumulated is None:
         return intra_site_reduce_scatter(total, layouts, plan)
-    if plan.zero_stage < 2:
+    if plan.layout.zero.stage < 2:
         total = jax.tree.map(jnp.add, accumulated, total)
         return intra_site_reduce_scatter(total, layouts, plan)
     shards = intra_site_reduce_scatter(total, layouts, plan)

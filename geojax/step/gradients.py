@@ -109,8 +109,12 @@ def step_gradients(
         return StepGradients(made.gradients, *_numbers(staged), amax, made.error_feedback)
     non_layer_params, layers, zero = step_weights(shards, weight_layouts, model, plan, prev_amax)
     non_layer_layouts = without_layers(layouts)
-    scattered = plan.zero_stage >= 2
-    in_loop = plan.microbatches - 1 if plan.overlap_grad_reduce else plan.microbatches
+    scattered = plan.layout.zero.stage >= 2
+    in_loop = (
+        plan.layout.batch.microbatches - 1
+        if plan.overlap_grad_reduce
+        else plan.layout.batch.microbatches
+    )
     sink: Zero2Sink | StackedGradients = StackedGradients(
         plan.policy.reduce_dtype, once=in_loop == 1
     )
@@ -192,7 +196,9 @@ def step_gradients(
 
 def split_microbatches(batch: Batch, plan: StepPlan) -> Batch:
     """Reshape a batch [B, ...] to [M, B / M, ...]."""
-    return jax.tree.map(lambda leaf: leaf.reshape(plan.microbatches, -1, *leaf.shape[1:]), batch)
+    return jax.tree.map(
+        lambda leaf: leaf.reshape(plan.layout.batch.microbatches, -1, *leaf.shape[1:]), batch
+    )
 
 
 class _Numbers(NamedTuple):

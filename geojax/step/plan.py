@@ -1,4 +1,4 @@
-"""The plan of a step: everything that shapes its program but not its result."""
+"""The plan of a step: a layout on a mesh, and what became of its choices there."""
 
 import dataclasses
 import math
@@ -7,9 +7,9 @@ import sys
 from jax.sharding import Mesh, PartitionSpec
 
 from geojax.collectives import WireFormat
-from geojax.mesh import AXES, DcRole
-from geojax.models.parallel.parallelism import ContextMethod, Parallelism
-from geojax.models.transformer import Remat
+from geojax.config.layout import Layout
+from geojax.mesh import AXES
+from geojax.models.parallel.parallelism import Parallelism
 from geojax.optim import SHARD_AXES
 from geojax.pipeline.execution.cliques import cliques_agree
 from geojax.pipeline.execution.tick_program import TickProgram
@@ -40,8 +40,8 @@ class StepPlan:
     policy: Policy
     """Dtypes of the weights, the compute and the reduction."""
 
-    microbatches: int = 1
-    """Microbatches per step on each device."""
+    layout: Layout
+    """The choices of the run; the fields below are what became of them on this mesh."""
 
     bucket_bytes: int | None = None
     """Most bytes of one message of the gradient reduction; None: one message a leaf."""
@@ -51,9 +51,6 @@ class StepPlan:
 
     loss_scale: LossScaleSettings = dataclasses.field(default_factory=LossScaleSettings)
     """Settings of the loss scale, for a policy that has one."""
-
-    remat: Remat = "none"
-    """Rematerialization: the activations of a layer that its backward pass computes again."""
 
     attention: str = "auto"
     """Implementation of attention."""
@@ -70,23 +67,6 @@ class StepPlan:
     Without it no amax crosses `dc`. Other recipes have nothing to share: the tokens of another site
     are another tensor to them, and the weights are the same at all sites."""
 
-    sequence_parallel: bool = False
-    """Shard the sequence over `tensor` between the matrix products."""
-
-    context_method: ContextMethod = "ring"
-    """Method of attention over a sequence that is sharded over `context`."""
-
-    zero_stage: int = 1
-    """ZeRO stage over (data, expert): 0 shards nothing; 1 master weights and optimizer state; 2
-    gradients too; 3 also the weights that are computed with, but for one layer at a time."""
-
-    shard_across_sites: bool = False
-    """Shard master weights and optimizer state over `dc` as well."""
-
-    reshard_after_forward: bool = True
-    """ZeRO 3: free the gathered weights after the forward pass and gather them again for the
-    backward pass."""
-
     overlap_grad_reduce: bool = False
     """Reduce the gradients of a bucket of layers while the backward pass of the layers before them
     runs, instead of all of them after it."""
@@ -94,9 +74,6 @@ class StepPlan:
     bucket_layers: int = 1
     """With `overlap_grad_reduce`: layers of a bucket, which travels during the backward pass of as
     many layers. More layers hide a longer round trip. It divides the model's layers."""
-
-    dc_role: DcRole = "data"
-    """Role of the mesh axis `dc`: sites are data parallel ("data") or pipeline stages ("stage")."""
 
     islands: int = 1
     """Sites with a runtime each that train together, the mesh being one of them; 1: the mesh holds
@@ -109,33 +86,19 @@ class StepPlan:
     """Actions of the pipeline's stages, tick by tick."""
 
     def __post_init__(self) -> None:
-        assert self.staged_layers or self.dc_role == "data", "dc_role stage requires a pipeline"
         if self.staged_layers:
             stages = math.prod(self.mesh.shape[axis] for axis in self.stage_axes)
             needed = self.staged_layers.placement.stages
             assert stages == needed, (
                 f"the axes {self.stage_axes} must have {needed} ranks, not {stages}"
             )
-        assert not (self.shard_across_sites and self.dc_role == "stage"), (
-            "shard_across_sites requires dc_role data: stages hold different layers"
-        )
-        if self.wire_format is not None:
-            assert self.dc_role == "data", "a wire format requires dc_role data: stages sum nothing"
-            assert not self.shard_across_sites, "a wire format requires whole sums at every site"
-        assert not (self.share_amax_across_dc and self.dc_role == "stage"), (
-            "share_amax_across_dc requires dc_role data"
-        )
-        history = self.policy.recipe is not None and self.policy.recipe.history > 0
-        assert history or not self.share_amax_across_dc, (
-            "share_amax_across_dc requires a recipe with a history"
-        )
 
     @property
     def stage_axes(self) -> tuple[str, ...]:
         """The axes that number the stages of a pipeline; none without one."""
         if self.staged_layers is None:
             return ()
-        return ("dc", "stage") if self.dc_role == "stage" else ("stage",)
+        return ("dc", "stage") if self.layout.dc.role == "stage" else ("stage",)
 
     @property
     def batch_axes(self) -> tuple[str, ...]:
@@ -156,19 +119,13 @@ class StepPlan:
     @property
     def gathers_layer_by_layer(self) -> bool:
         """True if every pass gathers the weights of its layers anew (ZeRO 3)."""
-        return self.zero_stage == 3 and self.reshard_after_forward
+        zero = self.layout.zero
+        return zero.stage == 3 and zero.reshard_after_forward
 
     @property
     def parallelism(self) -> Parallelism:
-        """The model parallelism of the mesh."""
-        sizes = self.mesh.shape
-        return Parallelism(
-            tensor=sizes["tensor"],
-            sequence=self.sequence_parallel and sizes["tensor"] > 1,
-            context=sizes["context"],
-            context_method=self.context_method,
-            expert=sizes["expert"],
-        )
+        """The sharding of model and sequences on the mesh."""
+        return self.layout.model_parallelism
 
     @property
     def matmul(self) -> LinearMatmul:
@@ -198,7 +155,9 @@ class StepPlan:
         that on streams of their own XLA would let the compute wait for them. In a pipeline the two
         phases are not beside each other, and a tick's collectives must not share the link's stream.
         """
-        overlaps = self.overlap_grad_reduce and self.zero_stage < 3 and not self.staged_layers
+        overlaps = (
+            self.overlap_grad_reduce and self.layout.zero.stage < 3 and not self.staged_layers
+        )
         crosses = self.mesh.shape["dc"] > 1 and bool(self.inter_axes)
         return overlaps and crosses and platform_of(self.mesh) is GPU
 

@@ -83,7 +83,7 @@ def parameter_layouts(model: ModelConfig, plan: StepPlan) -> Any:
             parameter_shapes(model, plan.policy.master_dtype),
             plan.mesh,
             partitions(model, plan.parallelism),
-            sharded=plan.zero_stage > 0,
+            sharded=plan.layout.zero.stage > 0,
             across_sites=across_sites,
             stages=stages,
         )
@@ -91,7 +91,7 @@ def parameter_layouts(model: ModelConfig, plan: StepPlan) -> Any:
     def computed(leaf: LeafLayout) -> LeafLayout:
         return leaf.computed_in(plan.policy.compute_dtype)
 
-    trained = trained_part(mark_frozen(model, lay_out(across_sites=plan.shard_across_sites)))
+    trained = trained_part(mark_frozen(model, lay_out(across_sites=plan.layout.zero.across_sites)))
     frozen = frozen_part(mark_frozen(model, lay_out(across_sites=False)))
     return combine(trained, jax.tree.map(computed, frozen))
 

@@ -109,7 +109,7 @@ def step_weights(
         )
         follows = matmul.recipe == plan.policy.recipe
         source = None
-        if plan.zero_stage == 3 and follows:
+        if plan.layout.zero.stage == 3 and follows:
             of_layer = jax.tree.map(LeafLayout.of_layer, layouts["layers"])
             amax = None
             if matmul.recipe is not None:

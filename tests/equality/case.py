@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 from support.covering import ALONE, drawn_around, pairwise
+from support.plans import step_plan_on
 
 from geojax import make_mesh
 from geojax.collectives import INT8
@@ -441,7 +442,7 @@ class Case:
             }
         devices = jax.devices()[: math.prod(self.axes.values())]
         mesh = make_mesh(devices=devices, **self.axes)
-        return StepPlan(mesh, self.policy, self.microbatches, **pipeline, **self.options)
+        return step_plan_on(mesh, self.policy, self.microbatches, **pipeline, **self.options)
 
     @property
     def tick_program(self) -> TickProgram:

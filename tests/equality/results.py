@@ -16,6 +16,7 @@ from support.collective_order import unordered_collectives
 from support.distances import distances
 from support.equality import Result, gradients_and_errors, gradients_of_step
 from support.islands import SEED, data_islands, shares, site_plans, stage_islands, step_all
+from support.plans import step_plan_on
 from support.small_models import make_batch
 
 from geojax import make_mesh
@@ -24,7 +25,6 @@ from geojax.models.frozen import mark_frozen, split_trained, trained_part, unmar
 from geojax.models.parameters import parameter_shapes
 from geojax.optim import OptimizerSettings
 from geojax.step.error_feedback import error_layouts
-from geojax.step.plan import StepPlan
 from geojax.step.state import parameter_layouts
 
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
@@ -178,7 +178,7 @@ def _program_of_one_device(model: ModelConfig) -> Any:
 
 @functools.cache
 def _one_device_in_fp8(model: ModelConfig, policy: Any, microbatches: int) -> Result:
-    plan = StepPlan(make_mesh(devices=jax.devices()[:1]), policy, microbatches)
+    plan = step_plan_on(make_mesh(devices=jax.devices()[:1]), policy, microbatches)
     setting = _setting(model, policy.master_dtype)
     return jax.device_get(gradients_of_step(model, *setting, plan, QUICK))
 

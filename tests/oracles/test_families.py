@@ -14,6 +14,7 @@ from oracle import packed_logits_and_loss
 from safetensors.numpy import load_file
 from small_families import FAMILIES
 from support.equality import assert_equal_gradients, gradients_of_step
+from support.plans import step_plan_on
 from support.small_models import make_batch
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -26,7 +27,6 @@ from geojax.models.huggingface.families import FAMILIES as KNOWN
 from geojax.models.huggingface.family import REQUIRED, TRAINING_FIELDS
 from geojax.named_arrays import leaves_by_name
 from geojax.precision import policy
-from geojax.step.plan import StepPlan
 from geojax.step.state import parameter_layouts
 
 TOLERANCE = 1e-10
@@ -109,7 +109,7 @@ def choices_of_routers(model):
 
 def plan_on(axes, zero_stage=1):
     mesh = make_mesh(devices=jax.devices()[: math.prod(axes.values())], **axes)
-    return StepPlan(mesh, policy("fp64"), zero_stage=zero_stage)
+    return step_plan_on(mesh, policy("fp64"), zero_stage=zero_stage)
 
 
 def read_whole(folder, model):

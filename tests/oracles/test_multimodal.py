@@ -5,6 +5,7 @@ import numpy as np
 import torch
 from lifted import Lifted
 from small_families import FAMILIES
+from support.plans import step_plan_on
 from transformers import AutoModelForCausalLM, Gemma3Config, Gemma3ForConditionalGeneration
 
 from geojax import make_mesh
@@ -13,7 +14,6 @@ from geojax.models import ModelConfig, logits
 from geojax.models.huggingface import CheckpointWriter, HuggingFaceWeights, read_model_fields
 from geojax.named_arrays import leaves_by_name
 from geojax.precision import policy
-from geojax.step.plan import StepPlan
 from geojax.step.state import parameter_layouts
 
 VISION = {
@@ -50,7 +50,7 @@ def test_the_text_model_is_read_and_written_by_itself(tmp_path):
         "positions": np.broadcast_to(np.arange(tokens.shape[1], dtype=np.int32), tokens.shape),
     }
     with jax.enable_x64(True):
-        plan = StepPlan(make_mesh(devices=jax.devices()[:1]), policy("fp64"), zero_stage=0)
+        plan = step_plan_on(make_mesh(devices=jax.devices()[:1]), policy("fp64"), zero_stage=0)
         weights = read_weights(
             HuggingFaceWeights(tmp_path / "whole", model),
             parameter_layouts(model, plan),

@@ -13,6 +13,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.numpy import load_file
 from small_families import FAMILIES, save_small_llama
 from support.equality import assert_equal_gradients, gradients_of_step
+from support.plans import step_plan_on
 from support.small_models import make_batch
 from support.small_runs import prepare_corpus, train, write_config
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -25,7 +26,6 @@ from geojax.models.frozen import combine, frozen_part, mark_frozen, trained_part
 from geojax.models.huggingface import HuggingFaceWeights, TensorMap, family_for, read_model_fields
 from geojax.models.lora import LORA_A
 from geojax.precision import policy
-from geojax.step.plan import StepPlan
 from geojax.step.state import parameter_layouts
 
 MESHES = {"one-device": {}, "dc2-data2-tensor2": {"dc": 2, "data": 2, "tensor": 2}}
@@ -88,7 +88,7 @@ def test_logits_and_gradients_are_those_of_peft(name, rank_stabilized, tmp_path)
         gradients = adapter_leaves(model, gradient)
         assert taken == trained, "we adapt what peft adapts"
         adapters = adapter_leaves(model, parameters.__getitem__)
-        plan = StepPlan(make_mesh(devices=jax.devices()[:1]), policy("fp64"), zero_stage=0)
+        plan = step_plan_on(make_mesh(devices=jax.devices()[:1]), policy("fp64"), zero_stage=0)
         layouts = frozen_part(parameter_layouts(model, plan))
         frozen = read_weights(HuggingFaceWeights(tmp_path, model.base), layouts, plan.mesh)
         weights = unmarked(combine(adapters, frozen))
@@ -98,7 +98,7 @@ def test_logits_and_gradients_are_those_of_peft(name, rank_stabilized, tmp_path)
         assert np.abs(ours - wanted).max() <= TOLERANCE * np.abs(wanted).max()
         for axes in MESHES.values():
             mesh = make_mesh(devices=jax.devices()[: math.prod(axes.values())], **axes)
-            plan = StepPlan(mesh, policy("fp64"), zero_stage=3 if axes else 0)
+            plan = step_plan_on(mesh, policy("fp64"), zero_stage=3 if axes else 0)
             found, actual = gradients_of_step(model, weights, batch, None, plan)
             assert abs(float(found) - loss.item()) <= TOLERANCE * loss.item()
             assert_equal_gradients(actual, gradients, TOLERANCE)

@@ -15,6 +15,7 @@ from lifted import Lifted
 from oracle import packed_logits_and_loss
 from small_families import FAMILIES
 from support import whole_state
+from support.plans import step_plan_on
 from support.small_models import make_batch
 from transformers import AutoModelForCausalLM
 
@@ -24,7 +25,6 @@ from geojax.models import ModelConfig, logits
 from geojax.models.huggingface import read_model_fields
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.precision import policy
-from geojax.step.plan import StepPlan
 from geojax.step.program import batch_shape, lower_step
 from geojax.step.state import initial_state, state_layouts
 from geojax.train.batches import global_batch, global_signals, sequences_of_process
@@ -39,7 +39,7 @@ def trained(model, mesh):
     """The layouts and the state after the last step, and the losses."""
     settings = OptimizerSettings(peak_learning_rate=1e-2, warmup_steps=2)
     optimizer, schedule = make_optimizer(settings, STEPS), learning_rate_schedule(settings, STEPS)
-    plan = StepPlan(mesh, policy("fp64"))
+    plan = step_plan_on(mesh, policy("fp64"))
     layouts = state_layouts(model, optimizer, plan)
     state = initial_state(model, optimizer, layouts, plan, 0)
     lowered = lower_step(layouts, model, plan, optimizer, schedule, batch_shape(ROWS, SEQUENCE))

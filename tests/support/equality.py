@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from support import whole_state
 from support.distances import assert_no_further_than, distances
+from support.plans import step_plan_on
 from support.small_models import LAYOUTS, drawn_parameters, make_batch, model_of
 
 from geojax import make_mesh
@@ -17,7 +18,6 @@ from geojax.models import loss_sum
 from geojax.models.frozen import mark_frozen, trained_part
 from geojax.precision import policy
 from geojax.step.error_feedback import error_layouts
-from geojax.step.plan import StepPlan
 from geojax.step.program import batch_specs, signals_on_mesh
 from geojax.step.state import TrainState, parameter_layouts
 from geojax.step.update import mean_over_targets, site_sums, sum_over_sites
@@ -89,7 +89,7 @@ def on_layout(family, precision, axes, microbatches, **options):
     """The same through the gradient half of the training step."""
     model, parameters, batch, dropout_key = setting(family, precision)
     mesh = make_mesh(devices=jax.devices()[: math.prod(axes.values())], **axes)
-    plan = StepPlan(mesh, policy(precision), microbatches, **options)
+    plan = step_plan_on(mesh, policy(precision), microbatches, **options)
     return gradients_of_step(model, parameters, batch, dropout_key, plan)
 
 

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 from support import whole_state
+from support.plans import step_plan_on
 from support.small_models import ROWS, SEQUENCE
 
 from geojax import make_mesh
@@ -21,7 +22,7 @@ from geojax.islands.stage_transport import stage_transports
 from geojax.islands.walk import Walk
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.precision import policy
-from geojax.step.plan import SIGNALS, StepPlan
+from geojax.step.plan import SIGNALS
 from geojax.step.program import batch_shape, batch_specs
 from geojax.step.state import initial_state, state_layouts
 from geojax.step.update import train_step
@@ -116,7 +117,7 @@ def site_plans(sites, axes, dtypes=FLOAT64, **options):
     count = math.prod(axes.values())
     devices = np.reshape(jax.devices()[: sites * count], (sites, count))
     return [
-        StepPlan(make_mesh(devices=list(own), **axes), dtypes, islands=sites, **options)
+        step_plan_on(make_mesh(devices=list(own), **axes), dtypes, islands=sites, **options)
         for own in devices
     ]
 
@@ -124,7 +125,7 @@ def site_plans(sites, axes, dtypes=FLOAT64, **options):
 def data_islands(model, plans, *, chunks, held, rows=ROWS, sequence=SEQUENCE, settings=SETTINGS):
     """Sites in role data that share `rows` sequences evenly."""
     sites = len(plans)
-    schedule = breadth_first(chunks, plans[0].microbatches, held)
+    schedule = breadth_first(chunks, plans[0].layout.batch.microbatches, held)
     lists = [data_actions(schedule, site, sites) for site in range(sites)]
     part = SitePart(model, even_chunks(model, chunks))
     shape = batch_shape(rows // sites, sequence)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from support.equality import Result, gradients_of_step
+from support.plans import step_plan_on
 from support.small_models import FAMILIES, make_batch
 
 from geojax import make_mesh
@@ -158,7 +159,7 @@ class Case:
     def plan(self, precision: str, microbatches: int = MICROBATCHES) -> StepPlan:
         assert self.axes is not None, self.missing
         devices = jax.devices()[: math.prod(self.axes.values())]
-        return StepPlan(
+        return step_plan_on(
             make_mesh(devices=devices, **self.axes),
             policy(precision),
             microbatches,

@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from support import whole_state
+from support.plans import step_plan_on
 from support.small_models import model_of
 
 from geojax import make_mesh
 from geojax.optim import OptimizerSettings, layout, make_optimizer
 from geojax.pipeline.schedule import Placement
 from geojax.precision import policy
-from geojax.step.plan import StepPlan
 from geojax.step.stage_layers import StagedLayers
 from geojax.step.state import initial_state, state_layouts
 
@@ -49,7 +49,7 @@ LAYOUTS = {
 
 def on(name):
     axes, options = LAYOUTS[name]
-    plan = StepPlan(make_mesh(**axes), policy("fp32"), **options)
+    plan = step_plan_on(make_mesh(**axes), policy("fp32"), **options)
     optimizer = make_optimizer(OptimizerSettings(), 10)
     return plan, optimizer, state_layouts(MODEL, optimizer, plan)
 

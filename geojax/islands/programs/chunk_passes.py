@@ -64,8 +64,10 @@ class ChunkPasses:
     @property
     def sink(self) -> Zero2Sink | StackedGradients:
         """The sink of the gradients of a chunk's layers."""
-        if self.plan.zero_stage < 2:
-            return StackedGradients(self.plan.policy.reduce_dtype, once=self.plan.microbatches == 1)
+        if self.plan.layout.zero.stage < 2:
+            return StackedGradients(
+                self.plan.policy.reduce_dtype, once=self.plan.layout.batch.microbatches == 1
+            )
         layouts = jax.tree.map(lambda layout: layout.of_layers(1), self.layouts["layers"])
         return Zero2Sink(layouts, self.plan)
 
@@ -228,7 +230,7 @@ class ChunkPasses:
         """Return gradients of weights in no layer as they are summed over microbatches."""
         dtype = self.plan.policy.reduce_dtype
         gradients = jax.tree.map(lambda leaf: leaf.astype(dtype), gradients)
-        if self.plan.zero_stage < 2:
+        if self.plan.layout.zero.stage < 2:
             return gradients
         layouts = {name: self.layouts[name] for name in gradients}
         shards: Parameters = intra_site_reduce_scatter(gradients, layouts, self.plan)

@@ -230,7 +230,7 @@ class SitePrograms:
     def _backward_arguments(self, chunk: int) -> tuple[PassInputs, Any]:
         """Return the same of its backward, and those of the sums."""
         cotangent = None if self.part.is_last(chunk) else self._traced_stream
-        sums = None if self.plan.microbatches == 1 else self._traced_gradients[chunk]
+        sums = None if self.plan.layout.batch.microbatches == 1 else self._traced_gradients[chunk]
         _, kept = self._traced_forward(chunk)
         return self._forward_inputs(chunk)._replace(taken=cotangent, kept=kept), sums
 

@@ -66,7 +66,7 @@ class SumsOfSites:
             gradients["embedding"] = jax.tree.map(jnp.add, made.first["embedding"], of_head)
         layouts = part.layouts_of_bucket(self.layouts.parameters, chunk)
         gradients = {name: gradients[name] for name in layouts}
-        reduce = inter_site_all_reduce if plan.zero_stage >= 2 else reduce_gradients
+        reduce = inter_site_all_reduce if plan.layout.zero.stage >= 2 else reduce_gradients
         shards = reduce(gradients, None, layouts, plan).gradients
         factor = gradient_factor(inputs.loss_scale, inputs.batch, plan)
         shards = scaled(shards, None if factor is None else 1 / factor)

@@ -1,13 +1,22 @@
 """A layout: everything that may be chosen about a run of a given model, batch and topology.
 
-Its fields are named as those of `geojax.step.plan.StepPlan` and of a run's config. Nothing in it is
-made: no mesh, no schedule, no program, so that a search can hold thousands of them.
+Nothing in it is made: no mesh, no schedule, no program, so that a search can hold thousands of
+them. Its `sections` are those of a run's config (`geojax.config.layout`).
 """
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 from geojax.collectives import WireName
+from geojax.config import layout as config
+from geojax.config.layout_sections import (
+    BatchSettings,
+    CommunicationSettings,
+    MeshSettings,
+    ParallelismSettings,
+    ZeroSettings,
+)
+from geojax.config.pipeline_settings import DcSettings, PipelineSettings
 from geojax.mesh import DcRole, Join
 from geojax.models.chunk.remat import Remat
 from geojax.models.parallel.parallelism import ContextMethod, Parallelism
@@ -200,6 +209,43 @@ class Layout:
             "context": self.context,
             "tensor": self.tensor,
         }
+
+    def sections(self, sequence_length: int) -> config.Layout:
+        """Return it as the sections of a run's config that make it; nothing validates them."""
+        chosen: dict[str, Any] = {
+            "mesh": MeshSettings().model_copy(update=self.mesh_sizes),
+            "parallelism": ParallelismSettings.model_construct(
+                sequence=self.sequence_parallel, context_method=self.context_method
+            ),
+            "dc": DcSettings.model_construct(role=self.dc_role, join=self.join),
+            "zero": ZeroSettings.model_construct(
+                stage=self.zero_stage,
+                across_sites=self.shard_across_sites,
+                reshard_after_forward=self.reshard_after_forward,
+            ),
+            "batch": BatchSettings.model_construct(
+                global_batch_size=self.global_batch_size,
+                sequence_length=sequence_length,
+                microbatches=self.microbatches,
+            ),
+            "precision": self.precision,
+            "remat": self.remat,
+            "communication": CommunicationSettings.model_construct(
+                bucket_bytes=self.bucket_bytes,
+                gradient_compression=self.gradient_compression,
+                overlap_grad_reduce=self.overlap_grad_reduce,
+                bucket_layers=self.bucket_layers,
+            ),
+        }
+        if self.pipeline_stages > 1:
+            chosen["pipeline"] = PipelineSettings.model_construct(
+                schedule=self.schedule,
+                virtual_stages=self.virtual_stages,
+                layers=self.layers,
+                memory_limit=self.memory_limit,
+                hop_ticks=self.hop_ticks,
+            )
+        return config.Layout.model_construct(**chosen)
 
     def of_site(self, site: int) -> "Layout":
         """Return the layout of a site with role "data" if all sites had its share."""

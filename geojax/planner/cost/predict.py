@@ -144,7 +144,15 @@ def _unlike_steps(
             held,
         )
         step_work = StepWork(
-            model, of_site, topology, iteration.work, pieces.networks, times, execution, optimizer
+            model,
+            of_site,
+            topology,
+            iteration.work,
+            pieces.networks,
+            times,
+            execution,
+            optimizer,
+            sequence_length,
         )
         yield iteration, step_work.reduction()
 

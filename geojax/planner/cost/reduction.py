@@ -34,7 +34,7 @@ from geojax.step.state import parameter_layouts
 from geojax.topology import Topology
 
 
-def step_plan(layout: Layout, work: ChunkWork) -> StepPlan:
+def step_plan(layout: Layout, work: ChunkWork, sequence_length: int) -> StepPlan:
     """Return the layout as the plan of a step on a mesh without devices.
 
     Buckets that are left open are as long as a leaf: `_over_link` chooses those that cross a link.
@@ -49,18 +49,11 @@ def step_plan(layout: Layout, work: ChunkWork) -> StepPlan:
     return StepPlan(
         mesh=abstract_mesh(layout.mesh_sizes, platform="gpu"),
         policy=policy(layout.precision),
-        microbatches=layout.microbatches,
+        layout=layout.sections(sequence_length),
         bucket_bytes=None if given == "auto" else given,
         wire_format=wire_format(layout.gradient_compression) if crosses else None,
-        remat=layout.remat,
-        sequence_parallel=layout.sequence_parallel,
-        context_method=layout.context_method,
-        zero_stage=layout.zero_stage,
-        shard_across_sites=layout.shard_across_sites,
-        reshard_after_forward=layout.reshard_after_forward,
         overlap_grad_reduce=layout.overlap_grad_reduce is True,
         bucket_layers=1 if layout.bucket_layers == "auto" else layout.bucket_layers,
-        dc_role=layout.dc_role if staged else "data",
         staged_layers=staged,
         tick_program=ticks,
     )
@@ -91,6 +84,8 @@ class StepWork:
     times: ComputeTimes
     execution: Execution
     optimizer: OptimizerSettings
+    sequence_length: int
+    """Tokens of a sequence."""
 
     def reduction(self) -> Reduction:
         """Time what follows and precedes the microbatches.
@@ -98,7 +93,7 @@ class StepWork:
         Raises:
             UserError: the topology lacks a link.
         """
-        plan = step_plan(self.layout, self.work)
+        plan = step_plan(self.layout, self.work, self.sequence_length)
         layouts = parameter_layouts(self.model, plan)
         sums = None
         if self.layout.dc > 1 and self.layout.dc_role == "data":
@@ -162,7 +157,7 @@ class StepWork:
             if not total:
                 continue
             exposed, gathers = took, name == "weights"
-            if plan.zero_stage == 3:
+            if plan.layout.zero.stage == 3:
                 exposed = self._beside_layers(plan, took, gathers=gathers)
             elif overlaps[name]:
                 exposed = self._beside_chunks(took, gathers=gathers)
@@ -182,8 +177,8 @@ class StepWork:
 
         A layer's backward hides its gather first, then the scatter of the layer behind it.
         """
-        passes = plan.microbatches * self.model.num_stacked_layers
-        both = gathers and plan.reshard_after_forward
+        passes = plan.layout.batch.microbatches * self.model.num_stacked_layers
+        both = gathers and plan.layout.zero.reshard_after_forward
         one = took / (passes * (2 if both else 1))
         if gathers:
             hidden = min(one, self.times.layer_forward) + (

@@ -78,7 +78,9 @@ def predicted_amax_bytes(model: ModelConfig, layouts: Any, plan: StepPlan) -> By
     quantized = jax.tree_util.tree_map_with_path(
         lambda path, leaf: is_fp8_gathered(path, leaf, plan), layouts["layers"]
     )
-    of_layer = predicted_layer_amax_bytes(model, plan.parallelism, quantized, remat=plan.remat)
+    of_layer = predicted_layer_amax_bytes(
+        model, plan.parallelism, quantized, remat=plan.layout.remat
+    )
     add(sent, of_layer, layers * passes_of(plan))
     return sent
 

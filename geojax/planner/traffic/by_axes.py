@@ -63,7 +63,7 @@ def passes_of(plan: StepPlan) -> int:
     There is one a microbatch; in a pipeline one a tick of the loops that hold a forward.
     """
     if plan.tick_program is None:
-        return plan.microbatches
+        return plan.layout.batch.microbatches
     counts = {
         kind: sum(
             kind in form.kinds

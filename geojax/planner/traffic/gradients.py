@@ -31,13 +31,14 @@ def predicted_gradient_bytes(model: ModelConfig, layouts: Any, plan: StepPlan) -
     """Predict the bytes that a device sends to reduce its gradients once a step."""
     scatters = Fraction(1)
     rest = 1
-    if plan.zero_stage >= 2:
-        looped = plan.microbatches - (1 if plan.overlap_grad_reduce else 0)
+    if plan.layout.zero.stage >= 2:
+        looped = plan.layout.batch.microbatches - (1 if plan.overlap_grad_reduce else 0)
         fills = 1 if looped else 0
         scatters = Fraction(
-            plan.microbatches * model.num_stacked_layers + fills, model.num_stacked_layers
+            plan.layout.batch.microbatches * model.num_stacked_layers + fills,
+            model.num_stacked_layers,
         )
-        rest = plan.microbatches
+        rest = plan.layout.batch.microbatches
     sent = _times(lambda leaves: _scatter(leaves, plan), layouts, layers=scatters, rest=rest)
     if plan.overlap_grad_reduce and plan.staged_layers is not None:
         for part, leaves in _pipeline_parts(layouts, plan):
@@ -49,7 +50,7 @@ def predicted_gradient_bytes(model: ModelConfig, layouts: Any, plan: StepPlan) -
             add(sent, _sum_shards(bucket, plan.one_message, scattered=True, idle=idle))
         add(sent, _sum_shards(non_layer, plan, scattered=True))
     else:
-        scattered = plan.zero_stage >= 2
+        scattered = plan.layout.zero.stage >= 2
         add(sent, _sum_shards(jax.tree.leaves(layouts), plan, scattered=scattered))
     return sent
 
@@ -106,7 +107,7 @@ def gradient_messages(model: ModelConfig, layouts: Any, plan: StepPlan) -> Gradi
         plan: how the step runs.
     """
     if not plan.overlap_grad_reduce:
-        leaves, scattered = jax.tree.leaves(layouts), plan.zero_stage >= 2
+        leaves, scattered = jax.tree.leaves(layouts), plan.layout.zero.stage >= 2
         return GradientMessages((), 0, _messages(leaves, plan, scattered=scattered))
     if plan.tick_program is not None:
         return _early_messages(layouts, plan, plan.tick_program.ticks)

@@ -143,7 +143,7 @@ def _activations(
         sequences=microbatch,
         positions=length // parallelism.context,
         dtype=plan.policy.compute_dtype,
-        remat=plan.remat,
+        remat=plan.layout.remat,
         split_backward=split,
         in_pipeline=plan.staged_layers is not None,
     )
@@ -158,7 +158,7 @@ def _activations(
         dtype=plan.policy.compute_dtype,
         packed=True,
     )
-    forwards = 1 if plan.remat == "none" else 2
+    forwards = 1 if plan.layout.remat == "none" else 2
     context = model.num_stacked_layers * (forwards * attention.forward + attention.backward)
     if dense := model.first_k_dense_replace:
         again = dense - 1 if plan.staged_layers is not None else 0
@@ -182,7 +182,11 @@ def _activations(
             further_exchanges=further_exchanges,
         )
 
-    add(sent, moe(plan.remat, split_backward=split), Fraction(model.num_stacked_layers * passes))
+    add(
+        sent,
+        moe(plan.layout.remat, split_backward=split),
+        Fraction(model.num_stacked_layers * passes),
+    )
     modules = Fraction(model.num_nextn_predict_layers * passes)
     add(sent, moe("full", split_backward=False), modules)
     # The gradient of the aux loss: each rank weighs its part of a sequence.
@@ -226,7 +230,7 @@ def _crossed(source: int, target: int, plan: StepPlan) -> Axes:
 
 
 def _sequences_of_microbatch(sequences: int, plan: StepPlan) -> int:
-    return sequences // (ranks_of(plan.batch_axes, plan) * plan.microbatches)
+    return sequences // (ranks_of(plan.batch_axes, plan) * plan.layout.batch.microbatches)
 
 
 def _norm(layouts: Any, plan: StepPlan) -> BytesByAxes:

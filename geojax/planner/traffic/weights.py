@@ -38,9 +38,9 @@ def predicted_weight_bytes(model: ModelConfig, layouts: Any, plan: StepPlan) -> 
     if plan.staged_layers is not None:  # a stage's, all at once
         add(sent, _gather(layouts["layers"], plan, follow=True))
         return sent
-    passes = plan.microbatches * (2 if plan.reshard_after_forward else 1)
+    passes = plan.layout.batch.microbatches * (2 if plan.layout.zero.reshard_after_forward else 1)
     for count, follow, span in following_spans(model, layouts, plan):
-        by_layer = plan.zero_stage == 3 and follow
+        by_layer = plan.layout.zero.stage == 3 and follow
         times = Fraction(1 + passes * count, count) if by_layer else 1
         add(sent, _gather(span, plan, follow=follow), times)
     return sent

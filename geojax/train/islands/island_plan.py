@@ -153,7 +153,7 @@ def held_at_once(config: RunConfig, programs: SitePrograms, accelerator: Acceler
         usable = None if accelerator is None else usable_memory(accelerator, os.environ)
         free = None if usable is None else usable.bytes - bytes_per_device(programs.layouts)
         held = held_microbatches(programs.step_bytes, free)
-    return min(held, programs.plan.microbatches)
+    return min(held, programs.plan.layout.batch.microbatches)
 
 
 def held_microbatches(step: StepBytes, free_bytes: int | None) -> int:

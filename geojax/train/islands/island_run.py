@@ -345,7 +345,7 @@ class IslandRun:
         """The actions of a validation, and the messages to fetch ahead, by stage."""
         if self.holds_all:
             alone = Placement(1, (0,) * len(self._programs[0].part.chunks))
-            actions = forward_actions(alone, self.plan.microbatches, 0)
+            actions = forward_actions(alone, self.plan.layout.batch.microbatches, 0)
             return {self.transport.site: (actions, {})}
         lists = validation_lists(self.config)
         numbers = [walk.transport.site for walk in self.stages.walks]
@@ -515,7 +515,7 @@ def _data_lists(config: RunConfig, programs: SitePrograms) -> Lists:
     """List the actions of each site in role data, with as many microbatches held as fit."""
     plan, sites = programs.plan, config.mesh.dc
     held = held_at_once(config, programs, accelerator_of(plan.mesh.devices.flat[0]))
-    order = breadth_first(len(programs.part.chunks), plan.microbatches, held)
+    order = breadth_first(len(programs.part.chunks), plan.layout.batch.microbatches, held)
     return [data_actions(order, site, sites) for site in range(sites)]
 
 

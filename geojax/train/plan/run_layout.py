@@ -51,38 +51,4 @@ def run_settings(layout: Layout, sequence_length: int) -> dict[str, Any]:
         layout: of sites that are alike.
         sequence_length: tokens of a sequence.
     """
-    settings: dict[str, Any] = {
-        "mesh": layout.mesh_sizes,
-        "parallelism": {
-            "sequence": layout.sequence_parallel,
-            "context_method": layout.context_method,
-        },
-        "dc": {"role": layout.dc_role, "join": layout.join},
-        "zero": {
-            "stage": layout.zero_stage,
-            "across_sites": layout.shard_across_sites,
-            "reshard_after_forward": layout.reshard_after_forward,
-        },
-        "batch": {
-            "global_batch_size": layout.global_batch_size,
-            "sequence_length": sequence_length,
-            "microbatches": layout.microbatches,
-        },
-        "precision": layout.precision,
-        "remat": layout.remat,
-        "communication": {
-            "bucket_bytes": layout.bucket_bytes,
-            "gradient_compression": layout.gradient_compression,
-            "overlap_grad_reduce": layout.overlap_grad_reduce,
-            "bucket_layers": layout.bucket_layers,
-        },
-    }
-    if layout.pipeline_stages > 1:
-        settings["pipeline"] = {
-            "schedule": layout.schedule,
-            "virtual_stages": layout.virtual_stages,
-            "layers": layout.layers and list(layout.layers),
-            "memory_limit": layout.memory_limit,
-            "hop_ticks": layout.hop_ticks,
-        }
-    return settings
+    return layout.sections(sequence_length).model_dump(mode="json", exclude_unset=True)

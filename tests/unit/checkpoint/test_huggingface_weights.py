@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 from support import whole_state
+from support.plans import step_plan_on
 from support.staged_states import LAYOUTS, MODEL, SITES, assert_same_bits, numbered
 
 from geojax import make_mesh
@@ -24,7 +25,6 @@ from geojax.models import ModelConfig, init_parameters, parameter_count
 from geojax.models.huggingface import CheckpointWriter, HuggingFaceWeights
 from geojax.named_arrays import leaves_by_name
 from geojax.precision import policy
-from geojax.step.plan import StepPlan
 from geojax.step.state import parameter_layouts
 
 
@@ -67,7 +67,7 @@ def test_an_island_reads_its_own_layers_and_no_more(tmp_path, monkeypatch):
     """The second of two sites in a V, which has the middle layers, or the last and a tied table."""
     whole = numbered("no pipeline")[3].parameters
     write(tmp_path, MODEL, whole, "float32")
-    plan = StepPlan(make_mesh(devices=jax.devices()[:4], data=2, tensor=2), policy("fp32"))
+    plan = step_plan_on(make_mesh(devices=jax.devices()[:4], data=2, tensor=2), policy("fp32"))
     for chunks in ({1: range(1, 3), 2: range(3, 4)}, {3: range(3, 5)}):
         part = SitePart(MODEL, chunks)
         layouts = saved_layouts([part], optax.identity(), plan).parameters
@@ -145,7 +145,7 @@ def test_reading_holds_little_more_than_the_shards(tmp_path, monkeypatch):
         write(
             tmp_path, model, init_parameters(model, jax.random.key(0)), "bfloat16", file_bytes=10**6
         )
-    plan = StepPlan(make_mesh(data=8), policy("fp32"))
+    plan = step_plan_on(make_mesh(data=8), policy("fp32"))
     layouts = parameter_layouts(model, plan)
     shards = 8 * sum(4 * math.prod(leaf.shard_shape) for leaf in jax.tree.leaves(layouts))
     weights = HuggingFaceWeights(tmp_path, model)

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from support.islands import OneProgram, data_islands, shares, site_plans, stage_islands, step_all
+from support.plans import step_plan_on
 from support.small_models import make_batch, model_of
 
 from geojax import make_mesh
@@ -21,7 +22,6 @@ from geojax.pipeline import (
 )
 from geojax.pipeline.schedule import Action, Kind, Schedule
 from geojax.precision import RECIPES, policy
-from geojax.step.plan import StepPlan
 
 STEPS = 2
 MOE = {
@@ -50,7 +50,7 @@ def family(name):
 def alone(name):
     """Metrics of the last step on one device, and the state after it."""
     model = family(name)
-    run = OneProgram(model, StepPlan(make_mesh(devices=jax.devices()[:1]), policy("fp64")))
+    run = OneProgram(model, step_plan_on(make_mesh(devices=jax.devices()[:1]), policy("fp64")))
     batch = make_batch(model)
     metrics = [run.step(batch) for _ in range(STEPS)]
     return metrics[-1], run.whole()
@@ -109,7 +109,7 @@ def test_fp8_with_a_history_of_each_site_equals_one_program_with_the_same_sites(
         own = dataclasses.replace(policy("fp64"), recipe=recipe)
         mesh = make_mesh(devices=jax.devices()[:4], dc=sites, **axes)
         options = {"microbatches": 2, "zero_stage": zero_stage}
-        together = OneProgram(model, StepPlan(mesh, own, **options))
+        together = OneProgram(model, step_plan_on(mesh, own, **options))
         plans = [
             dataclasses.replace(plan, policy=own) for plan in site_plans(sites, axes, **options)
         ]
@@ -194,7 +194,7 @@ def test_fp8_of_stages_equals_one_program():
     with jax.enable_x64(True):
         model, own = family("llama"), dataclasses.replace(policy("fp64"), recipe=RECIPES["delayed"])
         mesh = make_mesh(devices=jax.devices()[:2], data=2)
-        together = OneProgram(model, StepPlan(mesh, own, microbatches=2))
+        together = OneProgram(model, step_plan_on(mesh, own, microbatches=2))
         plans = [
             dataclasses.replace(plan, policy=own)
             for plan in site_plans(2, {"data": 2}, microbatches=2)

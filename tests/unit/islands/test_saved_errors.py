@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding
+from support.plans import step_plan_on
 from support.small_models import model_of
 
 from geojax import make_mesh
@@ -15,7 +16,6 @@ from geojax.islands.programs.site_part import SitePart, even_chunks
 from geojax.islands.site_state import saved_whole_layouts, site_layouts
 from geojax.optim import OptimizerSettings, make_optimizer
 from geojax.precision import policy
-from geojax.step.plan import StepPlan
 from geojax.step.state import state_layouts, with_own_sites, with_saved_sites
 
 SITES, NAMES = 2, ("east", "west")
@@ -25,7 +25,7 @@ PART = SitePart(MODEL, even_chunks(MODEL, 2))
 
 
 def plan_of(devices, islands=1, **axes):
-    return StepPlan(
+    return step_plan_on(
         make_mesh(devices=devices, **axes), policy("fp32"), wire_format=INT8, islands=islands
     )
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from model_families import FAMILIES
 from safetensors.numpy import load_file, save_file
+from support.plans import step_plan_on
 
 from geojax import make_mesh
 from geojax.checkpoint.reading.initial_weights import read_weights
@@ -17,7 +18,6 @@ from geojax.models.huggingface import CheckpointWriter, HuggingFaceWeights
 from geojax.models.huggingface.weight_files import are_weights
 from geojax.named_arrays import leaves_by_name
 from geojax.precision import policy
-from geojax.step.plan import StepPlan
 from geojax.step.state import parameter_layouts
 
 TIED = FAMILIES["llama"].replace(tie_word_embeddings=True)
@@ -107,7 +107,7 @@ def test_numbers_that_are_no_weights_are_refused_with_the_tensors_name(path, wro
         return kernel
 
     change(path, KERNEL, edit)
-    plan = StepPlan(make_mesh(devices=jax.devices()[:1]), policy("fp32"), zero_stage=0)
+    plan = step_plan_on(make_mesh(devices=jax.devices()[:1]), policy("fp32"), zero_stage=0)
     weights = HuggingFaceWeights(path.parent, TIED)
     with pytest.raises(UserError, match=f"^{path}: {KERNEL} holds numbers that are no weights"):
         read_weights(weights, parameter_layouts(TIED, plan), plan.mesh)

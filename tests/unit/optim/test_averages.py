@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 from support import whole_state
+from support.plans import step_plan_on
 from support.small_models import model_of
 
 from geojax import make_mesh
@@ -17,7 +18,6 @@ from geojax.named_arrays import leaves_by_name
 from geojax.optim import OptimizerSettings, make_optimizer
 from geojax.precision import policy
 from geojax.settings import validate
-from geojax.step.plan import StepPlan
 from geojax.step.program import batch_shape, trace_evaluation
 from geojax.step.state import initial_state, state_layouts
 
@@ -28,7 +28,7 @@ SCHEDULE_FREE = OptimizerSettings(name="schedule_free_adamw", schedule="constant
 
 def state_with(settings):
     """A plan, its layouts, and a state whose average is one more than its weights."""
-    plan = StepPlan(make_mesh(devices=jax.devices()[:4], dc=2, data=2), policy("fp32"))
+    plan = step_plan_on(make_mesh(devices=jax.devices()[:4], dc=2, data=2), policy("fp32"))
     optimizer = make_optimizer(settings, 10)
     layouts = state_layouts(MODEL, optimizer, plan)
     state = initial_state(MODEL, optimizer, layouts, plan, 0)

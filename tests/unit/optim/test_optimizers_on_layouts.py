@@ -15,6 +15,7 @@ import pytest
 from support import whole_state
 from support.drawn_layouts import Draw
 from support.optax_chains import average_of_optax, chain_of_optax
+from support.plans import step_plan_on
 from support.small_models import drawn_parameters
 from support.step_traffic import lowered_step, sent_bytes
 
@@ -36,7 +37,6 @@ from geojax.pipeline import Placement
 from geojax.planner.traffic import predicted_step_bytes
 from geojax.planner.traffic.optimizer import predicted_optimizer_bytes
 from geojax.precision import policy
-from geojax.step.plan import StepPlan
 from geojax.step.program import batch_shape
 from geojax.step.stage_layers import StagedLayers
 from geojax.step.state import parameter_layouts
@@ -152,7 +152,7 @@ def program_on(name):
     """Ten steps of all optimizers in one program, lowered; and the bases and states it takes."""
     axes, options = LAYOUTS[name]
     mesh = make_mesh(devices=jax.devices()[: math.prod(axes.values())], **axes)
-    plan = StepPlan(mesh, policy("fp64"), **options)
+    plan = step_plan_on(mesh, policy("fp64"), **options)
     layouts = of_leaves(parameter_layouts(MODEL, plan))
     optimizers = {each: make_optimizer(SETTINGS[each], STEPS) for each in OPTIMIZERS}
 
@@ -224,7 +224,7 @@ def test_matrices_are_exchanged_in_the_site_byte_for_byte_as_predicted(name):
 
 def test_a_step_sends_what_the_formula_says_and_nothing_more_over_dc():
     axes, options = LAYOUTS["tensor"]
-    plan = StepPlan(make_mesh(**axes), policy("fp32"), **options)
+    plan = step_plan_on(make_mesh(**axes), policy("fp32"), **options)
     group = ParameterGroup(pattern=r"attention\.", optimizer="muon")
     settings = SETTINGS["adafactor"].model_copy(update={"groups": (group,)})
     step, predicted = lowered_step(MODEL, plan, 8, 16, settings)
@@ -239,7 +239,7 @@ def test_zero_1_2_and_3_keep_the_state_alike(name):
     axes, _ = LAYOUTS[name]
     mesh = make_mesh(devices=jax.devices()[: math.prod(axes.values())], **axes)
     one, two, three = (
-        parameter_layouts(MODEL, StepPlan(mesh, policy("fp64"), zero_stage=stage))
+        parameter_layouts(MODEL, step_plan_on(mesh, policy("fp64"), zero_stage=stage))
         for stage in (1, 2, 3)
     )
     assert one == two == three

@@ -2,6 +2,7 @@
 
 import jax
 import pytest
+from support.plans import step_plan_on
 from support.small_models import model_of
 
 from geojax import make_mesh
@@ -9,7 +10,6 @@ from geojax.hlo import HloParseError
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.planner.cross_site import cross_site_bytes
 from geojax.precision import policy
-from geojax.step.plan import StepPlan
 from geojax.step.program import batch_shape, lower_step, require_fp8_products
 from geojax.step.state import state_layouts
 
@@ -27,7 +27,7 @@ class Unreadable:
 @pytest.fixture(scope="module")
 def step():
     """A model, a plan for two sites of two devices, and the shapes of a batch."""
-    plan = StepPlan(make_mesh(devices=jax.devices()[:4], dc=2, data=2), policy("fp32"))
+    plan = step_plan_on(make_mesh(devices=jax.devices()[:4], dc=2, data=2), policy("fp32"))
     return model_of("llama"), plan, batch_shape(8, 16)
 
 

@@ -6,6 +6,7 @@ import math
 
 import jax
 import pytest
+from support.plans import step_plan_on
 from support.small_models import SEQUENCE
 from support.step_traffic import lowered_step, sent_bytes
 
@@ -14,7 +15,6 @@ from geojax.models import ModelConfig
 from geojax.pipeline import Placement, tick_table
 from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.precision import RECIPES, policy
-from geojax.step.plan import StepPlan
 from geojax.step.stage_layers import StagedLayers
 
 ROWS, LAYERS = 16, 4
@@ -100,7 +100,7 @@ def test_bytes_over_each_axis_are_those_of_the_formula(name):
     )
     mesh = make_mesh(devices=jax.devices()[: math.prod(axes.values())], **axes)
     own = dataclasses.replace(policy("fp32"), recipe=RECIPES[recipe])
-    plan = StepPlan(mesh, own, **options)
+    plan = step_plan_on(mesh, own, **options)
     step, expected = lowered_step(model, plan, ROWS, SEQUENCE)
     assert sent_bytes(step, mesh) == expected
     if name in COMPILED:

@@ -5,12 +5,12 @@ import math
 import jax
 import pytest
 from support.drawn_layouts import Draw
+from support.plans import step_plan_on
 from support.step_traffic import lowered_step, sent_bytes
 
 from geojax import make_mesh
 from geojax.collectives import BFLOAT16, INT8
 from geojax.precision import policy
-from geojax.step.plan import StepPlan
 
 ROWS, SEQUENCE = 48, 32
 SITES = {"dc": 2, "data": 4}
@@ -92,7 +92,7 @@ def test_latents_and_first_dense_layers_send_what_the_formula_says(name):
     mesh = make_mesh(devices=jax.devices()[: math.prod(axes.values())], **axes)
     # The router's bias stays wide; XLA for CPUs would widen everything.
     written = "context" in axes
-    plan = StepPlan(mesh, policy("bf16" if written else "fp32"), bucket_bytes=4096, **options)
+    plan = step_plan_on(mesh, policy("bf16" if written else "fp32"), bucket_bytes=4096, **options)
     step, expected = lowered_step(model, plan, ROWS, SEQUENCE)
     assert sent_bytes(step if written else step.compile(), plan.mesh) == expected
 
@@ -100,7 +100,7 @@ def test_latents_and_first_dense_layers_send_what_the_formula_says(name):
 def test_queries_without_a_latent_send_the_stream_beside_the_other_latent():
     model = Draw("deepseek", "dense", 8, 0.0, (), 1, ()).model().replace(q_lora_rank=0)
     mesh = make_mesh(devices=jax.devices()[:4], dc=2, tensor=2)
-    plan = StepPlan(mesh, policy("fp32"), sequence_parallel=True)
+    plan = step_plan_on(mesh, policy("fp32"), sequence_parallel=True)
     step, expected = lowered_step(model, plan, ROWS, SEQUENCE)
     assert sent_bytes(step.compile(), plan.mesh) == expected
 
@@ -109,7 +109,7 @@ def test_a_module_for_later_tokens_sends_what_the_formula_says():
     model = Draw("deepseek", "balanced", 8, 0.0, (), 1, ()).model()
     model = model.replace(num_hidden_layers=1, first_k_dense_replace=0, num_nextn_predict_layers=1)
     mesh = make_mesh(devices=jax.devices()[:4], expert=2, tensor=2)
-    plan = StepPlan(mesh, policy("fp32"), sequence_parallel=True)
+    plan = step_plan_on(mesh, policy("fp32"), sequence_parallel=True)
     step, expected = lowered_step(model, plan, ROWS, SEQUENCE)
     assert sent_bytes(step.compile(), plan.mesh) == expected
 
@@ -121,7 +121,7 @@ def test_bytes_over_each_axis_are_those_of_the_formula(name):
     if "overlap_grad_reduce" in options:  # enough of them for a loop
         model = model.model_copy(update={"num_hidden_layers": 8})
     mesh = make_mesh(devices=jax.devices()[: math.prod(axes.values())], **axes)
-    plan = StepPlan(mesh, policy("fp32"), bucket_bytes=4096, **options)
+    plan = step_plan_on(mesh, policy("fp32"), bucket_bytes=4096, **options)
     step, expected = lowered_step(model, plan, ROWS, SEQUENCE)
     # A compiler may send the segments of a row once for all layers, of which each asks for them.
     # What it makes of a wire format is in test_step_traffic.
@@ -136,7 +136,7 @@ def test_bytes_over_each_axis_are_those_of_the_formula(name):
 def test_a_norm_behind_a_block_needs_its_sum_again(sequence_parallel):
     model = Draw("gemma", "dense", 2, 0.0, (), 1, ()).model()
     mesh = make_mesh(devices=jax.devices()[:4], dc=2, tensor=2)
-    plan = StepPlan(mesh, policy("fp32"), remat="full", sequence_parallel=sequence_parallel)
+    plan = step_plan_on(mesh, policy("fp32"), remat="full", sequence_parallel=sequence_parallel)
     step, expected = lowered_step(model, plan, ROWS, SEQUENCE)
     assert sent_bytes(step, plan.mesh) == expected
 
@@ -150,6 +150,6 @@ def test_a_norm_behind_a_block_needs_its_sum_again(sequence_parallel):
 )
 def test_sinks_and_biases_of_experts_send_what_the_formula_says(axes, options):
     model = Draw("gpt-oss", "biased", 2, 0.0, (), 1, ()).model()
-    plan = StepPlan(make_mesh(**axes), policy("fp32"), bucket_bytes=4096, **options)
+    plan = step_plan_on(make_mesh(**axes), policy("fp32"), bucket_bytes=4096, **options)
     step, expected = lowered_step(model, plan, ROWS, SEQUENCE)
     assert sent_bytes(step, plan.mesh) == expected

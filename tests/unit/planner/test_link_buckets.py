@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import pytest
+from support.plans import step_plan_on
 from support.small_models import model_of
 
 from geojax import make_mesh
@@ -29,7 +30,6 @@ from geojax.planner.buckets import (
 )
 from geojax.planner.traffic.gradients import gradient_messages
 from geojax.precision import policy
-from geojax.step.plan import StepPlan
 from geojax.step.program import batch_shape, trace_step
 from geojax.step.stage_layers import StagedLayers
 from geojax.step.state import parameter_layouts, state_layouts
@@ -44,11 +44,12 @@ def plan_on(sizes, **options):
     """A plan for H100s, with sequence parallelism and bf16 weights."""
     sizes = {axis: sizes.get(axis, 1) for axis in AXES}
     mesh = abstract_mesh(sizes, accelerator=H100)
-    return StepPlan(mesh, policy("bf16"), sequence_parallel=True, **options)
+    return step_plan_on(mesh, policy("bf16"), sequence_parallel=True, **options)
 
 
-def llama_70b():
-    plan = plan_on({"dc": 2, "data": 192, "tensor": 8}, microbatches=4, remat="full")
+def llama_70b(**options):
+    sizes = {"dc": 2, "data": 192, "tensor": 8}
+    plan = plan_on(sizes, microbatches=4, remat="full", **options)
     model = ModelConfig.load("llama3-70b")
     return model, plan, step_times(model, plan, 1536, 8192, H100.peak("bfloat16"))
 
@@ -124,8 +125,7 @@ def test_the_published_layout_sends_messages_of_ten_bandwidth_delay_products(wir
 
 
 def test_sharded_gradients_need_no_room_for_their_other_ranks():
-    model, plan, _ = llama_70b()
-    plan = dataclasses.replace(plan, zero_stage=3)
+    model, plan, _ = llama_70b(zero_stage=3)
     chosen = choose_buckets(model, plan, LINK, None, NO_MEMORY_LIMIT)
     assert not chosen.plan.overlap_grad_reduce, "the backward's time is not known"
     assert chosen.plan.bucket_bytes == pytest.approx(20 * LINK.bandwidth_delay_bytes, rel=1e-6)
@@ -193,7 +193,9 @@ def test_as_many_messages_are_predicted_as_the_step_has(sizes, options):
     devices = 1
     for size in sizes.values():
         devices *= size
-    plan = StepPlan(make_mesh(devices=jax.devices()[:devices], **sizes), policy("fp32"), **options)
+    plan = step_plan_on(
+        make_mesh(devices=jax.devices()[:devices], **sizes), policy("fp32"), **options
+    )
     settings = OptimizerSettings()
     optimizer, schedule = make_optimizer(settings, 10), learning_rate_schedule(settings, 10)
     layouts = state_layouts(model, optimizer, plan)

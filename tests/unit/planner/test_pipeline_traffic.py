@@ -9,6 +9,7 @@ import math
 import jax
 import pytest
 from support.drawn_layouts import Draw
+from support.plans import step_plan_on
 from support.step_traffic import lowered_step, sent_bytes
 
 from geojax import make_mesh
@@ -18,7 +19,6 @@ from geojax.pipeline import Placement, tick_table
 from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.planner.traffic import predicted_step_bytes
 from geojax.precision import policy
-from geojax.step.plan import StepPlan
 from geojax.step.program import batch_shape
 from geojax.step.stage_layers import StagedLayers
 
@@ -84,7 +84,7 @@ def test_bytes_over_each_axis_are_those_of_the_formula(name):
     if schedule == "zbv":
         placement = Placement.vee(axes["stage"])
     table = tick_table(schedule, placement, MICROBATCHES, hops_of(placement, axes["stage"]))
-    plan = StepPlan(
+    plan = step_plan_on(
         make_mesh(devices=jax.devices()[: math.prod(axes.values())], **axes),
         policy("fp32"),
         MICROBATCHES,

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.plans import step_plan_on
 from support.small_models import LAYOUTS, ROWS, SEQUENCE, model_of
 
 from geojax import make_mesh
@@ -82,7 +83,7 @@ def step_on(name, family="llama", precision="fp32", accumulated=None, **communic
     axes, microbatches = LAYOUTS[name]
     mesh = make_mesh(devices=jax.devices()[: math.prod(axes.values())], **axes)
     communication = {"bucket_bytes": 4096} | communication
-    plan = StepPlan(mesh, policy(precision), accumulated or microbatches, **communication)
+    plan = step_plan_on(mesh, policy(precision), accumulated or microbatches, **communication)
     return lowered_step(plan, model_of(family), ROWS, SEQUENCE)
 
 

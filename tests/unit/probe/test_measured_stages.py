@@ -87,7 +87,7 @@ def test_sites_that_are_stages_have_no_pipeline_while_pieces_are_measured():
         config, abstract_mesh(dict.fromkeys(AXES, 1) | {"dc": 2, "tensor": 2})
     )
     assert plan.staged_layers is None
-    assert plan.dc_role == "data"
+    assert plan.layout.dc.role == "data"
 
 
 def test_the_simulator_computes_with_them(config, times, tmp_path):

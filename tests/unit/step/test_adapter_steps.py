@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from support.adapters import adapted_parameters
 from support.pipelines import QUICK
+from support.plans import step_plan_on
 from support.small_models import ROWS, SEQUENCE, make_batch, model_of
 from support.step_traffic import lowered_step, sent_bytes
 
@@ -18,7 +19,7 @@ from geojax.models.lora import merge_adapters
 from geojax.optim import OptimizerSettings
 from geojax.planner.memory import TracedStep
 from geojax.precision import policy
-from geojax.step.plan import SIGNALS, StepPlan
+from geojax.step.plan import SIGNALS
 from geojax.step.program import batch_shape
 from geojax.step.state import parameter_layouts
 
@@ -35,7 +36,7 @@ LLAMA, GPT3 = (adapted(model_of(family)) for family in ("llama", "gpt3"))
 
 def plan_on(axes, precision="fp64", microbatches=1, **options):
     mesh = make_mesh(devices=jax.devices()[: math.prod(axes.values())], **axes)
-    return StepPlan(mesh, policy(precision), microbatches, **options)
+    return step_plan_on(mesh, policy(precision), microbatches, **options)
 
 
 @functools.cache

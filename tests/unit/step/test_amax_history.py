@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 from support import whole_state
+from support.plans import step_plan_on
 from support.small_models import SEQUENCE, make_batch
 
 from geojax import make_mesh
@@ -18,7 +19,6 @@ from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimiz
 from geojax.pipeline import Placement, tick_table
 from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.precision import RECIPES, policy
-from geojax.step.plan import StepPlan
 from geojax.step.program import batch_shape, lower_step
 from geojax.step.stage_layers import StagedLayers
 from geojax.step.state import (
@@ -75,7 +75,7 @@ class Run:
                 "tick_program": TickProgram.of(table, branch_free=True),
             }
         own = dataclasses.replace(policy("fp64"), recipe=DELAYED if self.recipe else None)
-        return StepPlan(mesh, own, self.microbatches, **options)
+        return step_plan_on(mesh, own, self.microbatches, **options)
 
     @functools.cached_property
     def built(self):

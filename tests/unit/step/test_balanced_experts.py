@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 from support.drawn_layouts import Draw
+from support.plans import step_plan_on
 
 from geojax import make_mesh
 from geojax.inference.loaded_model import weight_layouts
 from geojax.precision import policy
-from geojax.step.plan import StepPlan
 from geojax.step.state import parameter_layouts
 from geojax.step.weight_sources import gather_layers
 from geojax.train.sample import gather_full_params
@@ -18,7 +18,7 @@ MODEL = Draw("deepseek", "balanced", 8, 0.0, (), 1, ()).model()
 
 
 def test_a_step_in_bf16_chooses_experts_by_the_biases_that_it_stores():
-    plan = StepPlan(make_mesh(devices=jax.devices()[:1]), policy("bf16"))
+    plan = step_plan_on(make_mesh(devices=jax.devices()[:1]), policy("bf16"))
     layouts = parameter_layouts(MODEL, plan)["layers"]["router"]
     stored = jax.tree.map(
         lambda leaf: 1 + 1e-3 * jnp.arange(8, dtype=leaf.dtype) * jnp.ones(leaf.shape), layouts

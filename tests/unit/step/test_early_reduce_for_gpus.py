@@ -1,6 +1,7 @@
 """Compiled ahead of time for H100s, a chunk's gradients cross while other chunks go backwards."""
 
 from support.h100 import h100_devices, needs_cuda
+from support.plans import step_plan_on
 
 from geojax.collectives import BFLOAT16
 from geojax.hlo.overlap import flights
@@ -12,7 +13,6 @@ from geojax.pipeline import Placement, tick_table
 from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.precision import policy
 from geojax.runtime.xla_flags import recommended_flags
-from geojax.step.plan import StepPlan
 from geojax.step.program import batch_shape, lower_step
 from geojax.step.stage_layers import StagedLayers
 from geojax.step.state import state_layouts
@@ -33,7 +33,7 @@ def test_the_parts_are_in_flight_beside_the_ticks_that_remain(tmp_path):
     mesh = make_mesh(topology, dc=2, stage=STAGES, data=2, tensor=2, devices=devices)
     placement = Placement.interleaved([STAGES], CHUNKS)
     table = tick_table("interleaved", placement, MICROBATCHES, [1] * (placement.chunks - 1))
-    plan = StepPlan(
+    plan = step_plan_on(
         mesh,
         policy("bf16"),
         MICROBATCHES,

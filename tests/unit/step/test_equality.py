@@ -14,13 +14,13 @@ from support.equality import (
     on_layout,
     setting,
 )
+from support.plans import step_plan_on
 from support.small_models import ROWS, SEQUENCE, make_batch, model_of
 
 from geojax import make_mesh
 from geojax.collectives import BFLOAT16
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.precision import policy
-from geojax.step.plan import StepPlan
 from geojax.step.program import batch_shape, lower_step
 from geojax.step.state import initial_state, state_layouts
 from geojax.train.batches import global_batch, global_signals, sequences_of_process
@@ -62,7 +62,7 @@ def test_a_fault_in_fp32_is_further_from_float64_than_rounding(fault):
     changes, change_batch, options = FAULTS[fault]
     model, parameters, batch, dropout_key = setting("llama", "fp32")
     mesh = make_mesh(devices=jax.devices()[:4], dc=2, data=2)
-    plan = StepPlan(mesh, policy("fp32"), microbatches=2, bucket_bytes=4096, **options)
+    plan = step_plan_on(mesh, policy("fp32"), microbatches=2, bucket_bytes=4096, **options)
     wrong = model.replace(**changes), parameters, change_batch(batch), dropout_key
     exact, one_device = exact_reference("llama")
     found = distances(gradients_of_step(*wrong, plan), exact)
@@ -78,7 +78,7 @@ def compiled(axes, microbatches, precision="fp32"):
     schedule = learning_rate_schedule(settings, STEPS)
     optimizer = make_optimizer(settings, STEPS)
     mesh = make_mesh(devices=jax.devices()[: math.prod(dict(axes).values())], **dict(axes))
-    plan = StepPlan(mesh, policy(precision), microbatches, bucket_bytes=4096)
+    plan = step_plan_on(mesh, policy(precision), microbatches, bucket_bytes=4096)
     layouts = state_layouts(model, optimizer, plan)
     lowered = lower_step(layouts, model, plan, optimizer, schedule, batch_shape(ROWS, SEQUENCE))
     start = functools.partial(initial_state, model, optimizer, layouts, plan, 3)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import whole_state
+from support.plans import step_plan_on
 from support.small_models import ROWS, SEQUENCE, make_batch, model_of
 
 from geojax import make_mesh
@@ -16,7 +17,6 @@ from geojax.checkpoint import Checkpointer
 from geojax.collectives import wire_format
 from geojax.optim import OptimizerSettings, layout, learning_rate_schedule, make_optimizer
 from geojax.precision import LossScale, LossScaleSettings, policy
-from geojax.step.plan import StepPlan
 from geojax.step.program import batch_shape, lower_step
 from geojax.step.state import (
     initial_state,
@@ -58,7 +58,7 @@ class Run:
 
     @functools.cached_property
     def plan(self):
-        return StepPlan(
+        return step_plan_on(
             mesh_of(dict(self.axes)),
             policy(self.precision),
             bucket_bytes=2**14,

@@ -5,6 +5,7 @@ import collections
 import pytest
 from support.engine import for_hopper, needs_transformer_engine
 from support.h100 import h100_devices, needs_cuda
+from support.plans import step_plan_on
 
 from geojax.hlo.module import parse_module
 from geojax.hlo.trip_count import trip_count
@@ -13,7 +14,6 @@ from geojax.models import ModelConfig
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.precision import policy
 from geojax.runtime.xla_flags import gpu_compiler_options
-from geojax.step.plan import StepPlan
 from geojax.step.program import batch_shape, lower_step, require_fp8_products
 from geojax.step.state import state_layouts
 from geojax.topology import Topology
@@ -33,11 +33,11 @@ def lowered_step(name, axes, backend="xla", **options):
     sites = tuple(site.model_copy(update={"hosts": 1}) for site in topology.sites)
     topology = topology.model_copy(update={"sites": sites})
     mesh = make_mesh(topology, dc=2, devices=h100_devices(sites=2, hosts=1), **axes)
-    plan = StepPlan(mesh, policy(name), fp8_backend=backend, **options)
+    plan = step_plan_on(mesh, policy(name), fp8_backend=backend, **options)
     settings = OptimizerSettings()
     optimizer, schedule = make_optimizer(settings, 10), learning_rate_schedule(settings, 10)
     layouts = state_layouts(model, optimizer, plan)
-    batch = batch_shape(2 * axes["data"] * plan.microbatches, 4096)
+    batch = batch_shape(2 * axes["data"] * plan.layout.batch.microbatches, 4096)
     step = lower_step(layouts, model, plan, optimizer, schedule, batch)
     return step, plan, model
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 from support.equality import sums_of_step
+from support.plans import step_plan_on
 from support.small_models import make_batch
 
 from geojax import make_mesh
@@ -15,7 +16,6 @@ from geojax.models import ModelConfig
 from geojax.precision import RECIPES, policy
 from geojax.step import fp8_all_gather
 from geojax.step.amax_history import history_layouts, next_history
-from geojax.step.plan import StepPlan
 from geojax.step.program import batch_specs, signals_on_mesh
 from geojax.step.state import parameter_layouts
 from geojax.step.update import mean_over_targets
@@ -64,7 +64,7 @@ def gradients(case):
     recipe, compute, axes, options, sizes = case
     mesh = make_mesh(devices=jax.devices()[: math.prod(axes.values())], **axes)
     own = dataclasses.replace(policy(compute), recipe=RECIPES[recipe])
-    plan = StepPlan(mesh, own, **options)
+    plan = step_plan_on(mesh, own, **options)
     model = ModelConfig(**SIZES | sizes)
     layouts = parameter_layouts(model, plan)
     generator = np.random.default_rng(0)

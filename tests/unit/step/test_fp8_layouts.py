@@ -7,6 +7,7 @@ import math
 import jax
 import pytest
 from support.equality import assert_equal_gradients, gradients_of_step
+from support.plans import step_plan_on
 from support.small_models import SEQUENCE, drawn_parameters, make_batch
 
 from geojax import make_mesh
@@ -14,7 +15,6 @@ from geojax.hlo import collective_traffic
 from geojax.models import ModelConfig
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.precision import RECIPES, policy
-from geojax.step.plan import StepPlan
 from geojax.step.program import batch_shape, lower_step
 from geojax.step.state import state_layouts
 
@@ -54,7 +54,7 @@ def recipe_of(name):
 
 def gradients(recipe, model, axes, microbatches=1, **options):
     mesh = make_mesh(devices=jax.devices()[: math.prod(axes.values())], **axes)
-    plan = StepPlan(mesh, recipe_of(recipe), microbatches, **options)
+    plan = step_plan_on(mesh, recipe_of(recipe), microbatches, **options)
     parameters = drawn_parameters(model, plan.policy.master_dtype)
     return gradients_of_step(model, parameters, make_batch(model, rows=ROWS), None, plan)
 
@@ -101,7 +101,7 @@ def test_magnitudes_of_current_scaling_travel_inside_the_site():
     optimizer, schedule = make_optimizer(settings, 10), learning_rate_schedule(settings, 10)
     traffic = {}
     for name in ("bf16", "fp8-current"):
-        plan = StepPlan(make_mesh(**axes), policy(name))
+        plan = step_plan_on(make_mesh(**axes), policy(name))
         layouts = state_layouts(model, optimizer, plan)
         batch = batch_shape(ROWS, SEQUENCE)
         lowered = lower_step(layouts, model, plan, optimizer, schedule, batch)

@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
+from support.plans import step_plan_on
 
 from geojax import make_mesh
 from geojax.precision import AMAX, RECIPES, Axes, policy
 from geojax.step.amax_history import max_in_site, max_over_sites, next_history, prev_amax
-from geojax.step.plan import BATCH_AXES, StepPlan
+from geojax.step.plan import BATCH_AXES
 
 TOKENS, INPUTS, OUTPUTS, OUTLIER = 16, 64, 32, 1e6
 AXES = {"dc": 2, "data": 2, "tensor": 2}
@@ -24,7 +25,7 @@ ITS_GROUP, ITS_SITE = 2, 1
 def plan_of(recipe):
     own = RECIPES[recipe]
     own = dataclasses.replace(own, history=4) if own.history else own
-    return StepPlan(make_mesh(**AXES), dataclasses.replace(policy("fp32"), recipe=own))
+    return step_plan_on(make_mesh(**AXES), dataclasses.replace(policy("fp32"), recipe=own))
 
 
 @functools.cache

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from support import whole_state
 from support.engine import for_hopper, in_plain_jax, needs_transformer_engine
+from support.plans import step_plan_on
 from support.small_models import make_batch
 
 from geojax import make_mesh
@@ -16,7 +17,6 @@ from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimiz
 from geojax.pipeline import Placement, tick_table
 from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.precision import policy
-from geojax.step.plan import StepPlan
 from geojax.step.program import batch_shape, lower_step
 from geojax.step.stage_layers import StagedLayers
 from geojax.step.state import initial_state, state_layouts
@@ -64,7 +64,7 @@ def trained(backend, name, steps, axes, options):
         recipe = dataclasses.replace(own.recipe, history=HISTORY)
         own = dataclasses.replace(own, recipe=recipe)
     mesh = make_mesh(devices=jax.devices()[: math.prod(axes.values())], **axes)
-    plan = StepPlan(mesh, own, fp8_backend=backend, **options)
+    plan = step_plan_on(mesh, own, fp8_backend=backend, **options)
     settings = OptimizerSettings(peak_learning_rate=1e-2, warmup_steps=1)
     optimizer, schedule = make_optimizer(settings, 10), learning_rate_schedule(settings, 10)
     layouts = state_layouts(MODEL, optimizer, plan)

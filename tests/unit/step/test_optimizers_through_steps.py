@@ -15,6 +15,7 @@ import pytest
 from support import whole_state
 from support.drawn_layouts import SEQUENCE, Draw
 from support.optax_chains import average_of_optax, chain_of_optax
+from support.plans import step_plan_on
 from support.small_models import make_batch
 
 from geojax import make_mesh
@@ -32,7 +33,6 @@ from geojax.optim.parameter_groups import ParameterGroup
 from geojax.pipeline import Placement, tick_table
 from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.precision import policy
-from geojax.step.plan import StepPlan
 from geojax.step.program import batch_shape, lower_step
 from geojax.step.stage_layers import StagedLayers
 from geojax.step.state import initial_state, state_layouts
@@ -113,7 +113,7 @@ def of_optax(settings):
 def on_layout(settings, axes, options):
     """The same of as many calls of the training step."""
     mesh = make_mesh(devices=jax.devices()[: math.prod(axes.values())], **axes)
-    plan = StepPlan(mesh, policy("fp64"), **options)
+    plan = step_plan_on(mesh, policy("fp64"), **options)
     optimizer = make_optimizer(settings, STEPS)
     layouts = state_layouts(MODEL, optimizer, plan)
     schedule = learning_rate_schedule(settings, STEPS)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from support.h100 import h100_devices, needs_cuda
+from support.plans import step_plan_on
 
 from geojax.hlo.overlap import flights
 from geojax.hlo.thunks import read_launches
@@ -14,7 +15,6 @@ from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimiz
 from geojax.precision import policy
 from geojax.runtime.compilation import without_compilation_cache
 from geojax.runtime.xla_flags import gpu_compiler_options
-from geojax.step.plan import StepPlan
 from geojax.step.program import batch_shape, lower_step
 from geojax.step.state import state_layouts
 from geojax.topology import Topology
@@ -29,11 +29,13 @@ def compiled_step(hosts, **options):
     mesh = make_mesh(
         _topology(hosts), dc=2, data=8 * hosts, devices=h100_devices(sites=2, hosts=hosts)
     )
-    plan = StepPlan(mesh, policy("bf16"), remat="selective", overlap_grad_reduce=True, **options)
+    plan = step_plan_on(
+        mesh, policy("bf16"), remat="selective", overlap_grad_reduce=True, **options
+    )
     settings = OptimizerSettings()
     optimizer, schedule = make_optimizer(settings, 10), learning_rate_schedule(settings, 10)
     layouts = state_layouts(model, optimizer, plan)
-    batch = batch_shape(ROWS * 8 * hosts * plan.microbatches, SEQUENCE)
+    batch = batch_shape(ROWS * 8 * hosts * plan.layout.batch.microbatches, SEQUENCE)
     step = lower_step(layouts, model, plan, optimizer, schedule, batch)
     with tempfile.TemporaryDirectory() as folder, without_compilation_cache():
         dump = {"xla_dump_to": folder}

@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 from support.drawn_layouts import SEQUENCE, Draw
+from support.plans import step_plan_on
 
 from geojax import make_mesh
 from geojax.collectives import INT8
 from geojax.precision import policy
 from geojax.step.error_feedback import error_layouts
 from geojax.step.gradients import step_gradients
-from geojax.step.plan import StepPlan
 from geojax.step.program import batch_shape, batch_specs
 from geojax.step.state import parameter_layouts
 
@@ -31,7 +31,7 @@ def traced(**options):
     """The jaxpr of the gradients of a step on two sites."""
     model = Draw("llama", "dense", 2, 0.0, (), 1, ()).model()
     model = model.model_copy(update={"num_hidden_layers": LAYERS})
-    plan = StepPlan(make_mesh(dc=2, data=4), policy("fp32"), **options)
+    plan = step_plan_on(make_mesh(dc=2, data=4), policy("fp32"), **options)
     layouts = parameter_layouts(model, plan)
     specs = jax.tree.map(lambda place: place.spec(), layouts)
     batch = batch_shape(16, SEQUENCE)

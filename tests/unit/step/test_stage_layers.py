@@ -15,6 +15,7 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec
 from support import whole_state
+from support.plans import step_plan_on
 from support.small_models import drawn_parameters, make_batch, model_of
 
 from geojax import make_mesh
@@ -29,7 +30,7 @@ from geojax.precision import policy
 from geojax.step.error_feedback import error_layouts
 from geojax.step.gather import gather_weights
 from geojax.step.grad_reduce import reduce_gradients
-from geojax.step.plan import SIGNALS, StepPlan
+from geojax.step.plan import SIGNALS
 from geojax.step.stage_layers import StagedLayers, stage_assignments
 from geojax.step.state import parameter_layouts
 from geojax.step.update import sum_in_site, sum_scalars_over_sites, sum_signals
@@ -84,7 +85,7 @@ TIED_FACTOR = 10.0
 def plan_and_model(case):
     devices = jax.devices()[: math.prod(case.axes.values())]
     mesh = make_mesh(devices=devices, **case.axes)
-    plan = StepPlan(
+    plan = step_plan_on(
         mesh,
         policy("fp64"),
         bucket_bytes=2**14,

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from support.distances import assert_no_further_than, distances
+from support.plans import step_plan_on
 from support.small_models import model_of
 
 from geojax import make_mesh
@@ -15,7 +16,6 @@ from geojax.models import loss_sum, parameter_count
 from geojax.optim import OptimizerSettings, bytes_per_device, make_optimizer
 from geojax.planner.memory import CompiledMemory
 from geojax.precision import policy
-from geojax.step.plan import StepPlan
 from geojax.step.program import batch_shape, trace_evaluation
 from geojax.step.state import state_layouts
 from geojax.train.compiled_run import CompiledRun, make_run_mesh, step_plan
@@ -74,7 +74,7 @@ def test_microbatches_do_not_change_the_loss_and_save_memory():
 
 def test_a_validation_judges_by_the_likelihood_alone():
     """As `geojax evaluate` does: what is added to the loss in training is not in it."""
-    plan = StepPlan(make_mesh(devices=jax.devices()[:1]), policy("fp32"))
+    plan = step_plan_on(make_mesh(devices=jax.devices()[:1]), policy("fp32"))
     programs = set()
     for coefficient in (0.0, 0.1):
         model = model_of("llama").replace(num_hidden_layers=1, z_loss_coef=coefficient)

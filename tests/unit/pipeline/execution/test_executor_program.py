@@ -87,7 +87,7 @@ def test_of_a_loop_only_hops_cross_sites(name):
     plan, program, _ = compiled(name)
     crossing = [each for each in collective_traffic(program, plan.mesh).over("dc") if each.in_loop]
     assert {each.kind for each in crossing} <= {"collective-permute"}
-    assert bool(crossing) == (plan.dc_role == "stage")
+    assert bool(crossing) == (plan.layout.dc.role == "stage")
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -127,7 +127,7 @@ def expected_hops(model, plan):
 def test_rings_hold_the_bytes_that_the_schedule_says(name):
     plan, _, began = compiled(name)
     shares = math.prod(plan.mesh.shape[axis] for axis in plan.batch_axes)
-    batch = batch_shape(ROWS * plan.microbatches * shares, SEQUENCE)
+    batch = batch_shape(ROWS * plan.layout.batch.microbatches * shares, SEQUENCE)
     layer = layer_bytes(CASES[name].model, plan, batch)
     schedule = plan.tick_program.ticks.schedule
     said = max(schedule.most_held(plan.staged_layers.layers_per_chunk, layer))

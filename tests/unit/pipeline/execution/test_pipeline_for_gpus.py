@@ -5,6 +5,7 @@ import time
 
 import pytest
 from support.h100 import h100_devices, needs_cuda
+from support.plans import step_plan_on
 
 from geojax.hlo import collective_traffic
 from geojax.hlo.module import parse_module, shape_bytes
@@ -16,7 +17,6 @@ from geojax.pipeline import Placement, tick_table
 from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.precision import policy
 from geojax.runtime.xla_flags import gpu_compiler_options
-from geojax.step.plan import StepPlan
 from geojax.step.program import batch_shape, lower_step
 from geojax.step.stage_layers import StagedLayers
 from geojax.step.state import state_layouts
@@ -38,7 +38,7 @@ def compiled_step(model, schedule, *, hosts, stages_per_site, microbatches, **ax
     hops = [1] * (placement.chunks - 1)
     hops[stages_per_site - 1] = 2
     table = tick_table(schedule, placement, microbatches, hops)
-    plan = StepPlan(
+    plan = step_plan_on(
         mesh,
         policy("bf16"),
         microbatches,

@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from support.plans import step_plan_on
 
 from geojax.config.run_config import RunConfig
 from geojax.models import ModelConfig, parameter_count
@@ -18,7 +19,6 @@ from geojax.planner.cost.layer_bytes import kept_bytes, layer_bytes
 from geojax.planner.cost.layout import Layout
 from geojax.planner.cost.memory import layout_memory, pairs_in_flight
 from geojax.precision import policy
-from geojax.step.plan import StepPlan
 from geojax.step.program import batch_shape
 from geojax.step.stage_layers import StagedLayers
 from geojax.train.plan.run_layout import layout_of_run
@@ -115,7 +115,7 @@ def test_a_layer_holds_what_its_trace_does(remat, sequence):
         schedule="zero_bubble_h1",
     )
     placement = Placement.linear(2)
-    plan = StepPlan(
+    plan = step_plan_on(
         mesh=abstract_mesh(layout.mesh_sizes, platform="gpu"),
         policy=policy("bf16"),
         microbatches=2,

@@ -1,6 +1,7 @@
 import dataclasses
 
 import pytest
+from support.plans import step_plan_on
 
 from geojax.accelerators import Accelerator, accelerator_named
 from geojax.config.run_config import RunConfig
@@ -19,7 +20,6 @@ from geojax.planner.cost.layout import Layout, SiteShare
 from geojax.planner.cost.predict import predict
 from geojax.planner.traffic.step import predicted_step_bytes, predicted_update_bytes
 from geojax.precision import policy
-from geojax.step.plan import StepPlan
 from geojax.step.program import batch_shape
 from geojax.step.state import parameter_layouts
 from geojax.topology import Topology
@@ -107,7 +107,7 @@ def test_a_better_link_is_never_slower(layout):
 
 def test_bytes_are_those_of_the_compiled_programs():
     layout = dataclasses.replace(DATA, overlap_grad_reduce=False, bucket_bytes=2**28)
-    plan = StepPlan(
+    plan = step_plan_on(
         mesh=abstract_mesh(layout.mesh_sizes, platform="gpu"),
         policy=policy("bf16"),
         microbatches=8,

@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+from support.plans import step_plan_on
 
 from geojax.models import ModelConfig
 from geojax.models.parameters import parameter_count
@@ -14,7 +15,6 @@ from geojax.planner.cost.networks import SiteNetworks
 from geojax.planner.cost.update import update_terms
 from geojax.planner.traffic.optimizer import predicted_optimizer_bytes
 from geojax.precision import policy
-from geojax.step.plan import StepPlan
 from geojax.step.state import parameter_layouts
 from geojax.topology import Topology
 
@@ -24,7 +24,9 @@ LAYOUT = Layout(dc=2, data=4, tensor=2)
 
 def plan_of(layout):
     mesh = abstract_mesh(layout.mesh_sizes, platform="gpu")
-    return StepPlan(mesh=mesh, policy=policy("bf16"), microbatches=1, zero_stage=layout.zero_stage)
+    return step_plan_on(
+        mesh=mesh, policy=policy("bf16"), microbatches=1, zero_stage=layout.zero_stage
+    )
 
 
 def update(layout=LAYOUT, **settings):
