@@ -8,6 +8,8 @@ from jax.sharding import Mesh, PartitionSpec
 
 from geojax.collectives import WireFormat
 from geojax.config.layout import Layout
+from geojax.config.layout_sections import CommunicationSettings
+from geojax.config.pipeline_settings import PipelineSettings
 from geojax.mesh import AXES
 from geojax.models.parallel.parallelism import Parallelism
 from geojax.optim import SHARD_AXES
@@ -92,6 +94,21 @@ class StepPlan:
             assert stages == needed, (
                 f"the axes {self.stage_axes} must have {needed} ranks, not {stages}"
             )
+
+    def makes_program_of(self, other: "StepPlan") -> bool:
+        """Return True if both plans make the same program.
+
+        Buckets and the pipeline may be asked for in other words and become the same.
+        """
+
+        def resolved(plan: StepPlan) -> StepPlan:
+            layout = plan.layout.model_copy(
+                update={"communication": CommunicationSettings(), "pipeline": PipelineSettings()}
+            )
+            return dataclasses.replace(plan, layout=layout, tick_program=None)
+
+        ticks = [plan.tick_program and plan.tick_program.ticks for plan in (self, other)]
+        return ticks[0] == ticks[1] and resolved(self) == resolved(other)
 
     @property
     def stage_axes(self) -> tuple[str, ...]:

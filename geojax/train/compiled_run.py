@@ -120,13 +120,6 @@ def _choose_fp8_backend(config: RunConfig, mesh: Mesh) -> BackendChoice:
     return chosen_backend(recipe, platform_of(mesh).name, config.fp8.backend)
 
 
-def _same_step(one: StepPlan, other: StepPlan) -> bool:
-    """Return True if two plans make the same program."""
-    ticks = [plan.tick_program and plan.tick_program.ticks for plan in (one, other)]
-    without = [dataclasses.replace(plan, tick_program=None) for plan in (one, other)]
-    return ticks[0] == ticks[1] and without[0] == without[1]
-
-
 @dataclasses.dataclass(frozen=True)
 class CompiledRun:
     """A config on one mesh over all sites: a `geojax.train.trainer.Trainer`."""
@@ -234,7 +227,7 @@ class CompiledRun:
     def replanned(self, config: RunConfig) -> Self | None:
         """Compile the step of `config`, of the same layout; None: it is the same step."""
         plan = step_plan(config, self.plan.mesh)
-        if _same_step(plan, self.plan):
+        if plan.makes_program_of(self.plan):
             return None
         validate = self.evaluation_program is not None
         return self.build(config, plan, self.log, validate=validate)

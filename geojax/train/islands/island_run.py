@@ -313,7 +313,9 @@ class IslandRun:
         plan = island_plan(config, self.plan.mesh)
         is_stage = config.dc.role == "stage"
         # Of all stages, so that every process finds the same.
-        if plan == self.plan and not (is_stage and stage_lists(config) != stage_lists(self.config)):
+        if plan.makes_program_of(self.plan) and not (
+            is_stage and stage_lists(config) != stage_lists(self.config)
+        ):
             return None
         return self.build(config, plan, self.transport, self.log, self.put, before=self)
 
