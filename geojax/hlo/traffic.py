@@ -97,6 +97,15 @@ class Traffic:
     """The mesh's axes and their sizes."""
     collectives: tuple[Collective, ...]
 
+    @property
+    def by_axes(self) -> dict[tuple[str, ...], Fraction]:
+        """The bytes that one device sends, by the axes that they cross; of hops, a sender's."""
+        totals = {
+            axes: sum((total.bytes_sent for total in kinds.values()), Fraction(0))
+            for axes, kinds in self.sums().items()
+        }
+        return {axes: sent for axes, sent in totals.items() if sent}
+
     def over(self, axis: str) -> tuple[Collective, ...]:
         """Return the collectives that cross `axis`, alone or together with others.
 
